@@ -25,7 +25,7 @@ from engine.model.gpt2 import GPT2
 from engine.optim.precision import DTYPES
 from engine.parallel.mesh import serial_mesh
 from evaluation.generate import generate
-from evaluation.inference import pack_weights
+from evaluation.scoring import pack_weights
 from evaluation.protocol import Request
 from evaluation.scoring import ScoringModel, score
 from experiments.benchmark import Benchmark, Case

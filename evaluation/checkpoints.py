@@ -19,8 +19,7 @@ from engine.launch.mesh import local_device
 from engine.model.stage_model import CausalModel
 from engine.parallel.mesh import ParallelMesh, serial_mesh
 from evaluation.hub_models import cached_model
-from evaluation.inference import pack_weights
-from evaluation.scoring import ScoringModel
+from evaluation.scoring import ScoringModel, pack_weights
 from evaluation.store import ScoreStore
 from lineage.chain import CHECKPOINTS
 from lineage.digest import is_sealed

@@ -1,16 +1,15 @@
 """`mlm-eval`: a checkpoint's numbers by named protocols, and on a user's own text."""
 
-import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
-from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from engine.launch.allocator import keep_large_buffers
-from evaluation.settings import Settings, is_first_rank, start_ranks
+from engine.parallel.layout import Layout
+from evaluation.settings import ONE_RANK, Settings, is_first_rank, parse_layout, parse_share, start_ranks
 from evaluation.tasks import TASKS, check_task_name
 from lineage.atomic import check_place, write_json, write_text
 from lineage.command import CommandLine, run_command
@@ -22,177 +21,185 @@ if TYPE_CHECKING:
 
 app = CommandLine(help="Evaluate a checkpoint by a named protocol.", no_args_is_help=True)
 
+ALL, FILE_TASKS = "all", {"perplexity": "file_perplexity", "cloze": "file_cloze"}
 CKPT_HELP = "Checkpoint or run directory, a Hugging Face GPT-2 directory or hub name, or a Megatron-LM save directory."
 Checkpoint = Annotated[Path, typer.Option("--ckpt", help=CKPT_HELP)]
-TextFile = Annotated[Path, typer.Argument(help='A text file, or a .jsonl file of {"text": ...} lines.')]
 Json = Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")]
-Samples = Annotated[
-    Path | None, typer.Option("--samples", help="Also write every window or example to this .jsonl file.")
+Limit = Annotated[
+    int | None,
+    typer.Option(min=1, help="Score only so many windows or examples, spread evenly; the result is partial."),
+]
+BatchSize = Annotated[
+    int | None, typer.Option(min=1, help="Rows per forward pass; by default as many as fit in memory.")
+]
+Workers = Annotated[int | None, typer.Option(min=1, help="Processes on a CPU; by default one per available core.")]
+Vocab = Annotated[Path | None, typer.Option(help="Folder with vocab.json and merges.txt for a Megatron-LM checkpoint.")]
+Heads = Annotated[int | None, typer.Option(min=1, help="Attention heads of a Megatron-LM checkpoint without them.")]
+Ranks = Annotated[
+    Layout,
+    typer.Option(
+        parser=parse_layout,
+        metavar="<str>",
+        show_default="tp=1",
+        help="Ranks that share the model, such as tp=2,pp=2; started here if they do not run yet.",
+    ),
 ]
 
 
-OF_ONE_TASK = tuple(vars(Settings()))
-OF_SEVERAL = tuple(name for name in OF_ONE_TASK if name != "until")
+@app.command()
+def run(
+    protocol: Annotated[
+        str, typer.Argument(help="A protocol of `mlm-eval list`, `all` of them, or `perplexity` or `cloze` of a file.")
+    ],
+    ckpt: Checkpoint,
+    file: Annotated[
+        Path | None, typer.Argument(help='Your text file, or .jsonl file of {"text": ...} lines.', show_default=False)
+    ] = None,
+    limit: Limit = None,
+    until: Annotated[
+        float | None,
+        typer.Option(
+            parser=parse_share,
+            metavar="PERCENT",
+            help="Score a random sample, until its standard error, of a perplexity as a share, is at most this.",
+        ),
+    ] = None,
+    batch_size: BatchSize = None,
+    workers: Workers = None,
+    vocab: Vocab = None,
+    heads: Heads = None,
+    layout: Ranks = ONE_RANK,
+    json: Json = None,
+    samples: Annotated[
+        Path | None, typer.Option("--samples", help="Also write every window or example to this .jsonl file.")
+    ] = None,
+) -> None:
+    """Score a checkpoint: `mlm-eval wikitext103 --ckpt DIR`, `mlm-eval perplexity FILE --ckpt DIR`.
 
+    `all` scores every protocol in one pass. `perplexity` joins the documents of a .jsonl file by blank lines; `cloze`
+    is the strict last-word accuracy on passages, one a line.
+    """
+    if protocol not in (ALL, *FILE_TASKS):
+        check_task_name(protocol)
+    if (file is None) == (protocol in FILE_TASKS):
+        raise BadInput(f"{protocol} needs a text file" if file is None else f"{protocol} takes no file: {file}")
+    if until is not None and protocol == ALL:
+        raise BadInput("--until is for a single protocol")
+    settings = Settings(limit, until, batch_size, workers, vocab, heads, layout)
+    _start(settings, json, samples)
+    from evaluation import heldout, tables
+    from evaluation.evaluate import evaluate, file_task, named_task
 
-def _scores(command: Callable[..., None], names: Sequence[str] = OF_SEVERAL) -> Callable[..., None]:
-    """The command with fields of `Settings` as options, after its other parameters and in place of its `settings`."""
-    own, fields = (inspect.signature(parameter).parameters for parameter in (command, Settings))
-    added = {name: fields[name] for name in names}
-
-    @wraps(command)
-    def run(**given: Any) -> None:
-        for option in ("json", "samples"):
-            check_place(f"--{option}", given.get(option))
-        settings = Settings(**{name: given.pop(name) for name in added})
-        import evaluation.evaluate  # noqa: F401  (ranks are forked from a process that has the engine)
-
-        start_ranks(settings.layout, main)
-        command(settings=settings, **given)
-
-    parameters = [*(parameter for name, parameter in own.items() if name != "settings"), *added.values()]
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return run
-
-
-def _named_command(name: str) -> Callable[..., None]:
-    @partial(_scores, names=OF_ONE_TASK)
-    def command(ckpt: Checkpoint, settings: Settings, json: Json = None, samples: Samples = None) -> None:
-        from evaluation.evaluate import named_task
-
-        _report_one(ckpt, named_task(name), settings, json, samples)
-
-    command.__doc__ = f"{TASKS[name][0].upper()}{TASKS[name][1:]}."
-    return command
-
-
-def _file_command(kind: Literal["perplexity", "cloze"], description: str) -> Callable[..., None]:
-    @partial(_scores, names=OF_ONE_TASK)
-    def command(
-        file: TextFile, ckpt: Checkpoint, settings: Settings, json: Json = None, samples: Samples = None
-    ) -> None:
-        from evaluation.evaluate import file_task
-        from evaluation.heldout import file_cloze, file_perplexity
-
-        make = {"perplexity": file_perplexity, "cloze": file_cloze}[kind]
-        _report_one(ckpt, file_task(make, file), settings, json, samples)
-
-    command.__doc__ = description
-    return command
-
-
-for _name in TASKS:
-    app.command(_name)(_named_command(_name))
-app.command("perplexity")(
-    _file_command(
-        "perplexity", "Perplexity of your own text; the documents of a .jsonl file are joined by blank lines."
-    )
-)
-app.command("cloze")(_file_command("cloze", "Strict last-word accuracy on your own passages, one a line."))
-
-
-@app.command("all")
-@_scores
-def all_command(ckpt: Checkpoint, settings: Settings, json: Json = None, samples: Samples = None) -> None:
-    """Every protocol in one pass, side by side."""
-    from evaluation import tables
-    from evaluation.evaluate import evaluate, named_task
-
-    evaluations = evaluate(ckpt, {name: named_task(name) for name in TASKS}, settings)
+    tasks: dict[str, MakeTask] = {name: named_task(name) for name in (TASKS if protocol == ALL else (protocol,))}
+    if file is not None:
+        tasks = {protocol: file_task(getattr(heldout, FILE_TASKS[protocol]), file)}
+    evaluations = evaluate(ckpt, tasks, settings)
     if not is_first_rank():
         return
     results = {name: evaluation.result for name, evaluation in evaluations.done.items()}
-    tables.print_conventions(results, evaluations.missing)
-    _write(json, {"results": _dump(results), "missing": evaluations.missing})
+    if protocol == ALL:
+        tables.print_conventions(results, evaluations.missing)
+        _write(json, {"results": _dump(results), "missing": evaluations.missing})
+    else:
+        tables.print_result(results[protocol])
+        _write(json, results[protocol].to_json())
     _write_samples(samples, evaluations.done.values())
 
 
-@app.command("compare")
-@_scores
-def compare_command(
+@app.command()
+def compare(
     first: Annotated[Path, typer.Argument(help=CKPT_HELP)],
     second: Annotated[Path, typer.Argument(help="Another.")],
-    settings: Settings,
     task: Annotated[
         list[str], typer.Option("--task", help="A protocol of `mlm-eval list`; may be given several times.")
     ] = ["wikitext103", "lambada"],  # noqa: B006
+    limit: Limit = None,
+    batch_size: BatchSize = None,
+    workers: Workers = None,
+    vocab: Vocab = None,
+    heads: Heads = None,
+    layout: Ranks = ONE_RANK,
     json: Json = None,
 ) -> None:
-    """Two checkpoints on the same tests: the paired difference with its standard error.
+    """Compare two checkpoints on the same tests: the paired difference with its standard error.
 
-    Of two of one shape the first window, tensor and weight that differ are named; a Hugging Face directory is run by
-    transformers for this, where it is installed.
+    For two checkpoints of one shape, the first window, tensor and weight that differ are named. Transformers runs a
+    Hugging Face directory for this, if it is installed.
     """
     for name in task:
         check_task_name(name)
+    settings = Settings(limit, None, batch_size, workers, vocab, heads, layout)
+    _start(settings, json)
     from evaluation import tables
-    from evaluation.compare import paired_difference
+    from evaluation.compare import compare_windows, paired_difference
     from evaluation.evaluate import evaluate, named_task
 
-    left, other = (evaluate(ckpt, {name: named_task(name) for name in task}, settings) for ckpt in (first, second))
+    left, right = (evaluate(ckpt, {name: named_task(name) for name in task}, settings) for ckpt in (first, second))
     if not is_first_rank():
         return
-    names = [name for name in left.done if name in other.done]
-    results = [{name: evaluations.done[name].result for name in names} for evaluations in (left, other)]
+    names = [name for name in left.done if name in right.done]
+    results = [{name: evaluations.done[name].result for name in names} for evaluations in (left, right)]
     for name in names:
         if results[0][name].data_digest != results[1][name].data_digest:
             raise BadInput(f"{name}: the two checkpoints were scored on different texts")
-    pairs = [(name, left.done[name], other.done[name]) for name in names]
+    pairs = [(name, left.done[name], right.done[name]) for name in names]
     differences = [paired_difference(n, a.task.losses(a.scores), b.task.losses(b.scores)) for n, a, b in pairs]
-    for shown, evaluations in zip(results, (left, other), strict=True):
+    for shown, evaluations in zip(results, (left, right), strict=True):
         tables.print_conventions(shown, evaluations.missing)
     tables.print_differences(differences)
     compared = {"differences": [difference.model_dump(mode="json") for difference in differences],
                 "first": _dump(results[0]), "second": _dump(results[1])}  # fmt: skip
-    windows = [one.task.requests for name, one in left.done.items() if name in names and not one.task.with_memory]
-    if windows and results[0][names[0]].tokenizer_digest == results[1][names[0]].tokenizer_digest:
-        from evaluation.same_model import compare_windows
-
-        if agreement := compare_windows(first, second, windows[0], settings):
-            tables.print_agreement(agreement, len(windows[0]))
-            compared["windows"] = agreement.model_dump(mode="json")
+    windows = [
+        a.task.requests
+        for _, a, b in pairs
+        if not a.task.with_memory and a.result.tokenizer_digest == b.result.tokenizer_digest
+    ]
+    if windows and (agreement := compare_windows(first, second, windows[0], settings)):
+        tables.print_agreement(agreement, len(windows[0]))
+        compared["windows"] = agreement.model_dump(mode="json")
     _write(json, compared)
 
 
-@app.command("identify")
-@_scores
-def identify_command(
+@app.command()
+def identify(
     ckpt: Checkpoint,
     claimed: Annotated[str, typer.Option(help="The number, with the digits that were printed.")],
-    settings: Settings,
-    task: Annotated[
-        Literal["wikitext103", "lambada"], typer.Option(help="Whose conventions are tried.")
-    ] = "wikitext103",
-    budget: Annotated[float, typer.Option(min=1, help="Most tokens to score, in costs of the dearest protocol.")] = 1.5,
+    task: Annotated[str, typer.Option(help="The test: wikitext103 or lambada.")] = "wikitext103",
+    batch_size: BatchSize = None,
+    workers: Workers = None,
+    vocab: Vocab = None,
+    heads: Heads = None,
+    layout: Ranks = ONE_RANK,
     json: Json = None,
 ) -> None:
-    """Which conventions give a claimed number within its rounding: every one is derived from windows scored once."""
-    if settings.limit is not None:
-        raise BadInput("a number is identified on the whole test: leave out --limit")
-    from evaluation import tables
-    from evaluation.identify import identify
+    """Name the conventions that give a claimed number within its rounding."""
+    settings = Settings(None, None, batch_size, workers, vocab, heads, layout)
+    _start(settings, json)
+    from evaluation import identify as conventions
 
-    found = identify(ckpt, claimed, task, settings, budget)
+    identified = conventions.identify(ckpt, claimed, task, settings)
     if is_first_rank():
-        tables.print_identified(found)
-        _write(json, asdict(found))
+        print(conventions.describe(identified))
+        _write(json, asdict(identified))
 
 
-@app.command("generate")
-@partial(_scores, names=("vocab", "heads", "layout"))
-def generate_command(
+@app.command()
+def generate(
     ckpt: Checkpoint,
     prompt: Annotated[str, typer.Option(help="Text to continue; an empty one begins a document.")],
-    settings: Settings,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to add; end-of-text ends earlier.")] = 64,
     temperature: Annotated[float | None, typer.Option(help="Divides the logits; asks for sampling.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest tokens of this probability.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of sampling.")] = 1234,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 1234,
+    vocab: Vocab = None,
+    heads: Heads = None,
+    layout: Ranks = ONE_RANK,
     json: Json = None,
 ) -> None:
-    """Continue a text: greedy, or sampled where a temperature, top-k or top-p is given."""
+    """Continue a text: greedily, or sampled if a temperature, top-k or top-p is given."""
+    settings = Settings(vocab=vocab, heads=heads, layout=layout)
+    _start(settings, json)
     from evaluation.generate import Sampling, generate_text
 
     is_sampled = any(option is not None for option in (temperature, top_k, top_p))
@@ -203,16 +210,16 @@ def generate_command(
         _write(json, asdict(generated))
 
 
-@app.command("harness", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def harness_command(context: typer.Context) -> None:
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def harness(context: typer.Context) -> None:
     """lm-evaluation-harness's command line; its model mlm is this engine: --model mlm --model_args pretrained=DIR."""
     from evaluation.harness_model import run_harness
 
     run_harness(context.args)
 
 
-@app.command("fetch")
-def fetch_command(
+@app.command()
+def fetch(
     models: Annotated[list[str], typer.Argument(help="Names on the Hugging Face hub; owner/name@revision pins one.")],
     out: Annotated[Path, typer.Option(help="Folder with a directory for each; MLM_MODELS_DIR can name it.")],
 ) -> None:
@@ -224,22 +231,19 @@ def fetch_command(
 
 
 @app.command("list")
-def list_command() -> None:
-    """The protocols and what sets them apart."""
-    for name, title in TASKS.items():
-        print(f"{name:<24} {title}")
+def list_() -> None:
+    """List the protocols with their differences."""
+    for name, protocol in TASKS.items():
+        print(f"{name:<24} {protocol.title}")
 
 
-def _report_one(ckpt: Path, task: "MakeTask", settings: Settings, json: Path | None, samples: Path | None) -> None:
-    from evaluation import tables
-    from evaluation.evaluate import evaluate
+def _start(settings: Settings, *files: Path | None) -> None:
+    """Check the places of the files, then start the ranks; they are forked from a process that has the engine."""
+    for option, path in zip(("--json", "--samples"), files, strict=False):
+        check_place(option, path)
+    import evaluation.evaluate  # noqa: F401
 
-    (evaluation,) = evaluate(ckpt, {"task": task}, settings).done.values()
-    if not is_first_rank():
-        return
-    tables.print_result(evaluation.result)
-    _write(json, evaluation.result.to_json())
-    _write_samples(samples, [evaluation])
+    start_ranks(settings.layout, main)
 
 
 def _dump(results: "dict[str, Result]") -> dict[str, Any]:
@@ -260,16 +264,15 @@ def _write(path: Path | None, content: dict[str, Any] | str) -> None:
 
 def _write_samples(path: Path | None, evaluations: "Iterable[Evaluation]") -> None:
     if path is not None:
-        lines = (
-            sample.to_line() for evaluation in evaluations for sample in evaluation.task.samples(evaluation.scores)
-        )
+        lines = (sample.to_line() for each in evaluations for sample in each.task.samples(each.scores))
         _write(path, "".join(lines))
 
 
 def main() -> None:
-    """Entry point."""
+    """Entry point: a first word that is no verb is a protocol."""
     keep_large_buffers()
-    run_command(app)
+    verbs = (command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands)
+    run_command(app, "run", tuple(verbs))
 
 
 if __name__ == "__main__":

@@ -12,13 +12,12 @@ from numpy.typing import NDArray
 from engine.costs import parameter_count
 from engine.launch.mesh import build_mesh
 from engine.launch.rendezvous import telling_of_lost_ranks
-from evaluation.builders import build_task
 from evaluation.checkpoints import EvaluatedCheckpoint, load_checkpoint, native_checkpoint
-from evaluation.memory import NoMemory, remembering, score_with_memory
 from evaluation.protocol import Encoder, Request, Scores, Task
 from evaluation.schema import Provenance, Result
-from evaluation.scoring import score
+from evaluation.scoring import NoMemory, remembering, score, score_with_memory
 from evaluation.settings import Settings
+from evaluation.tasks import build_task
 from evaluation.uncertainty import SEED
 from lineage.environment import describe_environment
 from lineage.errors import BadInput, DataMissing

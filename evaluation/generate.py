@@ -18,8 +18,7 @@ from engine.model.gpt2 import GPT2
 from engine.model.transformer import KeyValueCache
 from evaluation.checkpoints import load_checkpoint, native_checkpoint
 from evaluation.evaluate import Settings
-from evaluation.inference import forward_next
-from evaluation.scoring import ScoringModel
+from evaluation.scoring import ScoringModel, forward_next
 from lineage.errors import BadInput
 from lineage.progress import Progress, announce
 

@@ -4,10 +4,11 @@ OpenAI's file keeps case, punctuation and newlines. Megatron's instructions call
 "unprocessed"; the lower-cased, tokenised LAMBADA of the original authors is another test with other numbers.
 """
 
+from functools import partial
 from pathlib import Path
 
 from data_pipeline.contamination.testsets import TEST_SETS
-from evaluation.cloze import STRICT, ClozeRule, ClozeTask
+from evaluation.cloze import LAST_TOKEN, LM_EVAL, STOP_WORD_FILTER, STRICT, ClozeRule, ClozeTask
 from evaluation.documents import read_official
 from evaluation.protocol import Encoder, SourceText
 from lineage.atomic import parse_json
@@ -33,6 +34,11 @@ def openai_lambada(name: str, path: Path, tokenizer: Encoder, context: int, rule
     """OpenAI's file (lm-evaluation-harness's `lambada_openai`) by a rule."""
     source = SourceText(name, "LAMBADA test file (OpenAI)", TEST_SETS["lambada"].sha256)
     return ClozeTask(source, openai_passages(path), rule, tokenizer, context)
+
+
+lm_eval_lambada = partial(openai_lambada, rule=LM_EVAL)
+last_token_lambada = partial(openai_lambada, rule=LAST_TOKEN)
+stop_word_lambada = partial(openai_lambada, rule=STOP_WORD_FILTER)
 
 
 def standard_lambada(name: str, path: Path, tokenizer: Encoder, context: int) -> ClozeTask:

@@ -10,37 +10,46 @@ ranks.
 """
 
 import hashlib
+import multiprocessing
+import signal
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from engine.compiled import Compiled
+from engine.compiled import Array, Compiled, array, exponential, largest, load
+from engine.families.transformer_xl.model import TransformerXL
+from engine.kernels.registry import DTYPES
+from engine.model.gpt2 import GPT2
+from engine.model.microbatch import PipelineInput, Recurrence
 from engine.model.stage_model import CausalModel
-from engine.parallel.layers import linear
+from engine.model.transformer import KeyValueCache
+from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, linear
 from engine.parallel.mesh import MAX, MIN, Axis, ParallelMesh, serial_mesh
-from evaluation.inference import forward_at
+from engine.torch_names import onednn
 from evaluation.protocol import Request, Scores
-from evaluation.softmax import sum_exponentials
 from evaluation.store import ScoreStore
-from evaluation.workers import in_workers
 from lineage.digest import sha256_file, sha256_json
 from lineage.environment import available_cores, cpu_name
-from lineage.errors import BadInput
+from lineage.errors import BadInput, UserError
 
 ACTIVATIONS_PER_TOKEN = 16  # vectors of hidden size alive at once in a layer, rounded up
 MAX_ACTIVATION_BYTES = {"cpu": 16 * 2**20, "cuda": 4 * 2**30}  # on a CPU what its caches hold is fastest
 MAX_LOGIT_BYTES = {"cpu": 48 * 2**20, "cuda": 2**30}
+TOGETHER = 1024
+"""Exponentials that are added in float32 before they join a float64 sum."""
 Batches = list[list[int]]
 """Indices of requests, batch by batch."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -149,9 +158,80 @@ def _code_digest(network: str) -> str:
     engine = Path(str(sys.modules[CausalModel.__module__].__file__)).parents[1]
     folders = [engine / name for name in ("model", "kernels", "parallel")]
     paths = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
-    beside = (network, Compiled.__module__, linear.__module__, forward_at.__module__, sum_exponentials.__module__)
+    beside = (network, Compiled.__module__, linear.__module__)
     paths += [Path(str(sys.modules[name].__file__)) for name in (*beside, __name__)]
     return sha256_json([sha256_file(path) for path in paths])
+
+
+def in_workers(
+    work: Callable[[int], T], items: Sequence[int], workers: int, one_thread: bool
+) -> Iterator[tuple[int, T]]:
+    """Yield `(item, work(item))` for every item, each as soon as it is there.
+
+    With several workers, the items are dealt to the processes in turn. `one_thread` holds a single worker, which
+    stays in this process, to the one thread the others have, so that the values do not depend on the number of
+    workers.
+    """
+    workers = min(workers, len(items))
+    if workers > 1:
+        yield from _in_processes(work, items, workers)
+        return
+    with _threads(1 if one_thread else torch.get_num_threads()):
+        for item in items:
+            yield item, work(item)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _in_processes(work: Callable[[int], T], items: Sequence[int], workers: int) -> Iterator[tuple[int, T]]:
+    context = multiprocessing.get_context("fork")
+    processes, readers = [], []
+    try:
+        for worker in range(workers):
+            share = items[worker::workers]
+            reader, writer = context.Pipe(duplex=False)
+            readers.append(reader)
+            process = context.Process(target=_serve, args=(work, share, writer, list(readers)), daemon=True)
+            process.start()
+            writer.close()
+            processes.append(process)
+        open_readers = list(readers)
+        while open_readers:
+            ready = wait(open_readers)
+            for reader in [reader for reader in open_readers if reader in ready]:
+                try:
+                    yield reader.recv()
+                except EOFError:
+                    open_readers.remove(reader)
+        for process in processes:
+            process.join()
+            if process.exitcode:
+                raise UserError(
+                    f"a scoring worker ended with status {process.exitcode}; "
+                    "if memory ran out, use a smaller --batch-size or fewer --workers"
+                )
+    finally:
+        for process in processes:
+            process.terminate()
+            process.join()
+
+
+def _serve(work: Callable[[int], T], share: Sequence[int], writer: Connection, inherited: list[Connection]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for reader in inherited:
+        reader.close()
+    torch.set_num_threads(1)
+    with suppress(BrokenPipeError):  # the parent was killed
+        for item in share:
+            writer.send((item, work(item)))
 
 
 def _in_request_order(
@@ -259,3 +339,130 @@ def digest_batches(requests: Sequence[Request], batches: Batches) -> str:
         for i in batch:
             digest.update(requests[i].tokens.astype("<i8", copy=False).tobytes())
     return digest.hexdigest()
+
+
+def pack_weights(network: CausalModel) -> None:
+    """Put the layers' weights into the order in which oneDNN multiplies them; the network can be trained no more.
+
+    A product takes less time at many rows and at a few, but more at one.
+    """
+    weight = next(network.layers.parameters())
+    if not onednn or weight.device.type != "cpu":
+        return
+    if weight.dtype not in (torch.float32, torch.bfloat16):
+        return
+    for module in network.layers.modules():
+        if isinstance(module, ColumnParallelLinear | RowParallelLinear):
+            ordered = onednn._reorder_linear_weight(module.weight.detach(), None)
+            module.weight = nn.Parameter(ordered, requires_grad=False)
+
+
+def forward_at(
+    network: CausalModel, mesh: ParallelMesh, tokens: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor | None:
+    """Final states [q, b, h] at positions [b, q] of token ids [b, s] on the last stage, None on the others.
+
+    Every rank of the pipeline calls it with the same tokens.
+    """
+    return _pass_down(
+        network, mesh, tokens, network.hidden_states, lambda inputs: network.hidden_states_at(inputs, positions)
+    )
+
+
+def forward_next(
+    network: GPT2, mesh: ParallelMesh, tokens: torch.Tensor, cache: KeyValueCache
+) -> torch.Tensor | None:  # fmt: skip
+    """Final states [q, b, h] of the token ids [b, q] that follow those in the cache on the last stage, else None.
+
+    Every rank of the pipeline calls it with the same tokens and the cache of its own stage.
+    """
+
+    def step(inputs: torch.Tensor) -> torch.Tensor:
+        return network.hidden_states_next(inputs, cache)
+
+    return _pass_down(network, mesh, tokens, step, step)
+
+
+def _pass_down(
+    network: CausalModel, mesh: ParallelMesh, tokens: torch.Tensor,
+    run: Callable[[torch.Tensor], torch.Tensor], run_last: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor | None:  # fmt: skip
+    stage, stages = mesh.pp.rank, mesh.pp.size
+    inputs = tokens
+    if stage > 0:
+        parameter = next(network.parameters())
+        inputs = parameter.new_empty(tokens.size(1), tokens.size(0), network.config.hidden_size)
+        mesh.pp.start_receive(inputs, stage - 1).wait()
+    if stage == stages - 1:
+        return run_last(inputs)
+    mesh.pp.start_send(run(inputs).contiguous(), stage + 1).wait()
+    return None
+
+
+def sum_exponentials(logits: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
+    """Of the columns of each row of logits [n, v]: the highest, in float32, and the sum of e to the power of each less
+    the highest, in float64; both [n], and −∞ and 0 of no columns.
+    """
+    n, count = len(logits), columns.stop - columns.start
+    highest, total = logits.new_full((n,), float("-inf"), dtype=torch.float32), logits.new_zeros(n, dtype=torch.float64)
+    if count <= 0:
+        return highest, total
+    if logits.device.type != "cpu":
+        some = logits[:, columns].float()
+        highest = some.amax(dim=1)
+        return highest, (some - highest[:, None]).exp_().sum(dim=1, dtype=torch.float64)
+    logits = logits.contiguous() if logits.dtype in DTYPES["cpu"] else logits.float().contiguous()
+    _sum_exponentials(array(logits), columns.start, count, array(highest), array(total))
+    return highest, total
+
+
+@Compiled
+def _sum_exponentials(logits: Array, start: int, count: int, highest: Array, total: Array) -> None:
+    for r in range(logits.shape[0]):
+        row = logits[r, start : start + count]
+        most = largest(row, count)
+        whole = np.float64(0.0)
+        for first in range(0, count, TOGETHER):
+            some = row[first : first + TOGETHER]
+            part = np.float32(0.0)
+            for i in range(some.size):
+                part += exponential(load(some, i) - most)
+            whole += part
+        highest[r], total[r] = most, whole
+
+
+class NoMemory(BadInput):
+    """The model has no memory, or is divided."""
+
+
+def remembering(model: ScoringModel) -> TransformerXL:
+    """The network of a model with memory. Raises NoMemory for one without, or one on several ranks."""
+    network = model.network
+    if not isinstance(network, TransformerXL) or not network.config.transformer_xl.memory_length:
+        raise NoMemory("this protocol is for a model with memory: a Transformer-XL with memory_length above 0")
+    if model.mesh.layout.world_size > 1:
+        raise NoMemory("a text is scored with memory by one rank: leave out --layout")
+    return network
+
+
+@torch.inference_mode()
+def score_with_memory(
+    model: ScoringModel, segments: Sequence[Request], on_progress: Callable[[int], None] = lambda count: None
+) -> Scores:
+    """Scores of segments that follow each other: each request scores all its tokens but the first.
+
+    Raises NoMemory as `remembering` does, BadInput for a segment longer than the model's context.
+    """
+    network = remembering(model)
+    if max(len(request.tokens) for request in segments) - 1 > model.seq_length:
+        raise BadInput(f"a segment is longer than the model's {model.seq_length} tokens")
+    device, states = model.mesh.device, dict[int, torch.Tensor]()
+    parts = []
+    for request in segments:
+        tokens = torch.from_numpy(request.tokens).to(device)[None]
+        batch = PipelineInput(tokens[:, :-1], tokens[:, 1:], recurrence=Recurrence(states, states))
+        hidden = network.run_stage(batch.tokens, batch)[:, 0]  # [s, h]
+        parts.append(score_rows(model, hidden, tokens[0, 1:], None))
+        on_progress(1)
+    counts = np.array([segment.num_scored for segment in segments], np.int64)
+    return Scores._make([*(torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)), counts])

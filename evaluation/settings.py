@@ -1,13 +1,10 @@
-"""How to score, and on which ranks: what `--layout tp=2,pp=2` means. Imports no torch."""
+"""Settings of a scoring and the ranks it runs on. Imports no torch."""
 
 import atexit
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from engine.parallel.layout import Layout
 from lineage.errors import BadInput
@@ -16,12 +13,12 @@ ONE_RANK = Layout()
 
 
 def is_first_rank() -> bool:
-    """Whether this process speaks to the user and writes files."""
+    """True if this process speaks to the user and writes files."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def parse_layout(text: str | Layout) -> Layout:
-    """`tp=2,pp=2` as a layout, which it may be already; axes that are not named have size 1.
+    """The layout of `tp=2,pp=2`; an axis without a name has size 1, and a layout stays as it is.
 
     Raises BadInput for anything else.
     """
@@ -37,7 +34,7 @@ def parse_layout(text: str | Layout) -> Layout:
 
 
 def parse_share(text: str | float) -> float:
-    """`0.5%` as 0.005, which it may be already. Raises BadInput for what is no percentage above 0."""
+    """0.005 for `0.5%`; a number stays as it is. Raises BadInput unless it is a percentage above 0."""
     if isinstance(text, float):
         return text
     number = text.removesuffix("%")
@@ -48,44 +45,17 @@ def parse_share(text: str | float) -> float:
 
 @dataclass(frozen=True)
 class Settings:
-    """How to score, an option each of commands that score; of these only `limit` and `until` change what is measured.
+    """Settings of a scoring; only `limit` and `until` change what is measured. Raises BadInput if both are given."""
 
-    Raises BadInput where both are given.
-    """
-
-    limit: Annotated[
-        int | None,
-        typer.Option(min=1, help="Score only so many windows or examples, spread evenly; the result is partial."),
-    ] = None
-    until: Annotated[
-        float | None,
-        typer.Option(
-            parser=parse_share,
-            metavar="PERCENT",
-            help="Score a random sample, until its standard error, of a perplexity as a share, is at most this.",
-        ),
-    ] = None
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Rows per forward pass; by default as many as fit in memory.")
-    ] = None
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes on a CPU; by default one per available core.")
-    ] = None
-    vocab: Annotated[
-        Path | None, typer.Option(help="Folder with vocab.json and merges.txt for a Megatron-LM checkpoint.")
-    ] = None
-    heads: Annotated[
-        int | None, typer.Option(min=1, help="Attention heads of a Megatron-LM checkpoint that does not say.")
-    ] = None
-    layout: Annotated[
-        Layout,
-        typer.Option(
-            parser=parse_layout,
-            metavar="<str>",
-            show_default="tp=1",
-            help="Ranks that share the model, such as tp=2,pp=2; started here if nobody has.",
-        ),
-    ] = ONE_RANK
+    limit: int | None = None
+    """Windows or examples to score, spread evenly over the test."""
+    until: float | None = None
+    """Standard error at which a random sample is large enough."""
+    batch_size: int | None = None
+    workers: int | None = None
+    vocab: Path | None = None
+    heads: int | None = None
+    layout: Layout = ONE_RANK
 
     def __post_init__(self) -> None:
         if self.limit is not None and self.until is not None:

@@ -7,12 +7,11 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from evaluation.compare import Difference
 from evaluation.schema import ClozeResult, PerplexityResult, Result
 
 if TYPE_CHECKING:
     from engine.compare.models import Agreement
-    from evaluation.identify import Combination, Identified
+    from evaluation.compare import Difference
 
 CONSOLE = Console()
 
@@ -77,7 +76,7 @@ def print_conventions(results: Mapping[str, Result], missing: Mapping[str, str])
     _print_remarks(results)
 
 
-def print_differences(differences: Sequence[Difference]) -> None:
+def print_differences(differences: Sequence["Difference"]) -> None:
     """Second checkpoint less the first."""
     table = _numbers("second less first, paired", ["ln perplexity", "accuracy", "pairs"])
     for row in differences:
@@ -103,27 +102,6 @@ def _print_remarks(results: Mapping[str, Result]) -> None:
     more = f" (and {len(warnings) - 1} more such warnings)" if len(warnings) > 1 else ""
     for remark in (*dict.fromkeys(notes), *(warning + more for warning in warnings[:1])):
         CONSOLE.print(f"WARNING: {remark}", style="bold", soft_wrap=True, markup=False, highlight=False)
-
-
-def print_identified(found: "Identified") -> None:
-    """The conventions that give a claim, or none; what was not scored; what it cost."""
-    given = f"given by {len(found.matches)}" if found.matches else "none"
-    lines = [f"{found.claimed}: {given} of {found.num_scored:,} combinations scored; {found.num_combinations:,} differ"]
-    lines += [f"{number}. {_combination(match)}" for number, match in enumerate(found.matches, 1)]
-    if len(found.matches) > 1:
-        lines.append(f"They differ in: {', '.join(found.separates)}.")
-    if not found.matches:
-        lines += ["Nearest of those scored:", *map(_combination, found.nearest)]
-    if found.open:
-        lines.append(f"{len(found.open):,} more may give it and were not scored (a larger --budget does); the nearest:")
-        lines += [f"about {_combination(one)}" for one in found.open[:3]]
-    share = f"{found.tokens / found.dearest:.2f} times the dearest protocol's {found.dearest:,}"
-    lines.append(f"{found.tokens:,} tokens scored, {share}")
-    CONSOLE.print("\n".join(lines), soft_wrap=True, markup=False, highlight=False)
-
-
-def _combination(found: "Combination") -> str:
-    return f"{found.value:.6g}  " + "; ".join(f"{axis}: {value}" for axis, value in found.axes.items())
 
 
 def _numbers(title: str, heads: Sequence[str]) -> Table:

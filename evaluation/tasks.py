@@ -1,29 +1,82 @@
-"""The protocols by name, and what sets them apart. Imports nothing slow."""
+"""The protocols by name: title, test file and the function that builds the task. Imports nothing slow."""
 
 import difflib
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lineage.errors import BadInput
+from lineage.errors import BadInput, DataMissing
+
+if TYPE_CHECKING:
+    from evaluation.protocol import Encoder, Task
+
+
+class NamedProtocol(NamedTuple):
+    """A protocol of the table."""
+
+    title: str
+    test_set: str
+    """Name of the test file in `data_pipeline.contamination.testsets.TEST_SETS`."""
+    function: str
+    """`module:function` of (protocol's name, test file, tokenizer, context of the model) → task."""
+    stand_in: str = ""
+    """`module:function` of (dataset directory, tokenizer, context, reason) → task, for a machine without the file."""
+
+    def build(self, *arguments: Any) -> "Task":
+        """The task on the test file."""
+        return _call(self.function, *arguments)
+
 
 TASKS = {
-    "wikitext103": (
-        "Megatron-LM's recipe, the published one: 24 detokenizer rules, stride 32, per space-separated token"
+    "wikitext103": NamedProtocol(
+        "Megatron-LM's recipe, the published one: 24 detokenizer rules, stride 32, per space-separated token",
+        "wikitext103", "evaluation.wikitext103:sliding_wikitext103", "evaluation.heldout:heldout_perplexity",
     ),
-    "wikitext103-stride512": "the same in windows that overlap by half",
-    "wikitext103-stride1024": "the same in disjoint windows",
-    "wikitext103-raw": "stride 32 without a detokenizer",
-    "wikitext103-correct": "stride 32 with a detokenizer that can be undone",
-    "wikitext103-lm-eval": "as lm-evaluation-harness's wikitext: 62 documents, disjoint windows, its word count",
-    "wikitext103-memory": "Transformer-XL's: no detokenizer, disjoint segments, each with the memory of those before",
-    "wikitext103-huggingface": (
-        "transformers' strided recipe: rows joined by blank lines, overlap by half, per sub-word"
+    "wikitext103-stride512": NamedProtocol(
+        "the same in windows that overlap by half", "wikitext103", "evaluation.wikitext103:stride512_wikitext103"
     ),
-    "lambada": "Megatron's --strict-lambada, the published one: OpenAI's text, every sub-word of the last word",
-    "lambada-lm-eval": "as lm-evaluation-harness's lambada_openai: what follows the last space",
-    "lambada-last-token": "Megatron without --strict-lambada: the last sub-word only",
-    "lambada-stopword-filter": "the strict rule where no stop word counts as an answer",
-    "lambada-standard": "the strict rule on the original lower-cased plain text",
-}
-"""`evaluation.builders` makes them."""
+    "wikitext103-stride1024": NamedProtocol(
+        "the same in disjoint windows", "wikitext103", "evaluation.wikitext103:stride1024_wikitext103"
+    ),
+    "wikitext103-raw": NamedProtocol(
+        "stride 32 without a detokenizer", "wikitext103", "evaluation.wikitext103:raw_wikitext103"
+    ),
+    "wikitext103-correct": NamedProtocol(
+        "stride 32 with a detokenizer that can be undone",
+        "wikitext103", "evaluation.wikitext103:invertible_wikitext103",
+    ),
+    "wikitext103-lm-eval": NamedProtocol(
+        "as lm-evaluation-harness's wikitext: 62 documents, disjoint windows, its word count",
+        "wikitext103", "evaluation.wikitext103:lm_eval_wikitext103",
+    ),
+    "wikitext103-memory": NamedProtocol(
+        "Transformer-XL's: no detokenizer, disjoint segments, each with the memory of those before",
+        "wikitext103", "evaluation.wikitext103:memory_wikitext103",
+    ),
+    "wikitext103-huggingface": NamedProtocol(
+        "transformers' strided recipe: rows joined by blank lines, overlap by half, per sub-word",
+        "wikitext103", "evaluation.wikitext103:huggingface_wikitext103",
+    ),
+    "lambada": NamedProtocol(
+        "Megatron's --strict-lambada, the published one: OpenAI's text, every sub-word of the last word",
+        "lambada", "evaluation.lambada:openai_lambada", "evaluation.heldout:heldout_cloze",
+    ),
+    "lambada-lm-eval": NamedProtocol(
+        "as lm-evaluation-harness's lambada_openai: what follows the last space",
+        "lambada", "evaluation.lambada:lm_eval_lambada",
+    ),
+    "lambada-last-token": NamedProtocol(
+        "Megatron without --strict-lambada: the last sub-word only", "lambada", "evaluation.lambada:last_token_lambada"
+    ),
+    "lambada-stopword-filter": NamedProtocol(
+        "the strict rule where no stop word counts as an answer", "lambada", "evaluation.lambada:stop_word_lambada"
+    ),
+    "lambada-standard": NamedProtocol(
+        "the strict rule on the original lower-cased plain text",
+        "lambada-standard", "evaluation.lambada:standard_lambada",
+    ),
+}  # fmt: skip
 
 
 def check_task_name(name: str) -> None:
@@ -32,3 +85,30 @@ def check_task_name(name: str) -> None:
         close = difflib.get_close_matches(name, TASKS, 1)
         hint = f"did you mean {close[0]!r}?" if close else "`mlm-eval list` names them"
         raise BadInput(f"unknown protocol {name!r}; {hint}")
+
+
+def build_task(name: str, tokenizer: "Encoder", context: int, dataset: Callable[[], Path]) -> "Task":
+    """The task of a protocol, or its stand-in if the test file is missing.
+
+    `dataset` gives the directory a checkpoint was trained on. Raises DataMissing if neither is there.
+    """
+    from data_pipeline.contamination.testsets import find_test_set
+
+    protocol = TASKS[name]
+    try:
+        path = find_test_set(protocol.test_set)
+    except DataMissing as missing:
+        if not protocol.stand_in:
+            raise
+        try:
+            directory = dataset()
+        except DataMissing as also_missing:
+            raise DataMissing(f"{missing}; and no held-out documents stand in, as {also_missing}") from also_missing
+        return _call(protocol.stand_in, directory, tokenizer, context, str(missing))
+    return protocol.build(name, path, tokenizer, context)
+
+
+def _call(function: str, *arguments: Any) -> "Task":
+    module, _, name = function.partition(":")
+    task: Task = getattr(import_module(module), name)(*arguments)
+    return task

@@ -4,11 +4,11 @@ The constants are those of the GPT-2 vocabulary on the official file. The window
 tokens; strides are named for a window of 1024 and keep their share of a shorter one.
 """
 
+from functools import partial
 from pathlib import Path
 
 from data_pipeline.contamination.testsets import TEST_SETS
-from evaluation import invertible
-from evaluation.detokenize import NAME, detokenize_wikitext
+from evaluation.detokenize import INVERTIBLE_NAME, NAME, detokenize_invertibly, detokenize_wikitext
 from evaluation.documents import RunningText, join_rows, read_official
 from evaluation.harness import document_stream
 from evaluation.perplexity import UNCHANGED, Detokenizer, Divisor, PerplexityTask, Stream, sliding_stream
@@ -21,7 +21,7 @@ TEST_FILE_SHA256 = TEST_SETS["wikitext103"].sha256
 NUM_ORIGINAL_TOKENS = 245_566
 NUM_LM_EVAL_WORDS = 241_335
 MEGATRON = Detokenizer(NAME, detokenize_wikitext)
-INVERTIBLE = Detokenizer(invertible.NAME, invertible.detokenize)
+INVERTIBLE = Detokenizer(INVERTIBLE_NAME, detokenize_invertibly)
 ROWS = Detokenizer("rows-by-blank-lines", join_rows)
 NUM_GPT2_TOKENS = {MEGATRON: 270_330, UNCHANGED: 285_234, INVERTIBLE: 270_213, ROWS: 286_657}
 NUM_GPT2_TOKENS_BY_DOCUMENT = 270_263
@@ -52,6 +52,12 @@ def sliding_wikitext103(
 ) -> PerplexityTask:
     """The whole file in one stream by sliding windows, with `stride` new tokens in each window of 1024."""
     return _in_windows(name, path, tokenizer, detokenizer, *megatron_windows(context, stride))
+
+
+stride512_wikitext103 = partial(sliding_wikitext103, stride=512)
+stride1024_wikitext103 = partial(sliding_wikitext103, stride=1024)
+raw_wikitext103 = partial(sliding_wikitext103, detokenizer=UNCHANGED)
+invertible_wikitext103 = partial(sliding_wikitext103, detokenizer=INVERTIBLE)
 
 
 def memory_wikitext103(name: str, path: Path, tokenizer: Encoder, context: int) -> PerplexityTask:

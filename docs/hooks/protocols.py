@@ -13,7 +13,6 @@ from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 from numpy.typing import NDArray
 
-from evaluation.builders import BUILDERS
 from evaluation.documents import RunningText
 from evaluation.protocol import Scores, SourceText, Task
 from evaluation.schema import Provenance
@@ -72,7 +71,7 @@ def small_task(name: str, tokenizer: Pieces) -> Task:
         patch("evaluation.lambada.read_official", read_passage),
         patch("evaluation.lambada.NUM_EXAMPLES", 1),
     ):
-        return BUILDERS[name].build(name, Path(), tokenizer, CONTEXT)
+        return TASKS[name].build(name, Path(), tokenizer, CONTEXT)
 
 
 def section(name: str) -> str:
@@ -84,7 +83,7 @@ def section(name: str) -> str:
     provenance = Provenance(kind="computed", checkpoint="", checkpoint_digest="", tokenizer_digest="", dtype="float32",
                             seconds=0.0, environment=Environment())  # fmt: skip
     result = task.result(Scores(np.full(counts.sum(), -1.0), right, right, right, counts), provenance)
-    title = TASKS[name]
+    title = TASKS[name].title
     return (
         f"## {name}\n\n{title[0].upper()}{title[1:]}.\n\n```text\n{diagram(task, tokenizer)}\n```\n\n"
         f"{len(counts)} {task.unit if len(counts) > 1 else task.unit.removesuffix('s')} here, "

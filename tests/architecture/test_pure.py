@@ -19,7 +19,7 @@ def says_so(*rooms: str) -> list[str]:
 PURE = [
     *(module_name(path) for path in modules("lineage", "data_pipeline")),
     *says_so("engine"), "engine.cli",
-    *says_so("evaluation"), "evaluation.builders", "evaluation.tables", "evaluation.compare", "evaluation.cli",
+    *says_so("evaluation"), "evaluation.tasks", "evaluation.tables", "evaluation.cli",
     *(
         module_name(path)
         for path in modules("experiments")

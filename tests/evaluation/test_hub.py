@@ -21,67 +21,13 @@ from tests.hub_server import COMMIT, Hub, serving
 
 pytest.importorskip("transformers")
 OLDER = "f" * 40
-ENGLISH = [
-    "the",
-    "of",
-    "and",
-    "that",
-    "with",
-    "when",
-    "after",
-    "many",
-    "people",
-    "found",
-    "their",
-    "house",
-    "by",
-    "water",
-    "under",
-    "long",
-    "winter",
-    "nights",
-    "because",
-    "every",
-    "river",
-    "has",
-    "another",
-    "bridge",
-    "where",
-    "children",
-    "used",
-    "to",
-    "play",
-    "while",
-    "older",
-    "men",
-    "were",
-    "reading",
-    "about",
-    "distant",
-    "countries",
-    "before",
-    "dinner",
-    "which",
-    "nobody",
-    "would",
-    "have",
-    "believed",
-    "had",
-    "she",
-    "never",
-    "written",
-    "such",
-    "a",
-    "letter",
-    "from",
-    "her",
-    "small",
-    "garden",
-    "during",
-    "these",
-    "quiet",
-    "months",
-]
+TEXT = """
+the of and that with when after many people found their house by water under long winter nights because
+every river has another bridge where children used to play while older men were reading about distant
+countries before dinner which nobody would have believed had she never written such a letter from her
+small garden during these quiet months
+"""
+ENGLISH = TEXT.split()
 WIKIPEDIA = """name = "wiki"
 [sources]
 names = ["wikipedia"]

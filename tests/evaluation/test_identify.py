@@ -39,12 +39,10 @@ PLANTED: dict[str, tuple[str, str, int, dict[str, str]]] = {
     "lm-eval's": ("lambada-lm-eval", "perplexity", 3, STRICT | {"target": "after the last space"}),
     "last sub-word": ("lambada-last-token", "accuracy", 4, STRICT | {"target": "last sub-word", "number": "accuracy"}),
     "stop words": ("lambada-stopword-filter", "accuracy", 4, STRICT | {"stop words": "no answers"}),
-    "sub-words right": ("lambada", "accuracy", 4, STRICT | {"number": "accuracy"}),
-}
-LEFT_OPEN = {
     "invertible": ("wikitext103-correct", "bits_per_byte", 7, {"text": "invertible-wikitext", "windows": FINE}),
     "plain text": ("lambada-standard", "perplexity", 3, STRICT | {"text": "lambada-standard"}),
-}  # fmt: skip
+    "sub-words right": ("lambada", "accuracy", 4, STRICT | {"number": "accuracy"}),
+}
 """Protocol of ours, its number, digits after the point, what is to be named."""
 
 
@@ -84,8 +82,8 @@ def openai_passages_of(data: Path) -> list[str]:
 
 @pytest.fixture
 def identify(directory: Path, evaluated: Evaluated) -> Callable[..., Any]:
-    def run(claimed: str, task: str = "wikitext103", budget: float = 1.5) -> Any:
-        return evaluated("identify", "--ckpt", directory, "--claimed", claimed, "--task", task, "--budget", budget)
+    def run(claimed: str, task: str = "wikitext103") -> Any:
+        return evaluated("identify", "--ckpt", directory, "--claimed", claimed, "--task", task)
 
     return run
 
@@ -97,28 +95,13 @@ def test_a_planted_convention_is_named(
     protocol, quantity, digits, convention = PLANTED[name]
     number = evaluated(protocol, "--ckpt", directory)[quantity]
     claimed = f"{number['adjusted ppl'] if isinstance(number, dict) else number:.{digits}f}"
-    found = identify(claimed, protocol.partition("-")[0])
-    assert any(convention.items() <= match["axes"].items() for match in found["matches"]), found["open"][:4]
-    assert all(f"{match['value']:.{digits}f}" == claimed for match in found["matches"])
-    if "accuracy" not in quantity:
-        assert convention.items() <= found["matches"][0]["axes"].items()
-    off = identify(f"{float(claimed) * 1.01:.{digits}f}", protocol.partition("-")[0])
-    assert not off["matches"]
-    if "accuracy" in quantity:  # no number of right answers is 1 % more
-        assert all(open_["axes"]["number"] != "accuracy" for open_ in off["open"])
-    assert found["tokens"] <= 1.5 * found["dearest"]
-
-
-@pytest.mark.parametrize("name", LEFT_OPEN)
-def test_what_the_budget_leaves_open_is_said_and_a_larger_one_settles_it(
-    name: str, nine_articles: str, directory: Path, evaluated: Evaluated, identify: Callable[..., Any]
-) -> None:
-    protocol, quantity, digits, convention = LEFT_OPEN[name]
-    claimed, task = f"{evaluated(protocol, '--ckpt', directory)[quantity]:.{digits}f}", protocol.partition("-")[0]
-    found = identify(claimed, task)
-    assert not found["matches"]
-    assert convention.items() <= found["open"][0]["axes"].items()
-    assert convention.items() <= identify(claimed, task, 4)["matches"][0]["axes"].items()
+    identified = identify(claimed, protocol.partition("-")[0])
+    assert any(convention.items() <= match["axes"].items() for match in identified["matches"]), identified["nearest"]
+    assert all(f"{match['value']:.{digits}f}" == claimed for match in identified["matches"])
+    off = identify(f"{float(claimed) * 1.31:.{digits}f}", protocol.partition("-")[0])
+    assert not any(convention.items() <= match["axes"].items() for match in off["matches"])
+    nearest = [abs(each["value"] - 1.31 * float(claimed)) for each in off["nearest"]]
+    assert nearest == sorted(nearest)
 
 
 def harness_wikitext(text: str, model: Any, tokenizer: Any, where: Path) -> float:
@@ -172,9 +155,8 @@ def test_what_another_program_printed_is_identified(
     model = transformers.GPT2LMHeadModel.from_pretrained(directory).eval()
     tokenizer = transformers.GPT2TokenizerFast.from_pretrained(directory)
     claimed = f"{program(nine_articles, model, tokenizer, tmp_path / 'pages.jsonl'):.{digits}f}"
-    found = identify(claimed)
-    assert convention.items() <= found["matches"][0]["axes"].items(), (claimed, found["matches"], found["open"][:2])
-    assert found["tokens"] <= 1.5 * found["dearest"]
+    matches = identify(claimed)["matches"]
+    assert any(convention.items() <= match["axes"].items() for match in matches), (claimed, matches)
 
 
 @pytest.mark.parametrize("claimed", ["many", "-3", "0", "inf", "nan"])

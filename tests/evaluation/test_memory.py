@@ -1,6 +1,5 @@
 """A text scored with memory: as one pass over the whole text, in which every state sees what its segment saw."""
 
-import math
 from itertools import pairwise
 
 import numpy as np
@@ -12,10 +11,8 @@ from engine.config import ModelConfig
 from engine.families.transformer_xl import relative_attention
 from engine.families.transformer_xl.model import TransformerXL
 from engine.parallel.mesh import serial_mesh
-from evaluation.memory import score_with_memory
-from evaluation.perplexity import UNCHANGED, sliding_stream
 from evaluation.protocol import Request
-from evaluation.scoring import ScoringModel
+from evaluation.scoring import ScoringModel, score_with_memory
 from lineage.errors import BadInput
 from tests.evaluation.standins import scoring_model, tiny_config, tiny_gpt2
 
@@ -71,23 +68,3 @@ def test_a_model_without_memory_is_refused() -> None:
     for model in (scoring_model(tiny_gpt2(tiny_config()), 61), build(0)):
         with pytest.raises(BadInput, match="a Transformer-XL with memory_length above 0"):
             score_with_memory(model, segments_of(tokens))
-
-
-def test_the_segments_of_a_text_score_each_target_once() -> None:
-    class Letters:
-        vocab_size, end_of_text = 256, 0
-
-        def encode_ids(self, text: str) -> np.ndarray:
-            return np.array(list(text.encode()), np.int32)
-
-        def encode_batch(self, texts: list[str]) -> list[list[int]]:
-            return [list(text.encode()) for text in texts]
-
-    from evaluation.documents import RunningText
-    from evaluation.protocol import SourceText
-
-    text = RunningText.of_wikitext(SourceText("t", "t", "0"), "a few words of text and then some more of them")
-    stream = sliding_stream(text, UNCHANGED, Letters(), SEGMENT, SEGMENT)  # type: ignore[arg-type]
-    assert sum(request.num_scored for request in stream.requests) == stream.num_tokens - 1
-    assert all(before.tokens[-1] == after.tokens[0] for before, after in pairwise(stream.requests))
-    assert math.ceil((stream.num_tokens - 1) / SEGMENT) == len(stream.requests)

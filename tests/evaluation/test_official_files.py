@@ -7,11 +7,10 @@ import pytest
 from data_pipeline.contamination.testsets import TEST_SETS
 from data_pipeline.tokens.tokenizer import Tokenizer
 from evaluation import wikitext103 as wikitext103_module
-from evaluation.builders import build_task
 from evaluation.documents import RunningText, cut_articles
 from evaluation.lambada import openai_lambada
 from evaluation.perplexity import UNCHANGED, Detokenizer
-from evaluation.tasks import TASKS
+from evaluation.tasks import TASKS, build_task
 from evaluation.wikitext103 import INVERTIBLE, MEGATRON, ROWS, sliding_wikitext103
 from lineage.errors import DataMissing, IntegrityFailure
 

@@ -19,7 +19,7 @@ from evaluation.cloze import LM_EVAL, STRICT, ClozeTask
 from evaluation.documents import RunningText, lm_eval_documents
 from evaluation.evaluate import Evaluation, MakeTask, Settings, evaluate
 from evaluation.harness import document_stream, rolling_requests
-from evaluation.perplexity import PerplexityTask, sliding_stream
+from evaluation.perplexity import UNCHANGED, PerplexityTask, sliding_stream
 from evaluation.protocol import SourceText, Task
 from evaluation.schema import ClozeResult, PerplexityResult
 from evaluation.wikitext103 import ROWS
@@ -194,6 +194,22 @@ def test_strided_perplexity_is_that_of_hugging_face_s_recipe(outsider: Any, dire
 
     result = ours(directory, make).result
     assert result.perplexity == pytest.approx(theirs, rel=1e-4)
+
+
+def test_every_target_of_a_sliding_window_is_a_plain_loop_s(outsider: Any, directory: Path, pages: list[str]) -> None:
+    def whole(tokenizer: Tokenizer) -> Task:
+        text = RunningText.of_documents(source("perplexity"), pages[:1])
+        return PerplexityTask(text, sliding_stream(text, UNCHANGED, tokenizer, CONTEXT, 2), tokenizer)
+
+    mine = ours(directory, whole)
+    ids = torch.tensor(Tokenizer.from_gpt2_files(directory / "vocab.json", directory / "merges.txt").encode(pages[0]))
+    expected = []
+    with torch.no_grad():
+        for target in range(1, len(ids)):
+            start = 2 * max(0, math.ceil((target - CONTEXT) / 2))
+            logits = outsider(ids[None, start:target]).logits[0, -1]
+            expected.append(torch.log_softmax(logits.double(), 0)[ids[target]].item())
+    assert mine.scores.log_probabilities.tolist() == pytest.approx(expected, rel=1e-4)
 
 
 def test_rolling_windows_are_lm_evaluation_harness_s() -> None:

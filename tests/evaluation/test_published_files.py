@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.tokens.tokenizer import Tokenizer
-from evaluation.builders import build_task
 from evaluation.cloze import ClozeTask
 from evaluation.detokenize import detokenize_wikitext
 from evaluation.documents import count_original_tokens, lm_eval_documents
 from evaluation.perplexity import PerplexityTask
-from evaluation.tasks import TASKS
+from evaluation.tasks import TASKS, build_task
 from evaluation.wikitext103 import read_wikitext103
 from lineage.errors import DataMissing
 
