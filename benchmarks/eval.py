@@ -25,9 +25,8 @@ from engine.model.gpt2 import GPT2
 from engine.optim.precision import DTYPES
 from engine.parallel.mesh import serial_mesh
 from evaluation.generate import generate
-from evaluation.scoring import pack_weights
 from evaluation.protocol import Request
-from evaluation.scoring import ScoringModel, score
+from evaluation.scoring import ScoringModel, pack_weights, score
 from experiments.benchmark import Benchmark, Case
 from experiments.iterations import in_turn, on_ranks
 from lineage.extras import install_command

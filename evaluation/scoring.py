@@ -115,7 +115,7 @@ def score(
             entry = stack.enter_context(store.entry(settings))
             if mesh.is_first:
                 by_batch = entry.read([counts[batch] for batch in batches])
-        by_batch = mesh.world.gather_objects(by_batch)[0]
+        by_batch = dict(mesh.world.gather_objects(by_batch)[0])  # ranks as threads share the object
         on_resumed(sum(len(batches[batch]) for batch in by_batch))
         mine = [batch for batch in range(len(batches)) if batch not in by_batch][mesh.dp.rank :: mesh.dp.size]
         for batch, scores in in_workers(score_one, mine, _workers(model, workers), mesh.device.type == "cpu"):
@@ -124,7 +124,7 @@ def score(
                 if entry:
                     entry.add(batch, scores)
             on_progress(len(batches[batch]))
-        for others in mesh.world.gather_objects(by_batch):
+        for others in mesh.world.gather_objects(dict(by_batch)):
             by_batch |= others
     return _in_request_order(batches, by_batch, counts)
 
