@@ -8,7 +8,7 @@ from typing import NamedTuple
 from engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
 from engine.data.batch_schedule import BatchSchedule
 from engine.family import family_of
-from engine.parallel.layout import Stage, split_layers
+from engine.parallel.layout import PipelineStage, split_layers
 from engine.pipeline.schedule import peaks_in_flight
 
 
@@ -53,7 +53,7 @@ def parameter_count(model: ModelConfig) -> int:
 
     For GPT-2 it is the 2021 paper's Equation 2 without rounding: 12Lh²(1 + 13/(12h)) + (v + s)h + 2h.
     """
-    return family_of(model).closed_forms(model).parameters(Stage(range(model.num_layers)))
+    return family_of(model).closed_forms(model).parameters(PipelineStage(range(model.num_layers)))
 
 
 def flops_per_token(model: ModelConfig, recompute: bool = False, causal: bool = False) -> float:

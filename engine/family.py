@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.config import ModelConfig, RunConfig
-from engine.parallel.layout import Stage
+from engine.parallel.layout import PipelineStage
 
 if TYPE_CHECKING:
     from data_pipeline.tokens.token_file import TokenFile
@@ -32,7 +32,7 @@ class ClosedForms:
     def __init__(self, model: ModelConfig) -> None:
         self.model, self.s, self.h, self.v = model, model.seq_length, model.hidden_size, model.padded_vocab_size
 
-    def parameters(self, stage: Stage, tp: int = 1) -> int:
+    def parameters(self, stage: PipelineStage, tp: int = 1) -> int:
         """Parameters on one tensor-parallel rank of a stage. The last stage has a copy of the word embedding."""
         h, words = self.h, self.v // tp * self.h
         count = len(stage.layers) * ((12 * h * h + 7 * h) // tp + 6 * h)

@@ -1,4 +1,4 @@
-"""The microbatches of a run as its model takes them, in training and in validation."""
+"""Microbatches of a run, in training and in validation."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,11 +16,11 @@ from engine.parallel.mesh import ParallelMesh
 from engine.rng import Dropout
 
 TOKENS_AT_ONCE = 8192
-"""Of a validation batch."""
+"""Tokens of a validation batch."""
 
 
 class TrainingInputs:
-    """This rank's microbatches of every iteration, a pure function of seed and iteration but for streams' memory."""
+    """This rank's microbatches; except for the streams' memory, they depend on seed and iteration alone."""
 
     def __init__(
         self, config: RunConfig, iterations: int, parts: TokenFiles, tokenizer: Path | None,
@@ -32,7 +32,7 @@ class TrainingInputs:
         self.streams = StreamMemory(config.model, mesh)
 
     def of(self, iteration: int) -> list[PipelineInput]:
-        """The microbatches of `iteration` (from 0), each after what its streams remember."""
+        """The microbatches of `iteration` (from 0), each with its streams' memory."""
         model, train, mesh = self._config.model, self._config.train, self._mesh
         return [
             to_input(
@@ -48,7 +48,7 @@ class TrainingInputs:
 
 
 class ValidationSplit:
-    """The sequences of the validation split, each alone or, for a model with memory, in streams that read on."""
+    """Sequences of the validation split: each alone or, for a model with memory, in continuing streams."""
 
     def __init__(self, config: RunConfig, parts: TokenFiles, mesh: ParallelMesh, tokenizer: Path) -> None:
         self.mesh, self._vocab_size = mesh, config.model.vocab_size
@@ -60,7 +60,7 @@ class ValidationSplit:
         self.probed = tuple(map(tuple, rows.tolist()))
 
     def inputs(self, num_samples: int) -> Iterator[PipelineInput]:
-        """This rank's share of about `num_samples` sequences; what comes later in a stream has a memory of it."""
+        """This rank's share of about `num_samples` sequences; memory is carried along each stream."""
         dp = self.mesh.dp
         carried: dict[tuple[int, ...], dict[int, torch.Tensor]] = {}
         for batch in self._order.microbatches(num_samples, self.batch_size, dp.rank, dp.size):

@@ -1,4 +1,4 @@
-"""Randomness that depends on what a number is for, never on which rank draws it.
+"""Random numbers keyed by their purpose, never by the rank that draws them.
 
 A parameter's initial value depends on (seed, global name, global shape); a dropout mask on (seed, iteration, place in
 the global batch, layer, site, position). Any layout therefore starts equal, drops the same elements, and a resumed

@@ -83,7 +83,7 @@ class TrainingStep:
         self.reducer = model.reducer(self.optimizer.groups, measures_noise)
         self.scaler = LossScaler(train.initial_loss_scale) if train.precision == "fp16" else None
         self.timeline: list[Interval] | None = None
-        """If it is a list, this rank's computations are added to it as they end."""
+        """Computations of this rank are added as they end; None records nothing."""
 
     @property
     def loss_scale(self) -> float:

@@ -65,9 +65,9 @@ class Trainer:
         self.stop_requested = False
 
     def run_to_end(self, loggers: dict[str, Start] | None = None, until: int | None = None) -> None:
-        """Every iteration that is left, then the final validation, the summary and the run's seal.
+        """Run the iterations that are left, then validate, write the summary and seal the run.
 
-        Raises Interrupted, with a checkpoint written, when it is stopped, as it is after iteration `until`.
+        Raises Interrupted, with a checkpoint written, when it is stopped by a signal or after iteration `until`.
         """
         train, first = self.config.train, self.state.iteration
         begun = time.monotonic() - self.state.seconds
@@ -107,7 +107,7 @@ class Trainer:
         self.mesh.world.barrier()
 
     def iterate(self, number: int) -> tuple[Step, list[str], bool]:
-        """One optimizer step: its metrics, what the guards warn of, and whether some rank was asked to stop."""
+        """Run one optimizer step; returns its metrics, the guards' warnings, and True if a rank was asked to stop."""
         for guard in self.guards:
             guard.before(number)
         start = time.monotonic()
@@ -124,7 +124,7 @@ class Trainer:
         return iteration.line, warnings, gradient.signals > 0
 
     def _line(self, iteration: Iteration, rate: float, scale: float, seconds: float, is_updated: bool) -> Step:
-        """What the metrics say of an iteration."""
+        """The metrics line of an iteration."""
         train, model, size = self.config.train, self.config.model, iteration.batch_size
         flops = flops_per_iteration(model, train) * size / train.global_batch_size
         norm = iteration.gradient.norm
@@ -147,7 +147,7 @@ class Trainer:
     def _log(
         self, reached: int, loggers: dict[str, Start], note: Callable[[str], None]
     ) -> Iterator[Callable[[Step | Validation], None]]:
-        """What adds a line to the metrics; on the first rank alone they are written."""
+        """Open the metrics and yield a function that adds a line; only the first rank writes."""
         if not self.mesh.is_first:
             yield lambda line: None
             return
@@ -184,7 +184,7 @@ class Trainer:
         )  # fmt: skip
 
     def _loss_of(self, tokens: tuple[tuple[int, ...], ...]) -> float:
-        """Mean loss of the model as it is on samples that every data-parallel rank takes, without dropout."""
+        """Mean loss of the current model on samples that are the same for every data-parallel rank, without dropout."""
         total = self.model.evaluate([to_input(np.array(tokens, dtype=np.int64), self.mesh)])
         return self.mesh.pp.all_reduce(total).item() / len(tokens)
 

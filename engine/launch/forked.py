@@ -25,16 +25,16 @@ GRACE_SECONDS = 5.0
 
 
 class _Answer(NamedTuple):
-    """What one rank has to say."""
+    """Result or failure of one rank."""
 
     rank: int
     value: Any
     failure: tuple[float, str, str] | None
-    """When it failed, in one line, and the traceback."""
+    """Time of the failure, the failure in one line, and its traceback."""
 
 
 def run_forked(function: Callable[..., Any], world_size: int, *args: Any, timeout_seconds: float = 300.0) -> list[Any]:
-    """What `function(*args)` returned on each rank, in rank order.
+    """Call `function(*args)` on each rank; returns the results in rank order.
 
     Raises RanksFailed when a rank fails; the others are then ended. On a timeout every rank prints its stack.
     """
@@ -69,7 +69,7 @@ def run_forked(function: Callable[..., Any], world_size: int, *args: Any, timeou
 
 
 def _collect(answers: "Queue[_Answer]", processes: list[Any], timeout_seconds: float) -> list[_Answer]:
-    """Every rank's answer; after a first failure or death only those that follow at once."""
+    """Collect every rank's answer; after a first failure or death, only those that follow at once."""
     deadline = time.monotonic() + timeout_seconds
     answered: list[_Answer] = []
     is_cut = False

@@ -15,7 +15,7 @@ from lineage.errors import Interrupted
 from lineage.processes import end_with_parent, when_stopped
 
 STACK_SECONDS = 2.0
-"""Given to a rank that did not end, to print its stack."""
+"""Time for a rank that did not end to print its stack."""
 
 
 def launch(work: Callable[[], object], ranks: int) -> int:

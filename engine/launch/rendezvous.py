@@ -1,4 +1,4 @@
-"""How ranks find each other and make sure that they are about to do the same work."""
+"""Ranks find each other and check that they were given the same work."""
 
 import faulthandler
 import os
@@ -19,7 +19,7 @@ from lineage.config import flatten
 from lineage.errors import BadInput, HardwareMissing, Interrupted
 
 JOIN_SECONDS = 60.0
-"""How long a rank waits for the others to come."""
+"""Seconds that a rank waits for the others to start."""
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 """How long a rank waits for another in the middle of the work (gloo; NCCL's own watchdog ends the process)."""
 REPORT_SECONDS = 5.0
@@ -27,7 +27,7 @@ REPORT_SECONDS = 5.0
 FLIGHT_RECORDS = "2000"
 """Collectives that NCCL's flight recorder remembers, and writes down when one does not end."""
 STACK_SIGNAL = signal.SIGUSR1
-"""Makes a rank print its stack."""
+"""Signal that makes a rank print its stack."""
 PEER_GONE = (
     "connection was likely closed",
     "connection closed by peer",
@@ -35,15 +35,15 @@ PEER_GONE = (
     "broken pipe",
     "remote process exited",
 )
-"""What gloo and NCCL say when a process at the other end has ended."""
+"""Words of gloo and NCCL for a process at the other end that has ended."""
 
 
 class RanksMissing(HardwareMissing):
-    """Not every rank came: exit code 4."""
+    """Some ranks did not start: exit code 4."""
 
 
 class FirstRankMissing(RanksMissing):
-    """Rank 0, which speaks to the user, is not there, so that each rank speaks for itself."""
+    """Rank 0, which speaks to the user, did not start, so each rank speaks for itself."""
 
     on_every_rank = True
 
@@ -137,7 +137,7 @@ def telling_of_lost_ranks() -> Iterator[None]:
 
 
 def _hanging(error: RuntimeError) -> RankLost:
-    """Which ranks hang: those that do not say that they wait as well. Prints where this one waits."""
+    """Find the ranks that hang: they do not report that they wait as well. Prints where this one waits."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     print(f"rank {rank} waits here:", file=sys.stderr, flush=True)
     traceback.print_tb(error.__traceback__)

@@ -20,17 +20,17 @@ import torch.distributed as dist
 from engine.torch_names import ProcessGroup
 
 PLACE_BYTES = 1 << 20
-"""How much of a tensor a rank shows the others at once."""
+"""Bytes of a tensor that a rank shows the others at once."""
 BACKEND = "shared_memory"
 OPERATIONS: tuple[tuple[Any, Callable[..., torch.Tensor]], ...] = (
     (dist.ReduceOp.SUM, torch.add),
     (dist.ReduceOp.MAX, torch.maximum),
     (dist.ReduceOp.MIN, torch.minimum),
 )
-"""What can be reduced with; by comparison, since torch's operations cannot be looked up."""
+"""Reductions and their functions; a list, since torch's operations cannot be dictionary keys."""
 
 Exchange = Callable[[torch.Tensor, torch.Tensor, int], None]
-"""Is handed a part of this rank's tensor, the same part of every rank's [ranks, elements], and where it begins."""
+"""Called with a part of this rank's tensor, the same part of every rank's [ranks, elements], and its offset."""
 
 
 class SharedMemoryGroup(ProcessGroup):

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from engine.parallel.layout import Layout
-from engine.parallel.mesh import DONE, MAX, SUM, Axis, ParallelMesh, Waiting, Work
+from engine.parallel.mesh import DONE, MAX, SUM, Axis, ParallelMesh, Pending, Waiting
 
 _local = threading.local()
 
@@ -209,7 +209,7 @@ class ThreadAxis(Axis):
     def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType = SUM) -> torch.Tensor:
         return tensor.copy_(self._meet(tensor, lambda parts: _reduced(parts, op)))
 
-    def start_all_reduce(self, tensor: torch.Tensor) -> Work:
+    def start_all_reduce(self, tensor: torch.Tensor) -> Pending:
         self.all_reduce(tensor)
         return DONE
 
@@ -218,7 +218,7 @@ class ThreadAxis(Axis):
         if self.rank == owner:
             tensor.copy_(total)
 
-    def start_reduce(self, tensor: torch.Tensor, owner: int) -> Work:
+    def start_reduce(self, tensor: torch.Tensor, owner: int) -> Pending:
         self.reduce(tensor, owner)
         return DONE
 
@@ -237,14 +237,14 @@ class ThreadAxis(Axis):
     def barrier(self) -> None:
         self._meet(None, list)
 
-    def start_send(self, tensor: torch.Tensor, peer: int) -> Work:
+    def start_send(self, tensor: torch.Tensor, peer: int) -> Pending:
         channel = self.world.channels[self.members[self.rank], self.members[peer]]
         channel.messages[channel.sent] = tensor.clone()
         channel.sent += 1
         self.world.wake(self.members[peer])
         return DONE
 
-    def start_receive(self, tensor: torch.Tensor, peer: int) -> Work:
+    def start_receive(self, tensor: torch.Tensor, peer: int) -> Pending:
         channel = self.world.channels[self.members[peer], self.members[self.rank]]
         channel.expected += 1
         return _Receipt(self, channel, channel.expected - 1, tensor)

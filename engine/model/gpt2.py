@@ -17,7 +17,7 @@ from engine.model.microbatch import PipelineInput
 from engine.model.stage_model import CausalModel
 from engine.model.transformer import Embedding, KeyValueCache, LayerNorm, TransformerLayer, run_layers
 from engine.parallel.collectives import enter_tensor_parallel
-from engine.parallel.layout import Stage
+from engine.parallel.layout import PipelineStage
 from engine.parallel.mesh import ParallelMesh
 from engine.rng import Dropout
 
@@ -26,7 +26,11 @@ class GPT2(CausalModel):
     """Language model over token ids, or one pipeline stage of it. Parameters bear the whole model's names."""
 
     def __init__(
-        self, config: ModelConfig, mesh: ParallelMesh, stage: Stage | None = None, parallel: ParallelConfig = SERIAL
+        self,
+        config: ModelConfig,
+        mesh: ParallelMesh,
+        stage: PipelineStage | None = None,
+        parallel: ParallelConfig = SERIAL,
     ) -> None:
         super().__init__(config, mesh, stage, parallel)
         if self.stage.is_first or self.stage.is_last:

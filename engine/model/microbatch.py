@@ -1,4 +1,4 @@
-"""What a model is given of one microbatch."""
+"""Inputs of a model for one microbatch."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,7 @@ from engine.rng import Dropout
 
 @dataclass(frozen=True)
 class Recurrence:
-    """What earlier segments left for this one, by layer, [m, b, h], and what this one leaves for the next.
+    """States of the segment before, by layer, [m, b, h], and those that this segment leaves for the next.
 
     A model with memory reads `before` and writes `after`; a pass over the same microbatch again meets the same values.
     Where nothing is computed again, both may be one.
@@ -26,10 +26,10 @@ class Recurrence:
 
 @dataclass(frozen=True)
 class SentencePairs:
-    """What a BERT knows of its sequences besides their tokens."""
+    """A BERT's inputs besides the tokens."""
 
     token_types: torch.Tensor
-    """Which part each token belongs to, 0 or 1, [b, s]."""
+    """0 for tokens of the first part, 1 for those of the second, [b, s]."""
     is_token: torch.Tensor
     """False at padding, [b, s]."""
     is_swapped: torch.Tensor
@@ -38,24 +38,24 @@ class SentencePairs:
 
 @dataclass(frozen=True)
 class PipelineInput:
-    """One microbatch: token ids and targets, each [b, s]; a negative target asks for nothing."""
+    """One microbatch: token ids and targets, each [b, s]; negative targets are ignored."""
 
     tokens: torch.Tensor
     targets: torch.Tensor
     dropout: Dropout | None = None
     recurrence: Recurrence | None = None
-    """For a model with memory; without one it sees this segment alone."""
+    """Memory of earlier segments; None if the model sees this segment alone."""
     pairs: SentencePairs | None = None
-    """For a BERT; without them a sequence is one part without padding."""
+    """Parts and padding, for a BERT; None if a sequence is one part without padding."""
     places: tuple[int, ...] = ()
-    """Of its sequences in the global batch, where it is part of one."""
+    """Places of its sequences in the global batch; empty outside one."""
 
 
 def to_input(
     tokens: NDArray[np.int64], mesh: ParallelMesh, dropout: Dropout | None = None,
     recurrence: Recurrence | None = None, pairs: PairArrays | None = None, places: tuple[int, ...] = (),
 ) -> PipelineInput:  # fmt: skip
-    """A microbatch on the mesh's device: of token ids [b, s + 1] each predicts the next; of pairs [b, s] the masked."""
+    """A microbatch on the mesh's device. Without `pairs` the tokens are [b, s + 1] and each predicts the next."""
     rows = _on_device(tokens, mesh)
     if pairs is None:
         return PipelineInput(rows[:, :-1], rows[:, 1:], dropout, recurrence, places=places)
@@ -67,6 +67,6 @@ def to_input(
 
 
 def _on_device(array: NDArray[Any], mesh: ParallelMesh) -> torch.Tensor:
-    """The array on the mesh's device, which the host does not wait for."""
+    """The array on the mesh's device; the host does not wait for the copy."""
     tensor = torch.from_numpy(array)
     return (tensor.pin_memory() if mesh.device.type == "cuda" else tensor).to(mesh.device, non_blocking=True)

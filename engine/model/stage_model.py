@@ -1,4 +1,4 @@
-"""What the engine asks of a model, whatever its family."""
+"""Base classes of the models of every family."""
 
 import math
 from abc import ABC, abstractmethod
@@ -9,7 +9,7 @@ from torch import nn
 
 from engine.config import SERIAL, ModelConfig, ParallelConfig
 from engine.model.microbatch import PipelineInput
-from engine.parallel.layout import Stage
+from engine.parallel.layout import PipelineStage
 from engine.parallel.mesh import ParallelMesh
 from engine.parallel.sharding import sharded_parameters
 from engine.rng import Dropout, initial_normal
@@ -27,14 +27,18 @@ class StageModel(nn.Module, ABC):
     """True if the two weights before residual additions begin smaller, by √(2L)."""
 
     def __init__(
-        self, config: ModelConfig, mesh: ParallelMesh, stage: Stage | None = None, parallel: ParallelConfig = SERIAL
+        self,
+        config: ModelConfig,
+        mesh: ParallelMesh,
+        stage: PipelineStage | None = None,
+        parallel: ParallelConfig = SERIAL,
     ) -> None:
         """Only the recomputation settings of `parallel` are used."""
         super().__init__()
         self.config, self.mesh = config, mesh
         self.recomputed_layers = parallel.recomputed_layers
         self.recomputes_attention = parallel.recompute == "selective"
-        self.stage = stage or Stage(range(config.num_layers))
+        self.stage = stage or PipelineStage(range(config.num_layers))
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:

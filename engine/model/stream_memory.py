@@ -1,4 +1,4 @@
-"""What a model with memory remembers of each stream of text: carried between iterations, kept in checkpoints.
+"""Memory of a model for each stream of text: carried between iterations, saved in checkpoints.
 
 A stream is a place in the global batch. Its states are saved by layer and place, so any layout goes on from them.
 """
@@ -27,20 +27,20 @@ class StreamMemory:
         self._passing: dict[Places, Recurrence] = {}
 
     def enter(self, places: Places) -> Recurrence | None:
-        """What a microbatch of these streams is given; its states are taken over by `commit`."""
+        """The memory for a microbatch of these streams; `commit` stores what the microbatch leaves."""
         if not self.is_kept:
             return None
         self._passing[places] = Recurrence(self._states.get(places, {}))
         return self._passing[places]
 
     def commit(self) -> None:
-        """Keep what the microbatches that entered have left."""
+        """Store the states that the entered microbatches have left."""
         for places, recurrence in self._passing.items():
             self._states[places] = recurrence.after
         self._passing = {}
 
     def discard(self) -> None:
-        """Forget what the microbatches that entered have left: they were only tried."""
+        """Drop the states that the entered microbatches have left, after a dry run."""
         self._passing = {}
 
     def save(self, directory: Path) -> None:
@@ -55,7 +55,7 @@ class StreamMemory:
             save_file(tensors, directory / f"memory-pp{self.mesh.pp.rank:03d}-dp{self.mesh.dp.rank:05d}.safetensors")
 
     def load(self, directory: Path, groups: Iterable[Places], layers: Iterable[int]) -> None:
-        """Take over what a checkpoint has of these microbatches' streams, whatever layout wrote it.
+        """Load a checkpoint's states of these microbatches' streams; any layout may have written them.
 
         Raises IntegrityFailure if a stream is missing there.
         """

@@ -1,4 +1,4 @@
-"""What Megatron-LM's transformers have in common: embedding, pre-LN layer, self-attention with heads divided over the
+"""Parts that Megatron-LM's transformers share: embedding, pre-LN layer, self-attention with heads divided over the
 tensor-parallel axis, MLP with tanh GeLU, dropout on the residual stream.
 
 Shapes: b microbatch, s sequence, h hidden, n heads, d head dim, v padded vocabulary, t tensor-parallel ranks.

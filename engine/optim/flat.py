@@ -80,7 +80,7 @@ class FlatOptimizer(ABC):
     def __init__(
         self, parameters: list[ShardedParameter], train: TrainConfig, mesh: ParallelMesh, shard: bool = False
     ) -> None:
-        """With `shard` the state is divided over the data-parallel ranks (ZeRO stage 1)."""
+        """Divide the state over the data-parallel ranks (ZeRO stage 1) if `shard` is set."""
         self.mesh, self.train = mesh, train
         owners = mesh.dp if shard else Axis()
         is_pure = train.precision == "fp16-pure"

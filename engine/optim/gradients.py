@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from engine.optim.flat import FlatGroup
-from engine.parallel.mesh import ParallelMesh, Work
+from engine.parallel.mesh import ParallelMesh, Pending
 from engine.parallel.sharding import TIED_EMBEDDING, ShardedParameter
 
 BUCKET_ELEMENTS = 4_000_000
@@ -47,10 +47,10 @@ class _Bucket:
     is_copy: bool
     """True for the last stage's tied embedding, which the first stage reduces for both."""
     owned: list[tuple[int, torch.Tensor]]
-    """Its parts, each with the data-parallel rank that alone needs the sum; empty if every rank needs all of it."""
+    """Parts of it, each with the data-parallel rank that alone needs the sum; empty if every rank needs all of it."""
     missing: int = 0
     """Parameters whose last gradient is still to come."""
-    works: list[Work] = field(default_factory=list)
+    works: list[Pending] = field(default_factory=list)
     is_launched: bool = False
 
 

@@ -1,4 +1,4 @@
-"""Which rank is where, and which layers it holds: pure arithmetic. Imports no torch."""
+"""Arithmetic of layouts: the place of each rank and the layers that it holds. Imports no torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ class Layout:
 
     @property
     def world_size(self) -> int:
-        """Ranks in all."""
+        """Number of ranks."""
         return self.tp * self.pp * self.dp
 
     def coordinates(self, rank: int) -> tuple[int, int, int]:
@@ -37,7 +37,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Stage:
+class PipelineStage:
     """A global position in the pipeline."""
 
     layers: range
@@ -48,11 +48,11 @@ class Stage:
     """Holds the final layer norm and the output head."""
 
 
-def split_layers(num_layers: int, pp: int, chunks: int) -> list[Stage]:
+def split_layers(num_layers: int, pp: int, chunks: int) -> list[PipelineStage]:
     """Stages in pipeline order; stage = chunk · pp + rank.
 
-    Layers are divided as evenly as they go, and where they do not, the earlier stages hold one more: the last stage has
-    the output head to compute as well. Raises BadInput when there are fewer layers than stages.
+    If the layers do not divide evenly, the earlier stages hold one more: the last stage also computes the output head.
+    Raises BadInput when there are fewer layers than stages.
     """
     stages = pp * chunks
     if num_layers < stages:
@@ -64,7 +64,7 @@ def split_layers(num_layers: int, pp: int, chunks: int) -> list[Stage]:
     split, start = [], 0
     for stage in range(stages):
         count = each + (stage < extra)
-        split.append(Stage(range(start, start + count), stage == 0, stage == stages - 1))
+        split.append(PipelineStage(range(start, start + count), stage == 0, stage == stages - 1))
         start += count
     return split
 

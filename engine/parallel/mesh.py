@@ -33,7 +33,7 @@ class Waiting:
         self.seconds += time.monotonic() - self._start
 
 
-class Work(Protocol):
+class Pending(Protocol):
     """Communication in progress."""
 
     def wait(self) -> object:
@@ -68,14 +68,14 @@ class Axis:
         """Reduce in place over the axis."""
         return tensor
 
-    def start_all_reduce(self, tensor: torch.Tensor) -> Work:
+    def start_all_reduce(self, tensor: torch.Tensor) -> Pending:
         """Begin to sum in place over the axis."""
         return DONE
 
     def reduce(self, tensor: torch.Tensor, owner: int = 0) -> None:
         """Sum in place on one rank of the axis; the others' values are undefined afterwards."""
 
-    def start_reduce(self, tensor: torch.Tensor, owner: int) -> Work:
+    def start_reduce(self, tensor: torch.Tensor, owner: int) -> Pending:
         """Begin `reduce`."""
         return DONE
 
@@ -97,11 +97,11 @@ class Axis:
     def barrier(self) -> None:
         """Wait for every rank of the axis."""
 
-    def start_send(self, tensor: torch.Tensor, peer: int) -> Work:
+    def start_send(self, tensor: torch.Tensor, peer: int) -> Pending:
         """Begin to send a contiguous tensor to another rank of the axis; it must not change until the work is over."""
         raise NotImplementedError("one rank alone sends no messages")
 
-    def start_receive(self, tensor: torch.Tensor, peer: int) -> Work:
+    def start_receive(self, tensor: torch.Tensor, peer: int) -> Pending:
         """Begin to fill a contiguous tensor with the next one that another rank of the axis sends."""
         raise NotImplementedError("one rank alone receives no messages")
 
@@ -123,7 +123,7 @@ class GroupAxis(Axis):
             dist.all_reduce(tensor, op, group=self._fast)
         return tensor
 
-    def start_all_reduce(self, tensor: torch.Tensor) -> Work:
+    def start_all_reduce(self, tensor: torch.Tensor) -> Pending:
         if self.shared_memory:
             self.all_reduce(tensor)
             return DONE
@@ -133,7 +133,7 @@ class GroupAxis(Axis):
         with self.waiting:
             dist.reduce(tensor, group=self._fast, group_dst=owner)
 
-    def start_reduce(self, tensor: torch.Tensor, owner: int) -> Work:
+    def start_reduce(self, tensor: torch.Tensor, owner: int) -> Pending:
         if self.shared_memory:
             self.reduce(tensor, owner)
             return DONE
@@ -163,14 +163,14 @@ class GroupAxis(Axis):
     def barrier(self) -> None:
         dist.barrier(self.group)
 
-    def start_send(self, tensor: torch.Tensor, peer: int) -> Work:
+    def start_send(self, tensor: torch.Tensor, peer: int) -> Pending:
         return _begun(dist.isend(tensor, group=self.group, group_dst=peer))
 
-    def start_receive(self, tensor: torch.Tensor, peer: int) -> Work:
+    def start_receive(self, tensor: torch.Tensor, peer: int) -> Pending:
         return _begun(dist.irecv(tensor, group=self.group, group_src=peer))
 
 
-def _begun(work: dist.Work | None) -> Work:
+def _begun(work: dist.Work | None) -> Pending:
     assert work is not None  # this rank is in the group
     return work
 
@@ -193,7 +193,7 @@ class ParallelMesh:
 
     @property
     def sequence_rank(self) -> int:
-        """Which part of the sequence this rank holds outside tensor-parallel regions."""
+        """Index of the part of the sequence that this rank holds outside tensor-parallel regions."""
         return self.tp.rank if self.sequence_parallel else 0
 
     @property

@@ -17,8 +17,8 @@ from engine.model.microbatch import PipelineInput
 from engine.model.stage_model import StageModel
 from engine.optim.flat import FlatGroup
 from engine.optim.gradients import GradientReducer, Reducer
-from engine.parallel.layout import Stage, split_layers
-from engine.parallel.mesh import DONE, Axis, ParallelMesh, Work
+from engine.parallel.layout import PipelineStage, split_layers
+from engine.parallel.mesh import DONE, Axis, ParallelMesh, Pending
 from engine.parallel.sharding import sharded_parameters
 from engine.pipeline.lowering import Instruction, Interval, Message, lower
 from engine.pipeline.schedule import Compute, Op, ScheduleName, compute_orders, forward_orders
@@ -41,7 +41,7 @@ class PartitionedModel:
         # optimizer and checkpoints: in ZeRO stage 3 the data axis divides as the tensor axis does
         self.storage_mesh = replace(mesh, tp=mesh.dp, dp=Axis()) if self.is_zero3 else mesh
 
-    def _build(self, stage: Stage, dtype: torch.dtype) -> StageModel:
+    def _build(self, stage: PipelineStage, dtype: torch.dtype) -> StageModel:
         model_class = family_of(self.config).model_class()
         if not self.is_zero3:
             return model_class(self.config, self.mesh, stage, self.parallel).to(self.mesh.device, dtype)
@@ -126,11 +126,11 @@ class PipelineExecutor:
         self._chunks, self._mesh, self._microbatches, self._loss_scale = chunks, mesh, microbatches, loss_scale
         self._last = mesh.pp.size * len(chunks) - 1
         self._divides = scatter_gather and mesh.tp.size > 1 and mesh.pp.size > 1 and not mesh.sequence_parallel
-        self._payloads: dict[tuple[Op, int, int], tuple[Work, torch.Tensor]] = {}
+        self._payloads: dict[tuple[Op, int, int], tuple[Pending, torch.Tensor]] = {}
         """Activations and gradients, whole or as sent, by direction, microbatch and the stage that consumes them."""
         self._graphs: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]] = {}
         """Input, output and place for the output's gradient, by microbatch and chunk."""
-        self._sends: list[tuple[Work, torch.Tensor]] = []
+        self._sends: list[tuple[Pending, torch.Tensor]] = []
         self._total = torch.zeros((), dtype=torch.float64, device=mesh.device)
 
     def run(

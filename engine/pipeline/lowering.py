@@ -1,4 +1,4 @@
-"""From orders of computation to programs with messages, their timing and their validity. Imports no torch.
+"""Turns orders of computation into programs with messages, with their timing and proof. Imports no torch.
 
 Messages are inserted from one global order shared by all ranks. Inserted rank by rank they deadlock for nearly every
 interleaved schedule when a send waits for its receive; in one global order the earliest unfinished message always has
@@ -31,7 +31,7 @@ Instruction = Compute | Message
 
 
 class Interval(NamedTuple):
-    """When a computation ran."""
+    """Start and end of a computation."""
 
     compute: Compute
     start: float

@@ -12,7 +12,7 @@ from lineage.errors import BadInput
 
 
 class Op(StrEnum):
-    """What is computed."""
+    """Direction of a computation."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -47,7 +47,7 @@ def compute_orders(name: ScheduleName, pp: int, chunks: int, microbatches: int) 
 
 
 def forward_orders(pp: int, chunks: int, microbatches: int) -> list[list[Compute]]:
-    """Every rank's order where only forward passes are wanted, as in validation."""
+    """Every rank's order of forward passes alone, for validation."""
     order = [Compute(Op.FORWARD, microbatch, chunk) for microbatch in range(microbatches) for chunk in range(chunks)]
     return [order for _ in range(pp)]
 
@@ -82,7 +82,7 @@ def _one_f_one_b(pp: int, rank: int, chunks: int, microbatches: int) -> Iterator
 
 
 def _warmup(pp: int, rank: int, chunks: int) -> int:
-    """Forward passes of a rank before its first backward pass follows one, if there are as many."""
+    """Forward passes of a rank before it alternates, if there are as many."""
     return pp - rank - 1 if chunks == 1 else 2 * (pp - rank - 1) + (chunks - 1) * pp
 
 
@@ -92,7 +92,7 @@ def ideal_bubble(name: ScheduleName, pp: int, chunks: int, microbatches: int) ->
 
 
 def peaks_in_flight(name: ScheduleName, pp: int, chunks: int, microbatches: int) -> list[int]:
-    """Of every rank, the most forward passes of a chunk whose backward pass is still to come.
+    """Most forward passes of each rank that wait for their backward pass at a time.
 
     Raises BadInput as `check_schedule`.
     """

@@ -8,7 +8,7 @@ from engine.data.batch_schedule import BatchSchedule
 from engine.data.batches import TrainingOrder, ValidationOrder
 from engine.families.bert.batches import PairSource, PairTrainingBatches, PairValidationBatches, read_vocabulary
 from engine.family import ClosedForms, Family, TokenFiles
-from engine.parallel.layout import Stage
+from engine.parallel.layout import PipelineStage
 
 
 class BertForms(ClosedForms):
@@ -16,7 +16,7 @@ class BertForms(ClosedForms):
 
     is_causal = False
 
-    def parameters(self, stage: Stage, tp: int = 1) -> int:
+    def parameters(self, stage: PipelineStage, tp: int = 1) -> int:
         """Parameters of GPT-2, segments, the head's dense layer, norm and bias, pooler and sentence order."""
         h = self.h
         head = (h * h + 3 * h + self.v // tp) + (h * h + h) + (2 * h + 2)

@@ -30,7 +30,7 @@ from engine.model.transformer import (
 )
 from engine.parallel.collectives import enter_tensor_parallel
 from engine.parallel.layers import linear
-from engine.parallel.layout import Stage
+from engine.parallel.layout import PipelineStage
 from engine.parallel.mesh import ParallelMesh
 from engine.rng import Dropout
 
@@ -125,7 +125,7 @@ class BERT(StageModel):
         self,
         config: ModelConfig,
         mesh: ParallelMesh,
-        stage: Stage | None = None,
+        stage: PipelineStage | None = None,
         parallel: ParallelConfig = SERIAL,
     ) -> None:
         super().__init__(config, mesh, stage, parallel)

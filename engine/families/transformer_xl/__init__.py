@@ -6,13 +6,13 @@ from engine.config import RunConfig
 from engine.data.batch_schedule import BatchSchedule
 from engine.data.batches import TrainingOrder, TrainingStreams, ValidationOrder, ValidationStreams
 from engine.family import ClosedForms, Family, TokenFiles
-from engine.parallel.layout import Stage
+from engine.parallel.layout import PipelineStage
 
 
 class TransformerXLForms(ClosedForms):
     """Closed forms of Transformer-XL. Keys and values are computed for the memory as well as for the segment."""
 
-    def parameters(self, stage: Stage, tp: int = 1) -> int:
+    def parameters(self, stage: PipelineStage, tp: int = 1) -> int:
         """Parameters of the layers and of the embedding, which is adaptive if there are cutoffs."""
         model, h, xl = self.model, self.h, self.model.transformer_xl
         width, inner = model.num_heads * model.head_dim, model.inner_size

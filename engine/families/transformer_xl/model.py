@@ -22,7 +22,7 @@ from engine.model.stage_model import CausalModel
 from engine.model.transformer import LayerNorm, drop, recomputed
 from engine.parallel.collectives import enter_tensor_parallel
 from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, linear
-from engine.parallel.layout import Stage
+from engine.parallel.layout import PipelineStage
 from engine.parallel.mesh import ParallelMesh
 from engine.rng import Dropout
 
@@ -86,7 +86,7 @@ class TransformerXL(CausalModel):
         self,
         config: ModelConfig,
         mesh: ParallelMesh,
-        stage: Stage | None = None,
+        stage: PipelineStage | None = None,
         parallel: ParallelConfig = SERIAL,
     ) -> None:
         super().__init__(config, mesh, stage, parallel)
