@@ -1,4 +1,4 @@
-"""Any checkpoint that can be named, ours, Hugging Face's, Megatron-LM's or `torch_dist`, as a model to score with."""
+"""Checkpoints of this suite, Hugging Face, Megatron-LM or `torch_dist`, loaded as models to score with."""
 
 import tempfile
 from collections.abc import Iterator
@@ -31,11 +31,11 @@ from lineage.records import Kind
 
 @contextmanager
 def native_checkpoint(path: Path, vocab: Path | None = None, heads: int | None = None) -> Iterator[Path]:
-    """A checkpoint or run directory of this suite's own: `path` itself, or what is imported from it meanwhile.
+    """Yield a checkpoint or run directory of this suite: `path` itself, or a temporary import of it.
 
-    What is not there but has the form `owner/name` is asked of the Hugging Face hub. Megatron-LM checkpoints have no
-    vocabulary: it is `vocab`, or what lies beside them, or the published one. Raises BadInput for what is no
-    checkpoint, and what imports raise.
+    If `path` does not exist and has the form `owner/name`, the Hugging Face hub is asked. A Megatron-LM checkpoint has
+    no vocabulary: `vocab`, files beside it, or the published one is taken. Raises BadInput if there is no checkpoint,
+    and the errors of imports.
     """
     directory = path if path.exists() else _download(path)
     if not directory.is_dir() or _is_native(directory):
@@ -84,11 +84,11 @@ class EvaluatedCheckpoint:
 
     @property
     def store(self) -> ScoreStore:
-        """Where its scores are kept from one evaluation to the next."""
+        """Store of the checkpoint's scores."""
         return ScoreStore(user_cache("scores"), self.digest, self.tokenizer.digest)
 
     def training_dataset(self) -> Path:
-        """The one dataset that the checkpoint was trained on. Raises DataMissing where it is not here."""
+        """The single training dataset of the checkpoint. Raises DataMissing if it is not here."""
         run = self.directory.parent.parent
         try:
             ((dataset, _),) = trained_datasets(run)
@@ -100,9 +100,9 @@ class EvaluatedCheckpoint:
 def load_checkpoint(path: Path, mesh: ParallelMesh | None = None, row_by_row: bool = False) -> EvaluatedCheckpoint:
     """Load a checkpoint, or a run's newest one, in the number format of its weights.
 
-    With a mesh, this rank's part of it; otherwise the whole on the GPU if there is one. Its weights are laid out for
-    many rows at a time, or for one. Raises BadInput if nothing is at `path` or the mesh does not divide the model, and
-    IntegrityFailure if what is there is incomplete or damaged.
+    With a mesh, this rank's part is loaded; otherwise the whole model, on the GPU if there is one. Weights are laid out
+    for many rows at a time, or with `row_by_row` for one. Raises BadInput if nothing is at `path` or the mesh does not
+    divide the model, and IntegrityFailure if what is there is incomplete or damaged.
     """
     mesh = mesh or serial_mesh(local_device())
     loaded = load_for_inference(path, mesh, as_stored=True)

@@ -1,4 +1,4 @@
-"""Prediction of a passage's last word, by rules that differ in what the last word is and when it is right."""
+"""Prediction of a passage's last word, by rules that differ in the target and in what counts as right."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -41,13 +41,13 @@ only the first sub-word of the answer may not be one, since later ones ("an", "h
 """
 
 Encoded = list[tuple[list[int], int]]
-"""Sub-words of each passage and how many at its end are the target."""
+"""Sub-words of each passage and the number of target sub-words at its end."""
 
 
 def split_last_word(text: str) -> tuple[str, str]:
     """The stripped context and the last white-space word, as Megatron's `--strict-lambada` splits them.
 
-    Whatever white space stood before the word is gone; the target is encoded as a space and the word.
+    White space before the word is dropped; the target is encoded as a space and the word.
     """
     last = text.split()[-1]
     return text[: text.rfind(last)].strip(), last
@@ -68,7 +68,7 @@ def encode_for_last_token(tokenizer: Encoder, passages: Sequence[str]) -> Encode
 
 @dataclass(frozen=True)
 class ClozeRule:
-    """What is predicted and when it is right."""
+    """Definition of a passage's target and of a right answer."""
 
     sentence: str
     encode: Callable[[Encoder, Sequence[str]], Encoded]
@@ -98,14 +98,14 @@ LM_EVAL = ClozeRule(
 
 
 def stop_word_tokens(tokenizer: Encoder) -> Tokens:
-    """Ids of the sub-words that are a whole stop word, in any case and with or without a space before it."""
+    """Ids of sub-words that are a whole stop word, in any case, with or without a space before it."""
     texts = (tokenizer.decode([token]) for token in range(tokenizer.vocab_size))
     banned = [token for token, text in enumerate(texts) if text.strip().lower() in STOP_WORDS]
     return np.asarray(banned, dtype=np.int64)
 
 
 class ClozeTask(Task):
-    """The task for a list of passages and one rule."""
+    """The task of a list of passages and a rule."""
 
     unit = "examples"
 
@@ -114,7 +114,7 @@ class ClozeTask(Task):
     ) -> None:
         """A passage longer than `seq_length` inputs loses its beginning.
 
-        Raises BadInput where there is no passage; making a request raises it for a target that is longer.
+        Raises BadInput if there is no passage; a request with a longer target raises it too.
         """
         if not passages:
             raise BadInput(f"{source.title} has no passage to score")
@@ -141,7 +141,7 @@ class ClozeTask(Task):
         return Losses(names, scores.nll, np.ones(len(names)), self.correct(scores))
 
     def estimate(self, scores: Scores) -> Estimate:
-        """The accuracy; two right and two wrong answers are added for its error, which is not 0 where all are alike.
+        """The accuracy. For its error, two right and two wrong answers are added, so that it is never 0.
 
         Agresti and Coull 1998, Approximate Is Better than "Exact" for Interval Estimation of Binomial Proportions.
         """
@@ -174,7 +174,7 @@ class ClozeTask(Task):
         )
 
     def correct(self, scores: Scores) -> NDArray[np.bool_]:
-        """The examples that the rule calls right."""
+        """True for each example that is right by the rule."""
         if not self._rule.filters_stop_words:
             return scores.all_greedy
         right = scores.greedy.copy()

@@ -25,7 +25,7 @@ class Difference(Config):
     task: str
     num_pairs: int
     log_perplexity: float
-    """Below zero where the second predicts better."""
+    """Below zero if the second predicts better."""
     log_perplexity_standard_error: float | None
     accuracy: float | None
     """None for a perplexity task."""
@@ -33,10 +33,7 @@ class Difference(Config):
 
 
 def paired_difference(task: str, first: Losses, second: Losses) -> Difference:
-    """The difference on the articles or examples that both have.
-
-    Raises BadInput if the two were not scored on the same ones.
-    """
+    """The difference on the articles or examples. Raises BadInput if the two checkpoints have different ones."""
     if first.names != second.names:
         raise BadInput(
             f"{task}: the two checkpoints were not scored on the same parts of the text, since their contexts or "
@@ -61,10 +58,7 @@ def paired_difference(task: str, first: Losses, second: Losses) -> Difference:
 
 
 def compare_windows(first: Path, second: Path, requests: Sequence[Request], settings: Settings) -> Agreement | None:
-    """Walk windows in order, until one differs; None where the two are no GPT-2s of one shape.
-
-    Raises what loading raises.
-    """
+    """Walk windows in order until one differs; None unless both are GPT-2s of one shape."""
     models = []
     with ExitStack() as stack:
         for path in (first, second):

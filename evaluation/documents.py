@@ -1,4 +1,4 @@
-"""Texts of tests: read, what is counted in them, where their articles begin before and after a detokenizer."""
+"""Texts of tests: reading, counting words, and cutting into articles before and after a detokenizer."""
 
 import hashlib
 import re
@@ -17,7 +17,7 @@ from lineage.errors import BadInput, IntegrityFailure
 _HEADING = re.compile(r"(?:(?<=\n \n)|(?<=\A \n)) = (?!= )([^\n]+?)(?<! =) = \n(?= \n)")
 """A first-level heading of WikiText between empty lines."""
 _UNSTABLE = "@\\"
-"""What detokenizers add or take away besides white space: WikiText's marks, and the invertible one's escape."""
+"""Characters besides white space that detokenizers add or remove: WikiText's marks and the escape."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class RunningText:
     source: SourceText
     text: str
     articles: Sequence[tuple[str, int]]
-    """Title and character offset of each; the first begins where the text does. Empty where it has none."""
+    """Title and character offset of each article; the first has offset 0. Empty for a text without articles."""
     num_lm_eval_words: int
     """Words as lm-evaluation-harness counts them, document by document."""
 
@@ -40,7 +40,7 @@ class RunningText:
 
     @classmethod
     def of_documents(cls, source: SourceText, documents: Sequence[str]) -> Self:
-        """Documents joined by blank lines; each is an article. A single one has none."""
+        """Documents joined by blank lines, each an article; a single document has no articles."""
         ends = np.cumsum([len(text) + 2 for text in documents])
         articles = [
             (f"document {number}", int(end) - len(text) - 2)

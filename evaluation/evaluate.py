@@ -25,7 +25,7 @@ from lineage.files import Environment
 from lineage.progress import Progress, announce
 
 SAMPLES, SMALLEST_SAMPLE = 64, 32
-"""A test is sampled in so many parts of equal size, of at least so many requests."""
+"""Number of equal parts in which a test is sampled, and smallest number of requests of a part."""
 MakeTask = Callable[[EvaluatedCheckpoint], Task]
 """The task for a checkpoint's tokenizer and context."""
 
@@ -41,12 +41,12 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Evaluations:
-    """All that was asked of one checkpoint."""
+    """All evaluations of a checkpoint."""
 
     done: dict[str, Evaluation]
-    """By the name that was asked for."""
+    """Evaluations by requested name."""
     missing: dict[str, str]
-    """Why a task could not be run."""
+    """Reason for each task that could not be run."""
 
 
 def named_task(name: str) -> MakeTask:
@@ -60,9 +60,9 @@ def file_task(make: Callable[[Path, Encoder, int], Task], path: Path) -> MakeTas
 
 
 def evaluate(checkpoint: Path, tasks: Mapping[str, MakeTask], settings: Settings) -> Evaluations:
-    """Tasks on a checkpoint of any format, or on a run's newest one, in one pass over the requests they share.
+    """Run tasks on a checkpoint of any format, or on a run's newest checkpoint, in one pass over shared requests.
 
-    A task whose data or whose kind of model is missing is left out. Raises DataMissing or NoMemory if none is left.
+    A task whose data or kind of model is missing is left out. Raises DataMissing or NoMemory if no task is left.
     """
     started = time.monotonic()
     made: dict[str, Task] = {}
@@ -128,7 +128,7 @@ def _score_all(tasks: Sequence[Task], evaluated: EvaluatedCheckpoint, settings: 
 
 
 def _sample(task: Task, evaluated: EvaluatedCheckpoint, settings: Settings, until: float) -> tuple[Task, Scores]:
-    """A part of the task, in a random order that is always the same, until its number is known well enough."""
+    """Score the task's requests in a fixed random order until its number is precise enough."""
     if task.with_memory:
         raise BadInput("a text is scored with memory from its beginning on: give --limit in place of --until")
     model, size = evaluated.model, max(SMALLEST_SAMPLE, task.whole // SAMPLES)
@@ -164,14 +164,14 @@ def _provenance(evaluated: EvaluatedCheckpoint, checkpoint: Path, started: float
 
 
 def _shown(directory: Path, asked: Path) -> str:
-    """Run and iteration of our own checkpoint, the name of an imported one."""
+    """Run and iteration of a checkpoint of this suite, name of an imported one."""
     if asked.exists() and directory.is_relative_to(asked.resolve()):
         return f"{directory.parent.parent.name}/{directory.name}"
     return asked.resolve().name if asked.exists() else str(asked)
 
 
 def share(tasks: Sequence[Sequence[Request]]) -> tuple[list[Request], list[NDArray[np.int64]]]:
-    """The distinct requests of all tasks, and for each task where its own are among them.
+    """The distinct requests of all tasks, and the places of each task's requests among them.
 
     Requests of equal tokens are one, with the largest number of scored tokens.
     """
@@ -189,7 +189,7 @@ def share(tasks: Sequence[Sequence[Request]]) -> tuple[list[Request], list[NDArr
 
 
 def take(scores: Scores, places: NDArray[np.int64], requests: Sequence[Request]) -> Scores:
-    """A task's scores: of the shared requests at `places`, the last tokens, as many as its own requests score."""
+    """A task's scores, from the shared requests at `places`: the last tokens that its own requests score."""
     counts = np.array([request.num_scored for request in requests], dtype=np.int64)
     ends = (scores.starts + scores.num_scored)[places]
     chosen = np.concatenate([np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)])

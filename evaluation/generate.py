@@ -1,8 +1,8 @@
 """Texts from a causal model, token by token with a key-value cache, on one rank or on several that share the model.
 
-Every rank chooses the same tokens: the last stage's, from logits that its tensor-parallel ranks have gathered. What is
-sampled depends on the seed, the prompt and the logits; greedy and sampled tokens are those of transformers' `generate`
-with the same settings and seed on a CPU. Shapes: b prompts, v padded vocabulary, t tensor-parallel ranks.
+The last stage chooses each token from gathered logits and sends it to every rank. Samples depend on seed, prompt and
+logits; greedy and sampled tokens equal those of transformers' `generate` with the same settings and seed on a CPU.
+Shapes: b prompts, v padded vocabulary, t tensor-parallel ranks.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from lineage.progress import Progress, announce
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is drawn from the model's distribution, by these steps in order.
+    """Steps, in order, by which a token is drawn from the model's distribution.
 
     Raises BadInput for a value that leaves no distribution.
     """
@@ -33,9 +33,9 @@ class Sampling:
     temperature: float = 1.0
     """Divides the logits."""
     top_k: int | None = None
-    """Only the k likeliest tokens, and those as likely as the last of them."""
+    """Keep only the k likeliest tokens and those as likely as the last of them."""
     top_p: float | None = None
-    """Only the likeliest tokens that together have this probability (nucleus sampling, Holtzman et al. 2020)."""
+    """Keep only the likeliest tokens that together have this probability (nucleus sampling, Holtzman et al. 2020)."""
     seed: int = 1234
 
     def __post_init__(self) -> None:
@@ -47,7 +47,7 @@ class Sampling:
             raise BadInput(f"top-p = {self.top_p} is not in (0, 1]")
 
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
-        """Of each token, [v], from its logits."""
+        """Probability of each token, [v], from its logits."""
         logits = logits / self.temperature
         if self.top_k is not None:
             smallest = logits.topk(min(self.top_k, len(logits))).values[-1]
@@ -62,12 +62,12 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Generated:
-    """A prompt with what the model made of it."""
+    """A prompt with its continuation."""
 
     prompt: str
     continuation: str
     tokens: list[int]
-    """The continuation's, with the one that ended it if one did."""
+    """Tokens of the continuation, with the end-of-text token if there is one."""
     sampling: Sampling | None
     """None for greedy."""
     checkpoint: str
@@ -77,7 +77,7 @@ class Generated:
 def generate_text(
     checkpoint: Path, prompt: str, max_new_tokens: int, sampling: Sampling | None, settings: Settings
 ) -> Generated:
-    """Continue a text by a checkpoint of any format; an empty one begins a document.
+    """Continue a text by a checkpoint of any format; an empty text begins a document.
 
     Every rank of the settings' layout calls it. Raises BadInput for data-parallel ranks and what `generate` raises.
     """
@@ -102,11 +102,11 @@ def generate(
     end: int | None,
     sampling: Sampling | None = None,
 ) -> list[list[int]]:
-    """The tokens that follow each prompt, up to `end` (which is the last of them then) or `max_new_tokens`.
+    """The tokens after each prompt, up to and with `end`, or `max_new_tokens`.
 
-    The prompts are of one length and go through the model together. Greedy without `sampling`. Every rank of the
-    model's mesh calls it and gets the same. Raises BadInput for an empty prompt, for prompts of several lengths and for
-    those that do not fit the context together with the new tokens.
+    All prompts have one length and go through the model together. Without `sampling` it is greedy. Every rank of the
+    model's mesh calls it and gets the same tokens. Raises BadInput for an empty prompt, for prompts of several lengths
+    and for prompts that do not fit the context together with the new tokens.
     """
     mesh, network = model.mesh, model.network
     if not isinstance(network, GPT2):

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness's rules (version 0.4), which give other numbers than Megatron-LM's on the same files.
+"""lm-evaluation-harness's rules (version 0.4); on the same files Megatron-LM's give other numbers.
 
 Sources: `lm_eval/tasks/wikitext`, `lm_eval/tasks/lambada`, `lm_eval/utils.py get_rolling_token_windows`,
 `lm_eval/api/model.py _encode_pair`.

@@ -1,8 +1,7 @@
 """This engine as a model of lm-evaluation-harness, and Megatron-LM's protocols as its tasks: `mlm-eval harness`.
 
-lm-evaluation-harness looks for models in other packages' entry points, of which this is one, only after its release
-0.4.13. So that any release does, the model `mlm` is put into its registry here and the folder of task files onto its
-path, and then its own command line runs.
+Only releases after 0.4.13 look for models in the entry points of other packages. For older ones the model `mlm` is put
+into the registry here and the folder of task files onto the path; then lm-evaluation-harness's own command line runs.
 """
 
 import math
@@ -26,9 +25,9 @@ from lineage.extras import import_extra
 
 TASK_FILES = Path(__file__).parent / "harness_tasks"
 NEW_TOKENS = 256
-"""Most tokens of an answer where a task does not say (lm-evaluation-harness's default)."""
+"""Longest answer, in tokens, of a task without a limit (lm-evaluation-harness's default)."""
 TOGETHER = 16
-"""Most prompts continued together where no batch size is given."""
+"""Largest batch of prompts without a given batch size."""
 
 
 class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: ignore[misc]
@@ -46,9 +45,9 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         heads: int | None = None,
         workers: int | None = None,
     ) -> None:
-        """`vocab` and `heads` are for Megatron-LM's checkpoints. Computes where `mlm-eval` does, whatever the device.
+        """`vocab` and `heads` are for Megatron-LM's checkpoints.
 
-        lm-evaluation-harness names a device and a largest batch without being asked.
+        lm-evaluation-harness always passes a device and a largest batch size; both are ignored.
         """
         super().__init__()
         with native_checkpoint(Path(pretrained), Path(vocab) if vocab else None, heads) as native:
@@ -58,28 +57,28 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
 
     @property
     def eot_token_id(self) -> int:
-        """End-of-text, which comes before what has no context."""
+        """End-of-text, the context of a text without one."""
         return self.tokenizer.end_of_text
 
     @property
     def tokenizer_name(self) -> str:
-        """What requests are kept under."""
+        """Key under which answers are kept."""
         return self.tokenizer.digest
 
     def tok_encode(self, string: str, **_: Any) -> list[int]:
-        """Sub-words of a text; there are no others to add."""
+        """Sub-words of a text, without special tokens."""
         return self.tokenizer.encode(string)
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Of whole texts: in disjoint windows after end-of-text, or with Megatron-LM's stride where a task says."""
+        """Log-likelihoods of whole texts, in disjoint windows after end-of-text or with Megatron-LM's stride."""
         made = [self._windows(request.args[0]) for request in requests]
         answers = [-math.fsum(scores.nll) for scores in self._score(made)]
         return self._kept("loglikelihood_rolling", [request.args for request in requests], answers)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Greedy, or sampled where a task says so; up to one of its stops, end-of-text or its number of tokens.
+        """Continue prompts, greedily unless a task asks for sampling, up to a stop, end-of-text or a number of tokens.
 
-        Prompts of one length that ask for the same are continued together, unless they are sampled.
+        Greedy prompts of one length and the same settings are continued together.
         """
         prompts = [self._prompt(*request.args) for request in requests]
         alike: dict[tuple[int, str], list[int]] = defaultdict(list)

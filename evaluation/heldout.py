@@ -1,7 +1,6 @@
 """Texts without published numbers: a checkpoint's own validation documents and a user's files, through the same code.
 
-The validation documents stand in where the published test files cannot be had, under their own names, and say that
-they are not those.
+If a published test file is missing, the validation documents stand in for it, under their own name and with a note.
 """
 
 import re
@@ -21,7 +20,7 @@ VALIDATION_DOCUMENTS = Path("documents") / "valid.jsonl"
 PASSAGE_WORDS = 64
 SHORTEST_PASSAGE_WORDS = 40
 MOST_BYTES = 64 << 20
-"""Of a user's text: its tokens are all in memory."""
+"""Largest size of a user's text, whose tokens are all in memory."""
 
 
 def heldout_perplexity(dataset: Path, tokenizer: Encoder, context: int, reason: str) -> PerplexityTask:

@@ -15,19 +15,19 @@ RECORD = "fetched.json"
 
 
 class Fetched(FileSchema):
-    """fetched.json: where a directory's files are from."""
+    """fetched.json: origin of a directory's files."""
 
     repository: str
     commit: str
     files: dict[str, str]
-    """SHA-256 of each; the hub states those of the large ones, which were compared."""
+    """SHA-256 of each file; those of large files were compared with the hub's."""
 
 
 def cached_model(name: str) -> Path:
     """The model's files in the hub's cache, asked of the hub where it can be reached.
 
-    Raises BadInput for what is no name on the hub, DataMissing where the model is not in the cache and the hub cannot
-    be reached, does not have it or keeps it behind a gate, Interrupted where the hub stops answering.
+    Raises BadInput for a name of another form. Raises DataMissing if the model is not in the cache and the hub cannot
+    be reached, does not have it or keeps it behind a gate, and Interrupted if the hub stops answering.
     """
     repository, _, revision = _parse(name)
     from huggingface_hub import snapshot_download
@@ -43,9 +43,9 @@ def cached_model(name: str) -> Path:
 
 
 def fetch_model(name: str, out: Path) -> Path:
-    """Write the model's files and fetched.json to `out/NAME`; what is there already is kept. Returns the directory.
+    """Write the model's files and fetched.json to `out/NAME`, keep files already there, and return the directory.
 
-    Raises as `cached_model` does, and IntegrityFailure for a file that is not what the hub says it is.
+    Raises as `cached_model` does, and IntegrityFailure for a file with another digest than the hub's.
     """
     repository, short, revision = _parse(name)
     from huggingface_hub import HfApi, snapshot_download
@@ -64,7 +64,7 @@ def fetch_model(name: str, out: Path) -> Path:
 
 
 def is_as_fetched(directory: Path, repository: str) -> bool:
-    """Whether the directory's files are those that `fetch_model` wrote of that repository."""
+    """True if the directory has the files that `fetch_model` wrote for that repository, unchanged."""
     if not (directory / RECORD).is_file():
         return False
     record = read_document(directory / RECORD, Fetched)

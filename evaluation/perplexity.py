@@ -1,6 +1,6 @@
 """Perplexity of a running text: from windows over its sub-words to every convention's number.
 
-What is scored (`Stream`) is a matter of the protocol; what the summed loss is divided by is a column of the result.
+The protocol decides the scored windows (`Stream`); each divisor of the summed loss is a column of the result.
 """
 
 import math
@@ -30,12 +30,12 @@ from lineage.errors import BadInput
 
 MEGATRON_LARGEST_EXPONENT = 20.0
 MOST_STRETCHES = 1 << 14
-"""Of a text without articles; its standard error draws from all of them a thousand times."""
+"""Most stretches of a text without articles; the bootstrap draws from all of them."""
 
 
 @dataclass(frozen=True)
 class Detokenizer:
-    """A rewriting of the text before tokenization, with the name the protocol line gives it."""
+    """A rewriting of the text before tokenization, with its name in the protocol line."""
 
     name: str
     apply: Callable[[str], str]
@@ -44,23 +44,23 @@ class Detokenizer:
 UNCHANGED = Detokenizer("none", lambda text: text)
 
 Divisor = Literal["original tokens", "lm-eval words", "transformers labels"]
-"""What the summed loss is divided by. The last is transformers' recipe, which counts one target too few in every window
-but the first, and weights the window's mean loss accordingly."""
+"""Divisor of the summed loss. The last is transformers' recipe, which counts one target too few in every window but the
+first, and weights the window's mean loss accordingly."""
 
 
 @dataclass(frozen=True)
 class Stream:
-    """A text as requests that score each of its targets once, in order."""
+    """A text as requests that score each of its targets once and in order."""
 
     recipe: str
-    """How it was made, for the protocol line."""
+    """Recipe of the requests, for the protocol line."""
     num_tokens: int
     """Sub-words of the text."""
     requests: Sequence[Request]
     first_targets: Sequence[int]
-    """Of each request, the number of the first target that it scores, from 0."""
+    """Number of each request's first scored target, from 0."""
     blocks: list[Block]
-    """Consecutive parts of the text that are taken as independent, for the standard error."""
+    """Consecutive parts of the text, taken as independent for the standard error."""
 
 
 def sliding_stream(
@@ -137,7 +137,7 @@ class PerplexityTask(Task):
             raise BadInput(f"{text.source.title} is too short to measure a perplexity on")
 
     def losses(self, scores: Scores) -> Losses:
-        """One element per block of which something was scored, weighted so that all weights add up to the divisor."""
+        """An element for each block with scored targets; all weights add up to the divisor."""
         blocks = self._scored_blocks(scores)
         if self._divisor == "transformers labels":
             weight = np.array([float(block.num_scored) for block in blocks])
@@ -150,7 +150,7 @@ class PerplexityTask(Task):
         )
 
     def estimate(self, scores: Scores) -> Estimate:
-        """The perplexity, whose error is a share of it."""
+        """The perplexity, with its error as a share of it."""
         divided, normaliser = self._divided(scores)
         counts = scores.num_scored.astype(np.float64)
         error = sampling_error(scores.nll, counts, self.whole)
@@ -158,13 +158,13 @@ class PerplexityTask(Task):
         return Estimate(f"perplexity {math.exp(min(divided / normaliser, LARGEST_EXPONENT)):,.2f} ± {share:.2%}", share)
 
     def text(self, place: int) -> str:
-        """What a window scores."""
+        """The scored part of a window."""
         return self.tokenizer.decode(self.requests[place].tokens[-self.requests[place].num_scored :])
 
     def result(self, scores: Scores, provenance: Provenance) -> PerplexityResult:
         """Perplexity = exp(summed loss / words), with the columns of every convention beside it.
 
-        Raises BadInput for a text of so few words that none of it is a number.
+        Raises BadInput for a text of so few words that its perplexity overflows.
         """
         facts = self.facts(scores, provenance)
         text, stream = self._text, self.stream
@@ -205,7 +205,7 @@ class PerplexityTask(Task):
         )
 
     def _divided(self, scores: Scores) -> tuple[float, float]:
-        """What the protocol divides, and by what."""
+        """Dividend and divisor of the protocol."""
         if self._divisor == "transformers labels":
             labels = scores.num_scored - np.array([index > 0 for index in self.chosen])
             return math.fsum(scores.nll / scores.num_scored * labels), float(labels.sum())
@@ -213,7 +213,7 @@ class PerplexityTask(Task):
         return math.fsum(scores.nll), words * self._share(scores)
 
     def _share(self, scores: Scores) -> float:
-        """Of the targets, how many were scored."""
+        """Scored share of all targets."""
         return len(scores.log_probabilities) / sum(block.num_targets for block in self.stream.blocks)
 
     def _scored_blocks(self, scores: Scores) -> list[Block]:

@@ -36,7 +36,7 @@ class Request:
 
     @classmethod
     def of_window(cls, tokens: Tokens, window: Window) -> Self:
-        """What a window over the tokens sees and scores."""
+        """The request of a window over the tokens."""
         return cls(tokens[window.start : window.stop], window.num_scored)
 
 
@@ -47,19 +47,19 @@ class Scores(NamedTuple):
     """
 
     log_probabilities: NDArray[np.float64]
-    """Of the token, in nats."""
+    """Log-probability of each token, in nats."""
     greedy: NDArray[np.bool_]
-    """Whether the token was the model's most likely one, and of equally likely ones the first."""
+    """True if the token was the model's most likely one; of equally likely ones only the first counts."""
     among_best: NDArray[np.bool_]
-    """Whether no token was likelier."""
+    """True if no token was likelier."""
     greedy_allowed: NDArray[np.bool_]
-    """Whether it was the most likely one of those that are not banned."""
+    """True if the token was the most likely one of those that are not banned."""
     num_scored: NDArray[np.int64]
     """Scored tokens of each request."""
 
     @property
     def starts(self) -> NDArray[np.int64]:
-        """Where each request's tokens begin."""
+        """Index of each request's first token."""
         return np.cumsum(self.num_scored) - self.num_scored
 
     @property
@@ -69,32 +69,32 @@ class Scores(NamedTuple):
 
     @property
     def all_greedy(self) -> NDArray[np.bool_]:
-        """Whether every scored token of a request was the model's most likely one."""
+        """True for each request whose scored tokens were all greedy."""
         return np.logical_and.reduceat(self.greedy, self.starts)
 
 
 @dataclass(frozen=True)
 class Losses:
-    """What two checkpoints are compared by: one element per article or example."""
+    """Losses by article or example, for the comparison of two checkpoints."""
 
     names: list[str]
     nll: NDArray[np.float64]
     """Summed negative log-likelihood, in nats."""
     weight: NDArray[np.float64]
-    """What it is divided by: words or examples."""
+    """Divisor of each loss: words or examples."""
     correct: NDArray[np.bool_] | None = None
 
 
 class Estimate(NamedTuple):
-    """The number of a whole test from requests drawn at random."""
+    """Estimate of a whole test's number from requests drawn at random."""
 
     words: str
     error: float
-    """Standard error of drawing them: a share of a perplexity, a difference of an accuracy."""
+    """Standard error of the sample: a share of a perplexity, a difference of an accuracy."""
 
 
 class Encoder(Protocol):
-    """What a task needs of a tokenizer."""
+    """Interface of a tokenizer for tasks."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -111,7 +111,7 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True)
 class SourceText:
-    """A text to test on and what may be said about it."""
+    """Name, title and digest of a test's text."""
 
     task: str
     title: str
@@ -123,9 +123,9 @@ class Task(ABC):
     """One named protocol bound to its text and to a tokenizer."""
 
     unit: str
-    """What one request is, in the plural."""
+    """Word for requests, in the plural."""
     with_memory = False
-    """Whether the requests are one text's segments in order, each scored with the memory of those before."""
+    """True if the requests are a text's segments in order, each scored with the memory of earlier ones."""
     banned: Tokens | None = None
     """Tokens that do not count as predictions."""
 
@@ -134,32 +134,32 @@ class Task(ABC):
         self.how, self.whole = "", len(requests)
         """Requests of the whole test."""
         self.chosen: Sequence[int] = range(self.whole)
-        """Numbers there of those in `requests`."""
+        """Numbers, in the whole test, of the requests in `requests`."""
 
     def limited(self, limit: int | None) -> Self:
-        """The task with so many of its requests, spread evenly over the test; with memory, the first ones."""
+        """The task with at most `limit` requests, spread evenly over the test; with memory, the first ones."""
         chosen = evenly_spread(self.whole, limit)
         return self.part(range(len(chosen)) if self.with_memory else chosen)
 
     def part(self, chosen: Sequence[int], how: str = "") -> Self:
-        """The task with the requests of these numbers, in this order; `how` says how they were chosen."""
+        """The task with the requests of these numbers, in this order; `how` tells how they were chosen."""
         part = copy.copy(self)
         part.chosen, part.requests, part.how = chosen, [self.requests[number] for number in chosen], how
         return part
 
     @property
     def is_partial(self) -> bool:
-        """Whether requests of the test are left out."""
+        """True if requests of the test are left out."""
         return len(self.chosen) < self.whole
 
     @property
     def extent(self) -> str:
-        """For the protocol line, how much of the test is scored; empty if all is."""
+        """Part of the protocol line for a partial test; empty for a whole one."""
         return f"; only {len(self.chosen)} of {self.whole} {self.unit}{self.how}" if self.is_partial else ""
 
     @property
     def name(self) -> str:
-        """Of the protocol."""
+        """The protocol's name."""
         return self.source.task
 
     @property
@@ -184,12 +184,12 @@ class Task(ABC):
             )
 
     def correct(self, scores: Scores) -> NDArray[np.bool_] | None:
-        """Which requests the protocol calls right; None where it calls none so."""
+        """True for each request that is right by the protocol's rule; None if it has no such rule."""
         return None
 
     @abstractmethod
     def text(self, place: int) -> str:
-        """What a sample shows of a request."""
+        """Text of a request, for a sample."""
 
     @abstractmethod
     def losses(self, scores: Scores) -> Losses:
@@ -197,14 +197,14 @@ class Task(ABC):
 
     @abstractmethod
     def estimate(self, scores: Scores) -> Estimate:
-        """The protocol's number, of requests drawn at random."""
+        """The protocol's number, estimated from requests drawn at random."""
 
     @abstractmethod
     def result(self, scores: Scores, provenance: Provenance) -> Result:
         """Aggregate the scores of `requests`."""
 
     def facts(self, scores: Scores, provenance: Provenance) -> dict[str, Any]:
-        """What a result of any kind says beside its numbers and its protocol."""
+        """Fields of a result of any kind."""
         num_scored = len(scores.log_probabilities)
         subword = perplexity(math.fsum(scores.nll), num_scored)
         return dict(provenance) | {

@@ -108,7 +108,7 @@ class PerplexityResult(Result):
 
     @property
     def log_perplexity_error(self) -> float | None:
-        """As recorded."""
+        """The recorded standard error."""
         return self.log_perplexity_standard_error
 
     @property

@@ -1,9 +1,9 @@
-"""Log-probabilities of scored tokens, whatever the batch size and the number of workers or ranks.
+"""Log-probabilities of scored tokens, for any batch size and number of workers or ranks.
 
-The number of workers and of data-parallel ranks changes no bit, the batch size and tensor parallelism only the last
-ones. Rows are padded on the right only, where no scored position of a causal model can look, so learned positions stay
-true. The padded columns of the vocabulary take no part in the softmax. Its exponentials are float32, their sum, its
-logarithm and every sum after it float64. Only scored positions go through the last layer and the output layer.
+The number of workers and of data-parallel ranks changes no bit; batch size and tensor parallelism change only the last
+bits. Rows are padded on the right, out of sight of a causal model's scored positions. Padded columns of the vocabulary
+take no part in the softmax. Its exponentials are float32; their sum, its logarithm and all later sums are float64. Only
+scored positions go through the last layer and the output layer.
 
 Shapes: b requests, s inputs, q positions of a request, n scored rows, h hidden, v padded vocabulary, t tensor-parallel
 ranks.
@@ -46,7 +46,7 @@ ACTIVATIONS_PER_TOKEN = 16  # vectors of hidden size alive at once in a layer, r
 MAX_ACTIVATION_BYTES = {"cpu": 16 * 2**20, "cuda": 4 * 2**30}  # on a CPU what its caches hold is fastest
 MAX_LOGIT_BYTES = {"cpu": 48 * 2**20, "cuda": 2**30}
 TOGETHER = 1024
-"""Exponentials that are added in float32 before they join a float64 sum."""
+"""Number of exponentials that are added in float32 before they join a float64 sum."""
 Batches = list[list[int]]
 """Indices of requests, batch by batch."""
 T = TypeVar("T")
@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ScoringModel:
-    """A causal model and what must be known about it to score with it."""
+    """A causal model with its sizes, for scoring."""
 
     network: CausalModel
     """This rank's part of it."""
@@ -88,10 +88,10 @@ def score(
 ) -> Scores:
     """Score every request; token ids that are `banned` are not allowed.
 
-    `on_progress` is told how many more requests are done, `on_resumed` how many the store had. On a mesh of several
-    ranks each calls it, and each gets all scores; batches are dealt to the data-parallel ranks. Otherwise, on a CPU,
-    they are dealt to `workers` processes of one thread each (all available cores unless given). Raises BadInput for
-    a request longer than the model's context, an unknown token, or several workers on a GPU or on a rank.
+    `on_progress` gets the number of newly scored requests, `on_resumed` the number of requests in the store. On a mesh
+    of several ranks every rank calls it and gets all scores; batches are dealt to the data-parallel ranks. Otherwise,
+    on a CPU, batches are dealt to `workers` processes of one thread each (by default all available cores). Raises
+    BadInput for a request longer than the model's context, an unknown token, or several workers on a GPU or on a rank.
     """
     mesh = model.mesh
     if not requests:
@@ -138,7 +138,7 @@ def _workers(model: ScoringModel, workers: int | None) -> int:
 
 
 def _describe(model: ScoringModel, banned: NDArray[np.int64] | None) -> dict[str, Any]:
-    """What the bits of scores depend on, other than the weights and the batches."""
+    """Everything besides weights and batches that the bits of scores depend on."""
     on_cpu = model.mesh.device.type == "cpu"
     return {
         "code": _code_digest(type(model.network).__module__),
@@ -154,7 +154,7 @@ def _describe(model: ScoringModel, banned: NDArray[np.int64] | None) -> dict[str
 
 @cache
 def _code_digest(network: str) -> str:
-    """SHA-256 of the source files that decide how scores are computed: the model's, those it stands on, and these."""
+    """SHA-256 of the source files that decide scores: the model's, the kernels' and this one."""
     engine = Path(str(sys.modules[CausalModel.__module__].__file__)).parents[1]
     folders = [engine / name for name in ("model", "kernels", "parallel")]
     paths = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
@@ -166,11 +166,10 @@ def _code_digest(network: str) -> str:
 def in_workers(
     work: Callable[[int], T], items: Sequence[int], workers: int, one_thread: bool
 ) -> Iterator[tuple[int, T]]:
-    """Yield `(item, work(item))` for every item, each as soon as it is there.
+    """Yield `(item, work(item))` for every item as soon as it is done.
 
-    With several workers, the items are dealt to the processes in turn. `one_thread` holds a single worker, which
-    stays in this process, to the one thread the others have, so that the values do not depend on the number of
-    workers.
+    Items are dealt to worker processes of one thread each in turn. A single worker stays in this process; `one_thread`
+    limits it to one thread, so that values do not depend on the number of workers.
     """
     workers = min(workers, len(items))
     if workers > 1:
@@ -280,8 +279,10 @@ def score_batch(
 def score_rows(
     model: ScoringModel, hidden: Tensor, targets: Tensor, banned: NDArray[np.int64] | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of each target [n] from states [n, h]: log-probability, whether it is the first of the best, one of them, and the
-    first of those allowed."""
+    """Log-probability of each target [n] from states [n, h], and three flags for it.
+
+    The flags: first of the best tokens, one of the best, first of the best allowed.
+    """
     axis = model.mesh.tp
     logits = model.network.logits(hidden)  # [n, v/t]
     start = axis.rank * logits.size(1)
@@ -307,7 +308,7 @@ def score_rows(
 
 
 def _is_first_best(logits: Tensor, start: int, targets: Tensor, target: Tensor, highest: Tensor, axis: Axis) -> Tensor:
-    """Whether each target is the token of the highest logit, and of several such tokens the first."""
+    """True for each target with the highest logit; of several such tokens only the first counts."""
     is_best = target == highest
     rows = is_best.nonzero().squeeze(1)
     local, best = logits[rows].float().max(dim=1)
@@ -317,7 +318,7 @@ def _is_first_best(logits: Tensor, start: int, targets: Tensor, target: Tensor, 
 
 
 def plan_batches(requests: Sequence[Request], rows: Callable[[int], int]) -> Batches:
-    """Requests of like length and like number of scored tokens together, the longest first.
+    """Requests of similar length and similar number of scored tokens together, the longest first.
 
     `rows(width)` is how many requests of at most `width` inputs make a batch.
     """
@@ -331,7 +332,7 @@ def plan_batches(requests: Sequence[Request], rows: Callable[[int], int]) -> Bat
 
 
 def digest_batches(requests: Sequence[Request], batches: Batches) -> str:
-    """SHA-256 of all tokens, of what is scored of them and of how they are batched."""
+    """SHA-256 of all tokens, of the number of scored ones and of the batches."""
     digest = hashlib.sha256()
     for batch in batches:
         shape = [len(batch), *(len(requests[i].tokens) for i in batch), *(requests[i].num_scored for i in batch)]
@@ -342,9 +343,9 @@ def digest_batches(requests: Sequence[Request], batches: Batches) -> str:
 
 
 def pack_weights(network: CausalModel) -> None:
-    """Put the layers' weights into the order in which oneDNN multiplies them; the network can be trained no more.
+    """Put the layers' weights into oneDNN's order; the network cannot be trained any more.
 
-    A product takes less time at many rows and at a few, but more at one.
+    Products of several rows get faster, products of a single row slower.
     """
     weight = next(network.layers.parameters())
     if not onednn or weight.device.type != "cpu":
@@ -400,8 +401,9 @@ def _pass_down(
 
 
 def sum_exponentials(logits: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
-    """Of the columns of each row of logits [n, v]: the highest, in float32, and the sum of e to the power of each less
-    the highest, in float64; both [n], and −∞ and 0 of no columns.
+    """Maximum of some columns of each row of logits [n, v], float32, and the sum of exp(logit − maximum), float64.
+
+    Both are [n]; without columns they are −∞ and 0.
     """
     n, count = len(logits), columns.stop - columns.start
     highest, total = logits.new_full((n,), float("-inf"), dtype=torch.float32), logits.new_zeros(n, dtype=torch.float64)
@@ -432,7 +434,7 @@ def _sum_exponentials(logits: Array, start: int, count: int, highest: Array, tot
 
 
 class NoMemory(BadInput):
-    """The model has no memory, or is divided."""
+    """The model has no memory, or is divided over ranks."""
 
 
 def remembering(model: ScoringModel) -> TransformerXL:

@@ -1,14 +1,13 @@
-"""Scores kept on disk, batch by batch, so that a killed evaluation goes on and a finished one is not repeated.
+"""Scores on disk, batch by batch, so that a killed evaluation resumes and a finished one is not repeated.
 
-Below the folder each evaluation has a directory, named by a digest of all that its bits depend on, and each process
-that computes for it adds one file of records:
+Each evaluation has a directory, named by a digest of all that its bits depend on. Each process adds a file of records:
 
     index u32, tokens u32, BLAKE2b u8[16] of the directory's name and of the rest, log-probabilities f64[tokens],
     greedy u8[tokens], among the best u8[tokens], allowed u8[tokens]
 
-A record is trusted if its digest is right, in a file that nobody else can have written and that is no link; what
-follows a wrong one in a file, such as the torn end that a kill leaves, is computed again. WikiText-103 takes 2.9 MiB
-and LAMBADA 70 KiB; beyond LARGEST_BYTES the evaluations that were used longest ago are removed.
+A record is trusted if its digest is right and nobody but this user can have written the file, which may be no link.
+Records after a wrong one, such as the torn end that a kill leaves, are computed again. WikiText-103 takes 2.9 MiB and
+LAMBADA 70 KiB; beyond LARGEST_BYTES the least recently used evaluations are removed.
 """
 
 import hashlib
@@ -33,7 +32,7 @@ HEADER = struct.Struct("<II16s")
 BYTES_PER_TOKEN = 11
 SUFFIX = ".scores"
 WRITABLE = stat.S_IWGRP | stat.S_IWOTH
-"""By others than its owner."""
+"""Permission bits for others than the owner."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +44,15 @@ class ScoreStore:
     tokenizer_digest: str
 
     def entry(self, settings: dict[str, Any]) -> "StoredScores":
-        """The place of one evaluation; `settings` are JSON values that say all else its bits depend on."""
+        """The store of an evaluation; `settings` are JSON values of all else that its bits depend on."""
         key = {"checkpoint": self.checkpoint_digest, "tokenizer": self.tokenizer_digest, **settings}
         return StoredScores(self.folder / sha256_json(key)[:32])
 
 
 class StoredScores:
-    """Scores of one evaluation by number of the batch. A context manager; only one that adds makes a file.
+    """Scores of an evaluation by batch, a context manager. The first addition makes a file.
 
-    A folder that cannot be written is no error: then nothing is kept.
+    If the folder cannot be written, nothing is kept; this is no error.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -70,21 +69,21 @@ class StoredScores:
             remove_oldest(self._directory.parent)
 
     def read(self, num_scored: Sequence[NDArray[np.int64]]) -> dict[int, Scores]:
-        """What is kept of the batches, whose requests score so many tokens each."""
-        kept: dict[int, Scores] = {}
+        """Stored scores by batch; `num_scored` has the number of scored tokens of each request, by batch."""
+        stored: dict[int, Scores] = {}
         for path in sorted(self._directory.glob(f"*{SUFFIX}")):
             try:
                 status = path.lstat()
                 if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & WRITABLE:
                     continue
-                kept |= _parse(path.read_bytes(), num_scored, self._directory.name)
+                stored |= _parse(path.read_bytes(), num_scored, self._directory.name)
                 os.utime(self._directory)
             except OSError:
                 continue
-        return kept
+        return stored
 
     def add(self, batch: int, scores: Scores) -> None:
-        """Keep a batch; it outlives the process from now on."""
+        """Write a batch, which outlives the process from now on."""
         body = scores.log_probabilities.astype("<f8").tobytes() + b"".join(map(bytes, scores[1:-1]))
         lengths = struct.pack("<II", batch, len(scores.greedy))
         record = lengths + _digest(self._directory.name, lengths + body) + body
@@ -103,7 +102,7 @@ class StoredScores:
 
 
 def remove_oldest(folder: Path, largest_bytes: int = LARGEST_BYTES) -> None:
-    """Remove the evaluations used longest ago until the others take at most `largest_bytes`."""
+    """Remove the least recently used evaluations until at most `largest_bytes` remain."""
     used: list[tuple[float, int, Path]] = []
     for directory in folder.iterdir():
         try:

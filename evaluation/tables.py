@@ -17,7 +17,7 @@ CONSOLE = Console()
 
 
 def print_result(result: Result) -> None:
-    """One result: its protocol, its numbers under every convention, and what is to be said about it."""
+    """A result: its protocol, its numbers under every convention, and its warnings."""
     CONSOLE.print(result.protocol, soft_wrap=True, markup=False, highlight=False)
     table = Table(title=f"{result.task} ({_kind(result)})", show_header=False)
     table.add_column(justify="left")
@@ -77,7 +77,7 @@ def print_conventions(results: Mapping[str, Result], missing: Mapping[str, str])
 
 
 def print_differences(differences: Sequence["Difference"]) -> None:
-    """Second checkpoint less the first."""
+    """Differences of the second checkpoint from the first."""
     table = _numbers("second less first, paired", ["ln perplexity", "accuracy", "pairs"])
     for row in differences:
         accuracy = "" if row.accuracy is None else f"{row.accuracy:+.2%}{_error(row.accuracy_standard_error, '.2%')}"
@@ -87,7 +87,7 @@ def print_differences(differences: Sequence["Difference"]) -> None:
 
 
 def print_agreement(agreement: "Agreement", windows: int) -> None:
-    """What two models of one shape make of the same windows."""
+    """Agreement of two models of one shape on the same windows."""
     print(f"weights: {agreement.weight or 'all the same'}")
     print(f"windows: {agreement.windows} of {windows} compared, computed by {' and by '.join(agreement.programs)}")
     print(f"largest difference of a loss: {agreement.largest:.1e}, tolerance {agreement.tolerance:.1e}")

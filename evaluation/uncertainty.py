@@ -1,7 +1,7 @@
 """Standard errors of evaluation results. Pure arithmetic.
 
-Perplexities are ratios of sums over blocks of text (articles), which are resampled whole: tokens of one article
-are not independent, and taking them so makes the error several times too small.
+A perplexity is a ratio of sums over blocks of text (articles), which are resampled whole: tokens of an article are not
+independent, and to resample tokens makes the error several times too small.
 """
 
 import math
@@ -22,7 +22,7 @@ def ratio_standard_error(sums: Floats, weights: Floats) -> float | None:
 
 
 def difference_standard_error(first: tuple[Floats, Floats], second: tuple[Floats, Floats]) -> float | None:
-    """The same of the difference of two such ratios over the same blocks, which are resampled in pairs."""
+    """Standard error of the difference of two such ratios over the same blocks, resampled in pairs."""
     num_blocks = len(first[0])
     if num_blocks < 2:
         return None
@@ -33,15 +33,15 @@ def difference_standard_error(first: tuple[Floats, Floats], second: tuple[Floats
 
 @lru_cache(maxsize=2)
 def _times_drawn(num_blocks: int) -> Floats:
-    """How often each resample has each block, [RESAMPLES, blocks]."""
+    """Count of each block in each resample, [RESAMPLES, blocks]."""
     generator = np.random.default_rng(SEED)
     return generator.multinomial(num_blocks, np.full(num_blocks, 1 / num_blocks), RESAMPLES).astype(np.float64)
 
 
 def sampling_error(sums: Floats, weights: Floats, whole: int) -> float | None:
-    """Standard error of Σ sums / Σ weights over requests drawn at random from `whole`, as an estimate of that of all.
+    """Standard error of Σ sums / Σ weights over requests drawn at random from `whole`, as an estimate for all.
 
-    It is 0 where all were drawn (Cochran 1977, Sampling Techniques, Section 6.4). None for fewer than two.
+    It is 0 if all were drawn (Cochran 1977, Sampling Techniques, Section 6.4). None for fewer than two.
     """
     count, total = len(sums), weights.sum()
     if count < 2:
@@ -51,5 +51,5 @@ def sampling_error(sums: Floats, weights: Floats, whole: int) -> float | None:
 
 
 def mean_standard_error(values: Floats) -> float | None:
-    """Of the mean of independent values. None for fewer than two."""
+    """Standard error of the mean of independent values. None for fewer than two."""
     return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None

@@ -1,7 +1,7 @@
 """WikiText-103's test file by every convention. `wikitext103` alone is Megatron-LM's recipe.
 
-The constants are those of the GPT-2 vocabulary on the official file. The window is the model's context, at most 1024
-tokens; strides are named for a window of 1024 and keep their share of a shorter one.
+The constants are counts of the GPT-2 vocabulary on the official file. The window is the model's context, at most 1024
+tokens. Strides are named for a window of 1024; in a shorter window they are shortened in proportion.
 """
 
 from functools import partial
@@ -61,7 +61,7 @@ invertible_wikitext103 = partial(sliding_wikitext103, detokenizer=INVERTIBLE)
 
 
 def memory_wikitext103(name: str, path: Path, tokenizer: Encoder, context: int) -> PerplexityTask:
-    """The file as it stands in disjoint windows of the model's segment, each with the memory of those before."""
+    """The unchanged file in disjoint windows of the model's segment, each with the memory of earlier ones."""
     return _in_windows(name, path, tokenizer, UNCHANGED, context, context, with_memory=True)
 
 
@@ -75,7 +75,7 @@ def huggingface_wikitext103(name: str, path: Path, tokenizer: Encoder, context: 
 
 
 def lm_eval_wikitext103(name: str, path: Path, tokenizer: Encoder, context: int) -> PerplexityTask:
-    """The file as lm-evaluation-harness takes `wikitext`, but with its `<unk>`s; the window is the whole context."""
+    """lm-evaluation-harness's recipe of `wikitext`, but with `<unk>`s; the window is the whole context."""
     text = read_wikitext103(name, path)
     stream = document_stream(text, tokenizer, context)
     _expect_gpt2(tokenizer, stream, NUM_GPT2_TOKENS_BY_DOCUMENT)
@@ -93,7 +93,7 @@ def _in_windows(
 
 
 def has_gpt2_vocabulary(tokenizer: Encoder) -> bool:
-    """Whether the tokenizer numbers sub-words as OpenAI's GPT-2 does."""
+    """True if the tokenizer has the ids of OpenAI's GPT-2."""
     text, ids = GPT2_SAMPLE
     return tokenizer.vocab_size == GPT2_VOCAB_SIZE and tokenizer.encode_ids(text).tolist() == ids
 

@@ -32,7 +32,7 @@ class Window:
 
 
 class Lazy(Sequence[T]):
-    """A sequence whose elements are made when they are asked for: with a limit, only those that are scored."""
+    """A sequence that makes its elements on request, so that a limit saves the others."""
 
     def __init__(self, count: int, make: Callable[[int], T]) -> None:
         self._places, self._make = range(count), make
@@ -75,7 +75,7 @@ def sliding_windows(num_tokens: int, seq_length: int, stride: int) -> Lazy[Windo
 def megatron_windows(context: int, stride: int = LONGEST_WINDOW // STRIDES_PER_WINDOW) -> tuple[int, int]:
     """Window and stride of Megatron-LM's recipe, whose strides are for 1024 tokens, in a model's context.
 
-    A longer context is not used, of a shorter one the stride keeps its share.
+    A longer context is not used; in a shorter one the stride is shortened in proportion.
     """
     window = min(LONGEST_WINDOW, context)
     return window, max(1, window * stride // LONGEST_WINDOW)

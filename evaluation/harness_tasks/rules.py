@@ -1,4 +1,4 @@
-"""What the task files of this folder say in Python: Megatron-LM's texts and divisors."""
+"""Functions of the task files in this folder: Megatron-LM's texts and divisors."""
 
 from typing import Any
 
