@@ -35,7 +35,7 @@ PRODUCTS = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledKernel:
     """A kernel's use of a GPU, by the compiler's own account."""
 
     kernel: str
@@ -75,13 +75,13 @@ class _Absent:
 
 def compile_kernels(
     capability: int, dtype: torch.dtype, shape: KernelShape, names: tuple[str, ...] = ()
-) -> list[Compiled]:
+) -> list[CompiledKernel]:
     """Compile every kernel of the named cases, by default all, forward and backward, for sm_`capability` at a shape.
 
     Nothing is computed: tensors are of torch's meta device.
     """
     driver.set_active(_Absent(capability))
-    compiled: dict[str, Compiled] = {}
+    compiled: dict[str, CompiledKernel] = {}
     case, run = "", JITFunction.run
 
     def count(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
@@ -119,14 +119,14 @@ def _launches(dtype: torch.dtype, shape: KernelShape) -> dict[str, Callable[[], 
     return launches
 
 
-def _counted(name: str, kernel: Any, capability: int, programs: int) -> Compiled:
+def _counted(name: str, kernel: Any, capability: int, programs: int) -> CompiledKernel:
     with TemporaryDirectory() as folder:
         binary = Path(folder) / "kernel.cubin"
         binary.write_bytes(kernel.asm["cubin"])
         usage, listing = (_output("cuobjdump", option, binary) for option in ("-res-usage", "-sass"))
     taken = {key: int(value) for key, value in re.findall(r"(REG|STACK):(\d+)", usage)}
     instructions = [(int(at, 16), text) for at, text in INSTRUCTION.findall(listing)]
-    return Compiled(
+    return CompiledKernel(
         kernel=name,
         registers=taken["REG"],
         stack=taken["STACK"],

@@ -288,7 +288,7 @@ def read_texts(corpus: Path) -> tuple[list[str], int]:
     return texts, len(every) - len(texts)
 
 
-class Vocabulary(NamedTuple):
+class ChosenVocabulary(NamedTuple):
     """A tokenizer, the recipe sections that make it for a corpus and for a few documents, and its description."""
 
     tokenizer: Tokenizer
@@ -297,11 +297,11 @@ class Vocabulary(NamedTuple):
     description: str
 
 
-def choose_vocabulary(texts: Sequence[str]) -> Vocabulary:
+def choose_vocabulary(texts: Sequence[str]) -> ChosenVocabulary:
     """Load GPT-2's vocabulary or, without its files, train the largest of `TRAINED_SIZES` that the texts allow."""
     try:
         gpt2 = Tokenizer.from_gpt2_files(*find_gpt2_vocabulary())
-        return Vocabulary(gpt2, 'kind = "gpt2"', 'kind = "gpt2"', "GPT-2's")
+        return ChosenVocabulary(gpt2, 'kind = "gpt2"', 'kind = "gpt2"', "GPT-2's")
     except DataMissing:
         cleaned = [text for text in cleaning().ours(texts) if text.strip()]
         detected = language().ours(cleaned)
@@ -311,7 +311,7 @@ def choose_vocabulary(texts: Sequence[str]) -> Vocabulary:
             with suppress(BadInput):
                 trained = Tokenizer.train(training, size)
                 what = f"{size:,} tokens, trained by the whole run, as GPT-2's vocabulary is not here"
-                return Vocabulary(trained, section(size), section(TRAINED_SIZES[-1]), what)
+                return ChosenVocabulary(trained, section(size), section(TRAINED_SIZES[-1]), what)
         raise
 
 

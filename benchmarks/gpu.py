@@ -37,13 +37,13 @@ from engine.launch.mesh import local_device
 from engine.parallel.mesh import serial_mesh
 from engine.run.resolved import read_run_config
 from experiments.benchmark import Benchmark, Case, read_benchmark, write_benchmark
-from experiments.iterations import Contender, Ours, Size, Timed, our_step, time_contender
+from experiments.iterations import Contender, OurLayout, Timed, TrainingSize, our_step, time_contender
 from lineage.environment import list_gpus
 from lineage.errors import BadInput, HardwareMissing, UserError
 from lineage.shipped import model_file
 
 OURS = "ours"
-CONTENDERS: tuple[Contender, ...] = (Ours(OURS), Peer("nanoGPT, torch.compile", is_compiled=True))
+CONTENDERS: tuple[Contender, ...] = (OurLayout(OURS), Peer("nanoGPT, torch.compile", is_compiled=True))
 """Contenders in the order in which every round measures them."""
 TO_PEERS, PEER_ROUNDS = 1.3, 2
 PEAK_TFLOPS = 989.0
@@ -67,7 +67,7 @@ NOTES = [
 
 
 @dataclass(frozen=True)
-class Trained:
+class FullModel:
     """A model trained at full size, and the share of the peak set as its goal."""
 
     name: str
@@ -76,7 +76,7 @@ class Trained:
     utilisation: float | None = None
 
 
-MODELS = (Trained("355m", 32, 0.45), Trained("2.5b", 8, 0.50))
+MODELS = (FullModel("355m", 32, 0.45), FullModel("2.5b", 8, 0.50))
 BEST_UTILISATION = 0.58
 """The goal of 2.5b at its best microbatch and accumulation."""
 ITERATIONS, WARM_UP, LONGEST = 6, 3, 20
@@ -244,14 +244,14 @@ def measure_batches(run: StagedRun) -> None:
     """Measure attention's tiles, and 2.5b by microbatch and accumulation, the best of them for longer."""
     run.attempt("attention's tiles", 240, kernels.measure_tiles, KernelShape(), keep=True)
     memory = min(gpu["memory_bytes"] for gpu in list_gpus())
-    best: tuple[float, Trained, Ours] | None = None
+    best: tuple[float, FullModel, OurLayout] | None = None
     for count in ACCUMULATIONS:
         for b in MICROBATCHES:
-            model = Trained("2.5b", b * count)
+            model = FullModel("2.5b", b * count)
             size = full_size(model, 2, 1)
             if bytes_held(size.model, b) > memory:
                 continue
-            ours = Ours(OURS, microbatches=count)
+            ours = OurLayout(OURS, microbatches=count)
             if timed := run.attempt(f"2.5b, {b} × {count}", 150, time_contender, ours, size, DROPOUT):
                 case = summarize(replace(model, name=f"2.5b, {b} × {count}"), size, {OURS: [timed]})
                 run.keep(case)
@@ -263,7 +263,7 @@ def measure_batches(run: StagedRun) -> None:
         size = full_size(model, LONGEST, WARM_UP)
         name = f"2.5b, best, {LONGEST} iterations"
         if timed := run.attempt(name, 400, time_contender, ours, size, DROPOUT):
-            run.keep(summarize(Trained(name, model.batch, BEST_UTILISATION), size, {OURS: [timed]}))
+            run.keep(summarize(FullModel(name, model.batch, BEST_UTILISATION), size, {OURS: [timed]}))
 
 
 def measure_peers(run: StagedRun) -> None:
@@ -292,7 +292,7 @@ STAGES: dict[str, Callable[[StagedRun], None]] = {
 }  # fmt: skip
 
 
-def full_size(model: Trained, iterations: int = ITERATIONS, warm_up: int = WARM_UP) -> Size:
+def full_size(model: FullModel, iterations: int = ITERATIONS, warm_up: int = WARM_UP) -> TrainingSize:
     """Return the model's published recipe at full size in bf16; the timed iterations come after the warm-up."""
     config = read_run_config(model_file(model.name)).model
     return size_of(config, model.batch, "bf16", warm_up + iterations, warm_up)
@@ -305,7 +305,7 @@ def bytes_held(model: ModelConfig, b: int) -> float:
     return state + model.num_layers * (held + b * model.num_heads * model.seq_length**2 / 8)
 
 
-def summarize(model: Trained, size: Size, measured: Measured) -> Case:
+def summarize(model: FullModel, size: TrainingSize, measured: Measured) -> Case:
     """Make a trained model's case from every contender's rounds."""
     speed = rates(size, measured)
     peak = PEAK_TFLOPS * 1e12 / flops_per_token(size.model, causal=True)
@@ -329,13 +329,13 @@ def summarize(model: Trained, size: Size, measured: Measured) -> Case:
     )
 
 
-def losses_on(device: str, size: Size) -> list[float]:
+def losses_on(device: str, size: TrainingSize) -> list[float]:
     """Train on a device with dropout and return every loss; the masks are the same on each device."""
     step = our_step(size, ParallelConfig(), serial_mesh(device), 1)
     return [step(iteration, DROPOUT) for iteration in range(size.train.iterations)]
 
 
-def profile(name: str, size: Size) -> Case:
+def profile(name: str, size: TrainingSize) -> Case:
     """Return the milliseconds of the kernels that take the longest in an iteration, by torch's profiler."""
     step = our_step(size, ParallelConfig(), serial_mesh(local_device()), 1)
     for iteration in range(size.warm_up):

@@ -7,8 +7,8 @@ import torch
 from engine.launch.mesh import local_device
 from engine.model.gpt2 import GPT2
 from engine.parallel.mesh import serial_mesh
-from experiments.iterations import Size, Step
-from verify.peers import NanoGPT, adamw, their_weights
+from experiments.iterations import Step, TrainingSize
+from verify.peers import NanoGPTModel, adamw, their_weights
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,11 @@ class Peer:
     """True if torch.compile compiles the model."""
     ranks: int = 1
 
-    def build(self, size: Size) -> Step:
+    def build(self, size: TrainingSize) -> Step:
         """Return a step of the model."""
         network = GPT2(size.model, serial_mesh())
         network.initialize(size.train.seed)
-        model = NanoGPT(size.model)
+        model = NanoGPTModel(size.model)
         model.load_theirs(their_weights(network))
         train, device = size.train, local_device()
         model.to(device).train()

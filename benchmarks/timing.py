@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any, Literal, TypeVar
 
 from experiments.benchmark import Benchmark, Ratio, Series, measured_here, show_benchmark, write_benchmark
-from experiments.iterations import Size, Timed
+from experiments.iterations import Timed, TrainingSize
 from lineage.atomic import check_place
 from lineage.errors import BadInput, Diverged
 from lineage.files import Environment
@@ -93,7 +93,7 @@ def device_seconds(run: Callable[[], object], repeats: int = 1, before: Callable
     return float(first.elapsed_time(last)) / 1e3
 
 
-def rates(size: Size, measured: Measured) -> dict[str, list[float]]:
+def rates(size: TrainingSize, measured: Measured) -> dict[str, list[float]]:
     """Return the tokens a second of each contender in each round, by its median iteration."""
     return {name: [size.tokens / median(timed.seconds) for timed in many] for name, many in measured.items()}
 

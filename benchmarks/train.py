@@ -25,9 +25,9 @@ from engine.run.resolved import read_run_config
 from experiments.benchmark import Benchmark, Case
 from experiments.iterations import (
     Contender,
-    Ours,
-    Size,
+    OurLayout,
     Step,
+    TrainingSize,
     gemm_gflops,
     in_turn,
     measure_contender,
@@ -88,30 +88,30 @@ ROWS = (
     Row("tiny", "bf16", 0.0, to_limit=0.75),
     Row("twin", "fp32", 0.1, to_stock=1.5),
 )
-ALONE: tuple[Contender, ...] = (Ours(OURS), Peer(STOCK, is_tuned=False), Peer(TUNED))
+ALONE: tuple[Contender, ...] = (OurLayout(OURS), Peer(STOCK, is_tuned=False), Peer(TUNED))
 """Contenders on one core, in the order in which every round measures them."""
 
 
 @dataclass(frozen=True)
-class Separate(Ours):
+class Separate(OurLayout):
     """The whole model on every rank; the ranks share nothing."""
 
-    def build(self, size: Size) -> Step:
+    def build(self, size: TrainingSize) -> Step:
         """Return a serial step."""
         return our_step(size, ParallelConfig(), serial_mesh(local_device()), 1)
 
 
-TOGETHER: tuple[Ours, ...] = (
-    Ours(OURS),
-    Ours("tp2", 2, ParallelConfig(tp=2)),
-    Ours("pp2", 2, ParallelConfig(pp=2), microbatches=2),
-    Ours("dp2", 2),
+TOGETHER: tuple[OurLayout, ...] = (
+    OurLayout(OURS),
+    OurLayout("tp2", 2, ParallelConfig(tp=2)),
+    OurLayout("pp2", 2, ParallelConfig(pp=2), microbatches=2),
+    OurLayout("dp2", 2),
     Separate(SEPARATE, 2),
 )
 """Layouts on two cores, beside one process."""
 
 
-def read_size(name: str, precision: Precision = "fp32") -> Size:
+def read_size(name: str, precision: Precision = "fp32") -> TrainingSize:
     """Return the size `tiny`, `small` (GPT-2 124M) or `twin`, the twin of the 8.3b recipe."""
     if name == "twin":
         twin = read_run_config(model_file("8.3b"), twin=True)
@@ -125,7 +125,7 @@ def read_size(name: str, precision: Precision = "fp32") -> Size:
     return size_of(model, batch, precision, *timing)
 
 
-def size_of(model: ModelConfig, batch: int, precision: Precision, iterations: int, warm_up: int) -> Size:
+def size_of(model: ModelConfig, batch: int, precision: Precision, iterations: int, warm_up: int) -> TrainingSize:
     """Return the model trained on one microbatch of `batch` sequences an iteration.
 
     Every vocabulary row is a real word, so that no contender masks padding. During the warm-up the heap grows until it
@@ -135,10 +135,10 @@ def size_of(model: ModelConfig, batch: int, precision: Precision, iterations: in
         iterations=iterations, global_batch_size=batch, microbatch_size=batch, learning_rate=1e-3, warmup_iterations=0,
         precision=precision,
     )  # fmt: skip
-    return Size(model.model_copy(update={"vocab_size": model.padded_vocab_size}), train, warm_up)
+    return TrainingSize(model.model_copy(update={"vocab_size": model.padded_vocab_size}), train, warm_up)
 
 
-def describe(size: Size) -> dict[str, Any]:
+def describe(size: TrainingSize) -> dict[str, Any]:
     """Return the shape and the recipe as plain JSON values."""
     train = size.train
     shape = size.model.model_dump(include={"num_layers", "hidden_size", "num_heads", "seq_length", "vocab_size"})
@@ -195,7 +195,7 @@ def measure(rounds: int, names: Sequence[str] | None = None) -> Benchmark:
     )
 
 
-def summarize(row: Row, size: Size, measured: Measured, gflops: Sequence[float]) -> Case:
+def summarize(row: Row, size: TrainingSize, measured: Measured, gflops: Sequence[float]) -> Case:
     """Make a row's case from the contenders' rounds and the rate of matrix products in each round."""
     speed, operations = rates(size, measured), flops_per_token(size.model, causal=True)
     limits = [rate * 1e9 / operations for rate in gflops]
@@ -224,7 +224,7 @@ def differing(row: Row, measured: Measured) -> list[str]:
     return differing_losses(row.name, measured, MASKED if row.dropout else TOLERANCES[row.precision])
 
 
-def summarize_layouts(size: Size, measured: Measured) -> Case:
+def summarize_layouts(size: TrainingSize, measured: Measured) -> Case:
     """Compare two processes of this engine with one: tokens per second of wall clock."""
     speed, ideal = rates(size, measured), pipeline_ideal(size.model, 2)
     speed[SEPARATE] = [2 * rate for rate in speed[SEPARATE]]

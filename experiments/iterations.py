@@ -34,7 +34,7 @@ Step = Callable[[int, float], float]
 
 
 @dataclass(frozen=True)
-class Size:
+class TrainingSize:
     """The model and recipe of a timed training."""
 
     model: ModelConfig
@@ -81,12 +81,12 @@ class Contender(Protocol):
     def is_tuned(self) -> bool:
         """True if it has this engine's allocator setting, and the fused AdamW."""
 
-    def build(self, size: Size) -> Step:
+    def build(self, size: TrainingSize) -> Step:
         """Return the step; called on every rank, within its process group."""
 
 
 @dataclass(frozen=True)
-class Ours:
+class OurLayout:
     """This engine in one layout."""
 
     name: str
@@ -96,7 +96,7 @@ class Ours:
     """Microbatches of each rank in an iteration."""
     is_tuned: bool = True
 
-    def build(self, size: Size) -> Step:
+    def build(self, size: TrainingSize) -> Step:
         """Return a step of this rank's part of the layout."""
         parallel = self.parallel
         layout = Layout(parallel.tp, parallel.pp, self.ranks // (parallel.tp * parallel.pp))
@@ -104,7 +104,7 @@ class Ours:
         return our_step(size, parallel, mesh, self.microbatches)
 
 
-def our_step(size: Size, parallel: ParallelConfig, mesh: ParallelMesh, microbatches: int) -> Step:
+def our_step(size: TrainingSize, parallel: ParallelConfig, mesh: ParallelMesh, microbatches: int) -> Step:
     """Return a step of this rank's part of a mesh, in so many microbatches."""
     train = size.train
     _, training = build_step(size.model, train, parallel, mesh)
@@ -124,14 +124,14 @@ def our_step(size: Size, parallel: ParallelConfig, mesh: ParallelMesh, microbatc
     return step
 
 
-def measure_contender(contender: Contender, size: Size, *how: Any) -> Timed:
+def measure_contender(contender: Contender, size: TrainingSize, *how: Any) -> Timed:
     """Run `time_contender` on new ranks and return what the first one gives."""
     timed: Timed = on_ranks(contender.name, contender.ranks, time_contender, contender, size, *how)[0]
     return timed
 
 
 def time_contender(
-    contender: Contender, size: Size, dropout: float = 0.0, clock: Callable[[], float] = time.perf_counter
+    contender: Contender, size: TrainingSize, dropout: float = 0.0, clock: Callable[[], float] = time.perf_counter
 ) -> Timed:
     """Run the iterations of one round; called on each rank."""
     if contender.is_tuned:

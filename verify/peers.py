@@ -66,7 +66,7 @@ class _Block(nn.Module):
         return x + self.mlp(self.ln_2(x))
 
 
-class NanoGPT(nn.Module):
+class NanoGPTModel(nn.Module):
     """nanoGPT's model, called with token ids and targets [b, s] for the mean loss."""
 
     def __init__(self, config: ModelConfig) -> None:

@@ -97,4 +97,4 @@ class NanoGPT(TorchPeer):
 
     def build(self) -> tuple[torch.nn.Module, peers.Loss]:
         """Return nanoGPT's module."""
-        return peers.NanoGPT(self.work.config.model), torch.nn.Module.__call__
+        return peers.NanoGPTModel(self.work.config.model), torch.nn.Module.__call__

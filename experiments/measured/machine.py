@@ -18,7 +18,7 @@ from engine.launch.mesh import build_mesh
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import serial_mesh
 from experiments.catalogue import Experiment, Part
-from experiments.iterations import Ours, Size, in_turn, measure_contender, our_step
+from experiments.iterations import OurLayout, TrainingSize, in_turn, measure_contender, our_step
 from experiments.published import Row, position, workload_rows
 from experiments.quantities import simulated_values
 from experiments.sealed import Line, seal_numbers
@@ -204,13 +204,13 @@ def _rank(path: Path) -> None:
     dist.destroy_process_group()
 
 
-def size_of(w: Workload, precision: Precision, iterations: int = 1, warm_up: int = 0) -> Size:
+def size_of(w: Workload, precision: Precision, iterations: int = 1, warm_up: int = 0) -> TrainingSize:
     """The recipe that times a workload in the engine."""
     model = ModelConfig(num_layers=w.layers, hidden_size=w.hidden, num_heads=w.heads, seq_length=w.seq,
                         vocab_size=w.vocab, padded_vocab_size=w.vocab)  # fmt: skip
     train = TrainConfig(iterations=iterations, warmup_iterations=0, global_batch_size=w.global_batch,
                         microbatch_size=w.micro_batch, precision=precision)  # fmt: skip
-    return Size(model, train, warm_up)
+    return TrainingSize(model, train, warm_up)
 
 
 def _median_seconds(operation: Callable[[], object], clock: Callable[[], float]) -> float:
@@ -262,7 +262,7 @@ def measured_seconds(workloads: Sequence[Workload]) -> list[float]:
     for place, w in enumerate(workloads):
         size = size_of(w, "fp32", 1 + ITERATIONS, warm_up=1)
         parallel = ParallelConfig(tp=w.tp, pp=w.pp)
-        contender = Ours("proxy", w.gpus, parallel, w.microbatches)
+        contender = OurLayout("proxy", w.gpus, parallel, w.microbatches)
         measurements[place] = partial(measure_contender, contender, size, size.model.dropout)
     taken = in_turn("proxies", ROUNDS, measurements)
     return [min(second for timed in rounds for second in timed.seconds) for rounds in taken.values()]

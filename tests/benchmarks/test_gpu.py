@@ -12,11 +12,11 @@ import pytest
 
 from benchmarks import gpu, kernels
 from benchmarks.__main__ import main
-from benchmarks.gpu import OURS, STAGES, StagedRun, Trained
+from benchmarks.gpu import OURS, STAGES, FullModel, StagedRun
 from benchmarks.peers import Peer
 from engine.kernels import registry
 from experiments.benchmark import read_benchmark
-from experiments.iterations import Ours
+from experiments.iterations import OurLayout
 from lineage.errors import UserError
 from tests.benchmarks.test_train import small_size
 from tests.commands import Command
@@ -58,10 +58,10 @@ def at_toy_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.version.cuda", "13.0")
     monkeypatch.setattr(gpu, "full_size", lambda *_: small_size(precision="bf16"))
     monkeypatch.setattr(gpu, "read_size", small_size)
-    monkeypatch.setattr(gpu, "MODELS", (Trained("355m", 4, 0.45), Trained("2.5b", 4, 0.50)))
+    monkeypatch.setattr(gpu, "MODELS", (FullModel("355m", 4, 0.45), FullModel("2.5b", 4, 0.50)))
     monkeypatch.setattr(gpu, "MICROBATCHES", (4,))
     monkeypatch.setattr(gpu, "ACCUMULATIONS", (1, 2))
-    monkeypatch.setattr(gpu, "CONTENDERS", (Ours(OURS), Peer("nanoGPT")))
+    monkeypatch.setattr(gpu, "CONTENDERS", (OurLayout(OURS), Peer("nanoGPT")))
 
 
 @pytest.mark.usefixtures("at_toy_size")

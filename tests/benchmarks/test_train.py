@@ -8,12 +8,12 @@ from benchmarks.train import LAYOUTS, OURS, SEPARATE, STOCK, TUNED, Row, pipelin
 from engine.config import Precision
 from engine.costs import flops_per_token
 from engine.kernels.registry import KERNELS
-from experiments.iterations import Size, Timed
+from experiments.iterations import Timed, TrainingSize
 
 SMALL = {"num_layers": 2, "hidden_size": 32, "num_heads": 2, "seq_length": 32, "padded_vocab_size": 256}
 
 
-def small_size(name: str = "tiny", precision: Precision = "fp32") -> Size:
+def small_size(name: str = "tiny", precision: Precision = "fp32") -> TrainingSize:
     model = read_size("tiny").model.model_copy(update=SMALL | {"vocab_size": 256})
     return train.size_of(model, 4, precision, iterations=3, warm_up=1)
 
