@@ -163,27 +163,26 @@ def trace(
 @app.command()
 def diff(
     reference: Annotated[Path, typer.Argument(help="Trace with draws.")],
-    other: Annotated[Path, typer.Argument(help="Trace that is held against it.")],
-    out: Annotated[Path | None, typer.Option("--out", help="HTML page with every tensor.")] = None,
+    other: Annotated[Path, typer.Argument(help="Trace to compare with it.")],
 ) -> None:
-    """Name the first tensor, in order of computation, in which two traces differ beyond rounding: exit code 3."""
+    """List the tensors, in order of computation, in which two traces differ beyond rounding: exit code 3."""
     from verify.parity import LayoutDiffers
-    from verify.traces import compare_traces, read_trace, write_page
+    from verify.traces import compare_traces, read_trace
 
-    found = compare_traces(reference, other)
+    compared = compare_traces(reference, other)
     for directory in (reference, other):
         if unnamed := read_trace(directory).unnamed:
-            print(f"{directory} does not have, for want of a name: {', '.join(unnamed)}")
-    for directory, only in zip((reference, other), found.only, strict=True):
+            print(f"{directory} lacks, because the name map does not name them: {', '.join(unnamed)}")
+    for directory, only in zip((reference, other), compared.only, strict=True):
         if only:
             print(f"only in {directory}: {', '.join(only)}")
-    beyond = sum(not row.is_within for row in found.rows)
-    print(f"{len(found.rows)} tensors compared, {beyond} beyond their tolerance")
-    if out:
-        write_page(out, (str(reference), str(other)), found)
-        print(f"written: {out}")
-    if found.first:
-        raise LayoutDiffers(f"{found.first.sentence(str(reference))}, tolerance {found.first.tolerance:.1e}")
+    beyond = [row for row in compared.rows if not row.is_within]
+    print(f"{len(compared.rows)} tensors compared, {len(beyond)} beyond their tolerance")
+    for row in beyond:
+        difference = f"difference {row.largest:.1e}, tolerance {row.tolerance:.1e}"
+        print(f"  iteration {row.iteration + 1}, {row.tensor}: {difference}")
+    if compared.first:
+        raise LayoutDiffers(f"{compared.first.sentence(str(reference))}, tolerance {compared.first.tolerance:.1e}")
 
 
 def main() -> None:

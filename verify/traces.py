@@ -1,81 +1,75 @@
-"""Traces on disk: what the ranks of an engine recorded, how far two are apart, and their page. Imports no torch.
+"""Traces on disk: write the tensors that the ranks of an engine record, and compare two traces. Imports no torch.
 
-A trace is a directory with `trace.json` and `draw-D/rank-R.safetensors`, a tensor in it for each part, named by its
-place in the order of recording, iteration, start in the whole and name. Draw 0 is the step itself, further ones are the
-same step with moved weights, as `tolerance` says; the trace that another is held against needs some.
+A trace is a directory with `trace.json` and `draw-D/rank-R.safetensors`. Such a file has one tensor for each recorded
+part, named by its number, its iteration, its start in the whole tensor and the tensor's name. Draw 0 is the training
+itself; the others are the same training with perturbed weights, from which tolerances are computed
+(`engine.compare.tolerance`). The reference of a comparison needs at least one such draw.
 """
 
-import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from markupsafe import Markup
 from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from engine.compare.tensors import Array, Key, TensorDifference, TensorPart, assemble, compare_all
-from lineage.atomic import write_text
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import FileSchema, read_document, write_document
-from reports.markup import template_environment
-from reports.style import theme_css
 
 DESCRIPTION = "trace.json"
-DECADES = 8
-"""Of the page's bars: a full one is this many decades of tolerances beyond, an empty one as many within."""
 
 
 class Trace(FileSchema):
-    """trace.json: what was recorded."""
+    """trace.json: describes a trace."""
 
     engine: str
-    """With its version."""
+    """Name and version."""
     precision: str = "fp32"
-    """bf16, or a format that is no coarser than fp32."""
+    """bf16, or a number format at least as fine as fp32."""
     setting: str = ""
-    """Configuration, layout and the like, in words."""
+    """Configuration, layout and iterations, in words."""
     unnamed: list[str] = Field(default_factory=list)
-    """Parameters that the name map does not have, so that they are not in the trace."""
+    """Parameters left out because the name map does not name them."""
 
 
 class Compared(NamedTuple):
-    """Two traces side by side."""
+    """Differences between two traces."""
 
     first: TensorDifference | None
-    """The first tensor beyond its tolerance; None where all are within."""
+    """The first tensor beyond its tolerance, if any."""
     rows: list[TensorDifference]
-    """Every tensor that both have, in order of computation."""
+    """All common tensors, in order of computation."""
     only: tuple[list[str], list[str]]
-    """Tensors that the one or the other alone has."""
+    """Tensors of the first trace alone and of the second alone."""
 
 
 def write_rank(directory: Path, draw: int, rank: int, pieces: Iterable[TensorPart]) -> None:
-    """Write what a rank recorded."""
+    """Write the pieces that a rank recorded."""
     path = directory / f"draw-{draw}" / f"rank-{rank}.safetensors"
     path.parent.mkdir(parents=True, exist_ok=True)
     named = {
-        f"{number:06} {one.iteration} {','.join(map(str, one.start))} {one.tensor}": one.value
-        for number, one in enumerate(pieces)
+        f"{number:06} {piece.iteration} {','.join(map(str, piece.start))} {piece.tensor}": piece.value
+        for number, piece in enumerate(pieces)
     }
     save_file(named, path)
 
 
 def finish_trace(directory: Path, trace: Trace) -> None:
-    """Write what was recorded, after the ranks have."""
+    """Write trace.json, after all ranks have written their pieces."""
     write_document(directory / DESCRIPTION, trace)
 
 
 def read_trace(directory: Path) -> Trace:
-    """What was recorded. Raises BadInput where there is no trace, IntegrityFailure where it is damaged."""
+    """Read trace.json. Raises BadInput if there is none, IntegrityFailure if it is damaged."""
     if not (directory / DESCRIPTION).is_file():
         raise BadInput(f"{directory} is not a trace: it has no {DESCRIPTION}")
     return read_document(directory / DESCRIPTION, Trace)
 
 
 def read_draw(directory: Path, draw: int) -> dict[str, list[TensorPart]]:
-    """What each rank recorded, by the name of its file. Raises IntegrityFailure for a file that is damaged."""
+    """Pieces of each rank by the name of its file. Raises IntegrityFailure for a damaged file."""
     paths = sorted(
         (directory / f"draw-{draw}").glob("rank-*.safetensors"), key=lambda path: (len(path.name), path.name)
     )
@@ -91,14 +85,14 @@ def _read_pieces(path: Path) -> Iterable[TensorPart]:
                 raise ValueError(f"{name!r} has {value.ndim} dims")
             yield TensorPart(int(iteration), tensor, place, value)
     except (OSError, SafetensorError, ValueError) as error:
-        raise IntegrityFailure(f"{path} is not what a rank recorded: {error}") from error
+        raise IntegrityFailure(f"{path} is not a file that a rank recorded: {error}") from error
 
 
 def compare_traces(reference: Path, other: Path) -> Compared:
-    """Every tensor of `other` beside that of `reference`, whose draws give the tolerances.
+    """Compare every tensor of `other` with that of `reference`, whose draws give the tolerances.
 
-    Raises BadInput where a trace is none or the reference has no draws, IntegrityFailure where shards overlap or leave
-    holes.
+    Raises BadInput if a directory is not a trace or the reference has no draws, IntegrityFailure if shards overlap or
+    leave holes.
     """
     precision = read_trace(reference).precision
     read_trace(other)
@@ -127,22 +121,5 @@ def _assemble(directory: Path, ranks: dict[str, list[TensorPart]]) -> dict[Key, 
 
 
 def _only(these: Iterable[Key], others: Iterable[Key]) -> list[str]:
-    found = {tensor for _, tensor in others}
-    return list(dict.fromkeys(tensor for _, tensor in these if tensor not in found))
-
-
-def write_page(path: Path, names: tuple[str, str], compared: Compared) -> None:
-    """The network top to bottom, each difference beside its tolerance; it refers to nothing outside itself."""
-    first = compared.first
-    verdict = f"First: {first.sentence(names[0])}." if first else "Every tensor is within its tolerance."
-    page = template_environment().get_template("traces.html").render(
-        names=names, verdict=verdict, compared=compared, share=_share, theme=Markup(theme_css())
-    )  # fmt: skip
-    write_text(path, page + "\n")
-
-
-def _share(row: TensorDifference) -> float:
-    """Percent of the bar."""
-    if not row.largest or not math.isfinite(row.largest) or not row.tolerance:
-        return 100.0 * (row.largest > row.tolerance)
-    return min(max(50 + 50 * math.log10(row.largest / row.tolerance) / DECADES, 0.0), 100.0)
+    theirs = {tensor for _, tensor in others}
+    return list(dict.fromkeys(tensor for _, tensor in these if tensor not in theirs))

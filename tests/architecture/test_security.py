@@ -20,7 +20,6 @@ STARTERS = {f"subprocess.{name}" for name in ("run", "Popen", "call", "check_cal
 UNPICKLER = "torch_files.py"
 """The one file that reads pickles, with `weights_only=True` or an unpickler that builds what it was told."""
 TRUSTED_MARKUP = {
-    "verify/traces.py": ["theme_css()"],
     "reports/page.py": [
         "''.join((f'.{name}{{{style}}}' for name, style in sorted(styles.items())))",
         "theme_css() + (folder / 'page.css').read_text(encoding='utf-8')",
