@@ -18,10 +18,3 @@ set_timeout = dist.set_timeout if hasattr(dist, "set_timeout") else dist.distrib
 _capability, _has_onednn = torch.backends.cpu.get_cpu_capability(), torch.backends.mkldnn.is_available()
 onednn: Any = _capability == "AVX512" and _has_onednn and torch.ops.mkldnn
 multiplies_bf16 = _capability != "AVX2" and _has_onednn and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-
-
-class ProcessGroup(dist.ProcessGroup):
-    """A process group written in Python, whose `reduce_scatter_single` every version calls."""
-
-    def _reduce_scatter_base(self, *arguments: Any) -> Any:  # what torch before 2.13 calls
-        return self.reduce_scatter_single(*arguments)

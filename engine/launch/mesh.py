@@ -6,7 +6,6 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from engine.launch import rendezvous
 from engine.launch.rendezvous import join_ranks, launched_world_size, local_rank
-from engine.launch.shared_memory import share_memory
 from engine.launch.threads import current_rank, thread_mesh
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import Axis, GroupAxis, ParallelMesh, Waiting, serial_mesh
@@ -23,7 +22,7 @@ def local_device() -> torch.device:
 
 def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
     """The mesh of `layout` over the threads or processes that were started. Processes speak through NCCL on GPUs,
-    through gloo on CPUs and, on one machine, through shared memory.
+    through gloo on CPUs.
 
     Raises BadInput when the number of ranks differs from the layout's, RanksMissing when some do not come.
     """
@@ -42,14 +41,14 @@ def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
     def axis(name: str, rank: int) -> Axis:
         group = groups.get_group(name)
         set_timeout(rendezvous.COLLECTIVE_TIMEOUT, group)  # torch would wait half an hour
-        return _group_axis(group, rank, waiting, device)
+        return GroupAxis(group.size(), rank, waiting, group) if group.size() > 1 else Axis(waiting=waiting)
 
     mesh = ParallelMesh(
         layout,
         tp=axis("tp", tp),
         pp=axis("pp", pp),
         dp=axis("dp", dp),
-        embedding=_embedding_axis(layout, tp, pp, dp, waiting, device),
+        embedding=_embedding_axis(layout, tp, pp, dp, waiting),
         device=device,
         sequence_parallel=sequence_parallel and layout.tp > 1,
         world=GroupAxis(layout.world_size, dist.get_rank(), waiting, dist.group.WORLD),
@@ -58,22 +57,15 @@ def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
     return mesh
 
 
-def _group_axis(group: dist.ProcessGroup, rank: int, waiting: Waiting, device: torch.device) -> Axis:
-    if group.size() == 1:
-        return Axis(waiting=waiting)
-    shared_memory = share_memory(group, rendezvous.COLLECTIVE_TIMEOUT) if device.type == "cpu" else None
-    return GroupAxis(group.size(), rank, waiting, group, shared_memory)
-
-
-def _embedding_axis(layout: Layout, tp: int, pp: int, dp: int, waiting: Waiting, device: torch.device) -> Axis:
+def _embedding_axis(layout: Layout, tp: int, pp: int, dp: int, waiting: Waiting) -> Axis:
     """Groups of first and last pipeline ranks; every rank makes all of them, as process groups require."""
-    if layout.pp == 1:
-        return Axis()
     mine = Axis()
+    if layout.pp == 1:
+        return mine
     for other_dp in range(layout.dp):
         for other_tp in range(layout.tp):
             ends = [layout.rank(other_tp, 0, other_dp), layout.rank(other_tp, layout.pp - 1, other_dp)]
             group = dist.new_group(ends, timeout=rendezvous.COLLECTIVE_TIMEOUT)
             if (other_tp, other_dp) == (tp, dp) and pp in (0, layout.pp - 1):
-                mine = _group_axis(group, 0 if pp == 0 else 1, waiting, device)
+                mine = GroupAxis(2, 0 if pp == 0 else 1, waiting, group)
     return mine

@@ -3,7 +3,7 @@
 A rank is an ordinary rank program: in its thread `build_mesh` gives it a mesh whose collectives and messages meet in
 memory. One rank computes at a time. It holds its world's lock, and gives it away where it waits for another; so ranks
 need no other lock, and a moment in which all wait for each other is noticed at once. Sums are taken in one binary tree
-over the ranks, as between processes that share memory.
+over the ranks.
 """
 
 import sys
@@ -59,6 +59,7 @@ def run_threads(
         torch.set_num_threads(1)
         with world.lock:
             try:
+                world.computing = rank
                 world.check()
                 results[rank] = function(*args)
             except _OtherRankFailed:
@@ -81,12 +82,12 @@ def run_threads(
         with world.lock:
             world.fail(stop, None)
         raise
-    if world.failure is not None:
+    if world.failure is None and any(thread.is_alive() for thread in threads):
+        stack = traceback.format_stack(sys._current_frames().get(threads[world.computing].ident or 0))
+        sentence = f"rank {world.computing} did not answer within {timeout_seconds:.0f} s"
+        world.failure = RanksFailed(sentence, "".join(stack))
+    if world.failure is not None:  # ranks that wait end when they wake
         raise world.failure
-    if alive := [thread for thread in threads if thread.is_alive()]:
-        frames = sys._current_frames()
-        stack = "".join(traceback.format_stack(frames[alive[0].ident])) if alive[0].ident in frames else ""
-        raise RanksFailed(f"{alive[0].name} did not answer within {timeout_seconds:.0f} s", stack)
     return results
 
 
@@ -97,9 +98,13 @@ class _OtherRankFailed(BaseException):
 class World:
     """The ranks of one `run_threads`. Every method is called by a thread that holds the lock."""
 
+    computing: int
+    """The rank that holds the lock."""
+    failure: BaseException | None
+
     def __init__(self, size: int) -> None:
         self.size, self.lock = size, threading.Lock()
-        self.failure: BaseException | None = None
+        self.computing, self.failure = 0, None
         self.meetings: dict[tuple[int, ...], _Meeting] = defaultdict(_Meeting)
         self.channels: dict[tuple[int, int], _Channel] = defaultdict(_Channel)
         self._wakeups = [threading.Condition(self.lock) for _ in range(size)]
@@ -111,6 +116,7 @@ class World:
             self._fall_asleep(rank)
             while rank not in self._awake:
                 self._wakeups[rank].wait()
+            self.computing = rank
             self.check()
 
     def wake(self, rank: int) -> None:
@@ -209,18 +215,10 @@ class ThreadAxis(Axis):
     def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType = SUM) -> torch.Tensor:
         return tensor.copy_(self._meet(tensor, lambda parts: _reduced(parts, op)))
 
-    def start_all_reduce(self, tensor: torch.Tensor) -> Pending:
-        self.all_reduce(tensor)
-        return DONE
-
     def reduce(self, tensor: torch.Tensor, owner: int = 0) -> None:
         total = self._meet(tensor, _sum)
         if self.rank == owner:
             tensor.copy_(total)
-
-    def start_reduce(self, tensor: torch.Tensor, owner: int) -> Pending:
-        self.reduce(tensor, owner)
-        return DONE
 
     def broadcast(self, tensor: torch.Tensor, owner: int = 0) -> None:
         tensor.copy_(self._meet(tensor, lambda tensors: tensors[owner].clone()))
@@ -233,9 +231,6 @@ class ThreadAxis(Axis):
 
     def gather_objects(self, value: Any) -> list[Any]:
         return list(self._meet(value, list))
-
-    def barrier(self) -> None:
-        self._meet(None, list)
 
     def start_send(self, tensor: torch.Tensor, peer: int) -> Pending:
         channel = self.world.channels[self.members[self.rank], self.members[peer]]

@@ -70,6 +70,7 @@ class Axis:
 
     def start_all_reduce(self, tensor: torch.Tensor) -> Pending:
         """Begin to sum in place over the axis."""
+        self.all_reduce(tensor)
         return DONE
 
     def reduce(self, tensor: torch.Tensor, owner: int = 0) -> None:
@@ -77,6 +78,7 @@ class Axis:
 
     def start_reduce(self, tensor: torch.Tensor, owner: int) -> Pending:
         """Begin `reduce`."""
+        self.reduce(tensor, owner)
         return DONE
 
     def broadcast(self, tensor: torch.Tensor, owner: int = 0) -> None:
@@ -96,6 +98,7 @@ class Axis:
 
     def barrier(self) -> None:
         """Wait for every rank of the axis."""
+        self.gather_objects(None)
 
     def start_send(self, tensor: torch.Tensor, peer: int) -> Pending:
         """Begin to send a contiguous tensor to another rank of the axis; it must not change until the work is over."""
@@ -111,32 +114,20 @@ class GroupAxis(Axis):
     """An axis whose ranks are processes."""
 
     group: dist.ProcessGroup | None = None
-    shared_memory: dist.ProcessGroup | None = None
-    """The same ranks on one machine without GPUs: reductions go through memory, and are over when they are begun."""
-
-    @property
-    def _fast(self) -> dist.ProcessGroup | None:
-        return self.shared_memory or self.group
 
     def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType = SUM) -> torch.Tensor:
         with self.waiting:
-            dist.all_reduce(tensor, op, group=self._fast)
+            dist.all_reduce(tensor, op, group=self.group)
         return tensor
 
     def start_all_reduce(self, tensor: torch.Tensor) -> Pending:
-        if self.shared_memory:
-            self.all_reduce(tensor)
-            return DONE
         return _begun(dist.all_reduce(tensor, group=self.group, async_op=True))
 
     def reduce(self, tensor: torch.Tensor, owner: int = 0) -> None:
         with self.waiting:
-            dist.reduce(tensor, group=self._fast, group_dst=owner)
+            dist.reduce(tensor, group=self.group, group_dst=owner)
 
     def start_reduce(self, tensor: torch.Tensor, owner: int) -> Pending:
-        if self.shared_memory:
-            self.reduce(tensor, owner)
-            return DONE
         return _begun(dist.reduce(tensor, group=self.group, group_dst=owner, async_op=True))
 
     def broadcast(self, tensor: torch.Tensor, owner: int = 0) -> None:
@@ -146,13 +137,13 @@ class GroupAxis(Axis):
     def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
         shards = [torch.empty_like(tensor) for _ in range(self.size)]
         with self.waiting:
-            dist.all_gather(shards, tensor.contiguous(), group=self._fast)
+            dist.all_gather(shards, tensor.contiguous(), group=self.group)
         return torch.cat(shards, dim=dim)
 
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         part = tensor.new_empty(tensor.size(0) // self.size, *tensor.shape[1:])
         with self.waiting:
-            reduce_scatter_single(part, tensor.contiguous(), group=self._fast)
+            reduce_scatter_single(part, tensor.contiguous(), group=self.group)
         return part
 
     def gather_objects(self, value: Any) -> list[Any]:

@@ -4,7 +4,6 @@ Every rank counts as a machine of its own: no memory is shared. The counts depen
 """
 
 from collections import Counter
-from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -19,7 +18,6 @@ from engine.launch.forked import run_forked
 from engine.launch.mesh import build_mesh
 from engine.model.microbatch import PipelineInput
 from engine.parallel.layout import Layout
-from engine.parallel.mesh import GroupAxis
 from engine.step import build_step
 from experiments.sealed import Line, lines
 from lineage.progress import Progress, announce
@@ -97,12 +95,7 @@ def iteration(model: ModelConfig, parallel: ParallelConfig, batch: int, trains: 
     """This rank's traffic of one iteration in fp32, or of its forward passes alone, in microbatches of one sequence."""
     ranks = torch.distributed.get_world_size()
     layout = Layout(tp=parallel.tp, pp=parallel.pp, dp=ranks // parallel.tp // parallel.pp)
-    local = build_mesh(layout, parallel.sequence_parallel)
-    tp, pp, dp, embedding = (
-        replace(axis, shared_memory=None) if isinstance(axis, GroupAxis) else axis
-        for axis in (local.tp, local.pp, local.dp, local.embedding)
-    )
-    mesh = replace(local, tp=tp, pp=pp, dp=dp, embedding=embedding)
+    mesh = build_mesh(layout, parallel.sequence_parallel)
     partitioned, step = build_step(model, TrainConfig(precision="fp32"), parallel, mesh)
     tokens = torch.zeros(1, model.seq_length + 1, dtype=torch.int64)
     microbatches = [PipelineInput(tokens[:, :-1], tokens[:, 1:])] * (batch // mesh.dp.size)
