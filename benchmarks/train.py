@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.kernels import KernelCase, KernelShape, kernel_cases, time_kernel
+from benchmarks.kernels import KernelShape, kernel_cases, time_kernel
 from benchmarks.peers import Peer
 from benchmarks.timing import Measured, differing_losses, first_losses, rates, ratio, series
 from engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
 from engine.costs import flops_per_token
-from engine.kernels.adam import AdamStep
 from engine.kernels.registry import KERNELS
 from engine.launch.mesh import local_device
 from engine.optim.precision import DTYPES
@@ -253,16 +252,8 @@ def pipeline_ideal(model: ModelConfig, stages: int) -> float:
 def measure_kernels(precision: Precision, rounds: int, shape: KernelShape) -> list[Case]:
     """Time each compiled CPU kernel beside its reference and, with a C++ compiler, torch.compile."""
     dtype = DTYPES[precision]
-    weights, gradient, *moments = torch.rand(4, 12 * (shape.n * shape.d) ** 2)  # one layer
-    copy = weights.to(dtype) if dtype != weights.dtype else None
-    step = AdamStep(1e-3, 0.9, 0.999, 1e-8, 0.01, 0.5, steps=2)
-    every = [
-        *kernel_cases(shape, dtype),
-        KernelCase("adamw", [], (weights, copy, gradient, *moments, step)),
-        KernelCase("adam_direction", [], (weights, gradient, *moments, step, True)),
-    ]
     cases = []
-    for case in every:
+    for case in kernel_cases(shape, dtype):
         if "cpu" in KERNELS[case.name]:
             times, missing = time_kernel(case, "cpu", rounds, bool(shutil.which("g++")))
             spent = [series(name, "time", "ms", *(1000 * each for each in many)) for name, many in times.items()]

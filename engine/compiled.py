@@ -147,7 +147,7 @@ def _in_order(bits: np.int32) -> np.int32:
 def random_bits(key: np.uint64, row: int, columns: int, out: Array) -> None:
     """Write 16 random bits for each of the first `columns` elements of a row; `out` has room for whole BLOCKs.
 
-    Philox 4×32-10 with counter (16 · block + lane, row, 0, 0), as in `engine/kernels/dropout_bits.py`.
+    Philox 4×32-10 with counter (16 · block + lane, row, 0, 0), as in `engine/kernels/dropout.py`.
     """
     low = np.uint64(0xFFFFFFFF)
     half = np.uint64(32)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.kernels.dropout_mask import DropoutMask
+from engine.kernels.dropout import DropoutMask
 
 
 def key_of(*parts: object) -> int:

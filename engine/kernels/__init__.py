@@ -13,7 +13,7 @@ PLACES = {
     "masked_softmax": ("masked_softmax:reference", None, "gpu.masked_softmax:fused"),
     "adamw": ("adam:reference", None, "gpu.adam:fused"),
     "adam_direction": ("adam:reference_direction", None, "gpu.adam:fused_direction"),
-    "dropout_bits": ("dropout_bits:reference", "dropout_bits:compiled", "gpu.dropout_bits:fused"),
+    "dropout_bits": ("dropout:reference_bits", "dropout:compiled_bits", "gpu.dropout_bits:fused"),
 }
 """module:function in `engine.kernels` for each of KINDS, if there is one."""
 KERNELS |= {

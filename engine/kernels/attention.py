@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from engine.compiled import BLOCK, Array, Compiled, array, exponential, inline, largest, load, random_bits, store
-from engine.kernels.dropout_mask import DropoutMask, mask_keys
+from engine.kernels.dropout import DropoutMask, mask_keys
 from engine.parallel.layers import widened
 
 QUERY_BYTES = 256

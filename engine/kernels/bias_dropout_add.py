@@ -10,7 +10,7 @@ import torch
 
 from engine.compiled import BLOCK, ROWS_TOGETHER, Array, Compiled, array, load, random_bits, store
 from engine.kernels import dropout
-from engine.kernels.dropout_mask import DropoutMask, mask_keys
+from engine.kernels.dropout import DropoutMask, mask_keys
 
 
 def reference(x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, mask: DropoutMask | None) -> torch.Tensor:

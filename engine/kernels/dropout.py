@@ -1,12 +1,114 @@
-"""Dropout on the residual stream. Shapes: s sequence, b microbatch, h hidden. Rows of the mask are positions."""
+"""Dropout masks, and dropout on the residual stream.
 
+A mask has 16 random bits for each element, and any device can make any part of it. The generator is Philox 4×32-10
+(Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"). Row r of a mask has blocks of 128 columns. Block k
+has the counters (16k + lane, r, 0, 0) for 16 lanes. The eight 16-bit pieces of a counter's output, low half first, lie
+16 columns apart.
+
+Shapes: s sequence, b microbatch, h hidden. On the residual stream, rows of the mask are positions.
+"""
+
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from engine.compiled import BLOCK, Array, Compiled, array, load, random_bits, store
-from engine.kernels.dropout_mask import DropoutMask, mask_keys
+from engine.compiled import BLOCK, LANES, PIECES, Array, Compiled, array, load, random_bits, store
+from engine.kernels.registry import implementation
+
+ROUNDS = 10
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
+LOW = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class DropoutMask:
+    """Dropout mask of one site, for each sequence of a microbatch."""
+
+    probability: float
+    keys: tuple[int, ...]
+    """One key per sequence."""
+    first_row: int = 0
+    """Number of this rank's first row among all rows of the site."""
+
+    @property
+    def threshold(self) -> int:
+        """Elements with smaller random bits are dropped. The probability is exact to 1/65536."""
+        return round(self.probability * 2**16)
+
+    @property
+    def scale(self) -> float:
+        """Factor of the elements that stay, 1/(1 − p)."""
+        return 1.0 / (1.0 - self.probability)
+
+    def keep(self, rows: int, columns: int, device: torch.device) -> torch.Tensor:
+        """Boolean [b, rows, columns], True if the element stays."""
+        bits = implementation("dropout_bits", device.type)(self.keys, self.first_row, rows, columns, device)
+        stays: torch.Tensor = bits.to(torch.int32).bitwise_and_(0xFFFF) >= self.threshold
+        return stays
+
+    def factors(self, rows: int, columns: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+        """Factor of each element, [b, rows, columns]: 1/(1 − p) if it stays, else 0."""
+        return self.keep(rows, columns, device).to(dtype).mul_(self.scale)
+
+
+def mask_keys(mask: DropoutMask | None) -> tuple[Array, int, np.int32, np.float32]:
+    """A dropout mask as arguments of a loop: keys (empty without dropout), first row, threshold, scale.
+
+    The threshold has 32 bits like the numbers in the loop. A wider one would halve the vector length.
+    """
+    if mask is None:
+        return np.empty(0, dtype=np.uint64), 0, np.int32(0), np.float32(1.0)
+    return np.array(mask.keys, dtype=np.uint64), mask.first_row, np.int32(mask.threshold), np.float32(mask.scale)
+
+
+def reference_bits(
+    keys: tuple[int, ...], first_row: int, rows: int, columns: int, device: torch.device
+) -> torch.Tensor:  # fmt: skip
+    """Random bits as int16, [len(keys), rows, columns], starting at row `first_row`."""
+    blocks = -(-columns // BLOCK)
+    counters = torch.arange(blocks * LANES, device=device)
+    row_numbers = torch.arange(first_row, first_row + rows, device=device)
+    pieces = [philox(counters.expand(rows, -1), row_numbers.unsqueeze(1), key) for key in keys]
+    words = torch.stack([torch.stack(outputs, dim=-1) for outputs in pieces])  # [b, rows, blocks·16, 4]
+    halves = torch.stack([words & 0xFFFF, words >> 16], dim=-1).view(len(keys), rows, blocks, LANES, PIECES)
+    bits = halves.transpose(-1, -2).reshape(len(keys), rows, blocks * BLOCK)[..., :columns]
+    return torch.where(bits < 2**15, bits, bits - 2**16).to(torch.int16)
+
+
+def philox(c0: torch.Tensor, c1: torch.Tensor, key: int) -> list[torch.Tensor]:
+    """Four 32-bit words, in int64, for counters (c0, c1, 0, 0)."""
+    words = [c0, c1.expand_as(c0), torch.zeros_like(c0), torch.zeros_like(c0)]
+    low, high = key & LOW, key >> 32
+    for _ in range(ROUNDS):
+        first, second = words[0] * MULTIPLIERS[0], words[2] * MULTIPLIERS[1]
+        words = [
+            ((second >> 32) & LOW) ^ words[1] ^ low,
+            second & LOW,
+            ((first >> 32) & LOW) ^ words[3] ^ high,
+            first & LOW,
+        ]
+        low, high = (low + WEYL[0]) & LOW, (high + WEYL[1]) & LOW
+    return words
+
+
+def compiled_bits(
+    keys: tuple[int, ...], first_row: int, rows: int, columns: int, device: torch.device
+) -> torch.Tensor:  # fmt: skip
+    """The same bits from a compiled loop."""
+    blocks = -(-columns // BLOCK)
+    bits = torch.empty(len(keys), rows, blocks * BLOCK, dtype=torch.int16, device=device)
+    _fill(np.array(keys, dtype=np.uint64), first_row, array(bits).view(np.uint16))
+    return bits[..., :columns]
+
+
+@Compiled
+def _fill(keys: Array, first_row: int, bits: Array) -> None:
+    for sample in range(bits.shape[0]):
+        for row in range(bits.shape[1]):
+            random_bits(keys[sample], first_row + row, bits.shape[2], bits[sample, row])
 
 
 def reference(x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:

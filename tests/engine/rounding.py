@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from scipy import stats
 
-from engine.kernels.adam import AdamStep
 from engine.rng import DropoutMask
 
 DRAWS = 32
@@ -227,26 +226,6 @@ def layer_norm(r: Rounding, tensors: Tensors, others: tuple[Any, ...], upstream:
     return found, to_x, _summed(r, r.work(upstream * normed)), _summed(r, upstream[None])
 
 
-def adam(r: Rounding, weights: torch.Tensor, gradients: Tensors, steps: Sequence[AdamStep], is_whole: bool) -> Tensors:
-    """Weights [draws, n] and moments [draws, 2, n] after updates; not `is_whole`: by a direction alone."""
-    weights = weights[None]
-    first = second = torch.zeros_like(weights)
-    for number, (gradient, step) in enumerate(zip(gradients, steps, strict=True)):
-        correct = step.corrections if is_whole or number > 0 else (1.0, 1.0)
-        numbers = (
-            step.clipping, 1 - step.beta1, step.beta2, 1 - step.beta2, *(1 / each for each in correct), step.epsilon,
-            step.weight_decay, step.learning_rate,
-        )  # fmt: skip
-        clipping, fresh, beta2, fresh2, one, two, epsilon, decay, rate = (r.constant(each)[:, None] for each in numbers)
-        given = r.work(gradient[None] * clipping)
-        first = r.work(first + r.work(r.work(given - first) * fresh))
-        second = r.work(r.work(second * beta2) + r.work(r.work(given * given) * fresh2))
-        root = r.work(r.work(r.work(second * two).sqrt()) + epsilon)
-        direction = r.work(r.work(r.work(first * one) / root) + r.work(weights * decay))
-        weights = r.work(weights - r.work(rate * direction))
-    return weights, torch.stack([first.expand_as(weights), second.expand_as(weights)], dim=1)
-
-
 MODELS: dict[str, Model] = {
     "attention": attention,
     "linear_cross_entropy": linear_cross_entropy,
@@ -256,4 +235,4 @@ MODELS: dict[str, Model] = {
     "bias_gelu": bias_gelu,
     "layer_norm": layer_norm,
 }
-"""By the kernel's name; Adam's is `adam`."""
+"""By the kernel's name."""

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.config import ModelConfig
-from engine.kernels import dropout_bits
-from engine.kernels.dropout_bits import philox
+from engine.kernels.dropout import compiled_bits, philox, reference_bits
 from engine.model.gpt2 import GPT2
 from engine.parallel.mesh import serial_mesh
 from engine.rng import Dropout, DropoutMask
@@ -74,7 +73,7 @@ def test_random_bits_are_those_of_philox() -> None:
 @pytest.mark.parametrize("columns", [1, 7, 128, 300])
 def test_compiled_bits_are_the_references(columns: int) -> None:
     arguments = ((5, 2**62 + 12345), 3, 6, columns, CPU)
-    assert torch.equal(dropout_bits.compiled(*arguments), dropout_bits.reference(*arguments))
+    assert torch.equal(compiled_bits(*arguments), reference_bits(*arguments))
 
 
 def test_every_part_of_the_key_counts() -> None:

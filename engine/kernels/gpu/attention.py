@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.runtime import driver
 
 from engine.kernels.attention import reference
-from engine.kernels.dropout_mask import DropoutMask
+from engine.kernels.dropout import DropoutMask
 from engine.kernels.gpu.masks import BLOCK, Context, mask_arguments, packed
 
 DRAWN_ROWS, INNER_ROWS = 32, 64

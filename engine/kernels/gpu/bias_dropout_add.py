@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.dropout_mask import DropoutMask
+from engine.kernels.dropout import DropoutMask
 from engine.kernels.gpu.masks import BLOCK, Context, mask_arguments, stays
 
 ROWS, MASK_BLOCKS, STEPS = 8, 4, 16
