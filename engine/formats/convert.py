@@ -103,5 +103,7 @@ def _read_back(loaded: LoadedCheckpoint, directory: Path) -> ComparedModel | Non
 def _agreement(ours: ComparedModel, theirs: ComparedModel, where: Path) -> Agreement:
     agreement = compare_models(ours, theirs, random_windows(ours.config))
     if not agreement.is_one_model:
-        raise IntegrityFailure(f"{where} is another model to {theirs.program}: {agreement.weight or agreement.tensor}")
+        raise IntegrityFailure(
+            f"{where} is a different model according to {theirs.program}: {agreement.weight or agreement.tensor}"
+        )
     return agreement

@@ -130,7 +130,7 @@ def merge_huggingface(checkpoint: Path, out: Path) -> Path:
                     for name in described.tensors
                 }
             except KeyError as error:
-                raise IntegrityFailure(f"{folder / WRITTEN} names {error}, which the checkpoint has not") from error
+                raise IntegrityFailure(f"{folder / WRITTEN} names {error}, which the checkpoint lacks") from error
             save_file(content, temporary / file, metadata=described.metadata)
         for path in folder.iterdir():
             if path.name not in (WRITTEN, BUFFERS):

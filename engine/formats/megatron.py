@@ -96,7 +96,7 @@ def _newest(directory: Path) -> Path:
         raise IntegrityFailure(f"{path} holds {word[:40]!r}, neither an iteration nor `release`")
     iteration = directory / (word if word == "release" else f"iter_{int(word):07d}")
     if not iteration.is_dir():
-        raise IntegrityFailure(f"{path} names {iteration.name}, which is not there")
+        raise IntegrityFailure(f"{path} names {iteration.name}, which does not exist")
     return iteration
 
 

@@ -148,7 +148,9 @@ def test_a_wrong_export_is_not_written(tmp_path: Path, monkeypatch: pytest.Monke
         lambda name, tensor, config: real(name, tensor, config).flip(0) if "layers.3.mlp" in name else
         real(name, tensor, config),
     )  # fmt: skip
-    with pytest.raises(IntegrityFailure, match=r"another model to .*: layers\.3\.mlp\.dense_h_to_4h\.weight differs"):
+    with pytest.raises(
+        IntegrityFailure, match=r"different model according to .*: layers\.3\.mlp\.dense_h_to_4h\.weight differs"
+    ):
         export_checkpoint(tmp_path / "ours", tmp_path / "theirs")
     assert not (tmp_path / "theirs").exists()
 
@@ -159,7 +161,9 @@ def test_a_wrong_import_is_not_written(exported: Path, tmp_path: Path, monkeypat
         huggingface, "from_theirs",
         lambda name, tensor, config: real(name, tensor.neg() if name.endswith("dense.bias") else tensor, config),
     )  # fmt: skip
-    with pytest.raises(IntegrityFailure, match=r"another model to transformers .*: layers\.0\.self_attention\.dense"):
+    with pytest.raises(
+        IntegrityFailure, match=r"different model according to transformers .*: layers\.0\.self_attention\.dense"
+    ):
         import_checkpoint(exported, tmp_path / "back")
     assert not (tmp_path / "back").exists()
     assert read_huggingface(exported).model.num_layers == CONFIG.num_layers

@@ -93,7 +93,7 @@ def test_directories_that_do_not_fit_together(vocab: Path, tmp_path: Path) -> No
     (newest / "mp_rank_01").rename(newest / "mp_rank_02")
     with pytest.raises(IntegrityFailure, match="of tensor rank 1, pipeline stage 0"):
         import_checkpoint(saved, tmp_path / "out", vocab)
-    for word, sentence in (("../70", "neither an iteration"), ("71", "iter_0000071, which is not there")):
+    for word, sentence in (("../70", "neither an iteration"), ("71", "iter_0000071, which does not exist")):
         (saved / "latest_checkpointed_iteration.txt").write_text(word)
         with pytest.raises(IntegrityFailure, match=sentence):
             import_checkpoint(saved, tmp_path / "out", vocab)
