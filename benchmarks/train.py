@@ -8,8 +8,6 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-import torch
-
 from benchmarks.kernels import KernelShape, kernel_cases, time_kernel
 from benchmarks.peers import Peer
 from benchmarks.timing import Measured, differing_losses, first_losses, rates, ratio, series
