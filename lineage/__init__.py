@@ -1,4 +1,4 @@
-"""What every run shares: its directory, its provenance, its errors and how it speaks to the user."""
+"""The ground floor that every run shares: directory, provenance, errors and the command line."""
 
 import sys
 
@@ -8,14 +8,14 @@ if sys.version_info < (3, 11):  # noqa: UP036  (a checkout on PYTHONPATH, where 
 
 
 def __getattr__(name: str) -> str:
-    """`VERSION`, read when it is first asked for: finding it costs more than many a command."""
+    """Find `VERSION` at its first use, because finding it takes longer than many commands."""
     if name != "VERSION":
         raise AttributeError(name)
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        found = version("mlm-repro")
+        number = version("mlm-repro")
     except PackageNotFoundError:
-        found = "0+unknown"
-    globals()[name] = found
-    return found
+        number = "0+unknown"
+    globals()[name] = number
+    return number

@@ -1,4 +1,4 @@
-"""Files and directories that appear whole or not at all: temporary sibling, fsync, rename. Files are read in bounds."""
+"""Files and directories appear whole or not at all: temporary sibling, fsync, rename. Reads are bounded."""
 
 import errno
 import io
@@ -14,12 +14,12 @@ from typing import Any
 from lineage.errors import BadInput
 
 MOST_BYTES = 256 << 20
-"""Of a file that is read whole."""
+"""Largest file that is read whole."""
 
 
 @contextmanager
 def open_file(path: Path) -> Iterator[io.BufferedReader]:
-    """The file for reading. Raises OSError for a pipe or a device, which could keep a reader for ever."""
+    """Open a file for reading. Raises OSError for a pipe or a device, which could block a reader for ever."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
@@ -27,7 +27,7 @@ def open_file(path: Path) -> Iterator[io.BufferedReader]:
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """The content of a file. Raises OSError as `open_file` does, and for more than `most` bytes."""
+    """Read a file. Raises OSError as `open_file` does, and for a file of more than `most` bytes."""
     with open_file(path) as file:
         if os.fstat(file.fileno()).st_size > most:
             raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
@@ -35,7 +35,7 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def parse_json(text: bytes | str) -> Any:
-    """The value of JSON. Raises ValueError where it is none, too deep values included."""
+    """Parse JSON. Raises ValueError for text that is not JSON or is nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -43,12 +43,12 @@ def parse_json(text: bytes | str) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """The value of a file. Raises OSError as `read_bytes` does, and ValueError where it holds none."""
+    """Read a JSON file. Raises OSError as `read_bytes` does, and ValueError for a file without JSON."""
     return parse_json(read_bytes(path))
 
 
 def check_place(option: str, path: Path | None) -> None:
-    """Raise BadInput where no file can be written at `path`: hours of work should not end there."""
+    """Raise BadInput if no file can be written at `path`. Called before the work that makes the file."""
     if path is None:
         return
     if path.is_dir():
@@ -57,13 +57,13 @@ def check_place(option: str, path: Path | None) -> None:
     if not folder.is_dir():
         raise BadInput(f"{option} {path} cannot be written: {folder} is not a directory")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise BadInput(f"{option} {path} cannot be written: {folder} is not for this user to write to")
+        raise BadInput(f"{option} {path} cannot be written: this user may not write to {folder}")
 
 
 def write_bytes(path: Path, data: bytes, replaces: bool = True) -> bool:
     """Put `data` at `path`; a reader sees the old content or the new, never a mixture.
 
-    Unless it `replaces`, what is there stays. Returns whether the data were written.
+    With `replaces=False` an existing file stays. Returns True if the data were written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.partial-{os.getpid()}")
@@ -73,7 +73,7 @@ def write_bytes(path: Path, data: bytes, replaces: bool = True) -> bool:
             file.flush()
             os.fsync(file.fileno())
         (os.replace if replaces else os.link)(temporary, path)
-    except (FileExistsError, FileNotFoundError):  # who came first may have removed what others had not finished
+    except (FileExistsError, FileNotFoundError):  # the first writer may have removed unfinished files of others
         if replaces or not path.exists():
             raise
         return False
@@ -98,8 +98,8 @@ def write_json(path: Path, value: Any, replaces: bool = True) -> bool:
 def new_directory(path: Path, durable: bool = True) -> Iterator[Path]:
     """Yield an empty temporary sibling that becomes `path` when the block ends without an error.
 
-    An existing directory at `path` is replaced only then. On an error the temporary directory is removed. Unless it is
-    `durable`, a power cut may leave a directory whose files are not whole.
+    An existing directory at `path` is replaced only then. On an error the temporary directory is removed. With
+    `durable=False` a power cut may leave a directory with incomplete files.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.partial-{os.getpid()}")
@@ -114,7 +114,7 @@ def new_directory(path: Path, durable: bool = True) -> Iterator[Path]:
 
 
 def publish_directory(temporary: Path, path: Path, durable: bool = True) -> None:
-    """Give a finished directory its name, replacing what stands there; first make it `durable`."""
+    """Give a finished directory its name and replace the old one; with `durable`, flush its files to disk first."""
     for file in sorted(temporary.rglob("*")) if durable else ():
         (sync_file if file.is_file() else sync_directory)(file)
     if durable:

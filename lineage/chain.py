@@ -35,7 +35,7 @@ def complete_checkpoints(run: Path) -> list[Path]:
 
 
 def broken_links(run: Path) -> list[str]:
-    """A sentence for each link that does not hold, of a directory with a manifest; empty if all do."""
+    """A sentence for each broken link of a run that has a manifest."""
     manifest = read_object(run / MANIFEST)
     broken = list(_check_manifest(run, manifest))
     checkpoints = [path for path in complete_checkpoints(run) if (path / LINEAGE).is_file()]
@@ -48,7 +48,7 @@ def broken_links(run: Path) -> list[str]:
 
 
 def _check_manifest(run: Path, manifest: dict[str, Any]) -> Iterator[str]:
-    """The identity is that of configuration and inputs, and the directory's name has it."""
+    """Compare the identity with the configuration and the inputs."""
     config, outside = manifest.get("config", {}), manifest.get("outside_identity")
     if sha256_json(config) != manifest.get("config_digest"):
         yield f"{run.name}: the configuration in {MANIFEST} is not the one its digest was made of"
@@ -60,7 +60,7 @@ def _check_manifest(run: Path, manifest: dict[str, Any]) -> Iterator[str]:
 
 
 def _check_checkpoint(path: Path, manifest: dict[str, Any]) -> Iterator[str]:
-    """It is of this run and of the iteration it is named after, and has the run's configuration."""
+    """Compare a checkpoint's iteration with its name, and its run, inputs and configuration with the manifest."""
     lineage, iteration = read_object(path / LINEAGE), read_object(path / STATE).get("iteration")
     if path.name != f"iter_{iteration:07d}":
         yield f"{path.name} holds iteration {iteration}: it was exchanged or copied"

@@ -27,9 +27,9 @@ class Config(BaseModel):
 
 
 LONGEST_CHAIN = 20
-"""Files that extend one another."""
+"""Most files in a chain of `extends`."""
 MOST_BYTES = 1 << 20
-"""Of a file."""
+"""Largest configuration file."""
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
 
@@ -45,7 +45,7 @@ def load_config(path: Path, model: type[ConfigT], overrides: Sequence[str] = ())
 
 
 def override_config(config: ConfigT, overrides: Sequence[str]) -> ConfigT:
-    """The configuration with `section.key=value` overrides applied and validated again."""
+    """Apply `section.key=value` overrides and validate again."""
     values = config.model_dump(mode="json")
     for override in overrides:
         values = _merge(values, _parse_override(override))
@@ -53,7 +53,7 @@ def override_config(config: ConfigT, overrides: Sequence[str]) -> ConfigT:
 
 
 def to_toml(config: BaseModel) -> str:
-    """What differs from the defaults, as the TOML file that gives the configuration."""
+    """A TOML file of the values that differ from the defaults; it gives the same configuration."""
     lines, sections = [], []
     for key, value in config.model_dump(mode="json", exclude_defaults=True).items():
         if isinstance(value, dict):
@@ -64,7 +64,7 @@ def to_toml(config: BaseModel) -> str:
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values of nested sections by their dotted keys, `train.seed`."""
+    """Values of nested sections by dotted key, such as `train.seed`."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
@@ -80,11 +80,11 @@ def parse_config(values: dict[str, Any], model: type[ConfigT], where: str) -> Co
 
 
 def read_toml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The file's values over those of the file it extends."""
+    """Read a file; its values replace those of the file that it extends."""
     if len(seen) == LONGEST_CHAIN:
         raise BadInput(f"{seen[0]}: `extends` goes on for more than {LONGEST_CHAIN} files")
     if path.resolve() in seen:
-        raise BadInput(f"{path}: `extends` goes round in a circle")
+        raise BadInput(f"{path}: `extends` leads back to the same file")
     try:
         values = tomllib.loads(read_bytes(path, MOST_BYTES).decode("utf-8"))
     except FileNotFoundError as error:

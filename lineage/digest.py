@@ -16,11 +16,11 @@ from lineage.progress import Progress
 
 MARKER = "COMPLETE"
 DERIVED = ("report", "wandb", "mlflow")
-"""Folders that say again what is in other files; the last two are their libraries' to change, as when they upload."""
+"""Folders whose content is derived from other files; libraries change the last two, for example on upload."""
 
 
 def sha256_file(path: Path) -> str:
-    """Hexadecimal SHA-256 of a file's bytes. Raises OSError where it cannot be read or is no file."""
+    """Hexadecimal SHA-256 of a file's bytes. Raises OSError for a path that is not a readable file."""
     with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -32,7 +32,7 @@ def sha256_json(value: Any) -> str:
 
 
 def bytes_below(directory: Path) -> int:
-    """Size of all files in a directory and those inside it."""
+    """Total size of all files below a directory."""
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
@@ -51,7 +51,7 @@ def seal(directory: Path) -> str:
 
 
 def is_sealed(directory: Path) -> bool:
-    """Whether the directory has a completion marker."""
+    """True if the directory has a completion marker."""
     return (directory / MARKER).is_file()
 
 
@@ -61,7 +61,7 @@ def read_digest(directory: Path) -> str:
 
 
 def sealed_files(directory: Path) -> dict[str, dict[str, Any]]:
-    """Size and SHA-256 of each file as the completion marker has them, by name."""
+    """Size and SHA-256 of each file in the completion marker, by name."""
     return dict(_read_marker(directory)["files"])
 
 
@@ -116,7 +116,7 @@ def _read_marker(directory: Path) -> dict[str, Any]:
 
 
 def _sealed_files(directory: Path, outside: tuple[str, ...] = (MARKER, *DERIVED)) -> list[Path]:
-    """Files the seal covers, in sorted order: without this directory's marker, derived folders and hidden files."""
+    """Sorted files that the seal covers: all but the marker, derived folders and hidden files."""
     files: list[Path] = []
     for path in sorted(directory.iterdir()):
         if path.name.startswith(".") or path.name in outside:

@@ -1,4 +1,4 @@
-"""What a run ran on: code version, machine, packages, threads. Collected without importing torch."""
+"""Code version, machine, packages and threads of a run, collected without importing torch."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ from lineage.installation import HOME, wheel_state
 PACKAGES = ("torch", "numpy", "tokenizers", "ftfy", "langdetect", "datasketch", "datasets", "safetensors")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG", "CUDA_VISIBLE_DEVICES")
 KIND_OF_CPU = ("cpu family", "model", "CPU implementer", "CPU part")
-"""What Linux says of a processor, on x86 and on ARM."""
+"""Keys of /proc/cpuinfo that identify a processor, on x86 and on ARM."""
 
 
 @cache
@@ -39,9 +39,9 @@ def describe_environment() -> dict[str, Any]:
 
 
 def source_state() -> dict[str, Any]:
-    """Git commit of the clone that the code runs from, or the build of a wheel; and whether files changed since.
+    """Git commit of the clone, or build of the wheel, that the code runs from; `dirty` is True if files changed since.
 
-    Where a copy of the files has neither, `MLM_COMMIT` says what they are a copy of.
+    For a copy of the files without either, `MLM_COMMIT` names the commit.
     """
     if not (HOME / ".git").exists():
         copied = os.environ.get("MLM_COMMIT")
@@ -52,12 +52,12 @@ def source_state() -> dict[str, Any]:
 
 
 def available_cores() -> int:
-    """Processor cores this process may use."""
+    """Number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory_bytes() -> int | None:
-    """Physical memory, or None where the system does not say."""
+    """Physical memory; None if the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
@@ -66,7 +66,7 @@ def memory_bytes() -> int | None:
 
 @cache
 def list_gpus() -> list[dict[str, Any]]:
-    """Name and memory of each NVIDIA GPU that this process may use, from nvidia-smi; empty where there is none."""
+    """Name and memory of each NVIDIA GPU that this process may use, from nvidia-smi; empty without one."""
     if shutil.which("nvidia-smi") is None:
         return []
     rows = _output("nvidia-smi", "--query-gpu=uuid,name,memory.total", "--format=csv,noheader,nounits")
@@ -80,7 +80,7 @@ def list_gpus() -> list[dict[str, Any]]:
 
 
 def _visible(gpus: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Those that `CUDA_VISIBLE_DEVICES` names, by number or by how an identity begins, up to the first unknown one."""
+    """GPUs that `CUDA_VISIBLE_DEVICES` names by number or by a prefix of the UUID, up to the first unknown name."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return [gpu for _, gpu in gpus]
@@ -95,12 +95,12 @@ def _visible(gpus: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 def user_cache(name: str) -> Path:
-    """Folder for what can be made again: `$XDG_CACHE_HOME/mlm-repro/NAME`, or the same below `~/.cache`."""
+    """Folder for files that can be made again: `$XDG_CACHE_HOME/mlm-repro/NAME`, or the same below `~/.cache`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlm-repro" / name
 
 
 def cpu_name() -> str:
-    """The processor's name as the system gives it, which virtual machines shorten, and its family and model."""
+    """The processor's name, family and model; virtual machines shorten the name."""
     facts = _cpu_facts()
     name = facts.get("model name") or platform.processor() or platform.machine()
     kind = ", ".join(f"{part.removeprefix('cpu ')} {facts[part]}" for part in KIND_OF_CPU if part in facts)
@@ -108,7 +108,7 @@ def cpu_name() -> str:
 
 
 def processor_kind() -> tuple[str, str]:
-    """The processor's vendor, family and model, its name where the system has none, and its vector instructions."""
+    """The processor's vendor, family and model, or its name without these, and its vector instructions."""
     facts = _cpu_facts()
     kind = " ".join(f"{name} {facts[name]}" for name in ("vendor_id", *KIND_OF_CPU) if name in facts) or cpu_name()
     flags = (facts.get("flags") or facts.get("Features") or "").split()
@@ -117,7 +117,7 @@ def processor_kind() -> tuple[str, str]:
 
 
 def _cpu_facts() -> dict[str, str]:
-    """What the system says of the first processor core."""
+    """The entries of /proc/cpuinfo for the first core."""
     try:
         first = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
     except OSError:

@@ -2,11 +2,11 @@
 
 
 class UserError(Exception):
-    """Something the user can mend; its message is one clear sentence, shown without a traceback."""
+    """An error that the user can correct; its message is one clear sentence, shown without a traceback."""
 
     exit_code = 2
     on_every_rank = False
-    """Whether each rank of a distributed run says it, and not rank 0 alone."""
+    """True if every rank of a distributed run prints it, False if only rank 0 does."""
 
 
 class BadInput(UserError):
@@ -16,13 +16,13 @@ class BadInput(UserError):
 
 
 class Diverged(UserError):
-    """A run is no longer a number, or a claim, an answer or a layout is beyond its tolerance: exit code 3."""
+    """A loss is not a number, or a claim, an answer or a layout is beyond its tolerance: exit code 3."""
 
     exit_code = 3
 
 
 class HardwareMissing(UserError):
-    """The machine cannot run what was asked, which was only planned, or not every rank came: exit code 4."""
+    """The machine cannot run the work, which was only planned, or a rank did not start: exit code 4."""
 
     exit_code = 4
 
@@ -34,19 +34,19 @@ class DataMissing(UserError):
 
 
 class IntegrityFailure(UserError):
-    """A file or directory is incomplete or is not what its digest says: exit code 6."""
+    """A file or directory is incomplete or does not match its digest: exit code 6."""
 
     exit_code = 6
 
 
 class Fault(UserError):
-    """An error that no user can mend, which please report: exit code 70."""
+    """An error in this program, which the user should report: exit code 70."""
 
     exit_code = 70
     on_every_rank = True
 
 
 class Interrupted(UserError):
-    """The run was stopped or lost a rank, and the same command goes on with it: exit code 7."""
+    """The run was stopped or lost a rank; the same command continues it: exit code 7."""
 
     exit_code = 7

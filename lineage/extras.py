@@ -1,4 +1,4 @@
-"""Libraries that only some work needs: imported when asked for, and named with their extra where they are missing."""
+"""Optional libraries: imported when they are needed; an error names the extra of a missing one."""
 
 from importlib import import_module
 from types import ModuleType
@@ -7,14 +7,14 @@ from lineage.errors import BadInput
 
 
 def install_command(extra: str) -> str:
-    """What installs the libraries of an extra."""
+    """The command that installs the libraries of an extra."""
     return f"pip install 'mlm-repro[{extra}]'"
 
 
 def import_extra(module: str, extra: str) -> ModuleType:
-    """The module of that dotted name, which the extra brings.
+    """Import a module that an extra provides.
 
-    Raises BadInput that says so where it, or a library that it imports, is missing.
+    Raises BadInput, which names the extra, if the module or a library that it imports is missing.
     """
     try:
         return import_module(module)

@@ -1,4 +1,4 @@
-"""Where this package lies, which build it is and whether all of its files are there."""
+"""Place, build and completeness of this installation, and the shipped files that commands find by name."""
 
 import base64
 import csv
@@ -18,7 +18,7 @@ DATA = (".css", ".csv", ".html", ".js", ".json", ".sh", ".toml")
 
 @cache
 def recorded_files() -> dict[str, str]:
-    """What a wheel wrote below `HOME`: path and `sha256=…` of each file of our packages. Empty in a clone."""
+    """Path and `sha256=…` of each file that a wheel installed below `HOME`. Empty in a clone."""
     record = next(HOME.glob("mlm_repro-*.dist-info/RECORD"), None)
     rows = csv.reader(record.read_text(encoding="utf-8").splitlines()) if record else ()
     return {
@@ -29,7 +29,7 @@ def recorded_files() -> dict[str, str]:
 
 
 def check_installation() -> None:
-    """Raises IntegrityFailure where a file that a wheel brought for commands to read is no longer there."""
+    """Raise IntegrityFailure if a data file of the wheel is missing."""
     missing = [name for name in recorded_files() if name.endswith(DATA) and not (HOME / name).is_file()]
     if missing:
         more = f" and {len(missing) - 1} more are" if len(missing) > 1 else " is"
@@ -40,7 +40,7 @@ def check_installation() -> None:
 
 
 def wheel_state() -> dict[str, Any]:
-    """What stands for a commit where a wheel was installed, and whether a file was changed since; empty in a clone."""
+    """Build of an installed wheel in the place of a commit; `dirty` is True if a file changed. Empty in a clone."""
     recorded = recorded_files()
     if not recorded:
         return {}

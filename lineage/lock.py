@@ -1,4 +1,4 @@
-"""One process at a time in a directory; what a killed one left half-written there is removed."""
+"""A lock that admits one process to a directory, and removes the unfinished files of killed processes."""
 
 import fcntl
 import os
@@ -11,14 +11,14 @@ from lineage.errors import BadInput
 
 LOCK = ".lock"
 LEFTOVERS = (".*.partial*", ".*.old-*", ".*.link-*")
-"""Names under which unfinished files and directories are written and replaced ones wait to be removed."""
+"""Names of unfinished files and directories, and of replaced ones that wait to be removed."""
 
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold `directory` for this process alone, free of what killed writers left in it.
+    """Lock `directory` for this process, after removing what killed writers left in it.
 
-    Raises BadInput if another process holds it. The lock ends with the process, however that ends.
+    Raises BadInput if another process holds it. The lock ends with the process.
     """
     path = directory / LOCK
     while True:
@@ -52,7 +52,7 @@ def _remove_leftovers(directory: Path) -> None:
 
 
 def _is_same(descriptor: int, path: Path) -> bool:
-    """Whether the file that is locked still has its name, and was not removed by the process that held it before."""
+    """False if the former holder removed the file that is locked."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:

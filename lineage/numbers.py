@@ -1,4 +1,4 @@
-"""How numbers are written for people, on the terminal and on the page, and what stands beside them in tables."""
+"""Numbers as readable text on terminals and pages, and safe cells of CSV and Markdown tables."""
 
 import math
 
@@ -20,7 +20,7 @@ def show(value: float | int | None) -> str:
 
 
 def with_error(value: float | None, error: float | None) -> str:
-    """A number with its standard error, both to the error's second digit; as `show` writes it where there is none."""
+    """A number with its standard error, both to the error's second digit; without an error as `show` writes it."""
     if value is None or not error:
         return show(value)
     if abs(value) >= 1e7:
@@ -40,7 +40,7 @@ def size_bytes(value: int | None) -> str:
 
 
 def csv_cell(text: str) -> str:
-    """As it is; what a spreadsheet would take for a formula gets an apostrophe before it."""
+    """The text, with an apostrophe before anything that a spreadsheet would take for a formula."""
     if not text.startswith(("=", "+", "-", "@", "\t", "\r")):
         return text
     try:
@@ -51,6 +51,6 @@ def csv_cell(text: str) -> str:
 
 
 def markdown_cell(text: str) -> str:
-    """On one line, with neither markup nor an image that a reader would load."""
+    """The text on one line, with markup and images escaped."""
     line = " ".join(text.split()).replace("\\", "\\\\").replace("|", "\\|")
     return line.replace("<", "&lt;").replace("![", "!\\[")

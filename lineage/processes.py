@@ -1,4 +1,4 @@
-"""How processes end: with the one that started them, when they are asked to, and beside threads of native code."""
+"""The end of processes: with their parent, on a signal, and beside threads of native code."""
 
 import ctypes
 import signal
@@ -16,16 +16,16 @@ NATIVE = "native"
 
 
 def end_with_parent(number: int = signal.SIGKILL) -> None:
-    """On Linux, send this process the signal `number` when its parent ends, however that ends; elsewhere nothing."""
+    """Send this process the signal `number` when its parent ends; only Linux can."""
     if LIBC:
         LIBC.prctl(PR_SET_PDEATHSIG, number)
 
 
 @contextmanager
 def when_stopped(handler: Callable[[int], None]) -> Iterator[None]:
-    """SIGTERM and Ctrl-C call `handler` with the signal's number; at the end they do again what they did before.
+    """Call `handler` with the number of SIGTERM or Ctrl-C; restore the former handlers at the end.
 
-    Only the main thread can change what a signal does; in another thread nothing changes.
+    Only the main thread can set signal handlers; in another thread nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -40,13 +40,13 @@ def when_stopped(handler: Callable[[int], None]) -> Iterator[None]:
 
 
 def heard(call: Callable[[], T]) -> T:
-    """What the call gives. It is made in a thread, as a signal waits for what the main thread computes natively."""
+    """Call in a thread and return the result, because native code in the main thread would delay a signal."""
     answer: Future[T] = Future()
 
     def work() -> None:
         try:
             answer.set_result(call())
-        except BaseException as error:  # it is raised where the answer is waited for
+        except BaseException as error:  # raised where the result is awaited
             answer.set_exception(error)
 
     threading.Thread(target=work, name=NATIVE, daemon=True).start()
@@ -54,5 +54,5 @@ def heard(call: Callable[[], T]) -> T:
 
 
 def is_at_work() -> bool:
-    """Whether such a thread has been left alone. The interpreter's own end can abort the process where it then ends."""
+    """True if a thread of `heard` is still running: the interpreter's own end could then abort the process."""
     return any(thread.name == NATIVE for thread in threading.enumerate())

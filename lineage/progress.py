@@ -1,7 +1,7 @@
-"""What a command says on standard error while it works: its cost before it starts, then progress with the time left.
+"""Messages on standard error during work: the cost before it starts, then progress with the time left.
 
-On a terminal progress is a bar, redrawn; elsewhere it is a plain line now and then. Of work that is done within two
-seconds nothing is shown. `--quiet` silences both.
+On a terminal progress is a bar; elsewhere it is a plain line now and then. Work of less than two seconds shows nothing.
+`--quiet` silences both.
 """
 
 import os
@@ -11,21 +11,21 @@ from types import TracebackType
 from typing import Self
 
 QUIET = "MLM_QUIET"
-"""Environment variable that `--quiet` sets, so that the processes a command starts are quiet too."""
+"""Environment variable that `--quiet` sets, so that child processes are quiet too."""
 SHOWN_AFTER_SECONDS = 2.0
-"""Work that takes no longer shows no progress."""
+"""Shorter work shows no progress."""
 BAR_COLUMNS = 24
 DRAWN_SECONDS, WRITTEN_SECONDS = 0.2, 15.0
 """Least time from one bar to the next on a terminal, and from one line to the next elsewhere."""
 
 
 def is_quiet() -> bool:
-    """Whether the user asked for results, warnings and errors alone."""
+    """True if the user asked for results, warnings and errors only."""
     return QUIET in os.environ
 
 
 def announce(*parts: str) -> None:
-    """Say on one line what the work that follows takes; the first rank speaks for all of a distributed run."""
+    """Print the cost of the following work on one line; only rank 0 of a distributed run prints."""
     if not is_quiet() and os.environ.get("RANK", "0") == "0":
         print(f"cost: {'; '.join(part for part in parts if part)}", file=sys.stderr, flush=True)
 
@@ -48,7 +48,7 @@ def format_duration(seconds: float) -> str:
 class Progress:
     """Counts towards `total` on standard error, bytes in kB, MB and so on.
 
-    It is silent when `quiet` or on another rank than the first.
+    It is silent if `quiet` is set, and on every rank but rank 0.
     """
 
     def __init__(self, title: str, total: int | None, unit: str, quiet: bool = False) -> None:
@@ -74,7 +74,7 @@ class Progress:
             sys.stderr.write("\n")
 
     def start_at(self, count: int) -> None:
-        """Work already done by an earlier run, not counted in the rate."""
+        """Set the work that an earlier run did, which does not count in the rate."""
         self._first = self._count = count
 
     def advance(self, count: int = 1, message: str = "") -> None:
@@ -85,7 +85,7 @@ class Progress:
             self._show(message)
 
     def note(self, sentence: str) -> None:
-        """Give a warning on a line of its own; `--quiet` does not silence it."""
+        """Print a warning on a line of its own, also with `--quiet`."""
         if not self._is_other_rank:
             self._erase()
             sys.stderr.write(f"{sentence}\n")
@@ -114,7 +114,7 @@ class Progress:
         sys.stderr.flush()
 
     def _erase(self) -> None:
-        """Remove the bar, with what `run_command` lets no text do."""
+        """Remove the bar, with control characters that `run_command` escapes in any other text."""
         if self._is_drawn and sys.__stderr__:
             sys.__stderr__.write("\r\x1b[2K")
             sys.__stderr__.flush()

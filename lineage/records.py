@@ -1,4 +1,4 @@
-"""Result records: one number each, with what kind of number it is and where it came from."""
+"""Result records: one number each, with its kind and its origin."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,26 +19,26 @@ class Record(Config):
     """One number. `kind` is printed wherever the number is."""
 
     experiment: str
-    """Published table or figure it belongs to, such as `2019/figure-6`."""
+    """Published table or figure, such as `2019/figure-6`."""
     series: str
     """Row or curve, such as `8.3b`."""
     quantity: str
-    """What was counted, such as `validation_perplexity`."""
+    """Name of the measured quantity, such as `validation_perplexity`."""
     value: FiniteFloat
     kind: Kind
     """measured: on the published configuration; computed: by a closed form, as the source itself did; scaled: on a
     shrunk twin; simulated: by the cost model; published: read from the source."""
     source: str
-    """For a published number the document; otherwise the run directory's name."""
+    """The document of a published number; otherwise the name of the run directory."""
     unit: str = ""
     low: FiniteFloat | None = None
-    """With `high`, an interval: of a simulated number where nine in ten measurements lie, of an effect at reduced scale
-    that of its mean over seeds; no other number has it."""
+    """Lower end of an interval; `high` is the upper end. Nine in ten measurements lie in the interval of a simulated
+    number; the interval of an effect at reduced scale is that of its mean over seeds. Other numbers have none."""
     high: FiniteFloat | None = None
     x: FiniteFloat | None = None
     """Position on the x axis, for a curve."""
     x_name: str = ""
-    """What x counts, such as `iteration`."""
+    """Quantity on the x axis, such as `iteration`."""
     digest: str | None = None
     """Digest of the run or checkpoint behind the number."""
     seed: int | None = None
@@ -52,12 +52,12 @@ class Record(Config):
 
 
 def write_records(path: Path, records: Iterable[Record]) -> None:
-    """Replace `path` with one JSON line per record."""
+    """Replace `path` with one line of JSON for each record."""
     write_text(path, "".join(record.model_dump_json() + "\n" for record in records))
 
 
 def read_records(path: Path) -> list[Record]:
-    """All records of a file. Raises BadInput naming the line that is not a record."""
+    """Read all records of a file. Raises BadInput, which names the first line that is not a record."""
     if not path.is_file():
         raise BadInput(f"there are no result records at {path}")
     try:

@@ -1,8 +1,8 @@
 """A run directory: manifest first, completion marker last, everything between in plain files.
 
-A run's identity is a digest of what it does (kind, configuration, digests of its inputs, version of this package).
-Its directory is `<root>/<name>-<first 8 of identity>`, and `<root>/<name>` links to the newest complete one, so
-asking for the same work twice finds the first result and changed work never overwrites an old result.
+A run's identity is a digest of its kind, its configuration, the digests of its inputs and the version of this package.
+Its directory is `<root>/<name>-<first 8 of identity>`, and `<root>/<name>` links to the newest complete one. The same
+work asked for twice finds the first result, and changed work never overwrites an old result.
 """
 
 import os
@@ -29,9 +29,9 @@ class RunDirectory:
 
     path: Path
     is_new: bool = field(default=False, compare=False)
-    """Whether it was begun by this call."""
+    """True if this call began the run."""
     made_directory: bool = field(default=False, compare=False)
-    """Whether this call made the directory, too."""
+    """True if this call made the directory too."""
 
     @classmethod
     def begin(
@@ -45,8 +45,8 @@ class RunDirectory:
     ) -> "RunDirectory":
         """Open the directory for this work, writing its manifest if it is new.
 
-        `parents` maps the name of each input to its digest; sections of `config` named in `without` only say where the
-        inputs lie and are no part of the identity. Raises BadInput if `root` cannot hold directories.
+        `parents` maps the name of each input to its digest. Sections of `config` named in `without` only locate the
+        inputs and do not count in the identity. Raises BadInput if `root` cannot hold directories.
         """
         what = {section: value for section, value in config.items() if section not in without}
         identity = identity_of(kind, what, parents, VERSION)
@@ -55,7 +55,7 @@ class RunDirectory:
 
     @classmethod
     def begin_at(cls, path: Path, kind: str, config: dict[str, Any], parents: dict[str, str]) -> "RunDirectory":
-        """Open `path` itself for this work. Raises BadInput if it holds anything else."""
+        """Open the directory `path` for this work. Raises BadInput if it holds anything else."""
         identity = identity_of(kind, config, parents, VERSION)
         is_begun = (path / MANIFEST).exists()
         if not is_begun and (path.is_file() or (path.is_dir() and not all(map(_is_leftover, path.iterdir())))):
@@ -69,7 +69,7 @@ class RunDirectory:
         self, name: str, kind: str, identity: str, config: dict[str, Any], parents: dict[str, str],
         without: frozenset[str] = frozenset(),
     ) -> "RunDirectory":  # fmt: skip
-        """The run with what comes first, which of several that begin at once one writes."""
+        """Write the manifest if no other process has; several may begin the run at once."""
         if (self.path / MANIFEST).exists():
             return self
         made = not self.path.exists()
@@ -92,7 +92,7 @@ class RunDirectory:
         return RunDirectory(self.path, is_new, is_new and made)
 
     def undo(self) -> None:
-        """Take back what beginning it has made, as far as nothing else lies there."""
+        """Remove what `begin` made, unless other files lie there."""
         if self.is_new:
             (self.path / MANIFEST).unlink(missing_ok=True)
         if self.made_directory:
@@ -101,14 +101,14 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
-        """An existing run. Raises BadInput if there is none at `path`."""
+        """Open an existing run. Raises BadInput if `path` has none."""
         run = cls(path.resolve())
         run.manifest  # noqa: B018  (reading it is the check)
         return run
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """What was written first. Raises IntegrityFailure if it is damaged."""
+        """The manifest's values. Raises BadInput without a manifest, IntegrityFailure if it is damaged."""
         path = self.path / MANIFEST
         if not path.is_file():
             raise BadInput(f"{self.path} is not a run directory: it has no {MANIFEST}")
@@ -120,17 +120,17 @@ class RunDirectory:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the run was sealed."""
+        """True if the run is sealed."""
         return is_sealed(self.path)
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether the run was sealed, and nobody is at work in it or was killed there."""
+        """True if the run is sealed, and no process works in it or was killed there."""
         return self.is_complete and not (self.path / LOCK).exists()
 
     @property
     def digest(self) -> str:
-        """Digest of everything the completed run wrote."""
+        """Digest of all files of the completed run."""
         return read_digest(self.path)
 
     def complete(self) -> str:
@@ -140,7 +140,7 @@ class RunDirectory:
         return digest
 
     def link(self) -> None:
-        """Make `<root>/<name>` a link to this run (left alone if a real file stands there)."""
+        """Make `<root>/<name>` a link to this run, unless a real file has that name."""
         link = self.path.parent / self.manifest["name"]
         if link.is_symlink() and os.readlink(link) == self.path.name:
             return
@@ -153,14 +153,14 @@ class RunDirectory:
             temporary.symlink_to(self.path.name)
             os.replace(temporary, link)
         except PermissionError as error:
-            raise BadInput(f"{link} cannot be made to lead to {self.path.name}: {error.strerror}") from error
+            raise BadInput(f"{link} cannot be linked to {self.path.name}: {error.strerror}") from error
 
 
 def identity_of(kind: str, config: dict[str, Any], parents: dict[str, str], version: str) -> str:
-    """Digest of what a run does: kind, configuration, digests of its inputs, version of this package."""
+    """Digest of a run's kind, configuration, digests of inputs and version of this package."""
     return sha256_json({"kind": kind, "config": config, "parents": parents, "version": version})
 
 
 def _is_leftover(path: Path) -> bool:
-    """Whether a file is a manifest whose writing was cut short, or the work of a run that had none."""
+    """True for an unfinished manifest, and for the work folder or lock of a run that had none."""
     return path.name.startswith(f".{MANIFEST}.partial-") or path.name in (".work", LOCK)

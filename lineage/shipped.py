@@ -1,4 +1,4 @@
-"""Files that come with this package, found by the names that commands take."""
+"""Shipped files, found by the names that commands take."""
 
 import difflib
 import os
@@ -10,7 +10,7 @@ from lineage.installation import HOME
 
 
 class Shipped(StrEnum):
-    """What commands take by name, and where it lies: a pattern below `HOME`."""
+    """Kinds of shipped files, each with its pattern below `HOME`."""
 
     MODEL = "experiments/models/**/*.toml"
     RECIPE = "data_pipeline/recipes/*.toml"
@@ -21,11 +21,11 @@ class Shipped(StrEnum):
 
 
 def find_file(name: str | Path, kind: Shipped) -> Path:
-    """The file at the path `name`, else the shipped one of that name.
+    """The file at the path `name`, or else the shipped file of that name.
 
-    A shipped file has a short name, its place in the folder of its kind (`8.3b`, `ptd-p/145.6b`), and the path that it
-    has in a clone (`experiments/models/8.3b.toml`). Raises BadInput, with the nearest name, where there is neither, and
-    IntegrityFailure where nothing of its kind came with this installation.
+    A shipped file is named by its place in the folder of its kind (`8.3b`, `ptd-p/145.6b`), or by its path in a clone
+    (`experiments/models/8.3b.toml`). Raises BadInput with the nearest name if there is neither, and IntegrityFailure if
+    this installation has no file of the kind.
     """
     if os.path.exists(name) and not os.path.isdir(name):
         return Path(name)
@@ -45,7 +45,7 @@ def find_file(name: str | Path, kind: Shipped) -> Path:
 
 
 def shipped_at(path: str) -> Path | None:
-    """The shipped file that has this path in a clone."""
+    """The shipped file of this path in a clone, or None."""
     return next((HOME / path for kind in Shipped if HOME / path in HOME.glob(kind)), None)
 
 

@@ -1,4 +1,4 @@
-"""Which torch the package works with. Nothing here imports torch: the installed package's metadata says its version."""
+"""The supported versions of torch, checked by the metadata of the installed package without importing it."""
 
 import re
 import sys
@@ -10,15 +10,15 @@ from types import ModuleType
 from lineage.errors import BadInput
 
 TORCH_RANGE = ">=2.11,<2.16"
-"""As `pyproject.toml` has it. A build ahead of a release, such as NVIDIA's 2.12.0a0, counts as that release."""
+"""The range in `pyproject.toml`. A build before a release, such as NVIDIA's 2.12.0a0, counts as that release."""
 
 
 class UnfitTorch(BadInput, ImportError):
-    """torch is not installed, or is a version outside `TORCH_RANGE`; to other libraries it cannot be imported."""
+    """torch is not installed or outside `TORCH_RANGE`. An ImportError, so that libraries treat torch as absent."""
 
 
 def check_torch() -> None:
-    """Raises UnfitTorch."""
+    """Raise UnfitTorch if torch is absent or outside `TORCH_RANGE`."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -33,12 +33,12 @@ def check_torch() -> None:
 
 
 def refuse_unfit_torch() -> None:
-    """Let this process' first import of torch raise UnfitTorch where it does not fit; without an import nothing is."""
+    """Make the first import of an unfit torch in this process raise UnfitTorch."""
     sys.meta_path.insert(0, _Refusal())
 
 
 class _Refusal(MetaPathFinder, Loader):
-    """Where torch does not fit, it is found here before the installed one is, and its import raises UnfitTorch."""
+    """An import hook that answers for torch if the installed one does not fit."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
         if name == "torch":

@@ -1,4 +1,4 @@
-"""Seals of large directories, compared once: what has not been touched since is not read again."""
+"""Seals of large directories, checked once: files that were not touched since are not read again."""
 
 import os
 from contextlib import suppress
@@ -11,11 +11,10 @@ from lineage.environment import user_cache
 
 
 def check_seal_once(directory: Path) -> str:
-    """As `check_seal`, but the files are read only if one was touched since this user last found them in order.
+    """Check a seal as `check_seal` does, but read the files only if one was touched since this user's last check.
 
-    Touched is a file whose size, inode, time of modification or time of change is another: the last cannot be set
-    back by a program, so that a change in place is seen whatever it does to the rest. Reading takes about a second for
-    1.5 GB.
+    A file is touched if its size, inode, modification time or change time differs. No program can set back the change
+    time, so every change in place is seen. Reading takes about a second for 1.5 GB.
     """
     directory = directory.resolve()
     memory = user_cache("verified") / f"{sha256_json(str(directory))[:32]}.json"
@@ -31,7 +30,7 @@ def check_seal_once(directory: Path) -> str:
 
 
 def touches_of(directory: Path) -> dict[str, list[int]]:
-    """Of each file what tells whether it was touched. Raises OSError for one that is not there."""
+    """Size, inode, device and times of each file. Raises OSError for a missing file."""
     touches = {}
     for path in sorted(directory.rglob("*")):
         status = os.stat(path)

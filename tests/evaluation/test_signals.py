@@ -36,7 +36,7 @@ def test_an_imported_copy_does_not_outlive_the_command(tmp_path: Path) -> None:
         process.terminate()
         _, err = process.communicate(timeout=120)
     assert process.returncode == 7
-    assert err.splitlines()[-1] == "error: interrupted; the same command goes on from what was finished"
+    assert err.splitlines()[-1] == "error: interrupted; the same command continues from what was finished"
     assert "Traceback" not in err
     assert list(place.iterdir()) == []
 
@@ -51,4 +51,4 @@ def test_ctrl_c_is_heard_while_one_word_is_cut_into_tokens(tmp_path: Path) -> No
     code, seconds = command.interrupt_at(6, timeout=120)
     assert code == 7
     assert seconds < 10
-    assert command.err == "error: interrupted; the same command goes on from what was finished\n"
+    assert command.err == "error: interrupted; the same command continues from what was finished\n"
