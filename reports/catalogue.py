@@ -1,4 +1,4 @@
-"""The tables and figures that the experiments catalogue names, each with a layer for every kind of number it has."""
+"""Tables and figures of the experiments catalogue, with a layer for each kind of number."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ from experiments.files import FITTED
 from experiments.verdicts import EFFECTS
 from lineage.config import read_toml
 from lineage.records import Kind, Record
-from reports.claims import Claims, Found
+from reports.claims import Claims, JudgedClaim
 from reports.exhibit import Exhibit, Table
 from reports.figures.catalogue import Layer, Point, draw_bars, draw_curves
 from reports.numbers import MISSING, exact, show
@@ -21,11 +21,11 @@ from reports.style import KIND_GLYPHS
 from reports.tables import RECORD_FIELDS, records_data
 
 AXES = read_toml(Path(__file__).with_name("axes.toml"))
-"""What quantities and positions are called."""
+"""Labels of quantities and positions."""
 
 
 class NumberRow(NamedTuple):
-    """A published number or one made here, and as what it is printed."""
+    """A published number or a number made here, with its printed text."""
 
     quantity: str
     series: str
@@ -39,15 +39,15 @@ class NumberRow(NamedTuple):
 
 @dataclass(frozen=True)
 class ExperimentNumbers:
-    """What there is for an experiment."""
+    """Records and claims of an experiment."""
 
     experiment: Experiment
     records: Sequence[Record]
-    claims: Sequence[Found]
+    claims: Sequence[JudgedClaim]
 
     @cached_property
     def rows(self) -> list[NumberRow]:
-        """A row for each published number, its text the digits that were printed, then for each made here."""
+        """A row for each published number with its printed digits, then a row for each number made here."""
         claims = self.experiment.claims
         return [
             *(NumberRow(c.quantity, c.series, "published", c.x, float(c.value), str(c.value)) for c in claims),
@@ -56,18 +56,18 @@ class ExperimentNumbers:
 
     @property
     def x_name(self) -> str:
-        """What stands on its x axis."""
+        """Name of the position on the x axis."""
         names = [part.x for part in self.experiment.parts] + [record.x_name for record in self.records]
         return next((name for name in names if name), "")
 
     @property
     def x_label(self) -> str:
-        """What its x axis is called."""
+        """Label of the x axis."""
         return AXES["positions"].get(self.x_name, self.x_name.replace("_", " "))
 
 
 def catalogue_exhibit(numbers: ExperimentNumbers) -> Exhibit:
-    """The published table or figure redrawn, with what was simulated, computed or measured here over it."""
+    """The published table or figure, with simulated, computed and measured numbers over it."""
     experiment = numbers.experiment
     quantity = _drawn(numbers)
     command = f"mlm-experiment run {experiment.name}{'' if experiment.measures else ' --mode simulate'}"
@@ -92,7 +92,8 @@ def catalogue_exhibit(numbers: ExperimentNumbers) -> Exhibit:
 def layers_of(numbers: ExperimentNumbers, quantity: str) -> list[Layer]:
     """One layer for each kind and series of a quantity, published first.
 
-    Several of ours at a place become a mean with its spread; of several published the catalogue's first is drawn.
+    Several of our numbers at a place become their mean with its spread; of several published numbers the catalogue's
+    first is drawn.
     """
     places: dict[tuple[str, Kind], dict[float, list[NumberRow]]] = {}
     for row in numbers.rows:
@@ -107,12 +108,12 @@ def layers_of(numbers: ExperimentNumbers, quantity: str) -> list[Layer]:
 
 
 def named(quantity: str) -> str:
-    """A quantity as an axis or a column calls it."""
+    """Label of a quantity on an axis or a column."""
     return AXES["quantities"].get(quantity, quantity.replace("_", " "))
 
 
 def _drawn(numbers: ExperimentNumbers) -> str:
-    """The quantity with most places on the x axis, a published one with numbers of ours first; empty for a table."""
+    """The quantity to draw: a published one that has our numbers, then the one with most places; empty for a table."""
     drawn = dict.fromkeys((row.quantity, row.series, row.x) for row in numbers.rows if row.x is not None)
     places = {quantity: count for quantity, count in Counter(place[0] for place in drawn).items() if count > 1}
     if numbers.experiment.chart == "table" or not places:
@@ -123,7 +124,7 @@ def _drawn(numbers: ExperimentNumbers) -> str:
 
 
 def _point(x: float, kind: Kind, at: Sequence[NumberRow]) -> Point:
-    """What is drawn at a place: the catalogue's first published number, or the mean of those made here."""
+    """The point at a place: the catalogue's first published number, or the mean of our numbers."""
     values = [row.value for row in at]
     if kind != "published" and len(values) > 1:
         return Point(x, fmean(values), min(values), max(values), len(values))
@@ -131,7 +132,7 @@ def _point(x: float, kind: Kind, at: Sequence[NumberRow]) -> Point:
 
 
 def _data(numbers: ExperimentNumbers) -> Table:
-    """Published numbers with the digits that were printed, then those made here as recorded."""
+    """Published numbers with their printed digits, then our numbers as recorded."""
     rows = []
     for claim in numbers.experiment.claims:
         values = {
@@ -181,7 +182,7 @@ def _text(record: Record) -> str:
 
 
 def _shapes(layers: Iterable[Layer], x_label: str) -> list[str]:
-    """How each published series runs, or peaks."""
+    """A sentence on the course or the peak of each published series."""
     said = []
     for layer in layers:
         if layer.kind != "published" or len(layer.points) < 2:
@@ -197,7 +198,7 @@ def _shapes(layers: Iterable[Layer], x_label: str) -> list[str]:
 
 
 def _repeats(layers: Iterable[Layer]) -> list[str]:
-    """How many numbers stand behind a measured or scaled point."""
+    """Sentences on the number of runs behind measured and scaled points."""
     said = []
     for kind in ("measured", "scaled"):
         counts = {point.count for layer in layers if layer.kind == kind for point in layer.points}
@@ -209,7 +210,7 @@ def _repeats(layers: Iterable[Layer]) -> list[str]:
 
 
 def _arms(numbers: ExperimentNumbers) -> list[str]:
-    """Of an ablation: its question, how it was trained, how each arm ended, and what came of each effect."""
+    """Sentences on an ablation: its question, its training, the end of each arm and the verdict on each effect."""
     ablation = numbers.experiment.ablation
     tried = [each.verdict for each in numbers.claims if each.verdict.outcome in EFFECTS]
     if ablation is None or not tried:
@@ -224,7 +225,7 @@ def _arms(numbers: ExperimentNumbers) -> list[str]:
 
 
 def _end(arm: Sequence[NumberRow]) -> str:
-    """How an arm ended over its seeds, and its learning rate."""
+    """An arm's final loss over its seeds, and its learning rate."""
     losses, lost, rates = (
         [row.value for row in arm if row.quantity == quantity]
         for quantity in ("final_validation_loss", "diverged", "learning_rate")
@@ -234,8 +235,8 @@ def _end(arm: Sequence[NumberRow]) -> str:
     return f"{ended} at the rate {rates[0]:g}"
 
 
-def _agreement(claims: Sequence[Found]) -> list[str]:
-    """How simulated numbers lie to the published ones: apart, those that the model was fitted on."""
+def _agreement(claims: Sequence[JudgedClaim]) -> list[str]:
+    """Errors of simulated numbers; those that the cost model was fitted on stand apart."""
     simulated = [each for each in claims if each.verdict.outcome == "SIMULATED" and each.deviation is not None]
     said = []
     for title, is_fitted in (("held out", False), ("fitted on these", True)):
@@ -245,7 +246,11 @@ def _agreement(claims: Sequence[Found]) -> list[str]:
         worst = max(part, key=lambda each: abs(each.deviation or 0))
         errors, where = Claims(part).deviations, worst.verdict.claim
         place = "" if where.x is None else f", {where.x:,g}"
-        spans = [(one.low, one.high, float(verdict.claim.value)) for verdict, (one, *_) in part if one.low is not None]
+        spans = [
+            (first.low, first.high, float(verdict.claim.value))
+            for verdict, (first, *_) in part
+            if first.low is not None
+        ]
         inside = sum(low <= value <= high for low, high, value in spans if low is not None and high is not None)
         interval = f" {inside} of {len(spans)} published numbers lie inside the simulated interval." if spans else ""
         said.append(

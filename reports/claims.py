@@ -1,4 +1,4 @@
-"""What became of every published claim: by how it came out, by paper, and each with the records behind it."""
+"""Published claims with their verdicts and records, grouped by outcome and by paper."""
 
 import math
 from collections import Counter, defaultdict
@@ -11,74 +11,74 @@ from experiments.catalogue import PAPERS, Claim, Experiment
 from experiments.verdicts import BEYOND, Outcome, Verdict
 from lineage.records import Record
 from reports.exhibit import Exhibit, Table
-from reports.figures.deviations import draw
+from reports.figures.catalogue import draw_deviations
 from reports.numbers import MISSING, show
 from reports.style import CONFIDENCES, LOOKS, STYLE
 
 UNCOUNTED: Outcome = "CONTEXT"
 
 
-class Found(NamedTuple):
-    """A claim's verdict and the records at its place, first the one that speaks for it."""
+class JudgedClaim(NamedTuple):
+    """A claim's verdict and the records at its place; the first record decides."""
 
     verdict: Verdict
     records: tuple[Record, ...]
 
     @property
     def deviation(self) -> float | None:
-        """What was found over what was published, less 1; None where the claim is of another kind."""
+        """Our number over the published one, minus 1; None if the claim does not state a number."""
         claim, record = self.verdict.claim, self.verdict.record
         is_number = LOOKS[self.verdict.outcome].group in ("measured", "arithmetic", "simulated")
         comparable = is_number and claim.relation == "=" and claim.value
         return record.value / float(claim.value) - 1 if record and comparable else None
 
 
-class Claims(tuple[Found, ...]):
-    """Some claims, in the order of their outcomes."""
+class Claims(tuple[JudgedClaim, ...]):
+    """Claims in the order of their outcomes."""
 
     @property
     def counts(self) -> Counter[Outcome]:
-        """How many came out how."""
+        """Number of claims by outcome."""
         return Counter(each.verdict.outcome for each in self)
 
     @property
     def counted(self) -> int:
-        """All but the numbers of others."""
+        """Number of claims without those of other works."""
         return len(self) - self.counts[UNCOUNTED]
 
     @property
     def deviations(self) -> list[float]:
-        """Sizes of those that have one."""
+        """Absolute deviations of the claims that have one."""
         return [abs(each.deviation) for each in self if each.deviation is not None]
 
     def by(self, what: str) -> "dict[str, Claims]":
-        """Parts by `experiment`, `paper`, `reason` or `outcome`, in the order of their first claim."""
-        parts: dict[str, list[Found]] = defaultdict(list)
+        """Claims grouped by `experiment`, `paper`, `reason` or `outcome`, each group at its first claim."""
+        parts: dict[str, list[JudgedClaim]] = defaultdict(list)
         for each in self:
             parts[each.verdict.claim.paper if what == "paper" else getattr(each.verdict, what)].append(each)
         return {name: Claims(part) for name, part in parts.items()}
 
 
 class Group(NamedTuple):
-    """The outcomes that say how claims were settled in one way."""
+    """Outcomes of one kind, such as those of measured claims, with their claims."""
 
     name: str
     title: str
     rows: str
-    """What a row of its table is: a claim, or an experiment or a reason with its claims."""
+    """Unit of a row of the table: a claim, or an experiment or a reason with its claims."""
     text: str
     outcomes: tuple[Outcome, ...]
     claims: Claims
 
     @property
     def parts(self) -> dict[str, Claims]:
-        """By experiment in the catalogue's order, or by reason, the commonest first."""
+        """Claims by experiment in the catalogue's order, or by reason, the commonest first."""
         parts = self.claims.by(self.rows)
         return dict(sorted(parts.items(), key=lambda part: -len(part[1]))) if self.rows == "reason" else parts
 
     @property
     def against(self) -> Claims:
-        """The claims that what was found here goes against."""
+        """Claims that our results contradict."""
         return Claims(each for each in self.claims if each.verdict.outcome in BEYOND)
 
 
@@ -89,14 +89,14 @@ class PaperPart(NamedTuple):
     place: str
     """Id of its exhibit on the page; empty without one."""
     exhibit: Exhibit | None
-    """Where it is to be drawn here."""
+    """The exhibit, if it is drawn in this part."""
     claims: Claims
 
     @property
     def shared(self) -> dict[str, str]:
-        """What is the same of all its claims, said once above them."""
+        """Facts common to all claims, shown once."""
         said = [described(each.verdict.claim) for each in self.claims]
-        return {label: text for label, text in said[0].items() if all(one.get(label) == text for one in said)}
+        return {label: text for label, text in said[0].items() if all(facts.get(label) == text for facts in said)}
 
 
 class Paper(NamedTuple):
@@ -109,7 +109,7 @@ class Paper(NamedTuple):
 
 
 def described(claim: Claim) -> dict[str, str]:
-    """Where a claim was read, what it means and when a number agrees with it."""
+    """Source, protocol, tolerance, relation and note of a claim, by label."""
     told = {
         "Read in": f"{claim.citation}, {CONFIDENCES[claim.confidence]}",
         "Protocol": claim.protocol,
@@ -135,12 +135,12 @@ def find_claims(verdicts: Iterable[Verdict], records: Iterable[Record]) -> Claim
                     yield other
 
     order = list(LOOKS)
-    found = (Found(verdict, tuple(behind(verdict))) for verdict in verdicts)
-    return Claims(sorted(found, key=lambda each: order.index(each.verdict.outcome)))
+    judged = (JudgedClaim(verdict, tuple(behind(verdict))) for verdict in verdicts)
+    return Claims(sorted(judged, key=lambda each: order.index(each.verdict.outcome)))
 
 
 def group_claims(claims: Claims) -> list[Group]:
-    """By how they were settled, in the order of the outcomes; measured ones even where there are none."""
+    """Groups of claims in the order of the outcomes; the group of measured claims may be empty."""
     groups: list[Group] = []
     for name, outcomes in groupby(LOOKS, lambda outcome: LOOKS[outcome].group):
         mine = tuple(outcomes)
@@ -154,9 +154,9 @@ def group_claims(claims: Claims) -> list[Group]:
 def paper_parts(
     claims: Claims, experiments: Mapping[str, Experiment], drawn: Mapping[str, Exhibit], elsewhere: Iterable[str]
 ) -> list[Paper]:
-    """Each paper with its tables and figures: an exhibit stands where most of its claims do.
+    """Each paper with its tables and figures. An exhibit stands in the paper that most of its claims are from.
 
-    `drawn` has exhibits by the experiment's name, `elsewhere` the ids of those that stand in other parts of the page.
+    `drawn` has exhibits by experiment; `elsewhere` has the ids of exhibits in other parts of the page.
     """
     places, left, papers = {*elsewhere, *(exhibit.name for exhibit in drawn.values())}, dict(drawn), []
     by_paper, natural = claims.by("paper"), {name: place for place, name in enumerate(experiments)}
@@ -178,7 +178,7 @@ def paper_parts(
 
 
 def verdicts_exhibit(claims: Claims, homes: Mapping[str, str]) -> Exhibit:
-    """Every claim as a file, the counts as a table, and how far the numbers found lie from those published."""
+    """All claims as data, their counts as a table and the deviations from published numbers as a figure."""
     heads = ("claim", "published", "source", "ours", "kind", "verdict", "reason", "run", "experiment")
     rows = []
     for verdict, _ in claims:
@@ -202,13 +202,13 @@ def verdicts_exhibit(claims: Claims, homes: Mapping[str, str]) -> Exhibit:
     caption = list(_spread(claims))
     return Exhibit(
         "verdicts", "How far each number found lies from the published one", caption, Table(heads, rows, 9),
-        draw=partial(draw, far) if far else None, alt=f"Marks by paper, deviation in per cent. {' '.join(caption)}",
-        tables=(table,), column=True,
+        draw=partial(draw_deviations, far) if far else None,
+        alt=f"Marks by paper, deviation in per cent. {' '.join(caption)}", tables=(table,), column=True,
     )  # fmt: skip
 
 
 def _spread(claims: Claims) -> Iterator[str]:
-    """How far the numbers of each outcome lie from those published."""
+    """Sentences on the deviations of each outcome."""
     for outcome, part in claims.by("outcome").items():
         if sizes := sorted(part.deviations):
             name = outcome.replace("_", " ").lower()

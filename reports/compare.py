@@ -1,4 +1,4 @@
-"""Two runs beside each other: what was done differently, and what came of it."""
+"""Two runs beside each other: different settings and different results."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +16,8 @@ from lineage.errors import BadInput
 from lineage.records import Record
 from lineage.run import RunDirectory
 from reports.files import Problem
-from reports.load import load_reproduction
+from reports.load import CURVES, Training, load_reproduction, read_training
 from reports.numbers import MISSING, show
-from reports.training_runs import CURVES, Training, read_training
 
 SPARKS = "▁▂▃▄▅▆▇█"
 ENVIRONMENT = ("mlm_repro", "source", "python", "platform", "cpu", "cores", "gpus", "packages", "variables")
@@ -32,21 +31,21 @@ class Side:
     kind: str
     manifest: Mapping[str, Any]
     values: Mapping[str, float]
-    """What came of it, by what it is."""
+    """Results by name."""
     curves: Mapping[str, tuple[float, ...]]
     problems: tuple[Problem, ...]
 
 
 @dataclass(frozen=True)
 class RunComparison:
-    """What differs between two runs of one kind."""
+    """Differences between two runs of one kind."""
 
     first: Side
     second: Side
 
     @property
     def done(self) -> list[tuple[str, str, str]]:
-        """Settings, inputs and surroundings that differ: name, first, second."""
+        """Settings, inputs, code and machine that differ: name, first, second."""
         sides = [dict(_described(side.manifest)) for side in (self.first, self.second)]
         names = sorted(sides[0].keys() | sides[1].keys(), key=lambda name: (_ORDER[name.split(".")[0]], name))
         rows = [(name, sides[0].get(name, MISSING), sides[1].get(name, MISSING)) for name in names]
@@ -54,13 +53,13 @@ class RunComparison:
 
     @property
     def results(self) -> list[tuple[str, float | None, float | None]]:
-        """Every result that either has: name, first, second."""
+        """Results of either run: name, first, second."""
         names = dict.fromkeys([*self.first.values, *self.second.values])
         return [(name, self.first.values.get(name), self.second.values.get(name)) for name in names]
 
 
 def compare(first: Path, second: Path) -> RunComparison:
-    """Two training runs or two reproductions. Raises BadInput for anything else."""
+    """Compare two training runs or two reproductions. Raises BadInput for anything else."""
     sides = [_read_side(path) for path in (first, second)]
     if sides[0].kind != sides[1].kind:
         raise BadInput(f"{first} is a {sides[0].kind} run and {second} a {sides[1].kind} run: compare two of one kind")
@@ -68,7 +67,7 @@ def compare(first: Path, second: Path) -> RunComparison:
 
 
 def print_comparison(console: Console, comparison: RunComparison) -> None:
-    """What differs, as tables; curves over each other on one scale."""
+    """Print the differences as tables, and each pair of curves on one scale."""
     names = (comparison.first.name, comparison.second.name)
     done = _table("What was done differently", names)
     for name, *values in comparison.done:
@@ -149,7 +148,7 @@ def _training_values(training: Training) -> Iterator[tuple[str, float]]:
 
 
 def _by_quantity(records: list[Record]) -> dict[str, tuple[float, ...]]:
-    """The values of each quantity by ascending x."""
+    """Values of each quantity by ascending x."""
     pairs: dict[str, list[tuple[float, float]]] = {}
     for record in records:
         title = f"{record.series} {record.quantity.replace('_', ' ')}"

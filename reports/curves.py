@@ -1,4 +1,4 @@
-"""Curves picked from records, and whether larger models end lower."""
+"""Curves of records, and the order in which models of different sizes end."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -20,32 +20,32 @@ class Curve:
     series: str
     kind: Kind
     rank: int
-    """Place among the models by size, smallest 0: decides colour and marker."""
+    """Place among the models by size, 0 for the smallest. It decides colour and marker."""
     x: tuple[float, ...]
     y: tuple[float, ...]
-    """The mean where there are several seeds."""
+    """Mean over seeds."""
     band: tuple[tuple[float, float], ...] = ()
-    """The least and the greatest of several seeds."""
+    """Least and greatest value of several seeds."""
 
     @property
     def last_x(self) -> float:
-        """Where the curve ends."""
+        """Last x."""
         return self.x[-1]
 
     @property
     def final(self) -> float:
-        """The value it ends at."""
+        """Last y."""
         return self.y[-1]
 
     @property
     def share(self) -> tuple[float, ...]:
-        """x as a share of the curve's last x."""
+        """Each x as a share of the last x."""
         return tuple(x / self.last_x if self.last_x else 1.0 for x in self.x)
 
 
 @dataclass(frozen=True)
 class Ordering:
-    """Whether, within one kind, each larger model is strictly below every smaller one."""
+    """The order of the models of one kind by their last values."""
 
     kind: Kind
     finals: tuple[tuple[str, float], ...]
@@ -55,7 +55,7 @@ class Ordering:
 
     @property
     def holds(self) -> bool | None:
-        """At the end of training; None with fewer than two models."""
+        """True if each larger model ends lower than every smaller one; None with fewer than two models."""
         values = [value for _, value in self.finals]
         return None if len(values) < 2 else _descending(values)
 
@@ -67,7 +67,7 @@ class Ordering:
 
 
 def model_order(reproduction: Reproduction) -> list[str]:
-    """Every series named in the summary or the records, by published size, then by name."""
+    """Series of the summary and the records, by published size, then by name."""
     sizes = {
         model.series: model.published.parameters
         for model in reproduction.summary.models
@@ -79,7 +79,7 @@ def model_order(reproduction: Reproduction) -> list[str]:
 
 
 def build_curves(records: Iterable[Record], order: Sequence[str]) -> list[Curve]:
-    """One curve for each (kind, series) that has points with an x, published first, then by size."""
+    """One curve for each kind and series with positions on the x axis, published first, then by size."""
     points: dict[tuple[Kind, str], dict[float, list[float]]] = {}
     for record in records:
         if record.x is not None:

@@ -1,4 +1,4 @@
-"""The data card: with what settings a dataset was made, by what its parts are known, what its banding finds."""
+"""Texts and tables of the data card: settings, dropped documents, near-duplicates."""
 
 from math import ceil
 from typing import Any
@@ -9,7 +9,7 @@ from reports.numbers import MISSING, percent
 
 
 def settings(card: DataCard) -> list[tuple[str, str]]:
-    """Each stage with its settings as text."""
+    """Stages with their settings as text."""
     return [
         (stage, "; ".join(f"{name.replace('_', ' ')} {_plain(value)}" for name, value in setting.items()))
         for stage, setting in card.settings.items()
@@ -17,7 +17,7 @@ def settings(card: DataCard) -> list[tuple[str, str]]:
 
 
 def drops(ledger: Ledger, card: DataCard | None) -> Table:
-    """For each stage that dropped documents, how many, how long they were and what it was set to."""
+    """A row for each stage that dropped documents: settings, number and length of the documents."""
     set_to = dict(settings(card)) if card else {}
     rows = []
     for stage in ledger.stages:
@@ -31,7 +31,7 @@ def drops(ledger: Ledger, card: DataCard | None) -> Table:
 
 
 def dropped_most(ledger: Ledger) -> str:
-    """Which stage dropped most documents, for what reason, and how little text that was."""
+    """Sentences on the stage that dropped most documents, its main reason and their share of the text."""
     lost = {stage.name: amount for stage in ledger.stages if (amount := _lost(stage))}
     if not lost:
         return "No stage dropped a document."
@@ -51,7 +51,7 @@ def dropped_most(ledger: Ledger) -> str:
 
 
 def _lost(stage: StageAttrition) -> Amount | None:
-    """What a stage dropped for all its reasons together."""
+    """Documents that a stage dropped for all reasons together."""
     amounts = stage.dropped.values()
     tokens = [amount.tokens for amount in amounts if amount.tokens is not None]
     if not (documents := sum(amount.documents for amount in amounts)):
@@ -64,7 +64,7 @@ def _mean_tokens(tokens: int | None, documents: int) -> str:
 
 
 def recalls(banding: NearDuplicates) -> list[str]:
-    """The expected recall at the similarities named, none rounded up to certainty."""
+    """Expected recall at each named similarity, never rounded up to 1."""
     return [
         f"{'over 0.9999' if 0.9999 < value < 1 else f'{value:.4f}'} at {similarity}"
         for similarity, value in banding.expected_recall.items()
@@ -72,7 +72,7 @@ def recalls(banding: NearDuplicates) -> list[str]:
 
 
 def banding_caption(banding: NearDuplicates) -> list[str]:
-    """What is drawn, and what was compared."""
+    """Sentences on the two panels of the figure."""
     bins = len(banding.compared_pairs_by_similarity)
     first = ceil(round(banding.threshold * bins, 6))
     above = sum(banding.compared_pairs_by_similarity[first:])
@@ -98,7 +98,7 @@ def banding_alt(banding: NearDuplicates) -> str:
 
 
 def banding_data(banding: NearDuplicates) -> Table:
-    """The curve's points, then the bins of the histogram by their lower edge."""
+    """Points of the curve, then bins of the histogram by lower edge."""
     bins = banding.compared_pairs_by_similarity
     rows = [("expected recall", str(similarity), str(value)) for similarity, value in banding.s_curve]
     rows += [("compared pairs", str(index / len(bins)), str(count)) for index, count in enumerate(bins)]

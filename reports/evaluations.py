@@ -24,7 +24,7 @@ LAST_WORD = ("accuracy", "correct", "log-likelihood of the target, nats", "perpl
 
 
 def cells_of(result: Result) -> tuple[str, ...]:
-    """As text what CONVENTIONS names, or for a last-word test what LAST_WORD names."""
+    """Cells of the columns CONVENTIONS, or LAST_WORD for a last-word test."""
     first, error = with_error(result.perplexity, result.spread), result.log_perplexity_error
     if isinstance(result, PerplexityResult):
         words = (result.subword_perplexity, result.original_token_perplexity, result.lm_eval_word_perplexity)
@@ -36,19 +36,19 @@ def cells_of(result: Result) -> tuple[str, ...]:
 
 
 def with_models(evaluations: Mapping[str, Result], order: Sequence[str]) -> list[tuple[str, Result]]:
-    """Each result with its model, which its file stem begins with, in the models' order."""
+    """Results with their models in the models' order; a file stem begins with the model's name."""
     named = [(stem.removesuffix(f"-{result.task}"), result) for stem, result in evaluations.items()]
     places = {name: place for place, name in enumerate(order)}
     return sorted(named, key=lambda pair: (places.get(pair[0], len(places)), pair[0]))
 
 
 def by_protocol(evaluations: Mapping[str, Result], order: Sequence[str]) -> list[tuple[str, Result]]:
-    """Perplexities of texts, then last-word tests, each by protocol and model."""
+    """Perplexities of texts, then last-word tests, by protocol and model."""
     return sorted(with_models(evaluations, order), key=lambda pair: (isinstance(pair[1], ClozeResult), pair[1].task))
 
 
 def evaluations_tables(evaluations: Mapping[str, Result], order: Sequence[str]) -> list[Table]:
-    """Perplexities by convention and last-word tests as the page shows them."""
+    """The page's tables of perplexities by convention and of last-word tests."""
     tables = []
     for title, heads, is_cloze in (("Perplexity", CONVENTIONS, False), ("Last word", LAST_WORD, True)):
         rows = [
@@ -61,7 +61,7 @@ def evaluations_tables(evaluations: Mapping[str, Result], order: Sequence[str]) 
 
 
 def evaluations_data(evaluations: Mapping[str, Result]) -> Table:
-    """A line for each result, numbers as recorded."""
+    """A row for each result with numbers as recorded."""
     rows = [
         [stem, *("" if (v := getattr(evaluation, field, None)) is None else str(v) for field in COLUMNS)]
         for stem, evaluation in evaluations.items()

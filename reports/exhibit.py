@@ -1,4 +1,4 @@
-"""What the page is made of: sections of exhibits, each with its caption, its data and the command that makes it."""
+"""Parts of the page: sections of exhibits; an exhibit has a caption, data and the command that makes it again."""
 
 import csv
 import io
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Draw = Callable[[bool], "Figure"]
-"""Draws for a wide page, or for a column of 4.5 inches when given True."""
+"""Draws a figure for a wide page, or for a column of 4.5 inches if given True."""
 ORIGIN = ("kind", "source", "digest")
-"""Columns that say where a number comes from."""
+"""Columns of a number's origin."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as text under their heads; the first `words` columns are words, the others numbers."""
+    """Cells as text under their heads. The first `words` columns hold words, the others numbers."""
 
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -28,7 +28,7 @@ class Table:
 
     @property
     def csv(self) -> str:
-        """Comma-separated, under the heads."""
+        """Comma-separated values with a line of heads."""
         buffer = io.StringIO()
         csv.writer(buffer, lineterminator="\n").writerows(
             [csv_cell(cell) for cell in row] for row in (self.heads, *self.rows)
@@ -37,7 +37,7 @@ class Table:
 
     @property
     def latex(self) -> str:
-        """A tabular that needs no package."""
+        """A LaTeX tabular that needs no package."""
         columns = "l" * self.words + "r" * (len(self.heads) - self.words)
         body = [f"{' & '.join(map(_latex, row))} \\\\" for row in self.rows]
         begin, heads = f"\\begin{{tabular}}{{{columns}}}", f"{' & '.join(map(_latex, self.heads))} \\\\"
@@ -47,28 +47,28 @@ class Table:
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A figure, or tables, or both, with all that stands under it."""
+    """A figure, tables or both, with caption, data and command."""
 
     name: str
-    """Id on the page and name of its files."""
+    """Id on the page and name of the files."""
     title: str
     caption: Sequence[str]
-    """Sentences on what to see, written from the data."""
+    """Sentences that are computed from the data."""
     data: Table
-    """The numbers as recorded: what NAME.csv holds."""
+    """Numbers as recorded, the content of NAME.csv."""
     command: str = ""
-    """Makes the numbers again; empty where that is not known."""
+    """Command that makes the numbers again; empty if it is not known."""
     draw: Draw | None = None
     alt: str = ""
     """Text alternative of the figure."""
     tables: Sequence[Table] = ()
     """Tables on the page, which NAME.tex holds too."""
     notes: Sequence[str] = ()
-    """How it was measured, folded."""
+    """Sentences on the measurement, folded on the page."""
     problems: Sequence[str] = ()
-    """Sentences on what is missing here."""
+    """Sentences on missing parts."""
     column: bool = False
-    """Drawn at column width, two beside each other on a wide page."""
+    """True for a figure of column width, two of which stand beside each other on a wide page."""
 
     @property
     def csv(self) -> bytes:
@@ -82,7 +82,7 @@ class Exhibit:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Kinds of numbers in it, if its data name them."""
+        """Kinds of numbers, if the data name them."""
         if "kind" not in self.data.heads:
             return ()
         place = self.data.heads.index("kind")
@@ -90,28 +90,28 @@ class Exhibit:
 
     @property
     def numbers(self) -> "NumberGroups":
-        """The data by where they come from, without the columns that say the same in every line."""
+        """Data by origin, without the columns that are the same in every row."""
         heads, rows = self.data.heads, self.data.rows
         origin = [place for place, head in enumerate(heads) if head in ORIGIN]
         alike = {
             place: rows[0][place] for place, head in enumerate(heads)
             if place not in origin and head != "value" and len({row[place] for row in rows}) == 1
         }  # fmt: skip
-        kept = [place for place in range(len(heads)) if place not in alike and place not in origin]
+        varying = [place for place in range(len(heads)) if place not in alike and place not in origin]
         groups: dict[tuple[str, ...], list[list[str]]] = {}
         for row in rows:
-            groups.setdefault(tuple(row[place] for place in origin), []).append([row[place] for place in kept])
+            groups.setdefault(tuple(row[place] for place in origin), []).append([row[place] for place in varying])
         constant = {heads[place]: cell for place, cell in alike.items() if cell}
-        return NumberGroups(constant, [heads[place] for place in origin], [heads[place] for place in kept], groups)
+        return NumberGroups(constant, [heads[place] for place in origin], [heads[place] for place in varying], groups)
 
 
 class NumberGroups(NamedTuple):
-    """An exhibit's data as the page lists them."""
+    """Data of an exhibit as the page lists them."""
 
     constant: dict[str, str]
-    """By their heads, cells that are the same in every line."""
+    """Cells that are the same in every row, by head."""
     origin: Sequence[str]
-    """Heads of what the groups are by."""
+    """Heads of the columns that the groups share."""
     heads: Sequence[str]
     groups: dict[tuple[str, ...], list[list[str]]]
 
@@ -124,7 +124,7 @@ class Section:
     title: str
     exhibits: Sequence[Exhibit]
     problems: Sequence[str] = ()
-    """Sentences on what is missing here, or cannot be shown."""
+    """Sentences on missing or unreadable parts."""
 
 
 _LATEX = {**{sign: f"\\{sign}" for sign in "&%$#_{}"}, "\\": "\\textbackslash{}", "~": "\\textasciitilde{}",

@@ -1,4 +1,4 @@
-"""Runs of the catalogue's experiments, and where every number on the page came from."""
+"""Runs of the catalogue's experiments, the origins of the page's numbers."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from reports.files import Problem, Problems
 from reports.load import newest_reproduction
 
 LADDER = "ladder"
-"""Kind of a run, and the link to the newest, whose numbers stand beside Figure 6 of the 2019 paper."""
+"""Kind of a ladder's run, and name of the link to the newest; its numbers stand beside Figure 6 of 2019."""
 
 
 @dataclass(frozen=True)
@@ -29,22 +29,22 @@ class Origin:
 
     @property
     def name(self) -> str:
-        """Of the directory that the run was written to."""
+        """Name of the run's directory."""
         return f"{self.manifest.name}-{self.manifest.identity[:8]}"
 
     @property
     def created(self) -> str:
-        """When it was begun."""
+        """Time of the run's start."""
         return self.manifest.created.replace("T", " ").replace("+00:00", " UTC")
 
     @property
     def commit(self) -> str:
-        """Empty where it was not recorded."""
+        """Commit of the code; empty if it was not recorded."""
         return str(self.manifest.environment.source.get("commit") or "")
 
     @property
     def hardware(self) -> str:
-        """Processor, cores and GPUs; empty where they were not recorded."""
+        """Processor, cores and GPUs; empty if they were not recorded."""
         started = self.manifest.environment
         cores = f"{started.cores} cores" if started.cores else ""
         return ", ".join(part for part in (started.cpu, cores, *started.gpus) if part)
@@ -52,23 +52,24 @@ class Origin:
 
 @dataclass(frozen=True)
 class ExperimentRuns:
-    """What the given runs of experiments hold."""
+    """Results and origins of the given runs."""
 
     results: Results
     origins: tuple[Origin, ...]
-    """Those that have records here."""
+    """Runs that have records."""
     problems: tuple[Problem, ...]
-    """Each under the name of its experiment."""
+    """Problems under the name of the experiment."""
 
 
 def seeds_of(records: Iterable[Record]) -> tuple[int, ...]:
-    """The seeds behind some records."""
+    """Sorted seeds of some records."""
     return tuple(sorted({record.seed for record in records if record.seed is not None}))
 
 
 def sort_runs(paths: Iterable[Path]) -> tuple[Path, list[Path]]:
-    """The reproduction and the runs of experiments among `paths`; of a folder of runs, the newest of each experiment,
-    and its newest reproduction where none is named.
+    """Find the reproduction and the runs of experiments among `paths`.
+
+    A folder of runs gives the newest run of each experiment, and the newest reproduction if none is named.
 
     Raises BadInput without a reproduction, with two, or for a path that is neither a run nor a folder of runs.
     """
@@ -93,13 +94,14 @@ def sort_runs(paths: Iterable[Path]) -> tuple[Path, list[Path]]:
 
 
 def is_ladder(path: Path) -> bool:
-    """Whether the directory is a ladder's run."""
+    """True if the directory is a ladder's run."""
     return _kind(path) == LADDER
 
 
 def load_experiment_runs(paths: Iterable[Path]) -> ExperimentRuns:
-    """Records of the experiments' runs. A run that is unfinished, empty or damaged, and a record that is refused,
-    becomes a Problem; the others stand.
+    """Read the records of experiments' runs.
+
+    An unfinished, empty or damaged run becomes a Problem, and so does a refused record.
     """
     known = load_experiments()
     loaded: list[Results] = []
@@ -125,7 +127,7 @@ def load_experiment_runs(paths: Iterable[Path]) -> ExperimentRuns:
 
 
 def _kind(path: Path) -> str:
-    """What kind of run a directory is, by what lies in it and its manifest; empty for none."""
+    """Kind of the run in a directory, by its files and manifest; empty without a run."""
     if not path.is_dir():
         raise BadInput(f"{path} is not a directory")
     if (path / SUMMARY).is_file():
@@ -139,7 +141,7 @@ def _kind(path: Path) -> str:
 
 
 def _newest_experiments(folder: Path) -> list[Path]:
-    """The runs that the links `experiment-*` lead to, and those without a link."""
+    """Runs that the links `experiment-*` lead to, and runs without a link."""
     linked = [path for path in sorted(folder.glob("experiment-*")) if path.is_symlink() and path.is_dir()]
     names = tuple(f"{path.name}-" for path in linked)
     others = (path for path in sorted(folder.glob("experiment-*")) if path.is_dir() and not path.is_symlink())
@@ -147,7 +149,7 @@ def _newest_experiments(folder: Path) -> list[Path]:
 
 
 def _read(origin: Origin, experiment: str, is_known: bool, problems: Problems) -> Results:
-    """What a run holds that may be shown."""
+    """Results of a run that may be shown; a Problem for each that may not."""
     run, path = f"The run {origin.path.name}", origin.path
     if not is_known:
         problems.add(experiment, f"{run} is left out: there is no experiment {experiment} now.", damaged=False)
@@ -156,17 +158,17 @@ def _read(origin: Origin, experiment: str, is_known: bool, problems: Problems) -
     elif not (path / RECORDS).is_file():
         problems.add(experiment, f"{run} has no result records ({RECORDS}).")
     else:
-        results, kept = load_results([path]), []
+        results, shown = load_results([path]), []
         for record in results.records:
             if reason := _refusal(record, experiment, origin.name):
                 what = f"A number of {path.name} ({record.series}, {record.quantity})"
                 problems.add(experiment, f"{what} is left out: {reason}.")
             else:
-                kept.append(record)
+                shown.append(record)
         if not results.records:
             why = "none of its rows can run" if results.refused else "it is empty"
             problems.add(experiment, f"{run} holds no numbers: {why}.", damaged=False)
-        return replace(results, records=tuple(kept))
+        return replace(results, records=tuple(shown))
     return Results((), {}, (), {})
 
 

@@ -1,4 +1,4 @@
-"""What a page cannot show of files that other rooms wrote, and names of its own files."""
+"""Problems found in input files, and names of output files."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -16,24 +16,24 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Problem:
-    """Something the page cannot show, in one sentence."""
+    """A sentence on something that the page cannot show."""
 
     part: str
-    """File it concerns."""
+    """File that the sentence is about."""
     sentence: str
     damaged: bool
-    """False where the file is only absent or empty; True where it is not what it was when it was written."""
+    """False if the file is only absent or empty; True if it changed after it was written."""
 
 
 class Problems(list[Problem]):
-    """What cannot be shown, gathered while files are read."""
+    """Problems gathered while files are read."""
 
     def add(self, part: str, sentence: str, damaged: bool = True) -> None:
-        """One more."""
+        """Add a problem."""
         self.append(Problem(part, sentence, damaged))
 
     def document(self, path: Path, model: type[SchemaT], part: str, what: str) -> SchemaT | None:
-        """The file as a document; None where it is not there, or is none, which is said."""
+        """Read a file with a schema; None if it is absent, or if it does not fit, which becomes a Problem."""
         try:
             return read_document(path, model) if path.is_file() else None
         except UserError as error:
@@ -41,7 +41,7 @@ class Problems(list[Problem]):
             return None
 
     def lines(self, part: str, of: str, lines: Iterable[bytes], parse: Callable[[bytes], T], first: int = 1) -> list[T]:
-        """What `parse` makes of each line; those that it refuses are said by number, the first line being `first`."""
+        """Parse lines, the first of which has the number `first`; a refused line becomes a Problem."""
         parsed = []
         for number, line in enumerate(lines, first):
             try:
@@ -52,7 +52,7 @@ class Problems(list[Problem]):
 
 
 def reason(error: Exception) -> str:
-    """What the error says, short; of a document the first field that is wrong."""
+    """The error's message, short; for a schema the first wrong field."""
     if not isinstance(error, ValidationError):
         return one_line(error)
     first = error.errors()[0]

@@ -1,4 +1,4 @@
-"""A ladder on the page: losses over tokens with the largest rung's forecast, and the law through the ends."""
+"""A ladder on the page: losses over compute with the forecast of the largest rung, and the fitted law."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -21,17 +21,17 @@ from reports.style import LIGHT, look
 
 
 class Ladder(NamedTuple):
-    """What a ladder's directory says."""
+    """Files of a ladder's directory."""
 
     plan: LadderPlan
     forecast: Forecast
     result: LadderResult
     card: DataCard
-    """Of its text."""
+    """Data card of the ladder's text."""
 
     @classmethod
     def read(cls, run: Path) -> "Ladder":
-        """Of a sealed run. Raises IntegrityFailure for a damaged file."""
+        """Read a sealed run. Raises IntegrityFailure for a damaged file."""
         ladder = cls(
             read_document(run / "plan.json", LadderPlan),
             read_document(run / "forecast.json", Forecast),
@@ -40,21 +40,21 @@ class Ladder(NamedTuple):
         )
         places = {tuple(tokens for tokens, _ in each.curve) for each in ladder.result.runs}
         if len(places) != 1 or not {each.rung for each in ladder.result.runs} <= set(range(len(ladder.plan.rungs))):
-            raise IntegrityFailure(f"ladder.json of {run.name} is not of the rungs and lengths of plan.json")
+            raise IntegrityFailure(f"ladder.json of {run.name} does not fit the rungs and lengths of plan.json")
         return ladder
 
     def curve(self, rung: int) -> tuple[list[int], list[float]]:
-        """Tokens and the mean loss over seeds."""
+        """Tokens, and the mean loss over seeds at each."""
         curves = [run.curve for run in self.result.runs if run.rung == rung]
         return [place[0] for place in curves[0]], [fmean(losses) for losses in zip(*map(_losses, curves), strict=True)]
 
     def ends(self, rung: int) -> list[float]:
-        """The loss of each seed at the end."""
+        """Final loss of each seed."""
         return [run.loss for run in self.result.runs if run.rung == rung]
 
 
 def ladder_exhibit(run: Path, reproduction: Reproduction | None = None) -> Exhibit:
-    """Figure 6 in small, with what was foreseen and what was found, and where a reproduction's models stand on it."""
+    """Curves, law and forecast of a ladder, with the places of a reproduction's models on the law."""
     ladder = Ladder.read(run)
     plan, forecast, result, _ = ladder
     heads = ("parameters, N", "without embeddings", "seed", "learning rate", "loss", "bits per byte", "kind")
@@ -84,7 +84,7 @@ def ladder_exhibit(run: Path, reproduction: Reproduction | None = None) -> Exhib
 
 
 def placed(ladder: Ladder, reproduction: Reproduction) -> list[str]:
-    """What the law gives a reproduction's models, by bytes, as vocabularies differ."""
+    """Sentences on the law's loss for a reproduction's models, in bits per byte because vocabularies differ."""
     sentences = []
     own, other = ladder.card.splits, reproduction.card.splits if reproduction.card else {}
     if not {"train", "valid"} <= own.keys() & other.keys():
@@ -104,7 +104,7 @@ def placed(ladder: Ladder, reproduction: Reproduction) -> list[str]:
 
 
 def draw(ladder: Ladder, narrow: bool = False) -> Figure:
-    """Losses over compute, the forecast as a band; ends over parameters, the law as a line and what it misses."""
+    """Draw losses over compute with the forecast as a band, and final losses over parameters beside the law."""
     figure = blank(narrow, 9.0 if narrow else 4.6)
     if narrow:
         panels = figure.subplot_mosaic([["curves"], ["ends"], ["misses"]], height_ratios=[3, 3, 1.4])

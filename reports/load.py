@@ -1,11 +1,14 @@
-"""A reproduction directory as typed values, with a sentence for everything that could not be used."""
+"""The files of a reproduction and of training runs as typed values, with a sentence for each that is unusable."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter
 
 from data_pipeline.files import DATASET, LEDGER, DataCard, Ledger
-from engine.run.files import SUMMARY
+from engine.run.files import METRICS, SUMMARY, TIMELINE, Step, Timeline, TrainingSummary, Validation
 from evaluation.schema import Result
 from experiments.files import Scores
 from experiments.reproduce.files import EVALUATIONS, EXAMPLES, SCORES, TRAINING, ReproductionSummary
@@ -16,27 +19,88 @@ from lineage.files import Manifest, one_line, read_document
 from lineage.records import RECORDS, Kind, Record
 from lineage.run import MANIFEST, RunDirectory
 from reports.files import Problem, Problems
-from reports.training_runs import Training, read_training
+
+LINE: TypeAdapter[Step | Validation] = TypeAdapter(Annotated[Step | Validation, Field(discriminator="kind")])
+CURVES = {
+    "loss": "training loss",
+    "perplexity": "validation perplexity",
+    "learning_rate": "learning rate",
+    "gradient_norm": "gradient norm",
+    "tokens_per_second": "tokens per second",
+    "model_tflops": "TFLOP/s of the model",
+}
+"""Titles of the drawn fields of a run."""
+
+Points = tuple[tuple[float, ...], tuple[float, ...]]
+"""The x and y values of a curve."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """Files of a training run, also of one in progress."""
+
+    steps: tuple[Step, ...]
+    validations: tuple[Validation, ...]
+    final: Validation | None
+    """Validation over the whole split after training."""
+    summary: TrainingSummary | None
+    timeline: Timeline | None
+    problems: tuple[Problem, ...]
+
+    def points(self, field: str) -> Points:
+        """Iterations and values of a field of the steps, or of `perplexity` in the validations, where it is known."""
+        lines = self.validations if field == "perplexity" else self.steps
+        pairs = [(float(line.iteration), value) for line in lines if (value := getattr(line, field)) is not None]
+        return tuple(x for x, _ in pairs), tuple(y for _, y in pairs)
+
+
+def read_training(directory: Path, part: str) -> Training:
+    """Read the files of a training run, or the copies that a reproduction keeps; `part` names it in problems.
+
+    An incomplete last line is still being written and is left out.
+    """
+    problems = Problems()
+    lines: list[Step | Validation] = []
+    if (path := directory / METRICS).is_file():
+        content = path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1].splitlines()
+        lines = problems.lines(
+            part, f"the metrics of {part}", whole, lambda line: LINE.validate_python(parse_json(line))
+        )
+        if not whole:
+            problems.add(part, f"The metrics of {part} are empty: its first iteration has not ended.", damaged=False)
+    else:
+        problems.add(part, f"{part} has written no metrics yet ({METRICS}).", damaged=False)
+    validations = [line for line in lines if isinstance(line, Validation)]
+    finals = [line for line in validations if line.kind == "final-validation"]
+    return Training(
+        tuple(line for line in lines if isinstance(line, Step)),
+        tuple(line for line in validations if line.kind == "validation"),
+        finals[-1] if finals else None,
+        problems.document(directory / SUMMARY, TrainingSummary, part, f"The summary of {part}"),
+        problems.document(directory / TIMELINE, Timeline, part, f"The timeline of {part}"),
+        tuple(problems),
+    )
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """Everything a page is made from."""
+    """Everything that a page is made from."""
 
     directory: Path
     manifest: Manifest
     digest: str | None
-    """The run's digest; None for a run that has not been completed."""
+    """Digest of the run; None if it is unfinished."""
     summary: ReproductionSummary
     records: tuple[Record, ...]
     ledger: Ledger | None
     card: DataCard | None
     scores: Scores | None
-    """None of a run of an earlier version."""
+    """None if an earlier version made the run."""
     evaluations: dict[str, Result]
-    """By file stem."""
+    """Results by file stem."""
     trainings: dict[str, Training]
-    """What is kept of the runs, by model."""
+    """Training runs by model."""
     problems: tuple[Problem, ...]
 
     @property
@@ -56,11 +120,11 @@ class Reproduction:
         return commands[keys[0]] if keys else ""
 
     def problems_of(self, part: str) -> list[str]:
-        """Sentences about one file."""
+        """Problems of one file."""
         return [problem.sentence for problem in self.problems if problem.part == part]
 
     def select(self, experiment: str, *quantities: str) -> list[Record]:
-        """Records of a published table or figure, in file order; all quantities unless some are named."""
+        """Records of a published table or figure in file order, of all quantities or of the named ones."""
         return [
             record
             for record in self.records
@@ -81,8 +145,8 @@ def newest_reproduction(runs: Path) -> Path:
 def load_reproduction(directory: Path) -> Reproduction:
     """Read a reproduction directory.
 
-    Raises BadInput if it is not one, IntegrityFailure if its manifest or summary cannot be read. Any other file that
-    is missing or damaged, and any record that is refused, becomes a Problem.
+    Raises BadInput for another directory, IntegrityFailure if its manifest or summary cannot be read. Any other file
+    that is missing or damaged, and any record that is refused, becomes a Problem.
     """
     directory = directory.resolve()
     if not directory.is_dir():
@@ -122,9 +186,9 @@ def load_reproduction(directory: Path) -> Reproduction:
 
 
 def refusal(record: Record, known_runs: set[str]) -> str | None:
-    """Why a record may not be shown, or None.
+    """Reason to refuse a record, or None.
 
-    Provenance is a source and, for a number that was not published, a digest or a run that the summary lists.
+    Every record needs a source; a number that was not published also needs a digest or a run that the summary lists.
     """
     if not record.source.strip():
         return "it has no source"
@@ -155,7 +219,7 @@ def _read_records(path: Path, known_runs: set[str], problems: Problems) -> list[
 
 
 def _seal_problems(directory: Path) -> Iterator[Problem]:
-    """Compare the files that the page reads with the completion marker."""
+    """Compare the page's input files with the completion marker."""
     if not is_sealed(directory):
         yield Problem(MARKER, "This run has not finished; the page shows what it has so far.", damaged=False)
         return

@@ -1,4 +1,4 @@
-"""How numbers are written on the page and in figures."""
+"""Numbers as text on the page and in figures."""
 
 from lineage.numbers import MISSING, show
 from lineage.progress import format_duration
@@ -12,7 +12,7 @@ def exact(value: float | int | None) -> str:
 
 
 def compact(value: float) -> str:
-    """For ticks: `1,500`, `150k`, `2.5M`."""
+    """A short number for ticks: `1,500`, `150k`, `2.5M`."""
     for limit, letter in ((1e9, "B"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= limit:
             return f"{value / (1e3 if letter == 'k' else limit):g}{letter}"
@@ -20,14 +20,14 @@ def compact(value: float) -> str:
 
 
 def accuracy(value: float, unit: str) -> str:
-    """An accuracy in per cent if its unit says what it is a part of; otherwise the bare number."""
+    """An accuracy in per cent if the unit is a fraction or per cent; otherwise the bare number."""
     if unit in ("%", "percent"):
         return f"{value:.2f} %"
     return f"{value * 100:.2f} %" if unit == "fraction" else show(value)
 
 
 def percent(part: float, whole: float) -> str:
-    """A share in per cent; an em dash of nothing."""
+    """A share in per cent; an em dash if the whole is 0."""
     return f"{100 * part / whole:.1f} %" if whole else MISSING
 
 
@@ -47,5 +47,5 @@ def parameters(value: float | int | None) -> str:
 
 
 def printable(text: object) -> str:
-    """Text with control characters made visible; line breaks and tabs are kept."""
+    """The text with visible control characters; line breaks and tabs stay."""
     return "".join(chr(0x2400 + ord(sign)) if ord(sign) < 32 and sign not in "\n\t" else sign for sign in str(text))

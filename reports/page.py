@@ -1,4 +1,4 @@
-"""The page: figures, tables and sentences put into one self-contained HTML file."""
+"""The page: figures, tables and sentences in one self-contained HTML file."""
 
 from pathlib import Path
 from typing import Any
@@ -10,24 +10,23 @@ from lineage.atomic import new_directory
 from lineage.digest import seal
 from lineage.files import write_document
 from lineage.numbers import size_bytes
-from reports import data_card, findings, tables
+from reports import data_card, reproduced, tables
 from reports.claims import UNCOUNTED, described
 from reports.curves import model_order
 from reports.evaluations import by_protocol
-from reports.markup import template_environment
 from reports.numbers import percent
 from reports.render import Drawing, render_all, write_exhibit
 from reports.report import REPORT, SOURCES, Report
-from reports.style import KIND_GLYPHS, KIND_MEANINGS, LOOKS, theme_css
+from reports.style import KIND_GLYPHS, KIND_MEANINGS, LOOKS, template_environment, theme_css
 
 MOST_ROWS = 14
-"""Of a table that is not folded."""
+"""Rows of the longest table that is not folded."""
 MOST_LISTED = 200
-"""Shards or files; the files beside the dataset list all."""
+"""Longest list of shards or files; the dataset's own files list all."""
 MOST_NUMBERS = 200
-"""Of an exhibit whose numbers the page lists; more of them stand in a file beside it alone."""
+"""Most numbers of an exhibit that the page lists; its file has all."""
 MOST_TABLED = 40
-"""Rows of a table on the page; a longer one stands in a file beside it alone."""
+"""Rows of the longest table on the page; a longer one stands in a file beside it."""
 
 
 def build_report(report: Report) -> Path:
@@ -45,7 +44,7 @@ def build_report(report: Report) -> Path:
 
 
 def write_report(report: Report, directory: Path) -> None:
-    """Put the report's files into an empty directory."""
+    """Write the report's files into an empty directory."""
     exhibits = report.all_exhibits
     drawings, pdf = render_all(exhibits, f"Megatron-LM {report.reproduction.summary.target}")
     figures = directory / "figures"
@@ -58,7 +57,7 @@ def write_report(report: Report, directory: Path) -> None:
 
 
 def render_page(report: Report, drawings: dict[str, Drawing]) -> str:
-    """The HTML text; every value is escaped except drawings and styles made here."""
+    """The HTML text; every value is escaped except our own drawings, styles and script."""
     styles = {name: style for drawing in drawings.values() for name, style in drawing.styles.items()}
     drawn_styles = Markup("".join(f".{name}{{{style}}}" for name, style in sorted(styles.items())))
     template = template_environment().get_template("page.html")
@@ -88,7 +87,7 @@ def _context(report: Report) -> dict[str, Any]:
         "described": described,
         "ours": reproduction.own_kind,
         "evaluations": by_protocol(reproduction.evaluations, model_order(reproduction)),
-        "findings": findings,
+        "reproduced": reproduced,
         "tables": tables,
         "data_card": data_card,
         "percent": percent,

@@ -30,24 +30,24 @@ _UNWANTED = re.compile(
     re.DOTALL,
 )
 CANVASES = {"svg": FigureCanvasSVG, "pdf": FigureCanvasPdf}
-"""By the forms that a figure is written in."""
+"""Canvas of each form of a figure."""
 CAPTION_INCHES = 0.16
-"""Height of a line of a caption in the PDF."""
+"""Height of a caption's line in the PDF."""
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """One figure in every form the page needs; the inline forms hold no reference to anything outside them."""
+    """One figure as SVG and inline; the inline forms refer to nothing outside them."""
 
     inline: tuple[Markup, ...]
-    """For every width, or for a wide page and for a narrow one; styles are classes of `styles`."""
+    """One form for every width, or one for a wide and one for a narrow page, with classes of `styles`."""
     svg: bytes
     styles: Mapping[str, str] = field(default_factory=dict)
-    """Declarations by class: one declaration has one name on every page."""
+    """Declarations by class; a declaration has the same class on every page."""
 
 
 def render_all(exhibits: Iterable[Exhibit], title: str) -> tuple[dict[str, Drawing], bytes]:
-    """Every figure among the exhibits by its name, and a PDF with a page for each, its title and caption under it.
+    """Draw every figure of the exhibits, and a PDF with a page for each figure, its title and its caption.
 
     The same input gives the same bytes.
     """
@@ -76,7 +76,7 @@ def _render(exhibit: Exhibit, pages: PdfPages) -> Drawing:
 
 
 def figure_bytes(exhibit: Exhibit, form: str) -> bytes:
-    """The figure alone in one of the forms of CANVASES."""
+    """The figure in one of the forms of CANVASES."""
     figure = _draw(exhibit, exhibit.column)
     with figure_style(f"{exhibit.name}-wide"):
         return _save(figure, form)
@@ -90,7 +90,7 @@ def _draw(exhibit: Exhibit, narrow: bool) -> Figure:
 
 
 def _write_under(figure: Figure, exhibit: Exhibit) -> None:
-    """Make room below a finished drawing for title and caption."""
+    """Write title and caption below a finished drawing."""
     width, height = figure.get_size_inches()
     text = f"{exhibit.title}. {' '.join(exhibit.caption)}"
     lines = textwrap.wrap(" ".join(text.split()), int(width * 15.5))
@@ -105,7 +105,7 @@ def _write_under(figure: Figure, exhibit: Exhibit) -> None:
 
 
 def _save(figure: Figure, form: str) -> bytes:
-    """Laid out and drawn in one pass; `savefig` draws a figure that has a layout twice."""
+    """Lay out and draw in one pass; `savefig` would draw a figure with a layout twice."""
     buffer = io.BytesIO()
     figure.set_dpi(160)
     figure.set_facecolor(LIGHT["paper"])
@@ -120,7 +120,7 @@ def _drawing(svg: bytes, alt: str, **layouts: bytes) -> Drawing:
 
 
 def _inline(svg: bytes, alt: str, layout: str, styles: dict[str, str]) -> Markup:
-    """For the page: styles as classes, coordinates to a tenth of a point, without what only other programs read."""
+    """The drawing for the page: styles as classes, coordinates to a tenth of a point, no metadata."""
 
     def as_class(match: re.Match[str]) -> str:
         name = f"s{hashlib.sha256(match[1].encode()).hexdigest()[:6]}"
@@ -130,18 +130,18 @@ def _inline(svg: bytes, alt: str, layout: str, styles: dict[str, str]) -> Markup
     def shorten(match: re.Match[str]) -> str:
         tag = match[0]
         if tag == "</g>":
-            return tag if kept.pop() else ""
+            return tag if shown.pop() else ""
         if tag == "<g/>":
             return ""
         if tag.startswith("<g"):
-            kept.append(tag != "<g>")
-            return tag if kept[-1] else ""
+            shown.append(tag != "<g>")
+            return tag if shown[-1] else ""
         tag = re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), tag)
         tag = re.sub(r"\s+(?=[MLCQz\"])|(?<=[MLCQ])\s+", "", tag)
         tag = re.sub(r"M(\S+) (\S+)L(\S+) \2L\3 (\S+)L\1 \4z", r"M\1 \2H\3V\4H\1z", tag)  # a rectangle
         return re.sub(r'"M(\S+) (\S+)L(\S+) \2"', r'"M\1 \2H\3"', tag)  # a level line
 
-    text, kept = svg.decode("utf-8"), list[bool]()
+    text, shown = svg.decode("utf-8"), list[bool]()
     head, body = text[text.index("<svg") :].split(">", 1)
     body = re.sub(r'(?<=["#])([mph][0-9a-f]{5})[0-9a-f]{5}(?=[")])', r"\1", _UNWANTED.sub("", body))  # ids
     body = re.sub(r' style="([^"]*)"', as_class, follow_theme(body))

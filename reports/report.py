@@ -1,4 +1,4 @@
-"""Everything that a page is made of, put together from result files."""
+"""The content of a page, assembled from result files."""
 
 import os
 import shlex
@@ -29,10 +29,10 @@ REPORT, SOURCES = "report", "sources.json"
 
 
 class Sources(FileSchema):
-    """sources.json of a report: what beside its reproduction it was made of, by paths seen from there."""
+    """sources.json of a report: its other inputs, by paths relative to the reproduction."""
 
     runs: list[str] = Field(default_factory=list)
-    """Of experiments."""
+    """Runs of experiments."""
     bench: str | None = None
     """Folder of benchmark results."""
     mixed_commits: bool = False
@@ -40,17 +40,17 @@ class Sources(FileSchema):
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a report is made of."""
+    """Inputs of a report."""
 
     reproduction: Path
     runs: Sequence[Path] = ()
-    """Of experiments."""
+    """Runs of experiments."""
     bench: Path | None = None
     mixed_commits: bool = False
 
     @classmethod
     def of_built(cls, reproduction: Path) -> "Inputs":
-        """Of the report in a reproduction. Raises IntegrityFailure where that does not say it."""
+        """Inputs of a built report. Raises IntegrityFailure if sources.json is damaged or missing."""
         sources = read_document(reproduction / REPORT / SOURCES, Sources)
 
         def places(names: Sequence[str]) -> list[Path]:
@@ -61,7 +61,7 @@ class Inputs:
 
     @property
     def sources(self) -> Sources:
-        """All but the reproduction."""
+        """Inputs without the reproduction, by paths relative to it."""
 
         def seen(paths: Sequence[Path]) -> list[str]:
             return [os.path.relpath(path, self.reproduction) for path in paths]
@@ -71,7 +71,7 @@ class Inputs:
 
     @property
     def command(self) -> str:
-        """Makes the report again, with paths as seen from above the folder of runs."""
+        """Command that builds the report again, with paths relative to the parent of the folder of runs."""
         above = self.reproduction.parent.parent
         folders = dict.fromkeys(os.path.relpath(path.parent, above) for path in self.runs)
         parts = [f"{self.reproduction.parent.name}/{self.reproduction.name}", *folders]
@@ -83,43 +83,43 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Report:
-    """A page's content."""
+    """Content of a page."""
 
     reproduction: Reproduction
     exhibits: dict[str, Exhibit]
-    """Those of the reproduction and the verdicts, each with a place of its own on the page."""
+    """Exhibits of the reproduction and the verdicts, which have fixed places on the page."""
     claims: Claims
     papers: tuple[Paper, ...]
     stray: tuple[str, ...]
-    """Sentences on runs of experiments that are in none of the papers."""
+    """Sentences on runs of experiments that belong to no paper."""
     sections: tuple[Section, ...]
     origins: tuple[Origin, ...]
-    """The reproduction, then the runs of experiments."""
+    """Origins: the reproduction, then the runs of experiments."""
     commits: tuple[str, ...]
-    """A line for each commit behind the page."""
+    """A line for each commit of the page's results."""
     problems: tuple[Problem, ...]
     inputs: Inputs
 
     @property
     def all_exhibits(self) -> list[Exhibit]:
-        """In the order of the page."""
+        """Exhibits in the order of the page."""
         drawn = [part.exhibit for paper in self.papers for part in paper.parts if part.exhibit]
         return [*self.exhibits.values(), *drawn, *(each for section in self.sections for each in section.exhibits)]
 
     @property
     def groups(self) -> list[Group]:
-        """The claims by how they were settled."""
+        """Claims grouped by outcome."""
         return group_claims(self.claims)
 
     @property
     def homes(self) -> dict[str, str]:
-        """By what records name as their source, the run on the page that they came with."""
+        """Run on the page for each source that a record names."""
         own, *others = (origin.name for origin in self.origins)
         return {record.source: own for record in self.reproduction.records} | {name: name for name in others}
 
 
 def assemble(inputs: Inputs) -> Report:
-    """Put a page together. Raises BadInput if its results are of different commits and `mixed_commits` is not set."""
+    """Assemble a page. Raises BadInput if results are of different commits and `mixed_commits` is not set."""
     reproduction, runs = load_reproduction(inputs.reproduction), load_experiment_runs(inputs.runs)
     benchmarks = load_benchmarks(inputs.bench) if inputs.bench else None
     own = Origin(reproduction.directory, reproduction.manifest, seeds_of(reproduction.records))
@@ -163,7 +163,7 @@ def _commits(origins: Sequence[Origin], benchmarks: Benchmarks | None) -> tuple[
 
 
 def _claims(experiments: Mapping[str, Experiment], reproduction: Reproduction, results: Results) -> Claims:
-    """From sealed runs alone: a reproduction that is unfinished or was changed answers nothing."""
+    """Judge the claims by sealed runs alone; an unfinished or changed reproduction does not count."""
     mine = () if reproduction.problems_of(MARKER) else reproduction.records
     records = (*results.records, *(record for record in mine if record.kind != "published"))
     verdicts = judge(experiments.values(), replace(results, records=records))
@@ -171,7 +171,7 @@ def _claims(experiments: Mapping[str, Experiment], reproduction: Reproduction, r
 
 
 def _drawn(experiments: Mapping[str, Experiment], claims: Claims, runs: ExperimentRuns) -> dict[str, Exhibit]:
-    """The tables and figures that no reproduction makes, by the names of their experiments."""
+    """Tables and figures that no reproduction makes, by experiment."""
     by_experiment, drawn = claims.by("experiment"), {}
     for name, experiment in experiments.items():
         records = [record for record in runs.results.records if record.experiment == name]

@@ -1,23 +1,26 @@
-"""The exhibits of a reproduction: whatever it has numbers for."""
+"""Exhibits of a reproduction, with captions and texts that are computed from its numbers."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
 from statistics import fmean
 
-from lineage.records import Record
-from reports import data_card, findings, tables
-from reports.curves import Curve, build_curves, model_order
+from data_pipeline.files import Ledger
+from experiments.files import order_sentence
+from lineage.records import Kind, Record
+from reports import data_card, tables
+from reports.curves import Curve, Ordering, build_curves, model_order, orderings
 from reports.evaluations import evaluations_data, evaluations_tables
 from reports.exhibit import Exhibit, Table
 from reports.figures import figure_6
-from reports.figures.curves import draw_loss
+from reports.figures.curves import draw_loss, mean_window
 from reports.figures.data import draw_banding, draw_funnel
 from reports.load import Reproduction
+from reports.numbers import show
 
 
 def reproduction_exhibits(reproduction: Reproduction) -> dict[str, Exhibit]:
-    """Each exhibit by its name; what has no numbers is absent."""
+    """Exhibits by name; one without numbers is absent."""
     exhibits = chain(_curves(reproduction), _tables(reproduction), _data(reproduction))
     return {exhibit.name: exhibit for exhibit in exhibits}
 
@@ -33,22 +36,22 @@ def _curves(reproduction: Reproduction) -> Iterator[Exhibit]:
         yield Exhibit(
             "2019-figure-6",
             "Validation perplexity against iterations",
-            [*findings.ordering_caption(curves), *_means(curves, ", bands their least and greatest")],
+            [*ordering_caption(curves), *_means(curves, ", bands their least and greatest")],
             tables.records_data(reproduction.select("2019/figure-6", "validation_perplexity")),
             reproduction.command("figure-6"),
             partial(figure_6.draw, curves),
-            findings.figure_6_alt(curves),
+            figure_6_alt(curves),
         )
     losses = reproduction.select("2019/training-loss", "training_loss")
     if curves := build_curves(losses, model_order(reproduction)):
         yield Exhibit(
             "training-loss",
             "Training loss against iterations",
-            [findings.training_loss_caption(curves), *_means(curves)],
+            [training_loss_caption(curves), *_means(curves)],
             tables.records_data(losses),
             reproduction.command("training-loss"),
             partial(draw_loss, curves),
-            findings.training_loss_alt(curves),
+            training_loss_alt(curves),
         )
 
 
@@ -87,7 +90,7 @@ def _means(curves: Sequence[Curve], bands: str = "") -> list[str]:
 
 
 def bands_table(records: Sequence[Record]) -> Table:
-    """Of each model the mean of its seeds with the least and the greatest, where no paper has such a number."""
+    """Mean, least and greatest of each model's seeds, for quantities without a published number."""
     values: dict[tuple[str, str], list[float]] = {}
     for record in records:
         if record.quantity.endswith(("bits_per_byte", "log_likelihood")) and record.seed is not None:
@@ -98,7 +101,7 @@ def bands_table(records: Sequence[Record]) -> Table:
 
 
 def band(values: Sequence[float], digits: int = 3) -> str:
-    """The mean of several seeds with the least and the greatest."""
+    """Mean of several values, with the least and the greatest."""
     mean, low, high = (f"{value:,.{digits}f}" for value in (fmean(values), min(values), max(values)))
     return f"{mean} ({low} to {high})" if len(values) > 1 else mean
 
@@ -115,7 +118,7 @@ def _data(reproduction: Reproduction) -> Iterator[Exhibit]:
         tables.ledger_data(ledger),
         command,
         partial(draw_funnel, ledger.stages),
-        findings.funnel_alt(ledger),
+        funnel_alt(ledger),
         (tables.attrition_table(ledger),),
     )
     if banding := ledger.near_duplicates:
@@ -128,3 +131,81 @@ def _data(reproduction: Reproduction) -> Iterator[Exhibit]:
             partial(draw_banding, banding),
             data_card.banding_alt(banding),
         )
+
+
+SUBJECT: dict[Kind, str] = {
+    "published": "the published curves",
+    "scaled": "the scaled twins",
+    "measured": "the models trained here",
+    "computed": "the closed form",
+    "simulated": "the simulation",
+}
+
+
+def ordering_caption(curves: Sequence[Curve]) -> list[str]:
+    """A sentence on the order of the models of each kind, published first."""
+    return [_ordering_sentence(ordering) for ordering in orderings(curves) if ordering.holds is not None]
+
+
+def seeds_sentence(records: Sequence[Record]) -> str:
+    """Sentences on the number of seeds, and on how many of them the order holds in."""
+    ours = [record for record in records if record.kind != "published" and record.seed is not None]
+    seeds = {record.seed for record in ours}
+    if len(seeds) == 1:
+        return f"One seed ({seeds.pop()}) for each model: how much this varies from run to run was not measured."
+    return f"These are means over {len(seeds)} seeds. {order_sentence(ours[0].quantity, ours)}" if seeds else ""
+
+
+def scale_limits(reproduction: Reproduction) -> str:
+    """Sentences on what the numbers of this mode can show."""
+    if reproduction.summary.mode == "full":
+        return (
+            "The models were trained at their published configuration. "
+            "Their numbers are marked measured and may be set against the published ones."
+        )
+    return (
+        "Twins can show that data, training and test protocols work from end to end, and whether larger models still "
+        "end lower than smaller ones. They cannot show that the published values are reached: shape, data, vocabulary "
+        "and length of training differ, so a scaled perplexity and a published one do not measure the same thing."
+    )
+
+
+def figure_6_alt(curves: Sequence[Curve]) -> str:
+    """Text alternative of Figure 6."""
+    layers = "; ".join(f"{curve.kind} {curve.series} ends at {show(curve.final)}" for curve in curves)
+    return f"Line chart of validation perplexity over the share of training, logarithmic. {layers}."
+
+
+def training_loss_alt(curves: Sequence[Curve]) -> str:
+    """Text alternative of the training loss."""
+    ends = "; ".join(
+        f"{c.series} {'falls' if c.final < c.y[0] else 'goes'} from {show(c.y[0])} to {show(c.final)}" for c in curves
+    )
+    return f"Line chart of training loss against iterations. {ends}."
+
+
+def training_loss_caption(curves: Sequence[Curve]) -> str:
+    """A sentence on the lines of the figure and the length of the running mean."""
+    windows = sorted({mean_window(curve) for curve in curves if mean_window(curve) > 1})
+    if not windows:
+        return "Every recorded value is drawn."
+    points = " or ".join(str(window) for window in windows)
+    return f"Faint: every recorded value. Strong: mean of the last {points} values. Labels give the last mean."
+
+
+def funnel_alt(ledger: Ledger) -> str:
+    """Text alternative of the funnel."""
+    steps = "; ".join(f"{stage.name} keeps {stage.documents_out:,} documents" for stage in ledger.stages)
+    return f"Bar chart of what each stage of the data pipeline keeps. {steps}."
+
+
+def _ordering_sentence(ordering: Ordering) -> str:
+    ends = " < ".join(f"{name} {show(value)}" for name, value in reversed(ordering.finals))
+    points = ""
+    if ordering.common_points > 1:
+        points = f" The whole order holds at {ordering.points_in_order} of {ordering.common_points} common iterations."
+    if ordering.holds:
+        return f"In {SUBJECT[ordering.kind]} the larger model ends lower: {ends}.{points}"
+    ends = ", ".join(f"{name} {show(value)}" for name, value in reversed(ordering.finals))
+    wrong = " and ".join(f"{large} does not end below {small}" for large, small in ordering.inversions)
+    return f"In {SUBJECT[ordering.kind]} {wrong}: {ends}.{points}"

@@ -7,12 +7,16 @@ figures can be read in grey.
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple, get_args
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from experiments.verdicts import Outcome
 from lineage.config import read_toml
 from lineage.records import Kind
+from reports.numbers import printable, show
 
 STYLE = read_toml(Path(__file__).with_name("style.toml"))
 PALETTE: dict[str, tuple[str, str]] = STYLE["palette"]
@@ -22,39 +26,39 @@ MARKERS = ("o", "s", "^", "D", "v")
 KIND_GLYPHS: dict[Kind, str] = {kind: glyph for kind, (glyph, _) in STYLE["kinds"].items()}
 KIND_MEANINGS: dict[Kind, str] = {kind: meaning for kind, (_, meaning) in STYLE["kinds"].items()}
 CONFIDENCES: dict[str, str] = STYLE["confidences"]
-"""How a claim was read, in words."""
+"""Description of how a claim was read."""
 
 
 class OutcomeLook(NamedTuple):
-    """How an outcome is shown."""
+    """Glyph, colour and meaning of an outcome."""
 
     group: str
     glyph: str
     meaning: str
     color: str
-    """In the palette."""
+    """Name in the palette."""
     marker: str
 
 
 LOOKS: dict[Outcome, OutcomeLook] = {outcome: OutcomeLook(*STYLE["outcomes"][outcome]) for outcome in get_args(Outcome)}
-"""In the order of the page."""
+"""Outcomes in the order of the page."""
 
 
 class Look(NamedTuple):
-    """How a model is drawn wherever it is drawn."""
+    """Colour and marker of a model in every figure."""
 
     color: str
     marker: str
 
 
 def look(rank: int) -> Look:
-    """The look of the model at this place by size."""
+    """Look of the model at a place by size."""
     place = rank % len(MARKERS)
     return Look(LIGHT[f"model-{place}"], MARKERS[place])
 
 
 def theme_css() -> str:
-    """Custom properties for both themes: the system's choice, unless the page's switch set `data-theme`."""
+    """CSS of both themes: the system's choice, unless the page's switch sets `data-theme`."""
     light, dark = ("".join(f"--{name}:{pair[place]};" for name, pair in PALETTE.items()) for place in (0, 1))
     return (
         f":root{{color-scheme:light;{light}}}\n"
@@ -65,7 +69,7 @@ def theme_css() -> str:
 
 
 def follow_theme(svg: str) -> str:
-    """The drawing with each palette colour replaced by the page's custom property of that name."""
+    """Replace each palette colour of a drawing by the page's custom property of that name."""
     names = {value: name for name, value in LIGHT.items()}
     pattern = re.compile("|".join(names))
     return pattern.sub(lambda match: f"var(--{names[match[0]]})", svg)
@@ -73,9 +77,23 @@ def follow_theme(svg: str) -> str:
 
 @contextmanager
 def figure_style(salt: str) -> Iterator[None]:
-    """Matplotlib settings for drawing and saving; `salt` keeps element names of two drawings apart."""
+    """Apply the Matplotlib settings; `salt` makes the element names of a drawing unique."""
     import matplotlib
 
     named = {name: LIGHT.get(value, value) for name, value in STYLE["figures"].items()}
     with matplotlib.rc_context({**named, "svg.hashsalt": salt}):
         yield
+
+
+@cache
+def template_environment() -> Environment:
+    """The renderer of the templates: an unknown name is an error, and values are escaped."""
+    environment = Environment(
+        loader=PackageLoader("reports"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"printable": printable, "show": show}
+    return environment

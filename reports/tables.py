@@ -1,4 +1,4 @@
-"""The tables of the page and the CSV files beside it."""
+"""Tables of the page and its CSV files."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ OURS = "this reproduction"
 def comparison_tables(
     records: Sequence[Record], quantities: Mapping[str, tuple[str, str]] = BENCHMARKS | FALLBACKS
 ) -> list[Table]:
-    """A table for each quantity that has records: a column for each published source, one for what was run here."""
+    """A table for each quantity with records: a column for each published source and one for our runs."""
     tables = []
     for quantity, (title, hint) in quantities.items():
         cells: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -61,13 +61,13 @@ def comparison_tables(
 
 
 def _cell(record: Record) -> str:
-    """An accuracy in per cent, anything else as it is, with its kind and what its note says."""
+    """The value with its kind and note; an accuracy is in per cent."""
     value = accuracy(record.value, record.unit) if "accuracy" in record.quantity else show(record.value)
     return f"{value} ({record.kind}{f', {record.note}' if record.note else ''})"
 
 
 def models_tables(models: Sequence[ReproducedModel], ours: Kind) -> list[Table]:
-    """Shapes, published and trained, and training runs as the page shows them."""
+    """The page's tables of published and trained shapes, and of training runs."""
     shapes = [
         (model.name, kind, *(_setting(key, getattr(shape, key)) for key in SHAPE))
         for model, kind, shape in _shapes([each for each in models if each.name == each.series], ours)
@@ -93,20 +93,20 @@ def models_tables(models: Sequence[ReproducedModel], ours: Kind) -> list[Table]:
 
 
 def _shapes(models: Iterable[ReproducedModel], ours: Kind) -> Iterator[tuple[ReproducedModel, Kind, ModelShape]]:
-    """Of each model the published configuration, then the trained one."""
+    """The published, then the trained configuration of each model."""
     for model in models:
         yield model, "published", model.published
         yield model, ours, model.trained
 
 
 def attrition_table(ledger: Ledger) -> Table:
-    """For each stage a line for what it kept, and one for each reason for dropping."""
+    """A row for what each stage kept, and a row for each reason for dropping."""
     rows: list[tuple[str, ...]] = []
     for stage in ledger.stages:
-        kept = f"kept ({stage.note})" if stage.note else "kept"
+        decision = f"kept ({stage.note})" if stage.note else "kept"
         share = percent(stage.documents_out, stage.documents_in)
         amounts = (show(stage.documents_out), share, size_bytes(stage.bytes_out), show(stage.tokens_out))
-        rows.append((stage.name, kept, *amounts, show(stage.changed)))
+        rows.append((stage.name, decision, *amounts, show(stage.changed)))
         for reason, lost in stage.dropped.items():
             share = percent(lost.documents, stage.documents_in)
             amounts = (f"−{show(lost.documents)}", share, size_bytes(lost.bytes), show(lost.tokens))
@@ -116,7 +116,7 @@ def attrition_table(ledger: Ledger) -> Table:
 
 
 def provenance(reproduction: Reproduction) -> Table:
-    """The records grouped by where they came from."""
+    """Records grouped by origin."""
     groups = Counter(
         (r.experiment, r.kind, r.source, (r.digest or MISSING)[:16], MISSING if r.seed is None else str(r.seed))
         for r in reproduction.records
@@ -126,7 +126,7 @@ def provenance(reproduction: Reproduction) -> Table:
 
 
 def records_data(records: Iterable[Record]) -> Table:
-    """The records, one a line, under their field names, numbers as recorded."""
+    """A row for each record under its field names, with numbers as recorded."""
     rows = []
     for record in records:
         values = record.model_dump()
@@ -135,11 +135,11 @@ def records_data(records: Iterable[Record]) -> Table:
 
 
 def ledger_data(ledger: Ledger) -> Table:
-    """A line for what each stage kept (no reason) and a line for each reason for dropping."""
+    """A row for what each stage kept, without a reason, and a row for each reason for dropping."""
     rows: list[list[str]] = []
     for stage in ledger.stages:
-        kept = (stage.documents_out, stage.bytes_out, stage.tokens_out)
-        rows.append([stage.name, "kept", "", *(_plain(value) for value in kept)])
+        amounts = (stage.documents_out, stage.bytes_out, stage.tokens_out)
+        rows.append([stage.name, "kept", "", *(_plain(value) for value in amounts)])
         rows += [
             [stage.name, "dropped", reason, *(_plain(v) for v in (lost.documents, lost.bytes, lost.tokens))]
             for reason, lost in stage.dropped.items()
@@ -148,7 +148,7 @@ def ledger_data(ledger: Ledger) -> Table:
 
 
 def models_data(models: Sequence[ReproducedModel], ours: Kind) -> Table:
-    """A line for each model's published and trained configuration, with how the trained one was trained."""
+    """Rows for each model's published and trained configuration, with facts of the training."""
     training = ("run", "tokens", "seed", "train_seconds", "tokens_per_second", "checkpoint_digest")
     rows = [
         [

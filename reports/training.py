@@ -1,4 +1,4 @@
-"""How the models were trained: curves, memory and pipelines, from what a reproduction keeps of its runs."""
+"""Training on the page: curves, memory and pipelines of the runs that a reproduction keeps."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -11,9 +11,8 @@ from reports.exhibit import Exhibit, Section, Table
 from reports.figures import pipeline_schedule
 from reports.figures.curves import draw_memory, draw_panels
 from reports.files import file_name
-from reports.load import Reproduction
+from reports.load import CURVES, Reproduction, Training
 from reports.numbers import exact, percent, show
-from reports.training_runs import CURVES, Training
 
 OF_STEPS = [field for field in CURVES if field != "perplexity"]
 PLAN_RULE = (
@@ -23,11 +22,11 @@ PLAN_RULE = (
 UTILISATION = "share of matrix products’ rate"
 
 Limits = Mapping[str, float]
-"""What matrix products alone reach on a model's ranks, in 10⁹ operations a second, where it was measured."""
+"""Measured rate of matrix products alone on a model's ranks, in 10⁹ operations per second."""
 
 
 def training_section(reproduction: Reproduction) -> Section:
-    """What is kept of the runs, by model from the smallest to the largest."""
+    """The training section, with models from the smallest to the largest."""
     kind, command = reproduction.own_kind, reproduction.command("training-loss")
     order = model_order(reproduction)
     trainings = {name: reproduction.trainings[name] for name in order if name in reproduction.trainings}
@@ -48,7 +47,7 @@ def training_section(reproduction: Reproduction) -> Section:
 def curves_exhibit(
     trainings: Mapping[str, Training], ranks: Mapping[str, int], kind: Kind, limits: Limits, command: str = ""
 ) -> Exhibit:
-    """Six panels with a curve of each run; `ranks` has the place that decides its look."""
+    """Six panels with a curve for each run; `ranks` gives the place that decides its look."""
     panels: dict[str, list[Curve]] = {}
     for field, title in CURVES.items():
         drawn = [Curve(name, kind, ranks[name], *training.points(field)) for name, training in trainings.items()]
@@ -125,7 +124,7 @@ def _memory(trainings: Mapping[str, Training], kind: Kind, command: str) -> Sequ
 
 
 def pipeline_exhibits(trainings: Mapping[str, Training], kind: Kind, command: str) -> list[Exhibit]:
-    """A picture for each run that had a pipeline."""
+    """A figure for each run with a pipeline."""
     timelines = {name: t.timeline for name, t in trainings.items() if t.timeline and t.timeline.pp > 1}
     return [
         Exhibit(
@@ -142,7 +141,7 @@ def pipeline_exhibits(trainings: Mapping[str, Training], kind: Kind, command: st
 
 
 def timeline_caption(timeline: Timeline) -> str:
-    """How far the measured bubble is from the plan's."""
+    """A sentence on the planned and the measured bubble."""
     return (
         f"{timeline.schedule}: the plan, in which a backward pass takes twice a forward pass and a message no time, "
         f"is idle for {bubble(timeline.planned):.2f} of the busiest rank's time; measured were "
@@ -151,7 +150,7 @@ def timeline_caption(timeline: Timeline) -> str:
 
 
 def timeline_alt(timelines: Sequence[Timeline]) -> str:
-    """In words what the picture of the schedules has."""
+    """Text alternative of the schedules."""
     parts = [
         f"{timeline.schedule} on {timeline.pp} ranks with {timeline.microbatches} microbatches: planned bubble "
         f"{bubble(timeline.planned):.2f}, measured {bubble(timeline.measured):.2f} of the busiest rank's time"
@@ -161,7 +160,7 @@ def timeline_alt(timelines: Sequence[Timeline]) -> str:
 
 
 def timeline_data(timelines: Sequence[Timeline], kind: Kind) -> Table:
-    """A line for each computation, planned and measured."""
+    """A row for each computation, planned and measured."""
     rows = []
     for timeline in timelines:
         sources: tuple[tuple[Kind, str, Sequence[Sequence[Computation]]], ...] = (

@@ -14,14 +14,14 @@ FORMS = {
     "croissant": ("croissant.json", write_croissant),
     "every-eval-ever": ("every-eval-ever", write_evaluations),
 }
-"""By name: how the default place ends, and what writes it."""
+"""Ending of the default place and writer of each format, by name."""
 
 
 def export(path: Path, form: str, out: Path | None) -> Path:
-    """Write a run in one of FORMS to `out`, or beside the run under its name and that of the form; return the place.
+    """Describe a run in a format of FORMS and return the place: `out`, or the run's path with the format's ending.
 
-    Raises BadInput if there is no run, the form cannot describe it, or `out` exists, lies in a sealed directory or
-    cannot be written; IntegrityFailure if the run is incomplete or damaged.
+    Raises BadInput if there is no run or the format cannot describe it, or if `out` exists, cannot be written or lies
+    in a sealed directory. Raises IntegrityFailure if the run is incomplete or damaged.
     """
     run = RunDirectory.open(path).path
     digest = check_seal(run)

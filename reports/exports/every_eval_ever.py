@@ -28,14 +28,14 @@ METRICS: dict[str, dict[str, Any]] = {
     },
     "bits_per_byte": {"lower_is_better": True, "min_score": 0, "max_score": "Infinity"},
 }
-"""Fields of an evaluation that are scores, as the schema describes a metric."""
+"""Scores of an evaluation, with the schema's description of each metric."""
 DETAILS = {
     "kind", "partial", "checkpoint_digest", "tokenizer_digest", "dtype", "num_scored_tokens", "num_examples",
 }  # fmt: skip
 
 
 def write_evaluations(run: Path, manifest: Manifest, digest: str, out: Path) -> None:
-    """A folder with a file for each model that was evaluated, laid out as the collection is.
+    """Write a folder with a file for each evaluated model, in the layout of the collection.
 
     Raises BadInput for a run that has no evaluations.
     """
@@ -47,7 +47,7 @@ def write_evaluations(run: Path, manifest: Manifest, digest: str, out: Path) -> 
     for path in paths:
         owner = max((name for name in results if path.name.startswith(f"{name}-")), key=len, default=None)
         if owner is None:
-            raise IntegrityFailure(f"{path} is of no model that {SUMMARY} names")
+            raise IntegrityFailure(f"{path} belongs to no model of {SUMMARY}")
         results[owner].append(read_document(path, Result))
     collection = file_name(manifest.name)
     with new_directory(out) as folder:
@@ -62,7 +62,7 @@ def write_evaluations(run: Path, manifest: Manifest, digest: str, out: Path) -> 
 def _log(
     run: Path, manifest: Manifest, digest: str, identity: str, model: ReproducedModel, results: list[Result]
 ) -> Json:
-    """One model's results. The schema asks for an organization's name; it is empty, because no run knows one."""
+    """Results of one model. The schema asks for the name of an organization, which no run knows: it is empty."""
     now = str(int(time.time()))
     software = {"name": SOFTWARE, "version": manifest.environment.version}
     trained = {name: str(value) for name, value in model.trained.to_json().items()}

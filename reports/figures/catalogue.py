@@ -1,6 +1,7 @@
-"""Charts of the catalogue's experiments: one function for curves, one for bars, whatever the experiment."""
+"""Charts of the catalogue: curves, bars, and deviations from published numbers."""
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -11,20 +12,21 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from experiments.verdicts import Outcome
 from lineage.records import Kind
 from reports.figures.marks import DASHES, blank, plain_log_ticks
 from reports.numbers import compact
-from reports.style import KIND_GLYPHS, LIGHT, look
+from reports.style import KIND_GLYPHS, LIGHT, LOOKS, look
 
 HEIGHT = 3.45
 HATCHES = ("////", "----", "\\\\\\\\", "xxxx", "||||")
 KEY_CHARACTERS = 66
-"""Letters of the key that fit beside each other."""
+"""Letters of the key that fit on a line."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """A number at a place, or the mean of several measured there."""
+    """A number at a place, or the mean of several."""
 
     x: float
     value: float
@@ -39,13 +41,13 @@ class Layer:
 
     series: str
     rank: int
-    """Place among the series: decides colour and marker."""
+    """Place among the series. It decides colour and marker."""
     kind: Kind
     points: tuple[Point, ...]
 
 
 def draw_curves(layers: Sequence[Layer], x_label: str, y_label: str, narrow: bool = True) -> Figure:
-    """Every layer over x, which is logarithmic where its places multiply: published open and dashed, ours filled."""
+    """Draw every layer over x, logarithmic if the places multiply: published open and dashed, ours filled."""
     figure, axes = _begin(x_label, y_label)
     places = sorted({point.x for layer in layers for point in layer.points})
     if _multiply(places):
@@ -69,7 +71,7 @@ def draw_curves(layers: Sequence[Layer], x_label: str, y_label: str, narrow: boo
 
 
 def draw_bars(layers: Sequence[Layer], x_label: str, y_label: str, narrow: bool = True) -> Figure:
-    """A group of bars at each place and series: published hatched and open, ours solid."""
+    """Draw bars at each place and series: published hatched and open, ours solid."""
     figure, axes = _begin(x_label, y_label)
     groups = list(dict.fromkeys((layer.rank, point.x) for layer in layers for point in layer.points))
     kinds = list(dict.fromkeys(layer.kind for layer in layers))
@@ -98,7 +100,7 @@ def _begin(x_label: str, y_label: str) -> tuple[Figure, Axes]:
 
 
 def _finish(figure: Figure, axes: Axes, layers: Sequence[Layer], bars: bool) -> None:
-    """Scale and key: a handle for each series, then one for each kind."""
+    """Set the scale, and a key with a handle for each series and each kind."""
     top = max(max(point.value, point.high or point.value) for layer in layers for point in layer.points)
     axes.set_ylim(0, top * 1.06 if top else 1)
     kinds = dict.fromkeys(layer.kind for layer in layers)
@@ -110,7 +112,7 @@ def _finish(figure: Figure, axes: Axes, layers: Sequence[Layer], bars: bool) -> 
 
 
 def _line(kind: Kind) -> dict[str, Any]:
-    """Line and marker of a kind; each differs from the others without colour."""
+    """Line and marker of a kind, which differ from those of other kinds without colour."""
     if kind == "published":
         return {"linestyle": DASHES, "linewidth": 1.0, "markersize": 6.2, "markerfacecolor": LIGHT["paper"],
                 "markeredgewidth": 1.0, "zorder": 3}  # fmt: skip
@@ -119,7 +121,7 @@ def _line(kind: Kind) -> dict[str, Any]:
 
 
 def _whiskers(axes: Axes, xs: Sequence[float], points: Sequence[Point], color: str) -> None:
-    """Intervals of simulated numbers, spreads of measured ones."""
+    """Draw intervals of simulated and spreads of measured numbers."""
     for x, point in zip(xs, points, strict=True):
         if point.low is not None and point.high is not None:
             ends = [[point.value - point.low], [point.high - point.value]]
@@ -127,7 +129,7 @@ def _whiskers(axes: Axes, xs: Sequence[float], points: Sequence[Point], color: s
 
 
 def _multiply(places: Sequence[float]) -> bool:
-    """Whether each is about twice the one before or more, or all by one factor."""
+    """True if each place is about twice the one before or more, or if one factor leads from each to the next."""
     if len(places) < 3 or places[0] <= 0:
         return False
     factors = [after / before for before, after in pairwise(places)]
@@ -135,7 +137,7 @@ def _multiply(places: Sequence[float]) -> bool:
 
 
 def _solid(layer: Layer) -> tuple[str, float]:
-    """Colour of the bars of a series' own numbers; every other series is paler."""
+    """Colour of the bars of our numbers; every other series is paler."""
     return look(layer.rank).color, 1 - 0.45 * (layer.rank % len(HATCHES) % 2)
 
 
@@ -155,3 +157,39 @@ def _kind_key(kind: Kind, bars: bool) -> Artist:
         hatched: dict[str, Any] = {"facecolor": LIGHT["paper"], "hatch": "////"}
         return Patch(edgecolor=color, label=label, **(hatched if kind == "published" else {"facecolor": color}))
     return Line2D([], [], color=color, marker="o", label=label, **_line(kind))
+
+
+NAME_CHARACTERS = 22
+GOLDEN = 0.618034
+"""The fractional parts of its multiples are spread evenly, however many there are."""
+
+
+def draw_deviations(rows: Mapping[str, Sequence[tuple[Outcome, float]]], narrow: bool = True) -> Figure:
+    """Draw a mark for each number at its deviation in per cent: linear within 1 %, logarithmic beyond."""
+    figure = blank(narrow, 1.0 + 0.52 * len(rows))
+    axes = figure.add_subplot()
+    for outcome, shown in LOOKS.items():
+        spots = [
+            (deviation, place + 0.66 * (number * GOLDEN % 1 - 0.5))
+            for place, marks in enumerate(rows.values())
+            for number, (mine, deviation) in enumerate(marks) if mine == outcome
+        ]  # fmt: skip
+        if spots:
+            color = LIGHT[shown.color]
+            inside = color if shown.group == "measured" else "none"
+            style: Any = {"color": color, "markersize": 4, "markeredgewidth": 0.9, "alpha": 0.8}
+            label = outcome.replace("_", " ").lower()
+            axes.plot(*zip(*spots, strict=True), shown.marker, markerfacecolor=inside, label=label, **style)
+    axes.axvline(0, color=LIGHT["ink"], linewidth=0.8, zorder=1)
+    axes.set_xscale("symlog", linthresh=1, linscale=0.6)
+    ticks = [-100, -10, -1, 0, 1, 10, 100]
+    axes.set_xticks(ticks, [f"{tick:+d} %" if tick else "0" for tick in ticks])
+    axes.minorticks_off()
+    reach = 1.25 * max(10.0, *(abs(deviation) for marks in rows.values() for *_, deviation in marks))
+    axes.set_xlim(-reach, reach)
+    axes.set_yticks(range(len(rows)), [textwrap.fill(name, NAME_CHARACTERS) for name in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel("found here against published")
+    figure.legend(loc="outside upper left", ncols=3, columnspacing=1.2, handletextpad=0.2)
+    return figure

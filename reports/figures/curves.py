@@ -1,4 +1,4 @@
-"""Of models: training loss, how training went in six panels, perplexity of each article, memory of each rank."""
+"""Figures of models: training loss, six panels of training, perplexity of articles, memory of ranks."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,11 +14,11 @@ from reports.numbers import compact
 from reports.style import LIGHT, look
 
 SMOOTH_ABOVE = 80
-"""A curve with more points than this is drawn faint, under its running mean."""
+"""Points above which a curve is drawn faint, under its running mean."""
 
 
 def draw_loss(curves: Sequence[Curve], narrow: bool = False) -> Figure:
-    """Loss against iterations; long curves faint under a running mean, labelled with its last value."""
+    """Draw loss against iterations; long curves faint under a running mean, labelled with its last value."""
     figure = blank(narrow, 4.0 if narrow else 4.4)
     axes = figure.add_subplot()
     ends = []
@@ -36,7 +36,7 @@ def draw_loss(curves: Sequence[Curve], narrow: bool = False) -> Figure:
 
 
 def draw_panels(panels: Mapping[str, Sequence[Curve]], narrow: bool = False) -> Figure:
-    """A panel for each title with a curve of each model over iterations, three beside each other on a wide page."""
+    """Draw a panel for each title with a curve for each model, three in a row on a wide page."""
     columns = 1 if narrow else 3
     rows = -(-len(panels) // columns)
     figure = blank(narrow, (2.1 if narrow else 2.75) * rows)
@@ -61,7 +61,7 @@ def draw_panels(panels: Mapping[str, Sequence[Curve]], narrow: bool = False) -> 
 
 
 def draw_articles(curves: Sequence[Curve], narrow: bool = False) -> Figure:
-    """Perplexity of each article of a text, articles in the order of one model's: a mark for each and model."""
+    """Draw the perplexity of each article for each model, in the order of one model's perplexities."""
     figure = blank(narrow, 4.0 if narrow else 3.9)
     axes = figure.add_subplot()
     for curve in curves:
@@ -77,7 +77,7 @@ def draw_articles(curves: Sequence[Curve], narrow: bool = False) -> Figure:
 
 
 def mean_window(curve: Curve) -> int:
-    """Points in the running mean of a curve; 1 where the curve is drawn as it is."""
+    """Number of points in the running mean of a curve; 1 if the curve is drawn as it is."""
     return len(curve.x) // 25 if len(curve.x) > SMOOTH_ABOVE else 1
 
 
@@ -88,7 +88,7 @@ def running_mean(values: Sequence[float], window: int) -> list[float]:
 
 
 def _faint_and_mean(axes: Axes, curve: Curve) -> list[float]:
-    """Draw a long curve faint; what is to be drawn strong over it."""
+    """Draw a long curve faint, and return the values to draw strong over it."""
     window = mean_window(curve)
     if window > 1:
         axes.plot(curve.x, curve.y, color=look(curve.rank).color, linewidth=0.5, alpha=0.35)
@@ -100,7 +100,7 @@ def _add_key(figure: Figure, curves: Sequence[Curve]) -> None:
 
 
 def draw_memory(runs: Mapping[str, Memory], narrow: bool = False) -> Figure:
-    """A bar for the formula of each run and a mark for each of its ranks."""
+    """Draw a bar for the formula of each run and a mark for each rank."""
     figure = blank(narrow, 1.1 + 0.42 * len(runs))
     axes = figure.add_subplot()
     bar: Any = {"facecolor": LIGHT["dropped"], "edgecolor": LIGHT["ink"], "linewidth": 0.6}

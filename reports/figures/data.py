@@ -1,4 +1,4 @@
-"""The data pipeline: what its stages kept and dropped, and what its banding finds among what it compares."""
+"""Figures of the data pipeline: attrition by stage, and near-duplicates by similarity."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from reports.style import LIGHT
 
 
 def draw_funnel(stages: Sequence[StageAttrition], narrow: bool = False) -> Figure:
-    """A bar for each stage, kept and dropped, in documents and in tokens (bytes where tokens were not counted)."""
+    """Draw kept and dropped amounts of each stage in documents and in tokens, or in bytes without tokens."""
     rows, columns = (2, 1) if narrow else (1, 2)
     layout = ConstrainedLayoutEngine(wspace=0.06, hspace=0.06)
     figure = blank(narrow, rows * (0.9 + 0.42 * len(stages)), layout)
@@ -51,7 +51,7 @@ def _bars(axes: Axes, stages: Sequence[StageAttrition], what: str) -> None:
 
 
 def draw_banding(banding: NearDuplicates, narrow: bool = False) -> Figure:
-    """Expected recall against Jaccard similarity, and the compared pairs in bins of the same axis."""
+    """Draw expected recall against Jaccard similarity, and compared pairs in bins of the same axis."""
     figure = blank(narrow, 5.2 if narrow else 4.9)
     curve, bars = figure.subplots(2, 1, sharex=True, height_ratios=[1.5, 1])
     xs, ys = zip(*banding.s_curve, strict=True)

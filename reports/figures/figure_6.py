@@ -15,11 +15,11 @@ from reports.numbers import compact
 from reports.style import LIGHT, look
 
 CLOSE_UP_FROM = 0.25
-"""The close-ups leave out the first quarter of training, where the curves fall steeply."""
+"""Share of training that the close-ups leave out, because the curves fall steeply there."""
 
 
 def draw(curves: Sequence[Curve], narrow: bool = False) -> Figure:
-    """Both layers over the share of training on one logarithmic axis, and each layer close up on a linear one."""
+    """Draw both layers on one logarithmic axis over the share of training, and each layer close up on a linear axis."""
     layout = ConstrainedLayoutEngine(wspace=0.06, hspace=0.08)
     published = [curve for curve in curves if curve.kind == "published"]
     ours = [curve for curve in curves if curve.kind != "published"]
@@ -70,7 +70,7 @@ def _close_up(axes: Axes, name: str, layer: Sequence[Curve]) -> None:
 
 
 def _plot(axes: Axes, curve: Curve, markers: int, first: float = 0.0) -> None:
-    """A curve from a share of its training on, over the band of its seeds."""
+    """Draw a curve from a share of its training on, over the band of its seeds."""
     start = sum(share < first for share in curve.share)
     plot_curve(axes, curve.share[start:], curve.y[start:], curve, markers)
     if curve.band:
@@ -95,7 +95,7 @@ def _name(ours: Sequence[Curve]) -> str:
 
 
 def _label_iterations(axes: Axes | SecondaryAxis, layer: Sequence[Curve], first: float = 0.0) -> None:
-    """Tick every quarter of training, labelled with iterations where all curves of the layer are equally long."""
+    """Tick every quarter of training; label ticks with iterations if all curves are equally long, else with shares."""
     name = "published" if layer[0].kind == "published" else _name(layer)
     lengths = {curve.last_x for curve in layer}
     shares = [share for share in (0.0, 0.25, 0.5, 0.75, 1.0) if share >= first]

@@ -1,4 +1,4 @@
-"""Marks that several figures share: labels at the ends of curves, plain ticks, the key."""
+"""Marks that several figures share: labels at the ends of curves, plain ticks, keys."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from reports.style import LIGHT, look
 WIDTHS = {True: 4.5, False: 10.6}
 """Inches of a figure on a narrow page and on a wide one."""
 DASHES = (0, (4, 2.2))
-"""Of the lines of published and computed numbers, and of thresholds."""
+"""Dashes of published and computed lines and of thresholds."""
 
 
 def blank(narrow: bool, height: float, layout: Any = "constrained") -> Figure:
@@ -50,7 +50,7 @@ def plot_curve(axes: Axes, xs: Sequence[float], ys: Sequence[float], curve: Curv
 
 
 def end_labels(axes: Axes, ends: Sequence[tuple[Curve, float]], gap: float = 0.05) -> None:
-    """Name curves at the values they end at, moved apart to `gap` of the axes' height, with a hairline where moved."""
+    """Label the ends of curves, at least `gap` of the axes' height apart; a hairline leads to a moved label."""
     transform = axes.transData + axes.transAxes.inverted()
     ordered = sorted(ends, key=lambda end: end[1])
     right = axes.get_xlim()[1]
@@ -74,7 +74,7 @@ def end_labels(axes: Axes, ends: Sequence[tuple[Curve, float]], gap: float = 0.0
 
 
 def key_line(curve: Curve) -> Line2D:
-    """A handle for a key that names the model by colour and marker."""
+    """Handle of a key: colour and marker of a model."""
     color, marker = look(curve.rank)
     return Line2D([], [], color=color, marker=marker, markersize=5, linewidth=2, label=curve.series)
 
@@ -89,7 +89,7 @@ def plain_log_ticks(axes: Axes, which: Literal["x", "y"] = "y") -> None:
 
 
 def _spread(levels: Sequence[float], gap: float) -> list[float]:
-    """Ascending levels at least `gap` apart and as near to where they were as that allows, by least squares."""
+    """Move ascending levels to at least `gap` apart, with the least sum of squared moves."""
     steps = gap * np.arange(len(levels))
     places: list[float] = (isotonic_regression(np.asarray(levels) - steps).x + steps).tolist()
     return places

@@ -1,4 +1,4 @@
-"""A pipeline schedule: the order that the engine runs, and beside it what each rank was measured to do."""
+"""A pipeline schedule: the engine's plan above the measured computations of each rank."""
 
 from collections.abc import Sequence
 
@@ -12,13 +12,13 @@ from reports.figures.marks import blank
 from reports.style import LIGHT
 
 AXES_POINTS = {False: 690.0, True: 270.0}
-"""Width of the axes on a wide and on a narrow page, about."""
+"""Approximate width of the axes on a wide and on a narrow page."""
 CHARACTER = 0.66
-"""Width of a digit or letter over the size of its type."""
+"""Width of a character over its font size."""
 
 
 def draw(timelines: Sequence[Timeline], narrow: bool = False) -> Figure:
-    """Two bands for each timeline, planned above measured: forward dark, backward light and hatched.
+    """Draw two bands for each timeline, planned above measured: forward dark, backward light and hatched.
 
     The number is that of the microbatch; with several chunks their letter follows, and later chunks have an inner rule.
     """

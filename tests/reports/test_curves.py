@@ -7,8 +7,8 @@ from lineage.records import Kind, Record
 from reports.curves import Curve, build_curves, orderings
 from reports.figures.curves import running_mean
 from reports.figures.marks import _spread
-from reports.findings import ordering_caption
 from reports.numbers import accuracy, compact, exact
+from reports.reproduced import ordering_caption
 
 
 def _curves(finals: dict[str, float], kind: Kind = "scaled") -> list[Curve]:

@@ -106,7 +106,7 @@ def test_a_stand_in_keeps_its_own_name(tmp_path: Path) -> None:
 
 def test_an_evaluation_of_no_model_is_not_left_out(tmp_path: Path) -> None:
     run = _resealed(tmp_path, "summary.json", models=[])
-    with pytest.raises(UserError, match="is of no model") as caught:
+    with pytest.raises(UserError, match="belongs to no model") as caught:
         export(run, "every-eval-ever", tmp_path / "out")
     assert caught.value.exit_code == 6
 

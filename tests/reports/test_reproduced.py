@@ -12,9 +12,8 @@ from lineage.records import Record
 from reports.curves import build_curves
 from reports.evaluations import cells_of
 from reports.figures import figure_6
-from reports.findings import seeds_sentence
 from reports.load import Reproduction, load_reproduction
-from reports.reproduced import figure_6_curves, reproduction_exhibits
+from reports.reproduced import figure_6_curves, reproduction_exhibits, seeds_sentence
 from tests.reports.reproduction import evaluation, page_text, write_reproduction
 
 NAMES = ("355m", "2.5b", "8.3b")

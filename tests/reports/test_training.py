@@ -9,9 +9,8 @@ import pytest
 
 from engine.run.files import Timeline
 from lineage.digest import seal
-from reports.load import load_reproduction
+from reports.load import load_reproduction, read_training
 from reports.training import UTILISATION, bubble, training_section
-from reports.training_runs import read_training
 from tests.reports.conftest import Built
 from tests.reports.reproduction import write_reproduction
 from tests.reports.trained import ITERATIONS, metrics, timeline, write_training
