@@ -14,6 +14,7 @@ FRAGMENTS = (
 """First words that leave the subject out, or point at a name that the reader may not see."""
 EMPTY_NAMES = {"found", "one", "kept"}
 READ = (
+    "lineage", "reports",
     "evaluation", "engine/finetune",
     "experiments",
     "benchmarks", "data_pipeline",

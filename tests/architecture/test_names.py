@@ -6,8 +6,7 @@ from collections import defaultdict
 from tests.architecture.rooms import ROOT, modules, parse
 
 SHARED = """
-Check Comparison Compiled Difference Fault Fitted Interval Measured Model NanoGPT Piece Scores Shape Stage Task Trained
-Vocabulary
+Check Interval Measured Model NanoGPT Ours Piece Scores Size Task Trained
 """
 """Names that several classes have today."""
 FILES = frozenset({"COMPLETE", "manifest.json", "lineage.json", "ledger.json", "dataset.json", "records.jsonl"})
