@@ -171,10 +171,10 @@ def export_(
         typer.Option("--format", help="torch-dist is Megatron-Core's, in files of torch's distributed checkpoint."),
     ] = "huggingface",
     results: Annotated[
-        list[Path] | None, typer.Option("--results", help="What `mlm-eval --json` wrote, for the model card.")
+        list[Path] | None, typer.Option("--results", help="Files of `mlm-eval --json`, for the model card.")
     ] = None,
 ) -> None:
-    """Write a checkpoint's weights in another format; what `shard-hf` divided is merged into the files it came from."""
+    """Write a checkpoint's weights in another format; what `shard-hf` divided is merged again."""
     from engine.checkpoint.checkpoint import resolve_checkpoint
     from engine.formats.convert import export_checkpoint
     from engine.formats.huggingface_shards import is_sharded, merge_huggingface
@@ -207,7 +207,7 @@ def import_(
         Path | None, typer.Option("--vocab", help="Folder with vocab.json and merges.txt; Megatron-LM's needs one.")
     ] = None,
     heads: Annotated[
-        int | None, typer.Option("--heads", min=1, help="Attention heads, if the files do not say.")
+        int | None, typer.Option("--heads", min=1, help="Attention heads, if the files do not have them.")
     ] = None,
 ) -> None:
     """Turn published weights into a checkpoint."""
@@ -224,7 +224,7 @@ def schedule(
     chunks: Annotated[int, typer.Option(min=1, help="Stages per rank; more than one is interleaved.")] = 1,
     name: Annotated[
         Literal["gpipe", "1f1b", "interleaved"] | None,
-        typer.Option("--schedule", help="By default what chunks ask for."),
+        typer.Option("--schedule", help="By default 1f1b, with chunks interleaved."),
     ] = None,
 ) -> None:
     """Print a pipeline schedule as a grid, with its bubble and its activations in flight."""
@@ -263,9 +263,9 @@ def _cell(compute: "Compute", chunks: int) -> str:
 
 @app.command("from-megatron", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def from_megatron_(context: typer.Context) -> None:
-    """Translate Megatron-LM's command line, or a script that has it, into a configuration (TOML).
+    """Translate Megatron-LM's command line, or a script that contains it, into a configuration (TOML).
 
-    `mlm-train from-megatron pretrain.sh` or `mlm-train from-megatron --num-layers 24 …`. Nothing of a script is run.
+    `mlm-train from-megatron pretrain.sh` or `mlm-train from-megatron --num-layers 24 …`. The script is not run.
     """
     from engine.formats.megatron_flags import from_megatron, script_or_arguments
     from lineage.config import to_toml
@@ -292,7 +292,7 @@ def to_megatron_(config: Model, overrides: Overrides = None, twin: Twin = False)
 
 
 @app.command()
-def diff(first: Model, second: Annotated[Path, typer.Argument(help="Another one.")]) -> None:
+def diff(first: Model, second: Annotated[Path, typer.Argument(help="Another model or TOML file.")]) -> None:
     """Print what two configurations do differently."""
     from engine.differences import describe_differences
     from engine.run.resolved import read_run
@@ -313,9 +313,9 @@ def main() -> None:
 
 
 def program() -> None:
-    """`main` of a process of its own.
+    """Entry point of `python -m engine.cli`.
 
-    A rank ends at once: what is left of the libraries' threads can abort a process that takes itself apart.
+    A rank ends at once, because leftover threads of the libraries can abort a process that ends in the ordinary way.
     """
     try:
         main()

@@ -130,7 +130,7 @@ class ModelConfig(Config):
     seq_length: int = 1024
     """Tokens of context, `s`; positions are learned."""
     vocab_size: int = 50257
-    """Real vocabulary entries. A dataset brings its own value."""
+    """Real vocabulary entries. A dataset brings its own value, and another value that the file states is refused."""
     padded_vocab_size: int = 51200
     """Rows of the embedding: `vocab_size` padded to a multiple of 128 × tp. A dataset brings its own value."""
     dropout: float = 0.1

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from engine.checkpoint.checkpoint import INDEX, OPTIMIZER_STATE, read_probe
+from engine.checkpoint.probe import numerics_identity
 from engine.checkpoint.shards import read_whole
 from engine.config import ParallelConfig, RunConfig
 from engine.launch.local import launch
@@ -17,7 +18,6 @@ from engine.launch.mesh import local_device
 from engine.launch.rendezvous import leave_ranks
 from engine.parallel.layout import Layout
 from engine.run.files import read_metrics
-from engine.run.numerics import numerics_identity
 from engine.run.resolved import resolve, resolve_begun
 from engine.train import train
 from lineage.chain import CONFIG, STATE, checkpoint_path, complete_checkpoints, iteration_of

@@ -11,7 +11,7 @@ from engine.data.dataset import DatasetFacts
 from engine.guard import Guard, Iteration
 from engine.launch.rendezvous import local_rank
 from engine.parallel.layout import Layout
-from engine.parallel.mesh import Axis, ParallelMesh
+from engine.parallel.mesh import ParallelMesh
 from engine.parallel.sharding import TIED_EMBEDDING, ShardedParameter
 from lineage.errors import Diverged
 from lineage.verified import touches_of
@@ -88,40 +88,32 @@ class ReplicaGuard(Guard):
             self.before_checkpoint()
 
     def before_checkpoint(self) -> None:
-        """Raises Diverged where replicas differ."""
-        check_replicas(self._parameters, self._mesh)
+        """Compare checksums. Raises Diverged, on every rank, naming tensor and ranks.
 
-
-def check_replicas(parameters: Sequence[ShardedParameter], mesh: ParallelMesh) -> None:
-    """Compare checksums of what ranks should share. Every rank calls it.
-
-    Undivided parameters are compared over the tensor-parallel axis, all over the data-parallel axis, the tied
-    embedding also between first and last stage. Raises Diverged, on every rank, naming tensor and ranks.
-    """
-    if mesh.layout.world_size == 1:
-        return
-    sums = {parameter.name: checksum(parameter.local.data) for parameter in parameters}
-    undivided = [parameter.name for parameter in parameters if parameter.dim is None]
-    shared = [("tensor", mesh.tp, undivided), ("data", mesh.dp, list(sums))]
-    if TIED_EMBEDDING in sums:
-        shared.append(("embedding", mesh.embedding, [TIED_EMBEDDING]))
-    differ = [not _are_equal(axis, [sums[name] for name in names], mesh.device) for _, axis, names in shared]
-    if any(mesh.world.gather_objects(any(differ))):
-        own = [(kind, {name: sums[name] for name in names}) for kind, _, names in shared]
-        raise Diverged(_describe_first(mesh.layout, mesh.world.gather_objects(own)))
+        Undivided parameters are compared over the tensor-parallel axis, all over the data-parallel axis, the tied
+        embedding also between first and last stage.
+        """
+        mesh = self._mesh
+        if mesh.layout.world_size == 1:
+            return
+        sums = {parameter.name: checksum(parameter.local.data) for parameter in self._parameters}
+        undivided = [parameter.name for parameter in self._parameters if parameter.dim is None]
+        shared = [("tensor", mesh.tp, undivided), ("data", mesh.dp, list(sums))]
+        if TIED_EMBEDDING in sums:
+            shared.append(("embedding", mesh.embedding, [TIED_EMBEDDING]))
+        differ = False
+        for _, axis, names in shared:
+            own = torch.tensor([[sums[name] for name in names]], dtype=torch.int64, device=mesh.device)
+            everyone = axis.all_gather(own, dim=0)
+            differ |= bool((everyone != everyone[0]).any())
+        if any(mesh.world.gather_objects(differ)):
+            reports = mesh.world.gather_objects([(kind, {n: sums[n] for n in names}) for kind, _, names in shared])
+            raise Diverged(_describe_first(mesh.layout, reports))
 
 
 def checksum(tensor: torch.Tensor) -> int:
     """Sum of the numbers' bit patterns, in 64 bits."""
     return int(tensor.contiguous().view(BITS[tensor.element_size()]).sum(dtype=torch.int64))
-
-
-def _are_equal(axis: Axis, sums: list[int], device: torch.device) -> bool:
-    """True if every rank of the axis has the same sums."""
-    if axis.size == 1 or not sums:
-        return True
-    everyone = axis.all_gather(torch.tensor([sums], dtype=torch.int64, device=device), dim=0)
-    return bool((everyone == everyone[0]).all())
 
 
 def _describe_first(layout: Layout, reports: list[list[tuple[str, dict[str, int]]]]) -> str:

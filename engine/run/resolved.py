@@ -1,7 +1,7 @@
 """A run before it is made: its recipe with the vocabulary of its dataset, its layout, and what both cost.
 
-Every command resolves its run once and passes it on: dry run, training, resume, `diff`, `to-megatron`,
-plans. Imports no torch.
+Every command resolves its run once and passes it on: dry run, training, resume, `diff`, `to-megatron`, plans.
+Imports no torch.
 """
 
 import time

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,7 @@ from lineage.config import override_config, parse_config
 from lineage.digest import check_seal, seal, sha256_json
 from lineage.errors import BadInput
 from lineage.run import RunDirectory
-from tests.commands import Program
-from tests.engine.small_run import curve, finish, ranks_of, small_config, train, write_toml
+from tests.engine.small_run import curve, ranks_of, small_config, train
 
 Numbers = list[tuple[str, int, float]]
 """Name, iteration and value."""
@@ -136,10 +134,6 @@ def services() -> list[int]:
     return [pid for pid in ranks_of(os.getpid()) if "wandb-core" in Path(f"/proc/{pid}/cmdline").read_text()]
 
 
-def test_a_run_has_none_unless_asked(uninterrupted: Path) -> None:
-    assert not [name for name in READ if (uninterrupted / name).exists()]
-
-
 def test_asking_does_not_make_it_another_run(dataset: Path, copied: Path) -> None:
     assert train(with_loggers(small_config(dataset), "tensorboard"), copied.parent).path == copied
 
@@ -245,24 +239,6 @@ def test_a_missing_library_is_told_before_training(
     assert not list(tmp_path.glob("small-*/metrics.jsonl"))
 
 
-def put_first(folder: Path) -> None:
-    """Find `wandb` there."""
-    sys.path.insert(0, str(folder))
-    for name in [name for name in sys.modules if name.partition(".")[0] == "wandb"]:
-        del sys.modules[name]
-
-
-def test_on_two_ranks_a_missing_library_is_one_sentence(dataset: Path, tmp_path: Path) -> None:
-    (tmp_path / "wandb.py").write_text("raise ImportError('broken')\n")
-    toml = write_toml(tmp_path / "small.toml", dataset)
-    command = ("run", toml, "--runs", tmp_path, "--ranks", 2, "--set", 'record.loggers=["wandb"]')
-    code, out, err = finish(Program("mlm-train", *command, prepare=partial(put_first, tmp_path)))
-    assert (code, out) == (2, "")
-    assert [line for line in err.splitlines() if "wandb" in line] == [
-        "error: this needs wandb: pip install 'mlm-repro[wandb]' (broken)"
-    ]
-
-
 @pytest.mark.parametrize(
     ("values", "loggers"),
     [
@@ -276,8 +252,9 @@ def test_the_former_key_is_read(values: dict[str, Any], loggers: tuple[str, ...]
     assert parse_config(values, RecordConfig, "old").loggers == loggers
 
 
-@pytest.mark.parametrize("values", [{"tensorboard": "perhaps"}, {"tensorboard": []}, {"loggers": ["neptune"]},
-                                    {"tensorboard": True, "loggers": 3}])  # fmt: skip
+@pytest.mark.parametrize(
+    "values", [{"tensorboard": "perhaps"}, {"loggers": ["neptune"]}, {"tensorboard": True, "loggers": 3}]
+)
 def test_a_key_that_says_something_else_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match=r"^old: (tensorboard = .* must be true or false|loggers)"):
         parse_config(values, RecordConfig, "old")
