@@ -109,22 +109,25 @@ def all_layouts(ranks: int) -> Iterator[ParityLayout]:
 
 
 def threaded_layouts(ranks: int) -> Iterator[ParityLayout]:
-    """Layouts of at most `ranks` threads: every tp × pp × dp of powers of 2, in microbatches of one sequence.
+    """Layouts of at most `ranks` threads: every tp × pp × dp of powers of 2 but the serial one.
 
-    Each comes with every schedule, with and without sequence parallelism; ZeRO stage 1 and recomputation take turns.
+    Each comes with every schedule, sequence parallelism and ZeRO stage 1 on and off; kinds of recomputation take turns.
     """
     sizes = [2**power for power in range(ranks.bit_length())]
-    turns = itertools.cycle(itertools.product((True, False), ("none", "full")))
+    recompute = itertools.cycle(("none", "full", "selective"))
+    orders = ("1f1b", 1), ("gpipe", 1), ("interleaved", 2)
     for tp, pp, dp in itertools.product(sizes, sizes, sizes):
-        if tp * pp * dp > ranks:
+        if not 1 < tp * pp * dp <= ranks:
             continue
-        for schedule, chunks in (("1f1b", 1), ("gpipe", 1), ("interleaved", 2)) if pp > 1 else (("1f1b", 1),):
-            for sequence_parallel in (False, True) if tp > 1 else (False,):
-                sharded, recompute = next(turns)
-                yield ParityLayout.model_validate({
-                    "tp": tp, "pp": pp, "dp": dp, "schedule": schedule, "chunks": chunks, "recompute": recompute,
-                    "sequence_parallel": sequence_parallel, "shard_optimizer": sharded and dp > 1, "microbatch": 1,
-                })  # fmt: skip
+        for (schedule, chunks), sequence_parallel, sharded in itertools.product(
+            orders if pp > 1 else orders[:1],
+            (False, True) if tp > 1 else (False,),
+            (False, True) if dp > 1 else (False,),
+        ):
+            yield ParityLayout.model_validate({
+                "tp": tp, "pp": pp, "dp": dp, "schedule": schedule, "chunks": chunks, "recompute": next(recompute),
+                "sequence_parallel": sequence_parallel, "shard_optimizer": sharded,
+            })  # fmt: skip
 
 
 def misfit(layout: ParityLayout, config: RunConfig) -> str | None:
@@ -163,6 +166,8 @@ def choose_layouts(
     for layout in chosen:
         if layout == SERIAL:
             raise BadInput("tp1 is the serial run itself; name a layout to compare with it")
+        if layout.microbatch:
+            raise BadInput(f"{layout.name} has other microbatches than the serial run, whose losses are compared")
         if layout.world_size > ranks:
             raise BadInput(f"{layout.name} needs {layout.world_size} ranks and --ranks allows {ranks}")
         if reason := misfit(layout, config):

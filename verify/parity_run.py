@@ -53,10 +53,13 @@ class Outcome:
 def run_parity(config: RunConfig, names: str, ranks: int, iterations: int, threads: bool = False) -> None:
     """Compare the layouts `names` stands for with the serial run, a line each. Ranks are processes or `threads`.
 
+    Threads take microbatches of one sequence.
+
     Raises LayoutDiffers for the first that is beyond the tolerance, BadInput for a layout that does not fit.
     """
     config, facts = with_vocabulary(config)
-    config = config.model_copy(update={"train": config.train.model_copy(update={"precision": "fp64"})})
+    changed = {"precision": "fp64"} | ({"microbatch_size": 1} if threads else {})  # more data-parallel ranks fit
+    config = config.model_copy(update={"train": config.train.model_copy(update=changed)})
     chosen, others = choose_layouts(names, ranks, config, threads)
     for reason, layouts in others.items():
         print(f"does not fit: {reason}: {', '.join(layout.name for layout in layouts)}")
