@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -164,7 +164,7 @@ def compare(
 def identify(
     ckpt: Checkpoint,
     claimed: Annotated[str, typer.Option(help="The number, with the digits that were printed.")],
-    task: Annotated[str, typer.Option(help="The test: wikitext103 or lambada.")] = "wikitext103",
+    task: Annotated[Literal["wikitext103", "lambada"], typer.Option(help="The test.")] = "wikitext103",
     batch_size: BatchSize = None,
     workers: Workers = None,
     vocab: Vocab = None,

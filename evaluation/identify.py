@@ -1,9 +1,8 @@
 """Conventions that give a claimed number, found from a checkpoint's scores.
 
 A convention of WikiText-103 is a text (rewriting, unknown words, joining), windows over it and a divisor. A pass over a
-text serves all windows that begin where its own do, and divisors are free. Every text gets the cheapest pass, texts of
-one change from Megatron-LM's get the second, and texts of another rewriting alone the dearest. LAMBADA's conventions
-differ in text, target, stop words and ties.
+text serves all windows that begin where its own do. Every text gets the cheapest pass, texts of one change from
+Megatron-LM's the second, and texts of another rewriting alone the dearest.
 """
 
 import math
@@ -13,15 +12,15 @@ from decimal import Decimal, InvalidOperation
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from data_pipeline.contamination.testsets import find_test_set
 from engine.launch.mesh import build_mesh
 from evaluation.checkpoints import EvaluatedCheckpoint, load_checkpoint, native_checkpoint
 from evaluation.cloze import LAST_TOKEN, LM_EVAL, STRICT, stop_word_tokens
-from evaluation.documents import RunningText, lm_eval_documents
+from evaluation.documents import lm_eval_documents
 from evaluation.evaluate import Settings, share, take
 from evaluation.harness import rolling_windows
 from evaluation.lambada import openai_passages, standard_passages
@@ -75,26 +74,17 @@ class Identified:
     """Conventions whose number rounds to the claim, nearest first."""
     nearest: list[Combination]
     num_conventions: int
-    tokens: int
-    """Tokens that went through the model."""
-
-
-Numbers = Callable[[Scores], Iterator[Combination]]
 
 
 def identify(checkpoint: Path, claimed: str, task: str, settings: Settings) -> Identified:
-    """The conventions of `task` (wikitext103 or lambada) that give the claimed number within its rounding.
-
-    Raises BadInput for a claim that is no positive number or another task, DataMissing if the test file is nowhere.
-    """
+    """Find the conventions that give the claimed number within its rounding. Raises BadInput unless it is positive."""
     try:
-        claim, half = float(claimed), float(Decimal(1).scaleb(int(Decimal(claimed).as_tuple().exponent)) / 2)
-    except (InvalidOperation, ValueError, TypeError) as error:
+        number = Decimal(claimed)
+    except InvalidOperation as error:
         raise BadInput(f"the claim {claimed!r} is not a number") from error
-    if not 0 < claim < math.inf:
+    if not number.is_finite() or number <= 0:
         raise BadInput(f"the claim {claimed} is not a positive number")
-    if task not in ("wikitext103", "lambada"):
-        raise BadInput(f"conventions of {task!r} are not known; there are wikitext103 and lambada")
+    claim, half = float(number), float(Decimal(1).scaleb(int(number.as_tuple().exponent)) / 2)
     with native_checkpoint(checkpoint, settings.vocab, settings.heads) as native:
         evaluated = load_checkpoint(native, build_mesh(settings.layout))
         asked = list(_lambada(evaluated) if task == "lambada" else _wikitext103(evaluated))
@@ -106,17 +96,14 @@ def identify(checkpoint: Path, claimed: str, task: str, settings: Settings) -> I
                 evaluated.model, requests, settings.batch_size, settings.workers, progress.advance, banned,
                 evaluated.store, progress.start_at,
             )  # fmt: skip
-    conventions = [
-        combination
-        for (mine, numbers), where in zip(asked, places, strict=True)
-        for combination in numbers(take(scores, where, mine))
-    ]
+    passes = zip(asked, places, strict=True)
+    conventions = [each for (mine, numbers), where in passes for each in numbers(take(scores, where, mine))]
     conventions.sort(key=lambda each: abs(each.value - claim))
     matches = [each for each in conventions if abs(each.value - claim) <= half + 1e-12 * claim]
-    return Identified(claimed, matches, conventions[:3], len(conventions), tokens)
+    return Identified(claimed, matches, conventions[:3], len(conventions))
 
 
-def _wikitext103(evaluated: EvaluatedCheckpoint) -> Iterator[tuple[list[Request], Numbers]]:
+def _wikitext103(evaluated: EvaluatedCheckpoint) -> Iterator[tuple[list[Request], Any]]:
     source, context = read_wikitext103("wikitext103", find_test_set("wikitext103")), evaluated.context
     words = {
         "original tokens": source.num_original_tokens,
@@ -125,8 +112,16 @@ def _wikitext103(evaluated: EvaluatedCheckpoint) -> Iterator[tuple[list[Request]
         "words between white space": len(source.text.split()),
         "bytes": source.num_bytes,
     }
+    tokenizer, pieces = evaluated.tokenizer, {False: [source.text], True: list(lm_eval_documents(source.text))}
     seen: dict[bytes, dict[str, str]] = {}
-    for axes, documents in _texts(source, evaluated):
+    for rewriting, unknown, joined in product(DETOKENIZERS, UNKNOWN, JOINED):
+        apart, begins = JOINED[joined]
+        documents: list[Tokens] = []
+        for piece in pieces[apart]:
+            text = DETOKENIZERS[rewriting].apply(piece.replace("<unk>", UNKNOWN[unknown]))
+            ids = [i for part in tokenizer.encode_batch(text.split("\0")) for i in (tokenizer.end_of_text, *part)]
+            documents.append(np.asarray(ids[not begins :], dtype=np.int64))
+        axes = {"text": rewriting, "unknown": unknown, "joined": joined}
         if seen.setdefault(b"|".join(ids.tobytes() for ids in documents), axes) is not axes:
             continue
         changed = [axis for axis, value in axes.items() if value != next(iter(seen.values()))[axis]]
@@ -146,19 +141,6 @@ def _wikitext103(evaluated: EvaluatedCheckpoint) -> Iterator[tuple[list[Request]
                 merged[key] = Window(window.start, first, max(known.stop, window.stop))
             requests = [Request.of_window(documents[number], window) for (number, _), window in merged.items()]
             yield requests, partial(_perplexities, axes, windows, merged, words)
-
-
-def _texts(source: RunningText, evaluated: EvaluatedCheckpoint) -> Iterator[tuple[dict[str, str], list[Tokens]]]:
-    """Sub-words of every text by document; the first text is Megatron-LM's."""
-    tokenizer, pieces = evaluated.tokenizer, {False: [source.text], True: list(lm_eval_documents(source.text))}
-    for rewriting, unknown, joined in product(DETOKENIZERS, UNKNOWN, JOINED):
-        apart, begins = JOINED[joined]
-        documents = []
-        for piece in pieces[apart]:
-            changed = DETOKENIZERS[rewriting].apply(piece.replace("<unk>", UNKNOWN[unknown]))
-            ids = [i for part in tokenizer.encode_batch(changed.split("\0")) for i in (tokenizer.end_of_text, *part)]
-            documents.append(np.asarray(ids[not begins :], dtype=np.int64))
-        yield {"text": rewriting, "unknown": unknown, "joined": joined}, documents
 
 
 def _perplexities(
@@ -183,32 +165,28 @@ def _perplexities(
             yield Combination(axes | {"windows": name, "divided by": divisor}, value)
 
 
-def _lambada(evaluated: EvaluatedCheckpoint) -> Iterator[tuple[list[Request], Numbers]]:
+def _lambada(evaluated: EvaluatedCheckpoint) -> Iterator[tuple[list[Request], Any]]:
     tokenizer, longest = evaluated.tokenizer, evaluated.context + 1
-    banned = stop_word_tokens(tokenizer)
     for (name, read), begins, (target, rule) in product(PASSAGES.items(), (False, True), RULES.items()):
         before = [tokenizer.end_of_text] * begins
         requests = [
             Request(np.asarray([*before, *ids][-longest:], dtype=np.int64), count)
             for ids, count in rule.encode(tokenizer, read(find_test_set(name)))
         ]
-        stops = np.isin([request.tokens[-request.num_scored] for request in requests], banned)
         axes = {"text": name, "before": "end-of-text" if begins else "nothing", "target": target}
-        yield requests, partial(_last_words, axes, stops)
+        yield requests, partial(_last_words, axes)
 
 
-def _last_words(axes: dict[str, str], stops: NDArray[np.bool_], scores: Scores) -> Iterator[Combination]:
+def _last_words(axes: dict[str, str], scores: Scores) -> Iterator[Combination]:
     for measure, weight in {"the target": len(scores.nll), "sub-words": len(scores.greedy)}.items():
         exponent = min(LARGEST_EXPONENT, float(scores.nll.sum()) / weight)
         yield Combination(axes | {"number": f"perplexity of {measure}"}, math.exp(exponent))
-    for filtered, ties in product((False, True), (False, True)):
-        right = (scores.among_best if ties else scores.greedy).copy()
-        if filtered:
-            right[scores.starts] = scores.greedy_allowed[scores.starts] | right[scores.starts] & ~stops
+    filtered = scores.greedy.copy()
+    filtered[scores.starts] = scores.greedy_allowed[scores.starts]
+    for answers, right in {"answers": scores.greedy, "no answers": filtered}.items():
         accuracy = float(np.logical_and.reduceat(right, scores.starts).mean())
-        answers = {"stop words": "no answers" if filtered else "answers", "ties": "right" if ties else "wrong"}
         for unit, factor in (("accuracy", 1), ("accuracy in %", 100)):
-            yield Combination(axes | answers | {"number": unit}, factor * accuracy)
+            yield Combination(axes | {"stop words": answers, "number": unit}, factor * accuracy)
 
 
 def describe(identified: Identified) -> str:
@@ -216,6 +194,6 @@ def describe(identified: Identified) -> str:
     matches = identified.matches
     lines = [f"{identified.claimed}: given by {len(matches) or 'none'} of {identified.num_conventions:,} conventions"]
     for each in matches or identified.nearest:
-        near = "" if matches else "nearest: "
-        lines.append(f"{near}{each.value:.6g}  " + "; ".join(f"{axis}: {value}" for axis, value in each.axes.items()))
+        axes = "; ".join(f"{axis}: {value}" for axis, value in each.axes.items())
+        lines.append(f"{'' if matches else 'nearest: '}{each.value:.6g}  {axes}")
     return "\n".join(lines)

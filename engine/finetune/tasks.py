@@ -166,11 +166,6 @@ def find_task(name: str) -> FineTuneTask:
     return TASKS[name]
 
 
-def accuracy(predicted: Sequence[int], expected: Sequence[int]) -> float:
-    """Share of right answers, in percent."""
-    return 100 * sum(answer == other for answer, other in zip(predicted, expected, strict=True)) / len(expected)
-
-
 def squad_scores(predicted: Sequence[str], expected: Sequence[Sequence[str]]) -> dict[str, float]:
     """Exact match and F1 in percent: the best over a question's answers, averaged over questions.
 

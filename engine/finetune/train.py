@@ -1,5 +1,8 @@
 """Train a BERT with one new linear layer by the engine's training step, then evaluate it on held-out sets.
 
+A BERT reads pairs of texts as [CLS] first [SEP] second [SEP]. A checkpoint of this suite has GPT-2's kind of tokenizer;
+the special tokens follow its entries. A checkpoint of `shard-hf` keeps a WordPiece vocabulary.
+
 Shapes: b sequences, s positions, h hidden, c outputs of the new head.
 """
 
@@ -12,21 +15,15 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from tokenizers import Tokenizer as Backend
+from tokenizers.implementations import BertWordPieceTokenizer
 from torch import nn
 
+from data_pipeline.tokens.tokenizer import FILE_NAME
 from engine.checkpoint.checkpoint import load_for_inference
 from engine.config import TrainConfig
 from engine.families.bert.model import BERT
-from engine.finetune.encoding import EncodedPair, PairEncoder
-from engine.finetune.tasks import (
-    TASKS,
-    FineTuneRecipe,
-    LabelledExample,
-    SpanExample,
-    TaskExample,
-    accuracy,
-    squad_scores,
-)
+from engine.finetune.tasks import TASKS, FineTuneRecipe, LabelledExample, SpanExample, TaskExample, squad_scores
 from engine.launch.mesh import local_device
 from engine.model.microbatch import PipelineInput, SentencePairs
 from engine.optim.flat import FlatGroup
@@ -41,6 +38,74 @@ from lineage.progress import Progress, announce
 
 LONGEST_ANSWER = 30
 """Longest answer of SQuAD, in tokens (BERT's own code)."""
+SPECIAL = ("[CLS]", "[SEP]", "[PAD]")
+LONGEST_QUESTION, LONGEST_OPTION = 64, 128
+"""Longest question of SQuAD, and longest question with an option of RACE, in tokens (BERT's and Megatron-LM's code)."""
+STRIDE = 128
+"""Tokens from the start of a window of a long context to the start of the next."""
+
+
+class EncodedPair(NamedTuple):
+    """A pair of texts as token ids."""
+
+    tokens: list[int]
+    second_start: int
+    """Position of the first token of the second text."""
+    offsets: list[tuple[int, int]]
+    """Character range of each token of the second text."""
+
+
+@dataclass(frozen=True)
+class PairEncoder:
+    """A tokenizer and its special tokens."""
+
+    backend: Any
+    cls: int
+    sep: int
+    pad: int
+
+    @classmethod
+    def of(cls, checkpoint: Path) -> "PairEncoder":
+        """The tokenizer of a checkpoint directory. Raises BadInput if it has none."""
+        if (path := checkpoint / "tokenizer" / FILE_NAME).is_file():
+            backend: Any = Backend.from_file(str(path))
+            first = backend.get_vocab_size()
+            return cls(backend, first, first + 1, first + 3)
+        if (path := checkpoint / "huggingface" / FILE_NAME).is_file():
+            backend = Backend.from_file(str(path))
+        elif (path := path.with_name("vocab.txt")).is_file():
+            backend = BertWordPieceTokenizer(str(path))
+        else:
+            raise BadInput(f"{checkpoint} has no tokenizer: neither {FILE_NAME} nor vocab.txt")
+        special = [backend.token_to_id(name) for name in SPECIAL]
+        if None in special:
+            raise BadInput(f"{path} has no token {SPECIAL[special.index(None)]}")
+        return cls(backend, *special)
+
+    def pair(self, first: str, second: str, length: int) -> EncodedPair:
+        """Both texts in at most `length` tokens; the longer text loses tokens at its end."""
+        a, b = self._encode(first), self._encode(second)
+        room, sizes = length - 3, [len(a.ids), len(b.ids)]
+        while sum(sizes) > room:
+            sizes[sizes[1] >= sizes[0]] -= 1
+        return self._join(a.ids[: sizes[0]], b.ids[: sizes[1]], b.offsets[: sizes[1]])
+
+    def windows(
+        self, question: str, context: str, length: int, longest: int = LONGEST_QUESTION
+    ) -> Iterator[EncodedPair]:
+        """The question, cut at `longest` tokens, with each window of the context; several windows overlap."""
+        asked, text = self._encode(question).ids[: min(longest, (length - 3) // 2)], self._encode(context)
+        room = length - 3 - len(asked)
+        for start in range(0, max(len(text.ids), 1), min(STRIDE, max(room // 2, 1))):
+            yield self._join(asked, text.ids[start : start + room], text.offsets[start : start + room])
+            if start + room >= len(text.ids):
+                return
+
+    def _encode(self, text: str) -> Any:
+        return self.backend.encode(text, add_special_tokens=False)
+
+    def _join(self, a: list[int], b: list[int], offsets: list[tuple[int, int]]) -> EncodedPair:
+        return EncodedPair([self.cls, *a, self.sep, *b, self.sep], len(a) + 2, list(offsets))
 
 
 @dataclass(frozen=True)
@@ -130,21 +195,20 @@ class FineTuner:
     def evaluate(self, examples: Sequence[TaskExample], label: str) -> dict[str, float]:
         """The task's metrics on the examples, in percent."""
         self.model.eval()
-        if spans := [example for example in examples if isinstance(example, SpanExample)]:
-            answers = []
-            with Progress(f"{label}, evaluation", len(spans), "questions") as progress:
-                for example in spans:
-                    answers.append(self._answer(example))
-                    progress.advance()
-            return squad_scores(answers, [span.answers for span in spans])
-        features = [feature for example in examples for feature in self.features(example)]
-        predictions: list[int] = []
-        with Progress(f"{label}, evaluation", len(features), "examples") as progress:
-            for start in range(0, len(features), self.recipe.batch_size):
-                batch = features[start : start + self.recipe.batch_size]
-                predictions += self._scores(self._input(batch)).argmax(dim=1).tolist()
+        answers: list[str] = []
+        right: list[bool] = []
+        with Progress(f"{label}, evaluation", len(examples), "examples") as progress:
+            for start in range(0, len(examples), self.recipe.batch_size):
+                batch = examples[start : start + self.recipe.batch_size]
+                answers += [self._answer(example) for example in batch if isinstance(example, SpanExample)]
+                if not self.is_span:
+                    features = [feature for example in batch for feature in self.features(example)]
+                    guesses = self._scores(self._input(features)).argmax(dim=1).tolist()
+                    right += [guess == feature.label[0] for guess, feature in zip(guesses, features, strict=True)]
                 progress.advance(len(batch))
-        return {"accuracy": accuracy(predictions, [feature.label[0] for feature in features])}
+        if self.is_span:
+            return squad_scores(answers, [each.answers for each in examples if isinstance(each, SpanExample)])
+        return {"accuracy": 100 * sum(right) / len(right)}
 
     def reducer(self, groups: Sequence[FlatGroup], measures_noise: bool = False) -> Reducer:
         """The reducer that takes gradients to the optimizer."""
@@ -169,8 +233,11 @@ class FineTuner:
         """The example as model inputs; a long context gives several windows."""
         length = self.config.seq_length
         if isinstance(example, LabelledExample):
-            encode = self.encoder.pair if len(example.pairs) == 1 else self.encoder.choice
-            yield Feature([encode(*pair, length) for pair in example.pairs], (example.label,))
+            if len(example.pairs) == 1:
+                pairs = [self.encoder.pair(*example.pairs[0], length)]
+            else:
+                pairs = [next(self.encoder.windows(*pair, length, LONGEST_OPTION)) for pair in example.pairs]
+            yield Feature(pairs, (example.label,))
         else:
             answer = (example.starts[0], example.starts[0] + len(example.answers[0])) if example.answers else None
             for window in self.encoder.windows(example.question, example.context, length):

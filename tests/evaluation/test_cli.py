@@ -87,18 +87,6 @@ def test_a_uniform_checkpoint_is_warned_of(tmp_path: Path, nothing_published: Pa
     assert "NOT WikiText-103" in done.err
 
 
-def test_results_are_the_same_for_any_batch_and_workers(
-    run: Path, nothing_published: Path, tmp_path: Path, evaluated: Evaluated, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    values = []
-    for batch_size, workers in ((1, 1), (3, 2), (16, 1), (16, 2)):
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"cache-{batch_size}-{workers}"))
-        options = ("--limit", 48, "--batch-size", batch_size, "--workers", workers)
-        values.append(evaluated("wikitext103", "--ckpt", run, *options)["perplexity"])
-    assert values == pytest.approx([values[0]] * 4, rel=1e-6)
-    assert values[2] == values[3]
-
-
 @pytest.mark.parametrize("task", ["wikitext103", "lambada"])
 @pytest.mark.parametrize(
     ("damage", "code", "sentence"),
