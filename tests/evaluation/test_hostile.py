@@ -148,7 +148,7 @@ HEADER = json.dumps({FIRST: {"dtype": "F32", "shape": [2**40], "data_offsets": [
         (set_model(padded_vocab_size=10**30), "must be at most"),
         (lambda c: (c / "tokenizer" / "tokenizer.json").write_text("[" * 100_000), "tokenizer"),
         (lambda c: edit(c / "tokenizer" / "tokenizer.json", lambda t: t | {"normalizer": DELETE}), "asks for more"),
-        (lambda c: set_probe(c, [[1] * 5_000_000]), "sequences of one length"),
+        (lambda c: set_probe(c, [[1] * 5_000_000]), "not of one length"),
         (lambda c: set_probe(c, [[1, 2]] * 1_000_000), "at most 8"),
         (link_weights, "symbolic link"),
         (link_folder, "symbolic link"),
