@@ -137,7 +137,7 @@ def plan_(
         machine = load_cluster(cluster, software)
     else:
         from experiments.measured.machine import measure_machine
-        from experiments.simulator.cluster_file import cluster_toml
+        from experiments.simulator.cluster import cluster_toml
 
         machine = measure_machine()
         write_text(THIS_MACHINE, cluster_toml(machine))

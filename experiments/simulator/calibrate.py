@@ -10,13 +10,22 @@ import numpy as np
 
 from experiments.benchmark import Benchmark, Case, Series
 from experiments.simulator import fits, measurements
-from experiments.simulator.cluster import Constants, Interval, Machine, SoftwareConstants, load_cluster, machine_of
-from experiments.simulator.cluster_file import DATASHEET, FITTED, fitted_toml, stated_constants
+from experiments.simulator.cluster import (
+    DATASHEET,
+    FITTED,
+    Constants,
+    Interval,
+    Machine,
+    SoftwareConstants,
+    fitted_toml,
+    load_cluster,
+    machine_of,
+    stated_constants,
+)
 from experiments.simulator.fits import HeldOut, held_out, interval_of
-from experiments.simulator.llama import memory_bytes
 from experiments.simulator.measurements import RATIOS, Measured, Observation, time_ratios
 from experiments.simulator.simulate import iteration_parts
-from experiments.simulator.workload import Floats
+from experiments.simulator.workload import Floats, llama_memory_bytes
 from lineage.atomic import check_place, write_text
 from lineage.progress import announce
 
@@ -138,7 +147,7 @@ def memory_errors(machine: Machine, measured: Sequence[Measured]) -> Floats:
     """Relative error of the fullest rank's memory, for the runs that did not fail."""
     ran = [row for row in measured if row.ran]
     ahead = iteration_parts(machine, [row.workload for row in ran]).ahead.tolist()
-    return np.array([memory_bytes(row.workload, lead) / 2**30 / row.memory_gib - 1
+    return np.array([llama_memory_bytes(row.workload, lead) / 2**30 / row.memory_gib - 1
                      for row, lead in zip(ran, ahead, strict=True)])  # fmt: skip
 
 

@@ -16,8 +16,7 @@ from scipy.optimize import least_squares, minimize  # type: ignore[import-untype
 from scipy.special import stdtrit  # type: ignore[import-untyped]
 
 from experiments.simulator import measurements
-from experiments.simulator.cluster import Interval, Machine
-from experiments.simulator.cluster_file import rounded
+from experiments.simulator.cluster import Interval, Machine, rounded
 from experiments.simulator.collectives import node_all_reduce_seconds, stall_probability
 from experiments.simulator.measurements import AllReduce, Observation
 from experiments.simulator.simulate import iteration_parts, time_interval

@@ -1,12 +1,18 @@
-"""Iteration time, TFLOP/s and memory of workloads on a cluster. Imports no torch."""
+"""Iteration time, TFLOP/s and memory of workloads on a cluster. Imports no torch.
+
+A pipeline is walked as the engine lists its schedule: a computation starts when its rank is free and its input has been
+computed; a message's time belongs to the computation that sends it. For equal stages the makespan is
+(m + (p − 1)/v)(t_f + t_b), as in the 2021 paper, Section 2.2.
+"""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from statistics import NormalDist
 from typing import Any
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr  # type: ignore[import-untyped]
@@ -14,12 +20,20 @@ from scipy.special import ndtr  # type: ignore[import-untyped]
 from engine.config import RunConfig
 from engine.costs import fullest_rank
 from engine.parallel.layout import split_layers
+from engine.pipeline.schedule import Op, compute_orders
 from experiments.simulator import collectives
 from experiments.simulator.cluster import Cluster, Machine, machine_of
 from experiments.simulator.compute import Passes, head_passes, layer_passes, optimizer_seconds
-from experiments.simulator.llama import memory_bytes, stage_blocks, stage_parameters
-from experiments.simulator.timeline import makespan_seconds, order_of
-from experiments.simulator.workload import Floats, Workload, Workloads, checked_config, flops_of
+from experiments.simulator.workload import (
+    Floats,
+    Workload,
+    Workloads,
+    checked_config,
+    flops_of,
+    llama_memory_bytes,
+    stage_blocks,
+    stage_parameters,
+)
 from lineage.errors import BadInput
 from lineage.progress import Progress
 
@@ -189,8 +203,8 @@ def time_interval(low: float, high: float, seconds: float, stalled: float, chanc
 def _memory(machine: Machine, workload: Workload, config: RunConfig, ahead: float) -> dict[str, Any]:
     """Bytes of the fullest rank, the chance that they are there, and what is said where they are not."""
     if workload.family == "llama":
-        rank, sure = "a pipeline rank", memory_bytes(workload, 0.0)
-        needed = memory_bytes(workload, ahead)
+        rank, sure = "a pipeline rank", llama_memory_bytes(workload, 0.0)
+        needed = llama_memory_bytes(workload, ahead)
     else:
         fullest = fullest_rank(config.model, config.train, config.parallel, workload.dp)
         needed = sure = fullest.total
@@ -215,3 +229,61 @@ def _pipeline_seconds(workloads: Sequence[Workload], layer: Passes, head: Passes
         stages = stage_passes(workloads[places[0]], of_layer, of_head, message_seconds[places])
         seconds[places] = makespan_seconds(order_of(*schedule), *stages)
     return seconds
+
+
+Order = NDArray[np.int32]
+"""Computations of every rank in order, [p, 3, 2·m·v]: forward or backward (0, 1), microbatch, chunk."""
+
+
+@lru_cache(maxsize=1024)
+def order_of(pp: int, chunks: int, microbatches: int) -> Order:
+    """The engine's order of computation, not to be changed: 1F1B, interleaved where there are several chunks."""
+    orders = compute_orders("interleaved" if chunks > 1 else "1f1b", pp, chunks, microbatches)
+    return np.array(
+        [
+            [[c.op is Op.BACKWARD for c in order], [c.microbatch for c in order], [c.chunk for c in order]]
+            for order in orders
+        ],
+        np.int32,
+    )
+
+
+@numba.njit(cache=True)
+def end_times(codes: Order, forward: Floats, backward: Floats) -> Floats:  # pragma: no cover
+    """End of each computation of each rank, [p, 2·m·v]; durations are per stage."""
+    ranks, _, count = codes.shape
+    stages = forward.shape[0]
+    microbatches = count * ranks // (2 * stages)
+    done = np.full((2, stages, microbatches), -1.0)
+    ends = np.zeros((ranks, count))
+    position = np.zeros(ranks, np.int64)
+    free = np.zeros(ranks)
+    finished, before = 0, -1
+    while finished != before:
+        before = finished
+        for rank in range(ranks):
+            while position[rank] < count:
+                kind, microbatch, chunk = codes[rank, :, position[rank]]
+                stage = chunk * ranks + rank
+                ready = 0.0
+                if kind == 0 and stage > 0:
+                    ready = done[0, stage - 1, microbatch]
+                elif kind == 1:
+                    ready = done[1, stage + 1, microbatch] if stage + 1 < stages else done[0, stage, microbatch]
+                if ready < 0.0:
+                    break
+                free[rank] = max(free[rank], ready) + (forward[stage] if kind == 0 else backward[stage])
+                done[kind, stage, microbatch] = free[rank]
+                ends[rank, position[rank]] = free[rank]
+                position[rank] += 1
+                finished += 1
+    return ends
+
+
+@numba.njit(cache=True)
+def makespan_seconds(codes: Order, forward: Floats, backward: Floats) -> Floats:  # pragma: no cover
+    """Time from the first forward to the end of the last backward pass, [n]; durations are per stage, [n, stages]."""
+    ends = np.empty(len(forward))
+    for number in range(len(forward)):
+        ends[number] = end_times(codes, forward[number], backward[number]).max()
+    return ends

@@ -9,7 +9,7 @@ from engine.pipeline.schedule import ideal_bubble
 from experiments.catalogue import find_experiment, read_rows
 from experiments.published import HERE, published_rows
 from experiments.simulator.measurements import workload_of
-from experiments.simulator.timeline import makespan_seconds, order_of
+from experiments.simulator.simulate import makespan_seconds, order_of
 from experiments.simulator.workload import Workload, checked_config
 
 RUNS = [row for name in ("ptd-p-runs.csv", "megatron-2019-runs.csv") for row in read_rows(HERE / name)]

@@ -7,8 +7,7 @@ import pytest
 
 from experiments.simulator import fits
 from experiments.simulator.calibrate import A100, V100, Fit, a100_fit, files, intervals, v100_fit
-from experiments.simulator.cluster import Machine, load_cluster, machine_of
-from experiments.simulator.cluster_file import FITTED
+from experiments.simulator.cluster import FITTED, Machine, load_cluster, machine_of
 from experiments.simulator.fits import HeldOut, fit, fit_node, held_out, interval_of
 from experiments.simulator.measurements import (
     AllReduce,

@@ -11,10 +11,16 @@ from experiments.published import HERE
 from experiments.simulator.batch import simulate_file
 from experiments.simulator.calibrate import memory_errors
 from experiments.simulator.cluster import Cluster, load_cluster, machine_of
-from experiments.simulator.llama import memory_bytes, stage_blocks, stage_parameters
 from experiments.simulator.measurements import costed, h100_rows, published_values, ultrascale
 from experiments.simulator.simulate import iteration_parts, simulate
-from experiments.simulator.workload import Workload, flops_of, layer_parameters
+from experiments.simulator.workload import (
+    Workload,
+    flops_of,
+    layer_parameters,
+    llama_memory_bytes,
+    stage_blocks,
+    stage_parameters,
+)
 
 LLAMA_8B = Workload(64, 256, 1, 4096, 32, 32, 4096, 4, 16, 1, vocab=131072, recompute="none", family="llama",
                     ffn_hidden=14336, tied=0, zero=1)  # fmt: skip
@@ -78,9 +84,13 @@ def test_parameters_stages_and_flops() -> None:
 
 
 def test_memory_falls_with_what_is_divided() -> None:
-    base = memory_bytes(LLAMA_8B, 0.0)
-    assert memory_bytes(LLAMA_8B._replace(tp=8, gpus=128), 0.0) < base < memory_bytes(LLAMA_8B._replace(zero=0), 0.0)
-    assert base < memory_bytes(LLAMA_8B, 1.0) < memory_bytes(LLAMA_8B._replace(micro_batch=2), 1.0)
+    base = llama_memory_bytes(LLAMA_8B, 0.0)
+    assert (
+        llama_memory_bytes(LLAMA_8B._replace(tp=8, gpus=128), 0.0)
+        < base
+        < llama_memory_bytes(LLAMA_8B._replace(zero=0), 0.0)
+    )
+    assert base < llama_memory_bytes(LLAMA_8B, 1.0) < llama_memory_bytes(LLAMA_8B._replace(micro_batch=2), 1.0)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ import pytest
 from engine.run.resolved import read_run
 from experiments.measured import machine as measure
 from experiments.measured.machine import ALL_REDUCE_BYTES, MATMUL_WIDTHS, SHAPES, SMALL_OPERATIONS, Measured, as_cluster
-from experiments.simulator.cluster import load_cluster, machine_of
-from experiments.simulator.cluster_file import cluster_toml
+from experiments.simulator.cluster import cluster_toml, load_cluster, machine_of
 from experiments.simulator.compute import matmul_seconds
 from experiments.simulator.planner import model_of_run, possible_layouts, ranked_layouts
 from experiments.simulator.simulate import iteration_parts, simulate

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine.pipeline.lowering import lower
 from engine.pipeline.schedule import Op, compute_orders
-from experiments.simulator.timeline import end_times, makespan_seconds, order_of
+from experiments.simulator.simulate import end_times, makespan_seconds, order_of
 
 SHAPES = st.tuples(st.integers(1, 6), st.integers(1, 3), st.integers(1, 4))
 DURATIONS = st.floats(0.01, 10.0)
