@@ -2,8 +2,7 @@
 
 `python -m tests.interpreters 3.12 3.13` gives each of these Pythons that is here an environment without torch, below
 `build/`, and runs tests that need none. `python -m tests.interpreters VENV/bin/python --tests tests/engine` runs
-tests in an environment that is ready. With `--keep`, `results/interpreters.json` and `docs/reliability.md` say what
-came of it. Exit code 1 where a test failed.
+tests in an environment that is ready. Exit code 1 if a test failed.
 """
 
 import argparse
@@ -20,12 +19,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from lineage.atomic import write_json, write_text
 from tests.architecture.rooms import ROOT
 
-KEPT = ROOT / "results" / "interpreters.json"
-PAGE = ROOT / "docs" / "reliability.md"
-BEGIN, END = "<!-- interpreters: begin -->", "<!-- interpreters: end -->"
 WITHOUT = ["tests/lineage", "tests/architecture/test_pure.py"]
 """Tests of what imports no torch."""
 WITHOUT_TORCH = ["-p", "tests.without_torch", "-o", "truncation_limit_lines=0", "-o", "truncation_limit_chars=0"]
@@ -81,47 +76,12 @@ def run_tests(python: Path, tests: list[str]) -> dict[str, Any]:
     }
 
 
-def is_modified() -> bool:
-    """Whether the checkout differs from its commit in more than what is kept here."""
-    others = [f":(exclude){path.relative_to(ROOT)}" for path in (KEPT, PAGE)]
-    status = ["git", "status", "--porcelain", "--", ".", *others]
-    return bool(subprocess.run(status, cwd=ROOT, check=True, capture_output=True).stdout)
-
-
-def keep(record: dict[str, Any]) -> None:
-    """Put a record in the place of the one of the same versions and tests, and write the page's lines anew."""
-    from lineage.environment import cpu_name, source_state  # needs packages; without --keep any Python will do
-
-    record |= {"commit": source_state()["commit"], "processor": cpu_name()}
-    same = ("python", "torch", "tests")
-    kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else []
-    records = [one for one in kept if any(one[name] != record[name] for name in same)] + [record]
-    records.sort(key=lambda one: [str(one[name]) for name in same])
-    write_json(KEPT, records)
-    write_text(PAGE, rewrite(PAGE.read_text(encoding="utf-8"), records))
-
-
-def rewrite(page: str, records: list[dict[str, Any]]) -> str:
-    """The page with a line for each record between its markers."""
-    lines = [
-        f"- Python {one['python']}, {'torch ' + one['torch'] if one['torch'] else 'without torch'}, "
-        f"`{' '.join(one['tests'])}`: {one['passed']:,} passed, {one['failed']:,} failed, {one['skipped']:,} skipped, "
-        f"on {one['date']} at commit {one['commit'][:8]}."
-        for one in records
-    ]
-    before, rest = page.split(BEGIN)
-    return "\n".join([before + BEGIN, *lines, END + rest.split(END)[1]])
-
-
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="python -m tests.interpreters", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("interpreters", nargs="+", metavar="PYTHON", help="a version, or an environment's program")
     parser.add_argument("--tests", nargs="+", default=WITHOUT, help="what pytest is given")
-    parser.add_argument("--keep", action="store_true", help="write the outcome to results/ and docs/")
     given = parser.parse_args()
-    if given.keep and is_modified():
-        sys.exit("error: what is kept names a commit, and this checkout was modified")
     records = []
     for name in given.interpreters:
         python = Path(name) if "/" in name else make_environment(name)
@@ -130,9 +90,6 @@ def main() -> None:
             continue
         records.append(run_tests(python.absolute(), given.tests))
         print(json.dumps(records[-1]))
-    if given.keep:
-        for record in records:
-            keep(record)
     sys.exit(any(record["failed"] for record in records))
 
 

@@ -2,7 +2,6 @@
 
 import base64
 import html
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,12 +80,3 @@ def _faults(results: Path) -> Iterator[str]:
     yield "## Faults"
     chaos = (results / "chaos" / "chaos.md").read_text(encoding="utf-8")
     yield re.sub(r"^#", "###", chaos, flags=re.MULTILINE)
-    yield "### Damaged files given to every reader"
-    yield "A file is read, or refused with a documented error. Anything else would be listed here by its name."
-    rows = []
-    for name in ("fuzz.json", "fuzz-guided.json"):
-        found = json.loads((results / name).read_text(encoding="utf-8"))
-        for reader, outcomes in found["readers"].items():
-            shown = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(outcomes.items()))
-            rows.append((name, reader, shown))
-    yield markdown(Table(("record", "reader", "outcomes"), rows, 3))
