@@ -249,8 +249,8 @@ class TrainConfig(Config):
             return values
         if values["invariant"] != 0:
             raise ValueError(
-                "invariant is gone: runs repeat bit for bit at one layout, and layouts agree up to rounding, "
-                "which `mlm-verify parallel --threads` checks"
+                "train.invariant no longer exists: leave it out. A run repeats bit for bit at its own layout "
+                "(`mlm-verify replay`); layouts agree up to rounding (`mlm-verify parallel --threads`)"
             )
         return {name: value for name, value in values.items() if name != "invariant"}
 
