@@ -97,5 +97,5 @@ def test_a_run_on_threads_is_the_run_on_processes(dataset: Path, tmp_path: Path)
 def test_a_file_with_the_former_option_of_the_same_bits_is_refused_or_read() -> None:
     values = {"iterations": 9, "warmup_iterations": 1}
     assert parse_config(values | {"invariant": 0}, TrainConfig, "a manifest") == TrainConfig.model_validate(values)
-    with pytest.raises(BadInput, match="train.invariant no longer exists.*mlm-verify replay.*parallel --threads"):
+    with pytest.raises(BadInput, match=r"train.invariant no longer exists.*mlm-verify replay.*parallel --threads"):
         parse_config(values | {"invariant": 4}, TrainConfig, "a recipe")
