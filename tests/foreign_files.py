@@ -49,7 +49,7 @@ from tests.architecture.rooms import ROOT
 from tests.damage import GZIP, PARQUET, SAFETENSORS, TORCH, ZSTANDARD
 from tests.experiments.packed import DATASET, REPRODUCTION, TRAINING, packed
 from tests.reader import Reader, bytes_at
-from verify.recomputed import Check
+from verify.recomputed import RunCheck
 
 TEXTS = ("a fine text", "", "zwei Töchter \u2028", 'with "quotes" and \\ and \x00')
 LINES = "\n".join(json.dumps({"text": text, "id": number}) for number, text in enumerate(TEXTS)).encode() + b"\n\n"
@@ -160,7 +160,7 @@ def verify(path: Path) -> None:
     if path.name != MARKER:
         for folder in sealed_folders:
             seal(folder)
-    if broken := Check(sealed_folders[-1]).broken:
+    if broken := RunCheck(sealed_folders[-1]).broken:
         raise IntegrityFailure(broken[-1])
 
 

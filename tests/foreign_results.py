@@ -36,7 +36,7 @@ from tests.experiments.packed import DATASET, REPRODUCTION, TRAINING, packed
 from tests.reader import Reader, bytes_at
 from tests.reports.reproduction import write_benchmarks
 from tests.reports.test_ladder import write_ladder
-from verify.recomputed import Check
+from verify.recomputed import RunCheck
 
 
 def ladder_file(name: str) -> Callable[[Path], Path]:
@@ -52,7 +52,7 @@ def read_ladder(path: Path) -> object:
     """As it is verified, as its records are read, and as it stands on a page."""
     seal(path.parent)
     with suppress(UserError):
-        Check(path.parent)
+        RunCheck(path.parent)
     load_experiment_runs([path.parent])
     exhibit = ladder_exhibit(path.parent, kept_reproduction())
     return exhibit.draw and exhibit.draw(False)

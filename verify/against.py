@@ -1,4 +1,4 @@
-"""Trains a configuration in this engine and in another one, from the same weights on the same samples, side by side."""
+"""Train a configuration in this engine and in another from the same weights on the same samples, and compare."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -20,26 +20,27 @@ from verify.work import described, engine_class, on_ranks, shared_work
 
 QUANTITIES = {"loss": "loss", "norm": "gradient norm", "rate": "learning rate"}
 MOST = 1e9
-"""Times a tolerance; what is further beyond, or is no number, counts as that."""
+"""Largest reported ratio of a difference to its tolerance; also reported for NaN."""
 
 
-class Trained(NamedTuple):
-    """What a run of an engine gave."""
+class EngineRun(NamedTuple):
+    """Result of training in one engine."""
 
     steps: list[StepResult]
     weights: dict[Key, Array]
-    """Whole tensors at the end."""
+    """Whole tensors after the last iteration."""
 
     def curve(self, quantity: str) -> list[float]:
-        """A number of every iteration."""
+        """Values of a quantity, one for each iteration."""
         return [getattr(step, quantity) for step in self.steps]
 
 
 def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) -> Benchmark:
-    """Both trainings: a case for each quantity, and one for the weights at the end; a ratio is a difference's share of
-    its tolerance.
+    """Train in both engines and compare every quantity and the weights at the end.
 
-    Raises BadInput for what cannot be compared, LayoutDiffers where ranks fail or a loss is no number.
+    The result has a case for each; a ratio is a difference divided by its tolerance.
+
+    Raises BadInput for a configuration that cannot be compared, LayoutDiffers if ranks fail or a loss is NaN.
     """
     kind, layers = engine_class(theirs), config.model.num_layers
     torch.set_num_threads(1)
@@ -76,7 +77,7 @@ def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) ->
 
 
 def _case(
-    quantity: str, name: str, ours: Trained, first: Trained, draws: list[Trained], theirs: str, layers: int
+    quantity: str, name: str, ours: EngineRun, first: EngineRun, draws: list[EngineRun], theirs: str, layers: int
 ) -> Case:  # fmt: skip
     mine, others = ours.curve(quantity), first.curve(quantity)
     if not np.isfinite([mine, others]).all():
@@ -89,7 +90,7 @@ def _case(
 
 
 def _share(name: str, distances: list[float], allowed: list[float]) -> Ratio:
-    """The largest share of its tolerance that a difference takes."""
+    """Largest ratio of a difference to its tolerance."""
     shares = [
         distance / most if most else MOST * bool(distance) for distance, most in zip(distances, allowed, strict=True)
     ]
@@ -97,7 +98,7 @@ def _share(name: str, distances: list[float], allowed: list[float]) -> Ratio:
 
 
 def iteration_table(result: Benchmark) -> TextTable:
-    """Losses of about twenty iterations."""
+    """Table of the losses at about twenty iterations."""
     curves = {series.contender: series.samples for series in result.cases[0].series}
     count = len(curves["ours"])
     shown = sorted({*range(0, count, -(-count // 20)), count - 1})
@@ -110,7 +111,7 @@ def iteration_table(result: Benchmark) -> TextTable:
 
 
 def keep(result: Benchmark, name: str, config: RunConfig, runs: Path) -> Path:
-    """A sealed run `name` with the result; the same work is found again."""
+    """Write the result into a sealed run `name`; the same work gets the same directory."""
     what = {"title": result.title, "setting": result.setting, "notes": result.notes} | config.model_dump(mode="json")
     run = RunDirectory.begin(runs, name, "against", what, {}, frozenset({"data"}))
     if not run.is_complete:
@@ -119,10 +120,10 @@ def keep(result: Benchmark, name: str, config: RunConfig, runs: Path) -> Path:
     return run.path
 
 
-def _train(kind: type[Engine], work: Work, layout: ParityLayout, draw: int) -> Trained:
-    """A run on forked ranks, draw 0 without moved weights."""
+def _train(kind: type[Engine], work: Work, layout: ParityLayout, draw: int) -> EngineRun:
+    """Train on forked ranks; in draw 0 weights are not perturbed."""
     ranks = on_ranks(_train_rank, layout, kind, work, layout, draw)
-    return Trained(ranks[0][0], assemble(piece for _, pieces in ranks for piece in pieces))
+    return EngineRun(ranks[0][0], assemble(piece for _, pieces in ranks for piece in pieces))
 
 
 def _train_rank(

@@ -1,4 +1,4 @@
-"""`mlm-verify`: prove that what is on disk is what was written, and that a layout computes what one rank computes."""
+"""`mlm-verify`: check runs, layouts and the engine itself."""
 
 import sys
 from pathlib import Path
@@ -12,7 +12,7 @@ from lineage.digest import MARKER, bytes_below, check_seal, is_sealed
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.progress import announce, format_bytes
 
-app = CommandLine(help="Prove that runs are unchanged and that layouts agree.", no_args_is_help=True)
+app = CommandLine(help="Check that runs are unchanged and that layouts and engines agree.", no_args_is_help=True)
 
 Configuration = Annotated[Path, typer.Argument(help="A shipped model, such as 355m, or a TOML file.")]
 Layout = Annotated[str, typer.Option("--layout", help="serial, or a name such as tp2, dp2, tp2-sp, pp2, dp2-zero1.")]
@@ -22,7 +22,7 @@ Twin = Annotated[bool, typer.Option("--twin", help="Shrink the recipe to laptop 
 
 @app.command()
 def run(path: Annotated[Path, typer.Argument(help="Run or checkpoint directory.")]) -> None:
-    """Check every file of a sealed directory against its digest, and every number of a run against its inputs.
+    """RunCheck every file of a sealed directory against its digest, and every number of a run against its inputs.
 
     A run's identity is computed again. Each input that is on disk is compared with its digest, each checkpoint with the
     one before it, each record with the metrics or evaluation behind it, and the report is made again. Every difference
@@ -40,9 +40,9 @@ def run(path: Annotated[Path, typer.Argument(help="Run or checkpoint directory."
         print(f"ok {check_seal(directory)[:16]} {directory}")
     digest = check_seal(path)
     if (path / MANIFEST).is_file():
-        from verify.recomputed import Check
+        from verify.recomputed import RunCheck
 
-        check = Check(path)
+        check = RunCheck(path)
         for name in dict.fromkeys(check.absent):
             print(f"not compared, as it is not here: {name}")
         for sentence in check.broken[:-1]:
@@ -86,7 +86,7 @@ def parallel(
 ) -> None:
     """Train a few iterations serially and on each layout; compare losses, gradients and weights in float64.
 
-    Where one differs, the first tensor to differ is named. Without data.dataset the tokens are random.
+    The first tensor that differs is named. Without data.dataset the tokens are random.
     """
     from engine.run.resolved import read_run_config
 
@@ -102,15 +102,15 @@ def against(
     engine: Annotated[str, typer.Argument(help="megatron-core, transformers or nanogpt.")],
     config: Configuration,
     layout: Layout = "serial",
-    iterations: Annotated[int, typer.Option("--iterations", min=1, help="Of each training.")] = 20,
+    iterations: Annotated[int, typer.Option("--iterations", min=1, help="Iterations of each training.")] = 20,
     overrides: Overrides = None,
     twin: Twin = False,
     out: Annotated[Path, typer.Option("--out", help="Folder for the sealed run.")] = Path("runs"),
 ) -> None:
     """Train in this engine and in another from the same weights on the same samples; compare every iteration.
 
-    The tolerance is measured on the other engine. Without data.dataset the tokens are random. Exit code 3 where a loss,
-    a gradient norm or a weight at the end is beyond it; the run is kept either way.
+    The tolerance is measured on the other engine. Without data.dataset the tokens are random. Exit code 3 if a loss, a
+    gradient norm or a weight at the end is beyond it; the result is written either way.
     """
     from engine.run.resolved import read_run_config
 
@@ -137,16 +137,20 @@ def trace(
     config: Configuration,
     out: Annotated[Path, typer.Argument(help="New directory.")],
     layout: Layout = "serial",
-    iterations: Annotated[int, typer.Option("--iterations", min=1, help="Recorded, from the first.")] = 2,
-    draws: Annotated[int, typer.Option("--draws", min=0, max=9, help="Runs with moved weights, for tolerances.")] = 0,
-    dropout: Annotated[float, typer.Option("--dropout", min=0, max=0.9, help="With an engine's own masks.")] = 0.0,
+    iterations: Annotated[int, typer.Option("--iterations", min=1, help="Iterations to record.")] = 2,
+    draws: Annotated[
+        int, typer.Option("--draws", min=0, max=9, help="Runs with perturbed weights, for tolerances.")
+    ] = 0,
+    dropout: Annotated[
+        float, typer.Option("--dropout", min=0, max=0.9, help="Dropout rate; every engine has its own masks.")
+    ] = 0.0,
     overrides: Overrides = None,
     twin: Twin = False,
 ) -> None:
     """Record what an engine computes: activations, gradients, the optimizer's state and the weights.
 
-    A trace that others are held against needs --draws 4. Other modules are recorded by
-    engine.compare.recorder.Recorder, with a name map in TOML.
+    The reference of `diff` needs --draws 4. engine.compare.recorder.Recorder records other modules, with a name map in
+    TOML.
     """
     from engine.run.resolved import read_run_config
 

@@ -1,4 +1,4 @@
-"""Engines that train one configuration from the same weights on the same samples: ours, and those it is held against.
+"""Engines that train one configuration from the same weights on the same samples: ours and the base class of others.
 
 Each is built on every rank of its layout. What it computes in an iteration goes to a recorder, where there is one.
 """
@@ -23,23 +23,23 @@ from engine.step import build_step
 from verify.parity import ParityLayout
 
 Weights = dict[str, torch.Tensor]
-"""Whole tensors by our names."""
+"""Whole tensors by their names in this engine."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What every engine trains."""
+    """The training that every engine is given."""
 
     config: RunConfig
     iterations: int
     tokens: tuple[tuple[Path, float], ...]
-    """Prefixes of the token files, with their weights."""
+    """Prefixes of the token files and their blend weights."""
     tokenizer: Path | None = None
-    """Directory of their tokenizer; random tokens have none."""
+    """Directory of the tokenizer; None for random tokens."""
     initial: Weights | None = None
-    """Weights to begin with; without them those of the seed."""
+    """Initial weights; by default the engine draws them from the seed."""
     first_rate: int = 1
-    """Step of the schedule whose rate the first update takes; 0 in Megatron-Core."""
+    """Schedule step of the first update; 0 in Megatron-Core."""
 
     def rate(self, iteration: int) -> float:
         """Learning rate of the update of `iteration`, from 0."""
@@ -48,7 +48,7 @@ class Work:
 
 
 class StepResult(NamedTuple):
-    """What an engine says of an iteration."""
+    """Numbers that an engine reports for an iteration."""
 
     loss: float
     """Mean over the global batch, before the update."""
@@ -68,32 +68,32 @@ class Engine(Protocol):
     place: RankPlace
     work: Work
     package: str = ""
-    """What is installed for it."""
+    """Name of the package to install."""
     patches: tuple[str, ...] = ()
-    """What is changed in it to run here, in words."""
+    """Descriptions of the changes that let it run on CPUs."""
 
     def __init__(self, work: Work, layout: ParityLayout) -> None:
-        """Built with the weights that the work begins with. Raises BadInput for a layout that it does not run on."""
+        """Build this rank with the initial weights. Raises BadInput for an unsupported layout."""
 
     @classmethod
     def prepare(cls) -> None:
-        """Import what it needs, once for all ranks that are forked."""
+        """Import the engine's packages before ranks are forked."""
         return
 
     def parameters(self) -> Named:
         """Parameters in the order of the forward pass."""
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
-        """Forward and backward passes of an iteration, from 0; the mean loss of the global batch."""
+        """Run an iteration, counted from 0, forward and backward; return the mean loss of the global batch."""
 
     def gradients(self) -> Named:
         """Reduced gradients, not yet clipped."""
 
     def update(self, iteration: int) -> tuple[float, float]:
-        """Clip and update; norm of the gradient, and learning rate."""
+        """Clip and update; return the gradient norm and the learning rate."""
 
     def state(self) -> Iterable[tuple[str, str, torch.Tensor]]:
-        """(parameter, `exp_avg` or `exp_avg_sq`, tensor) of the optimizer."""
+        """Optimizer state as (parameter, `exp_avg` or `exp_avg_sq`, tensor)."""
 
     def step(self, iteration: int, recorder: Recorder | None = None) -> StepResult:
         """Train one iteration."""
@@ -111,7 +111,7 @@ class Engine(Protocol):
         return StepResult(loss, norm, rate)
 
     def run(self, recorder: Recorder | None = None, draw: int = 0) -> list[StepResult]:
-        """Train every iteration of the work; in a draw that is not 0, weights are moved before each."""
+        """Train all iterations; in draws other than 0, weights are perturbed before each."""
         steps = []
         for iteration in range(self.work.iterations):
             if draw:
@@ -127,12 +127,12 @@ class Engine(Protocol):
             recorder.parameter("updated ", name, value)
 
     def recorder(self, take: Callable[[TensorPart], None]) -> Recorder:
-        """What records this engine."""
+        """Build a recorder of this engine."""
         return Recorder(self.names, take, self.place, self.work.config.model.num_heads)
 
     @torch.no_grad()
     def load(self, whole: Weights) -> None:
-        """Take over weights."""
+        """Copy whole weights into this rank's parameters."""
         recorder = self.recorder(lambda piece: None)
         for name, parameter in self.parameters():
             if (ours := recorder.ours(name)) is not None:
@@ -143,14 +143,14 @@ class Engine(Protocol):
 
     @torch.no_grad()
     def move_weights(self, draw: int) -> None:
-        """Move every weight by up to a rounding."""
+        """Perturb every weight by up to one unit round-off."""
         recorder = self.recorder(lambda piece: None)
         for name, parameter in self.parameters():
             parameter.copy_(moved(parameter, str(recorder.ours(name)), draw))
 
 
 class Ours(Engine):
-    """This engine."""
+    """This suite's own engine."""
 
     def __init__(self, work: Work, layout: ParityLayout) -> None:
         config = layout.configure(work.config)
@@ -172,7 +172,7 @@ class Ours(Engine):
         return ((parameter.name, parameter.local.data) for parameter in self.model.parameters)
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
-        """Every schedule takes a chunk through its microbatches in order."""
+        """Run an iteration. Recording relies on every schedule taking a chunk through its microbatches in order."""
         microbatches = self.inputs.of(iteration)
         firsts = [first for microbatch in microbatches for first in microbatch.places[:: self.at_once]]
         with ExitStack() as watches:
@@ -195,7 +195,7 @@ class Ours(Engine):
                 if what != "master")  # fmt: skip
 
     def _watch(self, chunk: Any, firsts: list[int], recorder: Any) -> Callable[[], None]:
-        """The loss is no module's output."""
+        """Record a chunk's modules and its loss, which is not the output of a module."""
         end_hooks, batch_loss, waiting = recorder.watch(chunk, firsts), chunk.batch_loss, iter(firsts)
 
         def watched_loss(*args: Any) -> torch.Tensor:

@@ -32,13 +32,13 @@ PATCHES = (
     "torch.compile, with which it fuses bias and GeLU, leaves functions as they are",
     "its layer norm without Apex and Transformer Engine takes sequence parallelism, with its gradients marked",
 )
-"""What is changed in it, in words."""
+"""Descriptions of the changes, for the notes of a result."""
 TRIED = "0.16.1"
 SEED = 1234
 
 
 def core(name: str) -> Any:
-    """A module of the package. Raises BadInput where the package is missing, or has other names than those known."""
+    """Import a module of the package. Raises BadInput if the package is missing or its names changed."""
     import_extra("megatron.core", "test")
     try:
         return import_module(f"megatron.core.{name}")
@@ -53,7 +53,7 @@ def _moved(error: Exception) -> BadInput:
 
 
 class _OnCpu(TorchFunctionMode):
-    """Calls that name `cuda`, answered on the CPU."""
+    """Answers calls that name `cuda` on the CPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -68,7 +68,7 @@ class _OnCpu(TorchFunctionMode):
 
 
 def make_it_run_on_cpus() -> None:
-    """Make the changes of `PATCHES` in this process, which should be a rank that was forked for it."""
+    """Apply `PATCHES` in this process, which must be a rank forked for Megatron-Core alone."""
     warnings.filterwarnings("ignore")
     logging.getLogger("megatron.core").setLevel(logging.ERROR)
     torch.compiler.set_stance("force_eager")
@@ -105,9 +105,9 @@ class MegatronCore(Engine):
 
     @classmethod
     def prepare(cls) -> None:
-        """Import what is used of the package, so that forked ranks have it.
+        """Import the package, so that forked ranks have it.
 
-        Raises BadInput where it is not installed, or where a name of it has moved.
+        Raises BadInput if it is not installed or its names changed.
         """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -193,7 +193,7 @@ class MegatronCore(Engine):
         return optimizer, scheduler
 
     def _samples(self) -> Any:
-        """Its GPTDataset over the token files; of several, its BlendedDataset."""
+        """Build Megatron-Core's GPTDataset over the token files; its BlendedDataset for several."""
         config, model = core("datasets.gpt_dataset"), self.work.config.model
         prefixes = [str(prefix) for prefix, _ in self.work.tokens]
         weights = [weight for _, weight in self.work.tokens] if len(prefixes) > 1 else None
@@ -211,7 +211,7 @@ class MegatronCore(Engine):
         return self.gpt.named_parameters()
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
-        """As its pre-training loop."""
+        """Run an iteration as Megatron-Core's pre-training loop does."""
         train, dp = self.train, self.layout.dp
         groups = list(
             place_groups(train.global_batch_size, train.microbatch_size, self.groups.get_data_parallel_rank(), dp)
@@ -252,15 +252,15 @@ class MegatronCore(Engine):
         return ((name, parameter.main_grad) for name, parameter in self.gpt.named_parameters())
 
     def update(self, iteration: int) -> tuple[float, float]:
-        """The scheduler moves on after the update, so that the first update has the rate of step 0."""
+        """Update, then step the scheduler: the first update has the rate of step 0."""
         rate = float(self.optimizer.param_groups[0]["lr"])
         _, norm, _ = self.optimizer.step()
         self.scheduler.step(increment=self.train.global_batch_size)
         return float(norm), rate
 
     def state(self) -> Iterator[tuple[str, str, torch.Tensor]]:
-        kept = {id(main): state for one in self.optimizer.chained_optimizers
-                for main, state in one.optimizer.state.items()}  # fmt: skip
+        states = {id(main): state for chained in self.optimizer.chained_optimizers
+                  for main, state in chained.optimizer.state.items()}  # fmt: skip
         for name, parameter in self.gpt.named_parameters():
-            state = kept.get(id(getattr(parameter, "main_param", parameter)), {})
+            state = states.get(id(getattr(parameter, "main_param", parameter)), {})
             yield from ((name, what, state[what]) for what in ("exp_avg", "exp_avg_sq") if what in state)

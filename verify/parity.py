@@ -1,4 +1,4 @@
-"""The ways to divide a model that are held against the serial run, by their names. Imports no torch."""
+"""Layouts that are compared with the serial run, and their names. Imports no torch."""
 
 import itertools
 import re
@@ -22,23 +22,23 @@ PARTS: dict[str, dict[str, Any]] = {
     "sp": {"sequence_parallel": True},
     "zero1": {"shard_optimizer": True},
 }
-"""What parts of a name without a number stand for."""
+"""Settings that each part of a name stands for, if it has no number."""
 NAMED = {"tp", "pp", "chunks", *(key for part in PARTS.values() for key in part)}
-"""Keys of a run's `parallel` that a name decides."""
+"""Keys of the section `parallel` that a name sets."""
 
 
 class LayoutDiffers(UserError):
-    """A layout or another engine does not compute what it is held against: exit code 3."""
+    """Results that should be equal differ: exit code 3."""
 
     exit_code = 3
 
 
 class ParityLayout(ParallelConfig):
-    """A way to divide the model, by a name such as `tp2-pp2-dp2-chunks2-sp-recompute`."""
+    """A layout with a name such as `tp2-pp2-dp2-chunks2-sp-recompute`."""
 
     dp: int = 1
     microbatch: int = 0
-    """Sequences of a microbatch; 0 as configured."""
+    """Microbatch size; 0 means as configured."""
 
     @property
     def world_size(self) -> int:
@@ -47,7 +47,7 @@ class ParityLayout(ParallelConfig):
 
     @property
     def name(self) -> str:
-        """The parts that are not as in the serial run."""
+        """Name made of the settings that differ from the serial run."""
         axes = [f"{axis}{size}" for axis, size in (("tp", self.tp), ("pp", self.pp), ("dp", self.dp)) if size > 1]
         order = f"chunks{self.chunks}" if self.chunks > 1 else "" if self.schedule == "1f1b" else self.schedule
         recompute = {"none": "", "selective": "selective", "full": "recompute"}[self.recompute]
@@ -56,7 +56,7 @@ class ParityLayout(ParallelConfig):
         return "-".join(part for part in parts if part) or "serial"
 
     def configure(self, config: RunConfig) -> RunConfig:
-        """The run on this layout; what a name does not say stays. Raises BadInput where the batch does not fit."""
+        """Set the layout in a configuration. Raises BadInput if the batch does not divide."""
         parallel = config.parallel.model_copy(update={name: getattr(self, name) for name in NAMED})
         train = config.train.model_dump() | ({"microbatch_size": self.microbatch} if self.microbatch else {})
         return config.model_copy(update={"parallel": parallel, "train": parse_config(train, TrainConfig, self.name)})
@@ -66,7 +66,7 @@ SERIAL = ParityLayout()
 
 
 def parse_layout(text: str) -> ParityLayout:
-    """The layout of a name. Raises BadInput for a part that is unknown or comes twice."""
+    """Parse the name of a layout. Raises BadInput for a part that is unknown or given twice."""
     if text == "serial":
         return SERIAL
     values: dict[str, Any] = {}
@@ -74,9 +74,9 @@ def parse_layout(text: str) -> ParityLayout:
         sized = re.fullmatch(r"(tp|pp|dp|chunks|mb)([1-9]\d{0,5})", part)
         given = {sized[1].replace("mb", "microbatch"): int(sized[2])} if sized else PARTS.get(part)
         if given is None:
-            raise BadInput(f"{text!r} is not a layout: {part!r} is no part of a name such as {EXAMPLE}")
+            raise BadInput(f"{text!r} is not a layout: {part!r} is not a part of a name such as {EXAMPLE}")
         if given.keys() & values.keys():
-            raise BadInput(f"{text!r} is not a layout: it says {part!r} and another of its kind")
+            raise BadInput(f"{text!r} is not a layout: {part!r} contradicts another part")
         values |= given
     if values.get("chunks", 1) > 1:
         values.setdefault("schedule", "interleaved")
@@ -84,7 +84,7 @@ def parse_layout(text: str) -> ParityLayout:
 
 
 def all_layouts(ranks: int) -> Iterator[ParityLayout]:
-    """Every tp × pp × dp of at most `ranks`, each with every schedule and all else that can be on or off.
+    """Every tp × pp × dp of at most `ranks`, each with every schedule and option.
 
     The interleaved schedule has two chunks per rank; `selective` recomputation and more chunks are to be had by name.
     The serial run itself is left out.
@@ -131,7 +131,7 @@ def threaded_layouts(ranks: int) -> Iterator[ParityLayout]:
 
 
 def misfit(layout: ParityLayout, config: RunConfig) -> str | None:
-    """Why the layout cannot run the configuration, as a sentence; None if it can."""
+    """Reason that the layout cannot run the configuration; None if it can."""
     try:
         run = layout.configure(config)
         layout_of(run, layout.world_size)
@@ -146,7 +146,7 @@ def misfit(layout: ParityLayout, config: RunConfig) -> str | None:
 def choose_layouts(
     names: str, ranks: int, config: RunConfig, threads: bool = False
 ) -> tuple[list[ParityLayout], dict[str, list[ParityLayout]]]:
-    """The layouts of `--layouts`, fewest ranks first, and by their reason those of `all` that do not fit.
+    """Layouts that `--layouts` names, fewest ranks first, and the layouts of `all` that do not fit by reason.
 
     With `threads`, `all` is `threaded_layouts`, and only those that fit are returned.
 

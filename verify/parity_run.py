@@ -1,4 +1,4 @@
-"""Trains a configuration serially and on layouts of ranks, processes or threads, and compares every tensor."""
+"""Train a configuration serially and on layouts of ranks, processes or threads, and compare every tensor."""
 
 import time
 import traceback
@@ -31,7 +31,7 @@ from verify.parity import SERIAL, TOLERANCE, LayoutDiffers, ParityLayout, choose
 from verify.work import with_samples, with_vocabulary
 
 PATIENCE = 20
-"""How many times the serial run's seconds a layout may take, beside two minutes."""
+"""Time limit of a layout in multiples of the serial run's time, in addition to two minutes."""
 
 Reference = dict[Key, Array]
 RunRanks = Callable[..., list[Any]]
@@ -40,13 +40,13 @@ RunRanks = Callable[..., list[Any]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one layout."""
+    """Result of comparing one layout."""
 
     layout: ParityLayout
     worst: TensorDifference | None
-    """The largest difference of all tensors; None if ranks failed."""
+    """Largest difference of all tensors; None if ranks failed."""
     finding: str | None
-    """The first tensor that differs, or why ranks failed; None if all is within the tolerance."""
+    """Sentence about the first tensor beyond the tolerance or about failed ranks; None if neither."""
     seconds: float
 
 
@@ -80,7 +80,7 @@ def run_parity(config: RunConfig, names: str, ranks: int, iterations: int, threa
 
 
 def _compare_all(work: Work, layouts: Sequence[ParityLayout], run: RunRanks) -> Iterator[Outcome]:
-    """One outcome after the other, each printed when it is known."""
+    """Compare layout after layout, and print each outcome."""
     start = time.monotonic()
     try:
         reference = assemble(run_forked(_serial_pieces, 1, work, timeout_seconds=24 * 3600)[0])
@@ -131,7 +131,7 @@ def _serial_pieces(work: Work) -> list[TensorPart]:
 
 
 def _differences(work: Work, layout: ParityLayout, reference: Reference) -> list[TensorDifference]:
-    """On one rank: how far each piece is from the serial run's tensor. Forked ranks inherit the reference."""
+    """Train on one rank and compare each part with the serial run. Forked ranks inherit the reference."""
     engine, differences = Ours(work, layout), list[TensorDifference]()
     mesh = engine.mesh
     rank = f"tp {mesh.tp.rank}, pp {mesh.pp.rank}, dp {mesh.dp.rank}"
@@ -144,7 +144,7 @@ def _differences(work: Work, layout: ParityLayout, reference: Reference) -> list
 
 
 def _check_memory(config: RunConfig, iterations: int) -> None:
-    """Raise BadInput when the serial run's tensors, which are all kept, would not fit in half of the memory."""
+    """Raise BadInput if the serial run's tensors would not fit in half of the memory."""
     model, available = config.model, memory_bytes()
     outputs = (12 * model.num_layers + 2) * config.train.global_batch_size * model.seq_length * model.hidden_size
     needed = 8 * iterations * (2 * outputs + 4 * parameter_count(model))

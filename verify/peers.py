@@ -1,4 +1,4 @@
-"""GPT-2 as other programs define it, to be given this engine's weights: transformers' and nanoGPT's.
+"""GPT-2 as transformers and nanoGPT define it, with this engine's weights.
 
 nanoGPT has fused attention, one loss over all logits, a tied head; biases everywhere, as GPT-2 has. Shapes: b batch,
 s sequence, h hidden, n heads, d head dim, v vocabulary; activations are [b, s, h].
@@ -85,7 +85,7 @@ class NanoGPTModel(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
     def load_theirs(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Take weights in transformers' names and order."""
+        """Load weights in transformers' names and order."""
         for name, parameter in self.named_parameters():
             whole = weights[f"transformer.{name}"]
             with torch.no_grad():

@@ -1,7 +1,7 @@
-"""Whether a run says what its inputs give: its numbers and its page are made again. Imports no torch.
+"""Check a run against its inputs by making its numbers and its page again. Imports no torch.
 
-A seal proves that nothing changed since it was made. Whoever edits files and seals them anew is contradicted here by
-the files beside them and by the runs that they were made of, as far as those are on disk.
+A seal proves that nothing changed since it was made. If somebody edits files and seals them anew, the other
+files of the run, and the runs it was made of that are on disk, contradict the edit.
 """
 
 import math
@@ -51,18 +51,18 @@ from lineage.verified import check_seal_once
 
 KEPT, REPORT = "training", "report"
 SAME = 1e-9
-"""Of numbers that are computed again, from rounded ones or by another processor."""
+"""Relative tolerance of a number that is computed again from rounded ones or on another processor."""
 
 
-class Check:
-    """What was found of a run, and of the runs that it was made of as far as they are on disk."""
+class RunCheck:
+    """Differences between a run and its inputs, and between those of its inputs that are on disk and theirs."""
 
     def __init__(self, run: Path) -> None:
         self.run, self.manifest = run, read_document(run / MANIFEST, Manifest)
         self.broken: list[str] = []
-        """A sentence for each thing that does not hold."""
+        """A sentence for each difference."""
         self.absent: list[str] = []
-        """What it was made of that is not on disk."""
+        """Names of inputs that are not on disk."""
         by_kind: dict[str, tuple[Callable[[], Iterable[str]], ...]] = {
             "reproduction": (
                 self._models, self._trainings, self._evaluations, self._records, self._examples, self._report
@@ -82,21 +82,21 @@ class Check:
                 self.broken.append(f"{run.name} cannot be checked: {said}")
 
     def _made_of(self, name: str, place: Path, digest: Callable[[Path], str]) -> Iterator[str]:
-        """A parent that is on disk is what it was, and holds by itself."""
+        """Check an input: its digest, if it is on disk, and then the input as a run."""
         if not is_sealed(place):
             self.absent.append(f"{name} ({place.name})")
             return
         if digest(place) != self.manifest.parents.get(name):
-            yield f"{self.run.name} was not made of {place.name} as it is here: its digest is another"
+            yield f"{self.run.name} was not made of {place.name} as it is here: its digest differs"
         check_seal_once(place)
-        other = Check(place)
+        other = RunCheck(place)
         self.absent += other.absent
         yield from other.broken
 
     # -- a dataset ------------------------------------------------------------------------------------------------
 
     def _card(self) -> Iterator[str]:
-        """The data card has the files that were sealed, and what the ledger counted."""
+        """Compare the data card with the sealed files and with the ledger."""
         card, sealed = read_document(self.run / DATASET, DataCard), sealed_files(self.run)
         for name, file in card.files.items():
             if sealed.get(name) != file.to_json():
@@ -110,8 +110,8 @@ class Check:
         if (card.source, amounts) != (ledger.source, counted):
             yield f"{DATASET} and {LEDGER} differ in what was read and kept"
         for stage in ledger.stages:
-            kept = card.stages.get(stage.name)
-            if kept is None or (kept.documents, kept.tokens) != (stage.documents_out, stage.tokens_out):
+            amount = card.stages.get(stage.name)
+            if amount is None or (amount.documents, amount.tokens) != (stage.documents_out, stage.tokens_out):
                 yield f"{DATASET} and {LEDGER} differ in what the stage {stage.name} kept"
 
     # -- a training -----------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class Check:
             yield from self._made_of(dataset.parent, dataset.place, dataset_digest)
 
     def _curve(self) -> Iterator[str]:
-        """The metrics have every iteration, and end where the summary says."""
+        """Check that the metrics have every iteration and end as the summary says."""
         if not is_sealed(self.run):
             return
         iterations = self.manifest.config["train"]["iterations"]
@@ -136,27 +136,27 @@ class Check:
         return read_document(self.run / "summary.json", ReproductionSummary)
 
     def _trainings(self) -> Iterator[str]:
-        """Every model's run is the one that the reproduction was made of, and says what is kept of it."""
+        """Compare the summary and the kept curves with the training run of every model."""
         parents = {model.run.rpartition("-")[0]: model for model in self._summary.models}
         if self.manifest.parents.keys() != {"dataset", *parents}:
             yield f"{self.run.name} was made of {', '.join(self.manifest.parents)}, not of the models in summary.json"
         for name, model in parents.items():
-            place, kept = self.run.parent / model.run, self.run / KEPT / model.name
+            place, copy = self.run.parent / model.run, self.run / KEPT / model.name
             yield from self._made_of(name, place, read_digest)
-            if kept.is_dir():
-                yield from _ending(kept)
+            if copy.is_dir():
+                yield from _ending(copy)
             if not is_sealed(place):
                 continue
             training = RunDirectory(place)
-            found = reproduced_model(read_run_config(model_file(model.series)), training)
-            if found.model_copy(update={"matrix_gflops": model.matrix_gflops}) != model:
+            again = reproduced_model(read_run_config(model_file(model.series)), training)
+            if again.model_copy(update={"matrix_gflops": model.matrix_gflops}) != model:
                 yield f"summary.json says of {model.name} what {model.run} does not"
             if self._summary.twin_rule != twin_rule(_recipe(place)):
                 yield f"summary.json states another rule for twins than {model.run}"
             with tempfile.TemporaryDirectory() as folder:
                 keep_training(training, Path(folder))
-                yield from _differing(kept, Path(folder), (SUMMARY, TIMELINE), model.run)
-                if read_metrics(kept) != read_metrics(Path(folder)):
+                yield from _differing(copy, Path(folder), (SUMMARY, TIMELINE), model.run)
+                if read_metrics(copy) != read_metrics(Path(folder)):
                     yield f"{KEPT}/{model.name}/{METRICS} is not what {model.run} gives"
             if training.manifest["parents"]["dataset"] != self.manifest.parents["dataset"]:
                 yield f"{model.run} was trained on another dataset than {MANIFEST} names"
@@ -165,7 +165,7 @@ class Check:
                     yield from _differing(self.run, dataset.place, (DATASET, LEDGER), dataset.place.name)
 
     def _models(self) -> Iterator[str]:
-        """The summary is of the models that were asked for, at the size that the manifest says."""
+        """Check that the summary describes the models that the manifest asks for."""
         summary, config = self._summary, self.manifest.config
         names = LADDER[: LADDER.index(config["target"]) + 1]
         if (summary.target, summary.mode) != (config["target"], config["mode"]):
@@ -191,7 +191,7 @@ class Check:
             yield "summary.json has a command that makes something else"
 
     def _evaluations(self) -> Iterator[str]:
-        """Every evaluation is of the model's checkpoint, of the right kind, and its numbers follow from its sums."""
+        """Check the checkpoint, the kind and the derived numbers of every evaluation."""
         kind = "scaled" if self._summary.mode == "scaled" else "measured"
         files = {evaluation_file(self.run, model.name, task) for model in self._summary.models for task in TASKS}
         if files != set((self.run / "evaluations").iterdir()):
@@ -206,13 +206,13 @@ class Check:
                 if made != (kind, model.run, model.checkpoint_digest) or result.tokenizer_digest != tokenizer:
                     yield f"{where} is not a {kind} evaluation of the checkpoint and tokenizer of {model.name}"
                 if result.partial != ("; only " in result.protocol):
-                    yield f"{where} does not say alike whether it is partial"
+                    yield f"{where} contradicts itself about being partial"
                 for name, value in _follows(result).items():
                     if not math.isclose(value, getattr(result, name), rel_tol=SAME):
                         yield f"{where} says {getattr(result, name)!r} as {name}; its own sums give {value!r}"
 
     def _records(self) -> Iterator[str]:
-        """Scores and records are computed again from metrics and evaluations; claims may have other words by now."""
+        """Compute scores and records again; claims may be worded differently by now."""
         scores = self.run / SCORES
         if scores.is_file() and not _alike(
             read_document(scores, Scores), derived_scores(RunDirectory(self.run), self._summary)
@@ -228,7 +228,7 @@ class Check:
                 yield f"{RECORDS} has {_shown(says)} where what it was made of gives {_shown(gives)}"
 
     def _examples(self) -> Iterator[str]:
-        """The examples are of these models, and as many are right as the evaluations say."""
+        """Check that the examples are of these models and agree with the evaluations."""
         if not (self.run / EXAMPLES).is_file():
             if (self.run / KEPT).is_dir():
                 yield f"{EXAMPLES} is missing"
@@ -249,7 +249,7 @@ class Check:
     # -- an experiment --------------------------------------------------------------------------------------------
 
     def _numbers(self) -> Iterator[str]:
-        """The records are those that the run was begun with, and of kinds that it can have made."""
+        """Compare the records with the digest that the run was begun with."""
         config, records = self.manifest.config, read_records(self.run / RECORDS)
         load_results([self.run])
         of = (f"{self.manifest.name}-{self.manifest.identity[:8]}", sha256_json(config), config["experiment"]["name"])
@@ -265,7 +265,7 @@ class Check:
     # -- a ladder -------------------------------------------------------------------------------------------------
 
     def _ladder(self) -> Iterator[str]:
-        """Result and records are those of the trainings that it keeps, and these of the runs that are on disk."""
+        """Derive result and records again from the kept trainings."""
         result, records = derive(self.run)
         if not _alike(result, read_document(self.run / LADDER_RESULT, LadderResult)):
             yield f"{LADDER_RESULT} of {self.run.name} is not what its trainings give"
@@ -274,12 +274,12 @@ class Check:
         yield from self._kept_trainings()
 
     def _ablation(self) -> Iterator[str]:
-        """The records are those of the trainings that it keeps, whose seeds its forecast gives."""
+        """Derive the records again from the kept trainings, whose seeds follow from the forecast."""
         load_results([self.run])
         yield from self._kept_trainings()
 
     def _kept_trainings(self) -> Iterator[str]:
-        """What is kept of trainings is what the runs that are on disk hold."""
+        """Compare kept trainings with their runs, as far as those are on disk."""
         for trained in read_kept(self.run):
             place = self.run.parent / trained.folder.name
             if not place.is_dir():
@@ -296,7 +296,7 @@ class Check:
     # -- a report -------------------------------------------------------------------------------------------------
 
     def _report(self) -> Iterator[str]:
-        """The page and all files beside it are made again and are the same byte for byte."""
+        """Make the page and the files beside it again; they must be equal byte for byte."""
         if not (self.run / REPORT).is_dir():
             return
         from reports.page import write_report
@@ -308,11 +308,11 @@ class Check:
                 yield f"{REPORT} was made of {path.name}, which is not there"
                 return
             check_seal(path)
-            yield from Check(path).broken
+            yield from RunCheck(path).broken
         with tempfile.TemporaryDirectory() as folder:
             write_report(assemble(inputs), Path(folder))
-            made, found = _files(Path(folder)), _files(self.run / REPORT)
-            others = [name for name in sorted(made | found) if not _same(Path(folder) / name, self.run / REPORT / name)]
+            made, here = _files(Path(folder)), _files(self.run / REPORT)
+            others = [name for name in sorted(made | here) if not _same(Path(folder) / name, self.run / REPORT / name)]
             if others:
                 yield (
                     f"{REPORT}/{others[0]} is not what its inputs give ({len(others)} files are not): it was changed, "
@@ -321,7 +321,7 @@ class Check:
 
 
 def _follows(result: PerplexityResult | ClozeResult) -> dict[str, float]:
-    """What numbers of an evaluation follow from others in it."""
+    """Numbers of an evaluation that follow from others in it."""
     if isinstance(result, ClozeResult):
         accuracy = result.num_correct / result.num_examples
         error = math.sqrt(accuracy * (1 - accuracy) / max(1, result.num_examples - 1))
@@ -346,14 +346,14 @@ def _follows(result: PerplexityResult | ClozeResult) -> dict[str, float]:
 
 
 def _in_order(records: Iterable[Record]) -> list[Record]:
-    """Those that are published in one order and without words, then the others as they stand."""
+    """Sort the published records and drop their words; the other records follow in their order."""
     published = [record for record in records if record.kind == "published"]
     bare = [record.model_copy(update={"source": "", "note": ""}) for record in published]
     return [*sorted(bare, key=Record.model_dump_json), *(record for record in records if record.kind != "published")]
 
 
 def _ending(folder: Path) -> Iterator[str]:
-    """The last validation among some metrics is the one that the summary beside them says."""
+    """Compare the last validation in the metrics with the summary."""
     done, validations = read_summary(folder), read_validations(folder)
     last = validations[-1] if validations else None
     said = (done.iterations, done.validation_loss, done.validation_perplexity)
@@ -378,21 +378,21 @@ def _files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()} - {MARKER}
 
 
-def _alike(one: object, other: object) -> bool:
-    """Whether two values, or documents of them, are the same up to the rounding of another processor."""
-    if isinstance(one, BaseModel) and isinstance(other, BaseModel):
-        return _alike(one.model_dump(), other.model_dump())
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_alike(value, other[key]) for key, value in one.items())
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_alike, one, other))
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=SAME)
-    return one == other
+def _alike(value: object, other: object) -> bool:
+    """True if two values, or files of them, are equal up to rounding."""
+    if isinstance(value, BaseModel) and isinstance(other, BaseModel):
+        return _alike(value.model_dump(), other.model_dump())
+    if isinstance(value, dict) and isinstance(other, dict):
+        return value.keys() == other.keys() and all(_alike(inner, other[key]) for key, inner in value.items())
+    if isinstance(value, list | tuple) and isinstance(other, list | tuple):
+        return len(value) == len(other) and all(map(_alike, value, other))
+    if isinstance(value, float) and isinstance(other, float):
+        return math.isclose(value, other, rel_tol=SAME)
+    return value == other
 
 
-def _same(one: Path, other: Path) -> bool:
-    return one.is_file() and other.is_file() and sha256_file(one) == sha256_file(other)
+def _same(path: Path, other: Path) -> bool:
+    return path.is_file() and other.is_file() and sha256_file(path) == sha256_file(other)
 
 
 def _shown(record: Record | None) -> str:

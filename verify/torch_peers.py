@@ -1,4 +1,4 @@
-"""transformers' GPT-2 and nanoGPT's on one rank, trained by torch's AdamW and clipping, as engines."""
+"""Engines of one rank: the GPT-2 of transformers and of nanoGPT, trained with torch's AdamW and clipping."""
 
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from verify.parity import SERIAL, ParityLayout
 
 
 class TorchPeer(Engine):
-    """A module that returns its loss, in a loop as such programs write it."""
+    """A module that returns its loss, trained in a plain loop."""
 
     map_name: ClassVar[str]
 
@@ -36,19 +36,19 @@ class TorchPeer(Engine):
 
     @abstractmethod
     def build(self) -> tuple[torch.nn.Module, peers.Loss]:
-        """The module and its loss."""
+        """Build the module and its loss."""
 
     def parameters(self) -> Named:
         return self.model.named_parameters()
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
-        """One microbatch after the other."""
+        """Run the microbatches of an iteration one after the other."""
         microbatches, total = self.inputs.of(iteration), 0.0
-        starts = [one.places[0] for one in microbatches]
+        starts = [microbatch.places[0] for microbatch in microbatches]
         end = recorder.watch(self.model, starts, len(starts)) if recorder else lambda: None
         self.optimizer.zero_grad()
-        for one, start in zip(microbatches, starts, strict=True):
-            loss = self.loss(self.model, one.tokens, one.targets)
+        for microbatch, start in zip(microbatches, starts, strict=True):
+            loss = self.loss(self.model, microbatch.tokens, microbatch.targets)
             if recorder:
                 recorder.loss(loss, start, self.work.config.train.microbatch_size)
             (loss / len(starts)).backward()
@@ -62,7 +62,7 @@ class TorchPeer(Engine):
         )
 
     def update(self, iteration: int) -> tuple[float, float]:
-        """Clipping, then AdamW."""
+        """Clip, then update with AdamW."""
         limit, rate = self.work.config.train.clip_gradient or float("inf"), self.work.rate(iteration)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit).item()
         for group in self.optimizer.param_groups:
@@ -82,15 +82,15 @@ class Transformers(TorchPeer):
 
     @classmethod
     def prepare(cls) -> None:
-        """The library."""
+        """Import transformers."""
         import_extra("transformers.models.gpt2.modeling_gpt2", "bench")
 
     def build(self) -> tuple[torch.nn.Module, peers.Loss]:
-        """Hugging Face's module."""
+        """Build Hugging Face's module."""
         return peers.huggingface(self.work.config.model)
 
 
-class NanoGPT(TorchPeer):
+class NanoGPTEngine(TorchPeer):
     """nanoGPT's model."""
 
     map_name = "nanogpt"

@@ -1,4 +1,4 @@
-"""The engines by name, the training that two of them share, and what one makes of it as a trace."""
+"""Engines by name, the training that two of them share, and the recording of a trace."""
 
 import os
 import tempfile
@@ -32,13 +32,13 @@ ENGINES = {
     "ours": "verify.engines:Ours",
     "megatron-core": "verify.megatron_core:MegatronCore",
     "transformers": "verify.torch_peers:Transformers",
-    "nanogpt": "verify.torch_peers:NanoGPT",
+    "nanogpt": "verify.torch_peers:NanoGPTEngine",
 }
 LONGEST_SECONDS = 24 * 3600
 
 
 def engine_class(name: str) -> type[Engine]:
-    """The engine of that name, with what it needs. Raises BadInput where there is none or a library is missing."""
+    """Import an engine by name. Raises BadInput for an unknown name or a missing package."""
     if name not in ENGINES:
         raise BadInput(f"there is no engine {name!r}; there are {', '.join(ENGINES)}")
     module, _, attribute = ENGINES[name].partition(":")
@@ -48,13 +48,15 @@ def engine_class(name: str) -> type[Engine]:
 
 
 def described(name: str) -> str:
-    """The engine with the version of its package."""
+    """Name of an engine with the version of its package."""
     package = engine_class(name).package
     return f"{name} {version(package)}" if package else name
 
 
 def on_ranks(function: Any, layout: ParityLayout, kind: type[Engine], *args: Any) -> list[Any]:
-    """What the function gave on every rank. Raises LayoutDiffers where one fails, BadInput where it is the engine's."""
+    """Run the function on forked ranks; return their results.
+
+    Raises LayoutDiffers if a rank fails, BadInput if the engine refuses the configuration."""
     try:
         return run_forked(function, layout.world_size, kind, *args, timeout_seconds=LONGEST_SECONDS)
     except RanksFailed as failure:
@@ -64,7 +66,7 @@ def on_ranks(function: Any, layout: ParityLayout, kind: type[Engine], *args: Any
 
 
 def with_vocabulary(config: RunConfig) -> tuple[RunConfig, DatasetFacts | None]:
-    """The configuration with the vocabulary of its dataset, and what the dataset is; None without data.dataset."""
+    """Set the vocabulary of the dataset in a configuration; also return the dataset, None without data.dataset."""
     if not config.data.dataset:
         return config, None
     facts = DatasetFacts.read(config.data.dataset)
@@ -73,7 +75,7 @@ def with_vocabulary(config: RunConfig) -> tuple[RunConfig, DatasetFacts | None]:
 
 @contextmanager
 def with_samples(config: RunConfig, facts: DatasetFacts | None, iterations: int) -> Iterator[Work]:
-    """The training on the dataset's files; without one on random tokens."""
+    """Describe the training, on the dataset's files or else on random tokens."""
     if facts:
         yield Work(config, iterations, tuple(zip(facts.prefixes("train"), facts.weights, strict=True)), facts.tokenizer)
         return
@@ -85,13 +87,13 @@ def with_samples(config: RunConfig, facts: DatasetFacts | None, iterations: int)
 def shared_work(
     config: RunConfig, layout: str, iterations: int, dropout: float = 0.0, first_rate: int = 0, nudges: bool = False
 ) -> Iterator[tuple[Work, ParityLayout]]:
-    """What both engines train, and on which layout. Raises BadInput where other engines cannot.
+    """Prepare a training for two engines, and its layout. Raises BadInput if other engines cannot run it.
 
-    Every row of the vocabulary is a word, as others take padding into the softmax. The schedule of 2019, which
-    Megatron-Core has no longer, becomes today's cosine.
+    The vocabulary has no padding rows, because other engines include them in the softmax. The schedule of 2019, which
+    Megatron-Core no longer has, becomes a cosine.
     """
     if config.model.family != "gpt2" or config.train.optimizer != "adam" or config.train.rampup_batch_size:
-        raise BadInput("other engines are held against a GPT-2 with Adam and without a growing batch")
+        raise BadInput("only a GPT-2 trained by Adam without a growing batch can be compared with other engines")
     if config.train.precision not in ("fp32", "bf16"):
         raise BadInput(f"precision {config.train.precision} is not compared: --set train.precision=fp32 or bf16")
     decay = "cosine" if config.train.decay == "clipped-cosine" else config.train.decay
@@ -108,7 +110,7 @@ def shared_work(
 
 
 def initial_weights(model: ModelConfig, seed: int, nudges: bool = False) -> Weights:
-    """This engine's initial values; with `nudges` biases and layer norms are moved too, so that none is 0 or 1."""
+    """Initial weights of this engine; with `nudges`, biases and layer norms are moved away from 0 and 1."""
     built = GPT2(model, serial_mesh())
     built.initialize(seed)
     weights = {name: parameter.detach() for name, parameter in built.named_parameters()}
@@ -121,7 +123,7 @@ def initial_weights(model: ModelConfig, seed: int, nudges: bool = False) -> Weig
 
 
 def write_random_tokens(config: RunConfig, iterations: int, prefix: Path) -> Path:
-    """Random tokens, few of them frequent as in text: a file of documents that samples run across."""
+    """Write documents of random tokens, a few of them frequent as in text; return the file's prefix."""
     random = np.random.RandomState(config.train.seed)
     vocab_size, length = config.model.text_vocab_size, max(config.model.seq_length * 2 // 3, 1)
     documents = iterations * config.train.global_batch_size * 2 + 2
@@ -134,10 +136,10 @@ def write_random_tokens(config: RunConfig, iterations: int, prefix: Path) -> Pat
 def record_trace(
     config: RunConfig, engine: str, layout: str, iterations: int, draws: int, out: Path, dropout: float = 0.0
 ) -> Trace:
-    """Write the trace `out`, with as many further draws. Biases and layer norms are moved from 0 and 1 first.
+    """Write the trace `out` with `draws` perturbed runs. Biases and layer norms start away from 0 and 1.
 
-    Rates are Megatron-Core's, in whichever engine; dropout masks are each engine's own. Raises BadInput where the
-    engine cannot run it or `out` is there.
+    Every engine uses Megatron-Core's learning rates and its own dropout masks. Raises BadInput if
+    the engine cannot run the configuration or `out` exists.
     """
     if os.path.lexists(out):
         raise BadInput(f"{out} exists already: name a new directory")
@@ -158,7 +160,7 @@ def record_trace(
 
 
 def _record_rank(kind: type[Engine], work: Work, layout: ParityLayout, draw: int, directory: Path) -> list[str]:
-    """On a rank: write its part; the parameters without a name."""
+    """Record one rank; return its parameters that have no name in the map."""
     engine = kind(work, layout)
     pieces: list[TensorPart] = []
     recorder = engine.recorder(pieces.append)

@@ -16,7 +16,7 @@ EMPTY_NAMES = {"found", "one", "kept"}
 READ = (
     "lineage", "reports",
     "evaluation", "engine/finetune",
-    "experiments",
+    "experiments", "verify",
     "benchmarks", "data_pipeline",
     "engine/kernels", "engine/compiled.py", "engine/formats", "engine/families", "engine/family.py",
     "engine/parallel", "engine/pipeline", "engine/optim", "engine/model", "engine/launch", "engine/step.py",

@@ -6,7 +6,7 @@ from collections import defaultdict
 from tests.architecture.rooms import ROOT, modules, parse
 
 SHARED = """
-Check Interval Measured Model NanoGPT Ours Piece Scores Size Task Trained
+Interval Measured Model Ours Piece Scores Size Task
 """
 """Names that several classes have today."""
 FILES = frozenset({"COMPLETE", "manifest.json", "lineage.json", "ledger.json", "dataset.json", "records.jsonl"})

@@ -139,8 +139,11 @@ def test_the_dataset_of_the_configuration_is_used(verify: Verify, dataset: Path)
         ("pp2-gpipe-chunks2", "pp2-gpipe-chunks2: chunks = 2 needs schedule = 'interleaved', not 'gpipe'"),
         ("tp4-dp4", "tp4-dp4 needs 16 ranks and --ranks allows 8"),
         ("tp1", "tp1 is the serial run itself; name a layout to compare with it"),
-        ("tp2-tp4", "'tp2-tp4' is not a layout: it says 'tp4' and another of its kind"),
-        ("tp2-zp3", "'tp2-zp3' is not a layout: 'zp3' is no part of a name such as tp2-pp2-dp2-chunks2-sp-recompute"),
+        ("tp2-tp4", "'tp2-tp4' is not a layout: 'tp4' contradicts another part"),
+        (
+            "tp2-zp3",
+            "'tp2-zp3' is not a layout: 'zp3' is not a part of a name such as tp2-pp2-dp2-chunks2-sp-recompute",
+        ),
         ("tp0", "'tp0' is not a layout"),
         ("", "'' is not a layout"),
     ],

@@ -33,7 +33,7 @@ from tests.chaos.job import leave_figures_blank
 from tests.commands import ROOT, call
 from tests.experiments.machines import with_gpus
 from tests.experiments.quick_steps import take_quick_steps
-from verify.recomputed import Check
+from verify.recomputed import RunCheck
 
 ARGUMENTS = ("reproduce", "355m", "--smoke", "--runs")
 NAMES = ("data-smoke", "355m-smoke", "reproduce-355m-smoke")
@@ -313,12 +313,12 @@ def test_a_further_seed_is_trained_beside_what_is_there(finished: Finished, tmp_
     scores = read_document(reproduction / "scores.json", Scores)
     assert (scores.seeds, scores.models, scores.comparisons) == (2, ["355m"], [])
     shutil.rmtree(reproduction / "report")
-    assert not Check(reproduction).broken
+    assert not RunCheck(reproduction).broken
     forged = json_of(reproduction / "scores.json")
     forged["articles"] += 1
     (reproduction / "scores.json").write_text(json.dumps(forged), encoding="utf-8")
     seal(reproduction)
-    assert "scores.json is not what the evaluations give" in Check(reproduction).broken
+    assert "scores.json is not what the evaluations give" in RunCheck(reproduction).broken
 
 
 @pytest.fixture

@@ -90,7 +90,7 @@ def test_the_command_ends_with_code_3_where_engines_differ(
         (["nanogpt", "--layout", "tp3"], "tp3 does not fit: tp = 3 does not divide the 4 attention heads"),
         (["megatron-core", "--layout", "tp2-recompute"], "megatron-core is run with 1F1B and without recomputation"),
         (["nanogpt", "--set", "train.precision=fp16"], "precision fp16 is not compared"),
-        (["nanogpt", "--set", "train.optimizer=lamb"], "other engines are held against a GPT-2 with Adam"),
+        (["nanogpt", "--set", "train.optimizer=lamb"], "only a GPT-2 trained by Adam"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(

@@ -21,7 +21,7 @@ from tests.chaos.job import leave_figures_blank
 from tests.commands import call
 from tests.experiments.test_sealed_before import PACKED
 from tests.reports.reproduction import build_page
-from verify.recomputed import Check
+from verify.recomputed import RunCheck
 
 Edit = Callable[[Any], object]
 MODEL = "355m"
@@ -298,7 +298,7 @@ INSIDE: dict[str, tuple[Callable[[Forged], None], str]] = {
     ),
     "parents": (
         lambda forged: manifest(forged.reproduction, lambda it: it["parents"].update({"355m-tiny": "0" * 64})),
-        " as it is here: its digest is another",
+        " as it is here: its digest differs",
     ),
     "data among the parents": (
         lambda forged: manifest(forged.reproduction, lambda it: it["parents"].update(dataset="0" * 64)),
@@ -374,7 +374,7 @@ OF_PARENTS: dict[str, tuple[Callable[[Forged], None], str]] = {
         lambda forged: manifest(forged.training, lambda it: it["config"]["train"].update(seed=1)),
         " belongs to another run",
     ),
-    "weights": (weights, "355m-tiny-387328e9 as it is here: its digest is another"),
+    "weights": (weights, "355m-tiny-387328e9 as it is here: its digest differs"),
     "tokens": (tokens, "train_text_document.bin is not the file that dataset.json describes"),
     "data of the training": (another_dataset, "355m-tiny-387328e9 was not made of tiny-1d71ab2f as it is here"),
     "ledger of the dataset": (
@@ -421,7 +421,7 @@ def divided_by_ten(line: dict[str, Any]) -> None:
 
 def test_what_was_made_honestly_holds(honest: Path) -> None:
     for path in in_runs(honest):
-        check = Check(path)
+        check = RunCheck(path)
         assert (check.broken, check.absent) == ([], []), path
 
 
@@ -435,7 +435,7 @@ def test_what_was_made_honestly_holds(honest: Path) -> None:
     ids=lambda path: path.name,
 )
 def test_what_is_kept_of_earlier_versions_holds(path: Path) -> None:
-    assert Check(path).broken == []
+    assert RunCheck(path).broken == []
 
 
 @pytest.mark.parametrize(("factor", "holds"), [(1 + 1e-13, True), (1 + 1e-6, False)])
@@ -446,11 +446,11 @@ def test_a_ladder_fitted_by_another_processor_holds_and_a_changed_rate_does_not(
     shutil.copytree(ROOT / "results" / "ladder", ladder)
     json_file(ladder / "ladder.json", lambda it: it["rates"].update(rate=factor * it["rates"]["rate"]))
     seal(ladder)
-    assert Check(ladder).broken == ([] if holds else ["ladder.json of ladder is not what its trainings give"])
+    assert RunCheck(ladder).broken == ([] if holds else ["ladder.json of ladder is not what its trainings give"])
 
 
 def is_named(sentence: str, forged: Forged) -> None:
-    broken = Check(forged.reproduction).broken
+    broken = RunCheck(forged.reproduction).broken
     assert [found for found in broken if sentence in found], broken
 
 
@@ -469,13 +469,13 @@ def test_an_edit_of_an_experiment_is_named(name: str, forged: Forged) -> None:
     edit, sentence = OF_AN_EXPERIMENT[name]
     edit(forged)
     forged.seal()
-    broken = Check(forged.experiment).broken
+    broken = RunCheck(forged.experiment).broken
     assert [found for found in broken if sentence in found], broken
 
 
 def test_an_experiment_on_the_page_that_was_edited_or_is_gone_is_named(forged: Forged) -> None:
     forged.publish(forged.experiment)
-    assert Check(forged.reproduction).broken == []
+    assert RunCheck(forged.reproduction).broken == []
     simulated(value=163.0)(forged)
     forged.seal()
     forged.publish(forged.experiment)

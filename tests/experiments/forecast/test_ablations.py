@@ -36,7 +36,7 @@ from lineage.run import MANIFEST
 from lineage.shipped import model_file
 from tests.commands import ROOT, call
 from tests.engine.conftest import write_dataset
-from verify.recomputed import Check
+from verify.recomputed import RunCheck
 
 ABLATIONS = {name: one for name, one in load_experiments().items() if one.ablation}
 
@@ -129,7 +129,7 @@ def test_a_run_is_judged_by_its_intervals_and_verifies(trained: Path) -> None:
     assert "SUPPORTED: no memory less memory of 16: +" in format_ablation(
         ablation_of(memory()), *derive_effects(trained)
     )
-    check = Check(trained)
+    check = RunCheck(trained)
     assert not check.broken
     assert not check.absent
 
@@ -154,7 +154,7 @@ KEPT = sorted(path.parent for path in (ROOT / "results" / "ablations").glob(f"*/
 
 @pytest.mark.parametrize("run", KEPT, ids=lambda run: run.name)
 def test_a_kept_ablation_verifies(run: Path) -> None:
-    assert not Check(run).broken
+    assert not RunCheck(run).broken
 
 
 def test_the_newest_kept_ablation_is_that_of_its_experiment() -> None:
@@ -235,7 +235,7 @@ def test_what_was_changed_after_the_run_is_refused(copied: Path, edit: Callable[
     seal(copied)
     with pytest.raises(IntegrityFailure, match=words):
         load_results([copied])
-    assert words in " ".join(Check(copied).broken)
+    assert words in " ".join(RunCheck(copied).broken)
 
 
 def test_records_that_say_more_than_the_trainings_are_named(copied: Path) -> None:

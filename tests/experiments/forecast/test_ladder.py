@@ -28,7 +28,7 @@ from lineage.errors import BadInput, DataMissing, Interrupted
 from lineage.files import read_document, read_object, write_document
 from lineage.run import MANIFEST, RunDirectory
 from tests.engine.conftest import write_dataset
-from verify.recomputed import Check
+from verify.recomputed import RunCheck
 
 ITERATIONS, TRIAL = 24, 8
 
@@ -168,7 +168,7 @@ def test_rates_that_all_diverge_are_refused() -> None:
 
 
 def test_an_honest_ladder_verifies(climbed: Climbed) -> None:
-    check = Check(climbed.run)
+    check = RunCheck(climbed.run)
     assert not check.broken
     assert not check.absent
 
@@ -221,7 +221,7 @@ def test_what_was_changed_is_named(climbed: Climbed, tmp_path: Path, edit: Calla
     run = tmp_path / "runs" / climbed.run.name
     edit(run)
     seal(run)
-    assert words in " ".join(Check(run).broken)
+    assert words in " ".join(RunCheck(run).broken)
 
 
 def test_a_forecast_made_after_the_training_is_named(climbed: Climbed, tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_a_forecast_made_after_the_training_is_named(climbed: Climbed, tmp_path:
     run = tmp_path / "runs" / climbed.run.name
     (run / FORECAST).write_text((run / FORECAST).read_text() + " ")
     seal(run)
-    assert "was changed or made after the training" in " ".join(Check(run).broken)
+    assert "was changed or made after the training" in " ".join(RunCheck(run).broken)
 
 
 def test_what_is_kept_is_what_was_trained(climbed: Climbed, tmp_path: Path) -> None:
