@@ -24,7 +24,7 @@ Runs = Annotated[
 ]
 Bench = Annotated[Path | None, typer.Option(help="Folder of benchmark records to show too.")]
 MixedCommits = Annotated[
-    bool, typer.Option("--mixed-commits", help="Allow results of different commits; the page says so.")
+    bool, typer.Option("--mixed-commits", help="Allow results of different commits; the page names them.")
 ]
 
 
@@ -32,9 +32,9 @@ MixedCommits = Annotated[
 def build(runs: Runs = None, bench: Bench = None, mixed_commits: MixedCommits = False) -> None:
     """Write REPRODUCTION/report/: index.html, report.pdf, and every figure and table as files.
 
-    Of a folder the newest run of each experiment is taken, and the newest reproduction unless one is named. What is
-    missing is named on the page in its place. If a file is damaged or a record is refused, the page is written, says
-    so, and the command exits with code 6.
+    A folder of runs gives the newest run of each experiment, and the newest reproduction unless one is named. The page
+    names missing parts in their places. If a file is damaged or a record is refused, the page is written and names it,
+    and the command exits with code 6.
     """
     from reports.page import build_report
 
@@ -58,7 +58,7 @@ def figure(
     bench: Bench = None,
     mixed_commits: MixedCommits = False,
 ) -> None:
-    """Write one figure or table of the page as NAME.FORMAT; of a ladder alone its figure, `ladder`."""
+    """Write one figure or table of the page as NAME.FORMAT; a ladder alone gives its figure `ladder`."""
     from reports.experiment_runs import is_ladder
     from reports.ladder import ladder_exhibit
     from reports.render import export_exhibit
@@ -79,7 +79,7 @@ def _assemble(runs: list[Path] | None, bench: Path | None, mixed_commits: bool) 
 
 
 def _warn(problems: "Sequence[Problem]") -> int:
-    """Say every problem; how many of them are damage."""
+    """Print every problem and return the number of damaged parts."""
     for problem in problems:
         print(f"warning: {problem.sentence}", file=sys.stderr)
     return sum(problem.damaged for problem in problems)
@@ -90,7 +90,7 @@ def compare(
     first: Annotated[Path, typer.Argument(help="A training run or a reproduction.")],
     second: Annotated[Path, typer.Argument(help="Another of the same kind.")],
 ) -> None:
-    """Show what two runs did differently and what came of it.
+    """Show the different settings and the results of two runs.
 
     A part of either that is damaged is named and left out, and the command exits with code 6.
     """
