@@ -28,7 +28,7 @@ from tests.reports.reproduction import (
 
 FIGURES = (
     "2019-figure-6", "training-loss", "data-ledger", "near-duplicates", "training-curves",
-    "rank-memory", "pipeline-8.3b", "bench-pipeline", "bench-growth", "bench-learning-rate",
+    "rank-memory", "pipeline-8.3b", "bench-learning-rate",
 )  # fmt: skip
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
