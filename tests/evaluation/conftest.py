@@ -28,15 +28,13 @@ def made_tokenizer(made_data: Path) -> Tokenizer:
     return Tokenizer.from_gpt2_files(made_data / "gpt2-bpe" / "vocab.json", made_data / "gpt2-bpe" / "merges.txt")
 
 
-@pytest.fixture
-def made_passes_for_published(made_data: Path, monkeypatch: pytest.MonkeyPatch) -> RunningText:
-    """The made files are found and their digests and counts are the expected ones; returns the made WikiText."""
-    monkeypatch.setenv("MLM_DATA_DIR", str(made_data))
+def pass_for_published(data: Path, monkeypatch: pytest.MonkeyPatch) -> RunningText:
+    """The files in `data` are found, with their digests and counts as the expected ones; returns the WikiText."""
+    monkeypatch.setenv("MLM_DATA_DIR", str(data))
     for name, file in TEST_SETS.items():
-        digest = sha256_file(made_data / file.place)
-        monkeypatch.setitem(TEST_SETS, name, file.model_copy(update={"sha256": digest}))
-    wikitext = (made_data / TEST_SETS["wikitext103"].place).read_bytes().decode()
-    text = RunningText.of_wikitext(SourceText("made", "made", ""), wikitext)
+        monkeypatch.setitem(TEST_SETS, name, file.model_copy(update={"sha256": sha256_file(data / file.place)}))
+    content = (data / TEST_SETS["wikitext103"].place).read_bytes().decode()
+    text = RunningText.of_wikitext(SourceText("made", "made", ""), content)
     monkeypatch.setattr(wikitext103, "TEST_FILE_SHA256", TEST_SETS["wikitext103"].sha256)
     monkeypatch.setattr(wikitext103, "NUM_ORIGINAL_TOKENS", text.num_original_tokens)
     monkeypatch.setattr(wikitext103, "NUM_LM_EVAL_WORDS", text.num_lm_eval_words)
@@ -45,21 +43,17 @@ def made_passes_for_published(made_data: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.fixture
-def nine_articles(
-    made_passes_for_published: RunningText, made_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> str:
+def made_passes_for_published(made_data: Path, monkeypatch: pytest.MonkeyPatch) -> RunningText:
+    """The made files pass for the published ones; returns the made WikiText."""
+    return pass_for_published(made_data, monkeypatch)
+
+
+@pytest.fixture
+def nine_articles(made_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Nine articles that pass for WikiText-103's test file."""
-    data, file = tmp_path / "data", TEST_SETS["wikitext103"]
-    shutil.copytree(made_data, data)
-    content = wikitext(9, seed=1)
-    (data / file.place).write_bytes(content.encode())
-    running = RunningText.of_wikitext(SourceText("made", "made", ""), content)
-    monkeypatch.setenv("MLM_DATA_DIR", str(data))
-    monkeypatch.setitem(TEST_SETS, "wikitext103", file.model_copy(update={"sha256": sha256_file(data / file.place)}))
-    monkeypatch.setattr(wikitext103, "TEST_FILE_SHA256", TEST_SETS["wikitext103"].sha256)
-    monkeypatch.setattr(wikitext103, "NUM_ORIGINAL_TOKENS", running.num_original_tokens)
-    monkeypatch.setattr(wikitext103, "NUM_LM_EVAL_WORDS", running.num_lm_eval_words)
-    return content
+    shutil.copytree(made_data, tmp_path / "data")
+    (tmp_path / "data" / TEST_SETS["wikitext103"].place).write_bytes(wikitext(9, seed=1).encode())
+    return pass_for_published(tmp_path / "data", monkeypatch).text
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
-import numpy as np
 import pytest
 import torch
 
@@ -220,24 +219,3 @@ def test_rolling_windows_are_lm_evaluation_harness_s() -> None:
         theirs = [make_disjoint_window(pair) for pair in get_rolling_token_windows(document, 0, 8, 1)]
         requests = rolling_requests(document, 0, 8)
         assert [(r.tokens[: -r.num_scored].tolist(), r.tokens[-r.num_scored :].tolist()) for r in requests] == theirs
-
-
-@pytest.mark.parametrize("kind", ["perplexity", "cloze"])
-def test_batch_size_and_workers(
-    directory: Path, pages: list[str], passages: list[str], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def make(tokenizer: Tokenizer) -> Task:
-        return ClozeTask(source("l"), passages, STRICT, tokenizer, CONTEXT)
-
-    chosen = make if kind == "cloze" else by_document(pages)
-    found = {}
-    for batch_size, workers in ((1, 1), (3, 1), (16, 1), (3, 2), (3, 3)):
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"{batch_size}-{workers}"))
-        found[batch_size, workers] = ours(directory, chosen, batch_size=batch_size, workers=workers)
-    reference = found[3, 1]
-    for batch_size in (1, 16):
-        assert found[batch_size, 1].result.perplexity == pytest.approx(reference.result.perplexity, rel=1e-6)
-        np.testing.assert_array_equal(found[batch_size, 1].scores.all_greedy, reference.scores.all_greedy)
-    for workers in (2, 3):
-        np.testing.assert_array_equal(found[3, workers].scores.log_probabilities, reference.scores.log_probabilities)
-        assert found[3, workers].result.perplexity == reference.result.perplexity

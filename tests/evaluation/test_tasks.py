@@ -17,14 +17,9 @@ from tests.evaluation.standins import Bigram, Bytes, made_up_scores, scoring_mod
 
 SOURCE = SourceText("some-task", "some text", "digest of the text")
 PROVENANCE = Provenance(
-    kind="measured",
-    checkpoint="here",
-    checkpoint_digest="c",
-    tokenizer_digest="t",
-    dtype="float32",
-    seconds=1.0,
+    kind="measured", checkpoint="here", checkpoint_digest="c", tokenizer_digest="t", dtype="float32", seconds=1.0,
     environment={},
-)
+)  # fmt: skip
 TEXT = "Some words stand here , in a row of words that nobody would ever want to read aloud . " * 7
 
 
