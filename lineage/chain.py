@@ -76,7 +76,7 @@ def _check_checkpoint(path: Path, manifest: dict[str, Any]) -> Iterator[str]:
 
 
 def _check_descent(older: Path, newer: Path) -> Iterator[str]:
-    """The newer one names the older one as it is, after the same ancestors."""
+    """Check that the newer checkpoint names the older one, after the same ancestors."""
     ancestors = read_object(newer / LINEAGE)["ancestors"]
     before = read_object(older / LINEAGE)["ancestors"]
     iteration = read_object(older / STATE)["iteration"]
@@ -94,7 +94,7 @@ def _check_descent(older: Path, newer: Path) -> Iterator[str]:
 
 
 def _check_weights(checkpoints: list[Path]) -> Iterator[str]:
-    """No two iterations have the same weights, those no longer kept included."""
+    """Check that no two iterations have the same weights, including removed checkpoints."""
     seen: dict[str, str] = {}
     if checkpoints:
         for ancestor in read_object(checkpoints[-1] / LINEAGE)["ancestors"]:
