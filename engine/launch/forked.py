@@ -1,7 +1,7 @@
 """Runs a function on gloo ranks in forked processes of this machine, over a file rendezvous, with a hard timeout.
 
-What the parent has imported and holds in memory the ranks have too, without a copy. CPUs only, one thread per rank;
-on Linux the ranks do not outlive the parent.
+The ranks inherit the parent's imports and memory without a copy. CPUs only, one thread per rank; on Linux the ranks do
+not outlive the parent.
 """
 
 import faulthandler

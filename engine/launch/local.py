@@ -21,10 +21,9 @@ STACK_SECONDS = 2.0
 def launch(work: Callable[[], object], ranks: int) -> int:
     """Do `work` in `ranks` forked processes that find each other; returns the exit code.
 
-    Torch is imported once, here; what else this process has imported the ranks have too. It touches no GPU. When
-    one fails the others are ended. SIGTERM and Ctrl-C are passed on; on Linux the ranks do not outlive this process,
-    however it ends. One thread per rank. Raises Interrupted if it was stopped before training began or a signal ended a
-    rank.
+    The ranks inherit all imports, and run one thread each. This process touches no GPU. If a rank fails,
+    the others are ended. SIGTERM and Ctrl-C are passed on; on Linux the ranks do not outlive this process. Raises
+    Interrupted if the ranks were stopped before training began or a signal ended one.
     """
     from engine.launch.rendezvous import STACK_SIGNAL
 
