@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -242,10 +243,10 @@ def sum_over_dp(monkeypatch: pytest.MonkeyPatch) -> None:
     finish = GradientReducer.finish
 
     def planted(self: GradientReducer, divisor: float) -> None:
-        calls[0] += 1
-        finish(self, divisor / self.mesh.dp.size if calls[0] > 1 else divisor)
+        calls[id(self)] += 1
+        finish(self, divisor / self.mesh.dp.size if calls[id(self)] > 1 else divisor)
 
-    calls = [0]
+    calls = Counter[int]()
     monkeypatch.setattr(GradientReducer, "finish", planted)
 
 
