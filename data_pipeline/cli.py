@@ -16,7 +16,7 @@ from lineage.shipped import Shipped, find_file
 
 if TYPE_CHECKING:
     from data_pipeline.config import DataConfig
-    from data_pipeline.files import Ledger
+    from data_pipeline.files import Amount, Ledger
 
 app = CommandLine(help="Clean, deduplicate, decontaminate and tokenize text.", no_args_is_help=True)
 
@@ -115,9 +115,7 @@ def trace(
 @app.command()
 def stats(directory: Annotated[Path, typer.Argument(help="Directory that `run` or a verb wrote.")]) -> None:
     """Print the attrition ledger: what each stage kept and dropped, and why."""
-    from data_pipeline.ledger import format_ledger
-
-    print(format_ledger(_read_ledger(_open(directory))))
+    print(_table(_read_ledger(_open(directory))))
 
 
 @app.command()
@@ -167,6 +165,34 @@ def _read_ledger(directory: Path) -> "Ledger":
     from lineage.files import read_document
 
     return read_document(directory / LEDGER, Ledger)
+
+
+def _table(ledger: "Ledger") -> str:
+    """The ledger as a table for a terminal: one line for each stage, and below it one for each reason."""
+    rows: list[tuple[str, ...]] = [("stage", "documents", "bytes", "tokens", "changed", "seconds")]
+    notes = []
+    for stage in ledger.stages:
+        counts = map(_cell, (stage.documents_out, stage.bytes_out, stage.tokens_out, stage.changed))
+        rows.append((stage.name, *counts, "" if stage.seconds is None else f"{stage.seconds:.1f}"))
+        for reason, amount in stage.dropped.items():
+            rows.append((f"  {reason}", *_cells(amount, "-")))
+        if stage.note:
+            notes.append(f"{stage.name}: {stage.note}")
+    rows += [(f"= {name}", *_cells(split)) for name, split in ledger.splits.items()]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for name, *cells in rows:
+        numbers = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
+        lines.append("  ".join([name.ljust(widths[0]), *numbers]).rstrip())
+    return "\n".join([f"source: {ledger.source}", *lines, f"malformed lines: {ledger.malformed_lines:,}", *notes])
+
+
+def _cells(amount: "Amount", sign: str = "") -> tuple[str, ...]:
+    return (*(_cell(number, sign) for number in (amount.documents, amount.bytes, amount.tokens)), "", "")
+
+
+def _cell(number: int | None, sign: str = "") -> str:
+    return "" if number is None else f"{sign}{number:,}"
 
 
 def _open(dataset: Path) -> Path:

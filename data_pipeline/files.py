@@ -3,18 +3,21 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import ConfigDict, Field
 
+from data_pipeline.document import Document
 from lineage.digest import content_digest, is_sealed
-from lineage.errors import DataMissing
+from lineage.errors import BadInput, DataMissing
 from lineage.files import FileSchema
 from lineage.run import MANIFEST, RunDirectory
 
 LEDGER, DATASET = "ledger.json", "dataset.json"
 DATED_FILES = frozenset({MANIFEST, LEDGER})
 """Files that say when and how fast a dataset was made."""
+MAX_SAMPLES = 5
+EXCERPT_CHARACTERS = 300
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]
 
@@ -28,21 +31,11 @@ class Amount:
     tokens: int | None = 0
     """None if tokens were not counted."""
 
-    def add(self, other: "Amount") -> None:
-        """Add another amount."""
-        self.documents += other.documents
-        self.bytes = (self.bytes or 0) + (other.bytes or 0)
-        self.add_tokens(other.tokens or 0)
-
-    def count(self, size: int, tokens: int = 0) -> None:
-        """Add one document of `size` bytes."""
-        self.documents += 1
-        self.bytes = (self.bytes or 0) + size
-        self.add_tokens(tokens)
-
-    def add_tokens(self, tokens: int) -> None:
-        """Add tokens of documents that are counted already."""
-        self.tokens = (self.tokens or 0) + tokens
+    def add(self, documents: int, size: int | None, tokens: int | None) -> None:
+        """Add so many documents, bytes and tokens."""
+        self.documents += documents
+        self.bytes = (self.bytes or 0) + (size or 0)
+        self.tokens = (self.tokens or 0) + (tokens or 0)
 
 
 class DroppedSample(FileSchema):
@@ -52,7 +45,7 @@ class DroppedSample(FileSchema):
     excerpt: str = ""
 
 
-class StageAttrition(FileSchema):
+class StageAttrition(FileSchema, frozen=False):
     """One stage of the data pipeline: how much came in, how much came out, and why the rest was dropped."""
 
     name: str
@@ -63,10 +56,53 @@ class StageAttrition(FileSchema):
     tokens_in: int | None = None
     tokens_out: int | None = None
     dropped: dict[str, Amount] = Field(default_factory=dict)
-    changed: int | None = None
+    changed: int = 0
     samples: dict[str, list[DroppedSample]] = Field(default_factory=dict)
-    seconds: float | None = None
+    seconds: float = 0.0
+    """Summed over all processes."""
     note: str = ""
+
+    @classmethod
+    def begin(cls, name: str) -> Self:
+        """A stage that has counted nothing; every field is set, so that it is written."""
+        counts = dict.fromkeys(("documents_in", "documents_out", "bytes_in", "bytes_out", "tokens_in", "tokens_out"), 0)
+        return cls(name=name, **counts, dropped={}, changed=0, samples={}, seconds=0.0, note="")
+
+    @property
+    def kept(self) -> Amount:
+        """The amount that came out."""
+        return Amount(self.documents_out, self.bytes_out, self.tokens_out)
+
+    def enter(self, size: int | None, tokens: int | None = 0, documents: int = 1) -> None:
+        """Count documents that come in."""
+        self.documents_in += documents
+        self.bytes_in = (self.bytes_in or 0) + (size or 0)
+        self.tokens_in = (self.tokens_in or 0) + (tokens or 0)
+
+    def keep(self, size: int | None, tokens: int | None = 0, documents: int = 1) -> None:
+        """Count documents that come out."""
+        self.documents_out += documents
+        self.bytes_out = (self.bytes_out or 0) + (size or 0)
+        self.tokens_out = (self.tokens_out or 0) + (tokens or 0)
+
+    def drop(self, document: Document, reason: str, size: int, tokens: int = 0) -> None:
+        """Count a dropped document; the first few of each reason are kept as samples."""
+        self.dropped.setdefault(reason, Amount()).add(1, size, tokens)
+        samples = self.samples.setdefault(reason, [])
+        if len(samples) < MAX_SAMPLES:
+            samples.append(DroppedSample(id=document.id, excerpt=document.text[:EXCERPT_CHARACTERS]))
+
+    def merge(self, other: "StageAttrition") -> None:
+        """Add a task's counts of the same stage."""
+        self.enter(other.bytes_in, other.tokens_in, other.documents_in)
+        self.keep(other.bytes_out, other.tokens_out, other.documents_out)
+        for reason, amount in other.dropped.items():
+            self.dropped.setdefault(reason, Amount()).add(amount.documents, amount.bytes, amount.tokens)
+        for reason, samples in other.samples.items():
+            mine = self.samples.setdefault(reason, [])
+            mine += samples[: MAX_SAMPLES - len(mine)]
+        self.changed += other.changed
+        self.seconds += other.seconds
 
 
 class InputShard(FileSchema):
@@ -109,6 +145,52 @@ class Ledger(FileSchema, frozen=False):
     blank_lines: int | None = None
     shards: list[InputShard] = Field(default_factory=list)
     near_duplicates: NearDuplicates | None = None
+
+    def stage(self, name: str) -> StageAttrition:
+        """The stage of that name; a new one stands last."""
+        entry = next((stage for stage in self.stages if stage.name == name), None)
+        if entry is None:
+            entry = StageAttrition.begin(name)
+            self.stages.append(entry)
+        return entry
+
+    def enter(self, tasks: list[dict[str, Any]]) -> None:
+        """Add the counts of tasks, each a list of stages."""
+        for counts in tasks:
+            for stage in counts["stages"]:
+                self.stage(stage["name"]).merge(StageAttrition.model_validate(stage))
+
+    def check(self, max_bad_fraction: float) -> None:
+        """Raise BadInput if a stage kept nothing, or if more of the input is malformed than may be."""
+        for stage in self.stages:
+            if stage.documents_out:
+                continue
+            if stage.name == self.stages[0].name:
+                quarantined = f" ({self.malformed_lines:,} malformed lines)" if self.malformed_lines else ""
+                raise BadInput(f"the corpus is empty: {self.source} gave no documents{quarantined}")
+            reasons = ", ".join(f"{reason}: {amount.documents:,}" for reason, amount in stage.dropped.items())
+            raise BadInput(
+                f"nothing is left of the corpus after the {stage.name} stage, which dropped every document ({reasons})"
+            )
+        lines = self.malformed_lines + self.stages[0].documents_in
+        if self.malformed_lines > max_bad_fraction * lines:
+            raise BadInput(
+                f"{self.malformed_lines:,} of {lines:,} lines are no documents, more than sources.max_bad_fraction = "
+                f"{max_bad_fraction:g} allows"
+            )
+
+    def finish(self, in_tokens: bool) -> None:
+        """Put the most frequent reasons first; tokens become null if they were not counted."""
+        for stage in self.stages:
+            reasons = sorted(stage.dropped, key=lambda reason: (-stage.dropped[reason].documents, reason))
+            stage.dropped = {reason: stage.dropped[reason] for reason in reasons}
+            stage.samples = {reason: stage.samples[reason] for reason in reasons}
+            stage.seconds = round(stage.seconds, 3)
+            if not in_tokens:
+                stage.tokens_in = stage.tokens_out = None
+        if not in_tokens:
+            for amount in [*self.splits.values(), *(each for stage in self.stages for each in stage.dropped.values())]:
+                amount.tokens = None
 
 
 class TokenizerFacts(FileSchema):

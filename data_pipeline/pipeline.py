@@ -15,8 +15,7 @@ import numpy as np
 from data_pipeline.config import DataConfig
 from data_pipeline.contamination.testsets import find_gpt2_vocabulary
 from data_pipeline.duplicates.lsh import describe as describe_banding
-from data_pipeline.files import Amount, InputShard, NearDuplicates
-from data_pipeline.ledger import OpenLedger
+from data_pipeline.files import InputShard, Ledger, NearDuplicates, StageAttrition
 from data_pipeline.passes.deduplicate import find_duplicates
 from data_pipeline.passes.gather import SLICE_BYTES, choose_order, gather_slice
 from data_pipeline.passes.measure import measure
@@ -46,7 +45,7 @@ class Pipeline:
     sources: OpenedSources
     test_sets: dict[str, Path | None]
     workspace: Workspace
-    ledger: OpenLedger = field(init=False)
+    ledger: Ledger = field(init=False)
     tokenizer: Tokenizer | None = field(init=False, default=None)
     banding: NearDuplicates | None = field(init=False, default=None)
     """Banding of the near-duplicate search, if it was done."""
@@ -59,7 +58,11 @@ class Pipeline:
         """Run the tasks that are not done yet. Raises BadInput if nothing is left of the corpus."""
         size = choose_shard_bytes(self.config.shard_bytes, self.sources.total_bytes)
         shards = self.sources.shards(self.workspace, size)
-        self.ledger = OpenLedger(self.sources.describe())
+        self.ledger = Ledger(
+            source=self.sources.describe(),
+            stages=[StageAttrition.begin(name) for name in (SOURCE, *(n for n in self.stages if n in TEXT_FILTERS))],
+            shards=[],
+        )
         prepared = self.finished["prepare"] = self._prepare(shards)
         tokenizer = self._make_tokenizer(prepared)
         measured = self.finished["measure"] = self._measure(prepared, tokenizer)
@@ -78,11 +81,9 @@ class Pipeline:
         fixed = {"limits": asdict(self.config.sources.limits), "filters": filters}
         jobs: list[Job] = [({**fixed, "pieces": [piece.to_json() for piece in shard]}, ()) for shard in shards]
         prepared = self.workspace.all("prepare", prepare, jobs, " and ".join(["read", *names]))
-        for name in (SOURCE, *names):
-            self.ledger.stage(name)
         self.ledger.enter(prepared.counts)
-        self.ledger.malformed = sum(counts["malformed"] for counts in prepared.counts)
-        self.ledger.blank = sum(counts["blank"] for counts in prepared.counts)
+        self.ledger.malformed_lines = sum(counts["malformed"] for counts in prepared.counts)
+        self.ledger.blank_lines = sum(counts["blank"] for counts in prepared.counts)
         for shard, counts, digest in zip(shards, prepared.counts, prepared.digests, strict=True):
             read = [(piece.name, piece.start, piece.end) for piece in shard]
             self.ledger.shards.append(InputShard(read=read, documents=counts["documents"], digest=digest))
@@ -90,12 +91,11 @@ class Pipeline:
         return prepared
 
     def _make_tokenizer(self, prepared: Finished) -> Finished | None:
-        self.ledger.in_tokens = any(stage.needs_tokenizer for stage in STAGES if stage.name in self.stages)
-        if not self.ledger.in_tokens:
+        if not any(stage.needs_tokenizer for stage in STAGES if stage.name in self.stages):
             return None
         config, counts = self.config.tokenizer, [each["documents"] for each in prepared.counts]
         if config.kind != "gpt2":
-            size = self.ledger.stages[-1].kept.bytes
+            size = self.ledger.stages[-1].bytes_out
             settings = {"kind": config.kind, "vocab_size": config.vocab_size, "shards": len(counts), "bytes": size}
             made = self.workspace.one("tokenizer", train, settings, prepared.input)
         else:
@@ -183,7 +183,7 @@ class Pipeline:
             raise BadInput("one document is left of the corpus, too few for a training and a validation split")
         shuffle = {"train": config.train, "valid": config.valid, "seed": self.config.seed} if is_split else None
         order = self.workspace.one("order", choose_order, {"counts": counts, "splits": of_shards, "shuffle": shuffle})
-        of_slice = max(1, round(SLICE_BYTES * sum(counts) / self.ledger.stages[-1].kept.bytes))
+        of_slice = max(1, round(SLICE_BYTES * sum(counts) / self.ledger.stages[-1].bytes_out))
         dtype = token_dtype(self.tokenizer.vocab_size) if self.tokenizer and "tokenize" in self.stages else None
         fixed = {"lines": self.stages != ("tokenize",), "dtype": dtype and str(dtype)}
         inputs = (order.input, prepared.input, measured.input, selected.input)
@@ -209,7 +209,7 @@ class Pipeline:
             if name in self.stages:
                 stage = self.ledger.stage(name)
                 for amount in slices.counts:
-                    stage.incoming.add(Amount(**amount))
-                stage.kept = Amount(**asdict(stage.incoming))
+                    stage.enter(amount["bytes"], amount["tokens"], amount["documents"])
+                    stage.keep(amount["bytes"], amount["tokens"], amount["documents"])
                 stage.seconds = (time.monotonic() - start) / len({"split", "tokenize"} & set(self.stages))
         return slices

@@ -18,9 +18,8 @@ from data_pipeline.passes.deduplicate import DECISIONS, Corpus
 from data_pipeline.passes.gather import SLICE_LINES, assemble
 from data_pipeline.passes.prepare import QUARANTINE
 from data_pipeline.pipeline import Pipeline
-from data_pipeline.reading.prose import measure
 from data_pipeline.stages import STAGES
-from data_pipeline.stages.prose import Prose
+from data_pipeline.stages.prose import Prose, measure
 from data_pipeline.tokens.token_file import append_file
 from data_pipeline.tokens.tokenizer import padded_vocab_size
 from data_pipeline.work.tasks import MARKER, Counts, Settings
@@ -67,7 +66,9 @@ def publish(pipeline: Pipeline, directory: Path) -> None:
             card.english = describe_english(Document(**orjson.loads(line)) for line in islice(lines, SAMPLE_DOCUMENTS))
     if pipeline.tokenizer and card:
         pipeline.tokenizer.save(directory / "tokenizer")
-    ledger = pipeline.ledger.to_file(_amounts(pipeline))
+    ledger = pipeline.ledger
+    ledger.splits = _amounts(pipeline)
+    ledger.finish(in_tokens=pipeline.tokenizer is not None)
     if pipeline.banding:
         ledger.near_duplicates = pipeline.banding
     write_document(directory / LEDGER, ledger)
@@ -115,7 +116,8 @@ def _amounts(pipeline: Pipeline) -> dict[str, Amount]:
     for name, slices in pipeline.splits.items():
         amount = Amount()
         for number in slices:
-            amount.add(Amount(**pipeline.finished["gather"].counts[number]))
+            counts = pipeline.finished["gather"].counts[number]
+            amount.add(counts["documents"], counts["bytes"], counts["tokens"])
         amounts[name or UNSPLIT] = amount
     return amounts
 

@@ -1,8 +1,4 @@
-"""Builds the directory of a configuration, or finds it complete.
-
-The modules that do the work are imported when it begins: the cost is printed before, and a complete directory needs
-none of them.
-"""
+"""Builds the directory of a configuration, or finds it complete."""
 
 import shutil
 import signal
@@ -15,9 +11,13 @@ from typing import Any
 
 from data_pipeline.config import DataConfig
 from data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
+from data_pipeline.passes.overlap import measure_overlap
+from data_pipeline.pipeline import Pipeline
+from data_pipeline.publish import publish
 from data_pipeline.reading.sources import OpenedSources, open_sources
 from data_pipeline.stages import STAGES
 from data_pipeline.stages.stage import Stage
+from data_pipeline.tokens.tokenizer import Tokenizer
 from data_pipeline.work.executors import make_executor
 from data_pipeline.work.tasks import NO_ROOM, disk_is_full
 from data_pipeline.work.workspace import FOLDER, Workspace
@@ -62,8 +62,6 @@ def run_overlap(config: DataConfig, out: Path, executor: str = "local") -> RunDi
     values = config.model_dump(mode="json", include={"sources", "overlap"})
 
     def build(workspace: Workspace, directory: Path) -> None:
-        from data_pipeline.passes.overlap import measure_overlap
-
         measure_overlap(config, sources, test_sets, workspace, directory)
 
     return _complete(partial(RunDirectory.begin_at, out, "data-overlap", values, parents), build, config, executor, 0)
@@ -76,9 +74,6 @@ def _run_stages(
     sources, test_sets, parents = _open(config, names, room)
 
     def build(workspace: Workspace, directory: Path) -> None:
-        from data_pipeline.pipeline import Pipeline
-        from data_pipeline.publish import publish
-
         publish(Pipeline(config, names, sources, test_sets, workspace).run(), directory)
 
     preload = ["data_pipeline.fast.ready"] if {"clean", "language"} <= set(names) else []
@@ -100,8 +95,6 @@ def _open(
     needs_tokenizer = any(stage.needs_tokenizer for stage in STAGES if stage.name in stages)
     parents = {}
     if needs_tokenizer and config.tokenizer.kind == "gpt2":
-        from data_pipeline.tokens.tokenizer import Tokenizer
-
         parents["tokenizer"] = Tokenizer.from_gpt2_files(*find_gpt2_vocabulary()).digest
     for name, path in test_sets.items():
         parents[f"test set {name}"] = sha256_file(path) if path else "missing"

@@ -9,7 +9,6 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +18,7 @@ from numpy.typing import NDArray
 from data_pipeline.contamination.decontaminate import count_matches
 from data_pipeline.document import Document, size_bytes
 from data_pipeline.duplicates.lsh import fingerprint_words, fingerprints
-from data_pipeline.files import Amount
-from data_pipeline.ledger import Entry
+from data_pipeline.files import Amount, StageAttrition
 from data_pipeline.passes.prepare import UNCOUNTED, Uncounted
 from data_pipeline.stages import TOKEN_FILTERS
 from data_pipeline.stages.deduplicate import DeduplicateConfig
@@ -48,7 +46,7 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     tokenizer = load_once(inputs[1] / "00000", settings["tokenizer"]) if settings["tokenizer"] else None
     dtype = token_dtype(tokenizer.vocab_size) if tokenizer else None
     filters = [TOKEN_FILTERS[name](**section) for name, section in settings["filters"]]
-    entries, seconds = [Entry(each.name) for each in filters], defaultdict[str, float](float)
+    entries, seconds = [StageAttrition.begin(each.name) for each in filters], defaultdict[str, float](float)
     numbers, sizes, all_tokens = array("q"), array("q"), array("q")
     deduplicate = DeduplicateConfig(**settings["deduplicate"]) if settings["deduplicate"] else None
     search = settings["decontaminate"]
@@ -89,7 +87,7 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
         entry.seconds = seconds["tokens"]
     early = _early(settings["early"], inputs[0], all_tokens, tokenizer) if tokenizer else []
     return {
-        "stages": [asdict(entry) for entry in (*early, *entries)],
+        "stages": [entry.model_dump(mode="json") for entry in (*early, *entries)],
         "documents": len(numbers),
         "bytes": sum(sizes[::2]),
         "tokens": sum(sizes[1::2]),
@@ -129,21 +127,21 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 def _is_kept(
-    document: Document, size: int, tokens: int, filters: Sequence[TokenFilter], entries: Sequence[Entry]
+    document: Document, size: int, tokens: int, filters: Sequence[TokenFilter], entries: Sequence[StageAttrition]
 ) -> bool:
     """True if no filter drops the document; enters it in the ledger."""
     for each, entry in zip(filters, entries, strict=True):
-        entry.incoming.count(size, tokens)
+        entry.enter(size, tokens)
         if drop := each.apply(document.text, tokens):
             entry.drop(document, drop.reason, size, tokens)
             return False
-        entry.kept.count(size, tokens)
+        entry.keep(size, tokens)
     return True
 
 
-def _early(names: list[str], shard: Path, tokens: "array[int]", tokenizer: Tokenizer) -> list[Entry]:
+def _early(names: list[str], shard: Path, tokens: "array[int]", tokenizer: Tokenizer) -> list[StageAttrition]:
     """Count the tokens of the stages of the first pass, from the last stage of a document back to the source."""
-    entries = [Entry(name) for name in names]
+    entries = [StageAttrition.begin(name) for name in names]
     plain = sum(tokens)
 
     def count(text: str) -> int:
@@ -158,23 +156,23 @@ def _early(names: list[str], shard: Path, tokens: "array[int]", tokenizer: Token
                 plain -= tokens[record.kept]
                 _enter(entries, record, tokens[record.kept], count)
     for entry in entries:
-        entry.incoming.add_tokens(plain)
-        entry.kept.add_tokens(plain)
+        entry.enter(0, plain, 0)
+        entry.keep(0, plain, 0)
     return entries
 
 
-def _enter(entries: list[Entry], record: Uncounted, tokens: int, count: Callable[[str], int]) -> None:
+def _enter(entries: list[StageAttrition], record: Uncounted, tokens: int, count: Callable[[str], int]) -> None:
     changes = {number: texts for number, *texts in record.changes}
     for number in range(record.last, -1, -1):
         entry = entries[number]
         if number == record.last and record.kept is None:
-            entry.dropped.setdefault(record.reason, Amount()).add_tokens(tokens)
+            entry.dropped.setdefault(record.reason, Amount()).add(0, 0, tokens)
         else:
-            entry.kept.add_tokens(tokens)
+            entry.keep(0, tokens, 0)
         if number in changes:
             before, after = changes[number]
             tokens += count(before) - count(after)
-        entry.incoming.add_tokens(tokens)
+        entry.enter(0, tokens, 0)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import compress, count
 from operator import ne
 from pathlib import Path
@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 
 from data_pipeline.document import Document, Drop, Malformed, Unfit, size_bytes
-from data_pipeline.ledger import Entry
+from data_pipeline.files import StageAttrition
 from data_pipeline.reading.pieces import Piece
 from data_pipeline.reading.readers import Limits, malformed, read_pieces
 from data_pipeline.stages import TEXT_FILTERS
@@ -42,7 +42,7 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     Settings: `pieces`, `limits`, and `filters`: pairs of a TextFilter's name and its section of the recipe.
     """
     filters = [TEXT_FILTERS[name](**section) for name, section in settings["filters"]]
-    entries = [Entry(SOURCE), *(Entry(each.name) for each in filters)]
+    entries = [StageAttrition.begin(name) for name in (SOURCE, *(each.name for each in filters))]
     pieces = [Piece(**piece) for piece in settings["pieces"]]
     bad = blank = 0
     start = time.perf_counter()
@@ -71,7 +71,7 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
                     uncounted.write(_line(record))
     entries[0].seconds = time.perf_counter() - start - sum(entry.seconds for entry in entries[1:])
     return {
-        "stages": [asdict(entry) for entry in entries],
+        "stages": [entry.model_dump(mode="json") for entry in entries],
         "documents": len(documents),
         "malformed": bad,
         "blank": blank,
@@ -113,7 +113,7 @@ def _divides(before: str, after: str) -> bool:
 
 
 def _filter(
-    document: Document, filters: Sequence[TextFilter], entries: Sequence[Entry]
+    document: Document, filters: Sequence[TextFilter], entries: Sequence[StageAttrition]
 ) -> tuple[Uncounted, Document | None]:
     """Apply the filters to a document and enter it in the ledger without its tokens; Unfit enters nothing."""
     outcomes: list[str | Drop] = [document.text]
@@ -123,11 +123,11 @@ def _filter(
             outcomes.append(each.apply(text))
             entry.seconds += time.perf_counter() - start
     size = size_bytes(document.text)
-    entries[0].incoming.count(size)
-    entries[0].kept.count(size)
+    entries[0].enter(size)
+    entries[0].keep(size)
     record = Uncounted(0, [])
     for number, (outcome, entry) in enumerate(zip(outcomes[1:], entries[1:], strict=False), 1):
-        entry.incoming.count(size)
+        entry.enter(size)
         record.last = number
         if isinstance(outcome, Drop):
             entry.drop(document, outcome.reason, size)
@@ -137,5 +137,5 @@ def _filter(
             entry.changed += 1
             record.changes.append((number, *difference(document.text, outcome)))
             document, size = Document(document.id, outcome), size_bytes(outcome)
-        entry.kept.count(size)
+        entry.keep(size)
     return record, document

@@ -1,7 +1,6 @@
 """Applies the corpus-wide decisions to a shard: duplicates go, test-set text is cut out."""
 
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +9,7 @@ from numpy.typing import NDArray
 from data_pipeline.contamination.decontaminate import decontaminate
 from data_pipeline.contamination.words import Ngrams
 from data_pipeline.document import Document, Drop, size_bytes
-from data_pipeline.files import Amount
-from data_pipeline.ledger import Entry
+from data_pipeline.files import StageAttrition
 from data_pipeline.passes.deduplicate import DECISIONS
 from data_pipeline.passes.measure import NUMBERS, SIZES, TOKENS, encode, read_matches
 from data_pipeline.tokens.token_file import token_dtype
@@ -54,11 +52,11 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
     tokenizer = load_once(more.pop(0) / "00000", settings["tokenizer"]) if settings["tokenizer"] else None
     documents, numbers, sizes = DocumentShard(prepared), np.load(measured / NUMBERS), np.load(measured / SIZES)
     gone = _dropped(decisions, settings["start"], settings["count"])
-    deduplicate, cut = Entry("deduplicate"), Entry("decontaminate")
+    deduplicate, cut = StageAttrition.begin("deduplicate"), StageAttrition.begin("decontaminate")
     for number in np.flatnonzero(gone):
         deduplicate.drop(documents[int(numbers[number])], "near-duplicate", *map(int, sizes[number]))
-    deduplicate.incoming.add(_amount(sizes))
-    deduplicate.kept.add(_amount(sizes[~gone]))
+    for count, these in ((deduplicate.enter, sizes), (deduplicate.keep, sizes[~gone])):
+        count(int(these[:, 0].sum()), int(these[:, 1].sum()), len(these))
     matched = {number for number, _ in read_matches(measured)} if section else set()
     ngrams = Ngrams.of(rare.read_text(encoding="utf-8").split("\n")[:-1] if rare else ())
     entries: list[tuple[int, int, int]] = []
@@ -70,10 +68,10 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
                 document = documents[int(numbers[number])]
                 margins = (section["margin_characters"], section["min_part_characters"], section["max_parts"])
                 remains = decontaminate(document, ngrams, *margins)
-            cut.incoming.count(size, tokens)
+            cut.enter(size, tokens)
             if remains is None or remains == [document]:
                 entries.append((int(number), size, tokens))
-                cut.kept.count(size, tokens)
+                cut.keep(size, tokens)
                 continue
             if isinstance(remains, Drop):
                 cut.drop(document, remains.reason, size, tokens)
@@ -84,16 +82,12 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
                 if tokenizer:
                     token_file.write(ids.astype(token_dtype(tokenizer.vocab_size)).tobytes())
                 entries.append((-1 - len(parts), size_bytes(part.text), len(ids)))
-                cut.kept.count(*entries[-1][1:])
+                cut.keep(*entries[-1][1:])
                 parts.append(part)
     table = np.array(entries, np.int64).reshape(-1, 3)
     np.save(directory / ENTRIES, table)
     ledger = ((deduplicate, settings["deduplicate"]), (cut, section))
-    return {"stages": [asdict(entry) for entry, is_run in ledger if is_run], "documents": len(table)}
-
-
-def _amount(sizes: NDArray[np.int64]) -> Amount:
-    return Amount(len(sizes), int(sizes[:, 0].sum()), int(sizes[:, 1].sum()))
+    return {"stages": [entry.model_dump(mode="json") for entry, is_run in ledger if is_run], "documents": len(table)}
 
 
 def _dropped(decisions: list[Path], start: int, count: int) -> NDArray[np.bool_]:

@@ -1,16 +1,33 @@
-"""The Hugging Face hub: a quick test of the connection, and clear errors."""
+"""The Hugging Face hub: a quick test of the connection, clear errors, and the paper's corpora as streams.
+
+Megatron-LM section 4.1 names the corpora: Wikipedia, OpenWebText, RealNews, CC-Stories.
+"""
 
 import os
 import threading
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
 
-from data_pipeline.work.tasks import NO_ROOM
+import orjson
+
+from data_pipeline.document import Document, Malformed
+from data_pipeline.reading.pieces import Piece, cut_lines
+from data_pipeline.reading.readers import mend_surrogates
+from data_pipeline.work.tasks import NO_ROOM, Counts, Settings
+from data_pipeline.work.workspace import Job, Workspace
+from lineage.digest import sha256_json
 from lineage.errors import DataMissing, Interrupted
 
 TIMEOUT_SECONDS = 5.0
+HARVESTED = "documents.jsonl"
+LARGE_BYTES = 20 << 30
+TEXT_PER_BYTE = 3
+"""Bytes of text for each byte of compressed Parquet."""
 
 
 @cache
@@ -66,3 +83,85 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error:
         yield error
         error = error.__cause__ or error.__context__
+
+
+@dataclass(frozen=True)
+class Location:
+    """A dataset on the hub."""
+
+    repository: str
+    subset: str | None
+    revision: str | None
+
+
+LOCATIONS = {
+    "wikipedia": Location("wikimedia/wikipedia", "20231101.en", "b04c8d1ceb2f5cd4588862100d08de323dccfbaa"),
+    "openwebtext": Location("Skylion007/openwebtext", None, "refs/convert/parquet"),
+}
+WITHDRAWN = ("realnews", "cc-stories")
+
+
+def refuse_withdrawn(names: Sequence[str]) -> None:
+    """Raise DataMissing for corpora that nobody can download any more."""
+    if gone := [name for name in names if name in WITHDRAWN]:
+        raise DataMissing(
+            f"{' and '.join(gone)} can no longer be downloaded from the original hosts: "
+            f"get a copy from someone who has it and name it as jsonl:PATH in its place, or leave it out"
+        )
+
+
+class HubSource:
+    """One corpus of the hub, each of its files harvested as a stream into a local file first."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._location = LOCATIONS[name]
+
+    def fingerprint(self) -> str:
+        return sha256_json(asdict(self._location))
+
+    def describe(self) -> str:
+        place = self._location
+        return f"{self.name} ({'/'.join(filter(None, (place.repository, place.subset)))} on the Hugging Face hub)"
+
+    @cached_property
+    def total_bytes(self) -> int:
+        """Approximate bytes of text, from the sizes of the compressed files; many if the hub does not answer."""
+        from huggingface_hub import HfApi
+
+        place, files = self._location, []
+        with suppress(Interrupted), asking_for(self.name):
+            described = HfApi().dataset_info(place.repository, revision=place.revision, files_metadata=True)
+            files = described.siblings or []
+        sizes = [file.size or 0 for file in files if file.rfilename.startswith(place.subset or "")]
+        return TEXT_PER_BYTE * sum(sizes) or LARGE_BYTES
+
+    def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
+        """Stream each file into a local one. Raises the errors of `asking_for`."""
+        with asking_for(self.name):
+            files = int(_open(self._location).num_shards)
+        settings = {"name": self.name, "location": asdict(self._location), "files": files}
+        jobs: Iterator[Job] = (({**settings, "file": number}, ()) for number in range(files))
+        for done in workspace.each(f"harvest-{self.name}", harvest, jobs, self.name, files):
+            path = done.path / HARVESTED
+            yield from cut_lines(Piece("harvest", self.name, str(path), done.digest, path.stat().st_size), shard_bytes)
+
+
+def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
+    """Write one file of a corpus as JSON lines. Raises the errors of `asking_for`."""
+    name, number = settings["name"], settings["file"]
+    with (directory / HARVESTED).open("wb") as file, asking_for(name):
+        rows = _open(Location(**settings["location"])).shard(num_shards=settings["files"], index=number)
+        for row_number, row in enumerate(rows, 1):
+            text, place = row.get("text"), f"{name}/{number}"
+            row_content: Document | Malformed = Malformed(place, row_number, "text is not a string", str(text)[:300])
+            if isinstance(text, str):
+                row_content = Document(f"{place}:{row_number}", mend_surrogates(text))
+            file.write(orjson.dumps(asdict(row_content)) + b"\n")
+    return {}
+
+
+def _open(place: Location) -> Any:
+    from datasets import load_dataset
+
+    return load_dataset(place.repository, place.subset, revision=place.revision, split="train", streaming=True)

@@ -7,8 +7,7 @@ from typing import Protocol
 
 from data_pipeline.reading.config import HUB_NAMES, INSTALLED_DOCS, SourcesConfig
 from data_pipeline.reading.file_sources import FileSource
-from data_pipeline.reading.hub import hub_is_reachable
-from data_pipeline.reading.hub_sources import HubSource, refuse_withdrawn
+from data_pipeline.reading.hub import HubSource, hub_is_reachable, refuse_withdrawn
 from data_pipeline.reading.installed_docs import InstalledDocs
 from data_pipeline.reading.pieces import Piece, pack
 from data_pipeline.reading.readers import Limit, pieces_within

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from data_pipeline.document import Document, Drop
 from data_pipeline.publish import describe_english, kind_of
-from data_pipeline.reading.prose import measure, paragraphs
-from data_pipeline.stages.prose import LONG, Prose
+from data_pipeline.stages.prose import LONG, Prose, measure, paragraphs
 from tests.commands import Command
 from tests.data_pipeline.conftest import write_jsonl
 

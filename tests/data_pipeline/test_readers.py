@@ -78,8 +78,8 @@ def test_of_a_hundred_thousand_hostile_lines_none_is_lost(tmp_path: Path) -> Non
     counts = prepare({"pieces": pieces, "limits": limits, "filters": filters}, [], tmp_path / "out")
     (source, clean) = counts["stages"]
     assert counts["blank"] == sum(not line.strip() for line in lines)
-    assert source["kept"]["documents"] + counts["malformed"] + counts["blank"] == len(lines)
-    assert source["kept"]["documents"] == clean["kept"]["documents"] + clean["dropped"]["empty"]["documents"]
+    assert source["documents_out"] + counts["malformed"] + counts["blank"] == len(lines)
+    assert source["documents_out"] == clean["documents_out"] + clean["dropped"]["empty"]["documents"]
     quarantined = [json.loads(line) for line in (tmp_path / "out" / "quarantine.jsonl").open("rb")]
     assert len(quarantined) == counts["malformed"]
     assert all(item["reason"] and len(item["excerpt"]) <= 300 for item in quarantined)

@@ -16,7 +16,7 @@ from data_pipeline.config import SourcesConfig
 from data_pipeline.document import Document, Malformed
 from data_pipeline.reading import hub
 from data_pipeline.reading.file_sources import FileSource
-from data_pipeline.reading.hub_sources import HubSource
+from data_pipeline.reading.hub import HubSource, asking_for
 from data_pipeline.reading.installed_docs import InstalledDocs, extract, run_time_distributions
 from data_pipeline.reading.readers import Limit, Limits, read_pieces
 from data_pipeline.reading.sources import Source, open_sources
@@ -258,8 +258,6 @@ def test_sources_are_read_in_the_order_given(tmp_path: Path) -> None:
 
 def test_what_the_hub_s_clients_raise_is_told_apart() -> None:
     from huggingface_hub import errors
-
-    from data_pipeline.reading.hub import asking_for
 
     def raised(error: Exception, within: Exception | None) -> Exception:
         try:
