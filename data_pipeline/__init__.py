@@ -1,7 +1,7 @@
 """Turns text into clean, deduplicated, decontaminated token files. Each part imports only those above it:
 
-files.py        schemas of ledger.json and dataset.json, and the datasets that a run names
 document.py     a document, or the reason it was dropped
+files.py        schemas of ledger.json and dataset.json, and the datasets that a run names
 fast/           fast code that replaces a library's, checked against the library at first use
 tokens/         tokenizer, token files, samples cut from them
 work/           tasks, the executors that run them, the files they leave
@@ -9,7 +9,6 @@ reading/        sources and the documents in them
 contamination/  test sets, and the search for their text in a corpus
 stages/         one file for each stage: settings, verb, place in the order and, for a filter, its work
 duplicates/     near-duplicates: buckets, components, decisions
-ledger.py       counts of what each stage received, kept, changed and dropped
 config.py       the recipe of a dataset
 passes/         the tasks of a build
 pipeline.py     their order
