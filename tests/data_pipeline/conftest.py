@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.cli import main
+from data_pipeline.contamination.words import Ngrams, words_of
 from data_pipeline.reading import hub
 from tests.commands import Command
 
@@ -34,6 +35,12 @@ def sentences(count: int, seed: int) -> str:
 def write_jsonl(path: Path, texts: Sequence[str]) -> Path:
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     return path
+
+
+def ngrams_in(passages: Sequence[str], length: int = 13, shortest: int = 8) -> Ngrams:
+    """The n-grams of the passages that have at least `shortest` words."""
+    texts = [words for words in map(words_of, passages) if len(words) >= shortest]
+    return Ngrams(tuple(map(" ".join, texts)), length)
 
 
 def write_recipe(path: Path, *sources: str, extra: str = "") -> Path:

@@ -22,16 +22,11 @@ from data_pipeline.contamination.testsets import TEST_SETS
 from data_pipeline.contamination.words import Ngrams, words_of
 from data_pipeline.document import Document, Drop
 from evaluation.detokenize import detokenize_wikitext
-from tests.data_pipeline.conftest import sentences
+from tests.data_pipeline.conftest import ngrams_in, sentences
 
 PASSAGE = (
     "Zebras quietly admire seventeen violet umbrellas whenever gentle thunder interrupts nine sleepy accordion players"
 )
-
-
-def task_ngrams(passages: list[str], words: int = 13, min_words: int = 8) -> Ngrams:
-    texts = [found for found in map(words_of, passages) if len(found) >= min_words]
-    return Ngrams(tuple(map(" ".join, texts)), words)
 
 
 def split_and_search_again(text: str, ngrams: Ngrams, margin: int, min_part: int) -> list[str]:
@@ -56,23 +51,23 @@ def split_and_search_again(text: str, ngrams: Ngrams, margin: int, min_part: int
 
 def test_ngrams_of_a_passage_by_its_length() -> None:
     thirteen = [f"w{i}" for i in range(15)]
-    assert set(task_ngrams([" ".join(thirteen)]).ngrams) == {" ".join(thirteen[i : i + 13]) for i in range(3)}
-    assert set(task_ngrams(["One, two; THREE four five six seven eight!"]).ngrams) == {
+    assert set(ngrams_in([" ".join(thirteen)]).ngrams) == {" ".join(thirteen[i : i + 13]) for i in range(3)}
+    assert set(ngrams_in(["One, two; THREE four five six seven eight!"]).ngrams) == {
         "one two three four five six seven eight"
     }
-    assert set(task_ngrams(["one two three four five six seven"]).ngrams) == set()
+    assert set(ngrams_in(["one two three four five six seven"]).ngrams) == set()
 
 
 def test_document_without_a_match_is_returned_as_it_is() -> None:
     document = Document("a", sentences(30, 1))
-    assert decontaminate(document, task_ngrams([PASSAGE])) == [document]
-    assert decontaminate(document, task_ngrams([])) == [document]
+    assert decontaminate(document, ngrams_in([PASSAGE])) == [document]
+    assert decontaminate(document, ngrams_in([])) == [document]
 
 
 def test_cut_runs_from_sentence_end_to_sentence_end() -> None:
     before, after = sentences(20, 1), sentences(20, 2)
     text = f"{before} {PASSAGE}. {after}"
-    parts = split_and_keep(text, task_ngrams([PASSAGE]))
+    parts = split_and_keep(text, ngrams_in([PASSAGE]))
     start = text.index("Zebras")
     end = start + len(PASSAGE) + 200
     assert parts == [text[: text.rindex(".", 0, start - 199) + 1], text[text.index(".", end) + 1 :]]
@@ -80,11 +75,11 @@ def test_cut_runs_from_sentence_end_to_sentence_end() -> None:
 
 def test_case_and_punctuation_do_not_hide_a_match() -> None:
     disguised = ", ".join(PASSAGE.upper().split())
-    assert len(split_and_keep(f"{sentences(20, 1)} {disguised}. {sentences(20, 2)}", task_ngrams([PASSAGE]))) == 2
+    assert len(split_and_keep(f"{sentences(20, 1)} {disguised}. {sentences(20, 2)}", ngrams_in([PASSAGE]))) == 2
 
 
 def test_short_parts_are_not_kept() -> None:
-    ngrams = task_ngrams([PASSAGE])
+    ngrams = ngrams_in([PASSAGE])
     assert decontaminate(Document("a", f"A few words. {PASSAGE}. A few more."), ngrams) == Drop("test-set text")
     long = sentences(20, 2)
     parts = decontaminate(Document("a", f"A few words. {PASSAGE}. {long}"), ngrams)
@@ -96,15 +91,15 @@ def test_short_parts_are_not_kept() -> None:
 def test_part_must_be_longer_than_the_limit() -> None:
     rest = "x" * 50
     text = f"{PASSAGE} {'y' * 9}.{rest}"
-    assert split_and_keep(text, task_ngrams([PASSAGE]), margin=5, min_part=49) == [rest]
-    assert split_and_keep(text, task_ngrams([PASSAGE]), margin=5, min_part=50) == []
+    assert split_and_keep(text, ngrams_in([PASSAGE]), margin=5, min_part=49) == [rest]
+    assert split_and_keep(text, ngrams_in([PASSAGE]), margin=5, min_part=50) == []
     text = f"{rest}. yy {PASSAGE}"
-    assert split_and_keep(text, task_ngrams([PASSAGE]), margin=3, min_part=50) == [rest + "."]
-    assert split_and_keep(text, task_ngrams([PASSAGE]), margin=3, min_part=51) == []
+    assert split_and_keep(text, ngrams_in([PASSAGE]), margin=3, min_part=50) == [rest + "."]
+    assert split_and_keep(text, ngrams_in([PASSAGE]), margin=3, min_part=51) == []
 
 
 def test_too_many_parts_drop_the_document() -> None:
-    ngrams = task_ngrams([PASSAGE])
+    ngrams = ngrams_in([PASSAGE])
     pieces = [sentences(20, seed) for seed in range(12)]
     ten = decontaminate(Document("a", f" {PASSAGE}. ".join(pieces[:10])), ngrams)
     assert isinstance(ten, list)
@@ -122,7 +117,7 @@ def test_too_many_parts_drop_the_document() -> None:
 )
 def test_parts_are_clean_ordered_pieces_of_the_text(pieces: list[int], margin: int, min_part: int) -> None:
     text = f" {PASSAGE}. ".join(sentences(count, count) for count in pieces)
-    parts = split_and_keep(text, task_ngrams([PASSAGE]), margin, min_part)
+    parts = split_and_keep(text, ngrams_in([PASSAGE]), margin, min_part)
     position = 0
     for part in parts:
         position = text.index(part, position) + len(part)
@@ -142,7 +137,7 @@ def test_parts_are_clean_ordered_pieces_of_the_text(pieces: list[int], margin: i
 def test_one_search_cuts_as_searching_every_rest_again(
     text: list[str], passage: list[str], glue: str, words: int, margin: int, min_part: int
 ) -> None:
-    ngrams = task_ngrams([" ".join(passage)], words, min_words=1)
+    ngrams = ngrams_in([" ".join(passage)], words, shortest=1)
     expected = split_and_search_again(glue.join(text), ngrams, margin, min_part)
     assert split_and_keep(glue.join(text), ngrams, margin, min_part) == expected
 
@@ -156,7 +151,7 @@ def test_a_document_of_many_matches_is_searched_once(monkeypatch: pytest.MonkeyP
         return search(ngrams, text)
 
     monkeypatch.setattr(Ngrams, "matches", counted)
-    parts = split_and_keep(f"{sentences(40, 1)} {PASSAGE}. " * 50, task_ngrams([PASSAGE]))
+    parts = split_and_keep(f"{sentences(40, 1)} {PASSAGE}. " * 50, ngrams_in([PASSAGE]))
     assert len(parts) == 50
     assert len(searched) == 1
 

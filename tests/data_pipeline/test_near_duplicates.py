@@ -25,13 +25,9 @@ PUBLISHED = DeduplicateConfig(rule="megatron-2019", bands=10, rows=10)
 Fingerprints = np.ndarray
 
 
-def fingerprints_of(texts: Sequence[str], config: DeduplicateConfig) -> Fingerprints:
-    return fingerprints(texts, config)
-
-
 def decide(texts: Sequence[str], config: DeduplicateConfig) -> tuple[list[Decision], np.ndarray]:
     """Decisions component by component, in order of document, and how often which similarity was met."""
-    rows = fingerprints_of(texts, config)
+    rows = fingerprints(texts, config)
     first = components(rows[:, : config.bands].T, rows[:, config.bands :], config)
     decisions, compared = [], np.zeros(20, np.int64)
     for one in np.unique(first):
@@ -91,7 +87,7 @@ def test_recall_and_precision_against_all_pairs(passages: Callable[[int], list[s
         assert similarity == exact[document, chosen]
 
     upper = np.triu(exact, 1)
-    rows = fingerprints_of(texts, DEFAULT)
+    rows = fingerprints(texts, DEFAULT)
     shared = np.any(rows[:, None, :25] == rows[None, :, :25], axis=2)
     for bound in (0.75, 0.8, 0.9):
         pairs = np.argwhere(upper >= bound)
@@ -122,7 +118,7 @@ def decide_plainly(
     texts: Sequence[str], config: DeduplicateConfig, most: int = 1000
 ) -> tuple[list[Decision], np.ndarray]:
     """The rule `verified`, a sentence at a time."""
-    rows = fingerprints_of(texts, config)
+    rows = fingerprints(texts, config)
     kept: list[int] = []
     decisions, similarities = [], []
     for document in range(len(texts)):
@@ -147,7 +143,7 @@ def test_decisions_are_those_of_the_rule_and_need_only_the_component(seed: int, 
     random.Random(seed).shuffle(texts)
     expected, similarities = decide_plainly(texts, config)
     by_component, compared = decide(texts, config)
-    at_once = resolve(np.arange(len(texts)), fingerprints_of(texts, config), texts.__getitem__, config)
+    at_once = resolve(np.arange(len(texts)), fingerprints(texts, config), texts.__getitem__, config)
     assert by_component == at_once.decisions == expected
     assert np.array_equal(compared, similarities)
     assert np.array_equal(at_once.compared, similarities)
@@ -172,7 +168,7 @@ def test_the_most_similar_of_too_many_candidates_are_compared(seed: int, monkeyp
 def test_a_documents_number_does_not_matter(seed: int) -> None:
     texts = related_texts(seed, 16)
     numbers = np.cumsum(np.random.default_rng(seed).integers(1, 9, len(texts)))
-    rows = fingerprints_of(texts, DEFAULT)
+    rows = fingerprints(texts, DEFAULT)
     named = dict(zip(numbers.tolist(), texts, strict=True))
     found = resolve(numbers, rows, named.__getitem__, DEFAULT).decisions
     plain = resolve(np.arange(len(texts)), rows, texts.__getitem__, DEFAULT).decisions
@@ -206,7 +202,7 @@ def published_similarity(left: str, right: str) -> float:
 
 def groups_as_published(texts: Sequence[str], config: DeduplicateConfig) -> list[set[int]]:
     """Lines {main: others above 0.5} for every bucket of every band, then their groups, as the two scripts do it."""
-    rows = fingerprints_of(texts, config)
+    rows = fingerprints(texts, config)
     groups: list[set[int]] = []
     for band in range(config.bands):
         for key in np.unique(rows[:, band]):
@@ -246,7 +242,7 @@ def test_a_bucket_of_equal_and_nearly_equal_documents_is_linear(config: Deduplic
 
 def test_texts_are_not_read_without_candidates() -> None:
     texts = [sentences(20, seed) for seed in range(3)]
-    rows = np.random.default_rng(0).integers(0, 2**64, fingerprints_of(texts, DEFAULT).shape, np.uint64)
+    rows = np.random.default_rng(0).integers(0, 2**64, fingerprints(texts, DEFAULT).shape, np.uint64)
 
     def text_of(number: int) -> str:
         raise AssertionError(number)

@@ -156,15 +156,6 @@ def test_planted_passage_and_duplicates_are_gone(built: Path) -> None:
     assert len([json.loads(line) for line in (dataset / "documents/valid.jsonl").open()]) == round(len(documents) / 30)
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_result_does_not_depend_on_the_number_of_workers(built: Path, workers: int) -> None:
-    other = build_by(workers, built, f"workers-{workers}")
-    one = (built / "one" / "small").resolve()
-    assert other.name == one.name
-    assert files_of(other) == files_of(one)
-    assert ledger_of(other) == ledger_of(one)
-
-
 def test_complete_run_is_reused_and_changed_input_is_not(
     built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

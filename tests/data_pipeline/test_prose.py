@@ -36,11 +36,6 @@ NO_PROSE = {
         axis : int, optional
             The axis over which the sum is taken. By default it is that of all of the numbers in the array.
         """,
-    "parameters in Google's style": """
-        Args:
-            x (Tensor): the numbers of which the sum is taken. It can be of any shape, and it is not changed.
-            dim (int): the dim over which the sum is taken. It is that of all of the numbers if it is not given.
-        """,
     "parameters in Sphinx's style": """
         :param x: the numbers of which the sum is taken. It can be of any shape, and it is not changed.
         :param axis: the axis over which the sum is taken. It is that of all of the numbers if it is not given.
@@ -60,10 +55,6 @@ NO_PROSE = {
         1990   1,204    26.2    2:10:20
         1991   1,377    26.2    2:11:06
         1992   1,519    26.2    2:09:43""",
-    "licences": """
-        numpy            2.4.1     BSD-3-Clause AND 0BSD AND MIT AND Zlib
-        requests         2.32.5    Apache-2.0
-        certifi          2026.1.4  MPL-2.0.""",
     "changelog": """
         * Fixed #4711: a crash in the parser when the file is empty and there is no newline at the end of it.
         * Added ``--quiet`` to all of the commands, so that they can be called by the other programs.

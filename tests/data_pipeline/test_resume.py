@@ -6,7 +6,6 @@ import resource
 import shutil
 import signal
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +58,9 @@ def whole(folder: Path, config: DataConfig) -> Path:
     return build(folder, config, "whole")
 
 
-def kill_and_go_on(folder: Path, config: DataConfig, whole: Path, points: int, seed: int) -> int:
-    """Kill `points` builds at random, some of them again and again; returns how often."""
+def test_killed_anywhere_gives_the_same_bytes(folder: Path, config: DataConfig, whole: Path) -> None:
+    """Twelve builds are killed at random, some of them again and again."""
+    points, seed = 12, 1
     report = folder / "touches"
     assert in_child(build_until, folder, config, f"counted-{seed}", -1, report) == 0
     touches = int(report.read_text())
@@ -79,11 +79,6 @@ def kill_and_go_on(folder: Path, config: DataConfig, whole: Path, points: int, s
         check_seal(again)
         shutil.rmtree(folder / root)
     assert killed >= points
-    return killed
-
-
-def test_killed_anywhere_gives_the_same_bytes(folder: Path, config: DataConfig, whole: Path) -> None:
-    kill_and_go_on(folder, config, whole, points=12, seed=1)
 
 
 def test_finished_tasks_are_not_repeated(folder: Path, config: DataConfig, whole: Path) -> None:
@@ -142,11 +137,3 @@ def test_too_little_room_is_said_first(folder: Path, config: DataConfig, monkeyp
     with pytest.raises(BadInput, match="free space"):
         build(folder, config, "small-disk")
     assert leftovers(folder / "small-disk") == []
-
-
-if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as made:
-        here = Path(made)
-        small = config_for(f"jsonl:{write_mixed(here, 60)}", "shard_bytes=65536")
-        deaths = kill_and_go_on(here, small, build(here, small, "whole"), points=int(sys.argv[1]), seed=2)
-        print(f"{sys.argv[1]} builds, killed {deaths} times, all equal")

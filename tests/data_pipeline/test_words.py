@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from data_pipeline.contamination import words
 from data_pipeline.contamination.testsets import TEST_SETS
-from data_pipeline.contamination.words import Ngrams, indexed_search, reference_search, words_of
+from data_pipeline.contamination.words import Ngrams, indexed_search, reference_search
 from data_pipeline.fast.ngram_index import CHUNK_CHARACTERS, NgramIndex, fold_table
-from tests.data_pipeline.conftest import sentences
+from tests.data_pipeline.conftest import ngrams_in, sentences
 
 LETTERS = "aAbßẞſKkKåÅσςΣİiIıǅǆéÉ٣Ⅷ²_०日語ﬁΩ𐐀𐐨𝔄"
 OTHERS = " .-'\n\u0301\u0307\u200d\ud800\udfff©\u00adⒶ"
@@ -40,11 +40,6 @@ def naive(text: str, passages: list[str], length: int, shortest: int) -> list[tu
     return result
 
 
-def sought(passages: list[str], length: int, shortest: int) -> Ngrams:
-    texts = [found for found in map(words_of, passages) if len(found) >= shortest]
-    return Ngrams(tuple(map(" ".join, texts)), length)
-
-
 def variants(pieces: list[str]) -> Iterator[str]:
     text = "".join(pieces)
     yield from (text, text.swapcase(), text.upper(), text[::-1], text.replace(" ", ", "))
@@ -58,7 +53,7 @@ def variants(pieces: list[str]) -> Iterator[str]:
     shortest=st.integers(1, 5),
 )
 def test_both_searches_are_the_naive_one(passages: list[str], between: str, length: int, shortest: int) -> None:
-    ngrams = sought(passages, length, shortest)
+    ngrams = ngrams_in(passages, length, shortest)
     if not ngrams.ngrams:
         assert list(ngrams.matches("a b c")) == []
         return
@@ -73,7 +68,7 @@ def test_both_searches_are_the_naive_one(passages: list[str], between: str, leng
 @settings(max_examples=200)
 @given(text=st.text(st.characters(codec=None)), other=st.text(st.characters(codec=None)))
 def test_any_characters(text: str, other: str) -> None:
-    ngrams = sought([text, text + other], 2, 1)
+    ngrams = ngrams_in([text, text + other], 2, 1)
     if ngrams.ngrams:
         for searched in (text, other + text, text.lower(), text.upper()):
             assert list(indexed_search((ngrams, searched))) == list(reference_search((ngrams, searched)))
@@ -100,7 +95,7 @@ def test_every_character_is_found_in_both_cases() -> None:
 @pytest.mark.parametrize("shift", [-30, -14, -9, -5, -1, 0, 1])
 def test_matches_across_the_border_of_two_chunks(shift: int, words_before: int) -> None:
     passage = "alpha betaß gamma delta"
-    ngrams = sought([passage], 4, 4)
+    ngrams = ngrams_in([passage], 4, 4)
     before = "ab " * words_before
     filler = "." * (CHUNK_CHARACTERS + shift - len(before))
     text = f"{filler}{before}{passage} {'é' * (2 * CHUNK_CHARACTERS)} {passage}"
@@ -109,7 +104,7 @@ def test_matches_across_the_border_of_two_chunks(shift: int, words_before: int) 
 
 
 def test_hash_hits_are_compared_word_by_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    ngrams = sought(["one two three", "two three four"], 3, 3)
+    ngrams = ngrams_in(["one two three", "two three four"], 3, 3)
     text = "Zero one two, three four; one two four."
     everywhere = lambda _, text: (word.start() for word in re.finditer(r"\w+", text))  # noqa: E731
     monkeypatch.setattr(NgramIndex, "candidates", everywhere)
@@ -126,7 +121,7 @@ def test_a_search_that_differs_is_given_up(monkeypatch: pytest.MonkeyPatch, caps
     words._search.cache_clear()
     monkeypatch.setattr(words, "indexed_search", lambda pair: iter(list(reference_search(pair))[1:]))
     try:
-        assert list(sought(["a b"], 2, 2).matches("x A, b")) == [(2, "a b")]
+        assert list(ngrams_in(["a b"], 2, 2).matches("x A, b")) == [(2, "a b")]
     finally:
         words._search.cache_clear()
     assert "WARNING: the fast n-gram search differs" in capsys.readouterr().err
@@ -139,7 +134,7 @@ def test_the_index_is_what_searches(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_memory_beyond_a_long_text_is_constant() -> None:
-    ngrams = sought([sentences(3, 1)], 8, 8)
+    ngrams = ngrams_in([sentences(3, 1)], 8, 8)
     text = sentences(2_000, 2) * 100 + sentences(3, 1)
     assert len(text) > 10_000_000
     list(indexed_search((ngrams, text[:100_000])))
@@ -156,7 +151,7 @@ def test_a_whole_test_set(length: int, shortest: int, made_data: Path) -> None:
         (made_data / TEST_SETS[name].place).read_text(encoding="utf-8").split("\n")
         for name in ("wikitext103", "wikitext103-valid")
     )
-    ngrams = sought(lines[::2], length, shortest)
+    ngrams = ngrams_in(lines[::2], length, shortest)
     valid = "\n".join(other)
     for text in ("\n".join(lines), valid, "".join(chain.from_iterable(zip(lines, other, strict=False)))):
         assert list(indexed_search((ngrams, text))) == list(reference_search((ngrams, text)))
