@@ -48,9 +48,3 @@ def csv_cell(text: str) -> str:
     except ValueError:
         return f"'{text}"
     return text
-
-
-def markdown_cell(text: str) -> str:
-    """The text on one line, with markup and images escaped."""
-    line = " ".join(text.split()).replace("\\", "\\\\").replace("|", "\\|")
-    return line.replace("<", "&lt;").replace("![", "!\\[")

@@ -25,7 +25,8 @@ from engine.checkpoint.checkpoint import _read_state, load_for_inference, read_p
 from engine.checkpoint.shards import check_entries, read_whole
 from engine.config import RunConfig
 from engine.data.dataset import DatasetFacts
-from engine.formats.huggingface import BUFFER, read_weights
+from engine.formats.huggingface import read_weights
+from engine.formats.huggingface_gpt2 import BUFFER
 from engine.formats.torch_files import read_torch_file
 from engine.run.files import Validation, read_summary
 from engine.run.loggers import open_loggers

@@ -9,8 +9,7 @@ import numpy as np
 
 from engine.checkpoint.checkpoint import load_for_inference
 from engine.compare.tensors import TensorPart
-from engine.formats.card import read_results, write_card
-from engine.formats.convert import export_checkpoint, import_checkpoint, read_published
+from engine.formats.convert import export_checkpoint, import_checkpoint, read_published, read_results, write_card
 from engine.formats.huggingface_shards import FOLDER, WRITTEN, merge_huggingface, shard_huggingface
 from engine.formats.megatron_flags import from_megatron, script_or_arguments
 from evaluation.hub_models import RECORD, Fetched, is_as_fetched
@@ -51,10 +50,6 @@ def megatron(name: str, zipped: bool = True) -> Callable[[Path], Path]:
         return save(folder / "megatron", load_for_inference(folder / "ours").model, 3, zipped=zipped) / name  # type: ignore[arg-type]
 
     return prepare
-
-
-def of_import(name: str) -> Callable[[Path], Path]:
-    return lambda folder: import_checkpoint(exported(folder), folder / "imported") / name
 
 
 def read_imported(path: Path) -> object:
@@ -139,8 +134,8 @@ READERS = (
     Reader("Hugging Face weights", of_export("model.safetensors"), published("huggingface"), 10, SAFETENSORS),
     Reader("Hugging Face vocabulary", of_export("vocab.json"), published("huggingface"), 10),
     Reader("Hugging Face merges", of_export("merges.txt"), published("huggingface"), 10),
-    Reader("imported config", of_import("config.json"), read_imported, 5),
-    Reader("imported origin", of_import("origin.json"), read_imported, 5),
+    Reader("imported config", lambda folder: import_checkpoint(exported(folder), folder / "imported") / "config.json",
+           read_imported, 5),
     Reader("scores of a card", scored, read_scored, 10),
     Reader("divided model", divided, merge, 5),
     Reader("hub record", fetched, lambda path: is_as_fetched(path.parent, "a/b"), 50),

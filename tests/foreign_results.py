@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import orjson
 
-from data_pipeline.contamination import passages
+from data_pipeline.contamination import decontaminate
 from data_pipeline.reading.file_sources import FileSource
 from data_pipeline.reading.readers import Limits, read_pieces
 from data_pipeline.tokens.inspect_sample import trace_iteration
@@ -31,7 +31,7 @@ from reports.exports import FORMS, export
 from reports.ladder import ladder_exhibit
 from reports.load import Reproduction, load_reproduction
 from reports.report import Inputs
-from tests.evaluation import test_finetune as tuned
+from tests.engine import test_finetune as tuned
 from tests.experiments.packed import DATASET, REPRODUCTION, TRAINING, packed
 from tests.reader import Reader, bytes_at
 from tests.reports.reproduction import write_benchmarks
@@ -182,8 +182,8 @@ READERS = (
     Reader("SQuAD", questions, read_squad, 50),
     Reader("RACE", comprehension, lambda path: read_race(path.parent), 50),
     Reader("MNLI", entailment, read_mnli, 50),
-    Reader("test set", bytes_at("a.jsonl", DOCUMENTS), passages.read_documents, 100),
-    Reader("WikiText", bytes_at("a.tokens", ARTICLES), passages.read_documents, 100),
+    Reader("test set", bytes_at("a.jsonl", DOCUMENTS), decontaminate.read_documents, 100),
+    Reader("WikiText", bytes_at("a.tokens", ARTICLES), decontaminate.read_documents, 100),
     Reader("held-out documents", bytes_at("a.jsonl", DOCUMENTS),
            lambda path: heldout._read_lines(path, heldout._read_text(path)), 100),
     Reader("documents of a verb", written_by_a_verb, read_written, 50),

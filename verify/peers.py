@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from engine.config import ModelConfig, TrainConfig
-from engine.formats.huggingface import their_config, their_name, to_theirs
+from engine.formats.huggingface import gpt2_weights
+from engine.formats.huggingface_gpt2 import their_config
 from engine.model.gpt2 import GPT2
 from lineage.extras import import_extra
 
@@ -94,10 +95,7 @@ class NanoGPTModel(nn.Module):
 
 def their_weights(network: GPT2) -> dict[str, torch.Tensor]:
     """Return a whole network's weights in transformers' names and order."""
-    return {
-        their_name(name): to_theirs(name, parameter.detach(), network.config)
-        for name, parameter in network.named_parameters()
-    }
+    return gpt2_weights(dict(network.named_parameters()), network.config)
 
 
 def adamw(model: torch.nn.Module, train: TrainConfig, fused: bool = False) -> torch.optim.AdamW:

@@ -1,4 +1,7 @@
-"""Import and export of checkpoints. Eight windows of tokens prove that both sides are the same model."""
+"""Import and export of checkpoints. Eight windows of tokens prove that both sides are the same model.
+
+An export has a model card, whose header holds evaluation results as the Hugging Face hub reads them.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,18 +17,20 @@ from engine.compare.models import (
     random_windows,
     transformers_model,
 )
-from engine.formats import Imported, check_output, new_output, write_checkpoint
-from engine.formats.card import read_results, write_card
+from engine.formats import Imported, check_output, new_output, read_ours, write_checkpoint
 from engine.formats.huggingface import CONFIG, INDEX, WEIGHTS, read_huggingface, write_huggingface
 from engine.formats.megatron import read_megatron
 from engine.formats.torch_dist import METADATA, TRACKER, write_torch_dist
 from engine.formats.vocabulary import VOCABULARY
 from engine.model.gpt2 import GPT2
+from evaluation.schema import ClozeResult, Result
+from lineage.atomic import write_text
 from lineage.errors import BadInput, IntegrityFailure
-from lineage.files import write_document
+from lineage.files import parse_document, read_object, read_values, write_document
 
 COMPARED = "compared.json"
 """Result of the comparison, beside an exported model. An import records it in origin.json."""
+CARD = "README.md"
 
 
 def export_checkpoint(
@@ -107,3 +112,42 @@ def _agreement(ours: ComparedModel, theirs: ComparedModel, where: Path) -> Agree
             f"{where} is a different model according to {theirs.program}: {agreement.weight or agreement.tensor}"
         )
     return agreement
+
+
+def read_results(paths: Sequence[Path], loaded: LoadedCheckpoint) -> list[Result]:
+    """Results that `mlm-eval --json` wrote. Raises BadInput for results of another checkpoint."""
+    results = []
+    for path in paths:
+        values = read_values(path)
+        several = values.get("results") if isinstance(values, dict) else None
+        for each in several.values() if isinstance(several, dict) else [values]:
+            results.append(parse_document(each, Result, str(path)))
+            if (digest := results[-1].checkpoint_digest) != loaded.digest:
+                raise BadInput(f"{path} is of checkpoint {digest[:16]}, not of {loaded.directory}")
+    return results
+
+
+def write_card(directory: Path, loaded: LoadedCheckpoint, results: Sequence[Result]) -> None:
+    """Write the model card: a header with the results, and the checkpoint's digest."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    entries = []
+    for result in results:
+        metric, value = "perplexity", result.perplexity
+        if isinstance(result, ClozeResult):
+            metric, value = "accuracy", result.accuracy
+        repository, _, subset = result.data_repository.rpartition("/")
+        entries.append(EvalResult(
+            task_type="text-generation", dataset_type=repository or "text", dataset_name=result.task,
+            dataset_config=subset or None, metric_type=metric, metric_value=value,
+            metric_name=f"{result.task} {metric}, {result.kind}{', partial' * result.partial}",
+        ))  # fmt: skip
+    config = loaded.directory / "config.json"
+    name, twin = read_ours(read_object(config), "gpt2", config)
+    header = ModelCardData(
+        model_name=name, library_name="transformers", pipeline_tag="text-generation", tags=["gpt2", "megatron-lm"],
+        eval_results=entries or None,
+    )  # fmt: skip
+    scaled = "It is a shrunk twin of a published model: its numbers are scaled ones.\n" if twin else ""
+    text = f"GPT-2, trained as Megatron-LM trains it. SHA-256 of the checkpoint: {loaded.digest}.\n{scaled}"
+    write_text(directory / CARD, f"---\n{header}\n---\n\n# {name}\n\n{text}")

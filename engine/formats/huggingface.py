@@ -1,69 +1,39 @@
-"""Hugging Face GPT-2 directories (`GPT2LMHeadModel`), read and written.
-
-Their linear weights are [in, out] (Conv1D), ours [out, in]. The rows of their `c_attn` are [3, n, d], ours [n, 3, d]
-(transformers, `models/gpt2/modeling_gpt2.py`). `engine/compare/names/transformers.toml` lists names and row orders.
-Shapes: n heads, d head dim.
-"""
+"""Hugging Face directories, read and written. `huggingface_gpt2` and `huggingface_bert` have names and row orders."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
+from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.checkpoint.checkpoint import LoadedCheckpoint
-from engine.compare.recorder import read_names
 from engine.config import ModelConfig
 from engine.formats import (
     Imported,
-    check_settings,
     check_tensors,
     check_vocabulary,
     describe_ours,
     digests,
+    huggingface_gpt2,
     is_tied,
     parameters_of,
     read_ours,
 )
 from engine.formats.vocabulary import read_vocabulary, read_vocabulary_files, write_vocabulary
 from lineage.atomic import write_json
-from lineage.config import parse_config
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import read_object
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 OURS = "mlm_repro"
 """Key in an exported config.json for our own records."""
-
-WORD_EMBEDDINGS = "embedding.word_embeddings.weight"
-NAMES = read_names("transformers")
-HEAD = "lm_head.weight"
-PREFIX = "transformer."
-WORDS = "wte.weight"
-TIED = {HEAD: WORDS}
-"""Copy → weight."""
-OPTIONAL = ()
-"""Beginnings of the names that a directory may lack."""
-SIZES = ("n_layer", "n_embd", "n_head", "n_positions", "vocab_size")
-"""Keys of config.json that must be numbers."""
 WEIGHT_FILE = re.compile(r"[\w-][\w.-]*\.safetensors")
 """A plain name, which cannot lead out of the directory."""
-BUFFER = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
-"""Tensors that are not weights: the causal mask, in old files."""
-
-REQUIRED = {
-    "model_type": ("gpt2",),
-    "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"),
-    "layer_norm_epsilon": (1e-5,),
-    "scale_attn_weights": (True,),
-    "scale_attn_by_inverse_layer_idx": (False,),
-    "add_cross_attention": (False,),
-}
-"""Allowed values of settings that would make another model, the default first."""
 
 
 def write_huggingface(loaded: LoadedCheckpoint, directory: Path) -> None:
@@ -77,78 +47,59 @@ def write_huggingface(loaded: LoadedCheckpoint, directory: Path) -> None:
         raise IntegrityFailure(
             f"the tokenizer of {loaded.directory} has {tokenizer.vocab_size} entries, its model {config.vocab_size}"
         )
-    weights = {
-        their_name(name): to_theirs(name, tensor.detach().float(), config)
-        for name, tensor in loaded.model.named_parameters()
-    }
+    weights = gpt2_weights({name: tensor.float() for name, tensor in loaded.model.named_parameters()}, config)
     end = {"bos_token_id": tokenizer.end_of_text, "eos_token_id": tokenizer.end_of_text}
     save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
     ours = {OURS: describe_ours(loaded.directory, loaded.digest)}
-    write_json(directory / CONFIG, their_config(config) | end | ours)
+    write_json(directory / CONFIG, huggingface_gpt2.their_config(config) | end | ours)
     write_json(directory / "generation_config.json", {"_from_model_config": True, **end})
     write_vocabulary(loaded.directory / "tokenizer", directory, config.seq_length)
 
 
-def their_config(config: ModelConfig) -> dict[str, Any]:
-    """The model as transformers' `GPT2Config`."""
-    return {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        "activation_function": "gelu_new",
-        "n_layer": config.num_layers,
-        "n_embd": config.hidden_size,
-        "n_head": config.num_heads,
-        "n_inner": None,
-        "n_positions": config.seq_length,
-        "n_ctx": config.seq_length,
-        "vocab_size": config.vocab_size,
-        "layer_norm_epsilon": 1e-5,
-        "attn_pdrop": config.dropout,
-        "embd_pdrop": config.dropout,
-        "resid_pdrop": config.dropout,
-        "initializer_range": config.init_std,
-        "scale_attn_weights": True,
-        "scale_attn_by_inverse_layer_idx": False,
-        "tie_word_embeddings": True,
-        "torch_dtype": "float32",
-    }
+def gpt2_weights(tensors: Mapping[str, torch.Tensor], config: ModelConfig) -> dict[str, torch.Tensor]:
+    """A GPT-2's whole tensors in transformers' names and row order, without padding rows of the vocabulary."""
+    theirs = their_tensors({name: tensor.detach() for name, tensor in tensors.items()}, config, huggingface_gpt2)
+    return {f"{huggingface_gpt2.PREFIX}{name}": tensor for name, tensor in theirs.items()}
 
 
-def their_name(name: str) -> str:
-    """Translate our name to Hugging Face's. Raises KeyError if GPT-2 has no such parameter."""
-    if (theirs := NAMES.theirs(name)) is None:
-        raise KeyError(name)
-    return theirs
+def their_tensors(
+    tensors: Mapping[str, torch.Tensor], config: ModelConfig, theirs: ModuleType
+) -> dict[str, torch.Tensor]:
+    """Convert our tensors to theirs."""
+    made: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        made |= dict(zip(theirs.their_names(name, config), theirs.split(name, tensor, config), strict=True))
+    return made
 
 
-def to_theirs(name: str, tensor: torch.Tensor, config: ModelConfig) -> torch.Tensor:
-    """Our whole tensor in their row order, without padding rows of the vocabulary."""
-    if name == WORD_EMBEDDINGS:
-        return tensor[: config.vocab_size].contiguous()
-    return NAMES.in_their_order(name, tensor, config.num_heads).contiguous()
+def our_tensors(
+    tensors: dict[str, torch.Tensor], config: ModelConfig, theirs: ModuleType, directory: Path
+) -> dict[str, torch.Tensor]:
+    """Convert their tensors to ours. Empties `tensors`. Heads that the directory may lack become zeros.
 
-
-def from_theirs(name: str, tensor: torch.Tensor, config: ModelConfig) -> torch.Tensor:
-    """The inverse of `to_theirs`. Padding rows of the vocabulary are zeros."""
-    if name == WORD_EMBEDDINGS:
-        padding = tensor.new_zeros(config.padded_vocab_size - config.vocab_size, tensor.size(1))
-        return torch.cat([tensor[: config.vocab_size], padding])
-    return NAMES.in_our_order(name, tensor, config.num_heads)
-
-
-def their_names(name: str, config: ModelConfig) -> list[str]:
-    """Names of Hugging Face's tensors that make up one of ours."""
-    return [their_name(name).removeprefix(PREFIX)]
-
-
-def join(name: str, parts: list[torch.Tensor], config: ModelConfig) -> torch.Tensor:
-    """Our tensor from theirs."""
-    return from_theirs(name, parts[0], config)
-
-
-def split(name: str, tensor: torch.Tensor, config: ModelConfig) -> list[torch.Tensor]:
-    """The inverse of `join`."""
-    return [to_theirs(name, tensor, config)]
+    Raises BadInput for a head that is not tied, and IntegrityFailure naming a tensor that does not fit the model.
+    """
+    layers = {int(match[1]) for name in tensors if (match := re.match(r"(?:h|encoder\.layer)\.(\d+)\.", name))}
+    if len(layers) != config.num_layers:
+        raise IntegrityFailure(f"{directory}: {CONFIG} says {config.num_layers} layers, the weights have {len(layers)}")
+    shapes = {p.name: p.global_shape for p in parameters_of(config)}
+    expected = their_tensors(
+        {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}, config, theirs
+    )
+    copies = {name: tensors.pop(name) for name in theirs.TIED if name in tensors}
+    lacking = {name for name in expected if name not in tensors and name.startswith(theirs.OPTIONAL)}
+    check_tensors(tensors, {name: tuple(e.shape) for name, e in expected.items() if name not in lacking}, directory)
+    for name, copy in copies.items():
+        if not is_tied(copy, tensors[theirs.TIED[name]]):
+            raise BadInput(f"{directory}: {name} is not {theirs.TIED[name]}; only tied models can be read")
+    ours, words = {}, tensors[theirs.WORDS]
+    for name, shape in shapes.items():
+        parts = theirs.their_names(name, config)
+        if lacking.isdisjoint(parts):
+            ours[name] = theirs.join(name, [tensors.pop(part) for part in parts], config)
+        else:
+            ours[name] = words.new_zeros(shape)
+    return ours
 
 
 def read_huggingface(directory: Path, vocab: Path | None = None, heads: int | None = None) -> Imported:
@@ -157,57 +108,20 @@ def read_huggingface(directory: Path, vocab: Path | None = None, heads: int | No
     Embedding rows beyond the tokenizer's entries are padding and become zeros. Other values keep their bits. Raises
     BadInput for another model and IntegrityFailure for damaged files, naming the tensor or file.
     """
-    values = read_config(directory / CONFIG, SIZES)
-    tensors, files = read_weights(directory, PREFIX, BUFFER)
+    values = read_config(directory / CONFIG, huggingface_gpt2.SIZES)
+    tensors, files = read_weights(directory, huggingface_gpt2.PREFIX, huggingface_gpt2.BUFFER)
     tokenizer, tokenizer_files = read_vocabulary_files(vocab) if vocab else read_vocabulary(directory)
-    rows = values["vocab_size"]
-    ends = {"wpe.weight": (values["n_positions"], values["n_embd"]), WORDS: (rows, values["n_embd"])}
-    check_tensors({name: tensors[name] for name in ends if name in tensors}, ends, directory)
-    config = our_config(values, tokenizer.vocab_size, directory / CONFIG)
+    config = huggingface_gpt2.our_config(values, tokenizer.vocab_size, directory / CONFIG)
     if heads is not None and heads != config.num_heads:
         raise BadInput(f"{directory / CONFIG}: n_head is {config.num_heads}, but --heads says {heads}")
-    layers = {int(match[1]) for name in tensors if (match := re.match(r"h\.(\d+)\.", name))}
-    if len(layers) != config.num_layers:
-        raise IntegrityFailure(f"{directory}: {CONFIG} says {config.num_layers} layers, the weights have {len(layers)}")
-    parameters = {p.name: p.global_shape for p in parameters_of(config)}
-    theirs = {name: their_name(name).removeprefix(PREFIX) for name in parameters}
-    shapes = {theirs[name]: shape[::-1] if name.endswith(NAMES.transposed) else shape
-              for name, shape in parameters.items()} | {WORDS: (rows, values["n_embd"])}  # fmt: skip
-    head = tensors.pop(HEAD, None)
-    check_tensors(tensors, shapes, directory)
+    rows, words = values["vocab_size"], huggingface_gpt2.OUR_WORDS
+    stored = config.model_copy(update={"vocab_size": rows, "padded_vocab_size": rows})
+    ours = our_tensors(tensors, stored, huggingface_gpt2, directory)
     check_vocabulary(tokenizer, rows, directory)
-    if head is not None and not is_tied(head, tensors[WORDS]):
-        raise BadInput(f"{directory}: {HEAD} is not the word embedding; only tied models can be imported")
+    ours[words] = huggingface_gpt2.join(words, [ours[words]], config)
     name, twin = read_ours(values.get(OURS), "huggingface", directory / CONFIG)
-    return Imported(
-        name=name,
-        model=config,
-        tensors={name: from_theirs(name, tensors.pop(theirs[name]), config) for name in parameters},
-        tokenizer=tokenizer,
-        origin={
-            "format": "Hugging Face GPT-2",
-            "files": digests([directory / CONFIG, *files], directory) | digests(tokenizer_files, vocab or directory),
-        },
-        twin=twin,
-    )
-
-
-def our_config(values: dict[str, Any], vocab_size: int, path: Path) -> ModelConfig:
-    """The model that a `GPT2Config` describes. Raises BadInput if a setting makes it another model."""
-    check_settings(values, REQUIRED, path)
-    if values.get("n_inner") not in (None, 4 * values["n_embd"]):
-        raise BadInput(f"{path}: n_inner is {values['n_inner']!r}; four times n_embd can be imported")
-    ours = {
-        "num_layers": values["n_layer"],
-        "hidden_size": values["n_embd"],
-        "num_heads": values["n_head"],
-        "seq_length": values["n_positions"],
-        "vocab_size": vocab_size,
-        "padded_vocab_size": padded_vocab_size(vocab_size),
-        "dropout": values.get("resid_pdrop", 0.1),
-        "init_std": values.get("initializer_range", 0.02),
-    }
-    return parse_config(ours, ModelConfig, str(path))
+    sources = digests([directory / CONFIG, *files], directory) | digests(tokenizer_files, vocab or directory)
+    return Imported(name, config, ours, tokenizer, {"format": "Hugging Face GPT-2", "files": sources}, twin)
 
 
 def read_config(path: Path, sizes: Sequence[str]) -> dict[str, Any]:
@@ -226,11 +140,8 @@ def read_weights(directory: Path, prefix: str, buffer: re.Pattern[str]) -> tuple
     """
     tensors: dict[str, torch.Tensor] = {}
     single, index = directory / WEIGHTS, directory / INDEX
-    if single.is_file():
-        files, places = [single], None
-    else:
-        places = _read_index(index)
-        files = [directory / name for name in sorted(set(places.values()))]
+    places = None if single.is_file() else _read_index(index)
+    files = [single] if places is None else [directory / name for name in sorted(set(places.values()))]
     for path in files:
         try:
             with safe_open(path, framework="pt") as file:

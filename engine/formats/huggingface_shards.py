@@ -11,7 +11,6 @@ import tempfile
 from pathlib import Path
 from types import ModuleType
 
-import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -19,19 +18,25 @@ from data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
 from engine.checkpoint.checkpoint import read_model_config
 from engine.checkpoint.shards import INDEX as OUR_INDEX
 from engine.checkpoint.shards import read_whole
-from engine.config import ModelConfig
 from engine.formats import (
     Imported,
     check_output,
     digests,
-    huggingface,
     huggingface_bert,
-    is_tied,
+    huggingface_gpt2,
     new_output,
-    parameters_of,
     write_checkpoint,
 )
-from engine.formats.huggingface import CONFIG, INDEX, WEIGHT_FILE, WEIGHTS, read_config, read_weights
+from engine.formats.huggingface import (
+    CONFIG,
+    INDEX,
+    WEIGHT_FILE,
+    WEIGHTS,
+    our_tensors,
+    read_config,
+    read_weights,
+    their_tensors,
+)
 from engine.formats.vocabulary import read_vocabulary
 from engine.parallel.layout import check_tensor_parallel
 from lineage.atomic import write_json
@@ -43,7 +48,7 @@ FOLDER = "huggingface"
 """Folder of the checkpoint with the rest of the original directory."""
 WRITTEN, BUFFERS = "written.json", "buffers.safetensors"
 COMPANIONS = ("*.json", "*.txt", "*.model", "*.md", "*.jinja", "LICENSE*")
-FORMATS = {"gpt2": huggingface, "bert": huggingface_bert}
+FORMATS = {"gpt2": huggingface_gpt2, "bert": huggingface_bert}
 """`model_type` → the module that knows its names and row orders. Both modules have the same functions."""
 
 
@@ -75,7 +80,7 @@ def shard_huggingface(directory: Path, out: Path, tp: int) -> Path:
     config = theirs.our_config(values, values["vocab_size"], directory / CONFIG)
     config = config.model_copy(update={"padded_vocab_size": padded_vocab_size(config.vocab_size, tp=tp)})
     check_tensor_parallel(config, tp, directory)
-    ours = _our_tensors(tensors, config, theirs, directory)
+    ours = our_tensors(tensors, config, theirs, directory)
     try:
         tokenizer: Tokenizer | None = read_vocabulary(directory)[0]
     except BadInput:  # such a model takes token ids
@@ -114,10 +119,7 @@ def merge_huggingface(checkpoint: Path, out: Path) -> Path:
     if theirs is None:
         raise IntegrityFailure(f"{folder / CONFIG}: `shard-hf` does not divide models of this type")
     config, buffers = read_model_config(checkpoint), load_file(folder / BUFFERS)
-    tensors: dict[str, torch.Tensor] = {}
-    for name in index:
-        parts = theirs.split(name, read_whole(checkpoint, index, name), config)
-        tensors |= dict(zip(theirs.their_names(name, config), parts, strict=True))
+    tensors = their_tensors({name: read_whole(checkpoint, index, name) for name in index}, config, theirs)
     tensors |= {name: tensors[weight].clone() for name, weight in theirs.TIED.items()}
     with new_output(out) as temporary:
         for file, content in written.items():
@@ -155,31 +157,3 @@ def _write_rest(folder: Path, weights: list[Path], theirs: ModuleType) -> dict[s
     write_json(folder / WRITTEN, written)
     save_file(buffers, folder / BUFFERS)
     return {name: folder / name for name in (WRITTEN, BUFFERS)}
-
-
-def _our_tensors(
-    tensors: dict[str, torch.Tensor], config: ModelConfig, theirs: ModuleType, directory: Path
-) -> dict[str, torch.Tensor]:
-    """Our tensors, made from theirs. Empties `tensors`."""
-    words = tensors.get(theirs.WORDS)
-    if words is None or words.size(0) != config.vocab_size or len(tensors) < config.num_layers:
-        raise IntegrityFailure(f"{directory}: the weights are not those of a model as {CONFIG} describes it")
-    for name, weight in theirs.TIED.items():
-        if (copy := tensors.pop(name, None)) is not None and not is_tied(copy, tensors[weight]):
-            raise BadInput(f"{directory}: {name} is not {weight}; only tied models can be divided")
-    shapes = {p.name: p.global_shape for p in parameters_of(config)}
-    names = {name: theirs.their_names(name, config) for name in shapes}
-    problems = tensors.keys() ^ {part for parts in names.values() for part in parts}
-    if problem := sorted(name for name in problems if name in tensors or not name.startswith(theirs.OPTIONAL)):
-        which = "unexpected" if problem[0] in tensors else "missing"
-        raise IntegrityFailure(f"{directory}: tensor {problem[0]!r} is {which} ({len(problem)} such tensors)")
-    ours = {}
-    for name, parts in names.items():
-        if parts[0] not in tensors:
-            ours[name] = words.new_zeros(shapes[name])
-            continue
-        try:
-            ours[name] = theirs.join(name, [tensors.pop(part) for part in parts], config)
-        except RuntimeError as error:
-            raise IntegrityFailure(f"{directory}: tensor {parts[0]!r} is misshapen") from error
-    return ours

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from data_pipeline.tokens.tokenizer import padded_vocab_size
 from engine.config import RunConfig, TrainConfig
 from engine.data.batch_schedule import BatchSchedule
-from lineage.config import parse_config, read_toml
+from lineage.config import flatten, parse_config, read_toml
 from lineage.errors import BadInput
 
 FLAGS = read_toml(Path(__file__).with_suffix(".toml"))
@@ -50,7 +50,7 @@ class MegatronFlags(NamedTuple):
 
     words: list[str]
     missing: list[str]
-    """Keys without a flag."""
+    """Settings that the flags do not keep, with what they mean instead."""
 
 
 def script_or_arguments(given: Sequence[str]) -> list[str]:
@@ -226,6 +226,10 @@ def to_megatron(config: RunConfig) -> MegatronFlags:
         "make-vocab-size-divisible-by": str(128 if fits else model.padded_vocab_size // parallel.tp),
         "vocab-size": str(model.vocab_size),
     }
+    if train.decay == "exponential":
+        del flags["lr-decay-style"]
+    if train.optimizer != "adam":
+        del flags["optimizer"]
     if parallel.chunks == 1:
         del flags["num-virtual-stages-per-pipeline-rank"]
     if parallel.recompute == "none":
@@ -241,24 +245,14 @@ def to_megatron(config: RunConfig) -> MegatronFlags:
     words += [
         f"--{name}" for name in WRITTEN_SWITCHES if _get(values, SWITCHES[name]["key"]) == SWITCHES[name]["value"]
     ]
-    return MegatronFlags(words, _without_flag(config))
-
-
-def _without_flag(config: RunConfig) -> list[str]:
-    """Settings that Megatron-LM does not have."""
-    train, parallel = config.train, config.parallel
-    missing = {
-        "train.decay = 'clipped-cosine', of 2019: cosine takes its place": train.decay == "clipped-cosine",
-        "train.decay = 'exponential'": train.decay == "exponential",
-        f"train.optimizer = '{train.optimizer}'": train.optimizer != "adam",
-        f"train.precision = '{train.precision}'": train.precision in ("fp64", "fp16-pure"),
-        "train.skip_spikes": train.skip_spikes,
-        "parallel.schedule = 'gpipe'": parallel.schedule == "gpipe" and parallel.pp > 1,
-        "parallel.shard_parameters": parallel.shard_parameters,
-        "data.dataset: give --data-path and --split": config.data.dataset is not None,
-        "record.noise_scale": config.record.noise_scale,
-    }
-    return [sentence for sentence, is_missing in missing.items() if is_missing]
+    ours, theirs = (flatten(each.model_dump(mode="json")) for each in (config, from_megatron(words).config))
+    sections = ("model.", "train.", "parallel.", "record.")
+    missing = [
+        f"{key} = {ours[key]!r}: the flags mean {theirs.get(key)!r}"
+        for key in sorted(ours)
+        if key.startswith(sections) and ours[key] != theirs.get(key)
+    ]
+    return MegatronFlags(words, missing + ["data.dataset: give --data-path and --split"] * bool(config.data.dataset))
 
 
 def _flags(words: Iterable[str]) -> dict[str, list[str]]:

@@ -6,7 +6,6 @@ have Transformer Engine's names, in the linear layer that follows. Sources: mega
 """
 
 import argparse
-import math
 import re
 import warnings
 from collections import defaultdict
@@ -65,26 +64,27 @@ def read_torch_dist(directory: Path) -> dict[str, Any]:
     The optimizer's tensors and pickled objects are not read. Raises IntegrityFailure for damaged metadata and for
     shards that overlap, leave holes or are missing.
     """
-    known = _read_metadata(directory / METADATA)
-    wanted = {
-        name: tensor
-        for name, tensor in known.state_dict_metadata.items()
-        if isinstance(tensor, metadata.TensorStorageMetadata) and not OPTIMIZER.fullmatch(name)
-    }
-    there = sum(file.stat().st_size for file in files_of(directory))
-    claimed = sum(math.prod(tensor.size) * tensor.properties.dtype.itemsize for tensor in wanted.values())
-    if claimed > there:
-        raise IntegrityFailure(f"{directory}: its tensors have {claimed:,} bytes, its files only {there:,}")
-    for name, tensor in wanted.items():
-        boxes = [
-            (tuple(part.offsets), tuple(a + n for a, n in zip(part.offsets, part.sizes, strict=False)))
-            for part in tensor.chunks
-        ]
-        check_cover(f"tensor {name!r} in {directory}", boxes, tuple(tensor.size))
-    tensors = {name: torch.empty(tensor.size, dtype=tensor.properties.dtype) for name, tensor in wanted.items()}
+    path = directory / METADATA
+    known = read_pickle(path, KNOWN, UNREAD)
+    if not isinstance(known, metadata.Metadata):
+        raise IntegrityFailure(f"{path} cannot be read: it does not describe a checkpoint")
     try:
+        for index, info in known.storage_data.items():
+            if not re.fullmatch(r"\w[\w.-]*", info.relative_path):
+                raise ValueError(f"{index.fqn} lies at {info.relative_path!r}, which is not a file of the directory")
+        tensors = {}
+        for name, tensor in known.state_dict_metadata.items():
+            if isinstance(tensor, metadata.TensorStorageMetadata) and not OPTIMIZER.fullmatch(name):
+                boxes = [
+                    (tuple(part.offsets), tuple(map(sum, zip(part.offsets, part.sizes, strict=False))))
+                    for part in tensor.chunks
+                ]
+                check_cover(f"tensor {name!r} in {directory}", boxes, tuple(tensor.size))
+                tensors[name] = torch.empty(tensor.size, dtype=tensor.properties.dtype)
         with warnings.catch_warnings(action="ignore"):  # of a process that is not a rank
             distributed.load(dict(tensors), storage_reader=_Reader(directory, known), no_dist=True)
+    except IntegrityFailure:
+        raise
     except (Exception, distributed.CheckpointException) as error:  # a damaged file makes torch raise nearly anything
         cause = error.failures[0][0] if isinstance(error, distributed.CheckpointException) else error
         raise IntegrityFailure(f"{directory} cannot be read: {first_line(cause)}") from error
@@ -162,24 +162,6 @@ def _arguments(config: ModelConfig) -> dict[str, Any]:
         "tensor_model_parallel_size": 1,
         "pipeline_model_parallel_size": 1,
     }
-
-
-def _read_metadata(path: Path) -> metadata.Metadata:
-    known = read_pickle(path, KNOWN, UNREAD)
-    try:
-        if not isinstance(known, metadata.Metadata):
-            raise TypeError("it does not describe a checkpoint")
-        for index, info in known.storage_data.items():
-            if not re.fullmatch(r"\w[\w.-]*", info.relative_path):
-                raise ValueError(f"{index.fqn} lies at {info.relative_path!r}, which is not a file of the directory")
-        for name, tensor in known.state_dict_metadata.items():
-            if isinstance(tensor, metadata.TensorStorageMetadata):
-                sizes = [tensor.size, *(size for part in tensor.chunks for size in (part.offsets, part.sizes))]
-                if {*map(type, sizes)} != {torch.Size} or not isinstance(tensor.properties.dtype, torch.dtype):
-                    raise TypeError(f"{name} has no sizes or number format")
-    except (TypeError, ValueError, AttributeError) as error:
-        raise IntegrityFailure(f"{path} cannot be read: {error}") from error
-    return known
 
 
 def _unstack(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -15,28 +15,18 @@ import torch
 from lineage.errors import IntegrityFailure
 
 UNREAD = (
-    # Random state of numpy, before and since numpy 2
-    "numpy.core.multiarray._reconstruct",
-    "numpy._core.multiarray._reconstruct",
-    "numpy.core.multiarray.scalar",
-    "numpy._core.multiarray.scalar",
-    "numpy.ndarray",
-    "numpy.dtype",
-    # Loss scalers that were pickled whole (2019 and Megatron-LM v1.0)
-    "fp16.loss_scaler.LossScaler",
-    "fp16.loss_scaler.DynamicLossScaler",
-    "megatron.fp16.loss_scaler.LossScaler",
-    "megatron.fp16.loss_scaler.DynamicLossScaler",
-    # Values of arguments
-    "megatron.enums.ModelType",
-    "megatron.model.enums.ModelType",
-    "megatron.core.enums.ModelType",
-    "megatron.core.transformer.enums.AttnBackend",
-    "signal.Signals",
-    # Transformer Engine's `_extra_state`
-    "_io.BytesIO",
-)
-"""Classes and functions in Megatron-LM checkpoints that no model needs. Each call gives an `Unread`."""
+    "numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype",
+    "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar",
+    "fp16.loss_scaler.LossScaler", "fp16.loss_scaler.DynamicLossScaler",
+    "megatron.fp16.loss_scaler.LossScaler", "megatron.fp16.loss_scaler.DynamicLossScaler",
+    "megatron.enums.ModelType", "megatron.model.enums.ModelType", "megatron.core.enums.ModelType",
+    "megatron.core.transformer.enums.AttnBackend", "signal.Signals", "_io.BytesIO",
+)  # fmt: skip
+"""Classes and functions in Megatron-LM checkpoints that no model needs. Each call gives an `Unread`.
+
+They are random state of numpy before and since version 2, loss scalers that were pickled whole (2019 and v1.0), values
+of arguments, and Transformer Engine's `_extra_state`.
+"""
 
 
 class Unread:

@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 
 from engine.checkpoint.checkpoint import load_for_inference
 from engine.config import ModelConfig, ParallelConfig
-from engine.formats.huggingface import CONFIG, WEIGHTS, their_config, their_name, to_theirs
+from engine.formats.huggingface import CONFIG, WEIGHTS, gpt2_weights
+from engine.formats.huggingface_gpt2 import their_config
 from engine.formats.huggingface_shards import merge_huggingface, shard_huggingface
 from engine.launch.forked import run_forked
 from engine.launch.mesh import build_mesh
@@ -72,12 +73,9 @@ def write_huggingface(directory: Path) -> Path:
     """A GPT-2 of random weights as Hugging Face writes one."""
     model = GPT2(SHAPE, serial_mesh())
     generator = torch.Generator().manual_seed(SEED)
-    weights = {
-        their_name(name): to_theirs(name, torch.randn(tensor.shape, generator=generator) * 0.1, SHAPE)
-        for name, tensor in model.named_parameters()
-    }
+    drawn = {name: torch.randn(tensor.shape, generator=generator) * 0.1 for name, tensor in model.named_parameters()}
     directory.mkdir()
-    save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
+    save_file(gpt2_weights(drawn, SHAPE), directory / WEIGHTS, metadata={"format": "pt"})
     write_json(directory / CONFIG, their_config(SHAPE))
     return directory
 

@@ -68,3 +68,27 @@ def uninterrupted_long(dataset: Path, tmp_path_factory: pytest.TempPathFactory) 
     from tests.engine.small_run import LONG, small_config, train
 
     return train(small_config(dataset, **LONG), tmp_path_factory.mktemp("long")).path
+
+
+@pytest.fixture(scope="session")
+def rough(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the `checkpoint` of `rough_model` and what was `exported` from it for Hugging Face."""
+    from engine.formats.convert import export_checkpoint
+    from tests.engine.test_formats_checkpoint import write_rough
+
+    folder = tmp_path_factory.mktemp("rough")
+    write_rough(folder / "checkpoint")
+    export_checkpoint(folder / "checkpoint", folder / "exported")
+    return folder
+
+
+@pytest.fixture
+def exported(rough: Path, tmp_path: Path) -> Path:
+    """A copy of the export, which a test may change, beside one of its checkpoint."""
+    return Path(shutil.copytree(rough, tmp_path, dirs_exist_ok=True)) / "exported"
+
+
+@pytest.fixture(scope="session")
+def vocab(rough: Path) -> Path:
+    """A folder with vocab.json and merges.txt."""
+    return rough / "exported"

@@ -20,21 +20,15 @@ from engine.compare.models import (
     random_windows,
     transformers_model,
 )
-from engine.formats import huggingface
+from engine.formats import huggingface_gpt2
 from engine.formats.convert import COMPARED, export_checkpoint, import_checkpoint
-from engine.formats.huggingface import WEIGHTS, read_huggingface
+from engine.formats.huggingface import WEIGHTS, gpt2_weights, read_huggingface
 from engine.model.gpt2 import GPT2
 from lineage.errors import IntegrityFailure
 from lineage.files import read_document
 from tests.engine.test_formats_checkpoint import CONFIG, rough_model, write_rough
 
 LENGTH = 12
-
-
-@pytest.fixture
-def exported(tmp_path: Path) -> Path:
-    write_rough(tmp_path / "ours")
-    return export_checkpoint(tmp_path / "ours", tmp_path / "theirs")
 
 
 def windows(count: int, lengths: dict[int, int] | None = None) -> list[Window]:
@@ -45,13 +39,13 @@ def windows(count: int, lengths: dict[int, int] | None = None) -> list[Window]:
 
 
 def ours(tmp_path: Path) -> ComparedModel:
-    model = load_for_inference(tmp_path / "ours").model
+    model = load_for_inference(tmp_path / "checkpoint").model
     assert isinstance(model, GPT2)
     return engine_model(model)
 
 
 def compared(tmp_path: Path, walk: list[Window]) -> Agreement:
-    theirs = transformers_model(tmp_path / "theirs", CONFIG)
+    theirs = transformers_model(tmp_path / "exported", CONFIG)
     assert theirs is not None
     return compare_models(ours(tmp_path), theirs, walk)
 
@@ -115,8 +109,7 @@ def test_without_a_fault_rounding_raises_no_alarm(exported: Path, tmp_path: Path
         torch.manual_seed(seed)
         weights = {name: torch.randn_like(weight).mul_(0.1).add_("layernorm.weight" in name)
                    for name, weight in rough_model().named_parameters()}  # fmt: skip
-        save_file({huggingface.their_name(n): huggingface.to_theirs(n, w, CONFIG) for n, w in weights.items()},
-                  exported / WEIGHTS, metadata={"format": "pt"})  # fmt: skip
+        save_file(gpt2_weights(weights, CONFIG), exported / WEIGHTS, metadata={"format": "pt"})
         theirs = transformers_model(exported, CONFIG)
         assert theirs is not None
         found = compare_models(build_model(CONFIG, weights), theirs, windows(12))
@@ -133,33 +126,33 @@ def test_an_export_keeps_what_came_of_the_comparison(exported: Path, tmp_path: P
     import_checkpoint(exported, tmp_path / "back")
     origin = json.loads((tmp_path / "back" / "origin.json").read_text())
     assert origin["compared"]["programs"] == list(kept.programs)
-    export_checkpoint(tmp_path / "ours", tmp_path / "core", "torch-dist")
+    export_checkpoint(tmp_path / "checkpoint", tmp_path / "core", "torch-dist")
     assert read_document(tmp_path / "core" / COMPARED, Agreement).programs == ("this engine", "this engine")
 
 
 @pytest.mark.parametrize("has_transformers", [True, False])
 def test_a_wrong_export_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_transformers: bool) -> None:
-    write_rough(tmp_path / "ours")
+    write_rough(tmp_path / "checkpoint")
     if not has_transformers:
         monkeypatch.setitem(sys.modules, "transformers", None)
-    real = huggingface.to_theirs
+    real = huggingface_gpt2.split
     monkeypatch.setattr(
-        huggingface, "to_theirs",
-        lambda name, tensor, config: real(name, tensor, config).flip(0) if "layers.3.mlp" in name else
-        real(name, tensor, config),
+        huggingface_gpt2, "split",
+        lambda name, tensor, config: real(name, tensor.flip(0) if "layers.3.mlp" in name else tensor, config),
     )  # fmt: skip
     with pytest.raises(
         IntegrityFailure, match=r"different model according to .*: layers\.3\.mlp\.dense_h_to_4h\.weight differs"
     ):
-        export_checkpoint(tmp_path / "ours", tmp_path / "theirs")
+        export_checkpoint(tmp_path / "checkpoint", tmp_path / "theirs")
     assert not (tmp_path / "theirs").exists()
 
 
 def test_a_wrong_import_is_not_written(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = huggingface.from_theirs
+    real = huggingface_gpt2.join
     monkeypatch.setattr(
-        huggingface, "from_theirs",
-        lambda name, tensor, config: real(name, tensor.neg() if name.endswith("dense.bias") else tensor, config),
+        huggingface_gpt2, "join",
+        lambda name, parts, config: real(name, [part.neg() for part in parts], config)
+        if name.endswith("dense.bias") else real(name, parts, config),
     )  # fmt: skip
     with pytest.raises(
         IntegrityFailure, match=r"different model according to transformers .*: layers\.0\.self_attention\.dense"

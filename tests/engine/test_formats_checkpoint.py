@@ -13,7 +13,7 @@ from engine.formats import Imported, write_checkpoint
 from engine.model.gpt2 import GPT2
 from engine.parallel.mesh import serial_mesh
 from lineage.digest import check_seal, seal
-from lineage.errors import BadInput, IntegrityFailure
+from lineage.errors import BadInput
 
 TEXTS = ["the river sleeps under the old house and the wind walks slowly over bright stone"] * 20
 CONFIG = ModelConfig(num_layers=4, hidden_size=24, num_heads=4, seq_length=12, vocab_size=270, padded_vocab_size=384)
@@ -61,27 +61,6 @@ def test_what_is_written_is_loaded(tmp_path: Path) -> None:
     assert Tokenizer.load(loaded.directory / "tokenizer").digest == given.tokenizer.digest
     for name, tensor in loaded.model.named_parameters():
         assert tensor.equal(given.tensors[name]), name
-
-
-@pytest.mark.parametrize(
-    ("name", "tensor", "sentence"),
-    [
-        ("final_layernorm.bias", None, "'final_layernorm.bias' is missing"),
-        ("layers.9.extra", torch.zeros(1), "'layers.9.extra' is unexpected"),
-        ("final_layernorm.bias", torch.zeros(3), r"'final_layernorm.bias' has shape \[3\], the model's is \[24\]"),
-        ("final_layernorm.bias", torch.zeros(24, dtype=torch.int64), r"'final_layernorm.bias' holds torch.int64"),
-    ],
-)
-def test_tensors_that_do_not_fit_are_named(
-    name: str, tensor: torch.Tensor | None, sentence: str, tmp_path: Path
-) -> None:
-    given = imported(rough_model())
-    given.tensors.pop(name, None)
-    if tensor is not None:
-        given.tensors[name] = tensor
-    with pytest.raises(IntegrityFailure, match=sentence):
-        write_checkpoint(tmp_path / "out", given)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_is_replaced_and_no_sealed_directory_is_changed(tmp_path: Path) -> None:

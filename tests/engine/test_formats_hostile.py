@@ -14,15 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.cli import main
-from engine.formats.convert import export_checkpoint
 from engine.formats.megatron import read_megatron
-from engine.formats.torch_files import first_line, read_torch_file
+from engine.formats.torch_files import read_torch_file
 from lineage.errors import IntegrityFailure
 from tests.commands import Command
 from tests.damage import TORCH
-from tests.engine.small_run import mlm_train
-from tests.engine.test_formats_checkpoint import rough_model, write_rough
-from tests.engine.test_formats_megatron import save, write_vocabulary_files
 
 
 class Payload:
@@ -66,13 +62,6 @@ def test_a_call_in_a_file_is_not_run(name: str, zipped: bool, tmp_path: Path) ->
         assert marker.exists()  # the payload works where it is let
 
 
-def test_the_list_holds_only_inside_the_reader(tmp_path: Path) -> None:
-    torch.save(torch.zeros(2), tmp_path / "file.pt")
-    before = set(map(str, torch.serialization.get_safe_globals()))
-    read_torch_file(tmp_path / "file.pt")
-    assert set(map(str, torch.serialization.get_safe_globals())) == before
-
-
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "file.pt"
     for zipped in (True, False):
@@ -95,16 +84,6 @@ def test_what_torch_says_is_given_without_its_advice(pickled: bytes, end: str, t
         read_torch_file(tmp_path / "file.pt")
     assert str(caught.value).endswith(end)
     assert "weights_only" not in str(caught.value)
-
-
-def test_a_long_message_ends_at_a_word() -> None:
-    assert first_line(ValueError("some words " * 100)).endswith(("some …", "words …"))
-
-
-@pytest.fixture
-def exported(tmp_path: Path) -> Path:
-    write_rough(tmp_path / "checkpoint")
-    return export_checkpoint(tmp_path / "checkpoint", tmp_path / "exported")
 
 
 def truncate(directory: Path) -> None:
@@ -170,23 +149,6 @@ def test_export_explains_what_it_cannot_do(exported: Path, tmp_path: Path, comma
         assert words in done.but_cost
 
 
-def test_the_command_from_outside(exported: Path, tmp_path: Path) -> None:
-    """There and back, and a hostile file, as a user runs them."""
-    code, out, err = mlm_train("import", exported, tmp_path / "back", "--quiet")
-    assert (code, out, err) == (0, f"written: {tmp_path / 'back'}\n", "")
-    code, out, err = mlm_train("export", tmp_path / "back", tmp_path / "again", "--quiet")
-    assert (code, out, err) == (0, f"written: {tmp_path / 'again'}\n", "")
-    assert (tmp_path / "again" / "model.safetensors").read_bytes() == (exported / "model.safetensors").read_bytes()
-    saved = save(tmp_path / "save", rough_model(), 3, optimizer=payloads(tmp_path / "marker")[NAMES[0]])
-    code, out, err = mlm_train("import", saved, tmp_path / "out", "--vocab", exported, "--quiet")
-    assert (code, out) == (6, "")
-    assert err.startswith("error: ")
-    assert f"asks to call {NAMES[0]}" in err
-    assert err.count("\n") == 1
-    assert not (tmp_path / "marker").exists()
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_compressed_file_is_refused(tmp_path: Path) -> None:
     """Its tensors would be read from the wrong places."""
     path = tmp_path / "file.pt"
@@ -200,9 +162,8 @@ def test_a_compressed_file_is_refused(tmp_path: Path) -> None:
         read_torch_file(path)
 
 
-def test_a_tracker_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    vocabulary = write_vocabulary_files(tmp_path / "vocabulary")
+def test_a_tracker_that_is_no_text_is_refused(vocab: Path, tmp_path: Path) -> None:
     with (tmp_path / "latest_checkpointed_iteration.txt").open("wb") as file:
         file.truncate(100 << 30)
     with pytest.raises(IntegrityFailure, match="cannot be read"):
-        read_megatron(tmp_path, vocabulary)
+        read_megatron(tmp_path, vocab)

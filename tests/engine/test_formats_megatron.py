@@ -17,9 +17,9 @@ import torch
 
 from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.checkpoint.checkpoint import load_for_inference
-from engine.formats.convert import export_checkpoint, import_checkpoint
+from engine.formats.convert import import_checkpoint
 from engine.model.gpt2 import GPT2
-from tests.engine.test_formats_checkpoint import CONFIG, real_logits, rough_model, write_rough
+from tests.engine.test_formats_checkpoint import CONFIG, real_logits, rough_model
 from tests.engine.test_formats_huggingface import their_logits, their_model
 
 HEADS, HEAD_DIM = CONFIG.num_heads, CONFIG.head_dim
@@ -127,18 +127,6 @@ def save(
             place.mkdir(parents=True)
             torch.save(everything, place / "model_optim_rng.pt", _use_new_zipfile_serialization=zipped)
     return directory
-
-
-def write_vocabulary_files(folder: Path) -> Path:
-    """A directory in `folder` with the vocab.json and merges.txt of `trained_tokenizer`."""
-    write_rough(folder / "checkpoint")
-    return export_checkpoint(folder / "checkpoint", folder / "exported")
-
-
-@pytest.fixture(scope="module")
-def vocab(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with vocab.json and merges.txt."""
-    return write_vocabulary_files(tmp_path_factory.mktemp("vocab"))
 
 
 def assert_same_model(out: Path, model: GPT2) -> None:

@@ -9,13 +9,7 @@ import torch
 from engine.formats.convert import import_checkpoint
 from lineage.errors import BadInput, IntegrityFailure
 from tests.engine.test_formats_checkpoint import rough_model
-from tests.engine.test_formats_megatron import arguments, save, write_vocabulary_files
-
-
-@pytest.fixture(scope="module")
-def vocab(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with vocab.json and merges.txt."""
-    return write_vocabulary_files(tmp_path_factory.mktemp("vocab"))
+from tests.engine.test_formats_megatron import arguments, save
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def truncate(folder: Path) -> None:
         (change(shift), "lies outside it"),
         (change(leave), "which is not a file of the directory"),
         (change(empty), "has no shards"),
-        (change(swell), "its files only"),
+        (change(swell), "some are missing"),
         (change(forget), "'layers.0.mlp.dense_h_to_4h.bias' is missing"),
         (change(lambda known: known.storage_data.clear()), "cannot be read"),
         (truncate, "cannot be read"),

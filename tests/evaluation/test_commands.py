@@ -11,8 +11,8 @@ from engine.formats.convert import export_checkpoint, import_checkpoint
 from evaluation.documents import RunningText
 from evaluation.tasks import TASKS
 from tests.commands import Command
-from tests.engine.test_formats_checkpoint import rough_model
-from tests.engine.test_formats_megatron import save, write_vocabulary_files
+from tests.engine.test_formats_checkpoint import write_rough
+from tests.engine.test_formats_megatron import save
 from tests.evaluation.conftest import Evaluated
 from tests.evaluation.standins import sentences, write_run
 
@@ -158,9 +158,9 @@ def test_all_without_the_files_says_what_was_not_run(
 
 
 def test_a_megatron_checkpoint_with_its_vocabulary(tmp_path: Path, evaluated: Evaluated) -> None:
-    model = rough_model()
+    model = write_rough(tmp_path / "rough")
     save(tmp_path / "megatron", model, version=3)
-    vocab = write_vocabulary_files(tmp_path / "vocab")
+    vocab = export_checkpoint(tmp_path / "rough", tmp_path / "exported")
     text = tmp_path / "mine.txt"
     text.write_text(" ".join(sentences(3)))
     native = import_checkpoint(tmp_path / "megatron", tmp_path / "native", vocab)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from lineage.errors import BadInput
-from lineage.numbers import csv_cell, markdown_cell
+from lineage.numbers import csv_cell
 from lineage.records import Record, read_records, write_records
 
 TEXT = st.text(st.characters(codec="utf-8"))
@@ -102,7 +102,3 @@ def test_cells_are_text() -> None:
         assert csv_cell(formula) == f"'{formula}"
     for plain in ("-0.5", "+3", "-1e-9", "355m", "", "a=b"):
         assert csv_cell(plain) == plain
-    assert markdown_cell("![a](https://a.example/b.png) | <img src=x>\n") == (
-        "!\\[a](https://a.example/b.png) \\| &lt;img src=x>"
-    )
-    assert markdown_cell("!\\[a](b)") == "!\\\\[a](b)"  # two backslashes are one, and what follows is a link
