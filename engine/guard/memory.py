@@ -132,7 +132,10 @@ def explaining_out_of_memory(run: ResolvedRun, mesh: ParallelMesh, when: str) ->
 
 
 def _is_first_to_say() -> bool:
-    """True if no other rank has run out of memory before; one rank speaks for all."""
+    """True if no other rank has run out of memory before; one rank speaks for all.
+
+    Of ranks that are threads, the first that fails ends the others before they compute again.
+    """
     if not dist.is_initialized():
         return True
     try:
