@@ -403,20 +403,6 @@ class RecordConfig(Config):
     """Also estimate the gradient noise scale, in samples, from the gradient of each data-parallel rank and the reduced
     gradient (McCandlish et al. 2018); one data-parallel rank has nothing to compare."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _read_former_key(cls, values: Any) -> Any:
-        """Reads `tensorboard = true`, with which earlier configurations asked for this logger."""
-        if not isinstance(values, dict) or "tensorboard" not in values:
-            return values
-        others = {key: value for key, value in values.items() if key != "tensorboard"}
-        if values["tensorboard"] not in (True, False):
-            raise ValueError(f"tensorboard = {values['tensorboard']!r} must be true or false")
-        loggers = others.get("loggers", ())
-        if values["tensorboard"] and isinstance(loggers, (list, tuple)) and "tensorboard" not in loggers:
-            others["loggers"] = [*loggers, "tensorboard"]
-        return others
-
 
 class RunConfig(Config):
     """One training run."""

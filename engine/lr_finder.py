@@ -8,7 +8,6 @@ import math
 import os
 import tempfile
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 from engine.run.files import LearningRateSweep
@@ -53,17 +52,6 @@ class RateCurve:
         return self.rates[place] if place else None
 
     @property
-    def steepest_rate(self) -> float | None:
-        """Rate at which the smoothed loss falls fastest per factor of the rate; None if it never falls."""
-        falls = [
-            ((before[1] - after[1]) / math.log(after[0] / before[0]), after[0])
-            for before, after in pairwise(zip(self.rates, self.smoothed, strict=True))
-            if after[0] > before[0]
-        ]
-        fastest, rate = max(falls, default=(0.0, 0.0))
-        return rate if fastest > 0 else None
-
-    @property
     def suggestion(self) -> float | None:
         """Suggested rate; None if the loss never fell."""
         return None if self.lowest_rate is None else self.lowest_rate / 10
@@ -73,9 +61,10 @@ def describe_curve(curve: RateCurve, high: float) -> str:
     """The suggestion in words."""
     if curve.lowest_rate is None or curve.suggestion is None:
         return "the loss never fell below that of the first rate: begin lower (--low), or take more iterations"
-    shape = f"the smoothed loss is lowest at {curve.lowest_rate:.3g}, falls fastest at {curve.steepest_rate:.3g}"
     end = f"the sweep ended at {curve.rates[-1]:.3g}" if curve.rates[-1] < high * (1 - 1e-9) else "it never diverged"
-    return f"suggested learning rate {curve.suggestion:.3g}: {shape}; {end}"
+    return (
+        f"suggested learning rate {curve.suggestion:.3g}: the smoothed loss is lowest at {curve.lowest_rate:.3g}; {end}"
+    )
 
 
 def suggest_learning_rate(run: ResolvedRun, low: float, high: float, iterations: int, out: Path) -> str:
@@ -102,7 +91,6 @@ def write_curve(folder: Path, run: ResolvedRun, curve: RateCurve) -> Path:
         losses=curve.losses,
         smoothed=curve.smoothed,
         lowest_rate=curve.lowest_rate,
-        steepest_rate=curve.steepest_rate,
         suggestion=curve.suggestion,
         environment=Environment.model_validate(describe_environment()),
         notes=[

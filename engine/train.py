@@ -39,7 +39,7 @@ def train(run: ResolvedRun, root: Path, until: int | None = None) -> RunDirector
                 loggers = open_loggers(config.record.loggers if mesh.is_first else ())
             with explaining_out_of_memory(run, mesh, "before the first iteration"):
                 trainer = Trainer(run, directory, mesh)
-                trainer.guards.add(unchanged)
+                trainer.guards.insert(0, unchanged)
             with explaining_out_of_memory(run, mesh, "while training"):
                 trainer.run_to_end(loggers, until)
         elif mesh.is_first:

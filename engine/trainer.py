@@ -16,7 +16,8 @@ from engine.checkpoint.probe import Probe, describe_computation
 from engine.costs import flops_per_iteration
 from engine.data.batch_schedule import BatchSchedule
 from engine.data.batches import place_groups
-from engine.guard.guards import Guards, Iteration, RecentIterations
+from engine.guard.guards import Iteration, RecentIterations, guards_of
+from engine.guard.memory import PeakMemory
 from engine.inputs import TrainingInputs, ValidationSplit
 from engine.model.microbatch import to_input
 from engine.optim.precision import LossScaler
@@ -42,7 +43,7 @@ class Trainer:
         self.config, self.dataset = config, dataset = run.config, run.data
         train = config.train
         self.schedule = BatchSchedule(train)
-        self.guards = Guards(mesh.device)
+        self.memory = PeakMemory(mesh.device)
         measures_noise = config.record.noise_scale and mesh.dp.size > 1
         self.model, self.step = build_step(config.model, train, config.parallel, mesh, measures_noise)
         self.inputs = TrainingInputs(config, train.iterations, dataset.token_files("train"), dataset.tokenizer, mesh)
@@ -59,7 +60,8 @@ class Trainer:
             self.inputs.streams.load(checkpoint_path(directory.path, self.state.iteration), groups, layers)
         if self.step.scaler and self.state.loss_scaler:
             self.step.scaler = LossScaler(**self.state.loss_scaler)
-        self.guards.watch(config, directory, self.step, RecentIterations(self.state.recent))
+        self.recent = RecentIterations(self.state.recent)
+        self.guards = guards_of(config, directory, self.step, self.memory, self.recent)
         self.validation = ValidationSplit(config, dataset.token_files("valid"), mesh, dataset.tokenizer)
         self.validated = math.nan
         self.stop_requested = False
@@ -88,7 +90,7 @@ class Trainer:
                     log(self._validate(done, train.validation_samples))
                 self.state = TrainingState(
                     done, self.step.optimizer.steps, time.monotonic() - begun,
-                    asdict(self.step.scaler) if self.step.scaler else None, self.guards.recent.state(),
+                    asdict(self.step.scaler) if self.step.scaler else None, self.recent.state(),
                     self.state.ancestors,
                 )  # fmt: skip
                 if is_last or stop or done % train.checkpoint_interval == 0:
@@ -101,7 +103,7 @@ class Trainer:
                 progress.advance(1, self._console(line))
             final = self._validate(train.iterations, self.validation.num_samples, "final-validation")
             log(final)
-        peaks = self.mesh.world.gather_objects(self.guards.memory.first_iteration_bytes)
+        peaks = self.mesh.world.gather_objects(self.memory.first_iteration_bytes)
         if self.mesh.is_first:
             self._finish(final, peaks)
         self.mesh.world.barrier()
@@ -191,8 +193,7 @@ class Trainer:
     def _finish(self, final: Validation, peaks: list[int]) -> None:
         checkpoint.remove_old(self.directory.path, self.config.train.keep_checkpoints)
         newest = complete_checkpoints(self.directory.path)[-1].name
-        measured_by = self.guards.memory.measured_by
-        write_summary(self.directory.path, self.run, self.state.seconds, peaks, measured_by, final, newest)
+        write_summary(self.directory.path, self.run, self.state.seconds, peaks, self.memory.measured_by, final, newest)
         self.directory.complete()
 
     def _console(self, line: Step) -> str:

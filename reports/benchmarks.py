@@ -69,8 +69,8 @@ def _read(path: Path) -> tuple[Exhibit, str]:
 
 def _rates_exhibit(result: LearningRateSweep) -> Exhibit:
     """Return a learning-rate finder's curve, its suggestion, and a line of data for each iteration."""
-    row = (printable(result.name), result.optimizer, str(result.global_batch_size), _rate(result.steepest_rate),
-           _rate(result.lowest_rate), _rate(result.suggestion))  # fmt: skip
+    row = (printable(result.name), result.optimizer, str(result.global_batch_size), _rate(result.lowest_rate),
+           _rate(result.suggestion))  # fmt: skip
     lines = [tuple(map(exact, line)) for line in zip(result.rates, result.losses, result.smoothed, strict=True)]
     caption = ["The loss never fell below that of the first learning rate: nothing is suggested."]
     if result.suggestion is not None:
@@ -88,7 +88,7 @@ def _rates_exhibit(result: LearningRateSweep) -> Exhibit:
         shlex.join(result.environment.argv),
         partial(draw_rates, result),
         f"Loss over a rising learning rate, as it was and smoothed. {' '.join(caption)}",
-        (Table(("run", "optimizer", "batch", "falls fastest at", "lowest at", "suggested"), [row], 2),),
+        (Table(("run", "optimizer", "batch", "lowest at", "suggested"), [row], 2),),
         result.notes,
     )
 

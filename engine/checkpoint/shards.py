@@ -156,14 +156,11 @@ def _is_list_of(value: Any, kind: type) -> bool:
 
 
 def _read_part(name: str, entry: Entry, parameter: ShardedParameter, target: torch.Tensor, file: Any) -> None:
-    dim, files, own = entry["dim"], entry["files"], parameter.dim
+    dim, files, own = entry["dim"] or 0, entry["files"], parameter.dim
     cut: list[slice] = [slice(size) for size in parameter.global_shape]
     if own is not None:
         start = parameter.axis.rank * target.shape[own]
         cut[own] = slice(start, start + target.shape[own])
-    if dim is None:
-        _copy(name, target, file(files[0]).get_slice(name)[tuple(cut)])
-        return
     size, rest = divmod(parameter.global_shape[dim], len(files))
     if rest:
         raise IntegrityFailure(f"{name} of {parameter.global_shape[dim]} rows is divided over {len(files)} files")

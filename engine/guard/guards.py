@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.config import ParallelConfig, RunConfig
+from engine.config import RunConfig
 from engine.guard import Guard
 from engine.guard import Iteration as Iteration
 from engine.guard.memory import MemoryGuard, PeakMemory
@@ -19,7 +19,7 @@ from engine.model.microbatch import PipelineInput
 from engine.pipeline.executor import PartitionedModel
 from engine.pipeline.lowering import Interval, lower
 from engine.pipeline.schedule import compute_orders
-from engine.run.files import TIMELINE, Computation, Step, Timeline, read_steps
+from engine.run.files import TIMELINE, Computation, Timeline
 from engine.step import NotFinite, TrainingStep
 from lineage.atomic import write_text
 from lineage.run import RunDirectory
@@ -31,35 +31,22 @@ NOISE_WINDOW = 100
 """Iterations over which the noise scale is averaged."""
 
 
-class Guards:
-    """Every guard of a run, in the order in which they are asked."""
-
-    def __init__(self, device: torch.device) -> None:
-        """Memory is counted from here on."""
-        self.memory, self.recent = PeakMemory(device), RecentIterations()
-        self._guards: list[Guard] = []
-
-    def watch(self, config: RunConfig, run: RunDirectory, step: TrainingStep, recent: "RecentIterations") -> None:
-        """Watch this run's step; a checkpoint remembers the `recent` iterations."""
-        train, mesh = config.train, step.mesh
-        self.recent = recent
-        self._guards = [
-            SlowRankGuard(mesh),
-            SpikeGuard(recent, train.skip_spikes),
-            FiniteGuard(step),
-            MemoryGuard(self.memory),
-            TimelineGuard(run.path, config, step),
-            ReplicaGuard(step.model.parameters, step.model.storage_mesh),
-        ]
-        if config.record.noise_scale and mesh.dp.size > 1:
-            self._guards.append(NoiseScaleGuard(read_steps(run.path), mesh.dp.size))
-
-    def add(self, guard: Guard) -> None:
-        """Ask one more guard, before the others."""
-        self._guards.insert(0, guard)
-
-    def __iter__(self) -> Iterator[Guard]:
-        return iter(self._guards)
+def guards_of(
+    config: RunConfig, run: RunDirectory, step: TrainingStep, memory: PeakMemory, recent: "RecentIterations"
+) -> list[Guard]:
+    """The guards of a run, in the order in which they are asked."""
+    mesh = step.mesh
+    guards: list[Guard] = [
+        SlowRankGuard(mesh),
+        SpikeGuard(recent, config.train.skip_spikes),
+        FiniteGuard(step),
+        MemoryGuard(memory),
+        TimelineGuard(run.path, config, step),
+        ReplicaGuard(step.model.parameters, step.model.storage_mesh),
+    ]
+    if config.record.noise_scale and mesh.dp.size > 1:
+        guards.append(NoiseScaleGuard(mesh.dp.size))
+    return guards
 
 
 class RecentIterations:
@@ -122,16 +109,14 @@ class SpikeGuard(Guard):
 
 
 class NoiseScaleGuard(Guard):
-    """Adds the gradient noise scale of the last iterations to the metrics (McCandlish et al. 2018, Appendix A.1)."""
+    """Adds the gradient noise scale to the metrics (McCandlish et al. 2018, Appendix A.1).
 
-    def __init__(self, steps: Iterable[Step], dp: int) -> None:
-        """`steps` are the earlier iterations of this run on `dp` data-parallel ranks."""
+    It is averaged over the last iterations of this session.
+    """
+
+    def __init__(self, dp: int) -> None:
         self._dp = dp
-        earlier = ((step.gradient_square, step.gradient_variance) for step in steps)
-        self._last = deque(
-            ((square, variance) for square, variance in earlier if square is not None and variance is not None),
-            maxlen=NOISE_WINDOW,
-        )
+        self._last = deque[tuple[float, float]](maxlen=NOISE_WINDOW)
 
     def after(self, iteration: Iteration) -> str:
         """Estimate both moments from the gradients of each rank and of all ranks; none where they are not finite."""
@@ -179,37 +164,27 @@ class TimelineGuard(Guard):
 
     def after(self, iteration: Iteration) -> str:
         """Write the timeline."""
-        mine, mesh = self._step.timeline, self._step.mesh
-        if mine is not None:
-            self._step.timeline = None
-            everyone, layout = mesh.world.gather_objects(mine), mesh.layout
-            if mesh.is_first:
-                ranks = [everyone[layout.rank(0, rank, 0)] for rank in range(layout.pp)]
-                count = len(iteration.microbatches)
-                timeline = describe_timeline(iteration.number + 1, self._config.parallel, count, ranks)
-                write_text(self._path, timeline.to_line())
+        mine, mesh, parallel = self._step.timeline, self._step.mesh, self._config.parallel
+        if mine is None:
+            return ""
+        self._step.timeline = None
+        everyone, layout = mesh.world.gather_objects(mine), mesh.layout
+        if mesh.is_first:
+            measured = [everyone[layout.rank(0, rank, 0)] for rank in range(layout.pp)]
+            begun = min(interval.start for rank in measured for interval in rank)
+            count = len(iteration.microbatches)
+            planned = lower(compute_orders(parallel.schedule, parallel.pp, parallel.chunks, count), parallel.chunks)
+            timeline = Timeline(
+                iteration=iteration.number + 1,
+                schedule=parallel.schedule,
+                pp=parallel.pp,
+                chunks=parallel.chunks,
+                microbatches=count,
+                planned=[[_row(interval, 0.0) for interval in rank] for rank in planned.timeline],
+                measured=[[_row(interval, begun) for interval in rank] for rank in measured],
+            )
+            write_text(self._path, timeline.to_line())
         return ""
-
-
-def describe_timeline(
-    iteration: int, parallel: ParallelConfig, microbatches: int, measured: Sequence[Sequence[Interval]]
-) -> Timeline:
-    """The computations of each pipeline rank, as the schedule plans them and as they were measured.
-
-    Planned times are in forward passes of one chunk, and a backward pass takes two. `measured` has seconds of the
-    clock; the timeline has seconds since the first computation began.
-    """
-    orders = compute_orders(parallel.schedule, parallel.pp, parallel.chunks, microbatches)
-    begun = min(interval.start for rank in measured for interval in rank)
-    return Timeline(
-        iteration=iteration,
-        schedule=parallel.schedule,
-        pp=parallel.pp,
-        chunks=parallel.chunks,
-        microbatches=microbatches,
-        planned=[[_row(interval, 0.0) for interval in rank] for rank in lower(orders, parallel.chunks).timeline],
-        measured=[[_row(interval, begun) for interval in rank] for rank in measured],
-    )
 
 
 def _row(interval: Interval, begun: float) -> Computation:

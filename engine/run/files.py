@@ -27,7 +27,6 @@ class LearningRateSweep(FileSchema):
     losses: list[Finite]
     smoothed: list[Finite]
     lowest_rate: Positive | None
-    steepest_rate: Positive | None
     suggestion: Positive | None
     notes: list[str] = Field(default_factory=list)
     environment: Environment = Environment()
@@ -134,9 +133,9 @@ class Timeline(FileSchema):
     chunks: Annotated[int, Field(ge=1)]
     microbatches: Annotated[int, Field(ge=1)]
     planned: Annotated[list[Computations], Field(min_length=1)]
-    """Plan of each rank, in forward passes of one chunk."""
+    """Plan of each rank, in forward passes of one chunk; a backward pass takes two."""
     measured: Annotated[list[Computations], Field(min_length=1)]
-    """Measurement of each rank, in seconds."""
+    """Measurement of each rank, in seconds since the first computation began."""
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

@@ -4,13 +4,10 @@ Every command resolves its run once and passes it on: dry run, training, resume,
 Imports no torch.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-
-import numpy as np
 
 from engine.config import RunConfig
 from engine.costs import RankMemory, checkpoint_bytes, flops_per_token, fullest_rank, parameter_count, tokens_trained
@@ -23,16 +20,12 @@ from lineage.config import load_config, override_config, parse_config
 from lineage.digest import sha256_json
 from lineage.environment import available_cores, list_gpus
 from lineage.errors import BadInput, IntegrityFailure
-from lineage.progress import format_bytes, format_duration
+from lineage.progress import format_bytes
 from lineage.run import MANIFEST, RunDirectory
 from lineage.shipped import Shipped, find_file
 
 PLACES = frozenset({"data", "parallel", "record"})
 """Sections of the configuration that change where a run takes place and what it notes down, not what it computes."""
-TRAINING_EFFICIENCY = 0.45
-"""Share of the measured matrix rate that a training iteration of a twin reaches; only for the estimate of minutes."""
-REPEATS = 16
-"""Matrix products of which the fastest gives the rate: other work on the machine disturbs some."""
 
 
 @dataclass(frozen=True)
@@ -111,15 +104,11 @@ class ResolvedRun:
         )
 
     def describe_work(self, iterations_done: int = 0) -> str:
-        """The work that is left; with its time if this machine's rate gives it: fp32, a core for each rank."""
+        """The work that is left."""
         train, ranks = self.config.train, self.layout.world_size
         left = train.iterations - iterations_done
         flops = self.flops() * left / train.iterations
-        work = f"{left:,} iterations, {flops:.1e} FLOPs on {ranks} ranks"
-        if list_gpus() or train.precision != "fp32" or ranks > available_cores():
-            return work
-        seconds = max(training_seconds(flops, ranks), 1.0)
-        return f"{work}, about {format_duration(seconds)} by the speed of matrix products here"
+        return f"{left:,} iterations, {flops:.1e} FLOPs on {ranks} ranks"
 
     def describe_disk(self) -> str:
         """Disk space of the checkpoints: one more is written than is kept."""
@@ -198,14 +187,3 @@ def resolve_begun(directory: RunDirectory, ranks: int | None = None) -> Resolved
     if run.data.digest != dataset:
         raise IntegrityFailure(f"the dataset {config.data.dataset} has changed since {path} began")
     return run
-
-
-def training_seconds(flops: float, ranks: int) -> float:
-    """Time of a twin's training on this machine, by the processor time of 512 × 512 fp32 matrix products on a core."""
-    a = np.ones((512, 512), np.float32)
-    fastest = float("inf")
-    for _ in range(REPEATS):
-        start = time.process_time()
-        a @ a
-        fastest = min(fastest, time.process_time() - start)
-    return flops * fastest / (2 * 512**3 * TRAINING_EFFICIENCY * ranks)

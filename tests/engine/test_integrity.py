@@ -205,7 +205,7 @@ def drift(layout: Layout, rank: int, name: str, config: Any, root: Path) -> str:
                 tensor.flatten()[3:4].view(torch.int32).bitwise_xor_(1)
             return ""
 
-    trainer.guards.add(Drift())
+    trainer.guards.insert(0, Drift())
     return refused(trainer.run_to_end)
 
 

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,17 +13,14 @@ from typing import Any
 
 import pytest
 
-from engine.config import RecordConfig, RunConfig
+from engine.config import RunConfig
 from engine.run.files import Step, read_metrics
 from engine.run.loggers import EVENTS, LOGGERS, Session, open_loggers, start_tensorboard
 from engine.run.metrics import MetricsLog
-from engine.run.resolved import resolve_begun
 from engine.trainer import Trainer
-from lineage.chain import broken_links
-from lineage.config import override_config, parse_config
-from lineage.digest import check_seal, seal, sha256_json
+from lineage.config import override_config
+from lineage.digest import check_seal
 from lineage.errors import BadInput
-from lineage.run import RunDirectory
 from tests.engine.small_run import curve, ranks_of, small_config, train
 
 Numbers = list[tuple[str, int, float]]
@@ -237,43 +233,3 @@ def test_a_missing_library_is_told_before_training(
         train(with_loggers(small_config(dataset), name), tmp_path)
     assert caught.value.exit_code == 2
     assert not list(tmp_path.glob("small-*/metrics.jsonl"))
-
-
-@pytest.mark.parametrize(
-    ("values", "loggers"),
-    [
-        ({"tensorboard": True}, ("tensorboard",)),
-        ({"tensorboard": False, "noise_scale": False}, ()),
-        ({"tensorboard": True, "loggers": ["wandb"]}, ("wandb", "tensorboard")),
-        ({"tensorboard": False, "loggers": ["tensorboard"]}, ("tensorboard",)),
-    ],
-)
-def test_the_former_key_is_read(values: dict[str, Any], loggers: tuple[str, ...]) -> None:
-    assert parse_config(values, RecordConfig, "old").loggers == loggers
-
-
-@pytest.mark.parametrize(
-    "values", [{"tensorboard": "perhaps"}, {"loggers": ["neptune"]}, {"tensorboard": True, "loggers": 3}]
-)
-def test_a_key_that_says_something_else_is_refused(values: dict[str, Any]) -> None:
-    with pytest.raises(BadInput, match=r"^old: (tensorboard = .* must be true or false|loggers)"):
-        parse_config(values, RecordConfig, "old")
-
-
-def test_a_run_begun_with_the_former_key_is_verified_and_gone_on_with(dataset: Path, copied: Path) -> None:
-    run = copied
-    manifest = json.loads((run / "manifest.json").read_text(encoding="utf-8"))
-    manifest["config"]["record"] = {"tensorboard": True, "noise_scale": False}
-    manifest["config_digest"] = sha256_json(manifest["config"])
-    (run / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
-    (run / EVENTS).parent.mkdir()
-    (run / EVENTS).write_bytes(b"what the former code wrote")
-    seal(run)
-    check_seal(run)
-    assert broken_links(run) == []
-    (run / "COMPLETE").unlink()
-    shutil.rmtree(run / "checkpoints" / "iter_0000060")
-    config = resolve_begun(RunDirectory.open(run)).config
-    assert config.record.loggers == ("tensorboard",)
-    assert train(config, run.parent).path == run
-    assert len(read_tensorboard(run)) == len(numbers_of(run))

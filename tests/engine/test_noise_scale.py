@@ -17,7 +17,7 @@ from engine.guard.guards import NoiseScaleGuard, gradient_moments, noise_scale
 from engine.launch.mesh import build_mesh
 from engine.model.microbatch import PipelineInput
 from engine.parallel.layout import Layout
-from engine.run.files import Step, read_steps
+from engine.run.files import read_steps
 from engine.step import Gradient, build_step
 from lineage.config import parse_config
 from lineage.errors import BadInput
@@ -103,22 +103,10 @@ def test_a_run_writes_the_estimates_and_their_scale(dataset: Path, tmp_path: Pat
         square, variance = moments[number - 1]
         assert step.gradient_norm**2 == pytest.approx(square + variance / 8, rel=1e-6)
         assert step.noise_scale == noise_scale(moments[:number])
-    resumed, iteration = NoiseScaleGuard(steps[:-1], 2), Iteration(5, 8, [], Gradient(1.0, *last_norms(steps[-1]), 0))
-    iteration.line = steps[-1].model_copy(update={"noise_scale": None})
-    assert resumed.after(iteration) == ""
-    assert iteration.line.noise_scale == pytest.approx(steps[-1].noise_scale)
-
-
-def last_norms(step: Step) -> tuple[float, float]:
-    """Norm of the whole gradient, and mean squared norm of the gradients of two ranks that share 8 samples."""
-    assert step.gradient_norm is not None
-    assert step.gradient_square is not None
-    assert step.gradient_variance is not None
-    return step.gradient_norm, step.gradient_square + step.gradient_variance / 4
 
 
 def test_an_iteration_without_a_gradient_counts_for_nothing(uninterrupted: Path) -> None:
-    guard = NoiseScaleGuard([], 2)
+    guard = NoiseScaleGuard(2)
     for gradient in (Gradient(1.0, math.nan, math.inf, 0), Gradient(1.0, 1.5, 3.0, 0)):
         iteration = Iteration(0, 8, [], gradient)
         iteration.line = read_steps(uninterrupted)[0]

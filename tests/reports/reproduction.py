@@ -328,7 +328,6 @@ def benchmarks() -> dict[str, dict[str, Any]]:
             "losses": [8.0, 7.0, 6.0, 9.0],
             "smoothed": [8.0, 7.5, 6.75, 7.0],
             "lowest_rate": 1e-2,
-            "steepest_rate": 1e-2,
             "suggestion": 1e-3,
         },
     }

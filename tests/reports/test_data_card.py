@@ -128,7 +128,7 @@ def test_every_kept_benchmark_is_shown() -> None:
         '{"benchmark": "other", "title": "t", "cases": [{"name": "a", "losse": {}}]}',
         '{"benchmark": "other", "title": "t", "cases": [{"name": "a", "ratios": [{"name": "r", "value": NaN}]}]}',
         '{"benchmark": "learning-rate", "name": "x", "optimizer": "adam", "global_batch_size": 1, "seed": 1,'
-        ' "rates": [1], "losses": [], "smoothed": [1], "lowest_rate": null, "steepest_rate": null, "suggestion": null}',
+        ' "rates": [1], "losses": [], "smoothed": [1], "lowest_rate": null, "suggestion": null}',
     ],
 )
 def test_a_bad_benchmark_is_one_sentence_and_the_rest_is_read(tmp_path: Path, text: str) -> None:
