@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
-from engine.config import TrainConfig
-from engine.data.batch_schedule import BatchSchedule
-from engine.data.batches import TrainingBatches, ValidationBatches
+from engine.data.batches import ValidationBatches
 from lineage.errors import BadInput
 
 SIZES = np.array([5, 3, 7, 4, 6], dtype=np.int32)
@@ -22,20 +20,6 @@ def token_file(tmp_path: Path) -> TokenFile:
             writer.add_document(np.arange(start, start + size))
             start += int(size)
     return TokenFile(tmp_path / "train")
-
-
-def test_every_dp_degree_sees_the_same_global_batch(token_file: TokenFile) -> None:
-    schedule = BatchSchedule(TrainConfig(global_batch_size=4, microbatch_size=1))
-    batches = TrainingBatches([(token_file, 1.0)], 2, schedule, microbatch_size=1, iterations=2, seed=7)
-    seen = {}
-    for dp in (1, 2, 4):
-        rows: dict[int, list[int]] = {}
-        for rank in range(dp):
-            for batch in batches.microbatches(1, rank, dp):
-                rows |= {place: row.tolist() for place, row in zip(batch.places, batch.tokens, strict=True)}
-        seen[dp] = rows
-    assert sorted(seen[1]) == [0, 1, 2, 3]
-    assert seen[1] == seen[2] == seen[4]
 
 
 def test_validation_covers_each_target_once(token_file: TokenFile) -> None:

@@ -157,15 +157,6 @@ def test_the_index_says_where_the_parts_of_a_tensor_are(run: Path) -> None:
     assert [list(part.shape) for part in parts] == [[24, 16], [24, 16]]
 
 
-def test_old_checkpoints_go(tmp_path: Path, tokenizer: Path) -> None:
-    built = build(CONFIG, Layout())
-    for iteration in (5, 10, 100):
-        built.save(tmp_path / "run", CONFIG, TrainingState(iteration), tokenizer)
-    names = [path.name for path in sorted((tmp_path / "run" / "checkpoints").iterdir())]
-    assert names == ["iter_0000010", "iter_0000100"]
-    assert resolve_checkpoint(tmp_path / "run").name == "iter_0000100"
-
-
 @pytest.mark.parametrize(
     "name", ["model-tp01-pp000.safetensors", "index.json", "config.json", "tokenizer/tokenizer.json"]
 )

@@ -11,7 +11,6 @@ import experiments
 from engine.costs import parameter_count
 from engine.run.resolved import read_run_config, resolve
 from engine.step import NotFinite
-from lineage.config import read_toml
 from tests.engine.conftest import write_dataset
 from tests.engine.small_run import mlm_train, small_config, train, write_toml
 
@@ -193,11 +192,3 @@ def test_resume_refuses_what_it_would_not_go_on_with(tmp_path: Path) -> None:
     assert code == 6
     assert f"the dataset {dataset} has changed" in err
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == sorted(["renamed", "small", run.name])
-
-
-def test_options_of_the_file_are_documented_keys() -> None:
-    """A shipped file sets nothing that the defaults already say."""
-    for path in MODELS:
-        values = read_toml(path)
-        assert values["name"] == path.stem
-        assert values.keys() <= {"name", "model", "parallel", "train"}

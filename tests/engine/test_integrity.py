@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.checkpoint.checkpoint import resume
 from engine.checkpoint.statistics import check_written, measure, measure_finite, merge
 from engine.data.dataset import DatasetFacts
 from engine.guard import Guard, Iteration
@@ -24,7 +23,6 @@ from engine.trainer import Trainer
 from lineage.digest import seal, sha256_file
 from lineage.errors import BadInput, Diverged, IntegrityFailure, UserError
 from lineage.lock import LOCK, locked
-from lineage.run import RunDirectory
 from tests.engine.conftest import write_dataset
 from tests.engine.small_run import assert_same_training, mlm_train, resolved, small_config, train, write_toml
 
@@ -174,24 +172,6 @@ def refused(function: Callable[..., Any], *arguments: Any) -> str:
     return ""
 
 
-def lock_on_ranks(run: RunDirectory) -> str:
-    mesh = build_mesh(Layout(dp=2))
-
-    def hold() -> None:
-        with run_locked(run, mesh):
-            return
-
-    return refused(hold)
-
-
-def test_every_rank_learns_that_the_run_is_taken(dataset: Path, tmp_path: Path) -> None:
-    run = resolved(small_config(dataset)).begin(tmp_path)
-    with locked(run.path):
-        first, second = run_threads(lock_on_ranks, 2, run)
-    assert first == second
-    assert first.startswith("BadInput: another process is at work in")
-
-
 def drift(layout: Layout, rank: int, name: str, config: Any, root: Path) -> str:
     """Train; one rank's tensor changes by one bit after the third iteration."""
     run = resolve(config, layout.world_size)
@@ -254,22 +234,6 @@ def test_a_file_that_does_not_hold_what_was_in_memory_is_noticed(tmp_path: Path)
         check_written(tmp_path / "file", measure_finite(weights))
     save_file(weights, tmp_path / "file")
     check_written(tmp_path / "file", measure_finite(weights))
-
-
-def resume_on_ranks(layout: Layout, config: Any, root: Path) -> tuple[str, int]:
-    run = resolve(config, layout.world_size)
-    directory = run.begin(root)
-    trainer = Trainer(run, directory, build_mesh(layout))
-    return directory.path.name, resume(
-        directory.path, trainer.model.parameters, trainer.step.optimizer, lambda probe: trainer._loss_of(probe.tokens)
-    ).iteration  # fmt: skip
-
-
-def test_another_layout_finds_the_same_statistics_and_a_near_loss(stopped: Path, dataset: Path) -> None:
-    config = small_config(dataset)
-    config = config.model_copy(update={"parallel": config.parallel.model_copy(update={"tp": 2})})
-    assert run_threads(resume_on_ranks, 2, Layout(tp=2), config, stopped.parent) == [(stopped.name, 60)] * 2
-    assert not list((stopped / "checkpoints").glob(".*damaged"))
 
 
 @pytest.mark.parametrize("split", ["train", "valid"])

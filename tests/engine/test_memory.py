@@ -7,10 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.guard import Iteration
 from engine.guard.memory import MemoryGuard, PeakMemory
-from engine.run.files import read_metrics
-from engine.step import Gradient
 from tests.engine.small_run import mlm_train, write_toml
 
 SHORT = {"iterations": 2, "warmup_iterations": 1, "microbatch_size": 2, "validation_samples": 4}
@@ -52,11 +49,3 @@ def test_an_allocator_near_the_limit_is_told_once() -> None:
     assert [bool(one) for one in said] == [False, False, True, False, False]
     assert "79.0 GiB reserved" in said[2]
     assert "emptied its cache 2 times" in said[2]
-
-
-def test_a_cpu_has_no_such_allocator(uninterrupted: Path) -> None:
-    guard = MemoryGuard(PeakMemory(torch.device("cpu")))
-    iteration = Iteration(0, 1, [], Gradient(1.0, 1.0, 0.0, 0))
-    assert [guard.after(iteration) for _ in range(3)] == ["", "", ""]
-    assert not hasattr(iteration, "line")  # and nothing is added to one
-    assert all("warning" not in line for line in read_metrics(uninterrupted))

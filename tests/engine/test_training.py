@@ -14,7 +14,7 @@ from engine.parallel.mesh import serial_mesh
 from engine.run.files import read_metrics, read_summary
 from engine.step import NotFinite
 from engine.trainer import Trainer
-from lineage.digest import check_seal, read_digest
+from lineage.digest import check_seal
 from lineage.errors import BadInput
 from tests.engine.conftest import write_dataset
 from tests.engine.small_run import (
@@ -90,12 +90,6 @@ def test_training_is_a_pure_function_of_the_seed(dataset: Path, uninterrupted: P
     assert curve(other)[:3] != curve(again)[:3]
 
 
-def test_a_complete_run_is_returned_as_it_is(dataset: Path, uninterrupted: Path) -> None:
-    before = read_digest(uninterrupted), (uninterrupted / "metrics.jsonl").stat().st_mtime_ns
-    assert train(small_config(dataset), uninterrupted.parent).path == uninterrupted
-    assert (read_digest(uninterrupted), (uninterrupted / "metrics.jsonl").stat().st_mtime_ns) == before
-
-
 def test_sigterm_stops_and_resume_goes_on(dataset: Path, uninterrupted_long: Path, tmp_path: Path) -> None:
     run = tmp_path / "runs" / uninterrupted_long.name
     process = start(write_toml(tmp_path / "small.toml", dataset, **LONG), "--runs", run.parent, "--ranks", 1)
@@ -113,19 +107,6 @@ def test_sigterm_stops_and_resume_goes_on(dataset: Path, uninterrupted_long: Pat
     assert_same_training(run, uninterrupted_long)
     code, out, _ = mlm_train("resume", run)
     assert (code, out) == (0, f"already complete: {run}\n")
-
-
-def test_kill_9_and_the_same_command_goes_on(dataset: Path, uninterrupted_long: Path, tmp_path: Path) -> None:
-    run = tmp_path / "runs" / uninterrupted_long.name
-    command = (write_toml(tmp_path / "small.toml", dataset, **LONG), "--runs", run.parent, "--ranks", 1)
-    for iteration in (9, 130):  # before the first checkpoint and after it
-        process = start(*command)
-        wait_for_iteration(process, run, iteration)
-        process.kill()
-        process.communicate()
-    assert not (run / "COMPLETE").exists()
-    assert mlm_train(*command)[0] == 0
-    assert_same_training(run, uninterrupted_long)
 
 
 @pytest.mark.parametrize("lost", [["COMPLETE"], ["COMPLETE", "summary.json"]])
