@@ -9,7 +9,7 @@ a few samples), lineage.json (the run, its inputs, the earlier checkpoints), tok
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -212,34 +212,19 @@ def load_checkpoint(
         check_seal(path)
         state, index = _read_state(path), read_object(path / INDEX)
 
-        def fill(tensors: Iterable[tuple[ShardedParameter, str, torch.Tensor]]) -> None:
-            read = _read_all(path, index, tensors)
-            loaded.update((name, (p, measure(tensor))) for name, (p, tensor) in read.items())
+        def fill(tensors: Sequence[tuple[str, ShardedParameter, torch.Tensor]]) -> None:
+            shards.read_into(path, index, tensors)
+            loaded.update((name, (p, measure(tensor))) for name, p, tensor in tensors)
 
         with torch.no_grad():
-            fill((p, p.name, p.local.data) for p in parameters)
+            fill([(p.name, p, p.local.data) for p in parameters])
             optimizer.restore(
                 state.optimizer_steps,
-                lambda tensors: fill((p, f"{what}.{p.name}", tensor) for p, what, tensor in tensors),
+                lambda tensors: fill([(f"{what}.{p.name}", p, tensor) for p, what, tensor in tensors]),
             )
     check_loaded(path, loaded)
     own = as_ancestor(path, state.iteration)
     return replace(state, ancestors=(*state.ancestors, own)), read_probe(path)
-
-
-def _read_all(
-    path: Path, index: dict[str, Any], tensors: Iterable[tuple[ShardedParameter, str, torch.Tensor]]
-) -> dict[str, tuple[ShardedParameter, torch.Tensor]]:
-    """Read each named tensor into its place. Returns all of them by name.
-
-    A rank may hold both the tied embedding and its copy, which share a name.
-    """
-    every, read = list(tensors), dict[str, tuple[ShardedParameter, torch.Tensor]]()
-    for copies in (True, False):
-        wanted = {name: (p, tensor) for p, name, tensor in every if p.is_copy is copies}
-        shards.read_into(path, index, wanted)
-        read |= wanted
-    return read
 
 
 def _read_state(path: Path) -> TrainingState:
@@ -283,7 +268,7 @@ def load_for_inference(path: Path, mesh: ParallelMesh | None = None, as_stored: 
     model = model_class(config, mesh, stage).to(mesh.device, stored if as_stored else torch.float32)
     parameters = sharded_parameters(model, mesh)
     with torch.no_grad():
-        _read_all(directory, index, ((p, p.name, p.local.data) for p in parameters))
+        shards.read_into(directory, index, [(p.name, p, p.local.data) for p in parameters])
     if stored != torch.float64:
         check_loaded(directory, {p.name: (p, measure(p.local.data)) for p in parameters})
     model.eval()

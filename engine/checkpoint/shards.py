@@ -82,7 +82,7 @@ def read_whole(directory: Path, index: dict[str, Entry], name: str) -> torch.Ten
 
 
 def read_into(
-    directory: Path, index: dict[str, Entry], wanted: Mapping[str, tuple[ShardedParameter, torch.Tensor]]
+    directory: Path, index: dict[str, Entry], wanted: Iterable[tuple[str, ShardedParameter, torch.Tensor]]
 ) -> None:
     """Copy this rank's part of each wanted tensor into place, from a checkpoint of any layout.
 
@@ -98,7 +98,7 @@ def read_into(
             return opened[name]
 
         try:
-            for name, (parameter, target) in wanted.items():
+            for name, parameter, target in wanted:
                 _read_part(name, _entry_of(directory, index, name, parameter.global_shape), parameter, target, file)
         except (SafetensorError, OSError, KeyError, TypeError) as error:
             raise IntegrityFailure(f"{directory} cannot be read: {error}") from error
