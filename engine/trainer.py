@@ -16,8 +16,7 @@ from engine.checkpoint.probe import Probe, describe_computation
 from engine.costs import flops_per_iteration
 from engine.data.batch_schedule import BatchSchedule
 from engine.data.batches import place_groups
-from engine.guard.guards import Iteration, RecentIterations, guards_of
-from engine.guard.memory import PeakMemory
+from engine.guard.guards import Iteration, PeakMemory, RecentIterations, guards_of
 from engine.inputs import TrainingInputs, ValidationSplit
 from engine.model.microbatch import to_input
 from engine.optim.precision import LossScaler

@@ -13,7 +13,8 @@ from torch import nn
 from engine.config import RunConfig
 from engine.guard import Guard
 from engine.guard import Iteration as Iteration
-from engine.guard.memory import MemoryGuard, PeakMemory
+from engine.guard.memory import MemoryGuard
+from engine.guard.memory import PeakMemory as PeakMemory
 from engine.guard.ranks import ReplicaGuard, SlowRankGuard, joined
 from engine.model.microbatch import PipelineInput
 from engine.pipeline.executor import PartitionedModel
