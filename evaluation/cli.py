@@ -9,7 +9,7 @@ import typer
 
 from engine.launch.allocator import keep_large_buffers
 from engine.parallel.layout import Layout
-from evaluation.settings import ONE_RANK, Settings, is_first_rank, parse_layout, parse_share, start_ranks
+from evaluation.settings import ONE_RANK, Settings, is_first_rank, parse_layout, start_ranks
 from evaluation.tasks import TASKS, check_task_name
 from lineage.atomic import check_place, write_json, write_text
 from lineage.command import CommandLine, run_command
@@ -56,14 +56,6 @@ def run(
         Path | None, typer.Argument(help='Your text file, or .jsonl file of {"text": ...} lines.', show_default=False)
     ] = None,
     limit: Limit = None,
-    until: Annotated[
-        float | None,
-        typer.Option(
-            parser=parse_share,
-            metavar="PERCENT",
-            help="Score a random sample, until its standard error, of a perplexity as a share, is at most this.",
-        ),
-    ] = None,
     batch_size: BatchSize = None,
     workers: Workers = None,
     vocab: Vocab = None,
@@ -83,9 +75,7 @@ def run(
         check_task_name(protocol)
     if (file is None) == (protocol in FILE_TASKS):
         raise BadInput(f"{protocol} needs a text file" if file is None else f"{protocol} takes no file: {file}")
-    if until is not None and protocol == ALL:
-        raise BadInput("--until is for a single protocol")
-    settings = Settings(limit, until, batch_size, workers, vocab, heads, layout)
+    settings = Settings(limit, batch_size, workers, vocab, heads, layout)
     _start(settings, json, samples)
     from evaluation import heldout, tables
     from evaluation.evaluate import evaluate, file_task, named_task
@@ -128,7 +118,7 @@ def compare(
     """
     for name in task:
         check_task_name(name)
-    settings = Settings(limit, None, batch_size, workers, vocab, heads, layout)
+    settings = Settings(limit, batch_size, workers, vocab, heads, layout)
     _start(settings, json)
     from evaluation import tables
     from evaluation.compare import compare_windows, paired_difference
@@ -173,7 +163,7 @@ def identify(
     json: Json = None,
 ) -> None:
     """Name the conventions that give a claimed number within its rounding."""
-    settings = Settings(None, None, batch_size, workers, vocab, heads, layout)
+    settings = Settings(None, batch_size, workers, vocab, heads, layout)
     _start(settings, json)
     from evaluation import identify as conventions
 

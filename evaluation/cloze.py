@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from evaluation import harness
 from evaluation.protocol import (
     Encoder,
-    Estimate,
     Losses,
     Request,
     Scores,
@@ -139,16 +138,6 @@ class ClozeTask(Task):
         """One element per example."""
         names = [str(number) for number in self.chosen]
         return Losses(names, scores.nll, np.ones(len(names)), self.correct(scores))
-
-    def estimate(self, scores: Scores) -> Estimate:
-        """The accuracy. For its error, two right and two wrong answers are added, so that it is never 0.
-
-        Agresti and Coull 1998, Approximate Is Better than "Exact" for Interval Estimation of Binomial Proportions.
-        """
-        correct, count = int(self.correct(scores).sum()), len(self.chosen)
-        share = (correct + 2) / (count + 4)
-        error = math.sqrt((1 - count / self.whole) * share * (1 - share) / (count + 4))
-        return Estimate(f"accuracy {correct / count:.2%} ± {error:.2%}", error)
 
     def result(self, scores: Scores, provenance: Provenance) -> ClozeResult:
         """Accuracy over examples; the perplexity is of the whole target."""

@@ -18,14 +18,11 @@ from evaluation.schema import Provenance, Result
 from evaluation.scoring import NoMemory, remembering, score, score_with_memory
 from evaluation.settings import Settings
 from evaluation.tasks import build_task
-from evaluation.uncertainty import SEED
 from lineage.environment import describe_environment
-from lineage.errors import BadInput, DataMissing
+from lineage.errors import DataMissing
 from lineage.files import Environment
 from lineage.progress import Progress, announce
 
-SAMPLES, SMALLEST_SAMPLE = 64, 32
-"""Number of equal parts in which a test is sampled, and smallest number of requests of a part."""
 MakeTask = Callable[[EvaluatedCheckpoint], Task]
 """The task for a checkpoint's tokenizer and context."""
 
@@ -74,7 +71,7 @@ def evaluate(checkpoint: Path, tasks: Mapping[str, MakeTask], settings: Settings
                 task = make(evaluated)
                 if task.with_memory:
                     remembering(evaluated.model)
-                made[name] = task if settings.until else task.limited(settings.limit)
+                made[name] = task.limited(settings.limit)
             except (DataMissing, NoMemory) as error:
                 missing[name] = error
         if not made:
@@ -82,12 +79,7 @@ def evaluate(checkpoint: Path, tasks: Mapping[str, MakeTask], settings: Settings
         for task in made.values():
             if task.note and evaluated.model.mesh.is_first:
                 print(f"warning: {task.note}", file=sys.stderr)
-        if settings.until:
-            ((name, task),) = made.items()
-            made[name], scores = _sample(task, evaluated, settings, settings.until)
-            scored = [scores]
-        else:
-            scored = _score_all(list(made.values()), evaluated, settings)
+        scored = _score_all(list(made.values()), evaluated, settings)
     provenance = _provenance(evaluated, checkpoint, started)
     done = {
         name: Evaluation(task, scores, task.result(scores, provenance))
@@ -125,30 +117,6 @@ def _score_all(tasks: Sequence[Task], evaluated: EvaluatedCheckpoint, settings: 
             else score_with_memory(evaluated.model, task.requests, progress.advance)
             for task in tasks
         ]
-
-
-def _sample(task: Task, evaluated: EvaluatedCheckpoint, settings: Settings, until: float) -> tuple[Task, Scores]:
-    """Score the task's requests in a fixed random order until its number is precise enough."""
-    if task.with_memory:
-        raise BadInput("a text is scored with memory from its beginning on: give --limit in place of --until")
-    model, size = evaluated.model, max(SMALLEST_SAMPLE, task.whole // SAMPLES)
-    order = np.random.default_rng(SEED).permutation(task.whole).tolist()
-    how = f", drawn at random until the standard error was at most {until:.3%}"
-    announce(f"at most {task.whole:,} {task.unit} through {parameter_count(model.network.config):,} parameters")
-    parts: list[Scores] = []
-    with Progress(task.name, task.whole, task.unit, not model.mesh.is_first) as progress, telling_of_lost_ranks():
-        for start in range(0, task.whole, size):
-            new = task.part(order[start : start + size]).requests
-            parts.append(
-                score(model, new, settings.batch_size, settings.workers, banned=task.banned, store=evaluated.store)
-            )
-            part = task.part(order[: start + size], how)
-            scores = Scores._make(map(np.concatenate, zip(*parts, strict=True)))
-            words, error = part.estimate(scores)
-            progress.advance(len(new), words)
-            if error <= until:
-                break
-    return part, scores
 
 
 def _provenance(evaluated: EvaluatedCheckpoint, checkpoint: Path, started: float) -> Provenance:

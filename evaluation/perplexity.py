@@ -15,7 +15,6 @@ from evaluation.documents import RunningText, count_original_tokens, cut_article
 from evaluation.protocol import (
     LARGEST_EXPONENT,
     Encoder,
-    Estimate,
     Losses,
     Request,
     Scores,
@@ -24,7 +23,7 @@ from evaluation.protocol import (
     perplexity,
 )
 from evaluation.schema import Block, PerplexityResult, Provenance
-from evaluation.uncertainty import ratio_standard_error, sampling_error
+from evaluation.uncertainty import ratio_standard_error
 from evaluation.windows import Lazy, sliding_windows
 from lineage.errors import BadInput
 
@@ -148,14 +147,6 @@ class PerplexityTask(Task):
             nll=np.array([block.nll for block in blocks]),
             weight=weight * (self._divided(scores)[1] / weight.sum()),
         )
-
-    def estimate(self, scores: Scores) -> Estimate:
-        """The perplexity, with its error as a share of it."""
-        divided, normaliser = self._divided(scores)
-        counts = scores.num_scored.astype(np.float64)
-        error = sampling_error(scores.nll, counts, self.whole)
-        share = math.inf if error is None else error * counts.sum() / normaliser
-        return Estimate(f"perplexity {math.exp(min(divided / normaliser, LARGEST_EXPONENT)):,.2f} ± {share:.2%}", share)
 
     def text(self, place: int) -> str:
         """The scored part of a window."""

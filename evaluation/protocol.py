@@ -85,14 +85,6 @@ class Losses:
     correct: NDArray[np.bool_] | None = None
 
 
-class Estimate(NamedTuple):
-    """Estimate of a whole test's number from requests drawn at random."""
-
-    words: str
-    error: float
-    """Standard error of the sample: a share of a perplexity, a difference of an accuracy."""
-
-
 class Encoder(Protocol):
     """Interface of a tokenizer for tasks."""
 
@@ -131,20 +123,16 @@ class Task(ABC):
 
     def __init__(self, source: SourceText, tokenizer: Encoder, requests: Sequence[Request]) -> None:
         self.source, self.tokenizer, self.requests = source, tokenizer, requests
-        self.how, self.whole = "", len(requests)
-        """Requests of the whole test."""
+        self.whole = len(requests)
+        """Number of requests of the whole test."""
         self.chosen: Sequence[int] = range(self.whole)
         """Numbers, in the whole test, of the requests in `requests`."""
 
     def limited(self, limit: int | None) -> Self:
         """The task with at most `limit` requests, spread evenly over the test; with memory, the first ones."""
-        chosen = evenly_spread(self.whole, limit)
-        return self.part(range(len(chosen)) if self.with_memory else chosen)
-
-    def part(self, chosen: Sequence[int], how: str = "") -> Self:
-        """The task with the requests of these numbers, in this order; `how` tells how they were chosen."""
-        part = copy.copy(self)
-        part.chosen, part.requests, part.how = chosen, [self.requests[number] for number in chosen], how
+        part, chosen = copy.copy(self), evenly_spread(self.whole, limit)
+        part.chosen = range(len(chosen)) if self.with_memory else chosen
+        part.requests = [self.requests[number] for number in part.chosen]
         return part
 
     @property
@@ -155,7 +143,7 @@ class Task(ABC):
     @property
     def extent(self) -> str:
         """Part of the protocol line for a partial test; empty for a whole one."""
-        return f"; only {len(self.chosen)} of {self.whole} {self.unit}{self.how}" if self.is_partial else ""
+        return f"; only {len(self.chosen)} of {self.whole} {self.unit}" if self.is_partial else ""
 
     @property
     def name(self) -> str:
@@ -194,10 +182,6 @@ class Task(ABC):
     @abstractmethod
     def losses(self, scores: Scores) -> Losses:
         """The scores by article or example."""
-
-    @abstractmethod
-    def estimate(self, scores: Scores) -> Estimate:
-        """The protocol's number, estimated from requests drawn at random."""
 
     @abstractmethod
     def result(self, scores: Scores, provenance: Provenance) -> Result:

@@ -33,33 +33,17 @@ def parse_layout(text: str | Layout) -> Layout:
     return Layout(**sizes)
 
 
-def parse_share(text: str | float) -> float:
-    """0.005 for `0.5%`; a number stays as it is. Raises BadInput unless it is a percentage above 0."""
-    if isinstance(text, float):
-        return text
-    number = text.removesuffix("%")
-    if number == text or not number.replace(".", "", 1).isdecimal() or not float(number) > 0:
-        raise BadInput(f"{text!r} is not a percentage such as 0.5%")
-    return float(number) / 100
-
-
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a scoring; only `limit` and `until` change what is measured. Raises BadInput if both are given."""
+    """Settings of a scoring; only `limit` changes what is measured."""
 
     limit: int | None = None
     """Windows or examples to score, spread evenly over the test."""
-    until: float | None = None
-    """Standard error at which a random sample is large enough."""
     batch_size: int | None = None
     workers: int | None = None
     vocab: Path | None = None
     heads: int | None = None
     layout: Layout = ONE_RANK
-
-    def __post_init__(self) -> None:
-        if self.limit is not None and self.until is not None:
-            raise BadInput("--until says by itself how much is scored: leave out --limit")
 
 
 def start_ranks(layout: Layout, main: Callable[[], object]) -> None:

@@ -38,18 +38,6 @@ def _times_drawn(num_blocks: int) -> Floats:
     return generator.multinomial(num_blocks, np.full(num_blocks, 1 / num_blocks), RESAMPLES).astype(np.float64)
 
 
-def sampling_error(sums: Floats, weights: Floats, whole: int) -> float | None:
-    """Standard error of Σ sums / Σ weights over requests drawn at random from `whole`, as an estimate for all.
-
-    It is 0 if all were drawn (Cochran 1977, Sampling Techniques, Section 6.4). None for fewer than two.
-    """
-    count, total = len(sums), weights.sum()
-    if count < 2:
-        return None
-    spread = ((sums - sums.sum() / total * weights) ** 2).sum() * count / (count - 1)
-    return float(math.sqrt((1 - count / whole) * spread) / total)
-
-
 def mean_standard_error(values: Floats) -> float | None:
     """Standard error of the mean of independent values. None for fewer than two."""
     return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None

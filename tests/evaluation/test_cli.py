@@ -11,7 +11,6 @@ from data_pipeline.contamination.testsets import TEST_SETS
 from evaluation.documents import RunningText
 from lineage.digest import read_digest
 from tests.commands import Command, call
-from tests.evaluation.conftest import Evaluated
 from tests.evaluation.standins import write_run
 from tests.made_data import PASSAGES
 
@@ -40,25 +39,6 @@ def test_wikitext103_on_a_file_that_passes_for_the_published(
     assert set(result) >= {"num_tokens", "tokenizer_digest", "seconds", "environment", "megatron", "warnings"}
     for words in (result["protocol"], "PARTIAL", "wikitext103 (scaled, partial)"):
         assert words in done.out
-
-
-def test_a_random_sample_is_scored_until_its_standard_error_is_small(
-    run: Path, made_passes_for_published: RunningText, evaluated: Evaluated, mlm_eval: Command, tmp_path: Path
-) -> None:
-    for task, number in (("wikitext103-stride1024", "perplexity"), ("lambada-last-token", "accuracy")):
-        whole = evaluated(task, "--ckpt", run)
-        part = evaluated(task, "--ckpt", run, "--until", "1%")
-        assert part["partial"]
-        assert part["num_scored_tokens"] < whole["num_scored_tokens"]
-        assert "drawn at random until the standard error was at most 1.000%" in part["protocol"]
-        size = whole[number] if number == "perplexity" else 1
-        assert abs(part[number] - whole[number]) <= 4 * 0.01 * size
-        exact = evaluated(task, "--ckpt", run, "--until", "0.000001%")
-        assert not exact["partial"]
-        assert exact[number] == pytest.approx(whole[number], rel=1e-9)
-    options = ("wikitext103", "--ckpt", run, "--until")
-    assert "leave out --limit" in mlm_eval(*options, "1%", "--limit", 3, ends=2).err
-    assert "'1' is not a percentage such as 0.5%" in mlm_eval(*options, "1", ends=2).err
 
 
 def test_lambada_on_a_file_that_passes_for_the_published(

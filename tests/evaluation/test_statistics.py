@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from evaluation.compare import paired_difference
 from evaluation.evaluate import share, take
 from evaluation.protocol import Losses, Request, Scores
-from evaluation.uncertainty import difference_standard_error, mean_standard_error, ratio_standard_error, sampling_error
+from evaluation.uncertainty import difference_standard_error, mean_standard_error, ratio_standard_error
 from lineage.errors import BadInput
 
 
@@ -28,18 +28,6 @@ def test_the_block_bootstrap_is_that_of_a_plain_loop() -> None:
     assert ratio_standard_error(sums, words) == pytest.approx(expected, rel=0.06)
     assert ratio_standard_error(sums, words) == ratio_standard_error(sums, words)
     assert ratio_standard_error(sums[:1], words[:1]) is None
-
-
-def test_the_error_of_a_sample_is_how_far_samples_of_that_size_are_from_all() -> None:
-    sums, words = losses(3, 400)
-    random = np.random.default_rng(4)
-    for size in (40, 200, 360):
-        drawn = [random.permutation(400)[:size] for _ in range(3000)]
-        ratios = [sums[i].sum() / words[i].sum() for i in drawn]
-        errors = [sampling_error(sums[i], words[i], 400) for i in drawn]
-        assert np.mean(errors) == pytest.approx(np.std(ratios), rel=0.08)
-    assert sampling_error(sums, words, 400) == 0
-    assert sampling_error(sums[:1], words[:1], 400) is None
 
 
 def test_pairing_takes_out_what_two_models_share() -> None:
