@@ -77,7 +77,7 @@ def read_pickle(path: Path, known: Mapping[str, Any], unread: re.Pattern[str]) -
     Raises IntegrityFailure if the file is damaged or names anything else.
     """
 
-    class Restricted(pickle.Unpickler):
+    class Restricted(pickle._Unpickler):  # the one in C makes room for any number that a damaged file holds
         def find_class(self, module: str, name: str) -> Any:
             full = f"{module}.{name}"
             if full not in known and not unread.fullmatch(full):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from engine.compiled import Array, Compiled, array, exponential, largest, load, store
-from engine.kernels.vocab_cross_entropy import vocab_parallel_cross_entropy, vocab_parallel_logits
+from engine.kernels.vocab_cross_entropy import vocab_parallel_cross_entropy
 from engine.parallel.layers import linear, multiply
 from engine.parallel.mesh import MAX, Axis
 
@@ -26,8 +26,7 @@ def reference(
     Rows of the weight at or above `vocab_size` are padding and are ignored. If the axis is divided, the gradient of
     `hidden` is this rank's part of a sum.
     """
-    logits = vocab_parallel_logits(hidden, weight, axis)
-    return vocab_parallel_cross_entropy(logits, targets, vocab_size, axis).mean()
+    return vocab_parallel_cross_entropy(linear(hidden, weight), targets, vocab_size, axis).mean()
 
 
 def chunked(

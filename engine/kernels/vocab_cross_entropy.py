@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 
-from engine.parallel.layers import linear
 from engine.parallel.mesh import MAX, Axis
 
 
@@ -34,11 +33,6 @@ class _CrossEntropy(torch.autograd.Function):
         is_here = torch.ones_like(gradient).masked_fill(elsewhere, 0.0)
         softmax.scatter_add_(-1, local.unsqueeze(-1), -is_here.unsqueeze(-1))
         return softmax.mul_(gradient.unsqueeze(-1)).to(ctx.dtype), None, None, None
-
-
-def vocab_parallel_logits(hidden: torch.Tensor, weight: torch.Tensor, axis: Axis) -> torch.Tensor:
-    """Logits [n, v/t] from hidden [n, h] and weight [v/t, h]."""
-    return linear(hidden, weight)
 
 
 def vocab_parallel_cross_entropy(

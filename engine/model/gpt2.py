@@ -12,11 +12,11 @@ from torch import nn
 
 from engine.config import SERIAL, ModelConfig, ParallelConfig
 from engine.kernels.registry import kernel
-from engine.kernels.vocab_cross_entropy import vocab_parallel_logits
 from engine.model.microbatch import PipelineInput
 from engine.model.stage_model import CausalModel
 from engine.model.transformer import Embedding, KeyValueCache, LayerNorm, TransformerLayer, run_layers
 from engine.parallel.collectives import enter_tensor_parallel
+from engine.parallel.layers import linear
 from engine.parallel.layout import PipelineStage
 from engine.parallel.mesh import ParallelMesh
 from engine.rng import Dropout
@@ -76,7 +76,7 @@ class GPT2(CausalModel):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         hidden = enter_tensor_parallel(hidden, self.mesh.tp, self.mesh.sequence_parallel)
-        return vocab_parallel_logits(hidden, self.embedding.word_embeddings.weight, self.mesh.tp)
+        return linear(hidden, self.embedding.word_embeddings.weight)
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor, dropout: Dropout | None = None) -> torch.Tensor:
         """Loss of the whole model, a scalar, from token ids and targets [b, s]."""

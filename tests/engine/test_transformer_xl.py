@@ -19,8 +19,7 @@ from engine.costs import parameter_count
 from engine.data.batch_schedule import BatchSchedule
 from engine.data.batches import TrainingStreams, ValidationStreams
 from engine.data.dataset import DatasetFacts
-from engine.families.transformer_xl.adaptive import AdaptiveEmbedding
-from engine.families.transformer_xl.model import TransformerXL
+from engine.families.transformer_xl.model import AdaptiveEmbedding, TransformerXL
 from engine.launch.mesh import build_mesh
 from engine.launch.threads import run_threads
 from engine.model.microbatch import PipelineInput, Recurrence

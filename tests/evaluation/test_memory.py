@@ -8,7 +8,6 @@ import torch
 from torch.nn import functional as F
 
 from engine.config import ModelConfig
-from engine.families.transformer_xl import relative_attention
 from engine.families.transformer_xl.model import TransformerXL
 from engine.parallel.mesh import serial_mesh
 from evaluation.protocol import Request
@@ -48,7 +47,7 @@ def test_memory_equals_recomputing_everything(memory_length: int, monkeypatch: p
     def masked(scores: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Tensor:
         return softmax(scores.masked_fill(hidden_from_view, float("-inf")), dim=dim, dtype=dtype)
 
-    monkeypatch.setattr(relative_attention.torch, "softmax", masked)
+    monkeypatch.setattr(torch, "softmax", masked)
     with torch.no_grad():
         hidden = model.network.hidden_states(torch.from_numpy(tokens[None, :-1]))
         logits = model.network.logits(hidden)[:, 0, :50].float()

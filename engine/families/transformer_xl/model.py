@@ -4,18 +4,19 @@ Post-LN layers, ReLU, relative positions, and an embedding scaled by √h and ti
 code for WikiText-103. Two things differ: each layer has its own u and v, and the encoding of distances has no dropout.
 Full recomputation goes layer by layer, because the memory holds every layer's input anyway.
 
-Shapes: b microbatch, s segment, m memory, h hidden, v padded vocabulary, t tensor-parallel ranks.
+Shapes: b microbatch, s segment, m memory, k = m + s, h hidden, n heads (of embeddings and losses: rows), d head dim,
+v padded vocabulary, t tensor-parallel ranks.
 """
 
 import math
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from engine.config import SERIAL, ModelConfig, ParallelConfig
-from engine.families.transformer_xl.adaptive import AdaptiveEmbedding
-from engine.families.transformer_xl.relative_attention import RelativeAttention, distance_encoding
+from engine.kernels.registry import kernel
 from engine.kernels.vocab_cross_entropy import vocab_parallel_cross_entropy
 from engine.model.microbatch import PipelineInput, Recurrence
 from engine.model.stage_model import CausalModel
@@ -46,6 +47,143 @@ class TiedEmbedding(nn.Module):
     def losses(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Cross-entropy of each target [n] from states [n, h]."""
         return vocab_parallel_cross_entropy(self.logits(hidden), targets, self.vocab_size, self.axis)
+
+
+class AdaptiveEmbedding(nn.Module):
+    """Token ids [b, s] → [s, b, h], and states → log-probabilities or losses, with less work for rare words.
+
+    Token ids are sorted by falling frequency. The head, ids below the first cutoff, has the full width. Each tail
+    cluster has a projection and a width smaller by `div_value`. Input and output share embeddings and projections
+    (Grave et al. 2017; Baevski & Auli 2019).
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        xl = config.transformer_xl
+        self.bounds = [0, *xl.cutoffs, config.vocab_size]
+        widths = [config.hidden_size // xl.div_value**i for i in range(len(self.bounds) - 1)]
+        sizes = [high - low for low, high in zip(self.bounds, self.bounds[1:], strict=False)]
+        self.words = nn.ParameterList(torch.empty(size, width) for size, width in zip(sizes, widths, strict=True))
+        self.projections = nn.ParameterList(torch.empty(config.hidden_size, width) for width in widths[1:])
+        self.clusters = nn.Parameter(torch.empty(len(xl.cutoffs), config.hidden_size))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Embeddings of token ids [b, s], [s, b, h]."""
+        flat = tokens.transpose(0, 1).flatten()
+        embedded = self.words[0].new_zeros(len(flat), self.words[0].size(1))
+        for cluster, words in enumerate(self.words):
+            rows, local = self._members(flat, cluster)
+            embedded = embedded.index_copy(0, rows, self._project(F.embedding(local, words), cluster))
+        return embedded.view(tokens.size(1), tokens.size(0), -1)
+
+    def losses(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Cross-entropy of each target [n] from states [n, h]. A tail computes logits for its own targets only."""
+        head = self._head(hidden)  # [n, first cutoff + tails]
+        places = targets.clamp(max=self.bounds[1])
+        for cluster in range(1, len(self.words)):
+            places = torch.where(targets >= self.bounds[cluster], self.bounds[1] + cluster - 1, places)
+        losses = -head.gather(1, places[:, None]).squeeze(1)
+        for cluster in range(1, len(self.words)):
+            rows, local = self._members(targets, cluster)
+            tail = self._tail(hidden[rows], cluster)
+            losses = losses.index_add(0, rows, -tail.gather(1, local[:, None]).squeeze(1))
+        return losses
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities of all words, [..., h] → [..., v]."""
+        first, head = self.bounds[1], self._head(hidden)
+        tails = [
+            head[..., first + cluster - 1, None] + self._tail(hidden, cluster) for cluster in range(1, len(self.words))
+        ]
+        return torch.cat([head[..., :first], *tails], dim=-1)
+
+    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
+        return _log_softmax(linear(hidden, torch.cat([self.words[0], self.clusters])))
+
+    def _tail(self, hidden: torch.Tensor, cluster: int) -> torch.Tensor:
+        return _log_softmax(linear(hidden @ self.projections[cluster - 1], self.words[cluster]))
+
+    def _project(self, embedded: torch.Tensor, cluster: int) -> torch.Tensor:
+        return linear(embedded, self.projections[cluster - 1]) if cluster else embedded
+
+    def _members(self, tokens: torch.Tensor, cluster: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Indices of the tokens in the cluster, and their ids within it."""
+        low, high = self.bounds[cluster], self.bounds[cluster + 1]
+        rows = ((tokens >= low) & (tokens < high)).nonzero().squeeze(1)
+        return rows, tokens[rows] - low
+
+
+def _log_softmax(logits: torch.Tensor) -> torch.Tensor:
+    return F.log_softmax(logits, dim=-1, dtype=logits.dtype if logits.dtype == torch.float64 else torch.float32)
+
+
+def distance_encoding(length: int, hidden_size: int, device: torch.device) -> torch.Tensor:
+    """Encoding R of distances length − 1 … 0, [length, h] float64: sines, then cosines, of 10000^(−2i/h) · distance.
+
+    Dai et al. 2019, from Vaswani et al. 2017, Section 3.5, in the order of the authors' code.
+    """
+    distances = torch.arange(length - 1, -1, -1, dtype=torch.float64, device=device)
+    powers = torch.arange(0, hidden_size, 2, dtype=torch.float64, device=device) / hidden_size
+    angles = torch.outer(distances, 10000.0**-powers)
+    return torch.cat([angles.sin(), angles.cos()], dim=1)
+
+
+class RelativeAttention(nn.Module):
+    """Causal attention with scores (q + u)·k + (q + v)·r(distance), heads divided over the tensor-parallel axis.
+
+    u and v are learned vectors of each head and layer (Dai et al. 2019, Section 3.3). There are no biases.
+    """
+
+    shard_dims: ClassVar[dict[str, int]] = {"content_bias": 0, "position_bias": 0}
+
+    def __init__(self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute: bool = False) -> None:
+        super().__init__()
+        self.layer, self.axis, self.recompute = layer, mesh.tp, recompute
+        self.num_heads, self.head_dim = config.num_heads, config.head_dim
+        heads, width = self.num_heads // mesh.tp.size, config.num_heads * config.head_dim
+        self.query_key_value = ColumnParallelLinear(config.hidden_size, 3 * width, mesh.tp, bias=False)
+        self.distance = ColumnParallelLinear(config.hidden_size, width, mesh.tp, bias=False)
+        self.dense = RowParallelLinear(width, config.hidden_size, mesh.tp, bias=False)
+        self.content_bias = nn.Parameter(torch.empty(heads, self.head_dim))
+        self.position_bias = nn.Parameter(torch.empty(heads, self.head_dim))
+
+    def forward(
+        self, x: torch.Tensor, memory: torch.Tensor | None, encoding: torch.Tensor, dropout: Dropout | None
+    ) -> torch.Tensor:
+        """[s, b, h], a memory [m, b, h] and the encoding [k, h] of distances → [s, b, h]."""
+        context = x if memory is None else torch.cat([memory, x])  # [k, b, h]
+        k, b, _ = context.shape
+        heads = self.num_heads // self.axis.size
+        qkv = self.query_key_value(context).view(k, b, heads, 3, self.head_dim)
+        query, key, value = qkv.permute(3, 1, 2, 0, 4).unbind(0)  # each [b, n/t, k, d]
+        query = query[:, :, k - len(x) :]
+        distance = self.distance(encoding).view(k, heads, self.head_dim).transpose(0, 1)  # [n/t, k, d]
+        attended = recomputed(self.recompute, self._attend, query, key, value, distance, dropout)
+        return self.dense(attended.permute(2, 0, 1, 3).flatten(2))
+
+    def _attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, distance: torch.Tensor,
+        dropout: Dropout | None,
+    ) -> torch.Tensor:  # fmt: skip
+        heads, s, k = query.size(1), query.size(2), key.size(2)
+        by_content = torch.matmul(query + self.content_bias[:, None], key.transpose(-1, -2))  # [b, n/t, s, k]
+        by_distance = torch.matmul(query + self.position_bias[:, None], distance.transpose(-1, -2))
+        scores = by_content + _shift(by_distance)
+        weights: torch.Tensor = kernel("masked_softmax", scores)(scores, 1.0 / math.sqrt(self.head_dim))
+        if dropout is not None:
+            keep = dropout.keep(f"layers.{self.layer}.attention", (self.num_heads, s, k), scores.device)
+            keep = keep[:, self.axis.rank * heads : (self.axis.rank + 1) * heads]
+            weights = weights * dropout.scale(keep, weights.dtype)
+        return torch.matmul(weights, value)
+
+
+def _shift(scores: torch.Tensor) -> torch.Tensor:
+    """Turn columns by distance k − 1 … 0 into columns by key. Column j of row i is then the distance i + m − j.
+
+    Row i moves left by s − 1 − i (Dai et al. 2019, Appendix B). Columns of future keys are undefined.
+    """
+    b, n, s, k = scores.shape
+    return F.pad(scores, (1, 0)).view(b, n, k + 1, s)[:, :, 1:].view(b, n, s, k)
 
 
 class TransformerXLLayer(nn.Module):
