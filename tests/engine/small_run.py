@@ -112,7 +112,7 @@ def ranks_of(launcher: int) -> list[int]:
 
 
 def is_running(process: int) -> bool:
-    """Whether a process id is that of a process which has not ended."""
+    """True if a process with this id is running."""
     try:
         return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(") ")[2][0] != "Z"
     except OSError:

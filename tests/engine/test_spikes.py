@@ -47,16 +47,6 @@ def test_the_rule_is_six_deviations_above_the_last_128(seed: int, cut: int) -> N
                 assert spike[name] == pytest.approx(limit)
 
 
-@quick
-@given(st.floats(1.0, 10.0), st.floats(0.01, 1.0))
-def test_a_leap_is_found_and_a_level_that_stays_is_not_forever(level: float, noise: float) -> None:
-    recent = RecentIterations()
-    for number in range(WINDOW):
-        assert recent.add(level + noise * (-1) ** number, 1.0) == {}
-    assert "loss" in recent.add(level + 8 * noise, 1.0)
-    assert [bool(recent.add(level + 8 * noise, 1.0)) for _ in range(WINDOW)][-1] is False
-
-
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 def test_an_overflow_is_not_remembered(value: float) -> None:
     recent = RecentIterations()
