@@ -92,7 +92,6 @@ def read_into(
         opened: dict[str, Any] = {}
 
         def file(name: str) -> Any:
-            _check_file_name(directory, name)
             if name not in opened:
                 opened[name] = stack.enter_context(safe_open(directory / name, framework="pt"))
             return opened[name]
@@ -128,11 +127,7 @@ def check_entries(directory: Path, index: dict[str, Entry], shapes: Mapping[str,
             f"{directory}: tensor {unexpected[0]!r} is unexpected ({len(unexpected)} such tensors): another model's?"
         )
     for name, shape in shapes.items():
-        entry = _entry_of(directory, index, name, shape)
-        if not _is_list_of(entry.get("files"), str) or entry.get("dim") not in (None, *range(len(shape))):
-            raise IntegrityFailure(f"{directory}: {INDEX} does not say where tensor {name!r} is")
-        for file in entry["files"]:
-            _check_file_name(directory, file)
+        _entry_of(directory, index, name, shape)
 
 
 def _entry_of(directory: Path, index: dict[str, Entry], name: str, shape: tuple[int, ...]) -> Entry:
@@ -143,6 +138,10 @@ def _entry_of(directory: Path, index: dict[str, Entry], name: str, shape: tuple[
         raise IntegrityFailure(f"{directory}: {INDEX} does not describe tensor {name!r}")
     if tuple(entry["shape"]) != shape:
         raise IntegrityFailure(f"{directory}: {name} has shape {entry['shape']}, the model's is {list(shape)}")
+    if not _is_list_of(entry.get("files"), str) or entry.get("dim") not in (None, *range(len(shape))):
+        raise IntegrityFailure(f"{directory}: {INDEX} does not say where tensor {name!r} is")
+    for file in entry["files"]:
+        _check_file_name(directory, file)
     return entry
 
 

@@ -191,6 +191,7 @@ def test_an_unfinished_checkpoint_is_refused(run: Path) -> None:
          r"embedding.position_embeddings.weight has shape \[16, 8\], the model's is \[8, 16\]"),
         ({"final_layernorm.bias": {"files": ["../../other.safetensors"]}}, "which is not a file of the checkpoint"),
         ({"final_layernorm.bias": {"files": ["optimizer-tp00-pp000.safetensors"]}}, "cannot be read"),
+        ({"final_layernorm.bias": {"files": []}}, "does not say where tensor 'final_layernorm.bias' is"),
     ],
 )  # fmt: skip
 def test_tensors_that_do_not_fit_are_named(change: dict[str, Any], sentence: str, run: Path) -> None:
@@ -202,6 +203,9 @@ def test_tensors_that_do_not_fit_are_named(change: dict[str, Any], sentence: str
     seal(path)
     with pytest.raises(IntegrityFailure, match=sentence):
         load_for_inference(run)
+    if "is unexpected" not in sentence:
+        with pytest.raises(IntegrityFailure):
+            load_and_step(Layout(), path, "fp32")
 
 
 def test_a_file_that_is_not_safetensors_is_refused(run: Path) -> None:
