@@ -3,7 +3,6 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
@@ -11,7 +10,6 @@ from experiments.catalogue import PAPERS, Claim, Experiment
 from experiments.verdicts import BEYOND, Outcome, Verdict
 from lineage.records import Record
 from reports.exhibit import Exhibit, Table
-from reports.figures.catalogue import draw_deviations
 from reports.numbers import MISSING, show
 from reports.style import CONFIDENCES, LOOKS, STYLE
 
@@ -178,7 +176,7 @@ def paper_parts(
 
 
 def verdicts_exhibit(claims: Claims, homes: Mapping[str, str]) -> Exhibit:
-    """All claims as data, their counts as a table and the deviations from published numbers as a figure."""
+    """All claims as data."""
     heads = ("claim", "published", "source", "ours", "kind", "verdict", "reason", "run", "experiment")
     rows = []
     for verdict, _ in claims:
@@ -187,30 +185,4 @@ def verdicts_exhibit(claims: Claims, homes: Mapping[str, str]) -> Exhibit:
         run = homes.get(record.source, "") if record else ""
         rows.append((claim.id, claim.published, claim.citation, *ours, verdict.outcome, verdict.reason, run,
                      verdict.experiment or "none"))  # fmt: skip
-    counts = [
-        (paper, experiment or "none", *(str(part.counts[outcome]) for outcome in LOOKS))
-        for paper, mine in claims.by("paper").items()
-        for experiment, part in mine.by("experiment").items()
-    ]
-    table = Table(("paper", "experiment", *(outcome.replace("_", " ") for outcome in LOOKS)), counts, 2)
-    far = {
-        PAPERS[paper]: [(each.verdict.outcome, 100 * each.deviation) for each in claims
-                        if each.verdict.claim.paper == paper and each.deviation is not None]
-        for paper in PAPERS
-    }  # fmt: skip
-    far = {title: marks for title, marks in far.items() if marks}
-    caption = list(_spread(claims))
-    return Exhibit(
-        "verdicts", "How far each number found lies from the published one", caption, Table(heads, rows, 9),
-        draw=partial(draw_deviations, far) if far else None,
-        alt=f"Marks by paper, deviation in per cent. {' '.join(caption)}", tables=(table,), column=True,
-    )  # fmt: skip
-
-
-def _spread(claims: Claims) -> Iterator[str]:
-    """Sentences on the deviations of each outcome."""
-    for outcome, part in claims.by("outcome").items():
-        if sizes := sorted(part.deviations):
-            name = outcome.replace("_", " ").lower()
-            median, most = (f"{100 * size:.3g} %" for size in (sizes[len(sizes) // 2], sizes[-1]))
-            yield f"{name.capitalize()}: {len(sizes)} numbers, half of them within {median}, all within {most}."
+    return Exhibit("verdicts", "Every claim with its verdict", (), Table(heads, rows, 9))

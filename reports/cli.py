@@ -2,7 +2,6 @@
 
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,7 +12,6 @@ from lineage.errors import IntegrityFailure
 from lineage.progress import announce
 
 if TYPE_CHECKING:
-    from reports.files import Problem
     from reports.report import Report
 
 app = CommandLine(help="Make a page, figures and tables from result files.", no_args_is_help=True)
@@ -43,7 +41,9 @@ def build(runs: Runs = None, bench: Bench = None, mixed_commits: MixedCommits = 
     exhibits = report.all_exhibits
     announce(f"draws {sum(bool(exhibit.draw) for exhibit in exhibits)} figures, writes {len(exhibits)} exhibits")
     page = build_report(report)
-    damaged = _warn(report.problems)
+    for problem in report.problems:
+        print(f"warning: {problem.sentence}", file=sys.stderr)
+    damaged = sum(problem.damaged for problem in report.problems)
     print(f"{page} ({time.monotonic() - start:.1f} s)")
     if damaged:
         raise IntegrityFailure(f"{damaged} damaged or refused parts were left out of {page}; the page names them")
@@ -76,32 +76,6 @@ def _assemble(runs: list[Path] | None, bench: Path | None, mixed_commits: bool) 
 
     reproduction, experiments = sort_runs(runs or [Path("runs")])
     return assemble(Inputs(reproduction, experiments, bench and bench.resolve(), mixed_commits))
-
-
-def _warn(problems: "Sequence[Problem]") -> int:
-    """Print every problem and return the number of damaged parts."""
-    for problem in problems:
-        print(f"warning: {problem.sentence}", file=sys.stderr)
-    return sum(problem.damaged for problem in problems)
-
-
-@app.command()
-def compare(
-    first: Annotated[Path, typer.Argument(help="A training run or a reproduction.")],
-    second: Annotated[Path, typer.Argument(help="Another of the same kind.")],
-) -> None:
-    """Show the different settings and the results of two runs.
-
-    A part of either that is damaged is named and left out, and the command exits with code 6.
-    """
-    from rich.console import Console
-
-    from reports.compare import compare, print_comparison
-
-    comparison = compare(first, second)
-    print_comparison(Console(), comparison)
-    if damaged := _warn((*comparison.first.problems, *comparison.second.problems)):
-        raise IntegrityFailure(f"{damaged} damaged parts were left out of the comparison")
 
 
 @app.command()

@@ -1,9 +1,8 @@
-"""Curves of records, and the order in which models of different sizes end."""
+"""Curves of records, and the order of models by size."""
 
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import fmean
 
 from lineage.records import Kind, Record
@@ -43,29 +42,6 @@ class Curve:
         return tuple(x / self.last_x if self.last_x else 1.0 for x in self.x)
 
 
-@dataclass(frozen=True)
-class Ordering:
-    """The order of the models of one kind by their last values."""
-
-    kind: Kind
-    finals: tuple[tuple[str, float], ...]
-    """Series and last value, smallest model first."""
-    points_in_order: int
-    common_points: int
-
-    @property
-    def holds(self) -> bool | None:
-        """True if each larger model ends lower than every smaller one; None with fewer than two models."""
-        values = [value for _, value in self.finals]
-        return None if len(values) < 2 else _descending(values)
-
-    @property
-    def inversions(self) -> list[tuple[str, str]]:
-        """Pairs (larger, smaller) of neighbouring sizes where the larger does not end lower."""
-        pairs = zip(self.finals, self.finals[1:], strict=False)
-        return [(large[0], small[0]) for small, large in pairs if large[1] >= small[1]]
-
-
 def model_order(reproduction: Reproduction) -> list[str]:
     """Series of the summary and the records, by published size, then by name."""
     sizes = {
@@ -90,22 +66,6 @@ def build_curves(records: Iterable[Record], order: Sequence[str]) -> list[Curve]
         band = tuple((min(y), max(y)) for y in ys) if max(map(len, ys)) > 1 else ()
         curves.append(Curve(series, kind, order.index(series), xs, tuple(map(fmean, ys)), band))
     return sorted(curves, key=lambda curve: (curve.kind != "published", curve.kind, curve.rank))
-
-
-def orderings(curves: Sequence[Curve]) -> list[Ordering]:
-    """The order of the models within each kind."""
-    orders = []
-    for kind in dict.fromkeys(curve.kind for curve in curves):
-        same = sorted((curve for curve in curves if curve.kind == kind), key=lambda curve: curve.rank)
-        tables = [dict(zip(curve.x, curve.y, strict=True)) for curve in same]
-        common = set(tables[0]).intersection(*tables[1:])
-        in_order = sum(_descending([table[x] for table in tables]) for x in common)
-        orders.append(Ordering(kind, tuple((curve.series, curve.final) for curve in same), in_order, len(common)))
-    return orders
-
-
-def _descending(values: Sequence[float]) -> bool:
-    return all(later < earlier for earlier, later in pairwise(values))
 
 
 def _size_in_name(name: str) -> float:

@@ -16,20 +16,6 @@ def settings(card: DataCard) -> list[tuple[str, str]]:
     ]
 
 
-def drops(ledger: Ledger, card: DataCard | None) -> Table:
-    """A row for each stage that dropped documents: settings, number and length of the documents."""
-    set_to = dict(settings(card)) if card else {}
-    rows = []
-    for stage in ledger.stages:
-        if lost := _lost(stage):
-            length = _mean_tokens(lost.tokens, lost.documents)
-            tokens = MISSING if lost.tokens is None or not stage.tokens_in else percent(lost.tokens, stage.tokens_in)
-            rows.append((stage.name, set_to.get(stage.name, MISSING), f"{lost.documents:,}",
-                         percent(lost.documents, stage.documents_in), length, tokens))  # fmt: skip
-    heads = ("stage", "set to", "documents dropped", "of those it saw", "tokens of one, mean", "of the tokens it saw")
-    return Table(heads, rows, 2, "What each stage dropped")
-
-
 def dropped_most(ledger: Ledger) -> str:
     """Sentences on the stage that dropped most documents, its main reason and their share of the text."""
     lost = {stage.name: amount for stage in ledger.stages if (amount := _lost(stage))}

@@ -1,17 +1,12 @@
-"""Evaluation results on the page: by convention of perplexity, by checkpoint and protocol, and article by article."""
+"""Evaluation results on the page, by convention of perplexity."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from math import exp, log
+from collections.abc import Mapping, Sequence
+from math import log
 
 from evaluation.schema import ClozeResult, PerplexityResult, Result
 from lineage.numbers import with_error
-from reports.curves import Curve, model_order
-from reports.exhibit import Exhibit, Section, Table
-from reports.figures.curves import draw_articles
-from reports.files import file_name
-from reports.load import Reproduction
-from reports.numbers import MISSING, exact, printable, show
+from reports.exhibit import Table
+from reports.numbers import show
 
 CONVENTIONS = ("perplexity", "per sub-word", "per original word", "per lm-eval word", "bits per byte")
 COLUMNS = (
@@ -35,16 +30,19 @@ def cells_of(result: Result) -> tuple[str, ...]:
     return accuracy, correct, with_error(-log(result.perplexity), error), first
 
 
-def with_models(evaluations: Mapping[str, Result], order: Sequence[str]) -> list[tuple[str, Result]]:
-    """Results with their models in the models' order; a file stem begins with the model's name."""
+def by_protocol(evaluations: Mapping[str, Result], order: Sequence[str]) -> list[tuple[str, Result]]:
+    """Results with their models: perplexities of texts, then last-word tests, by protocol and model.
+
+    A file stem begins with the model's name.
+    """
     named = [(stem.removesuffix(f"-{result.task}"), result) for stem, result in evaluations.items()]
     places = {name: place for place, name in enumerate(order)}
-    return sorted(named, key=lambda pair: (places.get(pair[0], len(places)), pair[0]))
 
+    def key(pair: tuple[str, Result]) -> tuple[bool, str, int, str]:
+        model, result = pair
+        return isinstance(result, ClozeResult), result.task, places.get(model, len(places)), model
 
-def by_protocol(evaluations: Mapping[str, Result], order: Sequence[str]) -> list[tuple[str, Result]]:
-    """Perplexities of texts, then last-word tests, by protocol and model."""
-    return sorted(with_models(evaluations, order), key=lambda pair: (isinstance(pair[1], ClozeResult), pair[1].task))
+    return sorted(named, key=key)
 
 
 def evaluations_tables(evaluations: Mapping[str, Result], order: Sequence[str]) -> list[Table]:
@@ -67,93 +65,3 @@ def evaluations_data(evaluations: Mapping[str, Result]) -> Table:
         for stem, evaluation in evaluations.items()
     ]
     return Table(["evaluation", *COLUMNS], rows, 3)
-
-
-def evaluation_section(reproduction: Reproduction) -> Section:
-    """A table of all checkpoints and protocols, and a figure for each text that has articles."""
-    order = model_order(reproduction)
-    named = with_models(reproduction.evaluations, order)
-    exhibits = [*([_protocols(reproduction, named)] if named else []), *_articles(reproduction, named, order)]
-    return Section("evaluation-detail", "Evaluation by checkpoint and article", exhibits)
-
-
-def _protocols(reproduction: Reproduction, named: list[tuple[str, Result]]) -> Exhibit:
-    tasks = list(dict.fromkeys(result.task for _, result in named))
-    rows: dict[tuple[str, str], dict[str, Result]] = {}
-    for model, result in named:
-        rows.setdefault((model, result.checkpoint_digest), {})[result.task] = result
-    shown = [
-        (m, digest[:16], *(_headline(results.get(task)) for task in tasks)) for (m, digest), results in rows.items()
-    ]
-    data = [
-        [
-            result.kind,
-            model,
-            result.checkpoint_digest,
-            result.task,
-            exact(result.perplexity),
-            exact(result.accuracy if isinstance(result, ClozeResult) else None),
-        ]
-        for model, result in named
-    ]
-    return Exhibit(
-        "protocols",
-        "Checkpoints by protocol",
-        ["Accuracy where the protocol has one, otherwise its perplexity; an asterisk where only part was scored."],
-        Table(("kind", "model", "checkpoint", "protocol", "perplexity", "accuracy"), data, 4),
-        reproduction.command("table-3"),
-        tables=(Table(("model", "checkpoint", *tasks), shown, 2),),
-    )
-
-
-def _headline(result: Result | None) -> str:
-    if result is None:
-        return MISSING
-    value = f"{100 * result.accuracy:.2f} %" if isinstance(result, ClozeResult) else show(result.perplexity)
-    return f"{value} *" if result.partial else value
-
-
-def _articles(reproduction: Reproduction, named: list[tuple[str, Result]], order: list[str]) -> Iterator[Exhibit]:
-    """A figure for each protocol whose text has articles."""
-    kind = reproduction.own_kind
-    for task in dict.fromkeys(result.task for _, result in named):
-        blocks = {
-            model: result.blocks
-            for model, result in named
-            if isinstance(result, PerplexityResult) and result.task == task and model in order
-        }
-        losses = {
-            model: {place: block.loss for place, block in enumerate(mine) if block.loss is not None}
-            for model, mine in blocks.items()
-        }
-        losses = {model: scored for model, scored in losses.items() if len(scored) > 1}
-        if not losses:
-            continue
-        leader = list(losses)[-1]
-        places = sorted(losses[leader], key=losses[leader].__getitem__)
-        curves = []
-        for model, scored in losses.items():
-            if points := [(float(x), _perplexity(scored[at])) for x, at in enumerate(places) if at in scored]:
-                curves.append(Curve(model, kind, order.index(model), *zip(*points, strict=True)))
-        rows = [
-            [kind, model, blocks[model][at].title, exact(loss)]
-            for model, scored in losses.items() for at, loss in scored.items()
-        ]  # fmt: skip
-        ends = [
-            f"{printable(blocks[leader][at].title.strip())} ({show(_perplexity(losses[leader][at]))})"
-            for at in (places[0], places[-1])
-        ]
-        caption = [
-            f"Articles in the order of {leader}: from {ends[0]} to {ends[1]}.",
-            "The same model, the same tokenizer: how hard a text is differs by article.",
-        ]
-        yield Exhibit(
-            f"articles-{file_name(task)}", f"Perplexity of each article, {printable(task)}", caption,
-            Table(("kind", "model", "article", "nats per sub-word"), rows, 3), reproduction.command("table-3"),
-            partial(draw_articles, curves),
-            f"Perplexity per sub-word of {len(places)} articles for {len(curves)} models. {caption[0]}",
-        )  # fmt: skip
-
-
-def _perplexity(loss: float) -> float:
-    return exp(min(loss, 700.0))

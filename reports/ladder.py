@@ -9,13 +9,11 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from data_pipeline.files import DATASET, DataCard
 from experiments.files import Forecast, LadderPlan, LadderResult, RungPlan
 from lineage.errors import IntegrityFailure
 from lineage.files import read_document
 from reports.exhibit import Exhibit, Table
 from reports.figures.marks import DASHES, blank, plain_log_ticks
-from reports.load import Reproduction
 from reports.numbers import compact, show
 from reports.style import LIGHT, look
 
@@ -26,8 +24,6 @@ class Ladder(NamedTuple):
     plan: LadderPlan
     forecast: Forecast
     result: LadderResult
-    card: DataCard
-    """Data card of the ladder's text."""
 
     @classmethod
     def read(cls, run: Path) -> "Ladder":
@@ -36,7 +32,6 @@ class Ladder(NamedTuple):
             read_document(run / "plan.json", LadderPlan),
             read_document(run / "forecast.json", Forecast),
             read_document(run / "ladder.json", LadderResult),
-            read_document(run / DATASET, DataCard),
         )
         places = {tuple(tokens for tokens, _ in each.curve) for each in ladder.result.runs}
         if len(places) != 1 or not {each.rung for each in ladder.result.runs} <= set(range(len(ladder.plan.rungs))):
@@ -53,10 +48,10 @@ class Ladder(NamedTuple):
         return [run.loss for run in self.result.runs if run.rung == rung]
 
 
-def ladder_exhibit(run: Path, reproduction: Reproduction | None = None) -> Exhibit:
-    """Curves, law and forecast of a ladder, with the places of a reproduction's models on the law."""
+def ladder_exhibit(run: Path) -> Exhibit:
+    """Curves, law and forecast of a ladder."""
     ladder = Ladder.read(run)
-    plan, forecast, result, _ = ladder
+    plan, forecast, result = ladder
     heads = ("parameters, N", "without embeddings", "seed", "learning rate", "loss", "bits per byte", "kind")
     rows = [
         (str(plan.rungs[each.rung].parameters), str(plan.rungs[each.rung].inner_parameters), str(each.seed),
@@ -74,33 +69,12 @@ def ladder_exhibit(run: Path, reproduction: Reproduction | None = None) -> Exhib
         f"{result.exponents}.",
         f"The law misses no mean at the end by more than {forecast.misfit:.2%}.",
         *(f"{sentence}." for sentence in scored),
-        *(placed(ladder, reproduction) if reproduction else ()),
     ]
     return Exhibit(
         "ladder", "Figure 6 as a law: a ladder of small models", caption, Table(heads, rows, words=0),
         f"mlm-experiment ladder --budget {plan.budget_seconds / 60:.0f}m", partial(draw, ladder),
         f"Validation loss of {len(plan.rungs)} models over tokens and over parameters. {result.sentence}",
     )  # fmt: skip
-
-
-def placed(ladder: Ladder, reproduction: Reproduction) -> list[str]:
-    """Sentences on the law's loss for a reproduction's models, in bits per byte because vocabularies differ."""
-    sentences = []
-    own, other = ladder.card.splits, reproduction.card.splits if reproduction.card else {}
-    if not {"train", "valid"} <= own.keys() & other.keys():
-        return []
-    for model in reproduction.summary.models:
-        training, parameters = reproduction.trainings.get(model.name), model.trained.parameters
-        if not (training and training.final and parameters and model.tokens):
-            continue
-        text = model.tokens * other["train"].bytes / other["train"].tokens
-        by_law = ladder.forecast.law.loss(parameters, text * own["train"].tokens / own["train"].bytes)
-        sentences.append(
-            f"The {model.name} twin, {compact(parameters)} parameters after {compact(text)} bytes of text, ended at "
-            f"{training.final.loss * other['valid'].bits_per_nat:.3f} bits per byte of its validation text; at this "
-            f"size and length, which is not the ladder's, the law gives {by_law * own['valid'].bits_per_nat:.3f}."
-        )
-    return sentences
 
 
 def draw(ladder: Ladder, narrow: bool = False) -> Figure:
@@ -111,7 +85,7 @@ def draw(ladder: Ladder, narrow: bool = False) -> Figure:
     else:
         panels = figure.subplot_mosaic([["curves", "ends"], ["curves", "misses"]], height_ratios=[3, 1.2])
     curves, ends, misses = panels["curves"], panels["ends"], panels["misses"]
-    plan, forecast, *_ = ladder
+    plan, forecast, _ = ladder
     every = []
     for rung, sizes in enumerate(plan.rungs):
         if not (reached := ladder.ends(rung)):

@@ -1,7 +1,6 @@
 """Numbers as text on the page and in figures."""
 
 from lineage.numbers import MISSING, show
-from lineage.progress import format_duration
 
 
 def exact(value: float | int | None) -> str:
@@ -29,21 +28,6 @@ def accuracy(value: float, unit: str) -> str:
 def percent(part: float, whole: float) -> str:
     """A share in per cent; an em dash if the whole is 0."""
     return f"{100 * part / whole:.1f} %" if whole else MISSING
-
-
-def duration(seconds: float | None) -> str:
-    """Hours, minutes and seconds."""
-    return MISSING if seconds is None else format_duration(seconds)
-
-
-def parameters(value: float | int | None) -> str:
-    """Millions or billions of parameters."""
-    if not isinstance(value, int | float):
-        return MISSING
-    for factor, unit in ((1e9, "B"), (1e6, "M")):
-        if value >= factor:
-            return f"{value / factor:.4g} {unit}"
-    return f"{value:,.0f}"
 
 
 def printable(text: object) -> str:

@@ -68,11 +68,13 @@ def _render(exhibit: Exhibit, pages: PdfPages) -> Drawing:
         figure.set_layout_engine(None)
         _write_under(figure, exhibit)
         pages.savefig(figure, facecolor="white")
-    if exhibit.column:
-        return _drawing(svg, exhibit.alt, column=svg)
-    with figure_style(f"{exhibit.name}-narrow"):
-        narrow = _save(_draw(exhibit, True), "svg")
-    return _drawing(svg, exhibit.alt, wide=svg, narrow=narrow)
+    layouts = {"column" if exhibit.column else "wide": svg}
+    if not exhibit.column:
+        with figure_style(f"{exhibit.name}-narrow"):
+            layouts["narrow"] = _save(_draw(exhibit, True), "svg")
+    styles: dict[str, str] = {}
+    inline = tuple(_inline(content, exhibit.alt, layout, styles) for layout, content in layouts.items())
+    return Drawing(inline, svg, styles)
 
 
 def figure_bytes(exhibit: Exhibit, form: str) -> bytes:
@@ -111,12 +113,6 @@ def _save(figure: Figure, form: str) -> bytes:
     figure.set_facecolor(LIGHT["paper"])
     getattr(CANVASES[form](figure), f"print_{form}")(buffer, metadata=_METADATA.get(form))
     return buffer.getvalue()
-
-
-def _drawing(svg: bytes, alt: str, **layouts: bytes) -> Drawing:
-    styles: dict[str, str] = {}
-    inline = tuple(_inline(content, alt, layout, styles) for layout, content in layouts.items())
-    return Drawing(inline, svg, styles)
 
 
 def _inline(svg: bytes, alt: str, layout: str, styles: dict[str, str]) -> Markup:

@@ -16,7 +16,6 @@ from lineage.files import FileSchema, read_document
 from reports.benchmarks import Benchmarks, load_benchmarks
 from reports.catalogue import ExperimentNumbers, catalogue_exhibit
 from reports.claims import Claims, Group, Paper, find_claims, group_claims, paper_parts, verdicts_exhibit
-from reports.evaluations import evaluation_section
 from reports.exhibit import Exhibit, Section
 from reports.experiment_runs import LADDER, ExperimentRuns, Origin, load_experiment_runs, seeds_of
 from reports.files import Problem
@@ -136,10 +135,10 @@ def assemble(inputs: Inputs) -> Report:
     drawn = _drawn(experiments, claims, runs) if runs.origins or runs.problems else {}
     papers = paper_parts(claims, experiments, drawn, exhibits)
     stray = tuple(problem.sentence for problem in runs.problems if problem.part not in experiments)
-    sections = [training_section(reproduction), evaluation_section(reproduction)]
+    sections = [training_section(reproduction)]
     if ladders := [origin for origin in runs.origins if origin.manifest.kind == LADDER]:
         newest = max(ladders, key=lambda origin: origin.created)
-        exhibit = ladder_exhibit(newest.path, reproduction)
+        exhibit = ladder_exhibit(newest.path)
         sections.append(Section("ladder-section", "How loss falls with size", [exhibit]))
     sections += [benchmarks.section] if benchmarks else []
     problems = (*reproduction.problems, *runs.problems, *(benchmarks.problems if benchmarks else ()))

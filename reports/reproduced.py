@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 from statistics import fmean
 
 from data_pipeline.files import Ledger
 from experiments.files import order_sentence
 from lineage.records import Kind, Record
 from reports import data_card, tables
-from reports.curves import Curve, Ordering, build_curves, model_order, orderings
+from reports.curves import Curve, build_curves, model_order
 from reports.evaluations import evaluations_data, evaluations_tables
 from reports.exhibit import Exhibit, Table
 from reports.figures import figure_6
@@ -143,8 +143,18 @@ SUBJECT: dict[Kind, str] = {
 
 
 def ordering_caption(curves: Sequence[Curve]) -> list[str]:
-    """A sentence on the order of the models of each kind, published first."""
-    return [_ordering_sentence(ordering) for ordering in orderings(curves) if ordering.holds is not None]
+    """A sentence on the order in which the models of each kind end, published first."""
+    sentences = []
+    for kind in dict.fromkeys(curve.kind for curve in curves):
+        same = sorted((curve for curve in curves if curve.kind == kind), key=lambda curve: curve.rank)
+        wrong = [
+            f"{large.series} does not end below {small.series}"
+            for small, large in pairwise(same) if large.final >= small.final
+        ]  # fmt: skip
+        ends = (" < ", ", ")[bool(wrong)].join(f"{curve.series} {show(curve.final)}" for curve in reversed(same))
+        if len(same) > 1:
+            sentences.append(f"In {SUBJECT[kind]} {' and '.join(wrong) or 'the larger model ends lower'}: {ends}.")
+    return sentences
 
 
 def seeds_sentence(records: Sequence[Record]) -> str:
@@ -197,15 +207,3 @@ def funnel_alt(ledger: Ledger) -> str:
     """Text alternative of the funnel."""
     steps = "; ".join(f"{stage.name} keeps {stage.documents_out:,} documents" for stage in ledger.stages)
     return f"Bar chart of what each stage of the data pipeline keeps. {steps}."
-
-
-def _ordering_sentence(ordering: Ordering) -> str:
-    ends = " < ".join(f"{name} {show(value)}" for name, value in reversed(ordering.finals))
-    points = ""
-    if ordering.common_points > 1:
-        points = f" The whole order holds at {ordering.points_in_order} of {ordering.common_points} common iterations."
-    if ordering.holds:
-        return f"In {SUBJECT[ordering.kind]} the larger model ends lower: {ends}.{points}"
-    ends = ", ".join(f"{name} {show(value)}" for name, value in reversed(ordering.finals))
-    wrong = " and ".join(f"{large} does not end below {small}" for large, small in ordering.inversions)
-    return f"In {SUBJECT[ordering.kind]} {wrong}: {ends}.{points}"

@@ -30,14 +30,11 @@ CONFIDENCES: dict[str, str] = STYLE["confidences"]
 
 
 class OutcomeLook(NamedTuple):
-    """Glyph, colour and meaning of an outcome."""
+    """Group, glyph and meaning of an outcome."""
 
     group: str
     glyph: str
     meaning: str
-    color: str
-    """Name in the palette."""
-    marker: str
 
 
 LOOKS: dict[Outcome, OutcomeLook] = {outcome: OutcomeLook(*STYLE["outcomes"][outcome]) for outcome in get_args(Outcome)}

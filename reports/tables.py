@@ -7,10 +7,11 @@ from typing import Any
 from data_pipeline.files import Ledger
 from experiments.reproduce.files import ModelShape, ReproducedModel
 from lineage.numbers import size_bytes
+from lineage.progress import format_duration
 from lineage.records import Kind, Record
 from reports.exhibit import Table
 from reports.load import Reproduction
-from reports.numbers import MISSING, accuracy, duration, exact, parameters, percent, show
+from reports.numbers import MISSING, accuracy, compact, exact, percent, show
 
 BENCHMARKS = {
     "wikitext103_perplexity": ("WikiText-103 perplexity", "lower is better"),
@@ -79,7 +80,7 @@ def models_tables(models: Sequence[ReproducedModel], ours: Kind) -> list[Table]:
             model.run or MISSING,
             show(model.tokens),
             MISSING if model.seed is None else str(model.seed),
-            duration(model.train_seconds),
+            MISSING if model.train_seconds is None else format_duration(model.train_seconds),
             MISSING if model.tokens_per_second is None else f"{model.tokens_per_second:,.0f}",
             (model.checkpoint_digest or MISSING)[:16],
         )
@@ -166,7 +167,7 @@ def _setting(key: str, value: float | None) -> str:
     if value is None:
         return MISSING
     if key == "parameters":
-        return parameters(value)
+        return compact(float(f"{value:.4g}"))
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 

@@ -9,20 +9,13 @@ from lineage.records import Kind
 from reports.curves import Curve, model_order
 from reports.exhibit import Exhibit, Section, Table
 from reports.figures import pipeline_schedule
-from reports.figures.curves import draw_memory, draw_panels
+from reports.figures.curves import draw_panels
 from reports.files import file_name
 from reports.load import CURVES, Reproduction, Training
 from reports.numbers import exact, percent, show
 
 OF_STEPS = [field for field in CURVES if field != "perplexity"]
-PLAN_RULE = (
-    "Planned is the list of instructions that the engine runs, if a backward pass takes twice a forward pass and a "
-    "message no time; measured is when each rank computed what in one iteration. Idle is what lies between."
-)
 UTILISATION = "share of matrix products’ rate"
-
-Limits = Mapping[str, float]
-"""Measured rate of matrix products alone on a model's ranks, in 10⁹ operations per second."""
 
 
 def training_section(reproduction: Reproduction) -> Section:
@@ -45,9 +38,16 @@ def training_section(reproduction: Reproduction) -> Section:
 
 
 def curves_exhibit(
-    trainings: Mapping[str, Training], ranks: Mapping[str, int], kind: Kind, limits: Limits, command: str = ""
+    trainings: Mapping[str, Training],
+    ranks: Mapping[str, int],
+    kind: Kind,
+    limits: Mapping[str, float],
+    command: str = "",
 ) -> Exhibit:
-    """Six panels with a curve for each run; `ranks` gives the place that decides its look."""
+    """Six panels with a curve for each run; `ranks` gives the place that decides its look.
+
+    `limits` has the rate of matrix products alone on a model's ranks, in 10⁹ operations per second.
+    """
     panels: dict[str, list[Curve]] = {}
     for field, title in CURVES.items():
         drawn = [Curve(name, kind, ranks[name], *training.points(field)) for name, training in trainings.items()]
@@ -95,14 +95,13 @@ def _memory(trainings: Mapping[str, Training], kind: Kind, command: str) -> Sequ
     memories = {name: own.memory for name, own in summaries.items() if own.memory and own.memory.measured_bytes}
     if not memories:
         return ()
-    rows, data, sentences = [], [], []
+    rows, data = [], []
     for name, memory in memories.items():
         peak, formula = max(memory.measured_bytes), memory.closed_form_bytes
         sizes = (size_bytes(formula), size_bytes(peak))
         rows.append((name, str(summaries[name].layout), memory.measured_by, *sizes, percent(peak, formula)))
         data.append(["computed", name, "", str(formula)])
         data += [[kind, name, str(rank), str(value)] for rank, value in enumerate(memory.measured_bytes)]
-        sentences.append(f"{name} {sizes[1]} measured, {sizes[0]} by the formula")
     caption = [
         "The closed form counts the parameters, gradients, optimizer state and activations of the first pipeline rank;",
         "what is measured is how far a rank's memory grew from before the model was built to after one iteration,",
@@ -116,9 +115,7 @@ def _memory(trainings: Mapping[str, Training], kind: Kind, command: str) -> Sequ
             caption,
             Table(("kind", "model", "rank", "bytes"), data, 2),
             command,
-            partial(draw_memory, memories),
-            f"Bars of memory per rank: {'; '.join(sentences)}.",
-            (Table(heads, rows, 3),),
+            tables=(Table(heads, rows, 3),),
         )
     ]
 
@@ -131,10 +128,10 @@ def pipeline_exhibits(trainings: Mapping[str, Training], kind: Kind, command: st
             f"pipeline-{file_name(name)}",
             f"The pipeline of {name} in iteration {timeline.iteration:,}",
             [timeline_caption(timeline)],
-            timeline_data([timeline], kind),
+            timeline_data(timeline, kind),
             command,
-            partial(pipeline_schedule.draw, [timeline]),
-            timeline_alt([timeline]),
+            partial(pipeline_schedule.draw, timeline),
+            f"Bars of forward and backward passes by rank over time. {timeline_caption(timeline)}",
         )
         for name, timeline in timelines.items()
     ]
@@ -143,36 +140,24 @@ def pipeline_exhibits(trainings: Mapping[str, Training], kind: Kind, command: st
 def timeline_caption(timeline: Timeline) -> str:
     """A sentence on the planned and the measured bubble."""
     return (
-        f"{timeline.schedule}: the plan, in which a backward pass takes twice a forward pass and a message no time, "
-        f"is idle for {bubble(timeline.planned):.2f} of the busiest rank's time; measured were "
-        f"{bubble(timeline.measured):.2f}."
+        f"{timeline.schedule} with {timeline.microbatches} microbatches: the plan, in which a backward pass takes "
+        f"twice a forward pass and a message no time, is idle for {bubble(timeline.planned):.2f} of the busiest "
+        f"rank's time; measured were {bubble(timeline.measured):.2f}."
     )
 
 
-def timeline_alt(timelines: Sequence[Timeline]) -> str:
-    """Text alternative of the schedules."""
-    parts = [
-        f"{timeline.schedule} on {timeline.pp} ranks with {timeline.microbatches} microbatches: planned bubble "
-        f"{bubble(timeline.planned):.2f}, measured {bubble(timeline.measured):.2f} of the busiest rank's time"
-        for timeline in timelines
-    ]
-    return f"Bars of forward and backward passes by rank over time. {'; '.join(parts)}."
-
-
-def timeline_data(timelines: Sequence[Timeline], kind: Kind) -> Table:
+def timeline_data(timeline: Timeline, kind: Kind) -> Table:
     """A row for each computation, planned and measured."""
-    rows = []
-    for timeline in timelines:
-        sources: tuple[tuple[Kind, str, Sequence[Sequence[Computation]]], ...] = (
-            ("computed", "forward passes", timeline.planned),
-            (kind, "s", timeline.measured),
-        )
-        for what, unit, ranks in sources:
-            rows += [
-                [timeline.schedule, what, str(rank), *map(str, computation[:3]), *map(exact, computation[3:]), unit]
-                for rank, computations in enumerate(ranks)
-                for computation in computations
-            ]
+    sources: tuple[tuple[Kind, str, Sequence[Sequence[Computation]]], ...] = (
+        ("computed", "forward passes", timeline.planned),
+        (kind, "s", timeline.measured),
+    )
+    rows = [
+        [timeline.schedule, what, str(rank), *map(str, computation[:3]), *map(exact, computation[3:]), unit]
+        for what, unit, ranks in sources
+        for rank, computations in enumerate(ranks)
+        for computation in computations
+    ]
     return Table(("schedule", "kind", "rank", "pass", "microbatch", "chunk", "start", "end", "unit"), rows, 2)
 
 

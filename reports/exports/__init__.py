@@ -4,7 +4,7 @@ from pathlib import Path
 
 from lineage.command import NO_DISK
 from lineage.digest import check_seal, is_sealed
-from lineage.errors import BadInput, IntegrityFailure
+from lineage.errors import BadInput
 from lineage.files import Manifest, read_document
 from lineage.run import MANIFEST, RunDirectory
 from reports.exports.croissant import write_croissant
@@ -37,6 +37,4 @@ def export(path: Path, form: str, out: Path | None) -> Path:
         if error.errno in NO_DISK:
             raise
         raise BadInput(f"{out} cannot be written: {error.strerror}") from error
-    except ValueError as error:
-        raise IntegrityFailure(f"{run} holds a value that JSON cannot: {error}") from error
     return out

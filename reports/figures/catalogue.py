@@ -1,7 +1,6 @@
-"""Charts of the catalogue: curves, bars, and deviations from published numbers."""
+"""Charts of the catalogue: curves and bars."""
 
-import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -12,11 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from experiments.verdicts import Outcome
 from lineage.records import Kind
 from reports.figures.marks import DASHES, blank, plain_log_ticks
 from reports.numbers import compact
-from reports.style import KIND_GLYPHS, LIGHT, LOOKS, look
+from reports.style import KIND_GLYPHS, LIGHT, look
 
 HEIGHT = 3.45
 HATCHES = ("////", "----", "\\\\\\\\", "xxxx", "||||")
@@ -157,39 +155,3 @@ def _kind_key(kind: Kind, bars: bool) -> Artist:
         hatched: dict[str, Any] = {"facecolor": LIGHT["paper"], "hatch": "////"}
         return Patch(edgecolor=color, label=label, **(hatched if kind == "published" else {"facecolor": color}))
     return Line2D([], [], color=color, marker="o", label=label, **_line(kind))
-
-
-NAME_CHARACTERS = 22
-GOLDEN = 0.618034
-"""The fractional parts of its multiples are spread evenly, however many there are."""
-
-
-def draw_deviations(rows: Mapping[str, Sequence[tuple[Outcome, float]]], narrow: bool = True) -> Figure:
-    """Draw a mark for each number at its deviation in per cent: linear within 1 %, logarithmic beyond."""
-    figure = blank(narrow, 1.0 + 0.52 * len(rows))
-    axes = figure.add_subplot()
-    for outcome, shown in LOOKS.items():
-        spots = [
-            (deviation, place + 0.66 * (number * GOLDEN % 1 - 0.5))
-            for place, marks in enumerate(rows.values())
-            for number, (mine, deviation) in enumerate(marks) if mine == outcome
-        ]  # fmt: skip
-        if spots:
-            color = LIGHT[shown.color]
-            inside = color if shown.group == "measured" else "none"
-            style: Any = {"color": color, "markersize": 4, "markeredgewidth": 0.9, "alpha": 0.8}
-            label = outcome.replace("_", " ").lower()
-            axes.plot(*zip(*spots, strict=True), shown.marker, markerfacecolor=inside, label=label, **style)
-    axes.axvline(0, color=LIGHT["ink"], linewidth=0.8, zorder=1)
-    axes.set_xscale("symlog", linthresh=1, linscale=0.6)
-    ticks = [-100, -10, -1, 0, 1, 10, 100]
-    axes.set_xticks(ticks, [f"{tick:+d} %" if tick else "0" for tick in ticks])
-    axes.minorticks_off()
-    reach = 1.25 * max(10.0, *(abs(deviation) for marks in rows.values() for *_, deviation in marks))
-    axes.set_xlim(-reach, reach)
-    axes.set_yticks(range(len(rows)), [textwrap.fill(name, NAME_CHARACTERS) for name in rows])
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.tick_params(axis="y", length=0)
-    axes.set_xlabel("found here against published")
-    figure.legend(loc="outside upper left", ncols=3, columnspacing=1.2, handletextpad=0.2)
-    return figure

@@ -1,17 +1,15 @@
-"""Figures of models: training loss, six panels of training, perplexity of articles, memory of ranks."""
+"""Figures of models: training loss, and six panels of training."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from engine.run.files import Memory
 from reports.curves import Curve
 from reports.figures.marks import blank, end_labels, key_line, plain_log_ticks, plot_curve
 from reports.numbers import compact
-from reports.style import LIGHT, look
+from reports.style import look
 
 SMOOTH_ABOVE = 80
 """Points above which a curve is drawn faint, under its running mean."""
@@ -60,22 +58,6 @@ def draw_panels(panels: Mapping[str, Sequence[Curve]], narrow: bool = False) -> 
     return figure
 
 
-def draw_articles(curves: Sequence[Curve], narrow: bool = False) -> Figure:
-    """Draw the perplexity of each article for each model, in the order of one model's perplexities."""
-    figure = blank(narrow, 4.0 if narrow else 3.9)
-    axes = figure.add_subplot()
-    for curve in curves:
-        color, marker = look(curve.rank)
-        axes.plot(curve.x, curve.y, color=color, marker=marker, markersize=4.2, linewidth=0.8, clip_on=False)
-    plain_log_ticks(axes)
-    axes.set_xlim(0, max(max(curve.last_x for curve in curves), 1))
-    axes.set_xlabel("articles, the easiest first")
-    axes.set_ylabel("perplexity per sub-word")
-    end_labels(axes, [(curve, curve.final) for curve in curves], gap=0.075 if narrow else 0.06)
-    _add_key(figure, curves)
-    return figure
-
-
 def mean_window(curve: Curve) -> int:
     """Number of points in the running mean of a curve; 1 if the curve is drawn as it is."""
     return len(curve.x) // 25 if len(curve.x) > SMOOTH_ABOVE else 1
@@ -97,23 +79,3 @@ def _faint_and_mean(axes: Axes, curve: Curve) -> list[float]:
 
 def _add_key(figure: Figure, curves: Sequence[Curve]) -> None:
     figure.legend(handles=[key_line(curve) for curve in curves], loc="outside upper left", ncols=5, columnspacing=1.4)
-
-
-def draw_memory(runs: Mapping[str, Memory], narrow: bool = False) -> Figure:
-    """Draw a bar for the formula of each run and a mark for each rank."""
-    figure = blank(narrow, 1.1 + 0.42 * len(runs))
-    axes = figure.add_subplot()
-    bar: Any = {"facecolor": LIGHT["dropped"], "edgecolor": LIGHT["ink"], "linewidth": 0.6}
-    mark: Any = {"color": LIGHT["model-0"], "markeredgecolor": LIGHT["ink"], "markersize": 6, "linestyle": "none"}
-    for place, memory in enumerate(runs.values()):
-        labels = ("_", "_") if place else ("closed form", "measured, a rank")
-        axes.barh(place, memory.closed_form_bytes / 1e6, height=0.62, label=labels[0], **bar)
-        megabytes = [value / 1e6 for value in memory.measured_bytes]
-        axes.plot(megabytes, [place] * len(megabytes), "D", label=labels[1], **mark)
-    axes.set_yticks(range(len(runs)), list(runs))
-    axes.set_ylim(len(runs) - 0.5, -0.5)
-    axes.set_xlim(left=0)
-    axes.set_xlabel("megabytes per rank")
-    axes.grid(visible=False, axis="y")
-    figure.legend(loc="outside upper left", ncols=2)
-    return figure

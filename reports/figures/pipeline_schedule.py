@@ -17,20 +17,16 @@ CHARACTER = 0.66
 """Width of a character over its font size."""
 
 
-def draw(timelines: Sequence[Timeline], narrow: bool = False) -> Figure:
-    """Draw two bands for each timeline, planned above measured: forward dark, backward light and hatched.
+def draw(timeline: Timeline, narrow: bool = False) -> Figure:
+    """Draw two bands, planned above measured: forward dark, backward light and hatched.
 
     The number is that of the microbatch; with several chunks their letter follows, and later chunks have an inner rule.
     """
-    lines = sum(2 * timeline.pp for timeline in timelines)
-    height = 0.9 + 0.95 * len(timelines) + (0.2 if narrow else 0.24) * lines
-    figure = blank(narrow, height)
-    ratios = [timeline.pp for timeline in timelines for _ in range(2)]
-    axes = figure.subplots(2 * len(timelines), 1, squeeze=False, height_ratios=ratios)[:, 0]
-    for timeline, planned, measured in zip(timelines, axes[::2], axes[1::2], strict=True):
-        name = f"{timeline.schedule}{f', {timeline.chunks} chunks' if timeline.chunks > 1 else ''}"
-        _band(planned, f"{name}: planned, in forward passes", timeline.planned, timeline.chunks, narrow)
-        _band(measured, "measured, in milliseconds", milliseconds(timeline.measured), timeline.chunks, narrow)
+    figure = blank(narrow, 1.85 + (0.4 if narrow else 0.48) * timeline.pp)
+    planned, measured = figure.subplots(2, 1)
+    name = f"{timeline.schedule}{f', {timeline.chunks} chunks' if timeline.chunks > 1 else ''}"
+    _band(planned, f"{name}: planned, in forward passes", timeline.planned, timeline.chunks, narrow)
+    _band(measured, "measured, in milliseconds", milliseconds(timeline.measured), timeline.chunks, narrow)
     key = [
         Patch(facecolor=LIGHT["kept"], edgecolor=LIGHT["paper"], label="forward"),
         Patch(facecolor=LIGHT["dropped"], edgecolor=LIGHT["ink"], hatch="////", linewidth=0.4, label="backward"),

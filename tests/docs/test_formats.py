@@ -1,4 +1,4 @@
-"""The tables of keys name exactly what stands in files that were really written."""
+"""The tables of keys and the schemas name exactly what stands in files that were really written."""
 
 import json
 import re
@@ -7,12 +7,27 @@ from typing import Any
 
 import pytest
 
+from data_pipeline.files import DataCard, Ledger, StageAttrition
+from engine.run.files import Step, Timeline, TrainingSummary, Validation
+from lineage.errors import IntegrityFailure
+from lineage.files import FileSchema, Manifest, parse_document, read_document
 from tests.architecture.rooms import ROOT
+from tests.data_pipeline.builds import build, config_for, write_mixed
 from tests.engine.conftest import write_dataset
 from tests.engine.small_run import small_config, train
 
 PAGE = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
 KEPT = ROOT / "results" / "reproduce-8.3b"
+SCHEMAS = {"manifest.json": Manifest, "timeline.json": Timeline, "summary.json": TrainingSummary}
+LATER = {"warning", "gradient_square", "gradient_variance", "noise_scale"}
+"""Fields of an iteration that are written where they are asked for."""
+
+
+def check_schema(values: Any, model: type[FileSchema], *lacking: str) -> None:
+    """The class has a field for every key at every depth, and every field but those lacking is there."""
+    assert set(model.model_fields) - set(lacking) == set(values)
+    read = parse_document(values, model, "the file")
+    assert json.dumps(read.to_json()) == json.dumps(values)  # an unknown key would be lost; the order is kept
 
 
 def tables(heading: str) -> list[dict[str, str]]:
@@ -61,12 +76,16 @@ def test_keys_of_the_metrics(run: Path) -> None:
     assert set(iteration) == set(next(line for line in lines if line["kind"] == "train"))
     assert {line["kind"] for line in lines} == {"train", "validation", "final-validation"}
     assert {frozenset(line) for line in lines if line["kind"] != "train"} == {frozenset(validation)}
+    for line in lines:
+        is_step = line["kind"] == "train"
+        check_schema(line, Step if is_step else Validation, *(LATER if is_step else ()))
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "timeline.json", "summary.json"])
+@pytest.mark.parametrize("name", SCHEMAS)
 def test_keys_of_a_training_run(run: Path, name: str) -> None:
     (table,) = tables(name)
     assert set(table) == set(read(run / name))
+    check_schema(read(run / name), SCHEMAS[name])
 
 
 def test_files_and_keys_of_a_checkpoint(run: Path) -> None:
@@ -78,3 +97,33 @@ def test_files_and_keys_of_a_checkpoint(run: Path) -> None:
         if name in ("index.json", "statistics.json"):
             found = next(iter(found.values()))
         assert set(names(content)) == set(found), name
+
+
+def test_a_dataset_is_read_whole(tmp_path: Path) -> None:
+    dataset = build(tmp_path, config_for(f"jsonl:{write_mixed(tmp_path, 60)}"), "runs")
+    for name, model in (("manifest.json", Manifest), ("ledger.json", Ledger), ("dataset.json", DataCard)):
+        check_schema(read(dataset / name), model)
+
+
+def test_a_key_without_a_field_is_noticed() -> None:
+    values = {
+        "name": "clean",
+        "documents_in": 2,
+        "documents_out": 1,
+        "dropped": {"empty": {"documents": 1, "letters": 1}},
+    }
+    with pytest.raises(AssertionError):
+        check_schema(values, StageAttrition, *(set(StageAttrition.model_fields) - set(values)))
+
+
+def test_what_was_not_given_is_not_written() -> None:
+    step = Step(kind="train", iteration=1, loss=2.0, learning_rate=0.1, gradient_norm=None, seconds=1.0,
+                tokens_per_second=1.0, model_tflops=1.0)  # fmt: skip
+    assert "noise_scale" not in step.to_json()
+    assert '"gradient_norm": null' in step.to_line()
+
+
+def test_a_file_that_is_none_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text('{"parameters": "many"}')
+    with pytest.raises(IntegrityFailure, match=r"^summary.json is not what it should be: parameters: "):
+        read_document(tmp_path / "summary.json", TrainingSummary)

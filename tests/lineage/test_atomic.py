@@ -11,8 +11,6 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from lineage.atomic import new_directory, write_bytes, write_json, write_text
 
@@ -105,27 +103,6 @@ def test_what_cannot_be_written_as_json_leaves_the_old_content(tmp_path: Path) -
             write_json(path, {"a": value})
     assert json.loads(path.read_text()) == {"a": 1}
     assert names(tmp_path) == ["file.json"]
-
-
-def test_missing_parents_are_made(tmp_path: Path) -> None:
-    write_text(tmp_path / "a" / "b" / "c", "text")
-    assert (tmp_path / "a" / "b" / "c").read_text() == "text"
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(st.characters(codec="utf-8")),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner),
-    max_leaves=10,
-)  # fmt: skip
-
-
-@settings(max_examples=40)
-@given(JSON)
-def test_json_comes_back(tmp_path_factory: pytest.TempPathFactory, value: object) -> None:
-    path = tmp_path_factory.getbasetemp() / "round.json"
-    write_json(path, value)
-    assert json.loads(path.read_text(encoding="utf-8")) == value
 
 
 def test_a_new_directory_is_not_there_before_its_block_ends(tmp_path: Path) -> None:

@@ -80,13 +80,6 @@ def test_a_marker_that_names_what_no_file_is_called_is_edited(directory: Path, n
         check_seal(directory)
 
 
-def test_a_file_that_became_a_broken_link_is_named(directory: Path) -> None:
-    (directory / "empty").unlink()
-    (directory / "empty").symlink_to("nothing")
-    with pytest.raises(IntegrityFailure, match="empty"):
-        check_seal(directory)
-
-
 def test_what_is_not_a_directory_is_not_sealed(tmp_path: Path) -> None:
     assert not is_sealed(tmp_path / "none")
     with pytest.raises(IntegrityFailure, match="is not a directory"):
@@ -173,12 +166,6 @@ def test_digests_are_plain_sha256(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"abc")
     assert sha256_file(tmp_path / "file") == hashlib.sha256(b"abc").hexdigest()
     assert sha256_json({"b": [1, "é"], "a": None}) == hashlib.sha256('{"a":null,"b":[1,"é"]}'.encode()).hexdigest()
-
-
-@settings(max_examples=40)
-@given(st.dictionaries(st.text("abc"), st.integers() | st.text("xyz")))
-def test_the_order_of_keys_does_not_change_a_json_digest(value: dict[str, object]) -> None:
-    assert sha256_json(value) == sha256_json(dict(reversed(value.items())))
 
 
 def test_a_number_that_json_does_not_have_is_refused() -> None:

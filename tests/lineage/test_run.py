@@ -5,8 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from lineage import VERSION
 from lineage.digest import check_seal, sha256_json
@@ -47,19 +45,6 @@ def test_the_same_work_has_the_same_directory_and_keeps_its_manifest(tmp_path: P
 )
 def test_other_work_has_another_directory(tmp_path: Path, changes: dict[str, Any]) -> None:
     assert begin(tmp_path, **changes).path != begin(tmp_path).path
-
-
-CONFIGS = st.dictionaries(st.text("ab", min_size=1), st.integers(0, 3) | st.booleans() | st.text("xy"), max_size=3)
-
-
-@settings(max_examples=40)
-@given(CONFIGS, CONFIGS)
-def test_directories_are_equal_exactly_when_the_configurations_are(
-    tmp_path_factory: pytest.TempPathFactory, first: dict[str, Any], second: dict[str, Any]
-) -> None:
-    root = tmp_path_factory.getbasetemp() / "identity"
-    same_directory = begin(root, config=first).path == begin(root, config=second).path
-    assert same_directory == (json.dumps(first, sort_keys=True) == json.dumps(second, sort_keys=True))
 
 
 def test_another_version_of_the_package_is_other_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

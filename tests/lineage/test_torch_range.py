@@ -19,15 +19,12 @@ START = (
 
 NEED_TORCH = [
     ["mlm-train", CONFIG, "--twin", "--ranks", "2"],
-    ["mlm-train", "lr-find", CONFIG, "--twin", "--ranks", "2"],
-    ["mlm-train", "export", "checkpoint", "exported"],
     ["mlm-eval", "lambada", "--ckpt", "checkpoint"],
     ["mlm-experiment", "reproduce", "355m", "--smoke"],
     ["mlm-experiment", "preflight", "--quiet"],
     ["mlm-verify", "parallel", CONFIG, "--twin", "--ranks", "2"],
 ]
 NEED_NONE = [
-    ["mlm-train", "schedule", "--pp", "2", "--microbatches", "4"],
     ["mlm-data", "stats", "--help"],
     ["mlm-experiment", "list"],
     ["mlm-report", "--help"],

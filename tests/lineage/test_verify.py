@@ -36,15 +36,11 @@ def test_every_sealed_directory_is_said_to_be_ok(run: RunDirectory) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "manifest.json", "checkpoints/iter_1/weights"])
-def test_a_changed_file_is_named(run: RunDirectory, name: str) -> None:
-    with (run.path / name).open("ab") as file:
-        file.write(b"x")
+def test_a_changed_file_is_named(run: RunDirectory) -> None:
+    (run.path / "checkpoints" / "iter_1" / "weights").write_bytes(b"x")
     done = verify(run.path)
-    assert done.code == 6
-    assert name in done.err
-    assert "changed" in done.err
-    assert done.err.count("\n") == 1
+    assert (done.code, done.err.count("\n")) == (6, 1)
+    assert "checkpoints/iter_1/weights was changed" in done.err
 
 
 def test_a_report_with_a_seal_of_its_own_is_checked_by_it(run: RunDirectory) -> None:
@@ -57,13 +53,6 @@ def test_a_report_with_a_seal_of_its_own_is_checked_by_it(run: RunDirectory) -> 
     done = verify(run.path)
     assert done.code == 6
     assert "report/index.html" in done.err
-
-
-def test_an_unfinished_run_is_not_ok(run: RunDirectory) -> None:
-    (run.path / "COMPLETE").unlink()
-    done = verify(run.path)
-    assert done.code == 6
-    assert "did not finish" in done.err
 
 
 def test_what_a_killed_writer_left_hidden_is_no_failure(run: RunDirectory) -> None:

@@ -4,9 +4,7 @@ import pytest
 
 from lineage.numbers import show, size_bytes
 from lineage.records import Kind, Record
-from reports.curves import Curve, build_curves, orderings
-from reports.figures.curves import running_mean
-from reports.figures.marks import _spread
+from reports.curves import Curve, build_curves
 from reports.numbers import accuracy, compact, exact
 from reports.reproduced import ordering_caption
 
@@ -43,36 +41,23 @@ def test_curves_are_sorted_by_x_and_published_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("finals", "holds", "inversions"),
+    ("finals", "said"),
     [
-        ({"355m": 30.0, "2.5b": 20.0, "8.3b": 10.0}, True, []),
-        ({"355m": 30.0, "2.5b": 10.0, "8.3b": 20.0}, False, [("8.3b", "2.5b")]),
-        ({"355m": 30.0, "2.5b": 20.0, "8.3b": 20.0}, False, [("8.3b", "2.5b")]),
-        ({"355m": 30.0}, None, []),
+        (
+            {"355m": 30.0, "2.5b": 20.0, "8.3b": 10.0},
+            ["the larger model ends lower: 8.3b 10.00 < 2.5b 20.00 < 355m 30.00."],
+        ),
+        (
+            {"355m": 30.0, "2.5b": 10.0, "8.3b": 20.0},
+            ["8.3b does not end below 2.5b: 8.3b 20.00, 2.5b 10.00, 355m 30.00."],
+        ),
+        ({"355m": 30.0, "8.3b": 30.0}, ["8.3b does not end below 355m: 8.3b 30.00, 355m 30.00."]),
+        ({"355m": 30.0}, []),
+        ({}, []),
     ],
 )
-def test_the_order_is_strict(finals: dict[str, float], holds: bool | None, inversions: list[object]) -> None:
-    (found,) = orderings(_curves(finals))
-    assert found.holds is holds
-    assert found.inversions == inversions
-
-
-def test_the_sentence_follows_the_numbers() -> None:
-    (kept,) = ordering_caption(_curves({"355m": 30.0, "8.3b": 10.0}))
-    assert kept.startswith("In the scaled twins the larger model ends lower: 8.3b 10.00 < 355m 30.00.")
-    (lost,) = ordering_caption(_curves({"355m": 10.0, "8.3b": 30.0}))
-    assert lost.startswith("In the scaled twins 8.3b does not end below 355m: 8.3b 30.00, 355m 10.00.")
-    assert ordering_caption([]) == []
-
-
-def test_labels_keep_their_distance_and_order() -> None:
-    places = _spread([0.1, 0.11, 0.12, 0.9], 0.05)
-    assert places == pytest.approx([0.06, 0.11, 0.16, 0.9])
-
-
-def test_the_running_mean_looks_back() -> None:
-    assert running_mean([1.0, 3.0, 5.0], 2) == [1.0, 2.0, 4.0]
-    assert running_mean([1.0, 3.0], 1) == [1.0, 3.0]
+def test_the_order_is_strict_and_said(finals: dict[str, float], said: list[str]) -> None:
+    assert ordering_caption(_curves(finals)) == [f"In the scaled twins {sentence}" for sentence in said]
 
 
 def test_numbers_are_written_plainly() -> None:

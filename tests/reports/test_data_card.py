@@ -40,9 +40,6 @@ def test_the_card_shows_settings_digests_and_versions(built: Built) -> None:
 
 
 def test_the_card_says_why_documents_were_dropped(built: Built) -> None:
-    rows = _rows(built.html)
-    assert ["length", "min tokens 128", "633", "16.9 %", "510", "16.9 %"] in rows
-    assert ["deduplicate", "—", "325", "10.4 %", "510", "10.4 %"] in rows
     assert "Most are dropped by the stage length: 633 of the 3,747 that reach it (16.9 %)" in built.html
 
 
@@ -78,7 +75,6 @@ def test_evaluations_show_every_convention_with_its_standard_error(built: Built)
     assert ["8.3b", "wikitext103", "● scaled partial", *numbers] in rows
     cells = ["1.25 ± 0.15 %", "5 of 400", "-6.47 ± 0.10", "644 ± 64", "c" * 16]
     assert ["8.3b", "lambada", "● scaled partial", *cells] in rows
-    assert ": 6.12 nats per sub-word, 100 scored</li>" in built.html
 
 
 def test_ratios_stand_beside_their_goals(built: Built) -> None:

@@ -1,13 +1,9 @@
 """A ladder stands on the page with its verdict, its forecast and its figure."""
 
-import json
-import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from data_pipeline.files import DataCard
 from experiments.files import (
     Comparison,
     Forecast,
@@ -19,23 +15,21 @@ from experiments.files import (
     RateLaw,
     RungPlan,
 )
-from lineage.atomic import write_json, write_text
+from lineage.atomic import write_json
 from lineage.digest import check_seal, seal
 from lineage.errors import IntegrityFailure
 from lineage.files import write_document
 from lineage.records import Record, write_records
 from lineage.run import RunDirectory
 from reports.experiment_runs import sort_runs
-from reports.ladder import Ladder, ladder_exhibit, placed
-from reports.load import load_reproduction
+from reports.ladder import ladder_exhibit
 from reports.report import Inputs, assemble
 from tests.commands import call
-from tests.reports.reproduction import data_card, page_text, write_reproduction
+from tests.reports.reproduction import page_text, write_reproduction
 
 RATES = RateLaw(rate=0.004, parameters=1e5, size_exponent=0.4, tokens=1e6, length_exponent=0.32)
 LAW = Law(irreducible=2.0, by_size=0.5, parameters=1e5, size_exponent=0.3, by_data=0.4, tokens=1e6, data_exponent=0.5)
 SIZES = (30_000, 54_000, 97_000, 175_000)
-SPLITS = {name: {"prefix": name, "documents": 9, "bytes": 4000, "tokens": 2000} for name in ("train", "valid")}
 PLACES = (0, 250_000, 500_000, 1_000_000)
 
 
@@ -66,7 +60,6 @@ def write_ladder(runs: Path) -> Path:
                           rates=RATES, exponents="The law's size exponent is 0.2",
                           sentence="HIT: the largest rung was foreseen")  # fmt: skip
     run = RunDirectory.begin(runs, "ladder", "ladder", {"budget_seconds": 1800.0}, {"dataset": "0" * 64})
-    write_text(run.path / "dataset.json", json.dumps(data_card() | {"splits": SPLITS}))
     write_document(run.path / "plan.json", plan)
     write_document(run.path / "forecast.json", forecast)
     write_document(run.path / "ladder.json", result)
@@ -89,7 +82,7 @@ def test_the_page_of_a_folder_of_runs_has_its_newest_ladder(tmp_path: Path) -> N
 
 
 def test_what_it_says_is_what_was_found(tmp_path: Path) -> None:
-    exhibit = ladder_exhibit(write_ladder(tmp_path), load_reproduction(write_reproduction(tmp_path)))
+    exhibit = ladder_exhibit(write_ladder(tmp_path))
     assert (
         "On wikitext103 rung 4 takes 0.050 bits per byte fewer than rung 2 (90 %: 0.040 to 0.060)." in exhibit.caption
     )
@@ -113,28 +106,13 @@ def test_a_ladder_alone_has_its_figure(tmp_path: Path) -> None:
     check_seal(ladder)
 
 
-def test_a_reproduction_stands_on_the_law_by_bytes_of_text(tmp_path: Path) -> None:
-    reproduction = load_reproduction(write_reproduction(tmp_path, trained=True))
-    assert reproduction.card
-    reproduction = replace(reproduction, card=DataCard.model_validate(data_card() | {"splits": SPLITS}))
-    ladder = Ladder.read(write_ladder(tmp_path))
-    sentences = placed(ladder, reproduction)
-    assert len(sentences) == len(reproduction.summary.models) == 3
-    model, split = reproduction.summary.models[0], ladder.card.splits["valid"]
-    assert model.trained.parameters
-    assert model.tokens
-    bits = LAW.loss(model.trained.parameters, model.tokens) * split.tokens / split.bytes / math.log(2)
-    assert sentences[0].endswith(f"the law gives {bits:.3f}.")
-    assert placed(ladder, replace(reproduction, card=None)) == []
-
-
 def test_a_damaged_ladder_is_named_and_left_out(tmp_path: Path) -> None:
     ladder = write_ladder(tmp_path)
-    reproduction = load_reproduction(write_reproduction(tmp_path))
+    write_reproduction(tmp_path)
     write_json(ladder / "ladder.json", {"verdict": "HIT"})
     report = assemble(Inputs(*sort_runs([tmp_path]), mixed_commits=True))
     assert "ladder" not in [exhibit.name for exhibit in report.all_exhibits]
     assert any("ladder" in problem.sentence for problem in report.problems)
     seal(ladder)
     with pytest.raises(IntegrityFailure, match=r"ladder\.json is not what it should be"):
-        ladder_exhibit(ladder, reproduction)
+        ladder_exhibit(ladder)

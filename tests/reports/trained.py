@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from lineage.atomic import write_json, write_text
-from lineage.digest import seal
 
 ITERATIONS = 40
 
@@ -61,24 +60,4 @@ def write_training(folder: Path, iterations: int = ITERATIONS, summary: bool = T
         write_json(folder / "summary.json", values)
     if pipeline:
         write_json(folder / "timeline.json", timeline())
-    return folder
-
-
-def write_run(root: Path, name: str = "small", iterations: int = ITERATIONS, **changes: Any) -> Path:
-    """A training run's directory, sealed if all its iterations are done; `changes` replace keys of its recipe."""
-    folder = root / f"{name}-0123abcd"
-    manifest = {
-        "name": name,
-        "kind": "training",
-        "identity": "0123abcd" * 8,
-        "created": "2025-03-04T05:06:07+00:00",
-        "config": {"name": name, "train": {"iterations": ITERATIONS, "seed": 1234} | changes, "data": {"dataset": "d"}},
-        "parents": {"dataset": "d" * 64},
-        "environment": {"source": {"commit": "0" * 40}, "packages": {"torch": "2.0"}, "cpu": "A processor", "cores": 2},
-    }
-    is_done = iterations == ITERATIONS
-    write_training(folder, iterations, summary=is_done)
-    write_json(folder / "manifest.json", manifest)
-    if is_done:
-        seal(folder)
     return folder
