@@ -86,7 +86,7 @@ class LastWords(FileSchema):
         )
 
 
-class Scores(FileSchema):
+class ReproductionScores(FileSchema):
     """scores.json of a reproduction: paired differences between its models on the same text."""
 
     text: str

@@ -9,7 +9,7 @@ from engine.costs import MEGATRON_BYTES, parameter_count
 from engine.pipeline.schedule import ideal_bubble
 from experiments.catalogue import every_claim
 from experiments.published import Row, published_value
-from experiments.simulator.cluster import Interval
+from experiments.simulator.cluster import ErrorInterval
 from experiments.simulator.measurements import PEAK_TFLOPS, QUANTITIES, RATIOS, Simulated, workload_of
 from experiments.simulator.simulate import Prediction
 from experiments.simulator.workload import Workload, checked_config, flops_of
@@ -26,7 +26,7 @@ def simulated_values(
     prediction: Prediction,
     first: Workload,
     first_seconds: float,
-    ratio: Interval | None,
+    ratio: ErrorInterval | None,
 ) -> dict[str, Any]:
     """A record's value and interval of a quantity, by a prediction. Raises BadInput for one that it does not give.
 

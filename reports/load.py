@@ -10,7 +10,7 @@ from pydantic import Field, TypeAdapter
 from data_pipeline.files import DATASET, LEDGER, DataCard, Ledger
 from engine.run.files import METRICS, SUMMARY, TIMELINE, Step, Timeline, TrainingSummary, Validation
 from evaluation.schema import Result
-from experiments.files import Scores
+from experiments.files import ReproductionScores
 from experiments.reproduce.files import EVALUATIONS, EXAMPLES, SCORES, TRAINING, ReproductionSummary
 from lineage.atomic import parse_json
 from lineage.digest import MARKER, is_sealed, read_digest, sealed_files, sha256_file, sha256_json
@@ -95,7 +95,7 @@ class Reproduction:
     records: tuple[Record, ...]
     ledger: Ledger | None
     card: DataCard | None
-    scores: Scores | None
+    scores: ReproductionScores | None
     """None if an earlier version made the run."""
     evaluations: dict[str, Result]
     """Results by file stem."""
@@ -161,7 +161,7 @@ def load_reproduction(directory: Path) -> Reproduction:
     if not (directory / LEDGER).is_file():
         problems.add(LEDGER, f"This reproduction has no data ledger ({LEDGER}).", damaged=False)
     card = problems.document(directory / DATASET, DataCard, DATASET, "The data card")
-    scores = problems.document(directory / SCORES, Scores, SCORES, "Bits per byte with intervals")
+    scores = problems.document(directory / SCORES, ReproductionScores, SCORES, "Bits per byte with intervals")
     evaluations = {
         path.stem: evaluation
         for path in sorted((directory / EVALUATIONS).glob("*.json"))

@@ -14,7 +14,7 @@ from data_pipeline.reading.file_sources import FileSource
 from data_pipeline.reading.readers import Limits, read_pieces
 from data_pipeline.tokens.inspect_sample import trace_iteration
 from data_pipeline.work.tasks import MARKER as TASK_MARKER
-from data_pipeline.work.tasks import Task, run_task
+from data_pipeline.work.tasks import WorkTask, run_task
 from data_pipeline.work.workspace import Workspace
 from engine.finetune.tasks import read_mnli, read_race, read_squad
 from evaluation import heldout
@@ -143,8 +143,8 @@ def write_one(settings: object, inputs: object, directory: Path) -> dict[str, in
     return {"documents": 1}
 
 
-def task_of(folder: Path) -> Task:
-    return Task(write_one, {}, (), folder / "task")
+def task_of(folder: Path) -> WorkTask:
+    return WorkTask(write_one, {}, (), folder / "task")
 
 
 def task_marker(folder: Path) -> Path:

@@ -20,7 +20,7 @@ from engine.run.resolved import read_run_config
 from evaluation.schema import ClozeResult, PerplexityResult
 from evaluation.uncertainty import ratio_standard_error
 from experiments.catalogue import ABLATION
-from experiments.files import NOT_RUN, LadderResult, Scores
+from experiments.files import NOT_RUN, LadderResult, ReproductionScores
 from experiments.forecast.ladder import LADDER as LADDER_RESULT
 from experiments.forecast.ladder import derive
 from experiments.forecast.trainings import keep, read_kept
@@ -215,7 +215,7 @@ class RunCheck:
         """Compute scores and records again; claims may be worded differently by now."""
         scores = self.run / SCORES
         if scores.is_file() and not _alike(
-            read_document(scores, Scores), derived_scores(RunDirectory(self.run), self._summary)
+            read_document(scores, ReproductionScores), derived_scores(RunDirectory(self.run), self._summary)
         ):
             yield f"{SCORES} is not what the evaluations give"
         actual = read_records(self.run / RECORDS)

@@ -7,7 +7,7 @@ import orjson
 from pydantic import AliasPath, Field
 
 from data_pipeline.files import trained_datasets
-from data_pipeline.tokens.samples import BlendedSamples, PackedSamples, Piece, training_samples
+from data_pipeline.tokens.samples import BlendedSamples, PackedSamples, SamplePiece, training_samples
 from data_pipeline.tokens.token_file import TokenFile
 from data_pipeline.tokens.tokenizer import Tokenizer
 from lineage.atomic import read_bytes
@@ -89,7 +89,7 @@ def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
         yield from _show(samples.pieces(number), parts[dataset][0], tokenizer)
 
 
-def _show(pieces: Iterable[Piece], token_file: TokenFile, tokenizer: Tokenizer) -> Iterator[str]:
+def _show(pieces: Iterable[SamplePiece], token_file: TokenFile, tokenizer: Tokenizer) -> Iterator[str]:
     for document, start, part in pieces:
         end, size = start + len(part), int(token_file.sizes[document])
         yield f"--- document {document:,}, tokens {start:,} to {end - 1:,} of {size:,}"

@@ -63,7 +63,7 @@ def build_sample_index(sizes: NDArray[np.int32], num_samples: int, seq_length: i
     return SampleIndex(documents, samples, np.concatenate(orders))
 
 
-class Piece(NamedTuple):
+class SamplePiece(NamedTuple):
     """A sample's part of one document."""
 
     document: int
@@ -82,7 +82,7 @@ class PackedSamples:
     def __len__(self) -> int:
         return len(self.index.shuffle)
 
-    def pieces(self, number: int) -> Iterator[Piece]:
+    def pieces(self, number: int) -> Iterator[SamplePiece]:
         """The documents, or parts of them, that make up the `number`-th sample in training order."""
         return self._pieces(int(self.index.shuffle[number]))
 
@@ -90,13 +90,13 @@ class PackedSamples:
         """The `number`-th sample in file order, [s + 1]; the next one continues where it ends."""
         return np.concatenate([piece.tokens for piece in self._pieces(number)]).astype(np.int64)
 
-    def _pieces(self, packed: int) -> Iterator[Piece]:
+    def _pieces(self, packed: int) -> Iterator[SamplePiece]:
         (position, offset), wanted = self.index.samples[packed], self._seq_length + 1
         while wanted > 0:
             document = int(self.index.documents[position])
             tokens = self._file[document][offset : offset + wanted]
             if len(tokens):
-                yield Piece(document, int(offset), tokens)
+                yield SamplePiece(document, int(offset), tokens)
             wanted -= len(tokens)
             position, offset = position + 1, 0
 
@@ -119,7 +119,7 @@ class BlendedSamples:
             for (token_file, _), weight, count in zip(parts, weights, used, strict=True)
         ]
 
-    def pieces(self, number: int) -> Iterator[Piece]:
+    def pieces(self, number: int) -> Iterator[SamplePiece]:
         """The documents, or parts of them, of the dataset that the `number`-th sample in training order is from."""
         return self._parts[self.datasets[number]].pieces(int(self.numbers[number]))
 

@@ -32,7 +32,7 @@ class Input:
 
 
 @dataclass(frozen=True)
-class Task:
+class WorkTask:
     """One piece of work; `settings` and counts are JSON."""
 
     work: Work
@@ -64,11 +64,11 @@ class Executor(Protocol):
 
     def __exit__(self, *error: object) -> None: ...
 
-    def run(self, tasks: Iterable[Task], at_once: int | None = None) -> Iterator[Done]:
+    def run(self, tasks: Iterable[WorkTask], at_once: int | None = None) -> Iterator[Done]:
         """The tasks' results in the order of the tasks, at most `at_once` of them at a time."""
 
 
-def run_task(task: Task) -> Done:
+def run_task(task: WorkTask) -> Done:
     """Do the work, unless its marker names the same task and its files are as written.
 
     Files damaged by a power cut differ from the marker, so the work is done again. Raises Interrupted
@@ -98,7 +98,7 @@ def disk_is_full(path: Path, error: OSError) -> Interrupted:
     )
 
 
-def _finished(task: Task) -> Done | None:
+def _finished(task: WorkTask) -> Done | None:
     try:
         marker = orjson.loads((task.output / MARKER).read_bytes())
         if marker["task"] == task.digest and marker["files"] == _files(task.output):

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_pipeline.work.tasks import Counts, Done, Executor, Input, Settings, Task, Work
+from data_pipeline.work.tasks import Counts, Done, Executor, Input, Settings, Work, WorkTask
 from lineage.digest import sha256_json
 from lineage.progress import Progress
 
@@ -49,7 +49,7 @@ class Workspace:
         """The tasks in order as they finish, counted under `title`; `jobs` are their settings and inputs."""
         folder = self.path / stage
         tasks = (
-            Task(work, settings, inputs, folder / f"{number:05d}") for number, (settings, inputs) in enumerate(jobs)
+            WorkTask(work, settings, inputs, folder / f"{number:05d}") for number, (settings, inputs) in enumerate(jobs)
         )
         with Progress(title, total, "tasks", quiet=not title) as progress:
             for done in self._executor.run(tasks, at_once):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 
-from experiments.files import Scores, order_sentence
+from experiments.files import ReproductionScores, order_sentence
 from experiments.reproduce.files import ReproductionSummary
 from lineage.atomic import write_text
 from lineage.errors import BadInput, Diverged
@@ -30,7 +30,7 @@ class Kept:
     def __init__(self, directory: Path) -> None:
         self.summary = read_document(directory / "summary.json", ReproductionSummary)
         self.records = read_records(directory / "records.jsonl")
-        self.scores = read_document(directory / "scores.json", Scores)
+        self.scores = read_document(directory / "scores.json", ReproductionScores)
 
     def published(self, series: str, quantity: str) -> str:
         """A model's number, several where sources print several; for a curve its last point."""

@@ -17,7 +17,7 @@ from engine.costs import parameter_count
 from engine.data.dataset import DatasetFacts
 from engine.run.files import SUMMARY, read_steps, read_summary, read_validations
 from evaluation.schema import ClozeResult, PerplexityResult
-from experiments.files import Scores, TextScore, order_sentence
+from experiments.files import ReproductionScores, TextScore, order_sentence
 from experiments.launch.scripts import write_launch_files
 from experiments.published import published_records
 from experiments.reproduce import processes, steps
@@ -148,7 +148,7 @@ def _bands(records: list[Record], run: RunDirectory) -> Iterator[Record]:
             yield same[0].model_copy(update={**source, "value": fmean(values), "seed": None, "note": note})
 
 
-def derived_scores(run: RunDirectory, summary: ReproductionSummary) -> Scores:
+def derived_scores(run: RunDirectory, summary: ReproductionSummary) -> ReproductionScores:
     """Paired differences between neighbouring models, from the evaluations that a reproduction keeps."""
     by_size: dict[str, list[TextScore]] = {}
     for model in summary.models:
@@ -158,7 +158,9 @@ def derived_scores(run: RunDirectory, summary: ReproductionSummary) -> Scores:
     articles = len(scores[0][0].nll)
     larger = range(1, len(scores)) if articles > 1 else ()
     comparisons = [compared(result.task, place - 1, place, scores) for place in larger]
-    return Scores(text=result.task, articles=articles, seeds=len(scores[0]), models=[*by_size], comparisons=comparisons)
+    return ReproductionScores(
+        text=result.task, articles=articles, seeds=len(scores[0]), models=[*by_size], comparisons=comparisons
+    )
 
 
 def _evaluation_records(model: ReproducedModel, result: PerplexityResult | ClozeResult) -> Iterator[Record]:
@@ -291,7 +293,7 @@ def _print_results(directory: Path) -> None:
             seeds = record.note if record.seed is None else f"seed {record.seed}"
             print(f"{record.series}: {record.quantity.replace('_', ' ')} {record.value:,.4g} {record.unit} ({seeds})")
     if (directory / SCORES).is_file():
-        print(*read_document(directory / SCORES, Scores).sentences(records), sep="\n")
+        print(*read_document(directory / SCORES, ReproductionScores).sentences(records), sep="\n")
     print(order_sentence(END, records))
 
 

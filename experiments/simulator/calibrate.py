@@ -14,7 +14,7 @@ from experiments.simulator.cluster import (
     DATASHEET,
     FITTED,
     Constants,
-    Interval,
+    ErrorInterval,
     Machine,
     SoftwareConstants,
     fitted_toml,
@@ -23,7 +23,7 @@ from experiments.simulator.cluster import (
     stated_constants,
 )
 from experiments.simulator.fits import HeldOut, held_out, interval_of
-from experiments.simulator.measurements import RATIOS, Measured, Observation, time_ratios
+from experiments.simulator.measurements import RATIOS, MeasuredRun, Observation, time_ratios
 from experiments.simulator.simulate import iteration_parts
 from experiments.simulator.workload import Floats, llama_memory_bytes
 from lineage.atomic import check_place, write_text
@@ -120,7 +120,7 @@ def v100_fit(a100: Machine) -> Fit:
                ("transferred", f"the fit of {A100}"))  # fmt: skip
 
 
-def h100_fit(measured: Sequence[Measured]) -> Fit:
+def h100_fit(measured: Sequence[MeasuredRun]) -> Fit:
     """Nanotron of 2024 on H100s, by these of the Ultra-Scale Playbook's rows."""
     rows, start = measurements.h100_rows(measured), machine_of(load_cluster(H100))
     asked = [row.workload for row in rows]
@@ -134,7 +134,7 @@ def h100_fit(measured: Sequence[Measured]) -> Fit:
                stated)  # fmt: skip
 
 
-def with_memory(machine: Machine, measured: Sequence[Measured]) -> Machine:
+def with_memory(machine: Machine, measured: Sequence[MeasuredRun]) -> Machine:
     """The machine with what its memory holds: a run can fill as much of it as the fullest that ran. Failures, whose
     cause is not recorded, say nothing."""
     ran = [row for row in measured if row.ran]
@@ -143,7 +143,7 @@ def with_memory(machine: Machine, measured: Sequence[Measured]) -> Machine:
     return machine.replaced(memory_share=fullest / machine.memory_bytes, memory_error=spread)
 
 
-def memory_errors(machine: Machine, measured: Sequence[Measured]) -> Floats:
+def memory_errors(machine: Machine, measured: Sequence[MeasuredRun]) -> Floats:
     """Relative error of the fullest rank's memory, for the runs that did not fail."""
     ran = [row for row in measured if row.ran]
     ahead = iteration_parts(machine, [row.workload for row in ran]).ahead.tolist()
@@ -151,7 +151,7 @@ def memory_errors(machine: Machine, measured: Sequence[Measured]) -> Floats:
                      for row, lead in zip(ran, ahead, strict=True)])  # fmt: skip
 
 
-def intervals(fit: Fit, held: Mapping[str, HeldOut]) -> dict[str, Interval]:
+def intervals(fit: Fit, held: Mapping[str, HeldOut]) -> dict[str, ErrorInterval]:
     """Intervals of runs on one node and on several, and of ratios if there are any."""
     way, fold = next(iter(held.items()))
     rows = _left_out(fit, way)
@@ -165,7 +165,7 @@ def intervals(fit: Fit, held: Mapping[str, HeldOut]) -> dict[str, Interval]:
     return named | ({"ratio": interval_of(fold.of(ratio), source)} if ratio.any() else {})
 
 
-def files(fit: Fit, machine: Machine, found: Mapping[str, Interval]) -> dict[str, str]:
+def files(fit: Fit, machine: Machine, found: Mapping[str, ErrorInterval]) -> dict[str, str]:
     """The texts that the cluster's and the software's own files extend, by folder."""
     unknown = {*fits.CONSTANTS, *fits.STALLS, "memory_share", "memory_error"} - {*fits.A100_CONSTANTS, *fit.sources}
     stated = {"node_bus_bytes_per_second"} if fit.cluster == H100 else set()  # by the cluster's own file
@@ -180,7 +180,9 @@ def _left_out(fit: Fit, way: str) -> list[Observation]:
     return [*compress(fit.rows, [key is not None for key in fit.left_out[way]])]
 
 
-def _errors(fit: Fit, machine: Machine, held: Mapping[str, HeldOut], found: Mapping[str, Interval]) -> list[Series]:
+def _errors(
+    fit: Fit, machine: Machine, held: Mapping[str, HeldOut], found: Mapping[str, ErrorInterval]
+) -> list[Series]:
     """Errors of each set, table or figure, left out or apart, and the coverage of the intervals."""
     of = defaultdict(list)
     for way, fold in held.items():

@@ -134,7 +134,7 @@ UNKNOWN = {"flash_efficiency": 0.3, "network_rank_share": 0.0, "tensor_network_s
 """Values of constants that a file may leave out."""
 
 
-class Interval(Config):
+class ErrorInterval(Config):
     """Range of 90 % of measurements, as factors on the prediction."""
 
     low: FiniteFloat
@@ -153,9 +153,9 @@ class Interval(Config):
 class Intervals(Config):
     """Intervals of runs inside one node, of runs on several, and of ratios of two runs."""
 
-    one_node: Interval
-    several_nodes: Interval
-    ratio: Interval | None = None
+    one_node: ErrorInterval
+    several_nodes: ErrorInterval
+    ratio: ErrorInterval | None = None
     """Interval of a ratio of two runs, whose common errors cancel; None if it is as uncertain as a run."""
 
 
@@ -187,7 +187,7 @@ class Cluster(Config):
     constants: Constants[Constant]
     intervals: Intervals
 
-    def interval(self, gpus: int) -> Interval:
+    def interval(self, gpus: int) -> ErrorInterval:
         """The interval of runs on this many GPUs."""
         return self.intervals.one_node if gpus <= self.constants.gpus_per_node.value else self.intervals.several_nodes
 
@@ -245,7 +245,7 @@ def stated_constants(machine: Machine, sources: Mapping[str, tuple[str, str]]) -
     }
 
 
-def fitted_toml(constants: Mapping[str, Constant], intervals: Mapping[str, Interval]) -> str:
+def fitted_toml(constants: Mapping[str, Constant], intervals: Mapping[str, ErrorInterval]) -> str:
     """The text of a file that a cluster or a software extends."""
     return "\n".join(["# Written by `mlm-experiment calibrate`.", *_tables(constants, intervals)]) + "\n"
 
@@ -258,7 +258,7 @@ def cluster_toml(cluster: Cluster) -> str:
     return "\n".join(["# Written by `mlm-experiment plan --mine`.", *head, *_tables(constants, intervals)]) + "\n"
 
 
-def _tables(constants: Mapping[str, Constant], intervals: Mapping[str, Interval]) -> list[str]:
+def _tables(constants: Mapping[str, Constant], intervals: Mapping[str, ErrorInterval]) -> list[str]:
     lines = ["[constants]"]
     lines += [
         f'{name} = {{ value = {constant.value!r}, kind = "{constant.kind}", source = "{constant.source}" }}'

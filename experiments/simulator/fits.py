@@ -16,7 +16,7 @@ from scipy.optimize import least_squares, minimize  # type: ignore[import-untype
 from scipy.special import stdtrit  # type: ignore[import-untyped]
 
 from experiments.simulator import measurements
-from experiments.simulator.cluster import Interval, Machine, rounded
+from experiments.simulator.cluster import ErrorInterval, Machine, rounded
 from experiments.simulator.collectives import node_all_reduce_seconds, stall_probability
 from experiments.simulator.measurements import AllReduce, Observation
 from experiments.simulator.simulate import iteration_parts, time_interval
@@ -231,7 +231,7 @@ def random_folds(count: int) -> list[int]:
     return np.random.default_rng(SEED).permutation(np.arange(count) % FOLDS).tolist()
 
 
-def interval_of(held: HeldOut, source: str) -> Interval:
+def interval_of(held: HeldOut, source: str) -> ErrorInterval:
     """The range of 90 % of measurements without stalls, and the coverage of the intervals that the other folds give."""
     did, _ = stalled(held.smooth, held.stalls, held.seconds)
     ratios = held.seconds / held.smooth
@@ -244,7 +244,7 @@ def interval_of(held: HeldOut, source: str) -> Interval:
             low, high = time_interval(*ends, *parts)
             inside.append(low <= seconds <= high)
     low, high = map(rounded, _ends(ratios[~did]))
-    return Interval(low=low, high=high, source=source, coverage=round(float(np.mean(inside)), 3))
+    return ErrorInterval(low=low, high=high, source=source, coverage=round(float(np.mean(inside)), 3))
 
 
 def _ends(ratios: Floats) -> tuple[float, float]:

@@ -41,7 +41,7 @@ class Observation(NamedTuple):
     value: float
 
 
-class Measured(NamedTuple):
+class MeasuredRun(NamedTuple):
     """A configuration that was tried."""
 
     workload: Workload
@@ -80,7 +80,7 @@ def ultrascale() -> list[dict[str, str]]:
     return read_rows(HERE / "ultrascale-h100.csv")
 
 
-def costed(rows: Sequence[dict[str, str]]) -> list[Measured]:
+def costed(rows: Sequence[dict[str, str]]) -> list[MeasuredRun]:
     """The rows of the H100 set that do not contradict themselves."""
     runs = []
     for row in rows:
@@ -88,7 +88,7 @@ def costed(rows: Sequence[dict[str, str]]) -> list[Measured]:
         with suppress(BadInput):
             checked_config(workload)
             seconds = float(row["iteration_ms"]) / 1e3 if row["status"] == "ran" else math.nan
-            runs.append(Measured(workload, seconds, float(row["memory_gb"] or "nan")))
+            runs.append(MeasuredRun(workload, seconds, float(row["memory_gb"] or "nan")))
     return runs
 
 
@@ -129,7 +129,7 @@ def a100_rows() -> list[Observation]:
     return [*single_node(), *multi_node(), *ptd_p_others()]
 
 
-def h100_rows(measured: Sequence[Measured]) -> list[Observation]:
+def h100_rows(measured: Sequence[MeasuredRun]) -> list[Observation]:
     """Rows that the H100 constants are fitted on: the iterations that did not fail."""
     return [Observation("ultrascale-h100", row.workload, "iteration_seconds", row.seconds)
             for row in measured if row.ran]  # fmt: skip

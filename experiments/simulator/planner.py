@@ -35,7 +35,7 @@ class Choice(NamedTuple):
     prediction: Prediction
 
 
-class Model(NamedTuple):
+class PlannedModel(NamedTuple):
     """A model to plan."""
 
     name: str
@@ -48,12 +48,12 @@ class Model(NamedTuple):
     """Run whose memory is counted, unless it is a llama."""
 
 
-def model_of_run(run: ResolvedRun) -> Model:
+def model_of_run(run: ResolvedRun) -> PlannedModel:
     """A run of this engine."""
-    return Model(run.config.name, Workload.of_run(run.config, 1), run.parameters, run.tokens, run.config)
+    return PlannedModel(run.config.name, Workload.of_run(run.config, 1), run.parameters, run.tokens, run.config)
 
 
-def model_of_hub(path: Path) -> Model:
+def model_of_hub(path: Path) -> PlannedModel:
     """A llama of a Hugging Face `config.json`, with a batch of 256 sequences of at most 4,096 tokens.
 
     Raises BadInput for a file that is none, lacks a size, or is of another architecture.
@@ -77,10 +77,10 @@ def model_of_hub(path: Path) -> Model:
         raise BadInput(f"{path} is no config.json of a model that can be planned: {error!r}") from error
     embeddings = (2 - template.tied) * template.vocab * template.hidden + template.hidden
     parameters = template.layers * layer_parameters(template) + embeddings
-    return Model(path.parent.resolve().name, template, parameters, 0)
+    return PlannedModel(path.parent.resolve().name, template, parameters, 0)
 
 
-def ranked_layouts(model: Model, cluster: Cluster, gpus: int) -> list[Choice]:
+def ranked_layouts(model: PlannedModel, cluster: Cluster, gpus: int) -> list[Choice]:
     """Every layout that divides and likely fits, by the rate to be expected; the batch is the model's.
 
     Raises HardwareMissing with a reason where none does.
@@ -155,7 +155,7 @@ def picture(choices: Sequence[Choice]) -> str:
     return "\n".join(["fastest iteration of each tensor- and pipeline-parallel size", *lines])
 
 
-def format_plan(model: Model, cluster: Cluster, choices: Sequence[Choice]) -> str:
+def format_plan(model: PlannedModel, cluster: Cluster, choices: Sequence[Choice]) -> str:
     """The best layouts as a table, with what the whole run takes; every number in it is simulated."""
     template, gpus = model.template, choices[0].workload.gpus
     per_iteration = template.global_batch * template.seq

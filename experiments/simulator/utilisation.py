@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from engine.costs import flops_per_token
 from experiments.simulator.cluster import Cluster
-from experiments.simulator.planner import Model
+from experiments.simulator.planner import PlannedModel
 from experiments.simulator.workload import flops_of, layer_parameters
 from lineage.errors import BadInput
 
@@ -30,7 +30,7 @@ class Flops(NamedTuple):
     """Second forward pass of the layers."""
 
 
-def token_flops(model: Model) -> Flops:
+def token_flops(model: PlannedModel) -> Flops:
     """FLOPs of a token, for a GPT-2 by the engine's closed forms. Raises BadInput for a BERT or Transformer-XL."""
     w = model.template
     if model.run:
@@ -44,7 +44,7 @@ def token_flops(model: Model) -> Flops:
     return Flops(flops_of(w) / (w.global_batch * w.seq) - attention, attention, again)
 
 
-def utilisation(model: Model, cluster: Cluster, given: Given) -> str:
+def utilisation(model: PlannedModel, cluster: Cluster, given: Given) -> str:
     """The given rate turned into all others. Raises BadInput unless exactly one is given, above 0."""
     stated = [value for value in given[2:] if value is not None]
     if len(stated) != 1 or stated[0] <= 0:

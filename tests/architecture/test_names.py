@@ -5,10 +5,6 @@ from collections import defaultdict
 
 from tests.architecture.rooms import ROOT, modules, parse
 
-SHARED = """
-Interval Measured Model Ours Piece Scores Size Task
-"""
-"""Names that several classes have today."""
 FILES = frozenset({"COMPLETE", "manifest.json", "lineage.json", "ledger.json", "dataset.json", "records.jsonl"})
 
 
@@ -24,7 +20,7 @@ def owners() -> dict[str, list[str]]:
 
 def test_a_class_name_has_one_owner() -> None:
     several = {name: places for name, places in owners().items() if len(places) > 1}
-    assert {name: places for name, places in several.items() if name not in SHARED.split()} == {}
+    assert several == {}
 
 
 def test_the_name_of_a_file_is_stated_once() -> None:

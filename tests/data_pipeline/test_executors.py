@@ -13,7 +13,7 @@ from ray.cluster_utils import Cluster
 
 from data_pipeline.work.executors.local import ATTEMPTS, LocalExecutor
 from data_pipeline.work.executors.ray import RayExecutor
-from data_pipeline.work.tasks import Counts, Settings, Task, run_task
+from data_pipeline.work.tasks import Counts, Settings, WorkTask, run_task
 from lineage.errors import BadInput, Interrupted
 from lineage.lock import LOCK, locked
 from tests.data_pipeline.builds import build, config_for, files_of, ledger_of, write_mixed
@@ -36,12 +36,12 @@ def fail(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     raise BadInput("this cannot be")
 
 
-def squares(folder: Path, count: int = 8, always: bool = False) -> Iterator[Task]:
+def squares(folder: Path, count: int = 8, always: bool = False) -> Iterator[WorkTask]:
     for number in range(count):
         settings = {
             "number": number, "kill": str(folder / "kill"), "log": str(folder / "log"), "always": always
         }  # fmt: skip
-        yield Task(square, settings, (), folder / "out" / f"{number:05d}")
+        yield WorkTask(square, settings, (), folder / "out" / f"{number:05d}")
 
 
 def test_a_lost_process_is_replaced(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_task_that_kills_its_process_is_given_up(tmp_path: Path) -> None:
 
 
 def test_a_mistake_crosses_processes_as_it_is(tmp_path: Path) -> None:
-    tasks = [Task(fail, {}, (), tmp_path / "0"), Task(fail, {}, (), tmp_path / "1")]
+    tasks = [WorkTask(fail, {}, (), tmp_path / "0"), WorkTask(fail, {}, (), tmp_path / "1")]
     with LocalExecutor(2) as executor, pytest.raises(BadInput, match="this cannot be"):
         list(executor.run(tasks))
     with locked(tmp_path):  # removes what the process had begun that was killed for the other's mistake
@@ -86,7 +86,7 @@ def test_a_marker_holds_for_its_task_and_files_alone(tmp_path: Path) -> None:
     (task.output / "square").write_text("1")
     assert run_task(task) == first
     assert len(log.read_text().splitlines()) == 2
-    changed = Task(square, task.settings | {"number": 1}, (), task.output)
+    changed = WorkTask(square, task.settings | {"number": 1}, (), task.output)
     assert run_task(changed).counts == {"square": 1}
     assert (task.output / "square").read_text() == "1"
     (task.output / "DONE").write_text("{}")

@@ -21,7 +21,7 @@ from engine.config import TwinScale
 from engine.run.files import Step, Timeline, TrainingSummary, Validation
 from engine.twin import describe_scale
 from evaluation.schema import Result
-from experiments.files import Scores
+from experiments.files import ReproductionScores
 from experiments.published import published_records
 from experiments.reproduce.files import Answers, AnswersHead, ReproductionSummary
 from experiments.reproduce.plan import SMOKE
@@ -199,7 +199,8 @@ def test_everything_that_it_hands_on_is_read_whole(finished: Finished) -> None:
     documents: dict[Path, type[FileSchema]] = {
         reproduction / "manifest.json": Manifest, reproduction / "summary.json": ReproductionSummary,
         reproduction / "ledger.json": Ledger, reproduction / "dataset.json": DataCard,
-        reproduction / "scores.json": Scores, kept / "summary.json": TrainingSummary, kept / "timeline.json": Timeline,
+        reproduction / "scores.json": ReproductionScores,
+        kept / "summary.json": TrainingSummary, kept / "timeline.json": Timeline,
     }  # fmt: skip
     for path, model in documents.items():
         assert read_document(path, model).to_json() == json_of(path), path
@@ -310,7 +311,7 @@ def test_a_further_seed_is_trained_beside_what_is_there(finished: Finished, tmp_
     assert ends[1234].value != ends[1235].value
     assert ends[None].value == pytest.approx((ends[1234].value + ends[1235].value) / 2)
     assert ends[None].note.startswith("mean of 2 seeds, ")
-    scores = read_document(reproduction / "scores.json", Scores)
+    scores = read_document(reproduction / "scores.json", ReproductionScores)
     assert (scores.seeds, scores.models, scores.comparisons) == (2, ["355m"], [])
     shutil.rmtree(reproduction / "report")
     assert not RunCheck(reproduction).broken

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from evaluation.schema import PerplexityResult
 from evaluation.uncertainty import ratio_standard_error
-from experiments.files import Comparison, Scores, TextScore, order_sentence
+from experiments.files import Comparison, ReproductionScores, TextScore, order_sentence
 from experiments.scores import NORMAL, compared, text_score
 from lineage.errors import IntegrityFailure
 from lineage.files import parse_document, read_document
@@ -128,6 +128,6 @@ def test_seeds_in_which_the_order_fails_are_named() -> None:
 def test_a_comparison_of_no_model_is_refused() -> None:
     comparison = {"text": "t", "smaller": 0, "larger": 1, "difference": 0, "low": 0, "high": 0}
     values = {"text": "t", "articles": 2, "seeds": 1, "models": ["a"]}
-    parse_document({**values, "comparisons": []}, Scores, "scores.json")
+    parse_document({**values, "comparisons": []}, ReproductionScores, "scores.json")
     with pytest.raises(IntegrityFailure, match="a comparison is of no model"):
-        parse_document({**values, "comparisons": [comparison]}, Scores, "scores.json")
+        parse_document({**values, "comparisons": [comparison]}, ReproductionScores, "scores.json")

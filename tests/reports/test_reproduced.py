@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from evaluation.schema import Result
-from experiments.files import Comparison, Scores
+from experiments.files import Comparison, ReproductionScores
 from lineage.files import write_document
 from lineage.records import Record
 from reports.curves import build_curves
@@ -20,13 +20,13 @@ NAMES = ("355m", "2.5b", "8.3b")
 BITS = {1234: (3.2, 3.1, 3.0), 1235: (3.3, 3.1, 3.15)}
 
 
-def scores() -> Scores:
+def scores() -> ReproductionScores:
     differences = ((0, 1, -0.15, -0.2, -0.1), (1, 2, -0.025, -0.1, 0.05))
     comparisons = [
         Comparison(text="wikitext103", smaller=a, larger=b, difference=d, low=low, high=high)
         for a, b, d, low, high in differences
     ]
-    return Scores(text="wikitext103", articles=60, seeds=2, models=[*NAMES], comparisons=comparisons)
+    return ReproductionScores(text="wikitext103", articles=60, seeds=2, models=[*NAMES], comparisons=comparisons)
 
 
 @pytest.fixture

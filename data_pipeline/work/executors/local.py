@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Self
 
-from data_pipeline.work.tasks import Done, Task, run_task
+from data_pipeline.work.tasks import Done, WorkTask, run_task
 from lineage.environment import available_cores
 from lineage.errors import Interrupted
 
@@ -50,14 +50,14 @@ class LocalExecutor:
     def __exit__(self, *error: object) -> None:
         self._end(self._workers)
 
-    def run(self, tasks: Iterable[Task], at_once: int | None = None) -> Iterator[Done]:
+    def run(self, tasks: Iterable[WorkTask], at_once: int | None = None) -> Iterator[Done]:
         """The tasks' results in order. Raises Interrupted for a task whose process is killed again and again."""
         count = min(self.count, at_once or self.count)
         if count == 1:
             yield from map(run_task, tasks)
             return
         coming = enumerate(tasks)
-        given: dict[int, Task] = {}
+        given: dict[int, WorkTask] = {}
         finished: dict[int, Done] = {}
         losses: dict[int, int] = {}
         turn, exhausted = 0, False
@@ -89,7 +89,7 @@ class LocalExecutor:
             worker.process.join()
         self._workers = [worker for worker in self._workers if worker not in workers]
 
-    def _give(self, place: int, number: int, task: Task) -> None:
+    def _give(self, place: int, number: int, task: WorkTask) -> None:
         if place == len(self._workers):
             self._workers.append(_start())
         worker = self._workers[place]
@@ -97,7 +97,7 @@ class LocalExecutor:
         with contextlib.suppress(BrokenPipeError):  # its death is met when its answer is awaited
             worker.pipe.send(task)
 
-    def _collect(self, given: dict[int, Task], finished: dict[int, Done], losses: dict[int, int]) -> None:
+    def _collect(self, given: dict[int, WorkTask], finished: dict[int, Done], losses: dict[int, int]) -> None:
         """Wait for at least one process to answer or to die."""
         places = {worker.pipe: place for place, worker in enumerate(self._workers) if worker.number is not None}
         for pipe in wait(list(places)):

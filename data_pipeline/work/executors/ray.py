@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, Self
 
-from data_pipeline.work.tasks import Done, Task, run_task
+from data_pipeline.work.tasks import Done, WorkTask, run_task
 from lineage.errors import BadInput, Interrupted
 from lineage.extras import import_extra
 
@@ -42,7 +42,7 @@ class RayExecutor:
     def __exit__(self, *error: object) -> None:
         self._ray.shutdown()
 
-    def run(self, tasks: Iterable[Task], at_once: int | None = None) -> Iterator[Done]:
+    def run(self, tasks: Iterable[WorkTask], at_once: int | None = None) -> Iterator[Done]:
         """The tasks' results in order. Raises Interrupted for a task that is lost again and again."""
         ray = self._ray
         remote = ray.remote(max_retries=RETRIES, num_cpus=1)(run_task)
