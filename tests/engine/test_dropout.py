@@ -32,12 +32,6 @@ def test_a_probability_of_one_part_in_65536_drops_something() -> None:
     assert 20 < dropped.sum() < 120
 
 
-def test_elements_are_independent_of_their_neighbours() -> None:
-    keep = Dropout(0.5, 1, 0, (0,)).keep("here", (1_000_000,), CPU)[0].double() - 0.5
-    for lag in (1, 2, 3, 4, 8, 64):
-        assert abs((keep[lag:] * keep[:-lag]).mean().item()) < 5 * 0.25 / 1000, lag
-
-
 def test_what_is_kept_is_scaled_to_the_same_mean() -> None:
     dropout = Dropout(0.25, 1, 0, (0,))
     keep = dropout.keep("here", (1000, 1000), CPU)

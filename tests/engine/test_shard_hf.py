@@ -8,7 +8,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2LMHeadModel
 from typer.testing import CliRunner
 
 from engine.checkpoint.checkpoint import load_for_inference
@@ -20,20 +20,12 @@ from engine.launch.threads import run_threads
 from engine.parallel.layout import Layout
 from lineage.digest import seal
 from lineage.errors import BadInput, IntegrityFailure
-from tests.engine.test_formats_huggingface import change_config
-
-ROWS = 301
-TOKENS = torch.randint(0, ROWS, (2, 10), generator=torch.Generator().manual_seed(2))
+from tests.engine.test_formats_checkpoint import CONFIG, TOKENS
+from tests.engine.test_formats_huggingface import change_config, their_logits, their_model
 
 
 def write_theirs(directory: Path, dtype: torch.dtype = torch.float32, size: str = "5GB") -> GPT2LMHeadModel:
-    config = GPT2Config(
-        vocab_size=ROWS, n_positions=12, n_embd=24, n_layer=3, n_head=4, bos_token_id=300, eos_token_id=300
-    )
-    model, generator = GPT2LMHeadModel(config).eval(), torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0.0, 0.2, generator=generator)
+    model = their_model()
     model.to(dtype).save_pretrained(directory, max_shard_size=size)
     return model.float()
 
@@ -42,7 +34,7 @@ def logits_on(layout: Layout, checkpoint: Path) -> NDArray[np.float32]:
     mesh = build_mesh(layout)
     model = load_for_inference(checkpoint, mesh).model
     with torch.no_grad():
-        return mesh.tp.all_gather(model.logits(model.hidden_states(TOKENS)), dim=2)[..., :ROWS].numpy()
+        return mesh.tp.all_gather(model.logits(model.hidden_states(TOKENS)), dim=2)[..., : CONFIG.vocab_size].numpy()
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
@@ -50,8 +42,7 @@ def test_the_shards_run_as_the_model_does_and_merge_into_its_files(tp: int, tmp_
     theirs = write_theirs(tmp_path / "theirs")
     checkpoint = shard_huggingface(tmp_path / "theirs", tmp_path / "shards", tp)
     assert len(list(checkpoint.glob("model-tp*.safetensors"))) == tp
-    with torch.no_grad():
-        expected = theirs(TOKENS).logits.transpose(0, 1)
+    expected = their_logits(theirs)
     for logits in run_threads(logits_on, tp, Layout(tp=tp), checkpoint):
         np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5)
     merged = merge_huggingface(checkpoint, tmp_path / "merged")
@@ -70,7 +61,7 @@ def test_a_rank_s_file_holds_its_part_alone(tmp_path: Path) -> None:
             whole, dim = index[name]["shape"], index[name]["dim"]
             divided += dim is not None
             assert list(part.shape) == [size // 4 if place == dim else size for place, size in enumerate(whole)]
-    assert divided == 4 * (1 + 3 * 6)  # the word embedding, and in each layer three weights' and biases' parts
+    assert divided == 4 * (1 + CONFIG.num_layers * 6)  # word embedding, and six parts a layer
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -124,8 +115,8 @@ def test_ranks_that_do_not_divide_the_heads_are_refused(tmp_path: Path) -> None:
     [
         ({"model_type": "llama"}, BadInput, "model_type is 'llama'"),
         ({"n_embd": "24"}, IntegrityFailure, "n_embd is '24', not a number"),
-        ({"vocab_size": 300}, IntegrityFailure, r"'wte.weight' has shape \[301, 24\], the model's is \[300, 24\]"),
-        ({"n_layer": 2}, IntegrityFailure, "says 2 layers, the weights have 3"),
+        ({"vocab_size": 269}, IntegrityFailure, r"'wte.weight' has shape \[270, 24\], the model's is \[269, 24\]"),
+        ({"n_layer": 2}, IntegrityFailure, "says 2 layers, the weights have 4"),
         ({"n_positions": 13}, IntegrityFailure, "'wpe.weight' has shape"),
     ],
 )
