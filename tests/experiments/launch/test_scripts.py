@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -114,8 +113,7 @@ def test_torchrun_stops_its_ranks_with_a_checkpoint(tmp_path: Path) -> None:
         ["bash", script], env=ENVIRONMENT, stdout=output, stderr=output, start_new_session=True
     ) as process:  # fmt: skip
         try:
-            wait_for(lambda: bool(list(job.runs.glob("small-*/metrics.jsonl"))), 600, log.read_text)
-            time.sleep(0.5)
+            wait_for(lambda: any(map(Path.read_text, job.runs.glob("small-*/metrics.jsonl"))), 600, log.read_text)
             process.send_signal(signal.SIGTERM)
             assert process.wait(300) == 7, log.read_text()
         finally:
