@@ -10,6 +10,7 @@ from lineage.files import FileSchema, Finite, Positive
 from lineage.records import Record
 
 NOT_RUN, FORECAST, PLAN, LADDER, SWEEPS = "not_run.json", "forecast.json", "plan.json", "ladder.json", "sweeps"
+SCORES, EXAMPLES, EVALUATIONS, TRAINING = "scores.json", "examples.jsonl", "evaluations", "training"
 STAND_IN = "a stand-in for the released weights"
 """Beginning of the note on a record of other weights, or of a part of the test."""
 FITTED, HELD_OUT = "the cost model was fitted on this row", "held out of the cost model's fit"
@@ -147,6 +148,14 @@ class EffectForecast(FileSchema):
     searched: dict[str, str]
     """Digests of the trial trainings by name; empty for a trial that diverged."""
 
+    @property
+    def made_of(self) -> dict[str, str]:
+        """Digests of the trials that did not diverge."""
+        return {trial: digest for trial, digest in self.searched.items() if digest}
+
+    def __str__(self) -> str:
+        return f"the claimed effects, with the rates {self.rates}"
+
 
 class RungPlan(FileSchema):
     """One size of model."""
@@ -261,6 +270,10 @@ class Forecast(FileSchema):
     """Digests of the trainings that the law was fitted to, by name."""
     left_out: dict[str, str] = Field(default_factory=dict)
     """Trainings that the fit leaves out, with the reason."""
+
+    def __str__(self) -> str:
+        end = self.curve[-1]
+        return f"the largest rung: {end.loss:.4f} nats ({end.low:.4f} to {end.high:.4f})"
 
 
 class LadderRun(FileSchema):

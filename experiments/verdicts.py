@@ -182,7 +182,7 @@ def _verdict(experiment: Experiment, claim: Claim, records: Rows, results: Resul
     if record is None:
         return Verdict(experiment.name, claim, "NOT_RUN", None, _reason(experiment, claim, results, bool(records)))
     deviation = record.value - float(claim.value)
-    shown = f"{100 * deviation / float(claim.value):+.1f} %" if claim.value else f"{deviation:+.3g}"
+    shown = f"{100 * deviation / float(claim.value) + 0.0:+.1f} %" if claim.value else f"{deviation:+.3g}"  # not -0.0
     if record.kind == "scaled":
         smaller = "the number is of a smaller model or machine"
         reason = f"the number is of {STAND_IN}" if record.note.startswith(STAND_IN) else smaller

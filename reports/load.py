@@ -10,8 +10,8 @@ from pydantic import Field, TypeAdapter
 from data_pipeline.files import DATASET, LEDGER, DataCard, Ledger
 from engine.run.files import METRICS, SUMMARY, TIMELINE, Step, Timeline, TrainingSummary, Validation
 from evaluation.schema import Result
-from experiments.files import ReproductionScores
-from experiments.reproduce.files import EVALUATIONS, EXAMPLES, SCORES, TRAINING, ReproductionSummary
+from experiments.files import EVALUATIONS, EXAMPLES, SCORES, TRAINING, ReproductionScores
+from experiments.reproduce.files import ReproductionSummary
 from lineage.atomic import parse_json
 from lineage.digest import MARKER, is_sealed, read_digest, sealed_files, sha256_file, sha256_json
 from lineage.errors import BadInput

@@ -20,16 +20,15 @@ from engine.run.resolved import read_run_config
 from evaluation.schema import ClozeResult, PerplexityResult
 from evaluation.uncertainty import ratio_standard_error
 from experiments.catalogue import ABLATION
-from experiments.files import NOT_RUN, LadderResult, ReproductionScores
-from experiments.forecast.ladder import LADDER as LADDER_RESULT
+from experiments.files import EXAMPLES, NOT_RUN, SCORES, LadderResult, ReproductionScores
+from experiments.files import LADDER as LADDER_RESULT
 from experiments.forecast.ladder import derive
 from experiments.forecast.trainings import keep, read_kept
-from experiments.reproduce.files import EXAMPLES, Answers, AnswersHead, ReproductionSummary
+from experiments.reproduce.files import Answers, AnswersHead, ReproductionSummary
 from experiments.reproduce.kept import keep_training
 from experiments.reproduce.plan import LADDER, twin_rule
 from experiments.reproduce.reproduction import (
     RESULTS,
-    SCORES,
     derived_records,
     derived_scores,
     hardware_of,

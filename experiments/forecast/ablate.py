@@ -9,20 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from data_pipeline.files import DATASET, DataCard, dataset_digest
+from engine.config import RunConfig
 from engine.launch.forked import run_forked
 from engine.lr_finder import find_learning_rate, write_curve
 from engine.run.resolved import resolve
 from experiments.catalogue import ABLATION, Ablation, Experiment, load_experiments
-from experiments.files import FORECAST, SWEEPS, EffectForecast
+from experiments.files import SWEEPS, EffectForecast
 from experiments.forecast.ablation import ablation_config, derive_effects, searched_rates, slug, trials_of
-from experiments.forecast.together import train_all
-from experiments.forecast.trainings import SEARCH_SEED, read_kept, seal_forecast, seeds_of
+from experiments.forecast.study import train_all, try_forecast
+from experiments.forecast.trainings import SEARCH_SEED, Kept
 from lineage.environment import available_cores
 from lineage.errors import BadInput
-from lineage.files import read_document, write_document
+from lineage.files import read_document
 from lineage.lock import locked
 from lineage.progress import announce
-from lineage.records import RECORDS, write_records
 from lineage.run import RunDirectory
 
 
@@ -54,32 +54,29 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
     trials = [each for arm in ablation.arms for each in trials_of(name, ablation, arm, datasets[arm.dataset])]
     trainings = len(ablation.arms) * ablation.seeds
     announce(f"{len(trials)} trials of rates and {trainings} trainings, {available_cores()} at a time")
-    with locked(run.path):
-        if not (run.path / FORECAST).is_file():
-            train_all(trials, run.path, runs)
-            _sweep(name, ablation, datasets, run.path)
-            trained = read_kept(run.path)
-            forecast = EffectForecast(
-                experiment=name,
-                ablation=ablation.model_dump(mode="json"),
-                datasets=digests,
-                bits_per_nat=bits_per_nat,
-                rates=searched_rates(name, ablation, run.path, {each.config.name: each for each in trained}),
-                searched={each.folder.name: each.digest for each in trained if each.is_trial},
-            )
-            write_document(run.path / FORECAST, forecast)
-        forecast = read_document(run.path / FORECAST, EffectForecast)
-        searched = {trial: digest for trial, digest in forecast.searched.items() if digest}
-        sealed = seal_forecast(run.path / FORECAST, ABLATION, searched)
-        print(f"sealed in {sealed}: the forecast, with the rates {forecast.rates}", flush=True)
-        configs = [
+
+    def search() -> EffectForecast:
+        train_all(trials, run.path, runs)
+        _sweep(name, ablation, datasets, run.path)
+        rates, searched = searched_rates(name, ablation, Kept(run.path), digests)
+        return EffectForecast(
+            experiment=name,
+            ablation=ablation.model_dump(mode="json"),
+            datasets=digests,
+            bits_per_nat=bits_per_nat,
+            rates=rates,
+            searched={each.folder.name: each.digest for each in searched},
+        )
+
+    def arms(forecast: EffectForecast, seeds: list[int]) -> list[RunConfig]:
+        return [
             ablation_config(name, ablation, arm, seed, forecast.rates[arm.name], datasets[arm.dataset])
-            for seed in seeds_of(run.path / FORECAST, ablation.seeds)
+            for seed in seeds
             for arm in ablation.arms
         ]
-        train_all(configs, run.path, runs)
-        write_records(run.path / RECORDS, derive_effects(run.path)[1])
-        run.complete()
+
+    with locked(run.path):
+        try_forecast(run, runs, EffectForecast, search, ablation.seeds, arms, lambda: derive_effects(run.path)[1])
     return run
 
 

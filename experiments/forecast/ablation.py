@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -13,7 +13,7 @@ from engine.config import RunConfig
 from engine.run.files import LearningRateSweep
 from experiments.catalogue import ABLATION, Ablation, Arm, Effect
 from experiments.files import FORECAST, SWEEPS, EffectForecast
-from experiments.forecast.trainings import SEARCH_SEED, Trained, origin_of, read_kept, seeds_of
+from experiments.forecast.trainings import SEARCH_SEED, Kept, Trained, origin_of, seeds_of
 from lineage.config import parse_config
 from lineage.errors import IntegrityFailure
 from lineage.files import Manifest, read_document
@@ -62,26 +62,27 @@ def trials_of(experiment: str, ablation: Ablation, arm: Arm, dataset: Path = Pat
 
 
 def searched_rates(
-    experiment: str, ablation: Ablation, folder: Path, trained: Mapping[str, Trained]
-) -> dict[str, float]:
-    """The rate of each arm: that of its best trial, the lowest if all diverged, or the finder's.
+    experiment: str, ablation: Ablation, trained: Kept, datasets: Sequence[str]
+) -> tuple[dict[str, float], list[Trained]]:
+    """The rate of each arm: that of its best trial, the lowest if all diverged, or the finder's; and all trials.
 
-    The finder's rate is where its smoothed loss was lowest. Raises IntegrityFailure if an arm was not searched, or the
-    finder's loss never fell.
+    `datasets` are digests. The finder's rate is where its smoothed loss was lowest. Raises IntegrityFailure if an arm
+    was not searched, or the finder's loss never fell.
     """
-    rates = {}
+    rates, searched = {}, []
     for arm in ablation.arms:
+        trials = trained.of(trials_of(experiment, ablation, arm), datasets[arm.dataset])
         if ablation.finder:
-            rate = read_document(folder / SWEEPS / f"{slug(arm.name)}.json", LearningRateSweep).lowest_rate
+            rate = read_document(trained.folder / SWEEPS / f"{slug(arm.name)}.json", LearningRateSweep).lowest_rate
             if rate is None:
                 raise IntegrityFailure(f"the loss of {arm.name!r} never fell while its rate rose: nothing is suggested")
         else:
-            trials = [(_trained(folder, trained, trial), trial) for trial in trials_of(experiment, ablation, arm)]
             _, rate = min(
-                (math.inf if each.is_diverged else each.final, trial.train.learning_rate) for each, trial in trials
+                (math.inf if each.is_diverged else each.final, each.config.train.learning_rate) for each in trials
             )
         rates[arm.name] = float(f"{rate * arm.of_rate:.4g}")
-    return rates
+        searched += trials
+    return rates, searched
 
 
 def derive_effects(folder: Path) -> tuple[list[Finding], list[Record]]:
@@ -91,42 +92,22 @@ def derive_effects(folder: Path) -> tuple[list[Finding], list[Record]]:
     is not one that the forecast gives: then the forecast was changed or made after the trainings.
     """
     manifest, forecast = read_document(folder / MANIFEST, Manifest), read_document(folder / FORECAST, EffectForecast)
-    if (forecast.experiment, forecast.ablation) != (manifest.config["experiment"]["name"], manifest.config[ABLATION]):
+    name, ablation = forecast.experiment, parse_config(forecast.ablation, Ablation, f"{folder.name}/{FORECAST}")
+    if (name, forecast.ablation) != (manifest.config["experiment"]["name"], manifest.config[ABLATION]):
         raise IntegrityFailure(f"{FORECAST} of {folder.name} is of other work than its {MANIFEST}")
-    ablation = parse_config(forecast.ablation, Ablation, f"{folder.name}/{FORECAST}")
-    trained = {each.config.name: each for each in read_kept(folder)}
-    if searched_rates(forecast.experiment, ablation, folder, trained) != forecast.rates:
+    trained, seeds = Kept(folder), seeds_of(folder / FORECAST, ablation.seeds)
+    if searched_rates(name, ablation, trained, forecast.datasets)[0] != forecast.rates:
         raise IntegrityFailure(f"{FORECAST} of {folder.name} has other rates than its search gives")
-    seeds = seeds_of(folder / FORECAST, ablation.seeds)
     arms: dict[str, list[Trained]] = {}
     for arm in ablation.arms:
-        rate = forecast.rates[arm.name]
-        configs = [ablation_config(forecast.experiment, ablation, arm, seed, rate) for seed in seeds]
-        arms[arm.name] = [_trained(folder, trained, config) for config in configs]
-        trials = [_trained(folder, trained, config) for config in trials_of(forecast.experiment, ablation, arm)]
-        for each in (*trials, *arms[arm.name]):
-            each.check_data(forecast.datasets[arm.dataset], f"{FORECAST} says")
-    if more := sum(not each.is_trial for each in trained.values()) - len(ablation.arms) * len(seeds):
-        raise IntegrityFailure(f"{folder.name} keeps {more} trainings that its {FORECAST} does not ask for")
+        configs = [ablation_config(name, ablation, arm, seed, forecast.rates[arm.name]) for seed in seeds]
+        arms[arm.name] = trained.of(configs, forecast.datasets[arm.dataset])
+    trained.check_no_more()
     bits = {arm.name: forecast.bits_per_nat[arm.dataset] for arm in ablation.arms}
-    about = {"experiment": forecast.experiment, **origin_of(manifest), "kind": "scaled"}
+    about = {"experiment": name, **origin_of(manifest), "kind": "scaled"}
     findings = [find_effect(effect, ablation.level, arms, bits, about) for effect in ablation.effects]
     records = [Record(**about | line) for line in _lines(arms, forecast.rates)]
     return findings, records + [finding.record for finding in findings]
-
-
-def _trained(folder: Path, trained: Mapping[str, Trained], config: RunConfig) -> Trained:
-    """The kept training of a configuration, whatever its vocabulary."""
-    training = trained.get(config.name)
-    if training is None:
-        raise IntegrityFailure(
-            f"{folder.name} does not keep {config.name}, which {FORECAST} asks for: the forecast was changed or made "
-            "after its trainings"
-        )
-    vocabulary = {name: getattr(training.config.model, name) for name in ("vocab_size", "padded_vocab_size")}
-    if (training.config.model, training.config.train) != (config.model.model_copy(update=vocabulary), config.train):
-        raise IntegrityFailure(f"{training.folder.name} was not trained as {FORECAST} says")
-    return training
 
 
 def find_effect(

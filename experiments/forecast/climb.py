@@ -11,33 +11,42 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from data_pipeline.config import DataConfig
 from data_pipeline.contamination.testsets import TEST_SETS, find_test_set
 from data_pipeline.files import DATASET, DataCard
 from engine.config import ModelConfig, ParallelConfig, RunConfig, TrainConfig
 from engine.data.dataset import DatasetFacts
 from engine.launch.forked import run_forked
-from engine.launch.local import launch
 from engine.launch.mesh import local_device
-from engine.model.microbatch import PipelineInput
 from engine.parallel.mesh import serial_mesh
-from engine.step import build_step
 from evaluation.documents import RunningText
 from evaluation.evaluate import evaluate
 from evaluation.lambada import openai_lambada, openai_passages
-from evaluation.perplexity import UNCHANGED, PerplexityTask, sliding_stream
+from evaluation.perplexity import UNCHANGED, Detokenizer, PerplexityTask, sliding_stream
 from evaluation.protocol import SourceText, Task
 from evaluation.settings import Settings
 from evaluation.wikitext103 import MEGATRON, read_wikitext
-from experiments.files import FORECAST, LADDER, PLAN, Forecast, LadderPlan
-from experiments.forecast.ladder import derive, first_of_rungs, format_ladder, kept_scores, make_forecast, rate_law
-from experiments.forecast.ladder_plan import BATCH_SIZE, SHAPES, describe_plan, make_plan, rung_config, rung_model
-from experiments.forecast.together import directory_of, train_all, train_one
-from experiments.forecast.trainings import SEARCH_SEED, keep, read_kept, seal_forecast, seeds_of
-from experiments.reproduce.files import EVALUATIONS
-from experiments.reproduce.processes import StepFailed, run_step
+from experiments.files import EVALUATIONS, LADDER, PLAN, Forecast, LadderPlan
+from experiments.forecast.ladder import (
+    KeptRungs,
+    derive,
+    first_of_rungs,
+    format_ladder,
+    kept_scores,
+    make_forecast,
+)
+from experiments.forecast.ladder_plan import (
+    BATCH_SIZE,
+    SHAPES,
+    describe_plan,
+    make_plan,
+    rung_model,
+    trial_configs,
+    whole_configs,
+)
+from experiments.forecast.study import train_all, try_forecast
+from experiments.iterations import TrainingSize, our_step
+from experiments.reproduce.processes import run_step
 from experiments.reproduce.steps import shown
 from lineage.config import load_config
 from lineage.environment import available_cores
@@ -45,7 +54,7 @@ from lineage.errors import DataMissing
 from lineage.files import read_document, write_document
 from lineage.lock import locked
 from lineage.progress import announce, format_duration
-from lineage.records import RECORDS, write_records
+from lineage.records import Record
 from lineage.run import RunDirectory
 
 if TYPE_CHECKING:
@@ -91,35 +100,26 @@ def make_ladder(run: RunDirectory, dataset: Path, runs: Path) -> None:
     plan = read_document(run.path / PLAN, LadderPlan)
     shutil.copyfile(dataset / DATASET, run.path / DATASET)
     *smaller, largest = range(len(plan.rungs))
-    trials = [
-        rung_config(plan, rung, SEARCH_SEED, rate, dataset, plan.search_iterations)
-        for rung in reversed(smaller)
-        for rate in plan.rates
-    ]
-    train_all(trials, run.path, runs)
-    rates = rate_law(plan, read_kept(run.path))
-    print(rates, flush=True)
 
-    def whole(rung: int, seed: int) -> RunConfig:
-        return rung_config(plan, rung, seed, rates.at(plan.rungs[rung].parameters, plan.tokens), dataset)
+    def train_smaller() -> Forecast:
+        trials = trial_configs(plan, dataset)
+        train_all([config for rung in reversed(smaller) for config in trials[rung]], run.path, runs)
+        rates = KeptRungs(run.path).rates
+        print(rates, flush=True)
+        wholes = (whole_configs(plan, rates, rung, plan.seeds, dataset) for rung in reversed(smaller))
+        train_all([config for configs in wholes for config in configs], run.path, runs)
+        return make_forecast(plan, KeptRungs(run.path).smaller())
 
-    train_all([whole(rung, seed) for rung in reversed(smaller) for seed in plan.seeds], run.path, runs)
-    if not (run.path / FORECAST).is_file():
-        write_document(run.path / FORECAST, make_forecast(plan, read_kept(run.path)))
-    forecast = read_document(run.path / FORECAST, Forecast)
-    sealed, end = seal_forecast(run.path / FORECAST, "ladder", forecast.made_of), forecast.curve[-1]
-    foreseen = f"{end.loss:.4f} nats ({end.low:.4f} to {end.high:.4f})"
-    print(f"forecast of the largest rung, sealed in {sealed}: {foreseen}", flush=True)
-    config = whole(largest, *seeds_of(run.path / FORECAST, 1))
-    ranks = min(plan.cores, 2)
-    if code := launch(partial(train_one, config, runs, ranks), ranks):
-        raise StepFailed(f"training of {config.name}", code)
-    keep(directory_of(config, runs), run.path)
-    _evaluate(run, plan, runs)
-    result, records = derive(run.path)
-    write_document(run.path / LADDER, result)
-    write_records(run.path / RECORDS, records)
-    run.complete()
+    def foreseen(_: Forecast, seeds: list[int]) -> list[RunConfig]:
+        return whole_configs(plan, KeptRungs(run.path).rates, largest, seeds, dataset)
+
+    def judge() -> list[Record]:
+        _evaluate(run, runs)
+        result, records = derive(run.path)
+        write_document(run.path / LADDER, result)
+        return records
+
+    try_forecast(run, runs, Forecast, train_smaller, 1, foreseen, judge, ranks=min(plan.cores, 2))
 
 
 def _plan(seconds: float, dataset: Path, facts: DatasetFacts) -> LadderPlan:
@@ -142,50 +142,30 @@ def _tried(vocabulary: int) -> list[float]:
 
 
 def _seconds_per_token(model: ModelConfig) -> float:
-    """Seconds per token of training steps on random tokens."""
+    """Seconds per token of training steps on made-up tokens."""
     train = TrainConfig(global_batch_size=BATCH_SIZE, microbatch_size=BATCH_SIZE // 2, precision="fp32")
-    _, training = build_step(model, train, ParallelConfig(), serial_mesh(local_device()))
-    tokens = torch.randint(model.vocab_size, (BATCH_SIZE, model.seq_length + 1))
-    inputs = [PipelineInput(part[:, :-1], part[:, 1:], None) for part in tokens.split(train.microbatch_size)]
-    training.run(inputs, train.learning_rate)
+    size = TrainingSize(model, train)
+    step = our_step(size, ParallelConfig(), serial_mesh(local_device()), microbatches=2)
+    step(0, 0.0)
     steps, start = 0, time.perf_counter()
     while time.perf_counter() - start < TRIED_SECONDS:
-        training.run(inputs, train.learning_rate)
         steps += 1
-    return (time.perf_counter() - start) / (steps * BATCH_SIZE * model.seq_length)
+        step(steps, 0.0)
+    return (time.perf_counter() - start) / (steps * size.tokens)
 
 
-def _lambada(name: str, path: Path) -> RunningText:
+def _wikitext(name: str, path: Path, evaluated: "EvaluatedCheckpoint") -> Task:
+    return scored_by_halves(read_wikitext(name, path, test_set=name), MEGATRON, evaluated)
+
+
+def _lambada_text(name: str, path: Path, evaluated: "EvaluatedCheckpoint") -> Task:
     source = SourceText(name, "LAMBADA as plain text", TEST_SETS["lambada"].sha256)
-    return RunningText.of_documents(source, openai_passages(path))
+    return scored_by_halves(RunningText.of_documents(source, openai_passages(path)), UNCHANGED, evaluated)
 
 
-LAST_WORDS = "lambada"
-TEXTS: dict[str, tuple[str, Callable[[str, Path], RunningText]]] = {
-    "wikitext103": ("wikitext103", partial(read_wikitext, test_set="wikitext103")),
-    "wikitext103-valid": ("wikitext103-valid", partial(read_wikitext, test_set="wikitext103-valid")),
-    "lambada-text": ("lambada", _lambada),
-}
-"""Test set of each text and the function that reads it."""
-
-
-def find_tasks() -> tuple[dict[str, "MakeTask"], dict[str, str]]:
-    """The tasks by name whose test set is on this machine, and the reasons for which others are missing."""
-    tasks: dict[str, MakeTask] = {}
-    missing: dict[str, str] = {}
-    for name, test_set in [*((name, text[0]) for name, text in TEXTS.items()), (LAST_WORDS, LAST_WORDS)]:
-        try:
-            path = find_test_set(test_set)
-        except DataMissing as error:
-            missing[name] = str(error)
-        else:
-            tasks[name] = partial(_last_words if name == LAST_WORDS else _running_text, name, path)
-    return tasks, missing
-
-
-def _running_text(name: str, path: Path, evaluated: "EvaluatedCheckpoint") -> Task:
-    text, window = TEXTS[name][1](name, path), evaluated.context
-    detokenizer = MEGATRON if name.startswith("wikitext") else UNCHANGED
+def scored_by_halves(text: RunningText, detokenizer: Detokenizer, evaluated: "EvaluatedCheckpoint") -> Task:
+    """The perplexity of a text, in windows that overlap by half."""
+    window = evaluated.context
     stream = sliding_stream(text, detokenizer, evaluated.tokenizer, window, window // 2)
     return PerplexityTask(text, stream, evaluated.tokenizer)
 
@@ -194,12 +174,33 @@ def _last_words(name: str, path: Path, evaluated: "EvaluatedCheckpoint") -> Task
     return openai_lambada(name, path, evaluated.tokenizer, evaluated.context)
 
 
-def _evaluate(run: RunDirectory, plan: LadderPlan, runs: Path) -> None:
+TASKS: dict[str, tuple[str, Callable[[str, Path, "EvaluatedCheckpoint"], Task]]] = {
+    "wikitext103": ("wikitext103", _wikitext),
+    "wikitext103-valid": ("wikitext103-valid", _wikitext),
+    "lambada-text": ("lambada", _lambada_text),
+    "lambada": ("lambada", _last_words),
+}
+"""Test set of each task and the function that makes it."""
+
+
+def find_tasks() -> tuple[dict[str, "MakeTask"], dict[str, str]]:
+    """The tasks by name whose test set is on this machine, and the reasons for which others are missing."""
+    tasks: dict[str, MakeTask] = {}
+    missing: dict[str, str] = {}
+    for name, (test_set, task) in TASKS.items():
+        try:
+            tasks[name] = partial(task, name, find_test_set(test_set))
+        except DataMissing as error:
+            missing[name] = str(error)
+    return tasks, missing
+
+
+def _evaluate(run: RunDirectory, runs: Path) -> None:
     """Score the first seed of every rung on the published texts that are on this machine."""
     tasks, missing = find_tasks()
     for name, reason in missing.items():
         print(f"{name}: left out; {reason}")
-    for each in first_of_rungs(plan, read_kept(run.path)) if tasks else ():
+    for each in first_of_rungs(KeptRungs(run.path).all()) if tasks else ():
         out = run.path / EVALUATIONS / f"{each.folder.name}.json"
         if not out.is_file():
             done = evaluate(runs / each.folder.name, tasks, Settings()).done

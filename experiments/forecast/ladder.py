@@ -1,7 +1,8 @@
 """The outcome of a ladder, derived from the trainings and evaluations that it keeps. Imports no torch."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ import numpy as np
 from data_pipeline.files import DATASET, DataCard
 from evaluation.schema import ClozeResult, PerplexityResult, Result
 from experiments.files import (
+    EVALUATIONS,
     FORECAST,
     LADDER,
     PLAN,
@@ -20,10 +22,10 @@ from experiments.files import (
     LadderScores,
     RateLaw,
 )
-from experiments.forecast.law import METHOD, fit_law, size_exponent
+from experiments.forecast.ladder_plan import trial_configs, whole_configs
+from experiments.forecast.law import METHOD, FittedLaw, size_exponent
 from experiments.forecast.published import beside_published
-from experiments.forecast.trainings import Trained, origin_of, read_kept, seeds_of
-from experiments.reproduce.files import EVALUATIONS
+from experiments.forecast.trainings import Kept, Trained, origin_of, seeds_of
 from experiments.scores import compared, last_words, text_score
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import Manifest, read_document
@@ -34,37 +36,57 @@ LENGTH_EXPONENT = 0.32
 """Exponent by which the best rate falls with the length (Bjorck et al. 2024, arXiv 2409.19913)."""
 
 
-def rung_of(plan: LadderPlan, trained: Trained) -> int:
-    """Index of a training's rung. Raises IntegrityFailure if the plan has no such rung."""
-    model = trained.config.model
-    sizes = [(rung.layers, rung.width, rung.heads) for rung in plan.rungs]
-    try:
-        return sizes.index((model.num_layers, model.hidden_size, model.num_heads))
-    except ValueError:
-        raise IntegrityFailure(f"{trained.folder.name} is of no rung of {PLAN}") from None
+class KeptRungs:
+    """The trainings that a ladder keeps of its plan, by rung."""
+
+    def __init__(self, ladder: Path) -> None:
+        self.plan, self.kept = read_document(ladder / PLAN, LadderPlan), Kept(ladder)
+        self.dataset = read_document(ladder / MANIFEST, Manifest).parents["dataset"]
+
+    @cached_property
+    def rates(self) -> RateLaw:
+        """The learning rates of all rungs, from the trials."""
+        trials = trial_configs(self.plan).items()
+        return rate_law(self.plan, {rung: self.kept.of(configs, self.dataset) for rung, configs in trials})
+
+    def smaller(self) -> dict[int, list[Trained]]:
+        """The trainings of every rung but the largest, for each seed of the plan."""
+        return {rung: self._of(rung, self.plan.seeds) for rung in range(len(self.plan.rungs) - 1)}
+
+    def all(self) -> dict[int, list[Trained]]:
+        """The trainings of every rung; that of the largest has the forecast's seed."""
+        largest = len(self.plan.rungs) - 1
+        return self.smaller() | {largest: self._of(largest, seeds_of(self.kept.folder / FORECAST, 1))}
+
+    def check_distinct(self) -> None:
+        """Raises IntegrityFailure if two trainings are the same."""
+        finished = [each for each in self.kept.trained.values() if each.is_finished]
+        curves = [each.losses for each in finished]
+        if same := [each.folder.name for each in finished if curves.count(each.losses) > 1]:
+            raise IntegrityFailure(f"{' and '.join(same)} have the same losses")
+
+    def _of(self, rung: int, seeds: Sequence[int]) -> list[Trained]:
+        return self.kept.of(whole_configs(self.plan, self.rates, rung, seeds), self.dataset)
 
 
-def first_of_rungs(plan: LadderPlan, trained: Iterable[Trained]) -> list[Trained]:
-    """The finished training with the lowest seed of each rung."""
-    ended = [each for each in trained if not each.is_trial and each.is_finished]
-    first = {rung_of(plan, each): each for each in sorted(ended, key=lambda each: -each.config.train.seed)}
-    return [each for _, each in sorted(first.items())]
+def first_of_rungs(trained: Mapping[int, Iterable[Trained]]) -> list[Trained]:
+    """The first finished training of each rung."""
+    finished = ((each for each in seeds if each.is_finished) for seeds in trained.values())
+    return [first for seeds in finished if (first := next(seeds, None))]
 
 
-def rate_law(plan: LadderPlan, trained: Iterable[Trained]) -> RateLaw:
+def rate_law(plan: LadderPlan, trials: Mapping[int, Iterable[Trained]]) -> RateLaw:
     """The learning rate for every size and length, from the trials of the smaller rungs.
 
     A line is fitted to the logarithms of best rate and size, so that no size is favoured, and the largest follows it
     without a trial of its own. Raises BadInput if fewer than two sizes have a rate at which they do not diverge.
     """
-    trials: dict[int, list[Trained]] = {}
-    for each in trained:
-        if each.is_trial and each.is_finished and math.isfinite(each.end):
-            trials.setdefault(rung_of(plan, each), []).append(each)
-    if len(trials) < 2:
+    ended = {rung: [each for each in of if each.is_finished and math.isfinite(each.end)] for rung, of in trials.items()}
+    rates = {plan.rungs[rung].parameters: best_rate(of) for rung, of in ended.items() if of}
+    if len(rates) < 2:
         raise BadInput("at every learning rate that was tried, all models or all but one diverged")
-    sizes = np.log([plan.rungs[rung].parameters for rung in trials])
-    slope, middle = np.polyfit(sizes - sizes.mean(), [math.log(best_rate(of)) for of in trials.values()], 1)
+    sizes = np.log([*rates])
+    slope, middle = np.polyfit(sizes - sizes.mean(), [math.log(rate) for rate in rates.values()], 1)
     return RateLaw(
         rate=math.exp(middle),
         parameters=math.exp(sizes.mean()),
@@ -86,7 +108,7 @@ def best_rate(trials: Iterable[Trained]) -> float:
     return math.exp(lowest)
 
 
-def make_forecast(plan: LadderPlan, trained: Iterable[Trained]) -> Forecast:
+def make_forecast(plan: LadderPlan, smaller: Mapping[int, Iterable[Trained]]) -> Forecast:
     """The largest rung's curve from the trainings of all others that did not diverge.
 
     Raises BadInput for fewer than three rungs.
@@ -94,8 +116,7 @@ def make_forecast(plan: LadderPlan, trained: Iterable[Trained]) -> Forecast:
     largest = len(plan.rungs) - 1
     curves: dict[int, list[dict[int, float]]] = {}
     made_of, left_out = {}, {}
-    smaller = [(rung_of(plan, each), each) for each in trained if not each.is_trial]
-    for rung, each in sorted((place for place in smaller if place[0] < largest), key=lambda place: place[0]):
+    for rung, each in ((rung, each) for rung, seeds in smaller.items() for each in seeds):
         if not each.is_finished:
             left_out[each.folder.name] = "its loss stopped being a number"
         elif each.is_diverged:
@@ -103,7 +124,7 @@ def make_forecast(plan: LadderPlan, trained: Iterable[Trained]) -> Forecast:
         else:
             curves.setdefault(rung, []).append(each.losses)
             made_of[each.folder.name] = each.digest
-    fitted = fit_law(plan.rungs, curves)
+    fitted = FittedLaw(plan.rungs, curves)
     curve, (low, high) = fitted.forecast(plan.rungs[largest].parameters)
     return Forecast(
         method=METHOD, law=fitted.law, exponent_low=low, exponent_high=high,
@@ -115,29 +136,28 @@ def make_forecast(plan: LadderPlan, trained: Iterable[Trained]) -> Forecast:
 def derive(ladder: Path) -> tuple[LadderResult, list[Record]]:
     """The result and the records of a ladder from its files.
 
-    Raises IntegrityFailure if trainings used different data, a seed or a training occurs twice, a rate is not the one
-    that the trials give, or the forecast does not follow from the smaller rungs or did not precede the largest.
+    Raises IntegrityFailure if the trainings are not those of the plan, the rates or the forecast do not follow from
+    them, or the forecast did not precede the largest.
     """
-    plan, forecast = read_document(ladder / PLAN, LadderPlan), read_document(ladder / FORECAST, Forecast)
-    card, trained = read_document(ladder / DATASET, DataCard), read_kept(ladder)
-    manifest = read_document(ladder / MANIFEST, Manifest)
-    rates = rate_law(plan, trained)
-    _check(ladder / FORECAST, plan, forecast, trained, rates, manifest.parents["dataset"])
-    bits_per_nat = card.splits["valid"].bits_per_nat
-    runs = sorted(
-        (
-            LadderRun(
-                name=each.folder.name, rung=rung_of(plan, each), seed=each.config.train.seed,
-                learning_rate=each.config.train.learning_rate, curve=list(each.losses.items()),
-                bits_per_byte=each.final * bits_per_nat,
-            )
-            for each in trained if not each.is_trial and each.is_finished
-        ),
-        key=lambda run: (run.rung, run.seed),
-    )  # fmt: skip
+    rungs, forecast = KeptRungs(ladder), read_document(ladder / FORECAST, Forecast)
+    plan, card = rungs.plan, read_document(ladder / DATASET, DataCard)
+    smaller = rungs.smaller()
+    rungs.check_distinct()
+    if not _agree(make_forecast(plan, smaller), forecast):
+        raise IntegrityFailure(f"{FORECAST} is not what the trainings of the smaller rungs give")
+    trained = rungs.all()
+    rungs.kept.check_no_more()
+    runs = [
+        LadderRun(
+            name=each.folder.name, rung=rung, seed=each.config.train.seed,
+            learning_rate=each.config.train.learning_rate, curve=list(each.losses.items()),
+            bits_per_byte=each.final * card.splits["valid"].bits_per_nat,
+        )
+        for rung, seeds in trained.items() for each in seeds if each.is_finished
+    ]  # fmt: skip
     reached, foreseen = runs[-1].loss, forecast.curve[-1]
     verdict: Literal["HIT", "MISS"] = "HIT" if foreseen.low <= reached <= foreseen.high else "MISS"
-    scores = _read_scores(ladder, first_of_rungs(plan, trained))
+    scores = _read_scores(ladder, first_of_rungs(trained))
     common = [text for text in scores[0].texts if all(text in each.texts for each in scores)] if scores else []
     texts = {text: [each.texts[text] for each in scores] for text in common}
     ends: dict[int, list[float]] = {}
@@ -153,41 +173,12 @@ def derive(ladder: Path) -> tuple[LadderResult, list[Record]]:
             for larger in range(2, len(models))
         ],
         last_words=[each.last_words for each in scores if each.last_words],
-        rates=rates,
+        rates=rungs.rates,
         exponents=beside_published(*size_exponent([plan.rungs[rung].parameters for rung in ends], [*ends.values()])),
         sentence=f"{verdict}: the largest rung was foreseen at {foreseen.loss:.4f} nats ({foreseen.low:.4f} to "
         f"{foreseen.high:.4f}) and reached {reached:.4f}",
     )
-    return result, list(_records(plan, forecast, result, origin_of(manifest)))
-
-
-def _check(
-    path: Path, plan: LadderPlan, forecast: Forecast, trained: list[Trained], rates: RateLaw, dataset: str
-) -> None:
-    """Raises IntegrityFailure unless the trainings are those of the plan and of the forecast at `path`."""
-    taken: set[object] = set()
-    largest = []
-    for each in trained:
-        name, train, rung = each.folder.name, each.config.train, rung_of(plan, each)
-        each.check_data(dataset, "the ladder")
-        marks = {(rung, train.seed, train.learning_rate if each.is_trial else None), tuple(each.losses.values())}
-        if marks & taken:
-            raise IntegrityFailure(f"{name} is a seed that another training of its rung has already")
-        taken |= marks
-        if train.iterations != (plan.search_iterations if each.is_trial else plan.iterations):
-            raise IntegrityFailure(f"{name} is of another length than {PLAN} says")
-        by_law = rates.at(plan.rungs[rung].parameters, plan.tokens)
-        if not each.is_trial and not math.isclose(train.learning_rate, by_law, rel_tol=0.01):
-            raise IntegrityFailure(f"rung {rung + 1} was not trained at the rate that the trials give")
-        if not each.is_trial and rung == len(plan.rungs) - 1:
-            largest.append(train.seed)
-    if not _agree(make_forecast(plan, trained), forecast):
-        raise IntegrityFailure(f"{FORECAST} is not what the trainings of the smaller rungs give")
-    if largest != seeds_of(path, 1):
-        raise IntegrityFailure(
-            f"the largest rung was not trained with the seed that {FORECAST} gives: the forecast was changed or made "
-            "after the training"
-        )
+    return result, list(_records(plan, forecast, result, origin_of(read_document(ladder / MANIFEST, Manifest))))
 
 
 def _agree(ours: Forecast, other: Forecast) -> bool:

@@ -9,13 +9,14 @@ dropout, and the rate is constant after its warm-up, so that one training gives 
 import heapq
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from engine.config import DataSection, ModelConfig, RunConfig, TrainConfig
 from engine.costs import parameter_count
-from experiments.files import LadderPlan, RungPlan
+from experiments.files import LadderPlan, RateLaw, RungPlan
+from experiments.forecast.trainings import SEARCH_SEED
 from experiments.reproduce.plan import initial_deviation
 from lineage.errors import BadInput
 from lineage.progress import format_duration
@@ -61,15 +62,12 @@ def seconds_of(budget: str) -> float:
     return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
 
 
-def rung_config(
-    plan: LadderPlan, rung: int, seed: int, rate: float, dataset: Path, iterations: int | None = None
-) -> RunConfig:
-    """One training of a rung at a constant learning rate; with `iterations`, a trial of that length."""
-    sizes = plan.rungs[rung]
-    count = iterations or plan.iterations
-    trial = "" if iterations is None else "-trial"
+def rung_config(plan: LadderPlan, rung: int, seed: int, rate: float, dataset: Path = Path()) -> RunConfig:
+    """One training of a rung at a constant learning rate; with `SEARCH_SEED` a shorter trial of the rate."""
+    sizes, is_trial = plan.rungs[rung], seed == SEARCH_SEED
+    count = plan.search_iterations if is_trial else plan.iterations
     return RunConfig(
-        name=f"ladder-{sizes.layers}x{sizes.width}{trial}-rate-{rate:g}-seed-{seed}",
+        name=f"ladder-{sizes.layers}x{sizes.width}{'-trial' * is_trial}-rate-{rate:g}-seed-{seed}",
         model=rung_model(Shape(sizes.layers, sizes.width, sizes.heads)),
         train=TrainConfig(
             iterations=count,
@@ -80,13 +78,27 @@ def rung_config(
             warmup_iterations=max(plan.iterations // 50, 1),
             precision="fp32",
             seed=seed,
-            validation_interval=count if trial else max(count // VALIDATIONS, 1),
+            validation_interval=count if is_trial else max(count // VALIDATIONS, 1),
             validation_samples=VALIDATION_SAMPLES,
             checkpoint_interval=max(count // 4, 1),
             keep_checkpoints=1,
         ),
         data=DataSection(dataset=dataset),
     )
+
+
+def trial_configs(plan: LadderPlan, dataset: Path = Path()) -> dict[int, list[RunConfig]]:
+    """The trials of every rung but the largest."""
+    smaller = range(len(plan.rungs) - 1)
+    return {rung: [rung_config(plan, rung, SEARCH_SEED, rate, dataset) for rate in plan.rates] for rung in smaller}
+
+
+def whole_configs(
+    plan: LadderPlan, rates: RateLaw, rung: int, seeds: Iterable[int], dataset: Path = Path()
+) -> list[RunConfig]:
+    """The trainings of a rung at the rate that the law gives."""
+    rate = rates.at(plan.rungs[rung].parameters, plan.tokens)
+    return [rung_config(plan, rung, seed, rate, dataset) for seed in seeds]
 
 
 def rung_model(shape: Shape, vocabulary: int = 51200) -> ModelConfig:

@@ -37,30 +37,27 @@ LEAST_FACTOR = 1e-9
 
 
 class FittedLaw:
-    """The law through curves [rung, seed, place] at the same places of training."""
+    """The law through the validation losses of some rungs."""
 
-    def __init__(self, parameters: Sequence[int], tokens: Sequence[int], curves: Sequence[Sequence[Sequence[float]]]):
-        """`curves` has a list of seeds for each rung, each with a loss for each of `tokens`.
-
-        Raises BadInput for fewer than three rungs.
-        """
+    def __init__(self, rungs: Sequence[RungPlan], curves: Mapping[int, Sequence[Mapping[int, float]]]) -> None:
+        """`curves` has losses by tokens for each seed of a rung. Raises BadInput for fewer than three rungs."""
         if len(curves) < FEWEST:
             raise BadInput(f"a law needs {FEWEST} rungs below the largest; {len(curves)} came to an end")
-        late = np.array(tokens, float) >= FROM_SHARE * tokens[-1]
-        self.parameters, self.tokens = np.array(parameters, float), np.array(tokens, float)[late]
+        places = sorted(set.intersection(*(set(curve) for seeds in curves.values() for curve in seeds)))
+        late = [place for place in places if place >= FROM_SHARE * places[-1]]
+        self.parameters = np.array([rungs[rung].parameters for rung in curves], float)
+        self.tokens = np.array(late, float)
         self.middle = float(np.exp(np.log(self.parameters).mean()))
-        self.curves = [np.array(seeds, float)[:, late] for seeds in curves]
+        self.curves = [np.array([[curve[place] for place in late] for curve in seeds]) for seeds in curves.values()]
         means = np.stack([seeds.mean(axis=0) for seeds in self.curves])
-        rungs = range(len(self.curves))
-        self.law = self._fit(rungs, means)
-        self.misfits = np.array([self._error(rung, means, self.law) for rung in rungs])
+        fitted = range(len(self.curves))
+        self.law = self._fit(fitted, means)
+        self.misfits = np.array([self._error(rung, means, self.law) for rung in fitted])
         self.left_out_errors = self.misfits
-        if len(rungs) > FEWEST:
-            others = [[rung for rung in rungs if rung != out] for out in rungs]
+        if len(fitted) > FEWEST:
+            others = [[rung for rung in fitted if rung != out] for out in fitted]
             laws = [self._fit(rest, means[rest], self.law) for rest in others]
-            self.left_out_errors = np.array(
-                [self._error(out, means, law) for out, law in zip(rungs, laws, strict=True)]
-            )
+            self.left_out_errors = np.array([self._error(out, means, law) for out, law in enumerate(laws)])
 
     def forecast(self, parameters: int) -> tuple[list[Foreseen], tuple[float, float]]:
         """The curve of a model of this size with its 90 % intervals, and the size exponent's interval."""
@@ -161,10 +158,3 @@ def size_exponent(parameters: Sequence[int], ends: Sequence[Sequence[float]]) ->
 def _spread(seeds: Floats) -> Floats:
     """Relative deviations of losses [seed, ...] from the mean over seeds, times √(n / (n - 1)) for small n."""
     return np.asarray(math.sqrt(len(seeds) / max(len(seeds) - 1, 1)) * (seeds / seeds.mean(axis=0) - 1))
-
-
-def fit_law(rungs: Sequence[RungPlan], curves: Mapping[int, Sequence[Mapping[int, float]]]) -> FittedLaw:
-    """The law through validation losses by tokens; `curves` has one for each seed of a rung."""
-    places = sorted(set.intersection(*(set(curve) for seeds in curves.values() for curve in seeds)))
-    losses = [[[curve[place] for place in places] for curve in seeds] for seeds in curves.values()]
-    return FittedLaw([rungs[rung].parameters for rung in curves], places, losses)

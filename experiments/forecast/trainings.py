@@ -6,21 +6,20 @@ written, and a forecast that is edited later no longer matches its trainings.
 
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine.config import RunConfig
 from engine.data.batch_schedule import BatchSchedule
 from engine.run.files import METRICS, SUMMARY, read_validations
-from experiments.files import FORECAST
-from experiments.reproduce.files import TRAINING
+from experiments.files import FORECAST, TRAINING
 from lineage.atomic import write_text
 from lineage.config import parse_config
 from lineage.digest import MARKER, sha256_file
 from lineage.errors import IntegrityFailure
 from lineage.files import Manifest, read_document, read_values
-from lineage.run import MANIFEST, RunDirectory
+from lineage.run import MANIFEST
 
 SEARCH_SEED = 0
 """Seed of the trials of learning rates."""
@@ -56,11 +55,6 @@ class Trained(NamedTuple):
         """True if its loss was not finite, or ended above that of the untrained model."""
         return not self.is_finished or self.end > self.losses[0]
 
-    def check_data(self, dataset: str, whose: str) -> None:
-        """Raises IntegrityFailure if it was trained on another dataset."""
-        if self.dataset != dataset:
-            raise IntegrityFailure(f"{self.folder.name} was trained on other data than {whose}")
-
 
 def keep(training: Path, folder: Path) -> None:
     """Copy a training's manifest, marker, summary and validations below `folder`."""
@@ -75,6 +69,41 @@ def keep(training: Path, folder: Path) -> None:
 def read_kept(folder: Path) -> list[Trained]:
     """The trainings kept in a folder. Raises IntegrityFailure for a damaged one, or one that contradicts its seal."""
     return [_read(manifest.parent) for manifest in sorted((folder / TRAINING).glob(f"*/training-{MANIFEST}"))]
+
+
+class Kept:
+    """The trainings kept in a folder, by configuration."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.trained = folder, {each.config.name: each for each in read_kept(folder)}
+        self._asked: set[str] = set()
+
+    def of(self, configs: Iterable[RunConfig], dataset: str) -> list[Trained]:
+        """The trainings of these configurations, whatever their vocabulary.
+
+        Raises IntegrityFailure if one is not kept, or was made otherwise or with another dataset.
+        """
+        return [self._of(config, dataset) for config in configs]
+
+    def check_no_more(self) -> None:
+        """Raises IntegrityFailure if a training other than a trial is kept that was not asked for."""
+        if more := [name for name, each in self.trained.items() if not (each.is_trial or name in self._asked)]:
+            raise IntegrityFailure(f"{self.folder.name} keeps {', '.join(more)}, which its {FORECAST} does not ask for")
+
+    def _of(self, config: RunConfig, dataset: str) -> Trained:
+        self._asked.add(config.name)
+        training = self.trained.get(config.name)
+        if training is None:
+            raise IntegrityFailure(
+                f"{self.folder.name} does not keep {config.name}, which {FORECAST} asks for: the forecast was changed "
+                "or made after its trainings"
+            )
+        vocabulary = {name: getattr(training.config.model, name) for name in ("vocab_size", "padded_vocab_size")}
+        if (training.config.model, training.config.train) != (config.model.model_copy(update=vocabulary), config.train):
+            raise IntegrityFailure(f"{training.folder.name} was not trained as {FORECAST} says")
+        if training.dataset != dataset:
+            raise IntegrityFailure(f"{training.folder.name} was trained on other data than {FORECAST} says")
+        return training
 
 
 def _read(folder: Path) -> Trained:
@@ -102,17 +131,6 @@ def seeds_of(forecast: Path, count: int) -> list[int]:
     """The seeds that a forecast gives: the first `count` 32-bit words of its SHA-256."""
     digest = sha256_file(forecast)
     return [int(digest[8 * place : 8 * place + 8], 16) for place in range(count)]
-
-
-def seal_forecast(forecast: Path, kind: str, made_of: Mapping[str, str]) -> Path:
-    """The forecast's own sealed run directory, beside the folder that it lies in."""
-    folder = forecast.parent
-    config = {kind: folder.name, "sha256": sha256_file(forecast)}
-    sealed = RunDirectory.begin(folder.parent, f"{kind}-forecast", "forecast", config, dict(made_of))
-    if not sealed.is_complete:
-        shutil.copyfile(forecast, sealed.path / FORECAST)
-        sealed.complete()
-    return sealed.path
 
 
 def origin_of(manifest: Manifest) -> dict[str, Any]:

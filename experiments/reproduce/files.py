@@ -6,8 +6,6 @@ from pydantic import Field
 
 from lineage.files import FileSchema, Finite
 
-SCORES, EXAMPLES, EVALUATIONS, TRAINING = "scores.json", "examples.jsonl", "evaluations", "training"
-
 
 class ModelShape(FileSchema):
     """A model's shape and size, and the length and learning rate of its training."""

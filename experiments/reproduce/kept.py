@@ -8,7 +8,8 @@ from statistics import fmean, harmonic_mean
 from engine.run.files import METRICS, SUMMARY, TIMELINE, Step, Validation, read_steps, read_validations
 from evaluation.cloze import split_last_word
 from evaluation.schema import Sample
-from experiments.reproduce.files import EXAMPLES, Answers, AnswersHead
+from experiments.files import EXAMPLES
+from experiments.reproduce.files import Answers, AnswersHead
 from experiments.reproduce.steps import samples_file
 from lineage.atomic import write_text
 from lineage.environment import list_gpus

@@ -17,11 +17,11 @@ from engine.costs import parameter_count
 from engine.data.dataset import DatasetFacts
 from engine.run.files import SUMMARY, read_steps, read_summary, read_validations
 from evaluation.schema import ClozeResult, PerplexityResult
-from experiments.files import ReproductionScores, TextScore, order_sentence
+from experiments.files import EXAMPLES, SCORES, ReproductionScores, TextScore, order_sentence
 from experiments.launch.scripts import write_launch_files
 from experiments.published import published_records
 from experiments.reproduce import processes, steps
-from experiments.reproduce.files import EXAMPLES, SCORES, ModelShape, ReproducedModel, ReproductionSummary
+from experiments.reproduce.files import ModelShape, ReproducedModel, ReproductionSummary
 from experiments.reproduce.kept import keep_examples, keep_training, matrix_gflops
 from experiments.reproduce.plan import FULL_RECIPE, SMOKE, Plan, model_name, training_job, twin_rule
 from experiments.scores import compared, text_score

@@ -11,7 +11,8 @@ from uuid import UUID
 
 from engine.run.files import SUMMARY
 from evaluation.schema import ClozeResult, Result
-from experiments.reproduce.files import EVALUATIONS, ReproducedModel, ReproductionSummary
+from experiments.files import EVALUATIONS
+from experiments.reproduce.files import ReproducedModel, ReproductionSummary
 from lineage.atomic import new_directory, write_json
 from lineage.digest import sha256_json
 from lineage.errors import BadInput, IntegrityFailure

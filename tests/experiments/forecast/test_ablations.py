@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from engine.run.resolved import read_run_config
 from experiments.catalogue import Arm, Effect, Experiment, find_experiment, load_experiments
-from experiments.files import FORECAST
+from experiments.files import FORECAST, TRAINING
 from experiments.forecast.ablate import ablation_of, run_ablation
 from experiments.forecast.ablation import (
     Finding,
@@ -25,10 +25,9 @@ from experiments.forecast.ablation import (
     loss_after,
 )
 from experiments.forecast.trainings import Trained, read_kept, seeds_of
-from experiments.reproduce.files import TRAINING
 from experiments.verdicts import judge, load_results
 from lineage.atomic import write_json
-from lineage.digest import seal, sha256_file
+from lineage.digest import seal
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import read_object
 from lineage.records import RECORDS, read_records, write_records
@@ -36,6 +35,7 @@ from lineage.run import MANIFEST
 from lineage.shipped import model_file
 from tests.commands import ROOT, call
 from tests.engine.conftest import write_dataset
+from tests.experiments.forecast.edits import other_data, reseal, write_forecast_later
 from verify.recomputed import RunCheck
 
 ABLATIONS = {name: one for name, one in load_experiments().items() if one.ablation}
@@ -178,10 +178,6 @@ def edit_forecast(run: Path) -> None:
     write_json(run / MANIFEST, manifest)
 
 
-def write_forecast_later(run: Path) -> None:
-    (run / FORECAST).write_bytes((run / FORECAST).read_bytes() + b"\n")
-
-
 def exchange_arms(run: Path) -> None:
     first, second = (next((run / TRAINING).glob(f"*-{arm}-seed-*")) for arm in ("memory-of-16", "no-memory"))
     for one, other in ((first, second.with_name("0")), (second, first), (second.with_name("0"), second)):
@@ -197,20 +193,6 @@ def shorten(run: Path) -> None:
     manifest = read_object(path / f"training-{MANIFEST}")
     manifest["config"]["train"]["learning_rate"] = 0.5
     reseal(path, manifest)
-
-
-def other_data(run: Path) -> None:
-    path = next((run / TRAINING).glob("*-no-memory-seed-*"))
-    manifest = read_object(path / f"training-{MANIFEST}")
-    manifest["parents"]["dataset"] = "0" * 64
-    reseal(path, manifest)
-
-
-def reseal(training: Path, manifest: dict[str, Any]) -> None:
-    write_json(training / f"training-{MANIFEST}", manifest)
-    sealed = read_object(training / "training-COMPLETE")
-    sealed["files"][MANIFEST]["sha256"] = sha256_file(training / f"training-{MANIFEST}")
-    write_json(training / "training-COMPLETE", sealed)
 
 
 def another_rate(run: Path) -> None:
@@ -282,19 +264,14 @@ def planted(differences: list[float], **claimed: float) -> Finding:
         ([0.1, 0.2, 0.15, 0.12, 0.18], {"above": -0.02, "below": 0.02}, "CONTRADICTED"),
     ],
 )
-def test_the_verdict_is_where_the_interval_lies(
+def test_the_verdict_is_where_students_interval_lies(
     differences: list[float], claimed: dict[str, float], outcome: str
 ) -> None:
     finding = planted(differences, **claimed)
     assert finding.outcome == outcome
     assert ("would have shown" in finding.sentence) == (outcome == "INCONCLUSIVE")
-
-
-def test_the_interval_is_students() -> None:
-    """Five differences with mean 0.15 and standard deviation 0.0412: 2.776 standard errors on either side."""
-    finding = planted([0.1, 0.2, 0.15, 0.12, 0.18], above=0.0)
-    reach = 2.7764 * np.std([0.1, 0.2, 0.15, 0.12, 0.18], ddof=1) / math.sqrt(5)
-    assert (finding.record.low, finding.record.high) == pytest.approx((0.15 - reach, 0.15 + reach), rel=1e-3)
+    mean, reach = np.mean(differences), 2.7764 * np.std(differences, ddof=1) / math.sqrt(5)  # Student's t of 4
+    assert (finding.record.low, finding.record.high) == pytest.approx((mean - reach, mean + reach), rel=1e-3)
 
 
 @given(st.lists(st.floats(-3, 3), min_size=5, max_size=8))
@@ -314,12 +291,9 @@ def test_a_training_that_diverged_counts_as_the_untrained_model() -> None:
     assert (loss_after(ended, 1), loss_after(ended, 0.5), loss_after(ended, 0.25)) == (4.1, 5.0, 6.0)
 
 
-def test_an_experiment_without_an_ablation_is_refused(tmp_path: Path) -> None:
+def test_datasets_of_other_text_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="2019/figure-6 has no ablation; there are"):
         run_ablation(find_experiment("2019/figure-6"), [tmp_path], tmp_path)
-
-
-def test_datasets_of_other_text_are_refused(tmp_path: Path) -> None:
     experiment = shrunk("transformer-xl/tokens", 4)
     first, second = (write_dataset(tmp_path / name) for name in ("one", "other"))
     with pytest.raises(BadInput, match="takes --dataset 2 times; it was given 1"):

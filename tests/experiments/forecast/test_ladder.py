@@ -3,7 +3,7 @@
 import math
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,20 +14,22 @@ from data_pipeline.files import DATASET
 from engine.config import RunConfig, TrainConfig
 from engine.data.dataset import DatasetFacts
 from engine.run.files import METRICS
+from evaluation.checkpoints import EvaluatedCheckpoint
 from evaluation.documents import RunningText
-from evaluation.protocol import SourceText
-from experiments.files import FORECAST, PLAN, Forecast, LadderPlan, RungPlan
+from evaluation.perplexity import UNCHANGED
+from evaluation.protocol import SourceText, Task
+from experiments.files import FORECAST, PLAN, TRAINING, Forecast, LadderPlan, RungPlan
 from experiments.forecast import climb, ladder_plan
 from experiments.forecast.ladder import best_rate, derive, format_ladder, rate_law
 from experiments.forecast.ladder_plan import SHAPES, rung_model
 from experiments.forecast.trainings import SEARCH_SEED, Trained, keep, read_kept, seeds_of
-from experiments.reproduce.files import TRAINING
 from lineage.atomic import write_json
-from lineage.digest import seal, sha256_file
+from lineage.digest import seal
 from lineage.errors import BadInput, DataMissing, Interrupted
 from lineage.files import read_document, read_object, write_document
-from lineage.run import MANIFEST, RunDirectory
+from lineage.run import RunDirectory
 from tests.engine.conftest import write_dataset
+from tests.experiments.forecast.edits import other_data, write_forecast_later
 from verify.recomputed import RunCheck
 
 ITERATIONS, TRIAL = 24, 8
@@ -51,6 +53,13 @@ def tiny_plan(vocabulary: int) -> LadderPlan:
     )  # fmt: skip
 
 
+@pytest.fixture(scope="module", autouse=True)
+def validations_are_short() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ladder_plan, "VALIDATION_SAMPLES", 16)
+        yield
+
+
 @pytest.fixture(scope="module")
 def climbed(tmp_path_factory: pytest.TempPathFactory) -> Climbed:
     folder = tmp_path_factory.mktemp("ladder")
@@ -59,7 +68,6 @@ def climbed(tmp_path_factory: pytest.TempPathFactory) -> Climbed:
     run = RunDirectory.begin(runs, "ladder", "ladder", {"budget_seconds": 60.0}, facts.parents)
     write_document(run.path / PLAN, tiny_plan(facts.padded_vocab_size))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ladder_plan, "VALIDATION_SAMPLES", 16)
         patch.setattr(climb, "make_forecast", stop)
         with pytest.raises(Interrupted):
             climb.make_ladder(run, dataset, runs)
@@ -68,9 +76,8 @@ def climbed(tmp_path_factory: pytest.TempPathFactory) -> Climbed:
     }
     assert len(before) == 3 * (2 + 2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ladder_plan, "VALIDATION_SAMPLES", 16)
         patch.setattr(climb, "find_test_set", only_wikitext)
-        patch.setattr(climb, "TEXTS", {"small": ("wikitext103", small_text)})
+        patch.setattr(climb, "TASKS", {"small": ("wikitext103", small_text)})
         climb.make_ladder(run, dataset, runs)
     assert {path: path.stat().st_mtime_ns for path in before} == before
     return Climbed(run.path, next(runs.glob("ladder-forecast-*")))
@@ -98,9 +105,10 @@ def only_wikitext(name: str) -> Path:
     return Path(name)
 
 
-def small_text(name: str, path: Path) -> RunningText:
+def small_text(name: str, path: Path, evaluated: EvaluatedCheckpoint) -> Task:
     words = np.random.default_rng(0).choice(["one", "two", "three"], (8, 40))
-    return RunningText.of_documents(SourceText(name, name, "0" * 64), [" ".join(line) for line in words])
+    text = RunningText.of_documents(SourceText(name, name, "0" * 64), [" ".join(line) for line in words])
+    return climb.scored_by_halves(text, UNCHANGED, evaluated)
 
 
 def test_the_largest_rung_has_the_seed_of_its_sealed_forecast(climbed: Climbed) -> None:
@@ -149,12 +157,12 @@ def test_the_rates_of_all_sizes_follow_one_law() -> None:
     """Best rates that fall with the square root of the size give it, for any size and for longer trainings."""
     plan = tiny_plan(1024)
     planted = {rung: 0.004 * (plan.rungs[0].parameters / plan.rungs[rung].parameters) ** 0.5 for rung in range(3)}
-    trials = [
-        trial(best * factor, 4 + abs(math.log(factor)), rung)
-        for rung, best in planted.items() for factor in (0.5, 1.0, 2.0)
-    ]  # fmt: skip
-    diverged = trial(0.1, math.nan, 2)
-    law = rate_law(plan, [*trials, diverged])
+    factors, diverged = (0.5, 1.0, 2.0), trial(0.1, math.nan, 2)
+    trials = {
+        rung: [diverged, *(trial(best * each, 4 + abs(math.log(each)), rung) for each in factors)]
+        for rung, best in planted.items()
+    }
+    law = rate_law(plan, trials)
     tried = TRIAL * plan.batch_size * plan.seq_length
     for rung, sizes in enumerate(plan.rungs):
         expected = 0.004 * (plan.rungs[0].parameters / plan.rungs[rung].parameters) ** 0.5
@@ -164,30 +172,23 @@ def test_the_rates_of_all_sizes_follow_one_law() -> None:
 
 def test_rates_that_all_diverge_are_refused() -> None:
     with pytest.raises(BadInput, match="at every learning rate"):
-        rate_law(tiny_plan(1024), [trial(0.1, math.nan, rung) for rung in range(3)])
+        rate_law(tiny_plan(1024), {rung: [trial(0.1, math.nan, rung)] for rung in range(3)})
 
 
-def test_an_honest_ladder_verifies(climbed: Climbed) -> None:
+def test_an_honest_ladder_verifies_and_keeps_what_was_trained(climbed: Climbed, tmp_path: Path) -> None:
     check = RunCheck(climbed.run)
     assert not check.broken
     assert not check.absent
+    kept = {each.folder.name: each.losses for each in read_kept(climbed.run)}
+    for name in kept:
+        keep(climbed.run.parent / name, tmp_path)
+    assert {each.folder.name: each.losses for each in read_kept(tmp_path)} == kept
 
 
 def edit_forecast(run: Path) -> None:
     forecast = read_document(run / FORECAST, Forecast)
     end = forecast.curve[-1].model_copy(update={"low": 0.1, "high": 9.0})
     write_document(run / FORECAST, forecast.model_copy(update={"curve": [*forecast.curve[:-1], end]}))
-
-
-def other_data(run: Path) -> None:
-    path = sorted((run / TRAINING).iterdir())[0] / f"training-{MANIFEST}"
-    manifest = read_object(path)
-    manifest["parents"]["dataset"] = "0" * 64
-    write_json(path, manifest)
-    marker = path.with_name("training-COMPLETE")
-    sealed = read_object(marker)
-    sealed["files"][MANIFEST]["sha256"] = sha256_file(path)
-    write_json(marker, sealed)
 
 
 def reuse_a_seed(run: Path) -> None:
@@ -209,9 +210,10 @@ def another_end(run: Path) -> None:
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
+        (write_forecast_later, "was changed or made after its trainings"),
         (edit_forecast, "forecast.json is not what the trainings of the smaller rungs give"),
-        (other_data, "was trained on other data than the ladder"),
-        (reuse_a_seed, "is a seed that another training of its rung has already"),
+        (other_data, "was trained on other data than forecast.json says"),
+        (reuse_a_seed, "have the same losses"),
         (another_end, "ladder.json of ladder-"),
         (cut_short, "metrics.jsonl does not end where the training did"),
     ],
@@ -222,19 +224,3 @@ def test_what_was_changed_is_named(climbed: Climbed, tmp_path: Path, edit: Calla
     edit(run)
     seal(run)
     assert words in " ".join(RunCheck(run).broken)
-
-
-def test_a_forecast_made_after_the_training_is_named(climbed: Climbed, tmp_path: Path) -> None:
-    """The forecast is right in every number, but another one than that whose digest gave the seed."""
-    shutil.copytree(climbed.run.parent, tmp_path / "runs", symlinks=True)
-    run = tmp_path / "runs" / climbed.run.name
-    (run / FORECAST).write_text((run / FORECAST).read_text() + " ")
-    seal(run)
-    assert "was changed or made after the training" in " ".join(RunCheck(run).broken)
-
-
-def test_what_is_kept_is_what_was_trained(climbed: Climbed, tmp_path: Path) -> None:
-    kept = {each.folder.name: each.losses for each in read_kept(climbed.run)}
-    for name in kept:
-        keep(climbed.run.parent / name, tmp_path)
-    assert {each.folder.name: each.losses for each in read_kept(tmp_path)} == kept

@@ -18,6 +18,7 @@ from experiments.forecast.ladder_plan import (
     rung_config,
     seconds_of,
 )
+from experiments.forecast.trainings import SEARCH_SEED
 from lineage.errors import BadInput
 
 VOCABULARY, CORPUS = 1024, 9_000_000
@@ -70,7 +71,7 @@ def test_a_trial_and_a_training_have_the_sizes_of_their_rung(tmp_path: Path) -> 
         config = rung_config(plan, number, 1, 0.004, tmp_path)
         model = config.model.model_copy(update={"vocab_size": VOCABULARY, "padded_vocab_size": VOCABULARY})
         assert parameter_count(model) == rung.parameters
-        trial = rung_config(plan, number, 0, 0.004, tmp_path, plan.search_iterations)
+        trial = rung_config(plan, number, SEARCH_SEED, 0.004, tmp_path)
         assert trial.train.warmup_iterations == config.train.warmup_iterations
         assert trial.name != config.name
 
