@@ -12,11 +12,12 @@ from tests.reports.runs import write_runs
 
 
 class Built(NamedTuple):
-    """A reproduction directory, its page's path and its page's text."""
+    """A reproduction directory, its page's path, its page's text and the runs of experiments on it."""
 
     directory: Path
     page: Path
     html: str
+    runs: list[Path]
 
 
 @pytest.fixture(scope="session")
@@ -30,4 +31,5 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
             (root / "directory").symlink_to(directory)
     directory = (root / "directory").resolve()
     page = directory / "report" / "index.html"
-    return Built(directory, page, page.read_text(encoding="utf-8"))
+    runs = [path.parent for path in sorted((root / "experiments").glob("*/COMPLETE")) if not path.parent.is_symlink()]
+    return Built(directory, page, page.read_text(encoding="utf-8"), runs)

@@ -20,8 +20,9 @@ from reports.numbers import exact
 from reports.render import export_exhibit
 from reports.report import Report
 from reports.style import LOOKS
+from tests.reports.conftest import Built
 from tests.reports.reproduction import make_report, page_text, write_reproduction
-from tests.reports.runs import change_manifest, spoil, write_runs
+from tests.reports.runs import change_manifest, spoil
 from tests.reports.test_page import Outline
 
 DIGITS = {  # column of a reference file: exhibit, quantity, column of x
@@ -44,14 +45,14 @@ DIGITS = {  # column of a reference file: exhibit, quantity, column of x
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return write_runs(tmp_path_factory.mktemp("catalogue"))
+@pytest.fixture
+def runs(built: Built) -> list[Path]:
+    return built.runs
 
 
 @pytest.fixture(scope="module")
-def report(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Report:
-    return make_report(write_reproduction(tmp_path_factory.mktemp("page")), runs=runs)
+def report(built: Built) -> Report:
+    return make_report(built.directory, runs=built.runs)
 
 
 def rows_of(exhibit: Exhibit, *kinds: str) -> list[dict[str, str]]:
