@@ -17,7 +17,7 @@ from engine.costs import parameter_count
 from engine.data.dataset import DatasetFacts
 from engine.run.files import SUMMARY, read_steps, read_summary, read_validations
 from evaluation.schema import ClozeResult, PerplexityResult
-from experiments.files import EXAMPLES, SCORES, ReproductionScores, TextScore, order_sentence
+from experiments.files import EXAMPLES, SCORES, TRAINING, ReproductionScores, TextScore, order_sentence
 from experiments.launch.scripts import write_launch_files
 from experiments.published import published_records
 from experiments.reproduce import processes, steps
@@ -80,7 +80,7 @@ def reproduce(plan: Plan, runs: Path) -> Path:
             for training in trained:
                 name = model_name(training.manifest["name"])
                 _evaluate(name, plan, training, run)
-                keep_training(training, run.path / "training" / name)
+                keep_training(training, run.path / TRAINING / name)
             names = [model_name(training.manifest["name"]) for training in trained]
             answered = {name: steps.evaluation_file(run.path, name, "lambada") for name in names}
             keep_examples(run.path, {name: path for name, path in answered.items() if steps.has_samples(path)})
@@ -195,7 +195,7 @@ def _curve_records(model: ReproducedModel, mode: str, run: RunDirectory) -> list
         "seed": model.seed,
         "x_name": "iteration",
     }
-    folder = run.path / "training" / model.name
+    folder = run.path / TRAINING / model.name
     means = read_steps(folder)
     block = means[0].iteration if means else 1
     records = [

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from engine.config import RunConfig
+from experiments.files import EVALUATIONS
 from experiments.launch.job import describe_job
 from experiments.launch.scripts import slurm_script, torchrun_script
 from experiments.reproduce.plan import SEED_MARK, Plan, disk_bytes, manifest_file, training_job
@@ -48,7 +49,7 @@ def evaluation_step(plan: Plan, task: str, checkpoint: Path, out: Path) -> Step:
 
 def evaluation_file(reproduction: Path, model: str, task: str) -> Path:
     """File of an evaluation's result."""
-    return reproduction / "evaluations" / f"{model}-{task}.json"
+    return reproduction / EVALUATIONS / f"{model}-{task}.json"
 
 
 def samples_file(evaluation: Path) -> Path:
