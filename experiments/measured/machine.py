@@ -22,9 +22,9 @@ from experiments.iterations import OurLayout, TrainingSize, in_turn, measure_con
 from experiments.published import Row, position, workload_rows
 from experiments.quantities import simulated_values
 from experiments.sealed import Line, seal_numbers
+from experiments.simulator.calibrate import CONSTANTS, Fitted, HeldOut, fit, fit_node, interval_of, least, started
 from experiments.simulator.cluster import Cluster, Intervals, Machine, load_cluster, machine_of, stated_constants
 from experiments.simulator.compute import matmul_seconds
-from experiments.simulator.fits import CONSTANTS, Fitted, HeldOut, fit, fit_node, interval_of, least, started
 from experiments.simulator.measurements import QUANTITIES, AllReduce, Observation, Simulated, predicted, workload_of
 from experiments.simulator.simulate import simulate
 from experiments.simulator.workload import Floats, Workload

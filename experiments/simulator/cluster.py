@@ -30,23 +30,12 @@ class Constant(Config):
 Number = TypeVar("Number", Constant, float)
 
 
-class Stated(Config, Generic[Number]):
-    """Constants, of which a file may leave out those that nobody measured."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_earlier_versions(cls, values: Any) -> Any:
-        """Drop the constants that files of earlier versions state, and add those that they lack."""
-        if not isinstance(values, dict):
-            return values
-        known = {name: value for name, value in values.items() if name not in FORMER}
-        unknown = {name: value for name, value in UNKNOWN.items() if name in cls.model_fields}
-        return {
-            name: {"value": value, "kind": "counted", "source": "not measured"} for name, value in unknown.items()
-        } | known
+def unmeasured(value: float) -> Any:
+    """A constant that a file may leave out."""
+    return Field({"value": value, "kind": "counted", "source": "not measured"}, validate_default=True)
 
 
-class Hardware(Stated[Number], Generic[Number]):
+class Hardware(Config, Generic[Number]):
     """Constants of machines and their networks; units are in the names, per GPU unless stated otherwise."""
 
     gpus_per_node: Number
@@ -70,15 +59,15 @@ class Hardware(Stated[Number], Generic[Number]):
     """Size of a dimension, in elements, at which a product runs at half of that."""
     network_efficiency: Number
     """Share of the network's bandwidth that messages reach."""
-    network_rank_share: Number
+    network_rank_share: Number = unmeasured(0.0)
     """Relative increase of a gradient reduction's time between nodes for each rank."""
     network_share: Number
     """Share of the adapters beyond one that gradients use where several ranks of a data-parallel group share a node."""
-    tensor_network_share: Number
+    tensor_network_share: Number = unmeasured(1.0)
     """Share of the network that one tensor-parallel group larger than a node reaches of what gradients reach."""
 
 
-class SoftwareConstants(Stated[Number], Generic[Number]):
+class SoftwareConstants(Config, Generic[Number]):
     """Constants of the training program: fusion, overlap, waiting and storage."""
 
     memory_efficiency: Number
@@ -97,41 +86,32 @@ class SoftwareConstants(Stated[Number], Generic[Number]):
     """Time of a collective beside computation over its time alone."""
     gradient_overlap: Number
     """Share of the last backward pass that hides gradient reduction; of a GPT-2, where there is no pipeline."""
-    flash_efficiency: Number
+    flash_efficiency: Number = unmeasured(0.3)
     """Share of the peak that fused attention reaches, by the products that a causal mask leaves."""
-    tensor_step_seconds: Number
+    tensor_step_seconds: Number = unmeasured(0.0)
     """Added to a collective of a tensor-parallel group larger than a node for each of its ranks."""
-    tensor_host_steps: Number
+    tensor_host_steps: Number = unmeasured(0.0)
     """How many times that a layer's forward pass takes longer on the host for each rank of the group beyond a node."""
-    pipeline_step_seconds: Number
+    pipeline_step_seconds: Number = unmeasured(0.0)
     """Added to the host's time of a layer's forward pass where the pipeline crosses nodes; of t tensor-parallel ranks
     t^1.1 times this."""
-    stall_seconds: Number
+    stall_seconds: Number = unmeasured(0.0)
     """Time of a stalled message between stages."""
-    stall_nodes: Number
+    stall_nodes: Number = unmeasured(0.0)
     """Node count in P(stall) = 1 − exp(−rate − (n / stall_nodes)²); 0 turns stalls off."""
-    stall_rate: Number
-    tensor_stall_seconds: Number
+    stall_rate: Number = unmeasured(0.0)
+    tensor_stall_seconds: Number = unmeasured(0.0)
     """Additional time of a layer if its tensor-parallel group stalls."""
-    stall_ranks: Number
+    stall_ranks: Number = unmeasured(1e9)
     """Rank count in P(stall) = 1 − exp(−t / stall_ranks · (1 + (n / stall_nodes)⁴)) of t ranks without a pipeline."""
-    memory_share: Number
+    memory_share: Number = unmeasured(1.0)
     """Share of the memory that a run of a llama can fill, the rest being the driver's and lost to fragments."""
-    memory_error: Number
+    memory_error: Number = unmeasured(0.08)
     """Standard deviation of the logarithm of measured over computed memory."""
 
 
 class Constants(Hardware[Number], SoftwareConstants[Number], Generic[Number]):
     """Everything the cost model knows of a cluster under a software."""
-
-
-FORMER = ("state_bytes_per_parameter", "network_latency_seconds")
-"""Constants of earlier versions' files."""
-UNKNOWN = {"flash_efficiency": 0.3, "network_rank_share": 0.0, "tensor_network_share": 1.0,
-           "tensor_step_seconds": 0.0, "tensor_host_steps": 0.0, "pipeline_step_seconds": 0.0, "stall_seconds": 0.0,
-           "stall_nodes": 0.0, "stall_rate": 0.0, "tensor_stall_seconds": 0.0, "stall_ranks": 1e9,
-           "memory_share": 1.0, "memory_error": 0.08}  # fmt: skip
-"""Values of constants that a file may leave out."""
 
 
 class ErrorInterval(Config):
@@ -220,7 +200,7 @@ def load_cluster(name: str, software: str = "") -> Cluster:
     named = software or own
     if named and isinstance(named, str):
         file = load_config(find_file(named, Shipped.SOFTWARE), Software)
-        of_software = file.model_dump(include={"constants", "intervals"}, exclude_unset=True)
+        of_software = file.model_dump(include={"constants", "intervals"}, exclude_none=True)
         for table, shared in of_software.items():
             stated = values.get(table, {})
             if isinstance(stated, dict):

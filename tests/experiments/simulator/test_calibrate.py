@@ -6,9 +6,21 @@ import numpy as np
 import pytest
 
 from experiments.simulator import fits
-from experiments.simulator.calibrate import A100, V100, Fit, a100_fit, files, intervals, v100_fit
+from experiments.simulator.calibrate import (
+    A100,
+    V100,
+    Fit,
+    HeldOut,
+    a100_fit,
+    files,
+    fit,
+    fit_node,
+    held_out,
+    interval_of,
+    intervals,
+    v100_fit,
+)
 from experiments.simulator.cluster import FITTED, Machine, load_cluster, machine_of
-from experiments.simulator.fits import HeldOut, fit, fit_node, held_out, interval_of
 from experiments.simulator.measurements import (
     AllReduce,
     Observation,

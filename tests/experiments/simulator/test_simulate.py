@@ -162,7 +162,7 @@ def test_recomputation_costs_at_most_a_third(a100: Cluster) -> None:
 
 
 def test_memory_is_that_of_the_run_whose_layouts_are_simulated(a100: Cluster) -> None:
-    """Sharding, family and schedule are the run's; a cluster file of an earlier version states bytes of its own."""
+    """Sharding, family and schedule are the run's."""
     config = read_run_config(find_file("1.2b", Shipped.MODEL), ["parallel.shard_optimizer=true"])
     workload = Workload.of_run(config, 8)
     alone, sharded = (simulate(a100, [workload], run)[0] for run in (None, config))
@@ -172,11 +172,3 @@ def test_memory_is_that_of_the_run_whose_layouts_are_simulated(a100: Cluster) ->
         find_file("1.2b", Shipped.MODEL), ["parallel.pp=2", "parallel.schedule=gpipe", "train.microbatch_size=1"]
     )
     assert "GiB of memory" in simulate(a100, [Workload.of_run(gpipe, 2)], gpipe)[0].reason
-
-
-def test_the_cluster_file_of_an_earlier_version_is_read(a100: Cluster, tmp_path: Path) -> None:
-    former = 'state_bytes_per_parameter = { value = 16, kind = "counted", source = "fp16" }'
-    shipped = find_file("dgx-a100-80g", Shipped.CLUSTER)
-    text = f"extends = '{shipped}'\n[constants]\n{former}\n"
-    (tmp_path / "own.toml").write_text(text, encoding="utf-8")
-    assert load_cluster(str(tmp_path / "own.toml")) == a100
