@@ -5,9 +5,10 @@ from itertools import product
 import numpy as np
 import pytest
 
-from experiments.simulator import fits
 from experiments.simulator.calibrate import (
     A100,
+    A100_CONSTANTS,
+    SOFTWARE_OF_2019,
     V100,
     Fit,
     HeldOut,
@@ -19,6 +20,7 @@ from experiments.simulator.calibrate import (
     interval_of,
     intervals,
     v100_fit,
+    weights_of,
 )
 from experiments.simulator.cluster import FITTED, Machine, load_cluster, machine_of
 from experiments.simulator.measurements import (
@@ -77,7 +79,7 @@ def test_the_papers_rows_are_predicted_without_having_been_fitted_on() -> None:
 def test_the_fit_from_the_shipped_constants_stays_there() -> None:
     """Fitting again moves no prediction by more than a percent: the file is the fit's answer, not somebody's."""
     rows = A100_FIT.rows
-    again = fit(A100_MACHINE, fits.A100_CONSTANTS, rows, fits.weights_of(rows))
+    again = fit(A100_MACHINE, A100_CONSTANTS, rows, weights_of(rows))
     assert predicted(again, rows) == pytest.approx(predicted(A100_MACHINE, rows), rel=0.01)
     rows = V100_FIT.rows
     assert predicted(V100_FIT.refit(rows), rows) == pytest.approx(predicted(V100_MACHINE, rows), rel=0.01)
@@ -152,6 +154,6 @@ def test_all_reduces_inside_a_server_are_timed() -> None:
 
 
 def test_what_the_2019_fit_may_not_move_is_the_a100_s() -> None:
-    for name in fits.A100_CONSTANTS:
-        if name not in fits.SOFTWARE_OF_2019:
+    for name in A100_CONSTANTS:
+        if name not in SOFTWARE_OF_2019:
             assert getattr(V100_MACHINE, name) == getattr(A100_MACHINE, name)
