@@ -403,6 +403,16 @@ class RecordConfig(Config):
     """Also estimate the gradient noise scale, in samples, from the gradient of each data-parallel rank and the reduced
     gradient (McCandlish et al. 2018); one data-parallel rank has nothing to compare."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_former_key(cls, values: Any) -> Any:
+        """Reads files of versions in which `tensorboard = true` asked for the first of the loggers."""
+        if not isinstance(values, dict) or values.get("tensorboard") not in (True, False):
+            return values
+        asked = ["tensorboard"] if values["tensorboard"] else []
+        others = {key: value for key, value in values.items() if key != "tensorboard"}
+        return {**others, "loggers": [*dict.fromkeys([*others.get("loggers", ()), *asked])]}
+
 
 class RunConfig(Config):
     """One training run."""
