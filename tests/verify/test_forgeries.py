@@ -331,9 +331,9 @@ INSIDE: dict[str, tuple[Callable[[Forged], None], str]] = {
     "tokenizer": (evaluation("lambada", lambda it: it.update(tokenizer_digest="0" * 64)), "is not a scaled evaluation"),
     "part of a test": (
         evaluation("wikitext103", lambda it: it.update(partial=not it["partial"])),
-        "whether it is partial",
+        "contradicts itself about being partial",
     ),
-    "another task's evaluation": (copied_evaluation, "355m-wikitext103.json: unknown key 'accuracy'"),
+    "another task's evaluation": (copied_evaluation, "355m-wikitext103.json is not what it should be"),
     "no evaluation": (removed(f"evaluations/{MODEL}-lambada.json"), "evaluations/ does not have one file for each"),
     "an answer": (
         examples(lambda lines: lines[1].update(correct=[not lines[1]["correct"][0]])),
