@@ -131,9 +131,9 @@ def _complete(
             except OSError as error:
                 if error.errno in NO_ROOM:
                     raise disk_is_full(work, error) from error
-                raise Interrupted(f"{run.path} cannot be written: {error}; the same command goes on") from error
+                raise Interrupted(f"{run.path} cannot be written: {error}; the same command continues") from error
             except KeyboardInterrupt as error:
-                raise Interrupted("interrupted; the same command goes on from what was finished") from error
+                raise Interrupted("interrupted; the same command continues from what was finished") from error
     except BadInput:
         run.undo()
         raise

@@ -49,12 +49,12 @@ def launch(work: Callable[[], object], ranks: int) -> int:
         try:
             code = _wait(processes)
             if stopped and code and all(process.exitcode in (None, 0, -signal.SIGTERM) for process in processes):
-                raise Interrupted("stopped before training began; the same command goes on from what was finished")
+                raise Interrupted("stopped before training began; the same command continues from what was finished")
             killed = [rank for rank, process in enumerate(processes) if (process.exitcode or 0) < 0 and not stopped]
             if killed and code in (1, Interrupted.exit_code):
                 name = signal.Signals(-(processes[killed[0]].exitcode or 0)).name
                 ended = f"rank {killed[0]} was ended by {name}"
-                raise Interrupted(f"{ended}; the same command goes on from what was finished")
+                raise Interrupted(f"{ended}; the same command continues from what was finished")
             return code
         finally:
             hanging = [process.pid for process in processes if process.exitcode is None and process.pid]

@@ -36,7 +36,7 @@ def run_step(program: str, *arguments: str) -> None:
     if code:
         raise StepFailed(shown, code if code > 0 else 1)
     if stopped:
-        raise Interrupted(f"stopped after `{shown}`; the same command goes on from there")
+        raise Interrupted(f"stopped after `{shown}`; the same command continues from there")
 
 
 def _found(program: str) -> str:

@@ -102,7 +102,7 @@ def test_a_rank_that_is_killed_takes_the_others_with_it(lost: int, dataset: Path
     code, _, err = finish(process)
     assert time.monotonic() - began < SECONDS_TO_END
     assert code == 7, err
-    assert f"error: rank {lost} was ended by SIGKILL; the same command goes on" in err
+    assert f"error: rank {lost} was ended by SIGKILL; the same command continues" in err
     assert not any(is_running(rank) for rank in ranks)
 
 
@@ -116,7 +116,7 @@ def test_a_rank_that_hangs_is_named_with_every_stack(dataset: Path, tmp_path: Pa
     os.kill(ranks[1], signal.SIGSTOP)
     code, _, err = finish(process)
     assert code == 7, err
-    assert f"error: rank 1 did not answer within {WAIT_SECONDS} seconds; the same command goes on" in err
+    assert f"error: rank 1 did not answer within {WAIT_SECONDS} seconds; the same command continues" in err
     assert "rank 0 waits here:" in err
     waiting, *stopped = err.split("(most recent call first)")
     assert "in run_to_end" in waiting
