@@ -192,7 +192,7 @@ def test_tensors_that_do_not_fit_are_named(
         ({"n_head": 0}, BadInput, "num_heads"),
         ({"n_layer": 10**8}, IntegrityFailure, "says 100000000 layers, the weights have 4"),
         ({"n_layer": 10**12}, BadInput, "num_layers, hidden_size, seq_length and vocab_size must be at most"),
-        ({"n_embd": 10**8}, IntegrityFailure, r"'wpe.weight' has shape \[12, 24\]"),
+        ({"n_embd": 10**8}, IntegrityFailure, r"'wte.weight' has shape \[270, 24\]"),
         ({"vocab_size": 269}, IntegrityFailure, r"'wte.weight' has shape \[270, 24\]"),
         ({"n_positions": None}, IntegrityFailure, "n_positions is None"),
         ({"mlm_repro": {"twin": {"nonsense": 1}}}, BadInput, "unknown key 'nonsense'"),

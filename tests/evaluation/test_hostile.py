@@ -207,7 +207,7 @@ WORDS = "transformer.wte.weight"
         (lambda d: bend_theirs(d, lambda t: t.update({"transformer.more": torch.zeros(2)})), "more"),
         (lambda d: bend_theirs(d, lambda t: t[WORDS].fill_(float("nan"))), "diverged or its weights are damaged"),
         (lambda d: edit(d / "config.json", lambda c: c.update(n_layer=10**9)), "n_layer|layers"),
-        (lambda d: edit(d / "config.json", lambda c: c.update(n_embd=10**9)), "shape"),
+        (lambda d: edit(d / "config.json", lambda c: c.update(n_embd=10**9)), "must be at most"),
         (lambda d: (d / "config.json").write_text("[" * 100_000), "config.json cannot be read"),
         (escape_theirs("../model.safetensors"), "not a file of the directory"),
         (escape_theirs("/etc/passwd"), "not a file of the directory"),
