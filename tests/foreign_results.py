@@ -3,7 +3,6 @@
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +28,6 @@ from reports.benchmarks import load_benchmarks
 from reports.experiment_runs import load_experiment_runs
 from reports.exports import FORMS, export
 from reports.ladder import ladder_exhibit
-from reports.load import Reproduction, load_reproduction
 from reports.report import Inputs
 from tests.engine import test_finetune as tuned
 from tests.experiments.packed import DATASET, REPRODUCTION, TRAINING, packed
@@ -43,18 +41,13 @@ def ladder_file(name: str) -> Callable[[Path], Path]:
     return lambda folder: write_ladder(folder) / name
 
 
-@cache
-def kept_reproduction() -> Reproduction:
-    return load_reproduction(Path(__file__).parents[1] / "results" / "reproduce-8.3b")
-
-
 def read_ladder(path: Path) -> object:
     """As it is verified, as its records are read, and as it stands on a page."""
     seal(path.parent)
     with suppress(UserError):
         RunCheck(path.parent)
     load_experiment_runs([path.parent])
-    exhibit = ladder_exhibit(path.parent, kept_reproduction())
+    exhibit = ladder_exhibit(path.parent)
     return exhibit.draw and exhibit.draw(False)
 
 
