@@ -409,9 +409,11 @@ class RecordConfig(Config):
         """Reads files of versions in which `tensorboard = true` asked for the first of the loggers."""
         if not isinstance(values, dict) or values.get("tensorboard") not in (True, False):
             return values
-        asked = ["tensorboard"] if values["tensorboard"] else []
         others = {key: value for key, value in values.items() if key != "tensorboard"}
-        return {**others, "loggers": [*dict.fromkeys([*others.get("loggers", ()), *asked])]}
+        loggers = others.get("loggers", ())
+        if values["tensorboard"] and isinstance(loggers, list | tuple) and "tensorboard" not in loggers:
+            others["loggers"] = [*loggers, "tensorboard"]
+        return others
 
 
 class RunConfig(Config):
