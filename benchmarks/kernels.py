@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -253,9 +254,9 @@ def measure_tiles(shape: KernelShape) -> Case:
     for tiles in others:
         name = ", ".join(f"{each.queries}×{each.keys} {each.warps} warps {each.stages} stages" for each in tiles)
         name += " (chosen)" if tiles is chosen else ""
-        vars(attention)["tiles_for"] = lambda *_, tiles=tiles: tiles
         try:
-            seconds = queued_seconds(partial(run_pass, implementation("attention", "cuda"), case), REPEATS)
+            with patch.object(attention, "tiles_for", lambda *_, tiles=tiles: tiles):
+                seconds = queued_seconds(partial(run_pass, implementation("attention", "cuda"), case), REPEATS)
             spent.append(series(name, "time", "ms", *(1000 * each for each in seconds)))
         except Exception as error:  # too much shared memory, or another refusal of the compiler
             missing[name] = failure(error)

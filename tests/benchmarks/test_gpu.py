@@ -67,8 +67,12 @@ def at_toy_size(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("at_toy_size")
 @pytest.mark.timeout(300)
 def test_every_stage_leaves_lines_and_one_record(command: Command, tmp_path: Path) -> None:
+    from engine.kernels.gpu import attention
+
+    chosen = attention.tiles_for
     for name in STAGES:
         command(main, "benchmarks", "gpu", "--stage", name, "--out", tmp_path, ends=0)
+    assert attention.tiles_for is chosen, "the tiles that were tried last stay"
     items = {line["item"]: line for line in map(json.loads, (tmp_path / "gpu.jsonl").read_text().splitlines())}
     assert {item for item, line in items.items() if "failed" in line} == {"tiny, cuda"}
     assert {"limits", "kernels", "355m", "2.5b, 4 × 2", "2.5b, nanoGPT, round 2"} <= items.keys()
