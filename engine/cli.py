@@ -170,9 +170,6 @@ def export_(
         Literal["huggingface", "torch-dist"],
         typer.Option("--format", help="torch-dist is Megatron-Core's, in files of torch's distributed checkpoint."),
     ] = "huggingface",
-    results: Annotated[
-        list[Path] | None, typer.Option("--results", help="Files of `mlm-eval --json`, for the model card.")
-    ] = None,
 ) -> None:
     """Write a checkpoint's weights in another format; what `shard-hf` divided is merged again."""
     from engine.checkpoint.checkpoint import resolve_checkpoint
@@ -183,7 +180,7 @@ def export_(
     if format_ == "huggingface" and is_sharded(checkpoint):
         print(f"written: {merge_huggingface(checkpoint, out)}")
     else:
-        print(f"written: {export_checkpoint(checkpoint, out, format_, results or ())}")
+        print(f"written: {export_checkpoint(checkpoint, out, format_)}")
 
 
 @app.command("shard-hf")

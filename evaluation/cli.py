@@ -111,17 +111,13 @@ def compare(
     layout: Ranks = ONE_RANK,
     json: Json = None,
 ) -> None:
-    """Compare two checkpoints on the same tests: the paired difference with its standard error.
-
-    For two checkpoints of one shape, the first window, tensor and weight that differ are named. Transformers runs a
-    Hugging Face directory for this, if it is installed.
-    """
+    """Compare two checkpoints on the same tests: the paired difference with its standard error."""
     for name in task:
         check_task_name(name)
     settings = Settings(limit, batch_size, workers, vocab, heads, layout)
     _start(settings, json)
     from evaluation import tables
-    from evaluation.compare import compare_windows, paired_difference
+    from evaluation.compare import paired_difference
     from evaluation.evaluate import evaluate, named_task
 
     left, right = (evaluate(ckpt, {name: named_task(name) for name in task}, settings) for ckpt in (first, second))
@@ -139,14 +135,6 @@ def compare(
     tables.print_differences(differences)
     compared = {"differences": [difference.model_dump(mode="json") for difference in differences],
                 "first": _dump(results[0]), "second": _dump(results[1])}  # fmt: skip
-    windows = [
-        a.task.requests
-        for _, a, b in pairs
-        if not a.task.with_memory and a.result.tokenizer_digest == b.result.tokenizer_digest
-    ]
-    if windows and (agreement := compare_windows(first, second, windows[0], settings)):
-        tables.print_agreement(agreement, len(windows[0]))
-        compared["windows"] = agreement.model_dump(mode="json")
     _write(json, compared)
 
 

@@ -16,8 +16,8 @@ from lineage.errors import BadInput, IntegrityFailure
 
 _HEADING = re.compile(r"(?:(?<=\n \n)|(?<=\A \n)) = (?!= )([^\n]+?)(?<! =) = \n(?= \n)")
 """A first-level heading of WikiText between empty lines."""
-_UNSTABLE = "@\\"
-"""Characters besides white space that detokenizers add or remove: WikiText's marks and the escape."""
+_UNSTABLE = "@"
+"""Characters besides white space that the detokenizer removes: WikiText's marks."""
 
 
 @dataclass(frozen=True)

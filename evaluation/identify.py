@@ -27,12 +27,12 @@ from evaluation.lambada import openai_passages, standard_passages
 from evaluation.perplexity import UNCHANGED
 from evaluation.protocol import LARGEST_EXPONENT, Request, Scores, Tokens
 from evaluation.scoring import score
-from evaluation.wikitext103 import INVERTIBLE, MEGATRON, ROWS, read_wikitext103
+from evaluation.wikitext103 import MEGATRON, ROWS, read_wikitext103
 from evaluation.windows import Window, sliding_windows
 from lineage.errors import BadInput
 from lineage.progress import Progress, announce
 
-DETOKENIZERS = {each.name: each for each in (MEGATRON, UNCHANGED, INVERTIBLE, ROWS)}
+DETOKENIZERS = {each.name: each for each in (MEGATRON, UNCHANGED, ROWS)}
 UNKNOWN = {"as it stands": "<unk>", "left out": "", "the word unk": "unk", "end-of-text": "\0"}
 """Replacement of each `<unk>`."""
 JOINED = {"one text": (False, False), "one text after end-of-text": (False, True),

@@ -10,7 +10,6 @@ from rich.table import Table
 from evaluation.schema import ClozeResult, PerplexityResult, Result
 
 if TYPE_CHECKING:
-    from engine.compare.models import Agreement
     from evaluation.compare import Difference
 
 CONSOLE = Console()
@@ -84,14 +83,6 @@ def print_differences(differences: Sequence["Difference"]) -> None:
         loss = f"{row.log_perplexity:+.5f}{_error(row.log_perplexity_standard_error, '.5f')}"
         table.add_row(row.task, loss, accuracy, f"{row.num_pairs:,}")
     CONSOLE.print(table)
-
-
-def print_agreement(agreement: "Agreement", windows: int) -> None:
-    """Agreement of two models of one shape on the same windows."""
-    print(f"weights: {agreement.weight or 'all the same'}")
-    print(f"windows: {agreement.windows} of {windows} compared, computed by {' and by '.join(agreement.programs)}")
-    print(f"largest difference of a loss: {agreement.largest:.1e}, tolerance {agreement.tolerance:.1e}")
-    print(f"first difference: {agreement.tensor or 'none beyond rounding'}")
 
 
 def _print_remarks(results: Mapping[str, Result]) -> None:

@@ -42,10 +42,6 @@ TASKS = {
     "wikitext103-raw": NamedProtocol(
         "stride 32 without a detokenizer", "wikitext103", "evaluation.wikitext103:raw_wikitext103"
     ),
-    "wikitext103-correct": NamedProtocol(
-        "stride 32 with a detokenizer that can be undone",
-        "wikitext103", "evaluation.wikitext103:invertible_wikitext103",
-    ),
     "wikitext103-lm-eval": NamedProtocol(
         "as lm-evaluation-harness's wikitext: 62 documents, disjoint windows, its word count",
         "wikitext103", "evaluation.wikitext103:lm_eval_wikitext103",

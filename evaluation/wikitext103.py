@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from data_pipeline.contamination.testsets import TEST_SETS
-from evaluation.detokenize import INVERTIBLE_NAME, NAME, detokenize_invertibly, detokenize_wikitext
+from evaluation.detokenize import NAME, detokenize_wikitext
 from evaluation.documents import RunningText, join_rows, read_official
 from evaluation.harness import document_stream
 from evaluation.perplexity import UNCHANGED, Detokenizer, Divisor, PerplexityTask, Stream, sliding_stream
@@ -21,9 +21,8 @@ TEST_FILE_SHA256 = TEST_SETS["wikitext103"].sha256
 NUM_ORIGINAL_TOKENS = 245_566
 NUM_LM_EVAL_WORDS = 241_335
 MEGATRON = Detokenizer(NAME, detokenize_wikitext)
-INVERTIBLE = Detokenizer(INVERTIBLE_NAME, detokenize_invertibly)
 ROWS = Detokenizer("rows-by-blank-lines", join_rows)
-NUM_GPT2_TOKENS = {MEGATRON: 270_330, UNCHANGED: 285_234, INVERTIBLE: 270_213, ROWS: 286_657}
+NUM_GPT2_TOKENS = {MEGATRON: 270_330, UNCHANGED: 285_234, ROWS: 286_657}
 NUM_GPT2_TOKENS_BY_DOCUMENT = 270_263
 GPT2_VOCAB_SIZE = 50_257
 GPT2_SAMPLE = ("Hello world", [15496, 995])
@@ -57,7 +56,6 @@ def sliding_wikitext103(
 stride512_wikitext103 = partial(sliding_wikitext103, stride=512)
 stride1024_wikitext103 = partial(sliding_wikitext103, stride=1024)
 raw_wikitext103 = partial(sliding_wikitext103, detokenizer=UNCHANGED)
-invertible_wikitext103 = partial(sliding_wikitext103, detokenizer=INVERTIBLE)
 
 
 def memory_wikitext103(name: str, path: Path, tokenizer: Encoder, context: int) -> PerplexityTask:

@@ -9,17 +9,16 @@ import numpy as np
 
 from engine.checkpoint.checkpoint import load_for_inference
 from engine.compare.tensors import TensorPart
-from engine.formats.convert import export_checkpoint, import_checkpoint, read_published, read_results, write_card
+from engine.formats.convert import export_checkpoint, import_checkpoint, read_published, write_card
 from engine.formats.huggingface_shards import FOLDER, WRITTEN, merge_huggingface, shard_huggingface
 from engine.formats.megatron_flags import from_megatron, script_or_arguments
 from evaluation.hub_models import RECORD, Fetched, is_as_fetched
 from experiments.simulator.planner import model_of_hub
-from lineage.digest import check_seal, seal
+from lineage.digest import seal
 from lineage.files import write_document
 from tests.damage import PICKLE, SAFETENSORS, TORCH
 from tests.engine.test_formats_checkpoint import write_rough
 from tests.engine.test_formats_megatron import save
-from tests.experiments.packed import REPRODUCTION, packed
 from tests.reader import Reader, bytes_at
 from verify.traces import DESCRIPTION, Trace, compare_traces, finish_trace, write_rank
 
@@ -58,7 +57,8 @@ def read_imported(path: Path) -> object:
     out = path.parent.parent / "card"
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
-    return write_card(out, load_for_inference(path.parent, as_stored=True), ())
+    write_card(out, load_for_inference(path.parent, as_stored=True))
+    return None
 
 
 def divided(folder: Path) -> Path:
@@ -105,22 +105,6 @@ torchrun --nproc_per_node $GPUS pretrain_gpt.py $ARGS ${TRAIN[@]} --min-lr 1e-5 
 """
 
 
-def scored(folder: Path) -> Path:
-    """A result of `mlm-eval`, beside the checkpoint it is of."""
-    write_rough(folder / "ours")
-    kept = json.loads(packed(f"{REPRODUCTION}/evaluations/355m-lambada.json")(folder).read_bytes())
-    return bytes_at("a.json", json.dumps(kept | {"checkpoint_digest": check_seal(folder / "ours")}).encode())(folder)
-
-
-def read_scored(path: Path) -> object:
-    """As a model card has it."""
-    loaded = load_for_inference(path.parent / "ours", as_stored=True)
-    out = path.parent / "card"
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir()
-    return write_card(out, loaded, read_results([path], loaded))
-
-
 RELEASE, RANK = "release/", "iter_0000070/mp_rank_00/model_optim_rng.pt"
 READERS = (
     Reader("Megatron-LM rank", megatron(RANK), published("megatron"), 5, TORCH),
@@ -136,7 +120,6 @@ READERS = (
     Reader("Hugging Face merges", of_export("merges.txt"), published("huggingface"), 10),
     Reader("imported config", lambda folder: import_checkpoint(exported(folder), folder / "imported") / "config.json",
            read_imported, 5),
-    Reader("scores of a card", scored, read_scored, 10),
     Reader("divided model", divided, merge, 5),
     Reader("hub record", fetched, lambda path: is_as_fetched(path.parent, "a/b"), 50),
     Reader("trace", traced, read_traced, 10),

@@ -1,9 +1,8 @@
 """Import and export of checkpoints. Eight windows of tokens prove that both sides are the same model.
 
-An export has a model card, whose header holds evaluation results as the Hugging Face hub reads them.
+An export has a model card.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -23,10 +22,9 @@ from engine.formats.megatron import read_megatron
 from engine.formats.torch_dist import METADATA, TRACKER, write_torch_dist
 from engine.formats.vocabulary import VOCABULARY
 from engine.model.gpt2 import GPT2
-from evaluation.schema import ClozeResult, Result
 from lineage.atomic import write_text
 from lineage.errors import BadInput, IntegrityFailure
-from lineage.files import parse_document, read_object, read_values, write_document
+from lineage.files import read_object, write_document
 
 COMPARED = "compared.json"
 """Result of the comparison, beside an exported model. An import records it in origin.json."""
@@ -34,25 +32,23 @@ CARD = "README.md"
 
 
 def export_checkpoint(
-    checkpoint: Path, out: Path, format_: Literal["huggingface", "torch-dist"] = "huggingface",
-    results: Sequence[Path] = (),
-) -> Path:  # fmt: skip
+    checkpoint: Path, out: Path, format_: Literal["huggingface", "torch-dist"] = "huggingface"
+) -> Path:
     """Write the weights of a checkpoint, or of a run's newest, as the new directory `out`, and return `out`.
 
-    The model card lists `results`, files of `mlm-eval --json`. transformers reads the export back if it is installed,
-    otherwise this engine, and must compute the same. An export without GPT-2's vocabulary is not read back. Raises
-    BadInput if the model is not a GPT-2 or `out` cannot be written, IntegrityFailure if the checkpoint is incomplete or
-    changed or the export is another model. Nothing is left there then.
+    transformers reads the export back if it is installed, otherwise this engine, and must compute the same. An export
+    without GPT-2's vocabulary is not read back. Raises BadInput if the model is not a GPT-2 or `out` cannot be written,
+    IntegrityFailure if the checkpoint is incomplete or changed or the export is another model. Nothing is left there
+    then.
     """
     check_output(out)
     loaded = load_for_inference(checkpoint, as_stored=True)
     if not isinstance(loaded.model, GPT2):
         raise BadInput(f"{loaded.directory} is a {loaded.config.family}; only GPT-2 is written in other formats")
-    evaluations = read_results(results, loaded)
     write = write_huggingface if format_ == "huggingface" else write_torch_dist
     with new_output(out) as temporary:
         write(loaded, temporary)
-        write_card(temporary, loaded, evaluations)
+        write_card(temporary, loaded)
         if written := _read_back(loaded, temporary):
             write_document(temporary / COMPARED, _agreement(engine_model(loaded.model.float()), written, out))
     return out
@@ -114,40 +110,15 @@ def _agreement(ours: ComparedModel, theirs: ComparedModel, where: Path) -> Agree
     return agreement
 
 
-def read_results(paths: Sequence[Path], loaded: LoadedCheckpoint) -> list[Result]:
-    """Results that `mlm-eval --json` wrote. Raises BadInput for results of another checkpoint."""
-    results = []
-    for path in paths:
-        values = read_values(path)
-        several = values.get("results") if isinstance(values, dict) else None
-        for each in several.values() if isinstance(several, dict) else [values]:
-            results.append(parse_document(each, Result, str(path)))
-            if (digest := results[-1].checkpoint_digest) != loaded.digest:
-                raise BadInput(f"{path} is of checkpoint {digest[:16]}, not of {loaded.directory}")
-    return results
+def write_card(directory: Path, loaded: LoadedCheckpoint) -> None:
+    """Write the model card: a header for the Hugging Face hub, and the checkpoint's digest."""
+    from huggingface_hub import ModelCardData
 
-
-def write_card(directory: Path, loaded: LoadedCheckpoint, results: Sequence[Result]) -> None:
-    """Write the model card: a header with the results, and the checkpoint's digest."""
-    from huggingface_hub import EvalResult, ModelCardData
-
-    entries = []
-    for result in results:
-        metric, value = "perplexity", result.perplexity
-        if isinstance(result, ClozeResult):
-            metric, value = "accuracy", result.accuracy
-        repository, _, subset = result.data_repository.rpartition("/")
-        entries.append(EvalResult(
-            task_type="text-generation", dataset_type=repository or "text", dataset_name=result.task,
-            dataset_config=subset or None, metric_type=metric, metric_value=value,
-            metric_name=f"{result.task} {metric}, {result.kind}{', partial' * result.partial}",
-        ))  # fmt: skip
     config = loaded.directory / "config.json"
     name, twin = read_ours(read_object(config), "gpt2", config)
     header = ModelCardData(
-        model_name=name, library_name="transformers", pipeline_tag="text-generation", tags=["gpt2", "megatron-lm"],
-        eval_results=entries or None,
-    )  # fmt: skip
+        model_name=name, library_name="transformers", pipeline_tag="text-generation", tags=["gpt2", "megatron-lm"]
+    )
     scaled = "It is a shrunk twin of a published model: its numbers are scaled ones.\n" if twin else ""
     text = f"GPT-2, trained as Megatron-LM trains it. SHA-256 of the checkpoint: {loaded.digest}.\n{scaled}"
     write_text(directory / CARD, f"---\n{header}\n---\n\n# {name}\n\n{text}")

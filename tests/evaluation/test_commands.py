@@ -78,21 +78,6 @@ def test_two_checkpoints(
     assert mlm_eval("compare", run, run, "--task", "wikitext").code == 2
 
 
-def test_two_checkpoints_of_one_shape_are_walked_window_by_window(
-    run: Path, made_passes_for_published: RunningText, tmp_path: Path, mlm_eval: Command, evaluated: Evaluated
-) -> None:
-    theirs = export_checkpoint(run, tmp_path / "theirs")
-    found = evaluated("compare", run, theirs, "--limit", 20, "--task", "wikitext103")["windows"]
-    assert (found["weight"], found["tensor"]) == (None, None)
-    assert found["windows"] > 8
-    assert found["programs"][1].startswith("transformers ")
-    uniform = write_run(tmp_path / "runs", zero=True)
-    out = mlm_eval("compare", run, uniform, "--limit", 6, "--task", "wikitext103", "--workers", 1).out
-    assert "weights: embedding.word_embeddings.weight differs by at most" in out
-    assert "windows: 1 of 6 compared, computed by this engine and by this engine" in out
-    assert "first difference: output of embedding in window 1 differs from this engine by" in out
-
-
 def test_a_user_s_own_text(run: Path, tmp_path: Path, evaluated: Evaluated) -> None:
     text, lines = tmp_path / "mine.txt", tmp_path / "mine.jsonl"
     documents = sentences(6)

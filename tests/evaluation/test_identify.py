@@ -39,7 +39,6 @@ PLANTED: dict[str, tuple[str, str, int, dict[str, str]]] = {
     "lm-eval's": ("lambada-lm-eval", "perplexity", 3, STRICT | {"target": "after the last space"}),
     "last sub-word": ("lambada-last-token", "accuracy", 4, STRICT | {"target": "last sub-word", "number": "accuracy"}),
     "stop words": ("lambada-stopword-filter", "accuracy", 4, STRICT | {"stop words": "no answers"}),
-    "invertible": ("wikitext103-correct", "bits_per_byte", 7, {"text": "invertible-wikitext", "windows": FINE}),
     "plain text": ("lambada-standard", "perplexity", 3, STRICT | {"text": "lambada-standard"}),
     "sub-words right": ("lambada", "accuracy", 4, STRICT | {"number": "accuracy"}),
 }

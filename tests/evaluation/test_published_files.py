@@ -49,7 +49,6 @@ def cloze_tasks(gpt2_tokenizer: Tokenizer) -> dict[str, ClozeTask]:
         ("wikitext103-stride512", 270_330, 270_329, 527, 505),
         ("wikitext103-stride1024", 270_330, 270_329, 264, 1017),
         ("wikitext103-raw", 285_234, 285_233, 8883, 17),
-        ("wikitext103-correct", 270_213, 270_212, 8414, 4),
         ("wikitext103-lm-eval", 270_263, 270_263, 296, 703),
         ("wikitext103-huggingface", 286_657, 286_656, 559, 449),
     ],
