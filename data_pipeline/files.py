@@ -1,6 +1,7 @@
 """The files of a finished dataset, ledger.json and dataset.json, and the datasets that a training run names."""
 
 import math
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
@@ -179,18 +180,17 @@ class Ledger(FileSchema, frozen=False):
                 f"{max_bad_fraction:g} allows"
             )
 
-    def finish(self, in_tokens: bool) -> None:
-        """Put the most frequent reasons first; tokens become null if they were not counted."""
+    def finish(self, uncounted: Container[str]) -> None:
+        """Put the most frequent reasons first; tokens become null in the stages that did not count them."""
         for stage in self.stages:
             reasons = sorted(stage.dropped, key=lambda reason: (-stage.dropped[reason].documents, reason))
             stage.dropped = {reason: stage.dropped[reason] for reason in reasons}
             stage.samples = {reason: stage.samples[reason] for reason in reasons}
             stage.seconds = round(stage.seconds, 3)
-            if not in_tokens:
+            if stage.name in uncounted:
                 stage.tokens_in = stage.tokens_out = None
-        if not in_tokens:
-            for amount in [*self.splits.values(), *(each for stage in self.stages for each in stage.dropped.values())]:
-                amount.tokens = None
+                for amount in stage.dropped.values():
+                    amount.tokens = None
 
 
 class TokenizerFacts(FileSchema):
@@ -221,23 +221,6 @@ class DatasetFile(FileSchema):
     sha256: str
 
 
-class EnglishOfKind(FileSchema):
-    """Statistics of the documents of one kind in a sample; a kind is a file ending or a corpus."""
-
-    kind: str
-    documents: int
-    words: Share
-    """Share of the sample's words."""
-    prose: Share
-    """Share of the characters that the prose filter keeps with its default settings."""
-    function_words: Share
-    """Share of the words."""
-    sentence_words: float
-    """Mean number of words in a sentence."""
-    median_words: float
-    """Median number of words in a document."""
-
-
 class DataCard(FileSchema, frozen=False):
     """dataset.json: what a dataset is and how it was made.
 
@@ -259,8 +242,6 @@ class DataCard(FileSchema, frozen=False):
     """Amount that each stage kept."""
     settings: dict[str, dict[str, Any]] = Field(default_factory=dict)
     language: dict[str, str | int] = Field(default_factory=dict)
-    english: list[EnglishOfKind] = Field(default_factory=list)
-    """Statistics of a sample by kind, the kind with most words first."""
     near_duplicates: NearDuplicates | None = None
 
 

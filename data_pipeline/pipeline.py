@@ -15,7 +15,7 @@ import numpy as np
 from data_pipeline.config import DataConfig
 from data_pipeline.contamination.testsets import find_gpt2_vocabulary
 from data_pipeline.duplicates.lsh import describe as describe_banding
-from data_pipeline.files import InputShard, Ledger, NearDuplicates, StageAttrition
+from data_pipeline.files import InputShard, Ledger, StageAttrition
 from data_pipeline.passes.deduplicate import find_duplicates
 from data_pipeline.passes.gather import SLICE_BYTES, choose_order, gather_slice
 from data_pipeline.passes.measure import measure
@@ -47,8 +47,6 @@ class Pipeline:
     workspace: Workspace
     ledger: Ledger = field(init=False)
     tokenizer: Tokenizer | None = field(init=False, default=None)
-    banding: NearDuplicates | None = field(init=False, default=None)
-    """Banding of the near-duplicate search, if it was done."""
     finished: dict[str, Finished] = field(init=False, default_factory=dict)
     """Finished stages: `prepare`, `measure`, `gather`, and `decisions` if duplicates were searched for."""
     splits: dict[str, list[int]] = field(init=False, default_factory=dict)
@@ -107,7 +105,6 @@ class Pipeline:
     def _measure(self, prepared: Finished, tokenizer: Finished | None) -> Finished:
         paths = [str(path) for path in self.test_sets.values() if path] if "decontaminate" in self.stages else []
         settings = {
-            "early": [stage.name for stage in self.ledger.stages],
             "filters": [(name, self._section(name)) for name in self.stages if name in TOKEN_FILTERS],
             **{name: self._section(name) for name in ("deduplicate", "decontaminate")},
             "test_sets": paths,
@@ -149,14 +146,14 @@ class Pipeline:
     def _deduplicate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:
         decisions, compared = find_duplicates(self.workspace, prepared, measured, self.config.deduplicate)
         self.finished["decisions"] = decisions
-        self.banding = describe_banding(self.config.deduplicate, compared)
-        recall = self.banding.expected_recall
+        banding = self.ledger.near_duplicates = describe_banding(self.config.deduplicate, compared)
+        recall = banding.expected_recall
         expected = ", ".join(f"{recall[j]:.3f} at {j}" for j in recall)
         self.ledger.stage("deduplicate").note = (
             f"{self.config.deduplicate.bands} bands of {self.config.deduplicate.rows} rows, "
-            f"{self.banding.compared_pairs:,} pairs compared; a duplicate has a Jaccard similarity of at least "
+            f"{banding.compared_pairs:,} pairs compared; a duplicate has a Jaccard similarity of at least "
             f"{self.config.deduplicate.threshold} with the document kept for it; expected recall {expected}; "
-            f"{self.banding.expected_candidate_precision:.2f} of compared pairs expected to be duplicates"
+            f"{banding.expected_candidate_precision:.2f} of compared pairs expected to be duplicates"
         )
         return decisions.input
 

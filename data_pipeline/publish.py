@@ -2,24 +2,20 @@
 
 import os
 import shutil
-import statistics
-from collections.abc import Iterable
 from dataclasses import asdict
-from itertools import groupby, islice
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 
-from data_pipeline.document import Document
-from data_pipeline.files import DATASET, LEDGER, Amount, DataCard, DatasetFile, EnglishOfKind, Split, TokenizerFacts
+from data_pipeline.files import DATASET, LEDGER, Amount, DataCard, DatasetFile, Split, TokenizerFacts
 from data_pipeline.passes.deduplicate import DECISIONS, Corpus
 from data_pipeline.passes.gather import SLICE_LINES, assemble
 from data_pipeline.passes.prepare import QUARANTINE
 from data_pipeline.pipeline import Pipeline
-from data_pipeline.stages import STAGES
-from data_pipeline.stages.prose import Prose, measure
+from data_pipeline.stages import STAGES, TEXT_FILTERS
+from data_pipeline.stages.stage import SOURCE
 from data_pipeline.tokens.token_file import append_file
 from data_pipeline.tokens.tokenizer import padded_vocab_size
 from data_pipeline.work.tasks import MARKER, Counts, Settings
@@ -37,7 +33,9 @@ def publish(pipeline: Pipeline, directory: Path) -> None:
     Nothing is lost if this is cut short.
     """
     workspace, stages, gathered = pipeline.workspace, pipeline.stages, pipeline.finished["gather"]
-    prepared = pipeline.finished["prepare"]
+    prepared, ledger = pipeline.finished["prepare"], pipeline.ledger
+    ledger.splits = _amounts(pipeline)
+    ledger.finish((SOURCE, *(TEXT_FILTERS if pipeline.tokenizer else stages)))
     quarantine = workspace.one("quarantine", join_quarantine, {"shards": len(prepared.counts)}, prepared.input)
     files = {QUARANTINE: quarantine.path / "00000" / QUARANTINE}
     if "decisions" in pipeline.finished:
@@ -61,16 +59,8 @@ def publish(pipeline: Pipeline, directory: Path) -> None:
                 files[str(Path(name, f"shard-{number:05d}.jsonl"))] = gathered.path / f"{task:05d}" / SLICE_LINES
     for name, source in files.items():
         _move(source, directory / name)
-    if card and stages == pipeline.config.stages:
-        with (directory / "documents" / f"{next(iter(card.splits))}.jsonl").open("rb") as lines:
-            card.english = describe_english(Document(**orjson.loads(line)) for line in islice(lines, SAMPLE_DOCUMENTS))
     if pipeline.tokenizer and card:
         pipeline.tokenizer.save(directory / "tokenizer")
-    ledger = pipeline.ledger
-    ledger.splits = _amounts(pipeline)
-    ledger.finish(in_tokens=pipeline.tokenizer is not None)
-    if pipeline.banding:
-        ledger.near_duplicates = pipeline.banding
     write_document(directory / LEDGER, ledger)
     if card:
         write_document(directory / DATASET, card)
@@ -118,64 +108,34 @@ def _amounts(pipeline: Pipeline) -> dict[str, Amount]:
         for number in slices:
             counts = pipeline.finished["gather"].counts[number]
             amount.add(counts["documents"], counts["bytes"], counts["tokens"])
+        if not pipeline.tokenizer:
+            amount.tokens = None
         amounts[name or UNSPLIT] = amount
     return amounts
 
 
 def _describe(pipeline: Pipeline, files: dict[str, Any]) -> DataCard:
     """The data card, `dataset.json`; `files` are the size and digest of each file."""
-    config, tokenizer = pipeline.config, pipeline.tokenizer
+    config, tokenizer, ledger = pipeline.config, pipeline.tokenizer, pipeline.ledger
     assert tokenizer is not None
     values = config.model_dump(mode="json")
     made_with: dict[str, Any] = {stage.name: stage.made_with() for stage in STAGES if stage.name in pipeline.stages}
     card = DataCard(
         name=config.name,
-        source=pipeline.ledger.source,
+        source=ledger.source,
         seed=config.seed,
         tokenizer=TokenizerFacts(kind=config.tokenizer.kind, digest=tokenizer.digest),
         vocab_size=tokenizer.vocab_size,
         padded_vocab_size=padded_vocab_size(tokenizer.vocab_size, config.tokenizer.multiple, config.tokenizer.tp),
         end_of_text=tokenizer.end_of_text,
         splits={
-            name: Split(prefix=f"{name}_text_document", **asdict(amount)) for name, amount in _amounts(pipeline).items()
+            name: Split(prefix=f"{name}_text_document", **asdict(amount)) for name, amount in ledger.splits.items()
         },
         files={name: DatasetFile(bytes=size, sha256=digest) for name, (size, digest) in files.items()},
-        stages={stage.name: stage.kept for stage in pipeline.ledger.stages},
+        stages={stage.name: stage.kept for stage in ledger.stages},
         settings={name: values[name] for name in pipeline.stages if name in values},
         **{name: facts for name, facts in made_with.items() if facts},
     )
-    if pipeline.banding:
-        card.near_duplicates = pipeline.banding
+    if ledger.near_duplicates:
+        card.near_duplicates = ledger.near_duplicates
     return card
-
-
-SAMPLE_DOCUMENTS = 1000
-
-
-def kind_of(identifier: str) -> str:
-    """Suffix or name of a document's file; for a line of a corpus, the name of the corpus."""
-    owner, _, place = identifier.partition(":")
-    path = PurePosixPath(place.partition(":")[0].removesuffix(".gz"))
-    return owner.partition("/")[0] if not place or place.isdigit() else path.suffix or path.name
-
-
-def describe_english(documents: Iterable[Document]) -> list[EnglishOfKind]:
-    """Describe the documents of each kind, the kind with the most words first."""
-    by_kind = groupby(sorted(documents, key=lambda each: kind_of(each.id)), lambda each: kind_of(each.id))
-    kinds = [(kind, [each.text for each in group]) for kind, group in by_kind]
-    measured = [(kind, texts, [measure(text) for text in texts]) for kind, texts in kinds]
-    words = {kind: sum(each.words for each in made_of) for kind, _, made_of in measured}
-    prose = Prose()
-    rows = [
-        EnglishOfKind(
-            kind=kind,
-            documents=len(texts),
-            words=words[kind] / max(1, sum(words.values())),
-            prose=sum(len("\n\n".join(prose.prose_of(text))) for text in texts) / max(1, sum(map(len, texts))),
-            function_words=sum(each.function_words for each in made_of) / max(1, words[kind]),
-            sentence_words=words[kind] / max(1, sum(each.sentences for each in made_of)),
-            median_words=statistics.median(each.words for each in made_of),
-        )
-        for kind, texts, made_of in measured
-    ]
-    return sorted(rows, key=lambda row: (-row.words, row.kind))

@@ -1,6 +1,8 @@
 """Decides which documents of a component are dropped, and which survivor stands for each."""
 
-from collections.abc import Callable
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -8,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.duplicates.components import flatten, join
-from data_pipeline.duplicates.lsh import agreement, histogram, required_agreement, runs
+from data_pipeline.duplicates.lsh import histogram, required_agreement
 from data_pipeline.duplicates.similarity import ShingledTexts
-from data_pipeline.fast.kernels import compiled
 from data_pipeline.stages.deduplicate import DeduplicateConfig
 
 LISTED_ABOVE = 0.5
@@ -74,37 +75,48 @@ class _Held:
     """The documents held in the buckets of a component, identified by their place among its members."""
 
     def __init__(self, fingerprints: NDArray[np.uint64], config: DeduplicateConfig) -> None:
-        self._bucket_of, self._starts = _local_buckets(np.ascontiguousarray(fingerprints[:, : config.bands]))
-        self._sketches = np.ascontiguousarray(fingerprints[:, config.bands :])
+        self._buckets = np.stack([_shared_buckets(keys) for keys in fingerprints[:, : config.bands].T], axis=1)
+        self._minima = np.ascontiguousarray(fingerprints[:, config.bands :]).view(np.uint8)
         self._required = required_agreement(config)
-        self._held = np.empty(self._starts[-1], np.int64)
-        self._counts = np.zeros(len(self._starts) - 1, np.int64)
-        self._seen = np.full(len(fingerprints), -1)
+        self._held: dict[tuple[int, int], array[int]] = defaultdict(lambda: array("q"))
 
     def candidates(self, place: int) -> list[int]:
         """Held documents, in order, that share a bucket with this document and agree with it often enough."""
-        arrays = (self._bucket_of, self._starts, self._held, self._counts, self._seen, self._sketches)
-        others, agreements = _candidates(place, *arrays, self._required)
+        is_near = np.zeros(len(self._minima), np.bool_)
+        for bucket in self._buckets_of(place):
+            if bucket in self._held:
+                is_near[np.frombuffer(self._held[bucket], np.int64)] = True
+        others = np.flatnonzero(is_near)
+        agreements = (self._minima[others] == self._minima[place]).sum(axis=1)
+        others, agreements = others[agreements >= self._required], agreements[agreements >= self._required]
         if len(others) > MOST_COMPARED:
-            others = others[np.lexsort((others, -agreements))[:MOST_COMPARED]]
-        candidates: list[int] = np.sort(others).tolist()
+            others = np.sort(others[np.lexsort((others, -agreements))[:MOST_COMPARED]])
+        candidates: list[int] = others.tolist()
         return candidates
 
     def hold(self, place: int, most: int) -> None:
         """Hold a document in each of its buckets that holds fewer than `most`."""
-        own = self._bucket_of[place]
-        own = own[own >= 0]
-        own = own[self._counts[own] < most]
-        self._held[self._starts[own] + self._counts[own]] = place
-        self._counts[own] += 1
+        for bucket in self._buckets_of(place):
+            if len(self._held[bucket]) < most:
+                self._held[bucket].append(place)
+
+    def _buckets_of(self, place: int) -> Iterator[tuple[int, int]]:
+        """Band and number of each bucket of a document that others are in too."""
+        return ((band, bucket) for band, bucket in enumerate(self._buckets[place].tolist()) if bucket >= 0)
+
+
+def _shared_buckets(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Number of the bucket of each member in one band, -1 where it is alone."""
+    _, bucket, sizes = np.unique(keys, return_inverse=True, return_counts=True)
+    return np.where(sizes[bucket] > 1, bucket, -1)
 
 
 def _verify(documents: list[int], held: _Held, texts: ShingledTexts, threshold: float) -> Resolution:
     decisions: list[Decision] = []
     similarities: list[float] = []
     for place, document in enumerate(documents):
-        for candidate, similarity in texts.similarities(place, held.candidates(place)):
-            similarities.append(similarity)
+        for candidate in held.candidates(place):
+            similarities.append(similarity := texts.similarity(place, candidate))
             if similarity >= threshold:
                 decisions.append(Decision(document, documents[candidate], similarity))
                 break
@@ -118,9 +130,10 @@ def _group(documents: list[int], held: _Held, texts: ShingledTexts, threshold: f
     best = np.zeros(len(documents))
     similarities: list[float] = []
     for place in range(len(documents)):
-        for candidate, similarity in texts.similarities(place, held.candidates(place)):
-            similarities.append(similarity if texts.has_shingles(place) else 0.0)
-            if similarities[-1] > LISTED_ABOVE and similarity >= threshold:
+        for candidate in held.candidates(place):
+            similarity = texts.similarity(place, candidate) if texts.has_shingles(place) else 0.0
+            similarities.append(similarity)
+            if similarity > LISTED_ABOVE and similarity >= threshold:
                 join(forest, candidate, place)
                 best[[candidate, place]] = np.maximum(best[[candidate, place]], similarity)
         held.hold(place, 1)
@@ -128,54 +141,3 @@ def _group(documents: list[int], held: _Held, texts: ShingledTexts, threshold: f
     dropped = [place for place, survivor in enumerate(first) if survivor != place]
     decisions = [Decision(documents[place], documents[first[place]], float(best[place])) for place in dropped]
     return Resolution(decisions, histogram(similarities))
-
-
-@compiled
-def _local_buckets(keys: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Bucket of each member in each band, [members, bands], -1 where it is alone; and the start of each bucket."""
-    members, bands = keys.shape
-    bucket_of = np.full((members, bands), -1)
-    starts = np.zeros(members * bands // 2 + 1, np.int64)
-    buckets = 0
-    for band in range(bands):
-        own = keys[:, band].copy()
-        order = np.argsort(own)
-        shared, sizes = runs(order, own[order])
-        filled = 0
-        for size in sizes:
-            bucket_of[shared[filled : filled + size], band] = buckets
-            starts[buckets + 1] = starts[buckets] + size
-            buckets += 1
-            filled += size
-    return bucket_of, starts[: buckets + 1].copy()
-
-
-@compiled
-def _candidates(
-    place: int,
-    bucket_of: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    held: NDArray[np.int64],
-    counts: NDArray[np.int64],
-    seen: NDArray[np.int64],
-    sketches: NDArray[np.uint64],
-    required: int,
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Held documents that qualify, and their agreement; `seen` [members] is the last document that examined each."""
-    most = 0
-    for bucket in bucket_of[place]:
-        if bucket >= 0:
-            most += counts[bucket]
-    others, agreements, count = np.empty(most, np.int64), np.empty(most, np.int64), 0
-    for bucket in bucket_of[place]:
-        if bucket < 0:
-            continue
-        for slot in range(starts[bucket], starts[bucket] + counts[bucket]):
-            other = held[slot]
-            if seen[other] != place:
-                seen[other] = place
-                agreements[count] = agreement(sketches[other], sketches[place])
-                if agreements[count] >= required:
-                    others[count] = other
-                    count += 1
-    return others[:count], agreements[:count]

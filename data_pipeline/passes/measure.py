@@ -7,8 +7,9 @@ documents are numbered from 0, and all shards' together are the corpus's numbers
 import time
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,7 @@ from numpy.typing import NDArray
 from data_pipeline.contamination.decontaminate import count_matches
 from data_pipeline.document import Document, size_bytes
 from data_pipeline.duplicates.lsh import fingerprint_words, fingerprints
-from data_pipeline.files import Amount, StageAttrition
-from data_pipeline.passes.prepare import UNCOUNTED, Uncounted
+from data_pipeline.files import StageAttrition
 from data_pipeline.stages import TOKEN_FILTERS
 from data_pipeline.stages.deduplicate import DeduplicateConfig
 from data_pipeline.stages.stage import TokenFilter
@@ -39,7 +39,7 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Write numbers, sizes and the requested measurements of the documents that the filters keep.
 
     `numbers` [documents] are their places in the shard, `sizes` [documents, 2] their bytes and tokens. Settings:
-    `early`, the stages of the first pass; `filters`, pairs of a TokenFilter's name and its section of the recipe;
+    `filters`, pairs of a TokenFilter's name and its section of the recipe;
     `deduplicate` and `decontaminate`, sections or None; `test_sets`, paths; `tokenizer`, a digest or None. The inputs
     are the shard and the tokenizer.
     """
@@ -47,7 +47,7 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     dtype = token_dtype(tokenizer.vocab_size) if tokenizer else None
     filters = [TOKEN_FILTERS[name](**section) for name, section in settings["filters"]]
     entries, seconds = [StageAttrition.begin(each.name) for each in filters], defaultdict[str, float](float)
-    numbers, sizes, all_tokens = array("q"), array("q"), array("q")
+    numbers, sizes, places = array("q"), array("q"), count()
     deduplicate = DeduplicateConfig(**settings["deduplicate"]) if settings["deduplicate"] else None
     search = settings["decontaminate"]
     lengths = (search["ngram_words"], search["min_ngram_words"]) if search else ()
@@ -61,14 +61,13 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
             with _timed(seconds, "tokens"):
                 encoded = [encode(tokenizer, document.text) if tokenizer else None for document in batch]
             long: list[Document] = []
-            for document, ids in zip(batch, encoded, strict=True):
+            for place, document, ids in zip(places, batch, encoded, strict=False):
                 size, tokens = size_bytes(document.text), 0 if ids is None else len(ids)
-                all_tokens.append(tokens)
                 if not _is_kept(document, size, tokens, filters, entries):
                     continue
                 if ids is not None:
                     token_file.write(ids.astype(dtype).data)
-                numbers.append(len(all_tokens) - 1)
+                numbers.append(place)
                 sizes.extend((size, tokens))
                 long.append(document)
             if deduplicate:
@@ -85,9 +84,8 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     np.save(directory / SIZES, np.array(sizes).reshape(-1, 2))
     for entry in entries[:1]:
         entry.seconds = seconds["tokens"]
-    early = _early(settings["early"], inputs[0], all_tokens, tokenizer) if tokenizer else []
     return {
-        "stages": [entry.model_dump(mode="json") for entry in (*early, *entries)],
+        "stages": [entry.model_dump(mode="json") for entry in entries],
         "documents": len(numbers),
         "bytes": sum(sizes[::2]),
         "tokens": sum(sizes[1::2]),
@@ -137,42 +135,6 @@ def _is_kept(
             return False
         entry.keep(size, tokens)
     return True
-
-
-def _early(names: list[str], shard: Path, tokens: "array[int]", tokenizer: Tokenizer) -> list[StageAttrition]:
-    """Count the tokens of the stages of the first pass, from the last stage of a document back to the source."""
-    entries = [StageAttrition.begin(name) for name in names]
-    plain = sum(tokens)
-
-    def count(text: str) -> int:
-        return tokenizer.count_tokens(text) + 1
-
-    with (shard / UNCOUNTED).open("rb") as file:
-        for line in file:
-            record = Uncounted(**orjson.loads(line))
-            if record.kept is None:
-                _enter(entries, record, count(record.text), count)
-            else:
-                plain -= tokens[record.kept]
-                _enter(entries, record, tokens[record.kept], count)
-    for entry in entries:
-        entry.enter(0, plain, 0)
-        entry.keep(0, plain, 0)
-    return entries
-
-
-def _enter(entries: list[StageAttrition], record: Uncounted, tokens: int, count: Callable[[str], int]) -> None:
-    changes = {number: texts for number, *texts in record.changes}
-    for number in range(record.last, -1, -1):
-        entry = entries[number]
-        if number == record.last and record.kept is None:
-            entry.dropped.setdefault(record.reason, Amount()).add(0, 0, tokens)
-        else:
-            entry.keep(0, tokens, 0)
-        if number in changes:
-            before, after = changes[number]
-            tokens += count(before) - count(after)
-        entry.enter(0, tokens, 0)
 
 
 @contextmanager

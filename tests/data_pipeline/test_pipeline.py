@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from data_pipeline.config import DataConfig
+from data_pipeline.fast.exact_ftfy import fix_text
+from data_pipeline.fast.language import detect
 from data_pipeline.runner import build_dataset
 from data_pipeline.tokens.tokenizer import Tokenizer
 from lineage.config import load_config
@@ -129,12 +131,16 @@ def test_ledger_adds_up(built: Path) -> None:
     tokenizer = Tokenizer.load(dataset / "tokenizer")
     assert stages[0]["documents_in"] == len(corpus())
     assert stages[0]["bytes_in"] == sum(len(text.encode()) for text in corpus())
-    assert stages[0]["tokens_in"] == sum(len(tokenizer.encode(text)) + 1 for text in corpus())
+    counted = {stage["name"]: stage["tokens_in"] for stage in stages if stage["tokens_out"] is not None}
+    assert list(counted) == ["length", "deduplicate", "decontaminate", "split", "tokenize"]
+    texts = [fix_text("NFC")(text) for text in corpus()]
+    assert counted["length"] == sum(len(tokenizer.encode(text)) + 1 for text in texts if detect(text) == "en")
     for before, after in pairwise(stages):
         for unit in ("documents", "bytes", "tokens"):
-            assert after[f"{unit}_in"] == before[f"{unit}_out"]
+            if before["name"] in counted or unit != "tokens":
+                assert after[f"{unit}_in"] == before[f"{unit}_out"]
     for stage in stages:
-        for unit in ("documents", "bytes", "tokens"):
+        for unit in ("documents", "bytes", "tokens")[: 3 if stage["name"] in counted else 2]:
             lost = stage[f"{unit}_in"] - stage[f"{unit}_out"]
             if not stage["changed"]:
                 assert lost == sum(amount[unit] for amount in stage["dropped"].values())

@@ -1,17 +1,11 @@
-"""The measure of prose, on prose and on what stands beside it in documentation; what kind of English a dataset is."""
-
-import json
-from pathlib import Path
+"""The measure of prose, on prose and on what stands beside it in documentation."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.document import Document, Drop
-from data_pipeline.publish import describe_english, kind_of
+from data_pipeline.document import Drop
 from data_pipeline.stages.prose import LONG, Prose, measure, paragraphs
-from tests.commands import Command
-from tests.data_pipeline.conftest import write_jsonl
 
 PROSE = {
     "novel": """
@@ -139,49 +133,3 @@ def test_a_long_hostile_text_takes_no_longer_than_its_length() -> None:
         "\n" + "-" * 200_000 + "x",
     ):
         assert Prose().apply(text) == Drop("too little prose")
-
-
-def test_kinds_are_endings_of_files_or_names_of_corpora() -> None:
-    kinds = {
-        "numpy:numpy/core/x.py": ".py",
-        "python:pydoc_data/topics.py:lambda": ".py",
-        "x:x.dist-info/METADATA": "METADATA",
-        "bash-doc (GPL-3+):FAQ.gz": "FAQ",
-        "bash-doc (GPL-3+):bashref.html.gz": ".html",
-        "wikipedia/0:17": "wikipedia",
-        "a.jsonl:3": "a.jsonl",
-        "notes.txt": "notes.txt",
-    }
-    assert {name: kind_of(name) for name in kinds} == kinds
-
-
-def test_a_sample_is_described_by_kind() -> None:
-    table = Document("a:t.txt", "year 1990\n\n1204 runners")
-    rows = describe_english([Document("a:x.py", LONG), table, Document("a:y.py", f"{LONG} {LONG}")])
-    assert [(row.kind, row.documents) for row in rows] == [(".py", 2), (".txt", 1)]
-    words = measure(LONG).words
-    assert rows[0].median_words == 1.5 * words
-    assert rows[0].words == 3 * words / (3 * words + 4)
-    assert (rows[0].prose, rows[1].prose) == (1, 0)
-    assert rows[0].sentence_words == words / 3
-    assert rows[1].function_words == 0
-    assert describe_english([]) == []
-
-
-def test_the_card_of_a_dataset_says_what_english_it_is(cli: Command) -> None:
-    novel = " ".join(PROSE["novel"].split())
-    write_jsonl(Path("a.jsonl"), [f"{number} men\n\n{LONG} {LONG} {novel} It was {number}." for number in range(9)])
-    recipe = 'name = "p"\n[sources]\nnames = ["jsonl:a.jsonl"]\n[deduplicate]\nthreshold = 1.0\n'
-    Path("r.toml").write_text(
-        f'{recipe}[decontaminate]\ntest_sets = []\n[tokenizer]\nkind = "train"\nvocab_size = 300\n'
-    )
-    cli("r.toml", "--set", "prose.min_letters=0.7", "--workers", 1, ends=0)
-    cli("r.toml", "--set", "name=q", "--workers", 1, ends=0)
-    cards = [json.loads(Path("runs", name, "dataset.json").read_text()) for name in ("p", "q")]
-    assert [("prose" in card["stages"], "prose" in card["settings"]) for card in cards] == [
-        (True, True),
-        (False, False),
-    ]
-    (filtered,), (whole,) = (card["english"] for card in cards)
-    assert filtered["kind"] == whole["kind"] == "a.jsonl"
-    assert filtered["prose"] == 1 > whole["prose"]

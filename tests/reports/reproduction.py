@@ -261,10 +261,6 @@ def data_card() -> dict[str, Any]:
         "files": {"train_text_document.bin": {"bytes": 2_000_000, "sha256": "ab" * 32}},
         "settings": {"length": {"min_tokens": 128}, "decontaminate": {"test_sets": ["wikitext103", HOSTILE]}},
         "language": {"langdetect": "1.0.9", "seed": 0, "python": "3.11.7"},
-        "english": [
-            {"kind": HOSTILE, "documents": 1000, "words": 1.0, "prose": 0.5, "function_words": 0.441}
-            | {"sentence_words": 13.66, "median_words": 2460.0}
-        ],
     }
 
 
