@@ -14,9 +14,8 @@ from typing import Any, NoReturn
 import typer
 
 from lineage.errors import BadInput, Fault, Interrupted, UserError
-from lineage.installation import check_installation
 from lineage.progress import QUIET
-from lineage.torch_range import refuse_unfit_torch
+from lineage.torch_range import check_torch
 
 NO_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 """Error numbers of a full or failing disk."""
@@ -65,22 +64,19 @@ def run_command(app: Callable[..., Any], default: str | None = None, verbs: tupl
     """Run a typer application and exit.
 
     With `default`, a first argument that is neither an option nor one of `verbs` becomes the argument of the default
-    verb: `mlm-train config.toml` means `mlm-train run config.toml`. An unfit version of torch ends the command at the
-    first import of torch.
+    verb: `mlm-train config.toml` means `mlm-train run config.toml`.
     """
     arguments = _take_common_options(sys.argv[1:])
     if default and arguments and not arguments[0].startswith("-") and arguments[0] not in verbs:
         arguments = [default, *arguments]
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, partial(_terminate, os.getpid()))
-    refuse_unfit_torch()
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "true")  # it reads every installed package to look for them
     if not sys.stderr.isatty():
         os.environ.update(dict.fromkeys(BARS_OF_LIBRARIES, "1"))
     code: str | int | None = 0
     _escape_control_characters()
     try:
-        check_installation()
         _refuse_non_text(arguments)
         result = app(args=arguments, standalone_mode=JSON_ERRORS not in sys.argv)
         code = result if isinstance(result, int) else 0
@@ -136,7 +132,7 @@ def _escaped(text: str) -> str:
 
 
 def _unforeseen(error: Exception) -> UserError:
-    """Turn an error of the disk or of an option into a user's error, and any other into a fault of this program."""
+    """Turn an error of the disk, of an option or of an unfit torch into a user's error, any other into a Fault."""
     if mistake := getattr(error, "format_message", None):  # click has it, or the copy that newer versions of typer have
         return BadInput(mistake())
     if isinstance(error, RuntimeError) and str(error) == NO_HOME:
@@ -148,6 +144,11 @@ def _unforeseen(error: Exception) -> UserError:
         return Interrupted(f"the disk failed{where} ({error.strerror}); the same command continues from there")
     if isinstance(error, OSError) and error.errno in NO_WAY:
         return BadInput(f"{error.filename or 'a file'} cannot be used: {error.strerror}")
+    if "torch" in sys.modules or getattr(error, "name", None) == "torch":
+        try:
+            check_torch()
+        except BadInput as unfit:
+            return unfit
     place = "`--debug` keeps where it arose in a file"
     if DEBUG in os.environ:
         import tempfile

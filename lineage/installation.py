@@ -1,4 +1,4 @@
-"""Place, build and completeness of this installation, and the shipped files that commands find by name."""
+"""Place and build of this installation."""
 
 import base64
 import csv
@@ -8,12 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from lineage.digest import sha256_json
-from lineage.errors import IntegrityFailure
 
 HOME = Path(__file__).resolve().parent.parent
 """The folder that holds `lineage` and the packages beside it: the root of a clone, or where a wheel was installed."""
-DATA = (".css", ".csv", ".html", ".js", ".json", ".sh", ".toml")
-"""Suffixes of the files that commands read."""
 
 
 @cache
@@ -26,17 +23,6 @@ def recorded_files() -> dict[str, str]:
         for row in rows
         if row and row[1] and "/" in row[0] and not row[0].startswith("..") and ".dist-info/" not in row[0]
     }
-
-
-def check_installation() -> None:
-    """Raise IntegrityFailure if a data file of the wheel is missing."""
-    missing = [name for name in recorded_files() if name.endswith(DATA) and not (HOME / name).is_file()]
-    if missing:
-        more = f" and {len(missing) - 1} more are" if len(missing) > 1 else " is"
-        raise IntegrityFailure(
-            f"{HOME / missing[0]}{more} missing from this installation: install mlm-repro again with pip's "
-            "--force-reinstall"
-        )
 
 
 def wheel_state() -> dict[str, Any]:

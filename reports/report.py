@@ -2,6 +2,7 @@
 
 import os
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from pydantic import Field
 from experiments.catalogue import Experiment, load_experiments
 from experiments.verdicts import Results, judge, unanswered
 from lineage.digest import MARKER
-from lineage.errors import BadInput
+from lineage.errors import BadInput, Fault
 from lineage.files import FileSchema, read_document
 from reports.benchmarks import Benchmarks, load_benchmarks
 from reports.catalogue import ExperimentNumbers, catalogue_exhibit
@@ -132,7 +133,7 @@ def assemble(inputs: Inputs) -> Report:
     experiments = load_experiments()
     claims = _claims(experiments, reproduction, runs.results)
     exhibits = reproduction_exhibits(reproduction)
-    drawn = _drawn(experiments, claims, runs) if runs.origins or runs.problems else {}
+    drawn = _drawn(experiments, claims, runs, exhibits) if runs.origins or runs.problems else {}
     papers = paper_parts(claims, experiments, drawn, exhibits)
     stray = tuple(problem.sentence for problem in runs.problems if problem.part not in experiments)
     sections = [training_section(reproduction)]
@@ -146,6 +147,9 @@ def assemble(inputs: Inputs) -> Report:
         reproduction, exhibits, claims, tuple(papers), stray, tuple(sections), origins, commits, problems, inputs
     )
     exhibits["verdicts"] = verdicts_exhibit(claims, report.homes)
+    names = Counter(exhibit.name for exhibit in report.all_exhibits)
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise Fault(f"two exhibits of the page have the name {twice[0]}: their files would replace each other")
     return report
 
 
@@ -169,8 +173,10 @@ def _claims(experiments: Mapping[str, Experiment], reproduction: Reproduction, r
     return find_claims([*verdicts, *unanswered(experiments.values())], records)
 
 
-def _drawn(experiments: Mapping[str, Experiment], claims: Claims, runs: ExperimentRuns) -> dict[str, Exhibit]:
-    """Tables and figures that no reproduction makes, by experiment."""
+def _drawn(
+    experiments: Mapping[str, Experiment], claims: Claims, runs: ExperimentRuns, reproduced: Mapping[str, Exhibit]
+) -> dict[str, Exhibit]:
+    """Tables and figures of the runs of experiments; one that the reproduction makes too is named NAME-runs."""
     by_experiment, drawn = claims.by("experiment"), {}
     for name, experiment in experiments.items():
         records = [record for record in runs.results.records if record.experiment == name]
@@ -180,5 +186,7 @@ def _drawn(experiments: Mapping[str, Experiment], claims: Claims, runs: Experime
         problems = [problem.sentence for problem in runs.problems if problem.part == name]
         if not problems and not numbers.records:
             problems = [f"No run of {name} was given: only what is published is shown."]
-        drawn[name] = replace(catalogue_exhibit(numbers), problems=problems)
+        exhibit = catalogue_exhibit(numbers)
+        own = f"{exhibit.name}-runs" if exhibit.name in reproduced else exhibit.name
+        drawn[name] = replace(exhibit, name=own, problems=problems)
     return drawn

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -169,36 +168,3 @@ def test_a_command_works_on_what_was_made(place: Place, reproduced: Path, line: 
 def test_a_command_of_readme_works(place: Place, reproduced: Path, line: str, tmp_path: Path) -> None:
     done = place.call(at_smoke_size(line, tmp_path))
     assert (done.returncode, bool(done.stdout)) == (0, True), done.stdout + done.stderr
-
-
-@pytest.fixture
-def lost(place: Place, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A file of the wheel that is gone for a while."""
-    path = place.site / request.param
-    path.rename(place.work.parent / "lost")
-    yield path
-    (place.work.parent / "lost").rename(path)
-
-
-@pytest.mark.parametrize(
-    "lost",
-    ["experiments/claims/ptd-p-2021.csv", "experiments/models/355m.toml", "reports/templates/page.html"],
-    indirect=True,
-)
-def test_a_wheel_that_lost_a_file_says_which(place: Place, lost: Path) -> None:
-    for line in ("mlm-experiment list", "mlm-train 355m --dry-run"):
-        done = place.call(line)
-        assert (done.returncode, done.stdout) == (6, "")
-        assert done.stderr.count("\n") == 1
-        assert f"{lost} is missing from this installation" in done.stderr
-
-
-def test_a_wheel_without_its_data_says_so(place: Place) -> None:
-    folder, away = place.site / "experiments" / "models", place.work.parent / "models"
-    folder.rename(away)
-    try:
-        done = place.call("mlm-train 355m --dry-run")
-    finally:
-        away.rename(folder)
-    assert (done.returncode, done.stderr.count("\n")) == (6, 1)
-    assert "more are missing from this installation: install mlm-repro again" in done.stderr

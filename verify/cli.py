@@ -22,7 +22,7 @@ Twin = Annotated[bool, typer.Option("--twin", help="Shrink the recipe to laptop 
 
 @app.command()
 def run(path: Annotated[Path, typer.Argument(help="Run or checkpoint directory.")]) -> None:
-    """RunCheck every file of a sealed directory against its digest, and every number of a run against its inputs.
+    """Check every file of a sealed directory against its digest, and every number of a run against its inputs.
 
     A run's identity is computed again. Each input that is on disk is compared with its digest, each checkpoint with the
     one before it, each record with the metrics or evaluation behind it, and the report is made again. Every difference

@@ -47,7 +47,7 @@ RESULTS: dict[str, type[PerplexityResult | ClozeResult]] = dict(
 def reproduce(plan: Plan, runs: Path) -> Path:
     """Data, training, evaluation, records, report; what is already complete is found and said so.
 
-    Returns the reproduction's directory. Raises UnfitTorch before anything else,
+    Returns the reproduction's directory. Raises BadInput for an unfit torch before anything else,
     `processes.StepFailed` with the exit code of the command that failed.
     """
     check_torch()

@@ -11,15 +11,17 @@ import pytest
 
 from experiments.catalogue import every_claim, find_experiment, load_experiments
 from experiments.verdicts import Results, Verdict, judge, load_results
-from lineage.errors import BadInput
+from lineage.errors import BadInput, Fault
 from lineage.records import Record, read_records
+from reports import report as assembled
 from reports.catalogue import ExperimentNumbers, catalogue_exhibit, layers_of
 from reports.claims import find_claims, group_claims
-from reports.exhibit import Exhibit
+from reports.exhibit import Exhibit, Section, Table
 from reports.numbers import exact
 from reports.render import export_exhibit
 from reports.report import Report
 from reports.style import LOOKS
+from tests.architecture.rooms import ROOT
 from tests.reports.conftest import Built
 from tests.reports.reproduction import make_report, page_text, write_reproduction
 from tests.reports.runs import change_manifest, spoil
@@ -78,6 +80,24 @@ def test_every_table_and_figure_of_the_catalogue_is_there(report: Report) -> Non
         assert exhibit.draw or exhibit.tables or experiment.reproduction
         assert exhibit.command
         assert not exhibit.draw or (len(exhibit.alt) > 40 and exhibit.caption)
+
+
+def test_two_exhibits_of_one_name_fail_the_build(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    second = Exhibit("models", "planted", (), Table((), ()))
+    monkeypatch.setattr(assembled, "training_section", lambda reproduction: Section("training", "", [second]))
+    with pytest.raises(Fault, match="two exhibits of the page have the name models"):
+        make_report(built.directory)
+
+
+def test_the_reproduction_keeps_its_figure_beside_runs_of_the_same_experiment(built: Built) -> None:
+    found = exhibits_of(make_report(built.directory, runs=[ROOT / "results" / "ladder"]))
+    sources = {name: {row["source"] for row in rows_of(found[name], "scaled")} for name in found if "figure-6" in name}
+    assert sources["2019-figure-6"] == {
+        "gpt2-355m-scaled-1a2b3c4d",
+        "gpt2-2.5b-scaled-1a2b3c4d",
+        "gpt2-8.3b-scaled-1a2b3c4d",
+    }
+    assert {name.partition("-")[0] for name in sources["2019-figure-6-runs"]} == {"ladder"}
 
 
 def test_each_csv_equals_the_records_it_came_from(report: Report, runs: list[Path]) -> None:
