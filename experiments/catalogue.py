@@ -266,8 +266,6 @@ class Experiment(Config):
     chart: Literal["curves", "bars", "table"] = "curves"
     """Form of the exhibit in the report."""
     parts: tuple[Part, ...] = ()
-    proxies: tuple[Part, ...] = ()
-    """Small workloads of the same kind, in `proxy-runs.csv`, that are measured on this machine beside the simulator."""
     reproduction: str = ""
     """Model whose reproduction (`mlm-experiment reproduce`) answers it."""
     extrapolates: Literal["", "sizes", "tokens"] = ""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lineage.atomic import check_place, write_text
+from lineage.atomic import check_place
 from lineage.command import CommandLine, run_command
 from lineage.errors import BadInput, Diverged
 from lineage.shipped import Shipped, find_file
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from experiments.catalogue import Experiment
 
 app = CommandLine(help="Reproduce the papers' runs at the size this machine allows.", no_args_is_help=True)
-
-
-THIS_MACHINE = Path("runs/this-machine.toml")
 
 
 Target = StrEnum("Target", {"SMALL": "355m", "MEDIUM": "2.5b", "LARGE": "8.3b"})
@@ -117,11 +114,9 @@ def plan_(
             help="A shipped model, such as 8.3b or ptd-p/145.6b, a TOML file, or a Hugging Face config.json."
         ),
     ],
-    gpus: Annotated[int | None, typer.Option(min=1, help="GPUs, or ranks where there are none.")] = None,
-    cluster: Annotated[str | None, typer.Option(help="A shipped cluster, such as dgx-2h-v100, or a TOML file.")] = None,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs of the cluster that train.")],
+    cluster: Annotated[str, typer.Option(help="A shipped cluster, such as dgx-2h-v100, or a TOML file.")],
     software: Annotated[str, typer.Option(help="Training software, such as megatron-2021, if not the cluster's.")] = "",
-    mine: Annotated[bool, typer.Option("--mine", help="Measure this machine, in a minute, and plan it.")] = False,
-    twin: Annotated[bool, typer.Option("--twin", help="Plan the model's laptop size.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Print where the time of the first layout goes.")] = False,
 ) -> None:
     """Rank the layouts of a model that fit a cluster: time, days per epoch, GPU-hours, with intervals."""
@@ -129,23 +124,10 @@ def plan_(
     from experiments.simulator import planner
     from experiments.simulator.cluster import load_cluster
 
-    if (cluster is None) == (not mine):
-        raise BadInput("name a cluster with --cluster, or measure this machine with --mine")
     hub = model.endswith(".json")
-    planned = planner.model_of_hub(Path(model)) if hub else planner.model_of_run(read_run(model, twin=twin))
-    if cluster:
-        machine = load_cluster(cluster, software)
-    else:
-        from experiments.measured.machine import measure_machine
-        from experiments.simulator.cluster import cluster_toml
-
-        machine = measure_machine()
-        write_text(THIS_MACHINE, cluster_toml(machine))
-        print(f"measured: {THIS_MACHINE}, which --cluster takes")
-    wanted = gpus or machine.max_gpus
-    if wanted is None:
-        raise BadInput(f"say how many GPUs of {machine.title} with --gpus")
-    choices = planner.ranked_layouts(planned, machine, wanted)
+    planned = planner.model_of_hub(Path(model)) if hub else planner.model_of_run(read_run(model))
+    machine = load_cluster(cluster, software)
+    choices = planner.ranked_layouts(planned, machine, gpus)
     print(planner.format_plan(planned, machine, choices))
     if explain:
         print(f"\n{planner.explain(machine, choices[0])}\n\n{planner.picture(choices)}")

@@ -104,7 +104,6 @@ def run_named(experiments: Sequence[Experiment], mode: str, runs: Path, limit: i
     if several and mode != "plan":
         announce(f"{len(experiments)} experiments one after the other, without those that train models")
     for experiment in experiments:
-        has_here = bool(experiment.proxies or experiment.measures)
         is_predicted = mode == "simulate" and bool(experiment.extrapolates)
         if several and not is_predicted and (why := _left_out(experiment)):
             print(f"{experiment.name}: left out; {why}")
@@ -116,10 +115,10 @@ def run_named(experiments: Sequence[Experiment], mode: str, runs: Path, limit: i
             raise BadInput(f"{experiment.name} is about models trained here: {_left_out(experiment)}")
         elif mode == "plan":
             print(f"{experiment.name}: {experiment.title}\n{format_rows(experiment)}")
-        elif mode == "here" and not has_here:
+        elif mode == "here" and not experiment.measures:
             if not several:
                 raise HardwareMissing(f"nothing of {experiment.name} can be measured on this machine")
-        elif mode == "measure" or (mode == "scaled" and not has_here):
+        elif mode == "measure" or (mode == "scaled" and not experiment.measures):
             raise HardwareMissing(
                 f"{experiment.name} is measured on the published machines alone; `--mode plan` prints what runs there, "
                 "`--mode simulate` predicts it"
@@ -129,8 +128,8 @@ def run_named(experiments: Sequence[Experiment], mode: str, runs: Path, limit: i
                 run, numbers, refused = run_experiment(experiment, runs)
                 what = "simulated or computed, not measured"
                 print(f"{experiment.name}: {numbers} numbers {what}; {refused} rows cannot run; {run.path}")
-            if mode != "simulate":
-                _run_here(experiment, runs, limit, several)
+            if mode != "simulate" and experiment.measures:
+                _measured(experiment, runs, limit, several)
 
 
 def _left_out(experiment: Experiment) -> str:
@@ -143,22 +142,16 @@ def _left_out(experiment: Experiment) -> str:
     return f"`mlm-experiment run {experiment.name}` {long}" if long else ""
 
 
-def _run_here(experiment: Experiment, runs: Path, limit: int | None, may_lack: bool) -> None:
-    """Measure its proxies and facts on this machine. Raises DataMissing where files are, unless it `may_lack` them."""
-    if experiment.proxies:
-        from experiments.measured.machine import run_proxies
-
-        run, records = run_proxies(experiment, runs)
-        print(f"{experiment.name}: scaled to this machine; {run.path}\n{format_records(records)}")
-    if experiment.measures:
-        try:
-            run, records = seal_numbers(experiment, "-measured", _measure(experiment, limit), runs)
-        except DataMissing as missing:
-            if not may_lack:
-                raise
-            print(f"{experiment.name}: left out; {missing}")
-        else:
-            print(f"{experiment.name}: measured on this machine; {run.path}\n{format_records(records)}")
+def _measured(experiment: Experiment, runs: Path, limit: int | None, may_lack: bool) -> None:
+    """Make its measurement on this machine. Raises DataMissing where files are, unless it `may_lack` them."""
+    try:
+        run, records = seal_numbers(experiment, "-measured", _measure(experiment, limit), runs)
+    except DataMissing as missing:
+        if not may_lack:
+            raise
+        print(f"{experiment.name}: left out; {missing}")
+    else:
+        print(f"{experiment.name}: measured on this machine; {run.path}\n{format_records(records)}")
 
 
 def _measure(experiment: Experiment, limit: int | None) -> list[Line]:

@@ -63,7 +63,7 @@ def seal_numbers(
     records = [Record(**about | line) for line in numbers]
     measured = "measure" if any(record.kind == "measured" for record in records) else "scaled"
     config: dict[str, Any] = {
-        "experiment": experiment.model_dump(mode="json"),
+        "experiment": experiment.model_dump(mode="json") | {"proxies": []},  # a key of earlier versions
         "mode": measured if simulated is None else "simulate",
         **(simulated or {}),
         "records": digest_of_numbers(records),

@@ -212,6 +212,7 @@ def read_refused(path: Path) -> object:
     return load_results([path.parent])
 
 
+CLUSTER = (ROOT / "experiments/clusters/h100.toml").read_bytes().replace(b"fitted", b"experiments/clusters")
 SOFTWARE = b'title = "a"\nfuses = "a"\noverlaps = "a"\nstores = "a"\n'
 SOFTWARE += (ROOT / "experiments/software/fitted/megatron-2019.toml").read_bytes()
 READERS = (
@@ -248,7 +249,7 @@ READERS = (
     Reader("torch file", torch_file, read_torch_file, 20, TORCH),
     Reader("tokenizer", packed(f"{DATASET}/tokenizer/tokenizer.json"),
            lambda path: Tokenizer.load(path.parent).encode("a fine text")),
-    Reader("cluster", bytes_at("a.toml", (ROOT / "experiments/clusters/cpu.toml").read_bytes()),
+    Reader("cluster", bytes_at("a.toml", CLUSTER),
            lambda path: load_cluster(str(path))),
     Reader("software", bytes_at("a.toml", SOFTWARE),
            lambda path: load_cluster("dgx-2h-v100", str(path))),

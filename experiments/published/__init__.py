@@ -9,17 +9,16 @@ from lineage.errors import BadInput
 from lineage.records import Record
 
 HERE = Path(__file__).parent
-PROXIES = HERE.parent / "proxy-runs.csv"
 
 Row = dict[str, str]
 
 
 def workload_rows(name: str) -> list[Row]:
-    """The rows of a set in `proxy-runs.csv` or the `*-runs.csv` files of this folder.
+    """The rows of a set in the `*-runs.csv` files of this folder.
 
     Raises BadInput where there is none.
     """
-    rows = [row for path in (PROXIES, *sorted(HERE.glob("*-runs.csv"))) for row in read_rows(path)
+    rows = [row for path in sorted(HERE.glob("*-runs.csv")) for row in read_rows(path)
             if row["experiment"] == name]  # fmt: skip
     if not rows:
         raise BadInput(f"there are no workloads {name!r} in *-runs.csv")

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
-from pydantic import Field, FiniteFloat, NonNegativeFloat, PositiveInt, model_validator
+from pydantic import Field, FiniteFloat, NonNegativeFloat, model_validator
 
 from engine.config import Precision
 from engine.costs import PARAMETER_BYTES
@@ -162,8 +162,6 @@ class Cluster(Config):
     """Software whose constants and intervals fill the gaps of this file; empty if there are no gaps."""
     precision: Precision
     """Format of parameters and activations."""
-    max_gpus: PositiveInt | None = None
-    """GPUs of the machine in all; None where nodes can be added."""
     constants: Constants[Constant]
     intervals: Intervals
 
@@ -227,19 +225,7 @@ def stated_constants(machine: Machine, sources: Mapping[str, tuple[str, str]]) -
 
 def fitted_toml(constants: Mapping[str, Constant], intervals: Mapping[str, ErrorInterval]) -> str:
     """The text of a file that a cluster or a software extends."""
-    return "\n".join(["# Written by `mlm-experiment calibrate`.", *_tables(constants, intervals)]) + "\n"
-
-
-def cluster_toml(cluster: Cluster) -> str:
-    """The text of a cluster's own file, which `load_cluster` reads back."""
-    constants = {name: getattr(cluster.constants, name) for name in Constants.model_fields}
-    intervals = {name: interval for name, interval in cluster.intervals if interval}
-    head = [f'title = "{cluster.title}"', f'precision = "{cluster.precision}"', f"max_gpus = {cluster.max_gpus}", ""]
-    return "\n".join(["# Written by `mlm-experiment plan --mine`.", *head, *_tables(constants, intervals)]) + "\n"
-
-
-def _tables(constants: Mapping[str, Constant], intervals: Mapping[str, ErrorInterval]) -> list[str]:
-    lines = ["[constants]"]
+    lines = ["# Written by `mlm-experiment calibrate`.", "[constants]"]
     lines += [
         f'{name} = {{ value = {constant.value!r}, kind = "{constant.kind}", source = "{constant.source}" }}'
         for name, constant in constants.items()
@@ -247,7 +233,7 @@ def _tables(constants: Mapping[str, Constant], intervals: Mapping[str, ErrorInte
     for name, interval in intervals.items():
         stated = interval.model_dump(exclude_none=True)
         lines += ["", f"[intervals.{name}]", *(f"{key} = {json.dumps(value)}" for key, value in stated.items())]
-    return lines
+    return "\n".join(lines) + "\n"
 
 
 def rounded(value: float) -> float:

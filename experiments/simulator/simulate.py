@@ -155,8 +155,6 @@ def simulate(cluster: Cluster, workloads: Sequence[Workload], run: RunConfig | N
         for place, workload in enumerate(workloads):
             try:
                 config = checked_config(workload, cluster.precision, run)
-                if cluster.max_gpus and workload.gpus > cluster.max_gpus:
-                    raise BadInput(f"{workload.gpus} GPUs are more than the cluster's {cluster.max_gpus}")
                 runnable.append((place, workload, config))
             except BadInput as error:
                 predictions[place] = Prediction(reason=str(error))
