@@ -39,7 +39,7 @@ from data_pipeline.fast.language import detect, detect_reference
 from data_pipeline.fast.minhash import as_sketch, reference_signature, signature
 from data_pipeline.fast.shingles import jaccard, shingles
 from data_pipeline.reading.pieces import SHARD_BYTES, Piece
-from data_pipeline.reading.readers import Limits, read_pieces
+from data_pipeline.reading.readers import read_pieces
 from data_pipeline.stages.language import Language
 from data_pipeline.stages.length import Length
 from data_pipeline.tokens.tokenizer import Tokenizer
@@ -283,7 +283,7 @@ def size_bytes(texts: Sequence[str]) -> int:
 def read_texts(corpus: Path) -> tuple[list[str], int]:
     """Return the texts of a .jsonl file, and the number of its malformed lines."""
     piece = Piece("jsonl", corpus.name, str(corpus), "", corpus.stat().st_size if corpus.is_file() else 0)
-    every = list(read_pieces([piece], Limits()))
+    every = list(read_pieces([piece]))
     texts = [each.text for each in every if isinstance(each, Document)]
     return texts, len(every) - len(texts)
 

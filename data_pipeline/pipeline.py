@@ -6,7 +6,7 @@ writes them in their final order.
 """
 
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -76,7 +76,7 @@ class Pipeline:
     def _prepare(self, shards: list[list[Piece]]) -> Finished:
         filters = [(name, self._section(name)) for name in self.stages if name in TEXT_FILTERS]
         names = [name for name, _ in filters]
-        fixed = {"limits": asdict(self.config.sources.limits), "filters": filters}
+        fixed = {"max_line_bytes": self.config.sources.max_line_bytes, "filters": filters}
         jobs: list[Job] = [({**fixed, "pieces": [piece.to_json() for piece in shard]}, ()) for shard in shards]
         prepared = self.workspace.all("prepare", prepare, jobs, " and ".join(["read", *names]))
         self.ledger.enter(prepared.counts)

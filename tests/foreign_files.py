@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from data_pipeline.config import DataConfig
 from data_pipeline.files import Ledger
 from data_pipeline.reading.file_sources import FileSource
-from data_pipeline.reading.readers import Limits, read_pieces
+from data_pipeline.reading.readers import read_pieces
 from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
 from data_pipeline.tokens.tokenizer import Tokenizer
 from data_pipeline.work.workspace import Workspace
@@ -65,7 +65,7 @@ def table(folder: Path) -> Path:
 def documents(kind: str) -> Callable[[Path], object]:
     def read(path: Path) -> object:
         pieces = FileSource(f"{kind}:{path}").pieces(Workspace(path.parent, None), 1 << 16)  # type: ignore[arg-type]
-        return list(read_pieces(pieces, Limits(max_line_bytes=1 << 15)))
+        return list(read_pieces(pieces, 1 << 15))
 
     return read
 

@@ -10,7 +10,7 @@ import orjson
 
 from data_pipeline.contamination import decontaminate
 from data_pipeline.reading.file_sources import FileSource
-from data_pipeline.reading.readers import Limits, read_pieces
+from data_pipeline.reading.readers import read_pieces
 from data_pipeline.tokens.inspect_sample import trace_iteration
 from data_pipeline.work.tasks import MARKER as TASK_MARKER
 from data_pipeline.work.tasks import WorkTask, run_task
@@ -128,7 +128,7 @@ def written_by_a_verb(folder: Path) -> Path:
 
 def read_written(path: Path) -> object:
     pieces = FileSource(f"documents:{path.parent}").pieces(Workspace(path.parent, None), 1 << 16)
-    return list(read_pieces(pieces, Limits(max_line_bytes=1 << 15)))
+    return list(read_pieces(pieces, 1 << 15))
 
 
 def write_one(settings: object, inputs: object, directory: Path) -> dict[str, int]:

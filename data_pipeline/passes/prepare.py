@@ -9,7 +9,7 @@ import orjson
 from data_pipeline.document import Document, Drop, Malformed, Unfit, size_bytes
 from data_pipeline.files import StageAttrition
 from data_pipeline.reading.pieces import Piece
-from data_pipeline.reading.readers import Limits, malformed, read_pieces
+from data_pipeline.reading.readers import malformed, read_pieces
 from data_pipeline.stages import TEXT_FILTERS
 from data_pipeline.stages.stage import SOURCE, TextFilter
 from data_pipeline.work.document_shard import DocumentWriter
@@ -21,7 +21,7 @@ QUARANTINE = "quarantine.jsonl"
 def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Write the kept documents of a shard, and its malformed input.
 
-    Settings: `pieces`, `limits`, and `filters`: pairs of a TextFilter's name and its section of the recipe.
+    Settings: `pieces`, `max_line_bytes`, and `filters`: pairs of a TextFilter's name and its section of the recipe.
     """
     filters = [TEXT_FILTERS[name](**section) for name, section in settings["filters"]]
     entries = [StageAttrition.begin(name) for name in (SOURCE, *(each.name for each in filters))]
@@ -29,7 +29,7 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     bad = blank = 0
     start = time.perf_counter()
     with DocumentWriter(directory) as documents, (directory / QUARANTINE).open("wb") as quarantine:
-        for item in read_pieces(pieces, Limits(**settings["limits"])):
+        for item in read_pieces(pieces, settings["max_line_bytes"]):
             if item is None:
                 blank += 1
             elif isinstance(item, Malformed):

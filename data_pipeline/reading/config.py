@@ -3,9 +3,9 @@
 import difflib
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator
+from pydantic import Field, PositiveInt, field_validator
 
-from data_pipeline.reading.readers import Limits
+from data_pipeline.reading.readers import MAX_LINE_BYTES
 from lineage.config import Config
 
 HUB_NAMES = ("wikipedia", "openwebtext", "realnews", "cc-stories")
@@ -45,17 +45,10 @@ class SourcesConfig(Config):
     """Most documents taken from each source."""
     max_bytes: PositiveInt | None = None
     """Most UTF-8 bytes taken from each source. Streams and files are cut off, installed documentation is sampled."""
-    max_line_bytes: PositiveInt = 256 << 20
+    max_line_bytes: PositiveInt = MAX_LINE_BYTES
     """Longest line or text file that is accepted as a document."""
-    max_decompression_ratio: PositiveFloat = 200.0
-    """A compressed file is read until it exceeds this many times its compressed size, and 16 MiB."""
     max_bad_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Share of the lines that may be malformed; above it the run stops."""
-
-    @property
-    def limits(self) -> Limits:
-        """Limits of a line and of a compressed file."""
-        return Limits(self.max_line_bytes, self.max_decompression_ratio)
 
     @field_validator("names")
     @classmethod

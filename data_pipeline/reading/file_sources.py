@@ -9,7 +9,7 @@ from pathlib import Path
 
 from data_pipeline.reading.lines import COMPRESSED
 from data_pipeline.reading.pieces import GRAIN_BYTES, Piece, cut_lines, stamp_of
-from data_pipeline.reading.readers import compressed_bytes, mend_surrogates
+from data_pipeline.reading.readers import mend_surrogates
 from data_pipeline.work.workspace import Workspace
 from lineage.digest import is_sealed, sealed_files, sha256_file, sha256_json
 from lineage.errors import BadInput, IntegrityFailure
@@ -149,8 +149,6 @@ def _cut_parquet(piece: Piece, shard_bytes: int) -> Iterator[Piece]:
                 raise BadInput(f"{piece.path} has no column named text")
             groups = [table.metadata.row_group(number) for number in range(table.metadata.num_row_groups)]
             sizes = [(group.num_rows, group.total_byte_size) for group in groups]
-            if sum(map(compressed_bytes, groups)) > Path(piece.path).stat().st_size:
-                raise BadInput(f"{piece.path} is not a readable Parquet file: its row groups are larger than it is")
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{piece.path} is not a readable Parquet file: {error}") from error
     start = rows = 0

@@ -5,29 +5,28 @@ depend on what else is installed. Nothing is imported, and Python files are not 
 """
 
 import ast
-import hashlib
 import inspect
 import os
 import platform
 import re
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import asdict
 from email import message_from_string
 from functools import cached_property
+from hashlib import sha256
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
 import orjson
 from packaging.requirements import Requirement
 
-from data_pipeline.document import Document, Malformed, size_bytes
+from data_pipeline.document import Document, Malformed
 from data_pipeline.reading.config import INSTALLED_DOCS, SourcesConfig
 from data_pipeline.reading.pieces import Piece, cut_lines
-from data_pipeline.reading.readers import Limit, Limits, mend_surrogates, text_document
-from data_pipeline.work.tasks import MARKER, Counts, Input, Settings
+from data_pipeline.reading.readers import MAX_LINE_BYTES, Limit, mend_surrogates, text_document
+from data_pipeline.work.tasks import Counts, Settings
 from data_pipeline.work.workspace import Workspace
-from lineage.atomic import read_json
 from lineage.digest import sha256_json
 from lineage.errors import DataMissing
 
@@ -44,7 +43,6 @@ IN_PYTHON = re.compile(
 """Matches comments of whole lines (group 1), triple-quoted strings (group 3), and the text that can hide either."""
 COMMENT_SIGN = re.compile(r"^[ \t]*#+[:!]? ?", re.MULTILINE)
 HARVESTED = "documents.jsonl"
-GROUP_FILES = 64
 
 Place = tuple[str, str, Path]
 """Distribution, path inside it, path on disk."""
@@ -85,35 +83,17 @@ class InstalledDocs:
         return self._config.max_bytes or 60_000_000
 
     def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
-        places, config = self.places, self._config
-        order = list(range(len(places)))
-        if config.max_documents or config.max_bytes:
-            order.sort(key=lambda number: hashlib.sha256(f"{self._seed}:{places[number][:2]}".encode()).digest())
-        groups = [order[start : start + GROUP_FILES] for start in range(0, len(order), GROUP_FILES)]
-        fixed = {"limits": asdict(config.limits)}
-        jobs = (({**fixed, "places": [[*places[n][:2], str(places[n][2])] for n in group]}, ()) for group in groups)
-        limit = Limit(config.max_documents, config.max_bytes)
-        takes: list[tuple[int, int, int]] = []
-        read: list[str] = []
-
-        def harvested_sizes() -> Iterator[list[int | None]]:
-            for done in workspace.each(f"harvest-{self.name}", harvest, jobs, self.name, len(groups)):
-                read.append(done.digest)
-                yield from done.counts["sizes"]
-
-        for place, (number, sizes) in enumerate(zip(order, harvested_sizes(), strict=False)):
-            takes.append((number, place, _within(limit, sizes)))
-            if limit.reached:
-                break
-        used = [take for take in takes if take[2]]
-        if len(takes) < len(places):
-            self._sample = f", a sample of {len(used):,} of {len(places):,} files"
-        harvested = Input(workspace.path / f"harvest-{self.name}", sha256_json(read))
-        arranged = workspace.one(
-            f"arrange-{self.name}", arrange, {"takes": sorted(takes), "groups": len(read)}, harvested
-        )
-        path = arranged.path / "00000" / HARVESTED
-        whole = Piece("harvest", self.name, str(path), arranged.digest, path.stat().st_size)
+        config = self._config
+        settings = {
+            "places": [(owner, inside, str(path)) for owner, inside, path in self.places],
+            "seed": self._seed,
+            **config.model_dump(include={"max_documents", "max_bytes", "max_line_bytes"}),
+        }
+        harvested = workspace.all(f"harvest-{self.name}", harvest, [(settings, ())], self.name)
+        if harvested.counts[0]["sampled"]:
+            self._sample = f", a sample of {harvested.counts[0]['files']:,} of {len(self.places):,} files"
+        path = harvested.path / "00000" / HARVESTED
+        whole = Piece("harvest", self.name, str(path), harvested.digest, path.stat().st_size)
         yield from cut_lines(whole, shard_bytes)
 
 
@@ -169,46 +149,31 @@ def _standard_library_files() -> Iterator[Place]:
         yield "python", str(inside), root / inside
 
 
-def _within(limit: Limit, sizes: list[int | None]) -> int:
-    """Number of a file's items before the limit is reached; None stands for a malformed item."""
-    for number, size in enumerate(sizes):
-        if size is not None and not limit.admits(size):
-            return number
-    return len(sizes)
-
-
 def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Extract a group of files; counts the bytes of each file's documents."""
-    sizes, limits = [], Limits(**settings["limits"])
-    with (directory / HARVESTED).open("wb") as file:
-        for owner, inside, path in settings["places"]:
-            items = extract((owner, inside, Path(path)), limits)
-            file.writelines(orjson.dumps(asdict(item)) + b"\n" for item in items)
-            sizes.append([size_bytes(item.text) if isinstance(item, Document) else None for item in items])
-    return {"sizes": sizes}
+    """Write the documents of all files, or of a sample, in the order of the files; counts the files taken."""
+    places = [(owner, inside, Path(path)) for owner, inside, path in settings["places"]]
+    order = list(range(len(places)))
+    if settings["max_documents"] or settings["max_bytes"]:
+        order.sort(key=lambda number: sha256(f"{settings['seed']}:{places[number][:2]}".encode()).digest())
+    limit = Limit(settings["max_documents"], settings["max_bytes"])
+    taken: dict[int, bytes] = {}
+    for number in order:
+        items = takewhile(limit.admits, extract(places[number], settings["max_line_bytes"]))
+        if lines := b"".join(orjson.dumps(item, option=orjson.OPT_APPEND_NEWLINE) for item in items):
+            taken[number] = lines
+        if limit.reached:
+            break
+    (directory / HARVESTED).write_bytes(b"".join(taken[number] for number in sorted(taken)))
+    return {"files": len(taken), "sampled": limit.reached}
 
 
-def arrange(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Write the documents taken from each harvested file in the order of the files' names."""
-    files: list[list[bytes]] = []
-    for group in range(settings["groups"]):
-        folder = inputs[0] / f"{group:05d}"
-        sizes = read_json(folder / MARKER)["counts"]["sizes"]
-        with (folder / HARVESTED).open("rb") as file:
-            files += ([file.readline() for _ in items] for items in sizes)
-    with (directory / HARVESTED).open("wb") as file:
-        for _, place, take in settings["takes"]:
-            file.writelines(files[place][:take])
-    return {}
-
-
-def extract(place: Place, limits: Limits) -> list[Document | Malformed]:
+def extract(place: Place, max_line_bytes: int = MAX_LINE_BYTES) -> list[Document | Malformed]:
     """The documents in one file: Python modules, package descriptions, plain text."""
     owner, inside, path = place
     name = mend_surrogates(f"{owner}:{inside}")
     try:
         with path.open("rb") as file:
-            content = text_document(name, file.read(limits.max_line_bytes + 1), limits)
+            content = text_document(name, file.read(max_line_bytes + 1), max_line_bytes)
     except OSError as error:
         return [Malformed(name, 1, f"cannot be read: {error.strerror or error}", "")]
     if isinstance(content, Malformed):

@@ -12,47 +12,21 @@ import orjson
 from lineage.atomic import parse_json
 
 CHUNK_BYTES = 1 << 20
-ALLOWED_BYTES = 16 << 20
-"""Size that any compressed file may expand to."""
 COMPRESSED = (".gz", ".zst")
 
 
-class TooCompressed(Exception):
-    """A file expands more than it may."""
-
-
-class _Guarded(io.RawIOBase):
-    """Decompressed bytes, as long as they are at most `ratio` times the compressed ones read so far."""
-
-    def __init__(self, stream: BinaryIO, compressed: BinaryIO, ratio: float) -> None:
-        self._stream, self._compressed, self._ratio, self._count = stream, compressed, ratio, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        data = self._stream.read(len(buffer))
-        self._count += len(data)
-        if self._count > max(ALLOWED_BYTES, self._ratio * self._compressed.tell()):
-            raise TooCompressed
-        buffer[: len(data)] = data
-        return len(data)
-
-
 @contextmanager
-def open_bytes(path: Path, ratio: float) -> Iterator[BinaryIO]:
-    """The bytes of a file, decompressed by its ending. Reading raises TooCompressed where they exceed `ratio`."""
+def open_bytes(path: Path) -> Iterator[BinaryIO]:
+    """The bytes of a file, decompressed by its ending."""
     with path.open("rb", CHUNK_BYTES) as file:
         if path.suffix == ".gz":
-            stream: BinaryIO = gzip.GzipFile(fileobj=file)  # type: ignore[assignment]
+            yield gzip.GzipFile(fileobj=file)  # type: ignore[misc]
         elif path.suffix == ".zst":
             import pyarrow
 
-            stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "rb"), "zstd")
+            yield io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "rb"), "zstd"), CHUNK_BYTES)
         else:
             yield file
-            return
-        yield io.BufferedReader(_Guarded(stream, file, ratio), CHUNK_BYTES)
 
 
 def read_lines(stream: BinaryIO, max_bytes: int) -> Iterator[tuple[bytes, int]]:

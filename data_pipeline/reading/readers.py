@@ -3,15 +3,14 @@
 import json
 import os
 import re
-import resource
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from data_pipeline.document import Document, Malformed, size_bytes
-from data_pipeline.reading.lines import ALLOWED_BYTES, TooCompressed, open_bytes, parse_line, read_lines, seek_line
+from data_pipeline.reading.lines import open_bytes, parse_line, read_lines, seek_line
 from data_pipeline.reading.pieces import Piece, stamp_of
 from lineage.errors import BadInput, Interrupted
 
@@ -19,23 +18,12 @@ os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # pyarrow's own se
 EXCERPT_CHARACTERS = 300
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 BATCH_ROWS = 64
-SPARE_BYTES = 256 << 20
-"""Memory allowed beyond four times the unpacked size that a table states."""
-ROW_BYTES = 4
-"""Bytes counted for a row of Parquet beside its text: the length field."""
-EXPANDS = "expands more than {:g} times, the rest is not read"
+MAX_LINE_BYTES = 256 << 20
+"""Longest line or text file that is read, where a recipe sets no other length."""
 AGAIN = "the same command reads it again, and what was finished of other files is kept"
 
 Item = Document | Malformed | None
 """A document, malformed input, or None for a blank line."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Largest line, and largest expansion of a compressed file."""
-
-    max_line_bytes: int = 256 << 20
-    max_ratio: float = 200.0
 
 
 class Limit:
@@ -47,9 +35,11 @@ class Limit:
         self.reached = False
         """True once a document was refused."""
 
-    def admits(self, document_bytes: int) -> bool:
-        """True if a document of this size is within the limits; it is then counted."""
-        documents, total_bytes = self.documents + 1, self.bytes + document_bytes
+    def admits(self, item: Item) -> bool:
+        """True for a document within the limits, which is then counted, and for what is no document."""
+        if not isinstance(item, Document):
+            return True
+        documents, total_bytes = self.documents + 1, self.bytes + size_bytes(item.text)
         over = self._max_documents is not None and documents > self._max_documents
         if over or (self._max_bytes is not None and total_bytes > self._max_bytes):
             self.reached = True
@@ -58,7 +48,7 @@ class Limit:
         return True
 
 
-def read_pieces(pieces: Iterable[Piece], limits: Limits) -> Iterator[Item]:
+def read_pieces(pieces: Iterable[Piece], max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[Item]:
     """All items of the pieces, in order.
 
     Raises BadInput for a file that cannot be read, Interrupted for one that was changed or removed meanwhile.
@@ -68,7 +58,7 @@ def read_pieces(pieces: Iterable[Piece], limits: Limits) -> Iterator[Item]:
         taken = 0
         try:
             _check_stamp(piece)
-            for item in read(piece, limits):
+            for item in read(piece, max_line_bytes):
                 yield item
                 taken += isinstance(item, Document)
                 if taken == piece.take:
@@ -85,18 +75,16 @@ def _check_stamp(piece: Piece) -> None:
         raise Interrupted(f"{piece.path} was changed while it was read; {AGAIN}")
 
 
-def pieces_within(limit: Limit, pieces: Iterable[Piece], limits: Limits) -> Iterator[Piece]:
+def pieces_within(limit: Limit, pieces: Iterable[Piece], max_line_bytes: int) -> Iterator[Piece]:
     """The pieces up to the first document that the limit does not admit; they are read once for their sizes."""
     for piece in pieces:
-        take = 0
-        for item in read_pieces([piece], limits):
-            if isinstance(item, Document):
-                if not limit.admits(size_bytes(item.text)):
-                    if take:
-                        yield replace(piece, take=take)
-                    return
-                take += 1
-        yield piece
+        before = limit.documents
+        if all(map(limit.admits, read_pieces([piece], max_line_bytes))):
+            yield piece
+            continue
+        if take := limit.documents - before:
+            yield replace(piece, take=take)
+        return
 
 
 def mend_surrogates(text: str) -> str:
@@ -114,27 +102,24 @@ def malformed(name: str, line: int, reason: str, content: bytes) -> Malformed:
     return Malformed(name, line, reason, excerpt)
 
 
-def _read_lines(piece: Piece, limits: Limits) -> Iterator[Item]:
+def _read_lines(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
     number = piece.before
-    with open_bytes(Path(piece.path), limits.max_ratio) as file:
+    with open_bytes(Path(piece.path)) as file:
         position = 0
         if piece.end:
             first_line = seek_line(file, piece.start, piece.end)
             if first_line is None:
                 return
             position, number = first_line, piece.before + (first_line > piece.start)
-        try:
-            for line, length in read_lines(file, limits.max_line_bytes):
-                number += 1
-                if length - line.endswith(b"\n") > limits.max_line_bytes:
-                    yield malformed(piece.name, number, f"longer than {limits.max_line_bytes:,} bytes", line)
-                else:
-                    yield _parse(piece, number, line.strip())
-                position += length
-                if piece.end and position >= piece.end:
-                    return
-        except TooCompressed:
-            yield malformed(piece.name, number + 1, EXPANDS.format(limits.max_ratio), b"")
+        for line, length in read_lines(file, max_line_bytes):
+            number += 1
+            if length - line.endswith(b"\n") > max_line_bytes:
+                yield malformed(piece.name, number, f"longer than {max_line_bytes:,} bytes", line)
+            else:
+                yield _parse(piece, number, line.strip())
+            position += length
+            if piece.end and position >= piece.end:
+                return
 
 
 def _parse(piece: Piece, number: int, line: bytes) -> Item:
@@ -166,83 +151,45 @@ def _text_of(value: object) -> str:
     return text if text.isascii() else mend_surrogates(text)
 
 
-def _read_parquet(piece: Piece, limits: Limits) -> Iterator[Item]:
+def _read_parquet(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
     import pyarrow
     from pyarrow import parquet
 
     number = piece.before
     try:
-        with parquet.ParquetFile(piece.path, read_dictionary=["text"]) as table:  # what is repeated is in memory once
-            numbers = range(piece.start, piece.end)
-            groups = [table.metadata.row_group(group) for group in numbers]
-            file_bytes = Path(piece.path).stat().st_size
-            said = sum(group.total_byte_size for group in groups)
-            share = sum(map(compressed_bytes, groups)) / file_bytes
-            room = share * max(ALLOWED_BYTES, limits.max_ratio * file_bytes)
-            if said > room:
-                yield malformed(piece.name, number + 1, EXPANDS.format(limits.max_ratio), b"")
-                return
-            batches = table.iter_batches(batch_size=BATCH_ROWS, row_groups=numbers, columns=["text"])
-            while (batch := _next_within(SPARE_BYTES + 4 * max(said, 0), batches)) is not None:
+        with parquet.ParquetFile(piece.path) as table:
+            groups = range(piece.start, piece.end)
+            for batch in table.iter_batches(batch_size=BATCH_ROWS, row_groups=groups, columns=["text"]):
                 for value in batch.column(0):
                     number += 1
-                    item = _parquet_value(piece.name, number, value, limits)
-                    room -= ROW_BYTES + (size_bytes(item.text) if isinstance(item, Document) else 0)
-                    if room < 0:
-                        yield malformed(piece.name, number, EXPANDS.format(limits.max_ratio), b"")
-                        return
-                    yield item
-    except pyarrow.ArrowMemoryError as error:
-        raise BadInput(f"{piece.path} needs more memory than its table says") from error
+                    yield _parquet_value(piece.name, number, value, max_line_bytes)
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise BadInput(f"{piece.path} is not a readable Parquet file: {error}") from error
 
 
-def _next_within(size: int, batches: Iterator[Any]) -> Any:
-    """The next batch, read within `size` more bytes of memory; None after the last.
-
-    A page is unpacked whole and may have 2 GB, whatever the table states.
-    """
-    taken = Path("/proc/self/statm")
-    if not taken.exists():
-        return next(batches, None)
-    most = int(taken.read_text(encoding="ascii").split()[5]) * resource.getpagesize() + size
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (most if before[0] < 0 else min(most, before[0]), before[1]))
-    try:
-        return next(batches, None)
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, before)
-
-
-def compressed_bytes(group: Any) -> int:
-    """Bytes of a Parquet file that a row group says it fills."""
-    return sum(max(group.column(number).total_compressed_size, 0) for number in range(group.num_columns))
-
-
-def _parquet_value(name: str, number: int, value: Any, limits: Limits) -> Item:
+def _parquet_value(name: str, number: int, value: Any, max_line_bytes: int) -> Item:
     try:
         text = _text_of({"text": value.as_py()})
     except UnicodeDecodeError as error:
         return malformed(name, number, f"invalid UTF-8 at byte {error.start}", b"")
     except ValueError as error:
         return malformed(name, number, str(error), str(value.as_py()).encode("utf-8", "replace"))
-    if len(text) > limits.max_line_bytes:
-        return malformed(name, number, f"longer than {limits.max_line_bytes:,} bytes", text[:1000].encode())
+    if len(text) > max_line_bytes:
+        return malformed(name, number, f"longer than {max_line_bytes:,} bytes", text[:1000].encode())
     return Document(f"{name}:{number}", text)
 
 
-def _read_text(piece: Piece, limits: Limits) -> Iterator[Item]:
+def _read_text(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
     path = Path(piece.path)
     with path.open("rb") as file:
-        content = file.read(limits.max_line_bytes + 1)
-    yield text_document(piece.name, content, limits)
+        content = file.read(max_line_bytes + 1)
+    yield text_document(piece.name, content, max_line_bytes)
 
 
-def text_document(name: str, content: bytes, limits: Limits) -> Document | Malformed:
+def text_document(name: str, content: bytes, max_line_bytes: int) -> Document | Malformed:
     """A document from a file's content, of which at most one byte more than the limit was read."""
-    if len(content) > limits.max_line_bytes:
-        return malformed(name, 1, f"longer than {limits.max_line_bytes:,} bytes", content)
+    if len(content) > max_line_bytes:
+        return malformed(name, 1, f"longer than {max_line_bytes:,} bytes", content)
     try:
         return Document(name, content.decode("utf-8"))
     except UnicodeDecodeError as error:

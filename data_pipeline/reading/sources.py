@@ -2,7 +2,8 @@
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Protocol
 
 from data_pipeline.reading.config import HUB_NAMES, INSTALLED_DOCS, SourcesConfig
@@ -38,13 +39,16 @@ class Source(Protocol):
         """Files of the source, in order, cut to at most `shard_bytes` where possible."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class OpenedSources:
-    """The sources of one run, in order."""
+    """The sources of one run, in order, each cut off where the recipe says so."""
 
     sources: tuple[Source, ...]
+    config: SourcesConfig
     stand_in: str = ""
     """A sentence about a source that stands in for others; empty if none does."""
+    _cuts: dict[str, str] = field(default_factory=dict)
+    """Words that say where a source was cut off, by its name."""
 
     def fingerprints(self) -> dict[str, str]:
         """Digest of each source."""
@@ -52,18 +56,31 @@ class OpenedSources:
 
     def describe(self) -> str:
         """Description for people; complete once the sources have been read."""
-        described = "; ".join(source.describe() for source in self.sources)
+        described = "; ".join(source.describe() + self._cuts.get(source.name, "") for source in self.sources)
         return f"{described} -- {self.stand_in}" if self.stand_in else described
 
     @property
     def total_bytes(self) -> int:
         """Approximate bytes to read."""
-        return sum(source.total_bytes for source in self.sources)
+        config, total = self.config, 0
+        for whole in (source.total_bytes for source in self.sources):
+            total += min(whole, config.max_bytes or whole, (config.max_documents or whole) * TYPICAL_DOCUMENT_BYTES)
+        return total
 
     def shards(self, workspace: Workspace, shard_bytes: int) -> list[list[Piece]]:
         """All pieces of all sources in order, gathered into shards."""
-        pieces = (piece for source in self.sources for piece in source.pieces(workspace, shard_bytes))
-        return pack(pieces, shard_bytes)
+        pieces = (self._within_limits(source, source.pieces(workspace, shard_bytes)) for source in self.sources)
+        return pack(chain.from_iterable(pieces), shard_bytes)
+
+    def _within_limits(self, source: Source, pieces: Iterator[Piece]) -> Iterator[Piece]:
+        config = self.config
+        if source.name == INSTALLED_DOCS or (config.max_documents is None and config.max_bytes is None):
+            yield from pieces
+            return
+        limit = Limit(config.max_documents, config.max_bytes)
+        yield from pieces_within(limit, pieces, config.max_line_bytes)
+        if limit.reached:
+            self._cuts[source.name] = f", the first {limit.documents:,} documents"
 
 
 def open_sources(config: SourcesConfig, seed: int) -> OpenedSources:
@@ -74,7 +91,7 @@ def open_sources(config: SourcesConfig, seed: int) -> OpenedSources:
     refuse_withdrawn(config.names)
     wanted = [name for name in config.names if name in HUB_NAMES]
     if not wanted or hub_is_reachable():
-        return OpenedSources(tuple(_open(name, config, seed) for name in config.names))
+        return OpenedSources(tuple(_open(name, config, seed) for name in config.names), config)
     if config.offline_fallback is None:
         raise DataMissing(
             f"the Hugging Face hub cannot be reached for {' and '.join(wanted)}: connect, name local files as "
@@ -85,43 +102,10 @@ def open_sources(config: SourcesConfig, seed: int) -> OpenedSources:
     print(f"WARNING: {stand_in}", file=sys.stderr)
     others = [name for name in config.names if name not in (*wanted, config.offline_fallback)]
     names = (config.offline_fallback, *others)
-    return OpenedSources(tuple(_open(name, config, seed) for name in names), stand_in)
+    return OpenedSources(tuple(_open(name, config, seed) for name in names), config, stand_in)
 
 
 def _open(name: str, config: SourcesConfig, seed: int) -> Source:
     if name == INSTALLED_DOCS:
         return InstalledDocs(config, seed)
-    source = HubSource(name) if name in HUB_NAMES else FileSource(name)
-    if config.max_documents is None and config.max_bytes is None:
-        return source
-    return Limited(source, config)
-
-
-class Limited:
-    """The beginning of a source."""
-
-    def __init__(self, source: Source, config: SourcesConfig) -> None:
-        self._source, self._config = source, config
-        self._cut = ""
-
-    @property
-    def name(self) -> str:
-        return self._source.name
-
-    def fingerprint(self) -> str:
-        return self._source.fingerprint()
-
-    def describe(self) -> str:
-        return self._source.describe() + self._cut
-
-    @property
-    def total_bytes(self) -> int:
-        config, whole = self._config, self._source.total_bytes
-        return min(whole, config.max_bytes or whole, (config.max_documents or whole) * TYPICAL_DOCUMENT_BYTES)
-
-    def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
-        limit = Limit(self._config.max_documents, self._config.max_bytes)
-        pieces = self._source.pieces(workspace, shard_bytes)
-        yield from pieces_within(limit, pieces, self._config.limits)
-        if limit.reached:
-            self._cut = f", the first {limit.documents:,} documents"
+    return HubSource(name) if name in HUB_NAMES else FileSource(name)

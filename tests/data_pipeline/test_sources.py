@@ -18,7 +18,7 @@ from data_pipeline.reading import hub
 from data_pipeline.reading.file_sources import FileSource
 from data_pipeline.reading.hub import HubSource, asking_for
 from data_pipeline.reading.installed_docs import InstalledDocs, extract, run_time_distributions
-from data_pipeline.reading.readers import Limit, Limits, read_pieces
+from data_pipeline.reading.readers import Limit, read_pieces
 from data_pipeline.reading.sources import Source, open_sources
 from data_pipeline.work.executors.local import LocalExecutor
 from data_pipeline.work.workspace import Workspace
@@ -29,7 +29,7 @@ def found_in(source: Source, folder: Path, workers: int = 1, shard_bytes: int = 
     """Everything in a source but blank lines; tasks leave their files in `folder`."""
     with LocalExecutor(workers) as executor:
         pieces = list(source.pieces(Workspace(folder, executor), shard_bytes))
-    return [found for found in read_pieces(pieces, Limits()) if found is not None]
+    return [found for found in read_pieces(pieces) if found is not None]
 
 
 def read(name: str) -> list[Document | Malformed]:
@@ -120,9 +120,10 @@ def test_fingerprint_is_of_the_content(tmp_path: Path) -> None:
 
 def test_limit_admits_until_one_document_is_too_many() -> None:
     limit = Limit(2, None)
-    assert [limit.admits(1) for _ in range(3)] == [True, True, False]
+    assert [limit.admits(Document("", "x")) for _ in range(3)] == [True, True, False]
     limit = Limit(None, 5)
-    assert [limit.admits(4), limit.admits(2)] == [True, False]
+    bad = Malformed("a", 1, "not JSON", "")
+    assert [limit.admits(item) for item in (Document("", "éé"), bad, None, Document("", "xx"))] == [True] * 3 + [False]
     assert (limit.documents, limit.bytes, limit.reached) == (1, 4, True)
 
 
@@ -197,23 +198,23 @@ def test_python_file_gives_its_strings_and_comments(tmp_path: Path) -> None:
         'class C:\n    r"""Class.\n\n    More.\n    """\n    async def m(self):\n        """Method."""\n'
     )
     said = "\n\n".join(["Module.", "A comment\nof two lines.", "Class.", "More.", "Method."])
-    assert extract(("dist", "m.py", path), Limits()) == [Document("dist:m.py", said)]
+    assert extract(("dist", "m.py", path)) == [Document("dist:m.py", said)]
     path.write_text('def broken(:\n    """It need not be Python."""\n')
-    assert extract(("dist", "m.py", path), Limits()) == [Document("dist:m.py", "It need not be Python.")]
+    assert extract(("dist", "m.py", path)) == [Document("dist:m.py", "It need not be Python.")]
     path.write_bytes(b'"""one"""\n# \xff')
     bad = Malformed("dist:m.py", 2, "invalid UTF-8 at byte 12", '"""one"""\n# \ufffd')
-    assert extract(("dist", "m.py", path), Limits()) == [bad]
+    assert extract(("dist", "m.py", path)) == [bad]
 
 
 def test_package_description_and_topics(tmp_path: Path) -> None:
     metadata = tmp_path / "METADATA"
     metadata.write_text("Metadata-Version: 2.1\nName: x\n\n# About\n\nProse.\n")
-    assert extract(("x", "x.dist-info/METADATA", metadata), Limits()) == [
+    assert extract(("x", "x.dist-info/METADATA", metadata)) == [
         Document("x:x.dist-info/METADATA", "# About\n\nProse.\n")
     ]
     topics = tmp_path / "topics.py"
     topics.write_text("topics = {'b': 'second', 'a': 'first'}\n")
-    found = extract(("python", "pydoc_data/topics.py", topics), Limits())
+    found = extract(("python", "pydoc_data/topics.py", topics))
     assert [item.text for item in found if isinstance(item, Document)] == ["first", "second"]
 
 
@@ -251,7 +252,7 @@ def test_sources_are_read_in_the_order_given(tmp_path: Path) -> None:
     opened = open_sources(SourcesConfig(names=names, max_documents=2), 1)
     with LocalExecutor(1) as executor:
         shards = opened.shards(Workspace(tmp_path / "work", executor), 1 << 20)
-    found = read_pieces([piece for shard in shards for piece in shard], Limits())
+    found = read_pieces([piece for shard in shards for piece in shard])
     assert [item.text for item in found if isinstance(item, Document)] == ["b0", "b1", "a0", "a1"]
     assert "the first 2 documents" in opened.describe()
 
