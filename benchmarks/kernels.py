@@ -28,6 +28,8 @@ QUEUED = 10
 FLOOR_SHARE = 0.85
 """The goal of each kernel that is bound by memory: its floor's share of its time."""
 SDPA = "SDPA with dropout"
+LOSS_SCALE = 2.0**16
+"""The loss scale that fp16 begins with. It is in the gradients of a real step."""
 
 
 @dataclass(frozen=True)
@@ -202,10 +204,16 @@ def check_kernels(dtype: str, shape: KernelShape) -> list[Case]:
 def _results(
     function: Callable[..., torch.Tensor], tensors: list[torch.Tensor], others: tuple[Any, ...]
 ) -> list[torch.Tensor]:  # fmt: skip
+    """Output and gradients. Of a loss, times the loss scale, also the weight's rows of words that are no target."""
     leaves = [tensor.detach().requires_grad_() for tensor in tensors]
     output = function(*leaves, *others)
     upstream = torch.linspace(-1.0, 1.0, output.numel(), device=output.device).view(output.shape).to(torch.bfloat16)
-    return [output.detach(), *torch.autograd.grad(output, leaves, upstream.to(output.dtype))]
+    if output.dim() > 0:
+        return [output.detach(), *torch.autograd.grad(output, leaves, upstream.to(output.dtype))]
+    results = [output.detach(), *torch.autograd.grad(output, leaves, LOSS_SCALE * torch.ones_like(output))]
+    is_no_target = torch.ones(len(results[-1]), dtype=torch.bool, device=output.device)
+    is_no_target[others[0]] = False
+    return [*results, results[-1][is_no_target]]
 
 
 def measure_kernels(limits: dict[str, float], shape: KernelShape) -> list[Case]:

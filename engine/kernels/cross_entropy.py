@@ -16,6 +16,8 @@ from engine.parallel.mesh import MAX, Axis
 
 CHUNK_BYTES = 1 << 27
 """Largest block of logits in memory."""
+HALF_SCALE = 2.0**15
+"""Slopes of logits, between -1 and 1, are stored in fp16 times this: small probabilities do not underflow."""
 
 
 def reference(
@@ -50,7 +52,7 @@ class LogitLoops(NamedTuple):
 def in_chunks(
     hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, vocab_size: int, axis: Axis, loops: LogitLoops
 ) -> torch.Tensor:
-    """`chunked` with a device's loops."""
+    """`chunked` with a device's loops. In fp16 the loss scale and 1/n multiply the gradients in fp32."""
     loss: torch.Tensor = _Chunked.apply(hidden, weight, targets, vocab_size, axis, loops)
     return loss
 
@@ -66,8 +68,11 @@ class _Chunked(torch.autograd.Function):
         columns, targets = min(max(vocab_size - start, 0), len(weight)), targets - start
         chunks = -(-len(hidden) * len(weight) * weight.element_size() // loops.chunk_bytes)
         chunk = -(-len(hidden) // chunks)
-        factor = 1.0 / len(hidden) if is_trained else 0.0
-        to_hidden = torch.empty_like(hidden) if is_trained else torch.empty(0)
+        is_half = hidden.dtype == torch.float16
+        factor = (HALF_SCALE if is_half else 1.0 / len(hidden)) if is_trained else 0.0
+        ctx.rest = 1.0 / (HALF_SCALE * len(hidden)) if is_half else 1.0
+        wide = torch.float32 if is_half else hidden.dtype
+        to_hidden = torch.empty_like(hidden, dtype=wide) if is_trained else torch.empty(0)
         to_weight: torch.Tensor | None = None
         total = torch.zeros((), dtype=torch.float64, device=hidden.device)
         for first in range(0, len(hidden), chunk):
@@ -84,15 +89,18 @@ class _Chunked(torch.autograd.Function):
                     loops.softmax_gradient(logits, columns, targets[here], own_top, top, sums, factor)
             total += (sums[0].log().add_(top) - sums[1]).sum(dtype=torch.float64)
             if is_trained:
-                to_hidden[here] = multiply(logits, weight)
+                to_hidden[here] = _product(logits, weight)
                 to_weight = _with_product(to_weight, logits.t(), hidden[here])
         if to_weight is not None:
-            ctx.save_for_backward(to_hidden, to_weight.to(weight.dtype))
+            ctx.save_for_backward(to_hidden, to_weight.to(wide))
         return (total / len(hidden)).float()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         to_hidden, to_weight = ctx.saved_tensors
+        if ctx.rest != 1.0:
+            gradient = gradient * ctx.rest
+            return to_hidden.mul_(gradient).half(), to_weight.mul_(gradient).half(), None, None, None, None
         if gradient.device.type != "cpu" or gradient.item() != 1.0:  # a GPU's value would have to be waited for
             to_hidden.mul_(gradient)
             to_weight.mul_(gradient)
@@ -102,8 +110,15 @@ class _Chunked(torch.autograd.Function):
 def _with_product(total: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """total + a·b, added in fp32."""
     if total is None:
+        return _product(a, b)
+    return total.addmm_(a, b) if b.dtype == torch.float32 else total.float().add_(_product(a, b))
+
+
+def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a·b in their dtype, of fp16 in fp32."""
+    if a.dtype != torch.float16:
         return multiply(a, b)
-    return total.addmm_(a, b) if b.dtype == torch.float32 else total.float().add_(multiply(a, b))
+    return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else a.float() @ b.float()
 
 
 def log_sum(

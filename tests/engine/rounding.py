@@ -149,7 +149,8 @@ def linear_cross_entropy(r: Rounding, tensors: Tensors, others: tuple[Any, ...],
     odds = r.exponential(r.work(logits - top))
     total = r.sum(odds)
     losses = r.work(r.work(r.work(total.log()) + top) - (logits * own).sum(-1, keepdim=True))
-    slopes = r.stored(r.work(odds * r.work(1 / len(hidden) / total)) - own / len(hidden))
+    stored = 2.0**15  # fp16 has no smaller numbers than 2⁻²⁴
+    slopes = r.stored(r.work(odds * r.work(stored / len(hidden) / total)) - own * stored / len(hidden)) / stored
     to_hidden = r.stored(r.product(slopes, weight[None, :vocab_size]))
     to_weight = r.stored(r.stored(r.product(slopes.mT, rows)))  # the parts, and their sum
     to_weight = torch.nn.functional.pad(to_weight, (0, 0, 0, len(weight) - vocab_size))

@@ -110,8 +110,7 @@ def on_one_rank(dtype: torch.dtype, work: torch.dtype) -> list[torch.Tensor]:
     return [tensor.double() for tensor in (loss.detach(), hidden.grad, weight.grad)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("device", DTYPES)
+@pytest.mark.parametrize(("device", "dtype"), [(name, dtype) for name, dtypes in DTYPES.items() for dtype in dtypes])
 def test_projection_and_loss_in_chunks_on_four_ranks_are_as_exact_as_the_reference_on_one(
     device: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,3 +123,47 @@ def test_projection_and_loss_in_chunks_on_four_ranks_are_as_exact_as_the_referen
         for true, theirs, ours in zip(exact, reference, map(torch.from_numpy, found), strict=True):
             allowed = 2 * (theirs - true).abs().max() + torch.finfo(dtype).eps * true.abs().max()
             assert (ours - true).abs().max() <= allowed
+
+
+WORDS, POSITIONS, STEP = 50_304, 192, 8_192
+"""GPT-2's padded vocabulary, positions here, and positions of the step whose factors are taken."""
+LOSS_SCALE = 2.0**16
+
+
+def scaled_gradients(device: str, dtype: torch.dtype, factor: float) -> list[torch.Tensor]:
+    """Gradients of hidden states and weight, the loss times a factor."""
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(POSITIONS, 64, generator=generator).half().to(dtype).requires_grad_()
+    weight = (0.02 * torch.randn(WORDS, 64, generator=generator)).half().to(dtype).requires_grad_()
+    targets = torch.arange(POSITIONS)
+    loss = implementation("linear_cross_entropy", device)(hidden, weight, targets, WORDS, serial_mesh().tp)
+    (loss * factor).backward()
+    assert hidden.grad is not None
+    assert weight.grad is not None
+    return [hidden.grad.double() / factor, weight.grad[POSITIONS:].double() / factor]
+
+
+def fp16_errors(device: str, exact: list[torch.Tensor], factor: float) -> tuple[list[float], int]:
+    """Relative errors of hidden states' gradient and of the rows of words that are no target; zeros in these."""
+    ours = scaled_gradients(device, torch.float16, factor)
+    errors = [float((own - true).norm() / true.norm()) for own, true in zip(ours, exact, strict=True)]
+    return errors, int((ours[1] == 0).sum())
+
+
+@pytest.mark.parametrize("factor", [LOSS_SCALE, LOSS_SCALE * POSITIONS / STEP], ids=["own", "step"])
+def test_fp16_keeps_small_probabilities_with_the_loss_scale_of_a_step(
+    factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A word's probability is 2e-5: over 8,192 positions 2e-9, which fp16 holds only times the loss scale."""
+    exact = scaled_gradients("reference", torch.float64, factor)
+    allowed, zeros = fp16_errors("reference", exact, factor)
+    interpret(monkeypatch)
+    from engine.kernels.gpu import cross_entropy as on_gpu
+
+    monkeypatch.setattr(on_gpu, "COLUMNS", 1 << 16)
+    monkeypatch.setattr(on_gpu, "CHUNK_BYTES", 1 << 24)
+    errors, ours = fp16_errors("cuda", exact, factor)
+    assert all(own <= 2 * theirs for own, theirs in zip(errors, allowed, strict=True)), (errors, allowed)
+    assert ours <= zeros
+    monkeypatch.setattr(cross_entropy, "HALF_SCALE", 1 / STEP)
+    assert fp16_errors("cuda", exact, factor)[0][1] > 100 * allowed[1]
