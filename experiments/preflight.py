@@ -1,6 +1,6 @@
-"""Checks of a machine before days of training: versions, clocks, matrix products, all-reduce, disk.
+"""Checks of a machine before days of training: versions, matrix products, all-reduce, disk.
 
-`python -m experiments.preflight OPTIONS` is one rank of it, under torchrun or Slurm. Importing it imports no torch.
+`python -m experiments.preflight OPTIONS` is one rank of it, under torchrun or Slurm.
 """
 
 import os
@@ -13,17 +13,18 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+import torch
+import torch.distributed as dist
 import typer
 
 from engine.launch.local import launch
+from engine.launch.rendezvous import join_ranks, leave_ranks
 from lineage import VERSION
 from lineage.command import run_command
 from lineage.environment import available_cores, list_gpus, source_state
 from lineage.errors import HardwareMissing
 from lineage.progress import announce, format_bytes
 
-CLOCKS_APART_SECONDS = 5.0
-"""Largest difference between two nodes' clocks; beyond it a file can seem newer than now."""
 SLOWEST_SHARE = 0.5
 """Least share of the median rank's matrix rate that every rank must reach."""
 MATMUL_WIDTH = {"cuda": 8192, "cpu": 512}
@@ -38,8 +39,6 @@ class Seen(NamedTuple):
     rank: int
     host: str
     versions: dict[str, str]
-    clock: float
-    """Seconds since the epoch just after all ranks met."""
     product_is_right: bool
     product_flops_per_second: float
     sum_is_right: bool
@@ -49,6 +48,9 @@ class Seen(NamedTuple):
     written_bytes_per_second: float
     write_failure: str
     """Empty where a file was written and read back as it was."""
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} ({self.host})"
 
 
 class Check(NamedTuple):
@@ -73,7 +75,36 @@ def preflight(runs: Path, ranks: int | None = None, needed_bytes: int = 0) -> No
 
 def checks(seen: Sequence[Seen], needed_bytes: int) -> list[Check]:
     """The checks that the ranks' findings pass or fail."""
-    return [_versions(seen), _clocks(seen), *_products(seen), _all_reduce(seen), *_disk(seen, needed_bytes)]
+    first = seen[0]
+    other_versions = [
+        f"{name} is {value} on {first} and {other.versions.get(name)} on {other}"
+        for other in seen
+        for name, value in first.versions.items()
+        if other.versions.get(name) != value
+    ]
+    versions = ", ".join(map(" ".join, first.versions.items()))
+    wrong_products = [str(rank) for rank in seen if not rank.product_is_right]
+    wrong_sums = [str(rank) for rank in seen if not rank.sum_is_right]
+    rates = sorted(rank.product_flops_per_second / 1e12 for rank in seen)
+    slowest, median = min(seen, key=lambda rank: rank.product_flops_per_second), rates[len(rates) // 2]
+    bus = min(rank.bus_bytes_per_second for rank in seen) / 1e9
+    least, needed = min(seen, key=lambda rank: rank.free_bytes), f"{needed_bytes / 1e9:.1f} GB"
+    free = f"{least.free_bytes / 1e9:.1f} GB"
+    written = min(rank.written_bytes_per_second for rank in seen) / 1e6
+    unwritten = [f"{rank}: {rank.write_failure}" for rank in seen if rank.write_failure]
+    rows = [
+        ("versions", versions, bool(other_versions), "".join(other_versions[:1])),
+        ("matrix products", f"wrong on {len(wrong_products)} ranks" if wrong_products else "equal to what they must be",
+         bool(wrong_products), f"a matrix product is wrong on {', '.join(wrong_products)}"),
+        ("matrix rate", f"{rates[0]:.3g} to {rates[-1]:.3g} TFLOP/s", rates[0] < SLOWEST_SHARE * median,
+         f"{slowest} reaches {rates[0]:.3g} TFLOP/s, under half of the median rank's {median:.3g}"),
+        ("all-reduce", f"{len(seen)} ranks, {bus:.3g} GB/s of bus bandwidth" if bus else "one rank: nothing to reduce",
+         bool(wrong_sums), f"an all-reduce gave a wrong sum on {', '.join(wrong_sums)}"),
+        ("disk space", f"{free} free" + f", {needed} needed" * bool(needed_bytes), least.free_bytes < needed_bytes,
+         f"{least} has {free} of disk for runs, and {needed} are needed"),
+        ("disk writes", f"{written:.0f} MB/s a rank, synced", bool(unwritten), "".join(unwritten[:1])),
+    ]  # fmt: skip
+    return [Check(name, result, failure if is_failed else "") for name, result, is_failed, failure in rows]
 
 
 def format_checks(checks: Sequence[Check]) -> str:
@@ -82,87 +113,22 @@ def format_checks(checks: Sequence[Check]) -> str:
     return "\n".join(f"{'failed' if each.failure else 'good':<8}{each.name:<{width}}  {each.result}" for each in checks)
 
 
-def _versions(seen: Sequence[Seen]) -> Check:
-    first = seen[0]
-    failures = (
-        f"{name} is {value} on {_place(first)} and {other.versions.get(name)} on {_place(other)}"
-        for other in seen
-        for name, value in first.versions.items()
-        if other.versions.get(name) != value
-    )
-    return Check("versions", ", ".join(map(" ".join, first.versions.items())), next(failures, ""))
-
-
-def _clocks(seen: Sequence[Seen]) -> Check:
-    early, late = (choose(seen, key=lambda rank: rank.clock) for choose in (min, max))
-    apart = late.clock - early.clock
-    failure = f"the clock of {_place(late)} is {apart:.1f} s ahead of that of {_place(early)}"
-    return Check("clocks", f"{apart:.3f} s apart", failure if apart > CLOCKS_APART_SECONDS else "")
-
-
-def _products(seen: Sequence[Seen]) -> list[Check]:
-    wrong = [_place(rank) for rank in seen if not rank.product_is_right]
-    right = f"wrong on {len(wrong)} ranks" if wrong else "equal to what they must be"
-    rates = sorted(rank.product_flops_per_second / 1e12 for rank in seen)
-    slowest = min(seen, key=lambda rank: rank.product_flops_per_second)
-    median = rates[len(rates) // 2]
-    spread = f"{rates[0]:.3g} to {rates[-1]:.3g} TFLOP/s"
-    slow = f"{_place(slowest)} reaches {rates[0]:.3g} TFLOP/s, under half of the median rank's {median:.3g}"
-    return [
-        Check("matrix products", right, f"a matrix product is wrong on {', '.join(wrong)}" if wrong else ""),
-        Check("matrix rate", spread, slow if rates[0] < SLOWEST_SHARE * median else ""),
-    ]
-
-
-def _all_reduce(seen: Sequence[Seen]) -> Check:
-    if len(seen) == 1:
-        return Check("all-reduce", "one rank: nothing to reduce", "")
-    wrong = [_place(rank) for rank in seen if not rank.sum_is_right]
-    rate = min(rank.bus_bytes_per_second for rank in seen)
-    return Check("all-reduce", f"{len(seen)} ranks, {rate / 1e9:.3g} GB/s of bus bandwidth",
-                 f"an all-reduce gave a wrong sum on {', '.join(wrong)}" if wrong else "")  # fmt: skip
-
-
-def _disk(seen: Sequence[Seen], needed_bytes: int) -> list[Check]:
-    least, needed = min(seen, key=lambda rank: rank.free_bytes), f"{needed_bytes / 1e9:.1f} GB"
-    free = f"{least.free_bytes / 1e9:.1f} GB"
-    short = f"{_place(least)} has {free} of disk for runs, and {needed} are needed"
-    written = f"{min(rank.written_bytes_per_second for rank in seen) / 1e6:.0f} MB/s a rank, synced"
-    failures = (f"{_place(rank)}: {rank.write_failure}" for rank in seen if rank.write_failure)
-    return [
-        Check("disk space", f"{free} free, {needed} needed" if needed_bytes else f"{free} free",
-              short if least.free_bytes < needed_bytes else ""),
-        Check("disk writes", written, next(failures, "")),
-    ]  # fmt: skip
-
-
-def _place(rank: Seen) -> str:
-    return f"rank {rank.rank} ({rank.host})"
-
-
 def _look(runs: Path) -> Seen:
     """This rank's findings. All ranks call it at once."""
-    import torch
-    import torch.distributed as dist
-
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     torch.set_num_threads(1)
-    grouped = dist.is_initialized()
-    if grouped:
-        dist.barrier()
-    clock = time.time()
     right, rate = _multiply(device)
-    sum_is_right, bus = _reduce(device) if grouped else (True, 0.0)
+    sum_is_right, bus = _reduce(device) if dist.is_initialized() else (True, 0.0)
     written_rate, write_failure = _write(runs)
     return Seen(
-        rank=int(os.environ.get("RANK", "0")), host=socket.gethostname(), versions=_software(torch), clock=clock,
+        rank=int(os.environ.get("RANK", "0")), host=socket.gethostname(), versions=_software(),
         product_is_right=right, product_flops_per_second=rate, sum_is_right=sum_is_right, bus_bytes_per_second=bus,
         free_bytes=shutil.disk_usage(runs).free, written_bytes_per_second=written_rate,
         write_failure=write_failure,
     )  # fmt: skip
 
 
-def _software(torch: Any) -> dict[str, str]:
+def _software() -> dict[str, str]:
     software = {"mlm-repro": VERSION, "python": platform.python_version(), "torch": torch.__version__}
     if commit := source_state().get("commit"):
         software["commit"] = str(commit)[:12]
@@ -172,10 +138,8 @@ def _software(torch: Any) -> dict[str, str]:
     return software
 
 
-def _multiply(device: Any) -> tuple[bool, float]:
+def _multiply(device: torch.device) -> tuple[bool, float]:
     """True if a product of -1, 0 and 1, which is exact in every format, is right; and the best of a few rates."""
-    import torch
-
     width, dtype = MATMUL_WIDTH[device.type], torch.float16 if device.type == "cuda" else torch.float32
     drawn = torch.randint(0, 16, (2, width, width), generator=torch.Generator().manual_seed(0)).to(device)
     a, b = ((drawn == 0).to(dtype) - (drawn == 1).to(dtype)).unbind()
@@ -185,11 +149,8 @@ def _multiply(device: Any) -> tuple[bool, float]:
     return right, 2 * width**3 / min(_timed(lambda: a @ b, clock) for _ in range(REPEATS))
 
 
-def _reduce(device: Any) -> tuple[bool, float]:
+def _reduce(device: torch.device) -> tuple[bool, float]:
     """True if the sum over ranks is exact, and the best of a few bus bandwidths (2(n − 1)/n · bytes/seconds)."""
-    import torch
-    import torch.distributed as dist
-
     rank, ranks = dist.get_rank(), dist.get_world_size()
     tensor = torch.full((REDUCED_BYTES[device.type] // 4,), float(rank + 1), device=device)
     dist.all_reduce(tensor)
@@ -200,8 +161,6 @@ def _reduce(device: Any) -> tuple[bool, float]:
 
 
 def _timed(operation: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
-    import torch
-
     start = clock()
     operation()
     if torch.cuda.is_available():
@@ -212,18 +171,15 @@ def _timed(operation: Callable[[], object], clock: Callable[[], float] = time.pe
 def _write(runs: Path) -> tuple[float, str]:
     """Rate of a synced write below `runs`, and what went wrong with it or with reading it back."""
     path = runs / f".preflight-{socket.gethostname()}-{os.getpid()}"
-    data = os.urandom(2**20)
-    blocks = WRITTEN_BYTES // len(data)
+    data = os.urandom(2**20) * (WRITTEN_BYTES // 2**20)
     try:
         start = time.perf_counter()
         with path.open("wb") as file:
-            for _ in range(blocks):
-                file.write(data)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         seconds = time.perf_counter() - start
-        with path.open("rb") as file:
-            right = all(file.read(len(data)) == data for _ in range(blocks))
+        right = path.read_bytes() == data
         path.unlink()
     except OSError as error:
         path.unlink(missing_ok=True)
@@ -233,10 +189,6 @@ def _write(runs: Path) -> tuple[float, str]:
 
 def _rank(runs: Annotated[Path, typer.Option()], needed_bytes: Annotated[int, typer.Option()] = 0) -> None:
     """One rank's part; rank 0 prints the table."""
-    import torch.distributed as dist
-
-    from engine.launch.rendezvous import join_ranks, leave_ranks
-
     try:
         runs.mkdir(parents=True, exist_ok=True)
     except OSError as error:
