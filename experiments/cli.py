@@ -50,7 +50,7 @@ def reproduce(
 
 @app.command()
 def ladder(
-    budget: Annotated[str, typer.Option(help="Time for all of it on this machine, such as 30m or 6h.")] = "2h",
+    rungs: Annotated[int, typer.Option(min=4, max=11, help="Number of sizes, from the smallest on.")] = 6,
     data: Annotated[Path, typer.Option(help="Data recipe: a shipped one or a TOML file.")] = Path("ladder"),
     runs: Annotated[Path, typer.Option(help="Folder of run directories.")] = Path("runs"),
     dry_run: Annotated[
@@ -59,9 +59,8 @@ def ladder(
 ) -> None:
     """Fit a law through models of rising size; the largest one is forecast before its training."""
     from experiments.forecast.climb import climb
-    from experiments.forecast.ladder_plan import seconds_of
 
-    climb(seconds_of(budget), find_file(data, Shipped.RECIPE), runs, dry_run)
+    climb(rungs, find_file(data, Shipped.RECIPE), runs, dry_run)
 
 
 @app.command()
@@ -71,8 +70,7 @@ def launch(
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a key: key=value.")] = None,
 ) -> None:
     """Write the torchrun and Slurm files of a training job, which goes on until it is complete."""
-    from experiments.launch.job import Job, describe_job
-    from experiments.launch.scripts import write_launch_files
+    from experiments.launch.job import Job, describe_job, write_launch_files
     from lineage.config import load_config
 
     job = load_config(find_file(manifest, Shipped.JOB), Job, overrides or [])
@@ -88,7 +86,7 @@ def preflight(
     ranks: Annotated[int | None, typer.Option(min=1, help="Processes; by default one per GPU or core here.")] = None,
     needed_gb: Annotated[float, typer.Option(min=0, help="Disk space that must be free, in GB.")] = 0.0,
 ) -> None:
-    """Check versions, clocks, matrix products, all-reduce and disk before training."""
+    """Check versions, matrix products, all-reduce and disk before training."""
     from experiments.preflight import preflight as run
 
     run(runs, ranks, int(needed_gb * 1e9))

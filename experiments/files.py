@@ -167,14 +167,11 @@ class RungPlan(FileSchema):
     """All parameters: the N of the law."""
     inner_parameters: Count
     """Parameters without the embeddings."""
-    seconds: Finite
-    """Estimated time of one training on one core."""
 
 
 class LadderPlan(FileSchema):
-    """plan.json: the ladder that a budget pays for, decided once."""
+    """plan.json: the sizes and the length of a ladder."""
 
-    budget_seconds: Finite
     cores: Count
     rungs: list[RungPlan] = Field(min_length=4)
     """Sizes, smallest first."""
@@ -189,7 +186,6 @@ class LadderPlan(FileSchema):
     """Learning rates that every rung is tried at."""
     search_iterations: Count
     """Length of each trial."""
-    expected_seconds: Finite
 
     @property
     def tokens(self) -> int:
@@ -256,11 +252,7 @@ class Foreseen(FileSchema):
 class Forecast(FileSchema):
     """forecast.json of a ladder: the largest rung's curve, written before it is trained."""
 
-    method: str
     law: Law
-    exponent_low: Finite
-    """Lower end of the 90 % interval of the law's size exponent; `exponent_high` is the upper end."""
-    exponent_high: Finite
     misfit: Finite
     """Largest relative error of the law at the end of a rung's training."""
     rung: RungPlan
@@ -315,6 +307,4 @@ class LadderResult(FileSchema):
     """Scores by rung, for the first seed."""
     rates: RateLaw
     """Law of the learning rates."""
-    exponents: str
-    """Comparison of the law's size exponent with that of the published curve."""
     sentence: str

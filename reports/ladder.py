@@ -66,13 +66,12 @@ def ladder_exhibit(run: Path) -> Exhibit:
         f"{len(plan.seeds)} seeds of all but the largest.",
         f"{result.sentence}.",
         "The largest model's seed is the beginning of its forecast's digest: it cannot have been trained before.",
-        f"{result.exponents}.",
         f"The law misses no mean at the end by more than {forecast.misfit:.2%}.",
         *(f"{sentence}." for sentence in scored),
     ]
     return Exhibit(
         "ladder", "Figure 6 as a law: a ladder of small models", caption, Table(heads, rows, words=0),
-        f"mlm-experiment ladder --budget {plan.budget_seconds / 60:.0f}m", partial(draw, ladder),
+        f"mlm-experiment ladder --rungs {len(plan.rungs)}", partial(draw, ladder),
         f"Validation loss of {len(plan.rungs)} models over tokens and over parameters. {result.sentence}",
     )  # fmt: skip
 

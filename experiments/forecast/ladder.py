@@ -1,14 +1,22 @@
-"""The outcome of a ladder, derived from the trainings and evaluations that it keeps. Imports no torch."""
+"""A ladder of model sizes: its plan and trainings, and its outcome derived from those that it keeps. Imports no torch.
+
+Sizes rise by about 1.8 in parameters without embeddings. A model has a layer for every 43 units of width, like the 355M
+and the 8.3B model, and at least two. Every size but the largest is tried at the same learning rates for the same number
+of iterations; one rule for all sizes is fitted to the trials. There is no dropout, and the rate is constant after its
+warm-up, so that one training gives the loss after any number of tokens.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from data_pipeline.files import DATASET, DataCard
+from engine.config import DataSection, ModelConfig, RunConfig, TrainConfig
+from engine.costs import parameter_count
 from evaluation.schema import ClozeResult, PerplexityResult, Result
 from experiments.files import (
     EVALUATIONS,
@@ -21,19 +29,135 @@ from experiments.files import (
     LadderRun,
     LadderScores,
     RateLaw,
+    RungPlan,
 )
-from experiments.forecast.ladder_plan import trial_configs, whole_configs
-from experiments.forecast.law import METHOD, FittedLaw, size_exponent
-from experiments.forecast.published import beside_published
-from experiments.forecast.trainings import Kept, Trained, origin_of, seeds_of
+from experiments.forecast.law import FittedLaw
+from experiments.forecast.trainings import SEARCH_SEED, Kept, Trained, origin_of, seeds_of
+from experiments.reproduce.plan import initial_deviation, twin_seconds
 from experiments.scores import compared, last_words, text_score
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import Manifest, read_document
+from lineage.progress import format_duration
 from lineage.records import Record
 from lineage.run import MANIFEST
 
+
+class Shape(NamedTuple):
+    """A rung's layers, width and attention heads."""
+
+    layers: int
+    width: int
+    heads: int
+
+
+WIDTH_OF_A_LAYER = 1024 / 24
+"""Width over layers of the 355M and 8.3B models."""
+SHAPES = tuple(
+    Shape(max(2, round(width / WIDTH_OF_A_LAYER)), width, heads)
+    for width, heads in (
+        (36, 2), (48, 3), (64, 4), (84, 4), (104, 4), (120, 5), (144, 6), (168, 7), (208, 8), (256, 8), (304, 8),
+    )
+)  # fmt: skip
+SEQ_LENGTH, BATCH_SIZE = 128, 16
+SEEDS = [1, 2, 3]
+RATES = [0.002, 0.004, 0.008, 0.016]
+SEARCH_SHARE = 0.2
+"""Length of a trial over that of a training."""
+TOKENS_PER_PARAMETER = 10
+"""Number of tokens for each parameter of the largest rung, embeddings included."""
+MOST_EPOCHS = 4.0
+VALIDATIONS, VALIDATION_SAMPLES = 20, 512
 LENGTH_EXPONENT = 0.32
 """Exponent by which the best rate falls with the length (Bjorck et al. 2024, arXiv 2409.19913)."""
+
+
+def make_plan(rungs: int, cores: int, vocabulary: int, corpus_tokens: int) -> LadderPlan:
+    """The ladder of the smallest shapes. Raises BadInput for a corpus that would be read more than four times."""
+    models = [rung_model(shape, vocabulary) for shape in SHAPES[:rungs]]
+    counts = [parameter_count(model) for model in models]
+    batch = BATCH_SIZE * SEQ_LENGTH
+    iterations = VALIDATIONS * math.ceil(TOKENS_PER_PARAMETER * counts[-1] / batch / VALIDATIONS)
+    if (epochs := iterations * batch / corpus_tokens) > MOST_EPOCHS:
+        raise BadInput(
+            f"{corpus_tokens:,} tokens of training text are too few: {rungs} rungs would read them {epochs:.1f} times, "
+            f"more than {MOST_EPOCHS:g}; name a larger recipe with --data, or ask for fewer --rungs"
+        )
+    return LadderPlan(
+        cores=cores, iterations=iterations, batch_size=BATCH_SIZE, seq_length=SEQ_LENGTH, epochs=epochs, seeds=SEEDS,
+        rates=RATES, search_iterations=math.ceil(SEARCH_SHARE * iterations),
+        rungs=[
+            RungPlan(**shape._asdict(), parameters=count,
+                     inner_parameters=count - (vocabulary + SEQ_LENGTH) * shape.width)
+            for shape, count in zip(SHAPES, counts, strict=False)
+        ],
+    )  # fmt: skip
+
+
+def describe_plan(plan: LadderPlan) -> str:
+    """Sizes, tokens and time as text."""
+    *smaller, largest = (rung.parameters for rung in plan.rungs)
+    flops = 6 * plan.tokens * (sum(smaller) * (len(plan.seeds) + SEARCH_SHARE * len(plan.rates)) + largest)
+    sizes = ", ".join(f"{rung.layers} × {rung.width} ({rung.parameters:,})" for rung in plan.rungs)
+    seconds = 2 * twin_seconds(flops, plan.cores)  # an operation takes models this small about twice as long as twins
+    return (
+        f"layers × width (parameters): {sizes}\n"
+        f"each on {plan.tokens:,} tokens, {plan.epochs:.2f} passes over the text; {len(plan.seeds)} seeds of all "
+        f"but the largest, {len(plan.rates)} learning rates tried for {plan.search_iterations:,} iterations\n"
+        f"expected: about {format_duration(seconds)} on {plan.cores} cores"
+    )
+
+
+def rung_config(plan: LadderPlan, rung: int, seed: int, rate: float, dataset: Path = Path()) -> RunConfig:
+    """One training of a rung at a constant learning rate; with `SEARCH_SEED` a shorter trial of the rate."""
+    sizes, is_trial = plan.rungs[rung], seed == SEARCH_SEED
+    count = plan.search_iterations if is_trial else plan.iterations
+    return RunConfig(
+        name=f"ladder-{sizes.layers}x{sizes.width}{'-trial' * is_trial}-rate-{rate:g}-seed-{seed}",
+        model=rung_model(Shape(sizes.layers, sizes.width, sizes.heads)),
+        train=TrainConfig(
+            iterations=count,
+            global_batch_size=plan.batch_size,
+            microbatch_size=plan.batch_size // 2,
+            learning_rate=rate,
+            min_learning_rate=rate,
+            warmup_iterations=max(plan.iterations // 50, 1),
+            precision="fp32",
+            seed=seed,
+            validation_interval=count if is_trial else max(count // VALIDATIONS, 1),
+            validation_samples=VALIDATION_SAMPLES,
+            checkpoint_interval=max(count // 4, 1),
+            keep_checkpoints=1,
+        ),
+        data=DataSection(dataset=dataset),
+    )
+
+
+def trial_configs(plan: LadderPlan, dataset: Path = Path()) -> dict[int, list[RunConfig]]:
+    """The trials of every rung but the largest."""
+    smaller = range(len(plan.rungs) - 1)
+    return {rung: [rung_config(plan, rung, SEARCH_SEED, rate, dataset) for rate in plan.rates] for rung in smaller}
+
+
+def whole_configs(
+    plan: LadderPlan, rates: RateLaw, rung: int, seeds: Iterable[int], dataset: Path = Path()
+) -> list[RunConfig]:
+    """The trainings of a rung at the rate that the law gives."""
+    rate = rates.at(plan.rungs[rung].parameters, plan.tokens)
+    return [rung_config(plan, rung, seed, rate, dataset) for seed in seeds]
+
+
+def rung_model(shape: Shape, vocabulary: int = 51200) -> ModelConfig:
+    """The model of a shape; a dataset brings its own vocabulary."""
+    return ModelConfig(
+        num_layers=shape.layers,
+        hidden_size=shape.width,
+        num_heads=shape.heads,
+        seq_length=SEQ_LENGTH,
+        vocab_size=vocabulary,
+        padded_vocab_size=vocabulary,
+        dropout=0.0,
+        init_std=initial_deviation(shape.width),
+    )
 
 
 class KeptRungs:
@@ -125,11 +249,9 @@ def make_forecast(plan: LadderPlan, smaller: Mapping[int, Iterable[Trained]]) ->
             curves.setdefault(rung, []).append(each.losses)
             made_of[each.folder.name] = each.digest
     fitted = FittedLaw(plan.rungs, curves)
-    curve, (low, high) = fitted.forecast(plan.rungs[largest].parameters)
     return Forecast(
-        method=METHOD, law=fitted.law, exponent_low=low, exponent_high=high,
-        misfit=float(np.abs(fitted.misfits).max()), rung=plan.rungs[largest], curve=curve, made_of=made_of,
-        left_out=left_out,
+        law=fitted.law, misfit=float(np.abs(fitted.misfits).max()), rung=plan.rungs[largest],
+        curve=fitted.forecast(plan.rungs[largest].parameters), made_of=made_of, left_out=left_out,
     )  # fmt: skip
 
 
@@ -160,9 +282,6 @@ def derive(ladder: Path) -> tuple[LadderResult, list[Record]]:
     scores = _read_scores(ladder, first_of_rungs(trained))
     common = [text for text in scores[0].texts if all(text in each.texts for each in scores)] if scores else []
     texts = {text: [each.texts[text] for each in scores] for text in common}
-    ends: dict[int, list[float]] = {}
-    for run in runs:
-        ends.setdefault(run.rung, []).append(run.loss)
     result = LadderResult(
         runs=runs,
         verdict=verdict,
@@ -174,7 +293,6 @@ def derive(ladder: Path) -> tuple[LadderResult, list[Record]]:
         ],
         last_words=[each.last_words for each in scores if each.last_words],
         rates=rungs.rates,
-        exponents=beside_published(*size_exponent([plan.rungs[rung].parameters for rung in ends], [*ends.values()])),
         sentence=f"{verdict}: the largest rung was foreseen at {foreseen.loss:.4f} nats ({foreseen.low:.4f} to "
         f"{foreseen.high:.4f}) and reached {reached:.4f}",
     )
@@ -186,18 +304,22 @@ def _agree(ours: Forecast, other: Forecast) -> bool:
 
     def numbers(forecast: Forecast) -> list[float]:
         ends = [(place.tokens, place.loss, place.low, place.high) for place in forecast.curve]
-        return [forecast.exponent_low, forecast.exponent_high, forecast.misfit, *(n for end in ends for n in end)]
+        return [forecast.misfit, *(number for end in ends for number in end)]
 
-    fitted = {"curve", "law", "exponent_low", "exponent_high", "misfit"}
+    fitted = {"curve", "law", "misfit"}
     return ours.model_dump(exclude=fitted) == other.model_dump(exclude=fitted) and np.allclose(
         numbers(ours), numbers(other), rtol=1e-3, atol=1e-4
     )
 
 
-def kept_scores(results: Mapping[str, Result]) -> LadderScores:
+def kept_scores(results: Sequence[Result]) -> LadderScores:
     """The scores that a ladder keeps of a model's evaluations."""
-    texts = {name: text_score(result) for name, result in results.items() if isinstance(result, PerplexityResult)}
-    cloze = [result for result in results.values() if isinstance(result, ClozeResult)]
+    texts = {
+        result.task.removesuffix("-perplexity"): text_score(result)
+        for result in results
+        if isinstance(result, PerplexityResult)
+    }
+    cloze = [result for result in results if isinstance(result, ClozeResult)]
     return LadderScores(texts=texts, last_words=last_words(cloze[0]) if cloze else None)
 
 
@@ -228,23 +350,10 @@ def format_ladder(ladder: Path) -> str:
     """A line for each rung, then the outcome of the forecast."""
     plan, forecast = read_document(ladder / PLAN, LadderPlan), read_document(ladder / FORECAST, Forecast)
     result = read_document(ladder / LADDER, LadderResult)
-    lines = [f"{'N':>10}{'rate':>8}{'loss':>9}  {'by seed':<26}{'law':>9}{'bits/byte':>11}"
-             + "".join(f"{text:>19}" for text in result.bits_per_byte)]  # fmt: skip
+    lines = []
     for rung, sizes in enumerate(plan.rungs):
-        runs = [run for run in result.runs if run.rung == rung]
-        if not runs:
-            lines.append(f"{sizes.parameters:>10,}  diverged")
-            continue
-        loss, bits = (float(np.mean([getattr(run, name) for run in runs])) for name in ("loss", "bits_per_byte"))
+        losses = ", ".join(f"{run.loss:.4f}" for run in result.runs if run.rung == rung) or "diverged"
         by_law = forecast.law.loss(sizes.parameters, plan.tokens)
-        lines.append(
-            f"{sizes.parameters:>10,}{runs[0].learning_rate:>8g}{loss:>9.4f}  "
-            f"{', '.join(f'{run.loss:.4f}' for run in runs):<26}{by_law:>9.4f}"
-            f"{bits:>11.4f}" + "".join(f"{values[rung]:>19.4f}" for values in result.bits_per_byte.values())
-        )
-    names = [f"rung {number}" for number in range(1, len(plan.rungs) + 1)]
-    lines += [each.sentence(names) for each in result.comparisons]
-    lines += [words.sentence(name) for name, words in zip(names, result.last_words, strict=False)]
+        lines.append(f"{sizes.parameters:>10,} parameters: loss {losses}; by the law {by_law:.4f}")
     lines += [f"left out of the law: {name}: {reason}" for name, reason in forecast.left_out.items()]
-    lines += [str(result.rates), result.exponents]
-    return "\n".join([*lines, f"the law misses no rung by more than {forecast.misfit:.2%}", result.sentence])
+    return "\n".join([*lines, str(result.rates), result.sentence])

@@ -20,11 +20,6 @@ from lineage.errors import BadInput
 Floats = NDArray[np.float64]
 Bounds = Sequence[tuple[float, float]]
 
-METHOD = (
-    "loss = E + A/N^α + B·N^γ/D^β by least squares of relative differences on the means over seeds, from half of the "
-    "training on; interval: 5 % to 95 % of 400 draws of rungs and seeds, with a seed's spread and that of the law's "
-    "errors for rungs left out of it"
-)
 DRAWS = 400
 FROM_SHARE = 0.5
 """The fit takes the losses after this share of a training."""
@@ -59,13 +54,12 @@ class FittedLaw:
             laws = [self._fit(rest, means[rest], self.law) for rest in others]
             self.left_out_errors = np.array([self._error(out, means, law) for out, law in enumerate(laws)])
 
-    def forecast(self, parameters: int) -> tuple[list[Foreseen], tuple[float, float]]:
-        """The curve of a model of this size with its 90 % intervals, and the size exponent's interval."""
+    def forecast(self, parameters: int) -> list[Foreseen]:
+        """The curve of a model of this size with its 90 % intervals."""
         noise = np.random.default_rng(0)
         spreads = [_spread(seeds) for seeds in self.curves]
         misfit = float(np.sqrt(np.mean(self.left_out_errors**2)))
         ends: list[Floats] = []
-        exponents: list[float] = []
         while len(ends) < DRAWS:
             drawn = noise.integers(len(self.curves), size=len(self.curves)).tolist()
             if len(set(drawn)) < FEWEST:
@@ -75,14 +69,11 @@ class FittedLaw:
             share = 1 + spread[int(noise.integers(len(spread)))] + noise.normal(0.0, misfit)
             law = self._fit(drawn, np.stack([each.mean(axis=0) for each in seeds]), self.law)
             ends.append(np.array([law.loss(parameters, tokens) for tokens in self.tokens]) * share)
-            exponents.append(law.size_exponent)
         low, high = np.quantile(np.stack(ends), (0.05, 0.95), axis=0).tolist()
-        curve = [
+        return [
             Foreseen(tokens=int(tokens), loss=self.law.loss(parameters, tokens), low=below, high=above)
             for tokens, below, above in zip(self.tokens, low, high, strict=True)
         ]
-        below, above = np.quantile(exponents, (0.05, 0.95)).tolist()
-        return curve, (below, above)
 
     def _error(self, rung: int, means: Floats, law: Law) -> float:
         """Share by which a law misses a rung's mean loss at the end."""
@@ -133,26 +124,6 @@ def fit_powers(
     ]
     best = min(fits, key=lambda fit: fit.cost).x
     return best, *solve(best)
-
-
-def size_exponent(parameters: Sequence[int], ends: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    """α of loss = E + A/N^α through each size's mean final loss, with its 90 % interval.
-
-    The interval comes from draws of the seeds' deviations from the mean of their size.
-    """
-    sizes = np.log(np.array(parameters, float) / max(parameters))
-    noise, means = np.random.default_rng(0), np.array([np.mean(seeds) for seeds in ends])
-    spread = np.concatenate([_spread(np.array(seeds)) for seeds in ends if len(seeds) > 1] or [np.zeros(1)])
-
-    def exponent(losses: Floats) -> float:
-        def terms(exponents: Floats) -> Floats:
-            return np.stack([np.ones_like(sizes), np.exp(-exponents[0] * sizes)], axis=1) / losses[:, None]
-
-        return float(fit_powers(terms, np.ones_like(losses), [(0.1,), (0.4,)], (EXPONENTS,))[0][0])
-
-    draws = [[1 + noise.choice(spread, len(seeds)).mean() for seeds in ends] for _ in range(DRAWS)]
-    low, high = np.quantile([exponent(means * draw) for draw in draws], (0.05, 0.95)).tolist()
-    return exponent(means), low, high
 
 
 def _spread(seeds: Floats) -> Floats:

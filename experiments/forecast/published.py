@@ -5,14 +5,13 @@ Imports no torch.
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from scipy.optimize import brentq  # type: ignore[import-untyped]
 
-from experiments.catalogue import Claim, find_experiment
+from experiments.catalogue import Claim
 from experiments.files import FITTED, HELD_OUT
 from experiments.forecast.law import Floats, fit_powers
 from lineage.errors import BadInput
@@ -59,9 +58,10 @@ def _over_sizes(claims: Sequence[Claim]) -> list[dict[str, Any]]:
             continue
         sizes = np.array([parameters_of(name) / parameters_of(largest) for name in point if name != largest])
         read = np.array([value for name, value in point.items() if name != largest])
-        interval = _interval(partial(_at_one, sizes), read, noise)
+        drawn = read + noise.uniform(-READING_ERROR, READING_ERROR, (DRAWS, len(read)))
+        low, high = np.quantile([_at_one(sizes, np.log(each)) for each in drawn], (0.05, 0.95))
         loss = _at_one(sizes, np.log(read))
-        numbers.append(_number(claims[0].quantity, largest, x, "epochs", loss, *interval, HELD_OUT))
+        numbers.append(_number(claims[0].quantity, largest, x, "epochs", loss, low, high, HELD_OUT))
     return numbers
 
 
@@ -109,52 +109,17 @@ def _number(
     return place | {"kind": "simulated", "value": value, "low": low, "high": high, "note": note}
 
 
-def published_exponent(claims: Sequence[Claim], series: Sequence[str]) -> tuple[float, float, float]:
-    """α of loss = E + A · N^−α through three models' last published points, with its 90 % interval."""
-    last = [max((claim for claim in claims if claim.series == name and claim.x), key=lambda c: c.x or 0.0)
-            for name in series]  # fmt: skip
-    sizes = np.array([parameters_of(name) for name in series])
-    read = np.array([float(claim.value) for claim in last])
-    exponent = partial(_exponent, sizes / sizes[-1])
-    return exponent(np.log(read)), *_interval(exponent, read, np.random.default_rng(0))
-
-
-def _interval(quantity: Callable[[Floats], float], read: Floats, noise: np.random.Generator) -> tuple[float, float]:
-    """The 90 % interval of a function of the losses, due to the reading error of the perplexities."""
-    drawn = read + noise.uniform(-READING_ERROR, READING_ERROR, (DRAWS, len(read)))
-    low, high = np.quantile([quantity(np.log(each)) for each in drawn], (0.05, 0.95))
-    return float(low), float(high)
-
-
-def beside_published(exponent: float, low: float, high: float) -> str:
-    """A sentence that compares a ladder's exponent and its interval with those of the published curve."""
-    names = ("345m", "775m", "2.5b")
-    value, least, most = published_exponent(find_experiment("2019/scaling-law").claims, names)
-    overlap = "overlap" if low <= most and least <= high else "do not overlap"
-    return (
-        f"Losses at the end fall towards a limit with N^-{exponent:.3f} ({low:.3f} to {high:.3f}); the published "
-        f"curves of 345M, 775M and 2.5B do at their last epoch with N^-{value:.3f} ({least:.3f} to {most:.3f}), by "
-        f"the same form: the intervals {overlap}; limits and factors cannot be compared, as text, vocabulary and "
-        "tokens differ"
-    )
-
-
 def _gains(sizes: Floats, exponent: float) -> Floats:
     """Gain of each size over size 1, up to a factor; smooth in the exponent, also at 0."""
     return np.log(sizes) if exponent == 0 else -np.expm1(-exponent * np.log(sizes)) / exponent
 
 
-def _exponent(sizes: Floats, losses: Floats) -> float:
-    """Exponent of the law through three sizes' falling losses."""
+def _at_one(sizes: Floats, losses: Floats) -> float:
+    """The loss at size 1 by the law through three sizes' falling losses."""
 
     def mismatch(exponent: float) -> float:
         first, second, third = _gains(sizes, exponent)
         return float((losses[0] - losses[1]) * (third - second) - (losses[1] - losses[2]) * (second - first))
 
-    return float(brentq(mismatch, -10.0, 10.0))
-
-
-def _at_one(sizes: Floats, losses: Floats) -> float:
-    """The loss at size 1 by the law through three sizes' losses."""
-    first, second, _ = _gains(sizes, _exponent(sizes, losses))
+    first, second, _ = _gains(sizes, float(brentq(mismatch, -10.0, 10.0)))
     return float(losses[0] + (losses[0] - losses[1]) / (second - first) * first)

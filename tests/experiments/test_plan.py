@@ -11,7 +11,7 @@ from engine.config import TwinScale
 from engine.costs import parameter_count
 from engine.twin import describe_scale
 from experiments.files import LadderPlan, LadderResult
-from experiments.forecast.ladder_plan import Shape, rung_model
+from experiments.forecast.ladder import Shape, rung_model
 from experiments.reproduce.plan import FULL_RECIPE, LADDER, RATES, SMOKE, TWIN, make_plan, model_name, twin_rule
 from lineage.errors import BadInput, HardwareMissing
 from lineage.files import read_document

@@ -34,10 +34,10 @@ PLACES = (0, 250_000, 500_000, 1_000_000)
 
 
 def write_ladder(runs: Path) -> Path:
-    rungs = [RungPlan(layers=1, width=64, heads=4, parameters=n, inner_parameters=n // 2, seconds=1.0) for n in SIZES]
+    rungs = [RungPlan(layers=1, width=64, heads=4, parameters=n, inner_parameters=n // 2) for n in SIZES]
     plan = LadderPlan(
-        budget_seconds=1800, cores=2, rungs=rungs, iterations=500, batch_size=16, seq_length=128, epochs=0.5,
-        seeds=[1, 2], rates=[0.001, 0.002], search_iterations=100, expected_seconds=1500,
+        cores=2, rungs=rungs, iterations=500, batch_size=16, seq_length=128, epochs=0.5,
+        seeds=[1, 2], rates=[0.001, 0.002], search_iterations=100,
     )  # fmt: skip
 
     def run_of(rung: int, seed: int) -> LadderRun:
@@ -53,13 +53,13 @@ def write_ladder(runs: Path) -> Path:
         )
         for p in PLACES[1:]
     ]
-    forecast = Forecast(method="least squares", law=LAW, exponent_low=0.2, exponent_high=0.4, misfit=0.004,
+    forecast = Forecast(law=LAW, misfit=0.004,
                         rung=rungs[3], curve=curve, made_of={})  # fmt: skip
     difference = Comparison(text="wikitext103", smaller=1, larger=3, difference=-0.05, low=-0.06, high=-0.04)
     result = LadderResult(runs=done, verdict="HIT", bits_per_byte={}, comparisons=[difference],
-                          rates=RATES, exponents="The law's size exponent is 0.2",
+                          rates=RATES,
                           sentence="HIT: the largest rung was foreseen")  # fmt: skip
-    run = RunDirectory.begin(runs, "ladder", "ladder", {"budget_seconds": 1800.0}, {"dataset": "0" * 64})
+    run = RunDirectory.begin(runs, "ladder", "ladder", {"rungs": 4}, {"dataset": "0" * 64})
     write_document(run.path / "plan.json", plan)
     write_document(run.path / "forecast.json", forecast)
     write_document(run.path / "ladder.json", result)
@@ -87,7 +87,7 @@ def test_what_it_says_is_what_was_found(tmp_path: Path) -> None:
         "On wikitext103 rung 4 takes 0.050 bits per byte fewer than rung 2 (90 %: 0.040 to 0.060)." in exhibit.caption
     )
     assert [row[0] for row in exhibit.data.rows] == ["30000", "30000", "54000", "54000", "97000", "97000", "175000"]
-    assert exhibit.command == "mlm-experiment ladder --budget 30m"
+    assert exhibit.command == "mlm-experiment ladder --rungs 4"
     assert exhibit.draw
     for narrow in (False, True):
         curves, ends, misses = exhibit.draw(narrow).axes

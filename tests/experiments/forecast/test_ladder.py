@@ -4,6 +4,7 @@ import math
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,22 +13,35 @@ import pytest
 
 from data_pipeline.files import DATASET
 from engine.config import RunConfig, TrainConfig
+from engine.costs import parameter_count
 from engine.data.dataset import DatasetFacts
 from engine.run.files import METRICS
 from evaluation.checkpoints import EvaluatedCheckpoint
 from evaluation.documents import RunningText
-from evaluation.perplexity import UNCHANGED
+from evaluation.perplexity import UNCHANGED, PerplexityTask, sliding_stream
 from evaluation.protocol import SourceText, Task
 from experiments.files import FORECAST, PLAN, TRAINING, Forecast, LadderPlan, RungPlan
-from experiments.forecast import climb, ladder_plan
-from experiments.forecast.ladder import best_rate, derive, format_ladder, rate_law
-from experiments.forecast.ladder_plan import SHAPES, rung_model
+from experiments.forecast import climb, ladder
+from experiments.forecast.ladder import (
+    MOST_EPOCHS,
+    SHAPES,
+    TOKENS_PER_PARAMETER,
+    best_rate,
+    derive,
+    describe_plan,
+    format_ladder,
+    make_plan,
+    rate_law,
+    rung_config,
+    rung_model,
+)
 from experiments.forecast.trainings import SEARCH_SEED, Trained, keep, read_kept, seeds_of
 from lineage.atomic import write_json
 from lineage.digest import seal
-from lineage.errors import BadInput, DataMissing, Interrupted
+from lineage.errors import BadInput, Interrupted
 from lineage.files import read_document, read_object, write_document
 from lineage.run import RunDirectory
+from tests.commands import ROOT
 from tests.engine.conftest import write_dataset
 from tests.experiments.forecast.edits import other_data, write_forecast_later
 from verify.recomputed import RunCheck
@@ -44,19 +58,19 @@ class Climbed(NamedTuple):
 def tiny_plan(vocabulary: int) -> LadderPlan:
     rungs = [
         RungPlan(layers=s.layers, width=s.width, heads=s.heads, parameters=12 * s.layers * s.width**2 + s.width * 512,
-                 inner_parameters=12 * s.layers * s.width**2, seconds=1.0)
+                 inner_parameters=12 * s.layers * s.width**2)
         for s in SHAPES[:4]
     ]  # fmt: skip
     return LadderPlan(
-        budget_seconds=60, cores=2, rungs=rungs, iterations=ITERATIONS, batch_size=4, seq_length=128, epochs=1.0,
-        seeds=[1, 2], rates=[0.002, 0.008], search_iterations=TRIAL, expected_seconds=60,
+        cores=2, rungs=rungs, iterations=ITERATIONS, batch_size=4, seq_length=128, epochs=1.0,
+        seeds=[1, 2], rates=[0.002, 0.008], search_iterations=TRIAL,
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
 def validations_are_short() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ladder_plan, "VALIDATION_SAMPLES", 16)
+        patch.setattr(ladder, "VALIDATION_SAMPLES", 16)
         yield
 
 
@@ -65,7 +79,7 @@ def climbed(tmp_path_factory: pytest.TempPathFactory) -> Climbed:
     folder = tmp_path_factory.mktemp("ladder")
     runs, dataset = folder / "runs", counted(write_dataset(folder / "words"))
     facts = DatasetFacts.read(dataset)
-    run = RunDirectory.begin(runs, "ladder", "ladder", {"budget_seconds": 60.0}, facts.parents)
+    run = RunDirectory.begin(runs, "ladder", "ladder", {"rungs": 4}, facts.parents)
     write_document(run.path / PLAN, tiny_plan(facts.padded_vocab_size))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(climb, "make_forecast", stop)
@@ -76,8 +90,8 @@ def climbed(tmp_path_factory: pytest.TempPathFactory) -> Climbed:
     }
     assert len(before) == 3 * (2 + 2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(climb, "find_test_set", only_wikitext)
-        patch.setattr(climb, "TASKS", {"small": ("wikitext103", small_text)})
+        patch.setattr(climb, "TASKS", ("small",))
+        patch.setattr(climb, "named_task", lambda name: small_text)
         climb.make_ladder(run, dataset, runs)
     assert {path: path.stat().st_mtime_ns for path in before} == before
     return Climbed(run.path, next(runs.glob("ladder-forecast-*")))
@@ -99,16 +113,12 @@ def stop(*_: object) -> None:
     raise Interrupted("stopped between the smaller rungs and the forecast")
 
 
-def only_wikitext(name: str) -> Path:
-    if name != "wikitext103":
-        raise DataMissing(f"{name} is not here")
-    return Path(name)
-
-
-def small_text(name: str, path: Path, evaluated: EvaluatedCheckpoint) -> Task:
+def small_text(evaluated: EvaluatedCheckpoint) -> Task:
     words = np.random.default_rng(0).choice(["one", "two", "three"], (8, 40))
-    text = RunningText.of_documents(SourceText(name, name, "0" * 64), [" ".join(line) for line in words])
-    return climb.scored_by_halves(text, UNCHANGED, evaluated)
+    text = RunningText.of_documents(SourceText("small", "small", "0" * 64), [" ".join(line) for line in words])
+    window = evaluated.context
+    stream = sliding_stream(text, UNCHANGED, evaluated.tokenizer, window, window // 2)
+    return PerplexityTask(text, stream, evaluated.tokenizer)
 
 
 def test_the_largest_rung_has_the_seed_of_its_sealed_forecast(climbed: Climbed) -> None:
@@ -168,6 +178,31 @@ def test_the_rates_of_all_sizes_follow_one_law() -> None:
         expected = 0.004 * (plan.rungs[0].parameters / plan.rungs[rung].parameters) ** 0.5
         assert law.at(sizes.parameters, tried) == pytest.approx(expected, rel=6e-3)
         assert law.at(sizes.parameters, 5 * tried) == pytest.approx(expected * 0.2**0.32, rel=6e-3)
+
+
+def test_a_plan_trains_ten_tokens_for_each_parameter_of_the_largest(tmp_path: Path) -> None:
+    kept = read_document(ROOT / "results" / "ladder" / PLAN, LadderPlan)
+    plan = make_plan(6, 2, 1024, 6_742_439)
+    assert plan.rungs == kept.rungs
+    assert TOKENS_PER_PARAMETER <= plan.tokens / plan.rungs[-1].parameters < 1.1 * TOKENS_PER_PARAMETER
+    assert re.search(r"expected: about [\d:]+ on 2 cores", describe_plan(plan))
+    for number, rung in enumerate(plan.rungs):
+        config = rung_config(plan, number, 1, 0.004, tmp_path)
+        model = config.model.model_copy(update={"vocab_size": 1024, "padded_vocab_size": 1024})
+        assert parameter_count(model) == rung.parameters
+        trial = rung_config(plan, number, SEARCH_SEED, 0.004, tmp_path)
+        assert trial.train.warmup_iterations == config.train.warmup_iterations
+        assert trial.name != config.name
+    with pytest.raises(BadInput, match=f"4 rungs would read them 270.3 times, more than {MOST_EPOCHS:g}"):
+        make_plan(4, 2, 1024, 10_000)
+
+
+def test_sizes_rise_by_about_1_8() -> None:
+    sizes = [12 * one.layers * one.width**2 for one in SHAPES]
+    for smaller, larger in pairwise(sizes):
+        assert 1.4 < larger / smaller < 2.1
+    mean = (sizes[-1] / sizes[0]) ** (1 / (len(sizes) - 1))
+    assert 1.6 < mean < 2.0
 
 
 def test_rates_that_all_diverge_are_refused() -> None:
