@@ -10,7 +10,7 @@ from lineage.files import FileSchema, Finite, Positive
 from lineage.records import Record
 
 NOT_RUN, FORECAST, PLAN, LADDER, SWEEPS = "not_run.json", "forecast.json", "plan.json", "ladder.json", "sweeps"
-SCORES, EXAMPLES, EVALUATIONS, TRAINING = "scores.json", "examples.jsonl", "evaluations", "training"
+SCORES, EVALUATIONS, TRAINING = "scores.json", "evaluations", "training"
 STAND_IN = "a stand-in for the released weights"
 """Beginning of the note on a record of other weights, or of a part of the test."""
 FITTED, HELD_OUT = "the cost model was fitted on this row", "held out of the cost model's fit"

@@ -10,7 +10,7 @@ from pydantic import Field, TypeAdapter
 from data_pipeline.files import DATASET, LEDGER, DataCard, Ledger
 from engine.run.files import METRICS, SUMMARY, TIMELINE, Step, Timeline, TrainingSummary, Validation
 from evaluation.schema import Result
-from experiments.files import EVALUATIONS, EXAMPLES, SCORES, TRAINING, ReproductionScores
+from experiments.files import EVALUATIONS, SCORES, TRAINING, ReproductionScores
 from experiments.reproduce.files import ReproductionSummary
 from lineage.atomic import parse_json
 from lineage.digest import MARKER, is_sealed, read_digest, sealed_files, sha256_file, sha256_json
@@ -230,7 +230,7 @@ def _seal_problems(directory: Path) -> Iterator[Problem]:
     present = {str(path.relative_to(directory)) for path in paths}
     folders = (f"{EVALUATIONS}/", f"{TRAINING}/")
     nested = sorted(present | {name for name in files if name.startswith(folders)})
-    for name in (MANIFEST, SUMMARY, RECORDS, LEDGER, DATASET, SCORES, EXAMPLES, *nested):
+    for name in (MANIFEST, SUMMARY, RECORDS, LEDGER, DATASET, SCORES, *nested):
         path, expected = directory / name, files.get(name)
         if path.is_file() and (expected is None or sha256_file(path) != expected.get("sha256")):
             yield Problem(MARKER, f"{name} is not the file that was sealed when the run finished.", damaged=True)

@@ -20,18 +20,18 @@ from engine.run.resolved import read_run_config
 from evaluation.schema import ClozeResult, PerplexityResult
 from evaluation.uncertainty import ratio_standard_error
 from experiments.catalogue import ABLATION
-from experiments.files import EXAMPLES, NOT_RUN, SCORES, LadderResult, ReproductionScores
 from experiments.files import LADDER as LADDER_RESULT
+from experiments.files import NOT_RUN, SCORES, LadderResult, ReproductionScores
 from experiments.forecast.ladder import derive
 from experiments.forecast.trainings import keep, read_kept
-from experiments.reproduce.files import Answers, AnswersHead, ReproductionSummary
-from experiments.reproduce.kept import keep_training
+from experiments.reproduce.files import ReproductionSummary
 from experiments.reproduce.plan import LADDER, twin_rule
 from experiments.reproduce.reproduction import (
     RESULTS,
     derived_records,
     derived_scores,
     hardware_of,
+    keep_training,
     reproduced_model,
     shape_of,
 )
@@ -64,7 +64,7 @@ class RunCheck:
         """Names of inputs that are not on disk."""
         by_kind: dict[str, tuple[Callable[[], Iterable[str]], ...]] = {
             "reproduction": (
-                self._models, self._trainings, self._evaluations, self._records, self._examples, self._report
+                self._models, self._trainings, self._evaluations, self._records, self._report
             ),
             "experiment": (self._numbers,),
             "training": (self._datasets, self._curve),
@@ -225,25 +225,6 @@ class RunCheck:
         for says, gives in zip_longest(*map(_in_order, (actual, expected))):
             if not _alike(says, gives):
                 yield f"{RECORDS} has {_shown(says)} where what it was made of gives {_shown(gives)}"
-
-    def _examples(self) -> Iterator[str]:
-        """Check that the examples are of these models and agree with the evaluations."""
-        if not (self.run / EXAMPLES).is_file():
-            if (self.run / KEPT).is_dir():
-                yield f"{EXAMPLES} is missing"
-            return
-        first, *lines = (self.run / EXAMPLES).read_bytes().splitlines()
-        head, examples = AnswersHead.model_validate_json(first), [Answers.model_validate_json(line) for line in lines]
-        if head.models != [model.name for model in self._summary.models if model.name == model.series]:
-            yield f"{EXAMPLES} is of other models"
-        for place, model in enumerate(head.models):
-            result = read_values(evaluation_file(self.run, model, "lambada"))
-            mean = -math.fsum(example.log_probability[place] for example in examples) / max(1, len(examples))
-            correct = sum(example.correct[place] for example in examples)
-            if (len(examples), correct, head.task) != (result["num_examples"], result["num_correct"], result["task"]):
-                yield f"{EXAMPLES} does not have the right and wrong answers that the evaluation of {model} counts"
-            elif abs(mean - math.log(result["perplexity"])) > 0.01:  # of numbers with two digits
-                yield f"{EXAMPLES} has other log-probabilities than the evaluation of {model}"
 
     # -- an experiment --------------------------------------------------------------------------------------------
 

@@ -1,12 +1,16 @@
-"""A job's manifest: what is trained, on which machines, for how long at a time. Imports no torch."""
+"""A training job for lent machines: its manifest, and the Slurm and torchrun scripts that train until it is complete.
+
+The scripts' text is in `templates/`. Imports no torch.
+"""
 
 import math
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Self
 
-from pydantic import PositiveInt, field_validator, model_validator
+from pydantic import PositiveInt, model_validator
 
 from engine.config import RunConfig
 from engine.parallel.layout import layout_of
@@ -14,6 +18,7 @@ from engine.run.resolved import read_run_config
 from experiments.simulator.cluster import load_cluster
 from experiments.simulator.simulate import Prediction, simulate
 from experiments.simulator.workload import Workload
+from lineage.atomic import write_text
 from lineage.config import Config
 from lineage.errors import BadInput
 from lineage.progress import format_duration
@@ -21,6 +26,11 @@ from lineage.shipped import Shipped, find_file
 
 LONGEST_SIGNAL_SECONDS = 65_535
 """Slurm's own limit."""
+TEMPLATES = Path(__file__).parent / "templates"
+ATTEMPTS_WITHOUT_PROGRESS = 3
+"""Attempts in a row that may end without a new checkpoint and without having been told to stop."""
+MEETING = '--node-rank="$NODE_RANK" --master-addr="$MASTER_ADDR" --master-port="${MASTER_PORT:-29500}"'
+"""How ranks of several nodes find each other; on a single node torchrun chooses a port itself."""
 TIME_LIMIT = r"(?:(?P<days>\d+)-)?(?P<hours>\d{1,3}):(?P<minutes>[0-5]\d):(?P<seconds>[0-5]\d)"
 
 
@@ -49,30 +59,13 @@ class Job(Config):
     """Limit of one attempt, `hours:minutes:seconds` or `days-hours:minutes:seconds`; attempts repeat."""
     signal_seconds: PositiveInt = 600
     """How long before the limit the ranks are told to stop: an iteration and a checkpoint must fit in."""
-    partition: str = ""
-    account: str = ""
-    exclude: tuple[str, ...] = ()
-    """Nodes that are left out, as Slurm names them: `node07`, `node[10-12]`."""
     container: str = ""
     """Image in which the ranks run (Slurm with pyxis), with this package installed; none by default."""
 
-    @field_validator("name", "partition", "account", "container")
-    @classmethod
-    def _one_word(cls, value: str) -> str:
-        if value and not re.fullmatch(r"\w[\w./:@#+-]*", value, re.ASCII):
-            raise ValueError(f"{value!r} has characters that Slurm's options cannot carry")
-        return value
-
-    @field_validator("exclude")
-    @classmethod
-    def _node_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for name in value:
-            if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(\[[\d,-]+\][\w.-]*)?", name, re.ASCII):
-                raise ValueError(f"{name!r} does not name nodes: write node07 or node[10-12]")
-        return value
-
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.container and not re.fullmatch(r"\w[\w./:@#+-]*", self.container, re.ASCII):
+            raise ValueError(f"container = {self.container!r} has characters that Slurm's options cannot carry")
         if not re.fullmatch(r"\w[\w.-]*", self.name, re.ASCII):
             raise ValueError(f"name = {self.name!r} cannot name files: letters, digits, '-', '_' and '.' can")
         if not re.fullmatch(TIME_LIMIT, self.time_limit, re.ASCII):
@@ -156,3 +149,74 @@ def describe_job(job: Job) -> str:
 def format_days(seconds: float) -> str:
     """A time in days, or as `format_duration` has it where it is under two."""
     return f"{seconds / 86400:,.1f} days" if seconds > 2 * 86400 else format_duration(seconds)
+
+
+def write_launch_files(job: Job, out: Path) -> tuple[Path, Path]:
+    """Write `slurm.sh` and `torchrun.sh` into `out` and return where they are. Raises BadInput where it cannot."""
+    scripts = {out / "slurm.sh": slurm_script(job, out), out / "torchrun.sh": torchrun_script(job, out)}
+    try:
+        for path, text in scripts.items():
+            write_text(path, text)
+    except OSError as error:
+        raise BadInput(f"{out} cannot be written to: {error.strerror}") from error
+    slurm, torchrun = scripts
+    return slurm, torchrun
+
+
+def slurm_script(job: Job, out: Path) -> str:
+    """The script for `sbatch`; its files stand in `out`.
+
+    Before the time limit Slurm signals the batch shell alone. It passes the signal on with `scancel`, because `srun`
+    itself would kill the ranks; they write a checkpoint and end with exit code 7, and the job is queued again.
+    Raises BadInput for a folder whose name cannot stand in a batch script.
+    """
+    folder = str(out.resolve())
+    if any(not character.isprintable() for character in folder):
+        raise BadInput(f"{folder!r} cannot stand in a batch script: name a folder without control characters")
+    quoted = folder.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    command = ["srun", "--kill-on-bad-exit=1"]
+    if job.container:
+        folders = dict.fromkeys((Path.cwd(), job.runs.resolve()))
+        command += [f"--container-image={job.container}", f"--container-workdir={Path.cwd()}"]
+        command += ["--container-mounts=" + ",".join(f"{folder}:{folder}" for folder in folders)]
+    options = [
+        f"--job-name={job.name}",
+        f"--nodes={job.nodes}",
+        f"--ntasks-per-node={job.ranks_per_node}",
+        f"--gpus-per-node={job.ranks_per_node}" if job.gpus else "",
+        f"--time={job.time_limit}",
+        f"--signal=B:TERM@{job.signal_seconds}",
+        "--requeue",
+        "--open-mode=append",
+        f'--output="{quoted}/slurm-%j.txt"',
+    ]
+    head = [f"#SBATCH {option}" for option in options if option]
+    return _script(head, "slurm.sh", shlex.join([*command, job.python, "-P", "-m"]), job, out)
+
+
+def torchrun_script(job: Job, out: Path) -> str:
+    """The script to be started on every node; its files stand in `out`.
+
+    SIGTERM and Ctrl-C stop the ranks after the iteration in progress, with a checkpoint.
+    """
+    sizes = [f"--nnodes={job.nodes}", f"--nproc-per-node={job.ranks_per_node}"]
+    stop = f"--shutdown-timeout={job.signal_seconds}"
+    launcher = shlex.join([job.python, "-P", "-m", "torch.distributed.run", *sizes, stop])
+    meeting = "--standalone" if job.nodes == 1 else MEETING
+    head = ["# On every node: NODE_RANK=0 MASTER_ADDR=first-node bash torchrun.sh"] if job.nodes > 1 else []
+    return _script(head, "torchrun.sh", f"{launcher} {meeting}", job, out)
+
+
+def _script(head: list[str], body: str, launcher: str, job: Job, out: Path) -> str:
+    """The templates' text with this job's values. A rank runs the check before training, then training."""
+    paths = {"here": Path.cwd(), "run": job.runs.resolve() / job.config().name}
+    paths |= {name: out.resolve() / name for name in ("failed", "idle")}
+    modules = {
+        "preflight": ["experiments.preflight", f"--runs={job.runs.resolve()}"],
+        "train": ["engine.cli", *job.train_arguments()],
+    }
+    values = {name: shlex.quote(str(path)) for name, path in paths.items()}
+    values |= {name: f'experiments.launch.rank "$failed" {shlex.join(words)}' for name, words in modules.items()}
+    values |= {"launcher": launcher, "most": str(ATTEMPTS_WITHOUT_PROGRESS)}
+    text = "".join((TEMPLATES / name).read_text(encoding="utf-8") for name in ("attempts.sh", body))
+    return "\n".join(["#!/bin/bash", *head, re.sub(r"{{ (\w+) }}", lambda place: values[place[1]], text)])

@@ -1,10 +1,10 @@
-"""Schemas of the files of a reproduction: summary.json and examples.jsonl. Imports no torch."""
+"""Schema of summary.json of a reproduction. Imports no torch."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from lineage.files import FileSchema, Finite
+from lineage.files import FileSchema
 
 
 class ModelShape(FileSchema):
@@ -62,21 +62,3 @@ class ReproductionSummary(FileSchema):
     hardware: str = ""
     commit: str = ""
     commands: dict[str, str] = Field(default_factory=dict)
-
-
-class AnswersHead(FileSchema):
-    """First line of examples.jsonl: the test and the models that took it."""
-
-    task: str
-    models: list[str] = Field(min_length=1)
-
-
-class Answers(FileSchema):
-    """A line of examples.jsonl: the end of a passage, its last word and each model's answer; untrusted text."""
-
-    index: int
-    context: str
-    target: str
-    correct: list[bool]
-    log_probability: list[Finite]
-    """Log-probability of the target for each model, in nats."""

@@ -4,9 +4,9 @@ import math
 import shlex
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, harmonic_mean
 from typing import Any
 
 from data_pipeline.config import DataConfig
@@ -15,19 +15,20 @@ from data_pipeline.files import DATASET, LEDGER, DataCard
 from engine.config import RunConfig
 from engine.costs import parameter_count
 from engine.data.dataset import DatasetFacts
-from engine.run.files import SUMMARY, read_steps, read_summary, read_validations
+from engine.run.files import METRICS, SUMMARY, TIMELINE, Step, Validation, read_steps, read_summary, read_validations
 from evaluation.schema import ClozeResult, PerplexityResult
-from experiments.files import EXAMPLES, SCORES, TRAINING, ReproductionScores, TextScore, order_sentence
-from experiments.launch.scripts import write_launch_files
+from experiments.files import SCORES, TRAINING, ReproductionScores, TextScore, order_sentence
+from experiments.launch.job import write_launch_files
 from experiments.published import published_records
 from experiments.reproduce import processes, steps
 from experiments.reproduce.files import ModelShape, ReproducedModel, ReproductionSummary
-from experiments.reproduce.kept import keep_examples, keep_training, matrix_gflops
 from experiments.reproduce.plan import FULL_RECIPE, SMOKE, Plan, model_name, training_job, twin_rule
 from experiments.scores import compared, text_score
+from lineage.atomic import write_text
 from lineage.chain import CHECKPOINTS
 from lineage.config import load_config
 from lineage.digest import read_digest
+from lineage.environment import list_gpus
 from lineage.errors import DataMissing
 from lineage.files import Environment, read_document, write_document
 from lineage.lock import locked
@@ -37,6 +38,8 @@ from lineage.run import RunDirectory
 from lineage.torch_range import check_torch
 
 END = "final_validation_perplexity"
+CURVE_POINTS = 200
+"""Blocks of iterations that a run's metrics are averaged over."""
 UNITS_OF_TWINS = ("bits_per_byte", "log_likelihood")
 """Ends of the names of quantities that compare twins; the paper has none of them."""
 RESULTS: dict[str, type[PerplexityResult | ClozeResult]] = dict(
@@ -81,9 +84,6 @@ def reproduce(plan: Plan, runs: Path) -> Path:
                 name = model_name(training.manifest["name"])
                 _evaluate(name, plan, training, run)
                 keep_training(training, run.path / TRAINING / name)
-            names = [model_name(training.manifest["name"]) for training in trained]
-            answered = {name: steps.evaluation_file(run.path, name, "lambada") for name in names}
-            keep_examples(run.path, {name: path for name, path in answered.items() if steps.has_samples(path)})
             for name in (LEDGER, DATASET):
                 shutil.copyfile(dataset.path / name, run.path / name)
             summary = _summary(plan, trained, run)
@@ -112,9 +112,41 @@ def _train(plan: Plan, config: RunConfig, dataset: RunDirectory, runs: Path) -> 
 def _evaluate(model: str, plan: Plan, training: RunDirectory, run: RunDirectory) -> None:
     for task in steps.TASKS:
         path = steps.evaluation_file(run.path, model, task)
-        is_kept = not steps.has_samples(path) or (run.path / EXAMPLES).is_file() or steps.samples_file(path).is_file()
-        if not (path.is_file() and is_kept):
+        if not path.is_file():
             processes.run_step(*steps.evaluation_step(plan, task, training.path, path))
+
+
+def keep_training(training: RunDirectory, folder: Path) -> None:
+    """Put a run's summary, timeline and metrics into `folder`, the metrics as means of blocks of iterations.
+
+    Losses, rates and norms are means over the block that ends at `iteration`; tokens/s and TFLOP/s are those of the
+    whole block's work in the whole block's time.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (SUMMARY, TIMELINE):
+        if (training.path / name).is_file():
+            shutil.copyfile(training.path / name, folder / name)
+    steps = read_steps(training.path)
+    block = max(len(steps) // CURVE_POINTS, 1)
+    lines: list[Step | Validation] = [_mean(steps[start : start + block]) for start in range(0, len(steps), block)]
+    lines += read_validations(training.path)
+    lines.sort(key=lambda line: line.iteration)
+    write_text(folder / METRICS, "".join(line.to_line() for line in lines))
+
+
+def _mean(steps: Sequence[Step]) -> Step:
+    norms = [step.gradient_norm for step in steps if step.gradient_norm is not None]
+    return Step(
+        kind="train",
+        iteration=steps[-1].iteration,
+        loss=fmean(step.loss for step in steps),
+        learning_rate=fmean(step.learning_rate for step in steps),
+        gradient_norm=fmean(norms) if norms else None,
+        loss_scale=fmean(step.loss_scale for step in steps),
+        seconds=fmean(step.seconds for step in steps),
+        tokens_per_second=harmonic_mean([step.tokens_per_second for step in steps]),
+        model_tflops=harmonic_mean([step.model_tflops for step in steps]),
+    )
 
 
 def derived_records(run: RunDirectory, summary: ReproductionSummary) -> list[Record]:
@@ -240,6 +272,16 @@ def _summary(plan: Plan, trained: list[RunDirectory], run: RunDirectory) -> Repr
         commit=str(started.source.get("commit") or ""),
         commands=dict.fromkeys(("figure-6", "training-loss", "table-3", "ledger", "models"), _shown_command(plan)),
     )
+
+
+def matrix_gflops(ranks: int) -> float | None:
+    """Rate of fp32 matrix products on this many ranks of this machine, in GFLOP/s; None on GPUs."""
+    if list_gpus():
+        return None
+    from engine.launch.forked import run_forked
+    from experiments.iterations import gemm_gflops
+
+    return round(float(run_forked(gemm_gflops, ranks, ranks)[0]), 2)
 
 
 def reproduced_model(published: RunConfig, training: RunDirectory) -> ReproducedModel:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from engine.config import RunConfig
 from experiments.files import EVALUATIONS
-from experiments.launch.job import describe_job
-from experiments.launch.scripts import slurm_script, torchrun_script
-from experiments.reproduce.plan import SEED_MARK, Plan, disk_bytes, manifest_file, training_job
+from experiments.launch.job import describe_job, slurm_script, torchrun_script
+from experiments.reproduce.plan import Plan, disk_bytes, manifest_file, training_job
 from lineage.installation import HOME
 from lineage.shipped import model_file
 
@@ -43,23 +42,12 @@ def evaluation_step(plan: Plan, task: str, checkpoint: Path, out: Path) -> Step:
     """Evaluate a trained model."""
     limits = {"wikitext103": plan.size.windows, "lambada": plan.size.examples} if plan.size else {}
     limit = ["--limit", str(limits[task])] if task in limits else []
-    samples = ["--samples", shown(samples_file(out))] if has_samples(out) else []
-    return ["mlm-eval", task, "--ckpt", shown(checkpoint), "--json", shown(out), *samples, *limit]
+    return ["mlm-eval", task, "--ckpt", shown(checkpoint), "--json", shown(out), *limit]
 
 
 def evaluation_file(reproduction: Path, model: str, task: str) -> Path:
     """File of an evaluation's result."""
     return reproduction / EVALUATIONS / f"{model}-{task}.json"
-
-
-def samples_file(evaluation: Path) -> Path:
-    """Temporary file of the answers behind a last-word result."""
-    return evaluation.parent.parent / ".samples" / f"{evaluation.stem}.jsonl"
-
-
-def has_samples(evaluation: Path) -> bool:
-    """True for last words of a model with its recipe's own seed, whose answers are kept."""
-    return evaluation.stem.endswith("-lambada") and SEED_MARK not in evaluation.stem
 
 
 def report_steps(directory: Path, runs: Path) -> list[Step]:

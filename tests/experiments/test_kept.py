@@ -1,4 +1,4 @@
-"""What a reproduction keeps of its runs: means of blocks that lose nothing, examples cut short."""
+"""What a reproduction keeps of its runs: means of blocks that lose nothing."""
 
 import json
 from pathlib import Path
@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from experiments.reproduce import kept
-from experiments.reproduce.kept import CURVE_POINTS, keep_examples, keep_training
-from experiments.reproduce.steps import evaluation_file, samples_file
+from experiments.reproduce.reproduction import CURVE_POINTS, keep_training
 from lineage.run import RunDirectory
 
 
@@ -53,39 +51,3 @@ def test_a_long_run_is_kept_in_blocks(tmp_path: Path) -> None:
     assert steps[1]["gradient_norm"] == pytest.approx(2.0)
     assert steps[1]["tokens_per_second"] == pytest.approx(3 * 600 / (4 + 5 + 6))  # tokens of the block in its time
     assert (rest["iteration"], rest["loss"]) == (3 * CURVE_POINTS + 2, pytest.approx(3 * CURVE_POINTS + 1.5))
-
-
-def test_examples_are_cut_short_and_joined(tmp_path: Path) -> None:
-    long = "word " * 40 + "and then the\n end"
-    texts = {5: long, 9: "a short one"}
-    for model, correct in (("small", False), ("large", True)):
-        samples = [
-            {
-                "task": "lambada",
-                "index": index,
-                "text": text,
-                "num_context_tokens": 3,
-                "tokens": [1, 2],
-                "log_probabilities": [-1.25, -2.0],
-                "greedy": [True, True],
-                "correct": correct,
-            }
-            for index, text in texts.items()
-        ]
-        lines = "".join(json.dumps(sample) + "\n" for sample in samples)
-        path = samples_file(evaluation_file(tmp_path, model, "lambada"))
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(lines, encoding="utf-8")
-    evaluations = {model: evaluation_file(tmp_path, model, "lambada") for model in ("small", "large")}
-    keep_examples(tmp_path, evaluations)
-    assert not (tmp_path / ".samples").exists()
-    (tmp_path / ".samples").mkdir()  # as a call leaves it that is killed while it removes them
-    keep_examples(tmp_path, evaluations)  # what is kept needs no samples
-    assert not (tmp_path / ".samples").exists()
-    head, first, second = lines_of(tmp_path / "examples.jsonl")
-    assert head == {"task": "lambada", "models": ["small", "large"]}
-    assert (first["index"], first["target"], first["correct"]) == (5, "end", [False, True])
-    assert first["context"].startswith("…")
-    assert first["context"].endswith("word and then the")
-    assert len(first["context"]) <= kept.CONTEXT_CHARACTERS + 1
-    assert (second["context"], second["log_probability"]) == ("a short", [-3.25, -3.25])

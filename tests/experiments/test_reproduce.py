@@ -23,7 +23,7 @@ from engine.twin import describe_scale
 from evaluation.schema import Result
 from experiments.files import ReproductionScores
 from experiments.published import published_records
-from experiments.reproduce.files import Answers, AnswersHead, ReproductionSummary
+from experiments.reproduce.files import ReproductionSummary
 from experiments.reproduce.plan import SMOKE
 from lineage.digest import check_seal, read_digest, seal
 from lineage.files import FileSchema, Manifest, read_document
@@ -151,21 +151,12 @@ def test_scores_are_those_of_the_evaluations_and_say_where_they_are_partial(fini
     assert [r for r in published if r.kind == "published"] == list(published_records(("355m",)))
 
 
-def test_the_runs_are_kept_small_and_the_examples_are_those_of_the_evaluation(finished: Finished) -> None:
+def test_the_runs_are_kept_small(finished: Finished) -> None:
     reproduction, run = finished.directory("reproduce-355m-smoke"), finished.directory("355m-smoke")
     for name in ("summary.json", "timeline.json"):
         assert (reproduction / "training" / "355m" / name).read_bytes() == (run / name).read_bytes()
-    text = (reproduction / "training" / "355m" / "metrics.jsonl").read_text(encoding="utf-8")
-    kept = [json.loads(line) for line in text.splitlines()]
-    assert [line["iteration"] for line in kept if line["kind"] == "train"] == list(range(1, 13))
-    head, *examples = map(json.loads, (reproduction / "examples.jsonl").read_text(encoding="utf-8").splitlines())
-    cloze = json_of(reproduction / "evaluations" / "355m-lambada.json")
-    assert head == {"task": cloze["task"], "models": ["355m"]}
-    assert len(examples) == cloze["num_examples"]
-    assert sum(example["correct"][0] for example in examples) == cloze["num_correct"]
-    nll = -sum(example["log_probability"][0] for example in examples) / len(examples)
-    assert math.exp(nll) == pytest.approx(cloze["perplexity"], rel=0.01)
-    assert not (reproduction / ".samples").exists()
+    kept = metrics(reproduction / "training" / "355m", "train")
+    assert [line["iteration"] for line in kept] == list(range(1, 13))
 
 
 def test_the_summary_is_that_of_the_runs(finished: Finished) -> None:
@@ -202,13 +193,10 @@ def test_everything_that_it_hands_on_is_read_whole(finished: Finished) -> None:
         reproduction / "scores.json": ReproductionScores,
         kept / "summary.json": TrainingSummary, kept / "timeline.json": Timeline,
     }  # fmt: skip
-    for path, model in documents.items():
-        assert read_document(path, model).to_json() == json_of(path), path
-    head, *examples = (reproduction / "examples.jsonl").read_bytes().splitlines()
-    pairs: list[tuple[bytes, type[FileSchema]]] = [(head, AnswersHead), *((line, Answers) for line in examples)]
+    for path, schema in documents.items():
+        assert read_document(path, schema).to_json() == json_of(path), path
     for line in (kept / "metrics.jsonl").read_bytes().splitlines():
-        pairs.append((line, Step if json.loads(line)["kind"] == "train" else Validation))
-    for line, model in pairs:
+        model: type[FileSchema] = Step if json.loads(line)["kind"] == "train" else Validation
         assert model.model_validate_json(line).to_json() == json.loads(line)
     for path in (reproduction / "evaluations").glob("*.json"):
         assert read_document(path, Result).to_json() == json_of(path)
@@ -298,7 +286,6 @@ def test_a_further_seed_is_trained_beside_what_is_there(finished: Finished, tmp_
     done = call(finished.machine, "mlm-experiment", *arguments, ends=0, prepare=take_quick_steps)
     assert done.out.count("\n$ mlm-train run") == 2
     assert f"already complete: {tmp_path}/runs/355m-smoke-" in done.out + done.err
-    assert "--samples" not in done.out.partition("355m-seed-1235-lambada.json")[2].partition("\n")[0]
     reproduction = (tmp_path / "runs" / "reproduce-355m-smoke").resolve()
     summary = read_document(reproduction / "summary.json", ReproductionSummary)
     assert [(model.name, model.series, model.seed) for model in summary.models] == [

@@ -127,10 +127,6 @@ def evaluation(task: str, edit: Edit) -> Callable[[Forged], None]:
     return lambda forged: json_file(forged.reproduction / "evaluations" / f"{MODEL}-{task}.json", edit)
 
 
-def examples(edit: Edit) -> Callable[[Forged], None]:
-    return lambda forged: json_lines(forged.reproduction / "examples.jsonl", edit)
-
-
 def inside(name: str, edit: Edit) -> Callable[[Forged], None]:
     return lambda forged: (json_lines if name.endswith("l") else json_file)(forged.reproduction / name, edit)
 
@@ -185,21 +181,6 @@ def divided(it: dict[str, Any]) -> None:
 def all_divided(it: dict[str, Any]) -> None:
     for name in ("perplexity", "original_token_perplexity", "lm_eval_word_perplexity", "subword_perplexity"):
         it[name] /= 10
-
-
-def one_right(it: dict[str, Any]) -> None:
-    right, number = it["num_correct"] + 1, it["num_examples"]
-    accuracy = right / number
-    error = (accuracy * (1 - accuracy) / (number - 1)) ** 0.5
-    it.update(num_correct=right, accuracy=accuracy, standard_error=error)
-
-
-def one_more_right(forged: Forged) -> None:
-    """With the record that follows from it."""
-    evaluation("lambada", one_right)(forged)
-    path = forged.reproduction / "evaluations" / f"{MODEL}-lambada.json"
-    accuracy = json.loads(path.read_text())["accuracy"]
-    record("heldout_cloze_accuracy", value=100 * accuracy)(forged)
 
 
 def trained(name: str, edit: Edit) -> Callable[[Forged], None]:
@@ -322,8 +303,6 @@ INSIDE: dict[str, tuple[Callable[[Forged], None], str]] = {
         evaluation("lambada", lambda it: it.update(standard_error=0.5)),
         "0.5 as standard_error; its own",
     ),
-    "one more right answer": (one_more_right, "examples.jsonl does not have the right and wrong answers"),
-    "loss of the targets": (evaluation("lambada", divided), "examples.jsonl has other log-probabilities"),
     "kind of an evaluation": (
         evaluation("lambada", lambda it: it.update(kind="measured")),
         "is not a scaled evaluation",
@@ -335,13 +314,6 @@ INSIDE: dict[str, tuple[Callable[[Forged], None], str]] = {
     ),
     "another task's evaluation": (copied_evaluation, "355m-wikitext103.json is not what it should be"),
     "no evaluation": (removed(f"evaluations/{MODEL}-lambada.json"), "evaluations/ does not have one file for each"),
-    "an answer": (
-        examples(lambda lines: lines[1].update(correct=[not lines[1]["correct"][0]])),
-        "right and wrong answers",
-    ),
-    "an example less": (examples(lambda lines: lines.pop()), "right and wrong answers"),
-    "whose examples": (examples(lambda lines: lines[0].update(models=["8.3b"])), "examples.jsonl is of other models"),
-    "no examples": (removed("examples.jsonl"), "examples.jsonl is missing"),
     "a loss that was kept": (
         inside(f"training/{MODEL}/metrics.jsonl", lambda lines: lines[1].update(loss=1.0)),
         f"training/{MODEL}/metrics.jsonl is not what",
@@ -494,8 +466,8 @@ def test_an_edit_of_the_page_is_named(name: str, forged: Forged) -> None:
 
 def test_the_command_names_every_forgery(forged: Forged) -> None:
     record("training_loss", value=2.5)(forged)
-    one_more_right(forged)
+    evaluation("lambada", lambda it: it.update(standard_error=0.5))(forged)
     forged.seal()
     done = call({}, "mlm-verify", "run", forged.reproduction, ends=6, prepare=leave_figures_blank)
     assert "records.jsonl has 2.5 for 2019/training-loss" in done.err
-    assert "examples.jsonl does not have the right and wrong answers" in done.err
+    assert "0.5 as standard_error; its own" in done.err

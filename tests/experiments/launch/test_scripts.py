@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.launch.job import Job
-from experiments.launch.scripts import slurm_script, torchrun_script, write_launch_files
+from experiments.launch.job import Job, slurm_script, torchrun_script, write_launch_files
 from lineage.errors import BadInput
 from lineage.run import RunDirectory
 from tests.experiments.launch.jobs import ENVIRONMENT, small_job
@@ -76,8 +75,7 @@ def test_odd_names_stay_words(
     folder.mkdir()
     monkeypatch.chdir(folder)
     changed = job.model_copy(
-        update={"runs": folder / "runs", "dataset": folder / "data", "container": container, "gpus": gpus,
-                "exclude": ("node07", "rack-a[1-3,9].x"), "account": "physics", "partition": "long"}
+        update={"runs": folder / "runs", "dataset": folder / "data", "container": container, "gpus": gpus}
     )  # fmt: skip
     for path in write_launch_files(changed, folder / "out"):
         assert subprocess.run(["bash", "-n", path], capture_output=True).stderr == b""
@@ -85,9 +83,6 @@ def test_odd_names_stay_words(
         subprocess.run(["bash", "-c", f"{head.partition('MASTER_ADDR=')[0]}\ncheckpoints"], capture_output=True)
     assert not list(tmp_path.rglob("planted"))
     script = slurm_script(changed, folder / "out")
-    assert "#SBATCH --exclude=node07,rack-a[1-3,9].x\n" in script
-    assert "#SBATCH --account=physics\n" in script
-    assert "#SBATCH --partition=long\n" in script
     assert ("#SBATCH --gpus-per-node=2\n" in script) == gpus
     assert ("--container-image=nvcr.io" in script) == bool(container)
     assert ("python -P -m" in script.replace(sys.executable, "")) == bool(container)

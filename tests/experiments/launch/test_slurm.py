@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from engine.run.files import read_metrics
-from experiments.launch.scripts import write_launch_files
+from experiments.launch.job import write_launch_files
 from tests.experiments.launch.jobs import ENVIRONMENT, assert_trained, small_job
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol")
