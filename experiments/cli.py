@@ -22,7 +22,7 @@ Target = StrEnum("Target", {"SMALL": "355m", "MEDIUM": "2.5b", "LARGE": "8.3b"})
 """Models of the 2019 paper that were trained to convergence."""
 Mode = StrEnum("Mode", ["AUTO", "FULL", "SCALED", "PLAN"])
 """Published size, twins, whichever the hardware allows, or the published size in words."""
-RunMode = StrEnum("RunMode", ["AUTO", "MEASURE", "HERE", "SCALED", "SIMULATE", "PLAN"])
+RunMode = StrEnum("RunMode", ["AUTO", "HERE", "SIMULATE", "PLAN"])
 """Modes of `mlm-experiment run`."""
 
 
@@ -188,7 +188,8 @@ def run_(
     name: Annotated[str | None, typer.Argument(help="An experiment, such as 2021/figure-11.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Run all experiments except those that train models.")] = False,
     mode: Annotated[
-        RunMode, typer.Option(help="auto: what this machine can do; here: what it can measure.")
+        RunMode,
+        typer.Option(help="simulate: predict; here: measure on this machine; auto: both; plan: print what would run."),
     ] = RunMode.AUTO,
     runs: Annotated[Path, typer.Option(help="Folder of run directories.")] = Path("runs"),
     limit: Annotated[int | None, typer.Option(min=1, help="For released weights: most windows per test.")] = None,
@@ -212,17 +213,6 @@ def run_(
 
 
 @app.command()
-def adopt(
-    records: Annotated[Path, typer.Argument(help="A run directory with sealed records, made elsewhere.")],
-    runs: Annotated[Path, typer.Option(help="Folder of run directories.")] = Path("runs"),
-) -> None:
-    """Copy sealed records from another machine; prints its name and the commit."""
-    from experiments.sealed import adopt_records
-
-    print(adopt_records(records, runs))
-
-
-@app.command()
 def ablate(
     name: Annotated[str, typer.Argument(help="An experiment with an ablation, such as transformer-xl/memory.")],
     dataset: Annotated[
@@ -233,11 +223,14 @@ def ablate(
     """Train recipes that differ in one thing, over seeds that a sealed forecast gives, and print the effects."""
     from experiments.catalogue import find_experiment
     from experiments.forecast.ablate import ablation_of, run_ablation
-    from experiments.forecast.ablation import derive_effects, format_ablation
+    from experiments.forecast.ablation import derive_effects
 
     experiment = find_experiment(name)
     run = run_ablation(experiment, dataset, runs)
-    print(f"{format_ablation(ablation_of(experiment), *derive_effects(run.path))}\n{run.path}")
+    print(ablation_of(experiment).question)
+    for finding in derive_effects(run.path)[0]:
+        print(f"{finding.outcome}: {finding.sentence}, claimed {finding.effect.claimed}")
+    print(run.path)
 
 
 @app.command()

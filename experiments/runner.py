@@ -98,7 +98,7 @@ def run_named(experiments: Sequence[Experiment], mode: str, runs: Path, limit: i
     """Do what `mode` says for each experiment and print what came of it; of several, those that train or that score
     released weights are left out.
 
-    Raises HardwareMissing where published machines are asked for that this is not.
+    Raises HardwareMissing if one is to be measured here of which this machine can measure nothing.
     """
     several = len(experiments) > 1
     if several and mode != "plan":
@@ -110,21 +110,19 @@ def run_named(experiments: Sequence[Experiment], mode: str, runs: Path, limit: i
         elif experiment.reproduction and not is_predicted:
             if mode == "simulate":
                 raise BadInput(f"{experiment.name} is about trained models, which nothing simulates; leave --mode out")
-            carry_out(make_plan(experiment.reproduction, {"measure": "full"}.get(mode, mode), False, None), runs)
+            carry_out(make_plan(experiment.reproduction, {"here": "scaled"}.get(mode, mode), False, None), runs)
         elif experiment.ablation:
             raise BadInput(f"{experiment.name} is about models trained here: {_left_out(experiment)}")
         elif mode == "plan":
             print(f"{experiment.name}: {experiment.title}\n{format_rows(experiment)}")
         elif mode == "here" and not experiment.measures:
             if not several:
-                raise HardwareMissing(f"nothing of {experiment.name} can be measured on this machine")
-        elif mode == "measure" or (mode == "scaled" and not experiment.measures):
-            raise HardwareMissing(
-                f"{experiment.name} is measured on the published machines alone; `--mode plan` prints what runs there, "
-                "`--mode simulate` predicts it"
-            )
+                raise HardwareMissing(
+                    f"{experiment.name} is measured on the published machines alone; `--mode plan` prints what runs "
+                    "there, `--mode simulate` predicts it"
+                )
         else:
-            if mode not in ("scaled", "here") and (experiment.parts or experiment.extrapolates):
+            if mode != "here" and (experiment.parts or experiment.extrapolates):
                 run, numbers, refused = run_experiment(experiment, runs)
                 what = "simulated or computed, not measured"
                 print(f"{experiment.name}: {numbers} numbers {what}; {refused} rows cannot run; {run.path}")

@@ -1,39 +1,15 @@
 """Seals what was measured on this machine as a run."""
 
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.catalogue import Experiment
 from experiments.files import NOT_RUN
-from experiments.verdicts import load_results
 from lineage.atomic import write_json
-from lineage.digest import check_seal, is_sealed, sha256_json
-from lineage.errors import BadInput
-from lineage.files import Manifest, read_document
+from lineage.digest import sha256_json
 from lineage.records import RECORDS, Kind, Record, write_records
-from lineage.run import MANIFEST, RunDirectory
-
-
-def adopt_records(path: Path, runs: Path) -> str:
-    """Copy a sealed run with records below `runs`; its machine and commit in a sentence.
-
-    Raises BadInput for a directory without sealed records or one that is there already, IntegrityFailure where a file
-    was changed since.
-    """
-    if not is_sealed(path) or not (path / RECORDS).is_file():
-        raise BadInput(f"{path} holds no sealed records: it has no {RECORDS} or was never finished")
-    check_seal(path)
-    load_results([path])
-    made = read_document(path / MANIFEST, Manifest).environment
-    target = runs / path.resolve().name
-    if target.exists():
-        raise BadInput(f"{target} is there already")
-    shutil.copytree(path, target)
-    where = f"{', '.join(made.gpus) or made.cpu}, {made.cores} cores"
-    return f"{target}: made on {where}, from commit {made.source.get('commit')}"
-
+from lineage.run import RunDirectory
 
 Line = dict[str, Any]
 """The fields of a record that a measurement knows."""
@@ -49,7 +25,6 @@ def seal_numbers(
     ending: str,
     numbers: Sequence[Line],
     runs: Path,
-    parents: Mapping[str, str] | None = None,
     simulated: dict[str, Any] | None = None,
     refused: Sequence[Line] = (),
 ) -> tuple[RunDirectory, list[Record]]:
@@ -70,7 +45,7 @@ def seal_numbers(
         "refused": sha256_json(list(refused)),
     }
     name = f"experiment-{experiment.name.replace('/', '-')}{ending}"
-    run = RunDirectory.begin(runs, name, "experiment", config, dict(parents or {}))
+    run = RunDirectory.begin(runs, name, "experiment", config, {})
     origin = {"source": run.path.name, "digest": sha256_json(config)}
     records = [record.model_copy(update=origin) for record in records]
     if run.is_complete:

@@ -20,7 +20,8 @@ from evaluation import heldout
 from evaluation.protocol import Scores
 from evaluation.store import StoredScores
 from experiments.catalogue import find_experiment
-from experiments.sealed import adopt_records, lines, seal_numbers
+from experiments.sealed import lines, seal_numbers
+from experiments.verdicts import load_results
 from lineage.digest import MARKER, seal
 from lineage.errors import UserError
 from lineage.run import MANIFEST
@@ -72,11 +73,9 @@ def sealed_numbers(name: str) -> Callable[[Path], Path]:
     return prepare
 
 
-def read_adopted(path: Path) -> object:
+def read_elsewhere(path: Path) -> object:
     seal(path.parent)
-    ours = path.parent.parent.parent / "ours"
-    shutil.rmtree(ours, ignore_errors=True)
-    return adopt_records(path.parent, ours)
+    return load_results([path.parent])
 
 
 def as_export(pattern: str, form: str) -> Reader:
@@ -165,7 +164,7 @@ READERS = (
     *(Reader(f"ladder {name}", ladder_file(name), read_ladder, 5)
       for name in ("plan.json", "forecast.json", "ladder.json", "records.jsonl", MANIFEST)),
     *map(benchmark, ("train", "learning-rate")),
-    *(Reader(f"adopted {name}", sealed_numbers(name), read_adopted, 20) for name in (MANIFEST, "records.jsonl")),
+    *(Reader(f"results {name}", sealed_numbers(name), read_elsewhere, 20) for name in (MANIFEST, "records.jsonl")),
     as_export(f"{DATASET}/dataset.json", "croissant"),
     as_export(f"{DATASET}/ledger.json", "croissant"),
     as_export(f"{REPRODUCTION}/evaluations/355m-lambada.json", "every-eval-ever"),

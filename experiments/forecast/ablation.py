@@ -171,16 +171,3 @@ def _lines(arms: dict[str, list[Trained]], rates: dict[str, float]) -> Iterator[
 def slug(name: str) -> str:
     """A name as a part of a file's name."""
     return re.sub(r"[^\w.]+", "-", name)
-
-
-def format_ablation(ablation: Ablation, findings: Sequence[Finding], records: Sequence[Record]) -> str:
-    """The final losses of each arm by seed, then each effect, as text."""
-    lines = [ablation.question]
-    for arm in ablation.arms:
-        mine = [record for record in records if record.series == arm.name]
-        (rate,) = (record.value for record in mine if record.quantity == "learning_rate")
-        ends = ", ".join(f"{record.value:.4f}" for record in mine if record.quantity == "final_validation_loss")
-        lost = sum(record.value for record in mine if record.quantity == "diverged")
-        lines.append(f"{arm.name:<32} rate {rate:<9g} {ends}" + (f" {lost:g} diverged" if lost else ""))
-    lines += [f"{each.outcome}: {each.sentence}, claimed {each.effect.claimed}" for each in findings]
-    return "\n".join(lines)

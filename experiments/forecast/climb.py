@@ -27,8 +27,7 @@ from experiments.forecast.ladder import (
     whole_configs,
 )
 from experiments.forecast.study import train_all, try_forecast
-from experiments.reproduce.processes import run_step
-from experiments.reproduce.steps import TASKS, shown
+from experiments.reproduce.steps import TASKS, run_step, shown
 from lineage.config import load_config
 from lineage.environment import available_cores
 from lineage.errors import DataMissing

@@ -27,7 +27,7 @@ from engine.step import NotFinite
 from engine.train import train
 from experiments.files import FORECAST, TRAINING, EffectForecast, Forecast
 from experiments.forecast.trainings import keep, seeds_of
-from experiments.reproduce.processes import StepFailed
+from experiments.reproduce.steps import StepFailed
 from lineage.digest import sha256_file
 from lineage.environment import available_cores
 from lineage.errors import UserError

@@ -41,8 +41,6 @@ class Job(Config):
     """Names the job and its files."""
     model: str
     """A shipped model, such as 8.3b, or a TOML file, as `mlm-experiment plan` takes it."""
-    twin: bool = False
-    """Shrink the model's recipe to laptop size."""
     overrides: tuple[str, ...] = ()
     """Overrides for `mlm-train --set`, such as the layout: `parallel.tp=8`."""
     dataset: Path
@@ -92,16 +90,15 @@ class Job(Config):
 
     def config(self) -> RunConfig:
         """The run that the ranks are asked for. Raises BadInput where its layout does not divide over them."""
-        config = read_run_config(self.model, self.overrides, self.twin)
+        config = read_run_config(self.model, self.overrides)
         layout_of(config, self.ranks)
         return config
 
     def train_arguments(self) -> list[str]:
         """Arguments of `mlm-train`, with absolute paths."""
         options = [f"--set={item}" for item in (*self.overrides, f"data.dataset={self.dataset.resolve()}")]
-        twin = ["--twin"] if self.twin else []
         model = find_file(self.model, Shipped.MODEL).resolve()
-        return ["run", str(model), *options, *twin, f"--runs={self.runs.resolve()}"]
+        return ["run", str(model), *options, f"--runs={self.runs.resolve()}"]
 
     @property
     def python(self) -> str:

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from data_pipeline.config import DataConfig
-from data_pipeline.reading.file_sources import FileSource
 from engine.config import RunConfig
 from engine.costs import checkpoint_bytes, flops_per_iteration, fullest_rank, parameter_count, tokens_trained
 from engine.run.resolved import default_ranks, read_run_config
@@ -16,8 +15,7 @@ from engine.twin import describe_scale
 from experiments.files import RateLaw
 from experiments.launch.job import Job, format_days
 from lineage.config import load_config, override_config
-from lineage.digest import is_sealed
-from lineage.environment import available_cores, list_gpus
+from lineage.environment import list_gpus
 from lineage.errors import BadInput, HardwareMissing
 from lineage.installation import HOME
 from lineage.shipped import model_file
@@ -36,16 +34,6 @@ TRAINING_EFFICIENCY = 0.45
 """Share of the measured matrix rate that a training iteration of a twin reaches; only for the estimate of minutes."""
 REPEATS = 16
 """Matrix products of which the fastest gives the rate: other work on the machine disturbs some."""
-DATA_BYTES_PER_CORE_SECOND = 0.4e6
-"""Text one core takes through the data pipeline in a second; only for the estimate of minutes."""
-SOURCE_BYTES = {
-    "wikipedia": 20e9,
-    "openwebtext": 38e9,
-    "realnews": 120e9,
-    "cc-stories": 31e9,
-    "installed-docs": 60e6,
-}
-"""Rough size of the text of sources that are not files; only for the estimate of minutes and disk."""
 FULL_EFFICIENCY_FLOPS = 30e12
 """Floating-point operations per second and GPU in the 2019 paper's runs; only for the estimate of days."""
 
@@ -213,8 +201,7 @@ def print_plan(plan: Plan) -> None:
     if plan.size:
         print(twin_rule(plan.configs[0]))
     print(f"{'model':<20}{'parameters':>15}{'tokens':>18}{'a parameter':>13}{'FLOPs':>11}{'disk':>10}{'expected':>12}")
-    data_seconds = 5.0 + _text_bytes(plan.recipe) / (DATA_BYTES_PER_CORE_SECOND * available_cores())
-    total_seconds = data_seconds
+    total_seconds = 0.0
     for config in plan.configs:
         seconds = _training_seconds(plan, config)
         total_seconds += seconds
@@ -222,21 +209,13 @@ def print_plan(plan: Plan) -> None:
         print(
             f"{config.name:<20}{parameters:>15,}{tokens:>18,}{tokens / parameters:>13.2f}"
             f"{flops_per_iteration(config.model, config.train) * config.train.iterations:>11.2e}"
-            f"{_training_bytes(config) / 1e9:>7.2f} GB{format_days(seconds):>12}"
+            f"{training_bytes(config) / 1e9:>7.2f} GB{format_days(seconds):>12}"
         )
-    print(f"data: {plan.recipe.stem} recipe, expected {format_days(data_seconds)}")
-    total_bytes = disk_bytes(plan)
-    print(f"in all: about {format_days(total_seconds)} and {total_bytes / 1e9:.2f} GB of disk", flush=True)
-
-
-def disk_bytes(plan: Plan, finished: Path | None = None) -> float:
-    """Disk the plan takes in all, or beyond what stands finished in a folder of runs."""
-
-    def is_missing(name: str) -> bool:
-        return finished is None or not is_sealed(finished / name)
-
-    data = 6.0 * _text_bytes(plan.recipe) if is_missing(load_config(plan.recipe, DataConfig).name) else 0.0
-    return data + sum(_training_bytes(config) for config in plan.configs if is_missing(config.name))
+    total_bytes = sum(map(training_bytes, plan.configs))
+    print(
+        f"in all: about {format_days(total_seconds)} and {total_bytes / 1e9:.2f} GB of disk, besides the data",
+        flush=True,
+    )
 
 
 def _training_seconds(plan: Plan, config: RunConfig) -> float:
@@ -258,16 +237,6 @@ def twin_seconds(flops: float, ranks: int) -> float:
     return flops * fastest / (2 * 512**3 * TRAINING_EFFICIENCY * ranks)
 
 
-def _training_bytes(config: RunConfig) -> float:
+def training_bytes(config: RunConfig) -> float:
+    """Disk that the checkpoints of a training take."""
     return float(config.train.keep_checkpoints * checkpoint_bytes(config.model, config.train.precision))
-
-
-def _text_bytes(recipe: Path) -> float:
-    sources = load_config(recipe, DataConfig).sources
-    return sum(min(_source_bytes(name), sources.max_bytes or float("inf")) for name in sources.names)
-
-
-def _source_bytes(name: str) -> float:
-    if name in SOURCE_BYTES:
-        return SOURCE_BYTES[name]
-    return float(sum(path.stat().st_size for _, path in FileSource(name).files))

@@ -20,7 +20,7 @@ from evaluation.schema import ClozeResult, PerplexityResult
 from experiments.files import SCORES, TRAINING, ReproductionScores, TextScore, order_sentence
 from experiments.launch.job import write_launch_files
 from experiments.published import published_records
-from experiments.reproduce import processes, steps
+from experiments.reproduce import steps
 from experiments.reproduce.files import ModelShape, ReproducedModel, ReproductionSummary
 from experiments.reproduce.plan import FULL_RECIPE, SMOKE, Plan, model_name, training_job, twin_rule
 from experiments.scores import compared, text_score
@@ -51,13 +51,13 @@ def reproduce(plan: Plan, runs: Path) -> Path:
     """Data, training, evaluation, records, report; what is already complete is found and said so.
 
     Returns the reproduction's directory. Raises BadInput for an unfit torch before anything else,
-    `processes.StepFailed` with the exit code of the command that failed.
+    `steps.StepFailed` with the exit code of the command that failed.
     """
     check_torch()
     start = time.monotonic()
     if plan.mode == "full":
-        processes.run_step(*steps.preflight_step(plan, runs))
-    processes.run_step(*steps.data_step(plan, runs))
+        steps.run_step(*steps.preflight_step(plan, runs))
+    steps.run_step(*steps.data_step(plan, runs))
     dataset = RunDirectory.open(runs / load_config(plan.recipe, DataConfig).name)
     trained = [_train(plan, config, dataset, runs) for config in plan.configs]
     available = {name: _is_available(name) for name in steps.TASKS}
@@ -94,7 +94,7 @@ def reproduce(plan: Plan, runs: Path) -> Path:
         page = run.path / "report" / "index.html"
         if not page.is_file():
             for step in steps.report_steps(run.path, runs):
-                processes.run_step(*step)
+                steps.run_step(*step)
     _print_results(run.path)
     print(f"report: {page}")
     print(f"done in {format_duration(time.monotonic() - start)}")
@@ -105,7 +105,7 @@ def _train(plan: Plan, config: RunConfig, dataset: RunDirectory, runs: Path) -> 
     if plan.size is None:
         job = training_job(plan, config, runs).model_copy(update={"dataset": dataset.path})
         write_launch_files(job, steps.launch_folder(config, runs))
-    processes.run_step(*steps.train_step(plan, config, runs / dataset.path.name, runs))
+    steps.run_step(*steps.train_step(plan, config, runs / dataset.path.name, runs))
     return RunDirectory.open(runs / config.name)
 
 
@@ -113,7 +113,7 @@ def _evaluate(model: str, plan: Plan, training: RunDirectory, run: RunDirectory)
     for task in steps.TASKS:
         path = steps.evaluation_file(run.path, model, task)
         if not path.is_file():
-            processes.run_step(*steps.evaluation_step(plan, task, training.path, path))
+            steps.run_step(*steps.evaluation_step(plan, task, training.path, path))
 
 
 def keep_training(training: RunDirectory, folder: Path) -> None:

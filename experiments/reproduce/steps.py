@@ -1,15 +1,24 @@
-"""The commands of a reproduction, in words that run. Imports no torch."""
+"""The commands of a reproduction: in words, and as processes. Imports no torch."""
 
 import os
 import shlex
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from engine.config import RunConfig
 from experiments.files import EVALUATIONS
-from experiments.launch.job import describe_job, slurm_script, torchrun_script
-from experiments.reproduce.plan import Plan, disk_bytes, manifest_file, training_job
+from experiments.launch.job import describe_job
+from experiments.reproduce.plan import Plan, manifest_file, training_bytes, training_job
+from lineage.digest import is_sealed
+from lineage.errors import Interrupted, UserError
 from lineage.installation import HOME
+from lineage.processes import end_with_parent, when_stopped
+from lineage.progress import is_quiet
 from lineage.shipped import model_file
 
 TASKS = ("wikitext103", "lambada")
@@ -21,7 +30,8 @@ Step = list[str]
 
 def preflight_step(plan: Plan, runs: Path) -> Step:
     """Look at the machine before anything is run in full."""
-    return ["mlm-experiment", "preflight", "--runs", str(runs), "--needed-gb", f"{disk_bytes(plan, runs) / 1e9:.0f}"]
+    needed = sum(training_bytes(config) for config in plan.configs if not is_sealed(runs / config.name))
+    return ["mlm-experiment", "preflight", "--runs", str(runs), "--needed-gb", f"{needed / 1e9:.0f}"]
 
 
 def data_step(plan: Plan, runs: Path) -> Step:
@@ -66,7 +76,7 @@ def launch_folder(config: RunConfig, runs: Path) -> Path:
 
 
 def format_steps(plan: Plan, runs: Path) -> str:
-    """Every command of the full size in order, with the scripts that train; `ID` stands for digits not yet known."""
+    """Every command of the full size in order; `ID` stands for digits not yet known."""
     directory = runs / f"reproduce-{plan.target}-ID"
     lines = [
         _line(preflight_step(plan, runs)),
@@ -85,15 +95,11 @@ def format_steps(plan: Plan, runs: Path) -> str:
 def _training_lines(plan: Plan, config: RunConfig, runs: Path) -> Iterator[str]:
     job, folder = training_job(plan, config, runs), launch_folder(config, runs)
     yield "\n" + describe_job(job)
-    if plan.possible:
-        yield _line(train_step(plan, config, job.dataset, runs))
-        script = torchrun_script(job, folder)
-    else:
-        settings = [f"--set={name}={getattr(job, name)}" for name in ("runs", "dataset")]
-        yield _line(["mlm-experiment", "launch", shown(manifest_file(job.name)), *settings, "--out", str(folder)])
-        yield _line(["sbatch", "--wait", str(folder / "slurm.sh")])
-        script = slurm_script(job, folder)
-    yield "".join(f"    {line}".rstrip() + "\n" for line in script.splitlines())
+    names = ("runs", "dataset", *(("nodes", "ranks_per_node", "cluster") if plan.possible else ()))
+    settings = [f"--set={name}={getattr(job, name)}" for name in names]
+    yield _line(["mlm-experiment", "launch", shown(manifest_file(job.name)), *settings, "--out", str(folder)])
+    script = ["bash", "torchrun.sh"] if plan.possible else ["sbatch", "--wait", "slurm.sh"]
+    yield _line([*script[:-1], str(folder / script[-1])])
 
 
 def _line(step: Step) -> str:
@@ -103,3 +109,51 @@ def _line(step: Step) -> str:
 def shown(path: Path) -> str:
     """The path relative to the current directory where it lies below it."""
     return os.path.relpath(path) if path.resolve().is_relative_to(Path.cwd()) else str(path)
+
+
+class StepFailed(UserError):
+    """A command of the sequence failed; its own sentence stands above and its exit code is passed on."""
+
+    def __init__(self, command: str, exit_code: int) -> None:
+        super().__init__(f"`{command}` ended with exit code {exit_code}; what was finished before it is kept")
+        self.exit_code = exit_code
+
+
+def run_step(program: str, *arguments: str) -> None:
+    """Run a command of this suite, or of the system, and print it first. Raises StepFailed if it failed.
+
+    If this process is killed, the step is stopped as by SIGTERM: one that trains leaves a checkpoint.
+    """
+    shown = shlex.join([program, *arguments])
+    if not is_quiet():
+        print(f"\n$ {shown}", flush=True)
+    process = subprocess.Popen([_found(program), *arguments], preexec_fn=partial(end_with_parent, signal.SIGTERM))
+    with _stops_left_to(process) as stopped:
+        code = process.wait()
+    if code:
+        raise StepFailed(shown, code if code > 0 else 1)
+    if stopped:
+        raise Interrupted(f"stopped after `{shown}`; the same command continues from there")
+
+
+def _found(program: str) -> str:
+    """This environment's command of that name, or the system's."""
+    own = Path(sys.executable).with_name(program)
+    return str(own) if own.is_file() else program
+
+
+@contextmanager
+def _stops_left_to(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
+    """Let a step end by itself, with a checkpoint if it trains: a terminal sends it Ctrl-C too, SIGTERM is passed on.
+
+    Yields the signals that came.
+    """
+    stopped: list[int] = []
+
+    def leave(number: int) -> None:
+        stopped.append(number)
+        if number == signal.SIGTERM and process.poll() is None:
+            process.send_signal(signal.SIGINT)
+
+    with when_stopped(leave):
+        yield stopped

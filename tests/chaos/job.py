@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import engine.launch.forked
 import engine.trainer
 from engine.run.resolved import read_run_config
-from experiments.reproduce import processes, reproduction
+from experiments.reproduce import reproduction, steps
 from experiments.reproduce.plan import Plan, Size
 from experiments.reproduce.reproduction import reproduce
 from lineage.atomic import read_json, write_json
@@ -113,7 +113,7 @@ def warm_up(folder: Path) -> None:
         with contextlib.suppress(SystemExit):
             COMMANDS[program]()
 
-    processes.run_step = step
+    steps.run_step = step
     reproduce(tiny_plan(ranks=1), RUNS)
 
 
@@ -157,7 +157,7 @@ def _reproduce(points: Instrument, notes: Path | None) -> None:
         if program == "mlm-train":
             _keep(points, notes, "records")
 
-    processes.run_step = step
+    steps.run_step = step
     reproduce(tiny_plan(), RUNS)
 
 
@@ -183,7 +183,7 @@ def _run_step(points: Instrument, notes: Path | None, program: str, *arguments: 
     codes = wait_for(started, goes_on=points.fault is None or points.fault.name not in MEANWHILE)
     if failed := [code for code in codes if code]:
         causes = [code for code in failed if code > 0 and code != Interrupted.exit_code]
-        raise processes.StepFailed(program, causes[0] if causes else Interrupted.exit_code)
+        raise steps.StepFailed(program, causes[0] if causes else Interrupted.exit_code)
 
 
 def _call(work: Callable[[], Any], points: Instrument, stage: str, rank: int, notes: Path | None) -> NoReturn:

@@ -55,11 +55,6 @@ def test_a_stand_in_is_scored_and_answers_nothing(models: Path, tmp_path: Path, 
     found = verdicts(tmp_path / "runs")
     assert {verdict.outcome for verdict in found.values()} == {"NOT_RUN"}
     assert STAND_IN in found["gpt-2/table-3/117m/wikitext103-ppl"].reason
-    adopted = mlm_experiment("adopt", run, "--runs", tmp_path / "others", ends=0).out
-    assert "cores, from commit" in adopted
-    assert verdicts(tmp_path / "others").keys() == found.keys()
-    (run / "records.jsonl").write_text("")
-    mlm_experiment("adopt", run, "--runs", tmp_path / "more", ends=6)
 
 
 def test_the_hub_s_own_file_is_measured_and_another_under_its_name_is_not(

@@ -4,7 +4,7 @@ import multiprocessing
 import shlex
 import sys
 
-from experiments.reproduce import processes
+from experiments.reproduce import steps
 
 
 def take_quick_steps() -> None:
@@ -22,6 +22,6 @@ def take_quick_steps() -> None:
         process.start()
         process.join()
         if process.exitcode:
-            raise processes.StepFailed(shown, process.exitcode)
+            raise steps.StepFailed(shown, process.exitcode)
 
-    processes.run_step = run_step
+    steps.run_step = run_step

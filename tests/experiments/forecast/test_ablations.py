@@ -15,13 +15,11 @@ from hypothesis import strategies as st
 from engine.run.resolved import read_run_config
 from experiments.catalogue import Arm, Effect, Experiment, find_experiment, load_experiments
 from experiments.files import FORECAST, TRAINING
-from experiments.forecast.ablate import ablation_of, run_ablation
+from experiments.forecast.ablate import run_ablation
 from experiments.forecast.ablation import (
     Finding,
     ablation_config,
-    derive_effects,
     find_effect,
-    format_ablation,
     loss_after,
 )
 from experiments.forecast.trainings import Trained, read_kept, seeds_of
@@ -126,9 +124,7 @@ def test_a_run_is_judged_by_its_intervals_and_verifies(trained: Path) -> None:
     assert 0 < (right.low or 0) < right.value
     curve = [one for one in results.records if (one.series, one.quantity) == ("no memory", "validation_loss")]
     assert [one.x for one in curve] == 5 * [0.0, 256.0, 512.0]
-    assert "SUPPORTED: no memory less memory of 16: +" in format_ablation(
-        ablation_of(memory()), *derive_effects(trained)
-    )
+    assert found[RIGHT.claim].reason.startswith("no memory less memory of 16: +")
     check = RunCheck(trained)
     assert not check.broken
     assert not check.absent
