@@ -58,7 +58,7 @@ def ladder(
     ] = False,
 ) -> None:
     """Fit a law through models of rising size; the largest one is forecast before its training."""
-    from experiments.forecast.climb import climb
+    from experiments.forecast.study import climb
 
     climb(rungs, find_file(data, Shipped.RECIPE), runs, dry_run)
 
@@ -170,17 +170,12 @@ def mfu(
 
 
 @app.command("list")
-def list_(results: Annotated[list[Path] | None, typer.Option(help="Folders of run directories.")] = None) -> None:
-    """List every published table and figure with the verdicts on its claims."""
+def list_() -> None:
+    """List every published table and figure; `mlm-experiment compare` gives the verdicts on its claims."""
     from experiments.catalogue import load_experiments
-    from experiments.verdicts import count_outcomes, judge, load_results
 
-    experiments = load_experiments().values()
-    verdicts = judge(experiments, load_results(_result_folders(results)))
-    width = max(len(experiment.name) for experiment in experiments) + 2
-    for experiment in experiments:
-        mine = [verdict for verdict in verdicts if verdict.experiment == experiment.name]
-        print(f"{experiment.name:<{width}}{experiment.title}\n{'':<{width}}{count_outcomes(mine)}")
+    for experiment in load_experiments().values():
+        print(f"{experiment.name:<40}{experiment.title}")
 
 
 @app.command("run")
@@ -222,8 +217,8 @@ def ablate(
 ) -> None:
     """Train recipes that differ in one thing, over seeds that a sealed forecast gives, and print the effects."""
     from experiments.catalogue import find_experiment
-    from experiments.forecast.ablate import ablation_of, run_ablation
     from experiments.forecast.ablation import derive_effects
+    from experiments.forecast.study import ablation_of, run_ablation
 
     experiment = find_experiment(name)
     run = run_ablation(experiment, dataset, runs)
@@ -250,7 +245,8 @@ def compare(
     from experiments.verdicts import BEYOND, format_summary, format_verdicts, judge, load_results, unanswered
 
     chosen = _chosen(name, every)
-    loaded = load_results(_result_folders(results))
+    shipped = (Path("results"), Path("results/ablations"), Path("runs"))
+    loaded = load_results(results or [path for path in shipped if path.is_dir()])
     verdicts = [*judge(chosen, loaded), *(unanswered(chosen) if every else [])]
     diverged = [verdict for verdict in verdicts if verdict.outcome in BEYOND]
     if every:
@@ -274,10 +270,6 @@ def _chosen(name: str | None, every: bool) -> "list[Experiment]":
     if (name is None) != every:
         raise BadInput("name an experiment (`mlm-experiment list` shows them) or say --all")
     return [find_experiment(name)] if name else list(load_experiments().values())
-
-
-def _result_folders(given: list[Path] | None) -> list[Path]:
-    return given or [path for path in (Path("results"), Path("results/ablations"), Path("runs")) if path.is_dir()]
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
-"""The frame of every study: seal a forecast, train with the seeds that it gives, seal what came of it.
+"""Makes ladders and ablations: seal a forecast, train with the seeds that it gives, judge.
 
-Small trainings run side by side, one to a core.
+Small trainings run side by side, one to a core. In an ablation, for each seed, all arms start from the same initial
+values and see the same tokens in the same order, each at the best of its rates.
 """
 
 import multiprocessing
@@ -10,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
+from dataclasses import replace
 from functools import partial
 from io import StringIO
 from multiprocessing.connection import wait
@@ -19,25 +21,165 @@ from typing import Any, TypeVar
 
 import torch
 
+from data_pipeline.config import DataConfig
+from data_pipeline.files import DATASET, DataCard, dataset_digest
 from engine.config import RunConfig
+from engine.data.dataset import DatasetFacts
+from engine.launch.forked import run_forked
 from engine.launch.local import launch
+from engine.lr_finder import find_learning_rate, write_curve
 from engine.run.files import read_validations
 from engine.run.resolved import resolve
 from engine.step import NotFinite
 from engine.train import train
-from experiments.files import FORECAST, TRAINING, EffectForecast, Forecast
-from experiments.forecast.trainings import keep, seeds_of
-from experiments.reproduce.steps import StepFailed
+from evaluation.evaluate import evaluate, named_task
+from evaluation.settings import Settings
+from experiments.catalogue import ABLATION, Ablation, Experiment, load_experiments
+from experiments.files import (
+    EVALUATIONS,
+    FORECAST,
+    LADDER,
+    PLAN,
+    SWEEPS,
+    TRAINING,
+    EffectForecast,
+    Forecast,
+    LadderPlan,
+)
+from experiments.forecast.ablation import ablation_config, derive_effects, searched_rates, slug, trials_of
+from experiments.forecast.ladder import (
+    KeptRungs,
+    derive,
+    describe_plan,
+    first_of_rungs,
+    format_ladder,
+    kept_scores,
+    make_forecast,
+    make_plan,
+    trial_configs,
+    whole_configs,
+)
+from experiments.forecast.trainings import SEARCH_SEED, Kept, keep, seeds_of
+from experiments.reproduce.steps import TASKS, StepFailed, run_step, shown
+from lineage.config import load_config
 from lineage.digest import sha256_file
 from lineage.environment import available_cores
-from lineage.errors import UserError
+from lineage.errors import BadInput, DataMissing, UserError
 from lineage.files import read_document, write_document
+from lineage.lock import locked
 from lineage.processes import end_with_parent
-from lineage.progress import QUIET, format_duration
+from lineage.progress import QUIET, announce, format_duration
 from lineage.records import RECORDS, Record, write_records
 from lineage.run import RunDirectory
 
 F = TypeVar("F", Forecast, EffectForecast)
+
+
+def climb(rungs: int, recipe: Path, runs: Path, dry_run: bool = False) -> None:
+    """Make or continue the ladder of so many rungs. Finished parts are reused.
+
+    Raises BadInput for a corpus that is too small, StepFailed if a command of the sequence fails, Interrupted after
+    SIGTERM or Ctrl-C.
+    """
+    start = time.monotonic()
+    run_step("mlm-data", "run", shown(recipe), "--runs", str(runs))
+    dataset = runs / load_config(recipe, DataConfig).name
+    facts = DatasetFacts.read(dataset)
+    corpus = read_document(dataset / DATASET, DataCard).splits["train"].tokens
+    plan = make_plan(rungs, available_cores(), facts.padded_vocab_size, corpus)
+    print(describe_plan(plan), flush=True)
+    if dry_run:
+        return
+    run = RunDirectory.begin(runs, "ladder", "ladder", {"rungs": rungs, "cores": plan.cores}, facts.parents)
+    with locked(run.path):
+        if run.is_complete:
+            run.link()
+        else:
+            write_document(run.path / PLAN, plan)
+            make_ladder(run, dataset, runs)
+    run_step("mlm-report", "figure", "ladder", str(run.path), "--out", str(run.path / "report"))
+    print(f"{format_ladder(run.path)}\n{run.path}\ndone in {format_duration(time.monotonic() - start)}")
+
+
+def make_ladder(run: RunDirectory, dataset: Path, runs: Path) -> None:
+    """Train the run's plan below `runs`, forecast the largest rung before its training, and seal the outcome."""
+    plan = read_document(run.path / PLAN, LadderPlan)
+    shutil.copyfile(dataset / DATASET, run.path / DATASET)
+    *smaller, largest = range(len(plan.rungs))
+
+    def train_smaller() -> Forecast:
+        trials = trial_configs(plan, dataset)
+        train_all([config for rung in reversed(smaller) for config in trials[rung]], run.path, runs)
+        rates = KeptRungs(run.path).rates
+        print(rates, flush=True)
+        wholes = (whole_configs(plan, rates, rung, plan.seeds, dataset) for rung in reversed(smaller))
+        train_all([config for configs in wholes for config in configs], run.path, runs)
+        return make_forecast(plan, KeptRungs(run.path).smaller())
+
+    def foreseen(_: Forecast, seeds: list[int]) -> list[RunConfig]:
+        return whole_configs(plan, KeptRungs(run.path).rates, largest, seeds, dataset)
+
+    def judge() -> list[Record]:
+        _evaluate(run, runs)
+        result, records = derive(run.path)
+        write_document(run.path / LADDER, result)
+        return records
+
+    try_forecast(run, runs, Forecast, train_smaller, 1, foreseen, judge, ranks=min(plan.cores, 2))
+
+
+def ablation_of(experiment: Experiment) -> Ablation:
+    """The experiment's ablation. Raises BadInput if it has none."""
+    if experiment.ablation is None:
+        names = ", ".join(other.name for other in load_experiments().values() if other.ablation)
+        raise BadInput(f"{experiment.name} has no ablation; there are {names}")
+    return experiment.ablation
+
+
+def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -> RunDirectory:
+    """Search each arm's rate, seal the forecast, train every arm with every seed that it gives, and seal the outcome.
+
+    Everything lies below `runs`; finished parts are reused. Raises BadInput for an experiment without an ablation, and
+    for too few, too many or unequal datasets, StepFailed if a training fails, Interrupted after SIGTERM or Ctrl-C.
+    """
+    ablation, name = ablation_of(experiment), experiment.name
+    needed = 1 + max(arm.dataset for arm in ablation.arms)
+    if len(datasets) != needed:
+        raise BadInput(f"{name} takes --dataset {needed} times; it was given {len(datasets)}")
+    bits_per_nat, digests = _bits_per_nat(datasets), [dataset_digest(path) for path in datasets]
+    about = {"experiment": {"name": name}, "mode": "scaled", ABLATION: ablation.model_dump(mode="json")}
+    parents = {f"dataset-{place}": digest for place, digest in enumerate(digests)}
+    run = RunDirectory.begin(runs, f"experiment-{slug(name)}-effects", ABLATION, about, parents)
+    if run.is_complete:
+        run.link()
+        return run
+    trials = [each for arm in ablation.arms for each in trials_of(name, ablation, arm, datasets[arm.dataset])]
+    trainings = len(ablation.arms) * ablation.seeds
+    announce(f"{len(trials)} trials of rates and {trainings} trainings, {available_cores()} at a time")
+
+    def search() -> EffectForecast:
+        train_all(trials, run.path, runs)
+        _sweep(name, ablation, datasets, run.path)
+        rates, searched = searched_rates(name, ablation, Kept(run.path), digests)
+        return EffectForecast(
+            experiment=name,
+            ablation=ablation.model_dump(mode="json"),
+            datasets=digests,
+            bits_per_nat=bits_per_nat,
+            rates=rates,
+            searched={each.folder.name: each.digest for each in searched},
+        )
+
+    def arms(forecast: EffectForecast, seeds: list[int]) -> list[RunConfig]:
+        return [
+            ablation_config(name, ablation, arm, seed, forecast.rates[arm.name], datasets[arm.dataset])
+            for seed in seeds
+            for arm in ablation.arms
+        ]
+
+    with locked(run.path):
+        try_forecast(run, runs, EffectForecast, search, ablation.seeds, arms, lambda: derive_effects(run.path)[1])
+    return run
 
 
 def try_forecast(
@@ -97,6 +239,43 @@ def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
         for process, _ in running.values():
             process.join()
         raise
+
+
+def _evaluate(run: RunDirectory, runs: Path) -> None:
+    """Score the first seed of every rung, on held-out documents where a published test is missing."""
+    for each in first_of_rungs(KeptRungs(run.path).all()):
+        out = run.path / EVALUATIONS / f"{each.folder.name}.json"
+        if not out.is_file():
+            try:
+                done = evaluate(runs / each.folder.name, {name: named_task(name) for name in TASKS}, Settings()).done
+            except DataMissing as error:
+                print(f"not scored: {error}")
+                return
+            write_document(out, kept_scores([evaluation.result for evaluation in done.values()]))
+
+
+def _sweep(name: str, ablation: Ablation, datasets: Sequence[Path], folder: Path) -> None:
+    """Run the learning-rate finder for every arm if the ablation asks for it, and keep the curves."""
+    if ablation.finder is None:
+        return
+    low, high = ablation.finder
+    for arm in ablation.arms:
+        config = ablation_config(name, ablation, arm, SEARCH_SEED, high, datasets[arm.dataset])
+        sweep = resolve(config, 1)
+        (curve,) = run_forked(find_learning_rate, 1, sweep, low, high, config.train.iterations)
+        write_curve(folder / SWEEPS, replace(sweep, config=config.model_copy(update={"name": slug(arm.name)})), curve)
+
+
+def _bits_per_nat(datasets: Sequence[Path]) -> list[float]:
+    """Bits per byte for each nat per token, for each dataset's validation text; 0 if its card does not say.
+
+    Raises BadInput unless all datasets have the same text.
+    """
+    cards = [read_document(path / DATASET, DataCard) for path in datasets]
+    texts = {tuple((name, split.documents, split.bytes) for name, split in card.splits.items()) for card in cards}
+    if len(texts) > 1:
+        raise BadInput(f"{' and '.join(map(str, datasets))} are not of the same text")
+    return [card.splits["valid"].bits_per_nat if "valid" in card.splits else 0.0 for card in cards]
 
 
 def _seal(forecast: Path, kind: str, made_of: Mapping[str, str]) -> Path:

@@ -24,8 +24,6 @@ from lineage.errors import BadInput
 from lineage.progress import format_duration
 from lineage.shipped import Shipped, find_file
 
-LONGEST_SIGNAL_SECONDS = 65_535
-"""Slurm's own limit."""
 TEMPLATES = Path(__file__).parent / "templates"
 ATTEMPTS_WITHOUT_PROGRESS = 3
 """Attempts in a row that may end without a new checkpoint and without having been told to stop."""
@@ -68,8 +66,6 @@ class Job(Config):
             raise ValueError(f"name = {self.name!r} cannot name files: letters, digits, '-', '_' and '.' can")
         if not re.fullmatch(TIME_LIMIT, self.time_limit, re.ASCII):
             raise ValueError(f"time_limit = {self.time_limit!r} is not hours:minutes:seconds, such as 24:00:00")
-        if self.signal_seconds > LONGEST_SIGNAL_SECONDS:
-            raise ValueError(f"signal_seconds = {self.signal_seconds} is above {LONGEST_SIGNAL_SECONDS}")
         if self.signal_seconds >= self.limit_seconds:
             raise ValueError(
                 f"signal_seconds = {self.signal_seconds} is not below the time limit of {self.limit_seconds} s"

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from engine.run.resolved import read_run_config
 from experiments.catalogue import Arm, Effect, Experiment, find_experiment, load_experiments
 from experiments.files import FORECAST, TRAINING
-from experiments.forecast.ablate import run_ablation
 from experiments.forecast.ablation import (
     Finding,
     ablation_config,
     find_effect,
     loss_after,
 )
+from experiments.forecast.study import run_ablation
 from experiments.forecast.trainings import Trained, read_kept, seeds_of
 from experiments.verdicts import judge, load_results
 from lineage.atomic import write_json

@@ -21,7 +21,7 @@ from evaluation.documents import RunningText
 from evaluation.perplexity import UNCHANGED, PerplexityTask, sliding_stream
 from evaluation.protocol import SourceText, Task
 from experiments.files import FORECAST, PLAN, TRAINING, Forecast, LadderPlan, RungPlan
-from experiments.forecast import climb, ladder
+from experiments.forecast import ladder, study
 from experiments.forecast.ladder import (
     MOST_EPOCHS,
     SHAPES,
@@ -82,17 +82,17 @@ def climbed(tmp_path_factory: pytest.TempPathFactory) -> Climbed:
     run = RunDirectory.begin(runs, "ladder", "ladder", {"rungs": 4}, facts.parents)
     write_document(run.path / PLAN, tiny_plan(facts.padded_vocab_size))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(climb, "make_forecast", stop)
+        patch.setattr(study, "make_forecast", stop)
         with pytest.raises(Interrupted):
-            climb.make_ladder(run, dataset, runs)
+            study.make_ladder(run, dataset, runs)
     before = {
         path: path.stat().st_mtime_ns for path in runs.glob("ladder-*x*/COMPLETE") if not path.parent.is_symlink()
     }
     assert len(before) == 3 * (2 + 2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(climb, "TASKS", ("small",))
-        patch.setattr(climb, "named_task", lambda name: small_text)
-        climb.make_ladder(run, dataset, runs)
+        patch.setattr(study, "TASKS", ("small",))
+        patch.setattr(study, "named_task", lambda name: small_text)
+        study.make_ladder(run, dataset, runs)
     assert {path: path.stat().st_mtime_ns for path in before} == before
     return Climbed(run.path, next(runs.glob("ladder-forecast-*")))
 
