@@ -70,23 +70,6 @@ class TextScore(FileSchema):
     """Words of each article; of a partly scored article the same share of its words."""
 
 
-class LastWords(FileSchema):
-    """A model's score on last words."""
-
-    log_likelihood: Finite
-    """Mean over the examples, in nats."""
-    log_likelihood_error: Finite
-    accuracy: Finite
-    accuracy_error: Finite
-
-    def sentence(self, name: str) -> str:
-        """The score in words, without a full stop."""
-        return (
-            f"LAMBADA's last words have a mean log-likelihood of {self.log_likelihood:.2f} ± "
-            f"{self.log_likelihood_error:.2f} nats in {name}, {self.accuracy:.1%} are right"
-        )
-
-
 class ReproductionScores(FileSchema):
     """scores.json of a reproduction: paired differences between its models on the same text."""
 
@@ -288,10 +271,9 @@ class LadderRun(FileSchema):
 
 
 class LadderScores(FileSchema):
-    """A file of evaluations/: the scores of one model of a ladder on the published texts."""
+    """A file of evaluations/: the scores of one model of a ladder."""
 
     texts: dict[str, TextScore]
-    last_words: LastWords | None = None
 
 
 class LadderResult(FileSchema):
@@ -303,8 +285,6 @@ class LadderResult(FileSchema):
     bits_per_byte: dict[str, list[Finite]]
     """Bits per byte by text and rung, for the first seed."""
     comparisons: list[Comparison]
-    last_words: list[LastWords] = Field(default_factory=list)
-    """Scores by rung, for the first seed."""
     rates: RateLaw
     """Law of the learning rates."""
     sentence: str

@@ -1,4 +1,4 @@
-"""Bits per byte, last words and paired differences, from evaluations. Imports no torch."""
+"""Bits per byte and paired differences, from evaluations. Imports no torch."""
 
 import math
 from collections.abc import Sequence
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.special import stdtrit  # type: ignore[import-untyped]
 
-from evaluation.schema import ClozeResult, PerplexityResult
+from evaluation.schema import PerplexityResult
 from evaluation.uncertainty import difference_standard_error
-from experiments.files import Comparison, LastWords, TextScore
+from experiments.files import Comparison, TextScore
 
 NORMAL = 1.645
 """Standard errors on either side of nine tenths of a normal distribution."""
@@ -21,16 +21,6 @@ def text_score(result: PerplexityResult) -> TextScore:
         bits_per_byte=result.bits_per_byte,
         nll=[float(f"{block.nll:.6g}") for block in scored],
         words=[block.num_original_tokens * block.num_scored / block.num_targets for block in scored],
-    )
-
-
-def last_words(result: ClozeResult) -> LastWords:
-    """Log-likelihood and accuracy of the target words."""
-    return LastWords(
-        log_likelihood=-math.log(result.perplexity),
-        log_likelihood_error=(result.perplexity_standard_error or 0.0) / result.perplexity,
-        accuracy=result.accuracy,
-        accuracy_error=result.standard_error,
     )
 
 

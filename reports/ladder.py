@@ -60,7 +60,6 @@ def ladder_exhibit(run: Path) -> Exhibit:
     ]  # fmt: skip
     names = [f"rung {number}" for number in range(1, len(plan.rungs) + 1)]
     scored = [each.sentence(names) for each in result.comparisons]
-    scored += [words.sentence(name) for name, words in zip(names, result.last_words, strict=False)]
     caption = [
         f"{len(plan.rungs)} models on the same {plan.tokens:,} tokens ({plan.epochs:.2f} passes), "
         f"{len(plan.seeds)} seeds of all but the largest.",

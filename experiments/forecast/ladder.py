@@ -17,7 +17,6 @@ import numpy as np
 from data_pipeline.files import DATASET, DataCard
 from engine.config import DataSection, ModelConfig, RunConfig, TrainConfig
 from engine.costs import parameter_count
-from evaluation.schema import ClozeResult, PerplexityResult, Result
 from experiments.files import (
     EVALUATIONS,
     FORECAST,
@@ -34,7 +33,7 @@ from experiments.files import (
 from experiments.forecast.law import FittedLaw
 from experiments.forecast.trainings import SEARCH_SEED, Kept, Trained, origin_of, seeds_of
 from experiments.reproduce.plan import initial_deviation, twin_seconds
-from experiments.scores import compared, last_words, text_score
+from experiments.scores import compared
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import Manifest, read_document
 from lineage.progress import format_duration
@@ -291,7 +290,6 @@ def derive(ladder: Path) -> tuple[LadderResult, list[Record]]:
             for text, models in texts.items()
             for larger in range(2, len(models))
         ],
-        last_words=[each.last_words for each in scores if each.last_words],
         rates=rungs.rates,
         sentence=f"{verdict}: the largest rung was foreseen at {foreseen.loss:.4f} nats ({foreseen.low:.4f} to "
         f"{foreseen.high:.4f}) and reached {reached:.4f}",
@@ -310,17 +308,6 @@ def _agree(ours: Forecast, other: Forecast) -> bool:
     return ours.model_dump(exclude=fitted) == other.model_dump(exclude=fitted) and np.allclose(
         numbers(ours), numbers(other), rtol=1e-3, atol=1e-4
     )
-
-
-def kept_scores(results: Sequence[Result]) -> LadderScores:
-    """The scores that a ladder keeps of a model's evaluations."""
-    texts = {
-        result.task.removesuffix("-perplexity"): text_score(result)
-        for result in results
-        if isinstance(result, PerplexityResult)
-    }
-    cloze = [result for result in results if isinstance(result, ClozeResult)]
-    return LadderScores(texts=texts, last_words=last_words(cloze[0]) if cloze else None)
 
 
 def _read_scores(ladder: Path, scored: list[Trained]) -> list[LadderScores]:

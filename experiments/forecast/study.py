@@ -33,6 +33,7 @@ from engine.run.resolved import resolve
 from engine.step import NotFinite
 from engine.train import train
 from evaluation.evaluate import evaluate, named_task
+from evaluation.schema import PerplexityResult
 from evaluation.settings import Settings
 from experiments.catalogue import ABLATION, Ablation, Experiment, load_experiments
 from experiments.files import (
@@ -45,6 +46,7 @@ from experiments.files import (
     EffectForecast,
     Forecast,
     LadderPlan,
+    LadderScores,
 )
 from experiments.forecast.ablation import ablation_config, derive_effects, searched_rates, slug, trials_of
 from experiments.forecast.ladder import (
@@ -53,14 +55,14 @@ from experiments.forecast.ladder import (
     describe_plan,
     first_of_rungs,
     format_ladder,
-    kept_scores,
     make_forecast,
     make_plan,
     trial_configs,
     whole_configs,
 )
 from experiments.forecast.trainings import SEARCH_SEED, Kept, keep, seeds_of
-from experiments.reproduce.steps import TASKS, StepFailed, run_step, shown
+from experiments.reproduce.steps import StepFailed, run_step, shown
+from experiments.scores import text_score
 from lineage.config import load_config
 from lineage.digest import sha256_file
 from lineage.environment import available_cores
@@ -73,6 +75,8 @@ from lineage.records import RECORDS, Record, write_records
 from lineage.run import RunDirectory
 
 F = TypeVar("F", Forecast, EffectForecast)
+TEXT = "wikitext103"
+"""Protocol by which the models of a ladder are compared on a published text."""
 
 
 def climb(rungs: int, recipe: Path, runs: Path, dry_run: bool = False) -> None:
@@ -242,16 +246,19 @@ def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
 
 
 def _evaluate(run: RunDirectory, runs: Path) -> None:
-    """Score the first seed of every rung, on held-out documents where a published test is missing."""
+    """Score the first seed of every rung on WikiText-103, or on held-out documents where it is missing."""
     for each in first_of_rungs(KeptRungs(run.path).all()):
         out = run.path / EVALUATIONS / f"{each.folder.name}.json"
         if not out.is_file():
             try:
-                done = evaluate(runs / each.folder.name, {name: named_task(name) for name in TASKS}, Settings()).done
+                done = evaluate(runs / each.folder.name, {TEXT: named_task(TEXT)}, Settings()).done
             except DataMissing as error:
                 print(f"not scored: {error}")
                 return
-            write_document(out, kept_scores([evaluation.result for evaluation in done.values()]))
+            result = done[TEXT].result
+            assert isinstance(result, PerplexityResult)
+            name = result.task.removesuffix("-perplexity")
+            write_document(out, LadderScores(texts={name: text_score(result)}))
 
 
 def _sweep(name: str, ablation: Ablation, datasets: Sequence[Path], folder: Path) -> None:

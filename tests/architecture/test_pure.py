@@ -23,7 +23,8 @@ PURE = [
     *(
         module_name(path)
         for path in modules("experiments")
-        if path.parent.name not in ("contenders", "forecast", "measured") and path.stem not in ("iterations", "preflight")
+        if path.parent.name not in ("contenders", "forecast", "measured")
+        and path.stem not in ("iterations", "preflight")
     ),
     *says_so("experiments/forecast"),
     *says_so("verify"), "verify.cli",

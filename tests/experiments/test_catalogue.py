@@ -16,10 +16,10 @@ from experiments.quantities import FORMULAS
 from lineage.errors import BadInput
 
 FOLDERS = sorted(path.parent for path in HERE.glob("*/*/experiment.toml"))
-ISSUE = [
+EXHIBITS = [
     f"2019/{one}" for one in ("table-1", "table-2", "table-3", "table-7", "table-8", "figure-1", "figure-5", "figure-6")
 ]
-ISSUE += [f"2021/{one}" for one in ("table-1", "table-2", *(f"figure-{n}" for n in (6, 7, 8, *range(11, 19))))]
+EXHIBITS += [f"2021/{one}" for one in ("table-1", "table-2", *(f"figure-{n}" for n in (6, 7, 8, *range(11, 19))))]
 
 
 CLAIMED: dict[str, dict[str, str]] = {  # file of reference values: column of results to the claim's id, from the row
@@ -124,24 +124,8 @@ def test_conflicting_sources_are_both_kept() -> None:
     assert values["2019/figure-5/model-parallel/8"] == "77"
 
 
-def test_the_experiments_are_those_of_the_papers() -> None:
-    neighbours = {
-        f"transformer-xl/{one}"
-        for one in (
-            "memory",
-            "large-batch",
-            "tokens",
-            "batch-scaling",
-            "learning-rate-finder",
-            "gemm",
-            "mixed-precision",
-        )
-    }
-    neighbours |= {"gpipe/bubble", "huggingface/tensor-parallel", "zero/communication", "zero/memory"}
-    released = {"gpt2/released", "megatron/released-345m"}
-    measured = {"2019/words", "2021/communication", "2021/schedules", "2021/sizes", "2022/activations"}
-    measured |= {"2019/figure-7", "2019/size", "2019/bert", "2019/tasks", "2019/scaling-law"}
-    assert set(load_experiments()) == {*ISSUE, *neighbours, *measured, *released}
+def test_every_table_and_figure_of_the_papers_is_an_experiment() -> None:
+    assert set(EXHIBITS) <= load_experiments().keys()
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=[path.name for path in FOLDERS])

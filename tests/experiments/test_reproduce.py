@@ -98,15 +98,6 @@ def test_there_are_three_complete_runs_and_each_verifies(finished: Finished) -> 
         assert f"ok {read_digest(path)[:16]} {path}" in done.out
 
 
-def test_the_runs_form_a_chain(finished: Finished) -> None:
-    data, training, reproduction = (RunDirectory.open(finished.directory(name)) for name in NAMES)
-    assert data.is_complete
-    parents = reproduction.manifest["parents"]
-    assert parents["355m-smoke"] == training.digest
-    assert parents["dataset"] == training.manifest["parents"]["dataset"]
-    assert Path(training.manifest["config"]["data"]["dataset"]).name == data.path.name
-
-
 def test_curves_are_those_of_the_training_run(finished: Finished) -> None:
     training = RunDirectory.open(finished.directory("355m-smoke"))
     curves = {
