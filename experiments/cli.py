@@ -170,12 +170,14 @@ def mfu(
 
 
 @app.command("list")
-def list_() -> None:
-    """List every published table and figure; `mlm-experiment compare` gives the verdicts on its claims."""
+def list_(results: Annotated[list[Path] | None, typer.Option(help="Folders of run directories.")] = None) -> None:
+    """List every published table and figure with the verdicts on its claims."""
     from experiments.catalogue import load_experiments
+    from experiments.verdicts import count_outcomes, judge, load_results
 
+    loaded = load_results(_result_folders(results))
     for experiment in load_experiments().values():
-        print(f"{experiment.name:<40}{experiment.title}")
+        print(f"{experiment.name:<40}{experiment.title}\n{'':<40}{count_outcomes(judge([experiment], loaded))}")
 
 
 @app.command("run")
@@ -245,8 +247,7 @@ def compare(
     from experiments.verdicts import BEYOND, format_summary, format_verdicts, judge, load_results, unanswered
 
     chosen = _chosen(name, every)
-    shipped = (Path("results"), Path("results/ablations"), Path("runs"))
-    loaded = load_results(results or [path for path in shipped if path.is_dir()])
+    loaded = load_results(_result_folders(results))
     verdicts = [*judge(chosen, loaded), *(unanswered(chosen) if every else [])]
     diverged = [verdict for verdict in verdicts if verdict.outcome in BEYOND]
     if every:
@@ -270,6 +271,10 @@ def _chosen(name: str | None, every: bool) -> "list[Experiment]":
     if (name is None) != every:
         raise BadInput("name an experiment (`mlm-experiment list` shows them) or say --all")
     return [find_experiment(name)] if name else list(load_experiments().values())
+
+
+def _result_folders(given: list[Path] | None) -> list[Path]:
+    return given or [path for path in (Path("results"), Path("results/ablations"), Path("runs")) if path.is_dir()]
 
 
 def main() -> None:

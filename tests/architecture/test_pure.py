@@ -108,7 +108,7 @@ CONFIGURATIONS = (
         (["mlm-data", "--help"], CONFIGURATIONS),
         (["mlm-train", "--help"], ("pydantic", *CONFIGURATIONS)),
         (["mlm-eval", "list"], ("rich", *CONFIGURATIONS)),
-        (["mlm-experiment", "list"], ("rich", "engine.config", "data_pipeline.config")),
+        (["mlm-experiment", "list", "--results", "docs"], ("rich", "engine.config", "data_pipeline.config")),
         (["mlm-report", "--help"], ("pydantic", *CONFIGURATIONS)),
         (["mlm-verify", "--help"], ("pydantic", *CONFIGURATIONS)),
     ],

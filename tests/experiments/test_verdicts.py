@@ -214,8 +214,8 @@ def test_the_commands(tmp_path: Path) -> None:
     done = call(machine, "mlm-experiment", "compare", "--all", "--results", runs, ends=3)
     assert [line.split()[0] for line in done.out.splitlines() if "  DIVERGED  " in line][1:] == ["2021/figure-11/b=8/4"]
     assert done.err == "error: 2021/figure-11/b=8/4: the number found here is beyond the claim's tolerance\n"
-    listed = call(machine, "mlm-experiment", "list", ends=0).out.splitlines()
-    assert [line.split()[0] for line in listed] == list(load_experiments())
+    done = call(machine, "mlm-experiment", "list", "--results", runs, ends=0)
+    assert "1 DIVERGED" in done.out
 
 
 @pytest.mark.parametrize(
