@@ -209,7 +209,12 @@ def _rank(runs: Annotated[Path, typer.Option()], needed_bytes: Annotated[int, ty
         raise HardwareMissing("; ".join(failures))
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Entry point of a rank."""
     app = typer.Typer()
     app.command()(_rank)
     run_command(app)
+
+
+if __name__ == "__main__":
+    main()

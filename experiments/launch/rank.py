@@ -5,14 +5,18 @@ written into FILE, because neither launcher passes on which rank failed first, a
 """
 
 import os
-import runpy
 import sys
+import traceback
 from collections.abc import MutableMapping
+from importlib import import_module
 from pathlib import Path
+from typing import NoReturn
 
 from lineage.atomic import write_text
-from lineage.errors import Interrupted
+from lineage.errors import BadInput, DataMissing, Diverged, Fault, HardwareMissing, IntegrityFailure
 
+FINAL = {error.exit_code for error in (BadInput, Diverged, HardwareMissing, DataMissing, IntegrityFailure)}
+"""Exit codes with which trying again is of no use. A fault may be the hardware's: it is tried again."""
 SLURM_VARIABLES = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
 
 
@@ -23,20 +27,25 @@ def name_rank(environment: MutableMapping[str, str]) -> None:
             environment[name] = environment[slurm]
 
 
-def run_rank(failed: Path, module: str, arguments: list[str]) -> None:
-    """Run `module` as the main program and leave with its exit code, after writing one that is final into `failed`."""
+def run_rank(failed: Path, module: str, arguments: list[str]) -> NoReturn:
+    """Call the module's `main` and leave with its exit code, after writing one that is final into `failed`.
+
+    A rank ends at once, because leftover threads of the libraries can abort a process that ends in the ordinary way.
+    """
     name_rank(os.environ)
     sys.argv = [module, *arguments]
-    code: object = 1
+    code = Fault.exit_code
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-        code = 0
+        import_module(module).main()
     except SystemExit as end:
-        code = end.code or 0
-        raise
-    finally:
-        if code not in (0, Interrupted.exit_code):
-            write_text(failed, f"{code if isinstance(code, int) else 1}\n")
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    if code in FINAL:
+        write_text(failed, f"{code}\n")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

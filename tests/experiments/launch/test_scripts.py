@@ -1,6 +1,7 @@
 """The scripts are good shell, hold no word of a manifest unquoted, and try again exactly where that is of use."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from experiments.launch.job import Job, slurm_script, torchrun_script, write_launch_files
-from lineage.errors import BadInput
+from lineage.errors import BadInput, DataMissing
 from lineage.run import RunDirectory
 from tests.experiments.launch.jobs import ENVIRONMENT, small_job
 from tests.experiments.launch.test_slurm import wait_for
@@ -64,6 +65,15 @@ def test_it_is_tried_again_where_that_is_of_use(
     found, count, errors = attempts(job, tmp_path, codes, monkeypatch)
     assert (found, count) == (code, trained)
     assert ("3 attempts in a row made no checkpoint" in errors) == (code == 7)
+
+
+def test_a_real_rank_says_that_another_attempt_is_of_no_use(tmp_path: Path) -> None:
+    job = small_job(tmp_path, 60)
+    shutil.rmtree(job.dataset)
+    _, script = write_launch_files(job, tmp_path / "launch")
+    done = subprocess.run(["bash", str(script)], env=ENVIRONMENT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == DataMissing.exit_code, done.stderr
+    assert done.stderr.count("Root Cause") == 1
 
 
 @pytest.mark.parametrize("container", ["", "nvcr.io/nvidia/pytorch:24.01-py3"])
