@@ -48,7 +48,7 @@ def train(
 
 @app.command("eval")
 def evaluate(rounds: Rounds = 9, json: Json = None) -> None:
-    """Scoring and generating on one core beside the plain loop and transformers: processor time and memory.
+    """Scoring and generating on one core beside the plain loop and transformers, by processor time.
 
     Ends with code 3 if the answers differ by more than rounding.
     """

@@ -4,12 +4,9 @@ The plain loop is Megatron-LM's, `tasks/zeroshot_gpt2/evaluate.py` of v1.0. tran
 perplexity. Shapes: b batch, s sequence, v vocabulary.
 """
 
-import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
+from benchmarks.contenders import in_turn
 from benchmarks.timing import cpu_seconds, ratio, series
 from engine.config import ModelConfig, Precision
-from engine.guard.memory import PeakMemory
 from engine.launch.allocator import keep_large_buffers
 from engine.model.gpt2 import GPT2
 from engine.optim.precision import DTYPES
@@ -28,8 +25,7 @@ from evaluation.generate import generate
 from evaluation.protocol import Request
 from evaluation.scoring import ScoringModel, pack_weights, score
 from experiments.benchmark import Benchmark, Case
-from experiments.iterations import in_turn, on_ranks
-from lineage.extras import install_command
+from lineage.extras import import_extra
 from lineage.progress import announce
 from verify.peers import huggingface, their_weights
 
@@ -45,7 +41,6 @@ NOTES = [
     "rounds of the ratio within a round. Weights are initial ones, in fp32 unless another format is named.",
     "The plain loop is Megatron-LM's: float logits and log-softmax at all positions, on this engine's network with "
     "fused attention, with the fastest of the batch sizes named. transformers' loop takes one window at a time.",
-    "Memory is the peak of scoring eight full windows, above the memory in use before.",
 ]
 
 Generate = Callable[[Sequence[Sequence[int]], int], list[list[int]]]
@@ -91,10 +86,10 @@ def sizes() -> dict[str, ModelConfig]:
 
 
 def measure(rounds: int) -> Benchmark:
-    """Measure memory, scoring and generation."""
+    """Measure scoring and generation."""
+    import_extra("transformers", "bench")
     models = sizes()
-    announce(f"memory of {2 * len(models)} evaluations, then 6 comparisons of {rounds} rounds on one core")
-    memory = [measure_memory(name, config, batch) for name, config in models.items() for batch in (1, 8)]
+    announce(f"6 comparisons of {rounds} rounds on one core")
     keep_large_buffers()
     torch.set_num_threads(1)
     windows = {name: sliding_requests(config, 16 if name == SMALL else 2) for name, config in models.items()}
@@ -105,39 +100,23 @@ def measure(rounds: int) -> Benchmark:
         Rivalry(TRANSFORMERS, GPT2_124M, 1.5, windows[GPT2_124M], (1,)),
     ]
     network_of = cache(lambda size, precision: initial_network(models[size], DTYPES[precision]))
-    cases, disagreements = [], []
+    compared = []
     for each in rivalries:
         network = network_of(each.size, each.precision)
-        if each.rival == PLAIN_LOOP:
-            rival = plain_loop(network)
-        elif has_transformers():
-            rival = transformers_loop(transformers_model(network))
-        else:
-            cases.append(Case(name=each.name, missing={each.rival: f"not installed: {install_command('bench')}"}))
-            continue
-        case, differing = compare(each, ours(packed_model(network)), rival, rounds)
-        cases.append(case)
-        disagreements += differing
-    if has_transformers():
-        network = network_of(GPT2_124M, "fp32")
-        theirs = partial(their_tokens, transformers_model(network))
-        for batch, model in ((1, scoring_model(network)), (16, packed_model(network))):
-            case, differing = compare_generation(partial(our_tokens, model), theirs, batch, rounds)
-            cases.append(case)
-            disagreements += differing
+        rival = plain_loop(network) if each.rival == PLAIN_LOOP else transformers_loop(transformers_model(network))
+        compared.append(compare(each, ours(packed_model(network)), rival, rounds))
+    network = network_of(GPT2_124M, "fp32")
+    theirs = partial(their_tokens, transformers_model(network))
+    for batch, model in ((1, scoring_model(network)), (16, packed_model(network))):
+        compared.append(compare_generation(partial(generate, model, end=None), theirs, batch, rounds))
     return Benchmark(
         benchmark="eval",
         title="Evaluation beside the plain loop and transformers",
-        cases=[*cases, *memory],
-        disagreements=disagreements,
+        cases=[case for case, _ in compared],
+        disagreements=[why for _, differing in compared for why in differing],
         notes=NOTES,
         setting={"rounds": rounds},
     )
-
-
-def has_transformers() -> bool:
-    """Return whether transformers is installed."""
-    return find_spec("transformers") is not None
 
 
 def sliding_requests(config: ModelConfig, count: int) -> list[Request]:
@@ -204,35 +183,6 @@ def compare_generation(ours: Generate, theirs: Generate, batch: int, rounds: int
 def _seconds_of(name: str, rounds: int, runs: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
     taken = in_turn(name, rounds, {contender: partial(cpu_seconds, run) for contender, run in runs.items()})
     return {contender: [seconds for seconds, _ in many] for contender, many in taken.items()}
-
-
-def measure_memory(name: str, config: ModelConfig, batch: int) -> Case:
-    """Compare the peaks of scoring eight full windows at one size, the plain loop with `batch` rows at a time."""
-    requests = sliding_requests(config, 8)
-    peaks = {
-        OURS: peak_bytes(lambda: partial(ours(packed_model(initial_network(config))), requests, None)),
-        PLAIN_LOOP: peak_bytes(lambda: partial(plain_loop(initial_network(config)), requests, batch)),
-    }
-    return Case(
-        name=f"{name}, plain loop's batch {batch}",
-        series=[series(contender, "peak memory", "bytes", peak) for contender, peak in peaks.items()],
-        ratios=[ratio("of the plain loop's memory", [peaks[OURS]], [peaks[PLAIN_LOOP]], 0.25, less_is_better=True)],
-        setting={"size": name, "plain_batch_size": batch},
-    )
-
-
-def peak_bytes(make: Callable[[], Callable[[], object]]) -> int:
-    """Return the peak of `work = make(); work()` during `work()` above the memory in use after `make()`, in bytes."""
-    return int(on_ranks("memory", 1, _measure_peak, make)[0])
-
-
-def _measure_peak(make: Callable[[], Callable[[], object]]) -> int:
-    work = make()
-    ctypes.CDLL(None).malloc_trim(0)  # memory that building it left free would hide the work's
-    memory = PeakMemory(torch.device("cpu"))
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    work()
-    return memory.bytes()
 
 
 def initial_network(config: ModelConfig, dtype: torch.dtype = torch.float32) -> GPT2:
@@ -316,11 +266,6 @@ def transformers_loop(model: Any) -> Scorer:
         return Answer(np.array(nll), np.array(greedy))
 
     return run
-
-
-def our_tokens(model: ScoringModel, prompts: Sequence[Sequence[int]], new: int) -> list[list[int]]:
-    """Return this engine's greedy continuations."""
-    return generate(model, prompts, new, None)
 
 
 @torch.inference_mode()

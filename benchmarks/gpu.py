@@ -16,8 +16,8 @@ import torch
 from pydantic_core import to_json
 
 from benchmarks import kernels
+from benchmarks.contenders import Contender, OurLayout, Peer, Timed, time_contender
 from benchmarks.kernels import KernelShape
-from benchmarks.peers import Peer
 from benchmarks.timing import (
     Measured,
     described_here,
@@ -37,7 +37,7 @@ from engine.launch.mesh import local_device
 from engine.parallel.mesh import serial_mesh
 from engine.run.resolved import read_run_config
 from experiments.benchmark import Benchmark, Case, read_benchmark, write_benchmark
-from experiments.iterations import Contender, OurLayout, Timed, TrainingSize, our_step, time_contender
+from experiments.iterations import TrainingSize, our_step
 from lineage.environment import list_gpus
 from lineage.errors import BadInput, HardwareMissing, UserError
 from lineage.shipped import model_file

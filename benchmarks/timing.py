@@ -10,23 +10,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal, TypeVar
 
+from benchmarks.contenders import Timed
 from experiments.benchmark import Benchmark, Ratio, Series, measured_here, show_benchmark, write_benchmark
-from experiments.iterations import Timed, TrainingSize
+from experiments.iterations import TrainingSize
 from lineage.atomic import check_place
 from lineage.errors import BadInput, Diverged
 from lineage.files import Environment
 
 PACKAGES = ("transformers", "triton")
 """Packages that contenders are made of."""
-GPU_FACTS = (
-    "driver_version",
-    "clocks.sm",
-    "clocks.max.sm",
-    "clocks.mem",
-    "power.draw",
-    "power.limit",
-    "temperature.gpu",
-)
+GPU_FACTS = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.draw", "power.limit",
+             "temperature.gpu")  # fmt: skip
 """Fields that `nvidia-smi` is asked for."""
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ from functools import partial
 from statistics import median
 from typing import Any
 
+from benchmarks.contenders import Contender, OurLayout, Peer, in_turn, measure_contender, on_ranks
 from benchmarks.kernels import KernelShape, kernel_cases, time_kernel
-from benchmarks.peers import Peer
 from benchmarks.timing import Measured, differing_losses, first_losses, rates, ratio, series
 from engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
 from engine.costs import flops_per_token
@@ -20,17 +20,7 @@ from engine.parallel.layout import split_layers
 from engine.parallel.mesh import serial_mesh
 from engine.run.resolved import read_run_config
 from experiments.benchmark import Benchmark, Case
-from experiments.iterations import (
-    Contender,
-    OurLayout,
-    Step,
-    TrainingSize,
-    gemm_gflops,
-    in_turn,
-    measure_contender,
-    on_ranks,
-    our_step,
-)
+from experiments.iterations import Step, TrainingSize, gemm_gflops, our_step
 from lineage.errors import BadInput
 from lineage.progress import announce
 from lineage.shipped import model_file

@@ -182,10 +182,10 @@ def setting_lines(result: Benchmark) -> list[str]:
 
 def show_benchmark(result: Benchmark) -> None:
     """Print the shared settings, the tables, their summary and the method."""
-    say([result.title, *setting_lines(result)])
+    print(result.title, *setting_lines(result), sep="\n")
     for table in tables(result):
         show_rows(table)
-    say([f"- {line}" for line in (*sentences(result), *result.disagreements, *result.notes)])
+    print(*(f"- {line}" for line in (*sentences(result), *result.disagreements, *result.notes)), sep="\n")
 
 
 def show_rows(rows: TextTable) -> None:
@@ -199,11 +199,6 @@ def show_rows(rows: TextTable) -> None:
     for cells in rows.rows:
         table.add_row(*cells)
     Console(markup=False).print(table)
-
-
-def say(lines: Sequence[str]) -> None:
-    """Print lines as they are."""
-    print("\n".join(lines))
 
 
 def _ratio_table(result: Benchmark) -> TextTable:

@@ -128,7 +128,7 @@ def plan_(
     choices = planner.ranked_layouts(planned, machine, gpus)
     print(planner.format_plan(planned, machine, choices))
     if explain:
-        print(f"\n{planner.explain(machine, choices[0])}\n\n{planner.picture(choices)}")
+        print(f"\n{planner.explain(machine, choices[0])}")
 
 
 @app.command()
@@ -160,13 +160,13 @@ def mfu(
 ) -> None:
     """Turn tokens/s, ms of an iteration or TFLOP/s into the others, with formula, peak and both counts of attention."""
     from engine.run.resolved import read_run
-    from experiments.simulator import planner, utilisation
+    from experiments.simulator import planner
     from experiments.simulator.cluster import load_cluster
 
     hub = model.endswith(".json")
     read = planner.model_of_hub(Path(model)) if hub else planner.model_of_run(read_run(model))
-    given = utilisation.Given(gpus, batch or read.template.global_batch, tokens_per_second, milliseconds, tflops)
-    print(utilisation.utilisation(read, load_cluster(cluster), given))
+    given = planner.Given(gpus, batch or read.template.global_batch, tokens_per_second, milliseconds, tflops)
+    print(planner.utilisation(read, load_cluster(cluster), given))
 
 
 @app.command("list")
@@ -190,23 +190,16 @@ def run_(
     ] = RunMode.AUTO,
     runs: Annotated[Path, typer.Option(help="Folder of run directories.")] = Path("runs"),
     limit: Annotated[int | None, typer.Option(min=1, help="For released weights: most windows per test.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="For released weights: print the plan and stop.")] = False,
 ) -> None:
     """Produce the numbers of a published table or figure, or print what would run."""
     from experiments.runner import run_named
+    from lineage.run import MANIFEST
 
     chosen = _chosen(name, every)
-    if limit or dry_run:
-        if [experiment.measures for experiment in chosen] != ["released"]:
-            raise BadInput("--limit and --dry-run are for experiments on released weights")
-        from experiments.measured.released import plan_released
-
-        print(plan_released(chosen[0], limit))
-    if not dry_run:
-        from lineage.run import MANIFEST
-
-        check_place("--runs", runs / MANIFEST)
-        run_named(chosen, mode.value, runs, limit)
+    if limit and [experiment.measures for experiment in chosen] != ["released"]:
+        raise BadInput("--limit is for experiments on released weights")
+    check_place("--runs", runs / MANIFEST)
+    run_named(chosen, mode.value, runs, limit)
 
 
 @app.command()

@@ -213,7 +213,7 @@ def read_refused(path: Path) -> object:
 
 
 CLUSTER = (ROOT / "experiments/clusters/h100.toml").read_bytes().replace(b"fitted", b"experiments/clusters")
-SOFTWARE = b'title = "a"\nfuses = "a"\noverlaps = "a"\nstores = "a"\n'
+SOFTWARE = b'title = "a"\n'
 SOFTWARE += (ROOT / "experiments/software/fitted/megatron-2019.toml").read_bytes()
 READERS = (
     Reader("jsonl", bytes_at("a.jsonl", LINES), documents("jsonl"), 40),

@@ -28,30 +28,24 @@ Rates = dict[tuple[Precision, int, int], list[float]]
 
 def measure_products(rounds: int = ROUNDS, largest: int | None = None) -> list[Line]:
     """Rates of n × n products in each precision at multiples of 8 and one above; fp16's over fp32's at the largest."""
-    device, rates = measure_rates(rounds, largest)
+    place, what = ("cuda", "GPU") if torch.cuda.is_available() else ("cpu", "core")
+    largest = largest or LARGEST[place]
+    announce(f"{1 + rounds} rounds of products of {SMALLEST} to {largest} on one {what}")
+    if place == "cuda":
+        device, rates = torch.cuda.get_device_name(), _measure(place, rounds, largest)
+    else:
+        device, rates = "CPU, one thread", run_forked(_measure, 1, place, rounds, largest)[0]
     largest = max(size for _, size, _ in rates)
     numbers = []
     for (precision, size, offset), many in rates.items():
-        series, place = f"{precision}, {PLACES[offset][1]}", {"x": float(size + offset), "x_name": "n"}
-        numbers += lines(series, {"product_gflops": median(many)}, "scaled", note=device, **place)
+        series, at = f"{precision}, {PLACES[offset][1]}", {"x": float(size + offset), "x_name": "n"}
+        numbers += lines(series, {"product_gflops": median(many)}, "scaled", note=device, **at)
     for offset, (end, where) in PLACES.items():
         pairs = zip(rates["fp16", largest, offset], rates["fp32", largest, offset], strict=True)
         note = f"{device}, n = {largest + offset}, {where}"
         speedup = median(fp16 / fp32 for fp16, fp32 in pairs)
         numbers += lines("fp16 over fp32", {f"gemm_speedup{end}": speedup}, "scaled", note=note)
     return numbers
-
-
-def measure_rates(rounds: int, largest: int | None = None) -> tuple[str, Rates]:
-    """The device, and the rates at sizes that double, each with its neighbour, in every precision."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    largest = largest or LARGEST[device]
-    announce(
-        f"{1 + rounds} rounds of products of {SMALLEST} to {largest} on one {'core' if device == 'cpu' else 'GPU'}"
-    )
-    if device == "cuda":
-        return torch.cuda.get_device_name(), _measure(device, rounds, largest)
-    return "CPU, one thread", run_forked(_measure, 1, device, rounds, largest)[0]
 
 
 def _measure(device: str, rounds: int, largest: int) -> Rates:

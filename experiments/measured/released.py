@@ -6,20 +6,15 @@ which is compared with the content. Other weights are a stand-in, whose numbers 
 """
 
 import os
-import time
 from collections.abc import Iterator
 from functools import cache
-from heapq import nlargest
 from pathlib import Path
 
 from data_pipeline.contamination.testsets import find_test_set
-from engine.costs import parameter_count
-from evaluation.checkpoints import load_checkpoint, native_checkpoint
-from evaluation.evaluate import MakeTask, Settings, evaluate, file_task, named_task, share
+from evaluation.evaluate import MakeTask, Settings, evaluate, file_task, named_task
 from evaluation.hub_models import cached_model, is_as_fetched
 from evaluation.perplexity import PerplexityTask, sliding_stream
 from evaluation.protocol import Encoder
-from evaluation.scoring import score
 from evaluation.tasks import TASKS
 from evaluation.wikitext103 import MEGATRON, read_wikitext
 from evaluation.windows import megatron_windows
@@ -27,9 +22,7 @@ from experiments.catalogue import Experiment
 from experiments.files import STAND_IN
 from experiments.sealed import Line
 from lineage.digest import sha256_file
-from lineage.environment import available_cores
 from lineage.errors import DataMissing, Interrupted
-from lineage.progress import format_duration
 from lineage.records import Kind
 
 MODELS_VARIABLE = "MLM_MODELS_DIR"
@@ -84,27 +77,6 @@ def measure_released(experiment: Experiment, limit: int | None = None) -> list[L
     return lines
 
 
-def plan_released(experiment: Experiment, limit: int | None = None) -> str:
-    """The weights that would be scored, with the time estimated from one window per core; missing ones with reasons."""
-    lines = []
-    for name, path, is_released in _found(experiment):
-        with native_checkpoint(path) as native:
-            evaluated = load_checkpoint(native)
-            tasks = {task: make(evaluated).limited(limit) for task, make in _tasks(name, experiment).items()}
-        requests, _ = share([task.requests for task in tasks.values()])
-        tokens = sum(len(request.tokens) - 1 for request in requests)
-        trial = nlargest(available_cores(), requests, key=lambda request: len(request.tokens))
-        started = time.monotonic()
-        score(evaluated.model, trial)
-        rate = sum(len(request.tokens) - 1 for request in trial) / (time.monotonic() - started)
-        lines.append(
-            f"{name}: {path}, {'the released one' if is_released else STAND_IN}; "
-            f"{parameter_count(evaluated.model.network.config):,} parameters; {', '.join(tasks)}; {tokens:,} tokens, "
-            f"about {format_duration(tokens / rate)} at {rate:,.0f} tokens/s"
-        )
-    return "\n".join(lines)
-
-
 def _tasks(name: str, experiment: Experiment) -> dict[str, MakeTask]:
     quantities = [each for many in MODELS[experiment.name][name].values() for each in many.values()]
     return {
@@ -146,6 +118,4 @@ def _weights(path: Path) -> list[Path]:
     return sorted(file for file in path.rglob("*") if file.suffix in (".safetensors", ".bin", ".pt"))
 
 
-@cache
-def _digest(file: Path) -> str:
-    return sha256_file(file)
+_digest = cache(sha256_file)

@@ -33,7 +33,8 @@ def published_rows(experiment: Experiment, part: Part) -> list[Row]:
     values: dict[tuple[str, float | None], Row] = {}
     for claim in experiment.claims:
         values.setdefault((claim.series, claim.x), {}).setdefault(claim.quantity, str(claim.value))
-    return [values.get((row["series"], x_of(part, row)), {}) | row for row in workload_rows(part.workloads)]
+    rows = workload_rows(part.workloads)
+    return [values.get((row["series"], position(part, row)["x"]), {}) | row for row in rows]
 
 
 def published_value(row: Row, quantity: str) -> float:
@@ -55,11 +56,6 @@ def published_records(series: tuple[str, ...]) -> Iterator[Record]:
                 )  # fmt: skip
 
 
-def x_of(part: Part, row: Row) -> float | None:
-    """The workload's value on the part's x axis."""
-    return float(row[part.x]) if part.x else None
-
-
 def position(part: Part, row: Row) -> dict[str, Any]:
     """Series and x of a workload's record."""
-    return {"series": row["series"], "x": x_of(part, row), "x_name": part.x}
+    return {"series": row["series"], "x": float(row[part.x]) if part.x else None, "x_name": part.x}

@@ -3,8 +3,6 @@
 Imports no torch.
 """
 
-import json
-from collections.abc import Mapping
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 from pydantic import Field, FiniteFloat, NonNegativeFloat, model_validator
@@ -143,12 +141,6 @@ class Software(Config):
     """A generation of a program that trains, by its constants on the cluster that it was measured on."""
 
     title: str
-    fuses: str
-    """Fused operations."""
-    overlaps: str
-    """Work that is hidden behind computation."""
-    stores: str
-    """Stored copies of parameters and activations."""
     constants: SoftwareConstants[Constant]
     intervals: Intervals
 
@@ -209,33 +201,3 @@ def load_cluster(name: str, software: str = "") -> Cluster:
 
 FITTED = {"clusters": HOME / "experiments/clusters/fitted", "software": HOME / "experiments/software/fitted"}
 """Folders of fitted constants, which the files of clusters and software extend."""
-DATASHEET = ("gpus_per_node", "memory_bytes", "matmul_flops_per_second", "memory_bytes_per_second",
-             "link_bytes_per_second", "network_bytes_per_second")  # fmt: skip
-"""Constants that the cluster's own file states."""
-DIGITS = 4
-
-
-def stated_constants(machine: Machine, sources: Mapping[str, tuple[str, str]]) -> dict[str, Constant]:
-    """The machine's constants, rounded, with kind and source by name."""
-    return {
-        name: Constant(value=rounded(getattr(machine, name)), kind=kind, source=source)  # type: ignore[arg-type]
-        for name, (kind, source) in sources.items()
-    }
-
-
-def fitted_toml(constants: Mapping[str, Constant], intervals: Mapping[str, ErrorInterval]) -> str:
-    """The text of a file that a cluster or a software extends."""
-    lines = ["# Written by `mlm-experiment calibrate`.", "[constants]"]
-    lines += [
-        f'{name} = {{ value = {constant.value!r}, kind = "{constant.kind}", source = "{constant.source}" }}'
-        for name, constant in constants.items()
-    ]
-    for name, interval in intervals.items():
-        stated = interval.model_dump(exclude_none=True)
-        lines += ["", f"[intervals.{name}]", *(f"{key} = {json.dumps(value)}" for key, value in stated.items())]
-    return "\n".join(lines) + "\n"
-
-
-def rounded(value: float) -> float:
-    """The value to as many digits as are kept."""
-    return float(f"{value:.{DIGITS}g}")

@@ -56,50 +56,23 @@ class MeasuredRun(NamedTuple):
         return not math.isnan(self.seconds)
 
 
-class AllReduce(NamedTuple):
-    """One timed all-reduce inside a node."""
-
-    gpu: str
-    ranks: int
-    sent_bytes: int
-    seconds: float
-
-
-def single_node() -> list[Observation]:
-    """724 iterations on 2 to 8 A100s."""
-    return _times("vtrain-single-node.csv")
-
-
-def multi_node() -> list[Observation]:
-    """61 iterations on 64 to 512 A100s."""
-    return _times("vtrain-multi-node.csv")
-
-
-def ultrascale() -> list[dict[str, str]]:
-    """1,271 configurations on 1 to 64 nodes of 8 H100s, 627 that ran and 644 that failed, for whatever reason."""
-    return read_rows(HERE / "ultrascale-h100.csv")
-
-
-def costed(rows: Sequence[dict[str, str]]) -> list[MeasuredRun]:
-    """The rows of the H100 set that do not contradict themselves."""
+@cache
+def ultrascale() -> tuple[MeasuredRun, ...]:
+    """Configurations on 1 to 64 nodes of 8 H100s that ran or failed, for whatever reason, without the rows that
+    contradict themselves."""
     runs = []
-    for row in rows:
+    for row in read_rows(HERE / "ultrascale-h100.csv"):
         workload = workload_of(row)
         with suppress(BadInput):
             checked_config(workload)
             seconds = float(row["iteration_ms"]) / 1e3 if row["status"] == "ran" else math.nan
             runs.append(MeasuredRun(workload, seconds, float(row["memory_gb"] or "nan")))
-    return runs
+    return tuple(runs)
 
 
 def ptd_p_table_1() -> list[Observation]:
     """2021 paper, Table 1."""
     return _published("2021/table-1")
-
-
-def ptd_p_others() -> list[Observation]:
-    """2021 paper, PTD-P rows of Table 2 and Figures 11 to 16."""
-    return _published("2021/table-2", *(f"2021/figure-{number}" for number in range(11, 17)))
 
 
 def megatron_2019() -> list[Observation]:
@@ -119,28 +92,35 @@ def v100_rows() -> list[Observation]:
 @cache
 def fitted_workloads(software: str) -> frozenset[Workload]:
     """The workloads whose times the constants of this software are fitted on; a ratio's first row among them."""
-    rows = {"megatron-2019": v100_rows, "megatron-2021": a100_rows,
-            "nanotron-2024": lambda: h100_rows(costed(ultrascale()))}  # fmt: skip
+    rows = {"megatron-2019": v100_rows, "megatron-2021": a100_rows, "nanotron-2024": h100_rows}
     return frozenset(row.workload for row in rows[software]()) if software in rows else frozenset()
 
 
 def a100_rows() -> list[Observation]:
-    """Rows that the A100 constants are fitted on: all measured rows and the published ones that are not in Table 1."""
-    return [*single_node(), *multi_node(), *ptd_p_others()]
+    """Rows that the A100 constants are fitted on: 724 iterations on 2 to 8 A100s, 61 on 64 to 512, and PTD-P's rows of
+    the 2021 paper's Table 2 and Figures 11 to 16."""
+    times = [
+        Observation(name, workload_of(row), "iteration_seconds", float(row["iteration_ms"]) / 1e3)
+        for name in ("vtrain-single-node", "vtrain-multi-node")
+        for row in read_rows(HERE / f"{name}.csv")
+    ]
+    return [*times, *_published("2021/table-2", *(f"2021/figure-{number}" for number in range(11, 17)))]
 
 
-def h100_rows(measured: Sequence[MeasuredRun]) -> list[Observation]:
+def h100_rows() -> list[Observation]:
     """Rows that the H100 constants are fitted on: the iterations that did not fail."""
     return [Observation("ultrascale-h100", row.workload, "iteration_seconds", row.seconds)
-            for row in measured if row.ran]  # fmt: skip
+            for row in ultrascale() if row.ran]  # fmt: skip
 
 
-def all_reduces() -> list[AllReduce]:
-    """NCCL all-reduces inside one A100 and one V100 server."""
-    return [
-        AllReduce(row["gpu"], int(row["ranks"]), int(row["bytes"]), float(row["nanoseconds"]) * 1e-9)
+def all_reduces(gpu: str, ranks: int | None = None) -> Floats:
+    """Ranks, bytes and seconds of NCCL all-reduces inside one server of these GPUs, [3, n]; by default of all ranks."""
+    timed = [
+        (int(row["ranks"]), int(row["bytes"]), float(row["nanoseconds"]) * 1e-9)
         for row in read_rows(HERE / "vtrain-all-reduce.csv")
+        if row["gpu"] == gpu and ranks in (None, int(row["ranks"]))
     ]
+    return np.array(timed, np.float64).T
 
 
 def workload_of(row: dict[str, str]) -> Workload:
@@ -233,13 +213,6 @@ QUANTITIES: dict[str, Callable[[Simulated], float]] = {
 """Published quantities that an iteration's time decides."""
 RATIOS = ("speedup", "scaling_percent")
 """Quantities that are 1 or 100 % for the first row by definition."""
-
-
-def _times(name: str) -> list[Observation]:
-    return [
-        Observation(name.removesuffix(".csv"), workload_of(row), "iteration_seconds", float(row["iteration_ms"]) / 1e3)
-        for row in read_rows(HERE / name)
-    ]
 
 
 def _published(*names: str) -> list[Observation]:

@@ -80,8 +80,6 @@ class Prediction:
     reason: str = ""
     """Empty if it runs. If only memory is short, the numbers are given too."""
     seconds: float = 0.0
-    stalled_seconds: float = 0.0
-    """Time of an iteration that stalls."""
     low_seconds: float = 0.0
     high_seconds: float = 0.0
     tflops_per_gpu: float = 0.0
@@ -167,7 +165,6 @@ def simulate(cluster: Cluster, workloads: Sequence[Workload], run: RunConfig | N
         memory = _memory(machine, workload, config, ahead)
         predictions[place] = Prediction(
             seconds=total,
-            stalled_seconds=smooth + stalls,
             low_seconds=min(low, total),
             high_seconds=max(high, total),
             tflops_per_gpu=flops_of(workload) / (total * workload.gpus * 1e12),
@@ -247,41 +244,33 @@ def order_of(pp: int, chunks: int, microbatches: int) -> Order:
 
 
 @numba.njit(cache=True)
-def end_times(codes: Order, forward: Floats, backward: Floats) -> Floats:  # pragma: no cover
-    """End of each computation of each rank, [p, 2·m·v]; durations are per stage."""
-    ranks, _, count = codes.shape
-    stages = forward.shape[0]
-    microbatches = count * ranks // (2 * stages)
-    done = np.full((2, stages, microbatches), -1.0)
-    ends = np.zeros((ranks, count))
-    position = np.zeros(ranks, np.int64)
-    free = np.zeros(ranks)
-    finished, before = 0, -1
-    while finished != before:
-        before = finished
-        for rank in range(ranks):
-            while position[rank] < count:
-                kind, microbatch, chunk = codes[rank, :, position[rank]]
-                stage = chunk * ranks + rank
-                ready = 0.0
-                if kind == 0 and stage > 0:
-                    ready = done[0, stage - 1, microbatch]
-                elif kind == 1:
-                    ready = done[1, stage + 1, microbatch] if stage + 1 < stages else done[0, stage, microbatch]
-                if ready < 0.0:
-                    break
-                free[rank] = max(free[rank], ready) + (forward[stage] if kind == 0 else backward[stage])
-                done[kind, stage, microbatch] = free[rank]
-                ends[rank, position[rank]] = free[rank]
-                position[rank] += 1
-                finished += 1
-    return ends
-
-
-@numba.njit(cache=True)
 def makespan_seconds(codes: Order, forward: Floats, backward: Floats) -> Floats:  # pragma: no cover
     """Time from the first forward to the end of the last backward pass, [n]; durations are per stage, [n, stages]."""
-    ends = np.empty(len(forward))
+    ranks, _, count = codes.shape
+    stages = forward.shape[1]
+    spans = np.empty(len(forward))
     for number in range(len(forward)):
-        ends[number] = end_times(codes, forward[number], backward[number]).max()
-    return ends
+        done = np.full((2, stages, count * ranks // (2 * stages)), -1.0)
+        position = np.zeros(ranks, np.int64)
+        free = np.zeros(ranks)
+        finished, before = 0, -1
+        while finished != before:
+            before = finished
+            for rank in range(ranks):
+                while position[rank] < count:
+                    kind, microbatch, chunk = codes[rank, :, position[rank]]
+                    stage = chunk * ranks + rank
+                    ready = 0.0
+                    if kind == 0 and stage > 0:
+                        ready = done[0, stage - 1, microbatch]
+                    elif kind == 1:
+                        ready = done[1, stage + 1, microbatch] if stage + 1 < stages else done[0, stage, microbatch]
+                    if ready < 0.0:
+                        break
+                    taken = forward[number, stage] if kind == 0 else backward[number, stage]
+                    free[rank] = max(free[rank], ready) + taken
+                    done[kind, stage, microbatch] = free[rank]
+                    position[rank] += 1
+                    finished += 1
+        spans[number] = free.max()
+    return spans

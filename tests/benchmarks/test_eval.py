@@ -33,9 +33,6 @@ def test_everyone_gives_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> Non
     assert all(len(each.samples) == 2 for case in scored for each in case.series)
     generated = [case for case in result.cases if case.name.startswith("generate")]
     assert len(generated) == 2
-    memory = result.cases[-1]
-    peaks = {each.contender: each.samples[0] for each in memory.series}
-    assert peaks["plain loop"] > 8 * 128 * 50257 * 4
 
 
 def test_another_answer_is_named() -> None:

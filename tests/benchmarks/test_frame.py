@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main
+from benchmarks.contenders import Timed
 from benchmarks.timing import differing_losses, ratio, series
 from experiments.benchmark import Benchmark, Case, read_benchmark
-from experiments.iterations import Timed
 from lineage.environment import describe_environment
 from tests.commands import Command
 

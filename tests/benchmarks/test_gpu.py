@@ -12,11 +12,10 @@ import pytest
 
 from benchmarks import gpu, kernels
 from benchmarks.__main__ import main
+from benchmarks.contenders import OurLayout, Peer
 from benchmarks.gpu import OURS, STAGES, FullModel, StagedRun
-from benchmarks.peers import Peer
 from engine.kernels import registry
 from experiments.benchmark import read_benchmark
-from experiments.iterations import OurLayout
 from lineage.errors import UserError
 from tests.benchmarks.test_train import small_size
 from tests.commands import Command

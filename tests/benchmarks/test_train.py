@@ -3,12 +3,13 @@
 import pytest
 
 from benchmarks import train
+from benchmarks.contenders import Timed
 from benchmarks.kernels import KernelShape
 from benchmarks.train import LAYOUTS, OURS, SEPARATE, STOCK, TUNED, Row, pipeline_ideal, read_size
 from engine.config import Precision
 from engine.costs import flops_per_token
 from engine.kernels.registry import KERNELS
-from experiments.iterations import Timed, TrainingSize
+from experiments.iterations import TrainingSize
 
 SMALL = {"num_layers": 2, "hidden_size": 32, "num_heads": 2, "seq_length": 32, "padded_vocab_size": 256}
 

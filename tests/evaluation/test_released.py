@@ -41,12 +41,8 @@ def verdicts(runs: Path) -> dict[str, Verdict]:
 
 
 def test_a_stand_in_is_scored_and_answers_nothing(models: Path, tmp_path: Path, mlm_experiment: Command) -> None:
-    plan = mlm_experiment("run", "gpt2/released", "--dry-run", "--limit", 9, "--runs", tmp_path / "runs", ends=0).out
-    assert "wikitext103, lambada, lambada-stopword-filter, lambada-lm-eval" in plan
-    assert "tokens/s" in plan
-    assert "gpt2-xl: not under $MLM_MODELS_DIR" in plan
-    assert not (tmp_path / "runs").exists()
-    mlm_experiment("run", "gpt2/released", "--limit", 9, "--runs", tmp_path / "runs", ends=0)
+    said = mlm_experiment("run", "gpt2/released", "--limit", 9, "--runs", tmp_path / "runs", ends=0).out
+    assert "gpt2-xl: not under $MLM_MODELS_DIR" in said
     run = tmp_path / "runs" / "experiment-gpt2-released-measured"
     records = read_records(run / "records.jsonl")
     assert [record.kind for record in records] == ["scaled"] * 5

@@ -57,20 +57,6 @@ def sent_by(parallel: ParallelConfig, batches: tuple[int, ...]) -> list[float]:
     return [traffic.iteration(MODEL, parallel, batch).sent for batch in batches]
 
 
-def test_a_layer_all_reduces_four_times_and_a_border_is_crossed_twice() -> None:
-    batch = 4
-    bsh = 4 * batch * MODEL.seq_length * MODEL.hidden_size
-    tensor, pipeline = (run_forked(sent_by, 2, ParallelConfig(**one), (batch,)) for one in ({"tp": 2}, {"pp": 2}))
-    fewer = run_forked(layerless, 2, batch)
-    assert tensor[0][0] - fewer[0] == pytest.approx(2 * 4 * bsh)  # two layers; a ring of two sends all that it reduces
-    tied = 4 * MODEL.vocab_size * MODEL.hidden_size
-    assert 2 * bsh <= sum(rank[0] for rank in pipeline) <= 2 * bsh + 3 * tied
-
-
-def layerless(batch: int) -> float:
-    return traffic.iteration(MODEL.model_copy(update={"num_layers": 2}), ParallelConfig(tp=2), batch).sent
-
-
 def test_a_divided_model_of_hugging_face_is_the_whole_one(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = {"num_layers": 2, "hidden_size": 32, "vocab_size": 50, "padded_vocab_size": 128, "seq_length": 16}
     monkeypatch.setattr(huggingface, "SHAPE", huggingface.SHAPE.model_copy(update=shape))

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from engine.config import ParallelConfig
-from engine.costs import activation_bytes_per_layer, flops_per_iteration, parameter_count
+from engine.costs import flops_per_iteration, parameter_count
 from engine.pipeline.schedule import ideal_bubble
 from experiments.catalogue import find_experiment, read_rows
 from experiments.published import HERE, published_rows
@@ -88,18 +87,3 @@ def test_figure_12_of_2021_is_its_bubble(chunks: int, constant: float, spread: f
         if workload.chunks == chunks
     ]
     assert without == pytest.approx([constant] * 5, abs=spread)
-
-
-def test_activation_memory_formulas() -> None:
-    """Korthikanti et al. 2022, Table 2 and Section 4: GPT-3's attention term 5as/h is 80, MT-NLG's 64."""
-    for layers, hidden, heads, attention, saved in ((96, 12288, 96, 80, 0.70), (105, 20480, 128, 64, 0.65)):
-        model = checked_config(Workload(8, 8, 1, hidden, heads, layers, 2048, 8, 1, 1)).model
-        unit = 2048 * hidden
-        assert 5 * heads * 2048 / hidden == attention
-        none, selective, full = (
-            activation_bytes_per_layer(model, 1, ParallelConfig(recompute=mode)) / unit
-            for mode in ("none", "selective", "full")
-        )
-        assert (none, selective, full) == (34 + attention, 34, 2)
-        assert attention / none == pytest.approx(saved, abs=0.005)
-        assert activation_bytes_per_layer(model, 1, ParallelConfig(tp=8)) / unit == 10 + 24 / 8 + attention / 8

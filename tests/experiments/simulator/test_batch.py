@@ -67,16 +67,6 @@ def test_measured_files_are_accepted_as_they_are(tmp_path: Path) -> None:
     assert {row["fits"] for row in found} == {"true"}
 
 
-@pytest.mark.parametrize("command", [["simulate", "ROWS"], ["calibrate"]])
-def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path, command: list[str]) -> None:
-    (tmp_path / "file").touch()
-    rows = tmp_path / "rows.csv"
-    rows.write_text(f"{HEADER}\n{GOOD}\n", encoding="utf-8")
-    words = [str(rows) if word == "ROWS" else word for word in command]
-    done = call({}, "mlm-experiment", *words, "--out", str(tmp_path / "file" / "below"), ends=2)
-    assert "cannot be written" in done.err
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [
