@@ -1,6 +1,7 @@
 """Writes what README shows from the result files in `results/` and from commands, so that no number is typed.
 
-`python -m docs.hooks.readme README.md` rewrites the blocks between markers and the outputs in `console` blocks.
+`python -m docs.hooks.readme README.md` rewrites the blocks between markers, the outputs in `console` blocks, and the
+picture at the top.
 """
 
 import re
@@ -8,20 +9,35 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
-from experiments.files import ReproductionScores, order_sentence
+from experiments.benchmark import read_benchmark
+from experiments.catalogue import PAPERS, load_experiments
+from experiments.files import LadderResult, ReproductionScores, order_sentence
 from experiments.reproduce.files import ReproductionSummary
+from experiments.verdicts import Outcome, judge, load_results, unanswered
 from lineage.atomic import write_text
-from lineage.errors import BadInput, Diverged
+from lineage.errors import BadInput
 from lineage.files import read_document
 from lineage.progress import format_duration
 from lineage.records import read_records
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "results" / "reproduce-8.3b"
+KEPT = ROOT / "results"
+RESULTS, PICTURE = KEPT / "reproduce-8.3b", KEPT / "figures" / "ladder.svg"
+SHOWN_ERRATA = 3
+SHOWN: dict[str, tuple[Outcome, ...]] = {
+    "reproduced": ("REPRODUCED",),
+    "not reproduced": ("DIVERGED",),
+    "reduced scale: seen/not/undecided": ("SUPPORTED", "CONTRADICTED", "INCONCLUSIVE"),
+    "simulated": ("SIMULATED",),
+    "not run": ("NOT_RUN",),
+}
+"""Columns of the table of claims, and the outcomes that each counts."""
 
 
 class Kept:
@@ -82,7 +98,51 @@ def tiers_block(kept: Kept) -> str:
     )
 
 
-BLOCKS: dict[str, Callable[[Kept], str]] = {"tiers": tiers_block, "results": results_block}
+def forecast_block() -> str:
+    """What the kept ladder forecast and what its largest model reached."""
+    sentence = read_document(KEPT / "ladder" / "ladder.json", LadderResult).sentence.partition(": ")[2]
+    return f"{sentence[0].upper()}{sentence[1:]}.".replace(" rung ", " ")
+
+
+def engines_block() -> str:
+    """How far the losses of the kept trainings in Megatron-Core are from ours."""
+    results = [read_benchmark(path) for path in sorted((KEPT / "against").glob("*/against.json"))]
+    apart = {result.title.split(", ")[-2]: result.setting["largest difference of the losses"] for result in results}
+    shown = ", ".join(f"{apart[layout]} ({layout})" for layout in sorted(apart, key=lambda name: name != "serial"))
+    return (
+        f"Losses over {results[0].setting['iterations']} iterations beside Megatron-Core's: at most {shown} nats apart."
+    )
+
+
+def errata_block() -> str:
+    """The first rows of the page of errata."""
+    page = (ROOT / "docs" / "errata.md").read_text(encoding="utf-8")
+    rows = [row.split("|", 2)[2] for row in page.splitlines() if row.startswith("|")]
+    return "\n".join(f"|{row}" for row in rows[: 2 + SHOWN_ERRATA])
+
+
+def verdicts_block() -> str:
+    """Outcomes of the published claims by paper, every workload simulated first."""
+    with tempfile.TemporaryDirectory() as folder:
+        _run("mlm-experiment run --all --mode simulate", Path(folder))
+        experiments = load_experiments().values()
+        loaded = load_results([KEPT, KEPT / "ablations", Path(folder) / "runs"])
+    verdicts = [*judge(experiments, loaded), *unanswered(experiments)]
+    counts = Counter((verdict.claim.paper, verdict.outcome) for verdict in verdicts)
+    counts.update(("all", verdict.outcome) for verdict in verdicts)
+    lines = [f"||{'|'.join(SHOWN)}|", f"|---|{'|'.join(['--:'] * len(SHOWN))}|"]
+    for paper in dict.fromkeys(name for name, _ in counts):
+        numbers = [[counts[paper, outcome] for outcome in outcomes] for outcomes in SHOWN.values()]
+        if any(map(any, numbers[:-1])):
+            cells = ["/".join(map(str, each)) if any(each) else "" for each in numbers]
+            lines.append(f"|{PAPERS.get(paper, paper)}|{'|'.join(cells)}|")
+    return "\n".join(lines)
+
+
+KEPT_BLOCKS: dict[str, Callable[[Kept], str]] = {"tiers": tiers_block, "results": results_block}
+BLOCKS: dict[str, Callable[[], str]] = {
+    "forecast": forecast_block, "engines": engines_block, "errata": errata_block, "verdicts": verdicts_block
+}  # fmt: skip
 CONSOLE = re.compile(r"```console\n((?:\$ [^\n]*\n)+)(.*?)```", re.DOTALL)
 """Commands, each after `$ `, and what the last of them prints."""
 
@@ -90,30 +150,40 @@ CONSOLE = re.compile(r"```console\n((?:\$ [^\n]*\n)+)(.*?)```", re.DOTALL)
 def rewrite(readme: str, results: Path = RESULTS) -> str:
     """The README with every block made anew. Raises BadInput where a marker is missing or a command fails."""
     kept = Kept(results)
-    for name, block in BLOCKS.items():
-        begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-        if begin not in readme or end not in readme:
-            raise BadInput(f"README has no {begin} and {end}")
-        before, rest = readme.split(begin, 1)
-        readme = f"{before}{begin}\n{block(kept)}\n{end}{rest.split(end, 1)[1]}"
+    blocks = {name: partial(block, kept) for name, block in KEPT_BLOCKS.items()} | BLOCKS
+    for name in blocks:
+        if f"<!-- {name}: begin -->" not in readme or f"<!-- {name}: end -->" not in readme:
+            raise BadInput(f"README has no <!-- {name}: begin --> and <!-- {name}: end -->")
+    for name, block in blocks.items():
+        before, rest = readme.split(begin := f"<!-- {name}: begin -->", 1)
+        _, after = rest.split(end := f"<!-- {name}: end -->", 1)
+        readme = f"{before}{begin}\n{block()}\n{end}{after}"
     return CONSOLE.sub(lambda match: f"```console\n{match[1]}{_output(match[1])}```", readme)
 
 
+def draw(folder: Path) -> Path:
+    """Draw README's picture into a folder: the kept ladder with its forecast."""
+    _run(f"mlm-report figure ladder {KEPT / 'ladder'} --out {folder}", folder)
+    return folder / PICTURE.name
+
+
 def _output(commands: str) -> str:
-    """What the last of the commands prints, run in a folder that has this checkout's results and nothing else."""
-    output = ""
+    """What the last of the commands prints, in an empty folder."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "results").symlink_to(ROOT / "results")
-        for line in commands.splitlines():
-            program, *arguments = shlex.split(line.removeprefix("$ "))
-            command = [str(Path(sys.executable).with_name(program)), *arguments]
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-            if done.returncode not in (0, Diverged.exit_code):  # a number that diverged is shown, not an error
-                raise BadInput(f"{line.removeprefix('$ ')} failed: {done.stderr.strip()}")
-            output = done.stdout
-    return "".join(f"{line.rstrip()}\n" for line in output.splitlines())
+        outputs = [_run(line.removeprefix("$ "), Path(folder)) for line in commands.splitlines()]
+    return "".join(f"{line.rstrip()}\n" for line in outputs[-1].splitlines())
+
+
+def _run(line: str, folder: Path) -> str:
+    program, *arguments = shlex.split(line)
+    command = [str(Path(sys.executable).with_name(program)), *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BadInput(f"{line} failed: {done.stderr.strip()}")
+    return done.stdout
 
 
 if __name__ == "__main__":
     target = Path(sys.argv[1])
     write_text(target, rewrite(target.read_text(encoding="utf-8")))
+    draw(PICTURE.parent)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.hooks.readme import CONSOLE, RESULTS, Kept, results_block, rewrite
+from docs.hooks.readme import CONSOLE, PICTURE, RESULTS, Kept, draw, results_block, rewrite
 from lineage.digest import check_seal
 from lineage.errors import BadInput
 
@@ -20,7 +20,7 @@ def test_readme_is_short() -> None:
 
 def test_every_block_is_what_its_command_writes() -> None:
     readme = README.read_text(encoding="utf-8")
-    assert len(CONSOLE.findall(readme)) == 2
+    assert len(CONSOLE.findall(readme)) == 1
     assert rewrite(readme) == readme
 
 
@@ -31,6 +31,11 @@ def test_a_changed_number_is_noticed() -> None:
         changed = readme.replace(number, number[:-1] + str((int(number[-1]) + 7) % 10), 1)
         assert changed != readme
         assert rewrite(changed) == readme
+
+
+def test_the_picture_is_what_its_command_draws(tmp_path: Path) -> None:
+    assert f"({PICTURE.relative_to(ROOT)})" in README.read_text(encoding="utf-8")
+    assert draw(tmp_path).read_bytes() == PICTURE.read_bytes()
 
 
 def test_the_result_files_are_what_was_written() -> None:
