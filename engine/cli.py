@@ -14,8 +14,8 @@ from engine.launch.allocator import keep_large_buffers
 from lineage.atomic import check_place, write_json
 from lineage.command import CommandLine, run_command
 from lineage.digest import bytes_below
+from lineage.extras import check_torch
 from lineage.progress import announce, format_bytes
-from lineage.torch_range import check_torch
 
 if TYPE_CHECKING:
     from engine.pipeline.lowering import Lowered
@@ -89,7 +89,7 @@ def lr_find(
 ) -> None:
     """Suggest a learning rate: train while it rises exponentially, until the loss diverges.
 
-    A tenth of the rate at which the smoothed loss is lowest is suggested. `mlm-report build --bench FOLDER` draws it.
+    A tenth of the rate at which the smoothed loss is lowest is suggested.
     """
     from engine.run.resolved import read_run
 

@@ -20,24 +20,20 @@ Runs = Annotated[
     list[Path] | None,
     typer.Argument(help="A reproduction, runs of experiments, folders of runs; `runs` by default.", metavar="[RUN]"),
 ]
-Bench = Annotated[Path | None, typer.Option(help="Folder of benchmark records to show too.")]
-MixedCommits = Annotated[
-    bool, typer.Option("--mixed-commits", help="Allow results of different commits; the page names them.")
-]
 
 
 @app.command()
-def build(runs: Runs = None, bench: Bench = None, mixed_commits: MixedCommits = False) -> None:
-    """Write REPRODUCTION/report/: index.html, report.pdf, and every figure and table as files.
+def build(runs: Runs = None) -> None:
+    """Write REPRODUCTION/report/: index.html, and every figure and table as files.
 
     A folder of runs gives the newest run of each experiment, and the newest reproduction unless one is named. The page
-    names missing parts in their places. If a file is damaged or a record is refused, the page is written and names it,
-    and the command exits with code 6.
+    names the commits of its results, and missing parts in their places. If a file is damaged or a record is refused,
+    the page is written and names it, and the command exits with code 6.
     """
     from reports.page import build_report
 
     start = time.monotonic()
-    report = _assemble(runs, bench, mixed_commits)
+    report = _assemble(runs)
     exhibits = report.all_exhibits
     announce(f"draws {sum(bool(exhibit.draw) for exhibit in exhibits)} figures, writes {len(exhibits)} exhibits")
     page = build_report(report)
@@ -55,8 +51,6 @@ def figure(
     runs: Runs = None,
     form: Annotated[Literal["svg", "pdf", "csv", "tex"], typer.Option("--format", help="What to write.")] = "svg",
     out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path(),
-    bench: Bench = None,
-    mixed_commits: MixedCommits = False,
 ) -> None:
     """Write one figure or table of the page as NAME.FORMAT; a ladder alone gives its figure `ladder`."""
     from reports.experiment_runs import is_ladder
@@ -66,16 +60,15 @@ def figure(
     if runs and len(runs) == 1 and is_ladder(runs[0]):
         exhibits = [ladder_exhibit(runs[0])]
     else:
-        exhibits = list(_assemble(runs, bench, mixed_commits).all_exhibits)
+        exhibits = list(_assemble(runs).all_exhibits)
     print(export_exhibit(exhibits, name, form, out))
 
 
-def _assemble(runs: list[Path] | None, bench: Path | None, mixed_commits: bool) -> "Report":
+def _assemble(runs: list[Path] | None) -> "Report":
     from reports.experiment_runs import sort_runs
     from reports.report import Inputs, assemble
 
-    reproduction, experiments = sort_runs(runs or [Path("runs")])
-    return assemble(Inputs(reproduction, experiments, bench and bench.resolve(), mixed_commits))
+    return assemble(Inputs(*sort_runs(runs or [Path("runs")])))
 
 
 @app.command()

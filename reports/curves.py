@@ -27,19 +27,9 @@ class Curve:
     """Least and greatest value of several seeds."""
 
     @property
-    def last_x(self) -> float:
-        """Last x."""
-        return self.x[-1]
-
-    @property
     def final(self) -> float:
         """Last y."""
         return self.y[-1]
-
-    @property
-    def share(self) -> tuple[float, ...]:
-        """Each x as a share of the last x."""
-        return tuple(x / self.last_x if self.last_x else 1.0 for x in self.x)
 
 
 def model_order(reproduction: Reproduction) -> list[str]:

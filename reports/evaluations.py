@@ -1,10 +1,9 @@
 """Evaluation results on the page, by convention of perplexity."""
 
 from collections.abc import Mapping, Sequence
-from math import log
+from math import floor, log, log10
 
 from evaluation.schema import ClozeResult, PerplexityResult, Result
-from lineage.numbers import with_error
 from reports.exhibit import Table
 from reports.numbers import show
 
@@ -16,6 +15,16 @@ COLUMNS = (
 )  # fmt: skip
 """Fields of a result that the CSV lists; empty where a result of its kind has none."""
 LAST_WORD = ("accuracy", "correct", "log-likelihood of the target, nats", "perplexity of the target")
+
+
+def with_error(value: float | None, error: float | None) -> str:
+    """A number with its standard error, both to the error's second digit; without an error as `show` writes it."""
+    if value is None or not error:
+        return show(value)
+    if abs(value) >= 1e7:
+        return f"{value:.2g} ± {error:.1g}"
+    places = 1 - floor(log10(error))
+    return " ± ".join(f"{round(each, places):,.{max(places, 0)}f}" for each in (value, error))
 
 
 def cells_of(result: Result) -> tuple[str, ...]:

@@ -4,17 +4,16 @@ import csv
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from lineage.numbers import csv_cell
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Draw = Callable[[bool], "Figure"]
-"""Draws a figure for a wide page, or for a column of 4.5 inches if given True."""
-ORIGIN = ("kind", "source", "digest")
-"""Columns of a number's origin."""
+Draw = Callable[[], "Figure"]
+NUMERIC = ("x", "value", "low", "high", "seed")
+"""Columns of the data that hold numbers."""
 
 
 @dataclass(frozen=True)
@@ -89,31 +88,16 @@ class Exhibit:
         return tuple(dict.fromkeys(row[place] for row in self.data.rows))
 
     @property
-    def numbers(self) -> "NumberGroups":
-        """Data by origin, without the columns that are the same in every row."""
-        heads, rows = self.data.heads, self.data.rows
-        origin = [place for place, head in enumerate(heads) if head in ORIGIN]
-        alike = {
-            place: rows[0][place] for place, head in enumerate(heads)
-            if place not in origin and head != "value" and len({row[place] for row in rows}) == 1
-        }  # fmt: skip
-        varying = [place for place in range(len(heads)) if place not in alike and place not in origin]
-        groups: dict[tuple[str, ...], list[list[str]]] = {}
-        for row in rows:
-            groups.setdefault(tuple(row[place] for place in origin), []).append([row[place] for place in varying])
-        constant = {heads[place]: cell for place, cell in alike.items() if cell}
-        return NumberGroups(constant, [heads[place] for place in origin], [heads[place] for place in varying], groups)
-
-
-class NumberGroups(NamedTuple):
-    """Data of an exhibit as the page lists them."""
-
-    constant: dict[str, str]
-    """Cells that are the same in every row, by head."""
-    origin: Sequence[str]
-    """Heads of the columns that the groups share."""
-    heads: Sequence[str]
-    groups: dict[tuple[str, ...], list[list[str]]]
+    def numbers(self) -> tuple[dict[str, str], Table]:
+        """Data for the page: cells that are the same in every row by head, and the other columns, words first."""
+        columns = dict(zip(self.data.heads, zip(*self.data.rows, strict=True), strict=True))
+        shared = {head: cells[0] for head, cells in columns.items() if len(set(cells)) == 1}
+        words = [head for head in columns if head not in shared and head not in NUMERIC]
+        heads = [*words, *(head for head in NUMERIC if head in columns and head not in shared)]
+        shown = [[cell[:16] for cell in columns[head]] if head == "digest" else columns[head] for head in heads]
+        return {head: cell for head, cell in shared.items() if cell}, Table(
+            heads, [*zip(*shown, strict=True)], len(words)
+        )
 
 
 @dataclass(frozen=True)

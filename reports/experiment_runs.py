@@ -1,4 +1,4 @@
-"""Runs of the catalogue's experiments, the origins of the page's numbers."""
+"""Runs of experiments, ladders and engines, the origins of the page's numbers."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -7,16 +7,19 @@ from pathlib import Path
 from engine.run.files import SUMMARY
 from experiments.catalogue import load_experiments
 from experiments.verdicts import Results, load_results
-from lineage.digest import is_sealed
+from lineage.digest import check_seal, is_sealed
 from lineage.errors import BadInput, UserError
 from lineage.files import Manifest, one_line, read_document
 from lineage.records import RECORDS, Record
 from lineage.run import MANIFEST, RunDirectory
+from reports.engines import read_engines
 from reports.files import Problem, Problems
 from reports.load import newest_reproduction
 
 LADDER = "ladder"
 """Kind of a ladder's run, and name of the link to the newest; its numbers stand beside Figure 6 of 2019."""
+AGAINST = "against"
+"""Kind of a run of `mlm-verify against`."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ def sort_runs(paths: Iterable[Path]) -> tuple[Path, list[Path]]:
     named, folders, experiments = [], [], []
     for path in paths:
         kind = _kind(path)
-        if kind in ("experiment", "ablation", LADDER):
+        if kind in ("experiment", "ablation", LADDER, AGAINST):
             experiments.append(path)
         elif kind == "reproduction":
             named.append(path)
@@ -84,7 +87,7 @@ def sort_runs(paths: Iterable[Path]) -> tuple[Path, list[Path]]:
             raise BadInput(f"{path} is neither a reproduction nor a run of an experiment: its kind is {kind}")
         else:
             folders.append(path)
-            experiments += _newest_experiments(path)
+            experiments += [*_newest(path, "experiment"), *_newest(path, AGAINST)]
             experiments += [path / LADDER] if (path / LADDER / RECORDS).is_file() else []
     reproductions = list(dict.fromkeys(path.resolve() for path in named or map(newest_reproduction, folders)))
     if len(reproductions) != 1:
@@ -111,6 +114,11 @@ def load_experiment_runs(paths: Iterable[Path]) -> ExperimentRuns:
         try:
             run = RunDirectory.open(path).path
             origin = Origin(run, read_document(run / MANIFEST, Manifest))
+            if origin.manifest.kind == AGAINST:
+                check_seal(run)
+                read_engines(run)
+                origins.append(origin)
+                continue
             is_ladder = origin.manifest.kind == LADDER
             name = "2019/figure-6" if is_ladder else str(origin.manifest.config["experiment"]["name"])
             results = _read(origin, name, name in known, problems)
@@ -140,11 +148,11 @@ def _kind(path: Path) -> str:
         return "experiment"
 
 
-def _newest_experiments(folder: Path) -> list[Path]:
-    """Runs that the links `experiment-*` lead to, and runs without a link."""
-    linked = [path for path in sorted(folder.glob("experiment-*")) if path.is_symlink() and path.is_dir()]
+def _newest(folder: Path, kind: str) -> list[Path]:
+    """Runs that the links `KIND-*` lead to, and runs without a link."""
+    linked = [path for path in sorted(folder.glob(f"{kind}-*")) if path.is_symlink() and path.is_dir()]
     names = tuple(f"{path.name}-" for path in linked)
-    others = (path for path in sorted(folder.glob("experiment-*")) if path.is_dir() and not path.is_symlink())
+    others = (path for path in sorted(folder.glob(f"{kind}-*")) if path.is_dir() and not path.is_symlink())
     return [*linked, *(path for path in others if path.name.rpartition("-")[0] + "-" not in names)]
 
 

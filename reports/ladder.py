@@ -75,13 +75,10 @@ def ladder_exhibit(run: Path) -> Exhibit:
     )  # fmt: skip
 
 
-def draw(ladder: Ladder, narrow: bool = False) -> Figure:
+def draw(ladder: Ladder) -> Figure:
     """Draw losses over compute with the forecast as a band, and final losses over parameters beside the law."""
-    figure = blank(narrow, 9.0 if narrow else 4.6)
-    if narrow:
-        panels = figure.subplot_mosaic([["curves"], ["ends"], ["misses"]], height_ratios=[3, 3, 1.4])
-    else:
-        panels = figure.subplot_mosaic([["curves", "ends"], ["curves", "misses"]], height_ratios=[3, 1.2])
+    figure = blank(4.6)
+    panels = figure.subplot_mosaic([["curves", "ends"], ["curves", "misses"]], height_ratios=[3, 1.2])
     curves, ends, misses = panels["curves"], panels["ends"], panels["misses"]
     plan, forecast, _ = ladder
     every = []

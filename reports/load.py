@@ -1,14 +1,11 @@
-"""The files of a reproduction and of training runs as typed values, with a sentence for each that is unusable."""
+"""The files of a reproduction as typed values, with a sentence for each that is unusable."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import Field, TypeAdapter
 
 from data_pipeline.files import DATASET, LEDGER, DataCard, Ledger
-from engine.run.files import METRICS, SUMMARY, TIMELINE, Step, Timeline, TrainingSummary, Validation
+from engine.run.files import SUMMARY
 from evaluation.schema import Result
 from experiments.files import EVALUATIONS, SCORES, TRAINING, ReproductionScores
 from experiments.reproduce.files import ReproductionSummary
@@ -19,68 +16,6 @@ from lineage.files import Manifest, one_line, read_document
 from lineage.records import RECORDS, Kind, Record
 from lineage.run import MANIFEST, RunDirectory
 from reports.files import Problem, Problems
-
-LINE: TypeAdapter[Step | Validation] = TypeAdapter(Annotated[Step | Validation, Field(discriminator="kind")])
-CURVES = {
-    "loss": "training loss",
-    "perplexity": "validation perplexity",
-    "learning_rate": "learning rate",
-    "gradient_norm": "gradient norm",
-    "tokens_per_second": "tokens per second",
-    "model_tflops": "TFLOP/s of the model",
-}
-"""Titles of the drawn fields of a run."""
-
-Points = tuple[tuple[float, ...], tuple[float, ...]]
-"""The x and y values of a curve."""
-
-
-@dataclass(frozen=True)
-class Training:
-    """Files of a training run, also of one in progress."""
-
-    steps: tuple[Step, ...]
-    validations: tuple[Validation, ...]
-    final: Validation | None
-    """Validation over the whole split after training."""
-    summary: TrainingSummary | None
-    timeline: Timeline | None
-    problems: tuple[Problem, ...]
-
-    def points(self, field: str) -> Points:
-        """Iterations and values of a field of the steps, or of `perplexity` in the validations, where it is known."""
-        lines = self.validations if field == "perplexity" else self.steps
-        pairs = [(float(line.iteration), value) for line in lines if (value := getattr(line, field)) is not None]
-        return tuple(x for x, _ in pairs), tuple(y for _, y in pairs)
-
-
-def read_training(directory: Path, part: str) -> Training:
-    """Read the files of a training run, or the copies that a reproduction keeps; `part` names it in problems.
-
-    An incomplete last line is still being written and is left out.
-    """
-    problems = Problems()
-    lines: list[Step | Validation] = []
-    if (path := directory / METRICS).is_file():
-        content = path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1].splitlines()
-        lines = problems.lines(
-            part, f"the metrics of {part}", whole, lambda line: LINE.validate_python(parse_json(line))
-        )
-        if not whole:
-            problems.add(part, f"The metrics of {part} are empty: its first iteration has not ended.", damaged=False)
-    else:
-        problems.add(part, f"{part} has written no metrics yet ({METRICS}).", damaged=False)
-    validations = [line for line in lines if isinstance(line, Validation)]
-    finals = [line for line in validations if line.kind == "final-validation"]
-    return Training(
-        tuple(line for line in lines if isinstance(line, Step)),
-        tuple(line for line in validations if line.kind == "validation"),
-        finals[-1] if finals else None,
-        problems.document(directory / SUMMARY, TrainingSummary, part, f"The summary of {part}"),
-        problems.document(directory / TIMELINE, Timeline, part, f"The timeline of {part}"),
-        tuple(problems),
-    )
 
 
 @dataclass(frozen=True)
@@ -99,8 +34,6 @@ class Reproduction:
     """None if an earlier version made the run."""
     evaluations: dict[str, Result]
     """Results by file stem."""
-    trainings: dict[str, Training]
-    """Training runs by model."""
     problems: tuple[Problem, ...]
 
     @property
@@ -167,9 +100,6 @@ def load_reproduction(directory: Path) -> Reproduction:
         for path in sorted((directory / EVALUATIONS).glob("*.json"))
         if (evaluation := problems.document(path, Result, EVALUATIONS, "An evaluation"))
     }
-    folders = {model.name: directory / TRAINING / model.name for model in summary.models}
-    trainings = {name: read_training(folder, name) for name, folder in folders.items() if folder.is_dir()}
-    problems += [problem for training in trainings.values() for problem in training.problems]
     return Reproduction(
         directory,
         manifest,
@@ -180,7 +110,6 @@ def load_reproduction(directory: Path) -> Reproduction:
         card,
         scores,
         evaluations,
-        trainings,
         tuple(problems),
     )
 

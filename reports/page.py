@@ -15,7 +15,7 @@ from reports.claims import UNCOUNTED, described
 from reports.curves import model_order
 from reports.evaluations import by_protocol
 from reports.numbers import percent
-from reports.render import Drawing, render_all, write_exhibit
+from reports.render import Drawing, files_of, render_all
 from reports.report import REPORT, SOURCES, Report
 from reports.style import KIND_GLYPHS, KIND_MEANINGS, LOOKS, template_environment, theme_css
 
@@ -32,9 +32,9 @@ MOST_TABLED = 40
 def build_report(report: Report) -> Path:
     """Write `report/` inside the reproduction directory, whole or not at all, and return the page's path.
 
-    The folder holds index.html, which refers to nothing outside itself, and report.pdf with the same figures. For each
-    exhibit there is figures/NAME.csv, with NAME.svg if it has a figure and NAME.tex if it has tables. sources.json
-    names the runs behind the page. The folder is sealed on its own, and the same results give the same bytes.
+    The folder holds index.html, which refers to nothing outside itself. For each exhibit there is figures/NAME.csv,
+    with NAME.svg and NAME.pdf if it has a figure and NAME.tex if it has tables. sources.json names the runs behind the
+    page. The folder is sealed on its own, and the same results give the same bytes.
     """
     target = report.reproduction.directory / REPORT
     with new_directory(target) as directory:
@@ -46,22 +46,19 @@ def build_report(report: Report) -> Path:
 def write_report(report: Report, directory: Path) -> None:
     """Write the report's files into an empty directory."""
     exhibits = report.all_exhibits
-    drawings, pdf = render_all(exhibits, f"Megatron-LM {report.reproduction.summary.target}")
+    drawings = render_all(exhibits)
     figures = directory / "figures"
     figures.mkdir()
     (directory / "index.html").write_bytes(render_page(report, drawings).encode("utf-8", "replace"))
-    (directory / "report.pdf").write_bytes(pdf)
     for exhibit in exhibits:
-        write_exhibit(figures, exhibit, drawings.get(exhibit.name))
+        for form, content in files_of(exhibit, drawings.get(exhibit.name)).items():
+            (figures / f"{exhibit.name}.{form}").write_bytes(content)
     write_document(directory / SOURCES, report.inputs.sources)
 
 
 def render_page(report: Report, drawings: dict[str, Drawing]) -> str:
-    """The HTML text; every value is escaped except our own drawings, styles and script."""
-    styles = {name: style for drawing in drawings.values() for name, style in drawing.styles.items()}
-    drawn_styles = Markup("".join(f".{name}{{{style}}}" for name, style in sorted(styles.items())))
-    template = template_environment().get_template("page.html")
-    return template.render(_context(report), drawings=drawings, drawn_styles=drawn_styles)
+    """The HTML text; every value is escaped except our own drawings and script."""
+    return template_environment().get_template("page.html").render(_context(report), drawings=drawings)
 
 
 def _context(report: Report) -> dict[str, Any]:

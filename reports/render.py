@@ -3,14 +3,13 @@
 import hashlib
 import io
 import re
-import textwrap
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup, escape
-from matplotlib.backends.backend_pdf import FigureCanvasPdf, PdfPages
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
@@ -31,79 +30,35 @@ _UNWANTED = re.compile(
 )
 CANVASES = {"svg": FigureCanvasSVG, "pdf": FigureCanvasPdf}
 """Canvas of each form of a figure."""
-CAPTION_INCHES = 0.16
-"""Height of a caption's line in the PDF."""
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """One figure as SVG and inline; the inline forms refer to nothing outside them."""
+    """One figure inline on the page, where it refers to nothing outside itself, and as files."""
 
-    inline: tuple[Markup, ...]
-    """One form for every width, or one for a wide and one for a narrow page, with classes of `styles`."""
-    svg: bytes
-    styles: Mapping[str, str] = field(default_factory=dict)
-    """Declarations by class; a declaration has the same class on every page."""
+    inline: Markup
+    files: dict[str, bytes]
+    """Content by form: svg and pdf."""
 
 
-def render_all(exhibits: Iterable[Exhibit], title: str) -> tuple[dict[str, Drawing], bytes]:
-    """Draw every figure of the exhibits, and a PDF with a page for each figure, its title and its caption.
-
-    The same input gives the same bytes.
-    """
-    drawings, buffer = {}, io.BytesIO()
+def render_all(exhibits: Iterable[Exhibit]) -> dict[str, Drawing]:
+    """Draw every figure of the exhibits; the same input gives the same bytes."""
+    drawings = {}
     drawn = [exhibit for exhibit in exhibits if exhibit.draw]
-    metadata = {"Title": title, **_METADATA["pdf"]}
-    with PdfPages(buffer, metadata=metadata) as pages, Progress("report", len(drawn), "figures") as progress:
+    with Progress("report", len(drawn), "figures") as progress:
         for exhibit in drawn:
-            drawings[exhibit.name] = _render(exhibit, pages)
+            drawings[exhibit.name] = render(exhibit)
             progress.advance()
-    return drawings, buffer.getvalue()
+    return drawings
 
 
-def _render(exhibit: Exhibit, pages: PdfPages) -> Drawing:
-    figure = _draw(exhibit, exhibit.column)
-    with figure_style(f"{exhibit.name}-wide"):
-        svg = _save(figure, "svg")
-        figure.set_layout_engine(None)
-        _write_under(figure, exhibit)
-        pages.savefig(figure, facecolor="white")
-    layouts = {"column" if exhibit.column else "wide": svg}
-    if not exhibit.column:
-        with figure_style(f"{exhibit.name}-narrow"):
-            layouts["narrow"] = _save(_draw(exhibit, True), "svg")
-    styles: dict[str, str] = {}
-    inline = tuple(_inline(content, exhibit.alt, layout, styles) for layout, content in layouts.items())
-    return Drawing(inline, svg, styles)
-
-
-def figure_bytes(exhibit: Exhibit, form: str) -> bytes:
-    """The figure in one of the forms of CANVASES."""
-    figure = _draw(exhibit, exhibit.column)
-    with figure_style(f"{exhibit.name}-wide"):
-        return _save(figure, form)
-
-
-def _draw(exhibit: Exhibit, narrow: bool) -> Figure:
-    if exhibit.draw is None:
-        raise ValueError(f"{exhibit.name} has no figure")
+def render(exhibit: Exhibit) -> Drawing:
+    """Draw the figure of an exhibit that has one."""
+    assert exhibit.draw
     with figure_style(exhibit.name):
-        return exhibit.draw(narrow)
-
-
-def _write_under(figure: Figure, exhibit: Exhibit) -> None:
-    """Write title and caption below a finished drawing."""
-    width, height = figure.get_size_inches()
-    text = f"{exhibit.title}. {' '.join(exhibit.caption)}"
-    lines = textwrap.wrap(" ".join(text.split()), int(width * 15.5))
-    whole = height + (len(lines) + 1.5) * CAPTION_INCHES
-    share = 1 - height / whole
-    places = [(axes, axes.get_position()) for axes in figure.axes]
-    figure.set_size_inches(width, whole)
-    for axes, place in places:
-        axes.set_position((place.x0, share + place.y0 * (1 - share), place.width, place.height * (1 - share)))
-    top = share - 0.5 * CAPTION_INCHES / whole
-    figure.text(0.1 / width, top, "\n".join(lines), va="top", fontsize=8, linespacing=1.35, color=LIGHT["ink"])
+        figure = exhibit.draw()
+        files = {form: _save(figure, form) for form in CANVASES}
+    return Drawing(_inline(files["svg"].decode("utf-8"), exhibit), files)
 
 
 def _save(figure: Figure, form: str) -> bytes:
@@ -111,49 +66,37 @@ def _save(figure: Figure, form: str) -> bytes:
     buffer = io.BytesIO()
     figure.set_dpi(160)
     figure.set_facecolor(LIGHT["paper"])
-    getattr(CANVASES[form](figure), f"print_{form}")(buffer, metadata=_METADATA.get(form))
+    getattr(CANVASES[form](figure), f"print_{form}")(buffer, metadata=_METADATA[form])
+    figure.set_layout_engine(None)
     return buffer.getvalue()
 
 
-def _inline(svg: bytes, alt: str, layout: str, styles: dict[str, str]) -> Markup:
-    """The drawing for the page: styles as classes, coordinates to a tenth of a point, no metadata."""
+def _inline(svg: str, exhibit: Exhibit) -> Markup:
+    """The drawing for the page: colours of its theme, styles as classes, coordinates to a tenth of a point."""
+    styles: dict[str, str] = {}
 
-    def as_class(match: re.Match[str]) -> str:
-        name = f"s{hashlib.sha256(match[1].encode()).hexdigest()[:6]}"
-        styles[name] = match[1]
+    def shorten(attribute: re.Match[str]) -> str:
+        return re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), attribute[0])
+
+    def as_class(style: re.Match[str]) -> str:
+        name = f"s{hashlib.sha256(style[1].encode()).hexdigest()[:6]}"
+        styles[name] = style[1]
         return f' class="{name}"'
 
-    def shorten(match: re.Match[str]) -> str:
-        tag = match[0]
-        if tag == "</g>":
-            return tag if shown.pop() else ""
-        if tag == "<g/>":
-            return ""
-        if tag.startswith("<g"):
-            shown.append(tag != "<g>")
-            return tag if shown[-1] else ""
-        tag = re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), tag)
-        tag = re.sub(r"\s+(?=[MLCQz\"])|(?<=[MLCQ])\s+", "", tag)
-        tag = re.sub(r"M(\S+) (\S+)L(\S+) \2L\3 (\S+)L\1 \4z", r"M\1 \2H\3V\4H\1z", tag)  # a rectangle
-        return re.sub(r'"M(\S+) (\S+)L(\S+) \2"', r'"M\1 \2H\3"', tag)  # a level line
-
-    text, shown = svg.decode("utf-8"), list[bool]()
-    head, body = text[text.index("<svg") :].split(">", 1)
-    body = re.sub(r'(?<=["#])([mph][0-9a-f]{5})[0-9a-f]{5}(?=[")])', r"\1", _UNWANTED.sub("", body))  # ids
-    body = re.sub(r' style="([^"]*)"', as_class, follow_theme(body))
-    body = re.sub(r"<[^>]*>", shorten, re.sub(r">\s+<", "><", body))
+    head, body = svg[svg.index("<svg") :].split(">", 1)
+    body = re.sub(r' style="([^"]*)"', as_class, follow_theme(_UNWANTED.sub("", body)))
+    body = re.sub(r"\s+", " ", re.sub(r' (d|x|y|transform)="[^"]*"', shorten, body))
+    rules = "".join(f".{name}{{{style}}}" for name, style in styles.items())
     view_box = re.search(r'viewBox="[^"]*"', head)
-    opening = f'<svg class="{layout}" {view_box[0] if view_box else ""} role="img" aria-label="{escape(alt)}">'
-    return Markup(opening + body)
+    layout = "column" if exhibit.column else "wide"
+    opening = f'<svg class="{layout}" {view_box[0] if view_box else ""} role="img" aria-label="{escape(exhibit.alt)}">'
+    return Markup(f"{opening}<style>{rules}</style>{body}")
 
 
-def write_exhibit(folder: Path, exhibit: Exhibit, drawing: Drawing | None) -> None:
-    """Write NAME.csv, NAME.tex if there are tables, and NAME.svg if there is a figure."""
-    (folder / f"{exhibit.name}.csv").write_bytes(exhibit.csv)
-    if exhibit.tables:
-        (folder / f"{exhibit.name}.tex").write_bytes(exhibit.latex)
-    if drawing:
-        (folder / f"{exhibit.name}.svg").write_bytes(drawing.svg)
+def files_of(exhibit: Exhibit, drawing: Drawing | None) -> dict[str, bytes]:
+    """Content of NAME.csv, of NAME.tex if there are tables, of NAME.svg and NAME.pdf if there is a figure, by form."""
+    tables = {"tex": exhibit.latex} if exhibit.tables else {}
+    return {"csv": exhibit.csv, **tables, **(drawing.files if drawing else {})}
 
 
 def export_exhibit(exhibits: Iterable[Exhibit], name: str, form: str, folder: Path) -> Path:
@@ -166,10 +109,9 @@ def export_exhibit(exhibits: Iterable[Exhibit], name: str, form: str, folder: Pa
     if wanted not in by_name:
         raise BadInput(f"there is no figure or table {name!r}; there are {', '.join(sorted(by_name))}")
     exhibit = by_name[wanted]
-    forms = ("csv", *(("tex",) if exhibit.tables else ()), *(CANVASES if exhibit.draw else ()))
-    if form not in forms:
-        raise BadInput(f"{wanted} has no {form!r}; it can be written as {', '.join(forms)}")
+    files = files_of(exhibit, render(exhibit) if exhibit.draw else None)
+    if form not in files:
+        raise BadInput(f"{wanted} has no {form!r}; it can be written as {', '.join(files)}")
     path = folder / f"{wanted}.{form}"
-    content = figure_bytes(exhibit, form) if form in CANVASES else exhibit.csv if form == "csv" else exhibit.latex
-    write_bytes(path, content)
+    write_bytes(path, files[form])
     return path

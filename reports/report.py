@@ -12,18 +12,17 @@ from pydantic import Field
 from experiments.catalogue import Experiment, load_experiments
 from experiments.verdicts import Results, judge, unanswered
 from lineage.digest import MARKER
-from lineage.errors import BadInput, Fault
+from lineage.errors import Fault
 from lineage.files import FileSchema, read_document
-from reports.benchmarks import Benchmarks, load_benchmarks
 from reports.catalogue import ExperimentNumbers, catalogue_exhibit
 from reports.claims import Claims, Group, Paper, find_claims, group_claims, paper_parts, verdicts_exhibit
+from reports.engines import engines_exhibit
 from reports.exhibit import Exhibit, Section
-from reports.experiment_runs import LADDER, ExperimentRuns, Origin, load_experiment_runs, seeds_of
+from reports.experiment_runs import AGAINST, LADDER, ExperimentRuns, Origin, load_experiment_runs, seeds_of
 from reports.files import Problem
 from reports.ladder import ladder_exhibit
 from reports.load import Reproduction, load_reproduction
 from reports.reproduced import reproduction_exhibits
-from reports.training import training_section
 
 REPORT, SOURCES = "report", "sources.json"
 
@@ -32,10 +31,7 @@ class Sources(FileSchema):
     """sources.json of a report: its other inputs, by paths relative to the reproduction."""
 
     runs: list[str] = Field(default_factory=list)
-    """Runs of experiments."""
-    bench: str | None = None
-    """Folder of benchmark results."""
-    mixed_commits: bool = False
+    """Runs of experiments, ladders and engines."""
 
 
 @dataclass(frozen=True)
@@ -44,41 +40,27 @@ class Inputs:
 
     reproduction: Path
     runs: Sequence[Path] = ()
-    """Runs of experiments."""
-    bench: Path | None = None
-    mixed_commits: bool = False
+    """Runs of experiments, ladders and engines."""
 
     @classmethod
     def of_built(cls, reproduction: Path) -> "Inputs":
         """Inputs of a built report. Raises IntegrityFailure if sources.json is damaged or missing."""
         sources = read_document(reproduction / REPORT / SOURCES, Sources)
-
-        def places(names: Sequence[str]) -> list[Path]:
-            return [Path(os.path.normpath(reproduction / name)) for name in names]
-
-        bench = places([sources.bench])[0] if sources.bench else None
-        return cls(reproduction, places(sources.runs), bench, sources.mixed_commits)
+        return cls(reproduction, [Path(os.path.normpath(reproduction / name)) for name in sources.runs])
 
     @property
     def sources(self) -> Sources:
         """Inputs without the reproduction, by paths relative to it."""
-
-        def seen(paths: Sequence[Path]) -> list[str]:
-            return [os.path.relpath(path, self.reproduction) for path in paths]
-
-        bench = seen([self.bench])[0] if self.bench else None
-        return Sources(runs=seen(self.runs), bench=bench, mixed_commits=self.mixed_commits)
+        return Sources(runs=[os.path.relpath(path, self.reproduction) for path in self.runs])
 
     @property
     def command(self) -> str:
         """Command that builds the report again, with paths relative to the parent of the folder of runs."""
         above = self.reproduction.parent.parent
         folders = dict.fromkeys(os.path.relpath(path.parent, above) for path in self.runs)
-        parts = [f"{self.reproduction.parent.name}/{self.reproduction.name}", *folders]
-        if self.bench:
-            bench = self.bench.resolve()
-            parts += ["--bench", f"{bench.parent.name}/{bench.name}"]
-        return shlex.join(["mlm-report", "build", *parts, *(["--mixed-commits"] if self.mixed_commits else [])])
+        return shlex.join(
+            ["mlm-report", "build", f"{self.reproduction.parent.name}/{self.reproduction.name}", *folders]
+        )
 
 
 @dataclass(frozen=True)
@@ -119,33 +101,28 @@ class Report:
 
 
 def assemble(inputs: Inputs) -> Report:
-    """Assemble a page. Raises BadInput if results are of different commits and `mixed_commits` is not set."""
+    """Assemble a page. Raises Fault if two exhibits have one name."""
     reproduction, runs = load_reproduction(inputs.reproduction), load_experiment_runs(inputs.runs)
-    benchmarks = load_benchmarks(inputs.bench) if inputs.bench else None
     own = Origin(reproduction.directory, reproduction.manifest, seeds_of(reproduction.records))
     origins = (own, *runs.origins)
-    commits = _commits(origins, benchmarks)
-    if len(commits) > 1 and not inputs.mixed_commits:
-        raise BadInput(
-            f"the results are of {len(commits)} commits ({'; '.join(commits)}): make them again with one, "
-            "or build with --mixed-commits, which the page then says"
-        )
     experiments = load_experiments()
     claims = _claims(experiments, reproduction, runs.results)
     exhibits = reproduction_exhibits(reproduction)
     drawn = _drawn(experiments, claims, runs, exhibits) if runs.origins or runs.problems else {}
     papers = paper_parts(claims, experiments, drawn, exhibits)
     stray = tuple(problem.sentence for problem in runs.problems if problem.part not in experiments)
-    sections = [training_section(reproduction)]
+    sections = []
     if ladders := [origin for origin in runs.origins if origin.manifest.kind == LADDER]:
         newest = max(ladders, key=lambda origin: origin.created)
         exhibit = ladder_exhibit(newest.path)
         sections.append(Section("ladder-section", "How loss falls with size", [exhibit]))
-    sections += [benchmarks.section] if benchmarks else []
-    problems = (*reproduction.problems, *runs.problems, *(benchmarks.problems if benchmarks else ()))
+    if engines := [origin.path for origin in runs.origins if origin.manifest.kind == AGAINST]:
+        sections.append(Section("engines", "Beside other engines", [engines_exhibit(path) for path in engines]))
+    problems = (*reproduction.problems, *runs.problems)
     report = Report(
-        reproduction, exhibits, claims, tuple(papers), stray, tuple(sections), origins, commits, problems, inputs
-    )
+        reproduction, exhibits, claims, tuple(papers), stray, tuple(sections), origins, _commits(origins), problems,
+        inputs,
+    )  # fmt: skip
     exhibits["verdicts"] = verdicts_exhibit(claims, report.homes)
     names = Counter(exhibit.name for exhibit in report.all_exhibits)
     if twice := [name for name, count in names.items() if count > 1]:
@@ -153,12 +130,10 @@ def assemble(inputs: Inputs) -> Report:
     return report
 
 
-def _commits(origins: Sequence[Origin], benchmarks: Benchmarks | None) -> tuple[str, ...]:
+def _commits(origins: Sequence[Origin]) -> tuple[str, ...]:
     names: dict[str, list[str]] = {}
     for origin in origins:
         names.setdefault(origin.commit, []).append(origin.name)
-    for commit in benchmarks.commits if benchmarks else ():
-        names.setdefault(commit, []).append("a benchmark")
     return tuple(
         f"{commit[:12] or 'no recorded commit'}: {results[0] if len(results) == 1 else f'{len(results)} results'}"
         for commit, results in names.items()

@@ -5,18 +5,18 @@ from functools import partial
 from itertools import chain, pairwise
 from statistics import fmean
 
-from data_pipeline.files import Ledger
 from experiments.files import order_sentence
 from lineage.records import Kind, Record
-from reports import data_card, tables
+from reports import tables
 from reports.curves import Curve, build_curves, model_order
 from reports.evaluations import evaluations_data, evaluations_tables
 from reports.exhibit import Exhibit, Table
-from reports.figures import figure_6
-from reports.figures.curves import draw_loss, mean_window
-from reports.figures.data import draw_banding, draw_funnel
+from reports.figures.curves import draw_loss, draw_perplexity, mean_window
 from reports.load import Reproduction
 from reports.numbers import show
+
+NAMES: dict[Kind, str] = {"scaled": "scaled twins"}
+"""Names of kinds above a panel, where that is not the kind's own."""
 
 
 def reproduction_exhibits(reproduction: Reproduction) -> dict[str, Exhibit]:
@@ -31,6 +31,12 @@ def figure_6_curves(reproduction: Reproduction) -> list[Curve]:
     return build_curves(records, model_order(reproduction))
 
 
+def layers_of(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
+    """Curves by kind, published first."""
+    kinds = dict.fromkeys(curve.kind for curve in curves)
+    return {NAMES.get(kind, kind): [curve for curve in curves if curve.kind == kind] for kind in kinds}
+
+
 def _curves(reproduction: Reproduction) -> Iterator[Exhibit]:
     if curves := figure_6_curves(reproduction):
         yield Exhibit(
@@ -39,7 +45,7 @@ def _curves(reproduction: Reproduction) -> Iterator[Exhibit]:
             [*ordering_caption(curves), *_means(curves, ", bands their least and greatest")],
             tables.records_data(reproduction.select("2019/figure-6", "validation_perplexity")),
             reproduction.command("figure-6"),
-            partial(figure_6.draw, curves),
+            partial(draw_perplexity, layers_of(curves)),
             figure_6_alt(curves),
         )
     losses = reproduction.select("2019/training-loss", "training_loss")
@@ -107,30 +113,10 @@ def band(values: Sequence[float], digits: int = 3) -> str:
 
 
 def _data(reproduction: Reproduction) -> Iterator[Exhibit]:
-    ledger = reproduction.ledger
-    if not ledger:
-        return
-    command = reproduction.command("data-ledger", "ledger")
-    yield Exhibit(
-        "data-ledger",
-        "What each stage kept and dropped",
-        ["Solid: kept after the stage. Hatched: dropped by the stage."],
-        tables.ledger_data(ledger),
-        command,
-        partial(draw_funnel, ledger.stages),
-        funnel_alt(ledger),
-        (tables.attrition_table(ledger),),
-    )
-    if banding := ledger.near_duplicates:
-        yield Exhibit(
-            "near-duplicates",
-            "Near-duplicates: what the banding finds",
-            data_card.banding_caption(banding),
-            data_card.banding_data(banding),
-            command,
-            partial(draw_banding, banding),
-            data_card.banding_alt(banding),
-        )
+    if ledger := reproduction.ledger:
+        data, shown = tables.ledger_data(ledger), [tables.attrition_table(ledger)]
+        command = reproduction.command("data-ledger", "ledger")
+        yield Exhibit("data-ledger", "What each stage kept and dropped", (), data, command, tables=shown)
 
 
 SUBJECT: dict[Kind, str] = {
@@ -183,7 +169,7 @@ def scale_limits(reproduction: Reproduction) -> str:
 def figure_6_alt(curves: Sequence[Curve]) -> str:
     """Text alternative of Figure 6."""
     layers = "; ".join(f"{curve.kind} {curve.series} ends at {show(curve.final)}" for curve in curves)
-    return f"Line chart of validation perplexity over the share of training, logarithmic. {layers}."
+    return f"Line charts of validation perplexity over iterations, logarithmic. {layers}."
 
 
 def training_loss_alt(curves: Sequence[Curve]) -> str:
@@ -201,9 +187,3 @@ def training_loss_caption(curves: Sequence[Curve]) -> str:
         return "Every recorded value is drawn."
     points = " or ".join(str(window) for window in windows)
     return f"Faint: every recorded value. Strong: mean of the last {points} values. Labels give the last mean."
-
-
-def funnel_alt(ledger: Ledger) -> str:
-    """Text alternative of the funnel."""
-    steps = "; ".join(f"{stage.name} keeps {stage.documents_out:,} documents" for stage in ledger.stages)
-    return f"Bar chart of what each stage of the data pipeline keeps. {steps}."

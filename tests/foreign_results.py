@@ -25,15 +25,15 @@ from experiments.verdicts import load_results
 from lineage.digest import MARKER, seal
 from lineage.errors import UserError
 from lineage.run import MANIFEST
-from reports.benchmarks import load_benchmarks
+from reports.engines import engines_exhibit
 from reports.experiment_runs import load_experiment_runs
 from reports.exports import FORMS, export
 from reports.ladder import ladder_exhibit
 from reports.report import Inputs
+from tests.architecture.rooms import ROOT
 from tests.engine import test_finetune as tuned
 from tests.experiments.packed import DATASET, REPRODUCTION, TRAINING, packed
 from tests.reader import Reader, bytes_at
-from tests.reports.reproduction import write_benchmarks
 from tests.reports.test_ladder import write_ladder
 from verify.recomputed import RunCheck
 
@@ -49,20 +49,18 @@ def read_ladder(path: Path) -> object:
         RunCheck(path.parent)
     load_experiment_runs([path.parent])
     exhibit = ladder_exhibit(path.parent)
-    return exhibit.draw and exhibit.draw(False)
+    return exhibit.draw and exhibit.draw()
 
 
-def benchmark(name: str) -> Reader:
-    """A result in a folder of one, as it stands on a page."""
+def compared(folder: Path) -> Path:
+    run = shutil.copytree(next((ROOT / "results" / "against").iterdir()), folder / "against")
+    return run / "against.json"
 
-    def prepare(folder: Path) -> Path:
-        shutil.copy(write_benchmarks(folder) / f"{name}.json", folder)
-        return folder / f"{name}.json"
 
-    def read(path: Path) -> object:
-        return [exhibit.draw and exhibit.draw(False) for exhibit in load_benchmarks(path.parent).exhibits]
-
-    return Reader(f"benchmark {name}", prepare, read, 5)
+def read_compared(path: Path) -> object:
+    """As it stands on a page."""
+    draw = engines_exhibit(path.parent).draw
+    return draw and draw()
 
 
 def sealed_numbers(name: str) -> Callable[[Path], Path]:
@@ -97,7 +95,7 @@ def as_export(pattern: str, form: str) -> Reader:
 def sources(folder: Path) -> Path:
     run = packed(f"{REPRODUCTION}/{MANIFEST}")(folder).parent
     (run / "report").mkdir()
-    return bytes_at("sources.json", b'{"runs": ["../other"], "bench": null, "mixed_commits": true}')(run / "report")
+    return bytes_at("sources.json", b'{"runs": ["../other"]}')(run / "report")
 
 
 def traced(path: Path) -> object:
@@ -163,7 +161,7 @@ ARTICLES = b" \n = A title = \n \n a fine <unk> text \n = = A part = = \n anothe
 READERS = (
     *(Reader(f"ladder {name}", ladder_file(name), read_ladder, 5)
       for name in ("plan.json", "forecast.json", "ladder.json", "records.jsonl", MANIFEST)),
-    *map(benchmark, ("train", "learning-rate")),
+    Reader("engines beside each other", compared, read_compared, 5),
     *(Reader(f"results {name}", sealed_numbers(name), read_elsewhere, 20) for name in (MANIFEST, "records.jsonl")),
     as_export(f"{DATASET}/dataset.json", "croissant"),
     as_export(f"{DATASET}/ledger.json", "croissant"),

@@ -11,12 +11,13 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
+from experiments.benchmark import AGAINST, read_benchmark, sentences, tables
 from experiments.catalogue import load_experiments
 from experiments.verdicts import count_outcomes, judge, load_results
-from reports.benchmarks import load_benchmarks
+from reports.engines import engines_exhibit
 from reports.exhibit import Table
 from reports.load import load_reproduction
-from reports.render import figure_bytes
+from reports.render import render
 from reports.tables import comparison_tables, models_tables
 
 MARK = "<!-- generated: results -->"
@@ -59,17 +60,20 @@ def _verdicts(results: Path) -> Iterator[str]:
 def _benchmarks(results: Path) -> Iterator[str]:
     yield "## Benchmarks"
     yield "Each row was measured in one run on one machine, interleaved with what it is compared with."
-    for one in load_benchmarks(results / "bench").exhibits:
-        yield f"### {one.title}"
-        yield " ".join(one.caption)
-        yield from map(markdown, one.tables)
+    for path in sorted((results / "bench").glob("*.json")):
+        result = read_benchmark(path)
+        yield f"### {result.title}"
+        yield " ".join((*result.disagreements, *sentences(result)))
+        whole = [Table(*rows) for rows in tables(result)]
+        yield from map(markdown, [each for each in whole if each.title in ("ratios", "not measured")] or whole)
 
 
 def _engines(results: Path) -> Iterator[str]:
     yield "## Beside other engines"
     yield "The same weights and samples in two engines ([how](other-engines.md))."
-    for one in load_benchmarks(results / "against").exhibits:
-        figure = base64.b64encode(figure_bytes(one, "svg")).decode("ascii")
+    for path in sorted((results / "against").glob(f"*/{AGAINST}")):
+        one = engines_exhibit(path.parent)
+        figure = base64.b64encode(render(one).files["svg"]).decode("ascii")
         yield f"### {one.title}"
         yield " ".join(one.caption)
         yield f'<img src="data:image/svg+xml;base64,{figure}" alt="{html.escape(one.alt)}">'

@@ -40,8 +40,6 @@ class ReproducedModel(FileSchema):
     tokens: int | None = None
     train_seconds: float | None = None
     tokens_per_second: float | None = None
-    matrix_gflops: float | None = None
-    """Rate of matrix products alone on as many ranks."""
     checkpoint_digest: str | None = None
 
     @property

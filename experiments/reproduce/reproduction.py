@@ -28,14 +28,13 @@ from lineage.atomic import write_text
 from lineage.chain import CHECKPOINTS
 from lineage.config import load_config
 from lineage.digest import read_digest
-from lineage.environment import list_gpus
 from lineage.errors import DataMissing
+from lineage.extras import check_torch
 from lineage.files import Environment, read_document, write_document
 from lineage.lock import locked
 from lineage.progress import format_duration
 from lineage.records import RECORDS, Record, read_records, write_records
 from lineage.run import RunDirectory
-from lineage.torch_range import check_torch
 
 END = "final_validation_perplexity"
 CURVE_POINTS = 200
@@ -256,32 +255,18 @@ def _curve_records(model: ReproducedModel, mode: str, run: RunDirectory) -> list
 
 def _summary(plan: Plan, trained: list[RunDirectory], run: RunDirectory) -> ReproductionSummary:
     started = Environment.model_validate(run.manifest["environment"])
-    models = []
-    for published, training in zip(plan.published, trained, strict=True):
-        model = reproduced_model(published, training)
-        gflops = matrix_gflops(read_summary(training.path).layout.ranks)
-        models.append(model.model_copy(update={"matrix_gflops": gflops}))
+    pairs = zip(plan.published, trained, strict=True)
     return ReproductionSummary(
         target=plan.target,
         mode="scaled" if plan.size else "full",
         reason=plan.reason,
         source=read_document(run.path / DATASET, DataCard).source,
         twin_rule=twin_rule(plan.configs[0]),
-        models=models,
+        models=[reproduced_model(published, training) for published, training in pairs],
         hardware=hardware_of(started),
         commit=str(started.source.get("commit") or ""),
         commands=dict.fromkeys(("figure-6", "training-loss", "table-3", "ledger", "models"), _shown_command(plan)),
     )
-
-
-def matrix_gflops(ranks: int) -> float | None:
-    """Rate of fp32 matrix products on this many ranks of this machine, in GFLOP/s; None on GPUs."""
-    if list_gpus():
-        return None
-    from engine.launch.forked import run_forked
-    from experiments.iterations import gemm_gflops
-
-    return round(float(run_forked(gemm_gflops, ranks, ranks)[0]), 2)
 
 
 def reproduced_model(published: RunConfig, training: RunDirectory) -> ReproducedModel:

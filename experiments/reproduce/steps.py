@@ -22,7 +22,7 @@ from lineage.progress import is_quiet
 from lineage.shipped import model_file
 
 TASKS = ("wikitext103", "lambada")
-BENCH, KEPT = HOME / "results" / "bench", (HOME / "results" / "ladder", HOME / "results" / "ablations")
+KEPT = tuple(HOME / "results" / name for name in ("ladder", "ablations", "against"))
 """Results kept in a checkout: the report shows them, so that it begins with what is measured, where they are."""
 
 Step = list[str]
@@ -61,12 +61,11 @@ def evaluation_file(reproduction: Path, model: str, task: str) -> Path:
 
 
 def report_steps(directory: Path, runs: Path) -> list[Step]:
-    """Predict what cannot run here, and build the page of everything; it names the commits where there are several."""
-    bench = ["--bench", shown(BENCH)] if BENCH.is_dir() else []
+    """Predict what cannot run here, and build the page of everything."""
     studies = [shown(path) for path in KEPT if path.is_dir()]
     return [
         ["mlm-experiment", "run", "--all", "--mode", "simulate", "--runs", str(runs)],
-        ["mlm-report", "build", str(directory), str(runs), *studies, *bench, "--mixed-commits"],
+        ["mlm-report", "build", str(directory), str(runs), *studies],
     ]
 
 

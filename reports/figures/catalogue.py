@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from lineage.records import Kind
-from reports.figures.marks import DASHES, blank, plain_log_ticks
+from reports.figures.marks import COLUMN, DASHES, blank, plain_log_ticks
 from reports.numbers import compact
 from reports.style import KIND_GLYPHS, LIGHT, look
 
@@ -44,7 +44,7 @@ class Layer:
     points: tuple[Point, ...]
 
 
-def draw_curves(layers: Sequence[Layer], x_label: str, y_label: str, narrow: bool = True) -> Figure:
+def draw_curves(layers: Sequence[Layer], x_label: str, y_label: str) -> Figure:
     """Draw every layer over x, logarithmic if the places multiply: published open and dashed, ours filled."""
     figure, axes = _begin(x_label, y_label)
     places = sorted({point.x for layer in layers for point in layer.points})
@@ -68,7 +68,7 @@ def draw_curves(layers: Sequence[Layer], x_label: str, y_label: str, narrow: boo
     return figure
 
 
-def draw_bars(layers: Sequence[Layer], x_label: str, y_label: str, narrow: bool = True) -> Figure:
+def draw_bars(layers: Sequence[Layer], x_label: str, y_label: str) -> Figure:
     """Draw bars at each place and series: published hatched and open, ours solid."""
     figure, axes = _begin(x_label, y_label)
     groups = list(dict.fromkeys((layer.rank, point.x) for layer in layers for point in layer.points))
@@ -90,7 +90,7 @@ def draw_bars(layers: Sequence[Layer], x_label: str, y_label: str, narrow: bool 
 
 
 def _begin(x_label: str, y_label: str) -> tuple[Figure, Axes]:
-    figure = blank(True, HEIGHT)
+    figure = blank(HEIGHT, COLUMN)
     axes = figure.add_subplot()
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)

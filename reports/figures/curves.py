@@ -1,4 +1,4 @@
-"""Figures of models: training loss, and six panels of training."""
+"""Figures of models: validation perplexity and training loss over iterations."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,46 +15,40 @@ SMOOTH_ABOVE = 80
 """Points above which a curve is drawn faint, under its running mean."""
 
 
-def draw_loss(curves: Sequence[Curve], narrow: bool = False) -> Figure:
-    """Draw loss against iterations; long curves faint under a running mean, labelled with its last value."""
-    figure = blank(narrow, 4.0 if narrow else 4.4)
-    axes = figure.add_subplot()
-    ends = []
-    for curve in curves:
-        means = _faint_and_mean(axes, curve)
-        plot_curve(axes, curve.x, means, curve, markers=9)
-        ends.append((curve, means[-1]))
-    axes.set_xlim(0, max(curve.last_x for curve in curves))
-    axes.set_xlabel("iteration")
-    axes.set_ylabel("training loss (nats per token)")
-    axes.xaxis.set_major_formatter(lambda value, _: compact(value))
-    end_labels(axes, ends, gap=0.075 if narrow else 0.06)
-    _add_key(figure, curves)
+def draw_perplexity(layers: Mapping[str, Sequence[Curve]]) -> Figure:
+    """Draw a panel with axes of its own for each layer: curves with the bands of their seeds, logarithmic."""
+    figure = blank(4.4)
+    panels = figure.subplots(1, len(layers), squeeze=False)[0]
+    for axes, (name, curves) in zip(panels, layers.items(), strict=True):
+        for curve in curves:
+            plot_curve(axes, curve.x, curve.y, curve, markers=9)
+            if curve.band:
+                low, high = zip(*curve.band, strict=True)
+                axes.fill_between(curve.x, low, high, color=look(curve.rank).color, alpha=0.2, linewidth=0)
+        plain_log_ticks(axes)
+        values = [value for curve in curves for value in curve.y]
+        axes.set_ylim(min(values) / 1.1, max(values) * 1.1)
+        axes.set_title(name)
+        _finish(axes, curves, "validation perplexity (logarithmic)")
+        end_labels(axes, [(curve, curve.final) for curve in curves])
+    _add_key(figure, next(iter(layers.values())))
     return figure
 
 
-def draw_panels(panels: Mapping[str, Sequence[Curve]], narrow: bool = False) -> Figure:
-    """Draw a panel for each title with a curve for each model, three in a row on a wide page."""
-    columns = 1 if narrow else 3
-    rows = -(-len(panels) // columns)
-    figure = blank(narrow, (2.1 if narrow else 2.75) * rows)
-    for place, (title, curves) in enumerate(panels.items(), 1):
-        axes = figure.add_subplot(rows, columns, place, title=title)
-        for curve in curves:
-            color, marker = look(curve.rank)
-            means, width = _faint_and_mean(axes, curve), max(1.0, 1.9 - 0.3 * curve.rank)
-            every = max(1, len(curve.x) // 6)
-            axes.plot(curve.x, means, color=color, linewidth=width, marker=marker, markersize=3.6, markevery=every)
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(lambda value, _: compact(value))
-        if "perplexity" in title:
-            plain_log_ticks(axes)
-        if title.startswith(("tokens", "share", "TFLOP")):
-            axes.set_ylim(bottom=0)
-        if place > len(panels) - columns:
-            axes.set_xlabel("iteration")
-    models = {curve.series: curve for curves in panels.values() for curve in curves}
-    _add_key(figure, sorted(models.values(), key=lambda curve: curve.rank))
+def draw_loss(curves: Sequence[Curve]) -> Figure:
+    """Draw loss against iterations; long curves faint under a running mean, labelled with its last value."""
+    figure = blank(4.4)
+    axes = figure.add_subplot()
+    ends = []
+    for curve in curves:
+        means = running_mean(curve.y, window := mean_window(curve))
+        if window > 1:
+            axes.plot(curve.x, curve.y, color=look(curve.rank).color, linewidth=0.5, alpha=0.35)
+        plot_curve(axes, curve.x, means, curve, markers=9)
+        ends.append((curve, means[-1]))
+    _finish(axes, curves, "training loss (nats per token)")
+    end_labels(axes, ends, gap=0.06)
+    _add_key(figure, curves)
     return figure
 
 
@@ -69,12 +63,11 @@ def running_mean(values: Sequence[float], window: int) -> list[float]:
     return means
 
 
-def _faint_and_mean(axes: Axes, curve: Curve) -> list[float]:
-    """Draw a long curve faint, and return the values to draw strong over it."""
-    window = mean_window(curve)
-    if window > 1:
-        axes.plot(curve.x, curve.y, color=look(curve.rank).color, linewidth=0.5, alpha=0.35)
-    return running_mean(curve.y, window)
+def _finish(axes: Axes, curves: Sequence[Curve], y_label: str) -> None:
+    axes.set_xlim(0, max(curve.x[-1] for curve in curves))
+    axes.set_xlabel("iteration")
+    axes.set_ylabel(y_label)
+    axes.xaxis.set_major_formatter(lambda value, _: compact(value))
 
 
 def _add_key(figure: Figure, curves: Sequence[Curve]) -> None:

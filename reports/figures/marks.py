@@ -1,7 +1,7 @@
-"""Marks that several figures share: labels at the ends of curves, plain ticks, keys."""
+"""Marks that several figures share: curves, labels at their ends, plain ticks, keys."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,15 +14,15 @@ from reports.curves import Curve
 from reports.numbers import compact, show
 from reports.style import LIGHT, look
 
-WIDTHS = {True: 4.5, False: 10.6}
-"""Inches of a figure on a narrow page and on a wide one."""
+WIDE, COLUMN = 10.6, 4.5
+"""Inches of a figure as wide as the page, and of one of which two stand beside each other."""
 DASHES = (0, (4, 2.2))
 """Dashes of published and computed lines and of thresholds."""
 
 
-def blank(narrow: bool, height: float, layout: Any = "constrained") -> Figure:
-    """An empty figure as wide as its page, `height` inches high."""
-    return Figure(figsize=(WIDTHS[narrow], height), layout=layout)
+def blank(height: float, width: float = WIDE) -> Figure:
+    """An empty figure; sizes are in inches."""
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def plot_curve(axes: Axes, xs: Sequence[float], ys: Sequence[float], curve: Curve, markers: int = 10) -> None:

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import engine.launch.forked
 import engine.trainer
 from engine.run.resolved import read_run_config
-from experiments.reproduce import reproduction, steps
+from experiments.reproduce import steps
 from experiments.reproduce.plan import Plan, Size
 from experiments.reproduce.reproduction import reproduce
 from lineage.atomic import read_json, write_json
@@ -100,11 +100,10 @@ def warm_up(folder: Path) -> None:
     """Run every command once in this process, so that forked ones find everything imported and compiled.
 
     This process is then fit for nothing but forking jobs: its folder, output and environment are others. What takes
-    long and writes nothing is left out: figures are blank, the machine's rate is not measured.
+    long and writes nothing is left out: figures are blank.
     """
     _settle(folder, folder / "log")
     leave_figures_blank()
-    reproduction.matrix_gflops = lambda ranks: None
 
     def step(program: str, *arguments: str) -> None:
         if program not in COMMANDS:
@@ -119,8 +118,8 @@ def warm_up(folder: Path) -> None:
 
 def leave_figures_blank() -> None:
     """Draw nothing on pages that this process builds."""
-    blank = render.Drawing((render.Markup("<svg></svg>"),), b"<svg/>")
-    page.render_all = lambda exhibits, title: ({exhibit.name: blank for exhibit in exhibits if exhibit.draw}, b"blank")
+    blank = render.Drawing(render.Markup("<svg></svg>"), {"svg": b"<svg/>"})
+    page.render_all = lambda exhibits: {exhibit.name: blank for exhibit in exhibits if exhibit.draw}
 
 
 def _settle(place: Path, log: Path) -> None:

@@ -164,7 +164,6 @@ def test_the_summary_is_that_of_the_runs(finished: Finished) -> None:
     for key in ("tokens", "train_seconds", "tokens_per_second"):
         assert model[key] == trained[key] > 0
     assert model["tokens"] == 12 * 4 * 128
-    assert 0.1 < model["matrix_gflops"] < 1e5
     assert model["published"] == {
         "num_layers": 24, "hidden_size": 1024, "num_heads": 16, "seq_length": 1024, "vocab_size": 50257,
         "global_batch_size": 512, "iterations": 300_000, "learning_rate": 1.5e-4, "parameters": 355_788_800,

@@ -51,7 +51,7 @@ def test_they_verify_and_a_changed_byte_is_named(sealed: Path) -> None:
 
 def test_the_page_shows_their_numbers(sealed: Path) -> None:
     run = only(sealed, "reproduce-355m-*")
-    call(sealed, "mlm-report", "build", str(run), "runs", "--mixed-commits")
+    call(sealed, "mlm-report", "build", str(run), "runs")
     page = (run / "report" / "index.html").read_text(encoding="utf-8")
     assert "damaged" not in page
     last = [line for line in read_metrics(only(sealed, "355m-tiny-*")) if line["kind"] == "final-validation"][-1]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 from filelock import FileLock
 
-from tests.reports.reproduction import build_page, write_benchmarks, write_reproduction
+from tests.reports.reproduction import build_page, write_reproduction
 from tests.reports.runs import write_runs
 
 
@@ -26,8 +26,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     root.mkdir(exist_ok=True)
     with FileLock(root / "lock"):  # the workers of a test run share it
         if not (root / "directory").exists():
-            directory = write_reproduction(root, trained=True)
-            build_page(directory, write_benchmarks(root), write_runs(root / "experiments"))
+            directory = write_reproduction(root)
+            build_page(directory, write_runs(root / "experiments"))
             (root / "directory").symlink_to(directory)
     directory = (root / "directory").resolve()
     page = directory / "report" / "index.html"

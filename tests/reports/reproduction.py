@@ -14,7 +14,6 @@ from lineage.records import Record, write_records
 from reports.page import build_report, render_page
 from reports.render import Drawing
 from reports.report import Inputs, Report, assemble
-from tests.reports.trained import write_training
 
 WITHOUT_TORCH = """
 import sys
@@ -199,10 +198,8 @@ def ledger() -> dict[str, Any]:
     }
 
 
-def write_reproduction(
-    root: Path, name: str = "reproduce-8.3b-5e6f7a8b", sealed: bool = True, trained: bool = False
-) -> Path:
-    """A complete reproduction directory under `root`; with `trained`, also what is kept of its runs."""
+def write_reproduction(root: Path, name: str = "reproduce-8.3b-5e6f7a8b", sealed: bool = True) -> Path:
+    """A complete reproduction directory under `root`."""
     path = root / name
     path.mkdir(parents=True)
     manifest = {
@@ -223,9 +220,6 @@ def write_reproduction(
     write_text(path / "evaluations" / "8.3b-wikitext103.json", json.dumps(evaluation()))
     cloze = evaluation("lambada", accuracy=0.0125, standard_error=0.0015, num_correct=5, num_examples=400)
     write_text(path / "evaluations" / "8.3b-lambada.json", json.dumps(cloze))
-    if trained:
-        for name in SHAPES:
-            write_training(path / "training" / name, pipeline=name == "8.3b")
     if sealed:
         seal(path)
     return path
@@ -285,76 +279,18 @@ def evaluation(task: str = "wikitext103", **changes: Any) -> dict[str, Any]:
     return values | of_kind | changes
 
 
-def _environment(name: str) -> dict[str, Any]:
-    argv = ["python", "-m", "benchmarks", name]
-    return {"cpu": "A processor", "cores": 2, "source": {"commit": "0" * 40}, "argv": argv}
+def build_page(directory: Path, runs: Sequence[Path] = ()) -> Path:
+    """The page of a reproduction, with runs of experiments."""
+    return build_report(make_report(directory, runs))
 
 
-def benchmarks() -> dict[str, dict[str, Any]]:
-    """Records with ratios, one of which misses its goal, without ratios, and a learning-rate finder's."""
-    rates = {"ours": [900.0, 1000.0, 1200.0], "stock nanoGPT": [700.0, 710.0, 720.0]}
-    train = {
-        "name": "tiny fp32",
-        "series": [
-            *(
-                {"contender": who, "measure": "rate", "unit": "tokens/s", "samples": them}
-                for who, them in rates.items()
-            ),
-            {"contender": "ours", "measure": "peak memory", "unit": "bytes", "samples": [300_000_000]},
-        ],
-        "ratios": [
-            {"name": "× stock nanoGPT", "value": 1.4, "rounds": [1.2, 1.4, 1.6], "goal": 1.5},
-            {"name": "of its memory", "value": 0.4, "rounds": [0.4, 0.4, 0.6], "goal": 0.5, "less_is_better": True},
-            {"name": "without a goal", "value": 3.0},
-        ],
-        "missing": {"lm-evaluation-harness": "not installed"},
-    }
-    error = {"measure": "mean error", "unit": "%", "kind": "computed"}
-    errors = {"name": "h100", "series": [error | {"contender": "model sizes", "samples": [12.5]}]}
-    found: dict[str, dict[str, Any]] = {
-        "train": {"cases": [train], "setting": {"model": {"layers": 2, "width": 64}}},
-        "calibration": {"cases": [errors], "load_average": [1.5, 4.25]},
-        "of a new kind": {"cases": [{"name": "a case", "ratios": [{"name": "faster", "value": 1.25}]}]},
-        "learning-rate": {
-            "name": HOSTILE,
-            "optimizer": "adam",
-            "global_batch_size": 8,
-            "seed": 1,
-            "rates": [1e-4, 1e-3, 1e-2, 1e-1],
-            "losses": [8.0, 7.0, 6.0, 9.0],
-            "smoothed": [8.0, 7.5, 6.75, 7.0],
-            "lowest_rate": 1e-2,
-            "suggestion": 1e-3,
-        },
-    }
-    for name, one in found.items():
-        one |= {"benchmark": name, "environment": _environment(name), "notes": [HOSTILE]}
-        if name != "learning-rate":
-            one["title"] = f"The benchmark {name}"
-    return found
-
-
-def write_benchmarks(root: Path) -> Path:
-    """A folder with a file for each benchmark."""
-    path = root / "bench"
-    path.mkdir()
-    for name, result in benchmarks().items():
-        write_text(path / f"{name}.json", json.dumps(result))
-    return path
-
-
-def build_page(directory: Path, bench: Path | None = None, runs: Sequence[Path] = ()) -> Path:
-    """The page of a reproduction, with benchmarks and runs of experiments, whatever their commits."""
-    return build_report(make_report(directory, bench, runs))
-
-
-def make_report(directory: Path, bench: Path | None = None, runs: Sequence[Path] = (), mixed: bool = True) -> Report:
+def make_report(directory: Path, runs: Sequence[Path] = ()) -> Report:
     """What `build_page` makes the page of."""
-    return assemble(Inputs(directory, runs, bench, mixed))
+    return assemble(Inputs(directory, runs))
 
 
-def page_text(directory: Path, bench: Path | None = None, runs: Sequence[Path] = (), mixed: bool = True) -> str:
+def page_text(directory: Path, runs: Sequence[Path] = ()) -> str:
     """The page's text with an empty drawing in place of each figure, which is many times as fast."""
-    report = make_report(directory, bench, runs, mixed)
-    empty = Drawing((Markup("<svg></svg>"),), b"")
+    report = make_report(directory, runs)
+    empty = Drawing(Markup("<svg></svg>"), {})
     return render_page(report, {exhibit.name: empty for exhibit in report.all_exhibits})

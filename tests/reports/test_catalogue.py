@@ -16,7 +16,7 @@ from lineage.records import Record, read_records
 from reports import report as assembled
 from reports.catalogue import ExperimentNumbers, catalogue_exhibit, layers_of
 from reports.claims import find_claims, group_claims
-from reports.exhibit import Exhibit, Section, Table
+from reports.exhibit import Exhibit, Table
 from reports.numbers import exact
 from reports.render import export_exhibit
 from reports.report import Report
@@ -84,9 +84,9 @@ def test_every_table_and_figure_of_the_catalogue_is_there(report: Report) -> Non
 
 def test_two_exhibits_of_one_name_fail_the_build(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     second = Exhibit("models", "planted", (), Table((), ()))
-    monkeypatch.setattr(assembled, "training_section", lambda reproduction: Section("training", "", [second]))
+    monkeypatch.setattr(assembled, "ladder_exhibit", lambda run: second)
     with pytest.raises(Fault, match="two exhibits of the page have the name models"):
-        make_report(built.directory)
+        make_report(built.directory, [ROOT / "results" / "ladder"])
 
 
 def test_the_reproduction_keeps_its_figure_beside_runs_of_the_same_experiment(built: Built) -> None:
@@ -220,7 +220,7 @@ def test_every_link_leads_somewhere_on_the_page(runs: list[Path], tmp_path: Path
     links = set(re.findall(r'href="#([^"]+)"', html))
     assert {claim.id for claim in every_claim()} <= set(identities)
     assert {link for link in links if link.startswith("run-")}
-    assert links - {link for link in links if re.fullmatch(r"m[0-9a-f]{5}", link)} <= set(identities)
+    assert links - {link for link in links if re.fullmatch(r"m[0-9a-f]{10}", link)} <= set(identities)
     assert len(identities) == len(set(identities))
 
 
@@ -253,15 +253,13 @@ def test_a_bad_run_is_a_sentence_in_its_place(
     assert "No run of 2021/figure-14 was given" in html
 
 
-def test_several_commits_need_a_flag_and_are_named(runs: list[Path], tmp_path: Path) -> None:
+def test_several_commits_are_named(runs: list[Path], tmp_path: Path) -> None:
     reproduction, run = write_reproduction(tmp_path), spoil(runs[0], tmp_path, "sealed again")
     change_manifest(run, "f" * 40)
-    with pytest.raises(BadInput, match="--mixed-commits"):
-        make_report(reproduction, runs=[run], mixed=False)
     html = page_text(reproduction, runs=[run])
     assert "are of 2 commits" in html
     assert "ffffffffffff: experiment-" in html
-    assert make_report(reproduction, mixed=False).commits == ("000000000000: reproduce-8.3b-5e6f7a8b",)
+    assert make_report(reproduction).commits == ("000000000000: reproduce-8.3b-5e6f7a8b",)
 
 
 @pytest.mark.parametrize("form", ["svg", "pdf", "csv"])
@@ -317,4 +315,4 @@ def test_an_effect_is_drawn_with_its_curves_and_what_came_of_it() -> None:
     )
     assert "CONTRADICTED: Adam less LAMB: -1 nats." in caption
     assert "against tokens" in exhibit.alt
-    exhibit.draw(True)
+    exhibit.draw()

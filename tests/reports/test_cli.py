@@ -27,19 +27,9 @@ def test_a_folder_gives_its_newest_reproduction_and_experiments(tmp_path: Path) 
     for wrong in ([older], [path, write_reproduction(tmp_path / "other")]):
         with pytest.raises(BadInput, match="one reproduction"):
             sort_runs(wrong)
-    done = _report("2021/figure-7", "--format", "csv", "--out", "csv", "--mixed-commits", cwd=tmp_path, verb="figure")
+    done = _report("2021/figure-7", "--format", "csv", "--out", "csv", cwd=tmp_path, verb="figure")
     assert done.returncode == 0, done.stderr
     assert f",{newer.name}," in (tmp_path / done.stdout.strip()).read_text(encoding="utf-8")
-
-
-def test_a_mixture_of_commits_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
-    path = write_reproduction(tmp_path / "runs")
-    write_runs(tmp_path / "runs", ["2021/figure-7"])
-    done = _report(cwd=tmp_path)
-    assert done.returncode == 2
-    assert "--mixed-commits" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert not (path / "report").exists()
 
 
 def test_the_newest_reproduction_is_the_default(tmp_path: Path) -> None:

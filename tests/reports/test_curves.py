@@ -36,7 +36,6 @@ def test_curves_are_sorted_by_x_and_published_first() -> None:
         ("scaled", "8.3b"),
     ]
     assert curves[2].x == (10, 20)
-    assert curves[2].share == (0.5, 1.0)
     assert curves[2].final == 5.0
 
 

@@ -1,28 +1,19 @@
-"""The data card, the evaluations and the benchmarks on the page: their numbers, and what becomes of bad files."""
+"""The data card, the evaluations and other engines on the page: their numbers, and what becomes of bad files."""
 
-import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from data_pipeline.files import Amount, Ledger, NearDuplicates, StageAttrition
-from lineage.errors import BadInput
-from reports.benchmarks import load_benchmarks
-from reports.data_card import banding_caption, dropped_most, recalls
+from data_pipeline.files import NearDuplicates
+from lineage.digest import seal
+from reports.data_card import near_duplicates as near_duplicates_text
 from reports.load import load_reproduction
 from tests.architecture.rooms import ROOT
-from tests.commands import call
 from tests.reports.conftest import Built
-from tests.reports.reproduction import (
-    benchmarks,
-    evaluation,
-    near_duplicates,
-    page_text,
-    write_benchmarks,
-    write_reproduction,
-)
+from tests.reports.reproduction import evaluation, make_report, near_duplicates, page_text, write_reproduction
 from tests.reports.test_page import Outline, _rows
 
 
@@ -36,34 +27,13 @@ def test_the_card_shows_settings_digests_and_versions(built: Built) -> None:
     assert "2 blank ones passed over" in built.html
 
 
-def test_the_card_says_why_documents_were_dropped(built: Built) -> None:
-    assert "Most are dropped by the stage length: 633 of the 3,747 that reach it (16.9 %)" in built.html
+def test_near_duplicates_are_counted_at_the_threshold_and_no_recall_is_rounded_up_to_certainty() -> None:
+    def said(**changes: Any) -> list[str]:
+        return near_duplicates_text(NearDuplicates.model_validate(near_duplicates() | changes))
 
-
-def test_short_documents_are_said_to_be_short() -> None:
-    lost = {"fewer than 128 tokens": Amount(documents=60, tokens=1200)}
-    kept = StageAttrition(name="source", documents_in=100, documents_out=100)
-    stage = StageAttrition(
-        name="length", documents_in=100, documents_out=40, tokens_in=10_000, tokens_out=8_800, dropped=lost
-    )
-    sentence = dropped_most(Ledger(stages=[kept, stage]))
-    assert "60 of the 100 that reach it (60.0 %), above all for this reason: fewer than 128 tokens." in sentence
-    assert "They have 20 tokens on average, those that stay 220: all together they are 12.0 % of the tokens" in sentence
-    without = stage.model_copy(update={"dropped": {"too short": Amount(documents=60, tokens=None)}})
-    assert dropped_most(Ledger(stages=[without])).endswith("above all for this reason: too short.")
-    assert dropped_most(Ledger(stages=[kept])) == "No stage dropped a document."
-
-
-def test_the_caption_counts_the_pairs_at_or_above_the_threshold() -> None:
-    found = NearDuplicates.model_validate(near_duplicates())
-    assert "; 24 (60.0 %) lie at or above the threshold of 0.7." in banding_caption(found)[1]
-    between = NearDuplicates.model_validate(near_duplicates() | {"threshold": 0.72})
-    assert "; at least 20 (50.0 %) lie" in banding_caption(between)[1]
-
-
-def test_no_recall_is_rounded_up_to_certainty() -> None:
-    found = NearDuplicates.model_validate(near_duplicates() | {"expected_recall": {"0.7": 0.99994, "0.9": 1.0}})
-    assert recalls(found) == ["over 0.9999 at 0.7", "1.0000 at 0.9"]
+    assert said()[2].endswith("compared 24 (60.0 %) lie at or above the threshold of 0.7.")
+    assert "compared at least 20 (50.0 %) lie" in said(threshold=0.72)[2]
+    assert "over 0.9999 at 0.7, 1.0000 at 0.9." in said(expected_recall={"0.7": 0.99994, "0.9": 1.0})[1]
 
 
 def test_evaluations_show_every_convention_with_its_standard_error(built: Built) -> None:
@@ -74,91 +44,32 @@ def test_evaluations_show_every_convention_with_its_standard_error(built: Built)
     assert ["8.3b", "lambada", "● scaled partial", *cells] in rows
 
 
-def test_ratios_stand_beside_their_goals(built: Built) -> None:
-    rows = _rows(built.html)
-    assert ["tiny fp32", "× stock nanoGPT", "1.40", "1.20 to 1.60", "at least 1.5, missed"] in rows
-    assert ["tiny fp32", "of its memory", "0.40", "0.40 to 0.60", "at most 0.5"] in rows
-    assert ["tiny fp32", "without a goal", "3.00", "—", "—"] in rows
-    assert ["tiny fp32", "lm-evaluation-harness", "not installed"] in rows
-    assert "1 of 2 goals were reached." in built.html
-    assert "Missed: tiny fp32, × stock nanoGPT (1.40, goal 1.5)." in built.html
-    assert "model: layers 2, width 64" in built.html
-    assert ["h100", "12.50"] in rows
-    assert "Load average of the machine meanwhile: up to 4.2 on 2 cores." in built.html
-    assert "the smoothed loss is lowest at 0.01; a tenth of that, 0.001, is suggested" in built.html
-    path = built.page.parent / "figures" / "bench-train.csv"
-    with path.open(encoding="utf-8", newline="") as file:
-        values = [
-            row["value"] for row in csv.DictReader(file) if (row["contender"], row["measure"]) == ("ours", "rate")
-        ]
-    assert values == ["900", "1000", "1200"]
+def test_engines_that_were_compared_stand_on_the_page(built: Built) -> None:
+    runs = sorted((ROOT / "results" / "against").iterdir())
+    report = make_report(built.directory, runs)
+    (section,) = report.sections
+    assert [exhibit.name for exhibit in section.exhibits] == [run.name for run in runs]
+    for exhibit in section.exhibits:
+        assert exhibit.draw
+        losses, differences = exhibit.draw().axes
+        assert [len(line.get_xdata()) for line in (*losses.lines, *differences.lines)] == [500, 500, 500]
+        assert [line.get_label() for line in losses.lines] == ["ours", "megatron-core"]
+        assert "4 of 4 goals" in " ".join(exhibit.caption) or "goals were reached" in " ".join(exhibit.caption)
+        assert exhibit.command.startswith("mlm-verify against megatron-core")
+    assert {run.name for run in runs} <= {origin.path.name for origin in report.origins}
 
 
-def test_a_benchmark_that_the_page_does_not_know_is_shown(built: Built) -> None:
-    assert '<figure id="bench-of-a-new-kind">' in built.html
-    assert ["a case", "faster", "1.25", "—", "—"] in _rows(built.html)
-
-
-def test_every_kept_benchmark_is_shown() -> None:
-    found = load_benchmarks(ROOT / "results" / "bench")
-    assert not found.problems
-    assert len(found.exhibits) == len(list((ROOT / "results" / "bench").iterdir()))
-    for exhibit in found.exhibits:
-        assert exhibit.tables
-        assert all(len(row) == len(table.heads) for table in exhibit.tables for row in table.rows)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{",
-        "[]",
-        "\xff",
-        '{"benchmark": "other"}',
-        '{"benchmark": ["data"]}',
-        '{"benchmark": "other", "title": "t", "cases": []}',
-        '{"benchmark": "other", "title": "t", "cases": [{"name": "a\\u0000b"}]}',
-        '{"benchmark": "other", "title": "t", "cases": [{"name": "a", "losse": {}}]}',
-        '{"benchmark": "other", "title": "t", "cases": [{"name": "a", "ratios": [{"name": "r", "value": NaN}]}]}',
-        '{"benchmark": "learning-rate", "name": "x", "optimizer": "adam", "global_batch_size": 1, "seed": 1,'
-        ' "rates": [1], "losses": [], "smoothed": [1], "lowest_rate": null, "suggestion": null}',
-    ],
-)
-def test_a_bad_benchmark_is_one_sentence_and_the_rest_is_read(tmp_path: Path, text: str) -> None:
-    path = write_benchmarks(tmp_path)
-    (path / "bad.json").write_bytes(text.encode("latin-1"))
-    found = load_benchmarks(path)
-    assert len(found.exhibits) == len(benchmarks())
-    (problem,) = found.problems
-    assert problem.damaged
-    assert problem.sentence.startswith("A benchmark cannot be shown: ")
-    assert "bad.json" in problem.sentence
-
-
-def test_two_results_of_one_benchmark_are_both_shown(tmp_path: Path) -> None:
-    path = write_benchmarks(tmp_path)
-    (path / "train-again.json").write_bytes((path / "train.json").read_bytes())
-    names = [one.name for one in load_benchmarks(path).exhibits]
-    assert len(set(names)) == len(benchmarks()) + 1
-
-
-def test_a_folder_that_is_none_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(BadInput):
-        load_benchmarks(tmp_path / "absent")
-
-
-def test_the_command_ends_with_6_for_a_bad_benchmark(tmp_path: Path) -> None:
-    path, bench = write_reproduction(tmp_path), write_benchmarks(tmp_path)
-    command = ("mlm-report", "build", path, "--bench", bench, "--quiet")
-    good = call({}, *command)
-    assert (good.code, good.err) == (0, "")
-    (bench / "bad.json").write_text("{")
-    bad = call({}, *command, ends=6)
-    assert "bad.json" in bad.err
-    html = (path / "report" / "index.html").read_text(encoding="utf-8")
-    assert "A benchmark cannot be shown: bad.json" in html
-    assert '<figure id="bench-train"' in html
-    assert Outline(html).balanced
+@pytest.mark.parametrize("edit", ["{", '{"benchmark": "against", "title": "t", "cases": []}'])
+def test_a_damaged_comparison_of_engines_is_a_sentence(built: Built, tmp_path: Path, edit: str) -> None:
+    run = shutil.copytree(next((ROOT / "results" / "against").iterdir()), tmp_path / "against")
+    (run / "against.json").write_text(edit)
+    for sealed in (False, True):
+        if sealed:
+            seal(run)
+        (problem,) = make_report(built.directory, [run]).problems
+        assert problem.damaged
+        assert problem.sentence.startswith("The run against is left out: ")
+        assert "against.json" in problem.sentence
 
 
 def test_an_older_reproduction_says_what_it_does_not_keep(tmp_path: Path) -> None:
@@ -173,9 +84,7 @@ def test_an_older_reproduction_says_what_it_does_not_keep(tmp_path: Path) -> Non
     assert not any(problem.damaged for problem in reproduction.problems)
     html = page_text(path)
     assert "keeps no data card (dataset.json)" in html
-    assert "the S-curve is not drawn" in html
     assert '<figure id="data-ledger"' in html
-    assert 'id="benchmarks"' not in html
 
 
 @pytest.mark.parametrize(
@@ -193,5 +102,5 @@ def test_a_corrupted_file_is_named_in_its_place(tmp_path: Path, name: str, sente
     html = page_text(path)
     assert sentence in html
     assert f"{name} is not the file that was sealed" in html
-    assert '<figure id="near-duplicates"' in html
+    assert "Near-duplicates are sought with 25 bands" in html
     assert Outline(html).balanced

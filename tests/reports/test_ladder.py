@@ -75,7 +75,7 @@ def test_the_page_of_a_folder_of_runs_has_its_newest_ladder(tmp_path: Path) -> N
     write_reproduction(tmp_path)
     reproduction, runs = sort_runs([tmp_path])
     assert runs == [ladder]
-    report = assemble(Inputs(reproduction, runs, mixed_commits=True))
+    report = assemble(Inputs(reproduction, runs))
     assert "ladder" in [exhibit.name for exhibit in report.all_exhibits]
     assert not [problem for problem in report.problems if "ladder" in problem.sentence]
     assert "HIT: the largest rung was foreseen" in page_text(reproduction, runs=runs)
@@ -89,13 +89,12 @@ def test_what_it_says_is_what_was_found(tmp_path: Path) -> None:
     assert [row[0] for row in exhibit.data.rows] == ["30000", "30000", "54000", "54000", "97000", "97000", "175000"]
     assert exhibit.command == "mlm-experiment ladder --rungs 4"
     assert exhibit.draw
-    for narrow in (False, True):
-        curves, ends, misses = exhibit.draw(narrow).axes
-        assert [line.get_label() for line in curves.lines] == ["30k", "54k", "97k", "175k"]
-        assert {axes.get_xscale() for axes in (curves, ends, misses)} == {"log"}
-        largest = [line.get_ydata()[0] for line in misses.lines if len(line.get_xdata()) == 1]
-        found, by_law = LAW.loss(SIZES[3], PLACES[-1]) + 0.07, LAW.loss(SIZES[3], 500 * 16 * 128)
-        assert largest == pytest.approx([100 * (found / by_law - 1)])
+    curves, ends, misses = exhibit.draw().axes
+    assert [line.get_label() for line in curves.lines] == ["30k", "54k", "97k", "175k"]
+    assert {axes.get_xscale() for axes in (curves, ends, misses)} == {"log"}
+    largest = [line.get_ydata()[0] for line in misses.lines if len(line.get_xdata()) == 1]
+    found, by_law = LAW.loss(SIZES[3], PLACES[-1]) + 0.07, LAW.loss(SIZES[3], 500 * 16 * 128)
+    assert largest == pytest.approx([100 * (found / by_law - 1)])
 
 
 def test_a_ladder_alone_has_its_figure(tmp_path: Path) -> None:
@@ -110,7 +109,7 @@ def test_a_damaged_ladder_is_named_and_left_out(tmp_path: Path) -> None:
     ladder = write_ladder(tmp_path)
     write_reproduction(tmp_path)
     write_json(ladder / "ladder.json", {"verdict": "HIT"})
-    report = assemble(Inputs(*sort_runs([tmp_path]), mixed_commits=True))
+    report = assemble(Inputs(*sort_runs([tmp_path])))
     assert "ladder" not in [exhibit.name for exhibit in report.all_exhibits]
     assert any("ladder" in problem.sentence for problem in report.problems)
     seal(ladder)

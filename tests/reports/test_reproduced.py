@@ -11,9 +11,9 @@ from lineage.files import write_document
 from lineage.records import Record
 from reports.curves import build_curves
 from reports.evaluations import cells_of
-from reports.figures import figure_6
+from reports.figures.curves import draw_perplexity
 from reports.load import Reproduction, load_reproduction
-from reports.reproduced import figure_6_curves, reproduction_exhibits, seeds_sentence
+from reports.reproduced import figure_6_curves, layers_of, reproduction_exhibits, seeds_sentence
 from tests.reports.reproduction import evaluation, page_text, write_reproduction
 
 NAMES = ("355m", "2.5b", "8.3b")
@@ -56,11 +56,15 @@ def test_curves_of_several_seeds_are_their_means_with_a_band(reproduction: Repro
 
 
 def test_figure_6_draws_the_band_of_each_twin(reproduction: Reproduction) -> None:
-    for narrow in (False, True):
-        overlay, _, close_up = figure_6.draw(figure_6_curves(reproduction), narrow).axes
-        assert (len(overlay.collections), len(close_up.collections)) == (3, 3)
+    published, ours = draw_perplexity(layers_of(figure_6_curves(reproduction))).axes
+    assert tuple(axes.get_title("left") or axes.get_title() for axes in (published, ours)) == (
+        "published",
+        "scaled twins",
+    )
+    assert (len(published.lines), len(ours.lines)) == (3, 3)
+    assert (len(published.collections), len(ours.collections)) == (0, 3)
     one = [record for record in reproduction.select("2019/figure-6") if record.seed != 1235]
-    assert not figure_6.draw(build_curves(one, NAMES)).axes[0].collections
+    assert not draw_perplexity(layers_of(build_curves(one, NAMES))).axes[1].collections
 
 
 def test_a_seed_in_which_the_order_fails_is_named(reproduction: Reproduction) -> None:

@@ -374,10 +374,9 @@ ON_THE_PAGE: dict[str, tuple[Callable[[Forged], None], str]] = {
     "an empty page": (lambda forged: (forged.report / "index.html").write_text(""), "report/index.html is not what"),
     "no page": (lambda forged: (forged.report / "index.html").unlink(), "report/index.html is not what"),
     "a drawing": (lambda forged: next(forged.report.rglob("*.svg")).write_text("<svg>9.3</svg>"), ".svg is not what"),
-    "the PDF": (lambda forged: (forged.report / "report.pdf").write_bytes(b"%PDF"), "report/report.pdf is not what"),
     "a file more": (lambda forged: (forged.report / "more.html").write_text("9.3"), "report/more.html is not what"),
     "what it was made of": (
-        lambda forged: json_file(forged.report / "sources.json", lambda it: it.update(mixed_commits=False)),
+        lambda forged: json_file(forged.report / "sources.json", lambda it: it["runs"].append("../gone")),
         "report/",
     ),
     "not said what it was made of": (
