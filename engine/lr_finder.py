@@ -14,7 +14,7 @@ from engine.run.files import LearningRateSweep
 from engine.run.resolved import ResolvedRun
 from lineage.environment import describe_environment
 from lineage.errors import BadInput
-from lineage.files import Environment, write_document
+from lineage.files import write_document
 from lineage.progress import Progress, announce
 
 SMOOTHING = 0.9
@@ -92,7 +92,7 @@ def write_curve(folder: Path, run: ResolvedRun, curve: RateCurve) -> Path:
         smoothed=curve.smoothed,
         lowest_rate=curve.lowest_rate,
         suggestion=curve.suggestion,
-        environment=Environment.model_validate(describe_environment()),
+        environment=describe_environment(),
         notes=[
             f"losses are smoothed with a decay of {SMOOTHING}; the sweep ends above {DIVERGED} times the first",
             "the suggestion is a tenth of the rate at which the smoothed loss is lowest",

@@ -20,7 +20,6 @@ from evaluation.settings import Settings
 from evaluation.tasks import build_task
 from lineage.environment import describe_environment
 from lineage.errors import DataMissing
-from lineage.files import Environment
 from lineage.progress import Progress, announce
 
 MakeTask = Callable[[EvaluatedCheckpoint], Task]
@@ -127,7 +126,7 @@ def _provenance(evaluated: EvaluatedCheckpoint, checkpoint: Path, started: float
         tokenizer_digest=evaluated.tokenizer.digest,
         dtype=str(evaluated.model.dtype).removeprefix("torch."),
         seconds=time.monotonic() - started,
-        environment=Environment.model_validate(describe_environment()),
+        environment=describe_environment(),
     )
 
 

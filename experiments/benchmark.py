@@ -136,10 +136,10 @@ def measured_here(*packages: str) -> Environment:
     versions = {name: version(name) for name in packages if find_spec(name)}
     words = [
         re.sub(r"^(--[a-z-]+=)?.*/", r"\1", word, flags=re.DOTALL)
-        for before, word in pairwise(["", *described["argv"]])
+        for before, word in pairwise(["", *described.argv])
         if before != "--json" and not word.startswith("--json")
     ]
-    return Environment.model_validate(described | {"packages": described["packages"] | versions, "argv": words})
+    return described.model_copy(update={"packages": described.packages | versions, "argv": words})
 
 
 def tables(result: Benchmark) -> list[TextTable]:

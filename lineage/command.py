@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 import typer
 
 from lineage.errors import BadInput, Fault, Interrupted, UserError
+from lineage.extras import check_torch
 from lineage.progress import QUIET
-from lineage.torch_range import check_torch
 
 NO_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 """Error numbers of a full or failing disk."""

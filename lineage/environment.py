@@ -21,8 +21,8 @@ KIND_OF_CPU = ("cpu family", "model", "CPU implementer", "CPU part")
 
 
 @cache
-def describe_environment() -> dict[str, Any]:
-    """Versions, hardware and source state, as plain JSON values."""
+def describe_environment() -> Environment:
+    """Versions, hardware and source state."""
     return Environment(
         mlm_repro=VERSION,
         source=source_state(),
@@ -35,11 +35,11 @@ def describe_environment() -> dict[str, Any]:
         packages={name: number for name in PACKAGES if (number := _installed(name))},
         variables={name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
         argv=[Path(sys.argv[0]).name, *sys.argv[1:]],
-    ).to_json()
+    )
 
 
 def source_state() -> dict[str, Any]:
-    """Git commit of the clone, or build of the wheel, that the code runs from; `dirty` is True if files changed since.
+    """Git commit of the clone, or build of the wheel, that the code runs from; `dirty` is True if a clone was changed.
 
     For a copy of the files without either, `MLM_COMMIT` names the commit.
     """

@@ -1,9 +1,13 @@
-"""Optional libraries: imported when they are needed; an error names the extra of a missing one."""
+"""Libraries that may be missing or unfit: those of an extra, and torch, of which only the metadata is read."""
 
+import re
 from importlib import import_module
 from types import ModuleType
 
 from lineage.errors import BadInput
+
+TORCH_RANGE = ">=2.11,<2.16"
+"""The range in `pyproject.toml`. A build before a release, such as NVIDIA's 2.12.0a0, counts as that release."""
 
 
 def install_command(extra: str) -> str:
@@ -21,3 +25,22 @@ def import_extra(module: str, extra: str) -> ModuleType:
     except ImportError as error:
         library = module.partition(".")[0]
         raise BadInput(f"this needs {library}: {install_command(extra)} ({error})") from error
+
+
+def check_torch() -> None:
+    """Raise BadInput if torch is absent or outside `TORCH_RANGE`."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        installed = version("torch")
+    except PackageNotFoundError:
+        raise BadInput(f"torch is not installed: pip install 'torch{TORCH_RANGE}'") from None
+    first, end = (_release(part) for part in TORCH_RANGE.split(","))
+    if not first <= _release(installed) < end:
+        raise BadInput(
+            f"torch {installed} does not fit, torch{TORCH_RANGE} is needed: pip install 'torch{TORCH_RANGE}'"
+        )
+
+
+def _release(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", text)[:2])

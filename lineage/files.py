@@ -109,12 +109,6 @@ class Environment(FileSchema):
         return ", ".join(part for part in parts if part) or "hardware not recorded"
 
     @property
-    def system(self) -> str:
-        """Operating system and Python."""
-        parts = (self.platform, f"Python {self.python}" if self.python else "")
-        return ", ".join(part for part in parts if part) or "system not recorded"
-
-    @property
     def sentence(self) -> str:
         """Machine and commit of a measurement, as a sentence."""
         commit = str(self.source.get("commit") or "")[:12]

@@ -1,7 +1,5 @@
 """Numbers as readable text on terminals and pages, and safe cells of CSV and Markdown tables."""
 
-import math
-
 MISSING = "—"
 
 
@@ -17,16 +15,6 @@ def show(value: float | int | None) -> str:
     if size >= 1e4:
         return f"{float(f'{value:.4g}'):,.0f}"
     return f"{value:,.{0 if size >= 1000 else 1 if size >= 100 else 2}f}"
-
-
-def with_error(value: float | None, error: float | None) -> str:
-    """A number with its standard error, both to the error's second digit; without an error as `show` writes it."""
-    if value is None or not error:
-        return show(value)
-    if abs(value) >= 1e7:
-        return f"{value:.2g} ± {error:.1g}"
-    places = 1 - math.floor(math.log10(error))
-    return " ± ".join(f"{round(each, places):,.{max(places, 0)}f}" for each in (value, error))
 
 
 def size_bytes(value: int | None) -> str:

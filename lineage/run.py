@@ -17,7 +17,7 @@ from lineage.atomic import write_json
 from lineage.digest import is_sealed, read_digest, seal, sha256_json
 from lineage.environment import describe_environment
 from lineage.errors import BadInput, IntegrityFailure
-from lineage.files import Environment, Manifest, parse_document, read_object
+from lineage.files import Manifest, parse_document, read_object
 from lineage.lock import LOCK
 
 MANIFEST = "manifest.json"
@@ -86,7 +86,7 @@ class RunDirectory:
             outside_identity=sorted(without),
             config_digest=sha256_json(config),
             parents=parents,
-            environment=Environment.model_validate(describe_environment()),
+            environment=describe_environment(),
         )
         is_new = write_json(self.path / MANIFEST, manifest.to_json(), replaces=False)
         return RunDirectory(self.path, is_new, is_new and made)

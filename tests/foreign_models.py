@@ -5,10 +5,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import numpy as np
-
 from engine.checkpoint.checkpoint import load_for_inference
-from engine.compare.tensors import TensorPart
 from engine.formats.convert import export_checkpoint, import_checkpoint, read_published, write_card
 from engine.formats.huggingface_shards import FOLDER, WRITTEN, merge_huggingface, shard_huggingface
 from engine.formats.megatron_flags import from_megatron, script_or_arguments
@@ -20,7 +17,6 @@ from tests.damage import PICKLE, SAFETENSORS, TORCH
 from tests.engine.test_formats_checkpoint import write_rough
 from tests.engine.test_formats_megatron import save
 from tests.reader import Reader, bytes_at
-from verify.traces import DESCRIPTION, Trace, compare_traces, finish_trace, write_rank
 
 
 def exported(folder: Path, form: str = "huggingface") -> Path:
@@ -79,20 +75,6 @@ def fetched(folder: Path) -> Path:
     return folder / RECORD
 
 
-def traced(folder: Path) -> Path:
-    values = np.arange(6, dtype=np.float32).reshape(2, 3)
-    for name in ("theirs", "ours"):
-        for draw in range(3):
-            write_rank(folder / name, draw, 0, [TensorPart(0, "loss", (0, 0), values * (1 + 1e-6 * draw))])
-        finish_trace(folder / name, Trace(engine=name))
-    return folder / "ours" / DESCRIPTION
-
-
-def read_traced(path: Path) -> object:
-    folder = next(parent for parent in path.parents if parent.name == "ours").parent
-    return compare_traces(folder / "theirs", folder / "ours")
-
-
 LLAMA: Mapping[str, object] = {
     "model_type": "llama", "num_attention_heads": 8, "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100,
     "max_position_embeddings": 128, "intermediate_size": 256, "num_key_value_heads": 2, "tie_word_embeddings": True,
@@ -122,9 +104,6 @@ READERS = (
            read_imported, 5),
     Reader("divided model", divided, merge, 5),
     Reader("hub record", fetched, lambda path: is_as_fetched(path.parent, "a/b"), 50),
-    Reader("trace", traced, read_traced, 10),
-    Reader("rank of a trace", lambda folder: traced(folder).parent / "draw-0/rank-0.safetensors", read_traced, 50,
-           SAFETENSORS),
     Reader("Llama's config", bytes_at("config.json", json.dumps(LLAMA).encode()), model_of_hub, 50),
     Reader("Megatron-LM script", bytes_at("pretrain.sh", SCRIPT),
            lambda path: from_megatron(script_or_arguments([str(path)])), 100),

@@ -11,7 +11,6 @@ from engine.compare.tolerance import DRAWS, FORMULA, curve_tolerance, factor, te
 from engine.config import RunConfig
 from experiments.benchmark import AGAINST, Benchmark, Case, Ratio, Series, TextTable, write_benchmark
 from lineage.environment import describe_environment
-from lineage.files import Environment
 from lineage.progress import announce
 from lineage.run import RunDirectory
 from verify.engines import Engine, StepResult, Work
@@ -72,7 +71,7 @@ def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) ->
             *[f"Changed in {theirs} to run on CPUs: {patch}." for patch in kind.patches],
         ],
         setting={"iterations": iterations, "largest difference of the losses": f"{max(loss):.2g}"},
-        environment=Environment.model_validate(describe_environment()),
+        environment=describe_environment(),
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,9 @@ from lineage.command import CommandLine, run_command
 from lineage.digest import MARKER, bytes_below, check_seal, is_sealed
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.progress import announce, format_bytes
+
+if TYPE_CHECKING:
+    from engine.config import RunConfig
 
 app = CommandLine(help="Check that runs are unchanged and that layouts and engines agree.", no_args_is_help=True)
 
@@ -102,19 +105,28 @@ def against(
     engine: Annotated[str, typer.Argument(help="megatron-core, transformers or nanogpt.")],
     config: Configuration,
     layout: Layout = "serial",
-    iterations: Annotated[int, typer.Option("--iterations", min=1, help="Iterations of each training.")] = 20,
+    iterations: Annotated[
+        int | None, typer.Option("--iterations", min=1, help="Iterations of each training: 20, or 2 with --tensors.")
+    ] = None,
     overrides: Overrides = None,
     twin: Twin = False,
+    tensors: Annotated[
+        bool, typer.Option("--tensors", help="Compare every tensor with this engine's serial run; nothing is written.")
+    ] = False,
     out: Annotated[Path, typer.Option("--out", help="Folder for the sealed run.")] = Path("runs"),
 ) -> None:
     """Train in this engine and in another from the same weights on the same samples; compare every iteration.
 
     The tolerance is measured on the other engine. Without data.dataset the tokens are random. Exit code 3 if a loss, a
-    gradient norm or a weight at the end is beyond it; the result is written either way.
+    gradient norm or a weight at the end is beyond it; the result is written either way. --tensors lists the
+    activations, gradients, optimizer state and weights that differ, in order of computation.
     """
     from engine.run.resolved import read_run_config
 
     resolved = read_run_config(config, overrides or [], twin)
+    if tensors:
+        _compare_tensors(resolved, engine, layout, iterations or 2)
+        return
 
     from experiments.benchmark import show_benchmark, show_rows
     from lineage.run import MANIFEST
@@ -122,6 +134,7 @@ def against(
     from verify.parity import LayoutDiffers
 
     check_place("--out", out / MANIFEST)
+    iterations = iterations or 20
     result = run_against(resolved, engine, layout, iterations)
     show_rows(iteration_table(result))
     show_benchmark(result)
@@ -131,62 +144,26 @@ def against(
         raise LayoutDiffers(f"{result.disagreements[0]} ({len(result.disagreements)} such)")
 
 
-@app.command()
-def trace(
-    engine: Annotated[str, typer.Argument(help="ours, megatron-core, transformers or nanogpt.")],
-    config: Configuration,
-    out: Annotated[Path, typer.Argument(help="New directory.")],
-    layout: Layout = "serial",
-    iterations: Annotated[int, typer.Option("--iterations", min=1, help="Iterations to record.")] = 2,
-    draws: Annotated[
-        int, typer.Option("--draws", min=0, max=9, help="Runs with perturbed weights, for tolerances.")
-    ] = 0,
-    dropout: Annotated[
-        float, typer.Option("--dropout", min=0, max=0.9, help="Dropout rate; every engine has its own masks.")
-    ] = 0.0,
-    overrides: Overrides = None,
-    twin: Twin = False,
-) -> None:
-    """Record what an engine computes: activations, gradients, the optimizer's state and the weights.
-
-    The reference of `diff` needs --draws 4. engine.compare.recorder.Recorder records other modules, with a name map in
-    TOML.
-    """
-    from engine.run.resolved import read_run_config
-
-    resolved = read_run_config(config, overrides or [], twin)
-
-    from verify.work import record_trace
-
-    made = record_trace(resolved, engine, layout, iterations, draws, out, dropout)
-    if made.unnamed:
-        print(f"not in the name map: {', '.join(made.unnamed)}")
-    print(f"written: {out} ({made.engine}; {made.setting} in {made.precision})")
-
-
-@app.command()
-def diff(
-    reference: Annotated[Path, typer.Argument(help="Trace with draws.")],
-    other: Annotated[Path, typer.Argument(help="Trace to compare with it.")],
-) -> None:
-    """List the tensors, in order of computation, in which two traces differ beyond rounding: exit code 3."""
+def _compare_tensors(config: "RunConfig", engine: str, layout: str, iterations: int) -> None:
+    from engine.compare.tolerance import DRAWS
     from verify.parity import LayoutDiffers
-    from verify.traces import compare_traces, read_trace
+    from verify.tensors import compare_recorded, record
 
-    compared = compare_traces(reference, other)
-    for directory in (reference, other):
-        if unnamed := read_trace(directory).unnamed:
-            print(f"{directory} lacks, because the name map does not name them: {', '.join(unnamed)}")
-    for directory, only in zip((reference, other), compared.only, strict=True):
+    ours = record(config, "ours", "serial", iterations, DRAWS)
+    theirs = record(config, engine, layout, iterations)
+    compared = compare_recorded(ours, theirs, config.train.precision)
+    if theirs.unnamed:
+        print(f"not in the name map: {', '.join(theirs.unnamed)}")
+    for name, only in zip(("ours", engine), compared.only, strict=True):
         if only:
-            print(f"only in {directory}: {', '.join(only)}")
+            print(f"only in {name}: {', '.join(only)}")
     beyond = [row for row in compared.rows if not row.is_within]
     print(f"{len(compared.rows)} tensors compared, {len(beyond)} beyond their tolerance")
     for row in beyond:
         difference = f"difference {row.largest:.1e}, tolerance {row.tolerance:.1e}"
         print(f"  iteration {row.iteration + 1}, {row.tensor}: {difference}")
     if compared.first:
-        raise LayoutDiffers(f"{compared.first.sentence(str(reference))}, tolerance {compared.first.tolerance:.1e}")
+        raise LayoutDiffers(f"{compared.first.sentence('ours')}, tolerance {compared.first.tolerance:.1e}")
 
 
 def main() -> None:

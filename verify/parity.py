@@ -83,51 +83,31 @@ def parse_layout(text: str) -> ParityLayout:
     return parse_config(values, ParityLayout, text)
 
 
-def all_layouts(ranks: int) -> Iterator[ParityLayout]:
-    """Every tp × pp × dp of at most `ranks`, each with every schedule and option.
+def all_layouts(ranks: int, threads: bool = False) -> Iterator[ParityLayout]:
+    """Every tp × pp × dp of at most `ranks` but the serial run, each with every schedule and option.
 
-    The interleaved schedule has two chunks per rank; `selective` recomputation and more chunks are to be had by name.
-    The serial run itself is left out.
+    With `threads` sizes are powers of 2, and kinds of recomputation take turns. The interleaved schedule has two chunks
+    per rank; `selective` recomputation and more chunks are to be had by name.
     """
-    sizes = range(1, ranks + 1)
+    sizes = [2**power for power in range(ranks.bit_length())] if threads else range(1, ranks + 1)
+    turns = itertools.cycle(("none", "full", "selective"))
     orders = ("1f1b", 1), ("gpipe", 1), ("interleaved", 2)
     for tp, pp, dp in itertools.product(sizes, sizes, sizes):
-        if tp * pp * dp > ranks:
+        if tp * pp * dp > ranks or (threads and tp * pp * dp == 1):
             continue
         for (schedule, chunks), sequence_parallel, sharded, recompute in itertools.product(
             orders if pp > 1 else orders[:1],
             (False, True) if tp > 1 else (False,),
             (False, True) if dp > 1 else (False,),
-            ("none", "full"),
+            ("",) if threads else ("none", "full"),
         ):
             layout = ParityLayout.model_validate({
-                "tp": tp, "pp": pp, "dp": dp, "schedule": schedule, "chunks": chunks, "recompute": recompute,
-                "sequence_parallel": sequence_parallel, "shard_optimizer": sharded,
+                "tp": tp, "pp": pp, "dp": dp, "schedule": schedule, "chunks": chunks,
+                "recompute": recompute or next(turns), "sequence_parallel": sequence_parallel,
+                "shard_optimizer": sharded,
             })  # fmt: skip
             if layout != SERIAL:
                 yield layout
-
-
-def threaded_layouts(ranks: int) -> Iterator[ParityLayout]:
-    """Layouts of at most `ranks` threads: every tp × pp × dp of powers of 2 but the serial one.
-
-    Each comes with every schedule, sequence parallelism and ZeRO stage 1 on and off; kinds of recomputation take turns.
-    """
-    sizes = [2**power for power in range(ranks.bit_length())]
-    recompute = itertools.cycle(("none", "full", "selective"))
-    orders = ("1f1b", 1), ("gpipe", 1), ("interleaved", 2)
-    for tp, pp, dp in itertools.product(sizes, sizes, sizes):
-        if not 1 < tp * pp * dp <= ranks:
-            continue
-        for (schedule, chunks), sequence_parallel, sharded in itertools.product(
-            orders if pp > 1 else orders[:1],
-            (False, True) if tp > 1 else (False,),
-            (False, True) if dp > 1 else (False,),
-        ):
-            yield ParityLayout.model_validate({
-                "tp": tp, "pp": pp, "dp": dp, "schedule": schedule, "chunks": chunks, "recompute": next(recompute),
-                "sequence_parallel": sequence_parallel, "shard_optimizer": sharded,
-            })  # fmt: skip
 
 
 def misfit(layout: ParityLayout, config: RunConfig) -> str | None:
@@ -148,20 +128,17 @@ def choose_layouts(
 ) -> tuple[list[ParityLayout], dict[str, list[ParityLayout]]]:
     """Layouts that `--layouts` names, fewest ranks first, and the layouts of `all` that do not fit by reason.
 
-    With `threads`, `all` is `threaded_layouts`, and only those that fit are returned.
+    With `threads` those that do not fit are left out.
 
     Raises BadInput if a layout that was named does not fit or is the serial run.
     """
-    if names == "all" and threads:
-        fit = [layout for layout in threaded_layouts(ranks) if not misfit(layout, config)]
-        return sorted(fit, key=lambda layout: layout.world_size), {}
     if names == "all":
         fitting: list[ParityLayout] = []
         others: dict[str, list[ParityLayout]] = {}
-        for layout in all_layouts(ranks):
+        for layout in all_layouts(ranks, threads):
             reason = misfit(layout, config)
             (others.setdefault(reason, []) if reason else fitting).append(layout)
-        return sorted(fitting, key=lambda layout: layout.world_size), others
+        return sorted(fitting, key=lambda layout: layout.world_size), {} if threads else others
     chosen = list(dict.fromkeys(parse_layout(name.strip()) for name in names.split(",")))
     for layout in chosen:
         if layout == SERIAL:

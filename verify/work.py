@@ -1,6 +1,5 @@
-"""Engines by name, the training that two of them share, and the recording of a trace."""
+"""Engines by name, and the training that two of them share."""
 
-import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,25 +13,21 @@ import numpy as np
 import torch
 
 from data_pipeline.tokens.token_file import TokenFileWriter, token_dtype
-from engine.compare.tensors import TensorPart
 from engine.config import ModelConfig, RunConfig
 from engine.data.dataset import DatasetFacts
 from engine.launch.forked import run_forked
 from engine.launch.threads import RanksFailed
 from engine.model.gpt2 import GPT2
 from engine.parallel.mesh import serial_mesh
-from lineage.atomic import new_directory
 from lineage.errors import BadInput
-from lineage.progress import announce
 from verify.engines import Engine, Weights, Work
 from verify.parity import LayoutDiffers, ParityLayout, misfit, parse_layout
-from verify.traces import Trace, finish_trace, write_rank
 
 ENGINES = {
     "ours": "verify.engines:Ours",
     "megatron-core": "verify.megatron_core:MegatronCore",
-    "transformers": "verify.torch_peers:Transformers",
-    "nanogpt": "verify.torch_peers:NanoGPTEngine",
+    "transformers": "verify.peers:Transformers",
+    "nanogpt": "verify.peers:NanoGPTEngine",
 }
 LONGEST_SECONDS = 24 * 3600
 
@@ -131,39 +126,3 @@ def write_random_tokens(config: RunConfig, iterations: int, prefix: Path) -> Pat
         for _ in range(documents):
             writer.add_document((vocab_size ** random.random_sample(length) - 1).astype(np.int64))
     return prefix
-
-
-def record_trace(
-    config: RunConfig, engine: str, layout: str, iterations: int, draws: int, out: Path, dropout: float = 0.0
-) -> Trace:
-    """Write the trace `out` with `draws` perturbed runs. Biases and layer norms start away from 0 and 1.
-
-    Every engine uses Megatron-Core's learning rates and its own dropout masks. Raises BadInput if
-    the engine cannot run the configuration or `out` exists.
-    """
-    if os.path.lexists(out):
-        raise BadInput(f"{out} exists already: name a new directory")
-    kind = engine_class(engine)
-    torch.set_num_threads(1)
-    with shared_work(config, layout, iterations, dropout, nudges=True) as (work, chosen):
-        if engine == "megatron-core" and chosen.shard_optimizer:
-            raise BadInput("megatron-core's distributed optimizer reduces parts of gradients alone: leave zero1 out")
-        announce(f"{1 + draws} trainings of {iterations} iterations, each on {chosen.world_size} processes")
-        with new_directory(out) as directory:
-            for draw in range(draws + 1):
-                ranks = on_ranks(_record_rank, chosen, kind, work, chosen, draw, directory)
-            unnamed = sorted({name for rank in ranks for name in rank})
-            setting = f"{config.name}, {chosen.name}, {iterations} iterations"
-            trace = Trace(engine=described(engine), precision=config.train.precision, setting=setting, unnamed=unnamed)
-            finish_trace(directory, trace)
-    return trace
-
-
-def _record_rank(kind: type[Engine], work: Work, layout: ParityLayout, draw: int, directory: Path) -> list[str]:
-    """Record one rank; return its parameters that have no name in the map."""
-    engine = kind(work, layout)
-    pieces: list[TensorPart] = []
-    recorder = engine.recorder(pieces.append)
-    engine.run(recorder, draw)
-    write_rank(directory, draw, int(os.environ["RANK"]), pieces)
-    return [name for name, _ in engine.parameters() if recorder.ours(name) is None]

@@ -79,7 +79,7 @@ def write_results(out: Path, command: str, reference: Reference, trials: Sequenc
         out / "chaos.json",
         {
             "command": command,
-            "environment": describe_environment(),
+            "environment": describe_environment().to_json(),
             "points": points,
             "undisturbed": reference.result,
             "tried": len(trials),

@@ -18,7 +18,7 @@ echo "[Not Found], [N/A]"
 
 
 def test_the_description_is_json_and_says_what_matters() -> None:
-    found = environment.describe_environment()
+    found = environment.describe_environment().to_json()
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert found["mlm_repro"] == VERSION
     assert found["cores"] == len(os.sched_getaffinity(0))

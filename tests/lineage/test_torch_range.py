@@ -11,7 +11,7 @@ import pytest
 
 from lineage import command
 from lineage.errors import BadInput, Fault
-from lineage.torch_range import TORCH_RANGE, check_torch
+from lineage.extras import TORCH_RANGE, check_torch
 from tests.architecture.rooms import ROOT, command_names
 
 CONFIG = "experiments/models/355m.toml"

@@ -11,8 +11,8 @@ from engine.run.resolved import read_run_config
 from tests.verify import faults
 from tests.verify.conftest import CONFIG
 from tests.verify.faults import Fault
-from verify.traces import compare_traces
-from verify.work import engine_class, record_trace
+from verify.tensors import Recorded, compare_recorded, record
+from verify.work import engine_class
 
 DRAWS = 4
 
@@ -23,29 +23,27 @@ def _engine() -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("traces")
-    (made / "tiny.toml").write_text(CONFIG)
-    return made
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("planted") / "tiny.toml"
+    path.write_text(CONFIG)
+    return path
 
 
-def record(folder: Path, name: str, engine: str, layout: str, draws: int = 0, dropout: float = 0.0, *more: str) -> Path:
-    """A trace of two iterations."""
-    config = read_run_config(folder / "tiny.toml", list(more))
-    record_trace(config, engine, layout, 2, draws, folder / name, dropout)
-    return folder / name
+def recorded(tiny: Path, engine: str, layout: str, draws: int = 0, dropout: float = 0.0, *more: str) -> Recorded:
+    """Two iterations."""
+    return record(read_run_config(tiny, list(more)), engine, layout, 2, draws, dropout)
 
 
 @pytest.fixture(scope="module")
-def ours(folder: Path) -> Path:
+def ours(tiny: Path) -> Recorded:
     """The serial run of this engine."""
-    return record(folder, "ours", "ours", "serial", DRAWS)
+    return recorded(tiny, "ours", "serial", DRAWS)
 
 
 @pytest.fixture(scope="module")
-def with_dropout(folder: Path) -> Path:
+def with_dropout(tiny: Path) -> Recorded:
     """Megatron-Core's own run, whose masks no other engine has."""
-    return record(folder, "masks", "megatron-core", "tp2", DRAWS, 0.1)
+    return recorded(tiny, "megatron-core", "tp2", DRAWS, 0.1)
 
 
 WORDS = "embedding.word_embeddings.weight"
@@ -69,10 +67,10 @@ FAULTS = [
     ("fault", "layout", "tensor", "iteration"), FAULTS, ids=[fault.__name__ for fault, *_ in FAULTS]
 )
 def test_a_planted_fault_is_found_and_its_first_tensor_named(
-    fault: Fault, layout: str, tensor: str, iteration: int, folder: Path, ours: Path, monkeypatch: pytest.MonkeyPatch
+    fault: Fault, layout: str, tensor: str, iteration: int, tiny: Path, ours: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault(monkeypatch)
-    found = compare_traces(ours, record(folder, fault.__name__, "megatron-core", layout)).first
+    found = compare_recorded(ours, recorded(tiny, "megatron-core", layout), "fp32").first
     assert found is not None
     assert (found.tensor, found.iteration + 1) == (tensor, iteration)
 
@@ -82,25 +80,21 @@ def test_a_planted_fault_is_found_and_its_first_tensor_named(
     [(faults.seed_alike, "output of layers.0.self_attention.dense"), (faults.seed_apart, "output of embedding")],
 )
 def test_dropout_that_is_equal_or_different_where_it_should_not_be_is_found(
-    fault: Fault, tensor: str, folder: Path, with_dropout: Path, monkeypatch: pytest.MonkeyPatch
+    fault: Fault, tensor: str, tiny: Path, with_dropout: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    same = record(folder, f"before {fault.__name__}", "megatron-core", "tp2", 0, 0.1)
-    assert compare_traces(with_dropout, same).first is None
+    same = recorded(tiny, "megatron-core", "tp2", 0, 0.1)
+    assert compare_recorded(with_dropout, same, "fp32").first is None
     fault(monkeypatch)
-    found = compare_traces(with_dropout, record(folder, fault.__name__, "megatron-core", "tp2", 0, 0.1)).first
+    found = compare_recorded(with_dropout, recorded(tiny, "megatron-core", "tp2", 0, 0.1), "fp32").first
     assert found is not None
     assert found.tensor == tensor
     assert "rank-1" in found.where
 
 
-@pytest.mark.parametrize("layout", ["serial", "tp2", "dp2", "pp2", "tp2-sp"])
 @pytest.mark.parametrize("change", ["train.seed=7", "train.microbatch_size=1"])
-def test_a_run_without_a_fault_raises_no_alarm(layout: str, change: str, folder: Path) -> None:
-    name = f"ours {change}"
-    reference = (
-        folder / name if (folder / name).exists() else record(folder, name, "ours", "serial", DRAWS, 0.0, change)
-    )
-    found = compare_traces(reference, record(folder, f"{layout} {change}", "megatron-core", layout, 0, 0.0, change))
-    assert found.first is None
-    assert found.only == ([], [])
-    assert len(found.rows) > 250
+def test_a_run_without_a_fault_raises_no_alarm(change: str, tiny: Path) -> None:
+    reference = recorded(tiny, "ours", "serial", DRAWS, 0.0, change)
+    for layout in ("serial", "tp2", "dp2", "pp2", "tp2-sp"):
+        found = compare_recorded(reference, recorded(tiny, "megatron-core", layout, 0, 0.0, change), "fp32")
+        assert (found.first, found.only) == (None, ([], [])), layout
+        assert len(found.rows) > 250

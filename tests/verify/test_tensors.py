@@ -1,4 +1,4 @@
-"""Traces: any module is recorded in our names, shards are merged or refused, and differences are named."""
+"""Tensors: any module is recorded in our names, shards are merged or refused, and differences are named."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,8 @@ from engine.compare.recorder import RankPlace, Recorder, read_names
 from engine.compare.tensors import TensorPart, assemble
 from lineage.errors import IntegrityFailure
 from tests.commands import Command
-from verify.traces import Trace, finish_trace, read_draw, write_rank
+from tests.verify import faults
+from verify.tensors import Recorded, compare_recorded
 
 NAMES = """
 batch_first = true
@@ -116,90 +117,48 @@ def test_shards_make_the_whole_or_are_refused(rows: list[int], columns: list[int
         assemble([*pieces, TensorPart(0, "loss", (0, 0), np.zeros((sum(rows) + 1, 1)))])
 
 
-def write(directory: Path, values: dict[str, float], draws: int = 0, unnamed: tuple[str, ...] = ()) -> Path:
-    """A trace of two ranks, each with half of every tensor."""
-    for draw in range(draws + 1):
-        for rank in range(2):
-            pieces = [
-                TensorPart(0, name, (2 * rank,), np.full(2, value + draw * 1e-7)) for name, value in values.items()
-            ]
-            write_rank(directory, draw, rank, pieces)
-    finish_trace(directory, Trace(engine="theirs", unnamed=list(unnamed)))
-    return directory
+def test_tensors_that_only_one_has_or_that_differ_are_listed() -> None:
+    def parts(values: dict[str, float], draw: int = 0) -> dict[str, list[TensorPart]]:
+        return {
+            f"rank-{rank}": [TensorPart(0, name, (2 * rank,), np.full(2, value + draw * 1e-7)) for name, value in
+                             values.items()]
+            for rank in range(2)
+        }  # fmt: skip
 
-
-def test_the_first_tensor_beyond_its_tolerance_is_named_and_all_are_listed(verify: Command, tmp_path: Path) -> None:
     names = ["output of layers.1", "output of x", "gradient norm", "updated layers.0.weight", "updated extra"]
-    reference = write(tmp_path / "a", dict.fromkeys(names, 1.0), 4)
-    other = write(
-        tmp_path / "b", dict.fromkeys(names[:4], 1.0) | {"output of x": 1.5, "gradient norm": 2.0, "loss": 1.0},
-        unnamed=("their.gain",),
-    )  # fmt: skip
-    done = verify("diff", reference, other)
-    assert done.code == 3
-    assert done.error.startswith(f"error: output of x in iteration 1 differs from {reference} by 5.0e-01 at [")
-    assert done.out.splitlines() == [
-        f"{other} lacks, because the name map does not name them: their.gain",
-        f"only in {reference}: updated extra",
-        f"only in {other}: loss",
-        "4 tensors compared, 2 beyond their tolerance",
-        "  iteration 1, output of x: difference 5.0e-01, tolerance 1.2e-05",
-        "  iteration 1, gradient norm: difference 1.0e+00, tolerance 1.2e-05",
-    ]
-    assert verify("diff", reference, reference).code == 0
+    reference = Recorded([parts(dict.fromkeys(names, 1.0), draw) for draw in range(5)], [])
+    other = dict.fromkeys(names[:4], 1.0) | {"output of x": 1.5, "gradient norm": 2.0, "loss": 1.0}
+    found = compare_recorded(reference, Recorded([parts(other)], []), "fp32")
+    assert found.only == (["updated extra"], ["loss"])
+    assert [row.tensor for row in found.rows if not row.is_within] == ["output of x", "gradient norm"]
+    assert found.first
+    assert (found.first.tensor, found.first.largest) == ("output of x", 0.5)
+    assert len(found.rows) == 4
+    assert compare_recorded(reference, reference, "fp32").first is None
 
 
-def test_traces_that_cannot_be_compared_are_refused(verify: Command, tmp_path: Path) -> None:
-    good = write(tmp_path / "good", {"loss": 1.0}, 1)
-    single = write(tmp_path / "single", {"loss": 1.0})
-    no_draws = verify("diff", single, good)
-    assert (no_draws.code, no_draws.error) == (
-        2, f"error: {single} has no draws to take tolerances from: record it with --draws 4"
-    )  # fmt: skip
-    nothing = verify("diff", good, tmp_path)
-    assert (nothing.code, nothing.error) == (2, f"error: {tmp_path} is not a trace: it has no trace.json")
-    another = verify("diff", good, write(tmp_path / "another", {"mean loss": 1.0}))
-    assert (another.code, another.error.endswith("have no tensor in common")) == (2, True)
-    write_rank(single, 0, 2, [TensorPart(0, "loss", (1,), np.ones(4))])
-    overlapping = verify("diff", good, single)
-    assert overlapping.code == 6
-    assert overlapping.error.startswith(f"error: {single}: shards of loss in iteration 1 overlap: ")
-    for start, said in (((1, 2), "rank-2.safetensors is not a file that a rank"), ((1 << 70,), "lies outside")):
-        write_rank(single, 0, 2, [TensorPart(0, "loss", start, np.ones(4))])
-        damaged = verify("diff", good, single)
-        assert (damaged.code, said in damaged.error) == (6, True), damaged.err
-    (single / "draw-0" / "rank-1.safetensors").write_bytes(b"\x00" * 40)
-    damaged = verify("diff", good, single)
-    assert damaged.code == 6
-    assert "rank-1.safetensors is not a file that a rank recorded" in damaged.error
-    (good / "draw-1" / "rank-1.safetensors").unlink()
-    half = verify("diff", good, good)
-    assert (half.code, half.error) == (6, f"error: {good}: its draws do not have the tensors of the step")
-
-
-def test_a_step_is_recorded_by_the_command(verify: Command, config: Path, tmp_path: Path) -> None:
-    arguments = ("trace", "ours", config, tmp_path / "trace", "--layout", "tp2")
-    done = verify(*arguments)
-    assert (done.code, done.out) == (0, f"written: {tmp_path / 'trace'} (ours; tiny, tp2, 2 iterations in fp32)\n")
-    assert set(read_draw(tmp_path / "trace", 0)) == {"rank-0", "rank-1"}
-    assert verify(*arguments).error == f"error: {tmp_path / 'trace'} exists already: name a new directory"
-    zero = verify("trace", "megatron-core", config, tmp_path / "zero", "--layout", "dp2-zero1")
+def test_the_command_lists_what_differs(verify: Command, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ("against", "megatron-core", config, "--tensors", "--iterations", 1)
+    same = verify(*arguments, "--layout", "tp2")
+    assert (same.code, same.out.splitlines()[-1].endswith(" tensors compared, 0 beyond their tolerance")) == (0, True)
+    zero = verify(*arguments, "--layout", "dp2-zero1")
     assert (zero.code, zero.error.endswith("leave zero1 out")) == (2, True)
-    assert not (tmp_path / "zero").exists()
+    faults.clip_by_local_norm(monkeypatch)
+    done = verify(*arguments, "--layout", "tp2")
+    assert done.code == 3
+    assert done.error.startswith("error: gradient norm in iteration 1 differs from ours by ")
+    assert "  iteration 1, gradient norm: difference " in done.out
 
 
-def test_the_example_of_the_documentation_records_a_module_of_others(
-    verify: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_example_of_the_documentation_compares_a_module_of_others() -> None:
     import transformers
 
     page = (Path(__file__).parents[2] / "docs" / "other-engines.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     config = transformers.GPT2Config(n_layer=1, n_embd=24, n_head=12, n_positions=8, vocab_size=16)
     names = {"model": transformers.GPT2LMHeadModel(config).eval(), "tokens": torch.arange(8).view(2, 4)}
-    monkeypatch.chdir(tmp_path)
     exec(example, names)
-    found = assemble(read_draw(tmp_path / "their-trace", 0)["rank-0"])
+    found = names["tensors"]
+    assert isinstance(found, dict)
     assert found[0, "output of layers.0"].shape == (4, 2, 24)
     assert found[0, "gradient of layers.0.self_attention.query_key_value.weight"].shape == (72, 24)
-    assert verify("diff", "their-trace", "their-trace").error.endswith("record it with --draws 4")
