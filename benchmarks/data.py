@@ -31,7 +31,7 @@ from data_pipeline.contamination.decontaminate import decontaminate, ngrams_of_f
 from data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
 from data_pipeline.contamination.words import Ngrams, indexed_search, reference_search
 from data_pipeline.document import Document, Drop
-from data_pipeline.duplicates.components import components
+from data_pipeline.duplicates.components import flatten, link
 from data_pipeline.duplicates.lsh import band_keys, buckets, sketch
 from data_pipeline.duplicates.near_duplicates import resolve
 from data_pipeline.fast.exact_ftfy import fix_text
@@ -171,10 +171,11 @@ def measure_stages(
     verify = verification(duplicates)
     minima = np.stack(signatures)
     fingerprints = np.concatenate([band_keys(minima, duplicates.bands), sketch(minima)], axis=1)
-    bands = (np.ascontiguousarray(fingerprints[:, band]) for band in range(duplicates.bands))
-    labels = components(bands, np.ascontiguousarray(fingerprints[:, duplicates.bands :]), duplicates)
+    labels, sketches = np.arange(len(long)), np.ascontiguousarray(fingerprints[:, duplicates.bands :])
+    for band in range(duplicates.bands):
+        link(labels, buckets(np.ascontiguousarray(fingerprints[:, band])), sketches, duplicates)
     verify.ours(long[:2], fingerprints[:2], np.zeros(2, np.int64))
-    taken = _in_turn(verify, [((long, candidates), (long, fingerprints, labels))])
+    taken = _in_turn(verify, [((long, candidates), (long, fingerprints, flatten(labels)))])
     expected, decided = (set(taken[name][0][1]) for name in (PLAIN, OURS))
     cases.append(summarize(verify, long, taken, len(expected), len(expected ^ decided)))
     gone = {document for document, _ in decided}

@@ -129,8 +129,6 @@ class NearDuplicates(FileSchema):
     s_curve: list[tuple[Share, Share]] = Field(min_length=2)
     """Jaccard similarity and the probability that a pair of that similarity is compared."""
     expected_recall: dict[str, Share] = Field(default_factory=dict)
-    expected_candidate_precision: Share | None = None
-    """Share of compared pairs at or above the threshold if all similarities were equally frequent."""
     compared_pairs: Count
     compared_pairs_by_similarity: list[Count] = Field(min_length=1)
     """Counts in equal bins of [0, 1]."""

@@ -152,8 +152,7 @@ class Pipeline:
         self.ledger.stage("deduplicate").note = (
             f"{self.config.deduplicate.bands} bands of {self.config.deduplicate.rows} rows, "
             f"{banding.compared_pairs:,} pairs compared; a duplicate has a Jaccard similarity of at least "
-            f"{self.config.deduplicate.threshold} with the document kept for it; expected recall {expected}; "
-            f"{banding.expected_candidate_precision:.2f} of compared pairs expected to be duplicates"
+            f"{self.config.deduplicate.threshold} with the document kept for it; expected recall {expected}"
         )
         return decisions.input
 

@@ -5,28 +5,12 @@ documents are linked if they share a bucket and their sketches agree often enoug
 hundred thousand documents almost all unrelated ones are connected through chance buckets of five rows.
 """
 
-from collections.abc import Iterable
-
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.duplicates.lsh import Buckets, agreement, buckets, required_agreement
+from data_pipeline.duplicates.lsh import Buckets, agreement, required_agreement
 from data_pipeline.fast.kernels import compiled
 from data_pipeline.stages.deduplicate import DeduplicateConfig
-
-
-def components(
-    bands: Iterable[NDArray[np.uint64]], sketches: NDArray[np.uint64], config: DeduplicateConfig
-) -> NDArray[np.int64]:
-    """First document of each document's component, [documents].
-
-    `bands` yields the keys of one band after another, [documents] each; `sketches` is [documents, sketch words]
-    and may be a memory map. Needs 8 bytes for each document, beside the memory of `buckets` for one band.
-    """
-    forest = np.arange(len(sketches))
-    for keys in bands:
-        link(forest, buckets(keys), sketches, config)
-    return flatten(forest)
 
 
 def link(forest: NDArray[np.int64], groups: Buckets, sketches: NDArray[np.uint64], config: DeduplicateConfig) -> None:

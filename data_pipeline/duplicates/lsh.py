@@ -21,8 +21,6 @@ from data_pipeline.files import NearDuplicates
 from data_pipeline.stages.deduplicate import DeduplicateConfig
 
 WORD_BYTES = 8
-PARTITIONS = 16
-"""Number of values of a key's highest four bits."""
 
 Buckets = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Documents of all buckets, back to back, and the start of each bucket, ending with the total."""
@@ -48,22 +46,13 @@ def band_keys(minima: NDArray[np.uint32], bands: int) -> NDArray[np.uint64]:
 
 
 def buckets(keys: NDArray[np.uint64]) -> Buckets:
-    """Documents with equal keys of one band, in buckets of two or more.
+    """Documents with equal keys of one band, in buckets of two or more, in order in each.
 
-    `keys` [documents] may be a memory map. The documents of a bucket are in order. Needs 16 bytes for each document in
-    a bucket, half of it in passing, and in passing 2 + 40 / PARTITIONS for each document: keys are random, so
-    equal shares of them begin with each value of their highest bits.
+    `keys` [documents] may be a memory map. Needs up to 32 bytes for each document.
     """
-    highest = np.ascontiguousarray(keys).view(np.uint8)[WORD_BYTES - 1 :: WORD_BYTES]
-    documents, sizes = [], []
-    for partition in range(PARTITIONS):
-        members = np.flatnonzero(highest >> 4 == partition)
-        own = keys[members]
-        order = np.argsort(own)
-        shared, counts = runs(members[order], own[order])
-        documents.append(shared)
-        sizes.append(counts)
-    return np.concatenate(documents), np.concatenate([[0], np.cumsum(np.concatenate(sizes))])
+    order = np.argsort(keys)
+    documents, sizes = runs(order, keys[order])
+    return documents, np.concatenate([[0], np.cumsum(sizes)])
 
 
 def sketch(minima: NDArray[np.uint32]) -> NDArray[np.uint64]:
@@ -145,13 +134,6 @@ def recall(similarity: float, bands: int, rows: int, min_agreement: int = 0) -> 
     return float(np.clip(agreeing[min_agreement:].sum() - without_a_band[min_agreement:].sum(), 0, 1))
 
 
-def candidate_precision(threshold: float, bands: int, rows: int, min_agreement: int = 0) -> float:
-    """Share of compared pairs at or above the threshold, if all similarities from 0 to 1 were equally frequent."""
-    centres = (np.arange(1000) + 0.5) / 1000
-    compared = np.array([recall(float(similarity), bands, rows, min_agreement) for similarity in centres])
-    return float(compared[centres >= threshold].sum() / compared.sum())
-
-
 def histogram(similarities: Sequence[float]) -> NDArray[np.int64]:
     """Compared pairs by Jaccard similarity, in HISTOGRAM_BINS equal bins of [0, 1], the last one closed."""
     edges = np.arange(HISTOGRAM_BINS + 1) / HISTOGRAM_BINS
@@ -159,9 +141,9 @@ def histogram(similarities: Sequence[float]) -> NDArray[np.int64]:
 
 
 def describe(config: DeduplicateConfig, compared: NDArray[np.int64]) -> NearDuplicates:
-    """Description of the banding for the ledger: parameters, S-curve, expected recall and precision, `compared` pairs.
+    """Description of the banding for the ledger: parameters, S-curve, expected recall, `compared` pairs.
 
-    `compared` is a sum of `histogram`s; the survivors of verification have precision 1 by construction.
+    `compared` is a sum of `histogram`s.
     """
     banding = (config.bands, config.rows, config.min_agreement)
     return NearDuplicates(
@@ -170,7 +152,6 @@ def describe(config: DeduplicateConfig, compared: NDArray[np.int64]) -> NearDupl
         min_agreement=config.min_agreement,
         s_curve=[(similarity, recall(similarity, *banding)) for similarity in CURVE],
         expected_recall={str(similarity): recall(similarity, *banding) for similarity in SIMILARITIES},
-        expected_candidate_precision=candidate_precision(config.threshold, *banding),
         compared_pairs=int(compared.sum()),
         compared_pairs_by_similarity=compared.tolist(),
     )

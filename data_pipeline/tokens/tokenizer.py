@@ -152,10 +152,6 @@ class Tokenizer:
         """The ids of each text as a list."""
         return [self.encode(text) for text in texts]
 
-    def count_tokens(self, text: str) -> int:
-        """Number of tokens of the text."""
-        return len(self.encode_ids(text))
-
     def decode(self, ids: Iterable[int]) -> str:
         """The text of token ids; bytes that are not UTF-8 become U+FFFD."""
         return str(self._backend.decode([int(token) for token in ids], skip_special_tokens=False))

@@ -39,20 +39,6 @@ def test_shipped_recipes_resolve(cli: Command, recipe: Path) -> None:
     assert not cli("run", recipe, "--dry-run", "--set", "seed=9").out.endswith(f"digest {digest}\n")
 
 
-def test_recipes_for_the_twins_and_the_paper(cli: Command) -> None:
-    def resolved(name: str) -> dict[str, dict[str, object]]:
-        text = cli("run", RECIPES / name, "--dry-run").out.rpartition("\ndigest ")[0]
-        return dict(json.loads(text))
-
-    assert resolved("twin.toml")["sources"]["names"] == ["installed-docs"]
-    assert resolved("twin.toml")["tokenizer"]["vocab_size"] == 3141
-    paper = resolved("megatron-2019.toml")
-    assert paper["sources"]["names"] == ["wikipedia", "openwebtext", "realnews", "cc-stories"]
-    assert paper["sources"]["offline_fallback"] is None
-    assert resolved("wikipedia.toml")["sources"]["offline_fallback"] == "installed-docs"
-    assert resolved("smoke.toml")["tokenizer"]["kind"] == "train"
-
-
 def test_build_inspect_and_stats(cli: Command) -> None:
     write_jsonl(Path("a.jsonl"), TEXTS)
     write_recipe(Path("r.toml"), "jsonl:a.jsonl")

@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
@@ -171,4 +172,4 @@ def test_ray_that_is_missing_or_unreachable_is_said(monkeypatch: pytest.MonkeyPa
 def test_no_process_is_started_without_a_task(tmp_path: Path) -> None:
     with LocalExecutor(1000) as executor:
         assert len(list(executor.run(squares(tmp_path, 1)))) == 1
-        assert len(executor._workers) == 1
+        assert len(active_children()) == 1

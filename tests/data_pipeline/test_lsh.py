@@ -1,6 +1,7 @@
 """Buckets against datasketch's index, components against networkx."""
 
 import random
+from collections.abc import Iterable
 from itertools import combinations, pairwise
 
 import networkx
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline.config import DeduplicateConfig
-from data_pipeline.duplicates.components import components, flatten, link, merge
+from data_pipeline.duplicates.components import flatten, link, merge
 from data_pipeline.duplicates.lsh import (
     agreement,
     band_keys,
@@ -38,6 +39,14 @@ def related_texts(seed: int, count: int) -> list[str]:
     while len(texts) < count:
         texts.append(edited(rng.choice(texts), rng.random() * 0.2, rng))
     return texts
+
+
+def components(bands: Iterable[np.ndarray], sketches: np.ndarray, config: DeduplicateConfig) -> np.ndarray:
+    """First document of each document's component."""
+    forest = np.arange(len(sketches))
+    for keys in bands:
+        link(forest, buckets(keys), sketches, config)
+    return flatten(forest)
 
 
 def pairs_of(found: tuple[np.ndarray, np.ndarray]) -> set[tuple[int, int]]:
@@ -74,15 +83,6 @@ def test_buckets_hold_equal_keys_in_order(keys: list[int]) -> None:
     found = [documents[start:end].tolist() for start, end in pairwise(starts)]
     expected = [[number for number, key in enumerate(keys) if key == one] for one in sorted(set(keys))]
     assert found == [bucket for bucket in expected if len(bucket) > 1]
-
-
-def test_buckets_of_a_memory_map(tmp_path: object) -> None:
-    keys = np.random.default_rng(0).integers(0, 2**64, 5000, np.uint64)
-    keys[2500:] = keys[:2500]
-    np.save(f"{tmp_path}/keys.npy", keys)
-    documents, starts = buckets(np.load(f"{tmp_path}/keys.npy", mmap_mode="r"))
-    assert np.array_equal(np.diff(starts), np.full(2500, 2))
-    assert np.array_equal(documents[1::2] - documents[::2], np.full(2500, 2500))
 
 
 @given(
@@ -141,7 +141,6 @@ def test_components_are_those_of_the_graph_of_agreeing_pairs(
     sketches = np.stack([sketch(values) for values in minima])
     expected = sets_of_graph(count, pairs)
     assert sets_of(components(keys, sketches, config)) == expected
-
     forests = [np.arange(count) for _ in keys]
     for forest, band in zip(forests, keys, strict=True):
         link(forest, buckets(band), sketches, config)

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_matrix
 
 from data_pipeline.config import DeduplicateConfig
-from data_pipeline.duplicates.components import components
 from data_pipeline.duplicates.lsh import agreement, fingerprints, histogram, recall, required_agreement
 from data_pipeline.duplicates.near_duplicates import Decision, resolve
 from data_pipeline.fast.shingles import jaccard, shingles
 from tests.data_pipeline.conftest import sentences
-from tests.data_pipeline.test_lsh import edited, related_texts
+from tests.data_pipeline.test_lsh import components, edited, related_texts
 from tests.made_data import invented_passages
 
 DEFAULT = DeduplicateConfig()
@@ -161,18 +160,6 @@ def test_the_most_similar_of_too_many_candidates_are_compared(seed: int, monkeyp
     assert np.array_equal(compared, similarities)
     assert compared.sum() < all_compared.sum()
     assert len(decisions) > 0.9 * len(unlimited) > 5
-
-
-@settings(max_examples=10)
-@given(seed=st.integers(0, 10_000))
-def test_a_documents_number_does_not_matter(seed: int) -> None:
-    texts = related_texts(seed, 16)
-    numbers = np.cumsum(np.random.default_rng(seed).integers(1, 9, len(texts)))
-    rows = fingerprints(texts, DEFAULT)
-    named = dict(zip(numbers.tolist(), texts, strict=True))
-    found = resolve(numbers, rows, named.__getitem__, DEFAULT).decisions
-    plain = resolve(np.arange(len(texts)), rows, texts.__getitem__, DEFAULT).decisions
-    assert found == [Decision(numbers[one.document], numbers[one.survivor], one.jaccard) for one in plain]
 
 
 def chain(links: int) -> list[str]:

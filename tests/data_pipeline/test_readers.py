@@ -112,14 +112,6 @@ def test_a_table_of_many_row_groups_is_read_whole(tmp_path: Path) -> None:
     assert [each.text for each in read_pieces(pieces) if isinstance(each, Document)] == texts
 
 
-def test_ordinary_compression_is_read_whole(tmp_path: Path) -> None:
-    content = (VALID + b"\n") * 100_000
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(content))
-    assert len(read(tmp_path / "a.jsonl.gz")) == 100_000
-    (tmp_path / "a.jsonl.zst").write_bytes(b"".join(zstandard.compress(content) for _ in range(2)))
-    assert len(read(tmp_path / "a.jsonl.zst")) == 200_000
-
-
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
 def test_a_damaged_archive_is_said(tmp_path: Path, ending: str) -> None:
     rng = random.Random(1)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline.config import DeduplicateConfig
-from data_pipeline.duplicates.lsh import HISTOGRAM_BINS, candidate_precision, describe, histogram, recall
+from data_pipeline.duplicates.lsh import HISTOGRAM_BINS, describe, histogram, recall
 from data_pipeline.files import NearDuplicates
 
 
@@ -38,11 +38,6 @@ def test_default_banding_keeps_its_promise() -> None:
     assert recall(0.7, config.bands, config.rows) - recall(0.7, *banding) < 1e-6
     assert recall(0.15, config.bands, config.rows) > 1e-3
     assert recall(0.15, *banding) < 1e-9
-
-
-def test_precision_is_the_area_above_the_threshold() -> None:
-    assert candidate_precision(0.5, 1, 1) == pytest.approx(0.75, abs=1e-3)
-    assert candidate_precision(0.7, 10, 10) > candidate_precision(0.7, 25, 5)
 
 
 def test_histogram_bins_are_twentieths() -> None:

@@ -1,10 +1,11 @@
-"""The token file against the format's description, read and written here with struct alone."""
+"""The token file against the format's description, read here with struct alone, and against megatron-core."""
 
 import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,19 +36,6 @@ def read_by_description(prefix: Path) -> tuple[list[list[int]], list[int], int]:
     return documents, list(starts), code
 
 
-def write_by_description(prefix: Path, documents: list[list[int]], code: int) -> None:
-    letter, width = {8: ("H", 2), 4: ("i", 4)}[code]
-    index = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, code, len(documents), len(documents) + 1)
-    index += b"".join(struct.pack("<i", len(document)) for document in documents)
-    position = 0
-    for document in documents:
-        index += struct.pack("<q", position)
-        position += width * len(document)
-    index += b"".join(struct.pack("<q", number) for number in range(len(documents) + 1))
-    Path(f"{prefix}.idx").write_bytes(index)
-    Path(f"{prefix}.bin").write_bytes(b"".join(struct.pack(f"<{len(d)}{letter}", *d) for d in documents))
-
-
 def write(prefix: Path, documents: list[list[int]], vocab_size: int) -> None:
     with TokenFileWriter(prefix, token_dtype(vocab_size)) as writer:
         for document in documents:
@@ -63,33 +51,12 @@ def test_written_files_follow_the_description(
     assert read_by_description(prefix) == (documents, list(range(len(documents) + 1)), 8)
 
 
-@given(documents=uint16_documents, code=st.sampled_from([4, 8]))
-def test_described_files_are_read(
-    documents: list[list[int]], code: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    prefix = tmp_path_factory.mktemp("tokens") / "valid_text_document"
-    write_by_description(prefix, documents, code)
-    tokens = TokenFile(prefix)
-    assert [tokens[number].tolist() for number in range(len(tokens))] == documents
-    assert tokens.sizes.tolist() == [len(document) for document in documents]
-    assert tokens.document_index.tolist() == list(range(len(documents) + 1))
-    assert tokens.tokens.tolist() == [token for document in documents for token in document]
-
-
 def test_dtype_changes_at_megatrons_limit(tmp_path: Path) -> None:
     assert token_dtype(65_499) == np.uint16
     assert token_dtype(65_500) == np.int32
     write(tmp_path / "wide", [[0, 70_000]], 100_000)
     assert read_by_description(tmp_path / "wide") == ([[0, 70_000]], [0, 1], 4)
     assert TokenFile(tmp_path / "wide")[0].tolist() == [0, 70_000]
-
-
-def test_bytes_of_a_known_file(tmp_path: Path) -> None:
-    write(tmp_path / "known", [[1, 258], [3]], 1000)
-    assert (tmp_path / "known.bin").read_bytes() == bytes([1, 0, 2, 1, 3, 0])
-    expected = b"MMIDIDX\0\0" + b"\x01" + bytes(7) + b"\x08" + b"\x02" + bytes(7) + b"\x03" + bytes(7)
-    expected += b"\2\0\0\0\1\0\0\0" + bytes(8) + b"\x04" + bytes(7) + bytes(8) + b"\x01" + bytes(7) + b"\x02" + bytes(7)
-    assert (tmp_path / "known.idx").read_bytes() == expected
 
 
 def test_token_that_does_not_fit_is_refused(tmp_path: Path) -> None:
@@ -170,17 +137,6 @@ def test_merging_is_writing_one_after_the_other(
         assert (folder / f"merged.{ending}").read_bytes() == (folder / f"whole.{ending}").read_bytes()
 
 
-@given(documents=uint16_documents)
-def test_many_documents_at_once(documents: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("bulk")
-    write(folder / "single", documents, 50_257)
-    with TokenFileWriter(folder / "bulk", token_dtype(50_257)) as writer:
-        tokens = np.array([token for document in documents for token in document], np.int64)
-        writer.add_documents(tokens, [len(document) for document in documents])
-    for ending in ("bin", "idx"):
-        assert (folder / f"bulk.{ending}").read_bytes() == (folder / f"single.{ending}").read_bytes()
-
-
 @pytest.mark.parametrize("sizes", [[1], [2, 2], [4, -1], []])
 def test_sizes_that_do_not_add_up_are_refused(sizes: list[int], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="3 tokens"), TokenFileWriter(tmp_path / "t", token_dtype(100)) as writer:
@@ -210,3 +166,55 @@ def test_a_file_can_be_merged_into_itself(tmp_path: Path) -> None:
     write(tmp_path / "t", [[1, 2], []], 1000)
     merge_token_files([tmp_path / "t", tmp_path / "t"], tmp_path / "t")
     assert read_by_description(tmp_path / "t") == ([[1, 2], [], [1, 2], []], [0, 1, 2, 3, 4], 8)
+
+
+DOCUMENTS = [[1, 2, 3], [], [65_499], *([number] * (number % 7) for number in range(100))]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("vocab_size", [50_257, 100_000])
+@pytest.mark.parametrize("mmap", [True, False])
+def test_megatron_reads_ours(vocab_size: int, mmap: bool, tmp_path: Path) -> None:
+    from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+    with TokenFileWriter(tmp_path / "ours", token_dtype(vocab_size)) as writer:
+        for document in DOCUMENTS:
+            writer.add_document(document)
+    theirs = IndexedDataset(str(tmp_path / "ours"), mmap=mmap)
+    assert len(theirs) == len(DOCUMENTS)
+    assert [theirs[number].tolist() for number in range(len(theirs))] == DOCUMENTS
+    assert theirs[0].dtype == token_dtype(vocab_size)
+    assert theirs.sequence_lengths.tolist() == [len(document) for document in DOCUMENTS]
+    assert theirs.document_indices.tolist() == list(range(len(DOCUMENTS) + 1))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("dtype", "multimodal"), [(np.uint16, False), (np.int32, False), (np.uint16, True)])
+def test_ours_reads_megatrons(dtype: type, multimodal: bool, tmp_path: Path) -> None:
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+    builder = IndexedDatasetBuilder(str(tmp_path / "theirs.bin"), dtype=dtype, multimodal=multimodal)
+    for document in DOCUMENTS:
+        builder.add_document(torch.tensor(document), [len(document)], [0] if multimodal else None)
+    builder.finalize(str(tmp_path / "theirs.idx"))
+    ours = TokenFile(tmp_path / "theirs")
+    assert [ours[number].tolist() for number in range(len(ours))] == DOCUMENTS
+    assert ours.dtype == dtype
+    assert ours.document_index.tolist() == list(range(len(DOCUMENTS) + 1))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_same_bytes_are_written_and_merged(tmp_path: Path) -> None:
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+    whole = IndexedDatasetBuilder(str(tmp_path / "theirs.bin"), dtype=np.uint16)
+    for part, documents in enumerate((DOCUMENTS[:40], DOCUMENTS[40:])):
+        builder = IndexedDatasetBuilder(str(tmp_path / f"part-{part}.bin"), dtype=np.uint16)
+        for document in documents:  # a document of two sequences
+            builder.add_document(torch.tensor([*document, *document]), [len(document), len(document)])
+        builder.finalize(str(tmp_path / f"part-{part}.idx"))
+        whole.add_index(str(tmp_path / f"part-{part}"))
+    whole.finalize(str(tmp_path / "theirs.idx"))
+    merge_token_files([tmp_path / "part-0", tmp_path / "part-1"], tmp_path / "ours")
+    for ending in ("bin", "idx"):
+        assert (tmp_path / f"ours.{ending}").read_bytes() == (tmp_path / f"theirs.{ending}").read_bytes()

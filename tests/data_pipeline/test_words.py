@@ -5,15 +5,12 @@ import sys
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
-from itertools import chain
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.contamination import words
-from data_pipeline.contamination.testsets import TEST_SETS
 from data_pipeline.contamination.words import Ngrams, indexed_search, reference_search
 from data_pipeline.fast.ngram_index import CHUNK_CHARACTERS, NgramIndex, fold_table
 from tests.data_pipeline.conftest import ngrams_in, sentences
@@ -143,15 +140,3 @@ def test_memory_beyond_a_long_text_is_constant() -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 4_000_000
-
-
-@pytest.mark.parametrize(("length", "shortest"), [(8, 8), (13, 8), (13, 13)])
-def test_a_whole_test_set(length: int, shortest: int, made_data: Path) -> None:
-    lines, other = (
-        (made_data / TEST_SETS[name].place).read_text(encoding="utf-8").split("\n")
-        for name in ("wikitext103", "wikitext103-valid")
-    )
-    ngrams = ngrams_in(lines[::2], length, shortest)
-    valid = "\n".join(other)
-    for text in ("\n".join(lines), valid, "".join(chain.from_iterable(zip(lines, other, strict=False)))):
-        assert list(indexed_search((ngrams, text))) == list(reference_search((ngrams, text)))

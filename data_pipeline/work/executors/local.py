@@ -1,14 +1,15 @@
-"""Tasks in processes of this machine. A process that is killed is replaced and its task repeated."""
+"""Tasks in processes of this machine. Processes that are killed are replaced and their tasks repeated."""
 
 import contextlib
 import os
 import signal
 import threading
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from multiprocessing import forkserver, get_context, parent_process, resource_tracker
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from itertools import islice
+from multiprocessing import active_children, forkserver, get_context, parent_process, resource_tracker
 from typing import Self
 
 from data_pipeline.work.tasks import Done, WorkTask, run_task
@@ -16,17 +17,9 @@ from lineage.environment import available_cores
 from lineage.errors import Interrupted
 
 ATTEMPTS = 3
-"""A task is given up after it has lost this many processes."""
+"""A task is given up when processes were lost this many times and none finished a task meanwhile."""
 AHEAD = 4
 """Tasks that each process may finish before their turn."""
-
-
-@dataclass
-class _Worker:
-    process: BaseProcess
-    pipe: Connection
-    number: int | None = None
-    """Number of the task in progress."""
 
 
 class LocalExecutor:
@@ -38,7 +31,7 @@ class LocalExecutor:
     def __init__(self, count: int = 0, preload: Sequence[str] = ()) -> None:
         self.count = count or available_cores()
         self._preload = preload
-        self._workers: list[_Worker] = []
+        self._pool: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> Self:
         if self.count > 1:
@@ -48,89 +41,59 @@ class LocalExecutor:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._end(self._workers)
+        self._end()
 
     def run(self, tasks: Iterable[WorkTask], at_once: int | None = None) -> Iterator[Done]:
         """The tasks' results in order. Raises Interrupted for a task whose process is killed again and again."""
-        count = min(self.count, at_once or self.count)
-        if count == 1:
+        if 1 in (self.count, at_once):
             yield from map(run_task, tasks)
             return
-        coming = enumerate(tasks)
-        given: dict[int, WorkTask] = {}
-        finished: dict[int, Done] = {}
-        losses: dict[int, int] = {}
-        turn, exhausted = 0, False
+        coming, given, losses = iter(tasks), deque[tuple[WorkTask, Future[Done]]](), 0
         try:
             while True:
-                for place in range(count):
-                    is_idle = place >= len(self._workers) or self._workers[place].number is None
-                    if is_idle and not exhausted and len(given) < AHEAD * count:
-                        number, task = next(coming, (-1, None))
-                        exhausted = task is None
-                        if task is not None:
-                            given[number] = task
-                            self._give(place, number, task)
-                if turn not in given:
+                room = (at_once or AHEAD * self.count) - len(given)
+                given.extend((task, self._submit(task)) for task in islice(coming, room))
+                if not given:
                     return
-                while turn not in finished:
-                    self._collect(given, finished, losses)
-                yield finished.pop(turn)
-                del given[turn]
-                turn += 1
+                try:
+                    done = given[0][1].result()
+                except BrokenProcessPool as error:
+                    losses += 1
+                    if losses == ATTEMPTS:
+                        raise Interrupted(
+                            f"the worker processes at {given[0][0].output.name} and after it were killed {ATTEMPTS} "
+                            "times, most often for lack of memory; fewer --workers need less"
+                        ) from error
+                    self._end()
+                    given = deque((task, future if _is_done(future) else self._submit(task)) for task, future in given)
+                    continue
+                given.popleft()
+                losses = 0
+                yield done
         finally:
-            self._end([worker for worker in self._workers if worker.number is not None])
+            if given:
+                self._end()
 
-    def _end(self, workers: list[_Worker]) -> None:
-        """Kill processes and wait until they are gone, so that nothing writes to their files any more."""
-        for worker in workers:
-            worker.process.kill()
-        for worker in workers:
-            worker.process.join()
-        self._workers = [worker for worker in self._workers if worker not in workers]
-
-    def _give(self, place: int, number: int, task: WorkTask) -> None:
-        if place == len(self._workers):
-            self._workers.append(_start())
-        worker = self._workers[place]
-        worker.number = number
-        with contextlib.suppress(BrokenPipeError):  # its death is met when its answer is awaited
-            worker.pipe.send(task)
-
-    def _collect(self, given: dict[int, WorkTask], finished: dict[int, Done], losses: dict[int, int]) -> None:
-        """Wait for at least one process to answer or to die."""
-        places = {worker.pipe: place for place, worker in enumerate(self._workers) if worker.number is not None}
-        for pipe in wait(list(places)):
-            assert isinstance(pipe, Connection)
-            place = places[pipe]
-            number = self._workers[place].number
-            assert number is not None
+    def _submit(self, task: WorkTask) -> "Future[Done]":
+        with _not_interrupted():
+            self._pool = self._pool or ProcessPoolExecutor(self.count, get_context("forkserver"), _watch_parent)
             try:
-                answer = pipe.recv()
-            except (EOFError, ConnectionResetError):
-                losses[number] = losses.get(number, 0) + 1
-                self._workers[place] = _start()
-                if losses[number] == ATTEMPTS:
-                    raise Interrupted(
-                        f"the worker process at {given[number].output.name} was killed {ATTEMPTS} times, most often "
-                        "for lack of memory; fewer --workers need less"
-                    ) from None
-                self._give(place, number, given[number])
-                continue
-            self._workers[place].number = None
-            if isinstance(answer, BaseException):
-                raise answer
-            finished[number] = answer
+                return self._pool.submit(run_task, task)
+            except BrokenProcessPool:
+                self._end()
+                return self._submit(task)
+
+    def _end(self) -> None:
+        """Kill the processes and wait until they are gone, so that nothing writes to their files any more."""
+        if self._pool:
+            for process in active_children():
+                process.kill()
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
 
 
-def _start() -> _Worker:
-    context = get_context("forkserver")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs,), daemon=True)
-    with _not_interrupted():
-        process.start()
-    theirs.close()
-    return _Worker(process, ours)
+def _is_done(future: "Future[Done]") -> bool:
+    return future.done() and future.exception() is None
 
 
 @contextlib.contextmanager
@@ -144,16 +107,9 @@ def _not_interrupted() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
 
-def _serve(pipe: Connection) -> None:
+def _watch_parent() -> None:
+    """End this process when the one that started it has ended."""
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    with contextlib.suppress(EOFError, ConnectionError):  # the other process has ended
-        while True:
-            task = pipe.recv()
-            try:
-                answer: Done | BaseException = run_task(task)
-            except Exception as error:
-                answer = error
-            pipe.send(answer)
 
 
 def _die_with_parent() -> None:
