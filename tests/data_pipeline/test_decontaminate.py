@@ -3,7 +3,6 @@
 import json
 import random
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -141,20 +140,6 @@ def test_one_search_cuts_as_searching_every_rest_again(
     ngrams = ngrams_in([" ".join(passage)], words, shortest=1)
     expected = split_and_search_again(glue.join(text), ngrams, margin, min_part)
     assert split_and_keep(glue.join(text), ngrams, margin, min_part) == expected
-
-
-def test_a_document_of_many_matches_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    searched: list[str] = []
-    search = Ngrams.matches
-
-    def counted(ngrams: Ngrams, text: str) -> Iterator[tuple[int, str]]:
-        searched.append(text)
-        return search(ngrams, text)
-
-    monkeypatch.setattr(Ngrams, "matches", counted)
-    parts = split_and_keep(f"{sentences(40, 1)} {PASSAGE}. " * 50, ngrams_in([PASSAGE]))
-    assert len(parts) == 50
-    assert len(searched) == 1
 
 
 def test_matches_are_counted_over_all_files(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
-"""Buckets against datasketch's index, components against networkx."""
+"""Buckets against datasketch's index, components against networkx, the S-curve against its closed form."""
 
+import json
 import random
 from collections.abc import Iterable
 from itertools import combinations, pairwise
@@ -14,15 +15,18 @@ from hypothesis import strategies as st
 from data_pipeline.config import DeduplicateConfig
 from data_pipeline.duplicates.components import flatten, link, merge
 from data_pipeline.duplicates.lsh import (
+    HISTOGRAM_BINS,
     agreement,
     band_keys,
     buckets,
-    fingerprint_words,
-    fingerprints,
+    describe,
+    histogram,
+    recall,
     required_agreement,
     sketch,
 )
 from data_pipeline.fast.minhash import as_sketch, signature
+from data_pipeline.files import NearDuplicates
 from tests.data_pipeline.conftest import WORDS, sentences
 
 SHARES_A_BAND = DeduplicateConfig(rule="megatron-2019", bands=25, rows=5)
@@ -96,17 +100,6 @@ def test_agreement_counts_equal_minima(left: list[int], right: list[int]) -> Non
     assert agreement(*pair) - filling == sum(a == b for a, b in zip(left, right, strict=True))
 
 
-def test_a_fingerprint_is_keys_and_sketch() -> None:
-    config = DeduplicateConfig()
-    text = sentences(10, 3)
-    row = fingerprints([text], config)[0]
-    minima = signature(text, 125)
-    assert row.dtype == np.uint64
-    assert len(row) == fingerprint_words(config) == 25 + 16
-    assert np.array_equal(row[:25], band_keys(minima, 25))
-    assert np.array_equal(row[25:].view(np.uint8)[:125], minima.astype(np.uint8))
-
-
 def sets_of(forest: np.ndarray) -> set[frozenset[int]]:
     found: dict[int, set[int]] = {}
     for document, first in enumerate(forest.tolist()):
@@ -166,3 +159,48 @@ def test_a_bucket_of_many_near_duplicates_is_linked_quickly() -> None:
     sketches = rows.astype(np.uint8).view(np.uint64)
     forest = components([np.zeros(100_000, np.uint64)] * 25, sketches, DeduplicateConfig())
     assert not forest.any()
+
+
+@given(similarity=st.floats(0, 1), bands=st.integers(1, 40), rows=st.integers(1, 12))
+def test_recall_is_the_closed_form(similarity: float, bands: int, rows: int) -> None:
+    assert recall(similarity, bands, rows) == pytest.approx(1 - (1 - similarity**rows) ** bands, abs=1e-9)
+
+
+@pytest.mark.parametrize(("similarity", "expected"), [(0.7, 0.2491), (0.8, 0.6789), (0.9, 0.9863)])
+def test_published_banding(similarity: float, expected: float) -> None:
+    assert recall(similarity, 10, 10) == pytest.approx(expected, abs=5e-5)
+
+
+@pytest.mark.parametrize("similarity", [0.3, 0.5, 0.6, 0.75])
+def test_required_agreement_is_part_of_the_curve(similarity: float) -> None:
+    bands, rows, required = 8, 3, 13
+    agree = np.random.default_rng(0).random((200_000, bands, rows)) < similarity
+    found = agree.all(2).any(1) & (agree.sum((1, 2)) >= required)
+    assert recall(similarity, bands, rows, required) == pytest.approx(found.mean(), abs=0.005)
+
+
+def test_default_banding_keeps_its_promise() -> None:
+    config = DeduplicateConfig()
+    banding = (config.bands, config.rows, config.min_agreement)
+    assert recall(0.7, *banding) > 0.989
+    assert recall(0.75, *banding) > 0.998
+    assert recall(0.7, config.bands, config.rows) - recall(0.7, *banding) < 1e-6
+    assert recall(0.15, config.bands, config.rows) > 1e-3
+    assert recall(0.15, *banding) < 1e-9
+
+
+def test_histogram_bins_are_twentieths() -> None:
+    counts = histogram([0.0, 0.049, 0.7, 0.74, 0.75, 1.0])
+    assert {number: int(count) for number, count in enumerate(counts) if count} == {0: 2, 14: 2, 15: 1, 19: 1}
+    assert len(counts) == HISTOGRAM_BINS
+    assert histogram([]).sum() == 0
+
+
+def test_description_is_plain_data() -> None:
+    found = describe(DeduplicateConfig(), histogram([0.72, 0.9]))
+    assert NearDuplicates.model_validate(json.loads(json.dumps(found.to_json()))) == found
+    assert found.compared_pairs == 2
+    assert found.s_curve[15] == (0.75, recall(0.75, 25, 5, found.min_agreement))
+    published = describe(DeduplicateConfig(rule="megatron-2019", bands=10, rows=10), histogram([]))
+    assert published.min_agreement == 0
+    assert published.expected_recall["0.7"] == pytest.approx(0.2491, abs=5e-5)

@@ -11,7 +11,6 @@ import pytest
 
 from data_pipeline.config import DataConfig
 from data_pipeline.pipeline import Pipeline
-from data_pipeline.runner import build_dataset
 from lineage.digest import check_seal
 from lineage.errors import BadInput, Interrupted
 from lineage.run import MANIFEST, RunDirectory
@@ -112,10 +111,3 @@ def test_of_works_that_begin_at_once_in_one_place_one_has_it(tmp_path: Path) -> 
         config = RunDirectory.open(place).manifest["config"]
         assert winner.name == f"{race}-begun-{config['number']}"
         assert [path.name for path in place.iterdir()] == [MANIFEST]
-
-
-def test_no_dataset_is_made_where_another_is_in_the_way(config: DataConfig, tmp_path: Path) -> None:
-    (tmp_path / "runs").write_text("a file")
-    with pytest.raises(BadInput, match="cannot be made"):
-        build_dataset(config, tmp_path / "runs")
-    assert (tmp_path / "runs").read_text() == "a file"

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.contamination.testsets import TEST_SETS
 from data_pipeline.passes.overlap import Overlap, Share, count_overlap, overlap
 from tests.data_pipeline.conftest import write_jsonl
 
@@ -66,31 +65,3 @@ def test_counts_of_another_test_set_are_refused(tmp_path: Path) -> None:
     one, other = (write_jsonl(tmp_path / f"{name}.jsonl", [name * 3]) for name in ("a ", "b "))
     with pytest.raises(ValueError, match=r"not of .*b \.jsonl in 2-grams"):
         overlap(count_overlap(["a a a"], one, 2)[1], other, 2)
-
-
-def lines_of(name: str, data: Path) -> list[str]:
-    return (data / TEST_SETS[name].place).read_text(encoding="utf-8").split("\n")
-
-
-def test_overlap_of_whole_test_sets(made_data: Path) -> None:
-    test_set, lines = made_data / TEST_SETS["wikitext103"].place, lines_of("wikitext103", made_data)
-    whole = overlap(count_overlap(lines, test_set)[1], test_set)
-    assert whole.occurrences.found == whole.occurrences.ngrams > 10_000
-    valid = lines_of("wikitext103-valid", made_data)
-    halves = [count_overlap(valid[half::2], test_set) for half in range(2)]
-    found = overlap(merged(halves), test_set)
-    trained = {
-        tuple(words[i : i + 8])
-        for line in valid
-        if (words := re.findall(r"\w+", line.lower()))
-        for i in range(len(words) - 7)
-    }
-    expected = sum(
-        tuple(words[i : i + 8]) in trained
-        for line in lines
-        for piece in line.split("<unk>")
-        if (words := re.findall(r"\w+", piece.lower()))
-        for i in range(len(words) - 7)
-    )
-    assert whole.occurrences.found > found.occurrences.found == expected > 0
-    assert sum(share.found for share in found.documents) == expected
