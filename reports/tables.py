@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from data_pipeline.files import Ledger
@@ -48,23 +49,30 @@ def comparison_tables(
     """A table for each quantity with records: a column for each published source and one for our runs."""
     tables = []
     for quantity, (title, hint) in quantities.items():
-        cells: dict[tuple[str, str], list[str]] = defaultdict(list)
+        cells: dict[tuple[str, str], list[Record]] = defaultdict(list)
         for record in records:
             if record.quantity == quantity:
                 column = record.source if record.kind == "published" else OURS
-                cells[record.series, column].append(_cell(record))
+                cells[record.series, column].append(record)
         if cells:
             series, sources = (dict.fromkeys(names) for names in zip(*cells, strict=True))
             columns = [*(source for source in sources if source != OURS), OURS]
-            rows = [(name, *("; ".join(cells.get((name, each), [MISSING])) for each in columns)) for name in series]
+            rows = [(name, *(_cell(cells[name, each]) for each in columns)) for name in series]
             tables.append(Table(("model", *columns), rows, 1, f"{title} ({hint})"))
     return tables
 
 
-def _cell(record: Record) -> str:
-    """The value with its kind and note; an accuracy is in per cent."""
-    value = accuracy(record.value, record.unit) if "accuracy" in record.quantity else show(record.value)
-    return f"{value} ({record.kind}{f', {record.note}' if record.note else ''})"
+def _cell(records: Sequence[Record]) -> str:
+    """Published values, or the mean of our seeds with the least and the greatest, with kind and note."""
+
+    def text(value: float) -> str:
+        return accuracy(value, records[0].unit) if "accuracy" in records[0].quantity else show(value)
+
+    about = [f"{record.kind}{f', {record.note}' if record.note else ''}" for record in records]
+    values = [record.value for record in records]
+    if len(records) < 2 or records[0].kind == "published":
+        return "; ".join(f"{text(value)} ({said})" for value, said in zip(values, about, strict=True)) or MISSING
+    return f"{text(fmean(values))} ({about[0]}; {text(min(values))} to {text(max(values))} in {len(records)} seeds)"
 
 
 def models_tables(models: Sequence[ReproducedModel], ours: Kind) -> list[Table]:

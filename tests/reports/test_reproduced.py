@@ -8,12 +8,14 @@ import pytest
 from evaluation.schema import Result
 from experiments.files import Comparison, ReproductionScores
 from lineage.files import write_document
+from lineage.numbers import show
 from lineage.records import Record
 from reports.curves import build_curves
 from reports.evaluations import cells_of
 from reports.figures.curves import draw_perplexity
 from reports.load import Reproduction, load_reproduction
 from reports.reproduced import figure_6_curves, layers_of, reproduction_exhibits, seeds_sentence
+from reports.tables import comparison_tables
 from tests.reports.reproduction import evaluation, page_text, write_reproduction
 
 NAMES = ("355m", "2.5b", "8.3b")
@@ -83,6 +85,14 @@ def test_a_seed_in_which_the_order_fails_is_named(reproduction: Reproduction) ->
 def test_the_table_has_means_with_the_least_and_the_greatest(reproduction: Reproduction) -> None:
     (table,) = reproduction_exhibits(reproduction)["2019-twins"].tables
     assert list(table.rows)[2] == ("wikitext103 bits per byte", "8.3b", "3.075 (3.000 to 3.150)")
+
+
+def test_seeds_share_a_cell_of_table_3(reproduction: Reproduction) -> None:
+    first = next(one for one in reproduction.select("2019/table-3", "wikitext103_perplexity") if one.kind == "scaled")
+    again = first.model_copy(update={"value": first.value + 100, "seed": 1235})
+    table, *_ = comparison_tables([first, again])
+    low, mean, high = (show(first.value + more) for more in (0, 50, 100))
+    assert table.rows[0][-1] == f"{mean} (scaled, {first.note}; {low} to {high} in 2 seeds)"
 
 
 def test_tokens_of_a_parameter_stand_beside_the_published_ones(reproduction: Reproduction) -> None:
