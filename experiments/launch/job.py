@@ -18,7 +18,7 @@ from engine.run.resolved import read_run_config
 from experiments.simulator.cluster import load_cluster
 from experiments.simulator.simulate import Prediction, simulate
 from experiments.simulator.workload import Workload
-from lineage.atomic import write_text
+from lineage.atomic import check_place, write_text
 from lineage.config import Config
 from lineage.errors import BadInput
 from lineage.progress import format_duration
@@ -90,12 +90,6 @@ class Job(Config):
         layout_of(config, self.ranks)
         return config
 
-    def train_arguments(self) -> list[str]:
-        """Arguments of `mlm-train`, with absolute paths."""
-        options = [f"--set={item}" for item in (*self.overrides, f"data.dataset={self.dataset.resolve()}")]
-        model = find_file(self.model, Shipped.MODEL).resolve()
-        return ["run", str(model), *options, f"--runs={self.runs.resolve()}"]
-
     @property
     def python(self) -> str:
         """The interpreter of the ranks: this one, or that of the container."""
@@ -146,13 +140,10 @@ def format_days(seconds: float) -> str:
 
 def write_launch_files(job: Job, out: Path) -> tuple[Path, Path]:
     """Write `slurm.sh` and `torchrun.sh` into `out` and return where they are. Raises BadInput where it cannot."""
-    scripts = {out / "slurm.sh": slurm_script(job, out), out / "torchrun.sh": torchrun_script(job, out)}
-    try:
-        for path, text in scripts.items():
-            write_text(path, text)
-    except OSError as error:
-        raise BadInput(f"{out} cannot be written to: {error.strerror}") from error
-    slurm, torchrun = scripts
+    slurm, torchrun = out / "slurm.sh", out / "torchrun.sh"
+    check_place("--out", slurm)
+    write_text(slurm, slurm_script(job, out))
+    write_text(torchrun, torchrun_script(job, out))
     return slurm, torchrun
 
 
@@ -204,9 +195,11 @@ def _script(head: list[str], body: str, launcher: str, job: Job, out: Path) -> s
     """The templates' text with this job's values. A rank runs the check before training, then training."""
     paths = {"here": Path.cwd(), "run": job.runs.resolve() / job.config().name}
     paths |= {name: out.resolve() / name for name in ("failed", "idle")}
+    model, runs = find_file(job.model, Shipped.MODEL).resolve(), f"--runs={job.runs.resolve()}"
+    options = [f"--set={item}" for item in (*job.overrides, f"data.dataset={job.dataset.resolve()}")]
     modules = {
-        "preflight": ["experiments.preflight", f"--runs={job.runs.resolve()}"],
-        "train": ["engine.cli", *job.train_arguments()],
+        "preflight": ["experiments.preflight", runs],
+        "train": ["engine.cli", "run", str(model), *options, runs],
     }
     values = {name: shlex.quote(str(path)) for name, path in paths.items()}
     values |= {name: f'experiments.launch.rank "$failed" {shlex.join(words)}' for name, words in modules.items()}

@@ -53,6 +53,8 @@ def test_the_hardware_decides(
     else:
         assert [config.twin for config in plan.configs] == [TwinScale()] * len(plan.configs)
         assert plan.recipe == TWIN.recipe
+        with pytest.raises(HardwareMissing, match=reason):
+            make_plan(target, "full", False, None)
 
 
 def test_twins_can_be_asked_for_on_a_large_machine(monkeypatch: pytest.MonkeyPatch) -> None:
