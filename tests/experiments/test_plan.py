@@ -14,6 +14,7 @@ from engine.twin import describe_scale
 from experiments.files import LadderPlan, LadderResult
 from experiments.forecast.ladder import Shape, rung_model
 from experiments.reproduce.plan import FULL_RECIPE, LADDER, RATES, SMOKE, TWIN, make_plan, model_name, twin_rule
+from lineage.errors import HardwareMissing
 from lineage.files import read_document
 from lineage.installation import HOME
 from tests.commands import call
