@@ -22,7 +22,6 @@ from lineage.errors import UserError
 from lineage.progress import Progress
 from verify.peers import NanoGPTModel, adamw, their_weights
 
-TIMEOUT_SECONDS = 600.0
 K = TypeVar("K")
 
 
@@ -93,8 +92,7 @@ class Peer:
             torch.nn.utils.clip_grad_norm_(parameters, train.clip_gradient)
             optimizer.step()
             optimizer.zero_grad()
-            loss: float = value.item()
-            return loss
+            return float(value.item())
 
         return step
 
@@ -141,6 +139,6 @@ def in_turn(name: str, rounds: int, measurements: Mapping[K, Callable[[], Any]])
 def on_ranks(name: str, ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """Return a function's results on new processes. Raises UserError with the measurement's name if one fails."""
     try:
-        return run_forked(function, ranks, *arguments, timeout_seconds=TIMEOUT_SECONDS)
+        return run_forked(function, ranks, *arguments, timeout_seconds=600.0)
     except RanksFailed as error:
         raise UserError(f"{name}: {error.sentence}") from error

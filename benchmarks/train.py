@@ -164,7 +164,8 @@ def measure(rounds: int, names: Sequence[str] | None = None) -> Benchmark:
     for row in rows:
         measured = {contender.name: taken[row.name, contender.name] for contender in ALONE}
         cases.append(summarize(row, sizes[row.name], measured, [rate for (rate,) in taken[row.name, LIMIT]]))
-        disagreements += differing(row, measured)
+        allowed = MASKED if row.dropout else TOLERANCES[row.precision]
+        disagreements += differing_losses(row.name, measured, allowed)
     if layouts:
         together = {each.name: taken[LAYOUTS, each.name] for each in layouts}
         cases.append(summarize_layouts(tiny, together))
@@ -204,11 +205,6 @@ def summarize(row: Row, size: TrainingSize, measured: Measured, gflops: Sequence
         losses=first_losses(measured),
         setting=describe(size),
     )
-
-
-def differing(row: Row, measured: Measured) -> list[str]:
-    """Return a sentence for each contender with other losses than ours on the same data."""
-    return differing_losses(row.name, measured, MASKED if row.dropout else TOLERANCES[row.precision])
 
 
 def summarize_layouts(size: TrainingSize, measured: Measured) -> Case:

@@ -109,9 +109,9 @@ def iteration(model: ModelConfig, parallel: ParallelConfig, batch: int, trains: 
 
 def of_layer(parallel: ParallelConfig) -> tuple[Traffic, Traffic]:
     """Traffic that a layer adds on one tensor-parallel rank, in forward passes alone and in a whole iteration."""
-    whole = []
+    whole, half = [], MODEL.model_copy(update={"num_layers": MODEL.num_layers // 2})
     for trains in (False, True):
-        deep, shallow = (iteration(with_layers(layers), parallel, 1, trains) for layers in (4, 2))
+        deep, shallow = (iteration(model, parallel, 1, trains) for model in (MODEL, half))
         layer = Traffic()
         for counter, more, fewer in (
             (layer.calls, deep.calls, shallow.calls),
@@ -120,11 +120,6 @@ def of_layer(parallel: ParallelConfig) -> tuple[Traffic, Traffic]:
             counter.update({key: (more[key] - fewer[key]) // 2 for key in more})
         whole.append(layer)
     return whole[0], whole[1]
-
-
-def with_layers(layers: int) -> ModelConfig:
-    """The model at another depth."""
-    return MODEL.model_copy(update={"num_layers": layers})
 
 
 def measure_traffic() -> list[Line]:
@@ -176,7 +171,7 @@ def _pipeline() -> list[Line]:
 def _interleaved() -> list[Line]:
     """Traffic of an inner stage over its traffic with one chunk."""
     pp, batch = 4, 4
-    model, numbers = with_layers(16), []
+    model, numbers = MODEL.model_copy(update={"num_layers": 16}), []
     plain = run_forked(iteration, pp, model, ParallelConfig(pp=pp), batch)[1].bytes["send", pp]
     for chunks in (2, 4):
         parallel = ParallelConfig(pp=pp, chunks=chunks, schedule="interleaved")

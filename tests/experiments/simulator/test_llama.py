@@ -18,7 +18,6 @@ from experiments.simulator.workload import (
     Workload,
     flops_of,
     layer_parameters,
-    llama_memory_bytes,
     stage_blocks,
     stage_parameters,
 )
@@ -82,16 +81,6 @@ def test_parameters_stages_and_flops() -> None:
         assert stage_parameters(workload).sum() == whole
     grouped = LLAMA_8B._replace(kv_heads=8)
     assert layer_parameters(LLAMA_8B) - layer_parameters(grouped) == 2 * 4096 * 3072
-
-
-def test_memory_falls_with_what_is_divided() -> None:
-    base = llama_memory_bytes(LLAMA_8B, 0.0)
-    assert (
-        llama_memory_bytes(LLAMA_8B._replace(tp=8, gpus=128), 0.0)
-        < base
-        < llama_memory_bytes(LLAMA_8B._replace(zero=0), 0.0)
-    )
-    assert base < llama_memory_bytes(LLAMA_8B, 1.0) < llama_memory_bytes(LLAMA_8B._replace(micro_batch=2), 1.0)
 
 
 @pytest.mark.parametrize(
