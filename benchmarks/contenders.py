@@ -65,7 +65,6 @@ class Peer:
     is_tuned: bool = True
     """True if it has this engine's allocator setting, and the fused AdamW."""
     is_compiled: bool = False
-    """True if torch.compile compiles the model."""
 
     def build(self, size: TrainingSize) -> Step:
         """Return a step of the model."""
