@@ -18,9 +18,12 @@ from pydantic import (
 from data_pipeline.tokens.special_tokens import SPECIAL_TOKENS
 from engine.optimizers import OPTIMIZERS
 from lineage.config import Config
+from lineage.environment import list_gpus
 
 Precision = Literal["fp64", "fp32", "bf16", "fp16", "fp16-pure"]
 ScheduleName = Literal["gpipe", "1f1b", "interleaved"]
+EARLIER = {"initial_loss_scale": 2.0**32}
+"""Values of `[train]` that runs of earlier versions had without saying so; written configurations leave them out."""
 LARGEST_SIZE = 1 << 28
 """Largest size of a model; the bytes of a matrix with two such sides are counted in 64 bits."""
 
@@ -224,12 +227,15 @@ class TrainConfig(Config):
     """Number that is added to the root of the second moment."""
     skip_spikes: bool = False
     """Make no update in an iteration whose loss or gradient norm is a spike (`engine/guard/guards.py`)."""
-    precision: Precision = "fp16"
-    """Number format of parameters and activations. fp16 and bf16 keep fp32 master weights, moments and gradient sums;
-    fp16 scales its loss dynamically. `fp16-pure` has everything in fp16 and no scale, as tried in "Scaling
-    Transformer-XL to 128 GPUs"."""
-    initial_loss_scale: float = 2.0**32
-    """First loss scale of fp16, as Megatron-LM's `--initial-loss-scale`."""
+    precision: Precision = Field(
+        default_factory=lambda: "bf16" if list_gpus() else "fp32", json_schema_extra={"default": "bf16 or fp32"}
+    )
+    """Number format of parameters and activations; by default bf16 on a GPU and fp32 on a processor. fp16 and bf16 keep
+    fp32 master weights, moments and gradient sums; fp16 scales its loss dynamically. `fp16-pure` has everything in fp16
+    and no scale, as tried in "Scaling Transformer-XL to 128 GPUs"."""
+    initial_loss_scale: float = 2.0**16
+    """First loss scale of fp16. Megatron-LM's, which the published recipes state, is 2³² and skips the first updates.
+    """
     seed: int = 1234
     """Seed of initial values, data order and dropout."""
     validation_interval: int = 1000
@@ -243,16 +249,18 @@ class TrainConfig(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_invariant(cls, values: Any) -> Any:
-        """Reads files of versions that had `train.invariant`; 0 was its default."""
-        if not isinstance(values, dict) or "invariant" not in values:
+    def _read_earlier(cls, values: Any) -> Any:
+        """Reads what runs wrote: `EARLIER` values are left out, and `invariant`, which no longer exists, was 0."""
+        if not isinstance(values, dict):
             return values
-        if values["invariant"] != 0:
+        if values.get("invariant", 0) != 0:
             raise ValueError(
                 "train.invariant no longer exists: leave it out. A run repeats bit for bit at its own layout "
                 "(`mlm-verify replay`); layouts agree up to rounding (`mlm-verify parallel --threads`)"
             )
-        return {name: value for name, value in values.items() if name != "invariant"}
+        is_written = cls.model_fields.keys() <= values.keys() | EARLIER.keys()
+        values = {name: value for name, value in values.items() if name != "invariant"}
+        return (EARLIER | values) if is_written and values["precision"] == "fp16" else values
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -281,10 +289,14 @@ class TrainConfig(Config):
 
     @model_serializer(mode="wrap")
     def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves out defaults of settings that earlier runs did not have, so that identities do not move."""
-        values: dict[str, Any] = handler(self)
-        default = type(self).model_fields["initial_loss_scale"].default
-        return {name: value for name, value in values.items() if (name, value) != ("initial_loss_scale", default)}
+        """Leaves out what earlier runs did not state, so that identities do not move; always states the precision."""
+        values: dict[str, Any] = {**handler(self), "precision": self.precision}
+        if (
+            self.precision != "fp16"
+            and self.initial_loss_scale == type(self).model_fields["initial_loss_scale"].default
+        ):
+            values.pop("initial_loss_scale", None)
+        return {name: value for name, value in values.items() if name not in EARLIER or value != EARLIER[name]}
 
     def _check_rampup(self, start: int, increment: int, samples: int) -> None:
         shown = f"rampup_batch_size = {[start, increment, samples]}"
@@ -422,7 +434,7 @@ class RunConfig(Config):
     name: str
     """First part of the name of the run's directory."""
     model: ModelConfig
-    train: TrainConfig = TrainConfig()
+    train: TrainConfig = Field(default_factory=TrainConfig)
     parallel: ParallelConfig = ParallelConfig()
     data: DataSection = DataSection()
     record: RecordConfig = RecordConfig()

@@ -1,5 +1,6 @@
 """A training run from beginning to end: ranks join, agree on the work, take its directory and train."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,6 +20,10 @@ from lineage.lock import locked
 from lineage.progress import announce
 from lineage.run import RunDirectory
 
+FP16_ON_A_PROCESSOR = (
+    "warning: fp16 takes about eleven times as long as fp32 or bf16 on a processor: --set train.precision=fp32"
+)
+
 
 def train(run: ResolvedRun, root: Path, until: int | None = None) -> RunDirectory:
     """Train in the run's directory below `root`, resuming from the newest checkpoint there.
@@ -32,6 +37,8 @@ def train(run: ResolvedRun, root: Path, until: int | None = None) -> RunDirector
             if mesh.is_first:
                 done = max(map(iteration_of, complete_checkpoints(directory.path)), default=0)
                 announce(run.describe_work(done), run.describe_disk(), str(directory.path))
+                if config.train.precision.startswith("fp16") and mesh.device.type == "cpu":
+                    print(FP16_ON_A_PROCESSOR, file=sys.stderr)
             with mesh.all_or_none():
                 unchanged = InputGuard(run.data, mesh)
                 if local_rank() == 0:

@@ -13,7 +13,7 @@ import torch
 from engine.checkpoint import checkpoint
 from engine.checkpoint.checkpoint import TrainingState
 from engine.checkpoint.probe import Probe, describe_computation
-from engine.costs import flops_per_iteration
+from engine.costs import PEAK_FLOPS, flops_per_iteration
 from engine.data.batch_schedule import BatchSchedule
 from engine.data.batches import place_groups
 from engine.guard.guards import Iteration, PeakMemory, RecentIterations, guards_of
@@ -28,6 +28,7 @@ from engine.run.metrics import MetricsLog, write_summary
 from engine.run.resolved import ResolvedRun
 from engine.step import NotFinite, build_step
 from lineage.chain import checkpoint_path, complete_checkpoints
+from lineage.environment import list_gpus
 from lineage.errors import Interrupted
 from lineage.processes import when_stopped
 from lineage.progress import Progress
@@ -100,6 +101,7 @@ class Trainer:
                         f"`mlm-train resume {self.directory.path}` goes on from there"
                     )
                 progress.advance(1, self._console(line))
+            self._check_updates(progress.note)
             final = self._validate(train.iterations, self.validation.num_samples, "final-validation")
             log(final)
         peaks = self.mesh.world.gather_objects(self.memory.first_iteration_bytes)
@@ -195,11 +197,33 @@ class Trainer:
         write_summary(self.directory.path, self.run, self.state.seconds, peaks, self.memory.measured_by, final, newest)
         self.directory.complete()
 
+    def _check_updates(self, note: Callable[[str], None]) -> None:
+        """Warn if more than a tenth of the updates were left out. Raises NotFinite if no update was made."""
+        done, skipped = self.state.iteration, self.state.iteration - self.state.optimizer_steps
+        lower = "a lower train.initial_loss_scale or precision = 'bf16' or 'fp32' avoids it"
+        why = f"gradients overflowed in fp16: {lower}" if self.step.scaler else "train.skip_spikes left them out"
+        if skipped == done:
+            raise NotFinite(f"none of the {done} iterations made an update, so nothing was trained: {why}")
+        if skipped > done / 10:
+            note(f"warning: {skipped} of {done} iterations made no update: {why}")
+
     def _console(self, line: Step) -> str:
-        return (
-            f"loss {line.loss:.3f}, validation perplexity {self.validated:.1f}, lr {line.learning_rate:.2e}, "
-            f"{line.tokens_per_second:,.0f} tokens/s, {line.model_tflops * 1000:.0f} GFLOP/s"
-        )
+        """What a person watches of an iteration; rates are those of all ranks together."""
+        skipped, norm = self.state.iteration - self.state.optimizer_steps, line.gradient_norm
+        gpu = list_gpus()[0]["name"] if self.mesh.device.type == "cuda" and list_gpus() else ""
+        peak = next((flops for name, flops in PEAK_FLOPS.items() if name in gpu), 0) * self.mesh.layout.world_size
+        share = f" ({line.model_tflops * 1e14 / peak:.0f} % of peak)" if peak else ""
+        return ", ".join([
+            f"loss {line.loss:.3f}",
+            f"gradient norm {'not finite' if norm is None else f'{norm:.3g}'}",
+            *([f"loss scale {line.loss_scale:g}"] if self.step.scaler else []),
+            *([f"{skipped} skipped"] if skipped else []),
+            f"lr {line.learning_rate:.2e}",
+            f"{line.seconds:.3g} s/iteration",
+            f"{line.tokens_per_second:,.0f} tokens/s",
+            f"{line.model_tflops * 1000:.0f} GFLOP/s{share}",
+            f"validation perplexity {self.validated:.1f}",
+        ])  # fmt: skip
 
     def _request_stop(self, number: int) -> None:
         """Stop after the iteration in progress."""
