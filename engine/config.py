@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     Field,
+    SerializationInfo,
     SerializerFunctionWrapHandler,
     ValidationError,
     ValidatorFunctionWrapHandler,
@@ -22,7 +23,7 @@ from lineage.environment import list_gpus
 
 Precision = Literal["fp64", "fp32", "bf16", "fp16", "fp16-pure"]
 ScheduleName = Literal["gpipe", "1f1b", "interleaved"]
-EARLIER = {"initial_loss_scale": 2.0**32}
+EARLIER = {"initial_loss_scale": 2.0**32, "decay_iterations": None}
 """Values of `[train]` that runs of earlier versions had without saying so; written configurations leave them out."""
 LARGEST_SIZE = 1 << 28
 """Largest size of a model; the bytes of a matrix with two such sides are counted in 64 bits."""
@@ -208,10 +209,12 @@ class TrainConfig(Config):
     """Floor of the schedule."""
     warmup_iterations: int = 3000
     """Iterations of linear warm-up."""
-    decay: Literal["clipped-cosine", "cosine", "linear", "exponential"] = "clipped-cosine"
+    decay: Literal["clipped-cosine", "cosine", "linear", "constant", "exponential"] = "clipped-cosine"
     """`clipped-cosine` falls towards 0 and is clipped at the floor (the 2019 code); `cosine` (Megatron-LM since v2) and
-    `linear` (BERT) fall to the floor exactly at the end; `exponential` rises from the floor to the peak, for
-    the learning-rate finder."""
+    `linear` (BERT) fall to the floor exactly at the end; `constant` stays at the peak; `exponential` rises from the
+    floor to the peak, for the learning-rate finder."""
+    decay_iterations: int | None = None
+    """Iteration at which the fall ends, as `--lr-decay-iters`; by default the last one. Later the rate stays."""
     optimizer: Annotated[str, Field(json_schema_extra={"enum": [*OPTIMIZERS]})] = "adam"
     """`lamb` is LAMB of You et al. 2020, with bias correction; `lamb-clamped` is LAMB of "Scaling Transformer-XL to 128
     GPUs", without it and with weight norms clamped to [0, 10]. Every optimizer takes Adam's constants below."""
@@ -265,6 +268,8 @@ class TrainConfig(Config):
     @model_validator(mode="after")
     def _check(self) -> Self:
         _check_range(self, "iterations global_batch_size microbatch_size keep_checkpoints initial_loss_scale", 1)
+        if self.decay_iterations is not None:
+            _check_range(self, "decay_iterations", 1)
         _check_range(self, "validation_interval validation_samples checkpoint_interval", 1)
         _check_range(self, "learning_rate min_learning_rate warmup_iterations", 0)
         _check_range(self, "weight_decay clip_gradient adam_epsilon", 0)
@@ -281,16 +286,33 @@ class TrainConfig(Config):
             raise ValueError("an exponential schedule begins at min_learning_rate, which must be above 0")
         if self.rampup_batch_size:
             self._check_rampup(*self.rampup_batch_size)
-        if self.warmup_iterations >= self.iterations:
-            raise ValueError(
-                f"warmup_iterations = {self.warmup_iterations} is not below iterations = {self.iterations}"
-            )
+        self._check_schedule()
         return self
 
+    def _check_schedule(self) -> None:
+        name, end = (
+            ("decay_iterations", self.decay_iterations) if self.decay_iterations else ("iterations", self.iterations)
+        )
+        warmup = f"warmup_iterations = {self.warmup_iterations} is not below"
+        if self.warmup_iterations >= end:
+            raise ValueError(f"{warmup} {name} = {end}")
+        if self.decay == "clipped-cosine" and 2 * self.warmup_iterations > end:
+            raise ValueError(
+                f"{warmup} half of {name} = {end}, so the rate of decay = 'clipped-cosine' would leap down after the "
+                f"warm-up: make it at most {end // 2}, or decay = 'cosine'"
+            )
+        if self.decay != "constant" and self.min_learning_rate > self.learning_rate:
+            raise ValueError(
+                f"min_learning_rate = {self.min_learning_rate:g}, the floor of the schedule, is above learning_rate = "
+                f"{self.learning_rate:g}, its peak: set min_learning_rate too"
+            )
+
     @model_serializer(mode="wrap")
-    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _as_before(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
         """Leaves out what earlier runs did not state, so that identities do not move; always states the precision."""
         values: dict[str, Any] = {**handler(self), "precision": self.precision}
+        if info.exclude_defaults:
+            return values
         if (
             self.precision != "fp16"
             and self.initial_loss_scale == type(self).model_fields["initial_loss_scale"].default

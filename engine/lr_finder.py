@@ -114,8 +114,9 @@ def find_learning_rate(run: ResolvedRun, low: float, high: float, iterations: in
 
     if not 0 < low < high < float("inf") or iterations < 2:
         raise BadInput(f"no sweep: {iterations} iterations from a rate of {low:g} to {high:g}")
-    rates = {"min_learning_rate": low, "learning_rate": high, "warmup_iterations": 0, "decay": "exponential"}
-    settings = rates | {"iterations": iterations, "skip_spikes": False}
+    rates = {"min_learning_rate": low, "learning_rate": high, "warmup_iterations": 0}
+    schedule = {"decay": "exponential", "decay_iterations": None, "iterations": iterations}
+    settings = rates | schedule | {"skip_spikes": False}
     train = run.config.train.model_copy(update=settings)
     run = replace(run, config=run.config.model_copy(update={"train": train}))
     curve = RateCurve()

@@ -208,7 +208,7 @@ class Trainer:
             note(f"warning: {skipped} of {done} iterations made no update: {why}")
 
     def _console(self, line: Step) -> str:
-        """What a person watches of an iteration; rates are those of all ranks together."""
+        """The numbers of an iteration that a person watches; rates are those of all ranks together."""
         skipped, norm = self.state.iteration - self.state.optimizer_steps, line.gradient_norm
         gpu = list_gpus()[0]["name"] if self.mesh.device.type == "cuda" and list_gpus() else ""
         peak = next((flops for name, flops in PEAK_FLOPS.items() if name in gpu), 0) * self.mesh.layout.world_size

@@ -30,6 +30,7 @@ def shrink(config: RunConfig, scale: TwinScale | None = None) -> RunConfig:
                 "global_batch_size": batch,
                 "microbatch_size": min(train.microbatch_size, max(batch // 2, 1)),
                 "iterations": iterations,
+                "decay_iterations": train.decay_iterations and max(train.decay_iterations // scale.iterations, 2),
                 "warmup_iterations": -(-train.warmup_iterations // scale.warmup_iterations),
                 "learning_rate": train.learning_rate * scale.learning_rate,
                 "min_learning_rate": train.min_learning_rate * scale.learning_rate,

@@ -99,14 +99,14 @@ def from_megatron(words: Sequence[str]) -> Translation:
     flags = _flags(words)
     shown = {name: " ".join([f"--{name}", *texts]) for name, texts in flags.items()}
     given = _Given(flags)
-    missing = _count_in_iterations(given)
+    _count_in_iterations(given)
     values: dict[str, dict[str, Any]] = {"model": {}, "train": {"precision": "fp32"}, "parallel": {}}
     for name, flag in VALUES.items():
         _put(values, flag["key"], given.text(name, flag.get("default")))
     for name, switch in SWITCHES.items():
         if given.has(name):
             _put(values, **switch)
-    missing += _derive(values, given)
+    missing = _derive(values, given)
     loggers = [logger for flag, logger in LOGGERS.items() if given.has(flag)]
     data, without_effect = [], []
     for name in flags.keys() - given.taken:
@@ -149,8 +149,8 @@ class _Given:
         raise BadInput(f"--{name} is {text!r}, not a number")
 
 
-def _count_in_iterations(given: _Given) -> list[str]:
-    """Replace samples and fractions by iterations; return sentences about what has no counterpart."""
+def _count_in_iterations(given: _Given) -> None:
+    """Replace samples and fractions by iterations."""
     flags = given.flags
     flags.setdefault("global-batch-size", [given.text("micro-batch-size")])
     train = {
@@ -164,18 +164,19 @@ def _count_in_iterations(given: _Given) -> list[str]:
         if given.has(samples):
             count = int(given.number(samples))
             flags[iterations] = [str(bisect_left(range(count + 1), count, key=batches.samples_before))]
-    last = given.number("train-iters")
-    end = given.number("lr-decay-iters", str(last))
     if given.has("lr-warmup-fraction"):
+        end = given.number("lr-decay-iters", given.text("train-iters"))
         flags["lr-warmup-iters"] = [str(round(given.number("lr-warmup-fraction") * end))]
-    if end == last:
-        return []
-    return [f"the learning rate falls until iteration {end:.0f}; here it falls until the end"]
 
 
 def _derive(values: dict[str, dict[str, Any]], given: _Given) -> list[str]:
     """Set the values that follow from several flags; return sentences about what has no counterpart."""
     model, train, parallel = values["model"], values["train"], values["parallel"]
+    if train["precision"] != "fp16":
+        del train["initial_loss_scale"]
+    last = given.number("train-iters")
+    if (end := given.number("lr-decay-iters", str(last))) != last:
+        train["decay_iterations"] = int(end)
     if rampup := given.flags.get("rampup-batch-size"):
         train["rampup_batch_size"] = rampup
     train["validation_samples"] = max(
@@ -221,7 +222,7 @@ def to_megatron(config: RunConfig) -> MegatronFlags:
         "lr-decay-style": train.decay.removeprefix("clipped-"),
         "max-position-embeddings": str(model.seq_length),
         "attention-dropout": str(model.dropout),
-        "lr-decay-iters": str(train.iterations),
+        "lr-decay-iters": str(train.decay_iterations or train.iterations),
         "eval-iters": str(-(-train.validation_samples // train.global_batch_size)),
         "make-vocab-size-divisible-by": str(128 if fits else model.padded_vocab_size // parallel.tp),
         "vocab-size": str(model.vocab_size),

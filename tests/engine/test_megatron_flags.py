@@ -118,7 +118,6 @@ def test_what_has_no_counterpart_is_said(command: Command) -> None:
         "--ffn-hidden-size 100 has no counterpart: it is four times the hidden size",
         "--position-embedding-type rope has no counterpart",
         "--swiglu has no counterpart",
-        "the learning rate falls until iteration 8; here it falls until the end",
     ]
 
 

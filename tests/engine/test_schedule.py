@@ -1,10 +1,12 @@
 """The learning rate against the schedule of the 2019 code and the later one."""
 
-from typing import Literal
+import re
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from engine.config import TrainConfig
 from engine.optim.schedule import learning_rate
@@ -50,3 +52,42 @@ def test_after_warm_up_it_falls_and_never_below_the_floor(
     step = data.draw(st.integers(warmup + 1, 2 * iterations))
     rate, following = learning_rate(train, step), learning_rate(train, step + 1)
     assert floor * (1 - 1e-9) <= following <= rate * (1 + 1e-9) <= peak * (1 + 1e-8)
+
+
+def test_a_constant_rate_warms_up_and_stays() -> None:
+    train = TrainConfig(iterations=40, warmup_iterations=4, learning_rate=0.3, decay="constant")
+    assert [learning_rate(train, step) for step in (1, 2, 4, 5, 40, 99)] == [0.075, 0.15, 0.3, 0.3, 0.3, 0.3]
+
+
+def test_the_fall_ends_at_its_own_iteration() -> None:
+    """As `--lr-decay-iters` apart from `--train-iters`: the same rates as a run that ends there, and then the last of them."""
+    for decay in GOLDEN:
+        recipe = {"decay": decay, "warmup_iterations": 5, "learning_rate": 1e-3, "min_learning_rate": 1e-4}
+        whole, short, long = (
+            TrainConfig(iterations=n, decay_iterations=end, **recipe) for n, end in ((40, None), (20, 40), (80, 40))
+        )
+        for step in range(1, 41):
+            assert learning_rate(whole, step) == learning_rate(short, step) == learning_rate(long, step)
+        assert learning_rate(long, 60) == learning_rate(whole, 40)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (
+            {"learning_rate": 5e-6},
+            "min_learning_rate = 1e-05, the floor of the schedule, is above learning_rate = 5e-06",
+        ),
+        ({"iterations": 10, "warmup_iterations": 8}, "would leap down after the warm-up: make it at most 5"),
+        ({"iterations": 100, "warmup_iterations": 70, "decay_iterations": 200, "decay": "cosine"}, None),
+        ({"iterations": 300, "decay_iterations": 60, "warmup_iterations": 60}, "not below decay_iterations = 60"),
+        ({"iterations": 9, "warmup_iterations": 9}, "not below iterations = 9"),
+        ({"learning_rate": 5e-6, "decay": "constant"}, None),
+    ],
+)
+def test_a_schedule_that_nobody_means_is_refused(changed: dict[str, Any], words: str | None) -> None:
+    if words is None:
+        TrainConfig.model_validate(changed)
+        return
+    with pytest.raises(ValidationError, match=re.escape(words)):
+        TrainConfig.model_validate(changed)
