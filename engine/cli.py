@@ -42,25 +42,31 @@ def run(
         bool, typer.Option("--threads", help="Run the ranks as threads of this process, for a debugger.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved run and its cost, and stop.")] = False,
+    earlier: Annotated[
+        Path | None, typer.Option("--continue", help="Go on from the end of this run, as a new run.")
+    ] = None,
 ) -> None:
     """Train a configuration, or resume its run, in a run directory of its own."""
     from engine.run.resolved import read_run
 
-    resolved = read_run(config, overrides or [], twin, _started_ranks() or ranks)
+    resolved = read_run(config, overrides or [], twin, _started_ranks() or ranks, earlier)
     if dry_run:
         print(resolved.describe())
     else:
+        resolved.check_not_longer(runs)
         _train(resolved, runs, threads)
 
 
 @app.command()
-def resume(run: Annotated[Path, typer.Argument(help="Run directory.")], ranks: Ranks = None) -> None:
-    """Resume a run from its newest checkpoint; its directory says everything else."""
+def resume(
+    run: Annotated[Path, typer.Argument(help="Run directory.")], overrides: Overrides = None, ranks: Ranks = None
+) -> None:
+    """Resume a run from its newest checkpoint, at the layout that trained last unless `--set parallel.` changes it."""
     from engine.run.resolved import resolve_begun
     from lineage.run import RunDirectory
 
     directory = RunDirectory.open(run)
-    _train(resolve_begun(directory, _started_ranks() or ranks), directory.path.parent)
+    _train(resolve_begun(directory, _started_ranks() or ranks, overrides or ()), directory.path.parent)
 
 
 def _train(run: "ResolvedRun", runs: Path, threads: bool = False) -> None:
@@ -172,9 +178,9 @@ def export_(
     ] = "huggingface",
 ) -> None:
     """Write a checkpoint's weights in another format; what `shard-hf` divided is merged again."""
-    from engine.checkpoint.checkpoint import resolve_checkpoint
     from engine.formats.convert import export_checkpoint
     from engine.formats.huggingface_shards import is_sharded, merge_huggingface
+    from lineage.chain import resolve_checkpoint
 
     _announce_conversion(resolve_checkpoint(checkpoint))
     if format_ == "huggingface" and is_sharded(checkpoint):

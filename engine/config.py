@@ -23,7 +23,7 @@ from lineage.environment import list_gpus
 
 Precision = Literal["fp64", "fp32", "bf16", "fp16", "fp16-pure"]
 ScheduleName = Literal["gpipe", "1f1b", "interleaved"]
-EARLIER = {"initial_loss_scale": 2.0**32, "decay_iterations": None}
+EARLIER = {"initial_loss_scale": 2.0**32, "decay_iterations": None, "init_from": None, "continues": None}
 """Values of `[train]` that runs of earlier versions had without saying so; written configurations leave them out."""
 LARGEST_SIZE = 1 << 28
 """Largest size of a model; the bytes of a matrix with two such sides are counted in 64 bits."""
@@ -190,11 +190,27 @@ class ModelConfig(Config):
         return self.transformer_xl.inner_size or 4 * self.hidden_size
 
 
+class Seam(Config):
+    """Place at which a run continues another; `mlm-train run --continue` writes it."""
+
+    run: Path
+    """Directory of the earlier run."""
+    iteration: int
+    """Last iteration of the earlier run; its optimizer's state is taken over."""
+    samples: int
+    """Samples that were trained before."""
+
+
 class TrainConfig(Config):
     """The recipe of the 2019 paper's Section 4.2; the defaults are its values."""
 
+    init_from: Path | None = None
+    """Run or checkpoint whose weights the training starts from, with a fresh optimizer; `mlm-train import` makes one of
+    Hugging Face's or Megatron-LM's weights. The tokenizer and `[model]` must be the same."""
+    continues: Seam | None = None
+    """End of an earlier run that this one continues with its optimizer, as `--continue RUN` asks."""
     iterations: int = 300_000
-    """Optimizer steps."""
+    """Optimizer steps, those of a continued run among them."""
     global_batch_size: int = 512
     """Sequences per iteration over all data-parallel ranks."""
     rampup_batch_size: tuple[int, int, int] | None = None
@@ -290,16 +306,21 @@ class TrainConfig(Config):
         return self
 
     def _check_schedule(self) -> None:
+        if self.continues and self.continues.iteration >= self.iterations:
+            raise ValueError(
+                f"iterations = {self.iterations} leaves nothing to train: {self.continues.run} has "
+                f"{self.continues.iteration} already"
+            )
         name, end = (
             ("decay_iterations", self.decay_iterations) if self.decay_iterations else ("iterations", self.iterations)
         )
-        warmup = f"warmup_iterations = {self.warmup_iterations} is not below"
         if self.warmup_iterations >= end:
-            raise ValueError(f"{warmup} {name} = {end}")
-        if self.decay == "clipped-cosine" and 2 * self.warmup_iterations > end:
+            raise ValueError(f"warmup_iterations = {self.warmup_iterations} is not below {name} = {end}")
+        if self.decay == "clipped-cosine" and 3 * self.warmup_iterations > 2 * end:
             raise ValueError(
-                f"{warmup} half of {name} = {end}, so the rate of decay = 'clipped-cosine' would leap down after the "
-                f"warm-up: make it at most {end // 2}, or decay = 'cosine'"
+                f"warmup_iterations = {self.warmup_iterations} is above two thirds of {name} = {end}, and the rate of "
+                f"decay = 'clipped-cosine' would fall by over a quarter at once: make it at most {end // 2}, or set "
+                "decay = 'cosine'"
             )
         if self.decay != "constant" and self.min_learning_rate > self.learning_rate:
             raise ValueError(

@@ -35,7 +35,9 @@ def train(run: ResolvedRun, root: Path, until: int | None = None) -> RunDirector
     with begun_on_ranks(run, root) as (directory, mesh), run_locked(directory, mesh):
         if not directory.is_complete:
             if mesh.is_first:
-                done = max(map(iteration_of, complete_checkpoints(directory.path)), default=0)
+                begun_at = config.train.continues.iteration if config.train.continues else 0
+                done = max(map(iteration_of, complete_checkpoints(directory.path)), default=begun_at)
+                directory.note_layout(done, config.parallel.model_dump(mode="json"), mesh.layout.world_size)
                 announce(run.describe_work(done), run.describe_disk(), str(directory.path))
                 if config.train.precision.startswith("fp16") and mesh.device.type == "cpu":
                     print(FP16_ON_A_PROCESSOR, file=sys.stderr)

@@ -27,7 +27,7 @@ from engine.run.loggers import Start
 from engine.run.metrics import MetricsLog, write_summary
 from engine.run.resolved import ResolvedRun
 from engine.step import NotFinite, build_step
-from lineage.chain import checkpoint_path, complete_checkpoints
+from lineage.chain import checkpoint_path, complete_checkpoints, resolve_checkpoint
 from lineage.environment import list_gpus
 from lineage.errors import Interrupted
 from lineage.processes import when_stopped
@@ -53,11 +53,17 @@ class Trainer:
         self.state = checkpoint.resume(
             directory.path, self.model.parameters, self.step.optimizer, lambda probe: self._loss_of(probe.tokens)
         )
+        place = checkpoint_path(directory.path, self.state.iteration)
+        if run.origin and not self.state.iteration:
+            place, is_whole = resolve_checkpoint(run.origin.place), run.origin.kind == "continues"
+            self.state = checkpoint.start_from(
+                place, run.origin.digest, self.model.parameters, self.step.optimizer, is_whole
+            )
         if self.state.iteration:
             batch_size = self.schedule.batch_size(self.state.iteration - 1)
             groups = place_groups(batch_size, train.microbatch_size, mesh.dp.rank, mesh.dp.size)
             layers = [number for chunk in self.model.chunks for number in chunk.stage.layers]
-            self.inputs.streams.load(checkpoint_path(directory.path, self.state.iteration), groups, layers)
+            self.inputs.streams.load(place, groups, layers)
         if self.step.scaler and self.state.loss_scaler:
             self.step.scaler = LossScaler(**self.state.loss_scaler)
         self.recent = RecentIterations(self.state.recent)
@@ -80,6 +86,8 @@ class Trainer:
                 log(self._validate(0, train.validation_samples))
             for number in range(first, train.iterations):
                 line, warnings, stop = self.iterate(number)
+                if (seam := train.continues) and number == seam.iteration:
+                    line.warning = f"continues {seam.run} from iteration {number}"
                 log(line)
                 for warning in warnings:
                     progress.note(warning)
@@ -154,7 +162,10 @@ class Trainer:
         if not self.mesh.is_first:
             yield lambda line: None
             return
-        with MetricsLog(self.directory.path, reached, self.config.model_dump(mode="json"), loggers, note) as log:
+        seam = self.config.train.continues
+        earlier = seam.run if seam and seam.iteration == reached else None
+        config = self.config.model_dump(mode="json")
+        with MetricsLog(self.directory.path, reached, config, loggers, note, earlier) as log:
             yield log.write
 
     def _validate(

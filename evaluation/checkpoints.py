@@ -10,7 +10,6 @@ from data_pipeline.contamination.testsets import find_gpt2_vocabulary
 from data_pipeline.files import trained_datasets
 from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.checkpoint.checkpoint import load_for_inference
-from engine.checkpoint.shards import INDEX
 from engine.formats import write_checkpoint
 from engine.formats.convert import read_published
 from engine.formats.torch_dist import METADATA, TRACKER
@@ -21,7 +20,7 @@ from engine.parallel.mesh import ParallelMesh, serial_mesh
 from evaluation.hub_models import cached_model
 from evaluation.scoring import ScoringModel, pack_weights
 from evaluation.store import ScoreStore
-from lineage.chain import CHECKPOINTS
+from lineage.chain import CHECKPOINTS, INDEX
 from lineage.digest import is_sealed
 from lineage.environment import user_cache
 from lineage.errors import BadInput, DataMissing, IntegrityFailure

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from lineage.digest import content_digest, is_sealed, read_digest, sealed_files, sha256_json
+from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import read_object
 from lineage.run import MANIFEST, identity_of
 
 CHECKPOINTS = "checkpoints"
 """Folder of a run that holds its checkpoints."""
-LINEAGE, CONFIG, STATE = "lineage.json", "config.json", "state.json"
+LINEAGE, CONFIG, STATE, INDEX = "lineage.json", "config.json", "state.json", "index.json"
 """Files of a checkpoint."""
 
 
@@ -32,6 +33,24 @@ def iteration_of(checkpoint: Path) -> int:
 def complete_checkpoints(run: Path) -> list[Path]:
     """Sealed checkpoints of a run, oldest first."""
     return sorted(path for path in (run / CHECKPOINTS).glob("iter_*") if is_sealed(path))
+
+
+def resolve_checkpoint(path: Path) -> Path:
+    """The checkpoint itself, or the newest complete one of a run directory."""
+    if not path.is_dir():
+        raise BadInput(f"there is no checkpoint directory {path}")
+    path = path.resolve()
+    folder = path if path.name == CHECKPOINTS else path / CHECKPOINTS
+    if folder.is_dir():
+        complete = complete_checkpoints(folder.parent)
+        if not complete:
+            raise IntegrityFailure(f"{path} has no complete checkpoint")
+        return complete[-1]
+    if not is_sealed(path):
+        raise IntegrityFailure(f"{path} has no COMPLETE file: it is not a finished checkpoint")
+    if not (path / INDEX).is_file():
+        raise BadInput(f"{path} is complete but is not a checkpoint: it has no {INDEX}")
+    return path
 
 
 def broken_links(run: Path) -> list[str]:

@@ -91,6 +91,13 @@ class RunDirectory:
         is_new = write_json(self.path / MANIFEST, manifest.to_json(), replaces=False)
         return RunDirectory(self.path, is_new, is_new and made)
 
+    def note_layout(self, iteration: int, parallel: dict[str, Any], ranks: int) -> None:
+        """Add the layout of a training to the manifest if the last one there is another."""
+        values = read_object(self.path / MANIFEST)
+        layouts, new = values.get("layouts", []), {"parallel": parallel, "ranks": ranks}
+        if not layouts or {**layouts[-1], **new} != layouts[-1]:
+            write_json(self.path / MANIFEST, {**values, "layouts": [*layouts, {"iteration": iteration, **new}]})
+
     def undo(self) -> None:
         """Remove what `begin` made, unless other files lie there."""
         if self.is_new:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from engine.checkpoint.checkpoint import INDEX, OPTIMIZER_STATE, read_probe
+from engine.checkpoint.checkpoint import OPTIMIZER_STATE, read_probe
 from engine.checkpoint.probe import numerics_identity
 from engine.checkpoint.shards import read_whole
 from engine.config import ParallelConfig, RunConfig
@@ -20,7 +20,7 @@ from engine.parallel.layout import Layout
 from engine.run.files import read_metrics
 from engine.run.resolved import resolve, resolve_begun
 from engine.train import train
-from lineage.chain import CONFIG, STATE, checkpoint_path, complete_checkpoints, iteration_of
+from lineage.chain import CONFIG, INDEX, STATE, checkpoint_path, complete_checkpoints, iteration_of
 from lineage.config import parse_config
 from lineage.digest import check_seal, is_sealed, sealed_files
 from lineage.errors import BadInput, HardwareMissing, IntegrityFailure, Interrupted

@@ -9,7 +9,7 @@ a few samples), lineage.json (the run, its inputs, the earlier checkpoints), tok
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,6 @@ import torch
 from engine.checkpoint import shards
 from engine.checkpoint.probe import FILE as PROBE
 from engine.checkpoint.probe import Probe, describe_computation
-from engine.checkpoint.shards import INDEX
 from engine.checkpoint.statistics import FILE as STATISTICS
 from engine.checkpoint.statistics import Numbers, check_loaded, check_written, measure, measure_finite
 from engine.config import ModelConfig, RunConfig
@@ -32,10 +31,10 @@ from engine.parallel.layout import check_tensor_parallel, split_layers
 from engine.parallel.mesh import ParallelMesh, serial_mesh
 from engine.parallel.sharding import ShardedParameter, sharded_parameters
 from lineage.atomic import publish_directory, write_json
-from lineage.chain import CHECKPOINTS, CONFIG, LINEAGE, STATE, checkpoint_path, complete_checkpoints
+from lineage.chain import CONFIG, INDEX, LINEAGE, STATE, checkpoint_path, complete_checkpoints, resolve_checkpoint
 from lineage.config import parse_config
-from lineage.digest import check_seal, content_digest, is_sealed, read_digest, seal, sealed_files
-from lineage.errors import BadInput, IntegrityFailure, Interrupted
+from lineage.digest import check_seal, content_digest, read_digest, seal, sealed_files
+from lineage.errors import IntegrityFailure, Interrupted
 from lineage.files import parse_document, read_object
 from lineage.run import MANIFEST, RunDirectory
 
@@ -198,6 +197,31 @@ def resume(
     return TrainingState()
 
 
+def start_from(
+    path: Path, digest: str, parameters: Sequence[ShardedParameter], optimizer: FlatOptimizer, is_whole: bool
+) -> TrainingState:
+    """Load the checkpoint that a run starts from: its weights, or, if `is_whole`, the optimizer and its progress too.
+
+    Every rank calls it. Raises IntegrityFailure if the checkpoint is no longer the one that the run began with.
+    """
+    with optimizer.mesh.all_or_none():
+        if read_digest(path) != digest:
+            raise IntegrityFailure(f"{path} has changed since the run began that starts from it")
+    if is_whole:
+        return load_checkpoint(path, parameters, optimizer)[0]
+    with optimizer.mesh.all_or_none(), torch.no_grad():
+        check_seal(path)
+        index = read_object(path / INDEX)
+
+        def fill(tensors: Iterable[tuple[ShardedParameter, str, torch.Tensor]]) -> None:
+            precise = [(f"master.{p.name}", p, tensor) for p, _, tensor in tensors]
+            shards.read_into(path, index, [(n if n in index else p.name, p, tensor) for n, p, tensor in precise])
+
+        fill((p, "", p.local.data) for p in parameters)
+        optimizer.restore(0, fill, ("master",))
+    return TrainingState()
+
+
 def load_checkpoint(
     path: Path, parameters: Sequence[ShardedParameter], optimizer: FlatOptimizer
 ) -> tuple[TrainingState, Probe | None]:
@@ -286,21 +310,3 @@ def read_model_config(directory: Path) -> ModelConfig:
     """The model of a checkpoint. Raises IntegrityFailure if config.json cannot be read, BadInput if it is wrong."""
     path = directory / CONFIG
     return parse_config(read_object(path).get("model", {}), ModelConfig, str(path))
-
-
-def resolve_checkpoint(path: Path) -> Path:
-    """The checkpoint itself, or the newest complete one of a run directory."""
-    if not path.is_dir():
-        raise BadInput(f"there is no checkpoint directory {path}")
-    path = path.resolve()
-    folder = path if path.name == CHECKPOINTS else path / CHECKPOINTS
-    if folder.is_dir():
-        complete = complete_checkpoints(folder.parent)
-        if not complete:
-            raise IntegrityFailure(f"{path} has no complete checkpoint")
-        return complete[-1]
-    if not is_sealed(path):
-        raise IntegrityFailure(f"{path} has no COMPLETE file: it is not a finished checkpoint")
-    if not (path / INDEX).is_file():
-        raise BadInput(f"{path} is complete but is not a checkpoint: it has no {INDEX}")
-    return path

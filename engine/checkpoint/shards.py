@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 
 from engine.checkpoint.statistics import Numbers, merge, to_json
 from engine.parallel.sharding import ShardedParameter
+from lineage.chain import INDEX
 from lineage.errors import IntegrityFailure
 
-INDEX = "index.json"
 FILE_NAME = re.compile(r"\w[\w.-]*")
 Entry = dict[str, Any]
 """{"shape": whole shape, "dim": int or None, "files": names in the order of the parts}"""

@@ -20,14 +20,16 @@ class BatchSchedule:
     """Samples of each iteration, and samples before it.
 
     With `train.rampup_batch_size` = (start, increment, samples) the batch grows from start by increment, each time that
-    an equal part of the samples has been taken; after all samples it is `train.global_batch_size`.
+    an equal part of the samples has been taken; after all samples it is `train.global_batch_size`. A run that continues
+    another counts from the iterations and samples of that run.
     """
 
     def __init__(self, train: TrainConfig) -> None:
-        self._phases = [_Phase(0, 0, train.global_batch_size)]
+        before = (train.continues.iteration, train.continues.samples) if train.continues else (0, 0)
+        self._phases = [_Phase(*before, train.global_batch_size)]
         if train.rampup_batch_size:
             start, increment, samples = train.rampup_batch_size
-            self._phases = _ramp(start, increment, samples, (train.global_batch_size - start) // increment)
+            self._phases = _ramp(start, increment, samples, (train.global_batch_size - start) // increment, *before)
 
     def batch_size(self, iteration: int) -> int:
         """Samples of `iteration` (from 0)."""
@@ -39,12 +41,12 @@ class BatchSchedule:
         return phase.sample + (iteration - phase.iteration) * phase.batch_size
 
     def _phase(self, iteration: int) -> _Phase:
-        return self._phases[bisect_right(self._phases, iteration, key=lambda phase: phase.iteration) - 1]
+        return self._phases[max(bisect_right(self._phases, iteration, key=lambda phase: phase.iteration) - 1, 0)]
 
 
-def _ramp(start: int, increment: int, samples: int, steps: int) -> list[_Phase]:
-    """The phases; a short ramp leaves some out."""
-    phases, iteration, taken = [], 0, 0
+def _ramp(start: int, increment: int, samples: int, steps: int, iteration: int, taken: int) -> list[_Phase]:
+    """The phases after `iteration` iterations and `taken` samples; a short ramp leaves some out."""
+    phases = []
     for step in range(steps):
         if samples * (step + 1) > taken * steps:  # the next step is not reached yet
             batch_size = start + step * increment

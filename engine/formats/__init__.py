@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 
 from data_pipeline.tokens.tokenizer import Tokenizer
-from engine.checkpoint.shards import INDEX, describe, merge_descriptions, write_shard
+from engine.checkpoint.shards import describe, merge_descriptions, write_shard
 from engine.checkpoint.statistics import FILE as STATISTICS
 from engine.checkpoint.statistics import check_written, measure
 from engine.config import ModelConfig, TwinScale
@@ -24,6 +24,7 @@ from engine.parallel.layout import Layout
 from engine.parallel.mesh import Axis, ParallelMesh
 from engine.parallel.sharding import ShardedParameter, sharded_parameters
 from lineage.atomic import new_directory, write_json
+from lineage.chain import INDEX
 from lineage.config import parse_config
 from lineage.digest import is_sealed, seal, sha256_file
 from lineage.errors import BadInput, IntegrityFailure

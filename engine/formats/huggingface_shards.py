@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 
 from data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
 from engine.checkpoint.checkpoint import read_model_config
-from engine.checkpoint.shards import INDEX as OUR_INDEX
 from engine.checkpoint.shards import read_whole
 from engine.formats import (
     Imported,
@@ -40,6 +39,7 @@ from engine.formats.huggingface import (
 from engine.formats.vocabulary import read_vocabulary
 from engine.parallel.layout import check_tensor_parallel
 from lineage.atomic import write_json
+from lineage.chain import INDEX as OUR_INDEX
 from lineage.digest import check_seal
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import FileSchema, parse_document, read_object

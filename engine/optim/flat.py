@@ -1,7 +1,7 @@
 """Base of the optimizers: flat storage with fp32 master weights, clipping, and state by parameter name."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
@@ -142,11 +142,14 @@ class FlatOptimizer(ABC):
                 for parameter, view in group.views(group.owners.all_gather(part, dim=0)):
                     yield parameter, name, view
 
-    def restore(self, steps: int, fill: Callable[[Iterable[tuple[ShardedParameter, str, torch.Tensor]]], None]) -> None:
-        """Load a state: `fill` writes into the tensors it is given, which are named as in `state`."""
+    def restore(
+        self, steps: int, fill: Callable[[Iterable[tuple[ShardedParameter, str, torch.Tensor]]], None],
+        names: Sequence[str] = ("exp_avg", "exp_avg_sq", "master"),
+    ) -> None:  # fmt: skip
+        """Load the parts of a state with these names: `fill` writes into the tensors it is given, as in `state`."""
         self.steps = steps
         for group in self.groups:
-            for name, part in group.state.items():
+            for name, part in ((name, part) for name, part in group.state.items() if name in names):
                 whole = torch.zeros_like(group.flat, dtype=part.dtype)
                 fill([(parameter, name, view) for parameter, view in group.views(whole)])
                 part.copy_(whole[group.own])

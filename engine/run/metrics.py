@@ -21,19 +21,23 @@ class MetricsLog:
     """
 
     def __init__(
-        self, run: Path, reached: int, config: dict[str, Any], loggers: dict[str, Start], note: Callable[[str], None]
-    ) -> None:
-        """Cut the file back to iteration `reached`, from which a session starts, and give each logger these lines."""
-        lines = read_metrics(run) if reached else []
-        earlier = [line for line in lines if line["iteration"] <= reached and line["kind"] != "final-validation"]
-        write_text(run / METRICS, "".join(json.dumps(line) + "\n" for line in earlier))
+        self, run: Path, reached: int, config: dict[str, Any], loggers: dict[str, Start], note: Callable[[str], None],
+        earlier: Path | None = None,
+    ) -> None:  # fmt: skip
+        """Cut the file back to iteration `reached`, from which a session starts, and give each logger these lines.
+
+        A run that continues another begins with the lines of `earlier`.
+        """
+        lines = read_metrics(earlier or run) if reached else []
+        before = [line for line in lines if line["iteration"] <= reached and line["kind"] != "final-validation"]
+        write_text(run / METRICS, "".join(json.dumps(line) + "\n" for line in before))
         self._file = (run / METRICS).open("a", encoding="utf-8")
         self._sessions: dict[str, Session] = {}
         self._note = note
         for name, start in loggers.items():
             with self._leaving_out(name):
                 self._sessions[name] = start(run, config)
-        for line in earlier:
+        for line in before:
             self._log(line)
 
     def __enter__(self) -> Self:

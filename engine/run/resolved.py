@@ -9,23 +9,40 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from engine.config import RunConfig
+from data_pipeline.tokens.tokenizer import FILE_NAME
+from engine.config import ModelConfig, ParallelConfig, RunConfig, Seam
 from engine.costs import RankMemory, checkpoint_bytes, flops_per_token, fullest_rank, parameter_count, tokens_trained
+from engine.data.batch_schedule import BatchSchedule
 from engine.data.dataset import DatasetFacts
 from engine.parallel.layout import Layout, layout_of
 from engine.pipeline.schedule import ideal_bubble
 from engine.twin import shrink
 from lineage import VERSION
+from lineage.chain import CONFIG, checkpoint_path, iteration_of, resolve_checkpoint
 from lineage.config import load_config, override_config, parse_config
-from lineage.digest import sha256_json
+from lineage.digest import is_sealed, read_digest, sha256_file, sha256_json
 from lineage.environment import available_cores, list_gpus
 from lineage.errors import BadInput, IntegrityFailure
+from lineage.files import read_object
 from lineage.progress import format_bytes
 from lineage.run import MANIFEST, RunDirectory
 from lineage.shipped import Shipped, find_file
 
+ORIGINS = ("init_from", "continues")
+"""Names, among a run's inputs, of the checkpoint that it starts from: for its weights alone, or as a whole."""
 PLACES = frozenset({"data", "parallel", "record"})
 """Sections of the configuration that change where a run takes place and what it notes down, not what it computes."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The checkpoint that a run starts from."""
+
+    kind: str
+    """A name of `ORIGINS`."""
+    place: Path
+    """The checkpoint, or a run whose newest checkpoint it is."""
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -37,6 +54,8 @@ class ResolvedRun:
     dataset: DatasetFacts | None
     """None if the configuration names no dataset; such a run can be looked at and not begun."""
     layout: Layout
+    origin: Origin | None = None
+    """None for a run that starts from random weights."""
 
     @cached_property
     def parameters(self) -> int:
@@ -69,6 +88,11 @@ class ResolvedRun:
             raise BadInput("data.dataset is not set: make a dataset with `mlm-data run` and name its directory")
         return self.dataset
 
+    @property
+    def parents(self) -> dict[str, str]:
+        """The digests of what the run is made of, by name: its dataset and the checkpoint that it starts from."""
+        return self.data.parents | ({self.origin.kind: self.origin.digest} if self.origin else {})
+
     def begin(self, root: Path) -> RunDirectory:
         """The directory of this run below `root`, begun if it is new.
 
@@ -76,7 +100,22 @@ class ResolvedRun:
         trainer resumes from its newest checkpoint (`engine.checkpoint.checkpoint.resume`).
         """
         described = self.config.model_dump(mode="json")
-        return RunDirectory.begin(root, self.config.name, "training", described, self.data.parents, PLACES)
+        return RunDirectory.begin(root, self.config.name, "training", described, self.parents, PLACES)
+
+    def check_not_longer(self, root: Path) -> None:
+        """Raise BadInput if the newest complete run of this name has the same configuration but fewer iterations."""
+        named, ours = root / self.config.name, self.config.model_dump(mode="json")
+        if not is_sealed(named) or self.config.train.continues or not (named / MANIFEST).is_file():
+            return
+        theirs = read_object(named / MANIFEST).get("config", {})
+        train = {**theirs.get("train", {}), "iterations": self.config.train.iterations}
+        train.pop("continues", None)
+        same = all(({**theirs, "train": train}).get(key) == value for key, value in ours.items() if key not in PLACES)
+        if same and (length := theirs["train"]["iterations"]) < self.config.train.iterations:
+            raise BadInput(
+                f"{named} is complete with {length} iterations: --continue {named} trains the others, with its "
+                "optimizer; to begin anew, give the run another name with --set name=…"
+            )
 
     def describe(self) -> str:
         """The configuration, its digest and its costs, for a dry run."""
@@ -115,7 +154,7 @@ class ResolvedRun:
         return f"up to {format_bytes((self.config.train.keep_checkpoints + 1) * self.checkpoint_bytes)} of checkpoints"
 
 
-def resolve(config: RunConfig, ranks: int | None = None) -> ResolvedRun:
+def resolve(config: RunConfig, ranks: int | None = None, origin: Origin | None = None) -> ResolvedRun:
     """The run of a configuration on `ranks` ranks, by default on as many as there are here.
 
     Raises DataMissing, IntegrityFailure or BadInput for a dataset that is not there, not complete or does not fit, and
@@ -124,8 +163,52 @@ def resolve(config: RunConfig, ranks: int | None = None) -> ResolvedRun:
     dataset = None
     if config.data.dataset is not None:
         dataset = DatasetFacts.read(config.data.dataset)
-        config = config.model_copy(update={"model": dataset.resize(config.model)})
-    return ResolvedRun(config, dataset, layout_of(config, ranks or default_ranks(config)))
+        if origin is None:
+            config = config.model_copy(update={"model": dataset.resize(config.model)})
+            config, origin = _start_from(config, dataset.tokenizer)
+    return ResolvedRun(config, dataset, layout_of(config, ranks or default_ranks(config)), origin)
+
+
+def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, Origin | None]:
+    """The configuration with the padded vocabulary of the checkpoint that it starts from, and the checkpoint.
+
+    Raises BadInput if the checkpoint has another tokenizer or shape.
+    """
+    seam = config.train.continues
+    place = seam.run if seam else config.train.init_from
+    if place is None:
+        return config, None
+    checkpoint = checkpoint_path(place, seam.iteration) if seam else resolve_checkpoint(place)
+    theirs = parse_config(read_object(checkpoint / CONFIG).get("model", {}), ModelConfig, str(checkpoint / CONFIG))
+    ours = config.model.model_copy(update={"padded_vocab_size": theirs.padded_vocab_size})
+    free = {"dropout", "init_std"}
+    pairs = zip(ours.model_dump(exclude=free).items(), theirs.model_dump(exclude=free).values(), strict=True)
+    if differing := [(name, mine, other) for (name, mine), other in pairs if mine != other]:
+        name, mine, other = differing[0]
+        raise BadInput(f"the weights of {place} have another shape: model.{name} is {other} there and {mine} here")
+    if sha256_file(checkpoint / "tokenizer" / FILE_NAME) != sha256_file(tokenizer / FILE_NAME):
+        raise BadInput(
+            f"{place} was trained with another tokenizer than {config.data.dataset}: make the dataset with it"
+        )
+    origin = Origin("continues", checkpoint, read_digest(checkpoint)) if seam else None
+    return config.model_copy(update={"model": ours}), origin or Origin("init_from", place, read_digest(checkpoint))
+
+
+def continue_run(config: RunConfig, run: Path) -> RunConfig:
+    """The configuration that continues a run from its newest checkpoint.
+
+    Raises BadInput for anything but a training run, for fewer iterations and for another precision.
+    """
+    directory = RunDirectory.open(run)
+    earlier = parse_config(directory.manifest["config"], RunConfig, str(directory.path / MANIFEST)).train
+    if earlier.precision != config.train.precision:
+        raise BadInput(f"{run} was trained in {earlier.precision}, and its optimizer's state continues in that alone")
+    iteration = iteration_of(resolve_checkpoint(directory.path))
+    run = run.with_name(directory.path.name) if run.is_symlink() else run
+    seam = Seam(run=run, iteration=iteration, samples=BatchSchedule(earlier).samples_before(iteration))
+    values = config.model_dump(mode="json")
+    values["train"] |= {"init_from": None, "continues": seam.model_dump(mode="json")}
+    return parse_config(values, RunConfig, "--continue")
 
 
 def default_ranks(config: RunConfig) -> int:
@@ -147,15 +230,16 @@ def read_run_config(model: str | Path, overrides: Sequence[str] = (), twin: bool
 
 
 def read_run(
-    model: str | Path, overrides: Sequence[str] = (), twin: bool = False, ranks: int | None = None
-) -> ResolvedRun:
-    """The run of a shipped model or a TOML file.
+    model: str | Path, overrides: Sequence[str] = (), twin: bool = False, ranks: int | None = None,
+    earlier: Path | None = None,
+) -> ResolvedRun:  # fmt: skip
+    """The run of a shipped model or a TOML file, which continues `earlier` if that is given.
 
     Raises BadInput if the file or an override states a vocabulary that its dataset does not have; a twin's rule is no
     statement.
     """
     config = read_run_config(model, overrides, twin)
-    run = resolve(config, ranks)
+    run = resolve(continue_run(config, earlier) if earlier else config, ranks)
     stated, actual = config.model.vocab_size, run.config.model.vocab_size
     overridden = any(item.startswith(("model.vocab_size=", "model=")) for item in overrides)
     if stated != actual and (overridden or (not twin and "vocab_size" in config.model.model_fields_set)):
@@ -166,14 +250,24 @@ def read_run(
     return run
 
 
-def resolve_begun(directory: RunDirectory, ranks: int | None = None) -> ResolvedRun:
-    """The run that was begun in a directory, to be resumed there.
+def resolve_begun(directory: RunDirectory, ranks: int | None = None, changed: Sequence[str] = ()) -> ResolvedRun:
+    """The run that was begun in a directory, to be resumed there, at the layout that trained last or a changed one.
 
     Raises IntegrityFailure or BadInput when its dataset, its name or the version has changed since it began, because
     the same configuration would now be another run.
     """
     manifest, path = directory.manifest, directory.path
+    if wrong := next((item for item in changed if item.partition(".")[0] not in PLACES), None):
+        raise BadInput(
+            f"--set {wrong} would change what the run computes; `mlm-train run CONFIG --continue {path}` does that in "
+            f"a new run, and `resume` changes only {', '.join(sorted(PLACES))}"
+        )
     config = parse_config(manifest.get("config", {}), RunConfig, str(path / MANIFEST))
+    if layouts := manifest.get("layouts"):
+        parallel = parse_config(layouts[-1]["parallel"], ParallelConfig, str(path / MANIFEST))
+        config = config.model_copy(update={"parallel": parallel})
+        ranks = ranks or (None if changed else layouts[-1]["ranks"])
+    config = override_config(config, changed) if changed else config
     try:
         original = f"{manifest['name']}-{manifest['identity'][:8]}"
         began, dataset = manifest["environment"]["mlm_repro"], manifest["parents"]["dataset"]
@@ -183,7 +277,10 @@ def resolve_begun(directory: RunDirectory, ranks: int | None = None) -> Resolved
         raise BadInput(f"{path} was renamed: it began as {original}")
     if began != VERSION:
         raise BadInput(f"{path} began under version {began} and this is {VERSION}: begin a new run")
-    run = resolve(config, ranks)
+    train, parents = config.train, manifest["parents"]
+    place = checkpoint_path(train.continues.run, train.continues.iteration) if train.continues else train.init_from
+    origin = next((Origin(kind, place, parents[kind]) for kind in ORIGINS if kind in parents and place), None)
+    run = resolve(config, ranks, origin)
     if run.data.digest != dataset:
         raise IntegrityFailure(f"the dataset {config.data.dataset} has changed since {path} began")
     return run

@@ -14,8 +14,7 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
-from engine.checkpoint.shards import INDEX
-from lineage.chain import complete_checkpoints
+from lineage.chain import INDEX, complete_checkpoints
 from lineage.digest import MARKER, check_seal, content_digest, is_sealed, sealed_files
 from lineage.environment import available_cores
 from lineage.files import read_object

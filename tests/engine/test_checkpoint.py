@@ -18,7 +18,6 @@ from engine.checkpoint.checkpoint import (
     TrainingState,
     load_checkpoint,
     load_for_inference,
-    resolve_checkpoint,
     save_checkpoint,
 )
 from engine.checkpoint.shards import write_shard
@@ -31,6 +30,7 @@ from engine.optim.gradients import GradientReducer
 from engine.optim.precision import DTYPES
 from engine.parallel.layout import Layout
 from engine.parallel.sharding import ShardedParameter, sharded_parameters
+from lineage.chain import resolve_checkpoint
 from lineage.digest import check_seal, seal
 from lineage.errors import BadInput, IntegrityFailure
 from tests.data_pipeline.builds import in_child

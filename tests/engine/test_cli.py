@@ -175,7 +175,7 @@ def assert_unsealed_with_valid_metrics(run: Path) -> None:
 
 def test_resume_refuses_what_it_would_not_go_on_with(tmp_path: Path) -> None:
     dataset = write_dataset(tmp_path / "dataset")
-    toml = write_toml(tmp_path / "small.toml", dataset, iterations=6)
+    toml = write_toml(tmp_path / "small.toml", dataset, iterations=6, warmup_iterations=3)
     run = train(read_run_config(toml), tmp_path / "runs").path
     assert mlm_train("resume", tmp_path / "runs" / "small")[0] == 0
     renamed = shutil.copytree(run, run.with_name("renamed"))

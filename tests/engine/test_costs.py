@@ -106,7 +106,7 @@ def test_bytes_per_parameter(precision: Precision, state: int, saved: int) -> No
 
 
 def test_parallelism_divides_memory() -> None:
-    model, train = published("8.3b"), TrainConfig()
+    model, train = published("8.3b"), TrainConfig(precision="fp16")
 
     def memory(**parallel: Any) -> RankMemory:
         return fullest_rank(model, train, ParallelConfig(**parallel))
@@ -124,7 +124,7 @@ def test_memory_by_hand() -> None:
     """One layer a rank: state, activations of the microbatches in flight, one layer recomputed, head and logits."""
     model = ModelConfig(num_layers=4, hidden_size=256, num_heads=4, seq_length=128, vocab_size=1024,
                         padded_vocab_size=1024)  # fmt: skip
-    train = TrainConfig(global_batch_size=32, microbatch_size=2)
+    train = TrainConfig(global_batch_size=32, microbatch_size=2, precision="fp16")
     ranks = memory_of_ranks(model, train, ParallelConfig(pp=4, recompute="full"))
     sbh = 128 * 2 * 256
     layer, words = 12 * 256**2 + 13 * 256, 1024 * 256

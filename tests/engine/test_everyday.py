@@ -20,7 +20,7 @@ def own(dataset: Path, tmp_path: Path) -> Path:
 
 
 def test_an_own_file_trains_in_the_format_of_the_device(own: Path, tmp_path: Path) -> None:
-    code, out, err = mlm_train(own, "--runs", tmp_path, "--ranks", 1)
+    code, _, err = mlm_train(own, "--runs", tmp_path, "--ranks", 1)
     assert (code, "warning" in err) == (0, False), err
     steps = read_steps(tmp_path / "small")
     assert not any(step.skipped for step in steps)

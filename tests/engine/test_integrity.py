@@ -152,7 +152,7 @@ def test_a_run_is_trained_by_one_command_at_a_time(dataset: Path, tmp_path: Path
     (leftover / MODEL).write_bytes(b"half")
     with locked(run.path), pytest.raises(BadInput, match="another process is at work in"):
         train(small_config(dataset), tmp_path)
-    assert train(small_config(dataset, iterations=6), tmp_path).is_complete
+    assert train(small_config(dataset, iterations=6, warmup_iterations=3), tmp_path).is_complete
     with run_locked(run, build_mesh(Layout())):
         assert not leftover.exists()
     assert list(run.path.glob(".*")) == []
@@ -205,7 +205,7 @@ def test_replicas_that_drift_apart_are_found_before_a_checkpoint_has_them(
 ) -> None:
     """Found at the next comparison, here after the third iteration; the tensor and the ranks are named."""
     monkeypatch.setattr("engine.guard.ranks.INTERVAL", 3)
-    config = small_config(dataset, iterations=6, global_batch_size=12, microbatch_size=2)
+    config = small_config(dataset, iterations=6, warmup_iterations=3, global_batch_size=12, microbatch_size=2)
     config = config.model_copy(update={"parallel": config.parallel.model_copy(update={"tp": layout.tp})})
     told = run_threads(drift, layout.world_size, layout, rank, name, config, tmp_path)
     assert told == [told[0]] * layout.world_size

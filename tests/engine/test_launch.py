@@ -106,7 +106,7 @@ def note_who_asks_for_a_gpu(folder: Path) -> None:
 
 def test_the_launcher_touches_no_gpu(dataset: Path, tmp_path: Path) -> None:
     """CUDA cannot be used in a process whose parent used it before it forked."""
-    toml = write_toml(tmp_path / "small.toml", dataset, iterations=6)
+    toml = write_toml(tmp_path / "small.toml", dataset, iterations=6, warmup_iterations=3)
     prepare = partial(note_who_asks_for_a_gpu, tmp_path)
     code, _, err = finish(Program("mlm-train", toml, "--runs", tmp_path / "runs", "--ranks", 2, prepare=prepare))
     assert code == 0, err

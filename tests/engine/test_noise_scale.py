@@ -78,7 +78,7 @@ def test_the_norms_are_those_of_the_gradients_computed_apart(layout: Layout, opt
 
 
 def train_measured(dataset: Path, root: Path) -> None:
-    config = small_config(dataset, iterations=6, validation_interval=20)
+    config = small_config(dataset, iterations=6, warmup_iterations=3, validation_interval=20)
     train(config.model_copy(update={"record": config.record.model_copy(update={"noise_scale": True})}), root)
 
 

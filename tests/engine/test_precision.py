@@ -126,9 +126,15 @@ def test_gradients_of_microbatches_add_up_in_fp32() -> None:
     assert optimizer.gradient_norm() == pytest.approx(1000 * math.sqrt(2))  # bf16 sums would stop at 256
 
 
+FP16: dict[str, Any] = {
+    "precision": "fp16", "initial_loss_scale": 2.0**32, "validation_interval": 1, "checkpoint_interval": 10,
+    "keep_checkpoints": 9,
+}  # fmt: skip
+
+
 @pytest.fixture(scope="session")
 def fp16(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = small_config(dataset, precision="fp16", validation_interval=1, checkpoint_interval=10, keep_checkpoints=9)
+    config = small_config(dataset, **FP16)
     return train(config, tmp_path_factory.mktemp("fp16")).path
 
 
@@ -164,7 +170,7 @@ def test_fp16_overflow_skips_the_update(fp16: Path) -> None:
 
 
 def test_fp16_scale_follows_the_rule_and_the_schedule_waits(fp16: Path) -> None:
-    lines, scaler, steps = lines_of(fp16, "train"), LossScaler(), 0
+    lines, scaler, steps = lines_of(fp16, "train"), LossScaler(2.0**32), 0
     for line in lines:
         assert line["loss_scale"] == scaler.scale
         assert line["learning_rate"] == pytest.approx(3e-3 * (steps + 1) / 5) or steps >= 5
@@ -179,7 +185,7 @@ def test_a_resumed_fp16_run_has_the_same_scales_and_skips(
     stop_after: int, fp16: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first stop is among the overflows, with half of the tolerance used; the second after them."""
-    config = small_config(dataset, precision="fp16", validation_interval=1, checkpoint_interval=10, keep_checkpoints=9)
+    config = small_config(dataset, **FP16)
     run = in_two_sessions(config, tmp_path, stop_after, monkeypatch)
     names = ("loss", "loss_scale", "skipped", "gradient_norm", "learning_rate")
     scales = [[line[name] for name in names] for line in lines_of(run, "train")]

@@ -60,7 +60,7 @@ def test_a_constant_rate_warms_up_and_stays() -> None:
 
 
 def test_the_fall_ends_at_its_own_iteration() -> None:
-    """As `--lr-decay-iters` apart from `--train-iters`: the same rates as a run that ends there, and then the last of them."""
+    """As `--lr-decay-iters` apart from `--train-iters`: the rates of a run that ends there, then the last of them."""
     for decay in GOLDEN:
         recipe = {"decay": decay, "warmup_iterations": 5, "learning_rate": 1e-3, "min_learning_rate": 1e-4}
         whole, short, long = (
@@ -78,7 +78,7 @@ def test_the_fall_ends_at_its_own_iteration() -> None:
             {"learning_rate": 5e-6},
             "min_learning_rate = 1e-05, the floor of the schedule, is above learning_rate = 5e-06",
         ),
-        ({"iterations": 10, "warmup_iterations": 8}, "would leap down after the warm-up: make it at most 5"),
+        ({"iterations": 10, "warmup_iterations": 8}, "would fall by over a quarter at once: make it at most 5"),
         ({"iterations": 100, "warmup_iterations": 70, "decay_iterations": 200, "decay": "cosine"}, None),
         ({"iterations": 300, "decay_iterations": 60, "warmup_iterations": 60}, "not below decay_iterations = 60"),
         ({"iterations": 9, "warmup_iterations": 9}, "not below iterations = 9"),

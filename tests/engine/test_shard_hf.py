@@ -12,12 +12,12 @@ from transformers import GPT2LMHeadModel
 from typer.testing import CliRunner
 
 from engine.checkpoint.checkpoint import load_for_inference
-from engine.checkpoint.shards import INDEX
 from engine.cli import app
 from engine.formats.huggingface_shards import FOLDER, WRITTEN, merge_huggingface, shard_huggingface
 from engine.launch.mesh import build_mesh
 from engine.launch.threads import run_threads
 from engine.parallel.layout import Layout
+from lineage.chain import INDEX
 from lineage.digest import seal
 from lineage.errors import BadInput, IntegrityFailure
 from tests.engine.test_formats_checkpoint import CONFIG, TOKENS
