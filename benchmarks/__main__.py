@@ -1,5 +1,6 @@
 """`python -m benchmarks data|train|eval|gpu`. Modules import torch when they measure."""
 
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ import typer
 
 from benchmarks.timing import carry_out
 from lineage.command import CommandLine, run_command
+from lineage.errors import KEEPS_NOTHING
 
 Json = Annotated[Path | None, typer.Option("--json", help="Also write the record to this file.")]
 Rounds = Annotated[int, typer.Option(min=1, help="How often every contender is measured, in turn.")]
@@ -86,6 +88,7 @@ def gpu(
 def main() -> None:
     """Entry point."""
     sys.argv[0] = "benchmarks"
+    os.environ[KEEPS_NOTHING] = "1"
     run_command(app)
 
 

@@ -15,6 +15,8 @@ from lineage.files import FileSchema
 from lineage.run import MANIFEST, RunDirectory
 
 LEDGER, DATASET = "ledger.json", "dataset.json"
+UNSPLIT = "all"
+"""Name, in place of a split's, of the token file of documents that were not divided."""
 DATED_FILES = frozenset({MANIFEST, LEDGER})
 """Files that say when and how fast a dataset was made."""
 MAX_SAMPLES = 5

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from data_pipeline.files import DATASET, LEDGER, Amount, DataCard, DatasetFile, Split, TokenizerFacts
+from data_pipeline.files import DATASET, LEDGER, UNSPLIT, Amount, DataCard, DatasetFile, Split, TokenizerFacts
 from data_pipeline.passes.deduplicate import DECISIONS, Corpus
 from data_pipeline.passes.gather import SLICE_LINES, assemble
 from data_pipeline.passes.prepare import QUARANTINE
@@ -23,7 +23,6 @@ from data_pipeline.work.workspace import Job
 from lineage.atomic import read_json, sync_directory, sync_file
 from lineage.files import write_document
 
-UNSPLIT = "all"
 DUPLICATES = "duplicates.jsonl"
 
 

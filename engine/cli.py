@@ -14,6 +14,7 @@ from engine.launch.allocator import keep_large_buffers
 from lineage.atomic import check_place, write_json
 from lineage.command import CommandLine, run_command
 from lineage.digest import bytes_below
+from lineage.errors import KEEPS_NOTHING, BadInput
 from lineage.extras import check_torch
 from lineage.progress import announce, format_bytes
 
@@ -31,8 +32,9 @@ Runs = Annotated[Path, typer.Option("--runs", help="Folder of run directories.")
 Ranks = Annotated[int | None, typer.Option("--ranks", min=1, help="Processes; by default one per GPU or core here.")]
 
 
-@app.command()
+@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def run(
+    context: typer.Context,
     config: Model,
     overrides: Overrides = None,
     twin: Twin = False,
@@ -47,8 +49,14 @@ def run(
     ] = None,
 ) -> None:
     """Train a configuration, or resume its run, in a run directory of its own."""
+    from engine.config import OTHER_NAMES
     from engine.run.resolved import read_run
 
+    if unknown := next((word for word in (str(config), *context.args) if word.startswith("-")), None):
+        key = OTHER_NAMES.get(unknown.partition("=")[0].lstrip("-").replace("-", "_"), "section.key")
+        raise BadInput(f"there is no option {unknown}: --set changes a key of the configuration, here {key}")
+    if context.args:
+        raise BadInput(f"{context.args[0]!r} is one argument too many: give one configuration")
     resolved = read_run(config, overrides or [], twin, _started_ranks() or ranks, earlier)
     if dry_run:
         print(resolved.describe())
@@ -101,6 +109,7 @@ def lr_find(
 
     resolved = read_run(config, overrides or [], twin, _started_ranks() or ranks)
     check_place("--out", out / f"{resolved.config.name}.json")
+    os.environ[KEEPS_NOTHING] = "1"
     from engine.lr_finder import suggest_learning_rate
 
     _on_ranks(lambda: suggest_learning_rate(resolved, low, high, iterations, out), resolved.layout.world_size)

@@ -449,6 +449,22 @@ class DataSection(Config):
         return self
 
 
+OTHER_NAMES = {
+    **dict.fromkeys(("lr", "max_lr"), "train.learning_rate"),
+    "min_lr": "train.min_learning_rate",
+    **dict.fromkeys(("max_iters", "train_iters", "max_steps", "steps"), "train.iterations"),
+    **dict.fromkeys(("batch_size", "micro_batch_size"), "train.microbatch_size"),
+    "gradient_accumulation_steps": "train.global_batch_size, the sequences of an update",
+    **dict.fromkeys(("dp", "data_parallel_size"), "the ranks that tp and pp leave (--ranks)"),
+    **dict.fromkeys(("dtype", "bf16", "fp16"), "train.precision"),
+    "block_size": "model.seq_length",
+    "n_layer": "model.num_layers",
+    "n_head": "model.num_heads",
+    "n_embd": "model.hidden_size",
+}
+"""Keys as other programs call them."""
+
+
 class RecordConfig(Config):
     """Records that a run writes beside its results; none changes them."""
 
@@ -457,6 +473,11 @@ class RecordConfig(Config):
     noise_scale: bool = False
     """Also estimate the gradient noise scale, in samples, from the gradient of each data-parallel rank and the reduced
     gradient (McCandlish et al. 2018); one data-parallel rank has nothing to compare."""
+
+    @field_validator("loggers", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return tuple(value.split(",")) if isinstance(value, str) else value
 
     @model_validator(mode="before")
     @classmethod
@@ -474,6 +495,7 @@ class RecordConfig(Config):
 class RunConfig(Config):
     """One training run."""
 
+    other_names: ClassVar[dict[str, str]] = OTHER_NAMES
     name: str
     """First part of the name of the run's directory."""
     model: ModelConfig

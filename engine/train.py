@@ -38,6 +38,7 @@ def train(run: ResolvedRun, root: Path, until: int | None = None) -> RunDirector
                 begun_at = config.train.continues.iteration if config.train.continues else 0
                 done = max(map(iteration_of, complete_checkpoints(directory.path)), default=begun_at)
                 directory.note_layout(done, config.parallel.model_dump(mode="json"), mesh.layout.world_size)
+                directory.link(yields=True)
                 announce(run.describe_work(done), run.describe_disk(), str(directory.path))
                 if config.train.precision.startswith("fp16") and mesh.device.type == "cpu":
                     print(FP16_ON_A_PROCESSOR, file=sys.stderr)

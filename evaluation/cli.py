@@ -164,7 +164,7 @@ def identify(
 @app.command()
 def generate(
     ckpt: Checkpoint,
-    prompt: Annotated[str, typer.Option(help="Text to continue; an empty one begins a document.")],
+    prompt: Annotated[str, typer.Option(help="Text to continue; without one a document begins.")] = "",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to add; end-of-text ends earlier.")] = 64,
     temperature: Annotated[float | None, typer.Option(help="Divides the logits; asks for sampling.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None,

@@ -5,6 +5,7 @@ logits; greedy and sampled tokens equal those of transformers' `generate` with t
 Shapes: b prompts, v padded vocabulary, t tensor-parallel ranks.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,8 +106,8 @@ def generate(
     """The tokens after each prompt, up to and with `end`, or `max_new_tokens`.
 
     All prompts have one length and go through the model together. Without `sampling` it is greedy. Every rank of the
-    model's mesh calls it and gets the same tokens. Raises BadInput for an empty prompt, for prompts of several lengths
-    and for prompts that do not fit the context together with the new tokens.
+    model's mesh calls it and gets the same tokens. Beyond the context each token follows from the last tokens that fit,
+    which are computed again, as in nanoGPT. Raises BadInput for an empty prompt and for prompts of several lengths.
     """
     mesh, network = model.mesh, model.network
     if not isinstance(network, GPT2):
@@ -118,24 +119,26 @@ def generate(
         raise BadInput("prompts that are continued together must be of one length")
     if max(map(max, prompts)) >= model.vocab_size or min(map(min, prompts)) < 0:
         raise BadInput(f"the prompt has token ids beyond the model's vocabulary of {model.vocab_size}")
-    if length + max_new_tokens > model.seq_length:
-        raise BadInput(
-            f"a prompt of {length} tokens and {max_new_tokens} new ones do not fit the model's context of "
-            f"{model.seq_length}"
-        )
+    context = model.seq_length
     generator = torch.Generator().manual_seed(sampling.seed) if sampling else None
-    cache = KeyValueCache(capacity=length + max_new_tokens)
+    cache = KeyValueCache(capacity=context)
     new: list[list[int]] = [[] for _ in prompts]
     announce(f"at most {max_new_tokens:,} tokens, one by one, through {parameter_count(network.config):,} parameters")
-    tokens = torch.tensor([list(prompt) for prompt in prompts], device=mesh.device)  # [b, q]
+    if length + max_new_tokens > context and mesh.is_first:
+        said = f"beyond the context of {context} tokens, each one follows from the last {context} alone"
+        print(f"warning: {length} tokens and {max_new_tokens} new ones: {said}", file=sys.stderr)
+    tokens = seen = torch.tensor([list(prompt) for prompt in prompts], device=mesh.device)  # [b, q], [b, all so far]
     with Progress("generate", max_new_tokens, "tokens", quiet=not mesh.is_first) as progress:
         for _ in range(max_new_tokens):
+            if seen.size(1) > context:
+                tokens, cache = seen[:, -context:], KeyValueCache(capacity=context)
             hidden = forward_next(network, mesh, tokens, cache)
             tokens = torch.zeros(len(prompts), 1, dtype=torch.int64, device=mesh.device)
             if hidden is not None:
                 logits = mesh.tp.all_gather(network.logits(hidden[-1]), dim=1)  # [b, v]
                 tokens.copy_(_choose(logits[:, : model.vocab_size].float().cpu(), sampling, generator))
             mesh.world.broadcast(tokens, mesh.layout.rank(0, mesh.pp.size - 1, 0))
+            seen = torch.cat([seen, tokens], dim=1)
             for row, token in zip(new, tokens[:, 0].tolist(), strict=True):
                 row.append(token)
             progress.advance()

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from lineage.errors import BadInput, Fault, Interrupted, UserError
+from lineage.errors import BadInput, Fault, Interrupted, UserError, afterwards
 from lineage.extras import check_torch
 from lineage.progress import QUIET
 
@@ -83,7 +83,7 @@ def run_command(app: Callable[..., Any], default: str | None = None, verbs: tupl
     except SystemExit as end:
         code = end.code
     except _CtrlC:
-        code = _explain(Interrupted("interrupted; the same command continues from what was finished"))
+        code = _explain(Interrupted(f"interrupted; the same command {afterwards()}"))
     except UserError as error:
         code = _explain(error)
     except Exception as error:

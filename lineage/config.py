@@ -131,6 +131,8 @@ def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
     if first["type"] == "extra_forbidden":
         close = difflib.get_close_matches(str(location[-1]), _known_keys(model, location[:-1]), 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
+        if known := getattr(model, "other_names", {}).get(location[-1]):
+            hint = f"; here it is {known}"
         return f"unknown key {dotted!r}{hint}{more}"
     if first["type"] == "missing":
         return f"missing key {dotted!r}{more}"

@@ -84,16 +84,18 @@ def check_seal(directory: Path) -> str:
     with Progress(f"checking {directory.name}", total, "bytes") as progress:
         for name in sorted(files.keys() | present):
             if name not in present:
-                raise IntegrityFailure(f"{directory / name} is missing although its run was complete")
+                raise IntegrityFailure(f"{directory / name} is missing and was there when {directory.name} was sealed")
             if name not in files:
-                raise IntegrityFailure(f"{directory / name} was added after its run was complete")
+                raise IntegrityFailure(f"{directory / name} was added after {directory.name} was sealed")
             path, expected = directory / name, files[name]
             try:
-                same = path.stat().st_size == expected["bytes"] and sha256_file(path) == expected["sha256"]
+                size = path.stat().st_size
+                same = size == expected["bytes"] and sha256_file(path) == expected["sha256"]
             except OSError as error:
                 raise IntegrityFailure(f"{path} cannot be read: {error.strerror}") from error
             if not same:
-                raise IntegrityFailure(f"{path} was changed after its run was complete")
+                had = "other content" if size == expected["bytes"] else f"{size:,} of {expected['bytes']:,} bytes"
+                raise IntegrityFailure(f"{path} was changed after {directory.name} was sealed: it has {had}")
             progress.advance(expected["bytes"])
     return str(marker["digest"])
 

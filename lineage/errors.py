@@ -1,5 +1,15 @@
 """The errors a user can cause or meet, each with its documented exit code."""
 
+import os
+
+KEEPS_NOTHING = "MLM_KEEPS_NOTHING"
+"""Environment variable of a command that leaves nothing to continue from."""
+
+
+def afterwards() -> str:
+    """What the same command does after an interruption."""
+    return "begins anew" if KEEPS_NOTHING in os.environ else "continues from what was finished"
+
 
 class UserError(Exception):
     """An error that the user can correct; its message is one clear sentence, shown without a traceback."""

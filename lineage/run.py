@@ -1,8 +1,9 @@
 """A run directory: manifest first, completion marker last, everything between in plain files.
 
 A run's identity is a digest of its kind, its configuration, the digests of its inputs and the version of this package.
-Its directory is `<root>/<name>-<first 8 of identity>`, and `<root>/<name>` links to the newest complete one. The same
-work asked for twice finds the first result, and changed work never overwrites an old result.
+Its directory is `<root>/<name>-<first 8 of identity>`, and `<root>/<name>` links to the newest complete one, or to a
+training in progress if there is none. The same work asked for twice finds the first result, and changed work never
+overwrites an old result.
 """
 
 import os
@@ -118,7 +119,11 @@ class RunDirectory:
         """The manifest's values. Raises BadInput without a manifest, IntegrityFailure if it is damaged."""
         path = self.path / MANIFEST
         if not path.is_file():
-            raise BadInput(f"{self.path} is not a run directory: it has no {MANIFEST}")
+            begun = ", ".join(
+                sorted(path.parent.name for path in self.path.parent.glob(f"{self.path.name}-*/{MANIFEST}"))
+            )
+            near = f"; there is {begun}" if begun else ""
+            raise BadInput(f"{self.path} is not a run directory: it has no {MANIFEST}{near}")
         values = read_object(path)
         try:
             return parse_document(values, Manifest, str(path)).model_dump(mode="json") | values
@@ -146,12 +151,15 @@ class RunDirectory:
         self.link()
         return digest
 
-    def link(self) -> None:
-        """Make `<root>/<name>` a link to this run, unless a real file has that name."""
+    def link(self, yields: bool = False) -> None:
+        """Make `<root>/<name>` a link to this run, unless a real file has that name.
+
+        A run that `yields` leaves the name to a complete run.
+        """
         link = self.path.parent / self.manifest["name"]
         if link.is_symlink() and os.readlink(link) == self.path.name:
             return
-        if link.exists() and not link.is_symlink():
+        if (link.exists() and not link.is_symlink()) or (yields and is_sealed(link)):
             return
         for leftover in self.path.glob(f".{link.name}.link-*"):
             leftover.unlink(missing_ok=True)

@@ -1,5 +1,6 @@
 """`mlm-verify`: check runs, layouts and the engine itself."""
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +10,7 @@ import typer
 from lineage.atomic import check_place
 from lineage.command import CommandLine, run_command
 from lineage.digest import MARKER, bytes_below, check_seal, is_sealed
-from lineage.errors import BadInput, IntegrityFailure
+from lineage.errors import KEEPS_NOTHING, BadInput, IntegrityFailure
 from lineage.progress import announce, format_bytes
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ def parallel(
     from engine.run.resolved import read_run_config
 
     resolved = read_run_config(config, overrides or [], twin)
+    os.environ[KEEPS_NOTHING] = "1"
 
     from verify.parity_run import run_parity
 

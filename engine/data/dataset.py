@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_pipeline.files import DATASET, DataCard, dataset_digest
+from data_pipeline.files import DATASET, UNSPLIT, DataCard, dataset_digest
 from data_pipeline.tokens.samples import normalized
 from data_pipeline.tokens.token_file import TokenFile
 from data_pipeline.tokens.tokenizer import FILE_NAME, padded_vocab_size
@@ -91,6 +91,11 @@ def _read_vocabulary(directory: Path) -> tuple[int, int, str]:
     """Sizes of a complete dataset's vocabulary, real and padded, and the digest of its tokenizer."""
     if not os.path.isdir(directory):  # also false for an impossible name
         raise DataMissing(f"there is no dataset at {directory}; `mlm-data run` makes one")
+    if (directory / f"{UNSPLIT}_text_document.bin").is_file():
+        raise DataMissing(
+            f"{directory} has no training and validation split: divide the documents with `mlm-data split` before "
+            "`mlm-data tokenize`"
+        )
     if not is_sealed(directory):
         raise IntegrityFailure(f"the dataset {directory} is not complete: run `mlm-data run` again")
     card = read_document(directory / DATASET, DataCard)

@@ -29,9 +29,9 @@ WHERE = "the arguments"
 ASSIGNMENT = re.compile(r"""(?m)^\s*(?:export\s+)?(\w+)=(?:\(([^)]*)\)|"([^"]*)"|'([^']*)'|(\S*))""")
 """An assignment in a shell script: name, then an array, a quoted or a plain value."""
 DATA = re.compile(
-    r"((train|valid|test)-)?data-path|data-args-path|split|vocab-file|merge-file|tokenizer-model|mock-data"
+    r"((train|valid|test)-)?data-path|data-args-path|split|vocab-file|merge-file|tokenizer-(model|type)|mock-data"
 )
-NO_EFFECT = re.compile("|".join(FLAGS["no_effect"]))
+NO_EFFECT, NOTED = (re.compile("|".join(FLAGS[part])) for part in ("no_effect", "noted"))
 
 
 class Translation(NamedTuple):
@@ -42,7 +42,7 @@ class Translation(NamedTuple):
     """Flags about the data, which `mlm-data run` prepares and `data.dataset` names."""
     without_effect: list[str]
     missing: list[str]
-    """Flags that change the computation and have no counterpart, with the reason."""
+    """Sentences about flags that have no counterpart and leave the training the same but for rounding."""
 
 
 class MegatronFlags(NamedTuple):
@@ -94,7 +94,7 @@ def read_script(text: str) -> list[str]:
 def from_megatron(words: Sequence[str]) -> Translation:
     """The configuration that Megatron-LM would train with these arguments.
 
-    Raises BadInput for an invalid value or a missing flag.
+    Raises BadInput for an invalid value, a missing flag, and flags of another model or another training.
     """
     flags = _flags(words)
     shown = {name: " ".join([f"--{name}", *texts]) for name, texts in flags.items()}
@@ -109,13 +109,19 @@ def from_megatron(words: Sequence[str]) -> Translation:
     missing = _derive(values, given)
     loggers = [logger for flag, logger in LOGGERS.items() if given.has(flag)]
     data, without_effect = [], []
-    for name in flags.keys() - given.taken:
+    for name in flags.keys() - given.taken - {"load", "finetune"}:
         if DATA.fullmatch(name):
             data.append(shown[name])
         elif NO_EFFECT.fullmatch(name) or (name in SAME and _equal(SAME[name], flags[name])):
             without_effect.append(shown[name])
         else:
             missing.append(f"{shown[name]} has no counterpart")
+    if refused := sorted(sentence for sentence in missing if not NOTED.fullmatch(sentence.split()[0].lstrip("-"))):
+        raise BadInput(
+            f"this is another model or another training than this engine has: {'; '.join(refused)}. Leave these flags "
+            "out to translate the others"
+        )
+    missing += _start(values, given, shown)
     run = {"name": "megatron", **values, "record": {"loggers": loggers}}
     return Translation(parse_config(run, RunConfig, WHERE), sorted(data), sorted(without_effect), sorted(missing))
 
@@ -195,7 +201,9 @@ def _derive(values: dict[str, dict[str, Any]], given: _Given) -> list[str]:
     tp = int(given.number("tensor-model-parallel-size", "1"))
     multiple = int(given.number("make-vocab-size-divisible-by", "128"))
     model["padded_vocab_size"] = padded_vocab_size(model["vocab_size"], multiple, tp)
-    return [
+    style = given.text("lr-decay-style", "linear")
+    others = [] if style in ("constant", "cosine", "linear") else [f"--lr-decay-style {style} has no counterpart"]
+    return others + [
         f"--{name} {given.text(name)} has no counterpart: {why}"
         for name, must, why in (
             ("attention-dropout", model["dropout"], "one dropout is for both here"),
@@ -204,6 +212,16 @@ def _derive(values: dict[str, dict[str, Any]], given: _Given) -> list[str]:
         )
         if given.has(name) and not _equal(must, [given.text(name)])
     ]
+
+
+def _start(values: dict[str, dict[str, Any]], given: _Given, shown: dict[str, str]) -> list[str]:
+    """Set the weights that the training starts from; return a sentence about them."""
+    load = given.flags.get("load")
+    if not load or (load == given.flags.get("save") and "finetune" not in given.flags):
+        return []  # without a checkpoint there yet, it starts anew; later the same command resumes
+    values["train"]["init_from"] = given.text("load")
+    whole = "" if "finetune" in given.flags else "; Megatron-LM also loads optimizer and iteration, here they are new"
+    return [f"{shown['load']} is train.init_from: put there what `mlm-train import` makes of it{whole}"]
 
 
 def to_megatron(config: RunConfig) -> MegatronFlags:
@@ -243,6 +261,7 @@ def to_megatron(config: RunConfig) -> MegatronFlags:
     words = [word for name, value in flags.items() for word in (f"--{name}", value)]
     if train.rampup_batch_size:
         words += ["--rampup-batch-size", *map(str, train.rampup_batch_size)]
+    words += ["--load", str(train.init_from), "--finetune"] if train.init_from else []
     words += [
         f"--{name}" for name in WRITTEN_SWITCHES if _get(values, SWITCHES[name]["key"]) == SWITCHES[name]["value"]
     ]

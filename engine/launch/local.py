@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 
 from lineage.command import run_command
-from lineage.errors import Interrupted
+from lineage.errors import Interrupted, afterwards
 from lineage.processes import end_with_parent, when_stopped
 
 STACK_SECONDS = 2.0
@@ -49,12 +49,12 @@ def launch(work: Callable[[], object], ranks: int) -> int:
         try:
             code = _wait(processes)
             if stopped and code and all(process.exitcode in (None, 0, -signal.SIGTERM) for process in processes):
-                raise Interrupted("stopped before training began; the same command continues from what was finished")
+                raise Interrupted(f"stopped before training began; the same command {afterwards()}")
             killed = [rank for rank, process in enumerate(processes) if (process.exitcode or 0) < 0 and not stopped]
             if killed and code in (1, Interrupted.exit_code):
                 name = signal.Signals(-(processes[killed[0]].exitcode or 0)).name
                 ended = f"rank {killed[0]} was ended by {name}"
-                raise Interrupted(f"{ended}; the same command continues from what was finished")
+                raise Interrupted(f"{ended}; the same command {afterwards()}")
             return code
         finally:
             hanging = [process.pid for process in processes if process.exitcode is None and process.pid]

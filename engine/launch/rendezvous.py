@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from engine.launch.threads import current_rank
 from lineage.config import flatten
-from lineage.errors import BadInput, HardwareMissing, Interrupted
+from lineage.errors import BadInput, HardwareMissing, Interrupted, afterwards
 
 JOIN_SECONDS = 60.0
 """Seconds that a rank waits for the others to start."""
@@ -133,7 +133,7 @@ def telling_of_lost_ranks() -> Iterator[None]:
             raise _hanging(error) from error
         if not any(words in text for words in PEER_GONE):
             raise
-        raise RankLost("another rank ended; the same command continues from what was finished") from error
+        raise RankLost(f"another rank ended; the same command {afterwards()}") from error
 
 
 def _hanging(error: RuntimeError) -> RankLost:
@@ -151,7 +151,7 @@ def _hanging(error: RuntimeError) -> RankLost:
         silent = [0]
     seconds = COLLECTIVE_TIMEOUT.total_seconds()
     who = f"rank {', '.join(map(str, silent))} did" if silent else "the ranks waited for each other and did"
-    sentence = f"{who} not answer within {seconds:.0f} seconds; the same command continues from what was finished"
+    sentence = f"{who} not answer within {seconds:.0f} seconds; the same command {afterwards()}"
     return RankLost(sentence, on_every_rank=0 in silent)
 
 

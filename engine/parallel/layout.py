@@ -79,7 +79,8 @@ def layout_of(config: "RunConfig", ranks: int) -> Layout:
     batch_in_microbatches = config.train.batch_in_microbatches
     for size, what in ((num_heads, "attention heads"), (padded_vocab_size, "vocabulary rows"), (ranks, "ranks")):
         if size % tp:
-            raise BadInput(f"tp = {tp} does not divide the {size} {what}; it can be {_divisors(size)}")
+            pad = ", or pad the dataset's vocabulary with its tokenizer.tp" if what == "vocabulary rows" else ""
+            raise BadInput(f"tp = {tp} does not divide the {size} {what}; it can be {_divisors(size)}{pad}")
     if config.parallel.sequence_parallel and not config.model.section.divides_sequence:
         raise BadInput(
             f"a model of family = {config.model.family!r} does not divide its sequence: "
@@ -99,10 +100,11 @@ def layout_of(config: "RunConfig", ranks: int) -> Layout:
         )
     dp = ranks // (tp * pp)
     if batch_in_microbatches % dp:
-        ramp = ", by which a growing one is divided," if config.train.rampup_batch_size else ""
+        batch = "the largest divisor of the growing batch" if config.train.rampup_batch_size else "the global batch"
         raise BadInput(
-            f"the global batch of {batch_in_microbatches} microbatches{ramp} does not divide over {dp} data-parallel "
-            f"ranks; their number can be {_divisors(batch_in_microbatches)}"
+            f"{batch}, {batch_in_microbatches} × microbatch_size = {config.train.microbatch_size}, does not divide "
+            f"over {dp} data-parallel ranks: make microbatch_size smaller, or the ranks one of "
+            f"{_divisors(batch_in_microbatches)} (× tp × pp)"
         )
     grows_interleaved = config.train.rampup_batch_size and config.parallel.schedule == "interleaved"
     if grows_interleaved and batch_in_microbatches // dp % pp:

@@ -98,7 +98,7 @@ def test_a_ramp_is_divided_over_ranks_or_refused() -> None:
     growing = TrainConfig(global_batch_size=16, microbatch_size=1, rampup_batch_size=(4, 4, 100))
     config = RunConfig(name="ramp", model=model, train=growing)
     assert layout_of(config, 4).dp == 4
-    with pytest.raises(BadInput, match=r"4 microbatches, by which a growing one is divided, does not divide over 8"):
+    with pytest.raises(BadInput, match=r"growing batch, 4 × microbatch_size = 1, does not divide over 8 data-par"):
         layout_of(config, 8)
     interleaved = ParallelConfig(pp=2, chunks=2, schedule="interleaved")
     with pytest.raises(BadInput, match="wants multiples of pp = 2 microbatches"):

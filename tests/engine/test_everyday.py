@@ -1,14 +1,31 @@
 """Training as people do it every day: an own file, a changed schedule, weights from elsewhere, a longer run."""
 
 import re
+import shutil
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
-from engine.config import RunConfig, TrainConfig
+from engine.config import RecordConfig, RunConfig, TrainConfig
 from engine.run.files import read_steps
+from engine.run.resolved import read_run
 from lineage.config import parse_config, to_toml
-from tests.engine.small_run import MODEL, mlm_train, small_config, train, write_toml
+from lineage.errors import Interrupted
+from lineage.files import Manifest, read_document
+from lineage.run import RunDirectory
+from tests.engine.small_run import (
+    LONG,
+    MODEL,
+    finish,
+    mlm_train,
+    small_config,
+    start,
+    train,
+    wait_for_iteration,
+    write_toml,
+)
 
 
 @pytest.fixture
@@ -64,3 +81,83 @@ def test_a_written_configuration_is_read_as_it_was() -> None:
         assert RunConfig.model_validate(written) == config
         assert ("initial_loss_scale" in written["train"]) == (values == {"precision": "fp16"})
         assert f'precision = "{config.train.precision}"' in to_toml(config) or not values
+
+
+def test_a_run_is_resumed_by_its_short_name_at_the_layout_that_trained_last(dataset: Path, tmp_path: Path) -> None:
+    config = small_config(dataset, **LONG)
+
+    with pytest.raises(Interrupted):
+        train(config, tmp_path, until=80)
+    resume = ("resume", tmp_path / "small")
+    process = start(*resume, "--set", "parallel.pp=2", "--set", "parallel.tp=1")
+    wait_for_iteration(process, tmp_path / "small", 90)
+    process.terminate()
+    assert finish(process)[0] == 7
+    assert mlm_train(*resume)[0] == 0
+    manifest = read_document(tmp_path / "small" / "manifest.json", Manifest)
+    assert [(one["iteration"], one["parallel"]["pp"], one["ranks"]) for one in manifest.layouts] == [
+        (0, 1, 1),
+        (80, 2, 2),
+    ]
+    assert RunDirectory(tmp_path / "small").is_complete
+    code, _, err = mlm_train(*resume, "--set", "train.learning_rate=1")
+    assert (code, "would change what the run computes; `mlm-train run CONFIG --continue" in err) == (2, True)
+
+
+def test_a_damaged_checkpoint_of_an_unfinished_run_is_told_as_it_is(dataset: Path, tmp_path: Path) -> None:
+    config = small_config(dataset, iterations=12, checkpoint_interval=4)
+    with pytest.raises(Interrupted):
+        train(config, tmp_path, until=8)
+    weights = next((tmp_path / "small" / "checkpoints" / "iter_0000008").glob("model-*"))
+    weights.write_bytes(weights.read_bytes()[:100])
+    code, _, err = mlm_train("resume", tmp_path / "small")
+    assert (code, "its run was complete" in err) == (0, False)
+    assert "was changed after iter_0000008 was sealed: it has 100 of " in err
+    assert "training goes on from iter_0000004" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--set train.lr=1", "unknown key 'train.lr'; here it is train.learning_rate"),
+        ("--set train.gradient_accumulation_steps=4", "here it is train.global_batch_size, the sequences of an update"),
+        ("--set parallel.dp=2", "here it is the ranks that tp and pp leave (--ranks)"),
+        ("--lr 3", "there is no option --lr: --set changes a key of the configuration, here train.learning_rate"),
+        ("--ranks 8 --set train.microbatch_size=8", "make microbatch_size smaller, or the ranks one of 1 "),
+        ("--ranks 2 --set parallel.tp=2 --set model.vocab_size=291", "contradicts the dataset"),
+        ("--set model.vocab_size=100", "with which it is 290: leave it out"),
+        ("--set train.learning_rate=5e-6", "min_learning_rate = 0.0001, the floor of the schedule, is above"),
+        ("--set record.loggers=tensorboard --set record.loggers=nothing", "record.loggers"),
+    ],
+)
+def test_a_mistake_gets_the_sentence_that_helps(words: str, said: str, dataset: Path, tmp_path: Path) -> None:
+    toml = write_toml(tmp_path / "small.toml", dataset)
+    code, _, err = mlm_train("run", toml, "--dry-run", *words.split())
+    assert (code, said in err) == (2, True), err
+
+
+def test_what_a_dry_run_counts_is_the_dataset_s(dataset: Path, tmp_path: Path) -> None:
+    toml = write_toml(tmp_path / "small.toml", dataset)
+    run = read_run(toml)
+    assert f"parameters         {run.parameters:,}" in mlm_train("run", toml, "--dry-run")[1]
+    assert run.config.model.vocab_size == 290
+    assert "--vocab-size 290" in mlm_train("to-megatron", toml)[1]
+    assert "parameters" not in mlm_train("diff", toml, toml)[1]
+    assert parse_config({"loggers": "tensorboard,wandb"}, RecordConfig, "here").loggers == ("tensorboard", "wandb")
+
+
+def test_documents_that_were_not_divided_say_what_to_do(dataset: Path, tmp_path: Path) -> None:
+    whole = Path(shutil.copytree(dataset, tmp_path / "tok"))
+    for path in whole.glob("*_text_document.*"):
+        path.rename(path.with_name(path.name.replace("train", "all").replace("valid", "other")))
+    code, _, err = mlm_train("run", write_toml(tmp_path / "small.toml", whole))
+    assert (code, "divide the documents with `mlm-data split` before `mlm-data tokenize`" in err) == (5, True)
+
+
+def test_a_command_that_keeps_nothing_does_not_promise_to_continue(dataset: Path, tmp_path: Path) -> None:
+    toml = write_toml(tmp_path / "small.toml", dataset)
+    for words, said in ((["lr-find", toml, "--iterations", 9999, "--out", tmp_path], "begins anew"),):
+        process = start(*words, "--ranks", 1)
+        time.sleep(6)
+        process.send_signal(signal.SIGINT)
+        assert said in finish(process)[2]

@@ -103,7 +103,7 @@ def test_coordinates_and_rank_are_inverse() -> None:
         (4, 3, 1, "tp = 3 does not divide the 4 attention heads; it can be 1, 2, 4"),
         (5, 2, 1, "tp = 2 does not divide the 5 ranks; it can be 1, 5"),
         (6, 2, 2, "tp × pp = 2 × 2 does not divide the 6 ranks; with tp = 2, pp can be 1, 3"),
-        (3, 1, 1, "the global batch of 8 microbatches does not divide over 3 data-parallel ranks"),
+        (3, 1, 1, "does not divide over 3 data-parallel ranks: make microbatch_size smaller"),
     ],
 )
 def test_a_layout_that_does_not_divide_is_refused(ranks: int, tp: int, pp: int, sentence: str) -> None:

@@ -10,7 +10,7 @@ from engine.cli import main
 from engine.config import RunConfig
 from engine.formats.megatron_flags import from_megatron, read_script, to_megatron
 from engine.run.resolved import read_run_config
-from lineage.config import load_config
+from lineage.config import load_config, parse_config
 from lineage.errors import BadInput
 from tests.commands import Command
 
@@ -27,7 +27,15 @@ def config_of(name: str) -> RunConfig:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_second_translation_gives_the_first(name: str) -> None:
+def test_a_script_is_translated_or_refused(name: str) -> None:
+    """A translation of a translation is the first; a refusal names each flag of the other model."""
+    unknown = ("swiglu", "rope", "rotary", "RMSNorm", "query-groups", "moe", "untie")
+    strange = [flag for flag in unknown if flag in SCRIPTS[name]]
+    if strange:
+        with pytest.raises(BadInput, match="this is another model or another training") as refusal:
+            config_of(name)
+        assert all(flag in str(refusal.value) for flag in strange)
+        return
     config = config_of(name)
     line = to_megatron(config)
     assert from_megatron(line.words).config == config
@@ -108,17 +116,31 @@ def test_a_script_is_read_and_not_run(tmp_path: Path, command: Command) -> None:
     assert read_script("--lr 1 --fp16") == ["--lr", "1", "--fp16"]
 
 
-def test_what_has_no_counterpart_is_said(command: Command) -> None:
+def test_another_model_is_refused_with_the_list_and_without_a_file(command: Command) -> None:
     done = command(main, "mlm-train", "from-megatron", *shlex.split(SMALL),
                    "--swiglu", "--position-embedding-type", "rope", "--ffn-hidden-size", 100, "--use-flash-attn",
-                   "--norm-epsilon", "0.00001", "--lr-decay-iters", 8)  # fmt: skip
-    assert done.code == 0
-    said = [line.removeprefix("WARNING: ") for line in done.err.splitlines()]
-    assert said == [
-        "--ffn-hidden-size 100 has no counterpart: it is four times the hidden size",
-        "--position-embedding-type rope has no counterpart",
-        "--swiglu has no counterpart",
+                   "--norm-epsilon", "0.00001", "--lr-decay-style", "WSD", "--loss-scale", 128)  # fmt: skip
+    assert (done.code, done.out) == (2, "")
+    assert done.error == (
+        "error: this is another model or another training than this engine has: --ffn-hidden-size 100 has no "
+        "counterpart: it is four times the hidden size; --lr-decay-style WSD has no counterpart; "
+        "--position-embedding-type rope has no counterpart; --swiglu has no counterpart. Leave these flags out to "
+        "translate the others"
+    )
+
+
+def test_weights_and_schedule_are_translated(command: Command) -> None:
+    constant = "--lr-decay-style constant --lr-decay-iters 8 --loss-scale 128"
+    done = command(main, "mlm-train", "from-megatron", *shlex.split(f"{SMALL} {constant} --load there --finetune"))
+    config = parse_config(tomllib.loads(done.out), RunConfig, "the answer")
+    assert (config.train.decay, config.train.decay_iterations, config.train.init_from) == ("constant", 8, Path("there"))
+    assert done.err.splitlines() == [
+        "WARNING: --load there is train.init_from: put there what `mlm-train import` makes of it",
+        "WARNING: --loss-scale 128 has no counterpart",
     ]
+    assert from_megatron(to_megatron(config).words).config == config
+    same = from_megatron(shlex.split(f"{SMALL} --load here --save here"))
+    assert (same.config.train.init_from, same.missing) == (None, [])
 
 
 @pytest.mark.parametrize(

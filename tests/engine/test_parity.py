@@ -116,8 +116,9 @@ def test_all_lists_what_does_not_fit_with_its_reason(verify: Verify) -> None:
     assert sorted(lines[:3]) == [
         "does not fit: pp = 2 with 2 chunks needs at least 4 layers; the model has 3: "
         "pp2-chunks2, pp2-chunks2-recompute",
-        "does not fit: the global batch of 1 microbatches does not divide over 2 data-parallel ranks; their number can "
-        "be 1: dp2, dp2-recompute, dp2-zero1, dp2-zero1-recompute",
+        "does not fit: the global batch, 1 × microbatch_size = 1, does not divide over 2 data-parallel ranks: make "
+        "microbatch_size smaller, or the ranks one of 1 (× tp × pp): "
+        "dp2, dp2-recompute, dp2-zero1, dp2-zero1-recompute",
         "does not fit: tp = 2 does not divide the 1 attention heads; it can be 1: "
         "tp2, tp2-recompute, tp2-sp, tp2-sp-recompute",
     ]
@@ -136,7 +137,7 @@ def test_the_dataset_of_the_configuration_is_used(verify: Verify, dataset: Path)
     [
         ("tp3", "tp3 does not fit: tp = 3 does not divide the 4 attention heads; it can be 1, 2, 4"),
         ("tp2,pp8", "pp8 does not fit: pp = 8 with 1 chunk needs at least 8 layers; the model has 4"),
-        ("dp3", "dp3 does not fit: the global batch of 4 microbatches does not divide over 3 data-parallel ranks"),
+        ("dp3", "dp3 does not fit: the global batch, 4 × microbatch_size = 1, does not divide over 3 data-parallel"),
         ("pp2-gpipe-chunks2", "pp2-gpipe-chunks2: chunks = 2 needs schedule = 'interleaved', not 'gpipe'"),
         ("tp4-dp4", "tp4-dp4 needs 16 ranks and --ranks allows 8"),
         ("tp1", "tp1 is the serial run itself; name a layout to compare with it"),

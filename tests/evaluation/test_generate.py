@@ -79,6 +79,21 @@ def test_tokens_are_those_of_transformers(prompts: list[list[int]], checkpoint: 
         assert generate(loaded.model, prompts, 12, end, sampling) == cut
 
 
+def test_beyond_the_context_each_token_follows_from_the_last_that_fit(
+    checkpoint: Path, theirs: GPT2LMHeadModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As nanoGPT's loop does it, with transformers' model; from a short prompt and from one that is too long."""
+    model = load_checkpoint(checkpoint).model
+    for prompt in (PROMPTS[0], [number % 290 for number in range(3, 45)]):
+        ids = torch.tensor([prompt])
+        for _ in range(40):
+            with torch.no_grad():
+                logits = theirs(ids[:, -32:]).logits[0, -1]
+            ids = torch.cat([ids, logits.argmax().view(1, 1)], dim=1)
+        assert generate(model, [prompt], 40, None) == ids[:, len(prompt) :].tolist()
+        assert "each one follows from the last 32 alone" in capsys.readouterr().err
+
+
 def test_layouts_generate_the_same(checkpoint: Path) -> None:
     expected = generate_on(Layout(), checkpoint)
     for layout in (Layout(tp=2), Layout(tp=4), Layout(pp=2), Layout(tp=2, pp=2)):
@@ -155,7 +170,6 @@ def test_what_cannot_be_continued_is_refused(checkpoint: Path) -> None:
         ([[1], []], 4, "the prompt is empty"),
         ([[1], [2, 3]], 4, "must be of one length"),
         ([[300]], 4, "beyond the model's vocabulary of 300"),
-        ([[1] * 30], 3, "a prompt of 30 tokens and 3 new ones do not fit the model's context of 32"),
     ):
         with pytest.raises(BadInput, match=sentence):
             generate(model, prompts, new, None)
