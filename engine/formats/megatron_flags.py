@@ -185,8 +185,8 @@ def _derive(values: dict[str, dict[str, Any]], given: _Given) -> list[str]:
         train["decay_iterations"] = int(end)
     if rampup := given.flags.get("rampup-batch-size"):
         train["rampup_batch_size"] = rampup
-    train["validation_samples"] = max(
-        1, int(given.number("eval-iters", "100")) * int(given.number("global-batch-size"))
+    train["validation_samples"] = max(1, int(given.number("eval-iters", "100"))) * int(
+        given.number("global-batch-size")
     )
     if given.has("num-layers-per-virtual-pipeline-stage"):
         stages = given.number("pipeline-model-parallel-size", "1") * given.number(

@@ -91,7 +91,7 @@ def test_a_run_is_resumed_by_its_short_name_at_the_layout_that_trained_last(data
     resume = ("resume", tmp_path / "small")
     process = start(*resume, "--set", "parallel.pp=2", "--set", "parallel.tp=1")
     wait_for_iteration(process, tmp_path / "small", 90)
-    process.terminate()
+    process.send_signal(signal.SIGTERM)
     assert finish(process)[0] == 7
     assert mlm_train(*resume)[0] == 0
     manifest = read_document(tmp_path / "small" / "manifest.json", Manifest)
