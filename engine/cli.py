@@ -32,10 +32,10 @@ Runs = Annotated[Path, typer.Option("--runs", help="Folder of run directories.")
 Ranks = Annotated[int | None, typer.Option("--ranks", min=1, help="Processes; by default one per GPU or core here.")]
 
 
-@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+@app.command(context_settings={"ignore_unknown_options": True})
 def run(
-    context: typer.Context,
     config: Model,
+    others: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
     overrides: Overrides = None,
     twin: Twin = False,
     runs: Runs = Path("runs"),
@@ -52,11 +52,11 @@ def run(
     from engine.config import OTHER_NAMES
     from engine.run.resolved import read_run
 
-    if unknown := next((word for word in (str(config), *context.args) if word.startswith("-")), None):
+    if unknown := next((word for word in (str(config), *(others or ())) if word.startswith("-")), None):
         key = OTHER_NAMES.get(unknown.partition("=")[0].lstrip("-").replace("-", "_"), "section.key")
         raise BadInput(f"there is no option {unknown}: --set changes a key of the configuration, here {key}")
-    if context.args:
-        raise BadInput(f"{context.args[0]!r} is one argument too many: give one configuration")
+    if others:
+        raise BadInput(f"{others[0]!r} is one argument too many: give one configuration")
     resolved = read_run(config, overrides or [], twin, _started_ranks() or ranks, earlier)
     if dry_run:
         print(resolved.describe())

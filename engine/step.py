@@ -4,6 +4,7 @@ Every loop that trains goes through `TrainingStep`: the trainer, parity runs, be
 """
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -121,14 +122,23 @@ class TrainingStep:
         self.update(gradient, learning_rate)
         return gradient
 
-    def rehearse(self, microbatches: Sequence[PipelineInput]) -> None:
-        """Allocate what an iteration and a checkpoint allocate, before the first iteration; changes nothing."""
-        self.model.forward_backward(microbatches, self.reducer)
-        self.reducer.finish(1.0)
-        self.optimizer.gradient_norm()
-        self.optimizer.try_step()
+    def rehearse(self, microbatches: Sequence[PipelineInput]) -> tuple[float, float]:
+        """Allocate what an iteration and a checkpoint allocate, before the first iteration; changes nothing.
+
+        Returns the seconds of forward and backward over the microbatches, and of the update, when they are repeated.
+        """
+        for _ in range(2):
+            begun = time.monotonic()
+            self.model.forward_backward(microbatches, self.reducer)
+            self.reducer.finish(1.0)
+            self.optimizer.gradient_norm().item()
+            computed = time.monotonic()
+            self.optimizer.try_step()
+            self.optimizer.gradient_norm().item()
+            updated = time.monotonic()
         for _ in self.optimizer.state():
             pass
+        return computed - begun, updated - computed
 
 
 def build_step(

@@ -31,7 +31,7 @@ from lineage.chain import checkpoint_path, complete_checkpoints, resolve_checkpo
 from lineage.environment import list_gpus
 from lineage.errors import Interrupted
 from lineage.processes import when_stopped
-from lineage.progress import Progress
+from lineage.progress import Progress, announce, format_bytes, format_duration
 from lineage.run import RunDirectory
 
 
@@ -48,7 +48,12 @@ class Trainer:
         self.model, self.step = build_step(config.model, train, config.parallel, mesh, measures_noise)
         self.inputs = TrainingInputs(config, train.iterations, dataset.token_files("train"), dataset.tokenizer, mesh)
         microbatches, most_held = self.inputs.of(train.iterations - 1), 2 * config.parallel.pp
-        self.step.rehearse(microbatches if config.parallel.schedule == "gpipe" else microbatches[:most_held])
+        rehearsed = microbatches if config.parallel.schedule == "gpipe" else microbatches[:most_held]
+        computing, updating = self.step.rehearse(rehearsed)
+        waits = config.parallel.pp - 1  # of a pipeline that fills and drains
+        computing *= (len(microbatches) + waits) / (len(rehearsed) + waits)
+        self.rehearsed_seconds = computing + updating
+        """Estimate of an iteration's time; a sequence of validation takes a third of one of training."""
         self.inputs.streams.discard()
         self.state = checkpoint.resume(
             directory.path, self.model.parameters, self.step.optimizer, lambda probe: self._loss_of(probe.tokens)
@@ -82,6 +87,7 @@ class Trainer:
         progress = Progress(self.config.name, train.iterations, "iterations", quiet=not self.mesh.is_first)
         with self._log(first, loggers or {}, progress.note) as log, when_stopped(self._request_stop), progress:
             progress.start_at(first)
+            announce(self._estimate(first))
             if first == 0:
                 log(self._validate(0, train.validation_samples))
             for number in range(first, train.iterations):
@@ -116,6 +122,17 @@ class Trainer:
         if self.mesh.is_first:
             self._finish(final, peaks)
         self.mesh.world.barrier()
+
+    def _estimate(self, first: int) -> str:
+        """Time and memory of the training, from the rehearsed iteration."""
+        train = self.config.train
+        left, sequences = train.iterations - first, self.validation.num_samples
+        sequences += (left // train.validation_interval + 1) * min(train.validation_samples, sequences)
+        seconds = self.rehearsed_seconds * (left + sequences / train.global_batch_size / 3)
+        return (
+            f"about {format_duration(seconds)} and {format_bytes(self.memory.bytes())} a rank, by a rehearsed "
+            f"iteration of {self.rehearsed_seconds:.3g} s"
+        )
 
     def iterate(self, number: int) -> tuple[Step, list[str], bool]:
         """Run one optimizer step; returns its metrics, the guards' warnings, and True if a rank was asked to stop."""

@@ -1,5 +1,7 @@
 """Twins: published recipes at laptop size. Imports no torch."""
 
+import math
+
 from engine.config import ParallelConfig, RunConfig, TwinScale
 from lineage.errors import BadInput
 
@@ -28,7 +30,7 @@ def shrink(config: RunConfig, scale: TwinScale | None = None) -> RunConfig:
         train=train.model_copy(
             update={
                 "global_batch_size": batch,
-                "microbatch_size": min(train.microbatch_size, max(batch // 2, 1)),
+                "microbatch_size": math.gcd(batch, min(train.microbatch_size, max(batch // 2, 1))),
                 "iterations": iterations,
                 "decay_iterations": train.decay_iterations and max(train.decay_iterations // scale.iterations, 2),
                 "warmup_iterations": -(-train.warmup_iterations // scale.warmup_iterations),

@@ -7,7 +7,7 @@ KEEPS_NOTHING = "MLM_KEEPS_NOTHING"
 
 
 def afterwards() -> str:
-    """What the same command does after an interruption."""
+    """Says how the same command goes on after an interruption."""
     return "begins anew" if KEEPS_NOTHING in os.environ else "continues from what was finished"
 
 

@@ -126,7 +126,7 @@ class Manifest(FileSchema):
     outside_identity: list[str] = Field(default_factory=list)
     """Sections of the configuration that do not count in the identity."""
     config_digest: str = ""
-    layouts: list[dict[str, Any]] = Field(default_factory=list)
-    """Of a training: each layout in order, with the iterations that were finished when it began."""
     parents: dict[str, str] = Field(default_factory=dict)
     environment: Environment = Environment()
+    layouts: list[dict[str, Any]] = Field(default_factory=list)
+    """The layouts of a training, each with the number of iterations that were finished when it began."""

@@ -35,7 +35,7 @@ PLACES = frozenset({"data", "parallel", "record"})
 
 
 @dataclass(frozen=True)
-class Origin:
+class StartingPoint:
     """The checkpoint that a run starts from."""
 
     kind: str
@@ -54,7 +54,7 @@ class ResolvedRun:
     dataset: DatasetFacts | None
     """None if the configuration names no dataset; such a run can be looked at and not begun."""
     layout: Layout
-    origin: Origin | None = None
+    origin: StartingPoint | None = None
     """None for a run that starts from random weights."""
 
     @cached_property
@@ -154,7 +154,7 @@ class ResolvedRun:
         return f"up to {format_bytes((self.config.train.keep_checkpoints + 1) * self.checkpoint_bytes)} of checkpoints"
 
 
-def resolve(config: RunConfig, ranks: int | None = None, origin: Origin | None = None) -> ResolvedRun:
+def resolve(config: RunConfig, ranks: int | None = None, origin: StartingPoint | None = None) -> ResolvedRun:
     """The run of a configuration on `ranks` ranks, by default on as many as there are here.
 
     Raises DataMissing, IntegrityFailure or BadInput for a dataset that is not there, not complete or does not fit, and
@@ -169,7 +169,7 @@ def resolve(config: RunConfig, ranks: int | None = None, origin: Origin | None =
     return ResolvedRun(config, dataset, layout_of(config, ranks or default_ranks(config)), origin)
 
 
-def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, Origin | None]:
+def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, StartingPoint | None]:
     """The configuration with the padded vocabulary of the checkpoint that it starts from, and the checkpoint.
 
     Raises BadInput if the checkpoint has another tokenizer or shape.
@@ -190,8 +190,10 @@ def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, Origin |
         raise BadInput(
             f"{place} was trained with another tokenizer than {config.data.dataset}: make the dataset with it"
         )
-    origin = Origin("continues", checkpoint, read_digest(checkpoint)) if seam else None
-    return config.model_copy(update={"model": ours}), origin or Origin("init_from", place, read_digest(checkpoint))
+    origin = StartingPoint("continues", checkpoint, read_digest(checkpoint)) if seam else None
+    return config.model_copy(update={"model": ours}), origin or StartingPoint(
+        "init_from", place, read_digest(checkpoint)
+    )
 
 
 def continue_run(config: RunConfig, run: Path) -> RunConfig:
@@ -279,7 +281,7 @@ def resolve_begun(directory: RunDirectory, ranks: int | None = None, changed: Se
         raise BadInput(f"{path} began under version {began} and this is {VERSION}: begin a new run")
     train, parents = config.train, manifest["parents"]
     place = checkpoint_path(train.continues.run, train.continues.iteration) if train.continues else train.init_from
-    origin = next((Origin(kind, place, parents[kind]) for kind in ORIGINS if kind in parents and place), None)
+    origin = next((StartingPoint(kind, place, parents[kind]) for kind in ORIGINS if kind in parents and place), None)
     run = resolve(config, ranks, origin)
     if run.data.digest != dataset:
         raise IntegrityFailure(f"the dataset {config.data.dataset} has changed since {path} began")

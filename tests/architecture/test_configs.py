@@ -60,7 +60,7 @@ def test_every_configuration_is_looked_at_here() -> None:
         FITTED,
         PAPERS,
     }
-    assert len(MODELS) == 19
+    assert len(MODELS) == 20
     assert len(RECIPES) >= 4
 
 

@@ -102,6 +102,13 @@ def test_an_example_does_what_it_shows(page: Path, copy: Path) -> None:
     assert {block.language for block in blocks(text) if block.title}
 
 
+def test_own_text_becomes_a_sentence(tmp_path: Path) -> None:
+    for room in ROOMS:
+        (tmp_path / room).symlink_to(ROOT / room)
+    *_, sentence = follow((ROOT / "docs" / "walk.md").read_text(encoding="utf-8"), tmp_path)
+    assert sentence.startswith("The statement")
+
+
 def test_there_is_an_example_of_each_kind() -> None:
     assert [page.stem for page in EXAMPLES] == ["experiment", "kernel", "measurement", "optimizer", "protocol", "stage"]
 

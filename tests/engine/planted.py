@@ -40,13 +40,13 @@ def little_room(size: int) -> None:
     """So many bytes of address space are left to the last rank once its model is there."""
     original = TrainingStep.rehearse
 
-    def rehearse_with_little_room(self: TrainingStep, *arguments: Any) -> None:
+    def rehearse_with_little_room(self: TrainingStep, *arguments: Any) -> Any:
         model = self.model
         if model.mesh.dp.rank == model.mesh.dp.size - 1:
             status = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
             used = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmSize:"))
             resource.setrlimit(resource.RLIMIT_AS, (used + size, resource.RLIM_INFINITY))
-        original(self, *arguments)
+        return original(self, *arguments)
 
     TrainingStep.rehearse = rehearse_with_little_room  # type: ignore[method-assign]
 
