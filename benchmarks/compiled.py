@@ -23,13 +23,11 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from benchmarks.kernels import KernelShape, kernel_cases, run_pass
-from engine.kernels.adam import AdamStep
 from engine.kernels.gpu.cross_entropy import softmax_gradient
 from engine.kernels.registry import implementation
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(.*?);", re.MULTILINE)
-ADAM = AdamStep(1e-3, 0.9, 0.999, 1e-8, 0.01, 0.5, steps=2)
 PRODUCTS = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}
 """Names of instructions that multiply matrices on tensor cores; on sm_90 only those of a group of warps count."""
 
@@ -103,7 +101,7 @@ def compile_kernels(
 def _launches(dtype: torch.dtype, shape: KernelShape) -> dict[str, Callable[[], object]]:
     """Return, by the name of a case, the function that launches its kernels, on tensors without values."""
     meta, rows, width = torch.device("meta"), shape.s * shape.b, shape.n * shape.d
-    weights, logits = torch.empty(12 * width**2, device=meta), torch.empty(rows, shape.v // 2, dtype=dtype, device=meta)
+    logits = torch.empty(rows, shape.v // 2, dtype=dtype, device=meta)
     targets, sums = torch.empty(rows, dtype=torch.int64, device=meta), torch.empty(2, rows, device=meta)
     launches: dict[str, Callable[[], object]] = {
         case.name: partial(run_pass, implementation(case.name, "cuda"), case)
@@ -115,7 +113,6 @@ def _launches(dtype: torch.dtype, shape: KernelShape) -> dict[str, Callable[[], 
     launches["dropout_bits"] = partial(
         implementation("dropout_bits", "cuda"), tuple(range(shape.b)), 0, shape.s, width, meta
     )
-    launches["adamw"] = partial(implementation("adamw", "cuda"), weights, weights.to(dtype), *[weights] * 3, ADAM)
     return launches
 
 

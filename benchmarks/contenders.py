@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from engine.config import ParallelConfig
 from engine.guard.memory import PeakMemory
-from engine.launch.allocator import keep_large_buffers
 from engine.launch.forked import run_forked
+from engine.launch.local import keep_large_buffers
 from engine.launch.mesh import build_mesh, local_device
 from engine.launch.threads import RanksFailed
 from engine.model.gpt2 import GPT2

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from benchmarks.contenders import in_turn
 from benchmarks.timing import cpu_seconds, ratio, series
 from engine.config import ModelConfig, Precision
-from engine.launch.allocator import keep_large_buffers
+from engine.launch.local import keep_large_buffers
 from engine.model.gpt2 import GPT2
 from engine.optim.precision import DTYPES
 from engine.parallel.mesh import serial_mesh

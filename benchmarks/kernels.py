@@ -72,7 +72,6 @@ def kernel_cases(shape: KernelShape, dtype: torch.dtype, device: torch.device | 
         KernelCase("bias_gelu", [leaf(s, b, 4 * h), leaf(4 * h)], (), 5 * wide),
         KernelCase("bias_dropout_add", [leaf(s, b, h), leaf(h), leaf(s, b, h)], (mask,), 5 * stream),
         KernelCase("dropout", [leaf(s, b, h)], (mask,), 4 * stream),
-        KernelCase("layer_norm", [leaf(s, b, h), leaf(h), leaf(h)], (1e-5,), 5 * stream),
         KernelCase("masked_softmax", [leaf(b, n, s, s)], (d**-0.5,), 5 * scores),
         KernelCase("attention", [leaf(s, b, n, 3, d)], (mask,), 11 * stream, 7 * scores * d),
         KernelCase(

@@ -71,7 +71,6 @@ def issued_instructions(model: ModelConfig) -> dict[str, float]:
         "attention forward": _seen(s, forward.queries, forward.keys),
         "attention to_query": _seen(s, to_query.queries, to_query.keys),
         "attention to_key_value": _seen(s, to_key.keys, to_key.queries),
-        "layer_norm gradient": s * COMPILED_B / compiled["layer_norm gradient"].programs,
         "bias_gelu bias_gelu_gradient": bias_gelu.STEPS,
         "bias_dropout_add gradient": bias_dropout_add.STEPS,
         "linear_cross_entropy log_sum": 2 * math.ceil(shape.v / cross_entropy.COLUMNS),
@@ -114,7 +113,7 @@ def seconds_of_parts(
         * (width_of(h // model.num_heads) * model.num_heads / h) / 2
         + kernel("attention draw", s / 16 / (2 * h / model.num_heads)) + kernel("attention inner", 2)
         + kernel("attention forward", 4) + kernel("attention to_query", 5) + kernel("attention to_key_value", 6),
-        "layer norm": 2 * (kernel("layer_norm normalize", 2) + kernel("layer_norm gradient", 3)),
+        "layer norm": 10 * stream,
         "bias, GeLU": kernel("bias_gelu bias_gelu", 8) + kernel("bias_gelu bias_gelu_gradient", 12),
         "bias, dropout, residual": 2
         * (kernel("bias_dropout_add bias_dropout_add", 3) + kernel("bias_dropout_add gradient", 2)),
@@ -129,6 +128,6 @@ def seconds_of_parts(
     return spent | {
         "head and loss": count * head,
         "gradients into fp32": (6 + 10 * (count - 1)) * parameters / bandwidth,
-        "norm, AdamW": (4 + 30) * parameters / bandwidth,
+        "norm, AdamW": (4 + 8 + 28 + 6) * parameters / bandwidth,
         "host": HOST_SECONDS,
     }

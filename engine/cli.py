@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from engine.launch.allocator import keep_large_buffers
+from engine.launch.local import keep_large_buffers
 from lineage.atomic import check_place, write_json
 from lineage.command import CommandLine, run_command
 from lineage.digest import bytes_below
@@ -181,21 +181,15 @@ def finetune_(
 def export_(
     checkpoint: Annotated[Path, typer.Argument(help="Checkpoint or run directory.")],
     out: Annotated[Path, typer.Argument(help="New directory.")],
-    format_: Annotated[
-        Literal["huggingface", "torch-dist"],
-        typer.Option("--format", help="torch-dist is Megatron-Core's, in files of torch's distributed checkpoint."),
-    ] = "huggingface",
 ) -> None:
-    """Write a checkpoint's weights in another format; what `shard-hf` divided is merged again."""
+    """Write a checkpoint's weights for Hugging Face; what `shard-hf` divided is merged again."""
     from engine.formats.convert import export_checkpoint
     from engine.formats.huggingface_shards import is_sharded, merge_huggingface
     from lineage.chain import resolve_checkpoint
 
     _announce_conversion(resolve_checkpoint(checkpoint))
-    if format_ == "huggingface" and is_sharded(checkpoint):
-        print(f"written: {merge_huggingface(checkpoint, out)}")
-    else:
-        print(f"written: {export_checkpoint(checkpoint, out, format_)}")
+    write = merge_huggingface if is_sharded(checkpoint) else export_checkpoint
+    print(f"written: {write(checkpoint, out)}")
 
 
 @app.command("shard-hf")

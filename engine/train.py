@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from engine.guard.memory import explaining_out_of_memory
-from engine.guard.ranks import InputGuard
 from engine.launch.mesh import build_mesh
 from engine.launch.rendezvous import check_agreement, join_ranks, local_rank, telling_of_lost_ranks
 from engine.parallel.mesh import ParallelMesh
@@ -43,13 +42,11 @@ def train(run: ResolvedRun, root: Path, until: int | None = None) -> RunDirector
                 if config.train.precision.startswith("fp16") and mesh.device.type == "cpu":
                     print(FP16_ON_A_PROCESSOR, file=sys.stderr)
             with mesh.all_or_none():
-                unchanged = InputGuard(run.data, mesh)
                 if local_rank() == 0:
                     run.data.check()
                 loggers = open_loggers(config.record.loggers if mesh.is_first else ())
             with explaining_out_of_memory(run, mesh, "before the first iteration"):
                 trainer = Trainer(run, directory, mesh)
-                trainer.guards.insert(0, unchanged)
             with explaining_out_of_memory(run, mesh, "while training"):
                 trainer.run_to_end(loggers, until)
         elif mesh.is_first:

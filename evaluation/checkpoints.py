@@ -12,7 +12,8 @@ from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.checkpoint.checkpoint import load_for_inference
 from engine.formats import write_checkpoint
 from engine.formats.convert import read_published
-from engine.formats.torch_dist import METADATA, TRACKER
+from engine.formats.megatron import TRACKER
+from engine.formats.torch_files import METADATA
 from engine.formats.vocabulary import VOCABULARY
 from engine.launch.mesh import local_device
 from engine.model.stage_model import CausalModel

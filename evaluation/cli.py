@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from engine.launch.allocator import keep_large_buffers
+from engine.launch.local import keep_large_buffers
 from engine.parallel.layout import Layout
 from evaluation.settings import ONE_RANK, Settings, is_first_rank, parse_layout, start_ranks
 from evaluation.tasks import TASKS, check_task_name

@@ -18,7 +18,7 @@ def check_seal_once(directory: Path) -> str:
     """
     directory = directory.resolve()
     memory = user_cache("verified") / f"{sha256_json(str(directory))[:32]}.json"
-    before = touches_of(directory)
+    before = _touches_of(directory)
     with suppress(OSError, ValueError, KeyError, TypeError):
         known: Any = read_json(memory)
         if known["touches"] == before:
@@ -29,7 +29,7 @@ def check_seal_once(directory: Path) -> str:
     return digest
 
 
-def touches_of(directory: Path) -> dict[str, list[int]]:
+def _touches_of(directory: Path) -> dict[str, list[int]]:
     """Size, inode, device and times of each file. Raises OSError for a missing file."""
     touches = {}
     for path in sorted(directory.rglob("*")):

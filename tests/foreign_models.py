@@ -15,17 +15,25 @@ from lineage.digest import seal
 from lineage.files import write_document
 from tests.damage import PICKLE, SAFETENSORS, TORCH
 from tests.engine.test_formats_checkpoint import write_rough
-from tests.engine.test_formats_megatron import save
+from tests.engine.test_formats_megatron import save, save_core
 from tests.reader import Reader, bytes_at
 
 
-def exported(folder: Path, form: str = "huggingface") -> Path:
+def exported(folder: Path) -> Path:
     write_rough(folder / "ours")
-    return export_checkpoint(folder / "ours", folder / form, form)  # type: ignore[arg-type]
+    return export_checkpoint(folder / "ours", folder / "huggingface")
 
 
-def of_export(name: str, form: str = "huggingface") -> Callable[[Path], Path]:
-    return lambda folder: exported(folder, form) / name
+def of_export(name: str) -> Callable[[Path], Path]:
+    return lambda folder: exported(folder) / name
+
+
+def of_core(name: str) -> Callable[[Path], Path]:
+    def prepare(folder: Path) -> Path:
+        exported(folder)
+        return save_core(folder / "core", load_for_inference(folder / "ours").model) / name  # type: ignore[arg-type]
+
+    return prepare
 
 
 def published(root: str) -> Callable[[Path], object]:
@@ -87,15 +95,14 @@ torchrun --nproc_per_node $GPUS pretrain_gpt.py $ARGS ${TRAIN[@]} --min-lr 1e-5 
 """
 
 
-RELEASE, RANK = "release/", "iter_0000070/mp_rank_00/model_optim_rng.pt"
+RANK = "iter_0000070/mp_rank_00/model_optim_rng.pt"
 READERS = (
     Reader("Megatron-LM rank", megatron(RANK), published("megatron"), 5, TORCH),
     Reader("Megatron-LM rank before torch 1.6", megatron(RANK, zipped=False), published("megatron"), 5),
     Reader("Megatron-LM tracker", megatron("latest_checkpointed_iteration.txt"), published("megatron"), 5),
-    Reader("torch_dist metadata", of_export(f"{RELEASE}.metadata", "torch-dist"), published("torch-dist"), 5, PICKLE),
-    Reader("torch_dist common", of_export(f"{RELEASE}common.pt", "torch-dist"), published("torch-dist"), 5, TORCH),
-    Reader("torch_dist tensors", of_export(f"{RELEASE}__0_0.distcp", "torch-dist"), published("torch-dist"), 5),
-    Reader("torch_dist of ours", of_export("mlm_repro.json", "torch-dist"), published("torch-dist"), 5),
+    Reader("torch_dist metadata", of_core(".metadata"), published("core"), 5, PICKLE),
+    Reader("torch_dist common", of_core("common.pt"), published("core"), 5, TORCH),
+    Reader("torch_dist tensors", of_core("__0_0.distcp"), published("core"), 5),
     Reader("Hugging Face config", of_export("config.json"), published("huggingface"), 10),
     Reader("Hugging Face weights", of_export("model.safetensors"), published("huggingface"), 10, SAFETENSORS),
     Reader("Hugging Face vocabulary", of_export("vocab.json"), published("huggingface"), 10),

@@ -6,8 +6,18 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.compare.tensors import Array, Key, TensorPart, assemble, compare
-from engine.compare.tolerance import DRAWS, FORMULA, curve_tolerance, factor, tensor_tolerance
+from engine.compare.tensors import (
+    DRAWS,
+    FORMULA,
+    Array,
+    Key,
+    TensorPart,
+    assemble,
+    compare,
+    curve_tolerance,
+    factor,
+    tensor_tolerance,
+)
 from engine.config import RunConfig
 from experiments.benchmark import AGAINST, Benchmark, Case, Ratio, Series, TextTable, write_benchmark
 from lineage.environment import describe_environment
@@ -66,7 +76,7 @@ def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) ->
         notes=[
             f"Tolerance {FORMULA}, the factor before the bracket being {factor(layers):.1f}: S is how far {DRAWS} runs "
             f"of {theirs} come from its first when every weight is moved by up to a unit round-off before every "
-            "iteration, u the unit round-off of the format that x is held in (engine/compare/tolerance.py).",
+            "iteration, u the unit round-off of the format that x is held in (engine/compare/tensors.py).",
             "A ratio is the largest share of the tolerance that a difference takes.",
             *[f"Changed in {theirs} to run on CPUs: {patch}." for patch in kind.patches],
         ],

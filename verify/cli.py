@@ -147,7 +147,7 @@ def against(
 
 
 def _compare_tensors(config: "RunConfig", engine: str, layout: str, iterations: int) -> None:
-    from engine.compare.tolerance import DRAWS
+    from engine.compare.tensors import DRAWS
     from verify.parity import LayoutDiffers
     from verify.tensors import compare_recorded, record
 

@@ -1,4 +1,4 @@
-"""Weights in other programs' formats: Hugging Face and torch_dist in and out, Megatron-LM in.
+"""Weights in other programs' formats: Hugging Face in and out, Megatron-LM in.
 
 Every import ends in `write_checkpoint`.
 """

@@ -1,56 +1,104 @@
-"""Import and export of checkpoints. Eight windows of tokens prove that both sides are the same model.
+"""Import and export of checkpoints, and the proof that both sides are the same model.
 
-An export has a model card.
+Every weight is compared bit by bit, and the losses of eight windows of tokens, each computed by its own program in
+fp32. `mlm-verify against` compares every tensor of a training step. Shapes: s sequence, v vocabulary.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
 
 from engine.checkpoint.checkpoint import LoadedCheckpoint, load_for_inference
-from engine.compare.models import (
-    Agreement,
-    ComparedModel,
-    build_model,
-    compare_models,
-    engine_model,
-    random_windows,
-    transformers_model,
-)
+from engine.compare.recorder import NameMap, read_names
+from engine.config import ModelConfig
 from engine.formats import Imported, check_output, new_output, read_ours, write_checkpoint
 from engine.formats.huggingface import CONFIG, INDEX, WEIGHTS, read_huggingface, write_huggingface
-from engine.formats.megatron import read_megatron
-from engine.formats.torch_dist import METADATA, TRACKER, write_torch_dist
-from engine.formats.vocabulary import VOCABULARY
+from engine.formats.megatron import TRACKER, read_megatron
+from engine.formats.torch_files import METADATA
 from engine.model.gpt2 import GPT2
+from engine.parallel.mesh import serial_mesh
 from lineage.atomic import write_text
 from lineage.errors import BadInput, IntegrityFailure
-from lineage.files import read_object, write_document
+from lineage.extras import import_extra
+from lineage.files import read_object
 
-COMPARED = "compared.json"
-"""Result of the comparison, beside an exported model. An import records it in origin.json."""
-CARD = "README.md"
+CARD = """\
+---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [gpt2, megatron-lm]
+---
+
+# {name}
+
+GPT-2, trained as Megatron-LM trains it. SHA-256 of the checkpoint: {digest}.
+"""
+SCALED = "It is a shrunk twin of a published model: its numbers are scaled ones.\n"
+WINDOWS, LENGTH = 8, 64
+"""Windows of random tokens, and the tokens of one."""
+TOLERANCE = 1e-4
+"""Nats by which mean losses of one model may differ. Rounding takes them a hundredth of that apart."""
 
 
-def export_checkpoint(
-    checkpoint: Path, out: Path, format_: Literal["huggingface", "torch-dist"] = "huggingface"
-) -> Path:
-    """Write the weights of a checkpoint, or of a run's newest, as the new directory `out`, and return `out`.
+@dataclass(frozen=True)
+class ComparedModel:
+    """A GPT-2 and the program that computes it."""
 
-    transformers reads the export back if it is installed, otherwise this engine, and must compute the same. An export
-    without GPT-2's vocabulary is not read back. Raises BadInput if the model is not a GPT-2 or `out` cannot be written,
-    IntegrityFailure if the checkpoint is incomplete or changed or the export is another model. Nothing is left there
-    then.
+    program: str
+    module: nn.Module
+    config: ModelConfig
+    names: NameMap
+    logits: Callable[[torch.Tensor], torch.Tensor]
+    """Token ids [1, s] → logits [s, v]."""
+
+    @torch.inference_mode()
+    def losses(self) -> list[float]:
+        """Mean cross-entropy of each window of random tokens, which depend on vocabulary and context alone."""
+        size = (WINDOWS, min(self.config.seq_length, LENGTH) + 1)
+        windows = torch.from_numpy(np.random.RandomState(0).randint(self.config.vocab_size, size=size))
+        losses = []
+        for tokens in windows:
+            logits = self.logits(tokens[None, :-1])[:, : self.config.vocab_size]
+            losses.append(F.cross_entropy(logits.float(), tokens[1:]).item())
+        return losses
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Whole tensors by our names, without padding rows of the vocabulary."""
+        whole = {
+            ours: self.names.in_our_order(ours, parameter.detach(), self.config.num_heads)
+            for name, parameter in self.module.named_parameters()
+            if (ours := self.names.ours(name, self.names.parameters, 0)) is not None
+        }
+        words = "embedding.word_embeddings.weight"
+        return whole | {words: whole[words][: self.config.vocab_size]}
+
+
+def export_checkpoint(checkpoint: Path, out: Path) -> Path:
+    """Write a checkpoint, or a run's newest, as the new Hugging Face directory `out` with a card, and return `out`.
+
+    transformers reads the export back if it is installed, otherwise this engine, and must compute the same. Raises
+    BadInput if the model is not a GPT-2 or `out` cannot be written, IntegrityFailure if the checkpoint is incomplete or
+    changed or the export is another model. Nothing is left there then.
     """
     check_output(out)
     loaded = load_for_inference(checkpoint, as_stored=True)
     if not isinstance(loaded.model, GPT2):
         raise BadInput(f"{loaded.directory} is a {loaded.config.family}; only GPT-2 is written in other formats")
-    write = write_huggingface if format_ == "huggingface" else write_torch_dist
     with new_output(out) as temporary:
-        write(loaded, temporary)
+        write_huggingface(loaded, temporary)
         write_card(temporary, loaded)
-        if written := _read_back(loaded, temporary):
-            write_document(temporary / COMPARED, _agreement(engine_model(loaded.model.float()), written, out))
+        written = transformers_model(temporary, loaded.config)
+        if written is None:
+            back = read_huggingface(temporary)
+            written = build_model(back.model, back.tensors)
+        check_same(engine_model(loaded.model.float()), written, out)
     return out
 
 
@@ -62,8 +110,7 @@ def import_checkpoint(directory: Path, out: Path, vocab: Path | None = None, hea
     check_output(out)
     imported = read_published(directory, vocab, heads)
     if is_huggingface(directory) and (theirs := transformers_model(directory, imported.model)):
-        agreement = _agreement(build_model(imported.model, imported.tensors), theirs, directory)
-        imported.origin["compared"] = agreement.model_dump(mode="json")
+        imported.origin["compared"] = check_same(build_model(imported.model, imported.tensors), theirs, directory)
     write_checkpoint(out, imported)
     return out
 
@@ -92,33 +139,65 @@ def is_huggingface(directory: Path) -> bool:
     return (directory / CONFIG).is_file() and any((directory / name).is_file() for name in (WEIGHTS, INDEX))
 
 
-def _read_back(loaded: LoadedCheckpoint, directory: Path) -> ComparedModel | None:
-    if is_huggingface(directory) and (theirs := transformers_model(directory, loaded.config)):
-        return theirs
-    if not is_huggingface(directory) and not (directory / VOCABULARY).is_file():
-        return None
-    imported = read_published(directory)
-    return build_model(imported.model, imported.tensors)
-
-
-def _agreement(ours: ComparedModel, theirs: ComparedModel, where: Path) -> Agreement:
-    agreement = compare_models(ours, theirs, random_windows(ours.config))
-    if not agreement.is_one_model:
-        raise IntegrityFailure(
-            f"{where} is a different model according to {theirs.program}: {agreement.weight or agreement.tensor}"
-        )
-    return agreement
-
-
 def write_card(directory: Path, loaded: LoadedCheckpoint) -> None:
-    """Write the model card: a header for the Hugging Face hub, and the checkpoint's digest."""
-    from huggingface_hub import ModelCardData
-
+    """Write the model card: what the hub needs to show the model, and the checkpoint's digest."""
     config = loaded.directory / "config.json"
     name, twin = read_ours(read_object(config), "gpt2", config)
-    header = ModelCardData(
-        model_name=name, library_name="transformers", pipeline_tag="text-generation", tags=["gpt2", "megatron-lm"]
-    )
-    scaled = "It is a shrunk twin of a published model: its numbers are scaled ones.\n" if twin else ""
-    text = f"GPT-2, trained as Megatron-LM trains it. SHA-256 of the checkpoint: {loaded.digest}.\n{scaled}"
-    write_text(directory / CARD, f"---\n{header}\n---\n\n# {name}\n\n{text}")
+    write_text(directory / "README.md", CARD.format(name=name, digest=loaded.digest) + SCALED * (twin is not None))
+
+
+def engine_model(model: GPT2) -> ComparedModel:
+    """A whole model of this engine, in fp32."""
+    return ComparedModel("this engine", model, model.config, read_names("ours"),
+                         lambda tokens: model.logits(model.hidden_states(tokens)).squeeze(1))  # fmt: skip
+
+
+def build_model(config: ModelConfig, tensors: dict[str, torch.Tensor]) -> ComparedModel:
+    """This engine's model, built from whole tensors by our names."""
+    model = GPT2(config, serial_mesh()).eval()
+    model.load_state_dict(tensors)
+    return engine_model(model)
+
+
+def transformers_model(directory: Path, config: ModelConfig) -> ComparedModel | None:
+    """transformers' model of a Hugging Face GPT-2 directory; None if the library is not installed.
+
+    Raises IntegrityFailure if transformers cannot read the directory.
+    """
+    try:
+        library = import_extra("transformers", "bench")
+    except BadInput:
+        return None
+    program = f"transformers {version('transformers')}"
+    library.utils.logging.disable_progress_bar()
+    try:
+        model = library.GPT2LMHeadModel.from_pretrained(directory, use_safetensors=True).float().eval()
+    except Exception as error:  # the library raises errors of many kinds
+        message = str(error).partition("\n")[0]
+        raise IntegrityFailure(f"{directory} cannot be read by {program}: {message}") from error
+    return ComparedModel(program, model, config, read_names("transformers"),
+                         lambda tokens: model(input_ids=tokens, use_cache=False).logits[0])  # fmt: skip
+
+
+def check_same(reference: ComparedModel, other: ComparedModel, where: Path) -> dict[str, Any]:
+    """Compare weights bit by bit, and losses within TOLERANCE; return the programs and the largest difference.
+
+    Raises IntegrityFailure naming the first weight, in order of the forward pass, or the losses that differ.
+    """
+    largest = float(np.abs(np.subtract(other.losses(), reference.losses())).max())
+    difference = _first_weight(reference, other)
+    if difference is None and not largest <= TOLERANCE:
+        difference = f"a loss differs from that of {reference.program} by {largest:.1e}, tolerance {TOLERANCE:.1e}"
+    if difference:
+        raise IntegrityFailure(f"{where} is a different model according to {other.program}: {difference}")
+    return {"programs": [reference.program, other.program], "largest": largest}
+
+
+def _first_weight(reference: ComparedModel, other: ComparedModel) -> str | None:
+    ours, theirs = reference.weights(), other.weights()
+    for name, weight in ours.items():
+        if name not in theirs or theirs[name].shape != weight.shape:
+            return f"{name} is not there in the same shape"
+        if not torch.equal(weight, theirs[name]):
+            return f"{name} differs by at most {(weight - theirs[name]).abs().max():.1e}"
+    return None

@@ -1,17 +1,27 @@
-"""Pickled files of PyTorch, read with `torch.load(weights_only=True)`, which runs nothing that a file names."""
+"""Pickled files of PyTorch, read so that nothing runs that a file names, and Megatron-Core's `torch_dist` checkpoints.
+
+`torch_dist` is torch's distributed checkpoint (`.distcp`) with Megatron-Core's names. Every tensor is whole, whatever
+layout wrote it. A parameter of all layers is one tensor, [num_layers, ...]. Layer norms have the names of Transformer
+Engine, in the linear layer that follows. Sources: megatron-core 0.16.1, `dist_checkpointing/strategies/torch.py`;
+torch, `distributed/checkpoint/filesystem.py`.
+"""
 
 import argparse
 import pickle
 import re
+import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, Self
 
 import torch
+import torch.distributed.checkpoint as distributed
+from torch.distributed.checkpoint import filesystem, metadata
 
+from engine.compare.tensors import check_cover
 from lineage.errors import IntegrityFailure
 
 UNREAD = (
@@ -27,6 +37,19 @@ UNREAD = (
 They are random state of numpy before and since version 2, loss scalers that were pickled whole (2019 and v1.0), values
 of arguments, and Transformer Engine's `_extra_state`.
 """
+METADATA, COMMON = ".metadata", "common.pt"
+CLASSES = (metadata.Metadata, metadata.MetadataIndex, metadata.TensorStorageMetadata, metadata.ChunkStorageMetadata,
+           metadata.TensorProperties, metadata._MEM_FORMAT_ENCODING, metadata.BytesStorageMetadata,
+           metadata.StorageMeta, filesystem._StorageInfo, torch.serialization._get_layout)  # fmt: skip
+"""Classes of the metadata that say where each tensor lies."""
+NUMBERS = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16,
+           torch.int8, torch.uint8, torch.bool)  # fmt: skip
+KNOWN: dict[str, Any] = {f"{each.__module__}.{each.__qualname__}": each for each in CLASSES}
+KNOWN |= {"torch.Size": torch.Size} | {str(each): each for each in NUMBERS}
+PLANS = re.compile(r"pathlib\.\w+|torch\.distributed\.checkpoint\.planner\.\w+|megatron\.core\.[\w.]+\.MCore\w+")
+"""Other classes of the metadata: plans of the process that wrote it."""
+STACKED = re.compile(r"(.*\blayers)\.([a-z].*)")
+OPTIMIZER = re.compile(r"(.*\.)?optimizer\..*")
 
 
 class Unread:
@@ -56,7 +79,7 @@ def read_torch_file(path: Path) -> Any:
     except Exception as error:  # a damaged file makes torch raise nearly anything
         if match := re.search(r"GLOBAL (\S+?)[,.;:]?(?:\s|$)", str(error)):
             raise _refused(path, match[1] if "." in match[1] else f"builtins.{match[1]}") from error
-        raise IntegrityFailure(f"{path} cannot be read as a PyTorch file: {first_line(error)}") from error
+        raise IntegrityFailure(f"{path} cannot be read as a PyTorch file: {_first_line(error)}") from error
 
 
 @contextmanager
@@ -71,18 +94,15 @@ def _allowed(names: list[Any]) -> Iterator[None]:
         torch.serialization.add_safe_globals(others)
 
 
-def read_pickle(path: Path, known: Mapping[str, Any], unread: re.Pattern[str]) -> Any:
-    """Read a pickle that names nothing but `known`. Names that match `unread` become `Unread`.
-
-    Raises IntegrityFailure if the file is damaged or names anything else.
-    """
+def _read_pickle(path: Path) -> Any:
+    """Read a pickle that names nothing but KNOWN and PLANS, which become `Unread`; otherwise raise IntegrityFailure."""
 
     class Restricted(pickle._Unpickler):  # the one in C makes room for any number that a damaged file holds
         def find_class(self, module: str, name: str) -> Any:
             full = f"{module}.{name}"
-            if full not in known and not unread.fullmatch(full):
+            if full not in KNOWN and not PLANS.fullmatch(full):
                 raise _refused(path, full)
-            return known.get(full, Unread)
+            return KNOWN.get(full, Unread)
 
     try:
         with path.open("rb") as file:
@@ -90,14 +110,78 @@ def read_pickle(path: Path, known: Mapping[str, Any], unread: re.Pattern[str]) -
     except IntegrityFailure:
         raise
     except Exception as error:  # a damaged file makes pickle raise nearly anything
-        raise IntegrityFailure(f"{path} cannot be read: {first_line(error)}") from error
+        raise IntegrityFailure(f"{path} cannot be read: {_first_line(error)}") from error
 
 
 def _refused(path: Path, name: str) -> IntegrityFailure:
     return IntegrityFailure(f"{path} asks to call {name}, which no checkpoint needs: nothing in it was run")
 
 
-def first_line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     """The first line of an error, cut at a word, without torch's advice to load unsafely."""
     message = str(error).rpartition("WeightsUnpickler error: ")[2].strip() or type(error).__name__
     return shorten(message.splitlines()[0], 200, placeholder=" …")
+
+
+class _Reader(distributed.FileSystemReader):
+    """Torch's reader, with metadata already read. Torch would unpickle them without restriction."""
+
+    def __init__(self, directory: Path, known: metadata.Metadata) -> None:
+        super().__init__(directory)
+        self.known = known
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> metadata.Metadata:
+        return self.known
+
+
+def read_torch_dist(directory: Path) -> dict[str, Any]:
+    """The weights in `directory`, in the form of one rank's Megatron-LM file: `model`, `args`, `iteration`.
+
+    The optimizer's tensors and pickled objects are not read. Raises IntegrityFailure for damaged metadata and for
+    shards that overlap, leave holes or are missing.
+    """
+    path = directory / METADATA
+    known = _read_pickle(path)
+    if not isinstance(known, metadata.Metadata):
+        raise IntegrityFailure(f"{path} cannot be read: it does not describe a checkpoint")
+    try:
+        for index, info in known.storage_data.items():
+            if not re.fullmatch(r"\w[\w.-]*", info.relative_path):
+                raise ValueError(f"{index.fqn} lies at {info.relative_path!r}, which is not a file of the directory")
+        tensors = {}
+        for name, tensor in known.state_dict_metadata.items():
+            if isinstance(tensor, metadata.TensorStorageMetadata) and not OPTIMIZER.fullmatch(name):
+                boxes = [
+                    (tuple(part.offsets), tuple(map(sum, zip(part.offsets, part.sizes, strict=False))))
+                    for part in tensor.chunks
+                ]
+                check_cover(f"tensor {name!r} in {directory}", boxes, tuple(tensor.size))
+                tensors[name] = torch.empty(tensor.size, dtype=tensor.properties.dtype)
+        with warnings.catch_warnings(action="ignore"):  # of a process that is not a rank
+            distributed.load(dict(tensors), storage_reader=_Reader(directory, known), no_dist=True)
+    except IntegrityFailure:
+        raise
+    except (Exception, distributed.CheckpointException) as error:  # a damaged file makes torch raise nearly anything
+        cause = error.failures[0][0] if isinstance(error, distributed.CheckpointException) else error
+        raise IntegrityFailure(f"{directory} cannot be read: {_first_line(cause)}") from error
+    common = read_torch_file(directory / COMMON) if (directory / COMMON).is_file() else {}
+    common = {key: common[key] for key in ("args", "iteration") if key in common} if isinstance(common, dict) else {}
+    return {"model": _unstack(tensors), "checkpoint_version": 3, **common}
+
+
+def files_of(directory: Path) -> list[Path]:
+    """The files of a distributed checkpoint."""
+    return [path for path in (directory / METADATA, directory / COMMON) if path.is_file()] + sorted(
+        directory.glob("*.distcp")
+    )
+
+
+def _unstack(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Split stacked tensors into one for each layer."""
+    single: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        if match := STACKED.fullmatch(name):
+            single |= {f"{match[1]}.{number}.{match[2]}": layer for number, layer in enumerate(tensor)}
+        else:
+            single[name] = tensor
+    return single

@@ -93,12 +93,10 @@ class SpikeGuard(Guard):
         self._spike: dict[str, float] = {}
 
     def skips(self, iteration: Iteration) -> bool:
-        """True if this is a spike and spikes are skipped."""
         self._spike = self._recent.add(iteration.gradient.loss, iteration.gradient.norm)
         return self._skip and bool(self._spike)
 
     def after(self, iteration: Iteration) -> str:
-        """Add the spike, with its limits, to the metrics."""
         line = iteration.line
         line.spike = self._spike
         leaps = " and ".join(
@@ -159,12 +157,10 @@ class TimelineGuard(Guard):
         self._path, self._config, self._step = run / TIMELINE, config, step
 
     def before(self, number: int) -> None:
-        """Start timing before the last iteration."""
         if number + 1 == self._config.train.iterations:
             self._step.timeline = []
 
     def after(self, iteration: Iteration) -> str:
-        """Write the timeline."""
         mine, mesh, parallel = self._step.timeline, self._step.mesh, self._config.parallel
         if mine is None:
             return ""

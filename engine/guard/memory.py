@@ -78,7 +78,6 @@ class MemoryGuard(Guard):
         self._has_told = False
 
     def after(self, iteration: Iteration) -> str:
-        """Add the warning to the metrics."""
         if not self._memory.first_iteration_bytes:
             self._memory.first_iteration_bytes = self._memory.bytes()
         device = self._memory.device

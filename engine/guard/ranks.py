@@ -1,4 +1,4 @@
-"""Guards that watch the ranks: slow ranks, replicas that drift apart, datasets that change on a node."""
+"""Guards that watch the ranks: slow ranks, and replicas that drift apart."""
 
 import time
 from collections import Counter
@@ -7,14 +7,11 @@ from statistics import median
 
 import torch
 
-from engine.data.dataset import DatasetFacts
 from engine.guard import Guard, Iteration
-from engine.launch.rendezvous import local_rank
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import ParallelMesh
 from engine.parallel.sharding import TIED_EMBEDDING, ShardedParameter
 from lineage.errors import Diverged
-from lineage.verified import touches_of
 
 SHOWN = 8
 """Numbers that a sentence lists at most."""
@@ -24,7 +21,6 @@ RATIO, LEAST_SECONDS = 1.5, 0.5
 """A slow rank takes at least this many times what the others take, and this much longer in a window."""
 INTERVAL = 100
 """Iterations between comparisons of replicas; they are also compared before every checkpoint."""
-AXES = {"tensor": "tensor-parallel", "data": "data-parallel", "embedding": "first and last pipeline"}
 BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 
@@ -40,11 +36,9 @@ class SlowRankGuard(Guard):
         self._known: set[int] = set()
 
     def before(self, number: int) -> None:
-        """Start the clock."""
         self._start = time.monotonic() - self._mesh.waiting.seconds
 
     def after(self, iteration: Iteration) -> str:
-        """After every window, a warning about ranks that have become slow."""
         self._own += time.monotonic() - self._mesh.waiting.seconds - self._start
         self._iterations += 1
         if self._mesh.layout.world_size == 1 or self._iterations % WINDOW:
@@ -83,7 +77,6 @@ class ReplicaGuard(Guard):
         self._parameters, self._mesh = parameters, mesh
 
     def before(self, number: int) -> None:
-        """Raises Diverged where replicas differ."""
         if number and number % INTERVAL == 0:
             self.before_checkpoint()
 
@@ -93,22 +86,30 @@ class ReplicaGuard(Guard):
         Undivided parameters are compared over the tensor-parallel axis, all over the data-parallel axis, the tied
         embedding also between first and last stage.
         """
-        mesh = self._mesh
-        if mesh.layout.world_size == 1:
+        mesh, layout = self._mesh, self._mesh.layout
+        if layout.world_size == 1:
             return
         sums = {parameter.name: checksum(parameter.local.data) for parameter in self._parameters}
         undivided = [parameter.name for parameter in self._parameters if parameter.dim is None]
-        shared = [("tensor", mesh.tp, undivided), ("data", mesh.dp, list(sums))]
+        tp, pp, dp = mesh.tp.rank, mesh.pp.rank, mesh.dp.rank
+        shared = [
+            ("tensor-parallel", mesh.tp, [layout.rank(n, pp, dp) for n in range(layout.tp)], undivided),
+            ("data-parallel", mesh.dp, [layout.rank(tp, pp, n) for n in range(layout.dp)], list(sums)),
+        ]
         if TIED_EMBEDDING in sums:
-            shared.append(("embedding", mesh.embedding, [TIED_EMBEDDING]))
-        differ = False
-        for _, axis, names in shared:
+            ends = [layout.rank(tp, 0, dp), layout.rank(tp, layout.pp - 1, dp)]
+            shared.append(("first and last pipeline", mesh.embedding, ends, [TIED_EMBEDDING]))
+        said = ""
+        for kind, axis, ranks, names in shared:
             own = torch.tensor([[sums[name] for name in names]], dtype=torch.int64, device=mesh.device)
             everyone = axis.all_gather(own, dim=0)
-            differ |= bool((everyone != everyone[0]).any())
-        if any(mesh.world.gather_objects(differ)):
-            reports = mesh.world.gather_objects([(kind, {n: sums[n] for n in names}) for kind, _, names in shared])
-            raise Diverged(_describe_first(mesh.layout, reports))
+            differing = (everyone != everyone[0]).any(dim=0).nonzero().flatten().tolist()
+            if differing and not said:
+                more = f" and {len(differing) - 1} more tensors are" if len(differing) > 1 else " is"
+                who = _describe_parting(ranks, everyone[:, differing[0]].tolist())
+                said = f"{names[differing[0]]}{more} no longer the same on {kind} ranks: {who}; no checkpoint has it"
+        if everywhere := [sentence for sentence in mesh.world.gather_objects(said) if sentence]:
+            raise Diverged(everywhere[0])
 
 
 def checksum(tensor: torch.Tensor) -> int:
@@ -116,52 +117,13 @@ def checksum(tensor: torch.Tensor) -> int:
     return int(tensor.contiguous().view(BITS[tensor.element_size()]).sum(dtype=torch.int64))
 
 
-def _describe_first(layout: Layout, reports: list[list[tuple[str, dict[str, int]]]]) -> str:
-    """The first tensor that differs within a group of ranks, and the ranks that fewer others agree with.
-
-    A difference spreads to other tensors in the next iterations; the sentence gives their number.
-    """
-    groups: dict[tuple[str, int, int], dict[int, dict[str, int]]] = {}
-    for rank, kinds in enumerate(reports):
-        tp, pp, dp = layout.coordinates(rank)
-        for kind, sums in kinds:
-            key = {"tensor": (pp, dp), "data": (tp, pp), "embedding": (tp, dp)}[kind]
-            groups.setdefault((kind, *key), {})[rank] = sums
-    differing = [
-        (name, kind, values)
-        for (kind, *_), group in groups.items()
-        for name in next(iter(group.values()))
-        if len(set((values := {rank: sums[name] for rank, sums in group.items()}).values())) > 1
-    ]
-    name, kind, values = differing[0]
-    usual, count = Counter(values.values()).most_common(1)[0]
-    same = [rank for rank, value in values.items() if value == usual]
-    others = [rank for rank, value in values.items() if value != usual]
-    tensors = len({name for name, _, _ in differing}) - 1
-    more = f" and {tensors} more tensors are" if tensors else " is"
+def _describe_parting(ranks: Sequence[int], sums: Sequence[int]) -> str:
+    """The ranks that fewer others agree with, and those that they differ from."""
+    usual, count = Counter(sums).most_common(1)[0]
+    same = [rank for rank, value in zip(ranks, sums, strict=True) if value == usual]
+    others = [rank for rank, value in zip(ranks, sums, strict=True) if value != usual]
     doubt = "" if count > len(others) else "; which of them is right cannot be told"
-    return (
-        f"{name}{more} no longer the same on {AXES[kind]} ranks: rank {joined(others)} differs from rank "
-        f"{joined(same)}{doubt}; no checkpoint has it"
-    )
-
-
-class InputGuard(Guard):
-    """Looks on each node if a file of the datasets was touched, and reads the datasets again if one was."""
-
-    def __init__(self, dataset: DatasetFacts, mesh: ParallelMesh) -> None:
-        self._dataset, self._mesh = dataset, mesh
-        self._touches = self._look()
-
-    def before_checkpoint(self) -> None:
-        """Raises IntegrityFailure, on every rank, where a dataset has changed."""
-        with self._mesh.all_or_none():
-            if local_rank() == 0 and (touches := self._look()) != self._touches:
-                self._dataset.check()
-                self._touches = touches
-
-    def _look(self) -> list[dict[str, list[int]]]:
-        return [touches_of(directory) for directory in self._dataset.directories]
+    return f"rank {joined(others)} differs from rank {joined(same)}{doubt}"
 
 
 def joined(numbers: Sequence[int]) -> str:

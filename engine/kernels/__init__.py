@@ -8,12 +8,9 @@ PLACES = {
     "linear_cross_entropy": ("cross_entropy:reference", "cross_entropy:chunked", "gpu.cross_entropy:chunked"),
     "dropout": ("dropout:reference", "dropout:compiled", "gpu.bias_dropout_add:dropout"),
     "bias_gelu": ("bias_gelu:reference", "bias_gelu:compiled", "gpu.bias_gelu:fused"),
-    "bias_dropout_add": ("bias_dropout_add:reference", "bias_dropout_add:compiled", "gpu.bias_dropout_add:fused"),
-    "layer_norm": ("layer_norm:reference", None, "gpu.layer_norm:fused"),
-    "masked_softmax": ("masked_softmax:reference", None, "gpu.masked_softmax:fused"),
-    "adamw": ("adam:reference", None, "gpu.adam:fused"),
-    "adam_direction": ("adam:reference_direction", None, "gpu.adam:fused_direction"),
-    "dropout_bits": ("dropout:reference_bits", "dropout:compiled_bits", "gpu.dropout_bits:fused"),
+    "bias_dropout_add": ("dropout:bias_dropout_add", "dropout:compiled_bias_dropout_add", "gpu.bias_dropout_add:fused"),
+    "masked_softmax": ("attention:masked_softmax", None, "gpu.masked_softmax:fused"),
+    "dropout_bits": ("dropout:reference_bits", "dropout:compiled_bits", "gpu.masks:drawn_bits"),
 }
 """module:function in `engine.kernels` for each of KINDS, if there is one."""
 KERNELS |= {

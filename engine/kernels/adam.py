@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch.optim.adamw import adamw
+from torch.optim.adamw import adamw as torchs_adamw
 
 CACHED = 1 << 16
-"""Elements that are updated at a time, few enough to stay in the cache."""
+"""Elements that a CPU updates at a time, few enough to stay in its cache."""
 VECTOR = 64
 """A multiple of the elements of any processor's vectors."""
 
@@ -32,7 +32,7 @@ class AdamStep:
         return 1 - self.beta1**self.steps, 1 - self.beta2**self.steps
 
 
-def reference(
+def adamw(
     weights: torch.Tensor, copy: torch.Tensor | None, gradient: torch.Tensor, exp_avg: torch.Tensor,
     exp_avg_sq: torch.Tensor, step: AdamStep,
 ) -> None:  # fmt: skip
@@ -46,7 +46,7 @@ def reference(
     ends = [F.pad(tensor[whole:], (0, VECTOR - len(tensor) + whole)) for tensor in tensors]
     count = torch.full((), step.steps - 1, dtype=torch.float32, device=weights.device)
     given = [[tensor[:whole], end] for tensor, end in zip(tensors, ends, strict=True)]
-    adamw(
+    torchs_adamw(
         given[0], given[1], given[2], given[3], [], [count, count.clone()],
         fused=True, amsgrad=False, beta1=step.beta1, beta2=step.beta2, lr=step.learning_rate,
         weight_decay=step.weight_decay, eps=step.epsilon, maximize=False,
@@ -57,7 +57,7 @@ def reference(
         copy.copy_(weights)
 
 
-def reference_direction(
+def adam_direction(
     weights: torch.Tensor, gradient: torch.Tensor, exp_avg: torch.Tensor, exp_avg_sq: torch.Tensor, step: AdamStep,
     is_corrected: bool,
 ) -> torch.Tensor:  # fmt: skip
@@ -65,7 +65,8 @@ def reference_direction(
     first, second = step.corrections if is_corrected else (1.0, 1.0)
     direction = torch.empty_like(weights)
     tensors = (weights, gradient, exp_avg, exp_avg_sq, direction)
-    for w, g, m, v, out in zip(*(tensor.split(CACHED) for tensor in tensors), strict=True):
+    at_once = CACHED if weights.device.type == "cpu" else max(len(weights), 1)
+    for w, g, m, v, out in zip(*(tensor.split(at_once) for tensor in tensors), strict=True):
         g.mul_(step.clipping)
         m.lerp_(g, 1 - step.beta1)
         v.mul_(step.beta2).addcmul_(g, g, value=1 - step.beta2)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from engine.compiled import BLOCK, Array, Compiled, array, exponential, inline, largest, load, random_bits, store
+from engine.compiled import BLOCK, Array, Compiled, array, exponential, largest, load, random_bits, store
 from engine.kernels.dropout import DropoutMask, mask_keys
 from engine.parallel.layers import widened
 
@@ -20,21 +20,14 @@ WORKSPACE_BYTES = 2 << 20
 """Approximate bytes of the scores of a block of queries, small enough for the cache."""
 
 
-def reference(
-    query_key_value: torch.Tensor, mask: DropoutMask | None, visible: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Outputs of all heads, [s, b, n·d], from queries, keys and values [s, b, n, 3, d].
-
-    Attention is causal, or over the keys where `visible` [b, s, s] is True. A query without any gives NaN.
-    """
+def reference(query_key_value: torch.Tensor, mask: DropoutMask | None) -> torch.Tensor:
+    """Outputs of all heads, [s, b, n·d], of causal attention from queries, keys and values [s, b, n, 3, d]."""
     s, b, n, _, d = query_key_value.shape
     query, key, value = query_key_value.permute(3, 1, 2, 0, 4).unbind(0)  # each [b, n, s, d]
-    seen = visible.unsqueeze(1) if visible is not None else None
     if mask is None:
-        context = F.scaled_dot_product_attention(query, key, value, attn_mask=seen, is_causal=seen is None)
+        context = F.scaled_dot_product_attention(query, key, value, is_causal=True)
     else:
-        if seen is None:
-            seen = torch.ones(s, s, dtype=torch.bool, device=query.device).tril_()
+        seen = torch.ones(s, s, dtype=torch.bool, device=query.device).tril_()
         scores = torch.matmul(query * (1.0 / math.sqrt(d)), key.transpose(-1, -2))  # [b, n, s, s]
         work = scores.dtype if scores.dtype == torch.float64 else torch.float32
         weights = torch.softmax(scores.masked_fill(~seen, float("-inf")), dim=-1, dtype=work).to(scores.dtype)
@@ -43,38 +36,50 @@ def reference(
     return context.permute(2, 0, 1, 3).reshape(s, b, n * d)
 
 
-def blocked(
-    query_key_value: torch.Tensor, mask: DropoutMask | None, visible: torch.Tensor | None = None
-) -> torch.Tensor:
-    """The same, one block of queries at a time. A query without any key gives 0.
+def masked_softmax(scores: torch.Tensor, scale: float, visible: torch.Tensor | None = None) -> torch.Tensor:
+    """Softmax of scores [b, n, s, k] × scale over k keys, in fp32 (fp64 stays fp64); fused in the 2021 paper.
+
+    The mask is causal, with the last query seeing every key, or `visible` [b, 1, s or 1, k]. A query without any key
+    gives NaN.
+    """
+    s, k = scores.shape[-2:]
+    if visible is None:
+        visible = torch.ones(s, k, dtype=torch.bool, device=scores.device).tril_(k - s)
+    work = scores.dtype if scores.dtype == torch.float64 else torch.float32
+    scaled = scores if scale == 1 else scores * scale
+    return torch.softmax(scaled.masked_fill(~visible, float("-inf")), dim=-1, dtype=work).to(scores.dtype)
+
+
+def blocked(query_key_value: torch.Tensor, mask: DropoutMask | None) -> torch.Tensor:
+    """The same, one block of queries at a time.
 
     One number per query is kept. Backward recomputes scores and dropout mask (Dao et al. 2022, arXiv 2205.14135).
     """
-    context: torch.Tensor = _Blocked.apply(query_key_value, mask, visible)
+    context: torch.Tensor = _Blocked.apply(query_key_value, mask)
     return context
 
 
 class _Blocked(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, qkv: torch.Tensor, mask: DropoutMask | None, visible: torch.Tensor | None) -> torch.Tensor:
+    def forward(ctx: Any, qkv: torch.Tensor, mask: DropoutMask | None) -> torch.Tensor:
         s, b, n, _, d = qkv.shape
         each = _by_head(qkv).contiguous()
         query, key, value = widened(each)
-        rows = _Rows(mask, visible, n, s, d)
+        arguments = n, s, np.float32(1.0 / math.sqrt(d)), *mask_keys(mask)
         context = qkv.new_empty(s, b * n, d)
         sums = torch.empty(b * n, s)
-        for heads, queries, keys in rows.blocks(b * n, query.element_size()):
+        for heads, queries, keys in _blocks(s, b * n, query.element_size()):
             scores = query[heads, queries] @ key[heads, keys].transpose(1, 2)
             factor = scores.new_empty(scores.shape[:2], dtype=torch.float32)
-            _softmax(array(scores), heads.start, queries.start, *rows.arguments, array(factor), array(sums))
+            _softmax(array(scores), heads.start, queries.start, *arguments, array(factor), array(sums))
             mixed = scores @ value[heads, keys]
             torch.mul(mixed.transpose(0, 1), factor.t().unsqueeze(2), out=context[queries, heads])
         ctx.save_for_backward(each, context, sums)
-        ctx.rows, ctx.shape = rows, qkv.shape
+        ctx.arguments, ctx.shape = arguments, qkv.shape
         return context.view(s, b, n * d)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         each, context, sums = ctx.saved_tensors
         query, key, value = widened(each)
         s, b, n, _, d = ctx.shape
@@ -84,14 +89,13 @@ class _Blocked(torch.autograd.Function):
         qkv_gradient = each.new_empty(ctx.shape)
         to_query, to_key, to_value = _by_head(qkv_gradient)
         key_sum = value_sum = torch.empty(0)
-        for heads, queries, keys in reversed(ctx.rows.blocks(b * n, query.element_size())):
+        for heads, queries, keys in reversed(_blocks(s, b * n, query.element_size())):
             here = query[heads, queries], gradient[heads, queries]
             weights = here[0] @ key[heads, keys].transpose(1, 2)
             slopes = here[1] @ value[heads, keys].transpose(1, 2)
             _softmax_gradient(
-                array(weights), array(slopes), heads.start, queries.start, *ctx.rows.arguments, array(sums),
-                array(inner),
-            )  # fmt: skip
+                array(weights), array(slopes), heads.start, queries.start, *ctx.arguments, array(sums), array(inner)
+            )
             to_value_here = weights.transpose(1, 2) @ here[1]
             to_key_here = slopes.transpose(1, 2) @ here[0]
             if queries.stop == s:  # the last queries, which come first, see all keys
@@ -102,7 +106,7 @@ class _Blocked(torch.autograd.Function):
             to_query[heads, queries] = slopes @ key[heads, keys]
             if queries.start == 0:
                 to_key[heads], to_value[heads] = key_sum, value_sum
-        return qkv_gradient, None, None
+        return qkv_gradient, None
 
 
 def _by_head(qkv: torch.Tensor) -> torch.Tensor:
@@ -110,44 +114,27 @@ def _by_head(qkv: torch.Tensor) -> torch.Tensor:
     return qkv.flatten(1, 2).permute(2, 1, 0, 3)
 
 
-class _Rows:
-    """Scale, mask and dropout of rows of scores, as arguments of the compiled loops."""
-
-    def __init__(self, mask: DropoutMask | None, visible: torch.Tensor | None, n: int, s: int, d: int) -> None:
-        self.s, self.is_causal = s, visible is None
-        shown = np.empty((0, 0, 0), dtype=np.bool_) if visible is None else array(visible.contiguous())
-        self.arguments = (s, n, np.float32(1.0 / math.sqrt(d)), shown, *mask_keys(mask))
-
-    def blocks(self, heads: int, element_size: int) -> list[tuple[slice, slice, slice]]:
-        """Slices of heads, of queries and of the keys they may see."""
-        at_once = QUERY_BYTES // element_size
-        together = max(WORKSPACE_BYTES // (min(at_once, self.s) * self.s * element_size), 1)
-        blocks = []
-        for head in range(0, heads, together):
-            for query in range(0, self.s, at_once):
-                last = min(query + at_once, self.s)
-                seen = slice(0, last if self.is_causal else self.s)
-                blocks.append((slice(head, min(head + together, heads)), slice(query, last), seen))
-        return blocks
-
-
-@inline
-def _hide(row: Array, visible: Array, sample: int, query: int) -> int:
-    """Number of leading scores that count for a query. Scores of hidden keys among them become −∞."""
-    if visible.shape[0] == 0:
-        return query + 1
-    for i in range(row.size):
-        if not visible[sample, query, i]:
-            store(row, i, np.float32(-np.inf))
-    return int(row.size)
+def _blocks(s: int, heads: int, element_size: int) -> list[tuple[slice, slice, slice]]:
+    """Slices of heads, of queries and of the keys they see."""
+    at_once = QUERY_BYTES // element_size
+    together = max(WORKSPACE_BYTES // (min(at_once, s) * s * element_size), 1)
+    return [
+        (
+            slice(head, min(head + together, heads)),
+            slice(query, min(query + at_once, s)),
+            slice(min(query + at_once, s)),
+        )
+        for head in range(0, heads, together)
+        for query in range(0, s, at_once)
+    ]
 
 
 @Compiled
 def _softmax(
-    scores: Array, first_head: int, first_query: int, s: int, n: int, scale: np.float32, visible: Array,
-    keys: Array, first_row: int, threshold: np.int32, keep_scale: np.float32, factor: Array, sums: Array,
+    scores: Array, first_head: int, first_query: int, n: int, s: int, scale: np.float32, keys: Array, first_row: int,
+    threshold: np.int32, keep_scale: np.float32, factor: Array, sums: Array,
 ) -> None:  # fmt: skip
-    """Scores [heads, queries, keys] → exponentials, 0 if hidden or dropped. Each row times its `factor` sums to one.
+    """Scores [heads, queries, keys] → exponentials, 0 if later or dropped. Each row times its `factor` sums to one.
 
     `sums` [b·n, s] receives the log of the sum of exponentials.
     """
@@ -157,11 +144,9 @@ def _softmax(
         sample, head = (first_head + g) // n, (first_head + g) % n
         for r in range(scores.shape[1]):
             row, query = scores[g, r], first_query + r
-            seen = _hide(row, visible, sample, query)
+            seen = query + 1
             top = largest(row, seen) * scale
             total = np.float32(0.0)
-            if top == np.float32(-np.inf):
-                seen = 0
             if keys.size > 0:
                 random_bits(keys[sample], first_row + head * s + query, seen, bits)
             for i in range(seen):
@@ -171,14 +156,14 @@ def _softmax(
                 store(row, i, value * keep)
             for i in range(seen, count):
                 store(row, i, np.float32(0.0))
-            factor[g, r] = keep_scale / total if seen > 0 else np.float32(0.0)
-            sums[first_head + g, query] = top + np.log(total) if seen > 0 else np.float32(np.inf)
+            factor[g, r] = keep_scale / total
+            sums[first_head + g, query] = top + np.log(total)
 
 
 @Compiled
 def _softmax_gradient(
-    weights: Array, slopes: Array, first_head: int, first_query: int, s: int, n: int, scale: np.float32,
-    visible: Array, keys: Array, first_row: int, threshold: np.int32, keep_scale: np.float32, sums: Array, inner: Array,
+    weights: Array, slopes: Array, first_head: int, first_query: int, n: int, s: int, scale: np.float32, keys: Array,
+    first_row: int, threshold: np.int32, keep_scale: np.float32, sums: Array, inner: Array,
 ) -> None:  # fmt: skip
     """Turn scores into weights after dropout, and their gradient into that of the unscaled scores, in place."""
     count = weights.shape[2]
@@ -187,7 +172,7 @@ def _softmax_gradient(
         sample, head = (first_head + g) // n, (first_head + g) % n
         for r in range(weights.shape[1]):
             row, slope, query = weights[g, r], slopes[g, r], first_query + r
-            seen = _hide(row, visible, sample, query)
+            seen = query + 1
             log_sum, mean = sums[first_head + g, query], inner[first_head + g, query]
             if keys.size > 0:
                 random_bits(keys[sample], first_row + head * s + query, seen, bits)

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 REFERENCE = "reference"
-
 KERNELS: dict[str, dict[str, str]] = {}
 """Name → type of device or REFERENCE → module:function. `engine/kernels/__init__.py` fills it."""
 

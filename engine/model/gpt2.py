@@ -14,7 +14,7 @@ from engine.config import SERIAL, ModelConfig, ParallelConfig
 from engine.kernels.registry import kernel
 from engine.model.microbatch import PipelineInput
 from engine.model.stage_model import CausalModel
-from engine.model.transformer import Embedding, KeyValueCache, LayerNorm, TransformerLayer, run_layers
+from engine.model.transformer import Embedding, KeyValueCache, TransformerLayer, run_layers
 from engine.parallel.collectives import enter_tensor_parallel
 from engine.parallel.layers import linear
 from engine.parallel.layout import PipelineStage
@@ -39,7 +39,7 @@ class GPT2(CausalModel):
             {str(i): TransformerLayer(config, mesh, i, self.recomputes_attention) for i in self.stage.layers}
         )
         if self.stage.is_last:
-            self.final_layernorm = LayerNorm(config.hidden_size)
+            self.final_layernorm = nn.LayerNorm(config.hidden_size)
 
     def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
         return self.hidden_states(inputs, batch.dropout)

@@ -21,14 +21,6 @@ from engine.parallel.mesh import ParallelMesh
 from engine.rng import Dropout, DropoutMask
 
 
-class LayerNorm(nn.LayerNorm):
-    """Layer norm over the hidden dim: [s, b, h] → [s, b, h]."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        normed: torch.Tensor = kernel("layer_norm", x)(x, self.weight, self.bias, self.eps)
-        return normed
-
-
 @dataclass
 class KeyValueCache:
     """Keys and values of one stage's layers, for sequences of at most `capacity` positions."""
@@ -121,9 +113,9 @@ class TransformerLayer(nn.Module):
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute_attention: bool = False) -> None:
         super().__init__()
         self.layer, self.mesh = layer, mesh
-        self.input_layernorm = LayerNorm(config.hidden_size)
+        self.input_layernorm = nn.LayerNorm(config.hidden_size)
         self.self_attention = self.attention_class(config, mesh, layer, recompute_attention)
-        self.post_attention_layernorm = LayerNorm(config.hidden_size)
+        self.post_attention_layernorm = nn.LayerNorm(config.hidden_size)
         self.mlp = self.mlp_class(config, mesh)
 
     def forward(self, x: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:

@@ -8,8 +8,7 @@ from importlib import import_module
 import torch
 
 from engine.config import TrainConfig
-from engine.kernels.adam import AdamStep
-from engine.kernels.registry import kernel
+from engine.kernels.adam import AdamStep, adam_direction, adamw
 from engine.optim.flat import FlatGroup, FlatOptimizer
 from engine.optimizers import OPTIMIZERS
 from engine.parallel.mesh import ParallelMesh
@@ -20,8 +19,7 @@ class FlatAdamW(FlatOptimizer):
     """Adam with decoupled weight decay, one fused update per group."""
 
     def update(self, group: FlatGroup, step: AdamStep) -> None:
-        moments = group.exp_avg, group.exp_avg_sq
-        kernel("adamw", group.master)(group.master, group.own_copy, group.own_gradient, *moments, step)
+        adamw(group.master, group.own_copy, group.own_gradient, group.exp_avg, group.exp_avg_sq, step)
 
 
 class FlatLamb(FlatOptimizer):
@@ -34,7 +32,7 @@ class FlatLamb(FlatOptimizer):
     is_corrected, largest_norm = True, math.inf
 
     def update(self, group: FlatGroup, step: AdamStep) -> None:
-        moments, adam_direction = (group.exp_avg, group.exp_avg_sq), kernel("adam_direction", group.master)
+        moments = group.exp_avg, group.exp_avg_sq
         direction = adam_direction(group.master, group.own_gradient, *moments, step, self.is_corrected)
         weight_norms, norms = self._norms(group, group.master), self._norms(group, direction)
         weight_norms.clamp_(max=self.largest_norm)

@@ -114,11 +114,11 @@ class Rounding:
 
 
 def attention(r: Rounding, tensors: Tensors, others: tuple[Any, ...], upstream: torch.Tensor) -> Tensors:
-    (qkv,), (mask, visible) = tensors, others
+    (qkv,), (mask,) = tensors, others
     s, b, n, _, d = qkv.shape
     query, key, value = qkv[None].permute(4, 0, 2, 3, 1, 5)  # each [draws, b, n, s, d]
     given = upstream.view(1, s, b, n, d).permute(0, 2, 3, 1, 4)
-    seen = torch.ones(s, s, dtype=torch.bool).tril() if visible is None else visible.unsqueeze(1)
+    seen = torch.ones(s, s, dtype=torch.bool).tril()
     kept, factor = torch.ones(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
     if mask is not None:
         kept, factor = mask.keep(n * s, s, qkv.device).view(b, n, s, s).double(), r.constant(mask.scale)
@@ -212,21 +212,6 @@ def bias_gelu(r: Rounding, tensors: Tensors, others: tuple[Any, ...], upstream: 
     return r.stored(value * share), r.stored(to_x), _summed(r, to_x)
 
 
-def layer_norm(r: Rounding, tensors: Tensors, others: tuple[Any, ...], upstream: torch.Tensor) -> Tensors:
-    (x, weight, bias), (epsilon,) = tensors, others
-    x, h = x[None], x.size(-1)
-    mean = r.work(r.sum(x) / h)
-    centred = r.work(x - mean)
-    variance = r.work(r.sum(r.work(centred * centred)) / h)
-    scale = r.work(1 / r.work(r.work(variance + epsilon).sqrt()))
-    normed = r.work(r.work(x * scale) - r.work(mean * scale))
-    found = r.stored(r.work(normed * weight) + bias)
-    slopes = r.work(upstream[None] * weight)
-    along, level = (r.work(r.sum(each) / h) for each in (r.work(slopes * normed), slopes))
-    to_x = r.stored(r.work(r.work(slopes - level) - r.work(normed * along)) * scale)
-    return found, to_x, _summed(r, r.work(upstream * normed)), _summed(r, upstream[None])
-
-
 MODELS: dict[str, Model] = {
     "attention": attention,
     "linear_cross_entropy": linear_cross_entropy,
@@ -234,6 +219,5 @@ MODELS: dict[str, Model] = {
     "dropout": dropout,
     "bias_dropout_add": bias_dropout_add,
     "bias_gelu": bias_gelu,
-    "layer_norm": layer_norm,
 }
 """By the kernel's name."""

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from engine.kernels import cross_entropy
+from engine.kernels.cross_entropy import vocab_parallel_cross_entropy
 from engine.kernels.registry import DTYPES, implementation
-from engine.kernels.vocab_cross_entropy import vocab_parallel_cross_entropy
 from engine.launch.mesh import build_mesh
 from engine.launch.threads import run_threads
 from engine.parallel.layout import Layout

@@ -1,21 +1,44 @@
-"""Hugging Face directories: the same model, the same token ids, both ways; damaged ones are refused by name."""
+"""Hugging Face directories: the same model and ids both ways, whole or divided; wrong ones are refused by name."""
 
 import dataclasses
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from huggingface_hub import ModelCard
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+from typer.testing import CliRunner
 
 from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.checkpoint.checkpoint import load_for_inference
+from engine.cli import app
 from engine.config import TwinScale
-from engine.formats import write_checkpoint
-from engine.formats.convert import export_checkpoint, import_checkpoint
+from engine.formats import huggingface_gpt2, write_checkpoint
+from engine.formats.convert import (
+    TOLERANCE,
+    ComparedModel,
+    build_model,
+    check_same,
+    engine_model,
+    export_checkpoint,
+    import_checkpoint,
+    transformers_model,
+)
+from engine.formats.huggingface import WEIGHTS, gpt2_weights, read_huggingface
+from engine.formats.huggingface_shards import FOLDER, WRITTEN, merge_huggingface, shard_huggingface
+from engine.launch.mesh import build_mesh
+from engine.launch.threads import run_threads
+from engine.model.gpt2 import GPT2
+from engine.parallel.layout import Layout
+from lineage.chain import INDEX
+from lineage.digest import seal
 from lineage.errors import BadInput, IntegrityFailure
 from tests.engine.test_formats_checkpoint import CONFIG, TOKENS, imported, real_logits, rough_model, write_rough
 
@@ -118,8 +141,12 @@ def test_the_way_there_and_back_loses_nothing(exported: Path, tmp_path: Path) ->
 
 def test_a_twin_stays_a_twin(tmp_path: Path) -> None:
     twin = TwinScale(hidden_size=32)
-    write_checkpoint(tmp_path / "twin", dataclasses.replace(imported(rough_model()), twin=twin))
-    export_checkpoint(tmp_path / "twin", tmp_path / "exported")
+    digest = write_checkpoint(tmp_path / "twin", dataclasses.replace(imported(rough_model()), twin=twin))
+    card = ModelCard.load(export_checkpoint(tmp_path / "twin", tmp_path / "exported") / "README.md")
+    assert (card.data.library_name, card.data.tags) == ("transformers", ["gpt2", "megatron-lm"])
+    assert "# rough" in card.text
+    assert digest in card.text
+    assert "its numbers are scaled ones" in card.text
     import_checkpoint(tmp_path / "exported", tmp_path / "back")
     values = json.loads((tmp_path / "back" / "config.json").read_text(encoding="utf-8"))
     assert (values["name"], values["twin"]) == ("rough", twin.model_dump())
@@ -132,7 +159,8 @@ def change_weights(directory: Path, **changes: Any) -> None:
             del tensors[name]
         else:
             tensors[name] = value(tensors)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / "model.safetensors")
+    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(contiguous, directory / "model.safetensors", metadata={"format": "pt"})
 
 
 def change_config(directory: Path, **values: Any) -> None:
@@ -266,8 +294,200 @@ def test_an_index_and_its_files_must_agree(exported: Path, tmp_path: Path) -> No
             import_checkpoint(exported, tmp_path / "back")
 
 
-def test_an_export_replaces_nothing(exported: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="exists already"):
-        export_checkpoint(tmp_path / "checkpoint", exported)
-    with pytest.raises(BadInput, match="which is complete"):
-        export_checkpoint(tmp_path / "checkpoint", tmp_path / "checkpoint" / "huggingface")
+def write_theirs(directory: Path, dtype: torch.dtype = torch.float32, size: str = "5GB") -> GPT2LMHeadModel:
+    model = their_model()
+    model.to(dtype).save_pretrained(directory, max_shard_size=size)
+    return model.float()
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    write_theirs(tmp_path / "theirs")
+    return tmp_path / "theirs"
+
+
+def logits_on(layout: Layout, checkpoint: Path) -> NDArray[np.float32]:
+    mesh = build_mesh(layout)
+    model = load_for_inference(checkpoint, mesh).model
+    with torch.no_grad():
+        return mesh.tp.all_gather(model.logits(model.hidden_states(TOKENS)), dim=2)[..., : CONFIG.vocab_size].numpy()
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_the_shards_run_as_the_model_does_and_merge_into_its_files(tp: int, theirs: Path, tmp_path: Path) -> None:
+    checkpoint = shard_huggingface(theirs, tmp_path / "shards", tp)
+    assert len(list(checkpoint.glob("model-tp*.safetensors"))) == tp
+    expected = their_logits(their_model())
+    for logits in run_threads(logits_on, tp, Layout(tp=tp), checkpoint):
+        np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5)
+    merged = merge_huggingface(checkpoint, tmp_path / "merged")
+    assert sorted(path.name for path in merged.iterdir()) == sorted(path.name for path in theirs.iterdir())
+    for path in merged.iterdir():
+        assert path.read_bytes() == (theirs / path.name).read_bytes(), path.name
+
+
+def test_a_rank_s_file_holds_its_part_alone(theirs: Path, tmp_path: Path) -> None:
+    checkpoint = shard_huggingface(theirs, tmp_path / "shards", 4)
+    index = json.loads((checkpoint / INDEX).read_text(encoding="utf-8"))
+    divided = 0
+    for rank in range(4):
+        for name, part in load_file(checkpoint / f"model-tp0{rank}-pp000.safetensors").items():
+            whole, dim = index[name]["shape"], index[name]["dim"]
+            divided += dim is not None
+            assert list(part.shape) == [size // 4 if place == dim else size for place, size in enumerate(whole)]
+    assert divided == 4 * (1 + CONFIG.num_layers * 6)  # word embedding, and six parts a layer
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_number_formats_file_divisions_tied_heads_and_masks_come_back(dtype: torch.dtype, tmp_path: Path) -> None:
+    directory = tmp_path / "theirs"
+    write_theirs(directory, dtype, size="30kB")
+    one, *others = sorted(directory.glob("model-*.safetensors"))
+    assert others
+    tensors = load_file(one) | {"h.0.attn.bias": torch.ones(1, 1, 12, 12).tril().bool()}
+    words = next(t for path in (one, *others) for n, t in load_file(path).items() if n == "transformer.wte.weight")
+    save_file(tensors | {"lm_head.weight": words.clone()}, one, metadata={"made": "here"})
+    index = json.loads((directory / "model.safetensors.index.json").read_text(encoding="utf-8"))
+    index["weight_map"] |= {"h.0.attn.bias": one.name, "lm_head.weight": one.name}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    merged = merge_huggingface(shard_huggingface(directory, tmp_path / "shards", 2), tmp_path / "merged")
+    for path in directory.iterdir():
+        assert path.read_bytes() == (merged / path.name).read_bytes(), path.name
+
+
+def test_the_commands(theirs: Path, tmp_path: Path) -> None:
+    for arguments in (["shard-hf", "theirs", "--tp", "2", "shards"], ["export", "shards", "merged"]):
+        paths = [str(tmp_path / word) if word in ("theirs", "shards", "merged") else word for word in arguments]
+        done = CliRunner().invoke(app, paths)
+        assert (done.exit_code, done.stdout) == (0, f"written: {paths[-1]}\n")
+    name = "model.safetensors"
+    assert (tmp_path / "merged" / name).read_bytes() == (theirs / name).read_bytes()
+
+
+def test_a_file_outside_the_output_is_not_written(theirs: Path, tmp_path: Path) -> None:
+    checkpoint = shard_huggingface(theirs, tmp_path / "shards", 1)
+    written = checkpoint / FOLDER / WRITTEN
+    (content,) = json.loads(written.read_text(encoding="utf-8")).values()
+    written.write_text(json.dumps({"../outside.safetensors": content}), encoding="utf-8")
+    seal(checkpoint)
+    with pytest.raises(IntegrityFailure, match=r"outside\.safetensors"):
+        merge_huggingface(checkpoint, tmp_path / "merged")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["shards", "theirs"]
+
+
+def test_ranks_that_do_not_divide_the_heads_are_refused(theirs: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="tp = 3 does not divide the 4 attention heads"):
+        shard_huggingface(theirs, tmp_path / "shards", 3)
+    assert not (tmp_path / "shards").exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "sentence"),
+    [
+        ({"model_type": "llama"}, BadInput, "model_type is 'llama'"),
+        ({"n_embd": "24"}, IntegrityFailure, "n_embd is '24', not a number"),
+        ({"vocab_size": 269}, IntegrityFailure, r"'wte.weight' has shape \[270, 24\], the model's is \[269, 24\]"),
+        ({"n_layer": 2}, IntegrityFailure, "says 2 layers, the weights have 4"),
+        ({"n_positions": 13}, IntegrityFailure, "'wpe.weight' has shape"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_nothing_written(
+    values: dict[str, object], error: type[Exception], sentence: str, theirs: Path, tmp_path: Path
+) -> None:
+    change_config(theirs, **values)
+    with pytest.raises(error, match=sentence):
+        shard_huggingface(theirs, tmp_path / "shards", 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+
+
+def test_a_changed_shard_is_not_merged(theirs: Path, tmp_path: Path) -> None:
+    checkpoint = shard_huggingface(theirs, tmp_path / "shards", 2)
+    path = checkpoint / "model-tp01-pp000.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(IntegrityFailure, match="model-tp01-pp000"):
+        merge_huggingface(checkpoint, tmp_path / "merged")
+
+
+def both(tmp_path: Path) -> tuple[ComparedModel, ComparedModel]:
+    """This engine's model of the checkpoint and transformers' of its export."""
+    model, theirs = load_for_inference(tmp_path / "checkpoint").model, transformers_model(tmp_path / "exported", CONFIG)
+    assert isinstance(model, GPT2)
+    assert theirs is not None
+    return engine_model(model), theirs
+
+
+def swapped(weight: torch.Tensor) -> torch.Tensor:
+    """With queries in the place of keys."""
+    queries, keys, values = weight.chunk(3, dim=-1)
+    return torch.cat([keys, queries, values], dim=-1)
+
+
+FAULTS = [
+    ("transformer.h.2.attn.c_attn.weight", swapped, "layers.2.self_attention.query_key_value.weight"),
+    ("transformer.h.1.mlp.c_proj.weight", lambda weight: weight.flip(0), "layers.1.mlp.dense_4h_to_h.weight"),
+    ("transformer.wpe.weight", lambda rows: torch.cat([rows[:-1], -rows[-1:]]), "embedding.position_embeddings.weight"),
+    ("transformer.ln_f.bias", lambda bias: bias + 0.1, "final_layernorm.bias"),
+]
+
+
+@pytest.mark.parametrize(("name", "fault", "weight"), FAULTS, ids=[fault[2] for fault in FAULTS])
+def test_the_first_weight_that_differs_is_named(
+    exported: Path, tmp_path: Path, name: str, fault: Any, weight: str
+) -> None:
+    change_weights(exported, **{name: lambda tensors: fault(tensors[name])})
+    with pytest.raises(IntegrityFailure, match=rf"according to transformers .*: {weight} differs by at most "):
+        check_same(*both(tmp_path), exported)
+
+
+def test_the_other_program_s_own_fault_is_found_where_all_weights_are_the_same(exported: Path, tmp_path: Path) -> None:
+    ours, theirs = both(tmp_path)
+    theirs.module.transformer.h[1].mlp.act = torch.nn.ReLU()  # type: ignore[union-attr, index]
+    with pytest.raises(IntegrityFailure, match="a loss differs from that of this engine by "):
+        check_same(ours, theirs, exported)
+
+
+def test_without_a_fault_rounding_raises_no_alarm(exported: Path, tmp_path: Path) -> None:
+    for seed in range(10):
+        torch.manual_seed(seed)
+        weights = {name: torch.randn_like(weight).mul_(0.1).add_("layernorm.weight" in name)
+                   for name, weight in rough_model().named_parameters()}  # fmt: skip
+        save_file(gpt2_weights(weights, CONFIG), exported / WEIGHTS, metadata={"format": "pt"})
+        assert check_same(build_model(CONFIG, weights), both(tmp_path)[1], exported)["largest"] < TOLERANCE / 10
+
+
+def test_an_import_keeps_what_came_of_the_comparison(exported: Path, tmp_path: Path) -> None:
+    import_checkpoint(exported, tmp_path / "back")
+    kept = json.loads((tmp_path / "back" / "origin.json").read_text())["compared"]
+    assert kept["programs"][1].startswith("transformers ")
+
+
+@pytest.mark.parametrize("has_transformers", [True, False])
+def test_a_wrong_export_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_transformers: bool) -> None:
+    write_rough(tmp_path / "checkpoint")
+    if not has_transformers:
+        monkeypatch.setitem(sys.modules, "transformers", None)
+    real = huggingface_gpt2.split
+    monkeypatch.setattr(
+        huggingface_gpt2, "split",
+        lambda name, tensor, config: real(name, tensor.flip(0) if "layers.3.mlp" in name else tensor, config),
+    )  # fmt: skip
+    with pytest.raises(
+        IntegrityFailure, match=r"different model according to .*: layers\.3\.mlp\.dense_h_to_4h\.weight differs"
+    ):
+        export_checkpoint(tmp_path / "checkpoint", tmp_path / "theirs")
+    assert not (tmp_path / "theirs").exists()
+
+
+def test_a_wrong_import_is_not_written(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = huggingface_gpt2.join
+    monkeypatch.setattr(
+        huggingface_gpt2, "join",
+        lambda name, parts, config: real(name, [part.neg() for part in parts], config)
+        if name.endswith("dense.bias") else real(name, parts, config),
+    )  # fmt: skip
+    with pytest.raises(
+        IntegrityFailure, match=r"different model according to transformers .*: layers\.0\.self_attention\.dense"
+    ):
+        import_checkpoint(exported, tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+    assert read_huggingface(exported).model.num_layers == CONFIG.num_layers

@@ -1,13 +1,18 @@
 """Megatron-LM checkpoints of every version, naming, tp and pp give the model that they were written from.
 
-The files are written here from the documented layout, without the reader's tables.
+The files are written here from the documented layout, without the reader's tables. Those of other models are refused.
 """
 
 import argparse
 import enum
+import pickle
 import random
+import re
 import sys
 import types
+import warnings
+from collections import defaultdict
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,12 +20,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as distributed
+from torch.distributed.checkpoint.metadata import Metadata
 
 from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.checkpoint.checkpoint import load_for_inference
+from engine.cli import main
 from engine.formats.convert import import_checkpoint
 from engine.model.gpt2 import GPT2
-from tests.engine.test_formats_checkpoint import CONFIG, real_logits, rough_model
+from lineage.errors import BadInput, IntegrityFailure
+from tests.commands import Command
+from tests.engine.test_formats_checkpoint import CONFIG, NAMES, payloads, real_logits, rough_model
 from tests.engine.test_formats_huggingface import their_logits, their_model
 
 HEADS, HEAD_DIM = CONFIG.num_heads, CONFIG.head_dim
@@ -230,3 +240,188 @@ def test_what_other_libraries_allow_is_not_used(vocab: Path, tmp_path: Path) -> 
     finally:
         torch.serialization.clear_safe_globals()
         torch.serialization.add_safe_globals(before)
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "sentence"),
+    [
+        ({"args": arguments(bias_gelu_fusion=False, openai_gelu=False)}, BadInput, "exact GeLU"),
+        ({"args": arguments(swiglu=True)}, BadInput, "swiglu is True"),
+        ({"args": arguments(position_embedding_type="rope")}, BadInput, "position_embedding_type is 'rope'"),
+        ({"args": arguments(layernorm_epsilon=1e-6)}, BadInput, "layernorm_epsilon is 1e-06"),
+        ({"args": arguments(num_experts=8)}, BadInput, "num_experts is 8"),
+        ({"args": arguments(num_layers=5)}, IntegrityFailure, "num_layers is 5 in its arguments, 4 in its tensors"),
+        ({"args": arguments(num_attention_heads=5)}, BadInput, "num_heads = 5"),
+        ({"args": {"num_layers": 4}}, IntegrityFailure, "not a namespace"),
+        ({"args": None}, BadInput, "give --heads"),
+        ({"checkpoint_version": 4.0}, BadInput, "checkpoint version 4.0"),
+        ({"checkpoint_version": torch.zeros(2)}, BadInput, "checkpoint version"),
+        ({"model": None}, IntegrityFailure, "does not hold a model"),
+        ({"model": None, "model0": {}}, BadInput, "interleaved"),
+        ({"model": [1]}, IntegrityFailure, "not a state dict"),
+        ({"model": {"word_embeddings.weight": "text"}}, IntegrityFailure, "not a tensor with values"),
+        ({"model": {"lm_head.dense.weight": torch.zeros(1)}}, IntegrityFailure, "'lm_head.dense.weight' is unexpected"),
+        ({"model": {}}, IntegrityFailure, "word_embeddings.weight' is missing"),
+    ],
+)
+def test_another_model_is_refused(
+    content: dict[str, Any], error: type[Exception], sentence: str, vocab: Path, tmp_path: Path
+) -> None:
+    save(tmp_path / "save", rough_model(), 3, **content)
+    with pytest.raises(error, match=sentence):
+        import_checkpoint(tmp_path / "save", tmp_path / "out", vocab)
+    assert not (tmp_path / "out").exists()
+
+
+def change(path: Path, name: str, value: Any) -> None:
+    """Replace or (None) remove a block tensor of one file."""
+    content = torch.load(path, weights_only=False)
+    block = content["model"]["language_model"]["encoder"]
+    block[name] = value
+    if value is None:
+        del block[name]
+    torch.save(content, path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("layers.1.mlp.dense_h_to_4h.bias", None, "'layers.1.mlp.dense_h_to_4h.bias' is missing"),
+        ("layers.1.mlp.dense_h_to_4h.bias", torch.zeros(96), r"has shape \[96\], the model's is \[48\]"),
+        ("layers.1.mlp.gate.bias", torch.zeros(1), "'encoder.layers.1.mlp.gate.bias' is unexpected"),
+        ("layers.1.input_norm.bias", torch.zeros(24), "is there twice"),
+        ("final_layernorm.bias", torch.zeros(24, device="meta"), "not a tensor with values"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(name: str, value: Any, sentence: str, vocab: Path, tmp_path: Path) -> None:
+    save(tmp_path / "save", rough_model(), 3, tp=2)
+    change(tmp_path / "save" / "iter_0000070" / "mp_rank_01" / "model_optim_rng.pt", name, value)
+    with pytest.raises(IntegrityFailure, match=f"mp_rank_01.*{sentence}"):
+        import_checkpoint(tmp_path / "save", tmp_path / "out", vocab)
+
+
+def test_directories_that_do_not_fit_together(vocab: Path, tmp_path: Path) -> None:
+    saved = save(tmp_path / "save", rough_model(), 3, tp=2)
+    newest = saved / "iter_0000070"
+    with pytest.raises(BadInput, match="give --vocab"):
+        import_checkpoint(saved, tmp_path / "out")
+    with pytest.raises(BadInput, match="there is no vocab"):
+        import_checkpoint(saved, tmp_path / "out", saved)
+    with pytest.raises(BadInput, match="has 4 attention heads, but --heads says 2"):
+        import_checkpoint(saved, tmp_path / "out", vocab, heads=2)
+    save(tmp_path / "other", rough_model(), 1, tp=2)
+    (newest / "mp_rank_01").rename(newest / "kept")
+    (tmp_path / "other" / "iter_0000070" / "mp_rank_01").rename(newest / "mp_rank_01")
+    with pytest.raises(IntegrityFailure, match="not of the same checkpoint"):
+        import_checkpoint(saved, tmp_path / "out", vocab)
+    (newest / "mp_rank_01").rename(newest / "mp_rank_02")
+    with pytest.raises(IntegrityFailure, match="of tensor rank 1, pipeline stage 0"):
+        import_checkpoint(saved, tmp_path / "out", vocab)
+    for word, sentence in (("../70", "neither an iteration"), ("71", "iter_0000071, which does not exist")):
+        (saved / "latest_checkpointed_iteration.txt").write_text(word)
+        with pytest.raises(IntegrityFailure, match=sentence):
+            import_checkpoint(saved, tmp_path / "out", vocab)
+
+
+def test_an_untied_last_stage_is_refused(vocab: Path, tmp_path: Path) -> None:
+    saved = save(tmp_path / "save", rough_model(), 3, pp=2)
+    path = saved / "iter_0000070" / "mp_rank_00_001" / "model_optim_rng.pt"
+    content = torch.load(path, weights_only=False)
+    content["model"]["word_embeddings_for_head"]["weight"] += 1
+    torch.save(content, path)
+    with pytest.raises(BadInput, match="its output layer is not the word embedding"):
+        import_checkpoint(saved, tmp_path / "out", vocab)
+
+
+def save_core(folder: Path, model: GPT2) -> Path:
+    """Megatron-Core's directory, whose weights of all layers are one tensor."""
+    layers: dict[str, list[torch.Tensor]] = defaultdict(list)
+    for name, tensor in stage_model(dict(model.state_dict()), "core-te", 0, 1).items():
+        layers[re.sub(r"\.layers\.\d+\.", ".layers.", name)].append(tensor)
+    state: dict[str, Any] = {
+        name: torch.stack(each) if ".layers." in name else each[0] for name, each in layers.items()
+    }
+    state["optimizer.state.exp_avg.decoder.final_layernorm.bias"] = torch.ones(3)
+    folder.mkdir()
+    with warnings.catch_warnings(action="ignore"):
+        distributed.save(state, storage_writer=distributed.FileSystemWriter(folder), no_dist=True)
+    torch.save({"args": arguments(), "checkpoint_version": 3.0, "iteration": 70}, folder / "common.pt")
+    return folder
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    folder = tmp_path / "save" / "iter_0000070"
+    folder.parent.mkdir()
+    (folder.parent / "latest_checkpointed_iteration.txt").write_text("70\n")
+    return save_core(folder, rough_model())
+
+
+@pytest.mark.parametrize("place", [".", ".."], ids=["directory", "save"])
+def test_weights_are_read_bit_for_bit(saved: Path, place: str, vocab: Path, tmp_path: Path) -> None:
+    assert_same_model(import_checkpoint(saved / place, tmp_path / "back", vocab), rough_model())
+
+
+def rewritten(metadata: Callable[[Metadata], object]) -> Callable[[Path], None]:
+    """What rewrites the metadata of a checkpoint."""
+
+    def changed(folder: Path) -> None:
+        known = distributed.FileSystemReader(folder).read_metadata()
+        metadata(known)
+        (folder / ".metadata").write_bytes(pickle.dumps(known))
+
+    return changed
+
+
+def words(known: Metadata) -> Any:
+    return known.state_dict_metadata["embedding.word_embeddings.weight"]
+
+
+def leave(known: Metadata) -> None:
+    for info in known.storage_data.values():
+        info.relative_path = "../" + info.relative_path
+
+
+def truncate(folder: Path) -> None:
+    (file,) = folder.glob("*.distcp")
+    file.write_bytes(file.read_bytes()[:-5000])
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (rewritten(lambda known: vars(words(known).chunks[0]).update(sizes=torch.Size([192, 24]))), "some are missing"),
+        (rewritten(lambda known: words(known).chunks.extend(words(known).chunks)),
+         "shards of tensor 'embedding.word_embeddings.weight' in"),
+        (rewritten(lambda known: vars(words(known).chunks[0]).update(offsets=torch.Size([1, 0]))), "lies outside it"),
+        (rewritten(leave), "which is not a file of the directory"),
+        (rewritten(lambda known: words(known).chunks.clear()), "has no shards"),
+        (rewritten(lambda known: vars(words(known)).update(size=torch.Size([1 << 40, 24]))), "some are missing"),
+        (rewritten(lambda known: known.state_dict_metadata.pop("decoder.layers.mlp.linear_fc1.bias")),
+         "'layers.0.mlp.dense_h_to_4h.bias' is missing"),
+        (rewritten(lambda known: known.storage_data.clear()), "cannot be read"),
+        (truncate, "cannot be read"),
+        (lambda folder: (folder / ".metadata").write_bytes(b"nonsense"), ".metadata cannot be read"),
+        (lambda folder: (folder / ".metadata").write_bytes(pickle.dumps({})), "it does not describe a checkpoint"),
+    ],
+)  # fmt: skip
+def test_a_damaged_checkpoint_gets_one_sentence(
+    damage: Callable[[Path], None], said: str, saved: Path, vocab: Path, tmp_path: Path, command: Command
+) -> None:
+    damage(saved)
+    done = command(main, "mlm-train", "import", saved, tmp_path / "back", "--vocab", vocab)
+    assert (done.code, done.out) == (6, "")
+    assert said in done.error
+    assert done.but_cost.count("\n") == 1
+    assert not (tmp_path / "back").exists()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_call_in_metadata_is_not_run(name: str, saved: Path, vocab: Path, tmp_path: Path, command: Command) -> None:
+    marker = tmp_path / "marker"
+    (tmp_path / "program.py").write_text(f"open({str(marker)!r}, 'w').close()")
+    (saved / ".metadata").write_bytes(pickle.dumps({"plan": payloads(marker)[name]}))
+    done = command(main, "mlm-train", "import", saved, tmp_path / "back", "--vocab", vocab)
+    assert done.code == 6
+    assert f"asks to call {name}, which no checkpoint needs: nothing in it was run" in done.error
+    assert not marker.exists()

@@ -30,9 +30,9 @@ FIELDS = (*GROWING, "tensor_core")
 PRODUCTS = ("attention forward", "attention to_query", "attention to_key_value")
 KERNELS = {
     "attention draw", "attention inner", *PRODUCTS, "bias_gelu bias_gelu", "bias_gelu bias_gelu_gradient",
-    "bias_dropout_add bias_dropout_add", "bias_dropout_add gradient", "layer_norm normalize", "layer_norm gradient",
-    "masked_softmax softmax", "masked_softmax gradient", "linear_cross_entropy log_sum",
-    "divided cross_entropy softmax_gradient", "dropout_bits fill", "adamw adam",
+    "bias_dropout_add bias_dropout_add", "bias_dropout_add gradient", "masked_softmax softmax",
+    "masked_softmax gradient", "linear_cross_entropy log_sum", "divided cross_entropy softmax_gradient",
+    "dropout_bits fill",
 }  # fmt: skip
 
 Counts = dict[str, dict[str, int]]
@@ -124,7 +124,7 @@ def test_a_training_step_waits_for_a_gpu_at_one_place() -> None:
     assert done.returncode == 0, done.stderr
     asked, launched = map(int, done.stdout.split())
     assert asked == 2
-    assert launched >= 12
+    assert launched >= 10
     planted = subprocess.run([*command, "planted"], capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert planted.returncode == 1
     assert "meta tensor" in planted.stderr

@@ -105,31 +105,6 @@ def test_a_changed_dataset_is_not_trained_on(tmp_path: Path) -> None:
         train(small_config(data), tmp_path / "runs")
 
 
-@pytest.mark.parametrize("is_gone", [True, False])
-def test_of_a_dataset_that_changes_while_it_is_trained_on_nothing_is_kept(
-    is_gone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The run goes on from the checkpoint before, to the end of one that was not disturbed."""
-    data = write_dataset(tmp_path / "data")
-    tokens, aside = data / "train_text_document.bin", tmp_path / "aside"
-    content = tokens.read_bytes()
-    iterate = Trainer.iterate
-
-    def disturbed(self: Trainer, number: int) -> Any:
-        if number == 5:
-            tokens.rename(aside) if is_gone else tokens.write_bytes(np.frombuffer(content, "<u2")[::-1].tobytes())
-        return iterate(self, number)
-
-    config = small_config(data, iterations=8, checkpoint_interval=4)
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "iterate", disturbed)
-        with pytest.raises(IntegrityFailure, match=r"train_text_document\.bin"):
-            train(config, tmp_path / "runs")
-    assert [path.name for path in tmp_path.glob("runs/*/checkpoints/iter_*")] == ["iter_0000004"]
-    aside.rename(tokens) if is_gone else tokens.write_bytes(content)
-    assert_same_training(train(config, tmp_path / "runs").path, train(config, tmp_path / "anew").path)
-
-
 def test_a_dataset_in_order_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = write_dataset(tmp_path / "data")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -1,22 +1,30 @@
-"""Several ranks on one machine: they agree with one rank, stop together and never outlive their launcher."""
+"""Several ranks on one machine agree with one rank, stop together, go on alike and never outlive their launcher."""
 
 import os
 import signal
+import threading
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from engine.config import RunConfig
+from engine.config import RunConfig, TrainConfig
 from engine.launch.mesh import build_mesh
+from engine.launch.threads import RanksFailed, run_threads
+from engine.parallel.layout import Layout
+from engine.parallel.mesh import MAX, MIN
 from engine.run.files import RankLayout, read_summary
-from engine.run.resolved import default_ranks, resolve
+from engine.run.resolved import default_ranks
 from engine.trainer import Trainer
-from lineage.errors import Interrupted
-from tests.commands import Program
+from lineage.config import parse_config
+from lineage.errors import BadInput, Interrupted
+from tests.commands import Program, call
 from tests.engine.small_run import (
+    assert_same_training,
     curve,
     finish,
     is_running,
@@ -25,6 +33,7 @@ from tests.engine.small_run import (
     resolved,
     small_config,
     start,
+    train,
     wait_for_iteration,
     write_toml,
 )
@@ -42,25 +51,6 @@ def test_two_ranks_train_like_one(dataset: Path, uninterrupted: Path, tmp_path: 
     assert [point[:2] for point in curve(run)] == [point[:2] for point in expected]
     assert [loss for *_, loss in curve(run)] == pytest.approx([loss for *_, loss in expected], abs=2e-3)
     assert [loss for *_, loss in curve(run)][:5] == pytest.approx([loss for *_, loss in expected][:5], abs=1e-5)
-
-
-def stop_one_rank(config: RunConfig, root: Path) -> tuple[int, str]:
-    run = resolve(config, 2)
-    trainer = Trainer(run, run.begin(root), build_mesh(run.layout))
-    trainer.stop_requested = torch.distributed.get_rank() == 1
-    with pytest.raises(Interrupted) as caught:
-        trainer.run_to_end()
-    return trainer.state.iteration, str(caught.value)
-
-
-@pytest.mark.parametrize("tp", [1, 2])
-def test_a_signal_to_one_rank_stops_both_at_the_same_iteration(tp: int, dataset: Path, tmp_path: Path) -> None:
-    values = small_config(dataset).model_dump() | {"parallel": {"tp": tp}}
-    for iteration, sentence in run_ranks(
-        stop_one_rank, 2, RunConfig.model_validate(values), tmp_path, timeout_seconds=300
-    ):
-        assert iteration == 1
-        assert sentence.startswith("stopped after iteration 1 of 60")
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
@@ -124,3 +114,156 @@ def test_as_many_ranks_as_divide_the_batch(
     monkeypatch.setattr("engine.run.resolved.available_cores", lambda: cores)
     values = small_config(Path("unused"), global_batch_size=batch, microbatch_size=microbatch).model_dump()
     assert default_ranks(RunConfig.model_validate(values | {"parallel": {"tp": tp}})) == ranks
+
+
+ONE_LAYER = {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "seq_length": 16}
+KILLED = {"iterations": 12, "checkpoint_interval": 4, "validation_interval": 12}
+KILLED_IN = 6
+
+
+def train_on_a_rank(config: RunConfig, root: Path, killed: int | None) -> int:
+    """Train on this worker, which ends itself in its first life if its rank is `killed`; how often it began again."""
+    torch.set_num_threads(1)
+    iterate, life = Trainer.iterate, int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+
+    def iterate_or_die(trainer: Trainer, iteration: int) -> Any:
+        if iteration + 1 == KILLED_IN and life == 0 and int(os.environ["RANK"]) == killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return iterate(trainer, iteration)
+
+    Trainer.iterate = iterate_or_die  # type: ignore[method-assign]
+    train(config, root)
+    return life
+
+
+def under_torchrun(config: RunConfig, root: Path, killed: int | None) -> int:
+    """How often the agent of `torch.distributed.run --nproc-per-node=2 --max-restarts=1` had to begin again."""
+    settings = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=2, max_restarts=1, monitor_interval=0.1, rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0", run_id=root.name, start_method="forkserver",
+    )  # fmt: skip
+    [life] = {*elastic_launch(settings, train_on_a_rank)(config, root, killed).values()}
+    return int(life)
+
+
+def test_the_curve_of_a_worker_that_was_killed_goes_on(dataset: Path, tmp_path: Path) -> None:
+    config = small_config(dataset, ONE_LAYER, **KILLED)
+    for folder, killed, lives in (("whole", None, 0), ("first", 0, 1), ("last", 1, 1)):
+        assert under_torchrun(config, tmp_path / folder, killed) == lives
+    whole, *runs = (next((tmp_path / name).glob("small-*")) for name in ("whole", "first", "last"))
+    for run in runs:
+        assert_same_training(run, whole)
+
+
+MODEL = {"num_layers": 2, "hidden_size": 16, "num_heads": 2, "seq_length": 16}
+RECIPE = {"iterations": 6, "warmup_iterations": 1, "microbatch_size": 2, "keep_checkpoints": 1}
+STOPPED_IN, STOPPED_RANK = 3, 5
+
+
+def train_until_a_signal(config: RunConfig, root: Path, is_stopped: bool) -> str:
+    """What a rank has to say at the end; one of them gets a SIGTERM in the middle if `is_stopped`."""
+    iterate = Trainer.iterate
+
+    def iterate_and_stop(trainer: Trainer, iteration: int) -> Any:
+        if is_stopped and iteration + 1 == STOPPED_IN and int(os.environ["RANK"]) == STOPPED_RANK:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return iterate(trainer, iteration)
+
+    Trainer.iterate = iterate_and_stop  # type: ignore[method-assign]
+    try:
+        return str(train(config, root).path)
+    except Interrupted as error:
+        return str(error)
+
+
+def test_eight_ranks_finish_and_go_on_after_a_signal(dataset: Path, tmp_path: Path) -> None:
+    values = small_config(dataset, MODEL, **RECIPE).model_dump() | {"parallel": {"tp": 2, "pp": 2}}
+    config = RunConfig.model_validate(values)
+    [whole] = {*run_ranks(train_until_a_signal, 8, config, tmp_path / "whole", False)}
+    said = run_ranks(train_until_a_signal, 8, config, tmp_path / "stopped", True)
+    assert all(sentence.startswith(f"stopped after iteration {STOPPED_IN} of 6;") for sentence in said)
+    [resumed] = {*run_ranks(train_until_a_signal, 8, config, tmp_path / "stopped", False)}
+    assert_same_training(Path(resumed), Path(whole))
+
+
+LAYOUT = Layout(tp=2, pp=2)
+
+
+def every_operation() -> list[list[float]]:
+    """Results of each collective and of messages in both directions."""
+    mesh = build_mesh(LAYOUT)
+    results, own = [], torch.randn(4, 3, generator=torch.Generator().manual_seed(mesh.world.rank)).mul(8).round()
+    for axis in (mesh.tp, mesh.pp, mesh.world):
+        reduced, copied = own.clone(), own.clone()
+        axis.reduce(reduced, owner=1)
+        axis.broadcast(copied, owner=1)
+        results += [axis.all_reduce(own.clone(), op) for op in (MAX, MIN)]
+        results += [axis.all_reduce(own.clone()), axis.all_gather(own, dim=1), axis.reduce_scatter(own), copied]
+        results += [reduced] if axis.rank == 1 else []
+    peer, arrived = 1 - mesh.pp.rank, [torch.empty(12), torch.empty(12)]
+    sends = [mesh.pp.start_send(own.view(-1) * factor, peer) for factor in (1, 2)]
+    receives = [mesh.pp.start_receive(tensor, peer) for tensor in arrived]
+    for pending in (*reversed(receives), *sends):
+        pending.wait()
+    results += arrived
+    results.append(torch.tensor([float(number) for number in mesh.world.gather_objects(mesh.world.rank)]))
+    return [result.flatten().tolist() for result in results]
+
+
+def test_every_operation_gives_what_it_gives_between_processes() -> None:
+    assert run_threads(every_operation, 4) == run_ranks(every_operation, 4)
+
+
+def test_the_exception_of_a_rank_is_raised_once_and_ends_the_others() -> None:
+    def fail_on_rank_2() -> None:
+        mesh = build_mesh(Layout(tp=4))
+        mesh.tp.barrier()
+        if mesh.tp.rank == 2:
+            raise BadInput("planted")
+        mesh.tp.barrier()
+
+    with pytest.raises(BadInput, match="planted") as failure:
+        run_threads(fail_on_rank_2, 4)
+    assert failure.value.__notes__ == ["on rank 2 of 4"]
+    assert failure.traceback[-1].name == "fail_on_rank_2"
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("rank ")]
+
+
+def test_ranks_that_wait_for_each_other_are_ended_at_once() -> None:
+    def leave_out_rank_1() -> None:
+        mesh = build_mesh(Layout(tp=3))
+        if mesh.tp.rank != 1:
+            mesh.tp.barrier()
+
+    with pytest.raises(RuntimeError, match="deadlock: 2 of 3 ranks wait, rank 0 among them"):
+        run_threads(leave_out_rank_1, 3)
+
+
+def test_a_rank_that_does_not_end_is_given_up_with_its_stack() -> None:
+    def sleep_on_rank_1() -> None:
+        mesh = build_mesh(Layout(tp=2))
+        if mesh.tp.rank == 1:
+            time.sleep(3)
+        mesh.tp.barrier()
+
+    with pytest.raises(RanksFailed, match="rank 1 did not answer within 1 s") as failure:
+        run_threads(sleep_on_rank_1, 2, timeout_seconds=1)
+    assert "time.sleep(3)" in str(failure.value)
+
+
+def test_a_run_on_threads_is_the_run_on_processes(dataset: Path, tmp_path: Path) -> None:
+    config = write_toml(tmp_path / "small.toml", dataset, iterations=8, checkpoint_interval=4, validation_interval=4)
+    runs = []
+    for name, how in (("threads", ["--threads"]), ("processes", [])):
+        words = ["--ranks", 4, "--set", "parallel.tp=2", "--set", "parallel.pp=2", *how]
+        done = call({}, "mlm-train", "run", config, "--runs", tmp_path / name, *words, ends=0)
+        assert done.out.count("complete: ") == 1
+        runs.append(Path(done.out.removeprefix("complete: ").strip()))
+    assert_same_training(*runs)
+
+
+def test_a_file_with_the_former_option_of_the_same_bits_is_refused_or_read() -> None:
+    values = {"iterations": 9, "warmup_iterations": 1}
+    assert parse_config(values | {"invariant": 0}, TrainConfig, "a manifest") == TrainConfig.model_validate(values)
+    with pytest.raises(BadInput, match=r"train.invariant no longer exists.*mlm-verify replay.*parallel --threads"):
+        parse_config(values | {"invariant": 4}, TrainConfig, "a recipe")

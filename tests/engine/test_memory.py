@@ -1,4 +1,4 @@
-"""What a rank takes grows with the model as the closed form says."""
+"""Memory is as the closed form says; too little is met before the first iteration, with what to change."""
 
 import json
 from pathlib import Path
@@ -6,9 +6,26 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
 
-from engine.guard.memory import MemoryGuard, PeakMemory
-from tests.engine.small_run import mlm_train, write_toml
+from engine.config import RunConfig
+from engine.guard.memory import (
+    MemoryGuard,
+    OutOfMemory,
+    PeakMemory,
+    describe_memory,
+    explaining_out_of_memory,
+    remedies,
+)
+from engine.launch.mesh import build_mesh
+from engine.launch.threads import run_threads
+from engine.parallel.mesh import serial_mesh
+from engine.run.resolved import ResolvedRun, resolve
+from engine.trainer import Trainer
+from lineage.config import override_config
+from lineage.errors import BadInput
+from tests.engine.small_run import mlm_train, small_config, write_toml
 
 SHORT = {"iterations": 2, "warmup_iterations": 1, "microbatch_size": 2, "validation_samples": 4}
 NARROW, WIDE = 64, 512
@@ -49,3 +66,88 @@ def test_an_allocator_near_the_limit_is_told_once() -> None:
     assert [bool(one) for one in said] == [False, False, True, False, False]
     assert "79.0 GiB reserved" in said[2]
     assert "emptied its cache 2 times" in said[2]
+
+
+LARGE = {"global_batch_size": 512, "microbatch_size": 256}
+ROOM_BYTES = 40 * 2**20
+"""Left to a rank whose attention scores alone take 4 × 256 × 128 × 128 numbers of 4 bytes."""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_it_is_met_before_the_first_iteration(ranks: int, dataset: Path, tmp_path: Path) -> None:
+    toml = write_toml(tmp_path / "small.toml", dataset, **LARGE)
+    code, _, err = mlm_train(
+        toml, "--runs", tmp_path, "--set=model.seq_length=128", "--ranks", ranks, plant=f"room_bytes={ROOM_BYTES}"
+    )
+    assert code == 4, err
+    assert f"error: rank {ranks - 1} ran out of memory before the first iteration: tried to allocate " in err
+    run = resolve(small_config(dataset, {"seq_length": 128}, **LARGE), ranks)
+    assert not (run.begin(tmp_path).path / "metrics.jsonl").exists()
+    assert describe_memory(run) in err
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> ResolvedRun:
+    """A run whose layout divides."""
+    size = st.sampled_from([1, 2, 4])
+    micro, tp, pp, dp = (draw(size) for _ in range(4))
+    model = {"num_layers": draw(size) * 2, "hidden_size": 64, "num_heads": draw(size) * 2, "seq_length": 32}
+    parallel: dict[str, Any] = {
+        "tp": tp, "pp": pp, "recompute": draw(st.sampled_from(["none", "selective", "full"])),
+        "schedule": draw(st.sampled_from(["1f1b", "gpipe"])), "shard_optimizer": draw(st.booleans()),
+    }  # fmt: skip
+    recipe = {"microbatch_size": micro, "global_batch_size": 16, "iterations": 9, "warmup_iterations": 1}
+    config = RunConfig.model_validate({"name": "any", "model": model, "train": recipe, "parallel": parallel})
+    try:
+        run = resolve(config, tp * pp * dp)
+        assert run.memory
+    except BadInput:
+        reject()
+    return run
+
+
+@settings(max_examples=60)
+@given(runs())
+def test_each_remedy_can_be_given_and_needs_what_it_says(run: ResolvedRun) -> None:
+    for change, size in remedies(run):
+        words = change.split()
+        ranks = int(words[2].removeprefix("--ranks=")) if len(words) == 3 else run.layout.world_size
+        assert size == resolve(override_config(run.config, [words[1]]), ranks).memory.total < run.memory.total
+        assert change in describe_memory(run)
+
+
+def test_a_model_that_nothing_makes_smaller_is_said_to_be_so() -> None:
+    model = {"num_layers": 1, "hidden_size": 64, "num_heads": 1, "seq_length": 32, "padded_vocab_size": 50257}
+    recipe = {"microbatch_size": 1, "global_batch_size": 1, "iterations": 9, "warmup_iterations": 1}
+    config = RunConfig.model_validate(
+        {"name": "any", "model": model, "train": recipe, "parallel": {"recompute": "full"}}
+    )
+    assert "no setting needs less" in describe_memory(resolve(config, 1))
+
+
+@pytest.mark.parametrize("train", [{"adam_epsilon": 0.0}, {"optimizer": "lamb"}, {"precision": "bf16"}])
+def test_the_batch_that_is_tried_changes_nothing(train: dict[str, Any], dataset: Path, tmp_path: Path) -> None:
+    run = resolve(small_config(dataset, **train), 1)
+    trainer = Trainer(run, run.begin(tmp_path), serial_mesh())
+    fresh = [parameter.local.detach().clone() for parameter in trainer.model.parameters]
+    for chunk in trainer.model.chunks:
+        chunk.initialize(run.config.train.seed)
+    for before, parameter in zip(fresh, trainer.model.parameters, strict=True):
+        assert torch.equal(before, parameter.local)
+    assert trainer.step.optimizer.steps == 0
+    for _, what, tensor in trainer.step.optimizer.state():
+        assert what == "master" or not tensor.any()
+    for group in trainer.step.optimizer.groups:
+        assert torch.equal(group.master.to(group.flat.dtype), group.flat)
+
+
+def test_one_thread_speaks_for_all(dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        with explaining_out_of_memory(run, build_mesh(run.layout, sequence_parallel=False), "here"):
+            raise MemoryError
+
+    run = resolve(small_config(dataset), 2)
+    with pytest.raises(OutOfMemory, match="rank 0 ran out of memory here"):
+        run_threads(fail, 2)
+    assert capsys.readouterr().err.strip() == describe_memory(run)

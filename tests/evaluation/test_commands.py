@@ -3,7 +3,6 @@
 import json
 import math
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
@@ -109,15 +108,10 @@ def test_a_text_that_cannot_be_used(
     assert words in done.err
 
 
-@pytest.mark.parametrize("written", ["huggingface", "torch-dist"])
-def test_another_programs_directory_gives_our_checkpoint_s_number(
-    written: Literal["huggingface", "torch-dist"],
-    run: Path,
-    made_passes_for_published: RunningText,
-    tmp_path: Path,
-    evaluated: Evaluated,
+def test_an_exported_directory_gives_our_checkpoint_s_number(
+    run: Path, made_passes_for_published: RunningText, tmp_path: Path, evaluated: Evaluated
 ) -> None:
-    theirs = export_checkpoint(run, tmp_path / "theirs", written)
+    theirs = export_checkpoint(run, tmp_path / "theirs")
     results = [evaluated("wikitext103", "--ckpt", path, "--limit", 6) for path in (run, theirs)]
     assert results[0]["perplexity"] == results[1]["perplexity"]
     assert [result["checkpoint"] for result in results] == [f"{run.name}/iter_0000010", "theirs"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.compare.tolerance import curve_tolerance, factor, tensor_tolerance
+from engine.compare.tensors import curve_tolerance, factor, tensor_tolerance
 from engine.run.resolved import read_run_config
 from experiments.benchmark import AGAINST, read_benchmark
 from lineage.digest import check_seal

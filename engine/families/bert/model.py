@@ -13,14 +13,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from engine.config import SERIAL, ModelConfig, ParallelConfig
+from engine.kernels.cross_entropy import vocab_parallel_cross_entropy
 from engine.kernels.registry import kernel
-from engine.kernels.vocab_cross_entropy import vocab_parallel_cross_entropy
 from engine.model.microbatch import PipelineInput, SentencePairs
 from engine.model.stage_model import StageModel
 from engine.model.transformer import (
     MLP,
     Embedding,
-    LayerNorm,
     SelfAttention,
     TransformerLayer,
     drop,
@@ -185,6 +184,6 @@ def _one_part(tokens: torch.Tensor) -> SentencePairs:
     return SentencePairs(none, none == 0, none[:, 0])
 
 
-def layer_norm(config: ModelConfig) -> LayerNorm:
+def layer_norm(config: ModelConfig) -> nn.LayerNorm:
     """A layer norm over the hidden dim."""
-    return LayerNorm(config.hidden_size, config.bert.layer_norm_epsilon)
+    return nn.LayerNorm(config.hidden_size, config.bert.layer_norm_epsilon)

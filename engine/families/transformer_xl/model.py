@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from engine.config import SERIAL, ModelConfig, ParallelConfig
+from engine.kernels.cross_entropy import vocab_parallel_cross_entropy
 from engine.kernels.registry import kernel
-from engine.kernels.vocab_cross_entropy import vocab_parallel_cross_entropy
 from engine.model.microbatch import PipelineInput, Recurrence
 from engine.model.stage_model import CausalModel
-from engine.model.transformer import LayerNorm, drop, recomputed
+from engine.model.transformer import drop, recomputed
 from engine.parallel.collectives import enter_tensor_parallel
 from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, linear
 from engine.parallel.layout import PipelineStage
@@ -193,10 +193,10 @@ class TransformerXLLayer(nn.Module):
         super().__init__()
         self.layer, self.mesh, self.inner_size = layer, mesh, config.inner_size
         self.self_attention = RelativeAttention(config, mesh, layer, recompute_attention)
-        self.attention_layernorm = LayerNorm(config.hidden_size)
+        self.attention_layernorm = nn.LayerNorm(config.hidden_size)
         self.dense_h_to_inner = ColumnParallelLinear(config.hidden_size, config.inner_size, mesh.tp)
         self.dense_inner_to_h = RowParallelLinear(config.inner_size, config.hidden_size, mesh.tp)
-        self.mlp_layernorm = LayerNorm(config.hidden_size)
+        self.mlp_layernorm = nn.LayerNorm(config.hidden_size)
 
     def forward(
         self, x: torch.Tensor, memory: torch.Tensor | None, encoding: torch.Tensor, dropout: Dropout | None

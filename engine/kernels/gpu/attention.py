@@ -58,63 +58,57 @@ def tiles_for(d: int, dtype: torch.dtype) -> tuple[Tiles, Tiles, Tiles]:
     return Tiles(128, 64), Tiles(128, 64), Tiles(64 if width < 128 else 32, 128)
 
 
-def flash(query_key_value: torch.Tensor, mask: DropoutMask | None, visible: torch.Tensor | None = None) -> torch.Tensor:
-    """Outputs of all heads, [s, b, n·d], from queries, keys and values [s, b, n, 3, d].
+def flash(query_key_value: torch.Tensor, mask: DropoutMask | None) -> torch.Tensor:
+    """Outputs of all heads, [s, b, n·d], of causal attention from queries, keys and values [s, b, n, 3, d].
 
-    Attention is causal, or over the keys where `visible` [b, s, s] is True. With dropout, a query without any key gives
-    0. Without dropout, torch's scaled-dot-product attention chooses among its own flash kernels.
+    Without dropout, torch's scaled-dot-product attention chooses among its own flash kernels.
     """
-    if mask is None:
-        return reference(query_key_value, mask, visible)
-    context: torch.Tensor = _Flash.apply(query_key_value, mask, visible)
+    context: torch.Tensor = reference(query_key_value, None) if mask is None else _Flash.apply(query_key_value, mask)
     return context
 
 
 class _Flash(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Context, qkv: torch.Tensor, mask: DropoutMask, visible: torch.Tensor | None) -> torch.Tensor:
+    def forward(ctx: Context, qkv: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
         qkv = qkv.contiguous()
         s, b, n, _, d = qkv.shape
         width = width_of(d)
-        seen = qkv.new_empty(0, dtype=torch.bool) if visible is None else visible.contiguous()
         context = qkv.new_empty(s, b, n * d)
         sums = torch.empty(b * n, s, dtype=torch.float32, device=qkv.device)
         keys, first_row, threshold, keep_scale = mask_arguments(mask, qkv.device)
         blocks = triton.cdiv(s, BLOCK)
         bits = torch.empty(b * n, s, blocks * BLOCK // 8, dtype=torch.uint8, device=qkv.device)
-        is_causal = visible is None
-        _draw[triton.cdiv(s, DRAWN_ROWS), blocks, b * n](keys, bits, first_row, threshold, s, n, is_causal, DRAWN_ROWS)
-        ctx.factors, ctx.sizes, ctx.is_causal = (keep_scale, 1.0 / math.sqrt(d)), (s, b, n), is_causal
+        _draw[triton.cdiv(s, DRAWN_ROWS), blocks, b * n](keys, bits, first_row, threshold, s, n, DRAWN_ROWS)
+        ctx.factors, ctx.sizes = (keep_scale, 1.0 / math.sqrt(d)), (s, b, n)
         tiles, *ctx.tiles = tiles_for(d, qkv.dtype)
         _forward[triton.cdiv(s, tiles.queries), b * n](
-            qkv, context, sums, seen, bits, *ctx.factors, *ctx.sizes, d, is_causal, tiles.queries, tiles.keys, width,
+            qkv, context, sums, bits, *ctx.factors, *ctx.sizes, d, tiles.queries, tiles.keys, width,
             num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
-        ctx.save_for_backward(qkv, context, sums, seen, bits)
+        ctx.save_for_backward(qkv, context, sums, bits)
         return context
 
     @staticmethod
-    def backward(ctx: Context, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        qkv, context, sums, seen, bits = ctx.saved_tensors
+    def backward(ctx: Context, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        qkv, context, sums, bits = ctx.saved_tensors
         gradient, qkv_gradient = gradient.contiguous(), torch.empty_like(qkv)
         s, b, n, _, d = qkv.shape
         width, inner = width_of(d), torch.empty_like(sums)
-        given: tuple[Any, ...] = (qkv, gradient, qkv_gradient, sums, inner, seen, bits, *ctx.factors, *ctx.sizes, d)
+        given: tuple[Any, ...] = (qkv, gradient, qkv_gradient, sums, inner, bits, *ctx.factors, *ctx.sizes, d)
         _inner[triton.cdiv(s, INNER_ROWS), b * n](gradient, context, inner, s, b, n, d, INNER_ROWS, width)
         to_query, to_key = ctx.tiles
         for kernel, tiles, each in ((_to_query, to_query, to_query.queries), (_to_key_value, to_key, to_key.keys)):
             kernel[triton.cdiv(s, each), b * n](
-                *given, ctx.is_causal, tiles.queries, tiles.keys, width, num_warps=tiles.warps,
-                num_stages=tiles.stages,
-            )  # fmt: skip
-        return qkv_gradient, None, None
+                *given, tiles.queries, tiles.keys, width, num_warps=tiles.warps, num_stages=tiles.stages
+            )
+        return qkv_gradient, None
 
 
 @triton.jit
-def _draw(keys, bits, first_row, threshold, s, n, is_causal: tl.constexpr, r: tl.constexpr):
-    """Write the mask's bits, 8 per byte, for `r` queries and 128 keys. Tiles without visible keys are skipped."""
+def _draw(keys, bits, first_row, threshold, s, n, r: tl.constexpr):
+    """Write the mask's bits, 8 per byte, for `r` queries and 128 keys. Tiles of later keys are skipped."""
     group, start = tl.program_id(2), tl.program_id(0) * r
-    if (tl.program_id(1) * 128 < start + r) | (not is_causal):
+    if tl.program_id(1) * 128 < start + r:
         query = start + tl.arange(0, r)
         key = tl.load(keys + group // n) + query.to(tl.int64) * 0
         drawn = packed(key, first_row + group % n * s + query, tl.program_id(1), threshold)
@@ -139,15 +133,6 @@ def _put(base, first, stride, value, s, r: tl.constexpr, d: tl.constexpr, w: tl.
 
 
 @triton.jit
-def _seen(visible, sample, query, key, s, is_causal: tl.constexpr):
-    """True where a query sees a key. One of the two is a column, the other a row."""
-    if is_causal:
-        return key <= query
-    inside = (query < s) & (key < s)
-    return inside & tl.load(visible + (sample.to(tl.int64) * s + query) * s + key, inside, 0).to(tl.int1)
-
-
-@triton.jit
 def _stays(bits, group, query, key, s):
     """True where a weight is not dropped. Queries are a column and keys a row, or the reverse."""
     row = (s + 127) // 128 * 16
@@ -157,18 +142,17 @@ def _stays(bits, group, query, key, s):
 
 @triton.jit
 def _attend(
-    q, base, visible, bits, scale, s, n, stride, group, query, start, top, total, mixed,
-    is_causal: tl.constexpr, is_edge: tl.constexpr, c: tl.constexpr, d: tl.constexpr, w: tl.constexpr,
+    q, base, bits, scale, s, stride, group, query, start, top, total, mixed, is_edge: tl.constexpr,
+    c: tl.constexpr, d: tl.constexpr, w: tl.constexpr,
 ):  # fmt: skip
-    """Add `c` keys to the largest score, the sum and the mixture of values. At an edge some of them are hidden."""
+    """Add `c` keys to the largest score, the sum and the mixture of values. At an edge some of them are later ones."""
     key = start + tl.arange(0, c)
     k, v = _tile(base + d, start, stride, s, c, d, w), _tile(base + 2 * d, start, stride, s, c, d, w)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     if is_edge:
-        scores = tl.where(_seen(visible, group // n, query[:, None], key[None, :], s, is_causal), scores, float("-inf"))
+        scores = tl.where(key[None, :] <= query[:, None], scores, float("-inf"))
     higher = tl.maximum(top, tl.max(scores, 1))
-    shift = higher if is_causal else tl.where(higher == float("-inf"), 0.0, higher)
-    weights, fade = tl.exp2(scores - shift[:, None]), tl.exp2(top - shift)
+    weights, fade = tl.exp2(scores - higher[:, None]), tl.exp2(top - higher)
     total = total * fade + tl.sum(weights, 1)
     weights = tl.where(_stays(bits, group, query[:, None], key[None, :], s), weights, 0.0).to(v.dtype)
     return higher, total, tl.dot(weights, v, mixed * fade[:, None], input_precision="ieee")
@@ -176,8 +160,8 @@ def _attend(
 
 @triton.jit
 def _forward(
-    qkv, context, sums, visible, bits, keep_scale, scale, s, b, n, d: tl.constexpr,
-    is_causal: tl.constexpr, m: tl.constexpr, c: tl.constexpr, w: tl.constexpr,
+    qkv, context, sums, bits, keep_scale, scale, s, b, n, d: tl.constexpr,
+    m: tl.constexpr, c: tl.constexpr, w: tl.constexpr,
 ):  # fmt: skip
     group, first = tl.program_id(1), (tl.num_programs(0) - 1 - tl.program_id(0)) * m
     stride, base = b * n * 3 * d, qkv + group.to(tl.int64) * 3 * d
@@ -186,23 +170,17 @@ def _forward(
     scale = scale * LOG2_E
     top = tl.full([m], float("-inf"), tl.float32)
     total, mixed = tl.zeros([m], tl.float32), tl.zeros([m, w], tl.float32)
-    edge = 0
-    if is_causal:
-        edge = (first + 1) // c * c
-        for start in range(0, edge, c):
-            top, total, mixed = _attend(
-                q, base, visible, bits, scale, s, n, stride, group, query, start, top, total, mixed,
-                is_causal, False, c, d, w,
-            )  # fmt: skip
-    for start in range(edge, tl.minimum(first + m, s) if is_causal else s, c):
+    edge = (first + 1) // c * c
+    for start in range(0, edge, c):
         top, total, mixed = _attend(
-            q, base, visible, bits, scale, s, n, stride, group, query, start, top, total, mixed,
-            is_causal, True, c, d, w,
-        )  # fmt: skip
-    factor = tl.where(total == 0.0, 0.0, keep_scale / tl.where(total == 0.0, 1.0, total))
-    _put(context + group.to(tl.int64) * d, first, b * n * d, mixed * factor[:, None], s, m, d, w)
-    log_sum = tl.where(total == 0.0, float("inf"), top + tl.log2(tl.where(total == 0.0, 1.0, total)))
-    tl.store(sums + group.to(tl.int64) * s + query, log_sum, query < s)
+            q, base, bits, scale, s, stride, group, query, start, top, total, mixed, False, c, d, w
+        )
+    for start in range(edge, tl.minimum(first + m, s), c):
+        top, total, mixed = _attend(
+            q, base, bits, scale, s, stride, group, query, start, top, total, mixed, True, c, d, w
+        )
+    _put(context + group.to(tl.int64) * d, first, b * n * d, mixed * (keep_scale / total)[:, None], s, m, d, w)
+    tl.store(sums + group.to(tl.int64) * s + query, top + tl.log2(total), query < s)
 
 
 @triton.jit
@@ -218,15 +196,15 @@ def _inner(gradient, context, inner, s, b, n, d: tl.constexpr, m: tl.constexpr, 
 
 @triton.jit
 def _query_slopes(
-    q, given, base, visible, bits, keep_scale, scale, s, n, stride, group, query, start, log_sum, inner, total,
-    is_causal: tl.constexpr, is_edge: tl.constexpr, c: tl.constexpr, d: tl.constexpr, w: tl.constexpr,
+    q, given, base, bits, keep_scale, scale, s, stride, group, query, start, log_sum, inner, total,
+    is_edge: tl.constexpr, c: tl.constexpr, d: tl.constexpr, w: tl.constexpr,
 ):  # fmt: skip
     """Add the contribution of `c` keys to the gradient of the queries."""
     key = start + tl.arange(0, c)
     k, v = _tile(base + d, start, stride, s, c, d, w), _tile(base + 2 * d, start, stride, s, c, d, w)
     weights = tl.exp2(tl.dot(q, tl.trans(k), input_precision="ieee") * scale - log_sum[:, None])
     if is_edge:
-        weights = tl.where(_seen(visible, group // n, query[:, None], key[None, :], s, is_causal), weights, 0.0)
+        weights = tl.where(key[None, :] <= query[:, None], weights, 0.0)
     slopes = tl.dot(given, tl.trans(v), input_precision="ieee") * keep_scale
     slopes = tl.where(_stays(bits, group, query[:, None], key[None, :], s), slopes, 0.0) - inner[:, None]
     return tl.dot((weights * slopes).to(k.dtype), k, total, input_precision="ieee")
@@ -234,8 +212,8 @@ def _query_slopes(
 
 @triton.jit
 def _to_query(
-    qkv, gradient, qkv_gradient, sums, inners, visible, bits, keep_scale, scale, s, b, n, d: tl.constexpr,
-    is_causal: tl.constexpr, m: tl.constexpr, c: tl.constexpr, w: tl.constexpr,
+    qkv, gradient, qkv_gradient, sums, inners, bits, keep_scale, scale, s, b, n, d: tl.constexpr,
+    m: tl.constexpr, c: tl.constexpr, w: tl.constexpr,
 ):  # fmt: skip
     group, first = tl.program_id(1), (tl.num_programs(0) - 1 - tl.program_id(0)) * m
     stride, base, at = b * n * 3 * d, qkv + group.to(tl.int64) * 3 * d, group.to(tl.int64) * s
@@ -245,26 +223,24 @@ def _to_query(
     log_sum = tl.load(sums + at + query, query < s, float("inf"))
     inner = tl.load(inners + at + query, query < s, 0.0)
     total = tl.zeros([m, w], tl.float32)
-    edge = 0
-    if is_causal:
-        edge = (first + 1) // c * c
-        for start in range(0, edge, c):
-            total = _query_slopes(
-                q, given, base, visible, bits, keep_scale, scale * LOG2_E, s, n, stride, group, query,
-                start, log_sum, inner, total, is_causal, False, c, d, w,
-            )  # fmt: skip
-    for start in range(edge, tl.minimum(first + m, s) if is_causal else s, c):
+    edge = (first + 1) // c * c
+    for start in range(0, edge, c):
         total = _query_slopes(
-            q, given, base, visible, bits, keep_scale, scale * LOG2_E, s, n, stride, group, query,
-            start, log_sum, inner, total, is_causal, True, c, d, w,
+            q, given, base, bits, keep_scale, scale * LOG2_E, s, stride, group, query,
+            start, log_sum, inner, total, False, c, d, w,
+        )  # fmt: skip
+    for start in range(edge, tl.minimum(first + m, s), c):
+        total = _query_slopes(
+            q, given, base, bits, keep_scale, scale * LOG2_E, s, stride, group, query,
+            start, log_sum, inner, total, True, c, d, w,
         )  # fmt: skip
     _put(qkv_gradient + group.to(tl.int64) * 3 * d, first, stride, total * scale, s, m, d, w)
 
 
 @triton.jit
 def _key_slopes(
-    k, v, base, gradient, sums, inners, visible, bits, keep_scale, scale, s, b, n, group, key, row, to_key, to_value,
-    is_causal: tl.constexpr, m: tl.constexpr, d: tl.constexpr, w: tl.constexpr,
+    k, v, base, gradient, sums, inners, bits, keep_scale, scale, s, b, n, group, key, row, to_key, to_value,
+    m: tl.constexpr, d: tl.constexpr, w: tl.constexpr,
 ):  # fmt: skip
     """Add the contribution of `m` queries to the gradients of keys and values."""
     query, at = row + tl.arange(0, m), group.to(tl.int64) * s
@@ -273,7 +249,7 @@ def _key_slopes(
     log_sum = tl.load(sums + at + query, query < s, float("inf"))
     inner = tl.load(inners + at + query, query < s, 0.0)
     weights = tl.exp2(tl.dot(k, tl.trans(q), input_precision="ieee") * scale - log_sum[None, :])
-    weights = tl.where(_seen(visible, group // n, query[None, :], key[:, None], s, is_causal), weights, 0.0)
+    weights = tl.where(key[:, None] <= query[None, :], weights, 0.0)
     stays = _stays(bits, group, query[None, :], key[:, None], s)
     to_value = tl.dot(tl.where(stays, weights, 0.0).to(q.dtype), given, to_value, input_precision="ieee")
     slopes = tl.dot(v, tl.trans(given), input_precision="ieee") * keep_scale
@@ -283,18 +259,18 @@ def _key_slopes(
 
 @triton.jit
 def _to_key_value(
-    qkv, gradient, qkv_gradient, sums, inners, visible, bits, keep_scale, scale, s, b, n, d: tl.constexpr,
-    is_causal: tl.constexpr, m: tl.constexpr, c: tl.constexpr, w: tl.constexpr,
+    qkv, gradient, qkv_gradient, sums, inners, bits, keep_scale, scale, s, b, n, d: tl.constexpr,
+    m: tl.constexpr, c: tl.constexpr, w: tl.constexpr,
 ):  # fmt: skip
     group, start = tl.program_id(1), tl.program_id(0) * c
     stride, base = b * n * 3 * d, qkv + group.to(tl.int64) * 3 * d
     key = start + tl.arange(0, c)
     k, v = _tile(base + d, start, stride, s, c, d, w), _tile(base + 2 * d, start, stride, s, c, d, w)
     to_key, to_value = tl.zeros([c, w], tl.float32), tl.zeros([c, w], tl.float32)
-    for row in range(start // m * m if is_causal else 0, s, m):
+    for row in range(start // m * m, s, m):
         to_key, to_value = _key_slopes(
-            k, v, base, gradient, sums, inners, visible, bits, keep_scale, scale * LOG2_E, s, b, n, group,
-            key, row, to_key, to_value, is_causal, m, d, w,
+            k, v, base, gradient, sums, inners, bits, keep_scale, scale * LOG2_E, s, b, n, group,
+            key, row, to_key, to_value, m, d, w,
         )  # fmt: skip
     out = qkv_gradient + group.to(tl.int64) * 3 * d
     _put(out + d, start, stride, to_key * scale, s, c, d, w)
