@@ -26,6 +26,8 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
+LONGEST_CHAIN = 20
+"""Most files in a chain of `extends`."""
 MOST_BYTES = 1 << 20
 """Largest configuration file."""
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
@@ -79,6 +81,8 @@ def parse_config(values: dict[str, Any], model: type[ConfigT], where: str) -> Co
 
 def read_toml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Read a file; its values replace those of the file that it extends."""
+    if len(seen) == LONGEST_CHAIN:
+        raise BadInput(f"{seen[0]}: `extends` goes on for more than {LONGEST_CHAIN} files")
     if path.resolve() in seen:
         raise BadInput(f"{path}: `extends` leads back to the same file")
     try:

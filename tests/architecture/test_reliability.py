@@ -1,4 +1,4 @@
-"""docs/reliability.md names tests that exist, for every fault it lists, and lists each of the 28 attacks."""
+"""docs/reliability.md names tests that exist, for every fault it lists, and lists each attack that is held."""
 
 import re
 
@@ -7,6 +7,9 @@ from tests.architecture.rooms import ROOT, parse
 ROWS = re.compile(r"^\| (?!fault \| |-)(.+?) \| .+? \| (.+) \|$", re.MULTILINE)
 NUMBERS = re.compile(r"\(([\d, ]+)\)$")
 NAME = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
+
+GONE = {9}
+"""Attacks that went with what they struck: the limits of a Parquet table."""
 
 
 def test_every_fault_has_tests_that_exist() -> None:
@@ -19,4 +22,4 @@ def test_every_fault_has_tests_that_exist() -> None:
         for file, name in names:
             assert any(getattr(node, "name", "") == name for node in parse(ROOT / file).body), (fault, file, name)
     numbers = [int(number) for fault, _ in rows for found in NUMBERS.findall(fault) for number in found.split(", ")]
-    assert sorted(numbers) == list(range(1, 29))
+    assert sorted(numbers) == [number for number in range(1, 29) if number not in GONE]

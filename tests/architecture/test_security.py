@@ -21,11 +21,10 @@ UNPICKLER = "torch_files.py"
 """The one file that reads pickles, with `weights_only=True` or an unpickler that builds what it was told."""
 TRUSTED_MARKUP = {
     "reports/page.py": [
-        "''.join((f'.{name}{{{style}}}' for name, style in sorted(styles.items())))",
         "theme_css() + (folder / 'page.css').read_text(encoding='utf-8')",
         "(folder / 'page.js').read_text(encoding='utf-8')",
     ],
-    "reports/render.py": ["opening + body"],
+    "reports/render.py": ["f'{opening}<style>{rules}</style>{body}'"],
 }
 """Everything that goes into a page unescaped: our own style and scripts, matplotlib's drawing and its styles."""
 

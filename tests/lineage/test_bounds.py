@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lineage.atomic import read_bytes
-from lineage.config import read_toml
+from lineage.config import LONGEST_CHAIN, read_toml
 from lineage.digest import check_seal, seal
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.run import RunDirectory
@@ -41,6 +41,13 @@ def test_a_configuration_without_end_is_refused(make: Callable[[Path], None], ex
         file.write_text('extends = "other.toml"\n')
     with pytest.raises(BadInput, match="cannot be read: it "):
         read_toml(file)
+
+
+def test_a_chain_of_configurations_has_an_end(tmp_path: Path) -> None:
+    for number in range(LONGEST_CHAIN + 2):
+        (tmp_path / f"{number}.toml").write_text(f'extends = "{number + 1}.toml"\n')
+    with pytest.raises(BadInput, match=f"`extends` goes on for more than {LONGEST_CHAIN} files"):
+        read_toml(tmp_path / "0.toml")
 
 
 def test_what_is_read_whole_is_bounded(tmp_path: Path) -> None:

@@ -377,7 +377,7 @@ ON_THE_PAGE: dict[str, tuple[Callable[[Forged], None], str]] = {
     "a file more": (lambda forged: (forged.report / "more.html").write_text("9.3"), "report/more.html is not what"),
     "what it was made of": (
         lambda forged: json_file(forged.report / "sources.json", lambda it: it["runs"].append("../gone")),
-        "report/",
+        "report was made of gone, which is not there",
     ),
     "not said what it was made of": (
         lambda forged: (forged.report / "sources.json").unlink(),
