@@ -29,7 +29,7 @@ def config_of(name: str) -> RunConfig:
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_is_translated_or_refused(name: str) -> None:
     """A translation of a translation is the first; a refusal names each flag of the other model."""
-    unknown = ("swiglu", "rope", "rotary", "RMSNorm", "query-groups", "moe", "untie")
+    unknown = ("swiglu", "rope", "rotary", "RMSNorm", "query-groups", "moe", "use-mup", "untie")
     strange = [flag for flag in unknown if flag in SCRIPTS[name]]
     if strange:
         with pytest.raises(BadInput, match="this is another model or another training") as refusal:
