@@ -146,6 +146,40 @@ def against(
         raise LayoutDiffers(f"{result.disagreements[0]} ({len(result.disagreements)} such)")
 
 
+@app.command()
+def layouts(
+    program: Annotated[str, typer.Argument(help="megatron-core, here, or a function of yours: PATH.py:build.")],
+    fields: Annotated[
+        list[str] | None, typer.Option("--with", help="Set a field of its configuration: FIELD=VALUE; repeatable.")
+    ] = None,
+    names: Annotated[str, typer.Option("--layouts", help="all, or names such as tp2,tp2-sp,pp2,ep2.")] = "all",
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of weights and tokens.")] = 1234,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write what was found to this file.")] = None,
+) -> None:
+    """Hold a program against its own serial run on each layout, probe by probe.
+
+    Probes are a planted gradient, copies, losses, gradients and one clipped step; tolerances are measured. Exit code 3
+    if something is found, each with parameter, layout, value and what it must be; 2 if a layout that was named cannot
+    run here.
+    """
+    if json_file:
+        check_place("--json", json_file)
+
+    from verify.layouts import run_layouts
+    from verify.parity import LayoutDiffers
+
+    report = run_layouts(program, fields or [], names, seed)
+    if json_file:
+        json_file.write_text(report.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    if report.findings:
+        raise LayoutDiffers(f"{report.findings[0]} ({len(report.findings)} findings)")
+    if report.cannot_run and (names != "all" or len(report.cannot_run) + 1 == len(report.compared)):
+        raise BadInput("; ".join(f"{layout} cannot run: {why}" for layout, why in report.cannot_run.items()))
+    print(
+        f"nothing found: {len(report.compared) - len(report.cannot_run)} layouts compute what the serial run computes"
+    )
+
+
 def _compare_tensors(config: "RunConfig", engine: str, layout: str, iterations: int) -> None:
     from engine.compare.tensors import DRAWS
     from verify.parity import LayoutDiffers

@@ -3,9 +3,9 @@
 Each is built on every rank of its layout. What it computes in an iteration goes to a recorder, where there is one.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -40,6 +40,8 @@ class Work:
     """Initial weights; by default the engine draws them from the seed."""
     first_rate: int = 1
     """Schedule step of the first update; 0 in Megatron-Core."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the other program's configurations that are set by their own names."""
 
     def rate(self, iteration: int) -> float:
         """Learning rate of the update of `iteration`, from 0."""
@@ -126,6 +128,21 @@ class Engine(Protocol):
         for name, value in self.parameters():
             recorder.parameter("updated ", name, value)
 
+    def parts(self, kind: str, named: Named) -> list[TensorPart]:
+        """Parts of tensors that are like parameters, under `kind` and the names of the whole tensors."""
+        parts: list[TensorPart] = []
+        recorder = self.recorder(parts.append)
+        for name, value in named:
+            recorder.parameter(kind, name, value)
+        return parts
+
+    def planted(self, tensor: str) -> float:
+        """Norm that the optimizer computes of a gradient that is 1 in one parameter and 0 elsewhere.
+
+        Every rank calls it. The training cannot go on afterwards.
+        """
+        raise NotImplementedError
+
     def recorder(self, take: Callable[[TensorPart], None]) -> Recorder:
         """Build a recorder of this engine."""
         return Recorder(self.names, take, self.place, self.work.config.model.num_heads)
@@ -189,6 +206,13 @@ class Ours(Engine):
         rate = self.work.rate(iteration)
         self.training.update(self.gradient, rate)
         return self.gradient.norm, rate
+
+    def planted(self, tensor: str) -> float:
+        optimizer = self.training.optimizer
+        for group in optimizer.groups:
+            for parameter, gradient in zip(group.parameters, group.pieces(group.own_gradient), strict=True):
+                gradient.fill_(parameter.name == tensor)
+        return optimizer.gradient_norm().item()
 
     def state(self) -> Iterable[tuple[str, str, torch.Tensor]]:
         return ((parameter.name, what, value) for parameter, what, value in self.training.optimizer.state()

@@ -4,9 +4,10 @@
 """
 
 import copy
+import inspect
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
@@ -50,6 +51,12 @@ def _moved(error: Exception) -> BadInput:
     return BadInput(
         f"megatron-core {version('megatron-core')} has other names than the version tried, {TRIED}: {error}"
     )
+
+
+def config_class(fields: Mapping[str, Any]) -> Any:
+    """Class of the package's configuration that has the fields."""
+    name = "MLATransformerConfig" if fields.get("multi_latent_attention") else "TransformerConfig"
+    return getattr(core("transformer.transformer_config"), name)
 
 
 class _OnCpu(TorchFunctionMode):
@@ -102,6 +109,10 @@ class MegatronCore(Engine):
     names = read_names("megatron-core")
     package = "megatron-core"
     patches = PATCHES
+    modules: tuple[str, ...] = (
+        "models.gpt.gpt_layer_specs", "optimizer_param_scheduler", "datasets.blended_megatron_dataset_builder"
+    )  # fmt: skip
+    """Modules of the package to import before ranks are forked."""
 
     @classmethod
     def prepare(cls) -> None:
@@ -111,7 +122,7 @@ class MegatronCore(Engine):
         """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for name in ("models.gpt", "optimizer_param_scheduler", "datasets.blended_megatron_dataset_builder"):
+            for name in cls.modules:
                 core(name)
         try:
             core("transformer.torch_norm").WrappedTorchNorm.__new__  # noqa: B018
@@ -127,7 +138,9 @@ class MegatronCore(Engine):
         if not torch.distributed.is_initialized():
             torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
         self.groups = core("parallel_state")
-        self.groups.initialize_model_parallel(layout.tp, layout.pp)
+        self.groups.initialize_model_parallel(
+            layout.tp, layout.pp, context_parallel_size=layout.cp, expert_model_parallel_size=layout.ep
+        )
         core("tensor_parallel").model_parallel_cuda_manual_seed(SEED)
         first_layer = self.groups.get_pipeline_model_parallel_rank() * (work.config.model.num_layers // layout.pp)
         tp_rank = self.groups.get_tensor_model_parallel_rank()
@@ -146,7 +159,7 @@ class MegatronCore(Engine):
     def _config(self) -> Any:
         model, layout = self.work.config.model, self.layout
         dtype = DTYPES[self.train.precision]
-        return core("transformer").TransformerConfig(
+        values: dict[str, Any] = dict(  # noqa: C408  # the package's names
             num_layers=model.num_layers, hidden_size=model.hidden_size, num_attention_heads=model.num_heads,
             hidden_dropout=model.dropout, attention_dropout=model.dropout, layernorm_epsilon=1e-5,
             init_method_std=model.init_std, tensor_model_parallel_size=layout.tp,
@@ -154,34 +167,48 @@ class MegatronCore(Engine):
             params_dtype=dtype, pipeline_dtype=dtype, bf16=dtype == torch.bfloat16, bias_activation_fusion=True,
             bias_dropout_fusion=True, masked_softmax_fusion=False, gradient_accumulation_fusion=False,
             persist_layer_norm=False, use_cpu_initialization=False,
-            finalize_model_grads_func=core("distributed").finalize_model_grads,
+            finalize_model_grads_func=core("distributed").finalize_model_grads, context_parallel_size=layout.cp,
+            expert_model_parallel_size=layout.ep,
         )  # fmt: skip
+        kind = config_class(self.work.fields)
+        return kind(**values | self._given(kind))
+
+    def _given(self, kind: Any) -> dict[str, Any]:
+        """Fields that the work sets and `kind` takes."""
+        return {name: value for name, value in self.work.fields.items() if name in inspect.signature(kind).parameters}
 
     def _build(self) -> Any:
         model = self.work.config.model
-        layer = core("models.gpt.gpt_layer_specs").get_gpt_layer_local_spec()
-        return core("models.gpt").GPTModel(
-            self.config, layer, model.padded_vocab_size, model.seq_length,
+        layers = core("models.gpt.gpt_layer_specs").get_gpt_decoder_block_spec(
+            self.config, use_transformer_engine=False, normalization=self.config.normalization,
+            qk_l2_norm=self.config.qk_l2_norm,
+        )  # fmt: skip
+        kind = core("models.gpt").GPTModel
+        values = {"share_embeddings_and_output_weights": True, "position_embedding_type": "learned_absolute"}
+        return kind(
+            self.config, layers, model.padded_vocab_size, model.seq_length,
             pre_process=self.groups.is_pipeline_first_stage(), post_process=self.groups.is_pipeline_last_stage(),
-            share_embeddings_and_output_weights=True, position_embedding_type="learned_absolute",
+            **values | self._given(kind),
         )  # fmt: skip
 
     def _distribute(self, module: Any) -> Any:
         distributed = core("distributed")
-        config = distributed.DistributedDataParallelConfig(
-            grad_reduce_in_fp32=True, use_distributed_optimizer=self.layout.shard_optimizer
-        )
+        kind = distributed.DistributedDataParallelConfig
+        values = {"grad_reduce_in_fp32": True, "use_distributed_optimizer": self.layout.shard_optimizer}
+        config = kind(**values | self._given(kind))
         return distributed.DistributedDataParallel(self.config, config, module)
 
     def _optimize(self) -> tuple[Any, Any]:
         train, dtype = self.train, self.config.params_dtype
         optimizers = core("optimizer")
-        config = optimizers.OptimizerConfig(
+        kind = optimizers.OptimizerConfig
+        values: dict[str, Any] = dict(  # noqa: C408  # the package's names
             optimizer="adam", lr=train.learning_rate, min_lr=train.min_learning_rate, weight_decay=train.weight_decay,
             adam_beta1=train.adam_beta1, adam_beta2=train.adam_beta2, adam_eps=train.adam_epsilon,
             clip_grad=train.clip_gradient, bf16=dtype == torch.bfloat16, params_dtype=dtype,
             use_distributed_optimizer=self.layout.shard_optimizer,
         )  # fmt: skip
+        config = kind(**values | self._given(kind))
         optimizer = optimizers.get_megatron_optimizer(config, [self.model])
         batch = train.global_batch_size
         scheduler = core("optimizer_param_scheduler").OptimizerParamScheduler(

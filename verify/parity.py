@@ -37,18 +37,22 @@ class ParityLayout(ParallelConfig):
     """A layout with a name such as `tp2-pp2-dp2-chunks2-sp-recompute`."""
 
     dp: int = 1
+    cp: int = 1
+    ep: int = 1
+    """Expert parallelism, over the data-parallel ranks."""
     microbatch: int = 0
     """Microbatch size; 0 means as configured."""
 
     @property
     def world_size(self) -> int:
         """Ranks in all."""
-        return self.tp * self.pp * self.dp
+        return self.tp * self.pp * self.dp * self.cp
 
     @property
     def name(self) -> str:
         """Name made of the settings that differ from the serial run."""
-        axes = [f"{axis}{size}" for axis, size in (("tp", self.tp), ("pp", self.pp), ("dp", self.dp)) if size > 1]
+        sizes = {"tp": self.tp, "pp": self.pp, "dp": self.dp if self.dp != self.ep else 1, "cp": self.cp, "ep": self.ep}
+        axes = [f"{axis}{size}" for axis, size in sizes.items() if size > 1]
         order = f"chunks{self.chunks}" if self.chunks > 1 else "" if self.schedule == "1f1b" else self.schedule
         recompute = {"none": "", "selective": "selective", "full": "recompute"}[self.recompute]
         microbatch = f"mb{self.microbatch}" if self.microbatch else ""
@@ -71,13 +75,14 @@ def parse_layout(text: str) -> ParityLayout:
         return SERIAL
     values: dict[str, Any] = {}
     for part in text.split("-"):
-        sized = re.fullmatch(r"(tp|pp|dp|chunks|mb)([1-9]\d{0,5})", part)
+        sized = re.fullmatch(r"(tp|pp|dp|cp|ep|chunks|mb)([1-9]\d{0,5})", part)
         given = {sized[1].replace("mb", "microbatch"): int(sized[2])} if sized else PARTS.get(part)
         if given is None:
             raise BadInput(f"{text!r} is not a layout: {part!r} is not a part of a name such as {EXAMPLE}")
         if given.keys() & values.keys():
             raise BadInput(f"{text!r} is not a layout: {part!r} contradicts another part")
         values |= given
+    values.setdefault("dp", values.get("ep", 1))
     if values.get("chunks", 1) > 1:
         values.setdefault("schedule", "interleaved")
     return parse_config(values, ParityLayout, text)
@@ -112,6 +117,8 @@ def all_layouts(ranks: int, threads: bool = False) -> Iterator[ParityLayout]:
 
 def misfit(layout: ParityLayout, config: RunConfig) -> str | None:
     """Reason that the layout cannot run the configuration; None if it can."""
+    if layout.cp * layout.ep > 1:
+        return "context and expert parallelism are in `mlm-verify layouts` alone"
     try:
         run = layout.configure(config)
         layout_of(run, layout.world_size)
