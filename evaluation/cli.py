@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -157,8 +158,41 @@ def identify(
 
     identified = conventions.identify(ckpt, claimed, task, settings)
     if is_first_rank():
-        print(conventions.describe(identified))
+        print(identified.describe())
         _write(json, asdict(identified))
+
+
+@app.command()
+def oracle(
+    out: Annotated[
+        Path | None, typer.Option(help="New directory of the oracle, or the one that numbers are of.")
+    ] = None,
+    identify: Annotated[list[str] | None, typer.Option(help="A harness's number; may be given several times.")] = None,
+    unit: Annotated[Literal["ppl", "loss", "bits-per-byte", "accuracy"] | None, typer.Option(help="Its unit.")] = None,
+    text: Annotated[str | None, typer.Option(help="The oracle's text that it is of, such as prose.")] = None,
+    numbers: Annotated[
+        str | None, typer.Option("--from", help="loss=…,bits_per_byte=…,tokenizer=DIR,text=FILE: are they consistent?")
+    ] = None,
+    json: Json = None,
+) -> None:
+    """Write a checkpoint that tells how it was evaluated, or name the convention of a harness's number on it."""
+    check_place("--json", json)
+    from evaluation.identify import explain_bytes, find, read_table
+
+    if numbers:
+        print(explain_bytes(numbers))
+        return
+    if not identify and not out:
+        raise BadInput("give --out DIR to write the oracle, or --identify NUMBER")
+    with TemporaryDirectory() as temporary:
+        directory = out or Path(temporary) / "oracle"
+        if not identify or not directory.exists():
+            from evaluation.oracle import write_oracle
+
+            write_oracle(directory)
+        answers = [find(number, read_table(directory), unit, text) for number in identify or ()]
+    print("\n".join(answer.describe() for answer in answers) or f"written: {out}")
+    _write(json, {"identified": [asdict(answer) for answer in answers]})
 
 
 @app.command()

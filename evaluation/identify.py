@@ -1,199 +1,169 @@
-"""Conventions that give a claimed number, found from a checkpoint's scores.
+"""The conventions of a number: on the oracle's texts, on a published test, or of a loss and bits per byte alone."""
 
-A convention of WikiText-103 is a text (rewriting, unknown words, joining), windows over it and a divisor. A pass over a
-text serves all windows that begin where its own do. Every text gets the cheapest pass, texts of one change from
-Megatron-LM's the second, and texts of another rewriting alone the dearest.
-"""
-
+import csv
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from functools import partial
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from data_pipeline.contamination.testsets import find_test_set
-from engine.launch.mesh import build_mesh
-from evaluation.checkpoints import EvaluatedCheckpoint, load_checkpoint, native_checkpoint
-from evaluation.cloze import LAST_TOKEN, LM_EVAL, STRICT, stop_word_tokens
-from evaluation.documents import lm_eval_documents
-from evaluation.evaluate import Settings, share, take
-from evaluation.harness import rolling_windows
-from evaluation.lambada import openai_passages, standard_passages
-from evaluation.perplexity import UNCHANGED
-from evaluation.protocol import LARGEST_EXPONENT, Request, Scores, Tokens
-from evaluation.scoring import score
-from evaluation.wikitext103 import MEGATRON, ROWS, read_wikitext103
-from evaluation.windows import Window, sliding_windows
+from evaluation.conventions import AXES, LAST_WORD_AXES, UNITS, Convention, LastWords, ReadText, readings
+from evaluation.settings import Settings
+from lineage.digest import sealed_files, sha256_file
 from lineage.errors import BadInput
-from lineage.progress import Progress, announce
 
-DETOKENIZERS = {each.name: each for each in (MEGATRON, UNCHANGED, ROWS)}
-UNKNOWN = {"as it stands": "<unk>", "left out": "", "the word unk": "unk", "end-of-text": "\0"}
-"""Replacement of each `<unk>`."""
-JOINED = {"one text": (False, False), "one text after end-of-text": (False, True),
-          "by document": (True, False), "by document after end-of-text": (True, True)}  # fmt: skip
-"""Two flags: documents are apart, end-of-text comes before each."""
-WINDOWS: dict[str, Callable[[int, int], Iterator[Window]]] = {
-    "disjoint": lambda tokens, c: iter(sliding_windows(tokens, c, c)),
-    "disjoint, the token after each not scored": lambda tokens, c: (
-        replace(window, stop=min(window.stop, window.start + c)) for window in sliding_windows(tokens, c, c)
-    ),
-    "disjoint, the last extended to the left": rolling_windows,
-    "disjoint, of half the context": lambda tokens, c: iter(sliding_windows(tokens, c // 2, c // 2)),
-    "overlapping by half": lambda tokens, c: iter(sliding_windows(tokens, c, c // 2)),
-    "overlapping by half, target inside": lambda tokens, c: iter(sliding_windows(tokens, c - 1, c // 2)),
-    "a 32nd at a time": lambda tokens, c: iter(sliding_windows(tokens, c, max(1, c // 32))),
-    "a 32nd at a time, target inside": lambda tokens, c: iter(sliding_windows(tokens, c - 1, max(1, c // 32))),
-}
-"""(sub-words of a document, context) → windows. In transformers' recipe a window's targets are inside the context."""
-PASSES = (tuple(WINDOWS)[:3], tuple(WINDOWS)[3:6], tuple(WINDOWS)[6:])
-"""Windows that a pass serves, the cheapest pass first."""
-RULES = {"last word": STRICT, "after the last space": LM_EVAL, "last sub-word": LAST_TOKEN}
-PASSAGES = {"lambada": openai_passages, "lambada-standard": standard_passages}
-
-
-@dataclass(frozen=True)
-class Combination:
-    """A convention and its number."""
-
-    axes: dict[str, str]
-    value: float
+MOST_SHOWN = 10
+NOISE, DIGITS = 1e-6, 5e-7
+"""Relative error of a harness in float32, and of a loss in the table."""
+SENTENCES = {
+    "text": "the text is {}", "documents": "documents are {}", "first": "the first sub-word is {}",
+    "literal": "<|endoftext|> in a text is {}", "windows": "windows are {}", "padding": "padding is {}",
+    "weights": "weights are {}", "target": "the target is {}", "average": "the loss is averaged over {}",
+}  # fmt: skip
+USUAL = {"text": "as it stands", "padding": "not scored", "weights": "as stored"}
+REAL_TEXTS = ("as it stands", "detokenised", "rows joined by blank lines", "without <unk>")
+"""Rewritings that are tried on a published text, where passes are long; few have windows a 32nd apart."""
 
 
 @dataclass(frozen=True)
 class Identified:
-    """Result of `identify`."""
+    """The conventions of a number."""
 
     claimed: str
-    matches: list[Combination]
-    """Conventions whose number rounds to the claim, nearest first."""
-    nearest: list[Combination]
-    num_conventions: int
+    matches: list[dict[str, str]]
+    """Axes of the conventions that give the number, with text, unit and value, nearest first."""
+    nearest: list[dict[str, str]]
+    next_text: str | None
+    """Text on which the matches lie farthest apart."""
+
+    def describe(self) -> str:
+        """A sentence for each match, or for the nearest ones."""
+        count = len(self.matches)
+        lines = [f"{self.claimed}: {('none of these; the nearest:', 'this:')[count] if count < 2 else 'one of these:'}"]
+        for each in (self.matches or self.nearest)[:MOST_SHOWN]:
+            axes = [axis for axis in SENTENCES if axis in each and each[axis] != USUAL.get(axis)]
+            says = "; ".join(SENTENCES[axis].format(each[axis]) for axis in axes)
+            lines.append(f"  {each['unit']} {each['value']} of {each['on']}: {says}")
+        if count > MOST_SHOWN:
+            lines.append(f"  and {count - MOST_SHOWN} more; give more digits")
+        if self.next_text and count > 1:
+            lines.append(f"  run {self.next_text} next: there they lie farthest apart")
+        return "\n".join(lines)
+
+
+def find(claimed: str, conventions: Sequence[Convention], unit: str | None, text: str | None) -> Identified:
+    """Find the conventions that give the number within its rounding. Raises BadInput unless it is positive."""
+    known = sorted({name for each in conventions for name in each.values})
+    if text not in (None, *known):
+        raise BadInput(f"there is no text {text}: give one of {', '.join(known)}")
+    try:
+        printed = Decimal(claimed.removesuffix("%"))
+    except InvalidOperation as error:
+        raise BadInput(f"the claim {claimed!r} is not a number") from error
+    if not printed.is_finite() or printed <= 0:
+        raise BadInput(f"the claim {claimed} is not a positive number")
+    percent = 100 if claimed.endswith("%") else 1
+    number, half = float(printed) / percent, float(Decimal(1).scaleb(int(printed.as_tuple().exponent)) / 2) / percent
+    ranked = sorted(
+        ((abs(value - number), value, place, name, on) for place, each in enumerate(conventions)
+         for on, loss in each.values.items() if text in (None, on)
+         for name, number_of in UNITS.items() if unit in (None, name) and (name == "accuracy") == each.is_share
+         for value in [number_of(loss)])
+    )  # fmt: skip
+    fits = [
+        row for row in ranked
+        if row[0] <= half + number * (NOISE + DIGITS * (abs(math.log(max(row[1], 1e-9))) if row[3] == "ppl" else 1))
+    ]  # fmt: skip
+    matches, nearest = (
+        [
+            {**conventions[place].axes, "unit": name, "on": on, "value": f"{value:.6g}"}
+            for _, value, place, name, on in rows
+        ]
+        for rows in (fits, ranked[:3])
+    )
+    kept = [conventions[place] for place in dict.fromkeys(row[2] for row in fits)]
+    apart = {
+        on: min(abs(a.values.get(on, 0) - b.values.get(on, 0)) for a, b in combinations(kept, 2)) for on in known
+    } if 1 < len(kept) < 100 else {}  # fmt: skip
+    next_text = max(apart, key=lambda on: apart[on]) if apart else None
+    return Identified(claimed, matches, nearest, next_text)
+
+
+def read_table(directory: Path) -> list[Convention]:
+    """The oracle's table. Raises BadInput if a file of the oracle was changed, which would change numbers."""
+    for name, entry in sealed_files(directory).items():
+        if not (directory / name).is_file() or sha256_file(directory / name) != entry["sha256"]:
+            raise BadInput(f"{directory / name} is not as it was written: write the oracle again and run on that")
+    with (directory / "table.csv").open(encoding="utf-8", newline="") as file:
+        rows = [{name: value for name, value in row.items() if value} for row in csv.DictReader(file)]
+    axes = {*AXES, *LAST_WORD_AXES, "average"}
+    return [
+        Convention({k: v for k, v in row.items() if k in axes}, {k: float(v) for k, v in row.items() if k not in axes})
+        for row in rows
+    ]
 
 
 def identify(checkpoint: Path, claimed: str, task: str, settings: Settings) -> Identified:
-    """Find the conventions that give the claimed number within its rounding. Raises BadInput unless it is positive."""
-    try:
-        number = Decimal(claimed)
-    except InvalidOperation as error:
-        raise BadInput(f"the claim {claimed!r} is not a number") from error
-    if not number.is_finite() or number <= 0:
-        raise BadInput(f"the claim {claimed} is not a positive number")
-    claim, half = float(number), float(Decimal(1).scaleb(int(number.as_tuple().exponent)) / 2)
+    """Find the conventions that give a number of a checkpoint on WikiText-103 or LAMBADA."""
+    from data_pipeline.contamination.testsets import find_test_set
+    from engine.launch.mesh import build_mesh
+    from evaluation.checkpoints import load_checkpoint, native_checkpoint
+    from evaluation.documents import lm_eval_documents
+    from evaluation.evaluate import share, take
+    from evaluation.lambada import openai_passages
+    from evaluation.scoring import score
+    from evaluation.wikitext103 import read_wikitext103
+    from lineage.progress import Progress, announce
+
+    find(claimed, [], None, None)
+    path = find_test_set(task)
     with native_checkpoint(checkpoint, settings.vocab, settings.heads) as native:
         evaluated = load_checkpoint(native, build_mesh(settings.layout))
-        asked = list(_lambada(evaluated) if task == "lambada" else _wikitext103(evaluated))
-        requests, places = share([mine for mine, _ in asked])
-        tokens, banned = sum(len(request.tokens) - 1 for request in requests), stop_word_tokens(evaluated.tokenizer)
-        announce(f"{tokens:,} tokens", "less what earlier evaluations have kept")
+        arguments, asked = (evaluated.tokenizer, evaluated.context), list[tuple[dict[str, str], ReadText | LastWords]]()
+        if task == "wikitext103":
+            whole = read_wikitext103(task, path).text
+            axes = {axis: AXES[axis] for axis in ("documents", "first", "literal")}
+            axes |= {"text": REAL_TEXTS, "windows": [each for each in AXES["windows"] if each != "a 32nd apart"]}
+            for each in readings(axes):
+                asked.append((each, ReadText(each, list(lm_eval_documents(whole)), whole, *arguments)))
+        else:
+            for values in product(*LAST_WORD_AXES.values()):
+                each = dict(zip(LAST_WORD_AXES, values, strict=True))
+                asked.append((each, LastWords(each, openai_passages(path), *arguments)))
+        requests, places = share([read.requests for _, read in asked])
+        announce(f"{sum(len(each.tokens) for each in requests):,} tokens", "less what earlier evaluations have kept")
         with Progress("identify", len(requests), "windows", quiet=not evaluated.model.mesh.is_first) as progress:
-            scores = score(
-                evaluated.model, requests, settings.batch_size, settings.workers, progress.advance, banned,
-                evaluated.store, progress.start_at,
-            )  # fmt: skip
-    passes = zip(asked, places, strict=True)
-    conventions = [each for (mine, numbers), where in passes for each in numbers(take(scores, where, mine))]
-    conventions.sort(key=lambda each: abs(each.value - claim))
-    matches = [each for each in conventions if abs(each.value - claim) <= half + 1e-12 * claim]
-    return Identified(claimed, matches, conventions[:3], len(conventions))
+            scores = score(evaluated.model, requests, settings.batch_size, settings.workers, progress.advance,
+                           store=evaluated.store, on_resumed=progress.start_at)  # fmt: skip
+    conventions = [
+        Convention(axes | {"average": average}, {task: value})
+        for (axes, read), where in zip(asked, places, strict=True)
+        for average, value in read.averages(take(scores, where, read.requests))
+    ]
+    return find(claimed, conventions, None, None)
 
 
-def _wikitext103(evaluated: EvaluatedCheckpoint) -> Iterator[tuple[list[Request], Any]]:
-    source, context = read_wikitext103("wikitext103", find_test_set("wikitext103")), evaluated.context
-    words = {
-        "original tokens": source.num_original_tokens,
-        "original tokens less one": source.num_original_tokens - 1,
-        "lm-eval words": source.num_lm_eval_words,
-        "words between white space": len(source.text.split()),
-        "bytes": source.num_bytes,
-    }
-    tokenizer, pieces = evaluated.tokenizer, {False: [source.text], True: list(lm_eval_documents(source.text))}
-    seen: dict[bytes, dict[str, str]] = {}
-    for rewriting, unknown, joined in product(DETOKENIZERS, UNKNOWN, JOINED):
-        apart, begins = JOINED[joined]
-        documents: list[Tokens] = []
-        for piece in pieces[apart]:
-            text = DETOKENIZERS[rewriting].apply(piece.replace("<unk>", UNKNOWN[unknown]))
-            ids = [i for part in tokenizer.encode_batch(text.split("\0")) for i in (tokenizer.end_of_text, *part)]
-            documents.append(np.asarray(ids[not begins :], dtype=np.int64))
-        axes = {"text": rewriting, "unknown": unknown, "joined": joined}
-        if seen.setdefault(b"|".join(ids.tobytes() for ids in documents), axes) is not axes:
-            continue
-        changed = [axis for axis, value in axes.items() if value != next(iter(seen.values()))[axis]]
-        for names in PASSES[: 3 if changed in ([], ["text"]) else 2 if len(changed) == 1 else 1]:
-            windows = {
-                name: [
-                    (number, window)
-                    for number, ids in enumerate(documents) if len(ids) > 1
-                    for window in WINDOWS[name](len(ids), context) if window.num_scored > 0
-                ]
-                for name in names
-            }  # fmt: skip
-            merged: dict[tuple[int, int], Window] = {}
-            for number, window in (each for many in windows.values() for each in many):
-                known = merged.get(key := (number, window.start), window)
-                first = min(known.first_scored, window.first_scored)
-                merged[key] = Window(window.start, first, max(known.stop, window.stop))
-            requests = [Request.of_window(documents[number], window) for (number, _), window in merged.items()]
-            yield requests, partial(_perplexities, axes, windows, merged, words)
+def explain_bytes(given: str) -> str:
+    """Say which count of bytes lies between a loss per sub-word and bits per byte, from `name=value` pairs."""
+    from engine.formats.vocabulary import read_vocabulary
 
-
-def _perplexities(
-    axes: dict[str, str], windows: dict[str, list[tuple[int, Window]]], merged: dict[tuple[int, int], Window],
-    words: dict[str, int], scores: Scores,
-) -> Iterator[Combination]:  # fmt: skip
-    places = dict(zip(merged, scores.starts, strict=True))
-    for name, many in windows.items():
-        firsts = [places[d, w.start] + w.first_scored - merged[d, w.start].first_scored for d, w in many]
-        counts = np.array([window.num_scored for _, window in many])
-        parts = zip(firsts, counts, strict=True)
-        losses = -np.array([scores.log_probabilities[start : start + count].sum() for start, count in parts])
-        labels, nll, means = counts - (np.arange(len(counts)) > 0), math.fsum(losses), losses / counts
-        exponents = {divisor: nll / count for divisor, count in words.items()} | {
-            "sub-words": nll / int(counts.sum()),
-            "transformers labels": float((means * labels).sum() / max(1, labels.sum())),
-            "means of windows": float(means.mean()),
-        }
-        values = {divisor: math.exp(e) for divisor, e in exponents.items() if abs(e) < LARGEST_EXPONENT}
-        values |= {"bits per byte": exponents["bytes"] / math.log(2), "loss per sub-word": exponents["sub-words"]}
-        for divisor, value in values.items():
-            yield Combination(axes | {"windows": name, "divided by": divisor}, value)
-
-
-def _lambada(evaluated: EvaluatedCheckpoint) -> Iterator[tuple[list[Request], Any]]:
-    tokenizer, longest = evaluated.tokenizer, evaluated.context + 1
-    for (name, read), begins, (target, rule) in product(PASSAGES.items(), (False, True), RULES.items()):
-        before = [tokenizer.end_of_text] * begins
-        requests = [
-            Request(np.asarray([*before, *ids][-longest:], dtype=np.int64), count)
-            for ids, count in rule.encode(tokenizer, read(find_test_set(name)))
-        ]
-        axes = {"text": name, "before": "end-of-text" if begins else "nothing", "target": target}
-        yield requests, partial(_last_words, axes)
-
-
-def _last_words(axes: dict[str, str], scores: Scores) -> Iterator[Combination]:
-    for measure, weight in {"the target": len(scores.nll), "sub-words": len(scores.greedy)}.items():
-        exponent = min(LARGEST_EXPONENT, float(scores.nll.sum()) / weight)
-        yield Combination(axes | {"number": f"perplexity of {measure}"}, math.exp(exponent))
-    filtered = scores.greedy.copy()
-    filtered[scores.starts] = scores.greedy_allowed[scores.starts]
-    for answers, right in {"answers": scores.greedy, "no answers": filtered}.items():
-        accuracy = float(np.logical_and.reduceat(right, scores.starts).mean())
-        for unit, factor in (("accuracy", 1), ("accuracy in %", 100)):
-            yield Combination(axes | {"stop words": answers, "number": unit}, factor * accuracy)
-
-
-def describe(identified: Identified) -> str:
-    """The conventions that give the claim, or the nearest ones."""
-    matches = identified.matches
-    lines = [f"{identified.claimed}: given by {len(matches) or 'none'} of {identified.num_conventions:,} conventions"]
-    for each in matches or identified.nearest:
-        axes = "; ".join(f"{axis}: {value}" for axis, value in each.axes.items())
-        lines.append(f"{'' if matches else 'nearest: '}{each.value:.6g}  {axes}")
-    return "\n".join(lines)
+    values = dict(pair.partition("=")[::2] for pair in given.split(","))
+    if values.keys() != {"loss", "bits_per_byte", "tokenizer", "text"}:
+        raise BadInput(f"{given!r} is not loss=…,bits_per_byte=…,tokenizer=DIR,text=FILE")
+    try:
+        loss, bits = float(values["loss"]), float(values["bits_per_byte"])
+        text = Path(values["text"]).read_bytes().decode()
+    except (OSError, ValueError) as error:
+        raise BadInput(f"loss and bits_per_byte are numbers and text a file of UTF-8: {error}") from error
+    axes = readings({})[0] | {"text": USUAL["text"]}
+    read = ReadText(axes, [text], text, read_vocabulary(Path(values["tokenizer"]))[0], 2)
+    counts, scored = read.divisors(), len(read.tokens[0])
+    printed = [values["loss"], values["bits_per_byte"]]
+    slack = NOISE + sum(0.5 / 10 ** len(each.partition(".")[2]) / float(each) for each in printed)
+    for num_tokens, (name, divisor) in product((scored, scored - 1), {"bytes": counts["bytes"], **counts}.items()):
+        if abs(loss * num_tokens / math.log(2) / bits / divisor - 1) <= slack:
+            verdict = "consistent" if name == "bytes" else f"not consistent: the text has {counts['bytes']:,} bytes"
+            return f"{verdict}; {num_tokens:,} sub-words were divided by {name}, {divisor:,}"
+    implied = f"{loss * scored / math.log(2) / bits:,.0f} follow from the numbers, which is no known count"
+    return f"not consistent: the text has {counts['bytes']:,} bytes; {implied}"

@@ -81,6 +81,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(tmp_path_factory.mktemp("runs"))
 
 
+@pytest.fixture(scope="session")
+def oracle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The oracle's directory, not to be changed."""
+    from evaluation.oracle import write_oracle
+
+    out = tmp_path_factory.mktemp("oracle") / "oracle"
+    write_oracle(out)
+    return out
+
+
 @pytest.fixture
 def mlm_eval(command: Command) -> Command:
     """Run `mlm-eval` in this process."""

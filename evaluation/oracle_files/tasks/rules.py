@@ -1,0 +1,5 @@
+"""Functions of lm-evaluation-harness's own `wikitext`, for the task of this folder."""
+
+from lm_eval.tasks.wikitext.preprocess_wikitext import process_results, wikitext_detokenizer
+
+__all__ = ["process_results", "wikitext_detokenizer"]

@@ -1,0 +1,491 @@
+"""The oracle: its files, its conventions by plain loops, and harnesses of others on it."""
+
+import csv
+import hashlib
+import json
+import math
+import random
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from tests.commands import Command
+
+transformers = pytest.importorskip("transformers")
+
+CONTEXT, END = 32, "<|endoftext|>"
+Row = dict[str, str]
+Losses = Callable[[tuple[int, ...]], list[tuple[float, bool]]]
+
+
+@pytest.fixture(scope="session")
+def table(oracle: Path) -> list[Row]:
+    return list(csv.DictReader((oracle / "table.csv").open(encoding="utf-8")))
+
+
+@pytest.fixture(scope="session")
+def vocabulary(oracle: Path) -> Any:
+    return transformers.AutoTokenizer.from_pretrained(oracle / "model")
+
+
+@pytest.fixture(scope="session")
+def models(oracle: Path) -> dict[str, Losses]:
+    """Loss, and whether it is the likeliest, of each token after the first, by the number format of the weights."""
+    weights = load_file(oracle / "model" / "model.safetensors")
+    rounded = {name: torch.from_numpy(each).bfloat16().double().numpy() for name, each in weights.items()}
+    exact = {name: each.astype(np.float64) for name, each in weights.items()}
+    return {"as stored": losses_of(exact), "bfloat16": losses_of(rounded)}
+
+
+def losses_of(weights: dict[str, np.ndarray]) -> Losses:  # type: ignore[type-arg]
+    """GPT-2 of one layer and two heads, a window at a time."""
+
+    def affine(name: str, states: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+        made: np.ndarray = states @ weights[f"transformer.{name}.weight"] + weights[f"transformer.{name}.bias"]  # type: ignore[type-arg]
+        return made
+
+    def norm(name: str, states: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+        scaled = (states - states.mean(1, keepdims=True)) / np.sqrt(states.var(1, keepdims=True) + 1e-5)
+        made: np.ndarray = scaled * weights[f"transformer.{name}.weight"] + weights[f"transformer.{name}.bias"]  # type: ignore[type-arg]
+        return made
+
+    @cache
+    def losses(window: tuple[int, ...]) -> list[tuple[float, bool]]:
+        n, words = len(window) - 1, weights["transformer.wte.weight"]
+        states = words[list(window[:-1])] + weights["transformer.wpe.weight"][:n]
+        mixed = np.empty_like(states)
+        query, key, value = np.split(affine("h.0.attn.c_attn", norm("h.0.ln_1", states)), 3, axis=1)
+        for head in (slice(0, 8), slice(8, 16)):
+            scores = query[:, head] @ key[:, head].T / math.sqrt(8)
+            scores[np.triu_indices(n, 1)] = -np.inf
+            shares = np.exp(scores - scores.max(1, keepdims=True))
+            mixed[:, head] = shares / shares.sum(1, keepdims=True) @ value[:, head]
+        states = states + affine("h.0.attn.c_proj", mixed)
+        inner = affine("h.0.mlp.c_fc", norm("h.0.ln_2", states))
+        inner = inner / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (inner + 0.044715 * inner**3)))
+        logits = norm("ln_f", states + affine("h.0.mlp.c_proj", inner)) @ words.T
+        nats = np.log(np.exp(logits).sum(1)) - logits[np.arange(n), window[1:]]
+        return list(zip(nats.tolist(), (logits.argmax(1) == window[1:]).tolist(), strict=True))
+
+    return losses
+
+
+def documents_of(oracle: Path, text: str) -> list[str]:
+    return [json.loads(line)["text"] for line in (oracle / "texts" / f"{text}.jsonl").read_text().splitlines()]
+
+
+def megatron(text: str) -> str:
+    """Megatron-LM's detokenizer."""
+    text = text.replace("s '", "s'")
+    text = re.sub(r"/' [0-9]/", r"/'[0-9]/", text)
+    text = text.replace(" @-@ ", "-").replace(" @,@ ", ",").replace(" @.@ ", ".")
+    for sign in ":;.!?,":
+        text = text.replace(f" {sign} ", f"{sign} ")
+    text = re.sub(r"\(\s*([^\)]*?)\s*\)", r"(\1)", text)
+    text = re.sub(r"\[\s*([^\]]*?)\s*\]", r"[\1]", text)
+    text = re.sub(r"{\s*([^}]*?)\s*}", r"{\1}", text)
+    text = re.sub(r"\"\s*([^\"]*?)\s*\"", r'"\1"', text)
+    text = re.sub(r"'\s*([^']*?)\s*'", r"'\1'", text)
+    text = text.replace("= = = =", "====").replace("= = =", "===").replace("= =", "==")
+    text = text.replace(" " + chr(176) + " ", chr(176)).replace(" \n", "\n").replace("\n ", "\n")
+    return text.replace(" N ", " 1 ").replace(" 's", "'s")
+
+
+def rewritten(how: str, text: str) -> str:
+    match how:
+        case "detokenised":
+            return megatron(text)
+        case "rows joined by blank lines":
+            return "\n\n".join("" if row == " \n" else row for row in text.splitlines(keepends=True))
+        case "without <unk>":
+            return "".join(text.split("<unk>"))
+        case "lower case":
+            return text.lower()
+        case "with CRLF as a line end":
+            return re.sub("\r\n", "\n", text)
+        case "stripped":
+            return text.strip()
+    return text
+
+
+def spell(vocabulary: Any, text: str, literal: str) -> list[int]:
+    """Sub-words by transformers' tokenizer; the literal end-of-text is a token or is spelled out."""
+    return list(vocabulary(text, split_special_tokens=literal == "spelled out")["input_ids"])
+
+
+def spans(how: str, n: int) -> Iterator[tuple[int, int, int]]:
+    """(first token seen, first token scored, end) of every window over n tokens."""
+    c, half = CONTEXT, CONTEXT // 2
+    match how:
+        case "disjoint":
+            yield from ((i, i + 1, min(i + c + 1, n)) for i in range(0, n - 1, c))
+        case "disjoint, the token after each not scored":
+            yield from ((i, i + 1, min(i + c, n)) for i in range(0, n - 1, c))
+        case "disjoint, the last extended to the left":
+            for first in range(1, n, c):
+                end = min(first + c, n)
+                yield 0 if first == 1 else end - c - 1, first, end
+        case "disjoint, the second half of each scored":
+            yield from ((i, i + half + 1, i + c) for i in range(0, n, c) if i + c <= n)
+        case "of half the context":
+            yield from ((i, i + 1, min(i + half + 1, n)) for i in range(0, n - 1, half))
+        case "overlapping by half, scored twice":
+            yield from ((i, i + 1, min(i + c, n)) for i in range(0, n - 1, half))
+        case "cut at the right":
+            yield 0, 1, min(n, c)
+        case "cut at the left":
+            yield max(0, n - c), max(0, n - c) + 1, n
+        case _:
+            size, stride = {"overlapping by half": (c, half), "overlapping by half, target inside": (c - 1, half),
+                            "a 32nd apart": (c, 1)}[how]  # fmt: skip
+            done, start = 1, 0
+            while done < n:
+                end = min(start + size + 1, n)
+                yield start, done, end
+                done, start = end, start + stride
+
+
+Scored = tuple[list[str], list[list[int]], list[tuple[int, list[float]]]]
+
+
+def run(row: Row, documents: list[str], vocabulary: Any, losses: Losses) -> Scored:
+    """Pieces of text, their tokens, and the nats of every window with its piece's number."""
+    match row["documents"]:
+        case "one text":
+            groups = [["\n\n".join(documents)]]
+        case "separate":
+            groups = [[document] for document in documents]
+        case "joined by nothing":
+            groups = [["".join(documents)]]
+        case _:
+            groups = [documents]
+    end = vocabulary.eos_token_id
+    tokens = []
+    for group in groups:
+        ids: list[int] = []
+        for part in group:
+            ids += [end, *spell(vocabulary, rewritten(row["text"], part), row["literal"])]
+        tokens.append(ids if "end-of-text" in row["first"] else ids[1:])
+    if row["padding"] == "scored":
+        longest = max(len(ids[:CONTEXT]) for ids in tokens)
+        tokens = [ids + [end] * max(0, longest - len(ids)) if len(ids) > 1 else ids for ids in tokens]
+    windows = []
+    for number, ids in enumerate(tokens):
+        for start, first, stop in spans(row["windows"], len(ids)) if len(ids) > 1 else ():
+            if stop > first:
+                windows.append((number, [nats for nats, _ in losses(tuple(ids[start:stop]))[first - stop :]]))
+    return [part for group in groups for part in group], tokens, windows
+
+
+def average(how: str, scored: Scored, vocabulary: Any) -> float:
+    parts, tokens, windows = scored
+    total = sum(sum(nats) for _, nats in windows)
+    pieces = [[x for _, nats in group for x in nats] for _, group in groupby(windows, key=lambda each: each[0])]
+    means = [sum(nats) / len(nats) for nats in pieces]
+    joined, flat = "".join(parts), [t for ids in tokens for t in ids if t != vocabulary.eos_token_id]
+    raw = joined.encode()
+    match how:
+        case "sub-words":
+            return total / sum(len(nats) for _, nats in windows)
+        case "sub-words, those not scored too":
+            return total / sum(map(len, tokens))
+        case "means of windows":
+            return sum(sum(nats) / len(nats) for _, nats in windows) / len(windows)
+        case "means of documents":
+            return sum(means) / len(means)
+        case "perplexities of documents":
+            return math.log(sum(map(math.exp, means)) / len(means))
+        case "transformers' labels":
+            before, top, labels = -1, 0.0, 0
+            for number, nats in windows:
+                count = len(nats) - (number == before)
+                top, labels, before = top + sum(nats) / len(nats) * count, labels + count, number
+            return top / labels
+    spelling = [vocabulary.decode([token]) for token in flat]
+    divisors = {
+        "words": sum(len(part.split()) for part in parts),
+        "original tokens": sum(part.strip().count(" ") + 1 for part in parts),
+        "original tokens less one": sum(part.strip().count(" ") + 1 for part in parts) - 1,
+        "lm-eval words": sum(len(re.split(r"\s+", part)) for part in parts),
+        "characters": len(joined),
+        "bytes": len(raw),
+        "bytes, those outside ASCII as <0x..>": sum(len(f"<0x{b:02X}>") if b > 127 else 1 for b in raw),
+        "bytes of the vocabulary's spelling": sum(
+            len(raw[i : i + 1]) + (b <= 32 or b >= 127) for i, b in enumerate(raw)
+        ),
+        "bytes, three for each torn sub-word": sum(len(text.encode()) for text in spelling),
+        "bytes, the space before a word twice": len(raw) + sum(text.startswith(" ") for text in spelling),
+    }
+    return total / divisors[how]
+
+
+def last_words(row: Row, passages: list[str], vocabulary: Any, losses: Losses) -> list[list[tuple[float, bool]]]:
+    """Nats and verdicts of every target's sub-words."""
+    answers = []
+    for passage in passages:
+        text = rewritten(row["text"], passage)
+        word = text.split()[-1]
+        context = text[: text.rindex(word)].strip()
+        before, target = spell(vocabulary, context, "spelled out"), spell(vocabulary, f" {word}", "spelled out")
+        whole = spell(vocabulary, text, "spelled out")
+        match row["target"]:
+            case "what follows the last space":
+                cut = len(spell(vocabulary, text[: text.rindex(" ")].rstrip(), "spelled out"))
+                before, target = whole[:cut], whole[cut:]
+            case "the last sub-word":
+                before, target = whole[:-1], whole[-1:]
+            case "the last word without its space":
+                before, target = (spell(vocabulary, part, "spelled out") for part in (f"{context} ", word))
+            case "the first sub-word of the last word":
+                target = target[:1]
+        start = [vocabulary.eos_token_id] if "end-of-text" in row["first"] else []
+        answers.append(losses(tuple([*start, *before, *target][-CONTEXT - 1 :]))[-len(target) :])
+    return answers
+
+
+def share_or_loss(how: str, answers: list[list[tuple[float, bool]]]) -> float:
+    flat = [each for answer in answers for each in answer]
+    return {
+        "targets": sum(nats for nats, _ in flat) / len(answers),
+        "sub-words of targets": sum(nats for nats, _ in flat) / len(flat),
+        "accuracy": sum(all(right for _, right in answer) for answer in answers) / len(answers),
+        "accuracy of sub-words": sum(right for _, right in flat) / len(flat),
+    }[how]
+
+
+def test_it_is_small_and_says_the_same_twice(oracle: Path, tmp_path: Path, mlm_eval: Command) -> None:
+    assert sum(path.stat().st_size for path in oracle.rglob("*") if path.is_file()) < 1_000_000
+    assert sum(path.stat().st_size for path in (oracle / "model").iterdir()) < 50_000
+    mlm_eval("oracle", "--out", tmp_path / "again", ends=0)
+    digests = [
+        {path.relative_to(place).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+         for path in place.rglob("*") if path.is_file()}
+        for place in (oracle, tmp_path / "again")
+    ]  # fmt: skip
+    assert digests[0] == digests[1]
+    assert mlm_eval("oracle", "--out", tmp_path / "again", ends=2).error
+
+
+def test_every_convention_is_a_plain_loop_s_and_is_identified_from_five_digits(
+    oracle: Path, table: list[Row], vocabulary: Any, models: dict[str, Losses]
+) -> None:
+    from evaluation.identify import find, read_table
+
+    conventions, texts = read_table(oracle), ("all", "prose", "letters", "wikitext", "marks")
+    assert len(table) == len(conventions) > 1000
+    done: dict[tuple[str, ...], Scored] = {}
+    alone = 0
+    for number, row in enumerate(table):
+        if row["target"]:
+            answers = last_words(row, documents_of(oracle, "passages"), vocabulary, models["as stored"])
+            values = {"passages": share_or_loss(row["average"], answers)}
+        else:
+            reading = tuple(
+                row[axis] for axis in ("text", "documents", "first", "literal", "windows", "padding", "weights")
+            )
+            values = {}
+            for text in texts:
+                if (*reading, text) not in done:
+                    scored = run(row, documents_of(oracle, text), vocabulary, models[row["weights"]])
+                    done[*reading, text] = scored
+                values[text] = average(row["average"], done[*reading, text], vocabulary)
+        for text, value in values.items():
+            assert value == pytest.approx(float(row[text]), rel=1e-6), (row, text)
+        if number % 5 == 0 or row["target"]:
+            unit = "accuracy" if "accuracy" in row["average"] else "ppl"
+            kept = [
+                {json.dumps({k: v for k, v in match.items() if k not in ("unit", "on", "value")}) for match in
+                 find(f"{value if unit == 'accuracy' else math.exp(value):#.5g}", conventions, unit, text).matches}
+                for text, value in values.items() if value
+            ]  # fmt: skip
+            mine = json.dumps(conventions[number].axes)
+            assert all(mine in each for each in kept)
+            assert not kept or unit == "accuracy" or set.intersection(*kept) == {mine}
+            alone += any(each == {mine} for each in kept)
+    assert alone > 250
+
+
+def test_conventions_lie_apart(table: list[Row]) -> None:
+    texts = ("all", "prose", "letters", "wikitext", "marks", "passages")
+    values = np.array([[float(row[text] or "nan") for text in texts] for row in table])
+    shares = np.array(["accuracy" in row["average"] for row in table])
+    for kind in (values[~shares & np.isnan(values[:, -1])][:, :-1], values[~shares & ~np.isnan(values[:, -1])][:, -1:]):
+        for place in range(1, len(kind)):
+            assert np.abs(kind[:place] / kind[place] - 1).max(1).min() > 1e-4
+
+
+def test_numbers_that_belong_to_none(oracle: Path, mlm_eval: Command) -> None:
+    numbers = random.Random(3)
+    claims = [f"{math.exp(numbers.uniform(7.2, 8.6)):.6g}" for _ in range(10)]
+    words = [word for claim in claims for word in ("--identify", claim)]
+    out = mlm_eval("oracle", "--out", oracle, "--text", "all", "--unit", "ppl", *words, ends=0).out
+    assert out.count("none of these") == 10
+
+
+@pytest.mark.parametrize("text", ["all", "prose", "letters", "wikitext", "marks"])
+def test_conventions_outside_the_table_are_not_mistaken(
+    text: str, oracle: Path, vocabulary: Any, models: dict[str, Losses]
+) -> None:
+    """Disjoint windows of one token less, and the median of the documents' losses."""
+    from evaluation.identify import find, read_table
+
+    documents, ids = documents_of(oracle, text), spell(vocabulary, "\n\n".join(documents_of(oracle, text)), "a token")
+    short = [
+        nats
+        for i in range(0, len(ids) - 1, CONTEXT - 1)
+        for nats, _ in models["as stored"](tuple(ids[i : i + CONTEXT]))
+    ]
+    usual = {"text": "", "documents": "separate", "first": "end-of-text", "literal": "a token", "windows": "disjoint",
+             "padding": "", "weights": "as stored"}  # fmt: skip
+    scored = run(usual, documents, vocabulary, models["as stored"])
+    by_document = Counter[int]()
+    for number, nats in scored[2]:
+        by_document[number] += sum(nats) / sum(len(n) for m, n in scored[2] if m == number)  # type: ignore[assignment]
+    for loss in (sum(short) / len(short), sorted(by_document.values())[len(by_document) // 2]):
+        assert find(f"{math.exp(loss):.6g}", read_table(oracle), "ppl", text).matches == []
+
+
+BITS = "bits-per-byte"
+BUGS: dict[str, tuple[str, str, Row]] = {
+    "U+FFFD has three bytes": ("letters", BITS, {"average": "bytes, three for each torn sub-word"}),
+    "a leading space counted twice": ("all", BITS, {"average": "bytes, the space before a word twice"}),
+    "byte fallback counted as spelled": ("letters", BITS, {"average": "bytes, those outside ASCII as <0x..>"}),
+    "characters for bytes": ("letters", BITS, {"average": "characters"}),
+    "padding scored": ("all", "ppl", {"padding": "scored"}),
+    "windows averaged": ("all", "ppl", {"average": "means of windows"}),
+    "overlap scored twice, windows scored whole": ("all", "ppl", {"windows": "overlapping by half, scored twice"}),
+    "the first sub-word dropped": ("all", "ppl", {"first": "not scored"}),
+    "the last sub-word for the last word": ("passages", "ppl", {"target": "the last sub-word"}),
+}
+"""Faults of public reports, a text, the unit of a number, and what is to be named.
+
+Sources: openai/parameter-golf#1719 and its kin (the first three), ml-explore/mlx-lm#1855 (padding),
+huggingface/transformers#34138 (windows averaged), EleutherAI/gpt-neo#75 (the last).
+"""
+
+
+def with_bug(bug: str, oracle: Path, vocabulary: Any, losses: Losses) -> float:
+    """A plain loop over documents, each cut after end-of-text to the window, with one fault."""
+    text, end = BUGS[bug][0], vocabulary.eos_token_id
+    windows: list[tuple[int, ...]] = []
+    for document in documents_of(oracle, text):
+        ids = vocabulary(document)["input_ids"]
+        if "last sub-word" in bug:
+            windows.append(tuple(ids[-CONTEXT - 1 :]))
+        elif "first sub-word" in bug:
+            windows.append(tuple(ids[:CONTEXT]))
+        elif "scored whole" in bug:
+            whole = [end, *ids]
+            windows += [tuple(whole[i : i + CONTEXT]) for i in range(0, len(whole) - 1, CONTEXT // 2)]
+        elif "windows averaged" in bug:
+            whole = [end, *ids]
+            windows += [tuple(whole[i : i + CONTEXT + 1]) for i in range(0, len(whole) - 1, CONTEXT)]
+        else:
+            windows.append((end, *ids[: CONTEXT - 1]))
+    windows = [window for window in windows if len(window) > 1]
+    if "padding" in bug:
+        longest = max(map(len, windows))
+        windows = [window + (end,) * (longest - len(window)) for window in windows]
+    nats = [[each for each, _ in losses(window)] for window in windows]
+    if "last sub-word" in bug:
+        return math.exp(sum(each[-1] for each in nats) / len(nats))
+    if "windows averaged" in bug:
+        return math.exp(sum(sum(each) / len(each) for each in nats) / len(nats))
+    total = sum(map(sum, nats))
+    if BUGS[bug][1] == "ppl":
+        return math.exp(total / sum(map(len, nats)))
+    num_bytes = 0
+    for document in documents_of(oracle, text):
+        for token in vocabulary(document)["input_ids"]:
+            piece = vocabulary.decode([token])
+            if "three bytes" in bug:
+                num_bytes += len(piece.encode())
+            elif "space" in bug:
+                num_bytes += piece.startswith(" ")
+        if "space" in bug:
+            num_bytes += len(document.encode())
+        elif "spelled" in bug:
+            num_bytes += sum(6 if byte > 127 else 1 for byte in document.encode())
+        elif "characters" in bug:
+            num_bytes += len(document)
+    return total / math.log(2) / num_bytes
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_public_bug_is_named(bug: str, oracle: Path, vocabulary: Any, models: dict[str, Losses]) -> None:
+    from evaluation.identify import find, read_table
+
+    text, unit, axes = BUGS[bug]
+    number = with_bug(bug, oracle, vocabulary, models["as stored"])
+    matches = find(f"{number:.6g}", read_table(oracle), unit, text).matches
+    assert matches
+    assert all(axes.items() <= match.items() for match in matches), matches
+
+
+def test_programs_of_others_are_identified(oracle: Path) -> None:
+    pytest.importorskip("accelerate")
+    from evaluation.identify import find, read_table
+    from tests.evaluation import evaluators
+
+    for each in evaluators.EVALUATORS:
+        number = f"{each.run(oracle):.7g}"
+        matches = find(number, read_table(oracle), each.unit, each.text).matches
+        assert matches, (each.name, number)
+        assert all(each.axes.items() <= match.items() for match in matches), (each.name, matches)
+        assert number in evaluators.PAGE.read_text(encoding="utf-8")
+
+
+def test_bytes_from_numbers_alone(oracle: Path, vocabulary: Any, mlm_eval: Command) -> None:
+    path = oracle / "texts" / "letters.txt"
+    text = path.read_bytes().decode()
+    num_tokens, torn = len(vocabulary(text)["input_ids"]), 0
+    for token in vocabulary(text)["input_ids"]:
+        torn += len(vocabulary.decode([token]).encode())
+    for num_bytes, words in (
+        (len(text.encode()), "consistent; "),
+        (torn, "three for each torn sub-word"),
+        (9999, "no known count"),
+    ):
+        bits = 5.25 * num_tokens / math.log(2) / num_bytes
+        given = f"loss=5.25,bits_per_byte={bits:.6f},tokenizer={oracle / 'model'},text={path}"
+        assert words in mlm_eval("oracle", "--from", given, ends=0).out
+    for given in ("loss=1", f"loss=x,bits_per_byte=1,tokenizer={oracle / 'model'},text={path}"):
+        assert mlm_eval("oracle", "--from", given, ends=2).error
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--identify", "many"], "is not a number"),
+        (["--identify", "-3"], "is not a positive number"),
+        (["--identify", "3", "--text", "verse"], "there is no text verse"),
+        ([], "--identify NUMBER"),
+    ],
+)
+def test_what_cannot_be_identified_is_refused(words: list[str], sentence: str, oracle: Path, mlm_eval: Command) -> None:
+    place = ["--out", oracle] if words else []
+    assert sentence in mlm_eval("oracle", *place, *words, ends=2).err
+
+
+def test_rounding_and_changed_files(oracle: Path, tmp_path: Path, table: list[Row], mlm_eval: Command) -> None:
+    changed = Path(shutil.copytree(oracle, tmp_path / "oracle"))
+    number = f"{math.exp(float(table[0]['all'])):.3g}"
+    answers = []
+    for digits in (3, 6):
+        number, target = f"{math.exp(float(table[0]['all'])):.{digits}g}", tmp_path / f"{digits}.json"
+        mlm_eval("oracle", "--out", changed, "--text", "all", "--identify", number, "--json", target, ends=0)
+        answers.append(json.loads(target.read_text())["identified"][0])
+    assert len(answers[0]["matches"]) > len(answers[1]["matches"]) >= 1
+    assert answers[0]["next_text"] in ("prose", "letters", "wikitext", "marks")
+    (changed / "texts" / "all.txt").write_text("edited")
+    assert "all.txt is not as it was written" in mlm_eval("oracle", "--out", changed, "--identify", "3", ends=2).err
