@@ -82,10 +82,10 @@ def find(claimed: str, conventions: Sequence[Convention], unit: str | None, text
         ]
         for rows in (fits, ranked[:3])
     )
-    kept = [conventions[place] for place in dict.fromkeys(row[2] for row in fits)]
+    fitting = [conventions[place] for place in dict.fromkeys(row[2] for row in fits)]
     apart = {
-        on: min(abs(a.values.get(on, 0) - b.values.get(on, 0)) for a, b in combinations(kept, 2)) for on in known
-    } if 1 < len(kept) < 100 else {}  # fmt: skip
+        on: min(abs(a.values.get(on, 0) - b.values.get(on, 0)) for a, b in combinations(fitting, 2)) for on in known
+    } if 1 < len(fitting) < 100 else {}  # fmt: skip
     next_text = max(apart, key=lambda on: apart[on]) if apart else None
     return Identified(claimed, matches, nearest, next_text)
 

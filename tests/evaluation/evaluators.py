@@ -129,7 +129,7 @@ def documents(oracle: Path, text: str = "all") -> list[str]:
 
 APART = {"documents": "separate", "first": "scored after end-of-text"}
 WIKITEXT = APART | {"text": "detokenised", "windows": "disjoint, the last extended to the left"}
-SLIDING = {"text": "as it stands", "documents": "one text", "windows": "a 32nd apart"}
+SLIDING = {"documents": "one text", "windows": "a 32nd apart"}
 LM_EVAL = "lm-evaluation-harness"
 EVALUATORS = (
     Evaluator(f"{LM_EVAL}, wikitext", "lm_eval", "wikitext", "ppl", harness("oracle_wikitext", "word_perplexity"),
@@ -142,7 +142,7 @@ EVALUATORS = (
               {"documents": "one text", "windows": "overlapping by half, target inside", "literal": "a token",
                "average": "transformers' labels"}),
     Evaluator("evaluate, perplexity (restated)", "evaluate", "all", "ppl", mean_perplexity,
-              APART | {"windows": "cut at the right", "average": "perplexities of documents", "literal": "a token"}),
+              APART | {"windows": "cut at the right", "average": "perplexities of documents"}),
     Evaluator("llama.cpp, perplexity (restated)", "", "all", "ppl", chunks,
               {"windows": "disjoint, the second half of each scored", "literal": "spelled out",
                "average": "sub-words"}),
