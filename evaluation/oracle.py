@@ -17,8 +17,10 @@ import numpy as np
 import torch
 from safetensors.numpy import save
 
+from data_pipeline.tokens.tokenizer import END_OF_TEXT
 from engine.formats import new_output
 from engine.formats.huggingface import WEIGHTS, read_huggingface
+from engine.formats.vocabulary import MERGES, VOCABULARY
 from engine.model.gpt2 import GPT2
 from engine.parallel.mesh import serial_mesh
 from evaluation.conventions import AXES, LAST_WORD_AXES, Convention, LastWords, ReadText, readings
@@ -40,6 +42,7 @@ def write_oracle(out: Path) -> None:
     with new_output(out) as directory:
         skipped = shutil.ignore_patterns("__pycache__", "oracle.json")
         shutil.copytree(FILES, directory, ignore=skipped, dirs_exist_ok=True)
+        write_text(directory / "model" / VOCABULARY, spell_vocabulary((FILES / "model" / MERGES).read_text("utf-8")))
         for name, documents in content["texts"].items():
             lines = (json.dumps({"text": each, "page": each}) + "\n" for each in documents)
             write_text(directory / "texts" / f"{name}.jsonl", "".join(lines))
@@ -51,6 +54,14 @@ def write_oracle(out: Path) -> None:
                 break
         _write_table(directory / TABLE, table)
         seal(directory)
+
+
+def spell_vocabulary(merges: str) -> str:
+    """The JSON of GPT-2's bytes, the pairs of merges.txt and end-of-text, numbered."""
+    letters = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    entries = [*letters, *range(256, 512 - len(letters))]
+    pairs = [line.replace(" ", "") for line in merges.splitlines()[1:]]
+    return json.dumps({entry: place for place, entry in enumerate([*map(chr, entries), *pairs, END_OF_TEXT])}) + "\n"
 
 
 def draw_weights(seed: int, shapes: Mapping[str, Sequence[int]]) -> bytes:
