@@ -325,7 +325,7 @@ def run_pipeline(corpus: Path, vocabulary: str, folder: Path) -> tuple[float, Pa
     recipe = work / "recipe.toml"
     recipe.write_text(
         f'name = "bench"\nworkers = 1\nshard_bytes = {SHARD_BYTES}\n'
-        f"[sources]\nnames = [{json.dumps(f'jsonl:{corpus.absolute()}')}]\n"
+        f"[sources]\nnames = [{json.dumps(f'jsonl:{corpus.absolute()}')}]\nmax_bad_fraction = 1.0\n"
         f"[tokenizer]\n{vocabulary}\n",
         encoding="utf-8",
     )

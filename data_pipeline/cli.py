@@ -152,12 +152,15 @@ def _counts(directory: Path) -> str:
     if (directory / "overlap.json").is_file():
         test_sets = read_values(directory / "overlap.json")["test_sets"]
         return "; ".join(f"{name} {result['percent']:.2f} % found" for name, result in test_sets.items())
-    splits = _read_ledger(directory).splits
-    return "; ".join(
-        f"{name} {split.documents:,} documents, "
-        + (f"{split.bytes:,} bytes" if split.tokens is None else f"{split.tokens:,} tokens")
-        for name, split in splits.items()
-    )
+    ledger = _read_ledger(directory)
+    lost = ledger.malformed_lines
+    parts = []
+    for name, split in ledger.splits.items():
+        count = f"{split.documents:,} documents" + ("" if len(ledger.splits) > 1 else f" of {ledger.lines:,}")
+        size = f"{split.bytes:,} bytes" if split.tokens is None else f"{split.tokens:,} tokens"
+        parts.append(f"{count}, {size}" if len(ledger.splits) == 1 else f"{name} {count}, {size}")
+    warning = [f"WARNING: {lost:,} of {ledger.lines:,} lines are no documents, see quarantine.jsonl"] if lost else []
+    return "; ".join([*parts, *warning])
 
 
 def _read_ledger(directory: Path) -> "Ledger":

@@ -147,6 +147,11 @@ class Ledger(FileSchema, frozen=False):
     shards: list[InputShard] = Field(default_factory=list)
     near_duplicates: NearDuplicates | None = None
 
+    @property
+    def lines(self) -> int:
+        """Documents and malformed lines that were read."""
+        return self.malformed_lines + self.stages[0].documents_in
+
     def stage(self, name: str) -> StageAttrition:
         """The stage of that name; a new one stands last."""
         entry = next((stage for stage in self.stages if stage.name == name), None)
@@ -161,8 +166,8 @@ class Ledger(FileSchema, frozen=False):
             for stage in counts["stages"]:
                 self.stage(stage["name"]).merge(StageAttrition.model_validate(stage))
 
-    def check(self, max_bad_fraction: float) -> None:
-        """Raise BadInput if a stage kept nothing, or if more of the input is malformed than may be."""
+    def check(self) -> None:
+        """Raise BadInput if a stage kept nothing."""
         for stage in self.stages:
             if stage.documents_out:
                 continue
@@ -172,12 +177,6 @@ class Ledger(FileSchema, frozen=False):
             reasons = ", ".join(f"{reason}: {amount.documents:,}" for reason, amount in stage.dropped.items())
             raise BadInput(
                 f"nothing is left of the corpus after the {stage.name} stage, which dropped every document ({reasons})"
-            )
-        lines = self.malformed_lines + self.stages[0].documents_in
-        if self.malformed_lines > max_bad_fraction * lines:
-            raise BadInput(
-                f"{self.malformed_lines:,} of {lines:,} lines are no documents, more than sources.max_bad_fraction = "
-                f"{max_bad_fraction:g} allows"
             )
 
     def finish(self, uncounted: Container[str]) -> None:

@@ -5,6 +5,7 @@ rest needs to know). Then decisions are made about numbers, `select` keeps or cu
 writes them in their final order.
 """
 
+import shutil
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from data_pipeline.files import InputShard, Ledger, StageAttrition
 from data_pipeline.passes.deduplicate import find_duplicates
 from data_pipeline.passes.gather import SLICE_BYTES, choose_order, gather_slice
 from data_pipeline.passes.measure import measure
-from data_pipeline.passes.prepare import prepare
+from data_pipeline.passes.prepare import QUARANTINE, REASONS, join_quarantine, prepare
 from data_pipeline.passes.selection import find_rare_ngrams, select_documents
 from data_pipeline.passes.train_tokenizer import copy_published, train
 from data_pipeline.reading.pieces import Piece, choose_shard_bytes
@@ -61,7 +62,7 @@ class Pipeline:
             stages=[StageAttrition.begin(name) for name in (SOURCE, *(n for n in self.stages if n in TEXT_FILTERS))],
             shards=[],
         )
-        prepared = self.finished["prepare"] = self._prepare(shards)
+        prepared = self._prepare(shards)
         tokenizer = self._make_tokenizer(prepared)
         measured = self.finished["measure"] = self._measure(prepared, tokenizer)
         selected = self._select(prepared, measured, tokenizer)
@@ -85,8 +86,32 @@ class Pipeline:
         for shard, counts, digest in zip(shards, prepared.counts, prepared.digests, strict=True):
             read = [(piece.name, piece.start, piece.end) for piece in shard]
             self.ledger.shards.append(InputShard(read=read, documents=counts["documents"], digest=digest))
-        self.ledger.check(self.config.sources.max_bad_fraction)
+        self.finished["prepare"] = prepared
+        self._check_malformed()
+        self.ledger.check()
         return prepared
+
+    def _check_malformed(self) -> None:
+        """Raise BadInput, with reasons, if more lines are malformed than may be; they are kept beside the output."""
+        bad, lines, limit = self.ledger.malformed_lines, self.ledger.lines, self.config.sources.max_bad_fraction
+        if bad <= limit * lines:
+            return
+        reasons: dict[str, str] = {}
+        for counts in self.finished["prepare"].counts:
+            reasons = dict(counts["reasons"]) | reasons
+        run = self.workspace.path.parent
+        place = run.with_name(f"{run.name}.{QUARANTINE}")
+        shutil.copyfile(self.quarantine(), place)
+        raise BadInput(
+            f"{bad:,} of {lines:,} lines are no documents, more than sources.max_bad_fraction = {limit:g} allows: "
+            f"{'; '.join([*reasons.values()][:REASONS])}; all of them are in {place}"
+        )
+
+    def quarantine(self) -> Path:
+        """The file of all malformed input."""
+        prepared = self.finished["prepare"]
+        joined = self.workspace.one("quarantine", join_quarantine, {"shards": len(prepared.counts)}, prepared.input)
+        return joined.path / "00000" / QUARANTINE
 
     def _make_tokenizer(self, prepared: Finished) -> Finished | None:
         if not any(stage.needs_tokenizer for stage in STAGES if stage.name in self.stages):
@@ -114,7 +139,7 @@ class Pipeline:
         jobs: list[Job] = [(settings, (prepared.task(number), *shared)) for number in range(len(prepared.counts))]
         measured = self.workspace.all("measure", measure, jobs)
         self.ledger.enter(measured.counts)
-        self.ledger.check(1.0)
+        self.ledger.check()
         return measured
 
     def _select(self, prepared: Finished, measured: Finished, tokenizer: Finished | None) -> Finished:
@@ -140,7 +165,7 @@ class Pipeline:
         ]
         selected = self.workspace.all("select", select_documents, jobs)
         self.ledger.enter(selected.counts)
-        self.ledger.check(1.0)
+        self.ledger.check()
         return selected
 
     def _deduplicate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:

@@ -16,7 +16,6 @@ from data_pipeline.passes.prepare import QUARANTINE
 from data_pipeline.pipeline import Pipeline
 from data_pipeline.stages import STAGES, TEXT_FILTERS
 from data_pipeline.stages.stage import SOURCE
-from data_pipeline.tokens.token_file import append_file
 from data_pipeline.tokens.tokenizer import padded_vocab_size
 from data_pipeline.work.tasks import MARKER, Counts, Settings
 from data_pipeline.work.workspace import Job
@@ -32,11 +31,10 @@ def publish(pipeline: Pipeline, directory: Path) -> None:
     Nothing is lost if this is cut short.
     """
     workspace, stages, gathered = pipeline.workspace, pipeline.stages, pipeline.finished["gather"]
-    prepared, ledger = pipeline.finished["prepare"], pipeline.ledger
+    ledger = pipeline.ledger
     ledger.splits = _amounts(pipeline)
     ledger.finish((SOURCE, *(TEXT_FILTERS if pipeline.tokenizer else stages)))
-    quarantine = workspace.one("quarantine", join_quarantine, {"shards": len(prepared.counts)}, prepared.input)
-    files = {QUARANTINE: quarantine.path / "00000" / QUARANTINE}
+    files = {QUARANTINE: pipeline.quarantine()}
     if "decisions" in pipeline.finished:
         files[DUPLICATES] = _duplicates(pipeline)
     card = None
@@ -63,14 +61,6 @@ def publish(pipeline: Pipeline, directory: Path) -> None:
     write_document(directory / LEDGER, ledger)
     if card:
         write_document(directory / DATASET, card)
-
-
-def join_quarantine(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Join the malformed input of all shards, in order."""
-    with (directory / QUARANTINE).open("wb") as whole:
-        for shard in range(settings["shards"]):
-            append_file(inputs[0] / f"{shard:05d}" / QUARANTINE, whole)
-    return {}
 
 
 def name_duplicates(settings: Settings, inputs: list[Path], directory: Path) -> Counts:

@@ -1,5 +1,6 @@
 """The first pass over a shard: reads documents and applies the stages that need only their text."""
 
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,10 +13,13 @@ from data_pipeline.reading.pieces import Piece
 from data_pipeline.reading.readers import malformed, read_pieces
 from data_pipeline.stages import TEXT_FILTERS
 from data_pipeline.stages.stage import SOURCE, TextFilter
+from data_pipeline.tokens.token_file import append_file
 from data_pipeline.work.document_shard import DocumentWriter
 from data_pipeline.work.tasks import Counts, Settings
 
 QUARANTINE = "quarantine.jsonl"
+REASONS = 3
+"""Most reasons for malformed input that an error names."""
 
 
 def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
@@ -27,20 +31,28 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     entries = [StageAttrition.begin(name) for name in (SOURCE, *(each.name for each in filters))]
     pieces = [Piece(**piece) for piece in settings["pieces"]]
     bad = blank = 0
+    reasons: dict[str, str] = {}
+
+    def set_aside(item: Malformed) -> None:
+        nonlocal bad
+        bad += 1
+        quarantine.write(orjson.dumps(item, option=orjson.OPT_APPEND_NEWLINE))
+        kind = re.split(r"[:,]| at ", item.reason)[0]
+        if kind in reasons or len(reasons) < REASONS:
+            reasons.setdefault(kind, f"{item.source}, line {item.line}: {item.reason}")
+
     start = time.perf_counter()
     with DocumentWriter(directory) as documents, (directory / QUARANTINE).open("wb") as quarantine:
         for item in read_pieces(pieces, settings["max_line_bytes"]):
             if item is None:
                 blank += 1
             elif isinstance(item, Malformed):
-                bad += 1
-                quarantine.write(_line(item))
+                set_aside(item)
             else:
                 try:
                     document = _filter(item, filters, entries)
                 except Unfit as unfit:
-                    bad += 1
-                    quarantine.write(_line(malformed(item.id, 1, str(unfit), item.text.encode("utf-8"))))
+                    set_aside(malformed(item.id, 1, str(unfit), item.text.encode("utf-8")))
                     continue
                 if document is not None:
                     documents.append(document)
@@ -50,11 +62,16 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
         "documents": len(documents),
         "malformed": bad,
         "blank": blank,
+        "reasons": list(reasons.items()),
     }
 
 
-def _line(item: Malformed) -> bytes:
-    return orjson.dumps(item, option=orjson.OPT_APPEND_NEWLINE)
+def join_quarantine(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
+    """Join the malformed input of all shards, in order."""
+    with (directory / QUARANTINE).open("wb") as whole:
+        for shard in range(settings["shards"]):
+            append_file(inputs[0] / f"{shard:05d}" / QUARANTINE, whole)
+    return {}
 
 
 def _filter(document: Document, filters: Sequence[TextFilter], entries: Sequence[StageAttrition]) -> Document | None:

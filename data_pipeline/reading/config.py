@@ -39,6 +39,8 @@ class SourcesConfig(Config):
     """`wikipedia`, `openwebtext`, `realnews`, `cc-stories`, `installed-docs`, `jsonl:PATH`, `parquet:PATH`,
     `text:PATH` or `documents:PATH`, read in this order. PATH is a file, a directory or a pattern; `documents:PATH` is a
     directory that a verb wrote."""
+    text_key: str = "text"
+    """Key of the text in JSON lines, or column of a Parquet table; `body.text` is `text` in the object `body`."""
     offline_fallback: Literal["installed-docs"] | None = None
     """Source used instead when the Hugging Face hub is needed and cannot be reached; without it the run stops."""
     max_documents: PositiveInt | None = None
@@ -47,8 +49,8 @@ class SourcesConfig(Config):
     """Most UTF-8 bytes taken from each source. Streams and files are cut off, installed documentation is sampled."""
     max_line_bytes: PositiveInt = MAX_LINE_BYTES
     """Longest line or text file that is accepted as a document."""
-    max_bad_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Share of the lines that may be malformed; above it the run stops."""
+    max_bad_fraction: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """Share of the lines that may be malformed; above it the run stops and says why."""
 
     @field_validator("names")
     @classmethod

@@ -2,12 +2,14 @@
 
 import glob
 import hashlib
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from data_pipeline.reading.lines import COMPRESSED
+from data_pipeline.reading.lines import COMPRESSIONS, compression
 from data_pipeline.reading.pieces import GRAIN_BYTES, Piece, cut_lines, stamp_of
 from data_pipeline.reading.readers import mend_surrogates
 from data_pipeline.work.workspace import Workspace
@@ -16,7 +18,7 @@ from lineage.errors import BadInput, IntegrityFailure
 from lineage.progress import Progress
 
 SUFFIXES = {
-    "jsonl": (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst"),
+    "jsonl": tuple(f"{name}{end}" for name in (".jsonl", ".json", ".ndjson") for end in ("", *COMPRESSIONS.values())),
     "parquet": (".parquet",),
     "text": (".txt", ".md", ".rst"),
     "documents": (".jsonl",),
@@ -26,14 +28,15 @@ SUFFIXES = {
 class FileSource:
     """`jsonl:PATH`, `parquet:PATH`, `text:PATH` or `documents:PATH`. Raises BadInput if PATH names no file.
 
-    A directory stands for the files of that kind below it, in order of path. JSON lines and Parquet tables hold a
-    document in each `text`; a text file is one document. `documents` is a directory that a verb wrote, whose documents
-    keep their ids; it raises IntegrityFailure if it is not complete.
+    A directory stands for the files of that kind below it, in order of path; how many others there are is printed.
+    JSON lines and Parquet tables hold a document in each `text_key`; a text file is one document. `documents` is a
+    directory that a verb wrote, whose documents keep their ids; it raises IntegrityFailure if it is not complete.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, text_key: str = "text") -> None:
         self.name = name
         self._kind, _, self._path = name.partition(":")
+        self._text_key = text_key if self._kind in ("jsonl", "parquet") else "text"
 
     @property
     def _root(self) -> Path:
@@ -80,12 +83,20 @@ class FileSource:
                 yield piece
 
     def _below(self, path: Path) -> Iterator[tuple[str, Path]]:
+        roots, others = [path.resolve(), *_blobs(path.resolve())], list[Path]()
         for file in sorted(path.rglob("*")):
             hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
-            if file.name.endswith(SUFFIXES[self._kind]) and (file.is_file() or file.is_symlink()) and not hidden:
-                if not (file.exists() and file.resolve().is_relative_to(path.resolve())):
-                    raise BadInput(f"source {self.name}: {file} is a link out of the directory; name what it leads to")
-                yield file.relative_to(path).as_posix(), file
+            if hidden or not (file.is_file() or file.is_symlink()):
+                continue
+            if not file.name.lower().endswith(SUFFIXES[self._kind]):
+                others.append(file)
+                continue
+            if not (file.exists() and any(map(file.resolve().is_relative_to, roots))):
+                raise BadInput(f"source {self.name}: {file} is a link out of the directory; name what it leads to")
+            yield file.relative_to(path).as_posix(), file
+        if others and self._kind != "documents":
+            names = ", ".join(file.name for file in others[:3])
+            print(f"WARNING: {self.name} leaves {len(others):,} files of other endings out: {names}", file=sys.stderr)
 
     def _written_by_a_verb(self, path: Path) -> list[tuple[str, Path]]:
         if not path.is_dir():
@@ -114,7 +125,8 @@ class FileSource:
         split = name.split("/")[0] if self._kind == "documents" and "/" in name else ""
         stamp = stamp_of(path)
         piece = Piece(self._kind, mend_surrogates(name), str(path.resolve()), "", size, split=split, stamp=stamp)
-        if self._kind in ("text", "parquet") or path.suffix in COMPRESSED:
+        piece = replace(piece, text_key=self._text_key)
+        if self._kind in ("text", "parquet") or compression(path):
             digest, newlines = sha256_file(path), list[int]()
             progress.advance(size)
         else:
@@ -126,6 +138,11 @@ class FileSource:
     @cached_property
     def _sealed_digests(self) -> dict[str, str]:
         return {name: entry["sha256"] for name, entry in sealed_files(self._root).items()}
+
+
+def _blobs(path: Path) -> Iterator[Path]:
+    """The folder of a Hugging Face cache that the links in its snapshots lead to."""
+    return (folder.parent / "blobs" for folder in (path, *path.parents) if folder.name == "snapshots")
 
 
 def _count_newlines(path: Path, progress: Progress) -> tuple[str, list[int]]:
@@ -145,8 +162,7 @@ def _cut_parquet(piece: Piece, shard_bytes: int) -> Iterator[Piece]:
 
     try:
         with parquet.ParquetFile(piece.path) as table:
-            if "text" not in table.schema_arrow.names:
-                raise BadInput(f"{piece.path} has no column named text")
+            _check_column(piece, table.schema_arrow)
             groups = [table.metadata.row_group(number) for number in range(table.metadata.num_row_groups)]
             sizes = [(group.num_rows, group.total_byte_size) for group in groups]
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -159,3 +175,20 @@ def _cut_parquet(piece: Piece, shard_bytes: int) -> Iterator[Piece]:
         if size >= shard_bytes or number == len(sizes):
             yield replace(piece, start=start, end=number, before=rows, bytes=size)
             start, rows, size = number, passed, 0
+
+
+def _check_column(piece: Piece, schema: Any) -> None:
+    """Raise BadInput unless the table has a column of text under the key."""
+    from pyarrow import types
+
+    first, *rest = [piece.text_key] if piece.text_key in schema.names else piece.text_key.split(".")
+    kind: Any = schema.field(first).type if first in schema.names else None
+    for part in rest:
+        is_there = kind is not None and types.is_struct(kind) and kind.get_field_index(part) >= 0
+        kind = kind.field(part).type if is_there else None
+    if kind is not None and types.is_dictionary(kind):
+        kind = kind.value_type
+    if kind is None or str(kind) not in ("string", "large_string", "string_view", "binary", "large_binary"):
+        has = f"has no column named {piece.text_key}" if kind is None else f"has {kind} in its column {piece.text_key}"
+        columns = ", ".join(f"{field.name} ({field.type})" for field in schema)
+        raise BadInput(f"{piece.path} {has}, and sources.text_key must name one of text; its columns: {columns}")

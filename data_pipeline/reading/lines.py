@@ -1,9 +1,12 @@
 """Lines of files that may be hostile: in bounded memory, whatever their length and however they were compressed."""
 
+import bz2
 import gzip
 import io
+import lzma
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -12,21 +15,32 @@ import orjson
 from lineage.atomic import parse_json
 
 CHUNK_BYTES = 1 << 20
-COMPRESSED = (".gz", ".zst")
+COMPRESSIONS = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst", b"BZh": ".bz2", b"\xfd7zXZ": ".xz"}
+"""First bytes of compressed files, with the usual ending of their names."""
+
+
+def compression(path: Path) -> str:
+    """The kind of compression as the ending of a name, told by content; by the ending where the content is no kind."""
+    with path.open("rb") as file:
+        head = file.read(8)
+    ending = path.suffix.lower() if path.suffix.lower() in COMPRESSIONS.values() else ""
+    return next((kind for magic, kind in COMPRESSIONS.items() if head.startswith(magic)), ending)
 
 
 @contextmanager
 def open_bytes(path: Path) -> Iterator[BinaryIO]:
-    """The bytes of a file, decompressed by its ending."""
-    with path.open("rb", CHUNK_BYTES) as file:
-        if path.suffix == ".gz":
-            yield gzip.GzipFile(fileobj=file)  # type: ignore[misc]
-        elif path.suffix == ".zst":
-            import pyarrow
+    """The bytes of a file, decompressed."""
+    kind = compression(path)
+    if kind == ".zst":
+        import pyarrow
 
+        with path.open("rb", CHUNK_BYTES) as file:
             yield io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "rb"), "zstd"), CHUNK_BYTES)
-        else:
-            yield file
+        return
+    plain = partial(Path.open, buffering=CHUNK_BYTES)
+    opened: Any = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}.get(kind, plain)
+    with opened(path, "rb") as file:
+        yield file
 
 
 def read_lines(stream: BinaryIO, max_bytes: int) -> Iterator[tuple[bytes, int]]:

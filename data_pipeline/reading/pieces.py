@@ -30,6 +30,8 @@ class Piece:
     """Range in the file: bytes of lines that begin in it, or row groups; an empty range is the whole file."""
     before: int = 0
     """Newlines or rows before the range."""
+    text_key: str = "text"
+    """Key of the text in a line or a row; dots lead to inner objects."""
     take: int | None = None
     """Documents after which the piece ends."""
     split: str = ""

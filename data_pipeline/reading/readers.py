@@ -1,6 +1,7 @@
 """Reads the documents in a piece of a file, names malformed input, and cuts sources off at a limit."""
 
 import json
+import lzma
 import os
 import re
 import zlib
@@ -16,6 +17,8 @@ from lineage.errors import BadInput, Interrupted
 
 os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # pyarrow's own sets 1 GB aside, which hides what is taken
 EXCERPT_CHARACTERS = 300
+NAMES, NAME_CHARACTERS = 5, 20
+"""Most keys, and most characters of each, that are named where the key of the text is not there."""
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 BATCH_ROWS = 64
 MAX_LINE_BYTES = 256 << 20
@@ -64,7 +67,7 @@ def read_pieces(pieces: Iterable[Piece], max_line_bytes: int = MAX_LINE_BYTES) -
                 if taken == piece.take:
                     break
             _check_stamp(piece)
-        except (OSError, EOFError, zlib.error) as error:
+        except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
             if piece.stamp and isinstance(error, OSError) and error.errno:  # it was read once, for its digest
                 raise Interrupted(f"{piece.path} can no longer be read ({error.strerror}); {AGAIN}") from error
             raise BadInput(f"{piece.path} cannot be read: {error}") from error
@@ -129,7 +132,7 @@ def _parse(piece: Piece, number: int, line: bytes) -> Item:
         value = parse_line(line)
         if piece.kind == "harvest" and "text" not in value:
             return Malformed(**value)
-        text = _text_of(value)
+        text = _text_of(value, piece.text_key)
     except UnicodeDecodeError as error:
         return malformed(piece.name, number, f"invalid UTF-8 at byte {error.start}", line)
     except json.JSONDecodeError as error:
@@ -140,14 +143,20 @@ def _parse(piece: Piece, number: int, line: bytes) -> Item:
     return Document(mend_surrogates(own) if isinstance(own, str) else f"{piece.name}:{number}", text)
 
 
-def _text_of(value: object) -> str:
+def _text_of(value: object, key: str) -> str:
+    """The text under a dotted key. Raises ValueError, or UnicodeDecodeError for bytes that are no UTF-8."""
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
-    if "text" not in value:
-        raise ValueError("no text")
-    text = value["text"]
+    text: object = value
+    for part in [key] if key in value else key.split("."):
+        if not isinstance(text, dict) or part not in text:
+            others = ", ".join(name[:NAME_CHARACTERS] for name in list(value)[:NAMES])
+            raise ValueError(f"no {key}" + (f", but {others}" if others else ""))
+        text = text[part]
+    if isinstance(text, bytes):
+        text = text.decode("utf-8")
     if not isinstance(text, str):
-        raise ValueError("text is not a string")
+        raise ValueError(f"{key} is not a string")
     return text if text.isascii() else mend_surrogates(text)
 
 
@@ -159,24 +168,25 @@ def _read_parquet(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
     try:
         with parquet.ParquetFile(piece.path) as table:
             groups = range(piece.start, piece.end)
-            for batch in table.iter_batches(batch_size=BATCH_ROWS, row_groups=groups, columns=["text"]):
+            for batch in table.iter_batches(batch_size=BATCH_ROWS, row_groups=groups, columns=[piece.text_key]):
                 for value in batch.column(0):
                     number += 1
-                    yield _parquet_value(piece.name, number, value, max_line_bytes)
+                    yield _parquet_value(piece, number, {batch.schema.names[0]: value}, max_line_bytes)
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise BadInput(f"{piece.path} is not a readable Parquet file: {error}") from error
 
 
-def _parquet_value(name: str, number: int, value: Any, max_line_bytes: int) -> Item:
+def _parquet_value(piece: Piece, number: int, row: dict[str, Any], max_line_bytes: int) -> Item:
     try:
-        text = _text_of({"text": value.as_py()})
+        values = {name: value.as_py() for name, value in row.items()}
+        text = _text_of(values, piece.text_key)
     except UnicodeDecodeError as error:
-        return malformed(name, number, f"invalid UTF-8 at byte {error.start}", b"")
+        return malformed(piece.name, number, f"invalid UTF-8 at byte {error.start}", b"")
     except ValueError as error:
-        return malformed(name, number, str(error), str(value.as_py()).encode("utf-8", "replace"))
+        return malformed(piece.name, number, str(error), str(values).encode("utf-8", "replace"))
     if len(text) > max_line_bytes:
-        return malformed(name, number, f"longer than {max_line_bytes:,} bytes", text[:1000].encode())
-    return Document(f"{name}:{number}", text)
+        return malformed(piece.name, number, f"longer than {max_line_bytes:,} bytes", text[:1000].encode())
+    return Document(f"{piece.name}:{number}", text)
 
 
 def _read_text(piece: Piece, max_line_bytes: int) -> Iterator[Item]:

@@ -108,4 +108,4 @@ def open_sources(config: SourcesConfig, seed: int) -> OpenedSources:
 def _open(name: str, config: SourcesConfig, seed: int) -> Source:
     if name == INSTALLED_DOCS:
         return InstalledDocs(config, seed)
-    return HubSource(name) if name in HUB_NAMES else FileSource(name)
+    return HubSource(name) if name in HUB_NAMES else FileSource(name, config.text_key)

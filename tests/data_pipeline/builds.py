@@ -47,7 +47,7 @@ def config_for(source: str, *overrides: str) -> DataConfig:
     values = {
         "name": "small",
         "workers": 1,
-        "sources": {"names": [source]},
+        "sources": {"names": [source], "max_bad_fraction": 1.0},
         "decontaminate": {"test_sets": ["lambada"], "frequent": 1000},
         "tokenizer": {"kind": "train", "vocab_size": 300},
     }

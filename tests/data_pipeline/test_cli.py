@@ -124,7 +124,6 @@ def test_wrong_settings(cli: Command, override: str, parts: tuple[str, ...]) -> 
     ("content", "parts"),
     [
         (b"", ("the corpus is empty",)),
-        (b"nonsense\n\xff\n{}\n[]\n", ("the corpus is empty", "4 malformed lines")),
         (b'{"text": "  "}\n', ("nothing is left of the corpus after the clean stage", "empty: 1")),
     ],
 )

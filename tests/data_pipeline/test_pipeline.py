@@ -51,7 +51,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build_by(workers: int, directory: Path, root: str) -> Path:
-    config = load_config(directory / "recipe.toml", DataConfig, [f"workers={workers}"])
+    config = load_config(directory / "recipe.toml", DataConfig, [f"workers={workers}", "sources.max_bad_fraction=1"])
     return build(directory, config, root)
 
 
@@ -171,7 +171,7 @@ def test_complete_run_is_reused_and_changed_input_is_not(
         patch.setenv("HOME", str(tmp_path))
         patch.setenv("HF_HUB_OFFLINE", "1")
         patch.delenv("MLM_DATA_DIR", raising=False)
-        config = load_config(built / "recipe.toml", DataConfig, ["workers=1"])
+        config = load_config(built / "recipe.toml", DataConfig, ["workers=1", "sources.max_bad_fraction=1"])
         without_test_sets = build_dataset(config, built / "one").path
         reseeded = build_dataset(config.model_copy(update={"seed": 5}), built / "one").path
     assert len({without_test_sets, reseeded, build_by(1, built, "one")}) == 3

@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -80,9 +81,9 @@ def test_of_a_hundred_thousand_hostile_lines_none_is_lost(tmp_path: Path) -> Non
     quarantined = [json.loads(line) for line in (tmp_path / "out" / "quarantine.jsonl").open("rb")]
     assert len(quarantined) == counts["malformed"]
     assert all(item["reason"] and len(item["excerpt"]) <= 300 for item in quarantined)
-    reasons = Counter(item["reason"].split(" at ")[0].split(":")[0] for item in quarantined)
+    reasons = Counter(re.split(" at |[:,]", item["reason"])[0] for item in quarantined)
     assert {"invalid UTF-8", "not JSON", "no text", "text is not a string", "not a JSON object"} <= set(reasons)
-    assert reasons["longer than 2,000 bytes"] == sum(len(line) > 2000 for line in lines)
+    assert reasons["longer than 2"] == sum(len(line) > 2000 for line in lines)
     kept = [json.loads(line) for line in (tmp_path / "out" / "documents.jsonl").open("rb")]
     assert len(kept) == counts["documents"]
 
