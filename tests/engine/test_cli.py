@@ -131,7 +131,8 @@ def test_one_of_two_ranks_says_the_cost_and_quiet_silences_both(dataset: Path, t
     [run] = (path for path in (tmp_path / "loud").iterdir() if not path.is_symlink())
     cost = r"cost: 4 iterations, [\d.]+e\+\d+ FLOPs on 2 ranks; up to [\d.]+ [kM]B of \w+; "
     assert re.fullmatch(cost + re.escape(str(run)), err.splitlines()[0])
-    assert err.count("cost: ") == 1
+    assert err.count("cost: ") == 2
+    assert re.search(r"cost: about \d+:\d\d and \S+ MB a rank, by a rehearsed iteration of", err)
     assert out == f"complete: {run}\n"
     assert mlm_train(toml, *short, "--ranks", 2, "--runs", tmp_path / "loud") == (0, f"already complete: {run}\n", "")
     code, out, err = mlm_train(toml, *short, "--ranks", 2, "--runs", tmp_path / "quiet", "--quiet")
@@ -151,18 +152,16 @@ def test_a_loss_that_is_no_number_stops_the_run(dataset: Path, tmp_path: Path) -
     toml = write_toml(tmp_path / "small.toml", dataset)
     code, _, err = mlm_train(toml, "--set", "train.learning_rate=1e30", "--runs", tmp_path / "runs", "--ranks", 1)
     assert code == 3
-    assert [line.split(":")[0] for line in err.splitlines()] == ["cost", "error"]
-    assert err.splitlines()[1].startswith("error: iteration 2: loss nan")
-    [run] = (tmp_path / "runs").iterdir()
-    assert_unsealed_with_valid_metrics(run)
+    assert [line.split(":")[0] for line in err.splitlines()] == ["cost", "cost", "error"]
+    assert err.splitlines()[2].startswith("error: iteration 2: loss nan")
+    assert_unsealed_with_valid_metrics(tmp_path / "runs" / "small")
 
 
 def test_a_validation_loss_that_is_no_number_stops_the_run(dataset: Path, tmp_path: Path) -> None:
     with pytest.raises(NotFinite, match="after iteration 1 the validation loss is nan") as caught:
         train(small_config(dataset, learning_rate=1e30, validation_interval=1), tmp_path)
     assert caught.value.exit_code == 3
-    [run] = tmp_path.iterdir()
-    assert_unsealed_with_valid_metrics(run)
+    assert_unsealed_with_valid_metrics(tmp_path / "small")
 
 
 def assert_unsealed_with_valid_metrics(run: Path) -> None:
