@@ -155,6 +155,10 @@ def layouts(
     names: Annotated[str, typer.Option("--layouts", help="all, or names such as tp2,tp2-sp,pp2,ep2.")] = "all",
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of weights and tokens.")] = 1234,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write what was found to this file.")] = None,
+    reproduce: Annotated[
+        Path | None,
+        typer.Option("--reproduce", help="Folder for a program, for each wrong norm, that needs Megatron-Core alone."),
+    ] = None,
 ) -> None:
     """Hold a program against its own serial run on each layout, probe by probe.
 
@@ -162,8 +166,8 @@ def layouts(
     if something is found, each with parameter, layout, value and what it must be; 2 if a layout that was named cannot
     run here.
     """
-    if json_file:
-        check_place("--json", json_file)
+    check_place("--json", json_file)
+    check_place("--reproduce", reproduce and reproduce / "tp2.py")
 
     from verify.layouts import run_layouts
     from verify.parity import LayoutDiffers
@@ -171,6 +175,11 @@ def layouts(
     report = run_layouts(program, fields or [], names, seed)
     if json_file:
         json_file.write_text(report.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    if reproduce and report.findings and program == "megatron-core":
+        from verify.reproduction import write_reproductions
+
+        for path in write_reproductions(report, reproduce):
+            print(f"written: {path}")
     if report.findings:
         raise LayoutDiffers(f"{report.findings[0]} ({len(report.findings)} findings)")
     if report.cannot_run and (names != "all" or len(report.cannot_run) + 1 == len(report.compared)):

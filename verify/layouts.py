@@ -210,10 +210,16 @@ def _compared(layout: str, ranks: Sequence[Seen], serial: Serial) -> tuple[int, 
     ]
     by_rank = {f"rank {number}": rank.parts for number, rank in enumerate(ranks)}
     _, rows = compare_all(serial.whole, serial.draws, by_rank, "fp32")
+    beyond: dict[tuple[str, str], Finding] = {}
     for row in rows:
         if not row.is_within:
-            name = row.tensor.rpartition(" of ")[2].removeprefix("updated ")
-            findings.append(_finding(layout, _probe_of(row.tensor), name, row.largest, row.tolerance, row.where))
+            key = _probe_of(row.tensor), row.tensor.rpartition(" of ")[2].removeprefix("updated ")
+            beyond.setdefault(key, _finding(layout, *key, row.largest, row.tolerance, row.where))
+    missing = {tensor for _, tensor in serial.whole.keys() - {(row.iteration, row.tensor) for row in rows}}
+    for tensor in sorted(missing):
+        if tensor.startswith("updated "):  # gradients and moments are not whole under a distributed optimizer
+            findings.append(_finding(layout, "step", tensor[8:], np.inf, 0.0, "as no rank has it"))
+    findings += beyond.values()
     return len(rows), findings + _planted(layout, ranks, serial)
 
 

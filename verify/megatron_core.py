@@ -8,12 +8,14 @@ import inspect
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -28,9 +30,10 @@ from verify.parity import ParityLayout
 
 PATCHES = (
     "tensors that it makes on `cuda` or moves there are made and stay on the CPU, and their type says cuda",
-    "torch.cuda.current_device is the CPU, torch.cuda.synchronize waits for nothing",
+    "torch.cuda.current_device is the CPU, streams and events of torch.cuda wait for nothing",
     "the generator states that it keeps for dropout are those of the CPU's generator",
     "torch.compile, with which it fuses bias and GeLU, leaves functions as they are",
+    "the router of experts finds the name te_general_gemm, as None, without Transformer Engine",
     "its layer norm without Apex and Transformer Engine takes sequence parallelism, with its gradients marked",
 )
 """Descriptions of the changes, for the notes of a result."""
@@ -59,7 +62,7 @@ def config_class(fields: Mapping[str, Any]) -> Any:
     return getattr(core("transformer.transformer_config"), name)
 
 
-class _OnCpu(TorchFunctionMode):
+class OnCpu(TorchFunctionMode):
     """Answers calls that name `cuda` on the CPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -80,17 +83,22 @@ def make_it_run_on_cpus() -> None:
     logging.getLogger("megatron.core").setLevel(logging.ERROR)
     torch.compiler.set_stance("force_eager")
     random, norm = core("tensor_parallel.random"), core("transformer.torch_norm").WrappedTorchNorm
-    norm.__new__ = partial(_layer_norm, norm.__new__)
+    vars(core("transformer.moe.moe_utils")).setdefault("te_general_gemm", None)
+    norm.__new__ = partial(plain_layer_norm, norm.__new__)
     cuda: Any = torch.cuda
     random._get_cuda_rng_state = cuda.get_rng_state = lambda *_, **__: torch.get_rng_state()
     random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
     cuda.manual_seed = torch.manual_seed
     cuda.current_device = lambda: torch.device("cpu")
     cuda.synchronize = lambda *_: None
-    _OnCpu().__enter__()
+    stream = MagicMock()
+    cuda.Stream = cuda.current_stream = cuda.Event = lambda *_, **__: stream
+    cuda.stream = lambda *_: nullcontext()
+    OnCpu().__enter__()
 
 
-def _layer_norm(make: Any, cls: Any, config: Any, *args: Any, **kwargs: Any) -> torch.nn.Module:
+def plain_layer_norm(make: Any, cls: Any, config: Any, *args: Any, **kwargs: Any) -> torch.nn.Module:
+    """Make a layer norm as the package does, of a configuration that its check of sequence parallelism lets pass."""
     plain = copy.copy(config)
     plain.sequence_parallel = plain.persist_layer_norm = False
     norm: torch.nn.Module = make(cls, plain, *args, **kwargs)
@@ -258,11 +266,13 @@ class MegatronCore(Engine):
             )
             return model(tokens, positions, None, labels=labels), mean
 
-        def mean(output: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        def mean(output: torch.Tensor) -> tuple[Any, ...]:
             loss = output.float().mean()
             if recorder:
                 recorder.loss(loss, starts[len(losses)], train.microbatch_size)
             losses.append(loss.detach().double())
+            if self.config.calculate_per_token_loss:
+                return output.float().sum(), torch.tensor(output.numel(), dtype=torch.int), {}
             return loss, {}
 
         core("pipeline_parallel").get_forward_backward_func()(

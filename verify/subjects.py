@@ -47,7 +47,7 @@ def subject(name: str, given: Sequence[str], seed: int) -> Iterator[tuple[type[E
         raise BadInput(f"--with {bare} has no value: write FIELD=VALUE")
     if name == "megatron-core":
         AnyGPT.prepare()
-        fields = core_fields(given)
+        fields = {"bias_activation_fusion": False, "bias_dropout_fusion": False} | core_fields(given)
         yield AnyGPT, small_work(fields, seed, fields)
     elif name == "here":
         work = small_work({}, seed, {})

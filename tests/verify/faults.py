@@ -135,3 +135,109 @@ def forget_backward_all_reduce(patch: Patch) -> None:
         self.allreduce_dgrad, self.disable_grad_reduce = False, True
 
     patch.setattr(column, "__init__", planted)
+
+
+def count_copies(patch: Patch) -> None:
+    """The norm counts a parameter on each rank that has a copy."""
+    patch.setattr(core("tensor_parallel"), "param_is_not_tensor_parallel_duplicate", lambda *_, **__: True)
+
+
+def count_tied_embedding_twice(patch: Patch) -> None:
+    patch.setattr(core("optimizer.optimizer"), "param_is_not_shared", lambda _: True)
+
+
+def sum_layernorm_gradients_twice(patch: Patch) -> None:
+    finalize = core("distributed.finalize_model_grads")
+    once = finalize._allreduce_non_tensor_model_parallel_grads
+    patch.setattr(finalize, "_allreduce_non_tensor_model_parallel_grads", lambda *args: (once(*args), once(*args)))
+
+
+def _after(patch: Patch, owner: Any, method: str, change: Callable[..., Any]) -> None:
+    """Call `change` on the object after its method."""
+    original = getattr(owner, method)
+
+    def planted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = original(self, *args, **kwargs)
+        change(self)
+        return answer
+
+    patch.setattr(owner, method, planted)
+
+
+def forget_router_gradient(patch: Patch) -> None:
+    """Gradients of the router from each part of the sequence are not added up."""
+    router = core("transformer.moe.router").TopKRouter
+    _after(patch, router, "__init__", lambda self: setattr(self.weight, "sequence_parallel", False))
+
+
+def begin_routers_apart(patch: Patch) -> None:
+    router = core("transformer.moe.router").TopKRouter
+    _after(patch, router, "__init__", lambda self: self.weight.data.add_(torch.distributed.get_rank()))
+
+
+def forget_scale_of_experts(patch: Patch) -> None:
+    """Gradients of experts are those of a sum over data-parallel ranks, not of a mean."""
+    groups = core("distributed.param_and_grad_buffer")._ParamAndGradBucketGroup
+    start = groups.start_grad_sync
+
+    def planted(self: Any, *args: Any, **kwargs: Any) -> None:
+        for bucket in self.buckets:
+            if not all(getattr(parameter, "allreduce", True) for parameter in bucket.params):
+                bucket.gradient_scaling_factor = 1.0
+        start(self, *args, **kwargs)
+
+    patch.setattr(groups, "start_grad_sync", planted)
+
+
+def keep_updated_weights(patch: Patch) -> None:
+    """The distributed optimizer does not gather the parts that other ranks updated."""
+    patch.setattr(core("distributed").DistributedDataParallel, "start_param_sync", lambda *_, **__: None)
+
+
+def shift_words(patch: Patch) -> None:
+    """The second rank misses the first of its words."""
+    embedding = core("tensor_parallel.layers").VocabParallelEmbedding
+    _after(patch, embedding, "__init__", lambda self: setattr(
+        self, "vocab_start_index", self.vocab_start_index + bool(self.vocab_start_index)
+    ))  # fmt: skip
+
+
+def double_gradient_between_stages(patch: Patch) -> None:
+    messages = core("pipeline_parallel.p2p_communication").P2PCommunicator
+    for method in ("recv_backward", "send_forward_recv_backward"):
+        receive = getattr(messages, method)
+
+        def planted(*args: Any, receive: Callable[..., Any] = receive) -> Any:
+            gradients = receive(*args)
+            return [each if each is None else 2 * each for each in gradients] if isinstance(gradients, list) else (
+                gradients if gradients is None else 2 * gradients
+            )  # fmt: skip
+
+        patch.setattr(messages, method, planted)
+
+
+def lose_final_layernorm(patch: Patch) -> None:
+    """The last of several stages loses the gradient of the final layer norm."""
+    finalize = core("distributed.finalize_model_grads")
+    reduce = finalize._allreduce_word_embedding_grads
+
+    def planted(model: Any, config: Any, *groups: Any) -> None:
+        reduce(model, config, *groups)
+        for name, parameter in model[0].named_parameters():
+            if "final_layernorm" in name and config.pipeline_model_parallel_size > 1:
+                parameter.main_grad.zero_()
+
+    patch.setattr(finalize, "_allreduce_word_embedding_grads", planted)
+
+
+def decay_biases_on_one_rank(patch: Patch) -> None:
+    usual = core("optimizer").get_standard_config_overrides
+    patch.setattr(core("optimizer"), "get_standard_config_overrides", lambda *args, **kwargs: (
+        {} if torch.distributed.get_rank() else usual(*args, **kwargs)
+    ))  # fmt: skip
+
+
+def raise_rate_of_one_rank(patch: Patch) -> None:
+    schedule = core("optimizer_param_scheduler").OptimizerParamScheduler
+    rate = schedule.get_lr
+    patch.setattr(schedule, "get_lr", lambda *args: rate(*args) * (1 + torch.distributed.get_rank()))

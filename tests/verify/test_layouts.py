@@ -1,27 +1,35 @@
 """`mlm-verify layouts`: a program with a fault on a layout is told from its own serial run, healthy ones are not."""
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.commands import Command
-from verify.layouts import LayoutsReport
-from verify.megatron_core import MegatronCore
+from tests.verify import faults
+from tests.verify.faults import Fault
+from verify.layouts import LayoutsReport, examine
+from verify.parity import parse_layout
+from verify.subjects import AnyGPT, subject
 
 OFFSETS = {f"decoder.layers.{layer}.self_attention.core_attention.softmax_offset" for layer in (0, 1)}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _engine() -> None:
-    MegatronCore.prepare()  # once, before ranks are forked
+    AnyGPT.prepare()  # once, before ranks are forked
 
 
 def test_a_learnable_softmax_is_counted_once_where_tensor_parallel_ranks_divide_it(
     verify: Command, tmp_path: Path
 ) -> None:
-    file = tmp_path / "found.json"
-    done = verify("layouts", "megatron-core", "--with", "softmax_type=learnable", "--json", file)
+    file, alone = tmp_path / "found.json", tmp_path / "alone"
+    field = "softmax_type=learnable"
+    done = verify("layouts", "megatron-core", "--with", field, "--json", file, "--reproduce", alone)
     assert done.code == 3
     assert done.error.startswith("error: tp2: planted gradient: decoder.layers.0.self_attention.core_attention.softmax")
     report = LayoutsReport.model_validate(json.loads(file.read_text()))
@@ -31,6 +39,14 @@ def test_a_learnable_softmax_is_counted_once_where_tensor_parallel_ranks_divide_
     assert {each.parameter for each in report.findings} == OFFSETS
     assert report.compared == {"serial": 122, "tp2": 122, "tp2-sp": 122, "pp2": 122, "dp2": 122, "dp2-zero1": 32}
     assert report.cannot_run == {}
+    program, *_ = sorted(alone.iterdir())
+    assert not re.search(r"^(from|import) (verify|engine|lineage)", program.read_text(), re.M)
+    shown = subprocess.run(
+        [sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert shown.stdout.splitlines()[-2:] == [
+        "1 ranks: the squared norm is 4.0000, and must be 4", "2 ranks: the squared norm is 2.0000, and must be 4"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("subject", ["megatron-core", "here"])
@@ -60,3 +76,71 @@ def test_a_healthy_program_raises_no_alarm(subject: str, verify: Command) -> Non
 def test_what_cannot_run_is_said_in_a_sentence(arguments: list[str], sentence: str, verify: Command) -> None:
     done = verify("layouts", "megatron-core", *arguments)
     assert (done.code, done.error[: len(sentence) + 7]) == (2, f"error: {sentence}")
+
+
+WORDS, NORM = "embedding.word_embeddings.weight", "decoder.final_layernorm.weight"
+EXPERTS, LAYER = ["num_moe_experts=4", "add_bias_linear=False"], "decoder.layers.0."
+PLANTED: list[tuple[Fault, list[str], str, str, str, str]] = [
+    (faults.forget_layernorm_gradients, [], "tp2-sp", "gradient", NORM, "dp2"),
+    (faults.forget_layernorm_gradients, ["qk_layernorm=True"], "tp2", "gradient",
+     LAYER + "self_attention.q_layernorm.weight", "dp2"),
+    (faults.sum_layernorm_gradients_twice, [], "tp2-sp", "gradient", NORM, "tp2"),
+    (faults.forget_tied_embedding, [], "pp2", "gradient", WORDS, "tp2"),
+    (faults.sum_tied_embedding_twice, [], "pp2", "gradient", WORDS, "tp2"),
+    (faults.count_tied_embedding_twice, [], "pp2", "planted gradient", WORDS, "tp2"),
+    (faults.sum_over_data_parallel_ranks, [], "dp2", "gradient", NORM, "tp2"),
+    (faults.forget_data_parallel_ranks, [], "dp2", "copies", f"gradient of {NORM}", "tp2"),
+    (faults.shift_words, [], "tp2", "loss", "loss", "dp2"),
+    (faults.add_bias_on_every_rank, [], "tp2", "loss", "loss", ""),
+    (faults.clip_by_local_norm, [], "tp2", "planted gradient", LAYER + "mlp.linear_fc1.weight", "dp2"),
+    (faults.clip_by_local_norm, [], "pp2", "planted gradient", NORM, "dp2"),
+    (faults.take_stale_microbatch, [], "pp2", "loss", "loss", "dp2"),
+    (faults.forget_backward_all_reduce, [], "tp2", "gradient", WORDS, "dp2"),
+    (faults.count_copies, [], "tp2", "planted gradient", NORM, "pp2"),
+    (faults.forget_router_gradient, EXPERTS, "tp2-sp", "gradient", LAYER + "mlp.router.weight", "ep2"),
+    (faults.begin_routers_apart, EXPERTS, "dp2", "initial copies", LAYER + "mlp.router.weight", ""),
+    (faults.forget_scale_of_experts, EXPERTS, "ep2", "gradient", LAYER + "mlp.experts.experts.linear_fc1.weight", ""),
+    (faults.keep_updated_weights, [], "dp2-zero1", "copies", f"updated {NORM}", "dp2"),
+    (faults.double_gradient_between_stages, [], "pp2", "gradient", LAYER + "mlp.linear_fc1.weight", "tp2"),
+    (faults.lose_final_layernorm, [], "pp2", "gradient", NORM, "tp2"),
+    (faults.decay_biases_on_one_rank, [], "dp2", "copies", f"updated {NORM}", ""),
+    (faults.raise_rate_of_one_rank, [], "dp2", "copies", f"updated {NORM}", ""),
+    (faults.mask_words, [], "dp2", "loss", "loss", ""),
+]  # fmt: skip
+"""Faults, fields, and the layout, probe and tensor that show them; last a layout where there is nothing to show."""
+
+
+@pytest.mark.parametrize(
+    ("fault", "fields", "layout", "probe", "parameter", "silent"),
+    PLANTED,
+    ids=[f"{fault.__name__}-{layout}" for fault, _, layout, *_ in PLANTED],
+)
+def test_a_planted_fault_is_found_where_it_is_and_nowhere_else(
+    fault: Fault, fields: list[str], layout: str, probe: str, parameter: str, silent: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    torch.set_num_threads(1)
+    fault(monkeypatch)
+    layouts = [parse_layout(name) for name in (layout, silent) if name]
+    with subject("megatron-core", fields, 7) as (kind, work):
+        wrong = {tried.name: (findings, reason) for tried, _, findings, reason, _ in examine(kind, work, layouts)}
+    assert wrong["serial"] == ([], "")
+    assert wrong.get(silent, ([], "")) == ([], "")
+    assert (probe, parameter) in {(each.probe, each.parameter) for each in wrong[layout][0]}, wrong[layout]
+
+
+def test_a_program_of_the_readers_is_examined_as_the_page_says(verify: Command, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "other-engines.md").read_text(encoding="utf-8")
+    match = re.search(r"### A program of yours\n.*?```python\n(.*?)```", page, re.S)
+    assert match is not None
+    wrong, right = (
+        'add_up(model["down"](hidden), True)',
+        'add_up(hidden @ model["down"].weight.T, True) + model["down"].bias',
+    )
+    for name, code in (("mine", match[1]), ("mended", match[1].replace(wrong, f"({right})"))):
+        (tmp_path / f"{name}.py").write_text(code)
+    done = verify("layouts", f"{tmp_path}/mine.py:build", "--layouts", "tp2")
+    assert done.code == 3
+    assert "  tp2: gradient: down.bias differs by " in done.out
+    assert verify("layouts", f"{tmp_path}/mended.py:build", "--layouts", "tp2").code == 0
+    assert verify("layouts", f"{tmp_path}/absent.py:build").code == 2
