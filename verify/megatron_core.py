@@ -189,7 +189,7 @@ class MegatronCore(Engine):
         model = self.work.config.model
         layers = core("models.gpt.gpt_layer_specs").get_gpt_decoder_block_spec(
             self.config, use_transformer_engine=False, normalization=self.config.normalization,
-            qk_l2_norm=self.config.qk_l2_norm,
+            qk_l2_norm=getattr(self.config, "qk_l2_norm", False),
         )  # fmt: skip
         kind = core("models.gpt").GPTModel
         values = {"share_embeddings_and_output_weights": True, "position_embedding_type": "learned_absolute"}
