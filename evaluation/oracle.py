@@ -1,39 +1,28 @@
 """The oracle: a small checkpoint and texts on which every convention gives another number.
 
-Weights are whole multiples of 2^-13 from SHAKE-256 of a seed, the first seed from SEED on by which all conventions lie
-apart. The written numbers are computed in float64 and have seven digits, so every machine writes the same bytes.
+Weights are whole multiples of 2^-13 from SHAKE-256 of SEED, the first seed from 1234 on by which all conventions lie
+apart. The search and the table's numbers are made by `python -m tests.evaluation.oracle_search` in the repository.
 """
 
-import csv
 import hashlib
 import json
 import math
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import count, product
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from safetensors.numpy import save
 
 from data_pipeline.tokens.tokenizer import END_OF_TEXT
 from engine.formats import new_output
-from engine.formats.huggingface import WEIGHTS, read_huggingface
+from engine.formats.huggingface import WEIGHTS
 from engine.formats.vocabulary import MERGES, VOCABULARY
-from engine.model.gpt2 import GPT2
-from engine.parallel.mesh import serial_mesh
-from evaluation.conventions import AXES, LAST_WORD_AXES, Convention, LastWords, ReadText, readings
-from evaluation.evaluate import share, take
-from evaluation.protocol import Request, Scores
 from lineage.atomic import read_json, write_bytes, write_text
 from lineage.digest import seal
 
 FILES = Path(__file__).parent / "oracle_files"
-SEED, APART = 1234, 1e-4
-PASSAGES, TABLE = "passages", "table.csv"
-TOGETHER = 500
-"""Requests in one forward pass."""
+SEED = 1236
 
 
 def write_oracle(out: Path) -> None:
@@ -47,12 +36,7 @@ def write_oracle(out: Path) -> None:
             lines = (json.dumps({"text": each, "page": each}) + "\n" for each in documents)
             write_text(directory / "texts" / f"{name}.jsonl", "".join(lines))
             write_text(directory / "texts" / f"{name}.txt", "\n\n".join(documents))
-        for seed in count(SEED):
-            write_bytes(directory / "model" / WEIGHTS, draw_weights(seed, content["weights"]))
-            parts = ({PASSAGES: content["texts"][PASSAGES]}, content["texts"])  # the first is quick
-            if all(min(distances(table := measure(directory / "model", part))) > APART for part in parts):
-                break
-        _write_table(directory / TABLE, table)
+        write_bytes(directory / "model" / WEIGHTS, draw_weights(SEED, content["weights"]))
         seal(directory)
 
 
@@ -73,73 +57,3 @@ def draw_weights(seed: int, shapes: Mapping[str, Sequence[int]]) -> bytes:
         values /= 1 if name == "wte.weight" else 4
         weights[f"transformer.{name}"] = values + (name.endswith("weight") and len(shape) == 1)
     return save(weights, {"format": "pt"})
-
-
-def measure(model: Path, texts: Mapping[str, Sequence[str]]) -> list[Convention]:
-    """Every convention whose numbers differ from those of all before it."""
-    imported = read_huggingface(model, None, None)
-    config, tokenizer = imported.model, imported.tokenizer
-    assert tokenizer is not None
-    asked: list[tuple[str, dict[str, str], ReadText | LastWords]] = []
-    for (name, documents), axes in product(texts.items(), readings()):
-        if name != PASSAGES:
-            whole = "\n\n".join(documents)
-            asked.append((name, axes, ReadText(axes, documents, whole, tokenizer, config.seq_length)))
-    for values in product(*LAST_WORD_AXES.values()):
-        axes = dict(zip(LAST_WORD_AXES, values, strict=True))
-        asked.append((PASSAGES, axes, LastWords(axes, texts[PASSAGES], tokenizer, config.seq_length)))
-    conventions: dict[tuple[tuple[str, str], ...], Convention] = {}
-    network = GPT2(config, serial_mesh()).double().eval()
-    for weights in AXES["weights"]:
-        dtype = getattr(torch, weights, torch.float32)
-        network.load_state_dict({name: tensor.to(dtype).double() for name, tensor in imported.tensors.items()})
-        mine = [each for each in asked if each[1].get("weights", AXES["weights"][0]) == weights]
-        if not mine:
-            continue
-        requests, places = share([read.requests for *_, read in mine])
-        scores = exact_scores(network, requests, tokenizer.vocab_size)
-        for (text, axes, read), where in zip(mine, places, strict=True):
-            for average, value in read.averages(take(scores, where, read.requests)):
-                key = {**axes, "average": average}
-                conventions.setdefault((*key.items(),), Convention(key, {})).values[text] = value
-    every = list(conventions.values())
-    return [each for each, distance in zip(every, distances(every), strict=True) if distance > 1e-9]
-
-
-def exact_scores(network: GPT2, requests: Sequence[Request], vocab_size: int) -> Scores:
-    """Scores in float64."""
-    columns: list[tuple[np.ndarray, np.ndarray]] = []
-    for start in range(0, len(requests), TOGETHER):
-        some = requests[start : start + TOGETHER]
-        tokens = torch.zeros(len(some), max(len(request.tokens) for request in some), dtype=torch.long)
-        for row, request in enumerate(some):
-            tokens[row, : len(request.tokens)] = torch.from_numpy(request.tokens)
-        with torch.inference_mode():
-            logits = network.logits(network.hidden_states(tokens[:, :-1])).transpose(0, 1)[..., :vocab_size]
-            chosen = logits.log_softmax(-1).gather(2, tokens[:, 1:, None])[..., 0].numpy()
-            best = (logits.argmax(-1) == tokens[:, 1:]).numpy()
-        for row, request in enumerate(some):
-            scored = slice(len(request.tokens) - 1 - request.num_scored, len(request.tokens) - 1)
-            columns.append((chosen[row, scored], best[row, scored]))
-    chosen, best = map(np.concatenate, zip(*columns, strict=True))
-    return Scores(chosen, best, best, best, np.array([request.num_scored for request in requests], dtype=np.int64))
-
-
-def distances(conventions: Sequence[Convention]) -> Iterator[float]:
-    """Relative distance of each to the nearest before it, on the text where the two are farthest apart."""
-    texts = list(dict.fromkeys(text for each in conventions for text in each.values))
-    numbers = np.array([[each.values.get(text, np.nan) for text in texts] for each in conventions])
-    shares = np.array([each.is_share for each in conventions])
-    for place, mine in enumerate(numbers):
-        apart = np.abs(numbers[:place] - mine) / np.maximum(np.abs(mine), 1e-12)
-        comparable = (np.isnan(numbers[:place]) == np.isnan(mine)).all(1) & (shares[:place] == shares[place])
-        yield float(np.nanmax(apart[comparable], axis=1, initial=0).min(initial=math.inf))
-
-
-def _write_table(path: Path, conventions: Sequence[Convention]) -> None:
-    names = dict.fromkeys(name for each in conventions for name in (*each.axes, *each.values))
-    rows = [{**each.axes, **{text: f"{value:.7g}" for text, value in each.values.items()}} for each in conventions]
-    with path.open("w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, names, lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)

@@ -315,6 +315,21 @@ def test_every_convention_is_a_plain_loop_s_and_is_identified_from_five_digits(
     assert alone > 250
 
 
+def test_the_kept_table_is_that_of_the_first_seed_that_keeps_conventions_apart(oracle: Path, tmp_path: Path) -> None:
+    from evaluation.oracle import SEED
+    from tests.evaluation.oracle_search import search, write_table
+
+    seed, conventions = search(Path(shutil.copytree(oracle / "model", tmp_path / "model")))
+    assert seed == SEED
+    write_table(tmp_path / "table.csv", conventions)
+    made, kept = (
+        path.read_text(encoding="utf-8").splitlines() for path in (tmp_path / "table.csv", oracle / "table.csv")
+    )
+    for line, other in zip(csv.reader(made), csv.reader(kept), strict=True):
+        for cell, number in zip(line, other, strict=True):
+            assert cell == number or float(cell) == pytest.approx(float(number), rel=2e-7)
+
+
 def test_conventions_lie_apart(table: list[Row]) -> None:
     texts = ("all", "prose", "letters", "wikitext", "marks", "passages")
     values = np.array([[float(row[text] or "nan") for text in texts] for row in table])
