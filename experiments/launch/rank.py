@@ -6,8 +6,10 @@ written into FILE, because neither launcher passes on which rank failed first, a
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import MutableMapping
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
@@ -17,6 +19,8 @@ from lineage.errors import BadInput, DataMissing, Diverged, Fault, HardwareMissi
 
 FINAL = {error.exit_code for error in (BadInput, Diverged, HardwareMissing, DataMissing, IntegrityFailure)}
 """Exit codes with which trying again is of no use. A fault may be the hardware's: it is tried again."""
+FIRST_RANK_SECONDS = 3.0
+"""Time that a failing rank leaves rank 0, which says why: the launcher ends all ranks when one ends."""
 SLURM_VARIABLES = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
 
 
@@ -45,6 +49,9 @@ def run_rank(failed: Path, module: str, arguments: list[str]) -> NoReturn:
         write_text(failed, f"{code}\n")
     sys.stdout.flush()
     sys.stderr.flush()
+    if code and os.environ.get("RANK", "0") != "0":
+        with suppress(BaseException):  # a signal ends the wait
+            time.sleep(FIRST_RANK_SECONDS)
     os._exit(code)
 
 
