@@ -36,7 +36,7 @@ NUDGE = 0.1
 """Standard deviation of what is added to weights that begin all equal: there an error would not show."""
 
 
-class Finding(Config):
+class LayoutFinding(Config):
     """A number of one layout that is not what the serial run says."""
 
     layout: str
@@ -63,13 +63,13 @@ class LayoutsReport(Config):
     probes: dict[str, str] = PROBES
     compared: dict[str, int]
     """Number of compared tensors by layout."""
-    findings: list[Finding]
+    findings: list[LayoutFinding]
     cannot_run: dict[str, str]
     """Reason by layout, in the program's own words."""
 
 
 @dataclass
-class Seen:
+class RankResult:
     """Tensors and norms that one rank computed."""
 
     initial: list[TensorPart]
@@ -100,7 +100,7 @@ def run_layouts(name: str, given: Sequence[str], names: str, seed: int) -> Layou
     with subject(name, given, seed) as (kind, work):
         title = f"{name} {version(kind.package)}" if kind.package else name
         fields = dict(text.partition("=")[::2] for text in given)
-        findings: list[Finding] = []
+        findings: list[LayoutFinding] = []
         counts: dict[str, int] = {}
         cannot_run: dict[str, str] = {}
         print(f"{title}, {', '.join(given) or 'as it is'}, seed {seed}")
@@ -120,10 +120,10 @@ def run_layouts(name: str, given: Sequence[str], names: str, seed: int) -> Layou
     )
 
 
-def probe(kind: type[Engine], work: Work, layout: ParityLayout, weights: Weights | None) -> Seen:
+def probe(kind: type[Engine], work: Work, layout: ParityLayout, weights: Weights | None) -> RankResult:
     """Run one rank through all probes; without weights, only build it."""
     engine = kind(work, layout)
-    seen = Seen(engine.parts("", engine.parameters()))
+    seen = RankResult(engine.parts("", engine.parameters()))
     if weights is None:
         return seen
     engine.load(weights)
@@ -153,9 +153,9 @@ class Serial:
         moves = [{name: moved(weight, name, draw) for name, weight in self.weights.items()} for draw in range(1, DRAWS)]
         self.draws = [again] + [assemble(self._run(weights).parts) for weights in moves]
 
-    def _run(self, weights: Weights | None) -> Seen:
+    def _run(self, weights: Weights | None) -> RankResult:
         try:
-            seen: Seen = run_forked(probe, 1, self.kind, self.work, SERIAL, weights, timeout_seconds=SECONDS)[0]
+            seen: RankResult = run_forked(probe, 1, self.kind, self.work, SERIAL, weights, timeout_seconds=SECONDS)[0]
         except RanksFailed as failure:
             raise BadInput(f"the serial run cannot run here: {reason(failure)}") from failure
         return seen
@@ -180,7 +180,7 @@ def reason(failure: RanksFailed) -> str:
 
 def examine(
     kind: type[Engine], work: Work, layouts: Sequence[ParityLayout]
-) -> Iterator[tuple[ParityLayout, int, list[Finding], str, float]]:
+) -> Iterator[tuple[ParityLayout, int, list[LayoutFinding], str, float]]:
     """Hold each layout against the serial run: tensors compared, findings, why it cannot run, seconds.
 
     Raises BadInput if the serial run does not run, or gives other bits when it is repeated.
@@ -203,14 +203,14 @@ def examine(
         yield layout, compared, findings, "", time.monotonic() - start
 
 
-def _compared(layout: str, ranks: Sequence[Seen], serial: Serial) -> tuple[int, list[Finding]]:
+def _compared(layout: str, ranks: Sequence[RankResult], serial: Serial) -> tuple[int, list[LayoutFinding]]:
     findings = [
         *_unequal(layout, "initial copies", [rank.initial for rank in ranks]),
         *_unequal(layout, "copies", [rank.parts for rank in ranks]),
     ]
     by_rank = {f"rank {number}": rank.parts for number, rank in enumerate(ranks)}
     _, rows = compare_all(serial.whole, serial.draws, by_rank, "fp32")
-    beyond: dict[tuple[str, str], Finding] = {}
+    beyond: dict[tuple[str, str], LayoutFinding] = {}
     for row in rows:
         if not row.is_within:
             key = _probe_of(row.tensor), row.tensor.rpartition(" of ")[2].removeprefix("updated ")
@@ -223,18 +223,18 @@ def _compared(layout: str, ranks: Sequence[Seen], serial: Serial) -> tuple[int, 
     return len(rows), findings + _planted(layout, ranks, serial)
 
 
-def _finding(layout: str, probe: str, name: str, value: float, expected: float, where: str = "") -> Finding:
-    return Finding(layout=layout, probe=probe, parameter=name, value=value, expected=expected, where=where)
+def _finding(layout: str, probe: str, name: str, value: float, expected: float, where: str = "") -> LayoutFinding:
+    return LayoutFinding(layout=layout, probe=probe, parameter=name, value=value, expected=expected, where=where)
 
 
 def _probe_of(tensor: str) -> str:
     return "loss" if tensor.endswith("loss") else "gradient" if tensor.startswith("gradient") else "step"
 
 
-def _unequal(layout: str, probe: str, ranks: Sequence[Sequence[TensorPart]]) -> list[Finding]:
+def _unequal(layout: str, probe: str, ranks: Sequence[Sequence[TensorPart]]) -> list[LayoutFinding]:
     """Copies of a part on several ranks whose bits differ; one for each tensor."""
     first: dict[Any, tuple[int, TensorPart]] = {}
-    unequal: dict[str, Finding] = {}
+    unequal: dict[str, LayoutFinding] = {}
     for number, parts in enumerate(ranks):
         for part in parts:
             holder, other = first.setdefault((part.tensor, part.start), (number, part))
@@ -247,7 +247,7 @@ def _unequal(layout: str, probe: str, ranks: Sequence[Sequence[TensorPart]]) -> 
     return list(unequal.values())
 
 
-def _planted(layout: str, ranks: Sequence[Seen], serial: Serial) -> list[Finding]:
+def _planted(layout: str, ranks: Sequence[RankResult], serial: Serial) -> list[LayoutFinding]:
     """Parameters whose elements the optimizer's norm does not count.
 
     A sum of ones is exact in fp32. The root and the square of each rank and of the whole round four times.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lineage.atomic import write_text
-from verify.layouts import Finding, LayoutsReport
+from verify.layouts import LayoutFinding, LayoutsReport
 from verify.megatron_core import OnCpu, config_class, core, make_it_run_on_cpus, plain_layer_norm
 from verify.parity import parse_layout
 from verify.subjects import MODEL, SEQUENCE, VOCABULARY, core_fields
@@ -88,7 +88,7 @@ def write_reproductions(report: LayoutsReport, directory: Path) -> list[Path]:
     return paths
 
 
-def _program(finding: Finding, fields: Mapping[str, Any], subject: str) -> str:
+def _program(finding: LayoutFinding, fields: Mapping[str, Any], subject: str) -> str:
     layout = parse_layout(finding.layout)
     kind = config_class(fields)
     of_config, of_model = (

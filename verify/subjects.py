@@ -113,7 +113,7 @@ def core_fields(given: Sequence[str]) -> dict[str, Any]:
 def _typed(name: str, text: str, hint: Any) -> Any:
     """A value of the field's type."""
     if "Callable" in str(hint):
-        function = getattr(torch.nn.functional, text.removeprefix("F."), None)
+        function = vars(torch.nn.functional).get(text.removeprefix("F."))
         if callable(function):
             return function
         raise BadInput(f"{name}={text}: torch.nn.functional has no such function")

@@ -8,9 +8,6 @@ ROWS = re.compile(r"^\| (?!fault \| |-)(.+?) \| .+? \| (.+) \|$", re.MULTILINE)
 NUMBERS = re.compile(r"\(([\d, ]+)\)$")
 NAME = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 
-GONE = {9}
-"""Attacks that went with what they struck: the limits of a Parquet table."""
-
 
 def test_every_fault_has_tests_that_exist() -> None:
     rows = ROWS.findall((ROOT / "docs" / "reliability.md").read_text(encoding="utf-8"))
@@ -22,4 +19,4 @@ def test_every_fault_has_tests_that_exist() -> None:
         for file, name in names:
             assert any(getattr(node, "name", "") == name for node in parse(ROOT / file).body), (fault, file, name)
     numbers = [int(number) for fault, _ in rows for found in NUMBERS.findall(fault) for number in found.split(", ")]
-    assert sorted(numbers) == [number for number in range(1, 29) if number not in GONE]
+    assert sorted(numbers) == [*range(1, 29)]

@@ -1,4 +1,4 @@
-"""The table of docs/layouts.md: `python -m benchmarks.layouts` holds Megatron-Core against its own serial run."""
+"""The table of docs/layouts.md: `python -m tests.verify.sweep` holds Megatron-Core against its own serial run."""
 
 import sys
 import time
@@ -8,7 +8,7 @@ from importlib.metadata import version
 import torch
 
 from lineage.errors import BadInput
-from verify.layouts import Finding, examine
+from verify.layouts import LayoutFinding, examine
 from verify.parity import parse_layout
 from verify.subjects import subject
 
@@ -43,7 +43,7 @@ CELLS = {
 
 def sweep(fields: str, layouts: str) -> Iterator[tuple[str, str]]:
     """Each layout with its cell of the table."""
-    findings: dict[str, list[Finding]] = {name: [] for name in layouts.split()}
+    findings: dict[str, list[LayoutFinding]] = {name: [] for name in layouts.split()}
     refused: dict[str, str] = {}
     for seed in SEEDS:
         try:
