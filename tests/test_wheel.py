@@ -29,7 +29,6 @@ CALLS = [
     "mlm-train experiments/models/ptd-p/1008b.toml --dry-run --ranks 3072",
     "mlm-train schedule --pp 4 --chunks 2 --microbatches 8",
     "mlm-eval list",
-    "mlm-eval oracle --out oracle",
     "mlm-experiment list",
     "mlm-experiment compare 2021/table-1",
     "mlm-experiment plan ptd-p/145.6b --cluster dgx-a100-80g --gpus 1536",
