@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from lineage.errors import KEEPS_NOTHING
 from tests.commands import Command, Outcome
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported; a process with more does not fork well
@@ -24,8 +25,10 @@ DEAREST = (
     "tests/engine/test_resume_layouts.py",
     "tests/engine/test_failures.py",
     "tests/experiments/launch/test_slurm.py",
-    "tests/experiments/test_bench.py",
+    "tests/verify/test_layouts.py",
+    "tests/docs/test_examples.py",
     "tests/experiments/test_reproduce.py",
+    "tests/evaluation/test_oracle.py",
     "tests/engine/test_memory.py",
     "tests/data_pipeline/test_memory.py",
 )
@@ -94,6 +97,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
                 main()
         finally:
             signal.signal(signal.SIGINT, handler)
+            os.environ.pop(KEEPS_NOTHING, None)  # a command sets it for its process
         out, err = capfd.readouterr()
         assert "Traceback" not in err
         code = int(ended.value.code or 0)

@@ -8,6 +8,8 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 
+from lineage.environment import list_gpus
+
 COMMANDS: dict[str, Callable[[], object]] = {
     script.name: script.load() for script in entry_points(group="console_scripts") if script.name.startswith("mlm-")
 }
@@ -25,3 +27,4 @@ if find_spec("torch"):
     for module in LATE_WITH_TORCH:
         import_module(module)
     import_module("tests.ranks").take_a_step()
+list_gpus.cache_clear()  # a test may give a process another machine

@@ -33,14 +33,14 @@ COMMANDS = {
     "mlm-train": ["run small.toml --runs {}", "lr-find small.toml --out {}", "export checkpoint {}"],
     "mlm-eval": [
         "perplexity corpus.jsonl --ckpt checkpoint --workers 1 --json {}/a",
-        "perplexity corpus.jsonl --ckpt checkpoint --workers 1 --samples {}/a",
+        "perplexity corpus.jsonl --ckpt checkpoint --workers 1 --samples {}/a", "oracle --out {}",
     ],
     "mlm-experiment": [
         "launch 8.3b --out {}", "simulate ptd-p-runs --out {}/a", "calibrate --out {}",
         "run 2021/table-1 --runs {}",
     ],
     "mlm-verify": [
-        "against transformers small.toml --iterations 1 --out {}", "trace ours small.toml {}",
+        "against transformers small.toml --iterations 1 --out {}", "layouts here --json {}/a",
     ],
 }  # fmt: skip
 

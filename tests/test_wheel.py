@@ -152,7 +152,7 @@ def reproduced(place: Place) -> Path:
 def test_a_reproduction_goes_to_its_report(place: Place, reproduced: Path) -> None:
     source = json.loads((reproduced / "manifest.json").read_text(encoding="utf-8"))["environment"]["source"]
     assert source["commit"].startswith("wheel-")
-    assert source["dirty"] is False
+    assert source["dirty"] is None
     page = (reproduced / "report" / "index.html").read_text(encoding="utf-8")
     assert source["commit"][:12] in page
     assert str(ROOT) not in page

@@ -100,7 +100,7 @@ def test_sigterm_stops_and_resume_goes_on(dataset: Path, uninterrupted_long: Pat
     assert err.splitlines()[-1].startswith("error: stopped after iteration ")
     assert f"`mlm-train resume {run}`" in err
     assert not (run / "COMPLETE").exists()
-    reached = int(err.split("iteration ")[1].split(" of")[0])
+    reached = int(err.split("after iteration ")[1].split(" of")[0])
     assert (run / "checkpoints" / f"iter_{reached:07d}" / "COMPLETE").exists()
     code, out, _ = mlm_train("resume", run, "--ranks", 1)
     assert (code, out) == (0, f"complete: {run}\n")

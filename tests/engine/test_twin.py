@@ -34,7 +34,7 @@ def test_the_model_is_divided_by_the_factors(full_size: RunConfig) -> None:
 
 def test_the_recipe_is_divided_by_the_factors(full_size: RunConfig) -> None:
     train, small = full_size.train, shrink(full_size).train
-    assert small.global_batch_size * SCALE.global_batch_size == train.global_batch_size
+    assert small.global_batch_size == train.global_batch_size // SCALE.global_batch_size
     assert small.iterations == train.iterations // SCALE.iterations
     assert small.warmup_iterations * SCALE.warmup_iterations == train.warmup_iterations
     assert small.learning_rate == pytest.approx(train.learning_rate * SCALE.learning_rate)

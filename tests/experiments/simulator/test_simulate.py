@@ -169,7 +169,8 @@ def test_memory_is_that_of_the_run_whose_layouts_are_simulated(a100: Cluster) ->
     assert sharded.seconds == alone.seconds
     assert alone.memory_bytes - sharded.memory_bytes == pytest.approx(12 * 7 / 8 * parameter_count(config.model))
     gpipe = read_run_config(
-        find_file("1.2b", Shipped.MODEL), ["parallel.pp=2", "parallel.schedule=gpipe", "train.microbatch_size=1"]
+        find_file("1.2b", Shipped.MODEL),
+        ["parallel.pp=2", "parallel.schedule=gpipe", "parallel.recompute=none", "train.microbatch_size=1"],
     )
     assert "GiB of memory" in simulate(a100, [Workload.of_run(gpipe, 2)], gpipe)[0].reason
 
