@@ -101,6 +101,14 @@ def test_readme_names_only_commands_that_exist() -> None:
     assert count > 5
 
 
+def test_the_makefile_names_only_tests_that_exist() -> None:
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    named = [(folder, name) for folder, names in re.findall(r"patsubst %,(tests/\w+)/test_%.py,([\w\s]+)\)", text)
+             for name in names.split()]  # fmt: skip
+    assert len(named) > 10
+    assert [f"{folder}/{name}" for folder, name in named if not (ROOT / folder / f"test_{name}.py").is_file()] == []
+
+
 def test_readme_mentions_every_command() -> None:
     mentioned = set(re.findall(r"\bmlm-(?!repro\b)[a-z]+\b", README.read_text(encoding="utf-8")))
     assert mentioned == set(command_names())
