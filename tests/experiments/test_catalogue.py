@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from experiments.catalogue import CLAIMS, HERE, every_claim, find_experiment, load_claims, load_experiments
-from experiments.published import published_rows, published_value, workload_rows, x_of
+from experiments.published import position, published_rows, published_value, workload_rows
 from experiments.quantities import FORMULAS
 from lineage.errors import BadInput
 
@@ -153,7 +153,10 @@ def test_every_closed_form_gives_what_is_published() -> None:
             for row in rows:
                 first = next(one for one in rows if one["series"] == row["series"])
                 for claim in experiment.claims:
-                    if claim.quantity in part.computed and (claim.series, claim.x) == (row["series"], x_of(part, row)):
+                    if claim.quantity in part.computed and (claim.series, claim.x) == (
+                        row["series"],
+                        position(part, row)["x"],
+                    ):
                         ours = FORMULAS[claim.quantity](row, first)
                         assert claim.agrees(ours), claim.id
                         compared[claim.quantity] += 1
@@ -177,7 +180,7 @@ def test_equation_4_is_beyond_the_days_of_table_2() -> None:
     for part in experiment.parts[:2]:
         for row in published_rows(experiment, part):
             (claim,) = (one for one in experiment.claims if one.quantity == "training_days"
-                        and (one.series, one.x) == (row["series"], x_of(part, row)))  # fmt: skip
+                        and (one.series, one.x) == (row["series"], position(part, row)["x"]))  # fmt: skip
             assert claim.agrees(FORMULAS["training_days"](row, row))
             beyond += not claim.agrees(FORMULAS["training_days_equation_4"](row | {"tokens": "300e9"}, row))
     assert beyond >= 10
