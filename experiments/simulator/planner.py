@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from data_pipeline.files import DATASET, DataCard
 from engine.config import RunConfig
 from engine.costs import flops_per_token
 from engine.pipeline.schedule import ideal_bubble
@@ -14,6 +15,7 @@ from experiments.simulator.simulate import Prediction, iteration_parts, simulate
 from experiments.simulator.workload import Workload, flops_of, layer_parameters
 from lineage.atomic import read_json
 from lineage.errors import BadInput, HardwareMissing
+from lineage.files import read_document
 from lineage.progress import announce
 
 EPOCH_TOKENS = ITERATIONS_PER_EPOCH * 512 * 1024
@@ -46,11 +48,17 @@ class PlannedModel(NamedTuple):
     """Tokens of the whole training; 0 if unknown."""
     run: RunConfig | None = None
     """Run whose memory is counted, unless it is a llama."""
+    epoch_tokens: int | None = None
+    """Tokens of the dataset that the run names."""
 
 
 def model_of_run(run: ResolvedRun) -> PlannedModel:
-    """A run of this engine."""
-    return PlannedModel(run.config.name, Workload.of_run(run.config, 1), run.parameters, run.tokens, run.config)
+    """A run of this engine, with the dataset that its file names."""
+    template, tokens = Workload.of_run(run.config, 1), None
+    if run.config.data.dataset is not None:
+        cards = [read_document(directory / DATASET, DataCard) for directory in run.data.directories]
+        tokens = sum(card.splits["train"].tokens for card in cards if "train" in card.splits)
+    return PlannedModel(run.config.name, template, run.parameters, run.tokens, run.config, tokens)
 
 
 def model_of_hub(path: Path) -> PlannedModel:
@@ -148,18 +156,23 @@ def format_plan(model: PlannedModel, cluster: Cluster, choices: Sequence[Choice]
     """The best layouts as a table, with what the whole run takes; every number in it is simulated."""
     template, gpus = model.template, choices[0].workload.gpus
     per_iteration = template.global_batch * template.seq
-    tokens = model.tokens or EPOCH_TOKENS
+    epoch = model.epoch_tokens or EPOCH_TOKENS
+    tokens = model.tokens or epoch
+    peak = cluster.constants.matmul_flops_per_second.value
+    whole = flops_of(choices[0].workload) / per_iteration
     llama = template.family == "llama"
     whose = "nanotron's" if llama else "as --dry-run has it, this engine's"
     lines = [
         f"{model.name}: {model.parameters:,} parameters, {tokens:,} tokens in batches of "
         f"{template.global_batch}, on {gpus} of {cluster.title}{f', {cluster.software}' if cluster.software else ''}",
-        f"simulated; {_trust(cluster, choices)}; an epoch is {EPOCH_TOKENS / 1e9:.1f} billion tokens (2019 paper)",
+        f"simulated; {_trust(cluster, choices)}; an epoch is {epoch / 1e9:.3g} billion tokens "
+        f"({'the dataset' if model.epoch_tokens else '2019 paper'})",
         f"memory is that of {whose} fullest rank in {cluster.precision}; TFLOP/s count the whole of attention and "
-        f"layers that are computed again (2021 paper, Equation 3); times are a {'llama' if llama else 'GPT-2'}'s",
+        "layers that are computed again (2021 paper, Equation 3), MFU does not count these; times are a "
+        f"{'llama' if llama else 'GPT-2'}'s",
         "the order is by expected throughput: with the chances that memory suffices and that messages stall",
         f"{'tp':>3}{'pp':>4}{'dp':>5}{'micro':>7}{'chunks':>8}{'zero':>6}  {'recompute':<10}{'s/iteration':>12}"
-        f"{'90 %':>17}{'TFLOP/s/GPU':>13}{'GiB':>7}{'fits':>6}{'bytes':>16}{'days/epoch':>12}{'days':>9}"
+        f"  {'90 %':>20}{'TFLOP/s/GPU':>13}{'MFU':>6}{'GiB':>7}{'fits':>6}{'bytes':>16}{'days/epoch':>12}{'days':>9}"
         f"{'GPU-hours':>12}",
     ]
     for w, p in choices[:SHOWN]:
@@ -167,9 +180,10 @@ def format_plan(model: PlannedModel, cluster: Cluster, choices: Sequence[Choice]
         lines.append(
             f"{w.tp:>3}{w.pp:>4}{w.dp:>5}{w.micro_batch:>7}{w.chunks:>8}{w.zero:>6}  {w.recompute:<10}"
             f"{p.seconds:>12.4g}"
-            f"{f'{p.low_seconds:.4g} to {p.high_seconds:.4g}':>17}{p.tflops_per_gpu:>13.3g}"
+            f"  {f'{p.low_seconds:.4g} to {p.high_seconds:.4g}':>20}{p.tflops_per_gpu:>13.3g}"
+            f"{per_iteration / p.seconds / gpus * whole / peak:>6.1%}"
             f"{p.memory_bytes / 2**30:>7.1f}{p.probability_fits:>6.0%}{p.memory_bytes:>16,}"
-            f"{p.seconds * EPOCH_TOKENS / per_iteration / 86400:>12.3g}{run_seconds / 86400:>9.3g}"
+            f"{p.seconds * epoch / per_iteration / 86400:>12.3g}{run_seconds / 86400:>9.3g}"
             f"{run_seconds / 3600 * gpus:>12,.0f}"
         )
     if len(choices) > SHOWN:

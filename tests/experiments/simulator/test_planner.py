@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from data_pipeline.files import DATASET, DataCard
 from engine.run.resolved import read_run
 from experiments.simulator.cluster import load_cluster
 from experiments.simulator.planner import (
@@ -18,7 +19,10 @@ from experiments.simulator.planner import (
 )
 from experiments.simulator.simulate import simulate
 from experiments.simulator.workload import checked_config
+from lineage.files import read_document
 from tests.commands import call
+from tests.data_pipeline.builds import build, config_for, write_mixed
+from tests.engine.small_run import write_toml
 
 
 def test_the_first_layout_is_the_fastest_of_all_that_fit() -> None:
@@ -62,6 +66,26 @@ def test_the_command(arguments: list[str], code: int, words: str) -> None:
     done = call({}, "mlm-experiment", "plan", *arguments, "--quiet", ends=code)
     assert words in done.out + done.err
     assert (done.err == "") == (code == 0)
+
+
+def test_a_row_has_the_share_of_the_peak_and_its_columns_stand_apart() -> None:
+    done = call({}, "mlm-experiment", "plan", "8.3b", "--cluster", "h100", "--gpus", "64", "--quiet", ends=0)
+    rows = [line.split() for line in done.out.splitlines() if line.strip()[:1].isdigit() and " to " in line]
+    model, cluster = model_of_run(read_run("8.3b")), load_cluster("h100")
+    flops, peak = token_flops(model), cluster.constants.matmul_flops_per_second.value
+    for row in rows:
+        whole = (flops.parameters + flops.attention) * 512 * 1024 / 64 / peak
+        assert float(row[12].rstrip("%")) == pytest.approx(100 * whole / float(row[7]), abs=0.06)
+    assert len(rows) == 10
+
+
+def test_an_epoch_is_of_the_dataset_that_the_file_names(tmp_path: Path) -> None:
+    dataset = build(tmp_path, config_for(f"jsonl:{write_mixed(tmp_path, 60)}"), "runs")
+    toml = write_toml(tmp_path / "own.toml", dataset)
+    tokens = read_document(dataset / DATASET, DataCard).splits["train"].tokens
+    assert model_of_run(read_run(toml)).epoch_tokens == tokens
+    done = call({}, "mlm-experiment", "plan", str(toml), "--cluster", "h100", "--gpus", "1", "--quiet", ends=0)
+    assert f"an epoch is {tokens / 1e9:.3g} billion tokens (the dataset)" in done.out
 
 
 def test_a_llama_of_hugging_face_is_planned(tmp_path: Path) -> None:
