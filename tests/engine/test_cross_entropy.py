@@ -156,7 +156,7 @@ def test_fp16_keeps_small_probabilities_with_the_loss_scale_of_a_step(
 ) -> None:
     """A word's probability is 2e-5: over 8,192 positions 2e-9, which fp16 holds only times the loss scale."""
     exact = scaled_gradients("reference", torch.float64, factor)
-    allowed, zeros = fp16_errors("reference", exact, factor)
+    allowed, _ = fp16_errors("reference", exact, factor)
     interpret(monkeypatch)
     from engine.kernels.gpu import cross_entropy as on_gpu
 
@@ -164,6 +164,6 @@ def test_fp16_keeps_small_probabilities_with_the_loss_scale_of_a_step(
     monkeypatch.setattr(on_gpu, "CHUNK_BYTES", 1 << 24)
     errors, ours = fp16_errors("cuda", exact, factor)
     assert all(own <= 2 * theirs for own, theirs in zip(errors, allowed, strict=True)), (errors, allowed)
-    assert ours <= zeros
+    assert ours <= (exact[1].abs() * factor < 2.0**-23).sum(), "fp16 has numbers from 2⁻²⁴ on"
     monkeypatch.setattr(cross_entropy, "HALF_SCALE", 1 / STEP)
     assert fp16_errors("cuda", exact, factor)[0][1] > 100 * allowed[1]
