@@ -165,7 +165,7 @@ def format_plan(model: PlannedModel, cluster: Cluster, choices: Sequence[Choice]
     lines = [
         f"{model.name}: {model.parameters:,} parameters, {tokens:,} tokens in batches of "
         f"{template.global_batch}, on {gpus} of {cluster.title}{f', {cluster.software}' if cluster.software else ''}",
-        f"simulated; {_trust(cluster, choices)}; an epoch is {epoch / 1e9:.3g} billion tokens "
+        f"simulated; {_trust(cluster, choices)}; an epoch is {epoch:,} tokens "
         f"({'the dataset' if model.epoch_tokens else '2019 paper'})",
         f"memory is that of {whose} fullest rank in {cluster.precision}; TFLOP/s count the whole of attention and "
         "layers that are computed again (2021 paper, Equation 3), MFU does not count these; times are a "

@@ -85,7 +85,7 @@ def test_an_epoch_is_of_the_dataset_that_the_file_names(tmp_path: Path) -> None:
     tokens = read_document(dataset / DATASET, DataCard).splits["train"].tokens
     assert model_of_run(read_run(toml)).epoch_tokens == tokens
     done = call({}, "mlm-experiment", "plan", str(toml), "--cluster", "h100", "--gpus", "1", "--quiet", ends=0)
-    assert f"an epoch is {tokens / 1e9:.3g} billion tokens (the dataset)" in done.out
+    assert f"an epoch is {tokens:,} tokens (the dataset)" in done.out
 
 
 def test_a_llama_of_hugging_face_is_planned(tmp_path: Path) -> None:
