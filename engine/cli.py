@@ -185,24 +185,38 @@ def export_(
     """Write a checkpoint's weights for Hugging Face; what `shard-hf` divided is merged again."""
     from engine.formats.convert import export_checkpoint
     from engine.formats.huggingface_shards import is_sharded, merge_huggingface
+    from engine.formats.model_shards import is_model_sharded, merge_model
     from lineage.chain import resolve_checkpoint
 
-    _announce_conversion(resolve_checkpoint(checkpoint))
-    write = merge_huggingface if is_sharded(checkpoint) else export_checkpoint
+    if is_model_sharded(checkpoint):
+        write = merge_model
+    else:
+        checkpoint = resolve_checkpoint(checkpoint)
+        write = merge_huggingface if is_sharded(checkpoint) else export_checkpoint
+    _announce_conversion(checkpoint)
     print(f"written: {write(checkpoint, out)}")
 
 
 @app.command("shard-hf")
 def shard_hf(
-    directory: Annotated[Path, typer.Argument(help="Hugging Face GPT-2 or BERT directory, with safetensors.")],
-    out: Annotated[Path, typer.Argument(help="New checkpoint directory.")],
+    directory: Annotated[Path, typer.Argument(help="Hugging Face directory with safetensors.")],
+    out: Annotated[Path, typer.Argument(help="New directory; of a GPT-2 or BERT, a checkpoint of this engine.")],
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks, a file each.")] = 1,
 ) -> None:
-    """Divide a Hugging Face model over tensor-parallel ranks, bit for bit; `export` merges it again."""
-    from engine.formats.huggingface_shards import shard_huggingface
+    """Divide a Hugging Face model over tensor-parallel ranks, bit for bit; `export` merges it again.
+
+    GPT-2 and BERT become checkpoints of this engine. Of any other model the plan is printed (which layer by columns, by
+    rows, copied) and the ranks' outputs are held against the whole model's.
+    """
+    from engine.formats.huggingface_shards import can_be_ours, shard_huggingface
+    from engine.formats.model_shards import shard_model
 
     _announce_conversion(directory)
-    print(f"written: {shard_huggingface(directory, out, tp)}")
+    if can_be_ours(directory):
+        shard_huggingface(directory, out, tp)
+    else:
+        print("\n".join(shard_model(directory, out, tp)))
+    print(f"written: {out}")
 
 
 @app.command("import")

@@ -8,9 +8,12 @@ the original files, byte for byte.
 import re
 import shutil
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -65,18 +68,13 @@ def shard_huggingface(directory: Path, out: Path, tp: int) -> Path:
     Every weight keeps its value and number format. The vocabulary is padded until `tp` divides it. Raises BadInput for
     another kind of model or if `tp` does not divide its heads, IntegrityFailure for damaged files.
     """
-    if not directory.is_dir():
-        raise BadInput(f"there is no directory {directory}")
-    if not any((directory / name).is_file() for name in (WEIGHTS, INDEX)):
-        raise BadInput(f"{directory} is not a Hugging Face model: it has no {WEIGHTS}")
     check_output(out)
-    kind = read_config(directory / CONFIG, ()).get("model_type", "gpt2")
-    if kind not in FORMATS:
-        raise BadInput(f"{directory / CONFIG}: model_type is {kind!r}; {' and '.join(FORMATS)} can be divided")
+    if (kind := _kind(directory)) not in FORMATS:
+        raise BadInput(f"{directory / CONFIG}: model_type is {kind!r}; this engine runs {' and '.join(FORMATS)}")
     theirs = FORMATS[kind]
     values = read_config(directory / CONFIG, theirs.SIZES)
     tensors, files = read_weights(directory, theirs.PREFIX, theirs.BUFFER)
-    tensors = {_current_name(name): tensor for name, tensor in tensors.items()}
+    tensors = {current_name(name): tensor for name, tensor in tensors.items()}
     config = theirs.our_config(values, values["vocab_size"], directory / CONFIG)
     config = config.model_copy(update={"padded_vocab_size": padded_vocab_size(config.vocab_size, tp=tp)})
     check_tensor_parallel(config, tp, directory)
@@ -85,7 +83,6 @@ def shard_huggingface(directory: Path, out: Path, tp: int) -> Path:
         tokenizer: Tokenizer | None = read_vocabulary(directory)[0]
     except BadInput:  # such a model takes token ids
         tokenizer = None
-    companions = {path.name: path for pattern in COMPANIONS for path in sorted(directory.glob(pattern))}
     with tempfile.TemporaryDirectory() as folder:
         rest = _write_rest(Path(folder), [path for path in files if path.name != INDEX], theirs)
         imported = Imported(
@@ -93,11 +90,27 @@ def shard_huggingface(directory: Path, out: Path, tp: int) -> Path:
             model=config,
             tensors=ours,
             tokenizer=tokenizer,
-            origin={"format": f"Hugging Face {kind}", "files": digests([directory / CONFIG, *files], directory)},
-            files={f"{FOLDER}/{name}": path for name, path in (companions | rest).items()},
+            origin={
+                "format": f"Hugging Face {kind}",
+                "files": digests([directory / CONFIG, *files], directory),
+            },
+            files={f"{FOLDER}/{name}": path for name, path in (companions(directory) | rest).items()},
         )
         write_checkpoint(out, imported, tp, dtype=None)
     return out
+
+
+def can_be_ours(directory: Path) -> bool:
+    """True for a model that this engine runs. Raises BadInput for what is no Hugging Face model with safetensors."""
+    return _kind(directory) in FORMATS
+
+
+def _kind(directory: Path) -> str:
+    if not directory.is_dir():
+        raise BadInput(f"there is no directory {directory}")
+    if not any((directory / name).is_file() for name in (WEIGHTS, INDEX)):
+        raise BadInput(f"{directory} is not a Hugging Face model: it has no {WEIGHTS}")
+    return str(read_config(directory / CONFIG, ()).get("model_type", "gpt2"))
 
 
 def is_sharded(checkpoint: Path) -> bool:
@@ -114,7 +127,7 @@ def merge_huggingface(checkpoint: Path, out: Path) -> Path:
     check_output(out)
     check_seal(checkpoint)
     folder = checkpoint / FOLDER
-    written, index = read_object(folder / WRITTEN), read_object(checkpoint / OUR_INDEX)
+    index = read_object(checkpoint / OUR_INDEX)
     theirs = FORMATS.get(str(read_object(folder / CONFIG).get("model_type", "gpt2")))
     if theirs is None:
         raise IntegrityFailure(f"{folder / CONFIG}: `shard-hf` does not divide models of this type")
@@ -122,38 +135,58 @@ def merge_huggingface(checkpoint: Path, out: Path) -> Path:
     tensors = their_tensors({name: read_whole(checkpoint, index, name) for name in index}, config, theirs)
     tensors |= {name: tensors[weight].clone() for name, weight in theirs.TIED.items()}
     with new_output(out) as temporary:
-        for file, content in written.items():
-            described = parse_document(content, WeightFile, f"{folder / WRITTEN}, {file}")
-            try:
-                if not WEIGHT_FILE.fullmatch(file):
-                    raise KeyError(file)
-                content = {
-                    name: buffers[name] if name in buffers else tensors[_current_name(name.removeprefix(theirs.PREFIX))]
-                    for name in described.tensors
-                }
-            except KeyError as error:
-                raise IntegrityFailure(f"{folder / WRITTEN} names {error}, which the checkpoint lacks") from error
-            save_file(content, temporary / file, metadata=described.metadata)
+        save_as_written(
+            folder, tensors | buffers, lambda name: current_name(name.removeprefix(theirs.PREFIX)), temporary
+        )
         for path in folder.iterdir():
             if path.name not in (WRITTEN, BUFFERS):
                 shutil.copyfile(path, temporary / path.name)
     return out
 
 
-def _current_name(name: str) -> str:
+def companions(directory: Path) -> dict[str, Path]:
+    """The files beside the weights that `export` gives back, by name."""
+    return {path.name: path for pattern in COMPANIONS for path in sorted(directory.glob(pattern))}
+
+
+def current_name(name: str) -> str:
     """Today's name of a tensor. Old BERTs say gamma and beta."""
     return re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"\.beta$", ".bias", name))
 
 
-def _write_rest(folder: Path, weights: list[Path], theirs: ModuleType) -> dict[str, Path]:
-    """Write names and metadata of each weight file and all buffers into `folder`; return the files by name."""
-    written, buffers = {}, {}
+def describe_files(weights: list[Path]) -> dict[str, dict[str, Any]]:
+    """Tensor names and metadata of each weight file, by its name: what `WRITTEN` holds."""
+    described = {}
     for path in weights:
         with safe_open(path, framework="pt") as file:
-            written[path.name] = {"tensors": sorted(file.keys()), "metadata": file.metadata()}
+            described[path.name] = {"tensors": sorted(file.keys()), "metadata": file.metadata()}
+    return described
+
+
+def save_as_written(folder: Path, tensors: Mapping[str, torch.Tensor], rename: Callable[[str], str], out: Path) -> None:
+    """Write the weight files that `folder` describes into `out`, of tensors by their renamed names.
+
+    Raises IntegrityFailure for a file or tensor that cannot be.
+    """
+    for file, content in read_object(folder / WRITTEN).items():
+        described = parse_document(content, WeightFile, f"{folder / WRITTEN}, {file}")
+        try:
+            if not WEIGHT_FILE.fullmatch(file):
+                raise KeyError(file)
+            chosen = {name: tensors[name if name in tensors else rename(name)] for name in described.tensors}
+        except KeyError as error:
+            raise IntegrityFailure(f"{folder / WRITTEN} names {error}, which the checkpoint lacks") from error
+        save_file(chosen, out / file, metadata=described.metadata)
+
+
+def _write_rest(folder: Path, weights: list[Path], theirs: ModuleType) -> dict[str, Path]:
+    """Write names and metadata of each weight file and all buffers into `folder`; return the files by name."""
+    buffers = {}
+    for path in weights:
+        with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118
                 if theirs.BUFFER.fullmatch(name.removeprefix(theirs.PREFIX)):
                     buffers[name] = file.get_tensor(name)
-    write_json(folder / WRITTEN, written)
+    write_json(folder / WRITTEN, describe_files(weights))
     save_file(buffers, folder / BUFFERS)
     return {name: folder / name for name in (WRITTEN, BUFFERS)}

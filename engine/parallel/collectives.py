@@ -53,3 +53,16 @@ def leave_tensor_parallel(x: torch.Tensor, axis: Axis, sequence_parallel: bool) 
     if sequence_parallel:
         return _Conjugate.apply(x, axis.reduce_scatter, partial(axis.all_gather, dim=0))
     return _Conjugate.apply(x.contiguous(), axis.all_reduce, _same)
+
+
+def gather_features(x: torch.Tensor, axis: Axis, start: int, whole: int) -> torch.Tensor:
+    """All ranks' features, `whole` in number along the last dim, where this rank's `x` begin at `start`.
+
+    Backward takes this rank's part of a gradient that is whole on every rank.
+    """
+    stop = start + x.shape[-1]
+
+    def gather(part: torch.Tensor) -> torch.Tensor:
+        return axis.all_reduce(torch.nn.functional.pad(part, (start, whole - stop)))
+
+    return _Conjugate.apply(x, gather, lambda gradient: gradient[..., start:stop].contiguous())
