@@ -6,6 +6,7 @@ The directory has `plan.json`, a file of tensors for each rank, and in `huggingf
 import os
 import re
 import shutil
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -150,21 +151,22 @@ def _file(rank: int) -> str:
 
 
 def _names_of(model: nn.Module, tensors: Mapping[str, torch.Tensor], where: Path) -> Names:
-    """What each tensor of the files is in the model. Raises BadInput if a parameter has no tensor."""
+    """Names in the model of each tensor of the files. Raises BadInput if a parameter has no tensor."""
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
-    same: dict[int, list[str]] = {}
-    own = {name: same.setdefault(id(tensor), []) for name, tensor in model.named_parameters(remove_duplicate=False)}
-    own |= {name: [name] for name, _ in model.named_buffers()}
-    for name, tensor in model.named_parameters(remove_duplicate=False):
-        same[id(tensor)].append(name)
-    found = {}
+    same: dict[int, list[str]] = defaultdict(list)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for name, parameter in parameters.items():
+        same[id(parameter)].append(name)
+    own = {name: [name] for name, _ in model.named_buffers()}
+    own |= {name: same[id(parameter)] for name, parameter in parameters.items()}
+    names = {}
     for name in tensors:
         now = current_name(name)
-        found[name] = next((own[each] for each in (now, prefix + now, now.removeprefix(prefix)) if each in own), [])
-    covered = {each for names in found.values() for each in names}
+        names[name] = next((own[each] for each in (now, prefix + now, now.removeprefix(prefix)) if each in own), [])
+    covered = {each for held in names.values() for each in held}
     if missing := [name for name, _ in model.named_parameters() if name not in covered]:
         raise BadInput(f"{where}: the weights have no tensor for {missing[0]} ({len(missing)} such parameters)")
-    return found
+    return names
 
 
 def _split(plan: Plan, names: list[str]) -> Split | None:
@@ -205,7 +207,7 @@ def _check(directory: Path, model: nn.Module, names: Names, tensors: Mapping[str
 
 
 def outputs(model: nn.Module) -> torch.Tensor:
-    """What the model says of some tokens: its logits, or its last hidden states."""
+    """The model's logits of some tokens, or its last hidden states."""
     with torch.no_grad():
         said = model(**some_tokens(model))
     first: torch.Tensor = said.logits if "logits" in said else said[0]

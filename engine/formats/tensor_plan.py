@@ -53,11 +53,11 @@ class Block:
 
 @dataclass
 class Plan:
-    """What each rank of `tp` holds of a model."""
+    """The part of a model that each of `tp` ranks holds."""
 
     tp: int
     splits: dict[str, Split] = field(default_factory=dict)
-    """By parameter's name; other parameters are copied."""
+    """Divided parameters by name; the others are copied."""
     blocks: list[Block] = field(default_factory=list)
     embeddings: list[str] = field(default_factory=list)
     """Modules that look up rows of a vocabulary that is divided."""
@@ -194,9 +194,9 @@ class _Tracer:
         for place, name in enumerate(names, start=len(columns)):
             used = [mask[place] for mask in masks]
             if any(mask is not None for mask in used):
-                found = (Split("heads", dim, parts) for dim in range(self.others[name].dim())
+                by_heads = (Split("heads", dim, parts) for dim in range(self.others[name].dim())
                          if not isinstance(parts := _disjoint(used, dim), str))  # fmt: skip
-                if split := next(found, None):
+                if split := next(by_heads, None):
                     splits[name] = split
                 else:
                     summed.add(name)
