@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.formats.tensor_plan import Block, Plan, Split
+from engine.formats.tensor_plan import DividedBlock, Division, TensorPlan
 from engine.parallel.collectives import enter_tensor_parallel, gather_features, leave_tensor_parallel
 from engine.parallel.mesh import Axis
 
@@ -21,7 +21,7 @@ WIDTHS = frozenset({"inner_dim", "all_head_size", "split_size", "embed_dim", "hi
 """Names by which an attention module knows the width of its heads together."""
 
 
-def divide(model: nn.Module, plan: Plan, axis: Axis, seed: int = 0) -> nn.Module:
+def divide(model: nn.Module, plan: TensorPlan, axis: Axis, seed: int = 0) -> nn.Module:
     """Turn a whole model into this rank's part of it, in place, and return it.
 
     Inputs, outputs and gradients of copied parameters are whole on every rank. Dropout between a block's first and last
@@ -74,7 +74,7 @@ class _RankRandom:
 class _Region:
     """A block's layers on this rank: its inputs enter once, its sum leaves, heads between them are counted anew."""
 
-    def __init__(self, model: nn.Module, block: Block, tp: int, axis: Axis, random: _RankRandom) -> None:
+    def __init__(self, model: nn.Module, block: DividedBlock, tp: int, axis: Axis, random: _RankRandom) -> None:
         self.axis, self.random = axis, random
         self.entered: list[tuple[torch.Tensor, torch.Tensor]] = []
         for name in block.columns:
@@ -118,7 +118,7 @@ def _divide_heads(module: nn.Module, tp: int) -> None:
         module.config = settings
 
 
-def _rows(split: Split, rank: int) -> tuple[int, int]:
+def _rows(split: Division, rank: int) -> tuple[int, int]:
     (rows,) = split.parts[rank]
     return rows
 

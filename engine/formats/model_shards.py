@@ -28,7 +28,7 @@ from engine.formats.huggingface_shards import (
     describe_files,
     save_as_written,
 )
-from engine.formats.tensor_plan import Plan, Split, describe_plan, make_plan, some_tokens
+from engine.formats.tensor_plan import Division, TensorPlan, describe_plan, make_plan, some_tokens
 from engine.launch.mesh import build_mesh
 from engine.launch.threads import run_threads
 from engine.parallel.layout import Layout
@@ -138,10 +138,10 @@ def merge_model(checkpoint: Path, out: Path) -> Path:
     return out
 
 
-def read_plan(directory: Path) -> Plan:
+def read_plan(directory: Path) -> TensorPlan:
     """The plan that a directory was divided by. Raises IntegrityFailure if it is none."""
     try:
-        return TypeAdapter(Plan).validate_python(read_object(directory / PLAN))
+        return TypeAdapter(TensorPlan).validate_python(read_object(directory / PLAN))
     except ValidationError as error:
         raise IntegrityFailure(f"{directory / PLAN} is not a plan of this program") from error
 
@@ -169,7 +169,7 @@ def _names_of(model: nn.Module, tensors: Mapping[str, torch.Tensor], where: Path
     return names
 
 
-def _split(plan: Plan, names: list[str]) -> Split | None:
+def _split(plan: TensorPlan, names: list[str]) -> Division | None:
     return next((plan.splits[name] for name in names if name in plan.splits), None)
 
 

@@ -25,7 +25,7 @@ TOKENS = 24
 
 
 @dataclass(frozen=True)
-class Split:
+class Division:
     """How a parameter is divided."""
 
     how: How
@@ -44,7 +44,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Block:
+class DividedBlock:
     """Modules between which activations are divided, by name."""
 
     columns: list[str]
@@ -52,13 +52,13 @@ class Block:
 
 
 @dataclass
-class Plan:
+class TensorPlan:
     """The part of a model that each of `tp` ranks holds."""
 
     tp: int
-    splits: dict[str, Split] = field(default_factory=dict)
+    splits: dict[str, Division] = field(default_factory=dict)
     """Divided parameters by name; the others are copied."""
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[DividedBlock] = field(default_factory=list)
     embeddings: list[str] = field(default_factory=list)
     """Modules that look up rows of a vocabulary that is divided."""
     head: str | None = None
@@ -84,13 +84,13 @@ def output_dim(module: nn.Module) -> int:
     return 0 if isinstance(module, nn.Linear) else 1
 
 
-def make_plan(model: nn.Module, tp: int) -> Plan:
+def make_plan(model: nn.Module, tp: int) -> TensorPlan:
     """The plan of a model of transformers on `tp` ranks. Runs the model once on a few random tokens.
 
     The weights must be in general position: a feature that nothing depends on cannot be placed. Those that
     transformers draws are, trained ones of dead units are not.
     """
-    plan = Plan(tp)
+    plan = TensorPlan(tp)
     names = {module: name for name, module in model.named_modules()}
     head = model.get_output_embeddings()  # type: ignore[operator]
     words = model.get_input_embeddings()  # type: ignore[operator]
@@ -104,9 +104,9 @@ def make_plan(model: nn.Module, tp: int) -> Plan:
     if head is not None and is_linear(head) and head.weight.shape[output_dim(head)] == rows:
         plan.head = names[head]
         plan.splits |= {
-            f"{plan.head}.{name}": Split("vocabulary", 0, vocabulary) for name, _ in head.named_parameters()
+            f"{plan.head}.{name}": Division("vocabulary", 0, vocabulary) for name, _ in head.named_parameters()
         }
-    plan.splits |= {f"{name}.weight": Split("vocabulary", 0, vocabulary) for name in plan.embeddings}
+    plan.splits |= {f"{name}.weight": Division("vocabulary", 0, vocabulary) for name in plan.embeddings}
     linears = {module: name for module, name in names.items() if is_linear(module) and module is not head}
     others = {
         name: parameter for name, parameter in model.named_parameters()
@@ -123,7 +123,7 @@ def make_plan(model: nn.Module, tp: int) -> Plan:
 class _Tracer:
     """Finds blocks while the model runs: every output of a linear layer is cut off from what made it."""
 
-    def __init__(self, plan: Plan, linears: Mapping[nn.Module, str], others: Mapping[str, nn.Parameter]) -> None:
+    def __init__(self, plan: TensorPlan, linears: Mapping[nn.Module, str], others: Mapping[str, nn.Parameter]) -> None:
         self.plan, self.linears, self.others = plan, linears, others
         self.open: dict[nn.Module, torch.Tensor] = {}
         """Layers since the last block's end, with their outputs."""
@@ -188,25 +188,25 @@ class _Tracer:
             if isinstance(parts, str):
                 return f"{self.linears[column]}: {parts}"
             for name, parameter in column.named_parameters():
-                splits[f"{self.linears[column]}.{name}"] = Split(
+                splits[f"{self.linears[column]}.{name}"] = Division(
                     "columns", output_dim(column) if parameter.dim() == 2 else 0, parts
                 )
         for place, name in enumerate(names, start=len(columns)):
             used = [mask[place] for mask in masks]
             if any(mask is not None for mask in used):
-                by_heads = (Split("heads", dim, parts) for dim in range(self.others[name].dim())
+                by_heads = (Division("heads", dim, parts) for dim in range(self.others[name].dim())
                          if not isinstance(parts := _disjoint(used, dim), str))  # fmt: skip
                 if split := next(by_heads, None):
                     splits[name] = split
                 else:
                     summed.add(name)
         step = width // tp
-        splits[f"{self.linears[row]}.weight"] = Split(
+        splits[f"{self.linears[row]}.weight"] = Division(
             "rows", 1 - output_dim(row), [[(rank * step, rank * step + step)] for rank in range(tp)]
         )
         self.plan.splits |= splits
         self.plan.summed |= summed
-        self.plan.blocks.append(Block([self.linears[column] for column in columns], self.linears[row]))
+        self.plan.blocks.append(DividedBlock([self.linears[column] for column in columns], self.linears[row]))
         return ""
 
 
@@ -238,7 +238,7 @@ def some_tokens(model: nn.Module, count: int = TOKENS) -> dict[str, torch.Tensor
     return dict.fromkeys(names, tokens)
 
 
-def describe_plan(plan: Plan, model: nn.Module) -> list[str]:
+def describe_plan(plan: TensorPlan, model: nn.Module) -> list[str]:
     """A line for each kind of layer, equal ones of many layers together, beside the plan that transformers has."""
     theirs: dict[str, str] = getattr(model, "_tp_plan", None) or {}
     dropout = "different on each rank between a block's first and last layers, the same elsewhere"

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from engine.cli import app
 from engine.formats.divided import divide
 from engine.formats.model_shards import build_model, load_rank, merge_model, outputs, read_plan, shard_model
-from engine.formats.tensor_plan import Plan, Split, describe_plan, indices, make_plan, some_tokens
+from engine.formats.tensor_plan import Division, TensorPlan, describe_plan, indices, make_plan, some_tokens
 from engine.launch.forked import run_forked
 from engine.launch.mesh import build_mesh
 from engine.launch.threads import run_threads
@@ -80,7 +80,7 @@ def saved(tmp_path: Path) -> Callable[..., Path]:
     return save
 
 
-def of_rank(whole: nn.Module, plan: Plan) -> tuple[torch.Tensor, dict[str, torch.Tensor | None]]:
+def of_rank(whole: nn.Module, plan: TensorPlan) -> tuple[torch.Tensor, dict[str, torch.Tensor | None]]:
     """The outputs of a rank's part, and the gradients of their squares."""
     part = divide(copy.deepcopy(whole), plan, build_mesh(Layout(tp=plan.tp)).tp)
     logits = part(**some_tokens(part)).logits
@@ -214,7 +214,7 @@ def test_the_documents_program_generates_what_the_whole_model_does(saved: Callab
 
 def test_a_split_of_ranges_merges_again() -> None:
     whole = torch.arange(24.0).reshape(4, 6)
-    split = Split("columns", 1, [[(0, 1), (4, 6)], [(1, 4)]])
+    split = Division("columns", 1, [[(0, 1), (4, 6)], [(1, 4)]])
     assert torch.equal(split.merge([split.of(whole, 0), split.of(whole, 1)]), whole)
     assert indices(split.parts[0]).tolist() == [0, 4, 5]
 
@@ -230,11 +230,11 @@ def test_what_does_not_run_divided_is_refused_and_nothing_written(tmp_path: Path
 def test_a_wrong_plan_answers_otherwise(saved: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Interleaved thirds of GPT-2's projection: the check of outputs finds what the plan would have hidden."""
 
-    def wrong(model: nn.Module, tp: int) -> Plan:
+    def wrong(model: nn.Module, tp: int) -> TensorPlan:
         plan = make_plan(model, tp)
         for name, split in plan.splits.items():
             if "c_attn" in name:
-                plan.splits[name] = Split("columns", split.dim, [[(0, 72)], [(72, 144)]])
+                plan.splits[name] = Division("columns", split.dim, [[(0, 72)], [(72, 144)]])
         return plan
 
     monkeypatch.setattr("engine.formats.model_shards.make_plan", wrong)
