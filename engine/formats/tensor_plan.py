@@ -172,12 +172,13 @@ class _Tracer:
         tp, width = self.plan.tp, x.shape[-1]
         if width % tp:
             return f"{tp} does not divide {self.linears[row]}'s {width} inputs"
+        step = width // tp
         weights = torch.randn(x.shape, generator=self.generator, dtype=x.dtype)
         names = [name for name, parameter in self.others.items() if parameter.requires_grad]
         sources = [*columns.values(), *(self.others[name] for name in names)]
         masks = []
-        for start in range(0, width, width // tp):
-            part = slice(start, start + width // tp)
+        for start in range(0, width, step):
+            part = slice(start, start + step)
             gradients = torch.autograd.grad(
                 (x * weights)[..., part].sum(), sources, retain_graph=True, allow_unused=True
             )
@@ -200,7 +201,6 @@ class _Tracer:
                     splits[name] = split
                 else:
                     summed.add(name)
-        step = width // tp
         splits[f"{self.linears[row]}.weight"] = Division(
             "rows", 1 - output_dim(row), [[(rank * step, rank * step + step)] for rank in range(tp)]
         )
@@ -230,25 +230,29 @@ def _ranges(numbers: list[int]) -> Part:
     return [(numbers[start], numbers[stop - 1] + 1) for start, stop in pairwise(breaks)]
 
 
-def some_tokens(model: nn.Module, count: int = TOKENS) -> dict[str, torch.Tensor]:
+def some_tokens(model: nn.Module) -> dict[str, torch.Tensor]:
     """Random tokens as the model's arguments."""
     config: Any = model.config
-    tokens = torch.randint(0, config.vocab_size, (2, count), generator=torch.Generator().manual_seed(1))
+    tokens = torch.randint(0, config.vocab_size, (2, TOKENS), generator=torch.Generator().manual_seed(1))
     names = ("input_ids", "decoder_input_ids") if config.is_encoder_decoder else ("input_ids",)
     return dict.fromkeys(names, tokens)
+
+
+def without_numbers(text: str) -> str:
+    """The text with the number of each layer as a star, so that equal layers are described alike."""
+    return re.sub(r"\d+(?=\.)", "*", text)
 
 
 def describe_plan(plan: TensorPlan, model: nn.Module) -> list[str]:
     """A line for each kind of layer, equal ones of many layers together, beside the plan that transformers has."""
     theirs: dict[str, str] = getattr(model, "_tp_plan", None) or {}
     dropout = "different on each rank between a block's first and last layers, the same elsewhere"
-    rows: dict[tuple[str, str], int] = {}
+    rows: dict[tuple[str, str], None] = {}
     for name, module in model.named_modules():
         if is_linear(module) or isinstance(module, nn.Embedding) or f"{name}.weight" in plan.splits:
             split = plan.splits.get(f"{name}.weight")
             how = f"by {split.how}" if split else f"copied: {plan.copied.get(name, 'no part of a block')}"
-            kind = re.sub(r"\d+(?=\.)", "*", name)
-            rows[kind, re.sub(r"\d+(?=\.)", "*", how)] = rows.get((kind, how), 0) + 1
+            rows[without_numbers(name), without_numbers(how)] = None
     width = max(len(kind) for kind, _ in rows)
     said = [f"{kind:{width}}  {how}" + (f"  (transformers: {theirs[kind]})" if kind in theirs else "")
             for kind, how in rows]  # fmt: skip

@@ -20,7 +20,15 @@ from typer.testing import CliRunner
 from engine.cli import app
 from engine.formats.divided import divide
 from engine.formats.model_shards import build_model, load_rank, merge_model, outputs, read_plan, shard_model
-from engine.formats.tensor_plan import Division, TensorPlan, describe_plan, indices, make_plan, some_tokens
+from engine.formats.tensor_plan import (
+    Division,
+    TensorPlan,
+    describe_plan,
+    indices,
+    make_plan,
+    some_tokens,
+    without_numbers,
+)
 from engine.launch.forked import run_forked
 from engine.launch.mesh import build_mesh
 from engine.launch.threads import run_threads
@@ -169,7 +177,7 @@ def test_what_cannot_be_divided_is_copied_and_says_why(name: str, tp: int, layer
     plan = make_plan(model, tp)
     assert f"{layer}.weight" not in plan.splits
     assert reason in plan.copied[layer]
-    assert any(reason in line for line in describe_plan(plan, model)) or "layers" in reason
+    assert any(without_numbers(reason) in line for line in describe_plan(plan, model))
 
 
 def trained() -> tuple[bool, list[float]]:
