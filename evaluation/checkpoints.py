@@ -1,25 +1,39 @@
-"""Checkpoints of this suite, Hugging Face, Megatron-LM or `torch_dist`, loaded as models to score with."""
+"""Checkpoints of this suite, Hugging Face, Megatron-LM or `torch_dist`, loaded as models to score with.
 
+GPT-2 is computed by the engine, every other causal language model by transformers.
+"""
+
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+import torch
 
 from data_pipeline.contamination.testsets import find_gpt2_vocabulary
 from data_pipeline.files import trained_datasets
 from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.checkpoint.checkpoint import load_for_inference
+from engine.costs import parameter_count
 from engine.formats import write_checkpoint
 from engine.formats.convert import read_published
+from engine.formats.huggingface import CONFIG
 from engine.formats.megatron import TRACKER
 from engine.formats.torch_files import METADATA
 from engine.formats.vocabulary import VOCABULARY
-from engine.launch.mesh import local_device
+from engine.launch.mesh import build_mesh, local_device
 from engine.model.stage_model import CausalModel
+from engine.optim.precision import DTYPES
 from engine.parallel.mesh import ParallelMesh, serial_mesh
 from evaluation.hub_models import cached_model
+from evaluation.places import SMOLLM2, SMOLLM2_NOTE, place_of
+from evaluation.pretrained import Pretrained
+from evaluation.protocol import Encoder
 from evaluation.scoring import ScoringModel, pack_weights
+from evaluation.settings import Settings
 from evaluation.store import ScoreStore
 from lineage.chain import CHECKPOINTS, INDEX
 from lineage.digest import is_sealed
@@ -37,7 +51,7 @@ def native_checkpoint(path: Path, vocab: Path | None = None, heads: int | None =
     no vocabulary: `vocab`, files beside it, or the published one is taken. Raises BadInput if there is no checkpoint,
     and the errors of imports.
     """
-    directory = path if path.exists() else _download(path)
+    directory = find_directory(path)
     if not directory.is_dir() or _is_native(directory):
         yield directory
         return
@@ -59,7 +73,13 @@ def _is_native(directory: Path) -> bool:
     )
 
 
-def _download(path: Path) -> Path:
+def find_directory(path: Path) -> Path:
+    """The directory of a checkpoint, or of a hub's or a package's model of that name.
+
+    Raises BadInput if there is none.
+    """
+    if (place := place_of(path)).exists():
+        return place
     try:
         return cached_model(str(path))
     except (BadInput, DataMissing) as error:
@@ -72,10 +92,13 @@ class EvaluatedCheckpoint:
 
     directory: Path
     digest: str
-    tokenizer: Tokenizer
+    tokenizer: Encoder
     model: ScoringModel
     kind: Kind
     """`scaled` for a shrunk twin of a published model, `measured` otherwise."""
+    num_parameters: int
+    note: str = ""
+    """What a reader of its numbers must know."""
 
     @property
     def context(self) -> int:
@@ -97,8 +120,63 @@ class EvaluatedCheckpoint:
         return dataset
 
 
-def load_checkpoint(path: Path, mesh: ParallelMesh | None = None, row_by_row: bool = False) -> EvaluatedCheckpoint:
-    """Load a checkpoint, or a run's newest one, in the number format of its weights.
+def open_checkpoint(path: Path, settings: Settings, row_by_row: bool = False) -> EvaluatedCheckpoint:
+    """Load a checkpoint of any format, or a hub's or a package's model, by the program that the settings name.
+
+    Without a name the engine computes each GPT-2 that it can, transformers every other model. Raises what
+    `native_checkpoint`, `load_checkpoint` and `Pretrained` raise.
+    """
+    mesh, directory = build_mesh(settings.layout), find_directory(path)
+    if settings.device and mesh.layout.world_size == 1:
+        mesh = serial_mesh(_device(settings.device))
+    is_ours = not directory.is_dir() or _is_native(directory) or not (directory / CONFIG).is_file()
+    is_ours = is_ours and not list(directory.glob("*.gguf"))
+    if settings.backend == "transformers" and is_ours:
+        raise BadInput(f"{directory} is no directory of transformers: leave out --backend, or export it first")
+    if settings.backend != "transformers" and (is_ours or settings.backend == "engine" or is_gpt2(directory)):
+        try:
+            with native_checkpoint(directory, settings.vocab, settings.heads) as native:
+                return load_checkpoint(native, mesh, row_by_row, _dtype(settings.dtype))
+        except BadInput as reason:
+            if is_ours or settings.backend == "engine":
+                raise
+            if mesh.is_first:
+                print(f"warning: transformers computes this model: {reason}", file=sys.stderr)
+    if mesh.layout.world_size > 1 or settings.vocab or settings.heads:
+        raise BadInput(f"{directory} is computed by transformers, which takes no --layout, --vocab or --heads")
+    dtype = _dtype(settings.dtype) or torch.float32
+    loaded = Pretrained(directory, dtype, mesh.device)
+    model = ScoringModel(
+        loaded.model, loaded.tokenizer.vocab_size, loaded.context, loaded.model.hidden_size, dtype, mesh
+    )
+    note = SMOLLM2_NOTE if str(path) == SMOLLM2 else ""
+    return EvaluatedCheckpoint(
+        directory, loaded.digest, loaded.tokenizer, model, "measured", loaded.model.num_parameters, note
+    )
+
+
+def is_gpt2(directory: Path) -> bool:
+    """True if there is a config.json that names GPT-2."""
+    return (directory / CONFIG).is_file() and read_object(directory / CONFIG).get("model_type") == "gpt2"
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise BadInput(f"there is no device {name} here: {str(error).partition(chr(10))[0]}") from error
+    return device
+
+
+def _dtype(name: Literal["fp32", "bf16", "fp16"] | None) -> torch.dtype | None:
+    return DTYPES[name] if name else None
+
+
+def load_checkpoint(
+    path: Path, mesh: ParallelMesh | None = None, row_by_row: bool = False, dtype: torch.dtype | None = None
+) -> EvaluatedCheckpoint:
+    """Load a checkpoint of this suite, or a run's newest one, in a number format or in that of its weights.
 
     With a mesh, this rank's part is loaded; otherwise the whole model, on the GPU if there is one. Weights are laid out
     for many rows at a time, or with `row_by_row` for one. Raises BadInput if nothing is at `path` or the mesh does not
@@ -114,6 +192,8 @@ def load_checkpoint(path: Path, mesh: ParallelMesh | None = None, row_by_row: bo
             f"the tokenizer of {loaded.directory} has {tokenizer.vocab_size} entries, "
             f"its model {loaded.config.vocab_size}"
         )
+    if dtype:
+        loaded.model.to(dtype)
     if not row_by_row:
         pack_weights(loaded.model)
     model = ScoringModel(
@@ -124,7 +204,8 @@ def load_checkpoint(path: Path, mesh: ParallelMesh | None = None, row_by_row: bo
         dtype=next(loaded.model.parameters()).dtype,
         mesh=mesh,
     )
-    return EvaluatedCheckpoint(loaded.directory, loaded.digest, tokenizer, model, _kind(loaded.directory))
+    kind, count = _kind(loaded.directory), parameter_count(loaded.config)
+    return EvaluatedCheckpoint(loaded.directory, loaded.digest, tokenizer, model, kind, count)
 
 
 def _kind(directory: Path) -> Kind:

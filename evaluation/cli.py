@@ -10,7 +10,7 @@ import typer
 
 from engine.launch.local import keep_large_buffers
 from engine.parallel.layout import Layout
-from evaluation.settings import ONE_RANK, Settings, is_first_rank, parse_layout, start_ranks
+from evaluation.settings import ONE_RANK, Settings, is_first_rank, parse_batch_size, parse_layout, start_ranks
 from evaluation.tasks import TASKS, check_task_name
 from lineage.atomic import check_place, write_json, write_text
 from lineage.command import CommandLine, run_command
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 app = CommandLine(help="Evaluate a checkpoint by a named protocol.", no_args_is_help=True)
 
 ALL, FILE_TASKS = "all", {"perplexity": "file_perplexity", "cloze": "file_cloze"}
-CKPT_HELP = "Checkpoint or run directory, a Hugging Face GPT-2 directory or hub name, or a Megatron-LM save directory."
+CKPT_HELP = (
+    "Checkpoint or run directory, a Hugging Face directory or hub name of any causal language model, smollm2 (with the "
+    "extra of that name), or a Megatron-LM save directory."
+)
 Checkpoint = Annotated[Path, typer.Option("--ckpt", help=CKPT_HELP)]
 Json = Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")]
 Limit = Annotated[
@@ -31,8 +34,20 @@ Limit = Annotated[
     typer.Option(min=1, help="Score only so many windows or examples, spread evenly; the result is partial."),
 ]
 BatchSize = Annotated[
-    int | None, typer.Option(min=1, help="Rows per forward pass; by default as many as fit in memory.")
+    int | None,
+    typer.Option(
+        parser=parse_batch_size, metavar="<int|auto>", help="Rows per forward pass; auto is as many as fit in memory."
+    ),
 ]
+Backend = Annotated[
+    Literal["engine", "transformers"] | None,
+    typer.Option(help="Program that computes the model; by default the engine for a GPT-2, transformers for another."),
+]
+Dtype = Annotated[
+    Literal["fp32", "bf16", "fp16"] | None,
+    typer.Option(help="Number format computed in; by default that of a checkpoint of this suite, fp32 for others."),
+]
+Device = Annotated[str | None, typer.Option(help="Such as cpu or cuda:1; by default the GPU, if there is one.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes on a CPU; by default one per available core.")]
 Vocab = Annotated[Path | None, typer.Option(help="Folder with vocab.json and merges.txt for a Megatron-LM checkpoint.")]
 Heads = Annotated[int | None, typer.Option(min=1, help="Attention heads of a Megatron-LM checkpoint without them.")]
@@ -62,6 +77,9 @@ def run(
     vocab: Vocab = None,
     heads: Heads = None,
     layout: Ranks = ONE_RANK,
+    backend: Backend = None,
+    dtype: Dtype = None,
+    device: Device = None,
     json: Json = None,
     samples: Annotated[
         Path | None, typer.Option("--samples", help="Also write every window or example to this .jsonl file.")
@@ -76,7 +94,7 @@ def run(
         check_task_name(protocol)
     if (file is None) == (protocol in FILE_TASKS):
         raise BadInput(f"{protocol} needs a text file" if file is None else f"{protocol} takes no file: {file}")
-    settings = Settings(limit, batch_size, workers, vocab, heads, layout)
+    settings = Settings(limit, batch_size, workers, vocab, heads, layout, backend, dtype, device)
     _start(settings, json, samples)
     from evaluation import heldout, tables
     from evaluation.evaluate import evaluate, file_task, named_task
@@ -110,12 +128,15 @@ def compare(
     vocab: Vocab = None,
     heads: Heads = None,
     layout: Ranks = ONE_RANK,
+    backend: Backend = None,
+    dtype: Dtype = None,
+    device: Device = None,
     json: Json = None,
 ) -> None:
     """Compare two checkpoints on the same tests: the paired difference with its standard error."""
     for name in task:
         check_task_name(name)
-    settings = Settings(limit, batch_size, workers, vocab, heads, layout)
+    settings = Settings(limit, batch_size, workers, vocab, heads, layout, backend, dtype, device)
     _start(settings, json)
     from evaluation import tables
     from evaluation.compare import paired_difference
@@ -149,10 +170,13 @@ def identify(
     vocab: Vocab = None,
     heads: Heads = None,
     layout: Ranks = ONE_RANK,
+    backend: Backend = None,
+    dtype: Dtype = None,
+    device: Device = None,
     json: Json = None,
 ) -> None:
     """Name the conventions that give a claimed number within its rounding."""
-    settings = Settings(None, batch_size, workers, vocab, heads, layout)
+    settings = Settings(None, batch_size, workers, vocab, heads, layout, backend, dtype, device)
     _start(settings, json)
     from evaluation import identify as conventions
 
@@ -207,10 +231,13 @@ def generate(
     vocab: Vocab = None,
     heads: Heads = None,
     layout: Ranks = ONE_RANK,
+    backend: Backend = None,
+    dtype: Dtype = None,
+    device: Device = None,
     json: Json = None,
 ) -> None:
     """Continue a text: greedily, or sampled if a temperature, top-k or top-p is given."""
-    settings = Settings(vocab=vocab, heads=heads, layout=layout)
+    settings = Settings(None, None, None, vocab, heads, layout, backend, dtype, device)
     _start(settings, json)
     from evaluation.generate import Sampling, generate_text
 

@@ -16,7 +16,9 @@ from evaluation.protocol import (
     SourceText,
     Task,
     Tokens,
+    describe_first,
     perplexity,
+    with_first,
 )
 from evaluation.schema import ClozeResult, Provenance
 from evaluation.uncertainty import mean_standard_error
@@ -53,9 +55,12 @@ def split_last_word(text: str) -> tuple[str, str]:
 
 
 def encode_strictly(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
-    """Context and ` word` encoded apart."""
+    """Context and ` word` encoded apart; together, and cut, by a tokenizer that puts a space before every text."""
     contexts, words = zip(*map(split_last_word, passages), strict=True)
     before = tokenizer.encode_batch(list(contexts))
+    if tokenizer.encode("a b") != [*tokenizer.encode("a"), *tokenizer.encode(" b")]:
+        whole = tokenizer.encode_batch([" ".join(pair) for pair in zip(contexts, words, strict=True)])
+        return [(tokens, len(tokens) - len(context)) for context, tokens in zip(before, whole, strict=True)]
     targets = tokenizer.encode_batch([f" {word}" for word in words])
     return [([*context, *target], len(target)) for context, target in zip(before, targets, strict=True)]
 
@@ -120,15 +125,16 @@ class ClozeTask(Task):
         examples = rule.encode(tokenizer, passages)
 
         def request(number: int) -> Request:
-            ids, count = examples[number]
+            ids, count = with_first(tokenizer, examples[number][0]), examples[number][1]
             if count > seq_length:
                 raise BadInput(f"a target of {count} sub-words does not fit the model's context of {seq_length}")
             return Request(np.asarray(ids[-(seq_length + 1) :], dtype=np.int64), count)
 
         super().__init__(source, tokenizer, Lazy(len(examples), request))
         self.banned = stop_word_tokens(tokenizer) if rule.filters_stop_words else None
-        self._passages, self._rule, self._seq_length = passages, rule, seq_length
-        self._lengths = [len(ids) for ids, _ in examples]
+        self._passages, self._seq_length = passages, seq_length
+        self._rule = rule.sentence.replace("nothing before the", f"{describe_first(tokenizer)} before the")
+        self._lengths = [len(with_first(tokenizer, ids)) for ids, _ in examples]
 
     def text(self, place: int) -> str:
         """The passage."""
@@ -150,7 +156,7 @@ class ClozeTask(Task):
         cut = f"; {truncated} examples cut at the left to the model's context" if truncated else ""
         return ClozeResult(
             **self.facts(scores, provenance),
-            protocol=f"{self.source.title}; {self._rule.sentence}; {provenance.dtype}{cut}{self.extent}",
+            protocol=f"{self.source.title}; {self._rule}; {provenance.dtype}{cut}{self.extent}",
             perplexity=target_perplexity,
             perplexity_standard_error=None if spread is None else target_perplexity * spread,
             num_original_tokens=len(self._passages),
@@ -164,7 +170,7 @@ class ClozeTask(Task):
 
     def correct(self, scores: Scores) -> NDArray[np.bool_]:
         """True for each example that is right by the rule."""
-        if not self._rule.filters_stop_words:
+        if self.banned is None:
             return scores.all_greedy
         right = scores.greedy.copy()
         right[scores.starts] = scores.greedy_allowed[scores.starts]

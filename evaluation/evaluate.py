@@ -9,10 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.costs import parameter_count
-from engine.launch.mesh import build_mesh
 from engine.launch.rendezvous import telling_of_lost_ranks
-from evaluation.checkpoints import EvaluatedCheckpoint, load_checkpoint, native_checkpoint
+from evaluation.checkpoints import EvaluatedCheckpoint, open_checkpoint
 from evaluation.protocol import Encoder, Request, Scores, Task
 from evaluation.schema import Provenance, Result
 from evaluation.scoring import NoMemory, remembering, score, score_with_memory
@@ -63,28 +61,32 @@ def evaluate(checkpoint: Path, tasks: Mapping[str, MakeTask], settings: Settings
     started = time.monotonic()
     made: dict[str, Task] = {}
     missing: dict[str, DataMissing | NoMemory] = {}
-    with native_checkpoint(checkpoint, settings.vocab, settings.heads) as native:
-        evaluated = load_checkpoint(native, build_mesh(settings.layout))
-        for name, make in tasks.items():
-            try:
-                task = make(evaluated)
-                if task.with_memory:
-                    remembering(evaluated.model)
-                made[name] = task.limited(settings.limit)
-            except (DataMissing, NoMemory) as error:
-                missing[name] = error
-        if not made:
-            raise next(iter(missing.values()))
-        for task in made.values():
-            if task.note and evaluated.model.mesh.is_first:
-                print(f"warning: {task.note}", file=sys.stderr)
-        scored = _score_all(list(made.values()), evaluated, settings)
+    evaluated = open_checkpoint(checkpoint, settings)
+    for name, make in tasks.items():
+        try:
+            task = make(evaluated)
+            if task.with_memory:
+                remembering(evaluated.model)
+            made[name] = task.limited(settings.limit)
+        except (DataMissing, NoMemory) as error:
+            missing[name] = error
+    if not made:
+        raise next(iter(missing.values()))
+    for task in made.values():
+        if task.note and evaluated.model.mesh.is_first:
+            print(f"warning: {task.note}", file=sys.stderr)
+    scored = _score_all(list(made.values()), evaluated, settings)
     provenance = _provenance(evaluated, checkpoint, started)
     done = {
-        name: Evaluation(task, scores, task.result(scores, provenance))
+        name: Evaluation(task, scores, _warned(task.result(scores, provenance), evaluated.note))
         for (name, task), scores in zip(made.items(), scored, strict=True)
     }
     return Evaluations(done, {name: str(error) for name, error in missing.items()})
+
+
+def _warned(result: Result, note: str) -> Result:
+    """The result with what a reader of the checkpoint's numbers must know as its first warning."""
+    return result.model_copy(update={"warnings": [note, *result.warnings]}) if note else result
 
 
 def _score_all(tasks: Sequence[Task], evaluated: EvaluatedCheckpoint, settings: Settings) -> list[Scores]:
@@ -94,7 +96,7 @@ def _score_all(tasks: Sequence[Task], evaluated: EvaluatedCheckpoint, settings: 
     banned = next((task.banned for task in tasks if task.banned is not None), None)
     title, unit = (tasks[0].name, tasks[0].unit) if len(tasks) == 1 else (f"{len(tasks)} protocols", "requests")
     announce(
-        f"{total:,} {unit}, {tokens:,} tokens through {parameter_count(evaluated.model.network.config):,} parameters",
+        f"{total:,} {unit}, {tokens:,} tokens through {evaluated.num_parameters:,} parameters",
         "less what earlier evaluations have kept",
     )
     quiet = not evaluated.model.mesh.is_first

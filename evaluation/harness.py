@@ -27,9 +27,9 @@ def rolling_windows(num_tokens: int, seq_length: int) -> Iterator[Window]:
         yield Window(0 if first == 1 else stop - seq_length - 1, first, stop)
 
 
-def rolling_requests(document: Sequence[int], end_of_text: int, seq_length: int) -> list[Request]:
-    """A document's sub-words, each scored once, after one end-of-text token."""
-    tokens: Tokens = np.asarray([end_of_text, *document], dtype=np.int64)
+def rolling_requests(document: Sequence[int], first: int, seq_length: int) -> list[Request]:
+    """A document's sub-words, each scored once, after one token that is put before it."""
+    tokens: Tokens = np.asarray([first, *document], dtype=np.int64)
     return [Request.of_window(tokens, w) for w in rolling_windows(len(tokens), seq_length)]
 
 
@@ -37,9 +37,11 @@ def document_stream(text: RunningText, tokenizer: Encoder, seq_length: int) -> S
     """A WikiText file document by document, each detokenized by itself, in rolling windows."""
     documents = list(lm_eval_documents(text.text))
     encoded = tokenizer.encode_batch([detokenize_wikitext(document) for document in documents])
-    requests = [r for tokens in encoded for r in rolling_requests(tokens, tokenizer.end_of_text, seq_length)]
+    requests = [r for tokens in encoded for r in rolling_requests(tokens, tokenizer.document_start, seq_length)]
+    start = tokenizer.document_start
+    first = "end-of-text" if start == tokenizer.end_of_text else repr(tokenizer.decode([start]))
     return Stream(
-        recipe=f"{len(documents)} documents, detokenizer {NAME} on each, end-of-text first; disjoint windows of "
+        recipe=f"{len(documents)} documents, detokenizer {NAME} on each, {first} first; disjoint windows of "
         f"{seq_length}, the last extended to the left",
         num_tokens=sum(map(len, encoded)),
         requests=requests,

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from evaluation.checkpoints import load_checkpoint, native_checkpoint
+from evaluation.checkpoints import open_checkpoint
 from evaluation.evaluate import share, take
 from evaluation.generate import Sampling, generate
 from evaluation.harness import rolling_requests
-from evaluation.protocol import Request, Scores, Tokens
+from evaluation.protocol import Request, Scores, Tokens, with_first
 from evaluation.scoring import score
+from evaluation.settings import Settings
 from evaluation.windows import megatron_windows, sliding_windows
 from lineage.errors import BadInput
 from lineage.extras import import_extra
@@ -50,24 +51,30 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         lm-evaluation-harness always passes a device and a largest batch size; both are ignored.
         """
         super().__init__()
-        with native_checkpoint(Path(pretrained), Path(vocab) if vocab else None, heads) as native:
-            self._loaded = load_checkpoint(native)
+        settings = Settings(vocab=Path(vocab) if vocab else None, heads=heads)
+        self._loaded = open_checkpoint(Path(pretrained), settings)
         self._workers, self._batch_size = workers, None if batch_size in ("auto", None) else int(batch_size or 1)
         self.tokenizer = self._loaded.tokenizer
 
     @property
     def eot_token_id(self) -> int:
-        """End-of-text, the context of a text without one."""
+        """End-of-text."""
         return self.tokenizer.end_of_text
+
+    @property
+    def prefix_token_id(self) -> int:
+        """The context of a text without one."""
+        return self.tokenizer.document_start
 
     @property
     def tokenizer_name(self) -> str:
         """Key under which answers are kept."""
         return self.tokenizer.digest
 
-    def tok_encode(self, string: str, **_: Any) -> list[int]:
-        """Sub-words of a text, without special tokens."""
-        return self.tokenizer.encode(string)
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        """Sub-words of a text, after what the tokenizer puts before every text unless `add_special_tokens` is false."""
+        tokens = self.tokenizer.encode(string)
+        return tokens if add_special_tokens is False else with_first(self.tokenizer, tokens)
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Log-likelihoods of whole texts, in disjoint windows after end-of-text or with Megatron-LM's stride."""
@@ -109,7 +116,7 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
     def _windows(self, text: str | dict[str, Any]) -> list[Request]:
         context = self._loaded.model.seq_length
         if isinstance(text, str):
-            return rolling_requests(self.tok_encode(text), self.eot_token_id, context)
+            return rolling_requests(self.tokenizer.encode(text), self.prefix_token_id, context)
         tokens: Tokens = np.asarray(self.tok_encode(text["text"]), dtype=np.int64)
         windows = sliding_windows(len(tokens), *megatron_windows(context, text["stride"]))
         return [Request.of_window(tokens, window) for window in windows]
@@ -123,7 +130,7 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         most = int(settings.get("max_gen_toks", NEW_TOKENS))
         if (room := self._loaded.model.seq_length - most) < 1:
             raise BadInput(f"{most} new tokens leave no room for a prompt in the model's context")
-        return self.tok_encode(context)[-room:] or [self.eot_token_id]
+        return self.tok_encode(context)[-room:] or [self.prefix_token_id]
 
     def _generate(self, prompts: Sequence[Sequence[int]], settings: dict[str, Any]) -> list[str]:
         until, end = settings.get("until") or [], self.eot_token_id

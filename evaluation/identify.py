@@ -107,8 +107,7 @@ def read_table(directory: Path) -> list[Convention]:
 def identify(checkpoint: Path, claimed: str, task: str, settings: Settings) -> Identified:
     """Find the conventions that give a number of a checkpoint on WikiText-103 or LAMBADA."""
     from data_pipeline.contamination.testsets import find_test_set
-    from engine.launch.mesh import build_mesh
-    from evaluation.checkpoints import load_checkpoint, native_checkpoint
+    from evaluation.checkpoints import open_checkpoint
     from evaluation.documents import lm_eval_documents
     from evaluation.evaluate import share, take
     from evaluation.lambada import openai_passages
@@ -118,24 +117,23 @@ def identify(checkpoint: Path, claimed: str, task: str, settings: Settings) -> I
 
     find(claimed, [], None, None)
     path = find_test_set(task)
-    with native_checkpoint(checkpoint, settings.vocab, settings.heads) as native:
-        evaluated = load_checkpoint(native, build_mesh(settings.layout))
-        arguments, asked = (evaluated.tokenizer, evaluated.context), list[tuple[dict[str, str], ReadText | LastWords]]()
-        if task == "wikitext103":
-            whole = read_wikitext103(task, path).text
-            axes = {axis: AXES[axis] for axis in ("documents", "first", "literal")}
-            axes |= {"text": REAL_TEXTS, "windows": [each for each in AXES["windows"] if each != "a 32nd apart"]}
-            for each in readings(axes):
-                asked.append((each, ReadText(each, list(lm_eval_documents(whole)), whole, *arguments)))
-        else:
-            for values in product(*LAST_WORD_AXES.values()):
-                each = dict(zip(LAST_WORD_AXES, values, strict=True))
-                asked.append((each, LastWords(each, openai_passages(path), *arguments)))
-        requests, places = share([read.requests for _, read in asked])
-        announce(f"{sum(len(each.tokens) for each in requests):,} tokens", "less what earlier evaluations have kept")
-        with Progress("identify", len(requests), "windows", quiet=not evaluated.model.mesh.is_first) as progress:
-            scores = score(evaluated.model, requests, settings.batch_size, settings.workers, progress.advance,
-                           store=evaluated.store, on_resumed=progress.start_at)  # fmt: skip
+    evaluated = open_checkpoint(checkpoint, settings)
+    arguments, asked = (evaluated.tokenizer, evaluated.context), list[tuple[dict[str, str], ReadText | LastWords]]()
+    if task == "wikitext103":
+        whole = read_wikitext103(task, path).text
+        axes = {axis: AXES[axis] for axis in ("documents", "first", "literal")}
+        axes |= {"text": REAL_TEXTS, "windows": [each for each in AXES["windows"] if each != "a 32nd apart"]}
+        for each in readings(axes):
+            asked.append((each, ReadText(each, list(lm_eval_documents(whole)), whole, *arguments)))
+    else:
+        for values in product(*LAST_WORD_AXES.values()):
+            each = dict(zip(LAST_WORD_AXES, values, strict=True))
+            asked.append((each, LastWords(each, openai_passages(path), *arguments)))
+    requests, places = share([read.requests for _, read in asked])
+    announce(f"{sum(len(each.tokens) for each in requests):,} tokens", "less what earlier evaluations have kept")
+    with Progress("identify", len(requests), "windows", quiet=not evaluated.model.mesh.is_first) as progress:
+        scores = score(evaluated.model, requests, settings.batch_size, settings.workers, progress.advance,
+                       store=evaluated.store, on_resumed=progress.start_at)  # fmt: skip
     conventions = [
         Convention(axes | {"average": average}, {task: value})
         for (axes, read), where in zip(asked, places, strict=True)

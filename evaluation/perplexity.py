@@ -20,6 +20,7 @@ from evaluation.protocol import (
     Scores,
     Task,
     Tokens,
+    describe_first,
     perplexity,
 )
 from evaluation.schema import Block, PerplexityResult, Provenance
@@ -65,20 +66,25 @@ class Stream:
 def sliding_stream(
     text: RunningText, detokenizer: Detokenizer, tokenizer: Encoder, seq_length: int, stride: int
 ) -> Stream:
-    """The whole text in one stream by sliding windows: nothing before or between documents, token 0 not scored.
+    """The whole text in one stream by sliding windows: nothing between documents, token 0 not scored.
+
+    Token 0 is the one that the tokenizer puts before every text, otherwise the text's first sub-word.
 
     Its blocks are its articles. A text without any has stretches, of one window or as many as make MOST_STRETCHES.
     """
     detokenized = detokenizer.apply(text.text)
     tokens: Tokens = tokenizer.encode_ids(detokenized).astype(np.int64)
+    num_tokens, has_first = len(tokens), tokenizer.first_token is not None
+    if has_first:
+        tokens = np.concatenate([[tokenizer.first_token], tokens])
     windows = sliding_windows(len(tokens), seq_length, stride)
 
     def request(number: int) -> Request:
         return Request.of_window(tokens, windows[number])
 
     if text.articles:
-        sizes = _share_out(len(tokens), [len(ids) for ids in tokenizer.encode_batch(cut_articles(text, detokenized))])
-        sizes[next(index for index, size in enumerate(sizes) if size)] -= 1  # token 0
+        sizes = _share_out(num_tokens, [len(ids) for ids in tokenizer.encode_batch(cut_articles(text, detokenized))])
+        sizes[next(index for index, size in enumerate(sizes) if size)] -= not has_first  # token 0
         ends = [*(start for _, start in text.articles[1:]), None]
         blocks = [
             Block(title=title, num_targets=size, num_original_tokens=count_original_tokens(text.text[start:end]))
@@ -89,8 +95,9 @@ def sliding_stream(
         size = max(seq_length, -(-num_targets // MOST_STRETCHES))
         blocks = _stretches(num_targets, size, text.num_original_tokens)
     return Stream(
-        recipe=f"detokenizer {detokenizer.name}; window {seq_length}, stride {stride}",
-        num_tokens=len(tokens),
+        recipe=f"detokenizer {detokenizer.name}; window {seq_length}, stride {stride}"
+        + (f"; {describe_first(tokenizer)} before the text" if has_first else ""),
+        num_tokens=num_tokens,
         requests=Lazy(len(windows), request),
         first_targets=Lazy(len(windows), lambda number: windows[number].first_scored - 1),
         blocks=blocks,

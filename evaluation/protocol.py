@@ -96,9 +96,32 @@ class Encoder(Protocol):
     @property
     def end_of_text(self) -> int: ...
 
+    @property
+    def first_token(self) -> int | None:
+        """Token that the tokenizer puts before every text."""
+
+    @property
+    def document_start(self) -> int:
+        """Token that a document is scored after, where one is put before it."""
+
+    @property
+    def digest(self) -> str: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
     def encode_batch(self, texts: list[str]) -> list[list[int]]: ...
 
     def decode(self, ids: Iterable[int]) -> str: ...
+
+
+def with_first(tokenizer: Encoder, tokens: Sequence[int]) -> list[int]:
+    """The tokens after what the tokenizer puts before every text."""
+    return [*([] if tokenizer.first_token is None else [tokenizer.first_token]), *tokens]
+
+
+def describe_first(tokenizer: Encoder, otherwise: str = "nothing") -> str:
+    """The tokenizer's first token as a reader knows it."""
+    return otherwise if tokenizer.first_token is None else repr(tokenizer.decode([tokenizer.first_token]))
 
 
 @dataclass(frozen=True)

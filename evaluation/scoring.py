@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.metadata import version
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,10 +33,10 @@ from engine.kernels.registry import DTYPES
 from engine.model.gpt2 import GPT2
 from engine.model.microbatch import PipelineInput, Recurrence
 from engine.model.stage_model import CausalModel
-from engine.model.transformer import KeyValueCache
 from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, linear
 from engine.parallel.mesh import MAX, MIN, Axis, ParallelMesh, serial_mesh
 from engine.torch_names import onednn
+from evaluation.pretrained import PretrainedModel
 from evaluation.protocol import Request, Scores
 from evaluation.store import ScoreStore
 from lineage.digest import sha256_file, sha256_json
@@ -56,7 +57,7 @@ T = TypeVar("T")
 class ScoringModel:
     """A causal model with its sizes, for scoring."""
 
-    network: CausalModel
+    network: CausalModel | PretrainedModel
     """This rank's part of it."""
     vocab_size: int
     """Real entries; logits beyond them are padding."""
@@ -148,6 +149,7 @@ def _describe(model: ScoringModel, banned: NDArray[np.int64] | None) -> dict[str
         "rows_per_head": model.rows_per_head(),
         "tp": model.mesh.tp.size,
         "torch": torch.__version__,
+        **({"transformers": version("transformers")} if isinstance(model.network, PretrainedModel) else {}),
         "processor": cpu_name() if on_cpu else torch.cuda.get_device_name(model.mesh.device),
     }
 
@@ -359,7 +361,7 @@ def pack_weights(network: CausalModel) -> None:
 
 
 def forward_at(
-    network: CausalModel, mesh: ParallelMesh, tokens: torch.Tensor, positions: torch.Tensor
+    network: CausalModel | PretrainedModel, mesh: ParallelMesh, tokens: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor | None:
     """Final states [q, b, h] at positions [b, q] of token ids [b, s] on the last stage, None on the others.
 
@@ -371,7 +373,7 @@ def forward_at(
 
 
 def forward_next(
-    network: GPT2, mesh: ParallelMesh, tokens: torch.Tensor, cache: KeyValueCache
+    network: GPT2 | PretrainedModel, mesh: ParallelMesh, tokens: torch.Tensor, cache: Any
 ) -> torch.Tensor | None:  # fmt: skip
     """Final states [q, b, h] of the token ids [b, q] that follow those in the cache on the last stage, else None.
 
@@ -385,7 +387,7 @@ def forward_next(
 
 
 def _pass_down(
-    network: CausalModel, mesh: ParallelMesh, tokens: torch.Tensor,
+    network: CausalModel | PretrainedModel, mesh: ParallelMesh, tokens: torch.Tensor,
     run: Callable[[torch.Tensor], torch.Tensor], run_last: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor | None:  # fmt: skip
     stage, stages = mesh.pp.rank, mesh.pp.size

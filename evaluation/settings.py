@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from engine.parallel.layout import Layout
 from lineage.errors import BadInput
@@ -33,9 +34,18 @@ def parse_layout(text: str | Layout) -> Layout:
     return Layout(**sizes)
 
 
+def parse_batch_size(text: str | int) -> int | None:
+    """The number of rows; None for `auto`. Raises BadInput for anything else."""
+    if text == "auto":
+        return None
+    if not str(text).isdecimal() or int(text) < 1:
+        raise BadInput(f"{text!r} is no batch size: give a number of rows from 1 on, or auto")
+    return int(text)
+
+
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a scoring; only `limit` changes what is measured."""
+    """Settings of a scoring; `limit` changes what is measured, `backend` and `dtype` how it is rounded."""
 
     limit: int | None = None
     """Windows or examples to score, spread evenly over the test."""
@@ -44,6 +54,12 @@ class Settings:
     vocab: Path | None = None
     heads: int | None = None
     layout: Layout = ONE_RANK
+    backend: Literal["engine", "transformers"] | None = None
+    """Program that computes the model; by default the engine for a GPT-2, transformers for another."""
+    dtype: Literal["fp32", "bf16", "fp16"] | None = None
+    """Number format that is computed in; by default that of a checkpoint of this suite, fp32 for others."""
+    device: str | None = None
+    """torch's name of a device; by default the GPU, if there is one."""
 
 
 def start_ranks(layout: Layout, main: Callable[[], object]) -> None:

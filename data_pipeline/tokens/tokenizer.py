@@ -51,6 +51,8 @@ class Tokenizer:
 
     end_of_text: int
     """Id of the token that ends a document."""
+    first_token: int | None = None
+    """Token put before every text: none."""
 
     def __init__(self, backend: Backend) -> None:
         end_of_text = backend.token_to_id(END_OF_TEXT)
@@ -155,6 +157,11 @@ class Tokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         """The text of token ids; bytes that are not UTF-8 become U+FFFD."""
         return str(self._backend.decode([int(token) for token in ids], skip_special_tokens=False))
+
+    @property
+    def document_start(self) -> int:
+        """End-of-text, which also stands between documents."""
+        return self.end_of_text
 
     @property
     def vocab_size(self) -> int:

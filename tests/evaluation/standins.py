@@ -47,7 +47,12 @@ class Bytes:
     """A tokenizer whose sub-words are bytes."""
 
     vocab_size = 256
-    end_of_text = 0
+    end_of_text = document_start = 0
+    first_token = None
+    digest = "bytes"
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode("utf-8"))
 
     def decode(self, ids: Iterable[int]) -> str:
         return bytes(ids).decode("utf-8", "replace")
