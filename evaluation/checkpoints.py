@@ -98,7 +98,7 @@ class EvaluatedCheckpoint:
     """`scaled` for a shrunk twin of a published model, `measured` otherwise."""
     num_parameters: int
     note: str = ""
-    """What a reader of its numbers must know."""
+    """Warning for a reader of its numbers."""
 
     @property
     def context(self) -> int:

@@ -1,4 +1,4 @@
-"""What is at the place of a checkpoint, told from its files before torch is loaded. Imports no torch."""
+"""The files at a checkpoint's place, read before torch is loaded. Imports no torch."""
 
 from importlib.util import find_spec
 from pathlib import Path

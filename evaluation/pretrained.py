@@ -27,7 +27,7 @@ from lineage.files import read_object
 
 EXTRA = "transformers"
 WRAPPED = "_orig_mod."
-"""What torch.compile puts before the names of weights."""
+"""Prefix of the names of weights that torch.compile saved."""
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "max_seq_len", "seq_length")
 UNLIMITED = 2048
 """Context of an architecture without a longest input."""
@@ -116,10 +116,10 @@ class PretrainedModel(nn.Module):
 
     def _run(self, inputs: Tensor, cuts: bool = False, **settings: Any) -> tuple[Tensor | None, Tensor]:
         """Inputs of the output layer, if it is to be cut off, and the logits, which are none then."""
-        kept: list[Tensor] = []
+        states: list[Tensor] = []
 
         def cut(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            kept.append(given[0])
+            states.append(given[0])
             return (given[0][:, :0],)
 
         handle = self._head.register_forward_pre_hook(cut) if cuts else None
@@ -128,7 +128,7 @@ class PretrainedModel(nn.Module):
         finally:
             if handle:
                 handle.remove()
-        return (kept[0] if kept else None), logits
+        return (states[0] if states else None), logits
 
 
 class Pretrained:
@@ -235,5 +235,5 @@ class Pretrained:
 
 def _context(config: Any) -> int:
     text = config.get_text_config()
-    found = (getattr(text, key, None) for key in CONTEXT_KEYS)
-    return next((length for length in found if isinstance(length, int) and length > 0), UNLIMITED)
+    lengths = (getattr(text, key, None) for key in CONTEXT_KEYS)
+    return next((length for length in lengths if isinstance(length, int) and length > 0), UNLIMITED)
