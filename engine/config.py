@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     Field,
+    PositiveInt,
     SerializationInfo,
     SerializerFunctionWrapHandler,
     ValidationError,
@@ -409,15 +410,15 @@ SERIAL = ParallelConfig()
 class TwinScale(Config):
     """Factors between a published recipe and its twin: published value = twin value × factor."""
 
-    hidden_size: int = 16
-    num_heads: int = 4
-    num_layers: int = 12
-    seq_length: int = 8
-    vocab_size: int = 16
-    global_batch_size: int = 64
-    iterations: int = 250
-    warmup_iterations: int = 50
-    learning_rate: int = 8
+    hidden_size: PositiveInt = 16
+    num_heads: PositiveInt = 4
+    num_layers: PositiveInt = 12
+    seq_length: PositiveInt = 8
+    vocab_size: PositiveInt = 16
+    global_batch_size: PositiveInt = 64
+    iterations: PositiveInt = 250
+    warmup_iterations: PositiveInt = 50
+    learning_rate: PositiveInt = 8
     """Twin value = published value × factor, since the best rate grows as width and batch shrink (8.3b twin)."""
 
 

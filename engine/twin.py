@@ -48,12 +48,12 @@ def shrink(config: RunConfig, scale: TwinScale | None = None) -> RunConfig:
     )
 
 
-def describe_scale(scale: TwinScale) -> str:
-    """The rule as a sentence."""
+def describe_scale(scale: TwinScale, rates: str = "", kept: str = "initialisation, ") -> str:
+    """The rule as a sentence; `rates` says what else gives the learning rates, `kept` what else stays the same."""
     return (
         f"A twin is the published recipe with hidden size and vocabulary ÷ {scale.hidden_size} and "
         f"÷ {scale.vocab_size}, heads ÷ {scale.num_heads}, layers ÷ {scale.num_layers} (rounded down), context "
         f"÷ {scale.seq_length}, batch ÷ {scale.global_batch_size}, iterations ÷ {scale.iterations}, warm-up "
-        f"÷ {scale.warmup_iterations} and learning rates × {scale.learning_rate}; initialisation, schedule, "
+        f"÷ {scale.warmup_iterations} and {rates or f'learning rates × {scale.learning_rate}'}; {kept}schedule, "
         "dropout, weight decay, clipping and every line of code stay the same."
     )

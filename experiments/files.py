@@ -1,13 +1,11 @@
 """Names and schemas of the files that experiments write. Imports no torch."""
 
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from lineage.files import FileSchema, Finite, Positive
-from lineage.records import Record
 
 NOT_RUN, FORECAST, PLAN, LADDER, SWEEPS = "not_run.json", "forecast.json", "plan.json", "ladder.json", "sweeps"
 SCORES, EVALUATIONS, TRAINING = "scores.json", "evaluations", "training"
@@ -93,27 +91,12 @@ class ReproductionScores(FileSchema):
         """Quantity of the records with the bits per byte of each model and seed."""
         return f"{self.text.removesuffix('-perplexity')}_bits_per_byte"
 
-    def sentences(self, records: Iterable[Record]) -> list[str]:
-        """Each paired difference, then the number of seeds in which larger models take fewer bits."""
+    def sentences(self) -> list[str]:
+        """Each paired difference, and what its interval is over."""
         if not self.comparisons:
             return []
         over = f"{self.articles:,} articles" + (f" and {self.seeds} seeds" if self.seeds > 1 else "")
-        differences = [f"{each.sentence(self.models)}." for each in self.comparisons]
-        return [*differences, f"Intervals are over {over}.", order_sentence(self.quantity, records)]
-
-
-def order_sentence(quantity: str, records: Iterable[Record]) -> str:
-    """The number of seeds in which a quantity falls from every model to the next larger; of a curve the end counts."""
-    ends: dict[int, dict[str, float]] = {}
-    for record in records:
-        if record.quantity == quantity and record.seed is not None:
-            ends.setdefault(record.seed, {})[record.series] = record.value
-    broken = [str(seed) for seed, values in ends.items() if any(b >= a for a, b in pairwise(values.values()))]
-    held = "does not hold" if broken else "holds"
-    if len(ends) > 1:
-        held = f"holds in {len(ends) - len(broken)} of {len(ends)} seeds"
-        held += f", not in {', '.join(broken)}" if 0 < len(broken) < len(ends) else ""
-    return f"The models' order by {quantity.replace('_', ' ')} {held}."
+        return [*(f"{each.sentence(self.models)}." for each in self.comparisons), f"Intervals are over {over}."]
 
 
 class EffectForecast(FileSchema):

@@ -87,14 +87,19 @@ def load_results(folders: Iterable[Path]) -> Results:
     refused: dict[tuple[str, str, float | None], str] = {}
     findings: dict[str, Finding] = {}
     for path in sorted(runs, key=lambda run: runs[run], reverse=True):
-        records += _records(path)
-        if RunDirectory.open(path).manifest["kind"] == ABLATION:
+        records += (own := _records(path))
+        kind = RunDirectory.open(path).manifest["kind"]
+        if kind == ABLATION:
             from experiments.forecast.ablation import derive_effects
 
             effects, derived = derive_effects(path)
             if records[-len(derived) :] != derived:
                 raise IntegrityFailure(f"{path} does not have the numbers of its trainings in {RECORDS}")
             findings = {finding.effect.claim: finding for finding in effects} | findings
+        elif kind == "reproduction":
+            from experiments.reproduce.order import order_findings
+
+            findings = {each.effect.claim: each for each in order_findings(own)} | findings
         if (path / NOT_RUN).is_file():
             for row in parse_document({"rows": read_values(path / NOT_RUN)}, Refusals, NOT_RUN).rows:
                 refused.setdefault((row.experiment, row.series, row.x), row.reason)

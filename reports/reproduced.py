@@ -5,7 +5,6 @@ from functools import partial
 from itertools import chain, pairwise
 from statistics import fmean
 
-from experiments.files import order_sentence
 from lineage.records import Kind, Record
 from reports import tables
 from reports.curves import Curve, build_curves, model_order
@@ -76,7 +75,7 @@ def _tables(reproduction: Reproduction) -> Iterator[Exhibit]:
     if scores := reproduction.scores:
         ours = [record for record in benchmarks if record.kind != "published"]
         data, command, shown = tables.records_data(ours), reproduction.command("table-3"), [bands_table(ours)]
-        said = scores.sentences(ours)
+        said = scores.sentences()
         yield Exhibit("2019-twins", "The twins on the same texts", said, data, command, tables=shown)
     if further:
         data, command = tables.records_data(further), reproduction.command("validation")
@@ -144,12 +143,11 @@ def ordering_caption(curves: Sequence[Curve]) -> list[str]:
 
 
 def seeds_sentence(records: Sequence[Record]) -> str:
-    """Sentences on the number of seeds, and on how many of them the order holds in."""
-    ours = [record for record in records if record.kind != "published" and record.seed is not None]
-    seeds = {record.seed for record in ours}
+    """A sentence on the number of seeds."""
+    seeds = {record.seed for record in records if record.kind != "published" and record.seed is not None}
     if len(seeds) == 1:
         return f"One seed ({seeds.pop()}) for each model: how much this varies from run to run was not measured."
-    return f"These are means over {len(seeds)} seeds. {order_sentence(ours[0].quantity, ours)}" if seeds else ""
+    return f"These are means over {len(seeds)} seeds." if seeds else ""
 
 
 def scale_limits(reproduction: Reproduction) -> str:

@@ -17,8 +17,9 @@ from statistics import fmean
 
 from experiments.benchmark import read_benchmark
 from experiments.catalogue import PAPERS, load_experiments
-from experiments.files import LadderResult, ReproductionScores, order_sentence
+from experiments.files import LadderResult, ReproductionScores
 from experiments.reproduce.files import ReproductionSummary
+from experiments.reproduce.order import order_verdict
 from experiments.verdicts import Outcome, judge, load_results, unanswered
 from lineage.atomic import write_text
 from lineage.errors import BadInput
@@ -74,8 +75,8 @@ def results_block(kept: Kept) -> str:
     }
     seeds = dict.fromkeys(str(model.seed) for model in kept.summary.models)
     scaled = f"Scaled: {kept.summary.hardware}, seed {', '.join(seeds)}."
-    orders = (order_sentence(quantity, kept.records) for quantity in (scores.quantity, end))
-    return "\n".join([*(f"|{head}|{'|'.join(row)}|" for head, row in rows.items()), "", " ".join([scaled, *orders])])
+    order = order_verdict(kept.records, scores)
+    return "\n".join([*(f"|{head}|{'|'.join(row)}|" for head, row in rows.items()), "", f"{order} {scaled}"])
 
 
 def tiers_block(kept: Kept) -> str:

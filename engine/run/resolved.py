@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from data_pipeline.tokens.tokenizer import FILE_NAME
-from engine.config import ModelConfig, ParallelConfig, RunConfig, Seam
+from engine.config import ModelConfig, ParallelConfig, RunConfig, Seam, TwinScale
 from engine.costs import RankMemory, checkpoint_bytes, flops_per_token, fullest_rank, parameter_count, tokens_trained
 from engine.data.batch_schedule import BatchSchedule
 from engine.data.dataset import DatasetFacts
@@ -222,13 +222,16 @@ def default_ranks(config: RunConfig) -> int:
 
 
 def read_run_config(model: str | Path, overrides: Sequence[str] = (), twin: bool = False) -> RunConfig:
-    """The configuration of a shipped model or a TOML file; overrides apply after a twin is shrunk."""
+    """The configuration of a shipped model or a TOML file.
+
+    Overrides of `twin.` are factors by which a twin is shrunk; all others apply after that.
+    """
     path = find_file(model, Shipped.MODEL)
     if not twin:
         return load_config(path, RunConfig, overrides)
-    if fixed := next((item for item in overrides if item.startswith("twin")), None):
-        raise BadInput(f"override {fixed!r} would misstate the twin rule: override the model or the recipe instead")
-    return override_config(shrink(load_config(path, RunConfig)), overrides)
+    factors = [item for item in overrides if item.startswith("twin")]
+    scale = override_config(TwinScale(), [item.removeprefix("twin.") for item in factors])
+    return override_config(shrink(load_config(path, RunConfig), scale), [i for i in overrides if i not in factors])
 
 
 def read_run(

@@ -113,12 +113,17 @@ def derive_effects(folder: Path) -> tuple[list[Finding], list[Record]]:
 def find_effect(
     effect: Effect, level: float, arms: dict[str, list[Trained]], bits: dict[str, float], about: dict[str, Any]
 ) -> Finding:
-    """The paired t interval of the differences over seeds, and its verdict on the claim."""
+    """The difference of two arms over seeds, and its verdict on the claim."""
     scale = bits if effect.quantity == "bits_per_byte" else dict.fromkeys(bits, 1.0)
     differences = [
         loss_after(first, effect.share) * scale[effect.of] - loss_after(second, effect.share) * scale[effect.less]
         for first, second in zip(arms[effect.of], arms[effect.less], strict=True)
     ]
+    return found(effect, level, differences, about)
+
+
+def found(effect: Effect, level: float, differences: Sequence[float], about: dict[str, Any]) -> Finding:
+    """The paired t interval of a difference for each seed, and its verdict on the claim."""
     count, mean = len(differences), float(np.mean(differences))
     reach = float(stdtrit(count - 1, (1 + level) / 2) * np.std(differences, ddof=1) / math.sqrt(count))
     mean, low, high = (float(f"{number:.6g}") for number in (mean, mean - reach, mean + reach))

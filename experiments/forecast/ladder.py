@@ -97,7 +97,7 @@ def describe_plan(plan: LadderPlan) -> str:
     *smaller, largest = (rung.parameters for rung in plan.rungs)
     flops = 6 * plan.tokens * (sum(smaller) * (len(plan.seeds) + SEARCH_SHARE * len(plan.rates)) + largest)
     sizes = ", ".join(f"{rung.layers} × {rung.width} ({rung.parameters:,})" for rung in plan.rungs)
-    seconds = 2 * twin_seconds(flops, plan.cores)  # an operation takes models this small about twice as long as twins
+    seconds = twin_seconds(flops, plan.cores)
     return (
         f"layers × width (parameters): {sizes}\n"
         f"each on {plan.tokens:,} tokens, {plan.epochs:.2f} passes over the text; {len(plan.seeds)} seeds of all "

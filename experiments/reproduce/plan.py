@@ -1,11 +1,8 @@
 """Plan of a reproduction on this machine, and its cost. Imports no torch."""
 
 import math
-import time
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from data_pipeline.config import DataConfig
 from engine.config import RunConfig
@@ -30,10 +27,8 @@ SEED_MARK = "-seed-"
 RATES = RateLaw(rate=0.00589, parameters=171_000, size_exponent=0.423, tokens=1.45e6, length_exponent=0.32)
 """The rule of learning rates that `results/ladder` found, rounded: a line through the best rate of each of five sizes
 that were tried at the same rates, so it favours none."""
-TRAINING_EFFICIENCY = 0.45
-"""Share of the measured matrix rate that a training iteration of a twin reaches; only for the estimate of minutes."""
-REPEATS = 16
-"""Matrix products of which the fastest gives the rate: other work on the machine disturbs some."""
+TWIN_FLOPS = 30e9
+"""Floating-point operations per second and core in a twin's training; only for the estimate of minutes."""
 FULL_EFFICIENCY_FLOPS = 30e12
 """Floating-point operations per second and GPU in the 2019 paper's runs; only for the estimate of days."""
 
@@ -53,11 +48,21 @@ class Size:
     """The rule of its learning rates, with which goes the ladder's initial deviation; None keeps those of the twins."""
 
 
-TWIN = Size(RECIPES / "twin.toml", "twin", (), windows=5_000, examples=5153, rates=RATES)
+FACTORS = (
+    "twin.hidden_size=32",
+    "twin.num_heads=8",
+    "twin.num_layers=24",
+    "twin.vocab_size=49",
+    "twin.global_batch_size=32",
+    "twin.iterations=200",
+)
+"""Factors by which the twins of a reproduction are shrunk: the largest then sees at least five tokens a parameter."""
+TWIN = Size(RECIPES / "twin.toml", "twin", FACTORS, windows=3_000, examples=1_000, rates=RATES)
 SMOKE = Size(
     RECIPES / "smoke.toml",
     "smoke",
     (
+        *FACTORS,
         "train.iterations=12",
         "train.warmup_iterations=1",
         "train.validation_interval=4",
@@ -157,15 +162,13 @@ def twin_rule(config: RunConfig) -> str:
     """The rule that shrank a recipe, in words; empty if none did."""
     if not config.twin:
         return ""
-    rule, deviation = describe_scale(config.twin), initial_deviation(config.model.hidden_size)
-    if math.isclose(config.train.learning_rate, _rate(config, RATES), rel_tol=0.05):  # a text has its vocabulary
-        rule += f" Its rate is then that of the ladder's rule: {RATES}."
-    if math.isclose(config.model.init_std, deviation, rel_tol=1e-3):
-        rule += (
-            " Five sizes were tried at the same rates for it, so it favours none. The initial deviation is the "
-            "ladder's too: 0.02 · √(1024 / width)."
-        )
-    return rule
+    if not math.isclose(config.train.learning_rate, _rate(config, RATES), rel_tol=0.05):  # a text has its vocabulary
+        return describe_scale(config.twin)
+    return describe_scale(
+        config.twin,
+        f"the rate of the ladder's rule, {RATES}, for which five sizes were tried alike, so it favours none",
+        kept="the initial deviation is 0.02 · √(1024 / width); ",
+    )
 
 
 def training_job(plan: Plan, config: RunConfig, runs: Path) -> Job:
@@ -218,6 +221,14 @@ def print_plan(plan: Plan) -> None:
     )
 
 
+def expected_seconds(plan: Plan) -> list[float]:
+    """Rough seconds of each step of a reproduction: first results, text, each training, scores, page."""
+    trainings = [_training_seconds(plan, config) for config in plan.configs]
+    windows, examples = (plan.size.windows, plan.size.examples) if plan.size else (8_000, 5_153)
+    text, page = (15.0, 25.0) if plan.size == SMOKE else (60.0, 45.0)
+    return [5.0, text, *trainings, len(trainings) * (4.0 + (windows + examples) / 500), page]
+
+
 def _training_seconds(plan: Plan, config: RunConfig) -> float:
     flops = flops_per_iteration(config.model, config.train) * config.train.iterations
     if plan.size is None:
@@ -227,14 +238,8 @@ def _training_seconds(plan: Plan, config: RunConfig) -> float:
 
 
 def twin_seconds(flops: float, ranks: int) -> float:
-    """Time of a twin's training on this machine, by the processor time of 512 × 512 fp32 matrix products on a core."""
-    a = np.ones((512, 512), np.float32)
-    fastest = float("inf")
-    for _ in range(REPEATS):
-        start = time.process_time()
-        a @ a
-        fastest = min(fastest, time.process_time() - start)
-    return flops * fastest / (2 * 512**3 * TRAINING_EFFICIENCY * ranks)
+    """Rough time of a twin's training."""
+    return flops / (TWIN_FLOPS * ranks)
 
 
 def training_bytes(config: RunConfig) -> float:

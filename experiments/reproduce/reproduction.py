@@ -3,26 +3,35 @@
 import math
 import shlex
 import shutil
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean, harmonic_mean
 from typing import Any
 
 from data_pipeline.config import DataConfig
-from data_pipeline.contamination.testsets import find_test_set
+from data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
 from data_pipeline.files import DATASET, LEDGER, DataCard
 from engine.config import RunConfig
 from engine.costs import parameter_count
 from engine.data.dataset import DatasetFacts
 from engine.run.files import METRICS, SUMMARY, TIMELINE, Step, Validation, read_steps, read_summary, read_validations
 from evaluation.schema import ClozeResult, PerplexityResult
-from experiments.files import SCORES, TRAINING, ReproductionScores, TextScore, order_sentence
+from experiments.files import SCORES, TRAINING, ReproductionScores, TextScore
 from experiments.launch.job import write_launch_files
 from experiments.published import published_records
 from experiments.reproduce import steps
 from experiments.reproduce.files import ModelShape, ReproducedModel, ReproductionSummary
-from experiments.reproduce.plan import FULL_RECIPE, SMOKE, Plan, model_name, training_job, twin_rule
+from experiments.reproduce.order import END, order_verdict
+from experiments.reproduce.plan import (
+    FULL_RECIPE,
+    SMOKE,
+    Plan,
+    expected_seconds,
+    model_name,
+    training_job,
+    twin_rule,
+)
 from experiments.scores import compared, text_score
 from lineage.atomic import write_text
 from lineage.chain import CHECKPOINTS
@@ -36,7 +45,6 @@ from lineage.progress import format_duration
 from lineage.records import RECORDS, Record, read_records, write_records
 from lineage.run import RunDirectory
 
-END = "final_validation_perplexity"
 CURVE_POINTS = 200
 """Blocks of iterations that a run's metrics are averaged over."""
 UNITS_OF_TWINS = ("bits_per_byte", "log_likelihood")
@@ -53,13 +61,23 @@ def reproduce(plan: Plan, runs: Path) -> Path:
     `steps.StepFailed` with the exit code of the command that failed.
     """
     check_torch()
-    start = time.monotonic()
-    if plan.mode == "full":
-        steps.run_step(*steps.preflight_step(plan, runs))
+    course = steps.Course(expected_seconds(plan))
+    published = _are_here(partial(find_test_set, "wikitext103"), find_gpt2_vocabulary)
+    course.begin("first results")
+    for step in steps.first_steps(plan, runs, published):
+        steps.run_step(*step)
+    course.begin("making the text")
     steps.run_step(*steps.data_step(plan, runs))
     dataset = RunDirectory.open(runs / load_config(plan.recipe, DataConfig).name)
-    trained = [_train(plan, config, dataset, runs) for config in plan.configs]
-    available = {name: _is_available(name) for name in steps.TASKS}
+    card = read_document(dataset.path / DATASET, DataCard)
+    counts = ", ".join(f"{split.tokens:,} tokens in {name}" for name, split in card.splits.items())
+    print(f"text: {card.source}; {counts}; vocabulary {card.vocab_size:,}", flush=True)
+    trained = []
+    for config in plan.configs:
+        course.begin(f"training {config.name.replace('-', ' ')}")
+        trained.append(_train(plan, config, dataset, runs))
+    course.begin("scoring the models")
+    available = {name: _are_here(partial(find_test_set, name)) for name in steps.TASKS}
     size = plan.size
     run = RunDirectory.begin(
         runs,
@@ -91,12 +109,13 @@ def reproduce(plan: Plan, runs: Path) -> Path:
             write_records(run.path / RECORDS, derived_records(run, summary))
             run.complete()
         page = run.path / "report" / "index.html"
+        course.begin("making the page")
         if not page.is_file():
             for step in steps.report_steps(run.path, runs):
                 steps.run_step(*step)
     _print_results(run.path)
     print(f"report: {page}")
-    print(f"done in {format_duration(time.monotonic() - start)}")
+    print(f"done in {format_duration(course.elapsed)}")
     return run.path
 
 
@@ -319,14 +338,14 @@ def _print_results(directory: Path) -> None:
         if record.x is None or record.quantity == END:
             seeds = record.note if record.seed is None else f"seed {record.seed}"
             print(f"{record.series}: {record.quantity.replace('_', ' ')} {record.value:,.4g} {record.unit} ({seeds})")
-    if (directory / SCORES).is_file():
-        print(*read_document(directory / SCORES, ReproductionScores).sentences(records), sep="\n")
-    print(order_sentence(END, records))
+    scores = read_document(directory / SCORES, ReproductionScores) if (directory / SCORES).is_file() else None
+    print(*(scores.sentences() if scores else []), order_verdict(records, scores), sep="\n")
 
 
-def _is_available(name: str) -> bool:
+def _are_here(*find: Callable[[], object]) -> bool:
     try:
-        find_test_set(name)
+        for one in find:
+            one()
     except DataMissing:
         return False
     return True

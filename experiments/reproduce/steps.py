@@ -5,7 +5,8 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,52 @@ TASKS = ("wikitext103", "lambada")
 KEPT = tuple(HOME / "results" / name for name in ("ladder", "ablations", "against"))
 """Results kept in a checkout: the report shows them, so that it begins with what is measured, where they are."""
 
+FIRST_GUESS_SECONDS = 10.0
+"""Seconds for which the expected pace counts beside the pace that was seen."""
+FOUND_DONE = 0.05
+"""Share of its expected time in which a step cannot have been done anew."""
+
 Step = list[str]
+
+
+class Course:
+    """Says which step begins, and the time that is left by the pace of those before it."""
+
+    def __init__(self, expected: Sequence[float]) -> None:
+        """`expected` are seconds of each step."""
+        self._expected, self._number = expected, 0
+        self._start = self._begun = time.monotonic()
+        self._took, self._foreseen = FIRST_GUESS_SECONDS, FIRST_GUESS_SECONDS
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._start
+
+    def begin(self, what: str) -> None:
+        """Print the step's number, name and time. A step whose work was found done says nothing about the pace."""
+        now = time.monotonic()
+        if self._number and now - self._begun > FOUND_DONE * self._expected[self._number - 1]:
+            self._took += now - self._begun
+            self._foreseen += self._expected[self._number - 1]
+        left = self._took / self._foreseen * sum(self._expected[self._number :])
+        self._number, self._begun = self._number + 1, now
+        if not is_quiet():
+            minutes = f"{_minutes(left)} left, {_minutes(self.elapsed + left)} in all"
+            print(f"\nstep {self._number} of {len(self._expected)}: {what}, {minutes}", flush=True)
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 60 else "less than a minute"
+
+
+def first_steps(plan: Plan, runs: Path, published: bool) -> Iterator[Step]:
+    """What shows a result at once: a schedule, and the words of the published file; preflight before the full size."""
+    if plan.size is None:
+        yield preflight_step(plan, runs)
+    yield ["mlm-train", "schedule", "--pp", "4", "--microbatches", "8"]
+    if published:
+        yield ["mlm-experiment", "run", "2019/words", "--runs", str(runs)]
 
 
 def preflight_step(plan: Plan, runs: Path) -> Step:
@@ -78,7 +124,7 @@ def format_steps(plan: Plan, runs: Path) -> str:
     """Every command of the full size in order; `ID` stands for digits not yet known."""
     directory = runs / f"reproduce-{plan.target}-ID"
     lines = [
-        _line(preflight_step(plan, runs)),
+        *map(_line, first_steps(plan, runs, published=False)),
         _line(data_step(plan, runs)),
         *(line for config in plan.configs for line in _training_lines(plan, config, runs)),
         *(

@@ -72,6 +72,11 @@ def test_overrides_apply_to_the_twin() -> None:
     assert (twin.train.iterations, twin.train.warmup_iterations) == (17, 2)
 
 
-def test_the_factors_cannot_be_overridden_after_shrinking() -> None:
-    with pytest.raises(BadInput, match=r"twin\.hidden_size=8"):
-        read_run_config(MODELS[0], ["twin.hidden_size=8"], twin=True)
+def test_a_recipe_is_shrunk_by_the_factors_that_are_named() -> None:
+    twin = read_run_config(MODELS[0], ["train.weight_decay=0.5", "twin.hidden_size=8", "twin.num_heads=2"], twin=True)
+    assert twin.twin == TwinScale(hidden_size=8, num_heads=2)
+    assert twin.model.hidden_size * 8 == read_run_config(MODELS[0]).model.hidden_size
+    assert twin.train.weight_decay == 0.5
+    for wrong, words in (("twin.hidden_size=0", "hidden_size"), ("twin.width=8", "width"), ("twin=8", "twin")):
+        with pytest.raises(BadInput, match=words):
+            read_run_config(MODELS[0], [wrong], twin=True)

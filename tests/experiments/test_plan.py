@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.config import TwinScale
-from engine.costs import parameter_count
+from engine.costs import parameter_count, tokens_trained
 from engine.twin import describe_scale
 from experiments.files import LadderPlan, LadderResult
 from experiments.forecast.ladder import Shape, rung_model
@@ -21,6 +21,7 @@ from tests.commands import call
 from tests.experiments.machines import with_gpus
 
 GPU = {"name": "A GPU"}
+SCALE = TwinScale(hidden_size=32, num_heads=8, num_layers=24, vocab_size=49, global_batch_size=32, iterations=200)
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, count: int, gibibytes: int) -> None:
@@ -52,7 +53,7 @@ def test_the_hardware_decides(
         assert plan.configs == plan.published
         assert plan.recipe == FULL_RECIPE
     else:
-        assert [config.twin for config in plan.configs] == [TwinScale()] * len(plan.configs)
+        assert {config.twin for config in plan.configs} == {SCALE}
         assert plan.recipe == TWIN.recipe
         with pytest.raises(HardwareMissing, match=reason):
             make_plan(target, "full", False, None)
@@ -95,6 +96,8 @@ def test_larger_models_have_larger_twins(monkeypatch: pytest.MonkeyPatch) -> Non
     rates = ("learning_rate", "min_learning_rate")
     assert all(recipe.model_dump(exclude={*rates}) == recipes[0].model_dump(exclude={*rates}) for recipe in recipes)
     assert sorted((recipe.learning_rate for recipe in recipes), reverse=True) == [r.learning_rate for r in recipes]
+    largest = make_plan("8.3b", "auto", False, None).configs[-1]
+    assert tokens_trained(largest.model, largest.train) >= 5 * parameter_count(largest.model)
 
 
 def test_twins_have_the_learning_rates_that_the_kept_ladder_found() -> None:
@@ -102,9 +105,9 @@ def test_twins_have_the_learning_rates_that_the_kept_ladder_found() -> None:
     for parameters, tokens in ((3e5, 1.2e6), (3.3e6, 1.2e6), (1e5, 7e6)):
         assert RATES.at(parameters, tokens) == pytest.approx(found.at(parameters, tokens), rel=0.01)
     config = make_plan("8.3b", "scaled", False, None).configs[0]
-    assert config.train.learning_rate == RATES.at(parameter_count(config.model), 1200 * 8 * 128)
+    assert config.train.learning_rate == RATES.at(parameter_count(config.model), 1500 * 16 * 128)
     assert config.train.min_learning_rate == pytest.approx(config.train.learning_rate / 15, rel=0.01)
-    assert "that of the ladder's rule" in twin_rule(config)
+    assert "the rate of the ladder's rule" in twin_rule(config)
     assert "ladder" not in twin_rule(make_plan("8.3b", "scaled", True, None).configs[0])
     rung = read_document(HOME / "results" / "ladder" / "plan.json", LadderPlan).rungs[-1]
     of_ladder = rung_model(Shape(rung.layers, rung.width, rung.heads))
@@ -117,7 +120,7 @@ def test_a_dry_run_prints_mode_and_costs_and_does_nothing(tmp_path: Path) -> Non
     done = call(with_gpus(tmp_path / "bin", 0, 0), "mlm-experiment", "reproduce", "8.3b", "--dry-run", "--runs", runs)
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("mode: scaled (there is no GPU")
-    assert describe_scale(TwinScale()) in done.out
+    assert describe_scale(SCALE).partition(" and learning rates")[0] in done.out
     for name in LADDER:
         assert re.search(
             rf"^{name}-twin +[\d,]+ +[\d,]+ +\d+\.\d\d +\d\.\d\de\+\d\d +\d+\.\d\d GB +\d", done.out, re.MULTILINE
@@ -145,7 +148,7 @@ def test_a_plan_prints_every_command_of_the_full_size(tmp_path: Path, gpus: int,
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("mode: plan (")
     commands = re.findall(r"^\$ (\S+ \S+)", done.out, re.MULTILINE)
-    assert commands[:2] == ["mlm-experiment preflight", "mlm-data run"]
+    assert commands[:3] == ["mlm-experiment preflight", "mlm-train schedule", "mlm-data run"]
     report = ["mlm-experiment run", "mlm-report build"]
     assert commands[-8:] == ["mlm-eval wikitext103", "mlm-eval lambada"] * 3 + report
     assert f"8.3b: {ranks} ranks, tp 8 × pp 1" in done.out

@@ -17,14 +17,12 @@ import pytest
 from safetensors import safe_open
 
 from data_pipeline.files import DataCard, Ledger
-from engine.config import TwinScale
 from engine.run.files import Step, Timeline, TrainingSummary, Validation
-from engine.twin import describe_scale
 from evaluation.schema import Result
 from experiments.files import ReproductionScores
 from experiments.published import published_records
 from experiments.reproduce.files import ReproductionSummary
-from experiments.reproduce.plan import SMOKE
+from experiments.reproduce.plan import SMOKE, make_plan, twin_rule
 from lineage.digest import check_seal, read_digest, seal
 from lineage.files import FileSchema, Manifest, read_document
 from lineage.records import Record, read_records
@@ -155,7 +153,7 @@ def test_the_summary_is_that_of_the_runs(finished: Finished) -> None:
     run = finished.directory("355m-smoke")
     trained, dataset = json_of(run / "summary.json"), json_of(finished.directory("data-smoke") / "dataset.json")
     assert (summary["target"], summary["mode"], summary["reason"]) == ("355m", "scaled", "asked for")
-    assert summary["twin_rule"] == describe_scale(TwinScale())
+    assert summary["twin_rule"] == twin_rule(make_plan("355m", "scaled", True, None).configs[0])
     assert summary["source"] == dataset["source"]
     assert set(summary["commands"].values()) == {"mlm-experiment reproduce 355m --smoke"}
     (model,) = summary["models"]
@@ -213,8 +211,8 @@ def test_the_ledger_is_a_copy_and_the_report_is_there(finished: Finished) -> Non
 def test_every_step_is_printed_as_a_command(finished: Finished) -> None:
     steps = [line.removeprefix("$ ").split()[:2] for line in finished.output.splitlines() if line.startswith("$ ")]
     assert steps == [
-        ["mlm-data", "run"], ["mlm-train", "run"], ["mlm-eval", "wikitext103"], ["mlm-eval", "lambada"],
-        ["mlm-experiment", "run"], ["mlm-report", "build"],
+        ["mlm-train", "schedule"], ["mlm-data", "run"], ["mlm-train", "run"],
+        ["mlm-eval", "wikitext103"], ["mlm-eval", "lambada"], ["mlm-experiment", "run"], ["mlm-report", "build"],
     ]  # fmt: skip
 
 

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.run.resolved import read_run_config
 from experiments.catalogue import Arm, Effect, Experiment, find_experiment, load_experiments
 from experiments.files import FORECAST, TRAINING
 from experiments.forecast.ablation import (
@@ -30,7 +29,6 @@ from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import read_object
 from lineage.records import RECORDS, read_records, write_records
 from lineage.run import MANIFEST
-from lineage.shipped import model_file
 from tests.commands import ROOT, call
 from tests.engine.conftest import write_dataset
 from tests.experiments.forecast.edits import other_data, reseal, write_forecast_later
@@ -220,17 +218,6 @@ def test_what_was_changed_after_the_run_is_refused(copied: Path, edit: Callable[
     with pytest.raises(IntegrityFailure, match=words):
         load_results([copied])
     assert words in " ".join(RunCheck(copied).broken)
-
-
-def test_sizes_are_those_of_the_recipes_a_32nd_as_wide() -> None:
-    ablation = ABLATIONS["2019/size"].ablation
-    assert ablation is not None
-    for name, arm in zip(("355m", "2.5b", "8.3b"), ablation.arms, strict=True):
-        ours = ablation_config("2019/size", ablation, arm, 1, 1e-3).model
-        published = read_run_config(model_file(name)).model
-        shape = (published.num_layers // 12, published.hidden_size // 32, published.num_heads // 8)
-        assert (ours.num_layers, ours.hidden_size, ours.num_heads) == shape
-        assert ours.init_std == pytest.approx(0.02 * math.sqrt(1024 / ours.hidden_size), rel=2e-3)
 
 
 def planted(differences: list[float], **claimed: float) -> Finding:
