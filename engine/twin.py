@@ -5,6 +5,9 @@ import math
 from engine.config import ParallelConfig, RunConfig, TwinScale
 from lineage.errors import BadInput
 
+TWIN_FLOPS = 30e9
+"""Floating-point operations per second and core in a twin's training; only for the estimate of minutes."""
+
 
 def shrink(config: RunConfig, scale: TwinScale | None = None) -> RunConfig:
     """Shrink a published recipe to its twin, by the rule that `describe_scale` states."""
@@ -57,3 +60,13 @@ def describe_scale(scale: TwinScale, rates: str = "", kept: str = "initialisatio
         f"÷ {scale.warmup_iterations} and {rates or f'learning rates × {scale.learning_rate}'}; {kept}schedule, "
         "dropout, weight decay, clipping and every line of code stay the same."
     )
+
+
+def initial_deviation(width: int) -> float:
+    """Initial standard deviation of a small model's weights; equals the 355M model's at its width."""
+    return 0.02 * math.sqrt(1024 / width)
+
+
+def twin_seconds(flops: float, ranks: int) -> float:
+    """Rough time of a twin's training."""
+    return flops / (TWIN_FLOPS * ranks)

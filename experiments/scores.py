@@ -1,17 +1,32 @@
-"""Bits per byte and paired differences, from evaluations. Imports no torch."""
+"""Paired differences of models, over articles and over seeds, and what they say of a claim. Imports no torch."""
 
 import math
 from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from scipy.special import stdtrit  # type: ignore[import-untyped]
 
 from evaluation.schema import PerplexityResult
 from evaluation.uncertainty import difference_standard_error
+from experiments.catalogue import Effect
 from experiments.files import Comparison, TextScore
+from lineage.records import Record
 
+Supported = Literal["SUPPORTED", "CONTRADICTED", "INCONCLUSIVE"]
+UNITS = {"validation_loss": "nats", "bits_per_byte": "bits/byte"}
 NORMAL = 1.645
 """Standard errors on either side of nine tenths of a normal distribution."""
+
+
+class Finding(NamedTuple):
+    """The outcome of an effect."""
+
+    effect: Effect
+    record: Record
+    """Mean difference with its paired interval."""
+    outcome: Supported
+    sentence: str
 
 
 def text_score(result: PerplexityResult) -> TextScore:
@@ -44,3 +59,27 @@ def compared(text: str, smaller: int, larger: int, scores: Sequence[Sequence[Tex
         text=text, smaller=smaller, larger=larger, difference=difference, low=difference - reach,
         high=difference + reach,
     )  # fmt: skip
+
+
+def found(effect: Effect, level: float, differences: Sequence[float], about: dict[str, Any]) -> Finding:
+    """The paired t interval of a difference for each seed, and its verdict on the claim."""
+    count, mean = len(differences), float(np.mean(differences))
+    reach = float(stdtrit(count - 1, (1 + level) / 2) * np.std(differences, ddof=1) / math.sqrt(count))
+    mean, low, high = (float(f"{number:.6g}") for number in (mean, mean - reach, mean + reach))
+    above = -math.inf if effect.above is None else effect.above
+    below = math.inf if effect.below is None else effect.below
+    outcome: Supported = "INCONCLUSIVE"
+    if above < low and high < below:
+        outcome = "SUPPORTED"
+    elif high <= above or below <= low:
+        outcome = "CONTRADICTED"
+    when = "" if effect.share == 1 else f" after {effect.share:.0%} of the tokens"
+    series, unit = f"{effect.of} less {effect.less}{when}", UNITS[effect.quantity]
+    sentence = f"{series}: {mean:+.4g} {unit} ({low:+.4g} to {high:+.4g}, {level:.0%}, {count} seeds)"
+    if outcome == "INCONCLUSIVE":
+        sentence += f"; an effect of {reach:.2g} would have shown"
+    record = Record(
+        **about, series=series, quantity=f"{effect.quantity}_difference", value=mean, low=low, high=high, unit=unit,
+        note=outcome,
+    )  # fmt: skip
+    return Finding(effect, record, outcome, sentence)

@@ -16,7 +16,7 @@ from lineage.records import RECORDS, Kind, Record, read_records
 from lineage.run import MANIFEST, RunDirectory
 
 if TYPE_CHECKING:
-    from experiments.forecast.ablation import Finding
+    from experiments.scores import Finding
 
 ORDER: tuple[Kind, ...] = ("measured", "computed", "scaled", "simulated")
 """Precedence of kinds for a claim with several numbers; within a kind the newest run counts."""

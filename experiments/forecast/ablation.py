@@ -4,34 +4,21 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit  # type: ignore[import-untyped]
 
 from engine.config import RunConfig
 from engine.run.files import LearningRateSweep
 from experiments.catalogue import ABLATION, Ablation, Arm, Effect
 from experiments.files import FORECAST, SWEEPS, EffectForecast
 from experiments.forecast.trainings import SEARCH_SEED, Kept, Trained, origin_of, seeds_of
+from experiments.scores import Finding, found
 from lineage.config import parse_config
 from lineage.errors import IntegrityFailure
 from lineage.files import Manifest, read_document
 from lineage.records import Record
 from lineage.run import MANIFEST
-
-Supported = Literal["SUPPORTED", "CONTRADICTED", "INCONCLUSIVE"]
-UNITS = {"validation_loss": "nats", "bits_per_byte": "bits/byte"}
-
-
-class Finding(NamedTuple):
-    """The outcome of an effect."""
-
-    effect: Effect
-    record: Record
-    """Mean difference with its paired interval."""
-    outcome: Supported
-    sentence: str
 
 
 def ablation_config(
@@ -120,30 +107,6 @@ def find_effect(
         for first, second in zip(arms[effect.of], arms[effect.less], strict=True)
     ]
     return found(effect, level, differences, about)
-
-
-def found(effect: Effect, level: float, differences: Sequence[float], about: dict[str, Any]) -> Finding:
-    """The paired t interval of a difference for each seed, and its verdict on the claim."""
-    count, mean = len(differences), float(np.mean(differences))
-    reach = float(stdtrit(count - 1, (1 + level) / 2) * np.std(differences, ddof=1) / math.sqrt(count))
-    mean, low, high = (float(f"{number:.6g}") for number in (mean, mean - reach, mean + reach))
-    above = -math.inf if effect.above is None else effect.above
-    below = math.inf if effect.below is None else effect.below
-    outcome: Supported = "INCONCLUSIVE"
-    if above < low and high < below:
-        outcome = "SUPPORTED"
-    elif high <= above or below <= low:
-        outcome = "CONTRADICTED"
-    when = "" if effect.share == 1 else f" after {effect.share:.0%} of the tokens"
-    series, unit = f"{effect.of} less {effect.less}{when}", UNITS[effect.quantity]
-    sentence = f"{series}: {mean:+.4g} {unit} ({low:+.4g} to {high:+.4g}, {level:.0%}, {count} seeds)"
-    if outcome == "INCONCLUSIVE":
-        sentence += f"; an effect of {reach:.2g} would have shown"
-    record = Record(
-        **about, series=series, quantity=f"{effect.quantity}_difference", value=mean, low=low, high=high, unit=unit,
-        note=outcome,
-    )  # fmt: skip
-    return Finding(effect, record, outcome, sentence)
 
 
 def loss_after(trained: Trained, share: float) -> float:

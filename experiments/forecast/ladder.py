@@ -17,6 +17,7 @@ import numpy as np
 from data_pipeline.files import DATASET, DataCard
 from engine.config import DataSection, ModelConfig, RunConfig, TrainConfig
 from engine.costs import parameter_count
+from engine.twin import initial_deviation, twin_seconds
 from experiments.files import (
     EVALUATIONS,
     FORECAST,
@@ -32,7 +33,6 @@ from experiments.files import (
 )
 from experiments.forecast.law import FittedLaw
 from experiments.forecast.trainings import SEARCH_SEED, Kept, Trained, origin_of, seeds_of
-from experiments.reproduce.plan import initial_deviation, twin_seconds
 from experiments.scores import compared
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import Manifest, read_document

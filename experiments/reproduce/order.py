@@ -7,7 +7,7 @@ from statistics import fmean
 
 from experiments.catalogue import Effect
 from experiments.files import ReproductionScores
-from experiments.forecast.ablation import Finding, found
+from experiments.scores import Finding, found
 from lineage.records import Record
 
 EXPERIMENT, END, LEVEL = "2019/size", "final_validation_perplexity", 0.95
@@ -21,14 +21,14 @@ def order_findings(records: Iterable[Record]) -> list[Finding]:
         if len(of) > 1 and of.keys() == less.keys():
             effect = Effect(claim=f"{EXPERIMENT}/{large}", of=small, less=large, above=0.0)
             differences = [math.log(record.value / less[seed].value) for seed, record in of.items()]
-            one = next(iter(less.values()))
-            about = {"experiment": EXPERIMENT, "kind": one.kind, "source": one.source, "digest": one.digest}
+            first = next(iter(less.values()))
+            about = {"experiment": EXPERIMENT, **first.model_dump(include={"kind", "source", "digest"})}
             findings.append(found(effect, LEVEL, differences, about))
     return findings
 
 
 def order_verdict(records: Sequence[Record], scores: ReproductionScores | None) -> str:
-    """Whether larger models end lower in perplexity and in bits per byte, in every seed and beyond their intervals."""
+    """A sentence on the order of the sizes: does it hold in perplexity and bits per byte, in every seed, beyond chance?"""
     quantities = {END: "validation perplexity"}
     if scores:
         quantities[scores.quantity] = f"bits per byte on {scores.text.removesuffix('-perplexity')}"
@@ -57,8 +57,8 @@ def order_verdict(records: Sequence[Record], scores: ReproductionScores | None) 
 
 def _by_model(records: Iterable[Record]) -> dict[str, dict[int, Record]]:
     """Records by model, in order, and by seed."""
-    found: dict[str, dict[int, Record]] = {}
+    models: dict[str, dict[int, Record]] = {}
     for record in records:
         if record.seed is not None and record.kind != "published":
-            found.setdefault(record.series, {})[record.seed] = record
-    return found
+            models.setdefault(record.series, {})[record.seed] = record
+    return models

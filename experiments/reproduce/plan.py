@@ -8,7 +8,7 @@ from data_pipeline.config import DataConfig
 from engine.config import RunConfig
 from engine.costs import checkpoint_bytes, flops_per_iteration, fullest_rank, parameter_count, tokens_trained
 from engine.run.resolved import default_ranks, read_run_config
-from engine.twin import describe_scale
+from engine.twin import describe_scale, initial_deviation, twin_seconds
 from experiments.files import RateLaw
 from experiments.launch.job import Job, format_days
 from lineage.config import load_config, override_config
@@ -27,8 +27,6 @@ SEED_MARK = "-seed-"
 RATES = RateLaw(rate=0.00589, parameters=171_000, size_exponent=0.423, tokens=1.45e6, length_exponent=0.32)
 """The rule of learning rates that `results/ladder` found, rounded: a line through the best rate of each of five sizes
 that were tried at the same rates, so it favours none."""
-TWIN_FLOPS = 30e9
-"""Floating-point operations per second and core in a twin's training; only for the estimate of minutes."""
 FULL_EFFICIENCY_FLOPS = 30e12
 """Floating-point operations per second and GPU in the 2019 paper's runs; only for the estimate of days."""
 
@@ -153,11 +151,6 @@ def _rate(config: RunConfig, rates: RateLaw) -> float:
     return rates.at(parameter_count(config.model), tokens_trained(config.model, config.train))
 
 
-def initial_deviation(width: int) -> float:
-    """Initial standard deviation of a small model's weights; equals the 355M model's at its width."""
-    return 0.02 * math.sqrt(1024 / width)
-
-
 def twin_rule(config: RunConfig) -> str:
     """The rule that shrank a recipe, in words; empty if none did."""
     if not config.twin:
@@ -235,11 +228,6 @@ def _training_seconds(plan: Plan, config: RunConfig) -> float:
         return flops / (FULL_EFFICIENCY_FLOPS * training_job(plan, config, Path("runs")).ranks)
     start_up_seconds = 5.0
     return start_up_seconds + twin_seconds(flops, default_ranks(config))
-
-
-def twin_seconds(flops: float, ranks: int) -> float:
-    """Rough time of a twin's training."""
-    return flops / (TWIN_FLOPS * ranks)
 
 
 def training_bytes(config: RunConfig) -> float:

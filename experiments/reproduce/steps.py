@@ -66,7 +66,7 @@ def _minutes(seconds: float) -> str:
 
 
 def first_steps(plan: Plan, runs: Path, published: bool) -> Iterator[Step]:
-    """What shows a result at once: a schedule, and the words of the published file; preflight before the full size."""
+    """Steps that show a result at once: a schedule, and words of the published file; preflight before the full size."""
     if plan.size is None:
         yield preflight_step(plan, runs)
     yield ["mlm-train", "schedule", "--pp", "4", "--microbatches", "8"]
