@@ -28,7 +28,7 @@ def order_findings(records: Iterable[Record]) -> list[Finding]:
 
 
 def order_verdict(records: Sequence[Record], scores: ReproductionScores | None) -> str:
-    """A sentence on the order of the sizes: does it hold in perplexity and bits per byte, in every seed, beyond chance?"""
+    """A sentence on the order of the sizes: does it hold in both measures, in every seed and beyond chance?"""
     quantities = {END: "validation perplexity"}
     if scores:
         quantities[scores.quantity] = f"bits per byte on {scores.text.removesuffix('-perplexity')}"

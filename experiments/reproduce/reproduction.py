@@ -344,8 +344,8 @@ def _print_results(directory: Path) -> None:
 
 def _are_here(*find: Callable[[], object]) -> bool:
     try:
-        for one in find:
-            one()
+        for look_up in find:
+            look_up()
     except DataMissing:
         return False
     return True
