@@ -52,7 +52,6 @@ FACTORS = (
     "twin.num_layers=24",
     "twin.vocab_size=49",
     "twin.global_batch_size=32",
-    "twin.iterations=200",
 )
 """Factors by which the twins of a reproduction are shrunk: the largest then sees at least five tokens a parameter."""
 TWIN = Size(RECIPES / "twin.toml", "twin", FACTORS, windows=3_000, examples=1_000, rates=RATES)

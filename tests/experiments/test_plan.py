@@ -21,7 +21,7 @@ from tests.commands import call
 from tests.experiments.machines import with_gpus
 
 GPU = {"name": "A GPU"}
-SCALE = TwinScale(hidden_size=32, num_heads=8, num_layers=24, vocab_size=49, global_batch_size=32, iterations=200)
+SCALE = TwinScale(hidden_size=32, num_heads=8, num_layers=24, vocab_size=49, global_batch_size=32)
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, count: int, gibibytes: int) -> None:
@@ -105,7 +105,7 @@ def test_twins_have_the_learning_rates_that_the_kept_ladder_found() -> None:
     for parameters, tokens in ((3e5, 1.2e6), (3.3e6, 1.2e6), (1e5, 7e6)):
         assert RATES.at(parameters, tokens) == pytest.approx(found.at(parameters, tokens), rel=0.01)
     config = make_plan("8.3b", "scaled", False, None).configs[0]
-    assert config.train.learning_rate == RATES.at(parameter_count(config.model), 1500 * 16 * 128)
+    assert config.train.learning_rate == RATES.at(parameter_count(config.model), 1200 * 16 * 128)
     assert config.train.min_learning_rate == pytest.approx(config.train.learning_rate / 15, rel=0.01)
     assert "the rate of the ladder's rule" in twin_rule(config)
     assert "ladder" not in twin_rule(make_plan("8.3b", "scaled", True, None).configs[0])
