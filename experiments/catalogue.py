@@ -3,7 +3,7 @@
 import csv
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from fnmatch import fnmatchcase, translate
 from functools import cache, cached_property
@@ -25,19 +25,18 @@ PAPERS: dict[str, str] = read_toml(CLAIMS / "papers.toml")
 MEASUREMENTS = {
     "activations": "activations:measure_activations",
     "bubble": "bubble:measure_bubbles",
-    "fine-tuning": "finetuning:measure_finetuning",
     "parameters": "counted:measure_built",
-    "products": "products:measure_products",
     "released": "released:measure_released",
     "schedules": "bubble:measure_schedules",
     "tensor-parallel": "huggingface:measure_huggingface",
+    "transformer-xl": "counted:measure_transformer_xl",
     "traffic": "traffic:measure_traffic",
     "words": "counted:measure_words",
     "zero-communication": "traffic:measure_sent_bytes",
     "zero-memory": "traffic:measure_held_bytes",
 }
 """Module of `experiments.measured` and its function, by the name that `measures` has in experiment.toml."""
-TAKES_LONG = {"fine-tuning": "fine-tunes models", "released": "scores released weights"}
+TAKES_LONG = {"released": "scores released weights"}
 """Measurements that `mlm-experiment run --all` leaves out, each with its reason."""
 
 
@@ -115,8 +114,12 @@ class Claim(Config):
     def agrees(self, number: float) -> bool:
         """True if the number has the claimed relation to the value, up to tolerance and rounding."""
         low, high = self.bounds
+        if self.relation == "sign":
+            return low <= number <= high
         slack = 1e-9 * max(abs(end) for end in (low, high, 1e-3) if math.isfinite(end))
-        return low - slack <= number <= high + slack if self.relation != "sign" else low <= number <= high
+        if self.tolerance == "digits":  # a half is rounded away from zero: the end that is farther from it prints more
+            return low - slack <= number < high - slack if self.value >= 0 else low + slack < number <= high + slack
+        return low - slack <= number <= high + slack
 
     def _tolerances(self) -> tuple[float, float]:
         """Allowed distance below and above the value, in the claim's unit."""
@@ -141,6 +144,44 @@ class Part(Config):
     """Quantities derived from an iteration's time, the one that fits use first."""
     computed: tuple[str, ...] = ()
     """Quantities in closed form."""
+
+
+class Arithmetic(Config):
+    """A printed number that follows from other printed numbers."""
+
+    claim: str
+    """Id of the claim."""
+    of: tuple[str, ...]
+    """Ids of the numbers that it is made of; `*` stands for any characters."""
+    over: str = ""
+    """Ids of the numbers that those are divided by, at the same x."""
+    how: Literal["largest", "least", "ends", "spread", "place", "power"]
+    """The largest or the least quotient; the quotient of the largest of each; the largest over the least of a series,
+    in that series where this is most; the x of the largest; the number to the power `exponent`."""
+    percent: Literal["", "more", "less"] = ""
+    """Say a quotient as percent more or less than 1."""
+    exponent: tuple[float, float] = (1.0, 1.0)
+    """Numerator and denominator of a power."""
+
+    @property
+    def value(self) -> float:
+        """The number, from the claims."""
+        numbers, others = (
+            [claim for claim in every_claim() if matches(claim, patterns)] for patterns in (self.of, (self.over,))
+        )
+        if self.how == "place":
+            return max(numbers, key=lambda claim: claim.value).x or 0.0
+        if self.how == "power":
+            return float(numbers[0].value) ** (self.exponent[0] / self.exponent[1])
+        series: dict[str, list[float]] = {}
+        for claim in numbers:
+            series.setdefault(f"{claim.where} {claim.series}", []).append(float(claim.value))
+        spread = max(max(values) / min(values) for values in series.values())
+        by_x = {claim.x: float(claim.value) for claim in others}
+        quotients = [float(claim.value) / by_x[claim.x] for claim in numbers if claim.x in by_x] or [spread]
+        ends = max(float(claim.value) for claim in numbers) / max([*by_x.values()] or [1.0])
+        quotient = {"largest": max(quotients), "least": min(quotients), "ends": ends, "spread": spread}[self.how]
+        return {"": quotient, "more": 100 * (quotient - 1), "less": 100 * (1 - quotient)}[self.percent]
 
 
 class Arm(Config):
@@ -251,7 +292,7 @@ class UnansweredClaims(Config):
         """True if the claim is context, and the reason for having no experiment; None if no row matches."""
         for is_context, rows in ((True, self.context), (False, self.missing)):
             for row in rows:
-                if any(fnmatchcase(claim.id, pattern) for pattern in row.claims):
+                if matches(claim, row.claims):
                     return is_context, row.reason
         return None
 
@@ -266,6 +307,8 @@ class Experiment(Config):
     chart: Literal["curves", "bars", "table"] = "curves"
     """Form of the exhibit in the report."""
     parts: tuple[Part, ...] = ()
+    arithmetic: tuple[Arithmetic, ...] = ()
+    """Claims that follow from other claims."""
     reproduction: str = ""
     """Model whose reproduction (`mlm-experiment reproduce`) answers it."""
     extrapolates: Literal["", "sizes", "tokens"] = ""
@@ -292,7 +335,7 @@ class Experiment(Config):
 
     def produces(self, quantity: str) -> bool:
         """True if a run of it gives numbers of this quantity."""
-        return bool(self.reproduction or self.extrapolates or self.ablation or self.measures) or any(
+        return bool(self.reproduction or self.extrapolates or self.ablation or self.measures or self.arithmetic) or any(
             quantity in (*part.simulated, *part.computed) for part in self.parts
         )
 
@@ -328,6 +371,67 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 def unanswered_claims() -> UnansweredClaims:
     """The claims that no experiment answers, with reasons; read once."""
     return load_config(HERE / "unanswered.toml", UnansweredClaims)
+
+
+class Erratum(Config):
+    """A place where a document disagrees with itself."""
+
+    place: str
+    """Document and place in it."""
+    printed: str
+    follows: str
+    """Numbers that follow from the document's own."""
+    claims: tuple[str, ...]
+    """Ids of the printed numbers; `*` stands for any characters."""
+
+
+class Errata(Config):
+    """errata.toml: what was found wrong in documents, in the order of docs/errata.md."""
+
+    errata: tuple[Erratum, ...]
+
+
+def matches(claim: Claim, patterns: Iterable[str]) -> bool:
+    """True if a pattern is the claim's id; `*` stands for any characters."""
+    return any(fnmatchcase(claim.id, pattern) for pattern in patterns)
+
+
+@cache
+def every_erratum() -> tuple[Erratum, ...]:
+    """The errata found in the documents, read once."""
+    return load_config(CLAIMS / "errata.toml", Errata).errata
+
+
+def erratum_of(claim: Claim) -> Erratum | None:
+    """The erratum that a printed number is part of."""
+    return next((erratum for erratum in every_erratum() if matches(claim, erratum.claims)), None)
+
+
+@cache
+def _groups(name: str) -> dict[str, tuple[str, ...]]:
+    """Patterns of claims' ids by group, from a file of `claims`."""
+    return {group: tuple(patterns) for group, patterns in read_toml(CLAIMS / name).items()}
+
+
+def _group_of(claim: Claim, name: str) -> str | None:
+    """The first group with a pattern that matches the claim's id."""
+    groups = _groups(name).items()
+    return next((group for group, patterns in groups if matches(claim, patterns)), None)
+
+
+def fact_of(claim: Claim) -> str:
+    """The independent fact that decides a claim: claims of one fact hold or fail together. By default its citation."""
+    return _group_of(claim, "facts.toml") or claim.citation
+
+
+def need_of(claim: Claim) -> str:
+    """Means that an answer at the published size needs."""
+    return _group_of(claim, "needs.toml") or "a cluster"
+
+
+def every_need() -> tuple[str, ...]:
+    """The needs, the least first."""
+    return tuple(_groups("needs.toml"))
 
 
 @cache

@@ -214,12 +214,13 @@ def ablate(
     from experiments.catalogue import find_experiment
     from experiments.forecast.ablation import derive_effects
     from experiments.forecast.study import ablation_of, run_ablation
+    from experiments.verdicts import named
 
     experiment = find_experiment(name)
     run = run_ablation(experiment, dataset, runs)
     print(ablation_of(experiment).question)
     for finding in derive_effects(run.path)[0]:
-        print(f"{finding.outcome}: {finding.sentence}, claimed {finding.effect.claimed}")
+        print(f"{named(finding.outcome)}: {finding.sentence}, claimed {finding.effect.claimed}")
     print(run.path)
 
 
@@ -231,18 +232,34 @@ def compare(
         list[Path] | None, typer.Option(help="Folders of run directories; results, results/ablations and runs.")
     ] = None,
     rows: Annotated[bool, typer.Option("--rows", help="With --all: a row for every claim too.")] = False,
+    mutated: Annotated[
+        bool, typer.Option("--mutate", help="With --all: which verdicts notice changed numbers and planted faults.")
+    ] = False,
+    json: Annotated[Path | None, typer.Option(help="With --mutate: also write every verdict to this file.")] = None,
 ) -> None:
     """Give a verdict on every published claim, from the records of sealed runs; exit code 3 if a number diverged.
 
-    For one experiment there is a row for every claim. With --all, verdicts are counted by paper, and only those that
-    diverged or were contradicted are shown. A contradicted effect at reduced scale does not cause exit code 3.
+    For one experiment there is a row for every claim. With --all, verdicts are counted by paper, and only those against
+    a claim are shown. An effect that is not seen at reduced scale does not cause exit code 3.
     """
     from experiments.verdicts import BEYOND, format_summary, format_verdicts, judge, load_results, unanswered
 
+    if (mutated and not every) or (json and not mutated):
+        raise BadInput("--mutate is for --all, and --json for --mutate")
+    check_place("--json", json)
     chosen = _chosen(name, every)
     loaded = load_results(_result_folders(results))
+    if mutated:
+        from experiments.mutation import format_mutations, mutate
+        from lineage.files import write_document
+
+        mutations = mutate(loaded)
+        print(format_mutations(mutations))
+        if json:
+            write_document(json, mutations)
+        return
     verdicts = [*judge(chosen, loaded), *(unanswered(chosen) if every else [])]
-    diverged = [verdict for verdict in verdicts if verdict.outcome in BEYOND]
+    beyond = [verdict for verdict in verdicts if verdict.outcome in BEYOND]
     if every:
         print(format_summary(verdicts))
     if rows or not every:
@@ -251,11 +268,11 @@ def compare(
         if loaded.left_out:
             print(f"left out: {len(loaded.left_out)} directories that were never finished")
         print("a row for each claim: mlm-experiment compare --all --rows")
-        if shown := [verdict for verdict in verdicts if verdict.outcome in (*BEYOND, "CONTRADICTED")]:
+        if shown := [verdict for verdict in verdicts if verdict.outcome in (*BEYOND, "not-seen")]:
             print(f"\n{format_verdicts(shown)}")
-    if diverged:
-        more = f" and {len(diverged) - 1} more" if len(diverged) > 1 else ""
-        raise Diverged(f"{diverged[0].claim.id}{more}: the number found here is beyond the claim's tolerance")
+    if beyond:
+        more = f" and {len(beyond) - 1} more" if len(beyond) > 1 else ""
+        raise Diverged(f"{beyond[0].claim.id}{more}: the number found here is beyond the claim's tolerance")
 
 
 def _chosen(name: str | None, every: bool) -> "list[Experiment]":

@@ -8,11 +8,12 @@ from pydantic import Field, model_validator
 from lineage.files import FileSchema, Finite, Positive
 
 NOT_RUN, FORECAST, PLAN, LADDER, SWEEPS = "not_run.json", "forecast.json", "plan.json", "ladder.json", "sweeps"
+VERDICTS = "verdicts.json"
 SCORES, EVALUATIONS, TRAINING = "scores.json", "evaluations", "training"
 STAND_IN = "a stand-in for the released weights"
 """Beginning of the note on a record of other weights, or of a part of the test."""
-FITTED, HELD_OUT = "the cost model was fitted on this row", "held out of the cost model's fit"
-"""Notes on the records of simulated numbers."""
+FITTED, HELD_OUT = "fitted on this row", "held out of the fit"
+"""Notes on the records of simulated numbers, of a cost model or of a law."""
 
 Exponent = Annotated[float, Field(gt=0, le=10)]
 SignedExponent = Annotated[float, Field(ge=-10, le=10)]
@@ -109,6 +110,9 @@ class EffectForecast(FileSchema):
     """Digests."""
     bits_per_nat: list[Finite]
     """Bits per byte for each nat per token, for the validation text of each dataset; 0 if its card does not say."""
+    bigram_nats: list[Finite] = Field(default_factory=list)
+    """Loss of bigrams counted in each dataset's training text, in nats per token of its validation text; empty in
+    forecasts of earlier versions."""
     rates: dict[str, Positive]
     """Learning rate of each arm."""
     searched: dict[str, str]
@@ -121,6 +125,56 @@ class EffectForecast(FileSchema):
 
     def __str__(self) -> str:
         return f"the claimed effects, with the rates {self.rates}"
+
+
+LAST_DIGIT, SIGN = "one unit of the last digit", "a reversed sign"
+"""Changes that a score counts: of a published number, and of an effect."""
+
+
+class MutatedVerdict(FileSchema):
+    """A verdict on a claim, and what it would have noticed."""
+
+    claim: str
+    published: str
+    tolerance: str
+    outcome: str
+    ours: Finite | None
+    smallest_percent: Finite | None
+    """The smallest change of our number that turns the verdict, in percent of it."""
+    noticed: dict[str, bool]
+    """True for each change of the published number, or of the effect, at which the verdict turns."""
+    fault: str
+    """Fault that was planted in the program; empty where none was."""
+    fault_noticed: bool | None
+
+    def __str__(self) -> str:
+        noticed = "; ".join(f"{words}: {turns}" for words, turns in self.noticed.items())
+        return f"{self.outcome}, {self.ours} for {self.published} within {self.tolerance}; {noticed}"
+
+
+class Mutations(FileSchema):
+    """verdicts.json: every verdict that follows from a number made here."""
+
+    claims: dict[str, str]
+    """Relation, number, unit and tolerance of every claim."""
+    rows: list[MutatedVerdict]
+
+    @property
+    def sentence(self) -> str:
+        """The score in words."""
+
+        def turned(outcomes: tuple[str, ...], change: str) -> str:
+            rows = [row.noticed[change] for row in self.rows if row.outcome in outcomes and change in row.noticed]
+            return f"{sum(rows)} of {len(rows)}"
+
+        planted = [row.fault_noticed for row in self.rows if row.fault_noticed is not None]
+        held, checks = (turned((outcome,), LAST_DIGIT) for outcome in ("reproduced", "consistent"))
+        effects = turned(("seen", "not-seen", "undecided"), SIGN)
+        return (
+            f"{held} reproduced verdicts and {checks} checks turn where the published number is changed by "
+            f"{LAST_DIGIT}, {effects} effects at {SIGN}, and {sum(planted)} of {len(planted)} verdicts under a fault "
+            "planted in the program."
+        )
 
 
 class RungPlan(FileSchema):

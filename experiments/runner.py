@@ -13,7 +13,7 @@ from experiments.quantities import FORMULAS, simulated_values
 from experiments.reproduce.plan import Plan, make_plan, print_plan
 from experiments.reproduce.reproduction import reproduce
 from experiments.reproduce.steps import format_steps
-from experiments.sealed import Line, format_records, seal_numbers
+from experiments.sealed import Line, format_records, lines, seal_numbers
 from experiments.simulator.cluster import Cluster, load_cluster
 from experiments.simulator.measurements import COLUMNS, fitted_workloads, workload_of
 from experiments.simulator.simulate import Prediction
@@ -35,6 +35,10 @@ def run_experiment(experiment: Experiment, runs: Path) -> tuple[RunDirectory, in
     for part in experiment.parts:
         rows = published_rows(experiment, part)
         produced += [*_computed(part, rows), *_simulated(part, rows, clusters)]
+    by_id = {claim.id: claim for claim in experiment.claims}
+    for each in experiment.arithmetic:
+        claim = by_id[each.claim]
+        produced += lines(claim.series, {claim.quantity: each.value}, "computed", x=claim.x)
     if experiment.extrapolates:
         produced += extrapolated(experiment.claims, experiment.extrapolates)
     produced = [{"experiment": experiment.name} | line for line in produced]
@@ -122,7 +126,7 @@ def run_named(experiments: Sequence[Experiment], mode: str, runs: Path, limit: i
                     "there, `--mode simulate` predicts it"
                 )
         else:
-            if mode != "here" and (experiment.parts or experiment.extrapolates):
+            if mode != "here" and (experiment.parts or experiment.extrapolates or experiment.arithmetic):
                 run, numbers, refused = run_experiment(experiment, runs)
                 what = "simulated or computed, not measured"
                 print(f"{experiment.name}: {numbers} numbers {what}; {refused} rows cannot run; {run.path}")
@@ -143,7 +147,7 @@ def _left_out(experiment: Experiment) -> str:
 def _measured(experiment: Experiment, runs: Path, limit: int | None, may_lack: bool) -> None:
     """Make its measurement on this machine. Raises DataMissing where files are, unless it `may_lack` them."""
     try:
-        run, records = seal_numbers(experiment, "-measured", _measure(experiment, limit), runs)
+        run, records = seal_numbers(experiment, "-measured", measure(experiment, limit), runs)
     except DataMissing as missing:
         if not may_lack:
             raise
@@ -152,12 +156,13 @@ def _measured(experiment: Experiment, runs: Path, limit: int | None, may_lack: b
         print(f"{experiment.name}: measured on this machine; {run.path}\n{format_records(records)}")
 
 
-def _measure(experiment: Experiment, limit: int | None) -> list[Line]:
+def measure(experiment: Experiment, limit: int | None = None) -> list[Line]:
     """The lines of its measurement, called with the parameters that it has."""
     module, function = MEASUREMENTS[experiment.measures].split(":")
-    measure = getattr(import_module(f"experiments.measured.{module}"), function)
+    make = getattr(import_module(f"experiments.measured.{module}"), function)
     told = {"experiment": experiment, "limit": limit}
-    return measure(**{name: told[name] for name in told.keys() & signature(measure).parameters.keys()})
+    lines: list[Line] = make(**{name: told[name] for name in told.keys() & signature(make).parameters.keys()})
+    return lines
 
 
 def carry_out(plan: Plan, runs: Path, dry_run: bool = False) -> None:

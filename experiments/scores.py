@@ -13,7 +13,7 @@ from experiments.catalogue import Effect
 from experiments.files import Comparison, TextScore
 from lineage.records import Record
 
-Supported = Literal["SUPPORTED", "CONTRADICTED", "INCONCLUSIVE"]
+Seen = Literal["seen", "not-seen", "undecided"]
 UNITS = {"validation_loss": "nats", "bits_per_byte": "bits/byte"}
 NORMAL = 1.645
 """Standard errors on either side of nine tenths of a normal distribution."""
@@ -24,9 +24,11 @@ class Finding(NamedTuple):
 
     effect: Effect
     record: Record
-    """Mean difference with its paired interval."""
-    outcome: Supported
+    """Mean difference with its paired interval; a training that diverged counts in it as the untrained model."""
+    outcome: Seen
     sentence: str
+    is_number: bool = True
+    """False where an arm diverged: then the difference says nothing."""
 
 
 def text_score(result: PerplexityResult) -> TextScore:
@@ -66,20 +68,22 @@ def found(effect: Effect, level: float, differences: Sequence[float], about: dic
     count, mean = len(differences), float(np.mean(differences))
     reach = float(stdtrit(count - 1, (1 + level) / 2) * np.std(differences, ddof=1) / math.sqrt(count))
     mean, low, high = (float(f"{number:.6g}") for number in (mean, mean - reach, mean + reach))
-    above = -math.inf if effect.above is None else effect.above
-    below = math.inf if effect.below is None else effect.below
-    outcome: Supported = "INCONCLUSIVE"
-    if above < low and high < below:
-        outcome = "SUPPORTED"
-    elif high <= above or below <= low:
-        outcome = "CONTRADICTED"
+    outcome = outcome_of(effect, low, high)
     when = "" if effect.share == 1 else f" after {effect.share:.0%} of the tokens"
     series, unit = f"{effect.of} less {effect.less}{when}", UNITS[effect.quantity]
     sentence = f"{series}: {mean:+.4g} {unit} ({low:+.4g} to {high:+.4g}, {level:.0%}, {count} seeds)"
-    if outcome == "INCONCLUSIVE":
+    if outcome == "undecided":
         sentence += f"; an effect of {reach:.2g} would have shown"
     record = Record(
-        **about, series=series, quantity=f"{effect.quantity}_difference", value=mean, low=low, high=high, unit=unit,
-        note=outcome,
-    )  # fmt: skip
+        **about, series=series, quantity=f"{effect.quantity}_difference", value=mean, low=low, high=high, unit=unit
+    )
     return Finding(effect, record, outcome, sentence)
+
+
+def outcome_of(effect: Effect, low: float, high: float) -> Seen:
+    """The verdict on an effect by where its interval lies."""
+    above = -math.inf if effect.above is None else effect.above
+    below = math.inf if effect.below is None else effect.below
+    if above < low and high < below:
+        return "seen"
+    return "not-seen" if high <= above or below <= low else "undecided"

@@ -15,7 +15,7 @@ Line = dict[str, Any]
 """The fields of a record that a measurement knows."""
 
 
-def lines(series: str, values: Mapping[str, float], kind: Kind = "measured", **same: Any) -> list[Line]:
+def lines(series: str, values: Mapping[str, float], kind: Kind = "counted", **same: Any) -> list[Line]:
     """A line for each quantity of a series, with what is the `same` of all."""
     return [{"series": series, "quantity": name, "value": value, "kind": kind} | same for name, value in values.items()]
 
@@ -31,12 +31,12 @@ def seal_numbers(
     """A sealed run of the experiment, `ending` in its name, with the numbers as records; the same numbers are found
     again.
 
-    Its mode is simulate where it is said what they were `simulated` with, measure where a number is measured as
-    published, else scaled. What was `refused` is kept with its reasons.
+    Its mode is simulate where it is said what they were `simulated` with, measure where a number is measured or
+    counted, else scaled. What was `refused` is kept with its reasons.
     """
     about: Line = {"experiment": experiment.name, "source": ""}
     records = [Record(**about | line) for line in numbers]
-    measured = "measure" if any(record.kind == "measured" for record in records) else "scaled"
+    measured = "measure" if any(record.kind in ("measured", "counted") for record in records) else "scaled"
     config: dict[str, Any] = {
         "experiment": experiment.model_dump(mode="json") | {"proxies": []},  # a key of earlier versions
         "mode": measured if simulated is None else "simulate",

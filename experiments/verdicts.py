@@ -5,10 +5,21 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
-from experiments.catalogue import ABLATION, PAPERS, Claim, Experiment, every_claim, unanswered_claims
-from experiments.files import FITTED, HELD_OUT, NOT_RUN, STAND_IN, Refusals
+from experiments.catalogue import (
+    ABLATION,
+    PAPERS,
+    Claim,
+    Experiment,
+    erratum_of,
+    every_claim,
+    every_need,
+    fact_of,
+    need_of,
+    unanswered_claims,
+)
+from experiments.files import FITTED, NOT_RUN, STAND_IN, Refusals
 from lineage.digest import check_seal, is_sealed
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import parse_document, read_values
@@ -18,25 +29,35 @@ from lineage.run import MANIFEST, RunDirectory
 if TYPE_CHECKING:
     from experiments.scores import Finding
 
-ORDER: tuple[Kind, ...] = ("measured", "computed", "scaled", "simulated")
+ORDER: tuple[Kind, ...] = ("measured", "counted", "computed", "scaled", "simulated")
 """Precedence of kinds for a claim with several numbers; within a kind the newest run counts."""
-NEVER: dict[str, frozenset[Kind]] = {"simulate": frozenset({"measured", "scaled"}), "scaled": frozenset({"measured"})}
+NEVER: dict[str, frozenset[Kind]] = {
+    "simulate": frozenset({"measured", "counted", "scaled"}), "scaled": frozenset({"measured", "counted"})
+}  # fmt: skip
 """Kinds that a run of this mode cannot have made."""
 
 Outcome = Literal[
-    "REPRODUCED", "DIVERGED", "SUPPORTED", "CONTRADICTED", "INCONCLUSIVE", "CONSISTENT", "INCONSISTENT", "SIMULATED",
-    "NOT_RUN", "CONTEXT",
+    "reproduced", "not-reproduced", "seen", "not-seen", "undecided", "simulated", "missed", "not-run", "consistent",
+    "inconsistent", "of-others",
 ]  # fmt: skip
-"""REPRODUCED and DIVERGED: measured, within or beyond the claim's tolerance. SUPPORTED, CONTRADICTED and INCONCLUSIVE:
-an effect tried at reduced scale, forecast before it. CONSISTENT and INCONSISTENT: the source's own arithmetic.
-SIMULATED: a cost model's number. NOT_RUN: no number at the published size. CONTEXT: others' numbers."""
-HELD: dict[Kind, tuple[Outcome, Outcome]] = {
-    "measured": ("REPRODUCED", "DIVERGED"), "computed": ("CONSISTENT", "INCONSISTENT")
-}  # fmt: skip
-"""Verdicts of kinds that are held against a claim: within its tolerance, and beyond it."""
-BEYOND: tuple[Outcome, ...] = ("DIVERGED", "INCONSISTENT")
-"""Verdicts on numbers that end a command with exit code 3; an effect that is CONTRADICTED at reduced scale does not."""
-EFFECTS: tuple[Outcome, ...] = ("SUPPORTED", "CONTRADICTED", "INCONCLUSIVE")
+"""reproduced and not-reproduced: measured or counted, within or beyond the claim's tolerance. seen, not-seen and
+undecided: an effect tried at reduced scale, forecast before it. simulated: a cost model's number, or a law's; missed:
+the published number lies outside the interval of one that was not fitted to it. not-run: no number at the published
+size. The others are no outcomes. consistent and inconsistent: checks, which are a document's own arithmetic and values
+that were worked out of its numbers. of-others: quoted from other works."""
+COLUMNS: dict[str, tuple[Outcome, ...]] = {
+    "reproduced": ("reproduced",),
+    "not reproduced": ("not-reproduced",),
+    "at reduced scale: seen/not seen/undecided": ("seen", "not-seen", "undecided"),
+    "simulated/missed": ("simulated", "missed"),
+    "not run": ("not-run",),
+}
+"""The five outcomes as tables show them."""
+CHECKS: tuple[Outcome, Outcome] = ("consistent", "inconsistent")
+HELD: tuple[Outcome, Outcome] = ("reproduced", "not-reproduced")
+BEYOND: tuple[Outcome, ...] = ("not-reproduced", "inconsistent")
+"""Verdicts on numbers that end a command with exit code 3; an effect that is not seen at reduced scale does not."""
+EFFECTS: tuple[Outcome, ...] = ("seen", "not-seen", "undecided")
 
 
 Rows = dict[tuple[str, str, Kind], list[Record]]
@@ -53,6 +74,11 @@ class Verdict:
     outcome: Outcome
     record: Record | None
     reason: str
+
+    @property
+    def needs(self) -> str:
+        """Means that would answer a claim that was not run; empty for others."""
+        return need_of(self.claim) if self.outcome == "not-run" else ""
 
 
 @dataclass(frozen=True)
@@ -93,7 +119,7 @@ def load_results(folders: Iterable[Path]) -> Results:
             from experiments.forecast.ablation import derive_effects
 
             effects, derived = derive_effects(path)
-            if records[-len(derived) :] != derived:
+            if [record.model_copy(update={"note": ""}) for record in records[-len(derived) :]] != derived:
                 raise IntegrityFailure(f"{path} does not have the numbers of its trainings in {RECORDS}")
             findings = {finding.effect.claim: finding for finding in effects} | findings
         elif kind == "reproduction":
@@ -125,25 +151,65 @@ def unanswered(experiments: Iterable[Experiment]) -> list[Verdict]:
     for claim in every_claim():
         if claim.id not in answered:
             is_context, reason = unanswered_claims().reason(claim) or (False, "no experiment runs it")
-            verdicts.append(Verdict("", claim, "CONTEXT" if is_context else "NOT_RUN", None, reason))
+            verdicts.append(Verdict("", claim, "of-others" if is_context else "not-run", None, reason))
     return verdicts
 
 
-def format_summary(verdicts: Sequence[Verdict]) -> str:
-    """The number of claims and of each verdict, by paper and in all; of some verdicts even where there are none."""
+def named(outcome: str) -> str:
+    """An outcome in words."""
+    return outcome.replace("-", " ")
+
+
+def count_by_paper(verdicts: Sequence[Verdict]) -> dict[str, list[str]]:
+    """Cells of `COLUMNS` by paper's title, then of "all"; empty where there is nothing."""
     counts = Counter((verdict.claim.paper, verdict.outcome) for verdict in verdicts)
-    given = {*HELD["measured"], *EFFECTS, *(verdict.outcome for verdict in verdicts)}
-    outcomes = [outcome for outcome in get_args(Outcome) if outcome in given]
-    papers = dict.fromkeys(verdict.claim.paper for verdict in verdicts)
-    rows = {PAPERS[paper]: [counts[paper, outcome] for outcome in outcomes] for paper in papers}
-    rows["all"] = [sum(column) for column in zip(*rows.values(), strict=True)]
-    names = (*outcomes, "claims")
+    counts.update(("all", verdict.outcome) for verdict in verdicts)
+    rows = {}
+    for paper in dict.fromkeys((*(verdict.claim.paper for verdict in verdicts), "all")):
+        cells = [[counts[paper, outcome] for outcome in outcomes] for outcomes in COLUMNS.values()]
+        if any(map(any, cells)):
+            rows[PAPERS.get(paper, paper)] = ["/".join(map(str, each)) if any(each) else "" for each in cells]
+    return rows
+
+
+def format_summary(verdicts: Sequence[Verdict]) -> str:
+    """The five outcomes by paper and in all, then what stands behind them and apart from them."""
+    rows = count_by_paper(verdicts)
     width = max(map(len, rows))
-    lines = [f"{'paper':<{width}}  {'  '.join(names)}"]
+    lines = [f"{'paper':<{width}}  {'  '.join(COLUMNS)}"]
     for title, row in rows.items():
-        cells = (f"{n or '':>{len(name)}}" for n, name in zip((*row, sum(row)), names, strict=True))
+        cells = (f"{cell:>{len(name)}}" for cell, name in zip(row, COLUMNS, strict=True))
         lines.append(f"{title:<{width}}  {'  '.join(cells)}")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *headlines(verdicts)])
+
+
+def headlines(verdicts: Sequence[Verdict]) -> list[str]:
+    """Sentences on what the counts of claims hide."""
+    counts = Counter(verdict.outcome for verdict in verdicts)
+    behind = {fact_of(verdict.claim) for verdict in verdicts if verdict.outcome == "reproduced"}
+    said = [f"Behind {counts['reproduced']} reproduced rows stand {len(behind)} independent facts."]
+    fitted = sum(each.record.note == FITTED for each in verdicts if each.record and each.outcome == "simulated")
+    if held_out := counts["simulated"] + counts["missed"] - fitted:
+        inside = counts["simulated"] - fitted
+        said.append(
+            f"Of {fitted + held_out} simulated rows {fitted} were fitted on themselves and {held_out} were held out: "
+            f"{inside} published numbers ({inside / held_out:.0%}) lie inside the interval, which says 90 %."
+        )
+    needs = Counter(verdict.needs for verdict in verdicts if verdict.needs)
+    if needs:
+        curves = Counter(each.claim.citation for each in verdicts if each.needs and each.claim.x is not None)
+        points = sum(number for number in curves.values() if number > 2)
+        figures = sum(number > 2 for number in curves.values())
+        means = "; ".join(f"{need}: {needs[need]}" for need in every_need() if needs[need])
+        said.append(
+            f"Of {needs.total()} rows that were not run {points} are points of {figures} figures. They need {means}."
+        )
+    good, bad, others = (counts[outcome] for outcome in (*CHECKS, "of-others"))
+    said.append(
+        f"Apart stand {good + bad} checks of a document's own arithmetic ({bad} of them inconsistent) and {others} "
+        "numbers of others."
+    )
+    return said
 
 
 def format_verdicts(verdicts: Sequence[Verdict]) -> str:
@@ -157,7 +223,7 @@ def format_verdicts(verdicts: Sequence[Verdict]) -> str:
 def count_outcomes(verdicts: Iterable[Verdict]) -> str:
     """How many verdicts there are of each kind, the commonest first."""
     counts = Counter(verdict.outcome for verdict in verdicts)
-    return ", ".join(f"{number} {outcome}" for outcome, number in counts.most_common()) or "no claims"
+    return ", ".join(f"{number} {named(outcome)}" for outcome, number in counts.most_common()) or "no claims"
 
 
 def _directories(folders: Iterable[Path]) -> Iterator[Path]:
@@ -183,26 +249,32 @@ def _records(path: Path) -> list[Record]:
 def _verdict(experiment: Experiment, claim: Claim, records: Rows, results: Results) -> Verdict:
     record = _find(experiment, claim, records)
     if (record is None or record.kind == "scaled") and (finding := results.findings.get(claim.id)):
-        return Verdict(experiment.name, claim, finding.outcome, finding.record, finding.sentence)
+        return Verdict(
+            experiment.name, claim, finding.outcome, finding.record if finding.is_number else None, finding.sentence
+        )
     if record is None:
-        return Verdict(experiment.name, claim, "NOT_RUN", None, _reason(experiment, claim, results, bool(records)))
+        return Verdict(experiment.name, claim, "not-run", None, _reason(experiment, claim, results, bool(records)))
     deviation = record.value - float(claim.value)
     shown = f"{100 * deviation / float(claim.value) + 0.0:+.1f} %" if claim.value else f"{deviation:+.3g}"  # not -0.0
     if record.kind == "scaled":
         smaller = "the number is of a smaller model or machine"
         reason = f"the number is of {STAND_IN}" if record.note.startswith(STAND_IN) else smaller
-        return Verdict(experiment.name, claim, "NOT_RUN", record, reason)
+        return Verdict(experiment.name, claim, "not-run", record, reason)
     if record.kind == "simulated":
+        outcome: Outcome = "simulated"
         if record.low is not None and record.high is not None:
-            side = "inside" if record.low <= claim.value <= record.high else "outside"
-            shown += f"; published lies {side} {record.low:.4g} to {record.high:.4g}"
-        shown += f"; {record.note}" if record.note in (FITTED, HELD_OUT) else ""
-        return Verdict(experiment.name, claim, "SIMULATED", record, shown)
+            is_inside = record.low <= claim.value <= record.high
+            shown += f"; published lies {'inside' if is_inside else 'outside'} {record.low:.4g} to {record.high:.4g}"
+            outcome = "simulated" if is_inside or record.note == FITTED else "missed"
+        return Verdict(experiment.name, claim, outcome, record, f"{shown}; {record.note}" if record.note else shown)
     good = claim.agrees(record.value)
     said = {"digits": "the printed digits"}.get(claim.tolerance, f"{claim.tolerance} ({claim.because})")
     asked = "" if claim.relation == "=" else f", the claim says {claim.relation}"
+    is_check = record.kind == "computed" or claim.confidence == "derived"
+    erratum = None if good else erratum_of(claim)
+    said += f"; an erratum: {erratum.follows}" if erratum else ""
     return Verdict(
-        experiment.name, claim, HELD[record.kind][not good], record,
+        experiment.name, claim, (CHECKS if is_check else HELD)[not good], record,
         f"{shown}{asked}, {'within' if good else 'beyond'} {said}",
     )  # fmt: skip
 
@@ -240,4 +312,4 @@ def _cells(verdict: Verdict) -> tuple[str, ...]:
     if record:
         rounded = f"{record.value:.0f}" if record.value == round(record.value) else f"{record.value:.4g}"
         ours = "—" if kind == "scaled" else rounded
-    return verdict.claim.id, verdict.claim.published, ours, kind, verdict.outcome, verdict.reason
+    return verdict.claim.id, verdict.claim.published, ours, kind, named(verdict.outcome), verdict.reason

@@ -12,7 +12,7 @@ from lineage.errors import BadInput
 
 RECORDS = "records.jsonl"
 """Name of the file of records in a run directory."""
-Kind = Literal["measured", "computed", "scaled", "simulated", "published"]
+Kind = Literal["measured", "counted", "computed", "scaled", "simulated", "published"]
 
 
 class Record(Config):
@@ -26,8 +26,9 @@ class Record(Config):
     """Name of the measured quantity, such as `validation_perplexity`."""
     value: FiniteFloat
     kind: Kind
-    """measured: on the published configuration; computed: by a closed form, as the source itself did; scaled: on a
-    shrunk twin; simulated: by the cost model; published: read from the source."""
+    """measured: time, memory, loss or accuracy on the published configuration; counted: what a run of the real program
+    gives without a clock; computed: by a closed form, as the source itself did; scaled: on a shrunk twin; simulated: by
+    the cost model; published: read from the source."""
     source: str
     """The document of a published number; otherwise the name of the run directory."""
     unit: str = ""

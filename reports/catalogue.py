@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from experiments.catalogue import Experiment
 from experiments.files import FITTED
-from experiments.verdicts import EFFECTS
+from experiments.verdicts import COLUMNS, EFFECTS
+from experiments.verdicts import named as named_outcome
 from lineage.config import read_toml
 from lineage.records import Kind, Record
 from reports.claims import Claims, JudgedClaim
@@ -200,7 +201,7 @@ def _shapes(layers: Iterable[Layer], x_label: str) -> list[str]:
 def _repeats(layers: Iterable[Layer]) -> list[str]:
     """Sentences on the number of runs behind measured and scaled points."""
     said = []
-    for kind in ("measured", "scaled"):
+    for kind in ("measured", "counted", "scaled"):
         counts = {point.count for layer in layers if layer.kind == kind for point in layer.points}
         if counts:
             number = str(min(counts)) if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
@@ -220,7 +221,7 @@ def _arms(numbers: ExperimentNumbers) -> list[str]:
     return [
         ablation.question,
         f"Validation loss after {trained}, {ablation.seeds} seeds: {'; '.join(ends)}.",
-        *(f"{verdict.outcome}: {verdict.reason}." for verdict in tried),
+        *(f"{named_outcome(verdict.outcome)}: {verdict.reason}." for verdict in tried),
     ]
 
 
@@ -237,7 +238,9 @@ def _end(arm: Sequence[NumberRow]) -> str:
 
 def _agreement(claims: Sequence[JudgedClaim]) -> list[str]:
     """Errors of simulated numbers; those that the cost model was fitted on stand apart."""
-    simulated = [each for each in claims if each.verdict.outcome == "SIMULATED" and each.deviation is not None]
+    simulated = [
+        each for each in claims if each.verdict.outcome in COLUMNS["simulated/missed"] and each.deviation is not None
+    ]
     said = []
     for title, is_fitted in (("held out", False), ("fitted on these", True)):
         part = [each for each in simulated if (each.records[0].note == FITTED) == is_fitted]

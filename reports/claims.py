@@ -6,14 +6,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import NamedTuple
 
-from experiments.catalogue import PAPERS, Claim, Experiment
-from experiments.verdicts import BEYOND, Outcome, Verdict
-from lineage.records import Record
+from experiments.catalogue import PAPERS, Claim, Experiment, erratum_of, every_erratum
+from experiments.verdicts import BEYOND, CHECKS, Outcome, Verdict, named
+from lineage.records import Kind, Record
 from reports.exhibit import Exhibit, Table
 from reports.numbers import MISSING, show
 from reports.style import CONFIDENCES, LOOKS, STYLE
 
-UNCOUNTED: Outcome = "CONTEXT"
+UNCOUNTED: Outcome = "of-others"
+APART: tuple[Outcome, ...] = (*CHECKS, UNCOUNTED)
+"""Verdicts that are no outcomes."""
+OWN: tuple[Kind, ...] = ("measured", "counted", "computed")
+"""Kinds of numbers that an erratum may rest on."""
 
 
 class JudgedClaim(NamedTuple):
@@ -41,8 +45,12 @@ class Claims(tuple[JudgedClaim, ...]):
 
     @property
     def counted(self) -> int:
-        """Number of claims without those of other works."""
-        return len(self) - self.counts[UNCOUNTED]
+        """Number of claims with an outcome."""
+        return len(self) - sum(self.counts[outcome] for outcome in APART)
+
+    def any(self, outcomes: Iterable[Outcome]) -> bool:
+        """True if a claim has one of the outcomes."""
+        return any(self.counts[outcome] for outcome in outcomes)
 
     @property
     def deviations(self) -> list[float]:
@@ -50,7 +58,7 @@ class Claims(tuple[JudgedClaim, ...]):
         return [abs(each.deviation) for each in self if each.deviation is not None]
 
     def by(self, what: str) -> "dict[str, Claims]":
-        """Claims grouped by `experiment`, `paper`, `reason` or `outcome`, each group at its first claim."""
+        """Claims grouped by `experiment`, `paper`, `reason`, `needs` or `outcome`, each group at its first claim."""
         parts: dict[str, list[JudgedClaim]] = defaultdict(list)
         for each in self:
             parts[each.verdict.claim.paper if what == "paper" else getattr(each.verdict, what)].append(each)
@@ -63,16 +71,18 @@ class Group(NamedTuple):
     name: str
     title: str
     rows: str
-    """Unit of a row of the table: a claim, or an experiment or a reason with its claims."""
+    """Unit of a row of the table: a claim, or an experiment, a reason or a need with its claims."""
     text: str
     outcomes: tuple[Outcome, ...]
     claims: Claims
 
     @property
     def parts(self) -> dict[str, Claims]:
-        """Claims by experiment in the catalogue's order, or by reason, the commonest first."""
+        """Claims by experiment in the catalogue's order, or by reason or need, the commonest first."""
         parts = self.claims.by(self.rows)
-        return dict(sorted(parts.items(), key=lambda part: -len(part[1]))) if self.rows == "reason" else parts
+        return (
+            dict(sorted(parts.items(), key=lambda part: -len(part[1]))) if self.rows in ("reason", "needs") else parts
+        )
 
     @property
     def against(self) -> Claims:
@@ -175,6 +185,21 @@ def paper_parts(
     return papers
 
 
+def errata_exhibit(claims: Claims) -> Exhibit:
+    """Places where a document disagrees with itself, with what was found here about the printed numbers."""
+    rows = []
+    for erratum in every_erratum():
+        mine = [each.verdict for each in claims if erratum_of(each.verdict.claim) is erratum]
+        records = [(each.claim.id, each.record) for each in mine if each.record]
+        own = [f"{name}: {show(record.value)}" for name, record in records if record.kind in OWN]
+        ours = "; ".join(dict.fromkeys(own))
+        rows.append((erratum.place, erratum.printed, erratum.follows, ours or MISSING))
+    caption = ["Each is derived in docs/errata.md, with the command that shows it."]
+    return Exhibit("errata", "Errata found in the papers", caption, table := Table(
+        ("place", "printed", "follows from it", "here"), rows, 4
+    ), command="mlm-experiment compare --all", tables=(table,))  # fmt: skip
+
+
 def verdicts_exhibit(claims: Claims, homes: Mapping[str, str]) -> Exhibit:
     """All claims as data."""
     heads = ("claim", "published", "source", "ours", "kind", "verdict", "reason", "run", "experiment")
@@ -183,6 +208,6 @@ def verdicts_exhibit(claims: Claims, homes: Mapping[str, str]) -> Exhibit:
         claim, record = verdict.claim, verdict.record
         ours = (show(record.value), record.kind) if record else (MISSING, "")
         run = homes.get(record.source, "") if record else ""
-        rows.append((claim.id, claim.published, claim.citation, *ours, verdict.outcome, verdict.reason, run,
+        rows.append((claim.id, claim.published, claim.citation, *ours, named(verdict.outcome), verdict.reason, run,
                      verdict.experiment or "none"))  # fmt: skip
     return Exhibit("verdicts", "Every claim with its verdict", (), Table(heads, rows, 9))

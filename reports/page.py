@@ -6,12 +6,13 @@ from typing import Any
 from markupsafe import Markup
 
 from experiments.catalogue import PAPERS, load_experiments
+from experiments.verdicts import COLUMNS
 from lineage.atomic import new_directory
 from lineage.digest import seal
 from lineage.files import write_document
 from lineage.numbers import size_bytes
 from reports import data_card, reproduced, tables
-from reports.claims import UNCOUNTED, described
+from reports.claims import APART, described
 from reports.curves import model_order
 from reports.evaluations import by_protocol
 from reports.numbers import percent
@@ -80,7 +81,8 @@ def _context(report: Report) -> dict[str, Any]:
         "meanings": KIND_MEANINGS,
         "looks": LOOKS,
         "outcomes": outcomes,
-        "counted_outcomes": [each for each in outcomes if each != UNCOUNTED and report.claims.counts[each]],
+        "columns": COLUMNS,
+        "apart": APART,
         "described": described,
         "ours": reproduction.own_kind,
         "evaluations": by_protocol(reproduction.evaluations, model_order(reproduction)),

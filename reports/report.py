@@ -10,12 +10,22 @@ from pathlib import Path
 from pydantic import Field
 
 from experiments.catalogue import Experiment, load_experiments
-from experiments.verdicts import Results, judge, unanswered
+from experiments.files import VERDICTS, Mutations
+from experiments.verdicts import Results, headlines, judge, unanswered
 from lineage.digest import MARKER
 from lineage.errors import Fault
 from lineage.files import FileSchema, read_document
 from reports.catalogue import ExperimentNumbers, catalogue_exhibit
-from reports.claims import Claims, Group, Paper, find_claims, group_claims, paper_parts, verdicts_exhibit
+from reports.claims import (
+    Claims,
+    Group,
+    Paper,
+    errata_exhibit,
+    find_claims,
+    group_claims,
+    paper_parts,
+    verdicts_exhibit,
+)
 from reports.engines import engines_exhibit
 from reports.exhibit import Exhibit, Section
 from reports.experiment_runs import AGAINST, LADDER, ExperimentRuns, Origin, load_experiment_runs, seeds_of
@@ -94,6 +104,13 @@ class Report:
         return group_claims(self.claims)
 
     @property
+    def headlines(self) -> list[str]:
+        """Sentences on what the counts hide, and on verdicts that could have failed, by the file beside the runs."""
+        beside = dict.fromkeys(path.parent / VERDICTS for path in self.inputs.runs)
+        scores = [read_document(path, Mutations).sentence for path in beside if path.is_file()]
+        return [*headlines([each.verdict for each in self.claims]), *scores]
+
+    @property
     def homes(self) -> dict[str, str]:
         """Run on the page for each source that a record names."""
         own, *others = (origin.name for origin in self.origins)
@@ -111,7 +128,7 @@ def assemble(inputs: Inputs) -> Report:
     drawn = _drawn(experiments, claims, runs, exhibits) if runs.origins or runs.problems else {}
     papers = paper_parts(claims, experiments, drawn, exhibits)
     stray = tuple(problem.sentence for problem in runs.problems if problem.part not in experiments)
-    sections = []
+    sections = [Section("errata", "Errata found in the papers", [errata_exhibit(claims)])]
     if ladders := [origin for origin in runs.origins if origin.manifest.kind == LADDER]:
         newest = max(ladders, key=lambda origin: origin.created)
         exhibit = ladder_exhibit(newest.path)

@@ -29,8 +29,9 @@ def run(path: Annotated[Path, typer.Argument(help="Run or checkpoint directory."
     """Check every file of a sealed directory against its digest, and every number of a run against its inputs.
 
     A run's identity is computed again. Each input that is on disk is compared with its digest, each checkpoint with the
-    one before it, each record with the metrics or evaluation behind it, and the report is made again. Every difference
-    is named.
+    one before it, each record with the metrics or evaluation behind it, and the report is made again. Of a folder of
+    kept results the numbers that take no training, the verdicts and the figures are made again too. Every difference is
+    named.
     """
     from lineage.run import MANIFEST
 
@@ -42,6 +43,16 @@ def run(path: Annotated[Path, typer.Argument(help="Run or checkpoint directory."
     announce(f"reads {format_bytes(bytes_below(path))} in {len(inner) + 1} sealed directories")
     for directory in inner:
         print(f"ok {check_seal(directory)[:16]} {directory}")
+    if inner and not is_sealed(path):
+        from verify.kept import KeptCheck
+
+        made_again = KeptCheck(path)
+        for sentence in made_again.left:
+            print(f"not made again: {sentence}")
+        _refuse(made_again.broken)
+        made = ", ".join(f"{number:,} {what}" for what, number in made_again.compared.items())
+        print(f"ok {path}: {len(made_again.runs)} runs agree with themselves; made again and equal: {made}")
+        return
     digest = check_seal(path)
     if (path / MANIFEST).is_file():
         from verify.recomputed import RunCheck
@@ -49,11 +60,16 @@ def run(path: Annotated[Path, typer.Argument(help="Run or checkpoint directory."
         check = RunCheck(path)
         for name in dict.fromkeys(check.absent):
             print(f"not compared, as it is not here: {name}")
-        for sentence in check.broken[:-1]:
-            print(f"broken: {sentence}", file=sys.stderr)
-        if check.broken:
-            raise IntegrityFailure(check.broken[-1])
+        _refuse(check.broken)
     print(f"ok {digest[:16]} {path}")
+
+
+def _refuse(broken: list[str]) -> None:
+    """Name every difference. Raises IntegrityFailure if there is one."""
+    for sentence in broken[:-1]:
+        print(f"broken: {sentence}", file=sys.stderr)
+    if broken:
+        raise IntegrityFailure(broken[-1])
 
 
 @app.command()

@@ -9,18 +9,17 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import fmean
 
 from experiments.benchmark import read_benchmark
-from experiments.catalogue import PAPERS, load_experiments
+from experiments.catalogue import load_experiments
 from experiments.files import LadderResult, ReproductionScores
 from experiments.reproduce.files import ReproductionSummary
 from experiments.reproduce.order import order_verdict
-from experiments.verdicts import Outcome, judge, load_results, unanswered
+from experiments.verdicts import COLUMNS, count_by_paper, headlines, judge, load_results, unanswered
 from lineage.atomic import write_text
 from lineage.errors import BadInput
 from lineage.files import read_document
@@ -31,14 +30,6 @@ ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "results"
 RESULTS, PICTURE = KEPT / "reproduce-8.3b", KEPT / "figures" / "ladder.svg"
 SHOWN_ERRATA = 3
-SHOWN: dict[str, tuple[Outcome, ...]] = {
-    "reproduced": ("REPRODUCED",),
-    "not reproduced": ("DIVERGED",),
-    "reduced scale: seen/not/undecided": ("SUPPORTED", "CONTRADICTED", "INCONCLUSIVE"),
-    "simulated": ("SIMULATED",),
-    "not run": ("NOT_RUN",),
-}
-"""Columns of the table of claims, and the outcomes that each counts."""
 
 
 class Kept:
@@ -129,15 +120,9 @@ def verdicts_block() -> str:
         experiments = load_experiments().values()
         loaded = load_results([KEPT, KEPT / "ablations", Path(folder) / "runs"])
     verdicts = [*judge(experiments, loaded), *unanswered(experiments)]
-    counts = Counter((verdict.claim.paper, verdict.outcome) for verdict in verdicts)
-    counts.update(("all", verdict.outcome) for verdict in verdicts)
-    lines = [f"||{'|'.join(SHOWN)}|", f"|---|{'|'.join(['--:'] * len(SHOWN))}|"]
-    for paper in dict.fromkeys(name for name, _ in counts):
-        numbers = [[counts[paper, outcome] for outcome in outcomes] for outcomes in SHOWN.values()]
-        if any(map(any, numbers[:-1])):
-            cells = ["/".join(map(str, each)) if any(each) else "" for each in numbers]
-            lines.append(f"|{PAPERS.get(paper, paper)}|{'|'.join(cells)}|")
-    return "\n".join(lines)
+    lines = [f"||{'|'.join(COLUMNS)}|", f"|---|{'|'.join(['--:'] * len(COLUMNS))}|"]
+    lines += [f"|{title}|{'|'.join(cells)}|" for title, cells in count_by_paper(verdicts).items()]
+    return "\n".join([*lines, "", " ".join(headlines(verdicts))])
 
 
 KEPT_BLOCKS: dict[str, Callable[[Kept], str]] = {"tiers": tiers_block, "results": results_block}

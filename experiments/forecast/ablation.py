@@ -2,8 +2,9 @@
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -92,21 +93,54 @@ def derive_effects(folder: Path) -> tuple[list[Finding], list[Record]]:
     trained.check_no_more()
     bits = {arm.name: forecast.bits_per_nat[arm.dataset] for arm in ablation.arms}
     about = {"experiment": name, **origin_of(manifest), "kind": "scaled"}
-    findings = [find_effect(effect, ablation.level, arms, bits, about) for effect in ablation.effects]
+    doubts = doubts_of(ablation, forecast, arms)
+    findings = [find_effect(effect, ablation.level, arms, bits, about, doubts) for effect in ablation.effects]
     records = [Record(**about | line) for line in _lines(arms, forecast.rates)]
     return findings, records + [finding.record for finding in findings]
 
 
+def doubts_of(ablation: Ablation, forecast: EffectForecast, arms: dict[str, list[Trained]]) -> dict[str, str]:
+    """The reason for which an arm decides nothing, by arm; arms that decide are left out.
+
+    An arm decides nothing if a training diverged, if its best rate is the lowest or the highest of those tried, or if
+    its mean final loss is not below that of bigrams counted in its own training text.
+    """
+    doubts = {}
+    for arm in ablation.arms:
+        trained, rate, grid = arms[arm.name], forecast.rates[arm.name], arm.rates or ablation.rates
+        lost, loss = sum(each.is_diverged for each in trained), float(np.mean([each.final for each in trained]))
+        bigrams = forecast.bigram_nats[arm.dataset] if forecast.bigram_nats else None
+        if lost:
+            doubts[arm.name] = f"{arm.name} diverged in {lost} of {len(trained)} trainings"
+        elif grid and not ablation.finder and rate / arm.of_rate in (min(grid), max(grid)):
+            doubts[arm.name] = f"the rate of {arm.name}, {rate:g}, is at the edge of those tried"
+        elif bigrams is None:
+            doubts[arm.name] = f"no count of bigrams was kept to hold {arm.name} against"
+        elif loss >= bigrams:
+            doubts[arm.name] = f"{arm.name} learned no more than a count of bigrams ({loss:.3f}, {bigrams:.3f} nats)"
+    return doubts
+
+
 def find_effect(
-    effect: Effect, level: float, arms: dict[str, list[Trained]], bits: dict[str, float], about: dict[str, Any]
+    effect: Effect,
+    level: float,
+    arms: dict[str, list[Trained]],
+    bits: dict[str, float],
+    about: dict[str, Any],
+    doubts: Mapping[str, str] = MappingProxyType({}),
 ) -> Finding:
-    """The difference of two arms over seeds, and its verdict on the claim."""
+    """The difference of two arms over seeds, and its verdict on the claim, which `doubts` leave open."""
     scale = bits if effect.quantity == "bits_per_byte" else dict.fromkeys(bits, 1.0)
     differences = [
         loss_after(first, effect.share) * scale[effect.of] - loss_after(second, effect.share) * scale[effect.less]
         for first, second in zip(arms[effect.of], arms[effect.less], strict=True)
     ]
-    return found(effect, level, differences, about)
+    finding = found(effect, level, differences, about)
+    is_number = not any(each.is_diverged for each in (*arms[effect.of], *arms[effect.less]))
+    if reasons := [doubts[arm] for arm in (effect.of, effect.less) if arm in doubts]:
+        sentence = "; ".join([finding.sentence if is_number else finding.record.series, *reasons])
+        return finding._replace(outcome="undecided", sentence=sentence, is_number=is_number)
+    return finding
 
 
 def loss_after(trained: Trained, share: float) -> float:

@@ -19,6 +19,7 @@ from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from data_pipeline.config import DataConfig
@@ -170,6 +171,7 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
             ablation=ablation.model_dump(mode="json"),
             datasets=digests,
             bits_per_nat=bits_per_nat,
+            bigram_nats=[bigram_loss(path) for path in datasets],
             rates=rates,
             searched={each.folder.name: each.digest for each in searched},
         )
@@ -283,6 +285,27 @@ def _bits_per_nat(datasets: Sequence[Path]) -> list[float]:
     if len(texts) > 1:
         raise BadInput(f"{' and '.join(map(str, datasets))} are not of the same text")
     return [card.splits["valid"].bits_per_nat if "valid" in card.splits else 0.0 for card in cards]
+
+
+def bigram_loss(dataset: Path) -> float:
+    """Nats per token of the validation text by bigrams counted in the training text, smoothed as Witten and Bell do.
+
+    p(b | a) = (c(a, b) + k(a) · p(b)) / (c(a) + k(a)), where k(a) different tokens follow a, and p(b) is the share of b
+    with one more of every token.
+    """
+    facts = DatasetFacts.read(dataset)
+    train, valid = (facts.token_files(split)[0][0].tokens.astype(np.int64) for split in ("train", "valid"))
+    size = facts.padded_vocab_size
+    share = (np.bincount(train, minlength=size) + 1) / (len(train) + size)
+    pairs, counts = np.unique(train[:-1] * size + train[1:], return_counts=True)
+    before = np.bincount(train[:-1], minlength=size)
+    kinds = np.bincount(pairs // size, minlength=size)
+    first, second = valid[:-1], valid[1:]
+    asked = first * size + second
+    place = np.minimum(np.searchsorted(pairs, asked), len(pairs) - 1)
+    seen = np.where(pairs[place] == asked, counts[place], 0)
+    follows = np.maximum(kinds, 1)[first]
+    return float(-np.log((seen + follows * share[second]) / (before[first] + follows)).mean())
 
 
 def _seal(forecast: Path, kind: str, made_of: Mapping[str, str]) -> Path:

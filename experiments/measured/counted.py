@@ -8,6 +8,7 @@ from data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test
 from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.config import ModelConfig
 from engine.formats import parameters_of
+from engine.run.resolved import read_run_config
 from evaluation.detokenize import detokenize_wikitext
 from evaluation.documents import count_original_tokens, read_official
 from evaluation.wikitext103 import TEST_FILE_SHA256
@@ -18,6 +19,7 @@ from experiments.sealed import Line, lines
 from experiments.simulator.measurements import workload_of
 from experiments.simulator.workload import checked_config
 from lineage.progress import Progress, announce
+from lineage.shipped import model_file
 
 
 def built_parameters(config: ModelConfig, part: str = "") -> int:
@@ -41,6 +43,20 @@ def measure_built(experiment: Experiment) -> list[Line]:
                 numbers += lines(values=values, note="counted in the built model", **position(part, row))
                 progress.advance()
     return numbers
+
+
+def measure_transformer_xl() -> list[Line]:
+    """Millions of parameters of the small model with byte pairs, and by how much these lengthen WikiText-103.
+
+    They are counted in the validation file as it is. Raises DataMissing where it is nowhere.
+    """
+    text = find_test_set("wikitext103-valid").read_text(encoding="utf-8")
+    tokenizer = Tokenizer.from_gpt2_files(*find_gpt2_vocabulary())
+    longer = len(tokenizer.encode(text)) / count_original_tokens(text) - 1
+    built = built_parameters(read_run_config(model_file("transformer-xl-75m")).model) / 1e6
+    return lines(
+        "byte-pair encoding", {"sequence_length_percent": 100 * longer}, note="counted in the validation file"
+    ) + lines("small configuration, byte pairs", {"million_parameters": built}, note="counted in the built model")
 
 
 def measure_words() -> list[Line]:

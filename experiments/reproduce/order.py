@@ -46,7 +46,7 @@ def order_verdict(records: Sequence[Record], scores: ReproductionScores | None) 
     if not held:
         return "One size was trained, which says nothing about larger models."
     findings = order_findings(records)
-    held += [finding.outcome == "SUPPORTED" for finding in findings]
+    held += [finding.outcome == "seen" for finding in findings]
     held += [each.high < 0 for each in scores.comparisons] if scores else []
     over = f"each of {len(seeds)} seeds" if len(seeds) > 1 else "one seed"
     if not all(held):

@@ -114,8 +114,13 @@ def _line(kind: Kind) -> dict[str, Any]:
     if kind == "published":
         return {"linestyle": DASHES, "linewidth": 1.0, "markersize": 6.2, "markerfacecolor": LIGHT["paper"],
                 "markeredgewidth": 1.0, "zorder": 3}  # fmt: skip
-    style = {"simulated": "-", "computed": "none", "scaled": (0, (1, 1.2)), "measured": "-"}[kind]
-    return {"linestyle": style, "linewidth": 2.2 if kind == "measured" else 1.3, "markersize": 3.4, "zorder": 4}
+    style = {"simulated": "-", "computed": "none", "scaled": (0, (1, 1.2)), "measured": "-", "counted": "-"}[kind]
+    return {
+        "linestyle": style,
+        "linewidth": 2.2 if kind in ("measured", "counted") else 1.3,
+        "markersize": 3.4,
+        "zorder": 4,
+    }
 
 
 def _whiskers(axes: Axes, xs: Sequence[float], points: Sequence[Point], color: str) -> None:

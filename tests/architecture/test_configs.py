@@ -27,7 +27,7 @@ NAME_MAPS = set((ROOT / "engine" / "compare" / "names").glob("*.toml"))  # in te
 LABELS = {ROOT / "reports" / name for name in ("axes.toml", "style.toml")}  # in tests/reports
 PUBLISHED = ROOT / "data_pipeline" / "contamination" / "published.toml"  # in tests/data_pipeline
 FITTED = ROOT / "experiments" / "simulator" / "fitted.toml"  # in tests/experiments/simulator
-PAPERS = ROOT / "experiments" / "claims" / "papers.toml"  # in tests/experiments/test_catalogue.py
+ABOUT_CLAIMS = sorted((ROOT / "experiments" / "claims").glob("*.toml"))  # in tests/experiments/test_catalogue.py
 RECIPES = sorted((ROOT / "data_pipeline" / "recipes").glob("*.toml"))
 
 
@@ -58,7 +58,7 @@ def test_every_configuration_is_looked_at_here() -> None:
         *LABELS,
         PUBLISHED,
         FITTED,
-        PAPERS,
+        *ABOUT_CLAIMS,
     }
     assert len(MODELS) == 20
     assert len(RECIPES) >= 4

@@ -2,31 +2,24 @@
 
 import re
 import shlex
+from fnmatch import fnmatchcase
 
 import pytest
 
-from experiments.catalogue import CLAIMS, load_claims
+from experiments.catalogue import every_claim, every_erratum
 from experiments.cli import main
 from tests.architecture.rooms import ROOT
 from tests.commands import Command
 
 PAGE = (ROOT / "docs" / "errata.md").read_text(encoding="utf-8")
-SECTIONS = dict(re.findall(r"^## (\d) [^\n]+\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
-ROWS = dict(re.findall(r"^\| \[(\d)\]\([^)]+\) \| (.*) \|$", PAGE, re.MULTILINE))
+SECTIONS = dict(re.findall(r"^## (\d+) [^\n]+\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
+ROWS = dict(re.findall(r"^\| \[(\d+)\]\([^)]+\) \| (.*) \|$", PAGE, re.MULTILINE))
+VALUES = {claim.id: float(claim.value) for claim in every_claim()}
 PRINTED = {
-    "1": ["2022/text/gpt-3-flops", "2022/text/mt-nlg-flops"],
-    "2": ["2021/text/recompute-loss", "2021/figure-17/recompute/8", "2021/figure-17/no-recompute/8"],
-    "3": ["2021/text/interleaving-gain", *(f"2021/figure-12/{curve}/{batch}" for batch in (12, 24, 36, 48, 60)
-                                           for curve in ("interleaved", "non-interleaved"))],
-    "4": ["2021/sizes/161b", "2021/sizes/162.2b"],
-    "5": ["2021/table-2/zero-3/529.6b/640/tflops", "2021/figure-10/zero-3-529.6b/640"],
-    "6": ["2019/abstract/scaling-512", "2019/figure-5/model-and-data-parallel/512", "2019/abstract/total-512",
-          "2019/readme-july/scaling-512", "2019/readme-v1.0/scaling-512"],
-    "7": [*(f"2019/{place}/{size}/{test}" for place in ("table-3", "blog-september") for size in ("355m", "8.3b")
-            for test in ("wikitext103", "lambada")), "2019/text/wikitext103-overlap", "2019/blog/wikitext103-overlap"],
-}  # fmt: skip
+    str(number): [name for name in VALUES if any(fnmatchcase(name, each) for each in erratum.claims)]
+    for number, erratum in enumerate(every_erratum(), 1)
+}
 """Claims with the numbers that each erratum quotes."""
-VALUES = {claim.id: float(claim.value) for claim in load_claims(CLAIMS)}
 
 
 def overhead(hidden: int, sequence: int = 2048) -> float:
@@ -56,18 +49,27 @@ def test_the_errata_follow_from_what_is_printed() -> None:
     """Every number that the page derives, from the claims or from a formula of its own."""
     said = {number: f"{ROWS[number]} {SECTIONS[number]}" for number in ROWS}
     interleaved = gains("figure-12", "interleaved", "non-interleaved")
-    inside, whole = parameters(32, 20_480)
+    shapes = ((3, 20_480), (24, 20_480), (32, 20_480), (80, 12_288))
+    inside, whole = zip(*(parameters(layers, hidden) for layers, hidden in shapes), strict=True)
     total, single = VALUES["2019/abstract/total-512"], VALUES["2019/text/single-gpu"]
     derived = {
         "1": [f"{overhead(12_288):.2f} %", f"{overhead(20_480):.2f} %"],
         "2": [f"{-min(gains('figure-17', 'recompute', 'no-recompute')):.0f} %"],
         "3": [f"{interleaved[-1]:.0f} % at batch 60", ", ".join(f"{gain:.0f} %" for gain in interleaved[:-1])],
-        "4": [f"{inside:.1f}B without and {whole:.1f}B with embeddings"],
+        "4": [f"{number:.1f}B" for number in (*inside, *whole)],
         "5": [f"{2560 // 4} GPUs"],
         "6": [f"{100 * 1000 * total / 512 / single:.1f} %"],
         "7": [],
-    }
+        "8": [f"{100 * (34 / 8) / (10 + 24 / 8 + 64 / 8):.1f} %", f"{100 * 4.25 / 23:.1f} %"],
+        "9": [f"{14 * VALUES['2021/table-1/1008.0b/parameters'] / 1e3:.1f} TB"],
+        "10": [f"{100 * (max(curve) / min(curve) - 1):.0f} %" for curve in (
+            [value for name, value in VALUES.items() if name.startswith(f"2021/figure-16/b={batch}/")]
+            for batch in (128, 512)
+        )],
+    }  # fmt: skip
     assert ROWS.keys() == SECTIONS.keys() == derived.keys() == PRINTED.keys()
+    for row, erratum in zip(ROWS.values(), every_erratum(), strict=True):
+        assert row == f"{erratum.place} | {erratum.printed} | {erratum.follows}"
     for number, text in said.items():
         for words in (*derived[number], *(f"{VALUES[name]:g}" for name in PRINTED[number])):
             assert re.search(rf"(?<![\d.]){re.escape(words)}(?!\d)", text), f"{number} does not say {words}"

@@ -1,7 +1,5 @@
 """What experiments measure without training is what their closed forms say; what is wrong turns its verdict."""
 
-from collections import Counter
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -9,21 +7,17 @@ import pytest
 
 from engine.config import ModelConfig, ParallelConfig
 from engine.costs import parameter_count
-from engine.finetune.tasks import TASKS, FineTuneRecipe, LabelledExample, SpanExample
 from engine.launch.forked import run_forked
 from engine.parallel import layers
 from engine.pipeline.executor import PipelineExecutor
 from experiments import runner
-from experiments.catalogue import find_experiment, load_experiments
+from experiments.catalogue import find_experiment
 from experiments.measured import activations, huggingface, traffic
-from experiments.measured.finetuning import measure_finetuning, write_task
-from experiments.measured.products import measure_products
 from experiments.runner import run_named
 from experiments.sealed import Line, seal_numbers
 from experiments.verdicts import judge, load_results
 from lineage.errors import DataMissing
 from lineage.records import read_records
-from tests.commands import ROOT
 
 MODEL = ModelConfig(
     num_layers=4, hidden_size=16, num_heads=4, seq_length=8, vocab_size=20, padded_vocab_size=20, dropout=0.0
@@ -69,58 +63,11 @@ def test_a_divided_model_of_hugging_face_is_the_whole_one(monkeypatch: pytest.Mo
     assert values["identical_generations_percent"] == values["identical_files_percent"] == 100
 
 
-def test_products_are_compared_at_a_multiple_of_8_and_one_above() -> None:
-    lines = measure_products(rounds=1, largest=64)
-    assert {(one["series"], one["x"]) for one in lines if one["quantity"] == "product_gflops"} == {
-        (f"{precision}, {where}", n) for precision in ("fp32", "bf16", "fp16")
-        for where, n in (("multiple of 8", 64.0), ("one more", 65.0))
-    }  # fmt: skip
-    ratios = {one["quantity"]: one["value"] for one in lines if one["series"] == "fp16 over fp32"}
-    assert set(ratios) == {"gemm_speedup", "gemm_speedup_shifted"}
-    assert min(ratios.values()) > 0
-
-
-def test_fine_tuning_gives_every_number_of_table_5_and_answers_no_claim(tmp_path: Path) -> None:
-    experiment = find_experiment("2019/tasks")
-    found = measure_finetuning(FineTuneRecipe(epochs=1, batch_size=16, learning_rate=1e-3), train=16)
-    published = {claim.quantity for claim in experiment.claims} - {"trained_tokens_ratio", "race_test"}
-    assert {line["quantity"] for line in found} == published
-    assert {line["kind"] for line in found} == {"scaled"}
-    seal_numbers(experiment, "-measured", found, tmp_path)
-    assert {one.outcome for one in judge([experiment], load_results([tmp_path]))} == {"NOT_RUN"}
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_the_answers_of_generated_tasks_follow_from_their_statements(task: str, tmp_path: Path) -> None:
-    write_task(task, tmp_path, 60)
-    answers = Counter[object]()
-    for example in TASKS[task].read(tmp_path / TASKS[task].train):
-        if isinstance(example, SpanExample):
-            thing = example.question.split()[-2]
-            stated = dict(statement.split()[1::2] for statement in example.context.split(", "))
-            assert example.answers == ((stated[thing],) if thing in stated else ())
-            answers[bool(example.answers)] += 1
-        else:
-            assert example.label == right_answer(task, example)
-            answers[example.label] += 1
-    assert len(answers) == {"mnli": 3, "qqp": 2, "squad": 1, "squad2": 2, "race": 4}[task]
-    assert min(answers.values()) >= 5
-
-
-def right_answer(task: str, example: LabelledExample) -> int:
-    (first, second), *_ = example.pairs
-    if task == "race":
-        return [option for option, _ in example.pairs].index(second)
-    if task == "qqp":
-        return int(first.split()[4] == second.split()[4])
-    return 1 if first == second else 0 if "not" in second else 2
-
-
 def test_an_experiment_that_measures_seals_scaled_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     line = {"series": "optimizer states", "quantity": "communication_ratio", "kind": "scaled", "value": 1.5}
-    monkeypatch.setattr(runner, "_measure", lambda name, limit: [line])
+    monkeypatch.setattr(runner, "measure", lambda name, limit: [line])
     experiment = find_experiment("zero/communication")
     for _ in range(2):
         run_named([experiment], "auto", tmp_path)
@@ -128,7 +75,7 @@ def test_an_experiment_that_measures_seals_scaled_numbers(
     (record,) = read_records(directory / "records.jsonl")
     assert (record.experiment, record.source) == ("zero/communication", directory.name)
     outcomes = {one.claim.series: one.outcome for one in judge([experiment], load_results([tmp_path]))}
-    assert outcomes["optimizer states"] == "NOT_RUN"
+    assert outcomes["optimizer states"] == "not-run"
     assert "measured on this machine" in capfd.readouterr().out
 
 
@@ -142,20 +89,20 @@ def outcomes(name: str, lines: list[Line], folder: Path) -> dict[str, str]:
 def test_a_wrong_count_of_collectives_turns_its_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traffic, "WIDTHS", (2,))
     right = outcomes("2021/communication", traffic._tensor(), tmp_path / "right")
-    assert set(right.values()) == {"REPRODUCED"}
+    assert set(right.values()) == {"reproduced"}
     leave = layers.leave_tensor_parallel
     monkeypatch.setattr(
         layers, "leave_tensor_parallel", lambda x, axis, divided: leave(leave(x, axis, divided), axis, divided)
     )
     wrong = outcomes("2021/communication", traffic._tensor(), tmp_path / "wrong")
-    assert wrong == right | dict.fromkeys(right, "DIVERGED") | {
-        name: "REPRODUCED" for name in right if name.endswith("/backward")
+    assert wrong == right | dict.fromkeys(right, "not-reproduced") | {
+        name: "reproduced" for name in right if name.endswith("/backward")
     }
 
 
 def test_a_layout_that_sends_twice_the_bytes_turns_its_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traffic, "WIDTHS", (2,))
-    assert set(outcomes("2021/communication", traffic._pipeline(), tmp_path / "right").values()) == {"REPRODUCED"}
+    assert set(outcomes("2021/communication", traffic._pipeline(), tmp_path / "right").values()) == {"reproduced"}
     begin = PipelineExecutor.__init__
 
     def whole(self: PipelineExecutor, chunks: Any, mesh: Any, scatter_gather: bool, *others: Any) -> None:
@@ -163,27 +110,9 @@ def test_a_layout_that_sends_twice_the_bytes_turns_its_verdict(tmp_path: Path, m
 
     monkeypatch.setattr(PipelineExecutor, "__init__", whole)
     found = outcomes("2021/communication", traffic._pipeline(), tmp_path / "wrong")
-    assert {name for name, outcome in found.items() if outcome == "DIVERGED"} == {"2021/section-4.1/scatter-gather/2"}
-
-
-def test_a_claim_changed_by_one_in_its_last_digit_turns_its_verdict() -> None:
-    """Of every kept measured number that is held to the printed digits, changed to the side where it does not lie."""
-    results = load_results([ROOT / "results" / "ablations"])
-    changed = Counter[str]()
-    for experiment in load_experiments().values():
-        kept = {one.claim.id: one for one in judge([experiment], results) if one.outcome == "REPRODUCED"}
-        shifted = experiment.model_copy()
-        claims = []
-        for one in kept.values():
-            claim = one.claim
-            if one.record and claim.relation == "=" and claim.tolerance in ("digits", "exact"):
-                unit = Decimal(1).scaleb(int(claim.value.as_tuple().exponent))
-                way = 1 if float(claim.value) >= one.record.value else -1
-                claims.append(claim.model_copy(update={"value": claim.value + way * unit}))
-        shifted.__dict__["claims"] = tuple(claims)
-        changed.update(one.outcome for one in judge([shifted], results))
-    assert set(changed) == {"DIVERGED"}
-    assert changed["DIVERGED"] >= 80
+    assert {name for name, outcome in found.items() if outcome == "not-reproduced"} == {
+        "2021/section-4.1/scatter-gather/2"
+    }
 
 
 def test_what_a_layer_keeps_is_table_2_of_the_2022_paper() -> None:
@@ -208,7 +137,7 @@ def test_products_that_are_made_again_are_counted() -> None:
 def test_words_and_sub_words_of_the_published_file_are_counted(published: Path, tmp_path: Path) -> None:
     run_named([find_experiment("2019/words")], "here", tmp_path)
     found = judge([find_experiment("2019/words")], load_results([tmp_path]))
-    assert [one.outcome for one in found] == ["REPRODUCED"] * 3
+    assert [one.outcome for one in found] == ["reproduced"] * 3
 
 
 def test_files_that_are_not_here_leave_one_experiment_out(
@@ -217,7 +146,7 @@ def test_files_that_are_not_here_leave_one_experiment_out(
     def missing(experiment: Any, limit: int | None) -> Any:
         raise DataMissing("put the file there and name it in MLM_DATA_DIR")
 
-    monkeypatch.setattr(runner, "_measure", missing)
+    monkeypatch.setattr(runner, "measure", missing)
     words = find_experiment("2019/words")
     with pytest.raises(DataMissing):
         run_named([words], "here", tmp_path)

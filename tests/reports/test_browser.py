@@ -24,13 +24,13 @@ var told = [], contents = document.querySelector("nav.contents details");
 told.push(contents.open ? "open" : "folded", getComputedStyle(contents.parentElement).position);
 function shown() { return document.querySelectorAll("details.claim:not([hidden])").length; }
 var form = document.querySelector("form.search"), claim = document.getElementById("2021/figure-12/interleaved/12");
-form.elements.text.value = "2021/figure-12 SIMULATED";
+form.elements.text.value = "2021/figure-12 simulated";
 form.dispatchEvent(new Event("input"));
 told.push(shown(), claim.closest("details.claims").open);
-form.elements.outcome.value = "CONTEXT";
+form.elements.outcome.value = "of-others";
 form.dispatchEvent(new Event("input"));
 told.push(shown());
-var cell = document.querySelector("a[data-paper='2021'][data-outcome='SIMULATED']");
+var cell = document.querySelector("a[data-paper='2021'][data-outcome='simulated']");
 cell.click();
 told.push(shown() - Number(cell.textContent));
 document.getElementById("theme").click();

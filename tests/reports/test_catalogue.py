@@ -15,7 +15,7 @@ from lineage.errors import BadInput, Fault
 from lineage.records import Record, read_records
 from reports import report as assembled
 from reports.catalogue import ExperimentNumbers, catalogue_exhibit, layers_of
-from reports.claims import find_claims, group_claims
+from reports.claims import APART, find_claims, group_claims
 from reports.exhibit import Exhibit, Table
 from reports.numbers import exact
 from reports.render import export_exhibit
@@ -188,8 +188,8 @@ def test_every_claim_stands_once_under_its_paper(report: Report) -> None:
     assert sorted(ids) == sorted(claim.id for claim in every_claim())
     for paper in report.papers:
         assert {one.verdict.claim.paper for one in paper.claims} == {paper.name}
-        context = [one for one in paper.claims if one.verdict.outcome == "CONTEXT"]
-        assert paper.claims.counted == len(paper.claims) - len(context)
+        context = [one for one in paper.claims if one.verdict.outcome == "of-others"]
+        assert paper.claims.counted == sum(one.verdict.outcome not in APART for one in paper.claims)
         if context:
             assert list(paper.parts[-1].claims) == context
             assert paper.parts[-1].title == "Numbers of others"
@@ -207,7 +207,7 @@ def test_a_claim_shows_every_record_at_its_place() -> None:
     one = next(each for each in found if each.verdict.claim.id == claim.id)
     assert [record.kind for record in one.records] == ["measured", "simulated", "measured"]
     assert one.records[0] is one.verdict.record
-    assert one.verdict.outcome == "DIVERGED"
+    assert one.verdict.outcome == "not-reproduced"
     assert one.deviation == pytest.approx(0.5)
     (group, *_) = group_claims(found)
     assert [each.verdict.claim.id for each in group.against] == [claim.id]
@@ -306,13 +306,13 @@ def test_an_effect_is_drawn_with_its_curves_and_what_came_of_it() -> None:
             records += [Record(**of, quantity="final_validation_loss", value=loss + seed / 10)]
             records += [Record(**of, quantity="diverged", value=float(seed == 2 and arm.name == "Adam"))]
     claim = next(one for one in experiment.claims if one.id == "transformer-xl/post/lamb")
-    verdict = Verdict(experiment.name, claim, "CONTRADICTED", None, "Adam less LAMB: -1 nats")
+    verdict = Verdict(experiment.name, claim, "not-seen", None, "Adam less LAMB: -1 nats")
     exhibit = catalogue_exhibit(ExperimentNumbers(experiment, records, find_claims([verdict], records)))
     caption = " ".join(exhibit.caption)
     assert exhibit.draw is not None
     assert (
         "LAMB, clamped 6.150 (6.100 to 6.200) at the rate 0.02; Adam 5.150 (5.100 to 5.200), 1 of 2 diverged" in caption
     )
-    assert "CONTRADICTED: Adam less LAMB: -1 nats." in caption
+    assert "not seen: Adam less LAMB: -1 nats." in caption
     assert "against tokens" in exhibit.alt
     exhibit.draw()

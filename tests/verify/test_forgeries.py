@@ -363,7 +363,7 @@ OF_AN_EXPERIMENT: dict[str, tuple[Callable[[Forged], None], str]] = {
     "a computed number's source": (simulated(source="another-run"), "has records of another run"),
 }
 ON_THE_PAGE: dict[str, tuple[Callable[[Forged], None], str]] = {
-    "a verdict": (text("index.html", "NOT_RUN", "REPRODUCED"), "report/index.html is not what"),
+    "a verdict": (text("index.html", "not-run", "reproduced"), "report/index.html is not what"),
     "a number": (
         text("figures/further-numbers.csv", "scaled,iteration", "measured,iteration"),
         "report/figures/further",

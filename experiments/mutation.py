@@ -1,0 +1,188 @@
+"""Could a verdict have failed? Published numbers, programs and effects are changed, and every verdict is given again.
+
+A verdict that stays the same under a change would not have noticed it. Imports no torch.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from decimal import Decimal
+from importlib import import_module
+from typing import Any
+
+from experiments.catalogue import Claim, Experiment, every_claim, load_experiments
+from experiments.files import LAST_DIGIT, SIGN, MutatedVerdict, Mutations
+from experiments.runner import measure
+from experiments.scores import outcome_of
+from experiments.sealed import Line
+from experiments.verdicts import CHECKS, EFFECTS, HELD, Outcome, Results, judge
+from lineage.errors import DataMissing, UserError
+from lineage.progress import announce
+from lineage.records import Record
+
+STEPS = (LAST_DIGIT, "two units of it", "a factor of two")
+"""Changes of a published number."""
+
+
+def _without_biases(parameters_of: Any) -> Any:
+    return lambda config: [each for each in parameters_of(config) if not each.name.endswith("bias")]
+
+
+def _without_a_rule(detokenize: Any) -> Any:
+    return lambda text: detokenize(text.replace(" @-@ ", " @_@ "))
+
+
+def _without_warmup(warmup: Any) -> Any:
+    return lambda pp, rank, chunks: 0
+
+
+def _one_after_the_other(gpipe: Any) -> Any:
+    from engine.pipeline.schedule import Compute, Op
+
+    return lambda pp, rank, chunks, count: (Compute(op, number) for number in range(count) for op in Op)
+
+
+def _twice(leave: Any) -> Any:
+    return lambda x, axis, divided: leave(leave(x, axis, divided), axis, divided)
+
+
+def _with_wide_masks(dropped: Any) -> Any:
+    return lambda x: x * (x != 0.5).to(x.dtype)
+
+
+MEASURED, SCHEDULE = "experiments.measured", "engine.pipeline.schedule"
+ORDER = (
+    "a microbatch waits for the one before",
+    {f"{SCHEDULE}:_warmup": _without_warmup, f"{SCHEDULE}:_gpipe": _one_after_the_other,
+     f"{MEASURED}.bubble:MOST_RANKS": lambda most: 4},
+)  # fmt: skip
+TOO_MANY = (
+    "an all-reduce too many",
+    {"engine.parallel.layers:leave_tensor_parallel": _twice, f"{MEASURED}.traffic:WIDTHS": lambda widths: (2,),
+     f"{MEASURED}.huggingface:WIDTHS": lambda widths: (1, 2)},
+)  # fmt: skip
+FAULTS: dict[str, tuple[str, dict[str, Callable[[Any], Any]]]] = {
+    "parameters": ("biases are missing", {f"{MEASURED}.counted:parameters_of": _without_biases}),
+    "words": ("a detokeniser's rule is missing", {f"{MEASURED}.counted:detokenize_wikitext": _without_a_rule}),
+    "schedules": ORDER,
+    "bubble": ORDER,
+    "traffic": TOO_MANY,
+    "tensor-parallel": TOO_MANY,
+    "activations": ("masks of other bytes", {f"{MEASURED}.activations:_dropped": _with_wide_masks}),
+}
+"""A fault of the program for each measurement, in words, with the faulty parts by module and name; fewer ranks."""
+
+
+@contextmanager
+def planted(measures: str) -> Iterator[str]:
+    """Replace parts of the program by the measurement's faulty ones; gives the fault in words."""
+    words, parts = FAULTS[measures]
+    right = {}
+    try:
+        for place, replace in parts.items():
+            module, name = place.split(":")
+            right[place] = getattr(import_module(module), name)
+            setattr(import_module(module), name, replace(right[place]))
+        yield words
+    finally:
+        for place, part in right.items():
+            module, name = place.split(":")
+            setattr(import_module(module), name, part)
+
+
+def judged(experiments: Sequence[Experiment], results: Results, change: Callable[[Claim], Claim]) -> dict[str, Outcome]:
+    """Outcomes by claim where every claim is changed."""
+    changed = [experiment.model_copy() for experiment in experiments]
+    for experiment in changed:
+        experiment.__dict__["claims"] = tuple(map(change, experiment.claims))
+    return {verdict.claim.id: verdict.outcome for verdict in judge(changed, results)}
+
+
+def _by(step: str, way: int) -> Callable[[Claim], Claim]:
+    """Raises (way 1) or lowers (way -1) the published number by one of `STEPS`."""
+
+    def change(claim: Claim) -> Claim:
+        unit = Decimal(1).scaleb(int(claim.value.as_tuple().exponent))
+        values = (
+            claim.value + way * unit,
+            claim.value + 2 * way * unit,
+            claim.value * (2 if way > 0 else Decimal("0.5")),
+        )
+        return claim.model_copy(update={"value": values[STEPS.index(step)]})
+
+    return change
+
+
+def mutate(results: Results, faulty: bool = True) -> Mutations:
+    """Every verdict with the changes that it notices.
+
+    A published number is noticed to be wrong if the verdict turns to whichever side the number is changed, of a bound
+    to the stricter side. If `faulty`, programs are measured again with a fault, as far as they can be here.
+    """
+    experiments = list(load_experiments().values())
+    verdicts = [verdict for verdict in judge(experiments, results) if verdict.outcome in (*HELD, *CHECKS, *EFFECTS)]
+    turned = {(step, way): judged(experiments, results, _by(step, way)) for step in STEPS for way in (1, -1)}
+    right = {verdict.claim.id: verdict.outcome for verdict in verdicts}
+    faults = dict(_faults(experiments, right, results)) if faulty else {}
+    rows = []
+    for verdict in verdicts:
+        claim, record = verdict.claim, verdict.record
+        noticed: dict[str, bool] = {}
+        smallest: float | None = None
+        if verdict.outcome not in EFFECTS and record:
+            ways = {"<=": (-1,), ">=": (1,)}.get(claim.relation, (1, -1))
+            noticed = {step: all(turned[step, way][claim.id] != verdict.outcome for way in ways) for step in STEPS}
+            ends = [abs(end - record.value) for end in claim.bounds if math.isfinite(end)]
+            smallest = 100 * min(ends) / abs(record.value) if record.value else None
+        elif record and record.low is not None and record.high is not None:
+            effect = results.findings[claim.id].effect
+            as_is = outcome_of(effect, record.low, record.high)
+            if None in (effect.above, effect.below) and as_is != "undecided":
+                noticed = {SIGN: outcome_of(effect, -record.high, -record.low) != as_is}
+        fault, is_noticed = faults.get(claim.id, ("", None))
+        rows.append(MutatedVerdict(
+            claim=claim.id, published=claim.published, tolerance=claim.tolerance, outcome=verdict.outcome,
+            ours=record.value if record else None, smallest_percent=smallest, noticed=noticed, fault=fault,
+            fault_noticed=is_noticed,
+        ))  # fmt: skip
+    asked = {claim.id: f"{claim.relation} {claim.value} {claim.unit} {claim.tolerance}" for claim in every_claim()}
+    return Mutations(claims=asked, rows=rows)
+
+
+def _faults(
+    experiments: Iterable[Experiment], right: Mapping[str, Outcome], results: Results
+) -> Iterator[tuple[str, tuple[str, bool]]]:
+    """The planted fault of each claim of a measurement, and whether the verdict turned or the program refused."""
+    from engine.launch.threads import RanksFailed
+
+    for experiment in experiments:
+        if experiment.measures not in FAULTS:
+            continue
+        announce(f"{experiment.name}: {FAULTS[experiment.measures][0]}")
+        about: Line = {"experiment": experiment.name, "source": "a planted fault"}
+        with planted(experiment.measures) as words:
+            try:
+                wrong = tuple(Record(**about | line) for line in measure(experiment))
+            except DataMissing:
+                continue
+            except (UserError, RanksFailed):
+                wrong = ()
+        for verdict in judge([experiment], replace(results, records=wrong)):
+            if (name := verdict.claim.id) in right and (verdict.record or not wrong):
+                yield name, (words, verdict.outcome != right[name])
+
+
+def format_mutations(mutations: Mutations) -> str:
+    """The score, then each verdict that did not notice what it should, with its tolerance."""
+    lines = [mutations.sentence]
+    for row in mutations.rows:
+        missed = [words for words, is_noticed in row.noticed.items() if not is_noticed and words in (STEPS[0], SIGN)]
+        if missed and row.outcome != "not-reproduced":
+            lines.append(f"{row.claim}: {row.outcome} as before with {missed[0]} ({row.published}, {row.tolerance})")
+    lines += [
+        f"{row.claim}: {row.outcome} as before though {row.fault}"
+        for row in mutations.rows
+        if row.fault_noticed is False
+    ]
+    return "\n".join(lines)

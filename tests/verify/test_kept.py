@@ -1,0 +1,104 @@
+"""A resealed edit of kept records, claims, tolerances and figures is named, and what is honest passes."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import catalogue, mutation
+from experiments.catalogue import Claim, every_claim
+from experiments.files import VERDICTS, Mutations
+from lineage.atomic import write_json
+from lineage.digest import seal, sha256_json
+from lineage.files import read_document, read_object, write_document
+from lineage.records import RECORDS
+from lineage.run import MANIFEST
+from tests.commands import ROOT
+from verify import kept
+from verify.kept import KeptCheck
+
+MEASURED = {"zero/communication", "zero/memory", "2021/communication", "2021/figure-6", "2021/schedules",
+            "gpipe/bubble", "2022/activations", "huggingface/tensor-parallel", "2019/words"}  # fmt: skip
+"""Experiments whose numbers take processes or files; here they are made again from what is kept."""
+RUNS = {path.name.split("-measured-")[0].removeprefix("experiment-"): path.name
+        for path in (ROOT / "results" / "ablations").glob("*-measured-*")}  # fmt: skip
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Kept results; what takes long to make again is read from the repository."""
+    for name in ("ablations", "ladder", "figures"):
+        shutil.copytree(ROOT / "results" / name, tmp_path / name)
+    measure = kept.measure
+
+    def again(experiment: Any) -> Any:
+        if experiment.name not in MEASURED:
+            return measure(experiment)
+        path = ROOT / "results" / "ablations" / RUNS[experiment.name.replace("/", "-")] / RECORDS
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+    monkeypatch.setattr(kept, "measure", lambda experiment: [
+        {key: value for key, value in line.items() if key not in ("experiment", "source")}
+        for line in again(experiment)
+    ])  # fmt: skip
+    return tmp_path
+
+
+def forge(run: Path, edit: Callable[[dict[str, Any]], None], place: int = 0) -> None:
+    """Edit a record, write the digest that the manifest has of the records anew, and seal everything."""
+    lines = [json.loads(line) for line in (run / RECORDS).read_text(encoding="utf-8").splitlines()]
+    edit(lines[place])
+    manifest = read_object(run / MANIFEST)
+    bare = [{key: value for key, value in line.items() if key not in ("source", "digest")} for line in lines]
+    if "records" in manifest["config"]:
+        manifest["config"]["records"] = sha256_json(bare)
+        manifest["config_digest"] = sha256_json(manifest["config"])
+    lines = [line | {"digest": manifest["config_digest"]} for line in lines]
+    write_json(run / MANIFEST, manifest)
+    (run / RECORDS).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    seal(run)
+
+
+def test_what_is_kept_is_made_again(results: Path) -> None:
+    check = KeptCheck(results)
+    assert check.broken == []
+    assert check.compared["records"] > 200
+    assert check.compared["claims"] == len(every_claim())
+    assert (check.compared["verdicts"] > 100, check.compared["figures"]) == (True, 1)
+    assert any("need" in sentence for sentence in check.left)
+
+
+EDITED = {
+    "2019/table-3/8.3b/wikitext103": {"value": "9.81"},
+    "2021/table-1/1.7b/tflops": {"value": "150"},
+    "2019/text/tokens": {"value": "270328"},
+    "2022/text/gpt-3-flops": {"tolerance": "±2"},
+    "2021/sizes/145b": {"tolerance": "-0.5+1"},
+    "2022/section-6.1/share": {"relation": ">="},
+    "2021/text/checkpoint-size": {"tolerance": "5%"},
+}
+"""Claims with a forged number, relation or tolerance."""
+
+
+def test_every_resealed_forgery_is_named(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number of every measured run, claims, a figure and a verdict, all at once."""
+    for name in RUNS.values():
+        forge(results / "ablations" / name, lambda line: line.update(value=line["value"] * 1.01 + 0.001))
+    edited = tuple(Claim.model_validate(one.model_dump() | EDITED.get(one.id, {})) for one in every_claim())
+    monkeypatch.setattr(catalogue, "every_claim", lambda: edited)
+    monkeypatch.setattr(mutation, "every_claim", lambda: edited)
+    for experiment in catalogue.load_experiments().values():
+        monkeypatch.delitem(experiment.__dict__, "claims", raising=False)
+    figure = results / "figures" / "ladder.svg"
+    figure.write_text(figure.read_text(encoding="utf-8").replace("</svg>", "<text>123</text></svg>"), encoding="utf-8")
+    verdicts = results / "ablations" / VERDICTS
+    rows = read_document(verdicts, Mutations)
+    rows.rows[-1].outcome = "seen"
+    write_document(verdicts, rows)
+    forged = [*RUNS.values(), *EDITED, "figures/ladder.svg", rows.rows[-1].claim]
+    broken = KeptCheck(results).broken
+    assert len(forged) >= 20
+    assert [name for name in forged if not any(name in sentence for sentence in broken)] == []

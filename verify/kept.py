@@ -1,0 +1,113 @@
+"""Kept results held against what makes them: numbers made again here, verdicts given again, figures drawn again."""
+
+import math
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from experiments.catalogue import ABLATION, TAKES_LONG, Experiment, load_experiments
+from experiments.files import VERDICTS, Mutations
+from experiments.mutation import mutate
+from experiments.runner import measure, run_experiment
+from experiments.sealed import Line
+from experiments.verdicts import load_results
+from lineage.digest import check_seal, is_sealed
+from lineage.errors import DataMissing
+from lineage.files import read_document
+from lineage.records import RECORDS, Record, read_records
+from lineage.run import MANIFEST, RunDirectory
+from reports.experiment_runs import is_ladder
+from reports.ladder import ladder_exhibit
+from reports.render import export_exhibit
+from verify.recomputed import SAME, RunCheck
+
+ROUNDING = {"largest_logit_difference": 1e-4}
+"""Allowed distance of quantities that another processor rounds otherwise."""
+
+
+class KeptCheck:
+    """Differences between kept results and what is made again of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.broken: list[str] = []
+        """A sentence for each difference."""
+        self.compared: Counter[str] = Counter()
+        """How many records, verdicts and figures were made again."""
+        self.left: list[str] = []
+        """Sentences on what was not made again, with what it needs."""
+        self.runs = [path.parent for path in sorted(folder.rglob(MANIFEST)) if is_sealed(path.parent)]
+        for run in self.runs:
+            check_seal(run)
+            self.broken += RunCheck(run).broken
+            self.broken += self._numbers(run)
+        self.broken += [*self._verdicts(), *self._figures()]
+
+    def _numbers(self, run: Path) -> Iterator[str]:
+        """Make a run's records again where that takes no training and no time."""
+        manifest, experiment = RunDirectory.open(run).manifest, None
+        if manifest["kind"] == "experiment":
+            experiment = load_experiments().get(manifest["config"]["experiment"]["name"])
+        if not (run / RECORDS).is_file():
+            return
+        records = read_records(run / RECORDS)
+        if experiment is None:
+            what = "curves" if manifest["kind"] in ("ladder", ABLATION) else "evaluations"
+            self.left.append(f"{run.name}: its numbers follow from its kept {what}, which need its trainings")
+            return
+        try:
+            made = self._make(experiment, str(manifest["config"].get("mode")))
+        except DataMissing as missing:
+            self.left.append(f"{run.name}: {missing}")
+            return
+        if made is None:
+            self.left.append(f"{run.name}: it {TAKES_LONG[experiment.measures]}")
+            return
+        self.compared["records"] += len(records)
+        ours = {place(record): record.value for record in made}
+        if ours.keys() != {place(record) for record in records}:
+            yield f"{run.name} does not have the numbers that {experiment.name} gives"
+        for record in records:
+            value, allowed = ours.get(place(record)), ROUNDING.get(record.quantity, 0.0)
+            if value is not None and not math.isclose(record.value, value, rel_tol=SAME, abs_tol=allowed):
+                about = f"{record.series} {record.quantity}"
+                yield f"{run.name} has {record.value!r} for {about}; made again it is {value!r}"
+
+    def _make(self, experiment: Experiment, mode: str) -> list[Record] | None:
+        if mode == "simulate":
+            with tempfile.TemporaryDirectory() as folder:
+                return read_records(run_experiment(experiment, Path(folder))[0].path / RECORDS)
+        if experiment.measures in TAKES_LONG:
+            return None
+        about: Line = {"experiment": experiment.name, "source": ""}
+        return [Record(**about | line) for line in measure(experiment)]
+
+    def _verdicts(self) -> Iterator[str]:
+        """Give the verdicts again and compare them, claims and tolerances included, with those that are kept."""
+        for path in sorted(self.folder.rglob(VERDICTS)):
+            before, again = read_document(path, Mutations), mutate(load_results([path.parent]), faulty=False)
+            says, gives = (
+                {**file.claims, **{f"the verdict on {row.claim}": str(row) for row in file.rows}}
+                for file in (before, again)
+            )
+            self.compared["verdicts"] += len(before.rows)
+            self.compared["claims"] += len(before.claims)
+            for claim in dict.fromkeys((*says, *gives)):
+                if says.get(claim) != gives.get(claim):
+                    yield f"{claim} is {gives.get(claim)} by what is here; {path.name} has {says.get(claim)}"
+
+    def _figures(self) -> Iterator[str]:
+        """Draw the kept ladder's figure again."""
+        for run in filter(is_ladder, self.runs):
+            for path in (self.folder / "figures").glob("*.svg"):
+                with tempfile.TemporaryDirectory() as folder:
+                    export_exhibit([ladder_exhibit(run)], path.stem, "svg", Path(folder))
+                    self.compared["figures"] += 1
+                    if (Path(folder) / path.name).read_bytes() != path.read_bytes():
+                        yield f"figures/{path.name} is not what {run.name} gives"
+
+
+def place(record: Record) -> tuple[str, str, str, float | None]:
+    """Series, quantity, kind and x."""
+    return record.series, record.quantity, record.kind, record.x
