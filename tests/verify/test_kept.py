@@ -96,8 +96,9 @@ def test_every_resealed_forgery_is_named(results: Path, monkeypatch: pytest.Monk
     figure.write_text(figure.read_text(encoding="utf-8").replace("</svg>", "<text>123</text></svg>"), encoding="utf-8")
     verdicts = results / "ablations" / VERDICTS
     rows = read_document(verdicts, Mutations)
-    rows.rows[-1].outcome = "seen"
-    write_document(verdicts, rows)
+    write_document(verdicts, Mutations(
+        claims=rows.claims, rows=[*rows.rows[:-1], rows.rows[-1].model_copy(update={"outcome": "seen"})]
+    ))  # fmt: skip
     forged = [*RUNS.values(), *EDITED, "figures/ladder.svg", rows.rows[-1].claim]
     broken = KeptCheck(results).broken
     assert len(forged) >= 20
