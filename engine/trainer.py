@@ -1,5 +1,6 @@
 """The training loop: build, then iterate; everything it does is in its run directory."""
 
+import gc
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +34,9 @@ from lineage.errors import Interrupted
 from lineage.processes import when_stopped
 from lineage.progress import Progress, announce, format_bytes, format_duration
 from lineage.run import RunDirectory
+
+COLLECT_EVERY = 50
+"""Iterations from one collection of young garbage to the next."""
 
 
 class Trainer:
@@ -85,7 +89,12 @@ class Trainer:
         train, first = self.config.train, self.state.iteration
         begun = time.monotonic() - self.state.seconds
         progress = Progress(self.config.name, train.iterations, "iterations", quiet=not self.mesh.is_first)
-        with self._log(first, loggers or {}, progress.note) as log, when_stopped(self._request_stop), progress:
+        with (
+            self._log(first, loggers or {}, progress.note) as log,
+            when_stopped(self._request_stop),
+            progress,
+            _collecting_together(),
+        ):
             progress.start_at(first)
             announce(self._estimate(first))
             if first == 0:
@@ -98,6 +107,8 @@ class Trainer:
                 for warning in warnings:
                     progress.note(warning)
                 done = number + 1
+                if done % COLLECT_EVERY == 0:
+                    gc.collect(1)
                 stop |= done == until
                 is_last = done == train.iterations
                 if is_last or done % train.validation_interval == 0:
@@ -256,3 +267,14 @@ class Trainer:
     def _request_stop(self, number: int) -> None:
         """Stop after the iteration in progress."""
         self.stop_requested = True
+
+
+@contextmanager
+def _collecting_together() -> Iterator[None]:
+    """Keep Python from collecting garbage whenever it likes: all ranks would wait for the one that does."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -22,11 +22,13 @@ from engine.launch.rendezvous import join_ranks, leave_ranks
 from lineage import VERSION
 from lineage.command import run_command
 from lineage.environment import available_cores, list_gpus, source_state
-from lineage.errors import HardwareMissing
+from lineage.errors import HardwareFault, HardwareMissing
 from lineage.progress import announce, format_bytes
 
 SLOWEST_SHARE = 0.5
 """Least share of the median rank's matrix rate that every rank must reach."""
+OF_A_NODE = {"matrix products", "matrix rate", "all-reduce"}
+"""Checks that the same ranks may pass on other nodes."""
 MATMUL_WIDTH = {"cuda": 8192, "cpu": 512}
 REDUCED_BYTES = {"cuda": 2**28, "cpu": 2**24}
 WRITTEN_BYTES = 2**26
@@ -107,6 +109,13 @@ def checks(seen: Sequence[Seen], needed_bytes: int) -> list[Check]:
     return [Check(name, result, failure if is_failed else "") for name, result, is_failed, failure in rows]
 
 
+def faulty_hosts(seen: Sequence[Seen]) -> tuple[str, ...]:
+    """Nodes with a rank that multiplies wrongly or too slowly; none where that is so of every node."""
+    least = SLOWEST_SHARE * sorted(rank.product_flops_per_second for rank in seen)[len(seen) // 2]
+    faulty = {rank.host for rank in seen if not rank.product_is_right or rank.product_flops_per_second < least}
+    return tuple(sorted(faulty)) if faulty < {rank.host for rank in seen} else ()
+
+
 def format_checks(checks: Sequence[Check]) -> str:
     """The table."""
     width = max(len(check.name) for check in checks)
@@ -121,9 +130,9 @@ def _look(runs: Path) -> Seen:
     sum_is_right, bus = _reduce(device) if dist.is_initialized() else (True, 0.0)
     written_rate, write_failure = _write(runs)
     return Seen(
-        rank=int(os.environ.get("RANK", "0")), host=socket.gethostname(), versions=_software(),
-        product_is_right=right, product_flops_per_second=rate, sum_is_right=sum_is_right, bus_bytes_per_second=bus,
-        free_bytes=shutil.disk_usage(runs).free, written_bytes_per_second=written_rate,
+        rank=int(os.environ.get("RANK", "0")), host=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
+        versions=_software(), product_is_right=right, product_flops_per_second=rate, sum_is_right=sum_is_right,
+        bus_bytes_per_second=bus, free_bytes=shutil.disk_usage(runs).free, written_bytes_per_second=written_rate,
         write_failure=write_failure,
     )  # fmt: skip
 
@@ -205,8 +214,9 @@ def _rank(runs: Annotated[Path, typer.Option()], needed_bytes: Annotated[int, ty
     done = checks(seen, needed_bytes)
     if mine.rank == 0:
         print(format_checks(done), flush=True)
-    if failures := [check.failure for check in done if check.failure]:
-        raise HardwareMissing("; ".join(failures))
+    if failed := {check.name: check.failure for check in done if check.failure}:
+        said = "; ".join(failed.values())
+        raise HardwareFault(said, faulty_hosts(seen)) if failed.keys() <= OF_A_NODE else HardwareMissing(said)
 
 
 def main() -> None:

@@ -61,7 +61,7 @@ def _take_common_options(arguments: list[str]) -> list[str]:
 
 
 def run_command(app: Callable[..., Any], default: str | None = None, verbs: tuple[str, ...] = ()) -> NoReturn:
-    """Run a typer application and exit.
+    """Run a typer application and exit; the cause of a failure is that of the SystemExit.
 
     With `default`, a first argument that is neither an option nor one of `verbs` becomes the argument of the default
     verb: `mlm-train config.toml` means `mlm-train run config.toml`.
@@ -75,6 +75,7 @@ def run_command(app: Callable[..., Any], default: str | None = None, verbs: tupl
     if not sys.stderr.isatty():
         os.environ.update(dict.fromkeys(BARS_OF_LIBRARIES, "1"))
     code: str | int | None = 0
+    cause: Exception | None = None
     _escape_control_characters()
     try:
         _refuse_non_text(arguments)
@@ -85,9 +86,9 @@ def run_command(app: Callable[..., Any], default: str | None = None, verbs: tupl
     except _CtrlC:
         code = _explain(Interrupted(f"interrupted; the same command {afterwards()}"))
     except UserError as error:
-        code = _explain(error)
+        code, cause = _explain(error), error
     except Exception as error:
-        code = _explain(_unforeseen(error))
+        code, cause = _explain(_unforeseen(error)), error
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -98,7 +99,7 @@ def run_command(app: Callable[..., Any], default: str | None = None, verbs: tupl
         if is_at_work():
             sys.stderr.flush()
             os._exit(code)
-    raise SystemExit(code)
+    raise SystemExit(code) from cause
 
 
 class _Terminal(io.TextIOWrapper):

@@ -37,6 +37,15 @@ class HardwareMissing(UserError):
     exit_code = 4
 
 
+class HardwareFault(HardwareMissing):
+    """A node fails, computes wrongly or did not come, which another may not do: exit code 4."""
+
+    def __init__(self, sentence: str, hosts: tuple[str, ...] = ()) -> None:
+        super().__init__(sentence)
+        self.hosts = hosts
+        """Nodes that are at fault, as far as they are known."""
+
+
 class DataMissing(UserError):
     """Data that the run needs is neither local nor reachable: exit code 5."""
 

@@ -9,7 +9,8 @@ a few samples), lineage.json (the run, its inputs, the earlier checkpoints), tok
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +21,15 @@ from engine.checkpoint import shards
 from engine.checkpoint.probe import FILE as PROBE
 from engine.checkpoint.probe import Probe, describe_computation
 from engine.checkpoint.statistics import FILE as STATISTICS
-from engine.checkpoint.statistics import Numbers, check_loaded, check_written, measure, measure_finite
+from engine.checkpoint.statistics import (
+    NOTHING,
+    Numbers,
+    check_loaded,
+    check_written,
+    has_checksums,
+    measure,
+    measure_finite,
+)
 from engine.config import ModelConfig, RunConfig
 from engine.family import family_of
 from engine.model.microbatch import PipelineInput
@@ -69,6 +78,14 @@ class TrainingState:
     """Every earlier checkpoint, oldest first, removed ones included; the last is the parent."""
 
 
+class _Written(NamedTuple):
+    """A file of tensors that a rank wrote."""
+
+    name: str
+    sha256: str
+    described: dict[str, Any]
+
+
 @dataclass(frozen=True)
 class LoadedCheckpoint:
     """A model ready to evaluate."""
@@ -84,7 +101,7 @@ def save_checkpoint(
     optimizer: FlatOptimizer, mesh: ParallelMesh, tokenizer: Path, probe: Probe | None = None,
     streams: StreamMemory | None = None,
 ) -> TrainingState:  # fmt: skip
-    """Write the checkpoint of `state.iteration`. Every rank calls it; each model-parallel rank writes its parts.
+    """Write the checkpoint of `state.iteration`. Every rank calls it, and writes and hashes its own parts.
 
     Returns the state with this checkpoint as the last ancestor. Only the newest `train.keep_checkpoints` stay. Raises,
     on every rank and with the earlier checkpoints untouched, Interrupted if the disk cannot take it, Diverged for a
@@ -97,26 +114,24 @@ def save_checkpoint(
             if mesh.is_first:
                 shutil.rmtree(partial, ignore_errors=True)
                 partial.mkdir(parents=True)
-        weights = {p.name: (p, p.local.data) for p in parameters if not p.is_copy}
-        moments = {f"{what}.{p.name}": (p, local) for p, what, local in optimizer.state() if not p.is_copy}
-        described: dict[str, Any] = {}
+        weights = {p.name: p for p in parameters if not p.is_copy}
+        place = f"tp{mesh.tp.rank:02d}-pp{mesh.pp.rank:03d}"
+        written: list[_Written] = []
         with mesh.all_or_none():
-            for kind, parts in (("model", weights), ("optimizer", moments)):
-                if mesh.dp.rank == 0:
-                    file = f"{kind}-tp{mesh.tp.rank:02d}-pp{mesh.pp.rank:03d}.safetensors"
-                    tensors = {name: tensor for name, (_, tensor) in parts.items()}
-                    numbers = measure_finite(tensors)
-                    shards.write_shard(partial / file, tensors)
-                    check_written(partial / file, numbers)
-                    described |= shards.describe(((name, p) for name, (p, _) in parts.items()), file, numbers)
+            if mesh.dp.rank == 0:
+                whole = ((name, weights[name], weights[name].local.data) for name in sorted(weights))
+                written += _write(partial / f"model-{place}.safetensors", weights, whole)
+            own = f"-dp{mesh.dp.rank:03d}" if mesh.dp.size > 1 else ""
+            mine = {name: p for name, p, writer in optimizer.writers() if writer == mesh.dp.rank}
+            written += _write(partial / f"optimizer-{place}{own}.safetensors", mine, optimizer.written())
             if streams:
                 streams.save(partial)
-        descriptions = mesh.world.gather_objects(described)
+        everyone = [file for files in mesh.world.gather_objects(written) for file in files]
         with mesh.all_or_none():
             if mesh.is_first:
-                _write_facts(partial, run, config, state, descriptions, probe)
+                _write_facts(partial, run, config, state, [file.described for file in everyone], probe)
                 shutil.copytree(tokenizer, partial / "tokenizer")
-                seal(partial)
+                seal(partial, {file.name: file.sha256 for file in everyone})
                 publish_directory(partial, path)
                 remove_old(run, config.train.keep_checkpoints)
     except OSError as error:
@@ -127,8 +142,35 @@ def save_checkpoint(
     finally:
         if mesh.is_first:
             shutil.rmtree(partial, ignore_errors=True)
-    own = as_ancestor(path, state.iteration) if mesh.is_first else None
-    return replace(state, ancestors=(*state.ancestors, mesh.world.gather_objects(own)[0]))
+    ancestor = as_ancestor(path, state.iteration) if mesh.is_first else None
+    return replace(state, ancestors=(*state.ancestors, mesh.world.gather_objects(ancestor)[0]))
+
+
+def _write(
+    path: Path, names: Mapping[str, ShardedParameter],
+    tensors: Iterator[tuple[str, ShardedParameter, torch.Tensor | None]],
+) -> list[_Written]:  # fmt: skip
+    """Write those tensors that this rank has into a file; no file where it has none.
+
+    All are gone through whatever happens, because other ranks may wait for this one's elements of theirs.
+    """
+    numbers: dict[str, Numbers] = {}
+    try:
+        with path.open("wb") if names else nullcontext() as file:
+            for name, _, tensor in tensors:
+                if tensor is None or not file:
+                    continue
+                if not numbers:
+                    shard = shards.Shard(file, {name: (tensor.dtype, p.local.shape) for name, p in names.items()})
+                numbers |= measure_finite({name: tensor}, names)
+                shard.add(tensor)
+    finally:
+        for _ in tensors:
+            pass
+    if not names:
+        return []
+    check_written(path, numbers, names)
+    return [_Written(path.name, shard.sha256, shards.describe(names.items(), path.name, numbers))]
 
 
 def _write_facts(
@@ -209,15 +251,15 @@ def start_from(
             raise IntegrityFailure(f"{path} has changed since the run began that starts from it")
     if is_whole:
         return load_checkpoint(path, parameters, optimizer)[0]
+    _check_files(path, optimizer.mesh, is_read=lambda name: True)
     with optimizer.mesh.all_or_none(), torch.no_grad():
-        check_seal(path)
         index = read_object(path / INDEX)
 
-        def fill(tensors: Iterable[tuple[ShardedParameter, str, torch.Tensor]]) -> None:
-            precise = [(f"master.{p.name}", p, tensor) for p, _, tensor in tensors]
-            shards.read_into(path, index, [(n if n in index else p.name, p, tensor) for n, p, tensor in precise])
+        def fill(tensors: Sequence[tuple[ShardedParameter, str, int, torch.Tensor]]) -> None:
+            precise = [(f"master.{p.name}", p, start, tensor) for p, _, start, tensor in tensors]
+            shards.read_into(path, index, [(n if n in index else p.name, p, i, tensor) for n, p, i, tensor in precise])
 
-        fill((p, "", p.local.data) for p in parameters)
+        fill([(p, "", 0, p.local.data) for p in parameters])
         optimizer.restore(0, fill, ("master",))
     return TrainingState()
 
@@ -231,24 +273,34 @@ def load_checkpoint(
     parameters and optimizer are then partly overwritten.
     """
     mesh = optimizer.mesh
-    loaded: dict[str, tuple[ShardedParameter, Numbers]] = {}
+    weights: dict[str, tuple[ShardedParameter, Numbers]] = {}
+    moments: dict[str, tuple[ShardedParameter, Numbers]] = {}
+    is_checked = has_checksums(path)
+    _check_files(path, mesh, is_read=lambda name: not (is_checked and name.endswith(".safetensors")))
     with mesh.all_or_none():
-        check_seal(path)
         state, index = _read_state(path), read_object(path / INDEX)
 
-        def fill(tensors: Sequence[tuple[str, ShardedParameter, torch.Tensor]]) -> None:
+        def fill(loaded: dict[str, Any], tensors: Sequence[tuple[str, ShardedParameter, int, torch.Tensor]]) -> None:
             shards.read_into(path, index, tensors)
-            loaded.update((name, (p, measure(tensor))) for name, p, tensor in tensors)
+            loaded.update((n, (p, measure(part, p, start) if len(part) else NOTHING)) for n, p, start, part in tensors)
 
         with torch.no_grad():
-            fill([(p.name, p, p.local.data) for p in parameters])
+            fill(weights, [(p.name, p, 0, p.local.data) for p in parameters])
             optimizer.restore(
                 state.optimizer_steps,
-                lambda tensors: fill([(f"{what}.{p.name}", p, tensor) for p, what, tensor in tensors]),
+                lambda tensors: fill(moments, [(f"{what}.{p.name}", p, i, part) for p, what, i, part in tensors]),
             )
-    check_loaded(path, loaded)
+    check_loaded(path, weights)
+    check_loaded(path, moments, optimizer.groups[0].owners)
     own = as_ancestor(path, state.iteration)
     return replace(state, ancestors=(*state.ancestors, own)), read_probe(path)
+
+
+def _check_files(path: Path, mesh: ParallelMesh, is_read: Callable[[str], bool]) -> None:
+    """Compare files with the seal, each on one of the ranks. Raises IntegrityFailure, on every rank, if one changed."""
+    with mesh.all_or_none():
+        mine = set(sorted(filter(is_read, sealed_files(path)))[mesh.world.rank :: mesh.world.size])
+        check_seal(path, mine.__contains__)
 
 
 def _read_state(path: Path) -> TrainingState:
@@ -292,9 +344,9 @@ def load_for_inference(path: Path, mesh: ParallelMesh | None = None, as_stored: 
     model = model_class(config, mesh, stage).to(mesh.device, stored if as_stored else torch.float32)
     parameters = sharded_parameters(model, mesh)
     with torch.no_grad():
-        shards.read_into(directory, index, [(p.name, p, p.local.data) for p in parameters])
+        shards.read_into(directory, index, [(p.name, p, 0, p.local.data) for p in parameters])
     if stored != torch.float64:
-        check_loaded(directory, {p.name: (p, measure(p.local.data)) for p in parameters})
+        check_loaded(directory, {p.name: (p, measure(p.local.data, p)) for p in parameters})
     model.eval()
     if (probe := read_probe(directory)) and mesh.pp.size == 1:
         if max(map(max, probe.tokens)) >= config.vocab_size:

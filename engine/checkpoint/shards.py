@@ -4,36 +4,66 @@ Each tensor- and pipeline-parallel rank writes its parts to one safetensors file
 the whole shape, the dim along which it is divided and the files that hold the parts in order.
 """
 
-import errno
-import os
+import hashlib
+import json
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from engine.checkpoint.statistics import Numbers, merge, to_json
 from engine.parallel.sharding import ShardedParameter
 from lineage.chain import INDEX
 from lineage.errors import IntegrityFailure
 
+NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 FILE_NAME = re.compile(r"\w[\w.-]*")
 Entry = dict[str, Any]
 """{"shape": whole shape, "dim": int or None, "files": names in the order of the parts}"""
 
 
-def write_shard(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write this rank's parts. Raises OSError when the file cannot be written."""
-    try:
-        save_file({name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}, path)
-    except SafetensorError as error:  # it has the errno in its text only
-        number = re.search(r"(?:os error|code:) (\d+)", str(error))
-        code = int(number[1]) if number else errno.EIO
-        raise OSError(code, os.strerror(code), str(path)) from error
+class Shard:
+    """A safetensors file that takes its tensors one after the other, so that no more than one is held."""
+
+    def __init__(self, file: BinaryIO, shapes: Mapping[str, tuple[torch.dtype, Sequence[int]]]) -> None:
+        """Begin the file of these tensors, in the order of their names."""
+        header: dict[str, Any] = {}
+        end = 0
+        for name, (dtype, shape) in sorted(shapes.items()):
+            start, end = end, end + dtype.itemsize * math.prod(shape)
+            header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        self._file, self._digest = file, hashlib.sha256()
+        self._put(len(text).to_bytes(8, "little") + text)
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Write the next tensor."""
+        flat = tensor.detach().reshape(-1).cpu()
+        self._put(flat.view(torch.uint8).numpy().data if len(flat) else b"")
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of what was written."""
+        return self._digest.hexdigest()
+
+    def _put(self, data: bytes | memoryview) -> None:
+        self._digest.update(data)
+        self._file.write(data)
+
+
+def write_shard(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
+    """Write tensors and return the file's SHA-256. Raises OSError when the file cannot be written."""
+    with path.open("wb") as file:
+        shard = Shard(file, {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()})
+        for _, tensor in sorted(tensors.items()):
+            shard.add(tensor)
+    return shard.sha256
 
 
 def describe(
@@ -82,9 +112,11 @@ def read_whole(directory: Path, index: dict[str, Entry], name: str) -> torch.Ten
 
 
 def read_into(
-    directory: Path, index: dict[str, Entry], wanted: Iterable[tuple[str, ShardedParameter, torch.Tensor]]
+    directory: Path, index: dict[str, Entry], wanted: Iterable[tuple[str, ShardedParameter, int, torch.Tensor]]
 ) -> None:
-    """Copy this rank's part of each wanted tensor into place, from a checkpoint of any layout.
+    """Copy elements of this rank's part of each wanted tensor into place, from a checkpoint of any layout.
+
+    An element of `wanted` is a tensor's name, its parameter, the first element of the rank's part and the target.
 
     Raises IntegrityFailure for missing, unexpected or misshapen tensors and for files that cannot be read.
     """
@@ -97,8 +129,9 @@ def read_into(
             return opened[name]
 
         try:
-            for name, parameter, target in wanted:
-                _read_part(name, _entry_of(directory, index, name, parameter.global_shape), parameter, target, file)
+            for name, parameter, start, target in wanted:
+                entry = _entry_of(directory, index, name, parameter.global_shape)
+                _read_run(name, entry, parameter, start, target, file)
         except (SafetensorError, OSError, KeyError, TypeError) as error:
             raise IntegrityFailure(f"{directory} cannot be read: {error}") from error
 
@@ -114,7 +147,7 @@ def stored_dtype(directory: Path, index: dict[str, Entry]) -> torch.dtype:
             stored = str(file.get_slice(name).get_dtype())
     except (SafetensorError, OSError, KeyError, TypeError, IndexError, StopIteration) as error:
         raise IntegrityFailure(f"{directory} cannot be read: {error}") from error
-    formats = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+    formats = {name: dtype for dtype, name in NAMES.items()}
     if stored not in formats:
         raise IntegrityFailure(f"{directory}: {name} holds {stored} numbers, not one of {', '.join(formats)}")
     return formats[stored]
@@ -154,12 +187,34 @@ def _is_list_of(value: Any, kind: type) -> bool:
     return isinstance(value, list) and bool(value) and all(type(item) is kind for item in value)
 
 
-def _read_part(name: str, entry: Entry, parameter: ShardedParameter, target: torch.Tensor, file: Any) -> None:
+def _read_run(
+    name: str, entry: Entry, parameter: ShardedParameter, start: int, target: torch.Tensor, file: Any
+) -> None:
+    """Fill the target with as many elements of the rank's part, from `start` on; whole rows of it are read."""
+    shape, count = parameter.local.shape, target.numel()
+    if not count:
+        return
+    if count == parameter.local.numel():
+        _read_part(name, entry, parameter, 0, target.view(shape), file)
+        return
+    row = math.prod(shape[1:])
+    first, last = start // row, -(-(start + count) // row)
+    rows = target.new_empty(last - first, *shape[1:])
+    _read_part(name, entry, parameter, first, rows, file)
+    target.copy_(rows.view(-1)[start - first * row :][:count])
+
+
+def _read_part(
+    name: str, entry: Entry, parameter: ShardedParameter, first: int, target: torch.Tensor, file: Any
+) -> None:
+    """Fill the target with rows of the rank's part, from the row `first` on."""
     dim, files, own = entry["dim"] or 0, entry["files"], parameter.dim
     cut: list[slice] = [slice(size) for size in parameter.global_shape]
     if own is not None:
-        start = parameter.axis.rank * target.shape[own]
-        cut[own] = slice(start, start + target.shape[own])
+        begin = parameter.axis.rank * parameter.local.shape[own]
+        cut[own] = slice(begin, begin + parameter.local.shape[own])
+    begin = (cut[0].start or 0) + first
+    cut[0] = slice(begin, begin + target.shape[0])
     size, rest = divmod(parameter.global_shape[dim], len(files))
     if rest:
         raise IntegrityFailure(f"{name} of {parameter.global_shape[dim]} rows is divided over {len(files)} files")

@@ -1,7 +1,8 @@
-"""Four numbers of each tensor, taken before it is written and compared when it is read.
+"""Five numbers of each tensor, taken before it is written and compared when it is read.
 
 A digest proves that a file did not change. These numbers prove that the file holds what was in memory, and that what
-was read, at any layout, is what the file holds.
+was read, at any layout, is what the file holds. The checksum is a sum over elements, so ranks that read parts of a
+tensor add theirs: any changed bit, and any two elements exchanged, are found, and no rank reads what it does not need.
 """
 
 import math
@@ -23,28 +24,53 @@ ROUNDING = 1e-9
 """Relative difference of a sum of squares in float64 when its parts are added in another order."""
 PART = 1 << 18
 """Numbers that are added together, so that their float64 copy stays in the cache."""
-Numbers = tuple[float, float, float, int]
-"""(sum of squares, least, greatest, count of non-finite numbers) of a tensor or of a rank's part."""
+Numbers = tuple[float, float, float, int, int]
+"""(sum of squares, least, greatest, count of non-finite numbers, checksum) of a tensor or of a rank's part."""
+NOTHING: Numbers = (0.0, math.inf, -math.inf, 0, 0)
+"""The numbers of no element."""
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def measure(tensor: torch.Tensor) -> Numbers:
-    """The four numbers of a tensor, in float64. Least and greatest leave out non-finite numbers; 0 without any."""
+def measure(tensor: torch.Tensor, parameter: ShardedParameter | None = None, start: int = 0) -> Numbers:
+    """The numbers of a tensor, in float64. Least and greatest leave out non-finite numbers; 0 without any.
+
+    With a parameter, the tensor is a run of elements, from `start` on, of this rank's part of it.
+    """
     flat = tensor.detach().flatten()
+    return *_range(flat), _checksum(flat, parameter, start)
+
+
+def _checksum(flat: torch.Tensor, parameter: ShardedParameter | None, start: int) -> int:
+    total = torch.zeros((), dtype=torch.int64, device=flat.device)
+    for number, part in enumerate(flat.view(BITS[flat.element_size()]).split(PART)):
+        position = torch.arange(len(part), device=flat.device).add_(start + number * PART)
+        if parameter and parameter.dim is not None:
+            row = math.prod(parameter.local.shape[parameter.dim :])
+            above = torch.div(position, row, rounding_mode="floor").mul_(parameter.axis.size - 1)
+            position.add_(above.add_(parameter.axis.rank), alpha=row)
+        total += (part.long() * position.mul_(2).add_(1)).sum()
+    return int(total.item()) % 2**64
+
+
+def _range(flat: torch.Tensor) -> tuple[float, float, float, int]:
+    """All but the checksum."""
     parts = map(torch.Tensor.double, flat.split(PART))
     squares = torch.stack([torch.dot(part, part) for part in parts]).sum().item()
     finite = flat if math.isfinite(squares) else flat[torch.isfinite(flat)]
     if lost := len(flat) - len(finite):
-        return *measure(finite)[:3], lost
+        return *_range(finite)[:3], lost
     if not len(flat):
         return 0.0, 0.0, 0.0, 0
     least, greatest = torch.aminmax(flat)
     return squares, float(least), float(greatest), 0
 
 
-def measure_finite(tensors: Mapping[str, torch.Tensor]) -> dict[str, Numbers]:
-    """The four numbers of each tensor. Raises Diverged naming the first tensor that is not finite."""
-    measured = {name: measure(tensor) for name, tensor in tensors.items()}
-    for name, (*_, lost) in measured.items():
+def measure_finite(
+    tensors: Mapping[str, torch.Tensor], parameters: Mapping[str, ShardedParameter] | None = None
+) -> dict[str, Numbers]:
+    """The numbers of each tensor, or of this rank's part of it. Raises Diverged naming one that is not finite."""
+    measured = {name: measure(tensor, (parameters or {}).get(name)) for name, tensor in tensors.items()}
+    for name, (*_, lost, _) in measured.items():
         if lost:
             raise Diverged(f"{name} holds {lost} numbers that are not finite: no checkpoint is written")
     return measured
@@ -52,14 +78,14 @@ def measure_finite(tensors: Mapping[str, torch.Tensor]) -> dict[str, Numbers]:
 
 def merge(parts: Iterable[Numbers]) -> Numbers:
     """The numbers of a tensor from those of its parts."""
-    squares, least, greatest, lost = zip(*parts, strict=True)
-    return math.fsum(squares), min(least), max(greatest), sum(lost)
+    squares, least, greatest, lost, checksums = zip(*parts, strict=True)
+    return math.fsum(squares), min(least), max(greatest), sum(lost), sum(checksums) % 2**64
 
 
 def to_json(numbers: Numbers) -> dict[str, float | int]:
     """The numbers as `statistics.json` has them."""
-    squares, least, greatest, lost = numbers
-    return {"norm": math.sqrt(squares), "min": least, "max": greatest, "nonfinite": lost}
+    squares, least, greatest, lost, checksum = numbers
+    return {"norm": math.sqrt(squares), "min": least, "max": greatest, "nonfinite": lost, "checksum": checksum}
 
 
 def differs(measured: Numbers, stored: Mapping[str, Any]) -> str | None:
@@ -70,32 +96,46 @@ def differs(measured: Numbers, stored: Mapping[str, Any]) -> str | None:
     for name in ("min", "max", "nonfinite"):
         if values[name] != stored[name]:
             return f"its {name} is {values[name]:.9g} and was {stored[name]:.9g}"
+    if stored.get("checksum") not in (None, values["checksum"]):
+        return "single numbers of it changed"
     return None
 
 
-def check_written(file: Path, before: Mapping[str, Numbers]) -> None:
-    """Read a file of tensors again and compare. Raises IntegrityFailure naming the first tensor that differs."""
+def has_checksums(directory: Path) -> bool:
+    """True if the statistics of a checkpoint's tensors tell any change of a bit; older ones do not."""
+    stored = read_object(directory / FILE) if (directory / FILE).is_file() else {}
+    return bool(stored) and all(isinstance(numbers, dict) and "checksum" in numbers for numbers in stored.values())
+
+
+def check_written(
+    file: Path, before: Mapping[str, Numbers], parameters: Mapping[str, ShardedParameter] | None = None
+) -> None:
+    """Read a file of tensors, or of this rank's parts of parameters, again and compare.
+
+    Raises IntegrityFailure naming the first tensor that differs.
+    """
     with safe_open(file, framework="pt") as opened:
         for name, numbers in before.items():
-            if difference := differs(measure(opened.get_tensor(name)), to_json(numbers)):
+            if difference := differs(measure(opened.get_tensor(name), (parameters or {}).get(name)), to_json(numbers)):
                 raise IntegrityFailure(f"{file}: tensor {name!r} was not written as it is in memory: {difference}")
 
 
-def check_loaded(directory: Path, loaded: Mapping[str, tuple[ShardedParameter, Numbers]]) -> None:
+def check_loaded(
+    directory: Path, loaded: Mapping[str, tuple[ShardedParameter, Numbers]], owners: Axis | None = None
+) -> None:
     """Compare the tensors that this rank and its tensor-parallel peers have read with what was written; a collective.
 
-    Raises IntegrityFailure, on each of these ranks, naming the first tensor that differs. An old checkpoint without
-    statistics is not compared.
+    With `owners`, each of that axis has read its own elements. Raises IntegrityFailure, on each of these ranks, naming
+    the first tensor that differs. An old checkpoint without statistics is not compared.
     """
     if not (directory / FILE).is_file():
         return
     stored = read_object(directory / FILE)
     measured = {name: numbers for name, (_, numbers) in sorted(loaded.items())}
-    divided = [name for name in measured if loaded[name][0].dim is not None]
-    if divided:
-        parameter = loaded[divided[0]][0]
-        whole = _merge_over(parameter.axis, [measured[name] for name in divided], parameter.local.device)
-        measured |= zip(divided, whole, strict=True)
+    if owners:
+        measured = _merge_over(owners, measured)
+    if divided := {name: measured[name] for name in measured if loaded[name][0].dim is not None}:
+        measured |= _merge_over(loaded[next(iter(divided))][0].axis, divided)
     for name, numbers in measured.items():
         if name not in stored:
             raise IntegrityFailure(f"{directory}: {FILE} does not have tensor {name!r}")
@@ -103,9 +143,6 @@ def check_loaded(directory: Path, loaded: Mapping[str, tuple[ShardedParameter, N
             raise IntegrityFailure(f"{directory}: tensor {name!r} is not what was saved: {difference}")
 
 
-def _merge_over(axis: Axis, rows: list[Numbers], device: torch.device) -> list[Numbers]:
-    if axis.size == 1:
-        return rows
-    mine = torch.tensor(rows, dtype=torch.float64, device=device).unsqueeze(0)  # [1, tensors, 4]
-    everyone = axis.all_gather(mine, dim=0).tolist()
-    return [merge((s, low, high, int(lost)) for s, low, high, lost in parts) for parts in zip(*everyone, strict=True)]
+def _merge_over(axis: Axis, measured: Mapping[str, Numbers]) -> dict[str, Numbers]:
+    everyone = axis.gather_objects(list(measured.values()))
+    return {name: merge(parts) for name, parts in zip(measured, zip(*everyone, strict=True), strict=True)}

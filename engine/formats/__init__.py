@@ -80,10 +80,10 @@ def write_checkpoint(out: Path, imported: Imported, tp: int = 1, dtype: torch.dt
             numbers = {}
             with Progress(f"{imported.name}, rank {rank} of {tp}", len(weights), "tensors") as progress:
                 for name, tensor in weights.items():
-                    numbers[name] = measure(tensor)
+                    numbers[name] = measure(tensor, parts[name])
                     progress.advance()
             write_shard(temporary / file, weights)
-            check_written(temporary / file, numbers)
+            check_written(temporary / file, numbers, parts)
             descriptions.append(describe(parts.items(), file, numbers))
         index, statistics = merge_descriptions(descriptions)
         write_json(temporary / INDEX, index)

@@ -16,10 +16,11 @@ import torch.distributed as dist
 
 from engine.launch.threads import current_rank
 from lineage.config import flatten
-from lineage.errors import BadInput, HardwareMissing, Interrupted, afterwards
+from lineage.errors import BadInput, HardwareFault, Interrupted, afterwards
 
-JOIN_SECONDS = 60.0
-"""Seconds that a rank waits for the others to start."""
+JOIN_SECONDS = "MLM_JOIN_SECONDS"
+"""Environment variable: seconds that a rank waits for the others to start, by default 300. Hundreds of processes import
+libraries from one file system."""
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 """How long a rank waits for another in the middle of the work (gloo; NCCL's own watchdog ends the process)."""
 REPORT_SECONDS = 5.0
@@ -38,7 +39,7 @@ PEER_GONE = (
 """Words of gloo and NCCL for a process at the other end that has ended."""
 
 
-class RanksMissing(HardwareMissing):
+class RanksMissing(HardwareFault):
     """Some ranks did not start: exit code 4."""
 
 
@@ -71,7 +72,7 @@ def local_rank() -> int:
 def join_ranks() -> None:
     """Make the process group of the launched ranks (NCCL on GPUs, gloo on CPUs); nothing to do for one rank.
 
-    Raises RanksMissing after JOIN_SECONDS in which not every rank came.
+    Raises RanksMissing where not every rank came in time.
     """
     ranks = launched_world_size()
     if ranks == 1 or current_rank():
@@ -83,16 +84,18 @@ def join_ranks() -> None:
     rank, host, port = (os.environ.get(name, "") for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
     if not (rank.isdigit() and host and port.isdigit()):
         raise BadInput("WORLD_SIZE is set but RANK, MASTER_ADDR or MASTER_PORT is not: start ranks with torchrun")
+    if not (waits := os.environ.get(JOIN_SECONDS, "300")).isdigit():
+        raise BadInput(f"{JOIN_SECONDS} = {waits!r} is not a number of seconds")
     agent_serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    deadline = time.monotonic() + JOIN_SECONDS
+    deadline = time.monotonic() + int(waits)
     try:
         shared = dist.TCPStore(
             host, int(port), ranks, is_master=rank == "0" and not agent_serves, multi_tenant=True,
-            timeout=timedelta(seconds=JOIN_SECONDS), wait_for_workers=False,
+            timeout=timedelta(seconds=int(waits)), wait_for_workers=False,
         )  # fmt: skip
     except dist.DistError as error:
         raise FirstRankMissing(
-            f"rank {rank} of {ranks} found nobody at {host}:{port} within {JOIN_SECONDS:.0f} seconds"
+            f"rank {rank} of {ranks} found nobody at {host}:{port} within {waits} seconds"
         ) from error
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps its store when it starts ranks again
     store = dist.PrefixStore(f"mlm/attempt-{attempt}", shared)
@@ -104,7 +107,7 @@ def join_ranks() -> None:
     except dist.DistError as error:
         raise RanksMissing(f"rank 0 left before all {ranks} ranks came") from error
     if came < ranks:
-        raise RanksMissing(f"{came} of {ranks} ranks came within {JOIN_SECONDS:.0f} seconds")
+        raise RanksMissing(f"{came} of {ranks} ranks came within {waits} seconds")
     faulthandler.register(STACK_SIGNAL)
     backend, device = "gloo", None
     if torch.cuda.is_available():

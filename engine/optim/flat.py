@@ -1,7 +1,7 @@
 """Base of the optimizers: flat storage with fp32 master weights, clipping, and state by parameter name."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -63,6 +63,13 @@ class FlatGroup:
         each = self.own.stop - self.own.start
         cuts = [(owner, max(start, owner * each), min(end, owner * each + each)) for owner in range(self.owners.size)]
         return [(owner, self.main_gradient[first:last]) for owner, first, last in cuts if first < last]
+
+    def starts(self) -> Iterator[tuple[ShardedParameter, int, int]]:
+        """Each parameter with its first element and the one after its last, in the flat tensor."""
+        end = 0
+        for parameter in self.parameters:
+            start, end = end, end + parameter.local.numel()
+            yield parameter, start, end
 
     def pieces(self, own: torch.Tensor) -> list[torch.Tensor]:
         """Flat slices, one per parameter, of a tensor laid out as `master`; empty where another rank is the owner."""
@@ -142,17 +149,60 @@ class FlatOptimizer(ABC):
                 for parameter, view in group.views(group.owners.all_gather(part, dim=0)):
                     yield parameter, name, view
 
+    def writers(self) -> list[tuple[str, ShardedParameter, int]]:
+        """Each tensor of the state by name, sorted, with the data-parallel rank that writes it into a checkpoint."""
+        dp = self.mesh.dp.size
+        return sorted(
+            ((f"{name}.{parameter.name}", parameter, start // -(-group.flat.numel() // dp))
+             for group in self.groups for name in group.state for parameter, start, _ in group.starts()
+             if not parameter.is_copy),
+            key=lambda written: written[0],
+        )  # fmt: skip
+
+    def written(self) -> Iterator[tuple[str, ShardedParameter, torch.Tensor | None]]:
+        """The tensors of `writers`, each whole on the rank that writes it and None on others.
+
+        Every rank goes through all of them. Owners send the writer their elements of a tensor that has several.
+        """
+        places = {
+            f"{name}.{parameter.name}": (group, part, start, end)
+            for group in self.groups
+            for name, part in group.state.items()
+            for parameter, start, end in group.starts()
+        }
+        for name, parameter, writer in self.writers():
+            group, part, start, end = places[name]
+            each, mine = len(part), self.mesh.dp.rank == writer
+            if group.owners.size == 1:
+                yield name, parameter, part[start:end].view(parameter.local.shape) if mine else None
+                continue
+            own = part[max(start - group.own.start, 0) : max(end - group.own.start, 0)]
+            if mine and end > group.own.stop:
+                whole = own.new_empty(end - start)
+                whole[: len(own)] = own
+                pieces = [whole[max(cut - start, 0) : cut - start + each] for cut in range(0, end, each)]
+                for owner in range(writer + 1, len(pieces)):
+                    group.owners.start_receive(pieces[owner], owner).wait()
+                own = whole
+            elif len(own) and not mine:
+                group.owners.start_send(own, writer).wait()
+            yield name, parameter, own.view(parameter.local.shape) if mine else None
+
     def restore(
-        self, steps: int, fill: Callable[[Iterable[tuple[ShardedParameter, str, torch.Tensor]]], None],
+        self, steps: int, fill: Callable[[list[tuple[ShardedParameter, str, int, torch.Tensor]]], None],
         names: Sequence[str] = ("exp_avg", "exp_avg_sq", "master"),
     ) -> None:  # fmt: skip
-        """Load the parts of a state with these names: `fill` writes into the tensors it is given, as in `state`."""
+        """Load the parts of a state with these names.
+
+        `fill` is given parameter, name, first element and the tensor that takes this owner's elements, perhaps none.
+        """
         self.steps = steps
         for group in self.groups:
             for name, part in ((name, part) for name, part in group.state.items() if name in names):
-                whole = torch.zeros_like(group.flat, dtype=part.dtype)
-                fill([(parameter, name, view) for parameter, view in group.views(whole)])
-                part.copy_(whole[group.own])
+                fill([
+                    (parameter, name, max(group.own.start - start, 0), own)
+                    for (parameter, start, _), own in zip(group.starts(), group.pieces(part), strict=True)
+                ])  # fmt: skip
 
 
 def _is_decayed(name: str) -> bool:

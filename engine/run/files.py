@@ -71,6 +71,8 @@ class TensorNumbers(FileSchema):
     min: float
     max: float
     nonfinite: float
+    checksum: int | None = None
+    """Sum of (2·position + 1) × bits over the whole tensor, modulo 2^64; no two layouts differ in it."""
 
 
 class Validation(FileSchema):

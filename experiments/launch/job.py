@@ -49,6 +49,12 @@ class Job(Config):
     ranks_per_node: PositiveInt
     gpus: bool = True
     """True if each rank has a GPU."""
+    cores_per_rank: PositiveInt = 8
+    """Cores that Slurm gives each rank."""
+    exclusive: bool = True
+    """True if Slurm gives the job whole nodes, with all their memory."""
+    join_seconds: PositiveInt = 300
+    """How long a rank waits for the others to start."""
     cluster: str = ""
     """A shipped cluster, or a TOML file: the job is then checked to fit it, and its time predicted."""
     time_limit: str = "24:00:00"
@@ -158,16 +164,17 @@ def slurm_script(job: Job, out: Path) -> str:
     if any(not character.isprintable() for character in folder):
         raise BadInput(f"{folder!r} cannot stand in a batch script: name a folder without control characters")
     quoted = folder.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
-    command = ["srun", "--kill-on-bad-exit=1"]
+    command = ["srun", "--kill-on-bad-exit=1", "--label", f"--cpus-per-task={job.cores_per_rank}"]
     if job.container:
-        folders = dict.fromkeys((Path.cwd(), job.runs.resolve()))
         command += [f"--container-image={job.container}", f"--container-workdir={Path.cwd()}"]
-        command += ["--container-mounts=" + ",".join(f"{folder}:{folder}" for folder in folders)]
+        command += ["--container-mounts=" + ",".join(f"{folder}:{folder}" for folder in _mounted(job, out))]
     options = [
         f"--job-name={job.name}",
         f"--nodes={job.nodes}",
         f"--ntasks-per-node={job.ranks_per_node}",
+        f"--cpus-per-task={job.cores_per_rank}",
         f"--gpus-per-node={job.ranks_per_node}" if job.gpus else "",
+        *(("--exclusive", "--mem=0") if job.exclusive else ()),
         f"--time={job.time_limit}",
         f"--signal=B:TERM@{job.signal_seconds}",
         "--requeue",
@@ -176,6 +183,20 @@ def slurm_script(job: Job, out: Path) -> str:
     ]
     head = [f"#SBATCH {option}" for option in options if option]
     return _script(head, "slurm.sh", shlex.join([*command, job.python, "-P", "-m"]), job, out)
+
+
+def _mounted(job: Job, out: Path) -> list[Path]:
+    """Folders that the ranks read and write. Raises BadInput for one that pyxis cannot be told."""
+    origin = job.config().train.init_from
+    needed = {
+        Path.cwd(),
+        *(path.resolve() for path in (job.runs, out, job.dataset, *([Path(origin)] if origin else ()))),
+    }
+    needed.add(find_file(job.model, Shipped.MODEL).resolve().parent)
+    folders = sorted(folder for folder in needed if needed.isdisjoint(folder.parents))
+    if unfit := next((folder for folder in folders if re.search("[,:]", str(folder))), None):
+        raise BadInput(f"a container cannot mount {unfit}: its name has a comma or a colon")
+    return folders
 
 
 def torchrun_script(job: Job, out: Path) -> str:
@@ -194,7 +215,7 @@ def torchrun_script(job: Job, out: Path) -> str:
 def _script(head: list[str], body: str, launcher: str, job: Job, out: Path) -> str:
     """The templates' text with this job's values. A rank runs the check before training, then training."""
     paths = {"here": Path.cwd(), "run": job.runs.resolve() / job.config().name}
-    paths |= {name: out.resolve() / name for name in ("failed", "idle")}
+    paths |= {name: out.resolve() / name for name in ("failed", "last-failure", "idle", "bad-node-", "flight-")}
     model, runs = find_file(job.model, Shipped.MODEL).resolve(), f"--runs={job.runs.resolve()}"
     options = [f"--set={item}" for item in (*job.overrides, f"data.dataset={job.dataset.resolve()}")]
     modules = {
@@ -203,6 +224,6 @@ def _script(head: list[str], body: str, launcher: str, job: Job, out: Path) -> s
     }
     values = {name: shlex.quote(str(path)) for name, path in paths.items()}
     values |= {name: f'experiments.launch.rank "$failed" {shlex.join(words)}' for name, words in modules.items()}
-    values |= {"launcher": launcher, "most": str(ATTEMPTS_WITHOUT_PROGRESS)}
+    values |= {"launcher": launcher, "join_seconds": str(job.join_seconds), "most": str(ATTEMPTS_WITHOUT_PROGRESS)}
     text = "".join((TEMPLATES / name).read_text(encoding="utf-8") for name in ("attempts.sh", body))
-    return "\n".join(["#!/bin/bash", *head, re.sub(r"{{ (\w+) }}", lambda place: values[place[1]], text)])
+    return "\n".join(["#!/bin/bash", *head, re.sub(r"{{ ([\w-]+) }}", lambda place: values[place[1]], text)])

@@ -1,10 +1,13 @@
 """One rank under torchrun or Slurm: `python -P -m experiments.launch.rank FILE MODULE ARGUMENTS` runs the module.
 
-Slurm's variables become those by which ranks find each other. An exit code with which trying again is of no use is
-written into FILE, because neither launcher passes on which rank failed first, and with what.
+Slurm's variables become those by which ranks find each other. Neither launcher passes on which rank failed first, and
+with what, so beside the scripts `failed` is written where trying again is of no use, else `last-failure`: the exit code
+and the cause. A node that its own hardware failed leaves `bad-node-NAME`, and Slurm is asked for others.
 """
 
 import os
+import re
+import socket
 import sys
 import time
 import traceback
@@ -15,10 +18,23 @@ from pathlib import Path
 from typing import NoReturn
 
 from lineage.atomic import write_text
-from lineage.errors import BadInput, DataMissing, Diverged, Fault, HardwareMissing, IntegrityFailure
+from lineage.errors import (
+    BadInput,
+    DataMissing,
+    Diverged,
+    Fault,
+    HardwareFault,
+    HardwareMissing,
+    IntegrityFailure,
+    Interrupted,
+)  # fmt: skip
 
 FINAL = {error.exit_code for error in (BadInput, Diverged, HardwareMissing, DataMissing, IntegrityFailure)}
 """Exit codes with which trying again is of no use. A fault may be the hardware's: it is tried again."""
+FAILED_GPU = re.compile(
+    r"\becc\b|\bxid\b|nvlink|fallen off the bus|no cuda-capable device|hardware stack", re.IGNORECASE
+)
+"""Words of CUDA and its driver for a GPU that has failed."""
 FIRST_RANK_SECONDS = 3.0
 """Time that a failing rank leaves rank 0, which says why: the launcher ends all ranks when one ends."""
 SLURM_VARIABLES = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
@@ -31,22 +47,35 @@ def name_rank(environment: MutableMapping[str, str]) -> None:
             environment[name] = environment[slurm]
 
 
+def note_failure(failed: Path, code: int, cause: BaseException | None) -> None:
+    """Write what ended this rank with an exit code other than 0; nothing where it was stopped or lost another rank."""
+    text, node = " ".join(str(cause).split()), os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    is_again = isinstance(cause, HardwareFault) or code not in FINAL
+    for host in cause.hosts if isinstance(cause, HardwareFault) else (node,) if FAILED_GPU.search(text) else ():
+        write_text(failed.with_name(f"bad-node-{host}"), f"{text}\n")
+    if code != Interrupted.exit_code:
+        line = f"{code}\nrank {os.environ.get('RANK', '0')} on {node}: {type(cause).__name__}: {text}\n"
+        write_text(failed.with_name("last-failure") if is_again else failed, line)
+
+
 def run_rank(failed: Path, module: str, arguments: list[str]) -> NoReturn:
-    """Call the module's `main` and leave with its exit code, after writing one that is final into `failed`.
+    """Call the module's `main`, write down what ended it and leave with its exit code.
 
     A rank ends at once, because leftover threads of the libraries can abort a process that ends in the ordinary way.
     """
     name_rank(os.environ)
     sys.argv = [module, *arguments]
-    code = Fault.exit_code
+    code, cause = 0, None
     try:
         import_module(module).main()
     except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
+        code, cause = end.code if isinstance(end.code, int) else int(end.code is not None), end.__cause__
+    except BaseException as error:
+        code, cause = Fault.exit_code, error
         traceback.print_exc()
-    if code in FINAL:
-        write_text(failed, f"{code}\n")
+    if code:
+        with suppress(OSError):
+            note_failure(failed, code, cause)
     sys.stdout.flush()
     sys.stderr.flush()
     if code and os.environ.get("RANK", "0") != "0":

@@ -86,8 +86,6 @@ def plant(fault: str) -> None:
         little_room(int(value))
     elif kind == "config":
         other_config(value)
-    elif kind == "join_seconds":
-        rendezvous.JOIN_SECONDS = float(value)
     elif kind == "slow_seconds":
         slow_down(float(value))
     elif kind == "wait_seconds":

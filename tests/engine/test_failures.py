@@ -78,7 +78,7 @@ def test_a_rank_that_does_not_come_is_not_waited_for_in_vain(
     toml = write_toml(tmp_path / "small.toml", dataset)
     began = time.monotonic()
     code, _, err = mlm_train(
-        toml, f"--runs={tmp_path / 'runs'}", plant="join_seconds=3",
+        toml, f"--runs={tmp_path / 'runs'}", MLM_JOIN_SECONDS="3",
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
     )  # fmt: skip
     assert code == 4, err

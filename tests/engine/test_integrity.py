@@ -58,11 +58,12 @@ def reverse(tensors: dict[str, torch.Tensor]) -> None:
     ("file", "change", "sentence"),
     [
         (MODEL, exchange, "tensor 'layers.0.mlp.dense_h_to_4h.weight' is not what was saved: its norm is"),
+        (MODEL, reverse, "is not what was saved: single numbers of it changed"),
         (MODEL, reverse, "the loss on 8 fixed samples is"),
         (OPTIMIZER, lambda tensors: tensors["exp_avg.final_layernorm.bias"].mul_(2), "exp_avg.final_layernorm.bias"),
-        (OPTIMIZER, None, "optimizer-tp00-pp000.safetensors was changed"),
+        (OPTIMIZER, None, "is not what was saved: its norm is"),
     ],
-    ids=["exchanged", "reversed", "moment", "not sealed"],
+    ids=["exchanged", "reversed", "reversed in an older one", "moment", "not sealed"],
 )  # fmt: skip
 def test_tensors_that_were_not_saved_are_not_trusted(
     file: str, change: Any, sentence: str, stopped: Path, uninterrupted: Path, dataset: Path,
@@ -70,6 +71,12 @@ def test_tensors_that_were_not_saved_are_not_trusted(
 ) -> None:  # fmt: skip
     """The checkpoint before it is taken, with a warning, and the run ends as it would have ended."""
     newest = stopped / "checkpoints" / "iter_0000060"
+    if "samples" in sentence:  # checkpoints before had no checksums
+        statistics = json.loads((newest / "statistics.json").read_text())
+        older = {
+            name: {key: n for key, n in numbers.items() if key != "checksum"} for name, numbers in statistics.items()
+        }
+        (newest / "statistics.json").write_text(json.dumps(older))
     if change:
         change_tensors(newest / file, change)
         seal(newest)
@@ -195,10 +202,10 @@ def test_replicas_that_drift_apart_are_found_before_a_checkpoint_has_them(
 def test_a_tensor_that_is_not_finite_is_not_saved() -> None:
     with pytest.raises(Diverged, match="b holds 2 numbers that are not finite"):
         measure_finite({"a": torch.ones(3), "b": torch.tensor([1.0, torch.inf, torch.nan])})
-    assert measure(torch.tensor([3.0, -4.0, torch.nan])) == (25.0, -4.0, 3.0, 1)
+    assert measure(torch.tensor([3.0, -4.0, torch.nan]))[:4] == (25.0, -4.0, 3.0, 1)
     tensor = torch.randn(8, 6)
     parts = merge(measure(part) for part in tensor.chunk(4))
-    assert parts == pytest.approx(measure(tensor), rel=1e-12)
+    assert parts[:4] == pytest.approx(measure(tensor)[:4], rel=1e-12)
 
 
 def test_a_file_that_does_not_hold_what_was_in_memory_is_noticed(tmp_path: Path) -> None:

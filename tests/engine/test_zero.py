@@ -1,18 +1,27 @@
 """A sharded optimizer holds its share of the state, and its checkpoints are anybody's."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from engine.config import ModelConfig, Precision, TrainConfig
+import lineage.digest
+from engine.checkpoint import shards
+from engine.checkpoint.checkpoint import TrainingState, load_checkpoint, save_checkpoint
+from engine.config import ModelConfig, Precision, RunConfig, TrainConfig
 from engine.launch.mesh import build_mesh
-from engine.launch.threads import run_threads
+from engine.launch.threads import RanksFailed, run_threads
 from engine.model.gpt2 import GPT2
 from engine.optim.adam import FlatAdamW
 from engine.optim.gradients import GradientReducer
 from engine.optim.precision import DTYPES
 from engine.parallel.layout import Layout
-from engine.parallel.sharding import sharded_parameters
+from engine.parallel.sharding import ShardedParameter, sharded_parameters
+from lineage.chain import resolve_checkpoint
+from lineage.digest import check_seal, sha256_file
+from tests.ranks import run_ranks
 
 MODEL = ModelConfig(num_layers=2, hidden_size=16, num_heads=4, seq_length=8, vocab_size=29, padded_vocab_size=32)
 State = dict[str, np.ndarray]  # type: ignore[type-arg]
@@ -50,9 +59,12 @@ def train_and_move(precision: Precision, shard: bool, restored_shard: bool) -> t
     with torch.no_grad():
         for theirs, ours in zip(model.parameters(), second[0].parameters(), strict=True):
             ours.copy_(theirs)
-        second[1].restore(
-            2, lambda tensors: [t.copy_(torch.from_numpy(state[f"{what}.{p.name}"])) for p, what, t in tensors] and None
-        )
+
+        def fill(tensors: list[tuple[ShardedParameter, str, int, torch.Tensor]]) -> None:
+            for p, what, start, own in tensors:
+                own.copy_(torch.from_numpy(state[f"{what}.{p.name}"].reshape(-1)[start : start + len(own)]))
+
+        second[1].restore(2, fill)
     step(*second)
     return held, state, whole(second[1])
 
@@ -68,3 +80,94 @@ def test_state_is_halved_and_moves_both_ways(precision: Precision) -> None:
         for name, expected in state.items():
             np.testing.assert_array_equal(state_sharded[name], expected)
             np.testing.assert_array_equal(moved_sharded[name], moved[name])
+
+
+LARGE = ModelConfig(num_layers=12, hidden_size=256, num_heads=4, seq_length=8, vocab_size=500, padded_vocab_size=512)
+CONFIG = RunConfig(name="large", model=LARGE, train=TrainConfig(precision="bf16", iterations=9, warmup_iterations=1))
+
+
+def build_large(layout: Layout, shard: bool) -> tuple[list[ShardedParameter], FlatAdamW]:
+    """Weights and an optimizer whose state depends on the place in the whole model alone."""
+    mesh = build_mesh(layout)
+    model = GPT2(LARGE, mesh).to(torch.bfloat16)
+    model.initialize(3)
+    parameters = sharded_parameters(model, mesh)
+    return parameters, FlatAdamW(parameters, CONFIG.train, mesh, shard)
+
+
+def save_on_a_rank(run: Path, tokenizer: Path) -> tuple[float, int, list[str]]:
+    """Bytes a parameter that this rank holds more while it writes, its parameters, and what rank 0 read to hash."""
+    parameters, optimizer = build_large(Layout(dp=4), True)
+    generator = torch.Generator().manual_seed(optimizer.mesh.dp.rank)
+    for group in optimizer.groups:
+        group.exp_avg.normal_(generator=generator)
+        group.exp_avg_sq.uniform_(generator=generator)
+    held, most, add, hashed, digest = anonymous(), 0, shards.Shard.add, [], lineage.digest.sha256_file
+
+    def watched(shard: shards.Shard, tensor: torch.Tensor) -> None:
+        nonlocal most
+        most = max(most, anonymous())
+        add(shard, tensor)
+
+    shards.Shard.add = watched  # type: ignore[method-assign]
+    lineage.digest.sha256_file = lambda path: (hashed.append(path.name), digest(path))[1]
+    save_checkpoint(run, CONFIG, TrainingState(2, 2), parameters, optimizer, optimizer.mesh, tokenizer)
+    count = sum(p.local.numel() for p in parameters)
+    return (most - held) / count, count, hashed
+
+
+def anonymous() -> int:
+    """Bytes of this process's memory that belong to no file."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+    return int(line.split()[1]) * 1024
+
+
+def load_on_a_rank(layout: Layout, shard: bool, path: Path) -> tuple[float, State]:
+    """What this rank reads of the files over what it needs, and its whole state."""
+    parameters, optimizer = build_large(layout, shard)
+    read, digest, copy = 0, lineage.digest.sha256_file, shards._copy
+
+    def count(size: int) -> None:
+        nonlocal read
+        read += size
+
+    lineage.digest.sha256_file = lambda path: (count(path.stat().st_size), digest(path))[1]
+    shards._copy = lambda name, target, source: (count(source.nbytes), copy(name, target, source))[1]
+    load_checkpoint(path, parameters, optimizer)
+    needed = sum(p.local.nbytes for p in parameters)
+    needed += sum(part.nbytes for group in optimizer.groups for part in group.state.values())
+    whole = {f"{what}.{p.name}": p.gather(tensor).numpy() for p, what, tensor in optimizer.state()}
+    return read / needed, whole
+
+
+def test_a_checkpoint_takes_little_memory_and_is_read_in_part(tmp_path: Path) -> None:
+    """Each rank writes and hashes its own part, and at another layout reads and checks its part alone."""
+    (tmp_path / "tokenizer").mkdir()
+    saved = run_ranks(save_on_a_rank, 4, tmp_path / "run", tmp_path / "tokenizer")
+    assert max(more for more, _, _ in saved) <= 2.0
+    assert not [name for *_, hashed in saved for name in hashed if name.endswith(".safetensors")]
+    path = resolve_checkpoint(tmp_path / "run")
+    check_seal(path)
+    sizes = [path.stat().st_size for path in path.glob("optimizer-tp00-pp000-dp*.safetensors")]
+    assert len(sizes) == 4
+    assert max(sizes) < 1.2 * 12 * saved[0][1] / 4
+    [(_, expected)] = run_ranks(load_on_a_rank, 1, Layout(), False, path)
+    for layout, shard in ((Layout(dp=2), True), (Layout(tp=2), False), (Layout(tp=2, dp=2), True)):
+        for read, state in run_ranks(load_on_a_rank, layout.world_size, layout, shard, path):
+            assert read <= 1.2
+            assert all(np.array_equal(state[name], tensor) for name, tensor in expected.items())
+    file = next(path.glob("optimizer-*-dp002.safetensors"))
+    content = bytearray(file.read_bytes())
+    content[-4] ^= 1  # the last bit of a number
+    file.write_bytes(content)
+    for layout, shard in ((Layout(dp=2), True), (Layout(tp=2), False)):
+        with pytest.raises(RanksFailed, match="IntegrityFailure: .*is not what was saved"):
+            run_ranks(load_on_a_rank, 2, layout, shard, path)
+
+
+def test_a_file_of_tensors_is_that_of_the_library(tmp_path: Path) -> None:
+    tensors = {"b.weight": torch.randn(3, 5, dtype=torch.float32), "a": torch.randn(7).to(torch.float32)}
+    tensors["b-bias"] = torch.zeros(0)
+    assert shards.write_shard(tmp_path / "ours", tensors) == sha256_file(tmp_path / "ours")
+    save_file(tensors, tmp_path / "theirs")
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()

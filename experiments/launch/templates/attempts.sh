@@ -1,7 +1,11 @@
 set -u
-export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1
+export OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1 MLM_JOIN_SECONDS={{ join_seconds }}
+export PYTORCH_CUDA_ALLOC_CONF=${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}
+# Where NCCL writes the last collectives of each rank when one does not end; the name depends on torch's version.
+export TORCH_FR_DUMP_TEMP_FILE={{ flight- }} TORCH_NCCL_DEBUG_INFO_TEMP_FILE={{ flight- }}
 cd {{ here }} || exit 2
-failed={{ failed }}  # exit code of a rank for which trying again is no use
+failed={{ failed }}  # exit code and cause of a rank for which trying again is no use
+last={{ last-failure }}  # those of the last rank that may be tried again
 idle={{ idle }}-${NODE_RANK:-0}  # a line for each attempt in a row that made no checkpoint
 stopped=0
 
@@ -19,15 +23,18 @@ ended() {
 # Leaves with the attempt's exit code $1 unless another attempt is of use.
 leave_if_over() {
     if [ "$1" -eq 0 ]; then rm -f "$idle"; exit 0; fi
-    if [ -s "$failed" ]; then exit "$(cat "$failed")"; fi
+    if [ -s "$failed" ]; then
+        echo "error: not tried again: $(sed -n 2p "$failed")" >&2
+        exit "$(head -n 1 "$failed")"
+    fi
     if [ "$stopped" -eq 1 ] || [ "$(checkpoints)" != "$before" ]; then rm -f "$idle"; return; fi
     echo "exit code $1" >>"$idle"
     if [ "$(wc -l <"$idle")" -ge {{ most }} ]; then
-        echo "error: {{ most }} attempts in a row made no checkpoint" >&2
+        echo "error: {{ most }} attempts in a row made no checkpoint; the last failure: $(sed -n 2p "$last" 2>/dev/null)" >&2
         rm -f "$idle"
         exit 7
     fi
 }
 
-rm -f "$failed"
+rm -f "$failed" "$last"
 before=$(checkpoints)

@@ -12,7 +12,11 @@ step() {
     fi
     if [ "$code" -eq 0 ]; then return; fi
     leave_if_over "$code"
+    # Slurm ends this script while it queues the job again, so what follows ignores its signal.
+    trap '' TERM
+    bad=$(for file in {{ bad-node- }}*; do [ ! -e "$file" ] || echo "${file##*/bad-node-}"; done | paste -sd ,)
     scontrol requeue "$SLURM_JOB_ID"
+    [ -z "$bad" ] || scontrol update "JobId=$SLURM_JOB_ID" "ExcNodeList=$bad"
     exit "$code"
 }
 

@@ -1,33 +1,25 @@
 """The scripts are good shell, hold no word of a manifest unquoted, and try again exactly where that is of use."""
 
 import os
+import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from experiments.launch.job import Job, slurm_script, torchrun_script, write_launch_files
-from lineage.errors import BadInput, DataMissing
+from lineage.errors import BadInput
 from lineage.run import RunDirectory
-from tests.experiments.launch.jobs import ENVIRONMENT, small_job
-from tests.experiments.launch.test_slurm import wait_for
+from tests.experiments.launch.jobs import ENVIRONMENT, assert_trained, small_job, wait_for
 
+ROOT = Path(__file__).parents[3]
+FAULTY = "tests.experiments.launch.faulty"
 ODD = 'a b\'c $(touch planted) `touch planted` "d" %j é'
-FAKE = """#!/bin/bash
-# In place of the interpreter: what torchrun was told to start, and the exit codes that stand in a file, in turn.
-echo "$*" >>{folder}/calls
-case "$*" in *experiments.preflight*) exit 0;; esac
-code=$(head -n 1 {folder}/codes)
-sed -i 1d {folder}/codes
-case $code in
-    *checkpoint) mkdir -p {folder}/runs/small-00000000/checkpoints/iter_$RANDOM; touch $_/COMPLETE; exit 7;;
-    *final) echo "${{code%% *}}" >{folder}/launch/failed; exit 1;;
-    *) exit $code;;
-esac
-"""
 
 
 @pytest.fixture
@@ -35,45 +27,87 @@ def job(tmp_path: Path) -> Job:
     return small_job(tmp_path, 60)
 
 
-def attempts(job: Job, folder: Path, codes: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, str]:
-    """Exit code of torchrun.sh when training ends with these codes in turn, how often it trained, and its errors."""
-    fake = folder / "python"
-    fake.write_text(FAKE.format(folder=folder))
-    fake.chmod(0o755)
-    (folder / "codes").write_text("".join(f"{code}\n" for code in codes))
-    monkeypatch.setattr(sys, "executable", str(fake))
-    _, script = write_launch_files(job, folder / "launch")
-    done = subprocess.run(["bash", str(script)], env=ENVIRONMENT, capture_output=True, text=True, timeout=600)
-    return done.returncode, (folder / "calls").read_text().count("engine.cli"), done.stderr
+def with_fault(script: Path) -> Path:
+    """The script, with `faulty` before every module of a rank."""
+    text = script.read_text()
+    changed = re.sub(r"(experiments\.launch\.rank .*?) (experiments\.preflight|engine\.cli)", rf"\1 {FAULTY} \2", text)
+    assert changed.count(FAULTY) == 2
+    script.write_text(changed)
+    return script
+
+
+def lose_data(job: Job) -> None:
+    shutil.rmtree(job.dataset)
+
+
+def damage_data(job: Job) -> None:
+    path = next(job.dataset.glob("*.bin"))
+    path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
+
+
+def edit_model(job: Job) -> None:
+    path = Path(job.model)
+    path.write_text(re.sub("num_heads = .*", "num_heads = 5", path.read_text()))
+
+
+def diverge(job: Job) -> None:
+    path = Path(job.model)
+    path.write_text(re.sub("learning_rate = 0.003", "learning_rate = 1e30", path.read_text()))
 
 
 @pytest.mark.parametrize(
-    ("codes", "code", "trained"),
+    ("spoil", "fault", "code", "trained", "said"),
     [
-        (["0"], 0, 1),
-        (["7 checkpoint", "0"], 0, 2),
-        (["137", "1", "0"], 0, 3),
-        (["1", "1", "7 checkpoint", "1", "1", "0"], 0, 6),
-        (["2 final", "0"], 2, 1),
-        (["7 checkpoint", "3 final", "0"], 3, 2),
-        (["1", "1", "1", "0"], 7, 3),
+        (edit_model, "", 2, 1, "not tried again: rank [01] on .*: BadInput: .*num_heads = 5"),
+        (diverge, "", 3, 1, "not tried again: rank [01] on .*: NotFinite: iteration"),
+        (lose_data, "", 5, 1, "not tried again: rank [01] on .*: DataMissing: "),
+        (damage_data, "", 6, 1, "not tried again: rank [01] on .*: IntegrityFailure: "),
+        (None, "killed=25", 0, 2, ""),
+        (None, "killed=5", 7, 3, "3 attempts in a row made no checkpoint"),
+        (None, "gpu", 7, 3, "the last failure: rank 1 on .*: RuntimeError: CUDA error: uncorrectable ECC"),
+        (None, "late=9", 7, 0, "the last failure: rank [01] on .*Missing: .* within 3 seconds"),
+        (None, "late=4", 0, 1, ""),
     ],
 )
-def test_it_is_tried_again_where_that_is_of_use(
-    job: Job, tmp_path: Path, codes: list[str], code: int, trained: int, monkeypatch: pytest.MonkeyPatch
+def test_ranks_are_started_again_where_that_is_of_use(
+    spoil: Callable[[Job], None] | None, fault: str, code: int, trained: int, said: str, tmp_path: Path
 ) -> None:
-    found, count, errors = attempts(job, tmp_path, codes, monkeypatch)
-    assert (found, count) == (code, trained)
-    assert ("3 attempts in a row made no checkpoint" in errors) == (code == 7)
-
-
-def test_a_real_rank_says_that_another_attempt_is_of_no_use(tmp_path: Path) -> None:
-    job = small_job(tmp_path, 60)
-    shutil.rmtree(job.dataset)
+    job = small_job(tmp_path, 60).model_copy(update={"join_seconds": 3 if fault == "late=9" else 60})
+    recipe = Path(job.model)
+    recipe.write_text(recipe.read_text().replace("checkpoint_interval = 1000", "checkpoint_interval = 20"))
     _, script = write_launch_files(job, tmp_path / "launch")
-    done = subprocess.run(["bash", str(script)], env=ENVIRONMENT, capture_output=True, text=True, timeout=600)
-    assert done.returncode == DataMissing.exit_code, done.stderr
-    assert done.stderr.count("Root Cause") == 1
+    if spoil:
+        spoil(job)
+    environment = ENVIRONMENT | {"FAULT": fault, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        ["bash", str(with_fault(script))], env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert (done.returncode, done.stdout.count("begins engine.cli")) == (code, trained), done.stderr
+    assert re.search(said, done.stderr), done.stderr
+    if code == 0:
+        assert_trained(job.runs, 60)
+    bad = [path.name for path in (tmp_path / "launch").glob("bad-node-*")]
+    assert bad == [f"bad-node-{socket.gethostname()}"] * (fault == "gpu")
+
+
+def test_torchrun_itself_trains(tmp_path: Path) -> None:
+    job = small_job(tmp_path, 10)
+    command = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "-m",
+        "engine.cli",
+        "run",
+        job.model,
+    ]
+    options = ["--set", f"data.dataset={job.dataset}", "--runs", str(job.runs)]
+    done = subprocess.run(
+        [sys.executable, *command, *options], env=ENVIRONMENT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert_trained(job.runs, 10)
 
 
 @pytest.mark.parametrize("container", ["", "nvcr.io/nvidia/pytorch:24.01-py3"])

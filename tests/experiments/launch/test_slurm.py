@@ -5,14 +5,15 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from engine.run.files import read_metrics
 from experiments.launch.job import write_launch_files
-from tests.experiments.launch.jobs import ENVIRONMENT, assert_trained, small_job
+from tests.experiments.launch.jobs import ENVIRONMENT, assert_trained, small_job, wait_for
+from tests.experiments.launch.test_scripts import ROOT, with_fault
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol")
 ITERATIONS = 400
@@ -60,13 +61,6 @@ class Slurm:
         return next((field.removeprefix("JobState=") for field in fields if field.startswith("JobState=")), "")
 
 
-def wait_for(condition: Callable[[], bool], seconds: float, what: Callable[[], str]) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.2)
-
-
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     """slurmctld and slurmd of a machine of one node: this one."""
@@ -111,7 +105,7 @@ def test_slurm_accepts_the_script(slurm: Slurm, tmp_path: Path) -> None:
     script, _ = write_launch_files(small_job(tmp_path, ITERATIONS), tmp_path / "launch files, 100 %")
     done = slurm("sbatch", "--test-only", str(script))
     assert done.returncode == 0, done.stderr
-    assert "using 2 processors" in done.stderr + done.stdout
+    assert f"using {os.cpu_count()} processors" in done.stderr + done.stdout  # the whole node
 
 
 def test_a_job_that_is_stopped_is_queued_again_and_completes(slurm: Slurm, tmp_path: Path) -> None:
@@ -162,3 +156,24 @@ def test_a_job_that_cannot_run_is_not_queued_again(slurm: Slurm, tmp_path: Path)
     assert "ExitCode=4:0" in slurm("scontrol", "show", "job", number).stdout
     (log,) = (tmp_path / "out").glob("slurm-*.txt")
     assert f"error: {job.runs} cannot be made: File exists" in log.read_text()
+
+
+def test_a_node_whose_gpu_failed_is_not_asked_for_again(slurm: Slurm, tmp_path: Path) -> None:
+    script, _ = write_launch_files(small_job(tmp_path, ITERATIONS), tmp_path / "out")
+    with_fault(script)
+    exported = f"--export=ALL,FAULT=gpu,PYTHONPATH={ROOT}"
+    number = slurm("sbatch", "--parsable", exported, str(script)).stdout.strip()
+
+    def shown() -> str:
+        return slurm("scontrol", "show", "job", number).stdout
+
+    (host,) = slurm(
+        "scontrol", "show", "hostnames", slurm("sinfo", "--noheader", "--format=%N").stdout.strip()
+    ).stdout.split()
+    wait_for(
+        lambda: f"ExcNodeList={host}" in shown(),
+        300,
+        lambda: shown() + "".join(p.read_text() for p in (tmp_path / "out").glob("slurm-*")),
+    )
+    assert slurm.state(number) == "PENDING"
+    assert "Restarts=1" in shown()

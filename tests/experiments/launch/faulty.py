@@ -1,0 +1,43 @@
+"""A rank with the fault of the variable FAULT, `KIND=VALUE`, in place of the module that the first argument names."""
+
+import os
+import signal
+import sys
+import time
+from importlib import import_module
+from typing import Any
+
+from engine.trainer import Trainer
+from lineage.command import run_command
+
+
+def main() -> None:
+    """Run the module's `main`; rank 1 has the fault, rank 0 counts the trainings."""
+    module = sys.argv.pop(1)
+    kind, _, value = os.environ["FAULT"].partition("=")
+    if os.environ["RANK"] == "0":
+        print(f"begins {module}", flush=True)
+    elif kind == "late":
+        time.sleep(float(value))
+    elif module == "engine.cli" and kind == "gpu":
+        run_command(fail_as_a_gpu)
+    elif module == "engine.cli" and kind == "killed":
+        kill_in(int(value))
+    import_module(module).main()
+
+
+def fail_as_a_gpu(**_: Any) -> None:
+    """What torch says on a GPU that has failed."""
+    raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+
+
+def kill_in(killed: int) -> None:
+    """This rank is killed in an iteration, if there was no checkpoint to go on from."""
+    iterate = Trainer.iterate
+
+    def iterate_or_die(trainer: Trainer, iteration: int) -> Any:
+        if iteration + 1 == killed and not trainer.state.ancestors:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return iterate(trainer, iteration)
+
+    Trainer.iterate = iterate_or_die  # type: ignore[method-assign]
