@@ -282,7 +282,10 @@ def load_checkpoint(
 
         def fill(loaded: dict[str, Any], tensors: Sequence[tuple[str, ShardedParameter, int, torch.Tensor]]) -> None:
             shards.read_into(path, index, tensors)
-            loaded.update((n, (p, measure(part, p, start) if len(part) else NOTHING)) for n, p, start, part in tensors)
+            stored = shards.stored_dtype(path, {name: index[name] for name, *_ in tensors[:1]})
+            loaded.update(
+                (n, (p, measure(part.to(stored), p, i) if len(part) else NOTHING)) for n, p, i, part in tensors
+            )
 
         with torch.no_grad():
             fill(weights, [(p.name, p, 0, p.local.data) for p in parameters])
@@ -346,7 +349,7 @@ def load_for_inference(path: Path, mesh: ParallelMesh | None = None, as_stored: 
     with torch.no_grad():
         shards.read_into(directory, index, [(p.name, p, 0, p.local.data) for p in parameters])
     if stored != torch.float64:
-        check_loaded(directory, {p.name: (p, measure(p.local.data, p)) for p in parameters})
+        check_loaded(directory, {p.name: (p, measure(p.local.data.to(stored), p)) for p in parameters})
     model.eval()
     if (probe := read_probe(directory)) and mesh.pp.size == 1:
         if max(map(max, probe.tokens)) >= config.vocab_size:

@@ -161,7 +161,7 @@ def test_a_checkpoint_takes_little_memory_and_is_read_in_part(tmp_path: Path) ->
     content[-4] ^= 1  # the last bit of a number
     file.write_bytes(content)
     for layout, shard in ((Layout(dp=2), True), (Layout(tp=2), False)):
-        with pytest.raises(RanksFailed, match="IntegrityFailure: .*is not what was saved"):
+        with pytest.raises(RanksFailed, match=r"IntegrityFailure: .*is not what was saved"):
             run_ranks(load_on_a_rank, 2, layout, shard, path)
 
 
