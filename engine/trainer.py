@@ -35,9 +35,6 @@ from lineage.processes import when_stopped
 from lineage.progress import Progress, announce, format_bytes, format_duration
 from lineage.run import RunDirectory
 
-COLLECT_EVERY = 50
-"""Iterations from one collection of young garbage to the next."""
-
 
 class Trainer:
     """One rank's share of a training run."""
@@ -87,14 +84,11 @@ class Trainer:
         Raises Interrupted, with a checkpoint written, when it is stopped by a signal or after iteration `until`.
         """
         train, first = self.config.train, self.state.iteration
+        gc.collect()
+        gc.freeze()  # what stays is not looked through again: other ranks would wait meanwhile
         begun = time.monotonic() - self.state.seconds
         progress = Progress(self.config.name, train.iterations, "iterations", quiet=not self.mesh.is_first)
-        with (
-            self._log(first, loggers or {}, progress.note) as log,
-            when_stopped(self._request_stop),
-            progress,
-            _collecting_together(),
-        ):
+        with self._log(first, loggers or {}, progress.note) as log, when_stopped(self._request_stop), progress:
             progress.start_at(first)
             announce(self._estimate(first))
             if first == 0:
@@ -107,8 +101,6 @@ class Trainer:
                 for warning in warnings:
                     progress.note(warning)
                 done = number + 1
-                if done % COLLECT_EVERY == 0:
-                    gc.collect(1)
                 stop |= done == until
                 is_last = done == train.iterations
                 if is_last or done % train.validation_interval == 0:
@@ -267,14 +259,3 @@ class Trainer:
     def _request_stop(self, number: int) -> None:
         """Stop after the iteration in progress."""
         self.stop_requested = True
-
-
-@contextmanager
-def _collecting_together() -> Iterator[None]:
-    """Keep Python from collecting garbage whenever it likes: all ranks would wait for the one that does."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

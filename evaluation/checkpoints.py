@@ -16,7 +16,6 @@ import torch
 from data_pipeline.contamination.testsets import find_gpt2_vocabulary
 from data_pipeline.files import trained_datasets
 from data_pipeline.tokens.tokenizer import Tokenizer
-from engine.checkpoint.checkpoint import load_for_inference
 from engine.costs import parameter_count
 from engine.formats import write_checkpoint
 from engine.formats.convert import read_published
@@ -24,6 +23,7 @@ from engine.formats.huggingface import CONFIG
 from engine.formats.megatron import TRACKER
 from engine.formats.torch_files import METADATA
 from engine.formats.vocabulary import VOCABULARY
+from engine.inference import load_for_inference
 from engine.launch.mesh import build_mesh, local_device
 from engine.model.stage_model import CausalModel
 from engine.optim.precision import DTYPES

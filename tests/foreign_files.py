@@ -21,13 +21,13 @@ from data_pipeline.reading.readers import read_pieces
 from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
 from data_pipeline.tokens.tokenizer import Tokenizer
 from data_pipeline.work.workspace import Workspace
-from engine.checkpoint.checkpoint import _read_state, load_for_inference, read_probe
-from engine.checkpoint.shards import check_entries, read_whole
+from engine.checkpoint.checkpoint import _read_state, read_probe
 from engine.config import RunConfig
 from engine.data.dataset import DatasetFacts
 from engine.formats.huggingface import read_weights
 from engine.formats.huggingface_gpt2 import BUFFER
 from engine.formats.torch_files import read_torch_file
+from engine.inference import check_entries, load_for_inference, read_whole
 from engine.run.files import Validation, read_summary
 from engine.run.loggers import open_loggers
 from engine.run.metrics import MetricsLog

@@ -5,10 +5,10 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from engine.checkpoint.checkpoint import load_for_inference
 from engine.formats.convert import export_checkpoint, import_checkpoint, read_published, write_card
 from engine.formats.huggingface_shards import FOLDER, WRITTEN, merge_huggingface, shard_huggingface
 from engine.formats.megatron_flags import from_megatron, script_or_arguments
+from engine.inference import load_for_inference
 from evaluation.hub_models import RECORD, Fetched, is_as_fetched
 from experiments.simulator.planner import model_of_hub
 from lineage.digest import seal

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 
 from engine.checkpoint.checkpoint import OPTIMIZER_STATE, read_probe
-from engine.checkpoint.probe import numerics_identity
-from engine.checkpoint.shards import read_whole
 from engine.config import ParallelConfig, RunConfig
+from engine.inference import read_whole
+from engine.kernels.identity import numerics_identity
 from engine.launch.local import launch
 from engine.launch.mesh import local_device
 from engine.launch.rendezvous import leave_ranks

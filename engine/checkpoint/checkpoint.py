@@ -9,9 +9,9 @@ a few samples), lineage.json (the run, its inputs, the earlier checkpoints), tok
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,22 +28,16 @@ from engine.checkpoint.statistics import (
     check_written,
     has_checksums,
     measure,
-    measure_finite,
 )
-from engine.config import ModelConfig, RunConfig
-from engine.family import family_of
-from engine.model.microbatch import PipelineInput
-from engine.model.stage_model import StageModel
+from engine.config import RunConfig
 from engine.model.stream_memory import StreamMemory
-from engine.optim.flat import FlatOptimizer
-from engine.parallel.layout import check_tensor_parallel, split_layers
-from engine.parallel.mesh import ParallelMesh, serial_mesh
-from engine.parallel.sharding import ShardedParameter, sharded_parameters
+from engine.optim.flat import FlatOptimizer, Written
+from engine.parallel.mesh import ParallelMesh
+from engine.parallel.sharding import ShardedParameter
 from lineage.atomic import publish_directory, write_json
-from lineage.chain import CONFIG, INDEX, LINEAGE, STATE, checkpoint_path, complete_checkpoints, resolve_checkpoint
-from lineage.config import parse_config
+from lineage.chain import CONFIG, INDEX, LINEAGE, STATE, checkpoint_path, complete_checkpoints
 from lineage.digest import check_seal, content_digest, read_digest, seal, sealed_files
-from lineage.errors import IntegrityFailure, Interrupted
+from lineage.errors import Diverged, IntegrityFailure, Interrupted
 from lineage.files import parse_document, read_object
 from lineage.run import MANIFEST, RunDirectory
 
@@ -78,24 +72,6 @@ class TrainingState:
     """Every earlier checkpoint, oldest first, removed ones included; the last is the parent."""
 
 
-class _Written(NamedTuple):
-    """A file of tensors that a rank wrote."""
-
-    name: str
-    sha256: str
-    described: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class LoadedCheckpoint:
-    """A model ready to evaluate."""
-
-    model: StageModel
-    config: ModelConfig
-    directory: Path
-    digest: str
-
-
 def save_checkpoint(
     run: Path, config: RunConfig, state: TrainingState, parameters: Sequence[ShardedParameter],
     optimizer: FlatOptimizer, mesh: ParallelMesh, tokenizer: Path, probe: Probe | None = None,
@@ -108,31 +84,32 @@ def save_checkpoint(
     tensor that is not finite and IntegrityFailure for a tensor whose file does not hold what was in memory.
     """
     path = checkpoint_path(run, state.iteration)
-    partial = path.with_name(f".{path.name}.partial")
+    unfinished = path.with_name(f".{path.name}.partial")
     try:
         with mesh.all_or_none():
             if mesh.is_first:
-                shutil.rmtree(partial, ignore_errors=True)
-                partial.mkdir(parents=True)
-        weights = {p.name: p for p in parameters if not p.is_copy}
-        place = f"tp{mesh.tp.rank:02d}-pp{mesh.pp.rank:03d}"
-        written: list[_Written] = []
+                shutil.rmtree(unfinished, ignore_errors=True)
+                unfinished.mkdir(parents=True)
+        weights: Written = sorted(
+            (p.name, p, 0, partial(getattr, p.local, "data")) for p in parameters if not p.is_copy
+        )
+        place, dp = f"tp{mesh.tp.rank:02d}-pp{mesh.pp.rank:03d}", mesh.dp
+        written: list[tuple[str, str, dict[str, Any]]] = []
         with mesh.all_or_none():
-            if mesh.dp.rank == 0:
-                whole = ((name, weights[name], weights[name].local.data) for name in sorted(weights))
-                written += _write(partial / f"model-{place}.safetensors", weights, whole)
-            own = f"-dp{mesh.dp.rank:03d}" if mesh.dp.size > 1 else ""
-            mine = {name: p for name, p, writer in optimizer.writers() if writer == mesh.dp.rank}
-            written += _write(partial / f"optimizer-{place}{own}.safetensors", mine, optimizer.written())
+            own = f"-dp{dp.rank:03d}" if dp.size > 1 else ""
+            file, dtype = f"optimizer-{place}{own}.safetensors", optimizer.groups[0].master.dtype
+            written.append(_write(unfinished / file, dtype, optimizer.written(), dp.rank))
+            if dp.rank == 0:
+                written.append(_write(unfinished / f"model-{place}.safetensors", parameters[0].local.dtype, weights, 0))
             if streams:
-                streams.save(partial)
+                streams.save(unfinished)
         everyone = [file for files in mesh.world.gather_objects(written) for file in files]
         with mesh.all_or_none():
             if mesh.is_first:
-                _write_facts(partial, run, config, state, [file.described for file in everyone], probe)
-                shutil.copytree(tokenizer, partial / "tokenizer")
-                seal(partial, {file.name: file.sha256 for file in everyone})
-                publish_directory(partial, path)
+                _write_facts(unfinished, run, config, state, [described for *_, described in everyone], probe)
+                shutil.copytree(tokenizer, unfinished / "tokenizer")
+                seal(unfinished, {name: sha256 for name, sha256, _ in everyone})
+                publish_directory(unfinished, path)
                 remove_old(run, config.train.keep_checkpoints)
     except OSError as error:
         raise Interrupted(
@@ -141,36 +118,35 @@ def save_checkpoint(
         ) from error
     finally:
         if mesh.is_first:
-            shutil.rmtree(partial, ignore_errors=True)
+            shutil.rmtree(unfinished, ignore_errors=True)
     ancestor = as_ancestor(path, state.iteration) if mesh.is_first else None
     return replace(state, ancestors=(*state.ancestors, mesh.world.gather_objects(ancestor)[0]))
 
 
-def _write(
-    path: Path, names: Mapping[str, ShardedParameter],
-    tensors: Iterator[tuple[str, ShardedParameter, torch.Tensor | None]],
-) -> list[_Written]:  # fmt: skip
-    """Write those tensors that this rank has into a file; no file where it has none.
+def _write(path: Path, dtype: torch.dtype, tensors: Written, rank: int) -> tuple[str, str, dict[str, Any]]:
+    """Write the tensors of this rank into a file. Returns its name, its SHA-256 and its part of the index.
 
     All are gone through whatever happens, because other ranks may wait for this one's elements of theirs.
     """
+    mine = {name: p for name, p, writer, _ in tensors if writer == rank}
     numbers: dict[str, Numbers] = {}
+    left = iter(tensors)
+
+    def measured() -> Iterator[torch.Tensor]:
+        for name, _, _, whole in left:
+            if (tensor := whole()) is not None:
+                numbers[name] = measure(tensor, mine[name])
+                if lost := numbers[name][3]:
+                    raise Diverged(f"{name} holds {lost} numbers that are not finite: no checkpoint is written")
+                yield tensor
+
     try:
-        with path.open("wb") if names else nullcontext() as file:
-            for name, _, tensor in tensors:
-                if tensor is None or not file:
-                    continue
-                if not numbers:
-                    shard = shards.Shard(file, {name: (tensor.dtype, p.local.shape) for name, p in names.items()})
-                numbers |= measure_finite({name: tensor}, names)
-                shard.add(tensor)
+        sha256 = shards.write_shard(path, {name: (dtype, p.local.shape) for name, p in mine.items()}, measured())
     finally:
-        for _ in tensors:
-            pass
-    if not names:
-        return []
-    check_written(path, numbers, names)
-    return [_Written(path.name, shard.sha256, shards.describe(names.items(), path.name, numbers))]
+        for *_, whole in left:
+            whole()
+    check_written(path, numbers, mine)
+    return path.name, sha256, shards.describe(mine.items(), path.name, numbers)
 
 
 def _write_facts(
@@ -273,8 +249,7 @@ def load_checkpoint(
     parameters and optimizer are then partly overwritten.
     """
     mesh = optimizer.mesh
-    weights: dict[str, tuple[ShardedParameter, Numbers]] = {}
-    moments: dict[str, tuple[ShardedParameter, Numbers]] = {}
+    weights, moments = dict[str, tuple[ShardedParameter, Numbers]](), dict[str, tuple[ShardedParameter, Numbers]]()
     is_checked = has_checksums(path)
     _check_files(path, mesh, is_read=lambda name: not (is_checked and name.endswith(".safetensors")))
     with mesh.all_or_none():
@@ -319,49 +294,3 @@ def _read_state(path: Path) -> TrainingState:
 def read_probe(path: Path) -> Probe | None:
     """The probe stored with a checkpoint; None for imported weights."""
     return parse_document(read_object(path / PROBE), Probe, str(path / PROBE)) if (path / PROBE).is_file() else None
-
-
-def load_for_inference(path: Path, mesh: ParallelMesh | None = None, as_stored: bool = False) -> LoadedCheckpoint:
-    """The model of a checkpoint or run directory in evaluation mode, with its digest checked.
-
-    With a mesh, it is this rank's part on the mesh's device. It is in fp32, or `as_stored` in its training format.
-    Raises BadInput for a directory of another kind or a mesh that does not divide the model, IntegrityFailure for a
-    directory that is incomplete or changed.
-    """
-    mesh = mesh or serial_mesh()
-    directory = resolve_checkpoint(path)
-    if link := next((entry for entry in directory.rglob("*") if entry.is_symlink()), None):
-        raise IntegrityFailure(f"{link} is a symbolic link; a checkpoint contains none")
-    digest = check_seal(directory)
-    config = read_model_config(directory)
-    check_tensor_parallel(config, mesh.tp.size, directory)
-    index = {n: e for n, e in read_object(directory / INDEX).items() if not n.startswith(OPTIMIZER_STATE)}
-    if len(index) < config.num_layers:  # before a model of that size is made
-        raise IntegrityFailure(f"{directory} has {len(index)} tensors, too few for its {config.num_layers} layers")
-    stage = split_layers(config.num_layers, mesh.layout.pp, chunks=1)[mesh.pp.rank]
-    model_class = family_of(config).model_class()
-    with torch.device("meta"):
-        whole = sharded_parameters(model_class(config, serial_mesh()), serial_mesh())
-    shards.check_entries(directory, index, {parameter.name: parameter.global_shape for parameter in whole})
-    stored = shards.stored_dtype(directory, index)
-    model = model_class(config, mesh, stage).to(mesh.device, stored if as_stored else torch.float32)
-    parameters = sharded_parameters(model, mesh)
-    with torch.no_grad():
-        shards.read_into(directory, index, [(p.name, p, 0, p.local.data) for p in parameters])
-    if stored != torch.float64:
-        check_loaded(directory, {p.name: (p, measure(p.local.data.to(stored), p)) for p in parameters})
-    model.eval()
-    if (probe := read_probe(directory)) and mesh.pp.size == 1:
-        if max(map(max, probe.tokens)) >= config.vocab_size:
-            raise IntegrityFailure(f"{directory / PROBE} has tokens beyond the vocabulary")
-        tokens = torch.tensor(probe.tokens, device=mesh.device)
-        batch = PipelineInput(tokens[:, :-1], tokens[:, 1:])
-        with torch.no_grad():
-            probe.compare(model.batch_loss(model.run_stage(batch.tokens, batch), batch).item(), directory)
-    return LoadedCheckpoint(model, config, directory, digest)
-
-
-def read_model_config(directory: Path) -> ModelConfig:
-    """The model of a checkpoint. Raises IntegrityFailure if config.json cannot be read, BadInput if it is wrong."""
-    path = directory / CONFIG
-    return parse_config(read_object(path).get("model", {}), ModelConfig, str(path))

@@ -1,17 +1,13 @@
 """The loss on a few fixed samples, stored with a checkpoint and computed again from what was loaded."""
 
 import math
-import os
-from functools import cache
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 from pydantic import Field, NonNegativeInt, field_validator
 
+from engine.kernels.identity import numerics_identity
 from engine.parallel.layout import Layout
-from lineage.digest import sha256_file, sha256_json
-from lineage.environment import list_gpus, processor_kind
 from lineage.errors import IntegrityFailure
 from lineage.files import FileSchema
 
@@ -20,10 +16,6 @@ SAMPLES, LENGTH = 8, 64
 """The probe has the first 8 validation sequences, at most 64 tokens of each: a check costs one short batch."""
 TOLERANCE = {"fp64": 1e-9, "fp32": 1e-4, "bf16": 3e-2, "fp16": 1e-2, "fp16-pure": 1e-2}
 """Largest relative difference that another layout, machine or library makes in each number format."""
-KERNELS = Path(__file__).parent.parent / "kernels"
-LIBRARIES = ("Math Kernel Library", "MKL-DNN", "OpenBLAS", "BLAS_INFO")
-LIMITS = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
-"""Environment variables that make a library choose other instructions than the processor's best."""
 
 
 class Probe(FileSchema):
@@ -60,23 +52,3 @@ class Probe(FileSchema):
 def describe_computation(layout: Layout, device: torch.device) -> dict[str, Any]:
     """Layout, numerics identity and threads of this process."""
     return {**vars(layout), **numerics_identity(device.type == "cuda"), "threads": torch.get_num_threads()}
-
-
-@cache
-def numerics_identity(on_gpu: bool) -> dict[str, str]:
-    """The numerics identity of this process; equal runs on one layout have the same bits wherever it is equal."""
-    kind, instructions = processor_kind()
-    built = [
-        part.rpartition(": ")[2].strip(" -")
-        for line in torch.__config__.show().splitlines()
-        for part in line.split(",")
-    ]
-    limits = [f"{name}={os.environ[name]}" for name in LIMITS if name in os.environ]
-    on_cpu = {
-        "processor": kind,
-        "instructions": f"{torch.backends.cpu.get_cpu_capability()}: {instructions}",
-        "blas": ", ".join([part for part in built if any(name in part for name in LIBRARIES)] + limits),
-    }
-    gpu = {"processor": list_gpus()[0]["name"], "blas": f"CUDA {torch.version.cuda}"} if on_gpu else {}
-    files = {str(path.relative_to(KERNELS)): sha256_file(path) for path in sorted(KERNELS.rglob("*.py"))}
-    return on_cpu | gpu | {"torch": torch.__version__, "kernels": sha256_json(files)}

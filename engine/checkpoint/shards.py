@@ -10,8 +10,9 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -27,43 +28,26 @@ Entry = dict[str, Any]
 """{"shape": whole shape, "dim": int or None, "files": names in the order of the parts}"""
 
 
-class Shard:
-    """A safetensors file that takes its tensors one after the other, so that no more than one is held."""
+def write_shard(
+    path: Path, shapes: Mapping[str, tuple[torch.dtype, Sequence[int]]], tensors: Iterable[torch.Tensor]
+) -> str:
+    """Write tensors of these shapes, in their order, of which no more than one is held. Returns the file's SHA-256.
 
-    def __init__(self, file: BinaryIO, shapes: Mapping[str, tuple[torch.dtype, Sequence[int]]]) -> None:
-        """Begin the file of these tensors, in the order of their names."""
-        header: dict[str, Any] = {}
-        end = 0
-        for name, (dtype, shape) in sorted(shapes.items()):
-            start, end = end, end + dtype.itemsize * math.prod(shape)
-            header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        self._file, self._digest = file, hashlib.sha256()
-        self._put(len(text).to_bytes(8, "little") + text)
-
-    def add(self, tensor: torch.Tensor) -> None:
-        """Write the next tensor."""
-        flat = tensor.detach().reshape(-1).cpu()
-        self._put(flat.view(torch.uint8).numpy().data if len(flat) else b"")
-
-    @property
-    def sha256(self) -> str:
-        """SHA-256 of what was written."""
-        return self._digest.hexdigest()
-
-    def _put(self, data: bytes | memoryview) -> None:
-        self._digest.update(data)
-        self._file.write(data)
-
-
-def write_shard(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
-    """Write tensors and return the file's SHA-256. Raises OSError when the file cannot be written."""
+    Names in alphabetical order make the library's own file. Raises OSError when the file cannot be written.
+    """
+    header: dict[str, Any] = {}
+    end, digest = 0, hashlib.sha256()
+    for name, (dtype, shape) in shapes.items():
+        start, end = end, end + dtype.itemsize * math.prod(shape)
+        header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    flat = (tensor.detach().reshape(-1).cpu().view(torch.uint8).numpy().tobytes() for tensor in tensors)
     with path.open("wb") as file:
-        shard = Shard(file, {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()})
-        for _, tensor in sorted(tensors.items()):
-            shard.add(tensor)
-    return shard.sha256
+        for data in chain((len(text).to_bytes(8, "little"), text), flat):
+            digest.update(data)
+            file.write(data)
+    return digest.hexdigest()
 
 
 def describe(
@@ -92,25 +76,6 @@ def merge_descriptions(descriptions: Iterable[dict[str, Entry]]) -> tuple[dict[s
     return index, statistics
 
 
-def read_whole(directory: Path, index: dict[str, Entry], name: str) -> torch.Tensor:
-    """A whole tensor in its own number format.
-
-    Raises IntegrityFailure if the index or a file lacks it.
-    """
-    parts = []
-    try:
-        for file in index[name]["files"]:
-            _check_file_name(directory, file)
-            with safe_open(directory / file, framework="pt") as opened:
-                parts.append(opened.get_tensor(name))
-        whole = torch.cat(parts, index[name]["dim"]) if len(parts) > 1 else parts[0]
-    except (SafetensorError, OSError, KeyError, TypeError, RuntimeError, IndexError) as error:
-        raise IntegrityFailure(f"{directory}: tensor {name!r} cannot be read: {error}") from error
-    if list(whole.shape) != index[name]["shape"]:
-        raise IntegrityFailure(f"{directory}: {name} has shape {list(whole.shape)}, not {index[name]['shape']}")
-    return whole
-
-
 def read_into(
     directory: Path, index: dict[str, Entry], wanted: Iterable[tuple[str, ShardedParameter, int, torch.Tensor]]
 ) -> None:
@@ -130,7 +95,7 @@ def read_into(
 
         try:
             for name, parameter, start, target in wanted:
-                entry = _entry_of(directory, index, name, parameter.global_shape)
+                entry = entry_of(directory, index, name, parameter.global_shape)
                 _read_run(name, entry, parameter, start, target, file)
         except (SafetensorError, OSError, KeyError, TypeError) as error:
             raise IntegrityFailure(f"{directory} cannot be read: {error}") from error
@@ -153,17 +118,8 @@ def stored_dtype(directory: Path, index: dict[str, Entry]) -> torch.dtype:
     return formats[stored]
 
 
-def check_entries(directory: Path, index: dict[str, Entry], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise IntegrityFailure unless the index describes exactly the whole model's tensors, by name and shape."""
-    if unexpected := sorted(index.keys() - shapes.keys()):
-        raise IntegrityFailure(
-            f"{directory}: tensor {unexpected[0]!r} is unexpected ({len(unexpected)} such tensors): another model's?"
-        )
-    for name, shape in shapes.items():
-        _entry_of(directory, index, name, shape)
-
-
-def _entry_of(directory: Path, index: dict[str, Entry], name: str, shape: tuple[int, ...]) -> Entry:
+def entry_of(directory: Path, index: dict[str, Entry], name: str, shape: tuple[int, ...]) -> Entry:
+    """The entry of a tensor of this shape. Raises IntegrityFailure where the index has none or is wrong."""
     if name not in index:
         raise IntegrityFailure(f"{directory}: tensor {name!r} is missing")
     entry = index[name]
@@ -174,11 +130,12 @@ def _entry_of(directory: Path, index: dict[str, Entry], name: str, shape: tuple[
     if not _is_list_of(entry.get("files"), str) or entry.get("dim") not in (None, *range(len(shape))):
         raise IntegrityFailure(f"{directory}: {INDEX} does not say where tensor {name!r} is")
     for file in entry["files"]:
-        _check_file_name(directory, file)
+        check_file_name(directory, file)
     return entry
 
 
-def _check_file_name(directory: Path, name: str) -> None:
+def check_file_name(directory: Path, name: str) -> None:
+    """Raise IntegrityFailure for a name that leads out of the checkpoint."""
     if not FILE_NAME.fullmatch(name):
         raise IntegrityFailure(f"{directory}: the index names {name!r}, which is not a file of the checkpoint")
 

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from engine.parallel.mesh import Axis
 from engine.parallel.sharding import ShardedParameter
 from engine.run.files import TensorNumbers
-from lineage.errors import Diverged, IntegrityFailure
+from lineage.errors import IntegrityFailure
 from lineage.files import parse_document, read_object
 
 FILE = "statistics.json"
@@ -63,17 +63,6 @@ def _range(flat: torch.Tensor) -> tuple[float, float, float, int]:
         return 0.0, 0.0, 0.0, 0
     least, greatest = torch.aminmax(flat)
     return squares, float(least), float(greatest), 0
-
-
-def measure_finite(
-    tensors: Mapping[str, torch.Tensor], parameters: Mapping[str, ShardedParameter] | None = None
-) -> dict[str, Numbers]:
-    """The numbers of each tensor, or of this rank's part of it. Raises Diverged naming one that is not finite."""
-    measured = {name: measure(tensor, (parameters or {}).get(name)) for name, tensor in tensors.items()}
-    for name, (*_, lost, _) in measured.items():
-        if lost:
-            raise Diverged(f"{name} holds {lost} numbers that are not finite: no checkpoint is written")
-    return measured
 
 
 def merge(parts: Iterable[Numbers]) -> Numbers:

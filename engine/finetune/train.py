@@ -20,10 +20,10 @@ from tokenizers.implementations import BertWordPieceTokenizer
 from torch import nn
 
 from data_pipeline.tokens.tokenizer import FILE_NAME
-from engine.checkpoint.checkpoint import load_for_inference
 from engine.config import TrainConfig
 from engine.families.bert.model import BERT
 from engine.finetune.tasks import TASKS, FineTuneRecipe, LabelledExample, SpanExample, TaskExample, squad_scores
+from engine.inference import load_for_inference
 from engine.launch.mesh import local_device
 from engine.model.microbatch import PipelineInput, SentencePairs
 from engine.optim.flat import FlatGroup

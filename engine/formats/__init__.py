@@ -77,12 +77,12 @@ def write_checkpoint(out: Path, imported: Imported, tp: int = 1, dtype: torch.dt
             parts = {p.name: p for p in parameters_of(imported.model, tp, rank)}
             weights = {name: part.shard(imported.tensors[name]).to("cpu", dtype) for name, part in parts.items()}
             file = f"model-tp{rank:02d}-pp000.safetensors"
-            numbers = {}
+            numbers, shapes = {}, {name: (weights[name].dtype, weights[name].shape) for name in sorted(weights)}
             with Progress(f"{imported.name}, rank {rank} of {tp}", len(weights), "tensors") as progress:
                 for name, tensor in weights.items():
                     numbers[name] = measure(tensor, parts[name])
                     progress.advance()
-            write_shard(temporary / file, weights)
+            write_shard(temporary / file, shapes, (weights[name] for name in shapes))
             check_written(temporary / file, numbers, parts)
             descriptions.append(describe(parts.items(), file, numbers))
         index, statistics = merge_descriptions(descriptions)

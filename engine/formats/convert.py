@@ -15,13 +15,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from engine.checkpoint.checkpoint import LoadedCheckpoint, load_for_inference
 from engine.compare.recorder import NameMap, read_names
 from engine.config import ModelConfig
 from engine.formats import Imported, check_output, new_output, read_ours, write_checkpoint
 from engine.formats.huggingface import CONFIG, INDEX, WEIGHTS, read_huggingface, write_huggingface
 from engine.formats.megatron import TRACKER, read_megatron
 from engine.formats.torch_files import METADATA
+from engine.inference import LoadedCheckpoint, load_for_inference
 from engine.model.gpt2 import GPT2
 from engine.parallel.mesh import serial_mesh
 from lineage.atomic import write_text

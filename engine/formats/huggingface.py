@@ -11,7 +11,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from data_pipeline.tokens.tokenizer import Tokenizer
-from engine.checkpoint.checkpoint import LoadedCheckpoint
 from engine.config import ModelConfig
 from engine.formats import (
     Imported,
@@ -25,6 +24,7 @@ from engine.formats import (
     read_ours,
 )
 from engine.formats.vocabulary import read_vocabulary, read_vocabulary_files, write_vocabulary
+from engine.inference import LoadedCheckpoint
 from lineage.atomic import write_json
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import read_object

@@ -18,8 +18,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
-from engine.checkpoint.checkpoint import read_model_config
-from engine.checkpoint.shards import read_whole
 from engine.formats import (
     Imported,
     check_output,
@@ -40,6 +38,7 @@ from engine.formats.huggingface import (
     their_tensors,
 )
 from engine.formats.vocabulary import read_vocabulary
+from engine.inference import read_model_config, read_whole
 from engine.parallel.layout import check_tensor_parallel
 from lineage.atomic import write_json
 from lineage.chain import INDEX as OUR_INDEX

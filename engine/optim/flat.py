@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 
@@ -9,6 +10,9 @@ from engine.config import TrainConfig
 from engine.kernels.adam import AdamStep
 from engine.parallel.mesh import Axis, ParallelMesh
 from engine.parallel.sharding import ShardedParameter
+
+Written = list[tuple[str, ShardedParameter, int, Callable[[], torch.Tensor | None]]]
+"""Tensors by name: the parameter, the data-parallel rank that writes it, and what returns it there, None elsewhere."""
 
 
 class FlatGroup:
@@ -52,11 +56,8 @@ class FlatGroup:
 
     def views(self, flat: torch.Tensor) -> Iterator[tuple[ShardedParameter, torch.Tensor]]:
         """Each parameter with its view of a flat tensor, in the parameter's shape."""
-        offset = 0
-        for parameter in self.parameters:
-            count = parameter.local.numel()
-            yield parameter, flat[offset : offset + count].view(parameter.local.shape)
-            offset += count
+        for parameter, start, end in self.starts():
+            yield parameter, flat[start:end].view(parameter.local.shape)
 
     def owned(self, start: int, end: int) -> list[tuple[int, torch.Tensor]]:
         """The gradient from `start` to `end` in parts, each with the owner that updates its weights."""
@@ -73,12 +74,8 @@ class FlatGroup:
 
     def pieces(self, own: torch.Tensor) -> list[torch.Tensor]:
         """Flat slices, one per parameter, of a tensor laid out as `master`; empty where another rank is the owner."""
-        pieces, offset = [], -self.own.start
-        for parameter in self.parameters:
-            end = offset + parameter.local.numel()
-            pieces.append(own[max(offset, 0) : max(end, 0)])
-            offset = end
-        return pieces
+        first = self.own.start
+        return [own[max(start - first, 0) : max(end - first, 0)] for _, start, end in self.starts()]
 
 
 class FlatOptimizer(ABC):
@@ -149,44 +146,34 @@ class FlatOptimizer(ABC):
                 for parameter, view in group.views(group.owners.all_gather(part, dim=0)):
                     yield parameter, name, view
 
-    def writers(self) -> list[tuple[str, ShardedParameter, int]]:
-        """Each tensor of the state by name, sorted, with the data-parallel rank that writes it into a checkpoint."""
-        dp = self.mesh.dp.size
+    def written(self) -> Written:
+        """The tensors of a checkpoint, sorted. Every rank calls each function in turn."""
         return sorted(
-            ((f"{name}.{parameter.name}", parameter, start // -(-group.flat.numel() // dp))
-             for group in self.groups for name in group.state for parameter, start, _ in group.starts()
-             if not parameter.is_copy),
-            key=lambda written: written[0],
-        )  # fmt: skip
-
-    def written(self) -> Iterator[tuple[str, ShardedParameter, torch.Tensor | None]]:
-        """The tensors of `writers`, each whole on the rank that writes it and None on others.
-
-        Every rank goes through all of them. Owners send the writer their elements of a tensor that has several.
-        """
-        places = {
-            f"{name}.{parameter.name}": (group, part, start, end)
+            (f"{name}.{parameter.name}", parameter, writer, partial(self._whole, group, part, parameter, start, writer))
             for group in self.groups
             for name, part in group.state.items()
-            for parameter, start, end in group.starts()
-        }
-        for name, parameter, writer in self.writers():
-            group, part, start, end = places[name]
-            each, mine = len(part), self.mesh.dp.rank == writer
-            if group.owners.size == 1:
-                yield name, parameter, part[start:end].view(parameter.local.shape) if mine else None
-                continue
-            own = part[max(start - group.own.start, 0) : max(end - group.own.start, 0)]
-            if mine and end > group.own.stop:
-                whole = own.new_empty(end - start)
-                whole[: len(own)] = own
-                pieces = [whole[max(cut - start, 0) : cut - start + each] for cut in range(0, end, each)]
-                for owner in range(writer + 1, len(pieces)):
-                    group.owners.start_receive(pieces[owner], owner).wait()
-                own = whole
-            elif len(own) and not mine:
-                group.owners.start_send(own, writer).wait()
-            yield name, parameter, own.view(parameter.local.shape) if mine else None
+            for parameter, start, _ in group.starts()
+            if not parameter.is_copy
+            for writer in [start // -(-group.flat.numel() // self.mesh.dp.size)]
+        )
+
+    def _whole(
+        self, group: FlatGroup, part: torch.Tensor, parameter: ShardedParameter, start: int, writer: int
+    ) -> torch.Tensor | None:
+        """Owners send the writer their elements of a tensor."""
+        owners, end, shape = group.owners, start + parameter.local.numel(), parameter.local.shape
+        own = part[max(start - group.own.start, 0) : max(end - group.own.start, 0)]
+        if self.mesh.dp.rank != writer:
+            if len(own) and owners.size > 1:
+                owners.start_send(own, writer).wait()
+            return None
+        if len(own) < end - start:
+            whole = own.new_empty(end - start)
+            whole[: len(own)] = own
+            for owner, cut in enumerate(range(group.own.stop, end, len(part)), writer + 1):
+                owners.start_receive(whole[cut - start : cut - start + len(part)], owner).wait()
+            own = whole
+        return own.view(shape)
 
     def restore(
         self, steps: int, fill: Callable[[list[tuple[ShardedParameter, str, int, torch.Tensor]]], None],

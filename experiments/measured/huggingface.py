@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-from engine.checkpoint.checkpoint import load_for_inference
 from engine.config import ModelConfig, ParallelConfig
 from engine.formats.huggingface import CONFIG, WEIGHTS, gpt2_weights
 from engine.formats.huggingface_gpt2 import their_config
 from engine.formats.huggingface_shards import merge_huggingface, shard_huggingface
+from engine.inference import load_for_inference
 from engine.launch.forked import run_forked
 from engine.launch.mesh import build_mesh
 from engine.model.gpt2 import GPT2

@@ -13,7 +13,6 @@ from transformers import BertForMaskedLM, BertForPreTraining, BertModel, PreTrai
 
 import experiments
 from data_pipeline.tokens.token_file import TokenFile
-from engine.checkpoint.checkpoint import load_for_inference
 from engine.compare.tensors import assemble
 from engine.config import BertConfig, ModelConfig, ParallelConfig, RunConfig, TrainConfig
 from engine.costs import flops_per_iteration, parameter_count
@@ -23,6 +22,7 @@ from engine.families.bert.model import BERT
 from engine.formats import parameters_of
 from engine.formats.huggingface_bert import split, their_names
 from engine.formats.huggingface_shards import merge_huggingface, shard_huggingface
+from engine.inference import load_for_inference
 from engine.launch.mesh import build_mesh
 from engine.launch.threads import run_threads
 from engine.model.microbatch import PipelineInput, SentencePairs

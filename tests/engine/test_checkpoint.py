@@ -1,9 +1,6 @@
 """Checkpoints hold the whole model whatever layout wrote them, and a damaged one is never used."""
 
-import errno
 import json
-import os
-import resource
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,14 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.checkpoint.checkpoint import (
-    TrainingState,
-    load_checkpoint,
-    load_for_inference,
-    save_checkpoint,
-)
-from engine.checkpoint.shards import write_shard
+from engine.checkpoint.checkpoint import TrainingState, load_checkpoint, save_checkpoint
 from engine.config import ModelConfig, RunConfig, TrainConfig
+from engine.inference import load_for_inference
 from engine.launch.mesh import build_mesh
 from engine.launch.threads import run_threads
 from engine.model.gpt2 import GPT2
@@ -32,8 +24,7 @@ from engine.parallel.layout import Layout
 from engine.parallel.sharding import ShardedParameter, sharded_parameters
 from lineage.chain import resolve_checkpoint
 from lineage.digest import check_seal, seal
-from lineage.errors import BadInput, IntegrityFailure
-from tests.data_pipeline.builds import in_child
+from lineage.errors import BadInput, Diverged, IntegrityFailure
 
 CONFIG = RunConfig(
     name="tiny",
@@ -246,15 +237,9 @@ def test_resolve_refuses_what_is_no_checkpoint(tmp_path: Path) -> None:
         resolve_checkpoint(tmp_path / "folder")
 
 
-def test_what_the_system_says_of_a_write_is_passed_on(tmp_path: Path) -> None:
-    """A limit of the system makes the library that writes tensors fail, in its own words of today."""
-
-    def write() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
-        try:
-            write_shard(tmp_path / "shard.safetensors", {"weight": torch.zeros(1 << 20)})
-        except OSError as error:
-            os._exit(0 if error.errno == errno.EFBIG else 1)
-        os._exit(2)
-
-    assert in_child(write) == 0
+def test_a_tensor_that_is_not_finite_is_not_saved(tmp_path: Path, tokenizer: Path) -> None:
+    built = build(CONFIG, Layout())
+    built.optimizer.groups[1].exp_avg[3] = torch.nan
+    with pytest.raises(Diverged, match=r"exp_avg\..* holds 1 numbers that are not finite: no checkpoint"):
+        built.save(tmp_path / "run", CONFIG, TrainingState(2, 2), tokenizer)
+    assert list((tmp_path / "run" / "checkpoints").iterdir()) == []

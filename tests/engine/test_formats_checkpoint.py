@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from data_pipeline.tokens.tokenizer import Tokenizer
-from engine.checkpoint.checkpoint import load_for_inference
 from engine.cli import main
 from engine.config import ModelConfig, TwinScale
 from engine.formats import Imported, write_checkpoint
 from engine.formats.megatron import read_megatron
 from engine.formats.torch_files import read_torch_file
+from engine.inference import load_for_inference
 from engine.model.gpt2 import GPT2
 from engine.parallel.mesh import serial_mesh
 from lineage.digest import check_seal, seal

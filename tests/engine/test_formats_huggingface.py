@@ -17,7 +17,6 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 from typer.testing import CliRunner
 
 from data_pipeline.tokens.tokenizer import Tokenizer
-from engine.checkpoint.checkpoint import load_for_inference
 from engine.cli import app
 from engine.config import TwinScale
 from engine.formats import huggingface_gpt2, write_checkpoint
@@ -33,6 +32,7 @@ from engine.formats.convert import (
 )
 from engine.formats.huggingface import WEIGHTS, gpt2_weights, read_huggingface
 from engine.formats.huggingface_shards import FOLDER, WRITTEN, merge_huggingface, shard_huggingface
+from engine.inference import load_for_inference
 from engine.launch.mesh import build_mesh
 from engine.launch.threads import run_threads
 from engine.model.gpt2 import GPT2

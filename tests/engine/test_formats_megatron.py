@@ -24,9 +24,9 @@ import torch.distributed.checkpoint as distributed
 from torch.distributed.checkpoint.metadata import Metadata
 
 from data_pipeline.tokens.tokenizer import Tokenizer
-from engine.checkpoint.checkpoint import load_for_inference
 from engine.cli import main
 from engine.formats.convert import import_checkpoint
+from engine.inference import load_for_inference
 from engine.model.gpt2 import GPT2
 from lineage.errors import BadInput, IntegrityFailure
 from tests.commands import Command

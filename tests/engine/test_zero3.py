@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from engine.checkpoint.checkpoint import load_for_inference
 from engine.config import ParallelConfig, Precision, RunConfig
+from engine.inference import load_for_inference
 from engine.launch.mesh import build_mesh
 from engine.optim.adam import build_optimizer
 from engine.optim.precision import DTYPES

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from engine.checkpoint.checkpoint import load_for_inference
 from engine.compare.tensors import TensorPart, assemble
 from engine.formats.convert import import_checkpoint
 from engine.formats.vocabulary import write_vocabulary
+from engine.inference import load_for_inference
 from engine.run.resolved import read_run_config
 from tests.engine.test_formats_checkpoint import trained_tokenizer
 from verify.engines import Work

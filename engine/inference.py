@@ -1,0 +1,110 @@
+"""The model of a checkpoint, ready to evaluate."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from engine.checkpoint import shards
+from engine.checkpoint.checkpoint import OPTIMIZER_STATE, read_probe
+from engine.checkpoint.probe import FILE as PROBE
+from engine.checkpoint.statistics import check_loaded, measure
+from engine.config import ModelConfig
+from engine.family import family_of
+from engine.model.microbatch import PipelineInput
+from engine.model.stage_model import StageModel
+from engine.parallel.layout import check_tensor_parallel, split_layers
+from engine.parallel.mesh import ParallelMesh, serial_mesh
+from engine.parallel.sharding import sharded_parameters
+from lineage.chain import CONFIG, INDEX, resolve_checkpoint
+from lineage.config import parse_config
+from lineage.digest import check_seal
+from lineage.errors import IntegrityFailure
+from lineage.files import read_object
+
+
+@dataclass(frozen=True)
+class LoadedCheckpoint:
+    """A model ready to evaluate."""
+
+    model: StageModel
+    config: ModelConfig
+    directory: Path
+    digest: str
+
+
+def load_for_inference(path: Path, mesh: ParallelMesh | None = None, as_stored: bool = False) -> LoadedCheckpoint:
+    """The model of a checkpoint or run directory in evaluation mode, with its digest checked.
+
+    With a mesh, it is this rank's part on the mesh's device. It is in fp32, or `as_stored` in its training format.
+    Raises BadInput for a directory of another kind or a mesh that does not divide the model, IntegrityFailure for a
+    directory that is incomplete or changed.
+    """
+    mesh = mesh or serial_mesh()
+    directory = resolve_checkpoint(path)
+    if link := next((entry for entry in directory.rglob("*") if entry.is_symlink()), None):
+        raise IntegrityFailure(f"{link} is a symbolic link; a checkpoint contains none")
+    digest = check_seal(directory)
+    config = read_model_config(directory)
+    check_tensor_parallel(config, mesh.tp.size, directory)
+    index = {n: e for n, e in read_object(directory / INDEX).items() if not n.startswith(OPTIMIZER_STATE)}
+    if len(index) < config.num_layers:  # before a model of that size is made
+        raise IntegrityFailure(f"{directory} has {len(index)} tensors, too few for its {config.num_layers} layers")
+    stage = split_layers(config.num_layers, mesh.layout.pp, chunks=1)[mesh.pp.rank]
+    model_class = family_of(config).model_class()
+    with torch.device("meta"):
+        whole = sharded_parameters(model_class(config, serial_mesh()), serial_mesh())
+    check_entries(directory, index, {parameter.name: parameter.global_shape for parameter in whole})
+    stored = shards.stored_dtype(directory, index)
+    model = model_class(config, mesh, stage).to(mesh.device, stored if as_stored else torch.float32)
+    parameters = sharded_parameters(model, mesh)
+    with torch.no_grad():
+        shards.read_into(directory, index, [(p.name, p, 0, p.local.data) for p in parameters])
+    if stored != torch.float64:
+        check_loaded(directory, {p.name: (p, measure(p.local.data.to(stored), p)) for p in parameters})
+    model.eval()
+    if (probe := read_probe(directory)) and mesh.pp.size == 1:
+        if max(map(max, probe.tokens)) >= config.vocab_size:
+            raise IntegrityFailure(f"{directory / PROBE} has tokens beyond the vocabulary")
+        tokens = torch.tensor(probe.tokens, device=mesh.device)
+        batch = PipelineInput(tokens[:, :-1], tokens[:, 1:])
+        with torch.no_grad():
+            probe.compare(model.batch_loss(model.run_stage(batch.tokens, batch), batch).item(), directory)
+    return LoadedCheckpoint(model, config, directory, digest)
+
+
+def read_model_config(directory: Path) -> ModelConfig:
+    """The model of a checkpoint. Raises IntegrityFailure if config.json cannot be read, BadInput if it is wrong."""
+    path = directory / CONFIG
+    return parse_config(read_object(path).get("model", {}), ModelConfig, str(path))
+
+
+def check_entries(directory: Path, index: dict[str, shards.Entry], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise IntegrityFailure unless the index describes exactly the whole model's tensors, by name and shape."""
+    if unexpected := sorted(index.keys() - shapes.keys()):
+        raise IntegrityFailure(
+            f"{directory}: tensor {unexpected[0]!r} is unexpected ({len(unexpected)} such tensors): another model's?"
+        )
+    for name, shape in shapes.items():
+        shards.entry_of(directory, index, name, shape)
+
+
+def read_whole(directory: Path, index: dict[str, shards.Entry], name: str) -> torch.Tensor:
+    """A whole tensor in its own number format.
+
+    Raises IntegrityFailure if the index or a file lacks it.
+    """
+    parts = []
+    try:
+        for file in index[name]["files"]:
+            shards.check_file_name(directory, file)
+            with safe_open(directory / file, framework="pt") as opened:
+                parts.append(opened.get_tensor(name))
+        whole = torch.cat(parts, index[name]["dim"]) if len(parts) > 1 else parts[0]
+    except (SafetensorError, OSError, KeyError, TypeError, RuntimeError, IndexError) as error:
+        raise IntegrityFailure(f"{directory}: tensor {name!r} cannot be read: {error}") from error
+    if list(whole.shape) != index[name]["shape"]:
+        raise IntegrityFailure(f"{directory}: {name} has shape {list(whole.shape)}, not {index[name]['shape']}")
+    return whole

@@ -1,0 +1,35 @@
+"""The numerics identity: machine and libraries on which the bits of a computation depend."""
+
+import os
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from lineage.digest import sha256_file, sha256_json
+from lineage.environment import list_gpus, processor_kind
+
+KERNELS = Path(__file__).parent
+LIBRARIES = ("Math Kernel Library", "MKL-DNN", "OpenBLAS", "BLAS_INFO")
+LIMITS = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
+"""Environment variables that make a library choose other instructions than the processor's best."""
+
+
+@cache
+def numerics_identity(on_gpu: bool) -> dict[str, str]:
+    """The numerics identity of this process; equal runs on one layout have the same bits wherever it is equal."""
+    kind, instructions = processor_kind()
+    built = [
+        part.rpartition(": ")[2].strip(" -")
+        for line in torch.__config__.show().splitlines()
+        for part in line.split(",")
+    ]
+    limits = [f"{name}={os.environ[name]}" for name in LIMITS if name in os.environ]
+    on_cpu = {
+        "processor": kind,
+        "instructions": f"{torch.backends.cpu.get_cpu_capability()}: {instructions}",
+        "blas": ", ".join([part for part in built if any(name in part for name in LIBRARIES)] + limits),
+    }
+    gpu = {"processor": list_gpus()[0]["name"], "blas": f"CUDA {torch.version.cuda}"} if on_gpu else {}
+    files = {str(path.relative_to(KERNELS)): sha256_file(path) for path in sorted(KERNELS.rglob("*.py"))}
+    return on_cpu | gpu | {"torch": torch.__version__, "kernels": sha256_json(files)}
