@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.checkpoint import shards
-from engine.checkpoint.checkpoint import OPTIMIZER_STATE, read_probe
+from engine.checkpoint.checkpoint import read_probe
 from engine.checkpoint.probe import FILE as PROBE
 from engine.checkpoint.statistics import check_loaded, measure
 from engine.config import ModelConfig
@@ -23,6 +23,8 @@ from lineage.config import parse_config
 from lineage.digest import check_seal
 from lineage.errors import IntegrityFailure
 from lineage.files import read_object
+
+OPTIMIZER_STATE = ("exp_avg.", "exp_avg_sq.", "master.")
 
 
 @dataclass(frozen=True)

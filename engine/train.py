@@ -1,5 +1,6 @@
 """A training run from beginning to end: ranks join, agree on the work, take its directory and train."""
 
+import gc
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -47,6 +48,8 @@ def train(run: ResolvedRun, root: Path, until: int | None = None) -> RunDirector
                 loggers = open_loggers(config.record.loggers if mesh.is_first else ())
             with explaining_out_of_memory(run, mesh, "before the first iteration"):
                 trainer = Trainer(run, directory, mesh)
+            gc.collect()
+            gc.freeze()  # what stays is not looked through again: other ranks would wait meanwhile
             with explaining_out_of_memory(run, mesh, "while training"):
                 trainer.run_to_end(loggers, until)
         elif mesh.is_first:

@@ -1,6 +1,5 @@
 """The training loop: build, then iterate; everything it does is in its run directory."""
 
-import gc
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -84,8 +83,6 @@ class Trainer:
         Raises Interrupted, with a checkpoint written, when it is stopped by a signal or after iteration `until`.
         """
         train, first = self.config.train, self.state.iteration
-        gc.collect()
-        gc.freeze()  # what stays is not looked through again: other ranks would wait meanwhile
         begun = time.monotonic() - self.state.seconds
         progress = Progress(self.config.name, train.iterations, "iterations", quiet=not self.mesh.is_first)
         with self._log(first, loggers or {}, progress.note) as log, when_stopped(self._request_stop), progress:

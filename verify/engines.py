@@ -3,7 +3,7 @@
 Each is built on every rank of its layout. What it computes in an iteration goes to a recorder, where there is one.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +17,10 @@ from engine.compare.tensors import TensorPart
 from engine.config import RunConfig
 from engine.inputs import TrainingInputs
 from engine.launch.mesh import build_mesh
+from engine.optim.flat import FlatOptimizer
 from engine.optim.schedule import learning_rate
 from engine.parallel.layout import layout_of
+from engine.parallel.sharding import ShardedParameter
 from engine.step import build_step
 from verify.parity import ParityLayout
 
@@ -200,7 +202,7 @@ class Ours(Engine):
         return self.gradient.loss
 
     def gradients(self) -> Named:
-        return ((parameter.name, value) for parameter, value in self.training.optimizer.gradients())
+        return ((parameter.name, value) for parameter, value in whole_gradients(self.training.optimizer))
 
     def update(self, iteration: int) -> tuple[float, float]:
         rate = self.work.rate(iteration)
@@ -215,7 +217,7 @@ class Ours(Engine):
         return optimizer.gradient_norm().item()
 
     def state(self) -> Iterable[tuple[str, str, torch.Tensor]]:
-        return ((parameter.name, what, value) for parameter, what, value in self.training.optimizer.state()
+        return ((parameter.name, what, value) for parameter, what, value in whole_state(self.training.optimizer)
                 if what != "master")  # fmt: skip
 
     def _watch(self, chunk: Any, firsts: list[int], recorder: Any) -> Callable[[], None]:
@@ -233,3 +235,17 @@ class Ours(Engine):
 
         vars(chunk)["batch_loss"] = watched_loss
         return end
+
+
+def whole_gradients(optimizer: FlatOptimizer) -> Iterator[tuple[ShardedParameter, torch.Tensor]]:
+    """Each parameter's whole reduced gradient; a collective."""
+    for group in optimizer.groups:
+        yield from group.views(group.owners.all_gather(group.own_gradient, dim=0))
+
+
+def whole_state(optimizer: FlatOptimizer) -> Iterator[tuple[ShardedParameter, str, torch.Tensor]]:
+    """(parameter, name, tensor) for both moments and, in mixed precision, the master weights; a collective."""
+    for group in optimizer.groups:
+        for name, part in group.state.items():
+            for parameter, view in group.views(group.owners.all_gather(part, dim=0)):
+                yield parameter, name, view

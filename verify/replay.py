@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from engine.checkpoint.checkpoint import OPTIMIZER_STATE, read_probe
+from engine.checkpoint.checkpoint import read_probe
 from engine.config import ParallelConfig, RunConfig
-from engine.inference import read_whole
+from engine.inference import OPTIMIZER_STATE, read_whole
 from engine.kernels.identity import numerics_identity
 from engine.launch.local import launch
 from engine.launch.mesh import local_device

@@ -41,7 +41,6 @@ from lineage.errors import Diverged, IntegrityFailure, Interrupted
 from lineage.files import parse_document, read_object
 from lineage.run import MANIFEST, RunDirectory
 
-OPTIMIZER_STATE = ("exp_avg.", "exp_avg_sq.", "master.")
 ProbeLoss = Callable[[Probe], float]
 """Loss of the current model on a probe's samples; every rank calls it and has the result."""
 

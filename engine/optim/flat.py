@@ -134,18 +134,6 @@ class FlatOptimizer(ABC):
                 tensor.zero_()
         self.steps = 0
 
-    def gradients(self) -> Iterator[tuple[ShardedParameter, torch.Tensor]]:
-        """Each parameter's whole reduced gradient; a collective."""
-        for group in self.groups:
-            yield from group.views(group.owners.all_gather(group.own_gradient, dim=0))
-
-    def state(self) -> Iterator[tuple[ShardedParameter, str, torch.Tensor]]:
-        """(parameter, name, tensor) for both moments and, in mixed precision, the master weights; a collective."""
-        for group in self.groups:
-            for name, part in group.state.items():
-                for parameter, view in group.views(group.owners.all_gather(part, dim=0)):
-                    yield parameter, name, view
-
     def written(self) -> Written:
         """The tensors of a checkpoint, sorted. Every rank calls each function in turn."""
         return sorted(
@@ -168,11 +156,9 @@ class FlatOptimizer(ABC):
                 owners.start_send(own, writer).wait()
             return None
         if len(own) < end - start:
-            whole = own.new_empty(end - start)
-            whole[: len(own)] = own
+            own = torch.cat([own, own.new_empty(end - start - len(own))])
             for owner, cut in enumerate(range(group.own.stop, end, len(part)), writer + 1):
-                owners.start_receive(whole[cut - start : cut - start + len(part)], owner).wait()
-            own = whole
+                owners.start_receive(own[cut - start : cut - start + len(part)], owner).wait()
         return own.view(shape)
 
     def restore(

@@ -10,6 +10,7 @@ from engine.model.microbatch import PipelineInput
 from engine.optim.schedule import learning_rate
 from engine.pipeline.executor import PartitionedModel
 from engine.step import TrainingStep
+from verify.engines import whole_gradients
 
 Result = dict[str, Any]
 
@@ -23,7 +24,7 @@ def trained(
         gradient = step.gradient(batch(iteration))
         losses.append(gradient.loss)
         norms.append(gradient.norm)
-        gradients = {p.name: p.gather(whole.clone()).numpy() for p, whole in step.optimizer.gradients()}
+        gradients = {p.name: p.gather(whole.clone()).numpy() for p, whole in whole_gradients(step.optimizer)}
         step.update(gradient, learning_rate(train, iteration + 1))
     weights = {p.name: p.gather(p.local.data).numpy() for p in model.parameters}
     return {"losses": losses, "norms": norms, "gradients": gradients, "weights": weights}

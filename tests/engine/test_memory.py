@@ -26,6 +26,7 @@ from engine.trainer import Trainer
 from lineage.config import override_config
 from lineage.errors import BadInput
 from tests.engine.small_run import mlm_train, small_config, write_toml
+from verify.engines import whole_state
 
 SHORT = {"iterations": 2, "warmup_iterations": 1, "microbatch_size": 2, "validation_samples": 4}
 NARROW, WIDE = 64, 512
@@ -136,7 +137,7 @@ def test_the_batch_that_is_tried_changes_nothing(train: dict[str, Any], dataset:
     for before, parameter in zip(fresh, trainer.model.parameters, strict=True):
         assert torch.equal(before, parameter.local)
     assert trainer.step.optimizer.steps == 0
-    for _, what, tensor in trainer.step.optimizer.state():
+    for _, what, tensor in whole_state(trainer.step.optimizer):
         assert what == "master" or not tensor.any()
     for group in trainer.step.optimizer.groups:
         assert torch.equal(group.master.to(group.flat.dtype), group.flat)

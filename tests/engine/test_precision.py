@@ -18,6 +18,7 @@ from engine.parallel.mesh import serial_mesh
 from engine.parallel.sharding import sharded_parameters
 from engine.run.files import read_metrics
 from tests.engine.small_run import in_two_sessions, small_config, train
+from verify.engines import whole_state
 
 
 def test_the_first_overflow_is_tolerated_and_each_later_one_halves() -> None:
@@ -95,13 +96,13 @@ def test_updates_below_the_formats_resolution_add_up(precision: Precision) -> No
     values, optimizer = weights_after_small_updates(precision)
     assert values[0] == 1.0  # 1e-4 is less than half the step below 1
     assert values[-1] == pytest.approx(0.99, abs=2e-3)
-    assert {tensor.dtype for _, _, tensor in optimizer.state()} == {torch.float32}
+    assert {tensor.dtype for _, _, tensor in whole_state(optimizer)} == {torch.float32}
 
 
 def test_pure_fp16_has_no_state_in_fp32_and_loses_such_updates() -> None:
     values, optimizer = weights_after_small_updates("fp16-pure")
     assert set(values) == {1.0}
-    assert {(what, tensor.dtype) for _, what, tensor in optimizer.state()} == {
+    assert {(what, tensor.dtype) for _, what, tensor in whole_state(optimizer)} == {
         ("exp_avg", torch.float16),
         ("exp_avg_sq", torch.float16),
     }

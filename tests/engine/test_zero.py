@@ -21,6 +21,7 @@ from engine.parallel.sharding import ShardedParameter, sharded_parameters
 from lineage.chain import resolve_checkpoint
 from lineage.digest import check_seal, sha256_file
 from tests.ranks import run_ranks
+from verify.engines import whole_state
 
 State = dict[str, np.ndarray]  # type: ignore[type-arg]
 
@@ -79,7 +80,7 @@ def load_on_a_rank(layout: Layout, shard: bool, path: Path) -> tuple[float, Stat
     load_checkpoint(path, parameters, optimizer)
     needed = sum(p.local.nbytes for p in parameters)
     needed += sum(part.nbytes for group in optimizer.groups for part in group.state.values())
-    whole = {f"{what}.{p.name}": p.gather(tensor).numpy() for p, what, tensor in optimizer.state()}
+    whole = {f"{what}.{p.name}": p.gather(tensor).numpy() for p, what, tensor in whole_state(optimizer)}
     return read / needed, whole
 
 
