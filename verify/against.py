@@ -1,47 +1,24 @@
 """Train a configuration in this engine and in another from the same weights on the same samples, and compare."""
 
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from engine.compare.tensors import (
-    DRAWS,
-    FORMULA,
-    Array,
-    Key,
-    TensorPart,
-    assemble,
-    compare,
-    curve_tolerance,
-    factor,
-    tensor_tolerance,
-)
+from engine.compare.tensors import DRAWS, FORMULA, curve_tolerance, factor
 from engine.config import RunConfig
 from experiments.benchmark import AGAINST, Benchmark, Case, Ratio, Series, TextTable, write_benchmark
 from lineage.environment import describe_environment
 from lineage.progress import announce
 from lineage.run import RunDirectory
-from verify.engines import Engine, StepResult, Work
-from verify.parity import LayoutDiffers, ParityLayout
-from verify.work import described, engine_class, on_ranks, shared_work
+from verify.engines import StepResult
+from verify.parity import LayoutDiffers
+from verify.runner import Computed, Outcome, Reference, failed, hold, measured, on_ranks, train
+from verify.work import described, engine_class, shared_work
 
 QUANTITIES = {"loss": "loss", "norm": "gradient norm", "rate": "learning rate"}
 MOST = 1e9
 """Largest reported ratio of a difference to its tolerance; also reported for NaN."""
-
-
-class EngineRun(NamedTuple):
-    """Result of training in one engine."""
-
-    steps: list[StepResult]
-    weights: dict[Key, Array]
-    """Whole tensors after the last iteration."""
-
-    def curve(self, quantity: str) -> list[float]:
-        """Values of a quantity, one for each iteration."""
-        return [getattr(step, quantity) for step in self.steps]
 
 
 def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) -> Benchmark:
@@ -55,14 +32,14 @@ def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) ->
     torch.set_num_threads(1)
     with shared_work(config, layout, iterations, first_rate=int(theirs != "megatron-core")) as (work, chosen):
         announce(f"{2 + DRAWS} trainings of {iterations} iterations, each on {chosen.world_size} processes")
-        first, *draws = [_train(kind, work, chosen, draw) for draw in range(1 + DRAWS)]
-        ours = _train(engine_class("ours"), work, chosen, 0)
-    cases = [_case(quantity, name, ours, first, draws, theirs, layers) for quantity, name in QUANTITIES.items()]
-    shares = []
-    for key, whole in first.weights.items():
-        allowed = tensor_tolerance(key[1], whole, [draw.weights[key] for draw in draws], layers, config.train.precision)
-        distance = compare(TensorPart(*key, (0,) * whole.ndim, ours.weights[key]), whole, "", allowed).largest
-        shares.append(_share(key[1].removeprefix("updated "), [distance], [allowed]))
+        first, *draws = [on_ranks(train, kind, work, chosen, None, draw, True) for draw in range(1 + DRAWS)]
+        reference = measured([first, *draws], config.train.precision)
+        (ours,) = hold(train, engine_class("ours"), work, [chosen], reference, 0, True)
+    if ours.failure:
+        raise failed(engine_class("ours"), ours.failure)
+    curves = [each[0].steps for each in (ours.ranks, first, *draws)]
+    cases = [_case(quantity, name, curves, theirs, layers) for quantity, name in QUANTITIES.items()]
+    shares = [_share(row.tensor.removeprefix("updated "), [row.largest], [row.tolerance]) for row in ours.rows]
     cases.append(Case(name="weights at the end", ratios=shares))
     loss = cases[0].series[2].samples
     return Benchmark(
@@ -85,16 +62,15 @@ def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) ->
     )  # fmt: skip
 
 
-def _case(
-    quantity: str, name: str, ours: EngineRun, first: EngineRun, draws: list[EngineRun], theirs: str, layers: int
-) -> Case:  # fmt: skip
-    mine, others = ours.curve(quantity), first.curve(quantity)
+def _case(quantity: str, name: str, curves: list[list[StepResult]], theirs: str, layers: int) -> Case:
+    """Curves of ours, theirs and theirs with perturbed weights."""
+    mine, others, *moved = [[getattr(step, quantity) for step in steps] for steps in curves]
     if not np.isfinite([mine, others]).all():
         raise LayoutDiffers(f"the {name} is no longer a number in one of the two trainings")
-    allowed = curve_tolerance(others, [draw.curve(quantity) for draw in draws], layers)
+    allowed = curve_tolerance(others, moved, layers)
     apart = [abs(a - b) for a, b in zip(mine, others, strict=True)]
-    curves = {"ours": mine, theirs: others, "difference": apart, "tolerance": allowed}
-    series = [Series(contender=each, measure=name, samples=values) for each, values in curves.items()]
+    shown = {"ours": mine, theirs: others, "difference": apart, "tolerance": allowed}
+    series = [Series(contender=each, measure=name, samples=values) for each, values in shown.items()]
     return Case(name=name, series=series, ratios=[_share("all iterations", apart, allowed)])
 
 
@@ -129,17 +105,32 @@ def keep(result: Benchmark, name: str, config: RunConfig, runs: Path) -> Path:
     return run.path
 
 
-def _train(kind: type[Engine], work: Work, layout: ParityLayout, draw: int) -> EngineRun:
-    """Train on forked ranks; in draw 0 weights are not perturbed."""
-    ranks = on_ranks(_train_rank, layout, kind, work, layout, draw)
-    return EngineRun(ranks[0][0], assemble(piece for _, pieces in ranks for piece in pieces))
+def record(
+    config: RunConfig, engine: str, layout: str, iterations: int, draws: int = DRAWS, dropout: float = 0.0
+) -> list[list[Computed]]:
+    """Train an engine `draws` + 1 times, recording every tensor. Biases and layer norms start away from 0 and 1.
+
+    Every engine uses Megatron-Core's learning rates and its own dropout masks. Raises BadInput if the engine cannot run
+    the configuration.
+    """
+    kind = engine_class(engine)
+    torch.set_num_threads(1)
+    with shared_work(config, layout, iterations, dropout, nudges=True) as (work, chosen):
+        announce(f"{1 + draws} trainings of {iterations} iterations, each on {chosen.world_size} processes")
+        return [on_ranks(train, kind, work, chosen, None, draw) for draw in range(draws + 1)]
 
 
-def _train_rank(
-    kind: type[Engine], work: Work, layout: ParityLayout, draw: int
-) -> tuple[list[StepResult], list[TensorPart]]:  # fmt: skip
-    engine = kind(work, layout)
-    pieces: list[TensorPart] = []
-    steps = engine.run(draw=draw)
-    engine.show_weights(engine.recorder(pieces.append))
-    return steps, pieces
+def compare_tensors(
+    reference: Reference, config: RunConfig, engine: str, layout: str, iterations: int, dropout: float = 0.0
+) -> Outcome:
+    """Train another engine, and hold every tensor that both have against the reference.
+
+    Raises BadInput if the engine cannot run the configuration, LayoutDiffers if ranks fail.
+    """
+    kind = engine_class(engine)
+    torch.set_num_threads(1)
+    with shared_work(config, layout, iterations, dropout, nudges=True) as (work, chosen):
+        (outcome,) = hold(train, kind, work, [chosen], reference)
+    if outcome.failure:
+        raise failed(kind, outcome.failure)
+    return outcome

@@ -171,18 +171,19 @@ def layouts(
     names: Annotated[str, typer.Option("--layouts", help="all, or names such as tp2,tp2-sp,pp2,ep2.")] = "all",
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of weights and tokens.")] = 1234,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write what was found to this file.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for a page of what was found.")] = None,
     reproduce: Annotated[
-        Path | None,
-        typer.Option("--reproduce", help="Folder for a program, for each wrong norm, that needs Megatron-Core alone."),
+        Path | None, typer.Option("--reproduce", help="Folder for a program, for each finding, of Megatron-Core alone.")
     ] = None,
 ) -> None:
     """Hold a program against its own serial run on each layout, probe by probe.
 
-    Probes are a planted gradient, copies, losses, gradients and one clipped step; tolerances are measured. Exit code 3
-    if something is found, each with parameter, layout, value and what it must be; 2 if a layout that was named cannot
-    run here.
+    Probes are a planted gradient, copies, losses, gradients, two clipped steps, dropout and checkpoints; tolerances are
+    measured. Exit code 3 if something is found, each with parameter, layout, value and what it must be; 2 if a layout
+    that was named cannot run here.
     """
     check_place("--json", json_file)
+    check_place("--out", out and out / "index.html")
     check_place("--reproduce", reproduce and reproduce / "tp2.py")
 
     from verify.layouts import run_layouts
@@ -191,6 +192,10 @@ def layouts(
     report = run_layouts(program, fields or [], names, seed)
     if json_file:
         json_file.write_text(report.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    if out:
+        from verify.findings import write_page
+
+        print(f"written: {write_page(report, out)}")
     if reproduce and report.findings and program == "megatron-core":
         from verify.reproduction import write_reproductions
 
@@ -206,25 +211,26 @@ def layouts(
 
 
 def _compare_tensors(config: "RunConfig", engine: str, layout: str, iterations: int) -> None:
-    from engine.compare.tensors import DRAWS
+    from verify.against import compare_tensors, record
     from verify.parity import LayoutDiffers
-    from verify.tensors import compare_recorded, record
+    from verify.runner import measured
 
-    ours = record(config, "ours", "serial", iterations, DRAWS)
-    theirs = record(config, engine, layout, iterations)
-    compared = compare_recorded(ours, theirs, config.train.precision)
-    if theirs.unnamed:
-        print(f"not in the name map: {', '.join(theirs.unnamed)}")
-    for name, only in zip(("ours", engine), compared.only, strict=True):
+    reference = measured(record(config, "ours", "serial", iterations), config.train.precision)
+    outcome = compare_tensors(reference, config, engine, layout, iterations)
+    unnamed, extra = ({name for rank in outcome.ranks for name in getattr(rank, of)} for of in ("unnamed", "extra"))
+    if unnamed:
+        print(f"not in the name map: {', '.join(sorted(unnamed))}")
+    for name, only in (("ours", outcome.absent), (engine, sorted(extra))):
         if only:
             print(f"only in {name}: {', '.join(only)}")
-    beyond = [row for row in compared.rows if not row.is_within]
-    print(f"{len(compared.rows)} tensors compared, {len(beyond)} beyond their tolerance")
+    compared = [row for row in outcome.rows if row.tensor not in outcome.absent]
+    beyond = [row for row in compared if not row.is_within]
+    print(f"{len(compared)} tensors compared, {len(beyond)} beyond their tolerance")
     for row in beyond:
         difference = f"difference {row.largest:.1e}, tolerance {row.tolerance:.1e}"
         print(f"  iteration {row.iteration + 1}, {row.tensor}: {difference}")
-    if compared.first:
-        raise LayoutDiffers(f"{compared.first.sentence('ours')}, tolerance {compared.first.tolerance:.1e}")
+    if beyond:
+        raise LayoutDiffers(f"{beyond[0].sentence('ours')}, tolerance {beyond[0].tolerance:.1e}")
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from data_pipeline.tokens.token_file import TokenFile
+from engine.checkpoint.checkpoint import TrainingState, load_checkpoint, save_checkpoint
 from engine.compare.recorder import NameMap, RankPlace, Recorder, moved, read_names
 from engine.compare.tensors import TensorPart
 from engine.config import RunConfig
@@ -22,6 +23,7 @@ from engine.optim.schedule import learning_rate
 from engine.parallel.layout import layout_of
 from engine.parallel.sharding import ShardedParameter
 from engine.step import build_step
+from lineage.chain import checkpoint_path
 from verify.parity import ParityLayout
 
 Weights = dict[str, torch.Tensor]
@@ -75,6 +77,8 @@ class Engine(Protocol):
     """Name of the package to install."""
     patches: tuple[str, ...] = ()
     """Descriptions of the changes that let it run on CPUs."""
+    where: str = ""
+    """Place of this rank, in a sentence; by default its number."""
 
     def __init__(self, work: Work, layout: ParityLayout) -> None:
         """Build this rank with the initial weights. Raises BadInput for an unsupported layout."""
@@ -101,42 +105,49 @@ class Engine(Protocol):
 
     def step(self, iteration: int, recorder: Recorder | None = None) -> StepResult:
         """Train one iteration."""
+        if recorder:
+            recorder.iteration = iteration
         loss = self.backward(iteration, recorder)
         if recorder:
-            for name, value in self.gradients():
-                recorder.parameter("gradient of ", name, value)
+            self.show(recorder, "gradient of ", self.gradients())
         norm, rate = self.update(iteration)
         if recorder:
             for tensor, number in (("mean loss", loss), ("gradient norm", norm), ("learning rate", rate)):
                 recorder.show(tensor, number)
-            for name, what, value in self.state():
-                recorder.parameter(f"{what} of ", name, value)
-            self.show_weights(recorder)
+            state = list(self.state())
+            for what in dict.fromkeys(what for _, what, _ in state):
+                self.show(recorder, f"{what} of ", ((name, value) for name, kind, value in state if kind == what))
+            self.show(recorder, "updated ", self.parameters())
         return StepResult(loss, norm, rate)
 
-    def run(self, recorder: Recorder | None = None, draw: int = 0) -> list[StepResult]:
-        """Train all iterations; in draws other than 0, weights are perturbed before each."""
+    def run(self, recorder: Recorder | None = None, draw: int = 0, begun: int = 0) -> list[StepResult]:
+        """Train the iterations from `begun` on; in draws other than 0, weights are perturbed before each."""
         steps = []
-        for iteration in range(self.work.iterations):
+        for iteration in range(begun, self.work.iterations):
             if draw:
                 self.move_weights(draw * self.work.iterations + iteration)
-            if recorder:
-                recorder.iteration = iteration
             steps.append(self.step(iteration, recorder))
         return steps
 
-    def show_weights(self, recorder: Recorder) -> None:
-        """Record the parameters."""
-        for name, value in self.parameters():
-            recorder.parameter("updated ", name, value)
+    def modules(self) -> Iterable[tuple[str, torch.nn.Module]]:
+        """Modules by name, which say where torch's dropout is called."""
+        return ()
 
-    def parts(self, kind: str, named: Named) -> list[TensorPart]:
-        """Parts of tensors that are like parameters, under `kind` and the names of the whole tensors."""
-        parts: list[TensorPart] = []
-        recorder = self.recorder(parts.append)
+    def show(self, recorder: Recorder, kind: str, named: Named) -> None:
+        """Record tensors that are like parameters, under `kind` and the names of the whole tensors."""
         for name, value in named:
             recorder.parameter(kind, name, value)
-        return parts
+
+    def save(self, directory: Path) -> None:
+        """Write a checkpoint after the first iteration, as the program itself does; every rank calls it.
+
+        Raises NotImplementedError if the program has none.
+        """
+        raise NotImplementedError
+
+    def restore(self, directory: Path) -> None:
+        """Load a checkpoint, of any layout, into an engine that has not trained."""
+        raise NotImplementedError
 
     def planted(self, tensor: str) -> float:
         """Norm that the optimizer computes of a gradient that is 1 in one parameter and 0 elsewhere.
@@ -165,7 +176,7 @@ class Engine(Protocol):
         """Perturb every weight by up to one unit round-off."""
         recorder = self.recorder(lambda piece: None)
         for name, parameter in self.parameters():
-            parameter.copy_(moved(parameter, str(recorder.ours(name)), draw))
+            parameter.copy_(moved(parameter, recorder.ours(name) or name, draw))
 
 
 class Ours(Engine):
@@ -174,7 +185,8 @@ class Ours(Engine):
     def __init__(self, work: Work, layout: ParityLayout) -> None:
         config = layout.configure(work.config)
         sizes = layout_of(config, layout.world_size)
-        self.work, self.mesh = work, build_mesh(sizes, layout.sequence_parallel)
+        self.work, self.config, self.mesh = work, config, build_mesh(sizes, layout.sequence_parallel)
+        self.where = f"tp {self.mesh.tp.rank}, pp {self.mesh.pp.rank}, dp {self.mesh.dp.rank}"
         self.at_once = config.train.microbatch_size
         self.place = RankPlace(layout.tp, self.mesh.tp.rank, self.mesh.sequence_parallel)
         self.model, self.training = build_step(config.model, config.train, config.parallel, self.mesh)
@@ -208,6 +220,15 @@ class Ours(Engine):
         rate = self.work.rate(iteration)
         self.training.update(self.gradient, rate)
         return self.gradient.norm, rate
+
+    def save(self, directory: Path) -> None:
+        (tokenizer := directory / "tokenizer").mkdir(parents=True, exist_ok=True)
+        state = TrainingState(1, self.training.optimizer.steps)
+        optimizer = self.training.optimizer
+        save_checkpoint(directory, self.config, state, self.model.parameters, optimizer, self.mesh, tokenizer)
+
+    def restore(self, directory: Path) -> None:
+        load_checkpoint(checkpoint_path(directory, 1), self.model.parameters, self.training.optimizer)
 
     def planted(self, tensor: str) -> float:
         optimizer = self.training.optimizer

@@ -1,31 +1,37 @@
 """Hold a program against its own serial run, on every layout, probe by probe."""
 
+import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from importlib.metadata import version
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from engine.compare.recorder import moved
-from engine.compare.tensors import DRAWS, UNIT_FP32, TensorPart, assemble, compare_all
+from engine.compare.tensors import DRAWS, UNIT_FP32, TensorPart, assemble
 from engine.launch.forked import run_forked
 from engine.launch.threads import RanksFailed
 from lineage.config import Config
 from lineage.errors import BadInput
+from verify.alone import Masks
 from verify.engines import Engine, Weights, Work
 from verify.parity import SERIAL, ParityLayout, parse_layout
+from verify.runner import Computed, Outcome, Reference, hold, measured, table_head, table_row
 from verify.subjects import subject
 
 PROBES = {
     "initial copies": "every copy of a parameter begins with the same bits",
     "copies": "after a step, every copy of a parameter, its gradient and its moments has the same bits",
-    "loss": "the loss of every microbatch is the serial one",
+    "loss": "the loss of every microbatch and token, and every output that the program shows, is the serial one",
     "gradient": "the gradient of every parameter, and its norm, are the serial ones",
-    "step": "a clipped step with weight decay leaves the serial weights and moments",
+    "step": "clipped steps with weight decay leave the serial weights and moments, at the serial rate",
     "planted gradient": "of a gradient that is 1 in one parameter, the squared norm counts its elements",
+    "dropout": "tensor-parallel ranks drop the same elements of a copy, and others of their own parts",
+    "checkpoint": "a serial checkpoint goes on at this layout, and its own goes on serially, as without a stop",
 }
 """Statement that each probe proves where it finds nothing."""
 DEFAULT = "tp2,tp2-sp,pp2,dp2,dp2-zero1"
@@ -49,6 +55,8 @@ class LayoutFinding(Config):
     where: str = ""
 
     def __str__(self) -> str:
+        if self.probe == "dropout":
+            return f"{self.layout}: dropout: {self.parameter}: {self.where}"
         must = "must be" if self.probe == "planted gradient" else "may differ by"
         value = f"{self.value:.6g}" if self.probe == "planted gradient" else f"differs by {self.value:.2g}"
         return f"{self.layout}: {self.probe}: {self.parameter} {value}, {must} {self.expected:.6g} {self.where}".strip()
@@ -61,32 +69,24 @@ class LayoutsReport(Config):
     fields: dict[str, str]
     seed: int
     probes: dict[str, str] = PROBES
+    parameters: list[str]
     compared: dict[str, int]
     """Number of compared tensors by layout."""
     findings: list[LayoutFinding]
     cannot_run: dict[str, str]
     """Reason by layout, in the program's own words."""
+    not_asked: dict[str, str]
+    """Reason by layout that its checkpoints were not compared."""
 
 
-@dataclass
-class RankResult:
-    """Tensors and norms that one rank computed."""
+class Examined(NamedTuple):
+    """One layout under all probes."""
 
-    initial: list[TensorPart]
-    parts: list[TensorPart] = field(default_factory=list)
-    planted: dict[str, float] = field(default_factory=dict)
-    """Squared norm that the optimizer found, by parameter."""
-
-
-class _Losses:
-    """Takes an engine's losses, microbatch by microbatch."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.recorder = engine.recorder((parts := list[TensorPart]()).append)
-        self.parts, self.loss = parts, self.recorder.loss
-
-    def watch(self, *_: Any) -> Any:
-        return lambda: None
+    outcome: Outcome
+    findings: list[LayoutFinding]
+    cannot_run: str = ""
+    not_asked: str = ""
+    """Reason that checkpoints were not compared."""
 
 
 def run_layouts(name: str, given: Sequence[str], names: str, seed: int) -> LayoutsReport:
@@ -100,65 +100,66 @@ def run_layouts(name: str, given: Sequence[str], names: str, seed: int) -> Layou
     with subject(name, given, seed) as (kind, work):
         title = f"{name} {version(kind.package)}" if kind.package else name
         fields = dict(text.partition("=")[::2] for text in given)
-        findings: list[LayoutFinding] = []
-        counts: dict[str, int] = {}
-        cannot_run: dict[str, str] = {}
         print(f"{title}, {', '.join(given) or 'as it is'}, seed {seed}")
-        print(f"{'layout':20}  tensors  findings  seconds", flush=True)
-        for layout, compared, wrong, refused, seconds in examine(kind, work, layouts):
-            shown = "-" if refused else str(len(wrong))
-            why = f"  cannot run: {refused}" if refused else ""
-            print(f"{layout.name:20}  {compared:7}  {shown:>8}  {seconds:7.1f}{why}", flush=True)
-            for finding in wrong:
-                print(f"  {finding}", flush=True)
-            findings += wrong
-            counts[layout.name] = compared
-            if refused:
-                cannot_run[layout.name] = refused
+        print(table_head(layouts), flush=True)
+        tried = []
+        for each in examine(kind, work, layouts):
+            result = "DIFFERS" if each.findings else "no" if each.cannot_run else "ok"
+            print(table_row(each.outcome, layouts, result))
+            for what, why in (("cannot run", each.cannot_run), ("checkpoints were not asked", each.not_asked)):
+                if why:
+                    print(f"  {what}: {why}")
+            for finding in each.findings:
+                print(f"  {finding}")
+            sys.stdout.flush()
+            tried.append(each)
     return LayoutsReport(
-        subject=title, fields=fields, seed=seed, compared=counts, findings=findings, cannot_run=cannot_run
-    )
+        subject=title, fields=fields, seed=seed, findings=[finding for each in tried for finding in each.findings],
+        compared={each.outcome.layout.name: len(each.outcome.rows) for each in tried},
+        parameters=sorted(tried[0].outcome.ranks[0].planted),
+        cannot_run={each.outcome.layout.name: each.cannot_run for each in tried if each.cannot_run},
+        not_asked={each.outcome.layout.name: each.not_asked for each in tried if each.not_asked},
+    )  # fmt: skip
 
 
-def probe(kind: type[Engine], work: Work, layout: ParityLayout, weights: Weights | None) -> RankResult:
-    """Run one rank through all probes; without weights, only build it."""
-    engine = kind(work, layout)
-    seen = RankResult(engine.parts("", engine.parameters()))
+def probe(
+    kind: type[Engine], work: Work, layout: ParityLayout, reference: Reference | None, weights: Weights | None = None,
+    draw: int = 0,
+) -> Computed:  # fmt: skip
+    """Run one rank through the probes of a training; without weights, only build it."""
+    engine, seen = kind(work, layout), Computed()
+    engine.show(engine.recorder(seen.initial.append), "", engine.parameters())
     if weights is None:
         return seen
     engine.load(weights)
-    losses: Any = _Losses(engine)
-    losses.recorder.show("mean loss", engine.backward(0, losses))
-    parts = losses.parts + engine.parts("gradient of ", engine.gradients())
-    norm, _ = engine.update(0)
-    losses.recorder.show("gradient norm", norm)
-    for kind_of in ("exp_avg", "exp_avg_sq"):
-        named = [(name, value) for name, what, value in engine.state() if what == kind_of]
-        parts += engine.parts(f"{kind_of} of ", named)
-    seen.parts = parts + engine.parts("updated ", engine.parameters())
-    seen.planted = {tensor: engine.planted(tensor) ** 2 for tensor in weights}
+    seen.steps = engine.run(engine.recorder(seen.take(engine, reference, keeps=True)), draw)
+    if not draw:
+        seen.planted = {tensor: engine.planted(tensor) ** 2 for tensor in weights}
+        with Masks({id(each): name for name, each in engine.modules()}) as masks:
+            engine.backward(0, None)
+        seen.masks = masks.seen
     return seen
 
 
-class Serial:
-    """The serial run, its weights, and how far rounding takes it."""
+def save(kind: type[Engine], work: Work, layout: ParityLayout, weights: Weights, directory: Path) -> None:
+    """Write a checkpoint after the first step of one rank."""
+    engine = kind(work, layout)
+    engine.load(weights)
+    engine.step(0)
+    engine.save(directory)
 
-    def __init__(self, kind: type[Engine], work: Work) -> None:
-        self.kind, self.work = kind, work
-        self.weights = nudged(assemble(self._run(None).initial), work.config.train.seed)
-        self.seen = self._run(self.weights)
-        self.whole = assemble(self.seen.parts)
-        again = assemble(self._run(self.weights).parts)
-        self.unsteady = [key[1] for key, value in self.whole.items() if value.tobytes() != again[key].tobytes()]
-        moves = [{name: moved(weight, name, draw) for name, weight in self.weights.items()} for draw in range(1, DRAWS)]
-        self.draws = [again] + [assemble(self._run(weights).parts) for weights in moves]
 
-    def _run(self, weights: Weights | None) -> RankResult:
-        try:
-            seen: RankResult = run_forked(probe, 1, self.kind, self.work, SERIAL, weights, timeout_seconds=SECONDS)[0]
-        except RanksFailed as failure:
-            raise BadInput(f"the serial run cannot run here: {reason(failure)}") from failure
-        return seen
+def go_on(
+    kind: type[Engine], work: Work, layout: ParityLayout, reference: Reference, directory: Path,
+    again: Path | None = None,
+) -> Computed:  # fmt: skip
+    """Load a checkpoint, save it `again`, and take the steps after the first, on one rank."""
+    engine, seen = kind(work, layout), Computed()
+    engine.restore(directory)
+    if again:
+        engine.save(again)
+    seen.steps = engine.run(engine.recorder(seen.take(engine, reference)), begun=1)
+    return seen
 
 
 def nudged(whole: Mapping[Any, Any], seed: int) -> Weights:
@@ -173,62 +174,91 @@ def nudged(whole: Mapping[Any, Any], seed: int) -> Weights:
     return weights
 
 
-def reason(failure: RanksFailed) -> str:
-    """Sentence about the failed ranks, in the words of the program."""
-    return failure.sentence.partition("failed: ")[2].removeprefix("BadInput: ") or failure.sentence
+def reason(sentence: str) -> str:
+    """Sentence about failed ranks, in the words of the program."""
+    return sentence.partition("failed: ")[2].removeprefix("BadInput: ") or sentence
 
 
-def examine(
-    kind: type[Engine], work: Work, layouts: Sequence[ParityLayout]
-) -> Iterator[tuple[ParityLayout, int, list[LayoutFinding], str, float]]:
-    """Hold each layout against the serial run: tensors compared, findings, why it cannot run, seconds.
+def examine(kind: type[Engine], work: Work, layouts: Sequence[ParityLayout]) -> Iterator[Examined]:
+    """Hold the serial run, and then each layout, against the serial run.
 
     Raises BadInput if the serial run does not run, or gives other bits when it is repeated.
     """
-    start = time.monotonic()
-    serial = Serial(kind, work)
-    if serial.unsteady:
-        raise BadInput(f"the serial run is not deterministic: {serial.unsteady[0]} has other bits when it is repeated")
-    yield SERIAL, len(serial.whole), _planted(SERIAL.name, [serial.seen], serial), "", time.monotonic() - start
-    for layout in layouts:
-        start = time.monotonic()
+    start, seed = time.monotonic(), work.config.train.seed
+
+    def serially(*args: Any) -> list[Computed]:
         try:
-            ranks = run_forked(
-                probe, layout.world_size, kind, work, layout, serial.weights, timeout_seconds=SECONDS
-            )  # fmt: skip
+            return run_forked(probe, 1, kind, work, SERIAL, None, *args, timeout_seconds=SECONDS)
         except RanksFailed as failure:
-            yield layout, 0, [], reason(failure), time.monotonic() - start
-            continue
-        compared, findings = _compared(layout.name, ranks, serial)
-        yield layout, compared, findings, "", time.monotonic() - start
+            raise BadInput(f"the serial run cannot run here: {reason(failure.sentence)}") from failure
+
+    weights = nudged(assemble(serially()[0].initial), seed)
+    first, again = serially(weights), serially(weights)
+    both = (assemble(ranks[0].parts) for ranks in (first, again))
+    pairs = zip(*(each.items() for each in both), strict=True)
+    if name := next((key[1] for (key, value), (_, other) in pairs if value.tobytes() != other.tobytes()), ""):
+        raise BadInput(f"the serial run is not deterministic: {name} has other bits when it is repeated")
+    reference = measured([first, again, *(serially(weights, draw) for draw in range(1, DRAWS))], "fp32")
+    with tempfile.TemporaryDirectory() as folder:
+        for outcome in hold(probe, kind, work, [SERIAL, *layouts], reference, weights, seconds=SECONDS):
+            if outcome.failure:
+                yield Examined(outcome, [], reason(outcome.failure))
+                continue
+            findings, not_asked = list(_found(outcome, weights)), ""
+            if all(finding.probe in ("planted gradient", "dropout") for finding in findings):
+                more, not_asked = _through_checkpoints(kind, work, outcome.layout, weights, reference, Path(folder))
+                findings += more
+            yield Examined(replace(outcome, seconds=time.monotonic() - start), findings, "", not_asked)
+            start = time.monotonic()
 
 
-def _compared(layout: str, ranks: Sequence[RankResult], serial: Serial) -> tuple[int, list[LayoutFinding]]:
-    findings = [
-        *_unequal(layout, "initial copies", [rank.initial for rank in ranks]),
-        *_unequal(layout, "copies", [rank.parts for rank in ranks]),
-    ]
-    by_rank = {f"rank {number}": rank.parts for number, rank in enumerate(ranks)}
-    _, rows = compare_all(serial.whole, serial.draws, by_rank, "fp32")
+def _through_checkpoints(
+    kind: type[Engine], work: Work, layout: ParityLayout, weights: Weights, reference: Reference, folder: Path
+) -> tuple[list[LayoutFinding], str]:
+    """Differences after a serial checkpoint on the layout, and after the layout's serially; the reason if none."""
+    begin, findings = ParityLayout(shard_optimizer=layout.shard_optimizer), list[LayoutFinding]()
+    first, again = folder / f"begun-{begin.name}", folder / layout.name
+    try:
+        if not first.exists():
+            run_forked(save, 1, kind, work, begin, weights, first, timeout_seconds=SECONDS)
+    except RanksFailed as failure:
+        return [], reason(failure.sentence)
+    later = Reference({key: value for key, value in reference.whole.items() if key[0]}, reference.allowed)
+    for goes_on, path, kept in ((layout, first, again), (begin, again, None)):
+        (outcome,) = hold(go_on, kind, work, [goes_on], later, path, kept, seconds=SECONDS)
+        if outcome.failure:
+            return findings, reason(outcome.failure)
+        for row in outcome.beyond:
+            where = f"{row.where}, on {goes_on.name} after a checkpoint"
+            findings.append(_finding(layout.name, "checkpoint", row.tensor, row.largest, row.tolerance, where))
+    return findings, ""
+
+
+def _found(outcome: Outcome, weights: Weights) -> Iterator[LayoutFinding]:
+    """Findings of a layout; of the tensors that differ, those of the first iteration that has any."""
+    layout, ranks = outcome.layout, outcome.ranks
+    yield from _unequal(layout.name, "initial copies", [rank.initial for rank in ranks])
+    yield from _unequal(layout.name, "copies", [rank.parts for rank in ranks])
     beyond: dict[tuple[str, str], LayoutFinding] = {}
-    for row in rows:
-        if not row.is_within:
-            key = _probe_of(row.tensor), row.tensor.rpartition(" of ")[2].removeprefix("updated ")
-            beyond.setdefault(key, _finding(layout, *key, row.largest, row.tolerance, row.where))
-    missing = {tensor for _, tensor in serial.whole.keys() - {(row.iteration, row.tensor) for row in rows}}
-    for tensor in sorted(missing):
-        if tensor.startswith("updated "):  # gradients and moments are not whole under a distributed optimizer
-            findings.append(_finding(layout, "step", tensor[8:], np.inf, 0.0, "as no rank has it"))
-    findings += beyond.values()
-    return len(rows), findings + _planted(layout, ranks, serial)
+    for row in outcome.beyond:
+        if row.iteration == outcome.beyond[0].iteration:
+            key = _probe_of(row.tensor)
+            beyond.setdefault(key, _finding(layout.name, *key, row.largest, row.tolerance, row.where))
+    yield from beyond.values()
+    yield from _planted(layout.name, ranks, weights)
+    yield from _masks(layout, ranks)
 
 
 def _finding(layout: str, probe: str, name: str, value: float, expected: float, where: str = "") -> LayoutFinding:
     return LayoutFinding(layout=layout, probe=probe, parameter=name, value=value, expected=expected, where=where)
 
 
-def _probe_of(tensor: str) -> str:
-    return "loss" if tensor.endswith("loss") else "gradient" if tensor.startswith("gradient") else "step"
+def _probe_of(tensor: str) -> tuple[str, str]:
+    """The probe that a tensor belongs to, and its parameter."""
+    if "loss" in tensor or tensor.startswith("output"):
+        return "loss", tensor
+    parameter = tensor.rpartition(" of ")[2].removeprefix("updated ")
+    return "gradient" if tensor.startswith("gradient") else "step", parameter
 
 
 def _unequal(layout: str, probe: str, ranks: Sequence[Sequence[TensorPart]]) -> list[LayoutFinding]:
@@ -237,7 +267,7 @@ def _unequal(layout: str, probe: str, ranks: Sequence[Sequence[TensorPart]]) -> 
     unequal: dict[str, LayoutFinding] = {}
     for number, parts in enumerate(ranks):
         for part in parts:
-            holder, other = first.setdefault((part.tensor, part.start), (number, part))
+            holder, other = first.setdefault((part.iteration, part.tensor, part.start), (number, part))
             if part.value.shape != other.value.shape or part.value.tobytes() != other.value.tobytes():
                 same = part.value.shape == other.value.shape
                 apart = float(np.abs(part.value - other.value).max()) if same else np.inf
@@ -247,15 +277,25 @@ def _unequal(layout: str, probe: str, ranks: Sequence[Sequence[TensorPart]]) -> 
     return list(unequal.values())
 
 
-def _planted(layout: str, ranks: Sequence[RankResult], serial: Serial) -> list[LayoutFinding]:
+def _planted(layout: str, ranks: Sequence[Computed], weights: Weights) -> Iterator[LayoutFinding]:
     """Parameters whose elements the optimizer's norm does not count.
 
     A sum of ones is exact in fp32. The root and the square of each rank and of the whole round four times.
     """
-    findings = []
-    for tensor, weight in serial.weights.items():
-        for rank in ranks:
-            if abs(rank.planted[tensor] - weight.numel()) > 8 * UNIT_FP32 * weight.numel():
-                findings.append(_finding(layout, "planted gradient", tensor, rank.planted[tensor], weight.numel()))
-                break
-    return findings
+    for tensor, count in ((tensor, weight.numel()) for tensor, weight in weights.items()):
+        if wrong := [value for rank in ranks if abs((value := rank.planted[tensor]) - count) > 8 * UNIT_FP32 * count]:
+            yield _finding(layout, "planted gradient", tensor, wrong[0], count)
+
+
+def _masks(layout: ParityLayout, ranks: Sequence[Computed]) -> Iterator[LayoutFinding]:
+    """Masks that differ for copies or are equal for different parts, among tensor-parallel ranks; one for a module."""
+    wrong: dict[str, LayoutFinding] = {}
+    for number, rank in enumerate(ranks):
+        first = number - number % layout.tp
+        for (name, x, mask), (_, other_x, other_mask) in zip(rank.masks, ranks[first].masks, strict=False):
+            if number != first and (x == other_x) != (mask == other_mask):
+                what = ("differ, though they drop the same tensor" if x == other_x else
+                        "are equal, though they drop different parts")  # fmt: skip
+                where = f"masks of rank {first} and rank {number} {what}"
+                wrong.setdefault(name, _finding(layout.name, "dropout", name, x != other_x, x == other_x, where))
+    yield from wrong.values()

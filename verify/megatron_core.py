@@ -1,30 +1,22 @@
-"""Megatron-Core's GPTModel, its data order, optimizer, clipping and schedule, on CPU ranks, as an engine.
+"""Megatron-Core's GPTModel, its data order, optimizer, clipping and schedule, on CPU ranks, as an engine."""
 
-`make_it_run_on_cpus` changes the imported package from outside, in the process of a rank; no file of it is edited.
-"""
-
-import copy
 import inspect
-import logging
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from engine.compare.recorder import RankPlace, Recorder, read_names
 from engine.data.batches import place_groups
 from engine.optim.precision import DTYPES
 from lineage.errors import BadInput
 from lineage.extras import import_extra
+from verify import alone
 from verify.engines import Engine, Named, Work
 from verify.parity import ParityLayout
 
@@ -34,6 +26,7 @@ PATCHES = (
     "the generator states that it keeps for dropout are those of the CPU's generator",
     "torch.compile, with which it fuses bias and GeLU, leaves functions as they are",
     "the router of experts finds the name te_general_gemm, as None, without Transformer Engine",
+    "the processes that write its checkpoints are forked",
     "its layer norm without Apex and Transformer Engine takes sequence parallelism, with its gradients marked",
 )
 """Descriptions of the changes, for the notes of a result."""
@@ -62,49 +55,48 @@ def config_class(fields: Mapping[str, Any]) -> Any:
     return getattr(core("transformer.transformer_config"), name)
 
 
-class OnCpu(TorchFunctionMode):
-    """Answers calls that name `cuda` on the CPU."""
+def values_of(work: Work, layout: ParityLayout) -> dict[str, Any]:
+    """Settings of a rank, with the fields that the work sets, under the package's own names as `alone` takes them."""
+    model, train = work.config.model, work.config.train
+    dtype, batch, sharded = DTYPES[train.precision], train.global_batch_size, layout.shard_optimizer
+    sizes = {
+        "tensor_model_parallel_size": layout.tp, "pipeline_model_parallel_size": layout.pp,
+        "context_parallel_size": layout.cp, "expert_model_parallel_size": layout.ep,
+    }  # fmt: skip
+    config = sizes | dict(  # noqa: C408  # the package's names
+        num_layers=model.num_layers, hidden_size=model.hidden_size, num_attention_heads=model.num_heads,
+        hidden_dropout=model.dropout, attention_dropout=model.dropout, layernorm_epsilon=1e-5,
+        init_method_std=model.init_std, sequence_parallel=layout.sequence_parallel, params_dtype=dtype,
+        pipeline_dtype=dtype, bf16=dtype == torch.bfloat16, bias_activation_fusion=True, bias_dropout_fusion=True,
+        masked_softmax_fusion=False, gradient_accumulation_fusion=False, persist_layer_norm=False,
+        use_cpu_initialization=False,
+    )  # fmt: skip
+    gpt = {"vocab_size": model.padded_vocab_size, "max_sequence_length": model.seq_length,
+           "share_embeddings_and_output_weights": True, "position_embedding_type": "learned_absolute"}  # fmt: skip
+    optimizer = dict(  # noqa: C408
+        optimizer="adam", lr=train.learning_rate, min_lr=train.min_learning_rate, weight_decay=train.weight_decay,
+        adam_beta1=train.adam_beta1, adam_beta2=train.adam_beta2, adam_eps=train.adam_epsilon,
+        clip_grad=train.clip_gradient, bf16=dtype == torch.bfloat16, params_dtype=dtype,
+        use_distributed_optimizer=sharded,
+    )  # fmt: skip
+    schedule = dict(  # noqa: C408
+        init_lr=0.0, max_lr=train.learning_rate, min_lr=train.min_learning_rate,
+        lr_warmup_steps=train.warmup_iterations * batch, lr_decay_steps=train.iterations * batch,
+        lr_decay_style=train.decay, start_wd=train.weight_decay, end_wd=train.weight_decay, wd_incr_steps=0,
+        wd_incr_style="constant",
+    )  # fmt: skip
+    distributed = {"grad_reduce_in_fp32": True, "use_distributed_optimizer": sharded}
+    kind = config_class(work.fields)
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if kwargs.get("device") == "cuda":
-            kwargs["device"] = "cpu"
-        if func is torch.Tensor.cuda:
-            return args[0]
-        answer = func(*args, **kwargs)
-        if func is torch.Tensor.type and isinstance(answer, str):
-            return answer.replace("torch.", "torch.cuda.", 1)
-        return answer
+    def given(taker: Any) -> dict[str, Any]:
+        return {name: value for name, value in work.fields.items() if name in inspect.signature(taker).parameters}
 
-
-def make_it_run_on_cpus() -> None:
-    """Apply `PATCHES` in this process, which must be a rank forked for Megatron-Core alone."""
-    warnings.filterwarnings("ignore")
-    logging.getLogger("megatron.core").setLevel(logging.ERROR)
-    torch.compiler.set_stance("force_eager")
-    random, norm = core("tensor_parallel.random"), core("transformer.torch_norm").WrappedTorchNorm
-    vars(core("transformer.moe.moe_utils")).setdefault("te_general_gemm", None)
-    norm.__new__ = partial(plain_layer_norm, norm.__new__)
-    cuda: Any = torch.cuda
-    random._get_cuda_rng_state = cuda.get_rng_state = lambda *_, **__: torch.get_rng_state()
-    random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
-    cuda.manual_seed = torch.manual_seed
-    cuda.current_device = lambda: torch.device("cpu")
-    cuda.synchronize = lambda *_: None
-    stream = MagicMock()
-    cuda.Stream = cuda.current_stream = cuda.Event = lambda *_, **__: stream
-    cuda.stream = lambda *_: nullcontext()
-    OnCpu().__enter__()
-
-
-def plain_layer_norm(make: Any, cls: Any, config: Any, *args: Any, **kwargs: Any) -> torch.nn.Module:
-    """Make a layer norm as the package does, of a configuration that its check of sequence parallelism lets pass."""
-    plain = copy.copy(config)
-    plain.sequence_parallel = plain.persist_layer_norm = False
-    norm: torch.nn.Module = make(cls, plain, *args, **kwargs)
-    for parameter in norm.parameters():
-        parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
-    return norm
+    return {
+        "seed": SEED, "groups": sizes, "kind": kind.__name__, "config": config | given(kind),
+        "model": gpt | given(core("models.gpt").GPTModel),
+        "distributed": distributed | given(core("distributed").DistributedDataParallelConfig),
+        "optimizer": optimizer | given(core("optimizer").OptimizerConfig), "schedule": schedule,
+    }  # fmt: skip
 
 
 class MegatronCore(Engine):
@@ -117,7 +109,7 @@ class MegatronCore(Engine):
     names = read_names("megatron-core")
     package = "megatron-core"
     patches = PATCHES
-    modules: tuple[str, ...] = (
+    imports: tuple[str, ...] = (
         "models.gpt.gpt_layer_specs", "optimizer_param_scheduler", "datasets.blended_megatron_dataset_builder"
     )  # fmt: skip
     """Modules of the package to import before ranks are forked."""
@@ -130,7 +122,7 @@ class MegatronCore(Engine):
         """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for name in cls.modules:
+            for name in cls.imports:
                 core(name)
         try:
             core("transformer.torch_norm").WrappedTorchNorm.__new__  # noqa: B018
@@ -141,91 +133,20 @@ class MegatronCore(Engine):
     def __init__(self, work: Work, layout: ParityLayout) -> None:
         if layout.schedule != "1f1b" or layout.recompute != "none":
             raise BadInput("megatron-core is run with 1F1B and without recomputation: name tp, pp, dp, sp or zero1")
-        make_it_run_on_cpus()
         self.work, self.layout, self.train = work, layout, work.config.train
-        if not torch.distributed.is_initialized():
-            torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-        self.groups = core("parallel_state")
-        self.groups.initialize_model_parallel(
-            layout.tp, layout.pp, context_parallel_size=layout.cp, expert_model_parallel_size=layout.ep
-        )
-        core("tensor_parallel").model_parallel_cuda_manual_seed(SEED)
+        values = values_of(work, layout)
+        self.gpt = alone.build(values)
+        self.config, self.groups = self.gpt.config, core("parallel_state")
         first_layer = self.groups.get_pipeline_model_parallel_rank() * (work.config.model.num_layers // layout.pp)
         tp_rank = self.groups.get_tensor_model_parallel_rank()
         self.place = RankPlace(layout.tp, tp_rank, layout.sequence_parallel, first_layer)
-        self.config = self._config()
-        self.gpt = self._build()
         if work.initial:
             self.load(work.initial)
         module = self.gpt.to(self.config.params_dtype)
         if self.config.bf16:
             module = core("transformer.module").Float16Module(self.config, module)
-        self.model = self._distribute(module)
-        self.optimizer, self.scheduler = self._optimize()
+        self.model, self.optimizer, self.scheduler = alone.distribute(values, module, self.config)
         self.samples = self._samples()
-
-    def _config(self) -> Any:
-        model, layout = self.work.config.model, self.layout
-        dtype = DTYPES[self.train.precision]
-        values: dict[str, Any] = dict(  # noqa: C408  # the package's names
-            num_layers=model.num_layers, hidden_size=model.hidden_size, num_attention_heads=model.num_heads,
-            hidden_dropout=model.dropout, attention_dropout=model.dropout, layernorm_epsilon=1e-5,
-            init_method_std=model.init_std, tensor_model_parallel_size=layout.tp,
-            pipeline_model_parallel_size=layout.pp, sequence_parallel=layout.sequence_parallel,
-            params_dtype=dtype, pipeline_dtype=dtype, bf16=dtype == torch.bfloat16, bias_activation_fusion=True,
-            bias_dropout_fusion=True, masked_softmax_fusion=False, gradient_accumulation_fusion=False,
-            persist_layer_norm=False, use_cpu_initialization=False,
-            finalize_model_grads_func=core("distributed").finalize_model_grads, context_parallel_size=layout.cp,
-            expert_model_parallel_size=layout.ep,
-        )  # fmt: skip
-        kind = config_class(self.work.fields)
-        return kind(**values | self._given(kind))
-
-    def _given(self, kind: Any) -> dict[str, Any]:
-        """Fields that the work sets and `kind` takes."""
-        return {name: value for name, value in self.work.fields.items() if name in inspect.signature(kind).parameters}
-
-    def _build(self) -> Any:
-        model = self.work.config.model
-        layers = core("models.gpt.gpt_layer_specs").get_gpt_decoder_block_spec(
-            self.config, use_transformer_engine=False, normalization=self.config.normalization,
-            qk_l2_norm=getattr(self.config, "qk_l2_norm", False),
-        )  # fmt: skip
-        kind = core("models.gpt").GPTModel
-        values = {"share_embeddings_and_output_weights": True, "position_embedding_type": "learned_absolute"}
-        return kind(
-            self.config, layers, model.padded_vocab_size, model.seq_length,
-            pre_process=self.groups.is_pipeline_first_stage(), post_process=self.groups.is_pipeline_last_stage(),
-            **values | self._given(kind),
-        )  # fmt: skip
-
-    def _distribute(self, module: Any) -> Any:
-        distributed = core("distributed")
-        kind = distributed.DistributedDataParallelConfig
-        values = {"grad_reduce_in_fp32": True, "use_distributed_optimizer": self.layout.shard_optimizer}
-        config = kind(**values | self._given(kind))
-        return distributed.DistributedDataParallel(self.config, config, module)
-
-    def _optimize(self) -> tuple[Any, Any]:
-        train, dtype = self.train, self.config.params_dtype
-        optimizers = core("optimizer")
-        kind = optimizers.OptimizerConfig
-        values: dict[str, Any] = dict(  # noqa: C408  # the package's names
-            optimizer="adam", lr=train.learning_rate, min_lr=train.min_learning_rate, weight_decay=train.weight_decay,
-            adam_beta1=train.adam_beta1, adam_beta2=train.adam_beta2, adam_eps=train.adam_epsilon,
-            clip_grad=train.clip_gradient, bf16=dtype == torch.bfloat16, params_dtype=dtype,
-            use_distributed_optimizer=self.layout.shard_optimizer,
-        )  # fmt: skip
-        config = kind(**values | self._given(kind))
-        optimizer = optimizers.get_megatron_optimizer(config, [self.model])
-        batch = train.global_batch_size
-        scheduler = core("optimizer_param_scheduler").OptimizerParamScheduler(
-            optimizer, init_lr=0.0, max_lr=train.learning_rate, min_lr=train.min_learning_rate,
-            lr_warmup_steps=train.warmup_iterations * batch, lr_decay_steps=train.iterations * batch,
-            lr_decay_style=train.decay, start_wd=train.weight_decay, end_wd=train.weight_decay, wd_incr_steps=0,
-            wd_incr_style="constant",
-        )  # fmt: skip
-        return optimizer, scheduler
 
     def _samples(self) -> Any:
         """Build Megatron-Core's GPTDataset over the token files; its BlendedDataset for several."""
@@ -245,6 +166,9 @@ class MegatronCore(Engine):
     def parameters(self) -> Named:
         return self.gpt.named_parameters()
 
+    def modules(self) -> Iterable[tuple[str, torch.nn.Module]]:
+        yield from self.gpt.named_modules()
+
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
         """Run an iteration as Megatron-Core's pre-training loop does."""
         train, dp = self.train, self.layout.dp
@@ -252,33 +176,20 @@ class MegatronCore(Engine):
             place_groups(train.global_batch_size, train.microbatch_size, self.groups.get_data_parallel_rank(), dp)
         )
         starts = [places[0] for places in groups]
-        numbers = iter([[iteration * train.global_batch_size + place for place in places] for places in groups])
+        batches = []
+        for places in groups:
+            items = [self.samples[iteration * train.global_batch_size + place] for place in places]
+            batches.append([torch.stack([item[key] for item in items]) for key in ("tokens", "labels")])
         end = recorder.watch(self.gpt, starts, len(groups)) if recorder else lambda: None
         losses: list[torch.Tensor] = []
-        self.model.train()
-        self.model.zero_grad_buffer()
-        self.optimizer.zero_grad()
 
-        def forward(data: Any, model: Any) -> tuple[torch.Tensor, Any]:
-            items = [self.samples[number] for number in next(data)]
-            tokens, labels, positions = (
-                torch.stack([item[key] for item in items]) for key in ("tokens", "labels", "position_ids")
-            )
-            return model(tokens, positions, None, labels=labels), mean
-
-        def mean(output: torch.Tensor) -> tuple[Any, ...]:
-            loss = output.float().mean()
+        def take(number: int, output: torch.Tensor) -> None:
+            losses.append(output.float().mean().double())
             if recorder:
-                recorder.loss(loss, starts[len(losses)], train.microbatch_size)
-            losses.append(loss.detach().double())
-            if self.config.calculate_per_token_loss:
-                return output.float().sum(), torch.tensor(output.numel(), dtype=torch.int), {}
-            return loss, {}
+                recorder.loss(output.float().mean(), starts[number], train.microbatch_size)
+                recorder.show("loss of tokens", output, (starts[number], 0))
 
-        core("pipeline_parallel").get_forward_backward_func()(
-            forward_step_func=forward, data_iterator=numbers, model=[self.model], num_microbatches=len(groups),
-            seq_length=self.work.config.model.seq_length, micro_batch_size=train.microbatch_size,
-        )  # fmt: skip
+        alone.backward(self.model, self.optimizer, batches, take)
         end()
         total = torch.stack(losses).mean() / dp if losses else torch.zeros((), dtype=torch.float64)
         for group in (self.groups.get_data_parallel_group(), self.groups.get_pipeline_model_parallel_group()):
@@ -286,7 +197,9 @@ class MegatronCore(Engine):
         return total.item()
 
     def gradients(self) -> Named:
-        return ((name, parameter.main_grad) for name, parameter in self.gpt.named_parameters())
+        """Whole gradients; those that a distributed optimizer has in parts are gathered."""
+        for name, parameter in self.gpt.named_parameters():
+            yield name, self._gathered(parameter, "gradient") if self.layout.shard_optimizer else parameter.main_grad
 
     def update(self, iteration: int) -> tuple[float, float]:
         """Update, then step the scheduler: the first update has the rate of step 0."""
@@ -299,5 +212,24 @@ class MegatronCore(Engine):
         states = {id(main): state for chained in self.optimizer.chained_optimizers
                   for main, state in chained.optimizer.state.items()}  # fmt: skip
         for name, parameter in self.gpt.named_parameters():
-            state = states.get(id(getattr(parameter, "main_param", parameter)), {})
-            yield from ((name, what, state[what]) for what in ("exp_avg", "exp_avg_sq") if what in state)
+            for what in ("exp_avg", "exp_avg_sq"):
+                if self.layout.shard_optimizer:
+                    yield name, what, self._gathered(parameter, what)
+                elif what in (state := states.get(id(getattr(parameter, "main_param", parameter)), {})):
+                    yield name, what, state[what]
+
+    def _gathered(self, parameter: torch.Tensor, what: str) -> torch.Tensor:
+        """Gradient or moment of a parameter, whose parts the ranks of a distributed optimizer own; a collective."""
+        whole = torch.zeros(parameter.shape)
+        for owner in self.optimizer.chained_optimizers:
+            if parameter in owner.model_param_gbuf_map:
+                own = owner._get_model_param_range_map(parameter)["param"]
+                if what == "gradient":
+                    part = parameter.main_grad.flatten()[own.start : own.end]  # type: ignore[attr-defined]
+                else:
+                    part = owner._get_main_param_and_optimizer_states(parameter)[what]
+                whole.view(-1)[own.start : own.end] = part
+        dense = self.groups.get_data_parallel_group(with_context_parallel=True)
+        is_dense = getattr(parameter, "allreduce", True)
+        torch.distributed.all_reduce(whole, group=dense if is_dense else self.groups.get_expert_data_parallel_group())
+        return whole

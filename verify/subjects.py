@@ -4,6 +4,7 @@ import ast
 import difflib
 import importlib.util
 import inspect
+import os
 import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,10 +17,11 @@ import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from engine.compare.recorder import NameMap, RankPlace, Recorder
-from engine.compare.tensors import TensorPart
 from engine.config import ModelConfig, RunConfig, TrainConfig
 from lineage.config import override_config, parse_config
 from lineage.errors import BadInput
+from verify import alone
+from verify.alone import Shard
 from verify.engines import Engine, Named, Ours, Weights, Work
 from verify.megatron_core import MegatronCore, config_class, core
 from verify.parity import ParityLayout
@@ -47,11 +49,10 @@ def subject(name: str, given: Sequence[str], seed: int) -> Iterator[tuple[type[E
         raise BadInput(f"--with {bare} has no value: write FIELD=VALUE")
     if name == "megatron-core":
         AnyGPT.prepare()
-        fields = {"bias_activation_fusion": False, "bias_dropout_fusion": False} | core_fields(given)
-        yield AnyGPT, small_work(fields, seed, fields)
+        yield AnyGPT, core_work(core_fields(given), seed)
     elif name == "here":
         work = small_work({}, seed, {})
-        with with_samples(override_config(work.config, given), None, 1) as work:
+        with with_samples(override_config(work.config, ["model.dropout=0.1", *given]), None, work.iterations) as work:
             yield Ours, replace(work, first_rate=0)
     elif ".py:" in name:
         if given:
@@ -59,6 +60,12 @@ def subject(name: str, given: Sequence[str], seed: int) -> Iterator[tuple[type[E
         yield AnyModule, small_work({}, seed, {"build": _builder(name)})
     else:
         raise BadInput(f"{name!r} is not megatron-core, here, or a function to build a program, PATH.py:build")
+
+
+def core_work(given: Mapping[str, Any], seed: int) -> Work:
+    """Two steps of a small GPTModel with the given fields."""
+    fields = {"bias_activation_fusion": False, "bias_dropout_fusion": False, **given}
+    return small_work(fields, seed, fields)
 
 
 def _builder(name: str) -> Callable[[ParityLayout], "Program"]:
@@ -77,13 +84,13 @@ def _builder(name: str) -> Callable[[ParityLayout], "Program"]:
 
 
 def small_work(sizes: Mapping[str, Any], seed: int, fields: Mapping[str, Any]) -> Work:
-    """One step of a small model on random tokens. Raises BadInput for sizes that do not fit each other."""
+    """Two steps of a small model on random tokens. Raises BadInput for sizes that do not fit each other."""
     shape = MODEL | {name: value for name, value in sizes.items() if name in MODEL}
     shape["num_heads"] = shape.pop("num_attention_heads")
     rest = {"seq_length": SEQUENCE, "vocab_size": VOCABULARY, "padded_vocab_size": VOCABULARY, "dropout": 0.0}
     model = parse_config(shape | rest, ModelConfig, "--with")
     train = parse_config(TRAIN | {"seed": seed}, TrainConfig, "--with")
-    return Work(RunConfig(name="layouts", model=model, train=train), 1, (), first_rate=0, fields=fields)
+    return Work(RunConfig(name="layouts", model=model, train=train), 2, (), first_rate=0, fields=fields)
 
 
 def core_fields(given: Sequence[str]) -> dict[str, Any]:
@@ -128,19 +135,6 @@ def _typed(name: str, text: str, hint: Any) -> Any:
         raise BadInput(f"{name}={text}: the field is a {wanted}, not {value!r}") from error
 
 
-@dataclass(frozen=True)
-class Shard:
-    """A tensor that is like a parameter, or a part of it, and its place in the whole."""
-
-    parameter: str
-    """Name of the parameter on this rank."""
-    key: str
-    """Name of the whole tensor."""
-    start: tuple[int, ...]
-    value: torch.Tensor
-    """The part, with as many dims as the whole; a view of what was given."""
-
-
 class Sharded(Engine):
     """An engine whose shards say where they lie."""
 
@@ -148,12 +142,10 @@ class Sharded(Engine):
         """Shards of tensors that are like the parameters of these names."""
         raise NotImplementedError
 
-    def parts(self, kind: str, named: Named) -> list[TensorPart]:
-        """Parts of tensors that are like parameters."""
-        recorder = self.recorder((parts := list[TensorPart]()).append)
+    def show(self, recorder: Recorder, kind: str, named: Named) -> None:
+        """Record the shards of tensors that are like parameters."""
         for shard in self.shards(dict(named)):
             recorder.show(kind + shard.key, shard.value, shard.start)
-        return parts
 
     @torch.no_grad()
     def load(self, whole: Weights) -> None:
@@ -183,50 +175,36 @@ class Sharded(Engine):
 class AnyGPT(Sharded, MegatronCore):
     """A GPTModel of any configuration. Names and places of its shards are those of its own checkpoints."""
 
-    modules = (*MegatronCore.modules, "dist_checkpointing.mapping", "dist_checkpointing.dict_utils")
+    names = NameMap(outputs={}, parameters={})
+    imports = (*MegatronCore.imports, "dist_checkpointing.mapping", "dist_checkpointing.dict_utils")
 
     def _samples(self) -> list[dict[str, torch.Tensor]]:
         generator = torch.Generator().manual_seed(self.train.seed)
-        tokens = torch.randint(VOCABULARY, (self.train.global_batch_size, SEQUENCE + 1), generator=generator)
-        positions = torch.arange(SEQUENCE)
-        return [{"tokens": row[:-1], "labels": row[1:], "position_ids": positions} for row in tokens]
+        count = self.work.iterations * self.train.global_batch_size
+        tokens = torch.randint(VOCABULARY, (count, SEQUENCE + 1), generator=generator)
+        return [{"tokens": row[:-1], "labels": row[1:]} for row in tokens]
 
     def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
-        """Shards of the given tensors, which lie in the place of the parameters while the package is asked."""
-        own, held = dict(self.gpt.named_parameters()), {}
-        by_storage: dict[int, str] = {}
-        for name, parameter in own.items():
-            held[name] = parameter.data
-            given = named.get(name, parameter).detach()
-            parameter.data = given if given.untyped_storage().nbytes() == given.nbytes else given.clone()
-            by_storage[parameter.data.untyped_storage().data_ptr()] = name
-        try:
-            state = self.gpt.sharded_state_dict(metadata={"non_homogeneous_layers": True})
-            core("dist_checkpointing.mapping").apply_factories(state)
-            shards = []
-            for shard in core("dist_checkpointing.dict_utils").nested_values(state):
-                if isinstance(value := getattr(shard, "data", None), torch.Tensor):
-                    owner = by_storage.get(value.untyped_storage().data_ptr(), "")
-                    if owner in named:
-                        value = value.detach()[(None,) * shard.prepend_axis_num]
-                        shards.append(Shard(owner, shard.key, tuple(shard.global_offset), value))
-            return shards
-        finally:
-            for name, parameter in own.items():
-                parameter.data = held[name]
+        """Shards of the given tensors, where the package's checkpoints put them."""
+        return alone.shards_of(self.gpt, named)
 
     def load(self, whole: Weights) -> None:
         """Copy whole weights into this rank's parameters and the optimizer's own copy."""
         super().load(whole)
         self.optimizer.reload_model_params()
 
-    def gradients(self) -> Named:
-        """Reduced gradients; none under the distributed optimizer, which reduces parts of them alone."""
-        return () if self.layout.shard_optimizer else super().gradients()
+    def save(self, directory: Path) -> None:
+        """Write the package's own distributed checkpoint."""
+        if int(os.environ["RANK"]) == 0:
+            directory.mkdir(parents=True)
+        if torch.distributed.get_world_size() > 1:
+            torch.distributed.barrier()
+        content = alone.checkpoint_of(self.gpt, self.optimizer, self.scheduler, False)
+        core("dist_checkpointing").save(content, str(directory))
 
-    def state(self) -> Iterable[tuple[str, str, torch.Tensor]]:  # type: ignore[override]
-        """Moments of the parameters; none under the distributed optimizer."""
-        return () if self.layout.shard_optimizer else super().state()
+    def restore(self, directory: Path) -> None:
+        """Load the package's own distributed checkpoint."""
+        alone.restore(directory, self.gpt, self.optimizer, self.scheduler)
 
     def gradient_of(self, parameter: torch.Tensor) -> torch.Tensor:
         """The buffer of its data-parallel wrapper."""
@@ -247,6 +225,10 @@ class Program:
     """Begins of this rank's parts of parameters in the whole; DTensors say it themselves, others are whole."""
     optimizer: torch.optim.Optimizer | None = None
     """The optimizer, whose moments are compared."""
+    save: Callable[[Path], None] | None = None
+    """Writes a checkpoint into a new directory; every rank calls it."""
+    restore: Callable[[Path], None] | None = None
+    """Loads a checkpoint that `save` wrote at any layout."""
 
 
 class AnyModule(Sharded):
@@ -267,6 +249,19 @@ class AnyModule(Sharded):
         """Each tensor where `starts`, or its DTensor, says."""
         starts = {name: _start(parameter, self.program.starts.get(name)) for name, parameter in self.own.items()}
         return [Shard(name, name, starts[name], value) for name, value in named.items()]
+
+    def modules(self) -> Iterable[tuple[str, torch.nn.Module]]:
+        return self.program.model.named_modules()
+
+    def save(self, directory: Path) -> None:
+        if not self.program.save:
+            raise NotImplementedError("the program has no `save`")
+        self.program.save(directory)
+
+    def restore(self, directory: Path) -> None:
+        if not self.program.restore:
+            raise NotImplementedError("the program has no `restore`")
+        self.program.restore(directory)
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
         """Run the program's forward and backward."""

@@ -7,7 +7,6 @@ from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,13 +14,11 @@ import torch
 from data_pipeline.tokens.token_file import TokenFileWriter, token_dtype
 from engine.config import ModelConfig, RunConfig
 from engine.data.dataset import DatasetFacts
-from engine.launch.forked import run_forked
-from engine.launch.threads import RanksFailed
 from engine.model.gpt2 import GPT2
 from engine.parallel.mesh import serial_mesh
 from lineage.errors import BadInput
 from verify.engines import Engine, Weights, Work
-from verify.parity import LayoutDiffers, ParityLayout, misfit, parse_layout
+from verify.parity import ParityLayout, misfit, parse_layout
 
 ENGINES = {
     "ours": "verify.engines:Ours",
@@ -29,7 +26,6 @@ ENGINES = {
     "transformers": "verify.peers:Transformers",
     "nanogpt": "verify.peers:NanoGPTEngine",
 }
-LONGEST_SECONDS = 24 * 3600
 
 
 def engine_class(name: str) -> type[Engine]:
@@ -46,18 +42,6 @@ def described(name: str) -> str:
     """Name of an engine with the version of its package."""
     package = engine_class(name).package
     return f"{name} {version(package)}" if package else name
-
-
-def on_ranks(function: Any, layout: ParityLayout, kind: type[Engine], *args: Any) -> list[Any]:
-    """Run the function on forked ranks; return their results.
-
-    Raises LayoutDiffers if a rank fails, BadInput if the engine refuses the configuration."""
-    try:
-        return run_forked(function, layout.world_size, kind, *args, timeout_seconds=LONGEST_SECONDS)
-    except RanksFailed as failure:
-        if refused := failure.sentence.partition("failed: BadInput: ")[2]:
-            raise BadInput(refused) from failure
-        raise LayoutDiffers(f"{kind.__name__}: {failure.sentence}") from failure
 
 
 def with_vocabulary(config: RunConfig) -> tuple[RunConfig, DatasetFacts | None]:

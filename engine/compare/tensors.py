@@ -178,38 +178,15 @@ def merge(differences: Iterable[TensorDifference], reference: Mapping[Key, Array
     return merged
 
 
-def first_difference(differences: Iterable[TensorDifference], order: Sequence[str]) -> TensorDifference | None:
-    """The first tensor beyond its tolerance, in order of computation."""
-    place = {tensor: number for number, tensor in enumerate(order)}
-    beyond = [difference for difference in differences if not difference.is_within]
-    return min(beyond, key=lambda difference: (difference.iteration, place[difference.tensor]), default=None)
-
-
-def compare_all(
-    whole: Mapping[Key, Array], moved: Sequence[Mapping[Key, Array]], ranks: Mapping[str, Sequence[TensorPart]],
-    precision: str,
-) -> tuple[TensorDifference | None, list[TensorDifference]]:  # fmt: skip
-    """Compare the parts on each rank with the reference's whole tensors. Its perturbed runs, `moved`, give tolerances.
-
-    Returns the first difference beyond its tolerance and all differences, both in order of computation.
-    """
-    order = computation_order(tensor for _, tensor in whole)
-    layers = 1 + max((int(match[1]) for name in order if (match := re.search(r"\blayers\.(\d+)", name))), default=-1)
-    common = [
-        (rank, part, key)
-        for rank, parts in ranks.items() for part in parts if (key := (part.iteration, part.tensor)) in whole
-    ]  # fmt: skip
-    allowed = {
-        key: tensor_tolerance(key[1], whole[key], [draw[key] for draw in moved], layers, precision)
-        for _, _, key in common
+def tolerances(
+    whole: Mapping[Key, Array], moved: Sequence[Mapping[Key, Array]], precision: str
+) -> dict[Key, float]:  # fmt: skip
+    """T of every tensor of a training, from its perturbed runs, `moved`."""
+    numbers = [int(match[1]) for _, name in whole if (match := re.search(r"\blayers\.(\d+)", name))]
+    return {
+        key: tensor_tolerance(key[1], value, [draw[key] for draw in moved], max(numbers, default=-1) + 1, precision)
+        for key, value in whole.items()
     }
-    rows = merge(
-        (compare(part, whole[key], rank, allowed[key]) for rank, part, key in common),
-        {key: whole[key] for key in allowed},
-    )
-    place = {tensor: number for number, tensor in enumerate(order)}
-    rows.sort(key=lambda row: (row.iteration, place[row.tensor]))
-    return next((row for row in rows if not row.is_within), None), rows
 
 
 def factor(num_layers: int) -> float:

@@ -85,7 +85,9 @@ def _enter(
             dist.barrier()  # a rank that ends while another still connects to it breaks that connection
         writer.send(_Answer(function(*args)))
     except BaseException as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
         line = f"{type(error).__name__}: {error}".splitlines()[0]
+        line += "" if str(error) else f"{place.line} in {Path(place.filename).name}, line {place.lineno}"
         writer.send(_Answer(None, (time.monotonic(), line, traceback.format_exc())))
     finally:
         if dist.is_initialized():

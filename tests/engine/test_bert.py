@@ -38,8 +38,9 @@ from lineage.errors import BadInput
 from tests.engine.conftest import write_dataset
 from tests.engine.like_serial import Result, assert_like_serial, trained
 from tests.engine.small_run import assert_same_training, small_config, train
-from verify import parity_run
-from verify.engines import Work
+from verify.engines import Ours, Work
+from verify.parity import SERIAL
+from verify.runner import train as train_rank
 from verify.work import write_random_tokens
 
 MODEL = ModelConfig(
@@ -248,7 +249,7 @@ def test_parity_trains_a_bert_on_random_pairs(tmp_path: Path) -> None:
     train = config.train.model_copy(update={"global_batch_size": 4, "microbatch_size": 2, "precision": "fp64"})
     config = config.model_copy(update={"train": train})
     tokens = ((write_random_tokens(config, 2, tmp_path / "random"), 1.0),)
-    whole = assemble(parity_run._serial_pieces(Work(config, 2, tokens, None)))
+    whole = assemble(train_rank(Ours, Work(config, 2, tokens, None), SERIAL).parts)
     names = {tensor for _, tensor in whole}
     assert {"output of embedding", "output of layers.1", "gradient of order_head.weight", "loss"} <= names
     assert len({float(whole[iteration, "mean loss"]) for iteration in range(2)}) == 2

@@ -241,3 +241,26 @@ def raise_rate_of_one_rank(patch: Patch) -> None:
     schedule = core("optimizer_param_scheduler").OptimizerParamScheduler
     rate = schedule.get_lr
     patch.setattr(schedule, "get_lr", lambda *args: rate(*args) * (1 + torch.distributed.get_rank()))
+
+
+def lose_moments(patch: Patch) -> None:
+    """Tensor-parallel ranks begin with moments of 0 after a checkpoint."""
+
+    def forget(optimizer: Any) -> None:
+        if core("parallel_state").get_tensor_model_parallel_world_size() > 1:
+            for state in optimizer.optimizer.state.values():
+                state["exp_avg"].zero_()
+                state["exp_avg_sq"].zero_()
+
+    _after(patch, core("optimizer.optimizer").FP32Optimizer, "load_state_dict", forget)
+
+
+def restart_schedule(patch: Patch) -> None:
+    """Several stages begin their schedule anew after a checkpoint."""
+
+    def forget(schedule: Any) -> None:
+        if core("parallel_state").get_pipeline_model_parallel_world_size() > 1:
+            schedule.num_steps = 0
+            schedule.step(0)
+
+    _after(patch, core("optimizer_param_scheduler").OptimizerParamScheduler, "load_state_dict", forget)

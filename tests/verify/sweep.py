@@ -49,9 +49,9 @@ def sweep(fields: str, layouts: str) -> Iterator[tuple[str, str]]:
         try:
             with subject("megatron-core", fields.split(), seed) as (kind, work):
                 chosen = [parse_layout(name) for name in findings if name not in refused]
-                for layout, _, wrong, why, _ in examine(kind, work, chosen):
-                    findings.setdefault(layout.name, []).extend(wrong)
-                    refused |= {layout.name: why} if why else {}
+                for each in examine(kind, work, chosen):
+                    findings.setdefault(each.outcome.layout.name, []).extend(each.findings)
+                    refused |= {each.outcome.layout.name: each.cannot_run} if each.cannot_run else {}
         except BadInput as error:
             refused |= dict.fromkeys(findings, str(error).removeprefix("the serial run cannot run here: "))
     for name, wrong in findings.items():

@@ -15,7 +15,8 @@ from tests.engine.test_formats_checkpoint import trained_tokenizer
 from verify.engines import Work
 from verify.megatron_core import core
 from verify.parity import ParityLayout
-from verify.work import engine_class, on_ranks, shared_work
+from verify.runner import on_ranks
+from verify.work import engine_class, shared_work
 
 ITERATIONS = 20
 
@@ -26,7 +27,7 @@ def train_and_save(engine_class: Any, work: Work, layout: ParityLayout, save: st
     for iteration in range(work.iterations):
         engine.step(iteration)
     pieces: list[TensorPart] = []
-    engine.show_weights(engine.recorder(pieces.append))
+    engine.show(engine.recorder(pieces.append), "updated ", engine.parameters())
     content = {"model": engine.gpt.sharded_state_dict(), "iteration": ITERATIONS, "checkpoint_version": 3.0}
     core("dist_checkpointing").save(content, save)
     return pieces
@@ -39,7 +40,7 @@ def test_weights_that_were_trained_there_are_read(layout: str, config: Path, tmp
     save.mkdir(parents=True)
     (tmp_path / "saved" / "latest_checkpointed_iteration.txt").write_text(str(ITERATIONS))
     with shared_work(changed, layout, ITERATIONS, nudges=True) as (work, chosen):
-        ranks = on_ranks(train_and_save, chosen, engine_class("megatron-core"), work, chosen, str(save))
+        ranks = on_ranks(train_and_save, engine_class("megatron-core"), work, chosen, str(save))
     vocab = tmp_path / "vocab"
     trained_tokenizer().save(vocab)
     write_vocabulary(vocab, vocab, changed.model.seq_length)

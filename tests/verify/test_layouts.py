@@ -28,8 +28,8 @@ def test_a_learnable_softmax_is_counted_once_where_tensor_parallel_ranks_divide_
     verify: Command, tmp_path: Path
 ) -> None:
     file, alone = tmp_path / "found.json", tmp_path / "alone"
-    field = "softmax_type=learnable"
-    done = verify("layouts", "megatron-core", "--with", field, "--json", file, "--reproduce", alone)
+    options = ("--with", "softmax_type=learnable", "--json", file, "--reproduce", alone, "--out", tmp_path / "page")
+    done = verify("layouts", "megatron-core", *options)
     assert done.code == 3
     assert done.error.startswith("error: tp2: planted gradient: decoder.layers.0.self_attention.core_attention.softmax")
     report = LayoutsReport.model_validate(json.loads(file.read_text()))
@@ -37,16 +37,21 @@ def test_a_learnable_softmax_is_counted_once_where_tensor_parallel_ranks_divide_
         (layout, "planted gradient", 2.0, 4.0) for layout in ("tp2", "tp2-sp")
     }
     assert {each.parameter for each in report.findings} == OFFSETS
-    assert report.compared == {"serial": 122, "tp2": 122, "tp2-sp": 122, "pp2": 122, "dp2": 122, "dp2-zero1": 32}
-    assert report.cannot_run == {}
+    assert set(report.compared) == {"serial", "tp2", "tp2-sp", "pp2", "dp2", "dp2-zero1"}
+    assert set(report.compared.values()) == {2 * 125}
+    assert (report.cannot_run, list(report.not_asked)) == ({}, ["dp2-zero1"])
+    page = (tmp_path / "page" / "index.html").read_text()
+    assert page.count('title="tp2: planted gradient: decoder.layers.') == 2
+    assert json.loads((tmp_path / "page" / "findings.json").read_text()) == json.loads(file.read_text())
     program, *_ = sorted(alone.iterdir())
     assert not re.search(r"^(from|import) (verify|engine|lineage)", program.read_text(), re.M)
     shown = subprocess.run(
         [sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True
     )
-    assert shown.stdout.splitlines()[-2:] == [
-        "1 ranks: the squared norm is 4.0000, and must be 4", "2 ranks: the squared norm is 2.0000, and must be 4"
-    ]  # fmt: skip
+    said = [line for line in shown.stdout.splitlines() if "of ones" in line]
+    assert said == [
+        f"{name}: the squared norm of ones is {n}.0000, and must be 4" for name, n in (("serial", 4), ("tp2", 2))
+    ]
 
 
 @pytest.mark.parametrize("subject", ["megatron-core", "here"])
@@ -106,6 +111,10 @@ PLANTED: list[tuple[Fault, list[str], str, str, str, str]] = [
     (faults.decay_biases_on_one_rank, [], "dp2", "copies", f"updated {NORM}", ""),
     (faults.raise_rate_of_one_rank, [], "dp2", "copies", f"updated {NORM}", ""),
     (faults.mask_words, [], "dp2", "loss", "loss", ""),
+    (faults.seed_alike, [], "tp2", "dropout", LAYER + "self_attention.core_attention.attention_dropout", "dp2"),
+    (faults.seed_apart, [], "tp2", "dropout", LAYER.removesuffix("."), "pp2"),
+    (faults.lose_moments, [], "tp2", "checkpoint", "exp_avg_sq of " + NORM, "dp2"),
+    (faults.restart_schedule, [], "pp2", "checkpoint", "learning rate", "tp2"),
 ]  # fmt: skip
 """Faults, fields, and the layout, probe and tensor that show them; last a layout where there is nothing to show."""
 
@@ -123,7 +132,7 @@ def test_a_planted_fault_is_found_where_it_is_and_nowhere_else(
     fault(monkeypatch)
     layouts = [parse_layout(name) for name in (layout, silent) if name]
     with subject("megatron-core", fields, 7) as (kind, work):
-        wrong = {tried.name: (findings, reason) for tried, _, findings, reason, _ in examine(kind, work, layouts)}
+        wrong = {each.outcome.layout.name: (each.findings, each.cannot_run) for each in examine(kind, work, layouts)}
     assert wrong["serial"] == ([], "")
     assert wrong.get(silent, ([], "")) == ([], "")
     assert (probe, parameter) in {(each.probe, each.parameter) for each in wrong[layout][0]}, wrong[layout]
@@ -133,10 +142,10 @@ def test_a_program_of_the_readers_is_examined_as_the_page_says(verify: Command, 
     page = (Path(__file__).parents[2] / "docs" / "other-engines.md").read_text(encoding="utf-8")
     match = re.search(r"### A program of yours\n.*?```python\n(.*?)```", page, re.S)
     assert match is not None
-    wrong, right = (
-        'add_up(model["down"](hidden), True)',
-        'add_up(hidden @ model["down"].weight.T, True) + model["down"].bias',
-    )
+    wrong = 'add_up(model["down"](torch.relu(model["up"](x))))'
+    right = 'add_up(torch.relu(model["up"](x)) @ model["down"].weight.T) + model["down"].bias'
+    assert len(match[1].splitlines()) <= 33
+    assert wrong in match[1]
     for name, code in (("mine", match[1]), ("mended", match[1].replace(wrong, f"({right})"))):
         (tmp_path / f"{name}.py").write_text(code)
     done = verify("layouts", f"{tmp_path}/mine.py:build", "--layouts", "tp2")
@@ -144,3 +153,32 @@ def test_a_program_of_the_readers_is_examined_as_the_page_says(verify: Command, 
     assert "  tp2: gradient: down.bias differs by " in done.out
     assert verify("layouts", f"{tmp_path}/mended.py:build", "--layouts", "tp2").code == 0
     assert verify("layouts", f"{tmp_path}/absent.py:build").code == 2
+
+
+def test_a_model_of_dtensors_that_the_page_shows_is_healthy_with_its_checkpoint(
+    verify: Command, tmp_path: Path
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "other-engines.md").read_text(encoding="utf-8")
+    (code,) = (each for each in re.findall(r"```python\n(.*?)```", page, re.S) if "parallelize_module" in each)
+    (tmp_path / "theirs.py").write_text(code)
+    done = verify("layouts", f"{tmp_path}/theirs.py:build", "--layouts", "tp2")
+    assert (done.code, "the program has no `save`" in done.out) == (0, True), done.err
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ("if layout.tp > 1 and rank: os._exit(1)", "tp2 cannot run: rank 1 did not answer within"),
+        ("if layout.tp > 1 and rank: raise ValueError('mine')", "tp2 cannot run: ValueError: mine"),
+        ("x = torch.randn(16, 8, generator=torch.Generator().manual_seed(os.getpid()))",
+         "the serial run is not deterministic: "),
+    ],
+)  # fmt: skip
+def test_ranks_that_die_and_chance_are_said(change: str, sentence: str, verify: Command, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "other-engines.md").read_text(encoding="utf-8")
+    (code,) = (each for each in re.findall(r"```python\n(.*?)```", page, re.S) if "def add_up" in each)
+    lines = code.replace("    model = nn.ModuleDict", f"    {change}\n    model = nn.ModuleDict")
+    (tmp_path / "mine.py").write_text("import os\n" + lines)
+    done = verify("layouts", f"{tmp_path}/mine.py:build", "--layouts", "tp2")
+    assert done.code == 2
+    assert done.error.startswith(f"error: {sentence}")

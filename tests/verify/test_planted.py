@@ -11,10 +11,9 @@ from engine.run.resolved import read_run_config
 from tests.verify import faults
 from tests.verify.conftest import CONFIG
 from tests.verify.faults import Fault
-from verify.tensors import Recorded, compare_recorded, record
+from verify.against import compare_tensors, record
+from verify.runner import Outcome, Reference, measured
 from verify.work import engine_class
-
-DRAWS = 4
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,21 +28,21 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def recorded(tiny: Path, engine: str, layout: str, draws: int = 0, dropout: float = 0.0, *more: str) -> Recorded:
-    """Two iterations."""
-    return record(read_run_config(tiny, list(more)), engine, layout, 2, draws, dropout)
+@pytest.fixture(scope="module")
+def ours(tiny: Path) -> Reference:
+    """The serial run of this engine, of two iterations."""
+    return measured(record(read_run_config(tiny), "ours", "serial", 2), "fp32")
 
 
 @pytest.fixture(scope="module")
-def ours(tiny: Path) -> Recorded:
-    """The serial run of this engine."""
-    return recorded(tiny, "ours", "serial", DRAWS)
-
-
-@pytest.fixture(scope="module")
-def with_dropout(tiny: Path) -> Recorded:
+def with_dropout(tiny: Path) -> Reference:
     """Megatron-Core's own run, whose masks no other engine has."""
-    return recorded(tiny, "megatron-core", "tp2", DRAWS, 0.1)
+    return measured(record(read_run_config(tiny), "megatron-core", "tp2", 2, dropout=0.1), "fp32")
+
+
+def beside(reference: Reference, tiny: Path, layout: str, dropout: float = 0.0, *more: str) -> Outcome:
+    """Megatron-Core."""
+    return compare_tensors(reference, read_run_config(tiny, list(more)), "megatron-core", layout, 2, dropout)
 
 
 WORDS = "embedding.word_embeddings.weight"
@@ -67,11 +66,10 @@ FAULTS = [
     ("fault", "layout", "tensor", "iteration"), FAULTS, ids=[fault.__name__ for fault, *_ in FAULTS]
 )
 def test_a_planted_fault_is_found_and_its_first_tensor_named(
-    fault: Fault, layout: str, tensor: str, iteration: int, tiny: Path, ours: Recorded, monkeypatch: pytest.MonkeyPatch
+    fault: Fault, layout: str, tensor: str, iteration: int, tiny: Path, ours: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault(monkeypatch)
-    found = compare_recorded(ours, recorded(tiny, "megatron-core", layout), "fp32").first
-    assert found is not None
+    found = beside(ours, tiny, layout).beyond[0]
     assert (found.tensor, found.iteration + 1) == (tensor, iteration)
 
 
@@ -80,21 +78,20 @@ def test_a_planted_fault_is_found_and_its_first_tensor_named(
     [(faults.seed_alike, "output of layers.0.self_attention.dense"), (faults.seed_apart, "output of embedding")],
 )
 def test_dropout_that_is_equal_or_different_where_it_should_not_be_is_found(
-    fault: Fault, tensor: str, tiny: Path, with_dropout: Recorded, monkeypatch: pytest.MonkeyPatch
+    fault: Fault, tensor: str, tiny: Path, with_dropout: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    same = recorded(tiny, "megatron-core", "tp2", 0, 0.1)
-    assert compare_recorded(with_dropout, same, "fp32").first is None
+    assert beside(with_dropout, tiny, "tp2", 0.1).beyond == []
     fault(monkeypatch)
-    found = compare_recorded(with_dropout, recorded(tiny, "megatron-core", "tp2", 0, 0.1), "fp32").first
-    assert found is not None
+    found = beside(with_dropout, tiny, "tp2", 0.1).beyond[0]
     assert found.tensor == tensor
-    assert "rank-1" in found.where
+    assert "rank 1" in found.where
 
 
 @pytest.mark.parametrize("change", ["train.seed=7", "train.microbatch_size=1"])
 def test_a_run_without_a_fault_raises_no_alarm(change: str, tiny: Path) -> None:
-    reference = recorded(tiny, "ours", "serial", DRAWS, 0.0, change)
-    for layout in ("serial", "tp2", "dp2", "pp2", "tp2-sp"):
-        found = compare_recorded(reference, recorded(tiny, "megatron-core", layout, 0, 0.0, change), "fp32")
-        assert (found.first, found.only) == (None, ([], [])), layout
+    reference = measured(record(read_run_config(tiny, [change]), "ours", "serial", 2), "fp32")
+    for layout in ("serial", "tp2", "dp2", "pp2", "tp2-sp", "dp2-zero1"):
+        found = beside(reference, tiny, layout, 0.0, change)
+        extra = {tensor for rank in found.ranks for tensor in rank.extra}
+        assert (found.beyond, found.absent, extra) == ([], [], {"loss of tokens"}), layout
         assert len(found.rows) > 250
