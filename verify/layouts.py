@@ -224,8 +224,8 @@ def _through_checkpoints(
     except RanksFailed as failure:
         return [], reason(failure.sentence)
     later = Reference({key: value for key, value in reference.whole.items() if key[0]}, reference.allowed)
-    for goes_on, path, kept in ((layout, first, again), (begin, again, None)):
-        (outcome,) = hold(go_on, kind, work, [goes_on], later, path, kept, seconds=SECONDS)
+    for goes_on, path, saved in ((layout, first, again), (begin, again, None)):
+        (outcome,) = hold(go_on, kind, work, [goes_on], later, path, saved, seconds=SECONDS)
         if outcome.failure:
             return findings, reason(outcome.failure)
         for row in outcome.beyond:
