@@ -33,7 +33,7 @@ def carry_out(measure: Callable[[], Benchmark], json: Path | None) -> None:
 
     Raises Diverged if a contender computed something else.
     """
-    check_place("--json", json)
+    check_place("--json", json, '"benchmark"')
     before = load_average()
     result = measure()
     load = [before, *result.load_average, load_average()]

@@ -1,13 +1,10 @@
 """Builds the directory of a configuration, or finds it complete."""
 
 import shutil
-import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from data_pipeline.config import DataConfig
 from data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
@@ -113,7 +110,7 @@ def _complete(
         return _found(run)
     work = run.path / FOLDER
     try:
-        with locked(run.path), _interruptible():
+        with locked(run.path):
             if run.is_complete:
                 shutil.rmtree(work, ignore_errors=True)
                 return _found(run)
@@ -132,8 +129,6 @@ def _complete(
                 if error.errno in NO_ROOM:
                     raise disk_is_full(work, error) from error
                 raise Interrupted(f"{run.path} cannot be written: {error}; the same command continues") from error
-            except KeyboardInterrupt as error:
-                raise Interrupted("interrupted; the same command continues from what was finished") from error
     except BadInput:
         run.undo()
         raise
@@ -153,24 +148,6 @@ def _check_room(path: Path, work: Path, room: int) -> None:
         raise BadInput(
             f"{path.parent} has {free / 1e9:,.1f} GB of free space, and the work may take {(room - used) / 1e9:,.1f} GB"
         )
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does."""
-
-    def stop(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        before = signal.signal(signal.SIGTERM, stop)
-    except ValueError:  # not the main thread, which alone receives signals
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _find_or_none(name: str) -> Path | None:

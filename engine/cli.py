@@ -17,6 +17,8 @@ from lineage.digest import bytes_below
 from lineage.errors import KEEPS_NOTHING, BadInput
 from lineage.extras import check_torch
 from lineage.progress import announce, format_bytes
+from lineage.variables import launched_ranks
+from lineage.variables import rank as this_rank
 
 if TYPE_CHECKING:
     from engine.pipeline.lowering import Lowered
@@ -108,7 +110,7 @@ def lr_find(
     from engine.run.resolved import read_run
 
     resolved = read_run(config, overrides or [], twin, _started_ranks() or ranks)
-    check_place("--out", out / f"{resolved.config.name}.json")
+    check_place("--out", out / f"{resolved.config.name}.json", '"learning-rate"')
     os.environ[KEEPS_NOTHING] = "1"
     from engine.lr_finder import suggest_learning_rate
 
@@ -117,7 +119,7 @@ def lr_find(
 
 def _started_ranks() -> int | None:
     """Ranks that torchrun or Slurm started; None for a plain process."""
-    return int(os.environ["WORLD_SIZE"]) if "WORLD_SIZE" in os.environ else None
+    return launched_ranks()
 
 
 def _on_ranks(work: Callable[[], str], ranks: int, threads: bool = False) -> None:
@@ -135,7 +137,7 @@ def _on_ranks(work: Callable[[], str], ranks: int, threads: bool = False) -> Non
             answer = work()
         finally:
             leave_ranks()
-        if os.environ.get("RANK", "0") == "0":
+        if this_rank() == 0:
             print(answer)
 
     if ranks > 1 and not _started_ranks():
@@ -159,7 +161,7 @@ def finetune_(
     """Fine-tune a BERT on MNLI, QQP, SQuAD or RACE and evaluate it on the held-out files."""
     from engine.finetune.tasks import find_task
 
-    check_place("--json", json)
+    check_place("--json", json, '"metrics"')
     published = find_task(task).recipe
     recipe = replace(
         published,

@@ -5,7 +5,6 @@ is lowest, because the loss is about to rise there.
 """
 
 import math
-import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from lineage.environment import describe_environment
 from lineage.errors import BadInput
 from lineage.files import write_document
 from lineage.progress import Progress, announce
+from lineage.variables import rank
 
 SMOOTHING = 0.9
 """Decay of the moving average of losses."""
@@ -70,7 +70,7 @@ def describe_curve(curve: RateCurve, high: float) -> str:
 def suggest_learning_rate(run: ResolvedRun, low: float, high: float, iterations: int, out: Path) -> str:
     """Find the curve, write it as NAME.json in `out` on the first rank, and describe it. Every rank calls it."""
     curve = find_learning_rate(run, low, high, iterations)
-    if os.environ.get("RANK", "0") != "0":
+    if rank() != 0:
         return ""
     return f"{describe_curve(curve, high)}\nwritten: {write_curve(out, run, curve)}"
 

@@ -35,7 +35,7 @@ from evaluation.protocol import Encoder
 from evaluation.scoring import ScoringModel, pack_weights
 from evaluation.settings import Settings
 from evaluation.store import ScoreStore
-from lineage.chain import CHECKPOINTS, INDEX
+from lineage.chain import CHECKPOINTS, INDEX, read_newest
 from lineage.digest import is_sealed
 from lineage.environment import user_cache
 from lineage.errors import BadInput, DataMissing, IntegrityFailure
@@ -182,7 +182,10 @@ def load_checkpoint(
     for many rows at a time, or with `row_by_row` for one. Raises BadInput if nothing is at `path` or the mesh does not
     divide the model, and IntegrityFailure if what is there is incomplete or damaged.
     """
-    mesh = mesh or serial_mesh(local_device())
+    return read_newest(path, lambda chosen: _load(chosen, mesh or serial_mesh(local_device()), row_by_row, dtype))
+
+
+def _load(path: Path, mesh: ParallelMesh, row_by_row: bool, dtype: torch.dtype | None) -> EvaluatedCheckpoint:
     loaded = load_for_inference(path, mesh, as_stored=True)
     if not isinstance(loaded.model, CausalModel):
         raise BadInput(f"{path} is a {loaded.config.family}, which does not predict each token from those before it")

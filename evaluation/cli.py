@@ -95,7 +95,8 @@ def run(
     if (file is None) == (protocol in FILE_TASKS):
         raise BadInput(f"{protocol} needs a text file" if file is None else f"{protocol} takes no file: {file}")
     settings = Settings(limit, batch_size, workers, vocab, heads, layout, backend, dtype, device)
-    _start(settings, json, samples)
+    check_place("--samples", samples, '"log_probabilities"')
+    _start(settings, json, '"checkpoint_digest"')
     from evaluation import heldout, tables
     from evaluation.evaluate import evaluate, file_task, named_task
 
@@ -137,7 +138,7 @@ def compare(
     for name in task:
         check_task_name(name)
     settings = Settings(limit, batch_size, workers, vocab, heads, layout, backend, dtype, device)
-    _start(settings, json)
+    _start(settings, json, '"checkpoint_digest"')
     from evaluation import tables
     from evaluation.compare import paired_difference
     from evaluation.evaluate import evaluate, named_task
@@ -177,7 +178,7 @@ def identify(
 ) -> None:
     """Name the conventions that give a claimed number within its rounding."""
     settings = Settings(None, batch_size, workers, vocab, heads, layout, backend, dtype, device)
-    _start(settings, json)
+    _start(settings, json, '"claimed"')
     from evaluation import identify as conventions
 
     identified = conventions.identify(ckpt, claimed, task, settings)
@@ -200,7 +201,7 @@ def oracle(
     json: Json = None,
 ) -> None:
     """Write a checkpoint that tells how it was evaluated, or name the convention of a harness's number on it."""
-    check_place("--json", json)
+    check_place("--json", json, '"identified"')
     from evaluation.identify import explain_bytes, find, read_table
 
     if numbers:
@@ -238,7 +239,7 @@ def generate(
 ) -> None:
     """Continue a text: greedily, or sampled if a temperature, top-k or top-p is given."""
     settings = Settings(None, None, None, vocab, heads, layout, backend, dtype, device)
-    _start(settings, json)
+    _start(settings, json, '"continuation"')
     from evaluation.generate import Sampling, generate_text
 
     is_sampled = any(option is not None for option in (temperature, top_k, top_p))
@@ -276,10 +277,9 @@ def list_() -> None:
         print(f"{name:<24} {protocol.title}")
 
 
-def _start(settings: Settings, *files: Path | None) -> None:
-    """Check the places of the files, then start the ranks; they are forked from a process that has the engine."""
-    for option, path in zip(("--json", "--samples"), files, strict=False):
-        check_place(option, path)
+def _start(settings: Settings, json: Path | None, mark: str) -> None:
+    """Check the place of the result, then start the ranks; they are forked from a process that has the engine."""
+    check_place("--json", json, mark)
     import evaluation.evaluate  # noqa: F401
 
     start_ranks(settings.layout, main)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -145,27 +146,35 @@ class ClozeTask(Task):
         names = [str(number) for number in self.chosen]
         return Losses(names, scores.nll, np.ones(len(names)), self.correct(scores))
 
+    @property
+    def counts(self) -> dict[str, Any]:
+        """Counts of the result that need no scores."""
+        return {
+            "num_original_tokens": len(self._passages),
+            "num_tokens": sum(self._lengths),
+            "num_truncated": sum(self._lengths[number] > self._seq_length + 1 for number in self.chosen),
+        }
+
     def result(self, scores: Scores, provenance: Provenance) -> ClozeResult:
         """Accuracy over examples; the perplexity is of the whole target."""
-        losses = scores.nll
-        num_examples, num_correct = len(losses), int(self.correct(scores).sum())
+        losses, correct, counts = scores.nll, self.correct(scores), self.counts
+        num_examples, num_correct = len(losses), int(correct.sum())
         accuracy = num_correct / num_examples
         target_perplexity = perplexity(math.fsum(losses), num_examples)
         spread = mean_standard_error(losses)
-        truncated = sum(self._lengths[number] > self._seq_length + 1 for number in self.chosen)
+        truncated = counts["num_truncated"]
         cut = f"; {truncated} examples cut at the left to the model's context" if truncated else ""
         return ClozeResult(
             **self.facts(scores, provenance),
+            **counts,
             protocol=f"{self.source.title}; {self._rule}; {provenance.dtype}{cut}{self.extent}",
             perplexity=target_perplexity,
             perplexity_standard_error=None if spread is None else target_perplexity * spread,
-            num_original_tokens=len(self._passages),
-            num_tokens=sum(self._lengths),
             accuracy=accuracy,
             standard_error=math.sqrt(accuracy * (1 - accuracy) / max(1, num_examples - 1)),
             num_examples=num_examples,
             num_correct=num_correct,
-            num_truncated=truncated,
+            examples=list(zip(losses.tolist(), correct.tolist(), strict=True)),
         )
 
     def correct(self, scores: Scores) -> NDArray[np.bool_]:

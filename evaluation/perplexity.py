@@ -6,7 +6,7 @@ The protocol decides the scored windows (`Stream`); each divisor of the summed l
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -138,7 +138,7 @@ class PerplexityTask(Task):
     ) -> None:
         super().__init__(text.source, tokenizer, stream.requests)
         self.with_memory, self.stream = with_memory, stream
-        self._text, self._divisor, self._num_original_tokens = text, divisor, text.num_original_tokens
+        self.running_text, self._divisor, self._num_original_tokens = text, divisor, text.num_original_tokens
         if self._num_original_tokens < 2:
             raise BadInput(f"{text.source.title} is too short to measure a perplexity on")
 
@@ -155,6 +155,15 @@ class PerplexityTask(Task):
             weight=weight * (self._divided(scores)[1] / weight.sum()),
         )
 
+    @property
+    def counts(self) -> dict[str, Any]:
+        """Counts of the result that need no scores."""
+        return {
+            "num_original_tokens": self._num_original_tokens,
+            "num_lm_eval_words": self.running_text.num_lm_eval_words,
+            "num_tokens": self.stream.num_tokens,
+        }
+
     def text(self, place: int) -> str:
         """The scored part of a window."""
         return self.tokenizer.decode(self.requests[place].tokens[-self.requests[place].num_scored :])
@@ -165,7 +174,7 @@ class PerplexityTask(Task):
         Raises BadInput for a text of so few words that its perplexity overflows.
         """
         facts = self.facts(scores, provenance)
-        text, stream = self._text, self.stream
+        text, stream = self.running_text, self.stream
         nll, num_scored = math.fsum(scores.nll), len(scores.log_probabilities)
         share, loss = self._share(scores), nll / num_scored
         token_ratio = sum(block.num_targets for block in stream.blocks) / (self._num_original_tokens - 1)
@@ -179,12 +188,10 @@ class PerplexityTask(Task):
             )
         return PerplexityResult(
             **facts,
+            **self.counts,
             protocol=self._describe(provenance.dtype),
             perplexity=perplexity(divided, normaliser),
             log_perplexity_standard_error=ratio_standard_error(losses.nll, losses.weight),
-            num_original_tokens=self._num_original_tokens,
-            num_lm_eval_words=text.num_lm_eval_words,
-            num_tokens=stream.num_tokens,
             normaliser=normaliser,
             loss_per_token=loss,
             subword_perplexity=perplexity(nll, num_scored),
@@ -207,7 +214,7 @@ class PerplexityTask(Task):
         if self._divisor == "transformers labels":
             labels = scores.num_scored - np.array([index > 0 for index in self.chosen])
             return math.fsum(scores.nll / scores.num_scored * labels), float(labels.sum())
-        words = self._text.num_lm_eval_words if self._divisor == "lm-eval words" else self._num_original_tokens
+        words = self.running_text.num_lm_eval_words if self._divisor == "lm-eval words" else self._num_original_tokens
         return math.fsum(scores.nll), words * self._share(scores)
 
     def _share(self, scores: Scores) -> float:
@@ -234,7 +241,7 @@ class PerplexityTask(Task):
     def _describe(self, dtype: str) -> str:
         divisor = {
             "original tokens": f"{self._num_original_tokens} space-separated tokens of the original",
-            "lm-eval words": f"{self._text.num_lm_eval_words} words as lm-evaluation-harness counts them",
+            "lm-eval words": f"{self.running_text.num_lm_eval_words} words as lm-evaluation-harness counts them",
             "transformers labels": "sub-words scored, one too few in each window but the first",
         }[self._divisor]
         recipe = self.stream.recipe + ("; each window with the memory of those before" if self.with_memory else "")

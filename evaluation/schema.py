@@ -3,7 +3,7 @@
 import math
 from typing import Any, Self
 
-from pydantic import ModelWrapValidatorHandler, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
 from lineage.files import Environment, FileSchema, Positive
 from lineage.records import Kind
@@ -133,6 +133,8 @@ class ClozeResult(Result):
     num_correct: int
     num_truncated: int
     """Scored examples that lost their beginning because the model's context is shorter."""
+    examples: list[tuple[float, bool]] = Field(default_factory=list)
+    """Loss of each scored example in nats, and whether it is right. Earlier versions kept none."""
 
     @property
     def log_perplexity_error(self) -> float | None:

@@ -1,7 +1,6 @@
 """Settings of a scoring and the ranks it runs on. Imports no torch."""
 
 import atexit
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,13 +8,14 @@ from typing import Literal
 
 from engine.parallel.layout import Layout
 from lineage.errors import BadInput
+from lineage.variables import launched_ranks, rank
 
 ONE_RANK = Layout()
 
 
 def is_first_rank() -> bool:
     """True if this process speaks to the user and writes files."""
-    return os.environ.get("RANK", "0") == "0"
+    return rank() == 0
 
 
 def parse_layout(text: str | Layout) -> Layout:
@@ -72,7 +72,7 @@ def start_ranks(layout: Layout, main: Callable[[], object]) -> None:
     from engine.launch.local import launch
     from engine.launch.rendezvous import leave_ranks
 
-    if "WORLD_SIZE" in os.environ:
+    if launched_ranks():
         atexit.register(leave_ranks)
         return
 

@@ -140,7 +140,7 @@ def calibrate(
     from experiments.benchmark import measured_here, show_benchmark, write_benchmark
     from experiments.simulator.calibrate import calibrate as run
 
-    check_place("--json", json)
+    check_place("--json", json, '"benchmark"')
     result = run(out).model_copy(update={"environment": measured_here()})
     show_benchmark(result)
     if json is not None:
@@ -198,7 +198,7 @@ def run_(
     chosen = _chosen(name, every)
     if limit and [experiment.measures for experiment in chosen] != ["released"]:
         raise BadInput("--limit is for experiments on released weights")
-    check_place("--runs", runs / MANIFEST)
+    check_place("--runs", runs / MANIFEST, "")
     run_named(chosen, mode.value, runs, limit)
 
 
@@ -246,7 +246,7 @@ def compare(
 
     if (mutated and not every) or (json and not mutated):
         raise BadInput("--mutate is for --all, and --json for --mutate")
-    check_place("--json", json)
+    check_place("--json", json, '"claims"')
     chosen = _chosen(name, every)
     loaded = load_results(_result_folders(results))
     if mutated:

@@ -24,6 +24,7 @@ from lineage.command import run_command
 from lineage.environment import available_cores, list_gpus, source_state
 from lineage.errors import HardwareFault, HardwareMissing
 from lineage.progress import announce, format_bytes
+from lineage.variables import rank
 
 SLOWEST_SHARE = 0.5
 """Least share of the median rank's matrix rate that every rank must reach."""
@@ -130,7 +131,7 @@ def _look(runs: Path) -> Seen:
     sum_is_right, bus = _reduce(device) if dist.is_initialized() else (True, 0.0)
     written_rate, write_failure = _write(runs)
     return Seen(
-        rank=int(os.environ.get("RANK", "0")), host=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
+        rank=rank(), host=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
         versions=_software(), product_is_right=right, product_flops_per_second=rate, sum_is_right=sum_is_right,
         bus_bytes_per_second=bus, free_bytes=shutil.disk_usage(runs).free, written_bytes_per_second=written_rate,
         write_failure=write_failure,

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,10 @@ from typing import Any
 
 from lineage.errors import BadInput
 
+HOLDER, OVERWRITE = "MLM_HOLDER", "MLM_OVERWRITE"
+"""Environment variables: the mark of the command that holds a run, for its child processes, and `--overwrite`."""
+MARKER = "COMPLETE"
+"""File that a sealed directory has."""
 MOST_BYTES = 256 << 20
 """Largest file that is read whole."""
 
@@ -47,26 +52,53 @@ def read_json(path: Path) -> Any:
     return parse_json(read_bytes(path))
 
 
-def check_place(option: str, path: Path | None) -> None:
-    """Raise BadInput if no file can be written at `path`. Called before the work that makes the file."""
+def check_place(option: str, path: Path | None, mark: str) -> None:
+    """Raise BadInput if no file can be written at `path` without a loss. Called before the work that makes the file.
+
+    The file must not be named twice in this command, nor lie in a sealed directory. An existing one must hold `mark`,
+    which every result of this kind does, unless the command has `--overwrite`.
+    """
     if path is None:
         return
     if path.is_dir():
         raise BadInput(f"{option} {path} is a directory, not a file to write")
+    real = os.path.realpath(path)
+    named = [{word, word.rpartition("=")[2], word.rpartition(":")[2]} - {""} for word in sys.argv[1:]]
+    if sum(real in map(os.path.realpath, words) for words in named) > 1:
+        raise BadInput(f"{option} {path} is named twice in this command, which would lose one of the two")
     folder = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
     if not folder.is_dir():
         raise BadInput(f"{option} {path} cannot be written: {folder} is not a directory")
-    if not os.access(folder, os.W_OK | os.X_OK):
+    if not os.access(path if _is_stream(path) else folder, os.W_OK):
         raise BadInput(f"{option} {path} cannot be written: this user may not write to {folder}")
+    if sealed := next((parent for parent in Path(real).parents if (parent / MARKER).is_file()), None):
+        raise BadInput(f"{option} {path} lies in {sealed}, which is complete: name another place")
+    is_other = path.is_file() and path.stat().st_size and mark.encode() not in path.read_bytes()
+    if is_other and OVERWRITE not in os.environ:
+        raise BadInput(f"{option} {path} exists and is no result of this kind: --overwrite replaces it")
+
+
+def _is_stream(path: Path) -> bool:
+    """True for a device, a pipe or a link to a file, which are written to and not replaced."""
+    return path.exists() and not path.is_dir() and (path.is_symlink() or not path.is_file())
+
+
+def hidden_beside(path: Path, word: str) -> Path:
+    """A name beside `path` for something unfinished, with what the lock of the run that it is of knows it by."""
+    return path.with_name(f".{path.name}.{word}-{os.environ.get(HOLDER, '')}{os.getpid()}")
 
 
 def write_bytes(path: Path, data: bytes, replaces: bool = True) -> bool:
     """Put `data` at `path`; a reader sees the old content or the new, never a mixture.
 
-    With `replaces=False` an existing file stays. Returns True if the data were written.
+    With `replaces=False` an existing file stays. Returns True if the data were written. A device, a pipe or a
+    link is written to, not replaced.
     """
+    if _is_stream(path):
+        path.write_bytes(data)
+        return True
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    temporary = hidden_beside(path, "partial")
     try:
         with temporary.open("wb") as file:
             file.write(data)
@@ -95,14 +127,17 @@ def write_json(path: Path, value: Any, replaces: bool = True) -> bool:
 
 
 @contextmanager
-def new_directory(path: Path, durable: bool = True) -> Iterator[Path]:
+def new_directory(path: Path, durable: bool = True, claims: bool = False) -> Iterator[Path]:
     """Yield an empty temporary sibling that becomes `path` when the block ends without an error.
 
-    An existing directory at `path` is replaced only then. On an error the temporary directory is removed. With
-    `durable=False` a power cut may leave a directory with incomplete files.
+    An existing directory at `path` is replaced only then, or, if this call `claims` the name, refused at once with
+    FileExistsError. On an error the temporary directory is removed. With `durable=False` a power cut may leave a
+    directory with incomplete files.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    if claims:
+        path.mkdir()
+    temporary = hidden_beside(path, "partial")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
@@ -110,6 +145,8 @@ def new_directory(path: Path, durable: bool = True) -> Iterator[Path]:
         publish_directory(temporary, path, durable)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
+        if claims:
+            path.rmdir()
         raise
 
 
@@ -119,8 +156,8 @@ def publish_directory(temporary: Path, path: Path, durable: bool = True) -> None
         (sync_file if file.is_file() else sync_directory)(file)
     if durable:
         sync_directory(temporary)
-    if path.exists():
-        old = path.with_name(f".{path.name}.old-{os.getpid()}")
+    if path.exists() and any(path.iterdir()):
+        old = hidden_beside(path, "old")
         os.replace(path, old)
         os.replace(temporary, path)
         shutil.rmtree(old)

@@ -4,16 +4,17 @@ A seal proves that nothing changed after it was made; the check proves that the 
 directory that was exchanged and sealed anew is noticed too. Reads JSON alone.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lineage.digest import content_digest, is_sealed, read_digest, sealed_files, sha256_json
-from lineage.errors import BadInput, IntegrityFailure
+from lineage.errors import BadInput, IntegrityFailure, UserError
 from lineage.files import read_object
 from lineage.run import MANIFEST, identity_of
 
+T = TypeVar("T")
 CHECKPOINTS = "checkpoints"
 """Folder of a run that holds its checkpoints."""
 LINEAGE, CONFIG, STATE, INDEX = "lineage.json", "config.json", "state.json", "index.json"
@@ -53,6 +54,17 @@ def resolve_checkpoint(path: Path) -> Path:
     return path
 
 
+def read_newest(path: Path, read: Callable[[Path], T]) -> T:
+    """Read a checkpoint, or the newest of a run; if a training removes that meanwhile, the next newest is read."""
+    while True:
+        chosen = resolve_checkpoint(path)
+        try:
+            return read(chosen)
+        except (OSError, UserError):
+            if chosen.is_dir() or chosen == path.resolve():
+                raise
+
+
 def broken_links(run: Path) -> list[str]:
     """A sentence for each broken link of a run that has a manifest."""
     manifest = read_object(run / MANIFEST)
@@ -68,14 +80,13 @@ def broken_links(run: Path) -> list[str]:
 
 def _check_manifest(run: Path, manifest: dict[str, Any]) -> Iterator[str]:
     """Compare the identity with the configuration and the inputs."""
-    config, outside = manifest.get("config", {}), manifest.get("outside_identity")
-    if sha256_json(config) != manifest.get("config_digest"):
+    config = manifest["config"]
+    if sha256_json(config) != manifest["config_digest"]:
         yield f"{run.name}: the configuration in {MANIFEST} is not the one its digest was made of"
-    if outside is not None:
-        version = manifest["environment"]["mlm_repro"]
-        what = {section: value for section, value in config.items() if section not in outside}
-        if identity_of(manifest["kind"], what, manifest["parents"], version) != manifest["identity"]:
-            yield f"{run.name}: the identity in {MANIFEST} is not that of its configuration and inputs"
+    version = manifest["environment"]["mlm_repro"]
+    what = {section: value for section, value in config.items() if section not in manifest["outside_identity"]}
+    if identity_of(manifest["kind"], what, manifest["parents"], version) != manifest["identity"]:
+        yield f"{run.name}: the identity in {MANIFEST} is not that of its configuration and inputs"
 
 
 def _check_checkpoint(path: Path, manifest: dict[str, Any]) -> Iterator[str]:

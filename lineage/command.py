@@ -13,9 +13,12 @@ from typing import Any, NoReturn
 
 import typer
 
-from lineage.errors import BadInput, Fault, Interrupted, UserError, afterwards
+from lineage.atomic import OVERWRITE
+from lineage.errors import BadInput, Fault, HardwareMissing, Interrupted, UserError, afterwards
 from lineage.extras import check_torch
+from lineage.processes import STOPS
 from lineage.progress import QUIET
+from lineage.variables import check_numbers
 
 NO_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 """Error numbers of a full or failing disk."""
@@ -35,6 +38,7 @@ COMMON_OPTIONS = {
     "--quiet": "print no cost and no progress",
     "--debug": "keep the traceback of a fault of the program in a file",
     JSON_ERRORS: "print an error as a line of JSON",
+    "--overwrite": "let an output replace an existing file of any kind",
 }
 
 
@@ -55,6 +59,8 @@ def _take_common_options(arguments: list[str]) -> list[str]:
     given = COMMON_OPTIONS.keys() & set(arguments[:end])
     if "--debug" in given:
         os.environ[DEBUG] = "1"
+    if "--overwrite" in given:
+        os.environ[OVERWRITE] = "1"
     if "--quiet" in given:
         os.environ.update(dict.fromkeys((QUIET, *BARS_OF_LIBRARIES), "1"))
     return [argument for argument in arguments[:end] if argument not in given] + arguments[end:]
@@ -69,16 +75,19 @@ def run_command(app: Callable[..., Any], default: str | None = None, verbs: tupl
     arguments = _take_common_options(sys.argv[1:])
     if default and arguments and not arguments[0].startswith("-") and arguments[0] not in verbs:
         arguments = [default, *arguments]
-    signal.signal(signal.SIGINT, _interrupt)
-    signal.signal(signal.SIGTERM, partial(_terminate, os.getpid()))
+    _take_streams()
+    signal.signal(signal.SIGINT, partial(_stop, os.getpid()))
+    for number in set(STOPS) - {signal.SIGINT}:
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup's
+            signal.signal(number, partial(_stop, os.getpid()))
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "true")  # it reads every installed package to look for them
     if not sys.stderr.isatty():
         os.environ.update(dict.fromkeys(BARS_OF_LIBRARIES, "1"))
     code: str | int | None = 0
     cause: Exception | None = None
-    _escape_control_characters()
     try:
         _refuse_non_text(arguments)
+        check_numbers()
         result = app(args=arguments, standalone_mode=JSON_ERRORS not in sys.argv)
         code = result if isinstance(result, int) else 0
     except SystemExit as end:
@@ -89,10 +98,10 @@ def run_command(app: Callable[..., Any], default: str | None = None, verbs: tupl
         code, cause = _explain(error), error
     except Exception as error:
         code, cause = _explain(_unforeseen(error)), error
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.stdout.flush()
+    lost = getattr(sys.stdout, "lost", None)
+    if lost and not code and lost.errno != errno.EPIPE:
+        code = _explain(Interrupted(f"standard output cannot be written: {lost.strerror}; the work is done"))
     if code == Interrupted.exit_code:
         from lineage.processes import is_at_work
 
@@ -102,21 +111,50 @@ def run_command(app: Callable[..., Any], default: str | None = None, verbs: tupl
     raise SystemExit(code) from cause
 
 
-class _Terminal(io.TextIOWrapper):
-    """A terminal that shows control characters other than colours instead of obeying them."""
+class _Output(io.TextIOWrapper):
+    """Standard output or error. A terminal shows control characters other than colours instead of obeying them.
+
+    What cannot be written, because its reader left or its disk is full, is lost, and the work goes on.
+    """
+
+    lost: OSError | None = None
 
     def write(self, text: str) -> int:
-        return super().write(CONTROL.sub(lambda match: match[1] or _escaped(match[0]), text))
+        if self.isatty():
+            text = CONTROL.sub(lambda match: match[1] or _escaped(match[0]), text)
+        try:
+            return super().write(text)
+        except OSError as error:
+            return self._lose(error)
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            self._lose(error)
+
+    def _lose(self, error: OSError) -> int:
+        self.lost = self.lost or error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+        return 0
 
 
-def _escape_control_characters() -> None:
-    """Escape control characters on terminals, and characters that the output's encoding lacks."""
-    for name in ("stdout", "stderr"):
+def _take_streams() -> None:
+    """Write to standard output and error through `_Output`, in place of closed ones to nowhere.
+
+    Characters that an encoding lacks are escaped.
+    """
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-            if stream.isatty():
-                setattr(sys, name, _Terminal(stream.buffer, stream.encoding, "backslashreplace", line_buffering=True))
+        if stream is None:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is the closed one's
+            stream = os.fdopen(descriptor, "r" if name == "stdin" else "w", encoding="utf-8", closefd=False)
+            for each in (name, f"__{name}__"):
+                setattr(sys, each, stream)
+        if name != "stdin" and isinstance(stream, io.TextIOWrapper):
+            stream.flush()
+            setattr(sys, name, _Output(stream.buffer, stream.encoding, "backslashreplace",
+                                       line_buffering=name == "stderr" or stream.isatty()))  # fmt: skip
 
 
 def _refuse_non_text(arguments: list[str]) -> None:
@@ -136,6 +174,8 @@ def _unforeseen(error: Exception) -> UserError:
     """Turn an error of the disk, of an option or of an unfit torch into a user's error, any other into a Fault."""
     if mistake := getattr(error, "format_message", None):  # click has it, or the copy that newer versions of typer have
         return BadInput(mistake())
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error)):
+        return HardwareMissing(f"this machine has too little memory for that: {' '.join(str(error).split())[:200]}")
     if isinstance(error, RuntimeError) and str(error) == NO_HOME:
         return BadInput("this user has no home directory: set HOME")
     if isinstance(error, RuntimeError) and str(error).startswith(CIRCLE):
@@ -166,13 +206,11 @@ class _CtrlC(BaseException):
     """Ctrl-C; not an Exception, so that code which catches the errors of libraries does not catch it."""
 
 
-def _interrupt(number: int, frame: object) -> NoReturn:
-    raise _CtrlC
-
-
-def _terminate(command: int, number: int, frame: object) -> NoReturn:
-    """End the command as Ctrl-C does, and a forked process at once."""
-    if os.getpid() == command:
+def _stop(command: int, number: int, frame: object) -> NoReturn:
+    """End the command with its exit code, which no second signal changes, and a forked process at once."""
+    if os.getpid() == command or number == signal.SIGINT:
+        for each in STOPS:
+            signal.signal(each, signal.SIG_IGN)
         raise _CtrlC
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
@@ -180,7 +218,9 @@ def _terminate(command: int, number: int, frame: object) -> NoReturn:
 
 
 def _explain(error: UserError) -> int:
-    if error.on_every_rank or os.environ.get("RANK", "0") == "0":
+    for number in STOPS:
+        signal.signal(number, signal.SIG_IGN)
+    if error.on_every_rank or os.environ.get("RANK") in (None, "0"):
         shown = "".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in str(error))
         said = {"error": type(error).__name__, "exit_code": error.exit_code, "message": shown}
         print(json.dumps(said) if JSON_ERRORS in sys.argv else f"error: {shown}", file=sys.stderr)

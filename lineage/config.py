@@ -73,10 +73,18 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def parse_config(values: dict[str, Any], model: type[ConfigT], where: str) -> ConfigT:
     """Validate plain values against `model`; `where` names their origin in the error sentence."""
+    if _is_too_large(values):
+        raise BadInput(f"{where} has an integer of more than 63 bits")
     try:
         return model.model_validate(values)
     except ValidationError as error:
         raise BadInput(f"{where}: {_sentence(error, model)}") from error
+
+
+def _is_too_large(value: object) -> bool:
+    if isinstance(value, dict | list):
+        return any(map(_is_too_large, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, int) and abs(value) >= 1 << 63
 
 
 def read_toml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:

@@ -2,16 +2,21 @@
 
 import fcntl
 import os
+import re
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lineage.errors import BadInput
+from lineage.atomic import HOLDER
+from lineage.errors import BadInput, Interrupted
 
 LOCK = ".lock"
-LEFTOVERS = (".*.partial*", ".*.old-*", ".*.link-*")
-"""Names of unfinished files and directories, and of replaced ones that wait to be removed."""
+_HELD: dict[Path, int] = {}
+"""Descriptor of the lock of each directory that this process works in."""
+UNFINISHED = r"\.(iter_\d{{7}}\.partial|manifest\.json\.partial-\d+|.+\.(partial|old|link)-({})\d+)"
+"""Names of unfinished files and directories, and of replaced ones, by the marks of their holders."""
 
 
 @contextmanager
@@ -36,15 +41,29 @@ def locked(directory: Path) -> Iterator[None]:
             break
         os.close(descriptor)
     try:
-        _remove_leftovers(directory)
+        _HELD[directory] = descriptor
+        mark = os.environ.setdefault(HOLDER, f"{secrets.token_hex(4)}-")
+        earlier = os.pread(descriptor, 1 << 16, 0).decode("ascii", "replace").split()
+        os.pwrite(descriptor, f"{mark}\n".encode(), 10 * len(earlier))
+        _remove_leftovers(directory, earlier)
         yield
     finally:
-        path.unlink(missing_ok=True)
+        del _HELD[directory]
+        if _is_same(descriptor, path):
+            path.unlink()
         os.close(descriptor)
 
 
-def _remove_leftovers(directory: Path) -> None:
-    for leftover in [path for pattern in LEFTOVERS for path in directory.rglob(pattern)]:
+def check_held(directory: Path) -> None:
+    """Raise Interrupted if a directory that this process locked was moved, removed or exchanged since."""
+    if directory in _HELD and not _is_same(_HELD[directory], directory / LOCK):
+        raise Interrupted(f"{directory} was moved or removed while it was worked in: nothing more is written there")
+
+
+def _remove_leftovers(directory: Path, marks: list[str]) -> None:
+    """Remove what the holders of these marks left unfinished, and nothing else."""
+    name = re.compile(UNFINISHED.format("|".join(map(re.escape, marks)) or "(?!)"))
+    for leftover in [path for path in directory.rglob(".*") if name.fullmatch(path.name)]:
         if leftover.is_dir() and not leftover.is_symlink():
             shutil.rmtree(leftover, ignore_errors=True)
         else:

@@ -13,6 +13,8 @@ T = TypeVar("T")
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 NATIVE = "native"
+STOPS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+"""Signals that stop a command: a second one changes nothing, and one that was ignored from the start stays so."""
 
 
 def end_with_parent(number: int = signal.SIGKILL) -> None:
@@ -23,15 +25,22 @@ def end_with_parent(number: int = signal.SIGKILL) -> None:
 
 @contextmanager
 def when_stopped(handler: Callable[[int], None]) -> Iterator[None]:
-    """Call `handler` with the number of SIGTERM or Ctrl-C; restore the former handlers at the end.
+    """Call `handler` with the number of the first of STOPS; restore the former handlers at the end.
 
     Only the main thread can set signal handlers; in another thread nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = signal.SIGTERM, signal.SIGINT
-    former = {number: signal.signal(number, lambda number, frame: handler(number)) for number in numbers}
+    came: list[int] = []
+
+    def hear(number: int, frame: object) -> None:
+        came.append(number)
+        if len(came) == 1:
+            handler(number)
+
+    numbers = [number for number in STOPS if signal.getsignal(number) != signal.SIG_IGN]
+    former = {number: signal.signal(number, hear) for number in numbers}
     try:
         yield
     finally:

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from lineage import VERSION
-from lineage.atomic import write_json
+from lineage.atomic import hidden_beside, write_json
 from lineage.digest import is_sealed, read_digest, seal, sha256_json
 from lineage.environment import describe_environment
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import Manifest, parse_document, read_object
-from lineage.lock import LOCK
+from lineage.lock import LOCK, check_held
 
 MANIFEST = "manifest.json"
 
@@ -61,18 +61,18 @@ class RunDirectory:
         is_begun = (path / MANIFEST).exists()
         if not is_begun and (path.is_file() or (path.is_dir() and not all(map(_is_leftover, path.iterdir())))):
             raise BadInput(f"{path} is in use: name a place that is empty or new")
-        run = cls(path)._begun(path.name, kind, identity, config, parents)
-        if run.manifest.get("identity") != identity:
-            raise BadInput(f"{path} holds the result of other work: name another place or remove it")
-        return run
+        return cls(path)._begun(path.name, kind, identity, config, parents)
 
     def _begun(
         self, name: str, kind: str, identity: str, config: dict[str, Any], parents: dict[str, str],
         without: frozenset[str] = frozenset(),
     ) -> "RunDirectory":  # fmt: skip
-        """Write the manifest if no other process has; several may begin the run at once."""
+        """Write the manifest if no other process has; several may begin the run at once.
+
+        Raises BadInput if the directory holds other work.
+        """
         if (self.path / MANIFEST).exists():
-            return self
+            return self._of(identity)
         made = not self.path.exists()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,12 @@ class RunDirectory:
             environment=describe_environment(),
         )
         is_new = write_json(self.path / MANIFEST, manifest.to_json(), replaces=False)
-        return RunDirectory(self.path, is_new, is_new and made)
+        return RunDirectory(self.path, is_new, is_new and made)._of(identity)
+
+    def _of(self, identity: str) -> "RunDirectory":
+        if self.manifest["identity"] != identity:
+            raise BadInput(f"{self.path} holds the result of other work: name another place, or move it away")
+        return self
 
     def note_layout(self, iteration: int, parallel: dict[str, Any], ranks: int) -> None:
         """Add the layout of a training to the manifest if the last one there is another."""
@@ -112,6 +117,14 @@ class RunDirectory:
         """Open an existing run. Raises BadInput if `path` has none."""
         run = cls(path.resolve())
         run.manifest  # noqa: B018  (reading it is the check)
+        return run
+
+    @classmethod
+    def open_named(cls, root: Path, name: str) -> "RunDirectory":
+        """Open the run that `<root>/<name>` leads to. Raises BadInput if it is of another name or was renamed."""
+        run = cls.open(root / name)
+        if (run.manifest["name"], f"{name}-{run.manifest['identity'][:8]}") != (name, run.path.name):
+            raise BadInput(f"{root / name} does not lead to a run that began as {name}: move {run.path} away")
         return run
 
     @property
@@ -146,7 +159,11 @@ class RunDirectory:
         return read_digest(self.path)
 
     def complete(self) -> str:
-        """Seal the run, point `<root>/<name>` at it, and return its digest."""
+        """Seal the run, point `<root>/<name>` at it, and return its digest.
+
+        Raises Interrupted if the directory is no longer the one that this process locked.
+        """
+        check_held(self.path)
         digest = seal(self.path)
         self.link()
         return digest
@@ -161,9 +178,8 @@ class RunDirectory:
             return
         if (link.exists() and not link.is_symlink()) or (yields and is_sealed(link)):
             return
-        for leftover in self.path.glob(f".{link.name}.link-*"):
-            leftover.unlink(missing_ok=True)
-        temporary = self.path / f".{link.name}.link-{os.getpid()}"
+        temporary = hidden_beside(self.path / link.name, "link")
+        temporary.unlink(missing_ok=True)
         try:
             temporary.symlink_to(self.path.name)
             os.replace(temporary, link)

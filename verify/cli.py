@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lineage.atomic import check_place
+from lineage.atomic import check_place, write_text
 from lineage.command import CommandLine, run_command
 from lineage.digest import MARKER, bytes_below, check_seal, is_sealed
 from lineage.errors import KEEPS_NOTHING, BadInput, IntegrityFailure
@@ -25,15 +25,19 @@ Twin = Annotated[bool, typer.Option("--twin", help="Shrink the recipe to laptop 
 
 
 @app.command()
-def run(path: Annotated[Path, typer.Argument(help="Run or checkpoint directory.")]) -> None:
+def run(
+    path: Annotated[Path, typer.Argument(help="Run or checkpoint directory.")],
+    strict: Annotated[bool, typer.Option("--strict", help="Fail if something that belongs to it is not here.")] = False,
+) -> None:
     """Check every file of a sealed directory against its digest, and every number of a run against its inputs.
 
     A run's identity is computed again. Each input that is on disk is compared with its digest, each checkpoint with the
     one before it, each record with the metrics or evaluation behind it, and the report is made again. Of a folder of
     kept results the numbers that take no training, the verdicts and the figures are made again too. Every difference is
-    named.
+    named, and so is a file, a key or a name that no run of its kind has. It prints what was compared and what was not.
     """
     from lineage.run import MANIFEST
+    from verify.kinds import KINDS, kind_of, misfits
 
     path = path.resolve()
     if not path.is_dir():
@@ -58,9 +62,17 @@ def run(path: Annotated[Path, typer.Argument(help="Run or checkpoint directory."
         from verify.recomputed import RunCheck
 
         check = RunCheck(path)
-        for name in dict.fromkeys(check.absent):
-            print(f"not compared, as it is not here: {name}")
-        _refuse(check.broken)
+        broken, compared, absent = check.broken, check.compared, list(dict.fromkeys(check.absent))
+    else:
+        kind = kind_of(path)
+        broken = list(misfits(path, KINDS[kind])) if kind else [f"{path} is of no kind that is known"]
+        compared, absent = [f"files of a {kind}"], [f"the run that this {kind} is of"]
+    print(f"compared: digests of {len(inner) + 1} sealed directories; {'; '.join(compared)}")
+    for name in absent:
+        print(f"not compared, as it is not here: {name}")
+    if strict and absent:
+        broken.append(f"{path.name}: {len(absent)} things that belong to it were not compared")
+    _refuse(broken)
     print(f"ok {digest[:16]} {path}")
 
 
@@ -151,7 +163,7 @@ def against(
     from verify.against import iteration_table, keep, run_against
     from verify.parity import LayoutDiffers
 
-    check_place("--out", out / MANIFEST)
+    check_place("--out", out / MANIFEST, "")
     iterations = iterations or 20
     result = run_against(resolved, engine, layout, iterations)
     show_rows(iteration_table(result))
@@ -182,16 +194,16 @@ def layouts(
     measured. Exit code 3 if something is found, each with parameter, layout, value and what it must be; 2 if a layout
     that was named cannot run here.
     """
-    check_place("--json", json_file)
-    check_place("--out", out and out / "index.html")
-    check_place("--reproduce", reproduce and reproduce / "tp2.py")
+    check_place("--json", json_file, '"findings"')
+    check_place("--out", out and out / "index.html", "<html")
+    check_place("--reproduce", reproduce and reproduce / "tp2.py", "planted")
 
     from verify.layouts import run_layouts
     from verify.parity import LayoutDiffers
 
     report = run_layouts(program, fields or [], names, seed)
     if json_file:
-        json_file.write_text(report.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        write_text(json_file, report.model_dump_json(indent=1) + "\n")
     if out:
         from verify.findings import write_page
 

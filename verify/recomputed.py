@@ -14,17 +14,18 @@ import numpy as np
 from pydantic import BaseModel
 
 from data_pipeline.files import DATASET, LEDGER, DataCard, Ledger, dataset_digest, named_datasets
+from data_pipeline.passes.overlap import RESULT as OVERLAP
 from engine.config import RunConfig
 from engine.run.files import METRICS, SUMMARY, TIMELINE, read_metrics, read_steps, read_summary, read_validations
 from engine.run.resolved import read_run_config
 from evaluation.schema import ClozeResult, PerplexityResult
-from evaluation.uncertainty import ratio_standard_error
+from experiments.benchmark import AGAINST
 from experiments.catalogue import ABLATION
+from experiments.files import EVALUATIONS, FORECAST, NOT_RUN, SCORES, LadderResult, LadderScores, ReproductionScores
 from experiments.files import LADDER as LADDER_RESULT
-from experiments.files import NOT_RUN, SCORES, LadderResult, ReproductionScores
 from experiments.forecast.ladder import derive
 from experiments.forecast.trainings import keep, read_kept
-from experiments.reproduce.files import ReproductionSummary
+from experiments.reproduce.files import ReproducedModel, ReproductionSummary
 from experiments.reproduce.plan import LADDER, twin_rule
 from experiments.reproduce.reproduction import (
     RESULTS,
@@ -38,19 +39,23 @@ from experiments.reproduce.reproduction import (
 from experiments.reproduce.steps import TASKS, evaluation_file
 from experiments.sealed import digest_of_numbers
 from experiments.verdicts import load_results
+from lineage.atomic import parse_json
 from lineage.chain import broken_links
 from lineage.config import parse_config
 from lineage.digest import MARKER, check_seal, is_sealed, read_digest, sealed_files, sha256_file, sha256_json
-from lineage.errors import UserError
-from lineage.files import Manifest, one_line, read_document, read_values
+from lineage.errors import DataMissing, UserError
+from lineage.files import Manifest, one_line, read_document, read_object, read_values
 from lineage.records import RECORDS, Record, read_records
 from lineage.run import MANIFEST, RunDirectory
 from lineage.shipped import model_file
 from lineage.verified import check_seal_once
+from reports.engines import read_engines
+from verify import recounted
+from verify.kinds import KINDS, hidden, misfits
+from verify.recounted import SAME
 
 KEPT, REPORT = "training", "report"
-SAME = 1e-9
-"""Relative tolerance of a number that is computed again from rounded ones or on another processor."""
+Check = Callable[[], Iterable[str]]
 
 
 class RunCheck:
@@ -62,23 +67,39 @@ class RunCheck:
         """A sentence for each difference."""
         self.absent: list[str] = []
         """Names of inputs that are not on disk."""
-        by_kind: dict[str, tuple[Callable[[], Iterable[str]], ...]] = {
-            "reproduction": (
-                self._models, self._trainings, self._evaluations, self._records, self._report
-            ),
-            "experiment": (self._numbers,),
-            "training": (self._datasets, self._curve),
-            "data": (self._card,),
-            "ladder": (self._ladder,),
-            ABLATION: (self._ablation,),
+        self.compared: list[str] = []
+        """Names of what was compared."""
+        by_kind: dict[str, list[tuple[str, Check]]] = {
+            "reproduction": [
+                ("models", self._models), ("trainings", self._trainings), ("evaluations", self._evaluations),
+                ("records", self._records), ("report", self._report),
+            ],
+            "experiment": [("records", self._numbers)],
+            "training": [("datasets", self._datasets), ("metrics and summary", self._curve)],
+            "data": [("data card, ledger, token files and documents", self._card)],
+            "ladder": [("forecast, trainings, evaluations and records", self._ladder)],
+            ABLATION: [("forecast, trainings and records", self._ablation)],
+            "forecast": [("forecast", self._forecast)],
+            "against": [("disagreements", self._against)],
         }  # fmt: skip
-        for check in (lambda: broken_links(run), *by_kind.get(self.manifest.kind, ())):
+        checks: list[tuple[str, Check]] = [("files, keys, name and identity", self._described)]
+        of_a_verb: list[tuple[str, Check]] = [("counts", self._counts)] * self.manifest.kind.startswith("data-")
+        for name, check in (*checks, *by_kind.get(self.manifest.kind, of_a_verb)):
             try:
-                for sentence in check():
-                    self.broken.append(sentence)
+                self.broken += check()
+                self.compared.append(name)
             except (UserError, OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
                 said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {one_line(error)}"
                 self.broken.append(f"{run.name} cannot be checked: {said}")
+
+    def _described(self) -> Iterator[str]:
+        """Check that the run is of a known kind, with the files, keys and name of that kind, and belongs together."""
+        if self.manifest.kind not in KINDS:
+            yield f"{self.run.name} is of the kind {self.manifest.kind!r}, of which nothing is known"
+            return
+        yield from misfits(self.run, KINDS[self.manifest.kind], read_object(self.run / MANIFEST))
+        yield from broken_links(self.run)
+        self.absent += [f"{name} in {self.run.name}, which no seal covers" for name in hidden(self.run)]
 
     def _made_of(self, name: str, place: Path, digest: Callable[[Path], str]) -> Iterator[str]:
         """Check an input: its digest, if it is on disk, and then the input as a run."""
@@ -101,9 +122,19 @@ class RunCheck:
             if sealed.get(name) != file.to_json():
                 yield f"{name} is not the file that {DATASET} describes"
         yield from self._counted(card)
+        yield from recounted.of_dataset(self.run, card)
+
+    def _counts(self) -> Iterator[str]:
+        if (self.run / DATASET).is_file():
+            yield from self._card()
+        elif (self.run / LEDGER).is_file():
+            yield from recounted.of_ledger(read_document(self.run / LEDGER, Ledger))
+        else:
+            yield from recounted.of_overlap(self.run / OVERLAP)
 
     def _counted(self, card: DataCard) -> Iterator[str]:
         ledger = read_document(self.run / LEDGER, Ledger)
+        yield from recounted.of_ledger(ledger)
         amounts = {name: (split.documents, split.bytes, split.tokens) for name, split in card.splits.items()}
         counted = {name: (split.documents, split.bytes, split.tokens) for name, split in ledger.splits.items()}
         if (card.source, amounts) != (ledger.source, counted):
@@ -123,7 +154,9 @@ class RunCheck:
         """Check that the metrics have every iteration and end as the summary says."""
         if not is_sealed(self.run):
             return
-        iterations = self.manifest.config["train"]["iterations"]
+        config = parse_config(self.manifest.config, RunConfig, f"{self.run.name}/{MANIFEST}")
+        iterations = config.train.iterations
+        yield from recounted.of_training(self.run, config)
         if [step.iteration for step in read_steps(self.run)] != list(range(1, iterations + 1)):
             yield f"{METRICS} of {self.run.name} does not have each of {iterations} iterations once and in order"
         yield from _ending(self.run)
@@ -205,9 +238,35 @@ class RunCheck:
                     yield f"{where} is not a {kind} evaluation of the checkpoint and tokenizer of {model.name}"
                 if result.partial != ("; only " in result.protocol):
                     yield f"{where} contradicts itself about being partial"
-                for name, value in _follows(result).items():
-                    if not math.isclose(value, getattr(result, name), rel_tol=SAME):
-                        yield f"{where} says {getattr(result, name)!r} as {name}; its own sums give {value!r}"
+                yield from _unlike(result, recounted.follows(result), where, "its own sums give")
+                yield from self._counted_again(result, model, where)
+
+    def _counted_again(
+        self, result: PerplexityResult | ClozeResult, model: ReproducedModel, where: str
+    ) -> Iterator[str]:
+        """Count what the text and the tokenizer give, and the answers that are kept."""
+        training, config = self.run.parent / model.run, self.manifest.config
+        limit = config["examples" if isinstance(result, ClozeResult) else "windows"]
+        if is_sealed(training) and (places := [each.place for each in named_datasets(training) if each.is_here]):
+            try:
+                context = _recipe(training).model.seq_length
+                yield from _unlike(result, recounted.counts(result, places[0], context, limit), where, "its text gives")
+            except DataMissing as missing:
+                self.absent.append(f"{missing} of {where}")
+        else:
+            self.absent.append(f"text and tokenizer of {where}")
+        if isinstance(result, ClozeResult) and not result.examples:
+            yield from self._answers_of_old(result, model, where)
+
+    def _answers_of_old(self, result: ClozeResult, model: ReproducedModel, where: str) -> Iterator[str]:
+        """Count the answers in the examples of a reproduction of an earlier version."""
+        path = self.run / "examples.jsonl"
+        about, *shown = [parse_json(line) for line in path.read_bytes().splitlines()] if path.is_file() else [{}]
+        right = [example["correct"][about["models"].index(model.name)] for example in shown]
+        if len(right) < result.num_examples:
+            self.absent.append(f"answers of {where}")
+        if right and not sum(right) <= result.num_correct <= result.num_examples - right.count(False):
+            yield f"{where} says {result.num_correct} right answers; {path.name} has {sum(right)} in {len(right)}"
 
     def _records(self) -> Iterator[str]:
         """Compute scores and records again; claims may be worded differently by now."""
@@ -227,6 +286,22 @@ class RunCheck:
 
     # -- an experiment --------------------------------------------------------------------------------------------
 
+    def _forecast(self) -> Iterator[str]:
+        """Compare the forecast with the digest that it was sealed with."""
+        if sha256_file(self.run / FORECAST) != self.manifest.config["sha256"]:
+            yield f"{FORECAST} of {self.run.name} is not the one that was sealed"
+        values = read_values(self.run / FORECAST)
+        made_of = values.get("made_of") or {name: each for name, each in values["searched"].items() if each}
+        if made_of != self.manifest.parents:
+            yield f"{FORECAST} of {self.run.name} was made of other trainings than {MANIFEST} names"
+
+    def _against(self) -> Iterator[str]:
+        """Compare the curves of two engines with what is said of them."""
+        result, config = read_engines(self.run), self.manifest.config
+        if (result.title, result.setting, result.notes) != (config["title"], config["setting"], config["notes"]):
+            yield f"{AGAINST} of {self.run.name} has another title, setting or notes than {MANIFEST}"
+        yield from recounted.of_engines(self.run)
+
     def _numbers(self) -> Iterator[str]:
         """Compare the records with the digest that the run was begun with."""
         config, records = self.manifest.config, read_records(self.run / RECORDS)
@@ -244,7 +319,14 @@ class RunCheck:
     # -- a ladder -------------------------------------------------------------------------------------------------
 
     def _ladder(self) -> Iterator[str]:
-        """Derive result and records again from the kept trainings."""
+        """Derive result and records again from the kept trainings, whose scores are of one text."""
+        sizes: dict[str, list[float]] = {}
+        for path in sorted((self.run / EVALUATIONS).glob("*.json")):
+            for text, score in read_document(path, LadderScores).texts.items():
+                sizes.setdefault(text, []).append(sum(score.nll) / score.bits_per_byte / sum(score.words))
+        for text, bytes_of in sizes.items():
+            if not np.allclose(bytes_of, bytes_of[0], rtol=1e-4):
+                yield f"the bits per byte of {text} in {self.run.name} are not of the losses beside them"
         result, records = derive(self.run)
         if not _alike(result, read_document(self.run / LADDER_RESULT, LadderResult)):
             yield f"{LADDER_RESULT} of {self.run.name} is not what its trainings give"
@@ -299,29 +381,11 @@ class RunCheck:
                 )
 
 
-def _follows(result: PerplexityResult | ClozeResult) -> dict[str, float]:
-    """Numbers of an evaluation that follow from others in it."""
-    if isinstance(result, ClozeResult):
-        accuracy = result.num_correct / result.num_examples
-        error = math.sqrt(accuracy * (1 - accuracy) / max(1, result.num_examples - 1))
-        return {"accuracy": accuracy, "standard_error": error}
-    share = result.normaliser / result.num_original_tokens
-    nll, blocks = result.loss_per_token * result.num_scored_tokens, result.blocks
-    scored = np.array([block.nll for block in blocks])
-    weights = np.array([block.num_original_tokens * block.num_scored / block.num_targets for block in blocks])
-    size = nll / math.log(2) / share
-    follows: dict[str, float] = {
-        "num_scored_tokens": sum(block.num_scored for block in blocks),
-        "loss_per_token": math.fsum(scored) / result.num_scored_tokens,
-        "perplexity": math.exp(nll / result.normaliser),
-        "subword_perplexity": math.exp(result.loss_per_token),
-        "original_token_perplexity": math.exp(nll / result.normaliser),
-        "lm_eval_word_perplexity": math.exp(nll / (result.num_lm_eval_words * share)),
-        "bits_per_byte": size / round(size / result.bits_per_byte),  # of a whole number of bytes
-    }
-    if (spread := ratio_standard_error(scored, weights)) is not None:
-        follows["log_perplexity_standard_error"] = spread * weights.sum() / result.normaliser
-    return follows
+def _unlike(result: BaseModel, values: dict[str, float], where: str, by: str) -> Iterator[str]:
+    for name, value in values.items():
+        said = getattr(result, name)
+        if said is None or not math.isclose(value, said, rel_tol=SAME):
+            yield f"{where} says {said!r} as {name}; {by} {value!r}"
 
 
 def _in_order(records: Iterable[Record]) -> list[Record]:

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lineage.atomic import sync_directory
+from lineage.atomic import hidden_beside, sync_directory
 from lineage.errors import BadInput, IntegrityFailure
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -100,7 +100,7 @@ class TokenFileWriter:
 
     def __init__(self, prefix: Path, dtype: "np.dtype[Any]") -> None:
         self._paths = token_paths(prefix)
-        self._partial = [path.with_name(f".{path.name}.partial-{os.getpid()}") for path in self._paths]
+        self._partial = [hidden_beside(path, "partial") for path in self._paths]
         self._dtype = np.dtype(dtype).newbyteorder("<")
         self._code = next(code for code, known in DTYPES.items() if np.dtype(known) == np.dtype(dtype))
         self._limits = np.iinfo(self._dtype)

@@ -33,6 +33,7 @@ from engine.parallel.mesh import serial_mesh
 from engine.parallel.sharding import sharded_parameters
 from engine.rng import Dropout, initial_normal
 from engine.step import TrainingStep
+from lineage.chain import read_newest
 from lineage.errors import BadInput, UserError
 from lineage.progress import Progress, announce
 
@@ -150,11 +151,13 @@ class FineTuner:
 
     def __init__(self, name: str, checkpoint: Path, recipe: FineTuneRecipe) -> None:
         self.mesh = self.storage_mesh = serial_mesh(local_device())
-        loaded = load_for_inference(checkpoint, self.mesh)
+        loaded, self.encoder = read_newest(
+            checkpoint, lambda chosen: (load_for_inference(chosen, self.mesh), PairEncoder.of(chosen))
+        )
         if not isinstance(loaded.model, BERT):
             raise BadInput(f"{checkpoint} is a {loaded.config.family}; a BERT is fine-tuned on {name}")
         self.task, self.recipe, self.digest = TASKS[name], recipe, loaded.digest
-        self.config, self.encoder = loaded.config, PairEncoder.of(loaded.directory)
+        self.config = loaded.config
         self.is_span = name.startswith("squad")
         self.model = FineTuneModel(loaded.model, self.task.outputs, self.is_span).to(self.mesh.device)
         with torch.no_grad():

@@ -163,7 +163,7 @@ def new_output(out: Path) -> Iterator[Path]:
     """Context manager: a temporary directory that becomes `out`. Raises BadInput if it cannot be written."""
     check_output(out)
     try:
-        with new_directory(out) as temporary:
+        with new_directory(out, claims=True) as temporary:
             yield temporary
     except (OSError, SafetensorError) as error:
         raise BadInput(f"{out} cannot be written: {getattr(error, 'strerror', None) or error}") from error

@@ -25,6 +25,7 @@ from engine.inference import LoadedCheckpoint, load_for_inference
 from engine.model.gpt2 import GPT2
 from engine.parallel.mesh import serial_mesh
 from lineage.atomic import write_text
+from lineage.chain import read_newest
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.extras import import_extra
 from lineage.files import read_object
@@ -87,19 +88,22 @@ def export_checkpoint(checkpoint: Path, out: Path) -> Path:
     BadInput if the model is not a GPT-2 or `out` cannot be written, IntegrityFailure if the checkpoint is incomplete or
     changed or the export is another model. Nothing is left there then.
     """
-    check_output(out)
+    with new_output(out) as temporary:
+        read_newest(checkpoint, lambda chosen: _export(chosen, temporary))
+    return out
+
+
+def _export(checkpoint: Path, temporary: Path) -> None:
     loaded = load_for_inference(checkpoint, as_stored=True)
     if not isinstance(loaded.model, GPT2):
         raise BadInput(f"{loaded.directory} is a {loaded.config.family}; only GPT-2 is written in other formats")
-    with new_output(out) as temporary:
-        write_huggingface(loaded, temporary)
-        write_card(temporary, loaded)
-        written = transformers_model(temporary, loaded.config)
-        if written is None:
-            back = read_huggingface(temporary)
-            written = build_model(back.model, back.tensors)
-        check_same(engine_model(loaded.model.float()), written, out)
-    return out
+    write_huggingface(loaded, temporary)
+    write_card(temporary, loaded)
+    written = transformers_model(temporary, loaded.config)
+    if written is None:
+        back = read_huggingface(temporary)
+        written = build_model(back.model, back.tensors)
+    check_same(engine_model(loaded.model.float()), written, checkpoint)
 
 
 def import_checkpoint(directory: Path, out: Path, vocab: Path | None = None, heads: int | None = None) -> Path:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from engine.launch.threads import current_rank
 from lineage.config import flatten
 from lineage.errors import BadInput, HardwareFault, Interrupted, afterwards
+from lineage.variables import launched_ranks, number
 
 JOIN_SECONDS = "MLM_JOIN_SECONDS"
 """Environment variable: seconds that a rank waits for the others to start, by default 300. Hundreds of processes import
@@ -60,13 +61,13 @@ class RankLost(Interrupted):
 def launched_world_size() -> int:
     """Number of ranks that torchrun, Slurm or `run_threads` started; 1 for a plain process."""
     here = current_rank()
-    return here.world.size if here else int(os.environ.get("WORLD_SIZE", "1"))
+    return here.world.size if here else launched_ranks() or 1
 
 
 def local_rank() -> int:
     """Number of this rank among those of its machine."""
     here = current_rank()
-    return here.rank if here else int(os.environ.get("LOCAL_RANK", "0"))
+    return here.rank if here else number("LOCAL_RANK") or 0
 
 
 def join_ranks() -> None:

@@ -25,7 +25,7 @@ from lineage.environment import available_cores, list_gpus
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import read_object
 from lineage.progress import format_bytes
-from lineage.run import MANIFEST, RunDirectory
+from lineage.run import MANIFEST, RunDirectory, identity_of
 from lineage.shipped import Shipped, find_file
 
 ORIGINS = ("init_from", "continues")
@@ -276,10 +276,14 @@ def resolve_begun(directory: RunDirectory, ranks: int | None = None, changed: Se
     try:
         original = f"{manifest['name']}-{manifest['identity'][:8]}"
         began, dataset = manifest["environment"]["mlm_repro"], manifest["parents"]["dataset"]
+        what = {section: value for section, value in manifest["config"].items() if section not in PLACES}
+        identity = identity_of(manifest["kind"], what, manifest["parents"], began)
     except (KeyError, TypeError) as error:
         raise IntegrityFailure(f"{path / MANIFEST} does not say what was begun") from error
     if path.name != original:
         raise BadInput(f"{path} was renamed: it began as {original}")
+    if manifest["identity"] != identity:
+        raise IntegrityFailure(f"{path / MANIFEST} was changed: its identity is not that of its configuration")
     if began != VERSION:
         raise BadInput(f"{path} began under version {began} and this is {VERSION}: begin a new run")
     train, parents = config.train, manifest["parents"]

@@ -147,7 +147,7 @@ def format_days(seconds: float) -> str:
 def write_launch_files(job: Job, out: Path) -> tuple[Path, Path]:
     """Write `slurm.sh` and `torchrun.sh` into `out` and return where they are. Raises BadInput where it cannot."""
     slurm, torchrun = out / "slurm.sh", out / "torchrun.sh"
-    check_place("--out", slurm)
+    check_place("--out", slurm, "#SBATCH")
     write_text(slurm, slurm_script(job, out))
     write_text(torchrun, torchrun_script(job, out))
     return slurm, torchrun

@@ -78,7 +78,7 @@ def run_rank(failed: Path, module: str, arguments: list[str]) -> NoReturn:
             note_failure(failed, code, cause)
     sys.stdout.flush()
     sys.stderr.flush()
-    if code and os.environ.get("RANK", "0") != "0":
+    if code and os.environ.get("RANK") not in (None, "0"):
         with suppress(BaseException):  # a signal ends the wait
             time.sleep(FIRST_RANK_SECONDS)
     os._exit(code)

@@ -68,7 +68,7 @@ def reproduce(plan: Plan, runs: Path) -> Path:
         steps.run_step(*step)
     course.begin("making the text")
     steps.run_step(*steps.data_step(plan, runs))
-    dataset = RunDirectory.open(runs / load_config(plan.recipe, DataConfig).name)
+    dataset = RunDirectory.open_named(runs, load_config(plan.recipe, DataConfig).name)
     card = read_document(dataset.path / DATASET, DataCard)
     counts = ", ".join(f"{split.tokens:,} tokens in {name}" for name, split in card.splits.items())
     print(f"text: {card.source}; {counts}; vocabulary {card.vocab_size:,}", flush=True)
@@ -124,7 +124,7 @@ def _train(plan: Plan, config: RunConfig, dataset: RunDirectory, runs: Path) -> 
         job = training_job(plan, config, runs).model_copy(update={"dataset": dataset.path})
         write_launch_files(job, steps.launch_folder(config, runs))
     steps.run_step(*steps.train_step(plan, config, runs / dataset.path.name, runs))
-    return RunDirectory.open(runs / config.name)
+    return RunDirectory.open_named(runs, config.name)
 
 
 def _evaluate(model: str, plan: Plan, training: RunDirectory, run: RunDirectory) -> None:

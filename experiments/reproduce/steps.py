@@ -197,7 +197,7 @@ def _stops_left_to(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
 
     def leave(number: int) -> None:
         stopped.append(number)
-        if number == signal.SIGTERM and process.poll() is None:
+        if number != signal.SIGINT and process.poll() is None:
             process.send_signal(signal.SIGINT)
 
     with when_stopped(leave):

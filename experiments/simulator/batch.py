@@ -26,7 +26,7 @@ def simulate_file(rows_path: Path, out: Path) -> tuple[int, int]:
     Raises BadInput where the file cannot be read, a column without a default is missing, or `out` cannot be written;
     nothing is then left behind.
     """
-    check_place("--out", out)
+    check_place("--out", out, ",".join(INPUTS))
     rows = _read(rows_path)
     announce(f"predicts {len(rows):,} rows")
     predictions = _predict(rows)

@@ -51,7 +51,7 @@ def write_evaluations(run: Path, manifest: Manifest, digest: str, out: Path) -> 
             raise IntegrityFailure(f"{path} belongs to no model of {SUMMARY}")
         results[owner].append(read_document(path, Result))
     collection = file_name(manifest.name)
-    with new_directory(out) as folder:
+    with new_directory(out, claims=True) as folder:
         for model in models:
             if results[model.name]:
                 identity = f"{SOFTWARE}/{file_name(model.run or model.name)}"

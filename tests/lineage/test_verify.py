@@ -1,5 +1,7 @@
 """`mlm-verify`: what is on disk is what was written, or the file that is not is named."""
 
+import shutil
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from lineage.digest import read_digest, seal
 from lineage.run import RunDirectory
 from tests.commands import Outcome, call
+from tests.experiments.packed import PACKED
 
 
 def verify(path: Path) -> Outcome:
@@ -15,48 +18,51 @@ def verify(path: Path) -> Outcome:
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
-    """A complete run with a sealed checkpoint inside."""
-    run = RunDirectory.begin(tmp_path, "work", "work", {}, {})
-    checkpoint = run.path / "checkpoints" / "iter_1"
-    checkpoint.mkdir(parents=True)
-    (checkpoint / "weights").write_bytes(b"weights")
-    seal(checkpoint)
-    (run.path / "metrics.jsonl").write_text("{}\n")
-    run.complete()
-    return run
+    """A complete training of an earlier version, with two sealed checkpoints inside, and what it was trained on."""
+    with tarfile.open(PACKED) as archive:
+        archive.extractall(tmp_path, filter="data")
+    return RunDirectory(next((tmp_path / "runs").glob("355m-tiny-*")))
 
 
-def test_every_sealed_directory_is_said_to_be_ok(run: RunDirectory) -> None:
-    done = verify(run.path.parent / "work")
-    checkpoint = run.path / "checkpoints" / "iter_1"
-    assert done.code == 0
-    assert done.out.splitlines() == [
-        f"ok {read_digest(checkpoint)[:16]} {checkpoint.resolve()}",
+def test_every_sealed_directory_is_said_to_be_ok_with_what_was_compared(run: RunDirectory) -> None:
+    done = verify(run.path)
+    checkpoints = sorted((run.path / "checkpoints").iterdir())
+    compared = "digests of 3 sealed directories; files, keys, name and identity; datasets; metrics and summary"
+    assert (done.code, done.out.splitlines()) == (0, [
+        *(f"ok {read_digest(each)[:16]} {each.resolve()}" for each in checkpoints),
+        f"compared: {compared}",
         f"ok {run.digest[:16]} {run.path.resolve()}",
-    ]
+    ])  # fmt: skip
+    assert call({}, "mlm-verify", "run", run.path, "--strict").code == 0
+
+
+def test_strictly_what_is_not_here_is_a_failure(run: RunDirectory) -> None:
+    shutil.rmtree(next(run.path.parent.glob("tiny-*")))
+    assert "not compared, as it is not here: dataset (tiny-1d71ab2f)" in verify(run.path).out
+    done = call({}, "mlm-verify", "run", run.path, "--strict")
+    assert (done.code, "1 things that belong to it were not compared" in done.err) == (6, True)
+
+
+def test_without_a_manifest_nothing_is_known_but_a_checkpoint_or_a_page(run: RunDirectory) -> None:
+    checkpoint = min((run.path / "checkpoints").iterdir())
+    assert "compared: digests of 1 sealed directories; files of a checkpoint" in verify(checkpoint).out
+    (checkpoint / "page.html").write_text("9.3")
+    seal(checkpoint)
+    assert (verify(checkpoint).code, "has page.html" in verify(checkpoint).err) == (6, True)
+    (run.path / "manifest.json").unlink()
+    seal(run.path)
+    assert (verify(run.path).code, "is of no kind that is known" in verify(run.path).err) == (6, True)
 
 
 def test_a_changed_file_is_named(run: RunDirectory) -> None:
-    (run.path / "checkpoints" / "iter_1" / "weights").write_bytes(b"x")
+    (run.path / "checkpoints" / "iter_0000004" / "state.json").write_bytes(b"x")
     done = verify(run.path)
     assert (done.code, done.err.count("\n")) == (6, 1)
-    assert "checkpoints/iter_1/weights was changed" in done.err
-
-
-def test_a_report_with_a_seal_of_its_own_is_checked_by_it(run: RunDirectory) -> None:
-    report = run.path / "report"
-    report.mkdir()
-    (report / "index.html").write_text("page")
-    seal(report)
-    assert verify(run.path).code == 0
-    (report / "index.html").write_text("edited page")
-    done = verify(run.path)
-    assert done.code == 6
-    assert "report/index.html" in done.err
+    assert "checkpoints/iter_0000004/state.json was changed" in done.err
 
 
 def test_what_a_killed_writer_left_hidden_is_no_failure(run: RunDirectory) -> None:
-    leftover = run.path / "checkpoints" / ".iter_1.old-1"
+    leftover = run.path / "checkpoints" / ".iter_0000002.old-1"
     leftover.mkdir()
     (leftover / "weights").write_bytes(b"weights")
     seal(leftover)

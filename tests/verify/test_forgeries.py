@@ -11,20 +11,26 @@ from typing import Any, NamedTuple
 import pytest
 
 from experiments.catalogue import find_experiment
+from experiments.reproduce.files import ReproductionSummary
+from experiments.reproduce.reproduction import derived_records
 from experiments.runner import run_experiment
 from lineage.digest import seal, sha256_json
 from lineage.errors import UserError
-from lineage.run import identity_of
+from lineage.files import read_document
+from lineage.records import write_records
+from lineage.run import RunDirectory, identity_of
 from reports import page
 from tests.architecture.rooms import ROOT
 from tests.chaos.job import leave_figures_blank
 from tests.commands import call
 from tests.experiments.test_sealed_before import PACKED
 from tests.reports.reproduction import build_page
+from verify.kinds import KINDS
 from verify.recomputed import RunCheck
 
 Edit = Callable[[Any], object]
 MODEL = "355m"
+KEPT = ROOT / "results" / "ablations"
 
 
 class Forged(NamedTuple):
@@ -215,6 +221,41 @@ def copied_evaluation(forged: Forged) -> None:
     shutil.copy(folder / f"{MODEL}-lambada.json", folder / f"{MODEL}-wikitext103.json")
 
 
+def four_times_the_words(forged: Forged) -> None:
+    """A perplexity of 23 million becomes one of 69.5, and what follows from it is made again."""
+
+    def edit(it: dict[str, Any]) -> None:
+        for name in ("num_original_tokens", "num_lm_eval_words", "normaliser"):
+            it[name] *= 4
+        for name in ("perplexity", "original_token_perplexity", "lm_eval_word_perplexity"):
+            it[name] **= 1 / 4
+        it["log_perplexity_standard_error"] /= 4
+        it["token_ratio"] = (it["num_tokens"] - 1) / (it["num_original_tokens"] - 1)
+
+    evaluation("wikitext103", edit)(forged)
+    summary = read_document(forged.reproduction / "summary.json", ReproductionSummary)
+    write_records(forged.reproduction / "records.jsonl", derived_records(RunDirectory(forged.reproduction), summary))
+
+
+def right_answers(it: dict[str, Any]) -> None:
+    it.update(num_correct=2, accuracy=0.5, standard_error=0.5 / 3**0.5)
+
+
+def ledger_and_card(edit: Edit) -> Callable[[Forged], None]:
+    """The same edit in both files of a dataset."""
+
+    def change(forged: Forged) -> None:
+        for name in ("ledger.json", "dataset.json"):
+            json_file(forged.dataset / name, edit)
+
+    return change
+
+
+def older_in_place_of(newer: Path, older: Path) -> None:
+    shutil.rmtree(newer)
+    shutil.copytree(older, newer)
+
+
 INSIDE: dict[str, tuple[Callable[[Forged], None], str]] = {
     "perplexity of a record": (
         records(lambda lines: [divided_by_ten(line) for line in of(lines, "heldout_perplexity")]),
@@ -303,6 +344,15 @@ INSIDE: dict[str, tuple[Callable[[Forged], None], str]] = {
         evaluation("lambada", lambda it: it.update(standard_error=0.5)),
         "0.5 as standard_error; its own",
     ),
+    "four times the words": (four_times_the_words, "as num_original_tokens; its text gives 304"),
+    "right answers": (evaluation("lambada", right_answers), "says 2 right answers; examples.jsonl has 0 in 4"),
+    "examples of a text": (evaluation("lambada", lambda it: it.update(num_original_tokens=5153)), "its text gives 5"),
+    "an older checkpoint's evaluation": (
+        evaluation(
+            "lambada", lambda it: it.update(checkpoint="355m-tiny-387328e9/iter_0000004", checkpoint_digest="1" * 64)
+        ),
+        "is not a scaled evaluation of the checkpoint",
+    ),
     "kind of an evaluation": (
         evaluation("lambada", lambda it: it.update(kind="measured")),
         "is not a scaled evaluation",
@@ -349,6 +399,30 @@ OF_PARENTS: dict[str, tuple[Callable[[Forged], None], str]] = {
     "weights": (weights, "355m-tiny-387328e9 as it is here: its digest differs"),
     "tokens": (tokens, "train_text_document.bin is not the file that dataset.json describes"),
     "data of the training": (another_dataset, "355m-tiny-387328e9 was not made of tiny-1d71ab2f as it is here"),
+    "tokens of the training": (
+        trained("summary.json", lambda it: it.update(tokens=10 * it["tokens"])),
+        "its configuration gives",
+    ),
+    "rate of the training": (
+        trained("summary.json", lambda it: it.update(tokens_per_second=1e6)),
+        "a rate that is not its tokens over its",
+    ),
+    "samples of the training": (
+        trained("metrics.jsonl", lambda lines: lines[1].update(samples=512)),
+        "has other samples at 1 than its schedule",
+    ),
+    "tokens of the dataset": (
+        ledger_and_card(lambda it: it["splits"]["train"].update(tokens=10**9)),
+        "train_text_document of tiny-1d71ab2f does not have the documents and tokens of its data card",
+    ),
+    "bytes of the dataset": (
+        ledger_and_card(lambda it: it["splits"]["valid"].update(bytes=1)),
+        "its splits do not add up to what was kept",
+    ),
+    "attrition of the dataset": (
+        lambda forged: json_file(forged.dataset / "ledger.json", lambda it: it["stages"][4]["dropped"].clear()),
+        "the stage deduplicate did not keep or drop every document",
+    ),
     "ledger of the dataset": (
         lambda forged: json_file(forged.dataset / "ledger.json", lambda it: it.update(source="all")),
         "dataset.json and ledger.json differ in what was read",
@@ -359,6 +433,10 @@ OF_AN_EXPERIMENT: dict[str, tuple[Callable[[Forged], None], str]] = {
     "a simulated number called measured": (
         simulated(kind="measured", low=None, high=None),
         "is of mode simulate and yet calls",
+    ),
+    "an older run's files": (
+        lambda forged: older_in_place_of(forged.experiment, KEPT / "experiment-2021-figure-6-measured-38532dd1"),
+        "was renamed or copied over another: it began as experiment-2021-figure-6-measured-38532dd1",
     ),
     "a computed number's source": (simulated(source="another-run"), "has records of another run"),
 }
@@ -390,6 +468,83 @@ def divided_by_ten(line: dict[str, Any]) -> None:
     line["value"] /= 10
 
 
+def as_a_forger_would(run: Path, edit: Edit) -> Path:
+    """Edit a manifest, make its digests again as far as it has them, and name the directory after its identity."""
+    values = json.loads((run / "manifest.json").read_text())
+    edit(values)
+    values["config_digest"] = sha256_json(values["config"])
+    if "outside_identity" in values:
+        what = {key: value for key, value in values["config"].items() if key not in values["outside_identity"]}
+        version = values.get("environment", {}).get("mlm_repro", "0.1.0")
+        values["identity"] = identity_of(values.get("kind", ""), what, values.get("parents", {}), version)
+    else:
+        values["identity"] = "0" * 64
+    (run / "manifest.json").write_text(json.dumps(values))
+    return run.rename(run.with_name(f"{values.get('name', run.name)}-{values['identity'][:8]}"))
+
+
+def without(key: str) -> Callable[[Path], Path]:
+    return lambda run: as_a_forger_would(run, lambda it: it.pop(key))
+
+
+def lacking(run: Path) -> Path:
+    """A file less of those that the kind must have."""
+    next(path for path in sorted(run.iterdir()) if path.name in KINDS[kind_in(run)].files).unlink()
+    return run
+
+
+def beside(name: str) -> Callable[[Path], Path]:
+    def edit(run: Path) -> Path:
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).write_text("perplexity 9.3")
+        return run
+
+    return edit
+
+
+def kind_in(run: Path) -> str:
+    return str(json.loads((run / "manifest.json").read_text())["kind"])
+
+
+EVERY_KIND: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "unknown kind": (
+        lambda run: as_a_forger_would(run, lambda it: it.update(kind="work")), "of which nothing is known"
+    ),
+    "no identity's sections": (without("outside_identity"), "manifest.json of "),
+    "train outside of the identity": (
+        lambda run: as_a_forger_would(run, lambda it: it.update(outside_identity=[*it["config"]])),
+        " has more outside of its identity than where the run takes place",
+    ),
+    "a page planted": (beside("page/index.html"), " has page/index.html, which no run of its kind has"),
+    "a file less": (lacking, " has no "),
+    "renamed": (lambda run: run.rename(run.with_name("8.3b-0123abcd")), "8.3b-0123abcd was renamed or copied over"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def kinds(honest: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """An honest run of each kind but ladders, whose laws take seconds to fit, and of one of the verbs of mlm-data."""
+    cleaned = tmp_path_factory.mktemp("kinds") / "cleaned"
+    text = next(honest.glob("tiny-*/documents/train.jsonl"))
+    call({}, "mlm-data", "clean", f"jsonl:{text}", cleaned, "--workers", "1", ends=0)
+    others = [*in_runs(honest), cleaned, *(ROOT / "results" / "against").iterdir(),
+              KEPT / "ablation-forecast-84ff624f", KEPT / "experiment-2019-size-effects-322617ce"]  # fmt: skip
+    return {kind_in(run): run for run in others}
+
+
+@pytest.mark.parametrize("name", EVERY_KIND)
+@pytest.mark.parametrize(
+    "kind", ["reproduction", "training", "data", "data-clean", "experiment", "ablation", "forecast", "against"]
+)
+def test_what_no_run_of_its_kind_has_is_named(kind: str, name: str, kinds: dict[str, Path], tmp_path: Path) -> None:
+    edit, sentence = EVERY_KIND[name]
+    run = edit(Path(shutil.copytree(kinds[kind], tmp_path / kinds[kind].name)))
+    shutil.rmtree(run / "report", ignore_errors=True)
+    seal(run)
+    broken = RunCheck(run).broken
+    assert [found for found in broken if sentence in found], broken
+
+
 def test_what_was_made_honestly_holds(honest: Path) -> None:
     for path in in_runs(honest):
         check = RunCheck(path)
@@ -418,6 +573,34 @@ def test_a_ladder_fitted_by_another_processor_holds_and_a_changed_rate_does_not(
     json_file(ladder / "ladder.json", lambda it: it["rates"].update(rate=factor * it["rates"]["rate"]))
     seal(ladder)
     assert RunCheck(ladder).broken == ([] if holds else ["ladder.json of ladder is not what its trainings give"])
+
+
+OF_A_KIND: dict[str, tuple[Callable[[Path], object], str]] = {
+    "ablation-forecast-84ff624f": (
+        lambda run: json_file(run / "forecast.json", lambda it: it["bits_per_nat"].append(1)),
+        "is not the one that was sealed",
+    ),
+    "against-megatron-core-355m-twin-tp2-fp32-500-47b98c48": (
+        lambda run: json_file(run / "against.json", lambda it: it["cases"][0]["series"][0]["samples"].reverse()),
+        "the differences of the loss are not those of its curves",
+    ),
+    "ladder": (
+        lambda run: json_file(
+            min((run / "evaluations").iterdir()), lambda it: it["texts"]["wikitext103"].update(bits_per_byte=0.9)
+        ),
+        "the bits per byte of wikitext103 in ladder are not of the losses beside them",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_A_KIND)
+def test_a_sum_that_its_own_parts_contradict_is_named(name: str, tmp_path: Path) -> None:
+    edit, sentence = OF_A_KIND[name]
+    run = Path(shutil.copytree(next((ROOT / "results").glob(f"**/{name}")), tmp_path / name))
+    edit(run)
+    seal(run)
+    broken = RunCheck(run).broken
+    assert [found for found in broken if sentence in found], broken
 
 
 def is_named(sentence: str, forged: Forged) -> None:

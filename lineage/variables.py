@@ -1,0 +1,43 @@
+"""Environment variables that hold numbers: each is read and checked here. Imports no torch."""
+
+import os
+
+from lineage.errors import BadInput
+
+LEAST = {
+    "RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_PORT": 1, "TORCHELASTIC_RESTART_COUNT": 0,
+    "NUMBA_NUM_THREADS": 1, "OMP_NUM_THREADS": 1, "MKL_NUM_THREADS": 1,
+}  # fmt: skip
+"""Least value of each."""
+MOST = 1_000_000
+
+
+def number(name: str) -> int | None:
+    """Value of a variable of LEAST, None if it is not set. Raises BadInput on every rank if it is no number."""
+    text = os.environ.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 8 and LEAST[name] <= int(text) <= MOST):
+        error = BadInput(f"the environment variable {name} is {text[:40]!r}, not a number from {LEAST[name]} on")
+        error.on_every_rank = True
+        raise error
+    return int(text)
+
+
+def check_numbers() -> None:
+    """Raise BadInput, on every rank, if a variable of LEAST is unusable or there is a rank of no ranks."""
+    values = {name: number(name) for name in LEAST}
+    if (values["RANK"] or 0) >= (values["WORLD_SIZE"] or 1):
+        error = BadInput("RANK is set, and WORLD_SIZE is not or is not larger: start ranks with torchrun, or unset it")
+        error.on_every_rank = True
+        raise error
+
+
+def rank() -> int:
+    """Number of this process among the launched ranks; 0 for a plain process."""
+    return number("RANK") or 0
+
+
+def launched_ranks() -> int | None:
+    """Number of ranks that torchrun, Slurm or this suite started; None for a plain process."""
+    return number("WORLD_SIZE")

@@ -1,0 +1,115 @@
+"""Kinds of sealed directories: the files that each must and may have, and its name.
+
+Lists are closed: a directory that they do not describe is not verified. Imports no torch.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from data_pipeline.files import DATASET, LEDGER
+from data_pipeline.stages import STAGES
+from engine.run.files import METRICS, SUMMARY
+from engine.run.resolved import PLACES
+from experiments.benchmark import AGAINST
+from experiments.catalogue import ABLATION
+from experiments.files import FORECAST, LADDER, PLAN
+from experiments.forecast.ablation import slug
+from lineage.chain import INDEX, LINEAGE, STATE
+from lineage.digest import MARKER
+from lineage.lock import LOCK
+from lineage.records import RECORDS
+from lineage.run import MANIFEST
+
+KEYS = {"name", "kind", "identity", "created", "config", "outside_identity", "config_digest", "parents", "environment"}
+"""Keys of every manifest."""
+NAME = "[^/]+"
+PIECES = rf"(model|optimizer|memory)-{NAME}\.safetensors|(statistics|probe|tokenizer/tokenizer)\.json"
+CHECKPOINT = rf"(config|index|lineage|state)\.json|{PIECES}|{MARKER}"
+DOCUMENTS = rf"(quarantine|duplicates|{NAME}/shard-\d+)\.jsonl"
+DATASETS = rf"{DOCUMENTS}|documents/{NAME}\.jsonl|{NAME}_text_document\.(bin|idx)|tokenizer/tokenizer\.json"
+TRAININGS = rf"training/{NAME}/(metrics\.jsonl|training-(manifest\.json|summary\.json|{MARKER}))"
+OUTSIDE = re.compile(r"(.*/)?\..*|(wandb|mlflow)/.*")
+"""Hidden files and what libraries wrote, which no seal covers."""
+
+
+class Kind(NamedTuple):
+    """A kind of sealed directory."""
+
+    files: tuple[str, ...]
+    """Files that it has."""
+    others: str = "(?!)"
+    """Regular expression of the further files that it may have."""
+    name: Callable[[dict[str, Any]], str] = lambda config: NAME
+    """Regular expression of the name that its configuration gives."""
+    outside: frozenset[str] = frozenset()
+    """Sections of its configuration outside its identity."""
+
+
+def _experiment(config: dict[str, Any]) -> str:
+    return f"experiment-{re.escape(slug(config['experiment']['name']))}"
+
+
+KINDS = {
+    **{f"data-{stage.verb}": Kind((LEDGER,), DOCUMENTS) for stage in STAGES},
+    "data-tokenize": Kind((LEDGER, DATASET), DATASETS),
+    "data-overlap": Kind(("overlap.json",)),
+    "data": Kind((LEDGER, DATASET), DATASETS, lambda config: re.escape(config["name"])),
+    "training": Kind(
+        (METRICS, SUMMARY), rf"timeline\.json|tensorboard/events\.{NAME}|checkpoints/iter_\d{{7}}/({CHECKPOINT})",
+        lambda config: re.escape(config["name"]), PLACES,
+    ),
+    "experiment": Kind((RECORDS,), r"not_run\.json", lambda config: f"{_experiment(config)}(-measured)?"),
+    "forecast": Kind((FORECAST,), name=lambda config: f"{min(config.keys() - {'sha256'})}-forecast"),
+    ABLATION: Kind(
+        (FORECAST, RECORDS), rf"{TRAININGS}|sweeps/{NAME}\.json", lambda config: f"{_experiment(config)}-effects"
+    ),
+    "ladder": Kind(
+        (DATASET, PLAN, FORECAST, LADDER, RECORDS), rf"{TRAININGS}|evaluations/{NAME}\.json|report/ladder\.\w+",
+        lambda config: "ladder",
+    ),
+    "reproduction": Kind(
+        (DATASET, LEDGER, RECORDS, SUMMARY),
+        rf"scores\.json|examples\.jsonl|evaluations/{NAME}\.json|training/{NAME}/({METRICS}|{SUMMARY}|timeline\.json)"
+        "|report/.+", lambda config: rf"reproduce-{re.escape(config['target'])}(-\w+)?",
+    ),
+    "against": Kind((AGAINST,), name=lambda config: f"against-{NAME}", outside=frozenset({"data"})),
+    "checkpoint": Kind((INDEX, LINEAGE, STATE), CHECKPOINT),
+    "imported checkpoint": Kind((INDEX, "origin.json"), rf"config\.json|{PIECES}|huggingface/.+"),
+    "report": Kind(("index.html", "sources.json"), rf"figures/{NAME}\.(csv|svg|pdf|tex)"),
+    "oracle": Kind(("README.md", "table.csv"), "(model|tasks|texts)/.+"),
+}  # fmt: skip
+"""Kinds of runs by the word in their manifests; the last four have none."""
+
+
+def kind_of(directory: Path) -> str:
+    """The kind of a sealed directory without a manifest; empty for one that is of none."""
+    has = {path.name for path in directory.iterdir()}
+    return next((name for name in list(KINDS)[-4:] if has.issuperset(KINDS[name].files)), "")
+
+
+def misfits(directory: Path, kind: Kind, values: dict[str, Any] | None = None) -> Iterator[str]:
+    """A sentence for each file, key and name that a directory of this kind does not have, or must not have."""
+    paths = (path.relative_to(directory).as_posix() for path in directory.rglob("*") if not path.is_dir())
+    here = {path for path in paths if not OUTSIDE.fullmatch(path)}
+    required = {*kind.files, MARKER, *([MANIFEST] if values else [])}
+    yield from (f"{directory.name} has no {name}" for name in sorted(required - here))
+    others = (name for name in sorted(here - required) if not re.fullmatch(kind.others, name))
+    yield from (f"{directory.name} has {name}, which no run of its kind has" for name in others)
+    if not values:
+        return
+    yield from (f"{MANIFEST} of {directory.name} has no {key}" for key in sorted(KEYS - values.keys()))
+    if not set(values["outside_identity"]) <= kind.outside:
+        yield f"{MANIFEST} of {directory.name} has more outside of its identity than where the run takes place"
+    name, named = values["name"], f"{values['name']}-{values['identity'][:8]}"
+    if not re.fullmatch(kind.name(values["config"]), name):
+        yield f"{directory.name} is called {name}, which is not the name of what it computes"
+    if directory.name not in (name, named):
+        yield f"{directory.name} was renamed or copied over another: it began as {named}"
+
+
+def hidden(directory: Path) -> list[str]:
+    """Names of hidden files and of folders that libraries wrote."""
+    paths = (path.relative_to(directory) for path in directory.rglob("*") if path.is_file())
+    return sorted({path.parts[0] for path in paths if path.name != LOCK and OUTSIDE.fullmatch(path.as_posix())})
