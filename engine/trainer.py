@@ -30,7 +30,6 @@ from engine.step import NotFinite, build_step
 from lineage.chain import checkpoint_path, complete_checkpoints, resolve_checkpoint
 from lineage.environment import list_gpus
 from lineage.errors import Interrupted
-from lineage.lock import check_held
 from lineage.processes import when_stopped
 from lineage.progress import Progress, announce, format_bytes, format_duration
 from lineage.run import RunDirectory
@@ -221,7 +220,6 @@ class Trainer:
         return self.mesh.pp.all_reduce(total).item() / len(tokens)
 
     def _finish(self, final: Validation, peaks: list[int]) -> None:
-        check_held(self.directory.path)
         checkpoint.remove_old(self.directory.path, self.config.train.keep_checkpoints)
         newest = complete_checkpoints(self.directory.path)[-1].name
         write_summary(self.directory.path, self.run, self.state.seconds, peaks, self.memory.measured_by, final, newest)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from lineage.digest import content_digest, is_sealed, read_digest, sealed_files, sha256_json
 from lineage.errors import BadInput, IntegrityFailure, UserError
 from lineage.files import read_object
+from lineage.lock import check_held
 from lineage.run import MANIFEST, identity_of
 
 T = TypeVar("T")
@@ -34,6 +35,16 @@ def iteration_of(checkpoint: Path) -> int:
 def complete_checkpoints(run: Path) -> list[Path]:
     """Sealed checkpoints of a run, oldest first."""
     return sorted(path for path in (run / CHECKPOINTS).glob("iter_*") if is_sealed(path))
+
+
+def own_checkpoints(run: Path) -> list[Path]:
+    """Sealed checkpoints of a run that this process works in. Raises BadInput if one belongs to another run."""
+    check_held(run)
+    identity = read_object(run / MANIFEST)["identity"] if (run / MANIFEST).is_file() else None
+    for path in (checkpoints := complete_checkpoints(run)):
+        if (path / LINEAGE).is_file() and (of := read_object(path / LINEAGE).get("run")) != identity:
+            raise BadInput(f"{path} belongs to another run ({str(of)[:8]}): move it away to go on with {run.name}")
+    return checkpoints
 
 
 def resolve_checkpoint(path: Path) -> Path:

@@ -35,9 +35,9 @@ from engine.optim.flat import FlatOptimizer, Written
 from engine.parallel.mesh import ParallelMesh
 from engine.parallel.sharding import ShardedParameter
 from lineage.atomic import hidden_beside, publish_directory, write_json
-from lineage.chain import CONFIG, INDEX, LINEAGE, STATE, checkpoint_path, complete_checkpoints
+from lineage.chain import CONFIG, INDEX, LINEAGE, STATE, checkpoint_path, own_checkpoints
 from lineage.digest import check_seal, content_digest, read_digest, seal, sealed_files
-from lineage.errors import BadInput, Diverged, IntegrityFailure, Interrupted
+from lineage.errors import Diverged, IntegrityFailure, Interrupted
 from lineage.files import parse_document, read_object
 from lineage.lock import check_held
 from lineage.run import MANIFEST, RunDirectory
@@ -110,7 +110,6 @@ def save_checkpoint(
                 _write_facts(unfinished, run, config, state, [described for *_, described in everyone], probe)
                 shutil.copytree(tokenizer, unfinished / "tokenizer")
                 seal(unfinished, {name: sha256 for name, sha256, _ in everyone})
-                check_held(run)
                 publish_directory(unfinished, path)
                 remove_old(run, config.train.keep_checkpoints)
     except OSError as error:
@@ -176,7 +175,7 @@ def as_ancestor(path: Path, iteration: int) -> Ancestor:
 
 def remove_old(run: Path, keep: int) -> None:
     """Remove all complete checkpoints but the newest `keep`; a half-removed checkpoint has a hidden name."""
-    for old in complete_checkpoints(run)[:-keep]:
+    for old in own_checkpoints(run)[:-keep]:
         hidden = hidden_beside(old, "old")
         os.replace(old, hidden)
         shutil.rmtree(hidden)
@@ -192,11 +191,8 @@ def resume(
     """
     mesh = optimizer.mesh
     damaged: list[tuple[Path, IntegrityFailure]] = []
-    manifest = RunDirectory(run).manifest if (run / MANIFEST).is_file() else {}
-    for path in reversed(complete_checkpoints(run)):
+    for path in reversed(own_checkpoints(run)):
         try:
-            if (of := read_object(path / LINEAGE).get("run")) != manifest.get("identity"):
-                raise BadInput(f"{path} belongs to another run ({str(of)[:8]}): move it away to resume {run.name}")
             state, probe = load_checkpoint(path, parameters, optimizer)
             loss = probe_loss(probe) if probe else 0.0
             with mesh.all_or_none():
