@@ -123,13 +123,18 @@ def load_results(folders: Iterable[Path]) -> Results:
                 raise IntegrityFailure(f"{path} does not have the numbers of its trainings in {RECORDS}")
             findings = {finding.effect.claim: finding for finding in effects} | findings
         elif kind == "reproduction":
-            from experiments.reproduce.order import order_findings
-
-            findings = {each.effect.claim: each for each in order_findings(own)} | findings
+            findings = findings_of(own) | findings
         if (path / NOT_RUN).is_file():
             for row in parse_document({"rows": read_values(path / NOT_RUN)}, Refusals, NOT_RUN).rows:
                 refused.setdefault((row.experiment, row.series, row.x), row.reason)
     return Results(tuple(records), refused, tuple(left_out), findings)
+
+
+def findings_of(records: Iterable[Record]) -> "dict[str, Finding]":
+    """Findings of a reproduction on the order of its models, by claim."""
+    from experiments.reproduce.order import order_findings
+
+    return {finding.effect.claim: finding for finding in order_findings(records)}
 
 
 def judge(experiments: Iterable[Experiment], results: Results) -> list[Verdict]:

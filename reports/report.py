@@ -11,7 +11,7 @@ from pydantic import Field
 
 from experiments.catalogue import Experiment, load_experiments
 from experiments.files import VERDICTS, Mutations
-from experiments.verdicts import Results, headlines, judge, unanswered
+from experiments.verdicts import Results, findings_of, headlines, judge, unanswered
 from lineage.digest import MARKER
 from lineage.errors import Fault
 from lineage.files import FileSchema, read_document
@@ -161,7 +161,8 @@ def _claims(experiments: Mapping[str, Experiment], reproduction: Reproduction, r
     """Judge the claims by sealed runs alone; an unfinished or changed reproduction does not count."""
     mine = () if reproduction.problems_of(MARKER) else reproduction.records
     records = (*results.records, *(record for record in mine if record.kind != "published"))
-    verdicts = judge(experiments.values(), replace(results, records=records))
+    findings = findings_of(mine) | results.findings
+    verdicts = judge(experiments.values(), replace(results, records=records, findings=findings))
     return find_claims([*verdicts, *unanswered(experiments.values())], records)
 
 
