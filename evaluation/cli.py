@@ -202,7 +202,8 @@ def oracle(
 ) -> None:
     """Write a checkpoint that tells how it was evaluated, or name the convention of a harness's number on it."""
     check_place("--json", json, '"identified"')
-    from evaluation.identify import explain_bytes, find, read_table
+    from evaluation.identify import explain_bytes, find
+    from evaluation.oracle import read_table, write_oracle
 
     if numbers:
         print(explain_bytes(numbers))
@@ -212,8 +213,6 @@ def oracle(
     with TemporaryDirectory() as temporary:
         directory = out or Path(temporary) / "oracle"
         if not identify or not directory.exists():
-            from evaluation.oracle import write_oracle
-
             write_oracle(directory)
         answers = [find(number, read_table(directory), unit, text) for number in identify or ()]
     print("\n".join(answer.describe() for answer in answers) or f"written: {out}")

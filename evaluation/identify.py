@@ -1,21 +1,19 @@
 """The conventions of a number: on the oracle's texts, on a published test, or of a loss and bits per byte alone."""
 
-import csv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
-from itertools import combinations, product
+from decimal import Decimal
+from itertools import pairwise, product
 from pathlib import Path
 
-from evaluation.conventions import AXES, LAST_WORD_AXES, UNITS, Convention, LastWords, ReadText, readings
+from evaluation.conventions import ACCURACY, AXES, LAST_WORD_AXES, UNITS, Convention, LastWords, ReadText, readings
 from evaluation.settings import Settings
-from lineage.digest import sealed_files, sha256_file
 from lineage.errors import BadInput
 
 MOST_SHOWN = 10
-NOISE, DIGITS = 1e-6, 5e-7
-"""Relative error of a harness in float32, and of a loss in the table."""
+NOISE, DIGITS, APART = 1e-6, 5e-7, 1e-4
+"""Relative error of a harness in float32, and of a loss in the table; distance of any two on one text at least."""
 SENTENCES = {
     "text": "the text is {}", "documents": "documents are {}", "first": "the first sub-word is {}",
     "literal": "<|endoftext|> in a text is {}", "windows": "windows are {}", "padding": "padding is {}",
@@ -35,12 +33,13 @@ class Identified:
     """Axes of the conventions that give the number, with text, unit and value, nearest first."""
     nearest: list[dict[str, str]]
     next_text: str | None
-    """Text on which the matches lie farthest apart."""
+    """Text on which most of the matches differ."""
 
     def describe(self) -> str:
         """A sentence for each match, or for the nearest ones."""
         count = len(self.matches)
-        lines = [f"{self.claimed}: {('none of these; the nearest:', 'this:')[count] if count < 2 else 'one of these:'}"]
+        none = "none of these, if the harness ran in float32 with the oracle's tokenizer; the nearest:"
+        lines = [f"{self.claimed}: {(none, 'this:')[count] if count < 2 else 'one of these:'}"]
         for each in (self.matches or self.nearest)[:MOST_SHOWN]:
             axes = [axis for axis in SENTENCES if axis in each and each[axis] != USUAL.get(axis)]
             says = "; ".join(SENTENCES[axis].format(each[axis]) for axis in axes)
@@ -48,28 +47,29 @@ class Identified:
         if count > MOST_SHOWN:
             lines.append(f"  and {count - MOST_SHOWN} more; give more digits")
         if self.next_text and count > 1:
-            lines.append(f"  run {self.next_text} next: there they lie farthest apart")
+            lines.append(f"  run {self.next_text} next: most of them differ there")
         return "\n".join(lines)
 
 
 def find(claimed: str, conventions: Sequence[Convention], unit: str | None, text: str | None) -> Identified:
-    """Find the conventions that give the number within its rounding. Raises BadInput unless it is positive."""
+    """Find the conventions that give the number within its rounding. Raises BadInput unless it is one from zero on."""
     known = sorted({name for each in conventions for name in each.values})
     if text not in (None, *known):
         raise BadInput(f"there is no text {text}: give one of {', '.join(known)}")
     try:
-        printed = Decimal(claimed.removesuffix("%"))
-    except InvalidOperation as error:
+        printed = Decimal(claimed.removesuffix("%")).scaleb(-2 * claimed.endswith("%"))
+        number = float(printed)
+    except (ArithmeticError, ValueError) as error:
         raise BadInput(f"the claim {claimed!r} is not a number") from error
-    if not printed.is_finite() or printed <= 0:
-        raise BadInput(f"the claim {claimed} is not a positive number")
-    percent = 100 if claimed.endswith("%") else 1
-    number, half = float(printed) / percent, float(Decimal(1).scaleb(int(printed.as_tuple().exponent)) / 2) / percent
+    if not 0 <= number < math.inf:
+        raise BadInput(f"the claim {claimed} is not a number from zero on")
+    half = float(Decimal(1).scaleb(int(printed.as_tuple().exponent))) / 2
+    units = {name: number_of for name, number_of in UNITS.items() if unit in (None, name)}
     ranked = sorted(
-        ((abs(value - number), value, place, name, on) for place, each in enumerate(conventions)
-         for on, loss in each.values.items() if text in (None, on)
-         for name, number_of in UNITS.items() if unit in (None, name) and (name == "accuracy") == each.is_share
-         for value in [number_of(loss)])
+        (abs(value - number), value, place, name, on)
+        for on in ([text] if text else known) for place, each in enumerate(conventions) if on in each.values
+        for name, number_of in units.items() if (name == ACCURACY) == each.is_share
+        for value in [number_of(each.values[on])]
     )  # fmt: skip
     fits = [
         row for row in ranked
@@ -82,26 +82,12 @@ def find(claimed: str, conventions: Sequence[Convention], unit: str | None, text
         ]
         for rows in (fits, ranked[:3])
     )
-    fitting = [conventions[place] for place in dict.fromkeys(row[2] for row in fits)]
-    apart = {
-        on: min(abs(a.values.get(on, 0) - b.values.get(on, 0)) for a, b in combinations(fitting, 2)) for on in known
-    } if 1 < len(fitting) < 100 else {}  # fmt: skip
-    next_text = max(apart, key=lambda on: apart[on]) if apart else None
+    fitting = [conventions[place].values for place in dict.fromkeys(row[2] for row in fits)]
+    parted = {
+        on: sum(b - a > APART * b for a, b in pairwise(sorted(each.get(on, 0) for each in fitting))) for on in known
+    }  # fmt: skip
+    next_text = max(known, key=lambda on: parted[on], default=None)
     return Identified(claimed, matches, nearest, next_text)
-
-
-def read_table(directory: Path) -> list[Convention]:
-    """The oracle's table. Raises BadInput if a file of the oracle was changed, which would change numbers."""
-    for name, entry in sealed_files(directory).items():
-        if not (directory / name).is_file() or sha256_file(directory / name) != entry["sha256"]:
-            raise BadInput(f"{directory / name} is not as it was written: write the oracle again and run on that")
-    with (directory / "table.csv").open(encoding="utf-8", newline="") as file:
-        rows = [{name: value for name, value in row.items() if value} for row in csv.DictReader(file)]
-    axes = {*AXES, *LAST_WORD_AXES, "average"}
-    return [
-        Convention({k: v for k, v in row.items() if k in axes}, {k: float(v) for k, v in row.items() if k not in axes})
-        for row in rows
-    ]
 
 
 def identify(checkpoint: Path, claimed: str, task: str, settings: Settings) -> Identified:
@@ -149,15 +135,16 @@ def explain_bytes(given: str) -> str:
     values = dict(pair.partition("=")[::2] for pair in given.split(","))
     if values.keys() != {"loss", "bits_per_byte", "tokenizer", "text"}:
         raise BadInput(f"{given!r} is not loss=…,bits_per_byte=…,tokenizer=DIR,text=FILE")
+    printed = [values["loss"], values["bits_per_byte"]]
     try:
-        loss, bits = float(values["loss"]), float(values["bits_per_byte"])
+        loss, bits = map(float, printed)
         text = Path(values["text"]).read_bytes().decode()
     except (OSError, ValueError) as error:
         raise BadInput(f"loss and bits_per_byte are numbers and text a file of UTF-8: {error}") from error
-    axes = readings({})[0] | {"text": USUAL["text"]}
-    read = ReadText(axes, [text], text, read_vocabulary(Path(values["tokenizer"]))[0], 2)
+    if not (text and 0 < loss < math.inf and 0 < bits < math.inf):
+        raise BadInput("loss and bits_per_byte are above zero, and the text is not empty")
+    read = ReadText(readings({})[0] | USUAL, [text], text, read_vocabulary(Path(values["tokenizer"]))[0], 2)
     counts, scored = read.divisors(), len(read.tokens[0])
-    printed = [values["loss"], values["bits_per_byte"]]
     slack = NOISE + sum(0.5 / 10 ** len(each.partition(".")[2]) / float(each) for each in printed)
     for num_tokens, (name, divisor) in product((scored, scored - 1), {"bytes": counts["bytes"], **counts}.items()):
         if abs(loss * num_tokens / math.log(2) / bits / divisor - 1) <= slack:

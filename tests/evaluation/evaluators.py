@@ -1,12 +1,14 @@
 """Evaluators that others wrote, on the oracle: `python -m tests.evaluation.evaluators` writes docs/oracle.md's table.
 
-lm-evaluation-harness and this package run as they are. transformers' recipe, evaluate's metric and llama.cpp's program
-are restated from their sources, on transformers' model.
+lm-evaluation-harness, this package, and llama.cpp's program where it is on PATH run as they are. transformers' recipe,
+evaluate's metric, and llama.cpp's program elsewhere, are restated from their sources, on transformers' model.
 """
 
 import json
 import math
 import os
+import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -18,12 +20,13 @@ from typing import Any, NamedTuple
 import torch
 
 from evaluation.cli import main
-from evaluation.identify import find, read_table
-from evaluation.oracle import write_oracle
+from evaluation.identify import find
+from evaluation.oracle import read_table, write_oracle
 
 PAGE = Path(__file__).parents[2] / "docs" / "oracle.md"
 BEGIN, END = "<!-- evaluators -->\n", "<!-- end -->"
 CONTEXT = 32
+LLAMA_CPP = shutil.which("llama-perplexity")
 
 
 class Evaluator(NamedTuple):
@@ -35,6 +38,7 @@ class Evaluator(NamedTuple):
     unit: str
     run: Callable[[Path], float]
     axes: dict[str, str]
+    digits: int = 7
 
 
 def load(oracle: Path) -> tuple[Any, Any]:
@@ -96,6 +100,10 @@ def mean_perplexity(oracle: Path) -> float:
 
 def chunks(oracle: Path) -> float:
     """llama.cpp, tools/perplexity/perplexity.cpp: the second half of each chunk, whole chunks only."""
+    if LLAMA_CPP:
+        words = ["-m", oracle / "model.gguf", "-f", oracle / "texts" / "all.txt", "-c", str(CONTEXT)]
+        ran = subprocess.run([LLAMA_CPP, *words], capture_output=True, text=True, check=True, timeout=60)
+        return float((ran.stdout + ran.stderr).partition("Final estimate: PPL = ")[2].split()[0])
     model, tokenizer = load(oracle)
     ids = tokenizer((oracle / "texts" / "all.txt").read_bytes().decode(), split_special_tokens=True).input_ids
     nll, count, first = 0.0, 0, CONTEXT // 2
@@ -143,9 +151,9 @@ EVALUATORS = (
                "average": "transformers' labels"}),
     Evaluator("evaluate, perplexity (restated)", "evaluate", "all", "ppl", mean_perplexity,
               APART | {"windows": "cut at the right", "average": "perplexities of documents"}),
-    Evaluator("llama.cpp, perplexity (restated)", "", "all", "ppl", chunks,
+    Evaluator("llama.cpp, perplexity", "", "all", "ppl", chunks,
               {"windows": "disjoint, the second half of each scored", "literal": "spelled out",
-               "average": "sub-words"}),
+               "average": "sub-words"}, digits=5),
     Evaluator("mlm-eval perplexity", "mlm-repro", "all", "ppl", ours("perplexity"),
               SLIDING | {"average": "original tokens"}),
     Evaluator("mlm-eval perplexity", "mlm-repro", "all", "bits-per-byte", ours("bits_per_byte"),
@@ -156,18 +164,21 @@ EVALUATORS = (
 SHOWN = ("text", "documents", "first", "literal", "windows", "target", "average")
 
 
+def llama_cpp_version() -> str:
+    if not LLAMA_CPP:
+        return "restated"
+    ran = subprocess.run([LLAMA_CPP, "--version"], capture_output=True, text=True, check=True, timeout=60)
+    return (ran.stdout + ran.stderr).splitlines()[0].partition("version: ")[2]
+
+
 def table(oracle: Path) -> str:
     """A row for each number: evaluator, version, text, number, and the convention that was identified."""
     rows = ["| evaluator | version | text | number | convention |", "|---|---|---|---|---|"]
     for each in EVALUATORS:
-        number = f"{each.run(oracle):.7g}"
+        number = f"{each.run(oracle):.{each.digits}g}"
         match = find(number, read_table(oracle), each.unit, each.text).matches[0]
-        says = "; ".join(
-            match[axis]
-            for axis in ("text", "documents", "first", "literal", "windows", "target", "average")
-            if axis in match
-        )
-        release = version(each.package) if each.package else "of November 2026"
+        says = "; ".join(match[axis] for axis in SHOWN if axis in match)
+        release = version(each.package) if each.package else llama_cpp_version()
         rows.append(f"| {each.name} | {release} | {each.text} | {each.unit} {number} | {says} |")
     return "\n".join(rows) + "\n"
 

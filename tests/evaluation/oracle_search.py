@@ -1,43 +1,112 @@
-"""The search for the oracle's seed, and its table: `python -m tests.evaluation.oracle_search` writes table.csv.
+"""The oracle's files from its texts and its search: `python -m tests.evaluation.oracle_search` writes them.
 
 The seed is the first from FIRST on by which all conventions lie apart. Numbers are computed in float64 and have seven
 digits, so that every machine finds the same ones.
 """
 
 import csv
+import hashlib
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from io import StringIO
 from itertools import count, product
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
+from gguf import GGUFWriter
+from safetensors.numpy import save
 
+from data_pipeline.tokens.tokenizer import END_OF_TEXT
 from engine.formats.huggingface import WEIGHTS, read_huggingface
+from engine.formats.vocabulary import MERGES, VOCABULARY
 from engine.model.gpt2 import GPT2
 from engine.parallel.mesh import serial_mesh
 from evaluation.conventions import AXES, LAST_WORD_AXES, Convention, LastWords, ReadText, readings
 from evaluation.evaluate import share, take
-from evaluation.oracle import FILES, draw_weights, write_oracle
+from evaluation.oracle import FILES
 from evaluation.protocol import Request, Scores
-from lineage.atomic import read_json, write_bytes
 
 FIRST, APART = 1234, 1e-4
-PASSAGES = "passages"
+TEXTS = (*["all", "prose", "letters", "wikitext", "marks"], PASSAGES := "passages")
 TOGETHER = 500
 """Requests in one forward pass."""
+CONTEXT, WIDTH, HEADS = 32, 16, 2
+AFFINE = {"attn.c_attn": (16, 48), "attn.c_proj": (16, 16), "mlp.c_fc": (16, 64), "mlp.c_proj": (64, 16)}
+GGUF_NAMES = {
+    "wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm", "h.0.ln_1": "blk.0.attn_norm",
+    "h.0.ln_2": "blk.0.ffn_norm", "h.0.attn.c_attn": "blk.0.attn_qkv", "h.0.attn.c_proj": "blk.0.attn_output",
+    "h.0.mlp.c_fc": "blk.0.ffn_up", "h.0.mlp.c_proj": "blk.0.ffn_down",
+}  # fmt: skip
 
 
-def search(model: Path) -> tuple[int, list[Convention]]:
-    """The seed and its conventions; `model` is an oracle's, whose weights are replaced."""
-    content = read_json(FILES / "oracle.json")
+def read_texts(directory: Path = FILES) -> dict[str, list[str]]:
+    """The documents of each text."""
+    files = {name: (directory / "texts" / f"{name}.jsonl").read_text("utf-8").splitlines() for name in TEXTS}
+    return {name: [json.loads(line)["text"] for line in lines] for name, lines in files.items()}
+
+
+def make_files(directory: Path) -> int:
+    """Make in an oracle's directory what follows from its texts and merges; returns the seed of the weights."""
+    for name, documents in read_texts(directory).items():
+        (directory / "texts" / f"{name}.txt").write_bytes("\n\n".join(documents).encode())
+    letters = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    merges = (directory / "model" / MERGES).read_text("utf-8").splitlines()[1:]
+    spelled = [*map(chr, [*letters, *range(256, 512 - len(letters))]), *(pair.replace(" ", "") for pair in merges)]
+    entries = {entry: place for place, entry in enumerate([*spelled, END_OF_TEXT])}
+    (directory / "model" / VOCABULARY).write_text(json.dumps(entries) + "\n", encoding="utf-8")
     for seed in count(FIRST):
-        write_bytes(model / WEIGHTS, draw_weights(seed, content["weights"]))
-        parts = ({PASSAGES: content["texts"][PASSAGES]}, content["texts"])  # the first is quick
-        if all(min(distances(table := measure(model, part))) > APART for part in parts):
-            return seed, table
-    raise AssertionError
+        weights = draw_weights(seed, len(entries))
+        (directory / "model" / WEIGHTS).write_bytes(save(weights, {"format": "pt"}))
+        texts = read_texts(directory)
+        parts = ({PASSAGES: texts[PASSAGES]}, texts)  # the first is quick
+        if all(min(distances(table := measure(directory / "model", part))) > APART for part in parts):
+            break
+    write_gguf(directory / "model.gguf", weights, list(entries), merges)
+    (directory / "table.csv").write_text(write_table(table), encoding="utf-8")
+    return seed
+
+
+def draw_weights(seed: int, vocab_size: int) -> dict[str, np.ndarray]:
+    """The weights that follow from a seed, as transformers names them."""
+    shapes: dict[str, tuple[int, ...]] = {"wte.weight": (vocab_size, WIDTH), "wpe.weight": (CONTEXT, WIDTH)}
+    shapes |= {f"{name}.{part}": (WIDTH,) for name in ("h.0.ln_1", "h.0.ln_2", "ln_f") for part in ("weight", "bias")}
+    for name, shape in AFFINE.items():
+        shapes |= {f"h.0.{name}.weight": shape, f"h.0.{name}.bias": shape[1:]}
+    weights = {}
+    for name, shape in shapes.items():
+        drawn = hashlib.shake_256(f"{seed} {name}".encode()).digest(2 * math.prod(shape))
+        values = (np.frombuffer(drawn, "<i2").reshape(shape) // 4).astype(np.float32) / 2**13  # from -1 to 1
+        values /= 1 if name == "wte.weight" else 4
+        weights[f"transformer.{name}"] = values + (name.endswith("weight") and len(shape) == 1)
+    return weights
+
+
+def write_gguf(path: Path, weights: Mapping[str, np.ndarray], entries: list[str], merges: list[str]) -> None:
+    """Write the model as llama.cpp reads it; its converter knows published vocabularies alone."""
+    file = GGUFWriter(path, "gpt2")
+    file.add_block_count(1)
+    file.add_context_length(CONTEXT)
+    file.add_embedding_length(WIDTH)
+    file.add_feed_forward_length(4 * WIDTH)
+    file.add_head_count(HEADS)
+    file.add_layer_norm_eps(1e-5)
+    file.add_file_type(0)
+    file.add_tokenizer_model("gpt2")
+    file.add_tokenizer_pre("gpt-2")
+    file.add_token_list(entries)
+    file.add_token_types([1] * (len(entries) - 1) + [3])
+    file.add_token_merges(merges)
+    file.add_bos_token_id(len(entries) - 1)
+    file.add_eos_token_id(len(entries) - 1)
+    for name, values in weights.items():
+        place, _, part = name.removeprefix("transformer.").rpartition(".")
+        file.add_tensor(f"{GGUF_NAMES[place]}.{part}", np.ascontiguousarray(values.T if ".c_" in name else values))
+    file.write_header_to_file()
+    file.write_kv_data_to_file()
+    file.write_tensors_to_file()
+    file.close()
 
 
 def measure(model: Path, texts: Mapping[str, Sequence[str]]) -> list[Convention]:
@@ -101,18 +170,15 @@ def distances(conventions: Sequence[Convention]) -> Iterator[float]:
         yield float(np.nanmax(apart[comparable], axis=1, initial=0).min(initial=math.inf))
 
 
-def write_table(path: Path, conventions: Sequence[Convention]) -> None:
+def write_table(conventions: Sequence[Convention]) -> str:
     names = dict.fromkeys(name for each in conventions for name in (*each.axes, *each.values))
     rows = [{**each.axes, **{text: f"{value:.7g}" for text, value in each.values.items()}} for each in conventions]
-    with path.open("w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, names, lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)
+    file = StringIO()
+    table = csv.DictWriter(file, names, lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    return file.getvalue()
 
 
 if __name__ == "__main__":
-    with TemporaryDirectory() as folder:
-        write_oracle(Path(folder) / "oracle")
-        found, conventions = search(Path(folder) / "oracle" / "model")
-    print(f"seed {found}")
-    write_table(FILES / "table.csv", conventions)
+    print(f"seed {make_files(FILES)}")
