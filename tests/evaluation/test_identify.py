@@ -51,6 +51,6 @@ def test_our_protocols_are_named(oracle: Path, evaluated: Evaluated) -> None:
         assert len(off["nearest"]) == 3
 
 
-@pytest.mark.parametrize("claimed", ["many", "-3", "0", "inf", "nan"])
+@pytest.mark.parametrize("claimed", ["many", "-3", "inf", "nan"])
 def test_a_claim_that_is_no_number_is_refused(claimed: str, oracle: Path, mlm_eval: Command) -> None:
     assert "the claim" in mlm_eval("identify", "--ckpt", oracle / "model", f"--claimed={claimed}", ends=2).err
