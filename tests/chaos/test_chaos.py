@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.rooms import ROOT
-from tests.chaos.faults import FAULTS, Fault, Instrument
+from tests.chaos.faults import FAULTS
 
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="needs /proc"), pytest.mark.timeout(1200)]
 
@@ -65,30 +65,3 @@ def test_a_result_that_is_written_in_place_is_lost_and_that_is_found(tried: Path
     assert found["survived"] < found["tried"]
     table = (tried / "planted" / "chaos.md").read_text(encoding="utf-8")
     assert "- evaluate, rank 0, SIGKILL at planted: " in table
-
-
-def test_a_full_disk_stays_full_and_another_error_comes_once(tmp_path: Path) -> None:
-    for name, later in (("ENOSPC", True), ("EIO", False)):
-        points = Instrument(tmp_path, Fault("data", 0, 1, name, ""))
-        points.begin("data")
-        points.touch("open", str(tmp_path / "a"))
-        with pytest.raises(OSError, match="No space left" if later else "Input/output"):
-            points.touch("write", str(tmp_path / "a"))
-        points.touch("remove", str(tmp_path / "a"))
-        if later:
-            with pytest.raises(OSError, match="No space left"):
-                points.touch("write", str(tmp_path / "b"))
-        else:
-            points.touch("write", str(tmp_path / "b"))
-
-
-def test_a_fault_strikes_its_own_stage_and_rank_only(tmp_path: Path) -> None:
-    points = Instrument(tmp_path, Fault("train", 1, 0, "EIO", ""))
-    for stage, rank in (("data", 1), ("train", 0)):
-        points.begin(stage, rank)
-        points.touch("write", str(tmp_path / "a"))
-    points.begin("train", 1)
-    with pytest.raises(OSError, match="Input/output"):
-        points.touch("write", str(tmp_path / "a"))
-    assert points.inside(tmp_path / "deep" / "file") == str(tmp_path / "deep" / "file")
-    assert points.inside(tmp_path.parent / "elsewhere") is None

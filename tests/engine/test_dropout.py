@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.config import ModelConfig
-from engine.kernels.dropout import compiled_bits, philox, reference_bits
+from engine.kernels.dropout import philox
 from engine.model.gpt2 import GPT2
 from engine.parallel.mesh import serial_mesh
 from engine.rng import Dropout, DropoutMask
@@ -51,12 +51,6 @@ def test_random_bits_are_those_of_philox() -> None:
     assert [word.item() for word in philox(zero, zero, 0)] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
 
 
-@pytest.mark.parametrize("columns", [1, 7, 128, 300])
-def test_compiled_bits_are_the_references(columns: int) -> None:
-    arguments = ((5, 2**62 + 12345), 3, 6, columns, CPU)
-    assert torch.equal(compiled_bits(*arguments), reference_bits(*arguments))
-
-
 def test_every_part_of_the_key_counts() -> None:
     masks = [
         Dropout(0.5, seed, iteration, (sample,)).keep(site, (64, 64), CPU)
@@ -68,33 +62,6 @@ def test_every_part_of_the_key_counts() -> None:
     for i, first in enumerate(masks):
         for second in masks[:i]:
             assert 0.4 < (first == second).double().mean() < 0.6
-
-
-def test_a_batch_and_its_microbatches_have_the_same_loss_and_gradient() -> None:
-    config = ModelConfig(
-        num_layers=2, hidden_size=16, num_heads=4, seq_length=8, vocab_size=30, padded_vocab_size=32, dropout=0.3
-    )
-    model = GPT2(config, serial_mesh()).double()
-    model.initialize(1)
-    tokens = torch.randint(0, 30, (4, 9), generator=torch.Generator().manual_seed(2))
-
-    def gradient(*cuts: tuple[int, ...]) -> tuple[float, torch.Tensor]:
-        model.zero_grad()
-        total = 0.0
-        for places in cuts:
-            rows = tokens[list(places)]
-            loss = model(rows[:, :-1], rows[:, 1:], Dropout(0.3, 1, 0, places)) / len(cuts)
-            loss.backward()
-            total += loss.item()
-        return total, torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-
-    whole, whole_gradient = gradient((0, 1, 2, 3))
-    for cuts in ([(0, 1), (2, 3)], [(2, 3), (0, 1)], [(0,), (1,), (2,), (3,)]):
-        loss, cut_gradient = gradient(*cuts)
-        assert loss == pytest.approx(whole, rel=1e-12)
-        torch.testing.assert_close(cut_gradient, whole_gradient, rtol=0, atol=1e-12)
-    without = model(tokens[:, :-1], tokens[:, 1:]).item()
-    assert abs(without - whole) > 1e-4
 
 
 def test_every_site_drops() -> None:

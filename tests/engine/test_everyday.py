@@ -104,18 +104,6 @@ def test_a_run_is_resumed_by_its_short_name_at_the_layout_that_trained_last(data
     assert (code, "would change what the run computes; `mlm-train run CONFIG --continue" in err) == (2, True)
 
 
-def test_a_damaged_checkpoint_of_an_unfinished_run_is_told_as_it_is(dataset: Path, tmp_path: Path) -> None:
-    config = small_config(dataset, iterations=12, checkpoint_interval=4)
-    with pytest.raises(Interrupted):
-        train(config, tmp_path, until=8)
-    weights = next((tmp_path / "small" / "checkpoints" / "iter_0000008").glob("model-*"))
-    weights.write_bytes(weights.read_bytes()[:100])
-    code, _, err = mlm_train("resume", tmp_path / "small")
-    assert (code, "its run was complete" in err) == (0, False)
-    assert "was changed after iter_0000008 was sealed: it has 100 of " in err
-    assert "training goes on from iter_0000004" in err
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

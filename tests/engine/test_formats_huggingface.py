@@ -381,25 +381,6 @@ def test_ranks_that_do_not_divide_the_heads_are_refused(theirs: Path, tmp_path: 
     assert not (tmp_path / "shards").exists()
 
 
-@pytest.mark.parametrize(
-    ("values", "error", "sentence"),
-    [
-        ({"model_type": "llama"}, BadInput, "model_type is 'llama'"),
-        ({"n_embd": "24"}, IntegrityFailure, "n_embd is '24', not a number"),
-        ({"vocab_size": 269}, IntegrityFailure, r"'wte.weight' has shape \[270, 24\], the model's is \[269, 24\]"),
-        ({"n_layer": 2}, IntegrityFailure, "says 2 layers, the weights have 4"),
-        ({"n_positions": 13}, IntegrityFailure, "'wpe.weight' has shape"),
-    ],
-)
-def test_what_does_not_fit_is_refused_and_nothing_written(
-    values: dict[str, object], error: type[Exception], sentence: str, theirs: Path, tmp_path: Path
-) -> None:
-    change_config(theirs, **values)
-    with pytest.raises(error, match=sentence):
-        shard_huggingface(theirs, tmp_path / "shards", 2)
-    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
-
-
 def test_a_changed_shard_is_not_merged(theirs: Path, tmp_path: Path) -> None:
     checkpoint = shard_huggingface(theirs, tmp_path / "shards", 2)
     path = checkpoint / "model-tp01-pp000.safetensors"

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import TrainConfig
 from engine.launch.threads import run_threads
 from engine.lr_finder import RateCurve, describe_curve, find_learning_rate
-from engine.optim.schedule import learning_rate
 from engine.run.resolved import resolve
 from lineage.errors import BadInput
 from tests.engine.small_run import mlm_train, resolved, small_config, write_toml
@@ -42,13 +40,6 @@ def test_a_loss_that_never_falls_suggests_nothing() -> None:
     curve = curve_of([3.0, 3.1, 3.2])
     assert (curve.lowest_rate, curve.suggestion) == (None, None)
     assert "begin lower" in describe_curve(curve, 1.0)
-
-
-def test_the_schedule_rises_by_equal_factors() -> None:
-    train = TrainConfig(
-        decay="exponential", min_learning_rate=1e-5, learning_rate=1e-1, warmup_iterations=0, iterations=5
-    )
-    assert [learning_rate(train, step) for step in range(1, 6)] == pytest.approx([1e-5, 1e-4, 1e-3, 1e-2, 1e-1])
 
 
 def test_a_training_is_swept_until_it_diverges(dataset: Path) -> None:

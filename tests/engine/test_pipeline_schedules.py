@@ -53,14 +53,6 @@ def test_forward_only_programs_pass_every_chunk_in_turn(pp: int, chunks: int, mi
         assert all(compute.op is Op.FORWARD for compute in computed)
 
 
-@pytest.mark.parametrize(
-    ("name", "chunks", "peaks"),
-    [("gpipe", 1, [8, 8, 8, 8]), ("1f1b", 1, [4, 3, 2, 1]), ("interleaved", 2, [11, 9, 7, 5])],
-)
-def test_activations_in_flight(name: ScheduleName, chunks: int, peaks: list[int]) -> None:
-    assert peaks_in_flight(name, 4, chunks, 8) == peaks
-
-
 def test_the_interleaved_order_is_the_papers_figure_4() -> None:
     """First rank of 4, 2 chunks, 8 microbatches: warm-up of ten forwards, chunk after chunk in groups of four."""
     order = compute_orders("interleaved", 4, 2, 8)[0]

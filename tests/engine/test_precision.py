@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from megatron.core.optimizer.grad_scaler import DynamicGradScaler
 from torch import nn
 
 from engine.config import Precision, TrainConfig
@@ -21,55 +24,23 @@ from tests.engine.small_run import in_two_sessions, small_config, train
 from verify.engines import whole_state
 
 
-def test_the_first_overflow_is_tolerated_and_each_later_one_halves() -> None:
-    scaler, scales = LossScaler(scale=1024.0), []
-    for overflow in (True, True, False, True, True):
-        scaler.update(overflow)
-        scales.append(scaler.scale)
-    assert scales == [1024, 512, 512, 256, 128]
-
-
-def test_a_window_of_clean_iterations_doubles_and_refills_the_tolerance() -> None:
-    scaler = LossScaler(scale=64.0)
-    for _ in range(2):
-        scaler.update(overflow=True)
-    assert scaler.scale == 32
-    for _ in range(999):
-        scaler.update(overflow=False)
-    assert scaler.scale == 32
-    scaler.update(overflow=False)
-    assert scaler.scale == 64
-    scaler.update(overflow=True)
-    assert scaler.scale == 64
-    scaler.update(overflow=True)
-    assert scaler.scale == 32
-
-
-def test_an_overflow_starts_the_window_anew() -> None:
-    scaler = LossScaler(scale=64.0)
-    for overflow in (*[False] * 999, True, *[False] * 999):
-        scaler.update(overflow)
-    assert scaler.scale == 64
-    scaler.update(overflow=False)
-    assert scaler.scale == 128
-
-
-def test_the_scale_stops_at_one() -> None:
-    scaler = LossScaler(scale=2.0)
-    for _ in range(10):
-        scaler.update(overflow=True)
-    assert scaler.scale == 1
-
-
-def test_a_scaler_goes_on_from_its_state() -> None:
-    first = LossScaler()
-    for overflow in (True, True, False, True, False):
-        first.update(overflow)
-    second = LossScaler(**json.loads(json.dumps(asdict(first))))
-    for overflow in (*[False] * 998, True, *[False] * 1000):
-        first.update(overflow)
-        second.update(overflow)
-        assert second.scale == first.scale
+@given(
+    st.lists(st.sampled_from([(True, 1), (True, 3), (False, 1), (False, 999), (False, 1000)]), max_size=12),
+    st.integers(-1, 3), st.integers(0, 12),
+)  # fmt: skip
+def test_the_loss_scale_is_megatron_core_s(outcomes: list[tuple[bool, int]], start: int, stop: int) -> None:
+    """Overflows, of which the first after a growth is tolerated, and clean iterations; ours is stopped and goes on."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "tensor", lambda values, dtype, device: torch.Tensor(values).to(dtype))  # device is "cuda"
+        theirs = DynamicGradScaler(2.0**start if start > 0 else 1.0, 1.0, 2.0, 0.5, 1000, 2)
+    ours = LossScaler(theirs.scale.item())
+    for place, (overflow, times) in enumerate(outcomes):
+        if place == stop:
+            ours = LossScaler(**json.loads(json.dumps(asdict(ours))))
+        for _ in range(times):
+            theirs.update(overflow)
+            ours.update(overflow)
+            assert ours.scale == theirs.scale.item()
 
 
 def weights_after_small_updates(precision: Precision) -> tuple[list[float], FlatAdamW]:

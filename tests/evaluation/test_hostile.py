@@ -4,12 +4,9 @@ A seal only says that files are as they were sealed, so every damage here is sea
 """
 
 import json
-import os
-import re
 import shutil
 import struct
 import time
-from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.formats.convert import export_checkpoint
 from lineage.digest import seal, sha256_json
 from tests.commands import Command
 from tests.evaluation.standins import SENTENCE
@@ -172,85 +168,6 @@ def test_a_seal_that_is_none_is_refused(files: Any, checkpoint: Path, refused: R
     (checkpoint / "COMPLETE").write_text("[" * 100_000 if files == "deep" else json.dumps(marker))
     code, sentence = refused(checkpoint)
     assert (code, "not a readable completion marker" in sentence) == (6, True)
-
-
-@pytest.fixture
-def huggingface(run: Path, tmp_path: Path) -> Path:
-    return export_checkpoint(run, tmp_path / "huggingface")
-
-
-def bend_theirs(directory: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
-    tensors = load_file(directory / "model.safetensors")
-    change(tensors)
-    save_file(tensors, directory / "model.safetensors")
-
-
-def escape_theirs(place: str) -> Callable[[Path], None]:
-    def damage(directory: Path) -> None:
-        (directory / "model.safetensors").rename(directory.parent / "model.safetensors")
-        index = {"weight_map": dict.fromkeys(["wte.weight"], place)}
-        (directory / "model.safetensors.index.json").write_text(json.dumps(index))
-
-    return damage
-
-
-WORDS = "transformer.wte.weight"
-
-
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (lambda d: os.truncate(d / "model.safetensors", 1000), "cannot be read"),
-        (lambda d: (d / "model.safetensors").write_bytes(b"\xff" * 8), "cannot be read"),
-        (lambda d: bend_theirs(d, lambda t: t.update({WORDS: t[WORDS][:9].clone()})), "wte.weight"),
-        (lambda d: bend_theirs(d, lambda t: t.pop("transformer.ln_f.bias")), "ln_f.bias"),
-        (lambda d: bend_theirs(d, lambda t: t.update({"transformer.more": torch.zeros(2)})), "more"),
-        (lambda d: bend_theirs(d, lambda t: t[WORDS].fill_(float("nan"))), "diverged or its weights are damaged"),
-        (lambda d: edit(d / "config.json", lambda c: c.update(n_layer=10**9)), "n_layer|layers"),
-        (lambda d: edit(d / "config.json", lambda c: c.update(n_embd=10**9)), "must be at most"),
-        (lambda d: (d / "config.json").write_text("[" * 100_000), "config.json cannot be read"),
-        (escape_theirs("../model.safetensors"), "not a file of the directory"),
-        (escape_theirs("/etc/passwd"), "not a file of the directory"),
-        (lambda d: (d / "model.safetensors").rename(d / "pytorch_model.bin"), "is neither"),
-    ],
-)
-def test_a_damaged_directory_of_hugging_face_is_refused(
-    damage: Callable[[Path], Any], words: str, huggingface: Path, refused: Refused
-) -> None:
-    damage(huggingface)
-    code, sentence = refused(huggingface)
-    assert code in (2, 6)
-    assert re.search(words, sentence)
-
-
-class Payload:
-    """Pickles as a call that makes a file."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
-        return os.system, (f"touch '{self.marker}'",)
-
-
-@pytest.mark.parametrize("place", ["args", "model", "whole"])
-def test_a_pickle_with_a_payload_is_not_run(
-    place: str, tmp_path: Path, made_data: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
-) -> None:
-    monkeypatch.setenv("MLM_DATA_DIR", str(made_data))  # where the vocabulary is
-    marker = tmp_path / "marker"
-    content: Any = {"model": {"language_model": {}}, "args": Namespace(), "checkpoint_version": 3.0}
-    content = Payload(marker) if place == "whole" else content | {place: Payload(marker)}
-    file = tmp_path / "megatron" / "iter_0000001" / "mp_rank_00" / "model_optim_rng.pt"
-    file.parent.mkdir(parents=True)
-    torch.save(content, file)
-    (tmp_path / "megatron" / "latest_checkpointed_iteration.txt").write_text("1")
-    code, sentence = refused(tmp_path / "megatron")
-    assert code == 6
-    assert "nothing in it was run" in sentence
-    assert not marker.exists()
-    torch.load(file, weights_only=False)
-    assert marker.exists()  # where it is let, it runs
 
 
 def test_what_is_no_checkpoint_is_named(

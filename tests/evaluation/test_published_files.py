@@ -80,10 +80,6 @@ def test_words_by_each_count(wikitext_file: Path) -> None:
     assert "\n".join([" ", *documents]) == text.text
 
 
-def test_megatron_s_token_ratio_to_the_last_digit(perplexity_tasks: dict[str, PerplexityTask]) -> None:
-    assert (perplexity_tasks["wikitext103"].stream.num_tokens - 1) / (245_566 - 1) == 1.1008449901248143
-
-
 def test_detokenized_file_begins_and_ends_as_megatron_s(
     perplexity_tasks: dict[str, PerplexityTask], gpt2_tokenizer: Tokenizer
 ) -> None:

@@ -108,15 +108,6 @@ def test_all_progress_is_reported(model: ScoringModel) -> None:
         assert sorted(counts) == [2, 4, 4]
 
 
-def test_a_hand_computed_bigram() -> None:
-    table = torch.tensor([[0.0, math.log(3.0)], [0.0, 0.0]])  # after 0: 1/4, 3/4; after 1: 1/2, 1/2
-    request = Request(np.array([0, 1, 0, 0]), 3)
-    scores = score(scoring_model(Bigram(table), 2), [request], workers=1)
-    assert scores.nll[0] == pytest.approx(-math.log(3 / 4 * 1 / 2 * 1 / 4))
-    assert not scores.all_greedy[0]
-    assert score(scoring_model(Bigram(table), 2), [Request(np.array([0, 1]), 1)], workers=1).greedy.all()
-
-
 @pytest.mark.parametrize("padding", [0.0, 50.0, 1e30, float("nan")])
 def test_padded_columns_have_no_part_in_the_softmax_or_the_argmax(padding: float) -> None:
     table = torch.randn(5, 5, generator=torch.Generator().manual_seed(1))

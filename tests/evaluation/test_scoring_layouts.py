@@ -1,7 +1,6 @@
 """Scores on tensor-, pipeline- and data-parallel ranks are those of one rank, from checkpoints of any layout."""
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from engine.pipeline.executor import PartitionedModel
 from evaluation.checkpoints import load_checkpoint
 from evaluation.protocol import Scores
 from evaluation.scoring import score
-from evaluation.settings import parse_layout, start_ranks
+from evaluation.settings import parse_layout
 from evaluation.store import ScoreStore
 from lineage.errors import BadInput
 from lineage.run import RunDirectory
@@ -122,20 +121,6 @@ def test_a_layout_is_read(text: str, layout: Layout) -> None:
 def test_what_is_no_layout_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match="is not a layout"):
         parse_layout(text)
-
-
-def test_ranks_are_started_only_where_there_are_none(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def main() -> None:
-        print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}")
-
-    start_ranks(Layout(), main)
-    with pytest.raises(SystemExit) as ended:
-        start_ranks(Layout(dp=2), main)
-    assert (ended.value.code, sorted(capfd.readouterr().out.splitlines())) == (0, ["rank 0 of 2", "rank 1 of 2"])
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    start_ranks(Layout(tp=2), main)
 
 
 def test_the_command_starts_its_ranks_and_speaks_once(divided: Path, tmp_path: Path) -> None:

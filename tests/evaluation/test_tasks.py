@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from evaluation.cloze import LAST_TOKEN, LM_EVAL, STOP_WORD_FILTER, STRICT, ClozeTask, split_last_word
-from evaluation.documents import RunningText, count_original_tokens
+from evaluation.cloze import STOP_WORD_FILTER, STRICT, ClozeTask
+from evaluation.documents import RunningText
 from evaluation.perplexity import UNCHANGED, PerplexityTask, sliding_stream
 from evaluation.protocol import Scores, SourceText, perplexity
 from evaluation.schema import PerplexityResult, Provenance
@@ -107,10 +107,6 @@ def test_a_text_without_spaces_is_no_diverged_checkpoint() -> None:
         task.result(diverged, PROVENANCE)
 
 
-def test_original_tokens_count_a_newline_between_spaces() -> None:
-    assert count_original_tokens(" \n a b \n c \n") == len(["a", "b", "\n", "c"])
-
-
 def successor_model(known: str) -> Bigram:
     """Predicts each byte of `known` after the one before it, and byte 0 elsewhere."""
     table = torch.zeros(256, 256)
@@ -118,11 +114,6 @@ def successor_model(known: str) -> Bigram:
     for before, after in zip(known.encode(), known.encode()[1:], strict=False):
         table[before, after] = 5.0
     return Bigram(table)
-
-
-def test_the_last_word_is_split_off_as_megatron_does() -> None:
-    assert split_last_word(" He was full of\n\nPower") == ("He was full of", "Power")
-    assert split_last_word("the cat saw the cat ") == ("the cat saw the", "cat")
 
 
 def test_every_subword_of_the_target_must_be_right() -> None:
@@ -137,11 +128,6 @@ def test_every_subword_of_the_target_must_be_right() -> None:
     assert result.standard_error == pytest.approx(math.sqrt(0.25 / 1))
     assert (result.num_correct, result.num_examples, result.num_scored_tokens) == (1, 2, 8)
     assert result.perplexity == pytest.approx(math.exp(scores.nll.mean()))
-
-
-def test_white_space_before_the_target_becomes_one_space() -> None:
-    task = ClozeTask(SOURCE, ["full of\n\nPower"], STRICT, Bytes(), 32)
-    assert bytes(task.requests[0].tokens.tolist()) == b"full of Power"
 
 
 def test_long_examples_lose_their_beginning_and_are_counted() -> None:
@@ -188,15 +174,3 @@ def test_a_stop_word_is_forgiven_at_the_first_sub_word_only() -> None:
     assert [result.num_correct for result in results] == [1, 2]
     assert results[0].perplexity == results[1].perplexity
     assert "no stop word" in results[1].protocol
-
-
-def test_only_the_last_sub_word() -> None:
-    task = ClozeTask(SOURCE, ["a dog ran qyz"], LAST_TOKEN, Bytes(), 32)
-    assert [request.num_scored for request in task.requests] == [1]
-    assert score(scoring_model(successor_model("n xyz"), 256), task.requests, workers=1).all_greedy.all()
-
-
-def test_lm_evaluation_harness_takes_what_follows_the_last_space() -> None:
-    task = ClozeTask(SOURCE, ["he was full of\n\nPower", "the cat \n sat"], LM_EVAL, Bytes(), 32)
-    targets = [bytes(request.tokens[-request.num_scored :].tolist()) for request in task.requests]
-    assert targets == [b" of\n\nPower", b" \n sat"]

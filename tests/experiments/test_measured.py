@@ -86,6 +86,18 @@ def outcomes(name: str, lines: list[Line], folder: Path) -> dict[str, str]:
     return {one.claim.id: one.outcome for one in judge([find_experiment(name)], load_results([folder])) if one.record}
 
 
+def test_sequence_parallelism_and_interleaving_send_what_the_papers_say(tmp_path: Path) -> None:
+    found = outcomes("2021/communication", [*traffic._sequence(), *traffic._interleaved()], tmp_path)
+    assert len(found) == 7
+    assert set(found.values()) == {"REPRODUCED"}
+
+
+def test_recomputation_adds_one_all_reduce_a_layer() -> None:
+    """Of the forward pass's two: recomputation ends when the backward pass has all it needs, before the MLP's."""
+    _, whole = run_forked(traffic.of_layer, 2, ParallelConfig(tp=2, recompute="full"))[0]
+    assert whole.calls.total() == 5
+
+
 def test_a_wrong_count_of_collectives_turns_its_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traffic, "WIDTHS", (2,))
     right = outcomes("2021/communication", traffic._tensor(), tmp_path / "right")
