@@ -31,7 +31,7 @@ CONFIG = RunConfig(
     model=ModelConfig(
         num_layers=2, hidden_size=16, num_heads=4, seq_length=8, vocab_size=29, padded_vocab_size=32, dropout=0.0
     ),
-    train=TrainConfig(iterations=9, warmup_iterations=1, keep_checkpoints=2),
+    train=TrainConfig(iterations=9, warmup_iterations=1, keep_checkpoints=2, clip_gradient=0.0),
 )
 TOKENS = torch.randint(0, 29, (3, 9), generator=torch.Generator().manual_seed(0))
 
@@ -59,12 +59,12 @@ class Built:
         save_checkpoint(run, config, state, self.parameters, self.optimizer, self.model.mesh, tokenizer)
 
 
-def build(config: RunConfig, layout: Layout) -> Built:
+def build(config: RunConfig, layout: Layout, shard: bool = False) -> Built:
     mesh = build_mesh(layout)
     model = GPT2(config.model, mesh).to(DTYPES[config.train.precision])
     model.initialize(1)
     parameters = sharded_parameters(model, mesh)
-    optimizer = FlatAdamW(parameters, config.train, mesh)
+    optimizer = FlatAdamW(parameters, config.train, mesh, shard)
     return Built(model, parameters, optimizer, GradientReducer(optimizer.groups, mesh))
 
 
@@ -74,10 +74,12 @@ def logits(model: GPT2) -> Any:
         return model.mesh.tp.all_gather(local, -1).double().numpy()
 
 
-def train_and_save(layout: Layout, run: Path, tokenizer: Path, precision: str) -> tuple[Any, Any]:
+def train_and_save(
+    layout: Layout, run: Path, tokenizer: Path, precision: str, shard: bool = False
+) -> tuple[Any, Any]:  # fmt: skip
     """Logits after two steps, where the checkpoint is written, and after a third."""
     config = with_precision(precision)
-    built = build(config, layout)
+    built = build(config, layout, shard)
     for _ in range(2):
         built.step()
     built.save(run, config, TrainingState(2, 2, 1.5), tokenizer)
@@ -86,8 +88,8 @@ def train_and_save(layout: Layout, run: Path, tokenizer: Path, precision: str) -
     return saved, logits(built.model)
 
 
-def load_and_step(layout: Layout, path: Path, precision: str) -> tuple[TrainingState, Any]:
-    built = build(with_precision(precision), layout)
+def load_and_step(layout: Layout, path: Path, precision: str, shard: bool = False) -> tuple[TrainingState, Any]:
+    built = build(with_precision(precision), layout, shard)
     state, _ = load_checkpoint(path, built.parameters, built.optimizer)
     built.step()
     return state, logits(built.model)
@@ -127,6 +129,24 @@ def test_training_goes_on_at_another_layout(before: int, after: int, tmp_path: P
     for state, found in run_threads(load_and_step, after, Layout(tp=after), path, "fp64"):
         assert replace(state, ancestors=()) == TrainingState(2, 2, 1.5)
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
+
+
+def state_held(shard: bool) -> int:
+    groups = build(CONFIG, Layout(dp=2), shard).optimizer.groups
+    return sum(group.exp_avg.numel() + group.exp_avg_sq.numel() for group in groups)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("shard", [True, False])
+def test_a_divided_optimizer_holds_half_and_its_checkpoint_is_anybody_s(
+    shard: bool, precision: str, tmp_path: Path, tokenizer: Path
+) -> None:
+    whole, half = (run_threads(state_held, 2, divided)[0] for divided in (False, True))
+    assert whole / 2 <= half <= whole / 2 + 4
+    layout = Layout(dp=2)
+    _, expected = run_threads(train_and_save, 2, layout, tmp_path / "run", tokenizer, precision, shard)[0]
+    for _, found in run_threads(load_and_step, 2, layout, resolve_checkpoint(tmp_path / "run"), precision, not shard):
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_master_weights_are_kept(tmp_path: Path, tokenizer: Path) -> None:

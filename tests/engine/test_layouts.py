@@ -85,18 +85,6 @@ def test_layout_equals_serial(layout: Layout, parallel: ParallelConfig) -> None:
     assert_like_serial(ranks, serial())
 
 
-def test_the_first_loss_is_that_of_a_uniform_guess() -> None:
-    losses = serial()["losses"]
-    assert losses[0] == pytest.approx(np.log(MODEL.vocab_size), abs=0.1)
-
-
-def test_coordinates_and_rank_are_inverse() -> None:
-    layout = Layout(tp=2, pp=4, dp=2)
-    assert layout.world_size == 16
-    assert [layout.coordinates(rank) for rank in range(4)] == [(0, 0, 0), (1, 0, 0), (0, 0, 1), (1, 0, 1)]
-    assert [layout.rank(*layout.coordinates(rank)) for rank in range(16)] == list(range(16))
-
-
 @pytest.mark.parametrize(
     ("ranks", "tp", "pp", "sentence"),
     [

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.autograd import gradcheck
 
 import engine.parallel.layers
 from engine.parallel.layers import linear, multiply
@@ -59,20 +58,6 @@ def test_without_gradient_a_row_alone_is_multiplied_as_exactly(
     found, exact = linear(*operands), F.linear(*(None if each is None else each.double() for each in operands))  # type: ignore[arg-type]
     assert found.dtype == dtype
     torch.testing.assert_close(found.double(), exact, rtol=8 * torch.finfo(dtype).eps, atol=80 * torch.finfo(dtype).eps)
-
-
-def test_only_what_has_a_gradient_gets_one() -> None:
-    x, weight, bias = torch.randn(3, 4), torch.randn(5, 4), torch.randn(5)
-    for place in range(3):
-        leaves = [each.clone().requires_grad_(number == place) for number, each in enumerate((x, weight, bias))]
-        linear(*leaves).sum().backward()
-        assert [leaf.grad is not None for leaf in leaves] == [number == place for number in range(3)]
-    assert not linear(x, weight, bias).requires_grad
-
-
-def test_its_gradient_is_its_derivative() -> None:
-    leaves = [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((3, 4), (5, 4), (5,))]
-    assert gradcheck(linear, leaves)
 
 
 def test_a_processor_without_bf16_multiplies_float32_and_rounds_once(

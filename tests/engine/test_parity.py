@@ -22,7 +22,6 @@ from engine.compare.tensors import (
     TensorPart,
     assemble,
     compare,
-    computation_order,
     merge,
 )
 from engine.config import RunConfig
@@ -381,17 +380,6 @@ def test_a_tensor_no_rank_computed_is_a_difference() -> None:
     )
     (whole,) = merge([*seen, seen[0]], reference)
     assert whole.is_within
-
-
-def test_the_first_difference_is_first_in_order_of_computation() -> None:
-    order = [
-        "output of embedding", "output of layers.0", "loss", "mean loss", "gradient of output of layers.0",
-        "gradient of output of embedding", "gradient of layers.0.weight", "gradient of embedding.weight",
-        "gradient norm", "learning rate", "exp_avg of embedding.weight", "exp_avg of layers.0.weight",
-        "exp_avg_sq of layers.0.weight", "updated embedding.weight", "updated layers.0.weight",
-    ]  # fmt: skip
-    seen = [order[0], "updated embedding.weight", order[1], "updated layers.0.weight", *reversed(order)]
-    assert computation_order(seen) == order
 
 
 # Forked ranks

@@ -59,14 +59,6 @@ def test_other_factors_are_used_and_recorded(full_size: RunConfig) -> None:
     assert twin.train.learning_rate == pytest.approx(full_size.train.learning_rate * 3)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "bert"])
-def test_twins_keep_the_order_of_sizes(family: str) -> None:
-    twins = [twin for path in MODELS if (twin := read_run_config(path, twin=True).model).family == family]
-    sizes = sorted((model.num_layers, model.hidden_size) for model in twins)
-    assert len(set(sizes)) == len(twins) >= 3
-    assert [width for _, width in sizes] == sorted(width for _, width in sizes)
-
-
 def test_overrides_apply_to_the_twin() -> None:
     twin = read_run_config(MODELS[0], ["train.iterations=17", "train.warmup_iterations=2"], twin=True)
     assert (twin.train.iterations, twin.train.warmup_iterations) == (17, 2)

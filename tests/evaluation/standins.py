@@ -119,7 +119,7 @@ def write_dataset(directory: Path) -> str:
     return dataset_digest(directory)
 
 
-def write_run(root: Path, *, twin: bool = True, zero: bool = False) -> Path:
+def write_run(root: Path, *, twin: bool = True, zero: bool = False, dtype: torch.dtype = torch.float32) -> Path:
     """A training run below `root` with one checkpoint of a tiny untrained GPT-2; `zero` makes it a uniform model."""
     dataset = root / "words"
     digest = write_dataset(dataset)
@@ -130,7 +130,7 @@ def write_run(root: Path, *, twin: bool = True, zero: bool = False) -> Path:
         twin=TwinScale() if twin else None,
     )
     run = RunDirectory.begin(root, config.name, "training", config.model_dump(mode="json"), {"dataset": digest})
-    model = tiny_gpt2(config.model)
+    model = tiny_gpt2(config.model).to(dtype)
     if zero:
         for parameter in model.parameters():
             parameter.data.zero_()

@@ -55,13 +55,6 @@ def test_memory_equals_recomputing_everything(memory_length: int, monkeypatch: p
     np.testing.assert_allclose(scores.log_probabilities, expected.numpy(), rtol=0, atol=1e-5)
 
 
-def test_a_longer_memory_changes_the_scores_and_the_first_segment_has_none() -> None:
-    tokens = np.random.RandomState(2).randint(0, 50, 30)
-    short, long = (score_with_memory(build(length), segments_of(tokens)).log_probabilities for length in (3, 14))
-    assert np.array_equal(short[:SEGMENT], long[:SEGMENT])
-    assert not np.allclose(short[SEGMENT:], long[SEGMENT:])
-
-
 def test_a_model_without_memory_is_refused() -> None:
     tokens = np.arange(20)
     for model in (scoring_model(tiny_gpt2(tiny_config()), 61), build(0)):

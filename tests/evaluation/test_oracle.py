@@ -411,49 +411,45 @@ huggingface/transformers#34138 (windows averaged), EleutherAI/gpt-neo#75 (the la
 
 def with_bug(bug: str, oracle: Path, vocabulary: Any, losses: Losses) -> float:
     """A plain loop over documents, each cut after end-of-text to the window, with one fault."""
-    text, end = BUGS[bug][0], vocabulary.eos_token_id
+    (text, unit, _), end = BUGS[bug], vocabulary.eos_token_id
     windows: list[tuple[int, ...]] = []
     for document in documents_of(oracle, text):
         ids = vocabulary(document)["input_ids"]
+        whole = [end, *ids]
         if "last sub-word" in bug:
             windows.append(tuple(ids[-CONTEXT - 1 :]))
         elif "first sub-word" in bug:
             windows.append(tuple(ids[:CONTEXT]))
         elif "scored whole" in bug:
-            whole = [end, *ids]
             windows += [tuple(whole[i : i + CONTEXT]) for i in range(0, len(whole) - 1, CONTEXT // 2)]
         elif "windows averaged" in bug:
-            whole = [end, *ids]
             windows += [tuple(whole[i : i + CONTEXT + 1]) for i in range(0, len(whole) - 1, CONTEXT)]
         else:
-            windows.append((end, *ids[: CONTEXT - 1]))
+            windows.append(tuple(whole[:CONTEXT]))
     windows = [window for window in windows if len(window) > 1]
     if "padding" in bug:
         longest = max(map(len, windows))
         windows = [window + (end,) * (longest - len(window)) for window in windows]
     nats = [[each for each, _ in losses(window)] for window in windows]
+    total = sum(map(sum, nats))
     if "last sub-word" in bug:
         return math.exp(sum(each[-1] for each in nats) / len(nats))
     if "windows averaged" in bug:
         return math.exp(sum(sum(each) / len(each) for each in nats) / len(nats))
-    total = sum(map(sum, nats))
-    if BUGS[bug][1] == "ppl":
+    if unit == "ppl":
         return math.exp(total / sum(map(len, nats)))
-    num_bytes = 0
-    for document in documents_of(oracle, text):
-        for token in vocabulary(document)["input_ids"]:
-            piece = vocabulary.decode([token])
-            if "three bytes" in bug:
-                num_bytes += len(piece.encode())
-            elif "space" in bug:
-                num_bytes += piece.startswith(" ")
-        if "space" in bug:
-            num_bytes += len(document.encode())
-        elif "spelled" in bug:
-            num_bytes += sum(6 if byte > 127 else 1 for byte in document.encode())
-        elif "characters" in bug:
-            num_bytes += len(document)
-    return total / math.log(2) / num_bytes
+    joined = "".join(documents_of(oracle, text))
+    pieces = [
+        vocabulary.decode([token]) for each in documents_of(oracle, text) for token in vocabulary(each)["input_ids"]
+    ]
+    num_bytes = {
+        "U+FFFD": sum(len(piece.encode()) for piece in pieces),
+        "a leading": len(joined.encode()) + sum(piece.startswith(" ") for piece in pieces),
+        "byte fallback": sum(6 if byte > 127 else 1 for byte in joined.encode()),
+        "characters": len(joined),
+    }
+    (count,) = (count for start, count in num_bytes.items() if bug.startswith(start))
+    return total / math.log(2) / count
 
 
 @pytest.mark.parametrize("bug", BUGS)

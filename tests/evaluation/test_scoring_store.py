@@ -89,15 +89,6 @@ def test_after_kill_9_finished_batches_are_not_computed_again(tmp_path: Path, wo
     assert_same_bits(scores, plain())
 
 
-def test_a_finished_evaluation_is_read(tmp_path: Path) -> None:
-    first = score(counting_model()[1], REQUESTS, BATCH_SIZE, 1, store=store_in(tmp_path))
-    network, model = counting_model()
-    files = kept_files(tmp_path)
-    assert_same_bits(score(model, REQUESTS, BATCH_SIZE, 1, store=store_in(tmp_path)), first)
-    assert network.passes == 0
-    assert kept_files(tmp_path) == files
-
-
 def test_what_changes_the_bits_is_another_evaluation(tmp_path: Path) -> None:
     def passes(requests: list[Request] = REQUESTS, batch_size: int = BATCH_SIZE, **changed: object) -> int:
         network, model = counting_model()
