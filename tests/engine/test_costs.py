@@ -19,7 +19,6 @@ from engine.costs import (
     memory_of_ranks,
     parameter_count,
     state_bytes_per_parameter,
-    tokens_trained,
 )
 from engine.family import family_of
 from engine.model.gpt2 import GPT2
@@ -90,10 +89,6 @@ def test_flops_are_six_per_weight_and_token_and_attention(name: str) -> None:
     per_token = 6 * weights + attention
     assert flops_per_token(model, causal=True) == pytest.approx(per_token - attention / 2, rel=1e-12)
     assert flops_per_iteration(model, train) == pytest.approx(per_token * 8 * model.seq_length, rel=1e-12)
-
-
-def test_tokens_of_the_paper() -> None:
-    assert tokens_trained(published("8.3b"), TrainConfig()) == 300_000 * 512 * 1024
 
 
 @pytest.mark.parametrize(

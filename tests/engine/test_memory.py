@@ -12,14 +12,10 @@ from hypothesis import strategies as st
 from engine.config import RunConfig
 from engine.guard.memory import (
     MemoryGuard,
-    OutOfMemory,
     PeakMemory,
     describe_memory,
-    explaining_out_of_memory,
     remedies,
 )
-from engine.launch.mesh import build_mesh
-from engine.launch.threads import run_threads
 from engine.parallel.mesh import serial_mesh
 from engine.run.resolved import ResolvedRun, resolve
 from engine.trainer import Trainer
@@ -141,14 +137,3 @@ def test_the_batch_that_is_tried_changes_nothing(train: dict[str, Any], dataset:
         assert what == "master" or not tensor.any()
     for group in trainer.step.optimizer.groups:
         assert torch.equal(group.master.to(group.flat.dtype), group.flat)
-
-
-def test_one_thread_speaks_for_all(dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def fail() -> None:
-        with explaining_out_of_memory(run, build_mesh(run.layout, sequence_parallel=False), "here"):
-            raise MemoryError
-
-    run = resolve(small_config(dataset), 2)
-    with pytest.raises(OutOfMemory, match="rank 0 ran out of memory here"):
-        run_threads(fail, 2)
-    assert capsys.readouterr().err.strip() == describe_memory(run)

@@ -126,19 +126,6 @@ def test_scored_rows_go_through_the_output_layer_in_parts(model: ScoringModel, m
     np.testing.assert_allclose(score(model, requests, 4, workers=1).nll, whole.nll, rtol=1e-6)
 
 
-def test_only_scored_rows_go_through_the_output_layer() -> None:
-    rows: list[int] = []
-
-    class Counting(Bigram):
-        def logits(self, hidden: Tensor) -> Tensor:
-            rows.append(len(hidden))
-            return super().logits(hidden)
-
-    requests = [Request(np.arange(10) % 4, 2), Request(np.arange(7) % 4, 3)]
-    score(scoring_model(Counting(torch.zeros(4, 4)), 4), requests, workers=1)
-    assert sum(rows) == 5
-
-
 def test_the_last_layer_computes_only_scored_rows_and_the_others_all() -> None:
     network = tiny_gpt2(CONFIG)
     rows: dict[str, int] = {}
@@ -184,13 +171,6 @@ def test_nothing_to_score_and_negative_tokens_are_refused(model: ScoringModel) -
         score(model, [])
     with pytest.raises(BadInput, match="vocabulary"):
         score(model, [Request(np.array([-1, 2]), 1)])
-
-
-def test_default_batches_shrink_with_the_model(model: ScoringModel) -> None:
-    small = model.default_batch_size(32)
-    assert small > 1
-    large = scoring_model(model.network, 61, 2**20, 2**12)
-    assert large.default_batch_size(2**20) == 1
 
 
 def test_what_does_not_fit_the_model_is_refused(model: ScoringModel) -> None:

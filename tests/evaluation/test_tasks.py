@@ -85,12 +85,6 @@ def test_the_protocol_line_says_what_was_done() -> None:
         assert part in line
 
 
-def test_stride_is_a_thirty_second_of_the_window_but_never_nothing() -> None:
-    for window, stride in ((1024, 32), (128, 4), (100, 3), (16, 1)):
-        task = sliding_task(TEXT * 3, window)
-        assert task.requests[1].num_scored == stride
-
-
 @pytest.mark.parametrize("nll", [float("nan"), float("inf"), 1e9])
 def test_a_loss_without_a_perplexity_is_refused(nll: float) -> None:
     with pytest.raises(IntegrityFailure, match="diverged"):

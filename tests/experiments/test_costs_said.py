@@ -40,10 +40,3 @@ def test_the_cost_comes_first_and_the_place_of_the_result_last(command: str, her
     assert re.fullmatch(f"cost: {cost}", done.err.splitlines()[0]), done.err
     assert done.out.splitlines()[-1].startswith(result.format(here=here))
     assert not re.search(r"[\r\x1b]", done.out + done.err)
-
-
-def test_quiet_leaves_the_result(here: Path) -> None:
-    command = "mlm-experiment preflight --ranks 1 --runs {here}/preflight --quiet"
-    done = call({"OMP_NUM_THREADS": "1"}, *shlex.split(command.format(here=here)))
-    assert (done.code, done.err) == (0, "")
-    assert "good    all-reduce" in done.out
