@@ -170,9 +170,9 @@ def measure_stages(
     cases.append(summarize(group, long, taken, len(candidates), len(candidates ^ pairs), REPEATS))
     verify = verification(duplicates)
     minima = np.stack(signatures)
-    fingerprints = np.concatenate([band_keys(minima, duplicates.bands), sketch(minima)], axis=1)
-    labels, sketches = np.arange(len(long)), np.ascontiguousarray(fingerprints[:, duplicates.bands :])
-    for band in range(duplicates.bands):
+    fingerprints = np.concatenate([band_keys(minima, duplicates.banding[0]), sketch(minima)], axis=1)
+    labels, sketches = np.arange(len(long)), np.ascontiguousarray(fingerprints[:, duplicates.banding[0] :])
+    for band in range(duplicates.banding[0]):
         link(labels, buckets(np.ascontiguousarray(fingerprints[:, band])), sketches, duplicates)
     verify.ours(long[:2], fingerprints[:2], np.zeros(2, np.int64))
     taken = _in_turn(verify, [((long, candidates), (long, fingerprints, flatten(labels)))])
@@ -184,7 +184,7 @@ def measure_stages(
     if test_sets:
         matches = run(decontamination(test_sets, contamination.ngram_words, contamination.min_ngram_words), rest)
     frequency = Counter(ngram for answer in matches for _, ngram in answer)
-    rare = Ngrams.of(ngram for ngram, times in frequency.items() if times < contamination.frequent)
+    rare = Ngrams.of(ngram for ngram, times in frequency.items() if times < float(contamination.frequent))
     parts = [decontaminate(Document("", text), rare) if answer else [Document("", text)]
              for text, answer in zip(rest, matches, strict=True)]  # fmt: skip
     return cases, Counter(part.text for each in parts if not isinstance(each, Drop) for part in each)
@@ -400,7 +400,7 @@ def grouping(config: DeduplicateConfig) -> StageRivals:
     """
 
     def plain(signatures: Sequence[Signature]) -> list[Any]:
-        index = MinHashLSH(num_perm=config.num_permutations, params=(config.bands, config.rows))
+        index = MinHashLSH(num_perm=config.num_permutations, params=config.banding)
         neighbours = []
         for document, values in enumerate(signatures):
             minhash = as_sketch(values, config.num_permutations)
@@ -409,8 +409,8 @@ def grouping(config: DeduplicateConfig) -> StageRivals:
         return neighbours
 
     def ours(signatures: Sequence[Signature]) -> list[Any]:
-        keys = band_keys(np.stack(signatures), config.bands)
-        return [buckets(np.ascontiguousarray(keys[:, band])) for band in range(config.bands)]
+        keys = band_keys(np.stack(signatures), config.banding[0])
+        return [buckets(np.ascontiguousarray(keys[:, band])) for band in range(config.banding[0])]
 
     return StageRivals("group", "datasketch MinHashLSH", 30, plain, ours)
 

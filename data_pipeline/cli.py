@@ -89,14 +89,13 @@ def inspect(
     """Print the text of a training sample as the engine feeds it, with the documents it was packed from."""
     from data_pipeline.files import DATASET, DataCard
     from data_pipeline.tokens.inspect_sample import show_sample
-    from data_pipeline.tokens.token_file import TokenFile
     from data_pipeline.tokens.tokenizer import Tokenizer
     from lineage.files import read_document
 
     directory = _open(dataset)
     tokenizer = Tokenizer.load(directory / "tokenizer")
     split = next(iter(read_document(directory / DATASET, DataCard).splits.values()))
-    for line in show_sample(TokenFile(directory / split.prefix), tokenizer, sample, seq_length):
+    for line in show_sample(directory / split.prefix, tokenizer, sample, seq_length):
         print(line)
 
 

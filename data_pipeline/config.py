@@ -1,5 +1,6 @@
 """The recipe of a dataset, assembled from the sections that sources and stages declare."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, create_model, model_validator
@@ -26,7 +27,13 @@ class TokenizerConfig(Config):
 
     kind: Literal["gpt2", "train", "words"] = "gpt2"
     """`gpt2`: the published vocabulary; `train`: byte-level BPE trained on the documents in the kept language; `words`:
-    their most frequent words and, for all others, bytes, for adaptive embeddings (`model.transformer_xl.cutoffs`)."""
+    their most frequent words and, for all others, bytes, for adaptive embeddings (`model.transformer_xl.cutoffs`).
+    With `path` this has no meaning."""
+    path: Path | None = None
+    """A tokenizer that there is already: a dataset, a `tokenizer.json`, a Hugging Face directory or a SentencePiece
+    model. Datasets with one tokenizer can be blended."""
+    end_of_text: str | None = None
+    """Token of `path` that ends a document, where its files do not name one or another is wanted."""
     vocab_size: Annotated[int, Field(ge=257)] = 50257
     """Tokens of the vocabulary, end-of-text included; GPT-2's has 50,257."""
     multiple: PositiveInt = 128
@@ -34,8 +41,15 @@ class TokenizerConfig(Config):
     tp: PositiveInt = 1
     """Tensor-parallel size of the largest model the dataset is for."""
 
+    @property
+    def origin(self) -> str:
+        """The kind, or `path`."""
+        return "path" if self.path else self.kind
+
     @model_validator(mode="after")
     def _gpt2_has_its_size(self) -> Self:
+        if self.end_of_text and not self.path:
+            raise ValueError("end_of_text is a token of the tokenizer at `path`, and there is no path")
         if self.kind == "gpt2" and self.vocab_size != 50257:
             raise ValueError(f"GPT-2's vocabulary has 50257 tokens: vocab_size = {self.vocab_size} must be that")
         return self
@@ -50,6 +64,8 @@ class _Beginning(Config):
     """Worker processes; 0 means one for each core. The dataset does not depend on it."""
     shard_bytes: PositiveInt | None = None
     """Input bytes in a unit of work: 64 MiB, less for a corpus under 4 GiB. The dataset does not depend on it."""
+    without: tuple[Literal["clean", "language", "length", "deduplicate", "decontaminate"], ...] = ()
+    """Stages that are left out. A verb does the work of one stage, in any order."""
     sources: SourcesConfig
 
 
@@ -76,7 +92,8 @@ class DataConfig(_WithFilters):
     @property
     def stages(self) -> tuple[str, ...]:
         """The stages that the recipe runs, in order."""
-        return tuple(stage.name for stage in STAGES if not stage.optional or getattr(self, stage.name))
+        named = (stage.name for stage in STAGES if not stage.optional or getattr(self, stage.name))
+        return tuple(name for name in named if name not in self.without)
 
     def identity(self) -> dict[str, Any]:
         """The plain values the dataset depends on."""

@@ -1,6 +1,7 @@
 """A document, or the reason it was dropped."""
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -9,6 +10,15 @@ class Document:
 
     id: str
     text: str
+    source: str = ""
+    """File and line, where the id is not that."""
+    metadata: dict[str, Any] | None = None
+    """Other keys of its line that were asked for."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields that it has."""
+        more = {"source": self.source, "metadata": self.metadata}
+        return {"id": self.id, "text": self.text} | {name: value for name, value in more.items() if value}
 
 
 @dataclass(frozen=True, slots=True)

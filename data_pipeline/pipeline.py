@@ -6,6 +6,7 @@ writes them in their final order.
 """
 
 import shutil
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,9 +21,9 @@ from data_pipeline.files import InputShard, Ledger, StageAttrition
 from data_pipeline.passes.deduplicate import find_duplicates
 from data_pipeline.passes.gather import SLICE_BYTES, choose_order, gather_slice
 from data_pipeline.passes.measure import measure
-from data_pipeline.passes.prepare import QUARANTINE, REASONS, join_quarantine, prepare
-from data_pipeline.passes.selection import find_rare_ngrams, select_documents
-from data_pipeline.passes.train_tokenizer import copy_published, train
+from data_pipeline.passes.prepare import QUARANTINE, REASONS, join_lists, prepare
+from data_pipeline.passes.selection import LEFT_IN, find_rare_ngrams, select_documents
+from data_pipeline.passes.train_tokenizer import copy, train
 from data_pipeline.reading.pieces import Piece, choose_shard_bytes
 from data_pipeline.reading.sources import OpenedSources
 from data_pipeline.stages import STAGES, TEXT_FILTERS, TOKEN_FILTERS
@@ -46,17 +47,23 @@ class Pipeline:
     sources: OpenedSources
     test_sets: dict[str, Path | None]
     workspace: Workspace
+    tokenizer_digest: str = ""
+    """Digest of a tokenizer that there is already."""
     ledger: Ledger = field(init=False)
     tokenizer: Tokenizer | None = field(init=False, default=None)
     finished: dict[str, Finished] = field(init=False, default_factory=dict)
     """Finished stages: `prepare`, `measure`, `gather`, and `decisions` if duplicates were searched for."""
+    compared: int = field(init=False, default=0)
+    """Number of shards, the first ones, that are of datasets to compare with."""
     splits: dict[str, list[int]] = field(init=False, default_factory=dict)
     """The tasks of `gather` that wrote each split."""
 
     def run(self) -> Self:
         """Run the tasks that are not done yet. Raises BadInput if nothing is left of the corpus."""
         size = choose_shard_bytes(self.config.shard_bytes, self.sources.total_bytes)
-        shards = self.sources.shards(self.workspace, size)
+        compared = self.sources.compared_shards(self.workspace, size)
+        shards = [*compared, *self.sources.shards(self.workspace, size)]
+        self.compared = len(compared)
         self.ledger = Ledger(
             source=self.sources.describe(),
             stages=[StageAttrition.begin(name) for name in (SOURCE, *(n for n in self.stages if n in TEXT_FILTERS))],
@@ -66,7 +73,8 @@ class Pipeline:
         tokenizer = self._make_tokenizer(prepared)
         measured = self.finished["measure"] = self._measure(prepared, tokenizer)
         selected = self._select(prepared, measured, tokenizer)
-        jobs = self._order([shard[0].split for shard in shards], prepared, measured, selected)
+        splits = [shard[0].split for shard in shards[self.compared :]]
+        jobs = self._order([*splits[:1] * self.compared, *splits], prepared, measured, selected)
         self.finished["gather"] = self._gather(jobs)
         return self
 
@@ -77,16 +85,24 @@ class Pipeline:
     def _prepare(self, shards: list[list[Piece]]) -> Finished:
         filters = [(name, self._section(name)) for name in self.stages if name in TEXT_FILTERS]
         names = [name for name, _ in filters]
-        fixed = {"max_line_bytes": self.config.sources.max_line_bytes, "filters": filters}
+        limit = self.config.sources.max_bad_files
+        fixed = {"max_line_bytes": self.config.sources.max_line_bytes, "filters": filters, "goes_on": limit > 0}
         jobs: list[Job] = [({**fixed, "pieces": [piece.to_json() for piece in shard]}, ()) for shard in shards]
+        for settings, _ in jobs[: self.compared]:
+            settings["filters"] = []
         prepared = self.workspace.all("prepare", prepare, jobs, " and ".join(["read", *names]))
-        self.ledger.enter(prepared.counts)
+        self.ledger.enter(prepared.counts[self.compared :])
         self.ledger.malformed_lines = sum(counts["malformed"] for counts in prepared.counts)
         self.ledger.blank_lines = sum(counts["blank"] for counts in prepared.counts)
-        for shard, counts, digest in zip(shards, prepared.counts, prepared.digests, strict=True):
+        for shard, counts, digest in list(zip(shards, prepared.counts, prepared.digests, strict=True))[self.compared :]:
             read = [(piece.name, piece.start, piece.end) for piece in shard]
             self.ledger.shards.append(InputShard(read=read, documents=counts["documents"], digest=digest))
         self.finished["prepare"] = prepared
+        if damaged := [each for counts in prepared.counts for each in counts["damaged"]]:
+            said = f"{len(damaged)} of the files are damaged, and what comes after is left out: {'; '.join(damaged)}"
+            if len(damaged) > limit:
+                raise BadInput(f"{said}; sources.max_bad_files = {limit}")
+            print(f"WARNING: {said}", file=sys.stderr)
         self._check_malformed()
         self.ledger.check()
         return prepared
@@ -101,29 +117,30 @@ class Pipeline:
             reasons = dict(counts["reasons"]) | reasons
         run = self.workspace.path.parent
         place = run.with_name(f"{run.name}.{QUARANTINE}")
-        shutil.copyfile(self.quarantine(), place)
+        shutil.copyfile(self.joined("prepare", QUARANTINE), place)
         raise BadInput(
             f"{bad:,} of {lines:,} lines are no documents, more than sources.max_bad_fraction = {limit:g} allows: "
             f"{'; '.join([*reasons.values()][:REASONS])}; all of them are in {place}"
         )
 
-    def quarantine(self) -> Path:
-        """The file of all malformed input."""
-        prepared = self.finished["prepare"]
-        joined = self.workspace.one("quarantine", join_quarantine, {"shards": len(prepared.counts)}, prepared.input)
-        return joined.path / "00000" / QUARANTINE
+    def joined(self, stage: str, name: str) -> Path:
+        """One file of the files of that name that the tasks of a stage wrote, such as all malformed input."""
+        made = self.finished[stage]
+        settings = {"shards": len(made.counts), "name": name}
+        return self.workspace.one(f"join-{name}", join_lists, settings, made.input).path / "00000" / name
 
     def _make_tokenizer(self, prepared: Finished) -> Finished | None:
         if not any(stage.needs_tokenizer for stage in STAGES if stage.name in self.stages):
             return None
-        config, counts = self.config.tokenizer, [each["documents"] for each in prepared.counts]
-        if config.kind != "gpt2":
+        config, shards = self.config.tokenizer, (self.compared, len(prepared.counts))
+        if config.origin not in ("gpt2", "path"):
             size = self.ledger.stages[-1].bytes_out
-            settings = {"kind": config.kind, "vocab_size": config.vocab_size, "shards": len(counts), "bytes": size}
+            settings = {"kind": config.kind, "vocab_size": config.vocab_size, "shards": shards, "bytes": size}
             made = self.workspace.one("tokenizer", train, settings, prepared.input)
         else:
-            files = [str(path.resolve()) for path in find_gpt2_vocabulary()]
-            made = self.workspace.one("tokenizer", copy_published, {"files": files})
+            files = [] if config.path else [str(path.resolve()) for path in find_gpt2_vocabulary()]
+            own = {"path": config.path and str(config.path.resolve()), "end_of_text": config.end_of_text}
+            made = self.workspace.one("tokenizer", copy, {"files": files, **own, "digest": self.tokenizer_digest})
         self.tokenizer = load_once(made.path / "00000", made.digest)
         return made
 
@@ -137,8 +154,10 @@ class Pipeline:
         }
         shared = (tokenizer.input,) if tokenizer else ()
         jobs: list[Job] = [(settings, (prepared.task(number), *shared)) for number in range(len(prepared.counts))]
+        alone = settings | {"filters": [], "decontaminate": None, "test_sets": [], "tokenizer": None}
+        jobs[: self.compared] = [(alone, inputs) for _, inputs in jobs[: self.compared]]
         measured = self.workspace.all("measure", measure, jobs)
-        self.ledger.enter(measured.counts)
+        self.ledger.enter(measured.counts[self.compared :])
         self.ledger.check()
         return measured
 
@@ -160,37 +179,50 @@ class Pipeline:
         }
         shared = (*decided, *((tokenizer.input,) if tokenizer else ()))
         jobs: list[Job] = [
-            ({**fixed, "start": starts[n], "count": counts[n]}, (prepared.task(n), measured.task(n), *shared))
+            (
+                {**fixed, "start": starts[n], "count": counts[n], "is_written": n >= self.compared},
+                (prepared.task(n), measured.task(n), *shared),
+            )
             for n in range(len(counts))
         ]
-        selected = self.workspace.all("select", select_documents, jobs)
+        selected = self.finished["select"] = self.workspace.all("select", select_documents, jobs)
         self.ledger.enter(selected.counts)
+        if self.left_in:
+            entry = self.ledger.stage("decontaminate")
+            entry.note += f"; {self.left_in:,} documents hold such n-grams still, and {LEFT_IN} lists them"
         self.ledger.check()
         return selected
 
+    @property
+    def left_in(self) -> int:
+        """Documents that keep text of a test set."""
+        return sum(each["left_in"] for each in self.finished["select"].counts)
+
     def _deduplicate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:
-        decisions, compared = find_duplicates(self.workspace, prepared, measured, self.config.deduplicate)
+        held = sum(each["documents"] for each in measured.counts[: self.compared])
+        decisions, compared = find_duplicates(self.workspace, prepared, measured, self.config.deduplicate, held)
         self.finished["decisions"] = decisions
         banding = self.ledger.near_duplicates = describe_banding(self.config.deduplicate, compared)
-        recall = banding.expected_recall
+        recall, against = banding.expected_recall, self.config.deduplicate.against
         expected = ", ".join(f"{recall[j]:.3f} at {j}" for j in recall)
         self.ledger.stage("deduplicate").note = (
-            f"{self.config.deduplicate.bands} bands of {self.config.deduplicate.rows} rows, "
+            f"{banding.bands} bands of {banding.rows} rows, "
             f"{banding.compared_pairs:,} pairs compared; a duplicate has a Jaccard similarity of at least "
             f"{self.config.deduplicate.threshold} with the document kept for it; expected recall {expected}"
+            + (f"; compared with {held:,} documents of {', '.join(map(str, against))}" if against else "")
         )
         return decisions.input
 
     def _decontaminate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:
-        counts = [each["documents"] for each in measured.counts]
-        settings = {"counts": counts, "frequent": self.config.decontaminate.frequent}
+        counts, frequent = [each["documents"] for each in measured.counts], self.config.decontaminate.frequent
+        settings = {"counts": counts, "frequent": None if frequent == "never" else frequent}
         rare = self.workspace.one("ngrams", find_rare_ngrams, settings, measured.input, *decided)
         searched = [name for name, path in self.test_sets.items() if path is not None]
         missing = [name for name, path in self.test_sets.items() if path is None]
         documents, common = rare.counts[0]["documents"], rare.counts[0]["common"]
         note = f"searched for {' and '.join(searched) or 'no test set'}: {documents:,} documents matched"
         if common:
-            note += f"; {common:,} n-grams found {self.config.decontaminate.frequent} times or more were left in"
+            note += f"; {common:,} n-grams found {frequent} times or more were left in"
         if missing:
             note += f"; NOT searched for {' and '.join(missing)}, which this machine does not have"
         self.ledger.stage("decontaminate").note = note

@@ -13,6 +13,7 @@ from data_pipeline.files import DATASET, LEDGER, UNSPLIT, Amount, DataCard, Data
 from data_pipeline.passes.deduplicate import DECISIONS, Corpus
 from data_pipeline.passes.gather import SLICE_LINES, assemble
 from data_pipeline.passes.prepare import QUARANTINE
+from data_pipeline.passes.selection import LEFT_IN
 from data_pipeline.pipeline import Pipeline
 from data_pipeline.stages import STAGES, TEXT_FILTERS
 from data_pipeline.stages.stage import SOURCE
@@ -34,7 +35,9 @@ def publish(pipeline: Pipeline, directory: Path) -> None:
     ledger = pipeline.ledger
     ledger.splits = _amounts(pipeline)
     ledger.finish((SOURCE, *(TEXT_FILTERS if pipeline.tokenizer else stages)))
-    files = {QUARANTINE: pipeline.quarantine()}
+    files = {QUARANTINE: pipeline.joined("prepare", QUARANTINE)}
+    if pipeline.left_in:
+        files[LEFT_IN] = pipeline.joined("select", LEFT_IN)
     if "decisions" in pipeline.finished:
         files[DUPLICATES] = _duplicates(pipeline)
     card = None
@@ -69,7 +72,9 @@ def name_duplicates(settings: Settings, inputs: list[Path], directory: Path) -> 
     corpus = Corpus(prepared, measured, np.concatenate([[0], np.cumsum(settings["counts"], dtype=np.int64)]))
     with (directory / DUPLICATES).open("wb") as file:
         for document, survivor, jaccard in np.load(decisions / "00000" / DECISIONS, mmap_mode="r"):
-            row = {"id": corpus[document].id, "survivor": corpus[survivor].id, "jaccard": round(float(jaccard), 6)}
+            gone, kept = corpus[document], corpus[survivor]
+            places = [f" ({each.source})" if gone.id == kept.id and each.source else "" for each in (gone, kept)]
+            row = {"id": gone.id + places[0], "survivor": kept.id + places[1], "jaccard": round(float(jaccard), 6)}
             file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
     return {}
 
@@ -113,7 +118,7 @@ def _describe(pipeline: Pipeline, files: dict[str, Any]) -> DataCard:
         name=config.name,
         source=ledger.source,
         seed=config.seed,
-        tokenizer=TokenizerFacts(kind=config.tokenizer.kind, digest=tokenizer.digest),
+        tokenizer=TokenizerFacts(kind=config.tokenizer.origin, digest=tokenizer.digest),
         vocab_size=tokenizer.vocab_size,
         padded_vocab_size=padded_vocab_size(tokenizer.vocab_size, config.tokenizer.multiple, config.tokenizer.tp),
         end_of_text=tokenizer.end_of_text,

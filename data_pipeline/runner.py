@@ -11,6 +11,7 @@ from data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test
 from data_pipeline.passes.overlap import measure_overlap
 from data_pipeline.pipeline import Pipeline
 from data_pipeline.publish import publish
+from data_pipeline.reading.file_sources import FileSource
 from data_pipeline.reading.sources import OpenedSources, open_sources
 from data_pipeline.stages import STAGES
 from data_pipeline.stages.stage import Stage
@@ -71,7 +72,7 @@ def _run_stages(
     sources, test_sets, parents = _open(config, names, room)
 
     def build(workspace: Workspace, directory: Path) -> None:
-        publish(Pipeline(config, names, sources, test_sets, workspace).run(), directory)
+        publish(Pipeline(config, names, sources, test_sets, workspace, parents.get("tokenizer", "")).run(), directory)
 
     preload = ["data_pipeline.fast.ready"] if {"clean", "language"} <= set(names) else []
     return _complete(partial(begin, parents), build, config, executor, room * sources.total_bytes, preload)
@@ -82,6 +83,9 @@ def _open(
 ) -> tuple[OpenedSources, dict[str, Path | None], dict[str, str]]:
     """Open the sources and test sets, and compute the digests of all input; print the cost first."""
     sources = open_sources(config.sources, config.seed)
+    if "deduplicate" in stages:
+        paths = config.deduplicate.against
+        sources.compared = tuple(FileSource(f"documents:{path}", is_compared=True) for path in paths)
     announce(
         f"reads about {format_bytes(sources.total_bytes)} of text",
         f"processes: {config.workers or available_cores()}",
@@ -91,8 +95,16 @@ def _open(
     test_sets = {name: _find_or_none(name) for name in wanted}
     needs_tokenizer = any(stage.needs_tokenizer for stage in STAGES if stage.name in stages)
     parents = {}
-    if needs_tokenizer and config.tokenizer.kind == "gpt2":
-        parents["tokenizer"] = Tokenizer.from_gpt2_files(*find_gpt2_vocabulary()).digest
+    if needs_tokenizer and config.tokenizer.origin in ("gpt2", "path"):
+        path = config.tokenizer.path
+        tokenizer = (
+            Tokenizer.open(path, config.tokenizer.end_of_text)
+            if path
+            else Tokenizer.from_gpt2_files(*find_gpt2_vocabulary())
+        )
+        parents["tokenizer"] = tokenizer.digest
+        if path and (change := tokenizer.changes()):
+            print(f"WARNING: {path} does not keep every text: {change}", file=sys.stderr)
     for name, path in test_sets.items():
         parents[f"test set {name}"] = sha256_file(path) if path else "missing"
     return sources, test_sets, sources.fingerprints() | parents

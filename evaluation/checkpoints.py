@@ -197,6 +197,8 @@ def _load(path: Path, mesh: ParallelMesh, row_by_row: bool, dtype: torch.dtype |
         )
     if dtype:
         loaded.model.to(dtype)
+    if change := tokenizer.changes():
+        print(f"WARNING: losses are of text as its tokenizer keeps it: {change}", file=sys.stderr)
     if not row_by_row:
         pack_weights(loaded.model)
     model = ScoringModel(

@@ -11,6 +11,7 @@ has there, so a passage ends at it and another begins.
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -64,7 +65,7 @@ def decontaminate(
         return Drop("test-set text")
     if len(parts) > max_parts:
         return Drop(f"test-set text in more than {max_parts} parts")
-    return [Document(f"{document.id}#{number}", part) for number, part in enumerate(parts)]
+    return [replace(document, id=f"{document.id}#{number}", text=part) for number, part in enumerate(parts)]
 
 
 UNKNOWN_WORD = "<unk>"

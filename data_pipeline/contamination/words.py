@@ -1,12 +1,17 @@
 """Words and n-grams of words, and the search for n-grams in a text."""
 
+import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import islice
+from itertools import accumulate, islice
 
 from data_pipeline.fast.exact import checked
 from data_pipeline.fast.ngram_index import WORD, NgramIndex
+
+MARK = re.compile(r"\u00ad|<[^<>]{1,2000}>|\]\([^()\s]{1,2000}\)")
+"""A soft hyphen, a tag, or what follows the words of a link in Markdown."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +39,21 @@ class Ngrams:
         return tuple(sorted({min(text.count(" ") + 1, self.words) for text in self.texts}, reverse=True))
 
     def matches(self, text: str) -> Iterator[tuple[int, str]]:
-        """Character position and n-gram of each match, from left to right; the longest comes first at one place."""
-        return _search()((self, text)) if self.texts else iter(())
+        """Character position and n-gram of each match, from left to right; the longest comes first at one place.
+
+        Soft hyphens, tags and the targets of links hide no match.
+        """
+        if not self.texts:
+            return iter(())
+        parts = _without_marks(text)
+        if len(parts) == 1:
+            return _search()((self, text))
+        starts = [0, *accumulate(len(part) for _, part in parts)]
+        found = {*_search()((self, text))}
+        for place, ngram in _search()((self, "".join(part for _, part in parts))):
+            part = bisect_right(starts, place) - 1
+            found.add((parts[part][0] + place - starts[part], ngram))
+        return iter(sorted(found, key=lambda match: (match[0], -len(match[1]))))
 
     @cached_property
     def prefixes(self) -> frozenset[str]:
@@ -53,6 +71,16 @@ class Ngrams:
         for length in self.lengths:
             if length <= len(words) and (ngram := " ".join(words[:length])) in self.ngrams:
                 yield ngram
+
+
+def _without_marks(text: str) -> list[tuple[int, str]]:
+    """The text in parts with the place of each: soft hyphens are left out, tags and targets of links are spaces."""
+    parts, end = [], 0
+    if "\u00ad" in text or "<" in text or "](" in text:
+        for mark in MARK.finditer(text):
+            parts.append((end, text[end : mark.start()] + " " * (mark.group() != "\u00ad")))
+            end = mark.end()
+    return [*parts, (end, text[end:])]
 
 
 def words_of(text: str) -> list[str]:

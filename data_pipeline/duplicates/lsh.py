@@ -31,12 +31,12 @@ def fingerprints(texts: Sequence[str], config: DeduplicateConfig) -> NDArray[np.
     minima = np.empty((len(texts), config.num_permutations), np.uint32)
     for row, text in zip(minima, texts, strict=True):
         row[:] = signature(text, config.num_permutations, config.shingle_characters)
-    return np.concatenate([band_keys(minima, config.bands), sketch(minima)], axis=1)
+    return np.concatenate([band_keys(minima, config.banding[0]), sketch(minima)], axis=1)
 
 
 def fingerprint_words(config: DeduplicateConfig) -> int:
     """Length of a fingerprint in 64-bit words."""
-    return config.bands + -(-config.num_permutations // WORD_BYTES)
+    return config.banding[0] + -(-config.num_permutations // WORD_BYTES)
 
 
 def band_keys(minima: NDArray[np.uint32], bands: int) -> NDArray[np.uint64]:
@@ -145,13 +145,18 @@ def describe(config: DeduplicateConfig, compared: NDArray[np.int64]) -> NearDupl
 
     `compared` is a sum of `histogram`s.
     """
-    banding = (config.bands, config.rows, config.min_agreement)
+    bands, rows = config.banding
+    banding = (bands, rows, config.min_agreement)
     return NearDuplicates(
-        **config.model_dump(),
+        **config.model_dump(exclude={"bands", "rows", "min_recall", "against"}),
+        bands=bands,
+        rows=rows,
         permutations=config.num_permutations,
         min_agreement=config.min_agreement,
         s_curve=[(similarity, recall(similarity, *banding)) for similarity in CURVE],
-        expected_recall={str(similarity): recall(similarity, *banding) for similarity in SIMILARITIES},
+        expected_recall={
+            str(similarity): recall(similarity, *banding) for similarity in sorted({*SIMILARITIES, config.threshold})
+        },
         compared_pairs=int(compared.sum()),
         compared_pairs_by_similarity=compared.tolist(),
     )

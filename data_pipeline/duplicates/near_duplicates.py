@@ -48,13 +48,15 @@ def resolve(
     fingerprints: NDArray[np.uint64],
     text_of: Callable[[int], str],
     config: DeduplicateConfig,
+    held_before: int = 0,
 ) -> Resolution:
     """Decide for the documents `members`, in order, with their fingerprints [members, words].
 
     By the rule `verified`, a document is dropped if and only if its exact Jaccard similarity to an earlier document
     that is kept, shares a bucket with it and agrees with it in `min_agreement` minima is at least the threshold; its
     survivor is the first such document. If there are more than MOST_COMPARED such documents, those that agree in the
-    most minima are compared. Members without such a partner may be added to the component or left out: nothing changes.
+    most minima are compared. Documents before number `held_before` are kept. Members without such a partner may be
+    added to the component or left out: nothing changes.
 
     By the rule `megatron-2019` (tools/openwebtext/{find_duplicates,group_duplicate_url,remove_group_duplicates}.py of
     v2.6) one document of a bucket is compared with all others in it, pairs above 0.5 are listed, those of at least
@@ -68,15 +70,15 @@ def resolve(
         texts = ShingledTexts(lambda place: text_of(documents[place])[:-1], config.shingle_characters)
         return _group(documents, held, texts, config.threshold)
     texts = ShingledTexts(lambda place: text_of(documents[place]), config.shingle_characters)
-    return _verify(documents, held, texts, config.threshold)
+    return _verify(documents, held, texts, config.threshold, held_before)
 
 
 class _Held:
     """The documents held in the buckets of a component, identified by their place among its members."""
 
     def __init__(self, fingerprints: NDArray[np.uint64], config: DeduplicateConfig) -> None:
-        self._buckets = np.stack([_shared_buckets(keys) for keys in fingerprints[:, : config.bands].T], axis=1)
-        self._minima = np.ascontiguousarray(fingerprints[:, config.bands :]).view(np.uint8)
+        self._buckets = np.stack([_shared_buckets(keys) for keys in fingerprints[:, : config.banding[0]].T], axis=1)
+        self._minima = np.ascontiguousarray(fingerprints[:, config.banding[0] :]).view(np.uint8)
         self._required = required_agreement(config)
         self._held: dict[tuple[int, int], array[int]] = defaultdict(lambda: array("q"))
 
@@ -111,11 +113,13 @@ def _shared_buckets(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
     return np.where(sizes[bucket] > 1, bucket, -1)
 
 
-def _verify(documents: list[int], held: _Held, texts: ShingledTexts, threshold: float) -> Resolution:
+def _verify(
+    documents: list[int], held: _Held, texts: ShingledTexts, threshold: float, held_before: int
+) -> Resolution:  # fmt: skip
     decisions: list[Decision] = []
     similarities: list[float] = []
     for place, document in enumerate(documents):
-        for candidate in held.candidates(place):
+        for candidate in held.candidates(place) if document >= held_before else ():
             similarities.append(similarity := texts.similarity(place, candidate))
             if similarity >= threshold:
                 decisions.append(Decision(document, documents[candidate], similarity))

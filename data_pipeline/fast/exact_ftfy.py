@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from itertools import chain
 from string import printable
-from typing import Literal
+from typing import Any, Literal
 from unicodedata import combining, is_normalized, normalize
 
 import ftfy
@@ -77,14 +77,17 @@ SAMPLES = (
 
 
 @cache
-def fix_text(normalization: Normalization) -> Callable[[str], str]:
-    """`ftfy.fix_text` with that normalization: the fast one if it is exact here, else ftfy's own."""
-    reference: Callable[[str], str] = partial(ftfy.fix_text, normalization=normalization)
-    return checked("cleaning", lambda: fast_fix_text(normalization), reference, SAMPLES)
+def fix_text(normalization: Normalization, *left_out: str) -> Callable[[str], str]:
+    """`ftfy.fix_text` with that normalization, without some repairs: the fast one if it is exact here, else ftfy's."""
+    switches: dict[str, Any] = {"normalization": normalization} | dict.fromkeys(left_out, False)
+    reference: Callable[[str], str] = partial(ftfy.fix_text, **switches)
+    return checked("cleaning", lambda: fast_fix_text(normalization, *left_out), reference, SAMPLES)
 
 
-def fast_fix_text(normalization: Normalization) -> Callable[[str], str]:
+def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str], str]:
     """A function equal to `ftfy.fix_text` with that normalization; time and memory are linear in the text.
+
+    `left_out` are repairs that are not made: `unescape_html`, `fix_character_width`, `uncurl_quotes`.
 
     The function raises Unfit where they would not be. Raises RuntimeError for a version of ftfy that this was not
     derived from.
@@ -98,7 +101,9 @@ def fast_fix_text(normalization: Normalization) -> Callable[[str], str]:
     repaired = set(map(chr, chain(chardata.CONTROL_CHARS, range(0x80, 0xA0), range(0xD800, 0xE000))))
     repaired |= set(LINE_BREAKS_AND_ESCAPE)
     quotes = sorted(_quotes())
-    translated = map(chr, (*chardata.LIGATURES, *chardata.WIDTH_MAP))
+    after_decoding = [FIXERS[repair] for repair in AFTER_DECODING if repair not in left_out]
+    widths = {} if "fix_character_width" in left_out else chardata.WIDTH_MAP
+    translated = map(chr, (*chardata.LIGATURES, *widths))
     kinds = Kinds(
         {PLAIN_CHARACTER: PLAIN, AMPERSAND: "&", TRANSLATED: translated, QUOTE: quotes, REPAIRED: repaired,
          MARK: {min(mark, chr(LAST)) for mark in MARKS}}, OTHER
@@ -130,8 +135,8 @@ def fast_fix_text(normalization: Normalization) -> Callable[[str], str]:
                 return text
             fixed = text
             if kinds_here & TRANSLATED:
-                fixed = fixed.translate(chardata.LIGATURES).translate(chardata.WIDTH_MAP)
-            if kinds_here & QUOTE:
+                fixed = fixed.translate(chardata.LIGATURES).translate(widths)
+            if kinds_here & QUOTE and "uncurl_quotes" not in left_out:
                 for curly, straight in straightened:
                     fixed = fixed.replace(curly, straight)
             fixed = normalized(fixed)
@@ -153,8 +158,8 @@ def fast_fix_text(normalization: Normalization) -> Callable[[str], str]:
         for _ in passes:
             before = text
             text = decoded(FIXERS["unescape_html"](text) if entities else text, passes)
-            for repair in AFTER_DECODING:
-                text = FIXERS[repair](text)
+            for repair in after_decoding:
+                text = repair(text)
             text = normalized(text)
             if text == before:
                 return text
@@ -167,7 +172,7 @@ def fast_fix_text(normalization: Normalization) -> Callable[[str], str]:
         return repaired_with(segment, entities) if settled is None else settled
 
     def fix_text(text: str) -> str:
-        tag = text.find("<")
+        tag = 0 if "unescape_html" in left_out else text.find("<")
         tagged = len(text) if tag < 0 else _segment_start(text, tag)
         fixed: list[str] = []
         for start, end in _blocks(text, tagged):

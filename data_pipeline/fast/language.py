@@ -41,6 +41,11 @@ def detect(text: str) -> str | None:
     return _detection()(text)[0]
 
 
+def probability(text: str) -> float:
+    """The probability of that language."""
+    return max(_detection()(text)[1], default=0.0)
+
+
 def detect_reference(text: str) -> str | None:
     """`detect` computed by langdetect itself."""
     return reference_detection()(text)[0]

@@ -78,15 +78,18 @@ class Corpus:
 
 
 def find_duplicates(
-    workspace: Workspace, prepared: Finished, measured: Finished, config: DeduplicateConfig
+    workspace: Workspace, prepared: Finished, measured: Finished, config: DeduplicateConfig, held: int = 0
 ) -> tuple[Finished, NDArray[np.int64]]:
-    """The finished stage of all decisions, and the histogram of similarities of compared pairs."""
+    """The finished stage of all decisions, and the histogram of similarities of compared pairs.
+
+    The first `held` documents are kept without a comparison.
+    """
     section = config.model_dump(mode="json")
     counts = [each["documents"] for each in measured.counts]
     documents = sum(counts)
-    whole = {"config": section, "counts": counts}
+    whole = {"config": section, "counts": counts, "held": held}
     side_by_side = workspace.one("fingerprints", lay_side_by_side, whole, measured.input)
-    groups = [list(range(first, config.bands, LINK_TASKS)) for first in range(min(LINK_TASKS, config.bands))]
+    groups = [list(range(first, config.banding[0], LINK_TASKS)) for first in range(min(LINK_TASKS, config.banding[0]))]
     jobs: list[Job] = [({"config": section, "bands": bands}, (side_by_side.input,)) for bands in groups]
     at_once = max(1, (memory_bytes() or SMALL_MEMORY_BYTES) // 2 // (LINK_BYTES_PER_DOCUMENT * documents + 1))
     forests = workspace.all("link", link_bands, jobs, "buckets", at_once)
@@ -104,13 +107,13 @@ def lay_side_by_side(settings: Settings, inputs: list[Path], directory: Path) ->
     """Write the keys of each band, and the sketches, of all documents into files of their own."""
     config = DeduplicateConfig(**settings["config"])
     with ExitStack() as stack:
-        bands = [stack.enter_context((directory / BAND.format(band)).open("wb")) for band in range(config.bands)]
+        bands = [stack.enter_context((directory / BAND.format(band)).open("wb")) for band in range(config.banding[0])]
         sketches = stack.enter_context((directory / SKETCHES).open("wb"))
         for shard in range(len(settings["counts"])):
             rows = read_fingerprints(inputs[0] / f"{shard:05d}", config)
             for band, file in enumerate(bands):
                 file.write(np.ascontiguousarray(rows[:, band]).data)
-            sketches.write(np.ascontiguousarray(rows[:, config.bands :]).data)
+            sketches.write(np.ascontiguousarray(rows[:, config.banding[0] :]).data)
     return {}
 
 
@@ -122,7 +125,7 @@ def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Count
     config, folder = DeduplicateConfig(**settings["config"]), inputs[0] / "00000"
     with (folder / SKETCHES).open("rb") as file:
         pages = mmap(file.fileno(), 0, access=ACCESS_READ)
-    sketches = np.frombuffer(pages, np.uint64).reshape(-1, fingerprint_words(config) - config.bands)
+    sketches = np.frombuffer(pages, np.uint64).reshape(-1, fingerprint_words(config) - config.banding[0])
     forest = np.arange(len(sketches))
     for band in settings["bands"]:
         documents, starts = buckets(np.fromfile(folder / BAND.format(band), np.uint64))
@@ -162,7 +165,7 @@ def resolve_components(settings: Settings, inputs: list[Path], directory: Path) 
     compared = np.zeros(HISTOGRAM_BINS, np.int64)
     for component in range(settings["first"], settings["last"]):
         own = np.array(members[starts[component] : starts[component + 1]])
-        resolution = resolve(own, corpus.fingerprints(own, config), corpus.text, config)
+        resolution = resolve(own, corpus.fingerprints(own, config), corpus.text, config, settings["held"])
         decisions += resolution.decisions
         compared += resolution.compared
     np.save(directory / DECISIONS, np.array([tuple(each) for each in decisions], DECISION))

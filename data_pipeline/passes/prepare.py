@@ -2,7 +2,8 @@
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -10,12 +11,13 @@ import orjson
 from data_pipeline.document import Document, Drop, Malformed, Unfit, size_bytes
 from data_pipeline.files import StageAttrition
 from data_pipeline.reading.pieces import Piece
-from data_pipeline.reading.readers import malformed, read_pieces
+from data_pipeline.reading.readers import GO_ON, Item, malformed, read_pieces
 from data_pipeline.stages import TEXT_FILTERS
 from data_pipeline.stages.stage import SOURCE, TextFilter
 from data_pipeline.tokens.token_file import append_file
 from data_pipeline.work.document_shard import DocumentWriter
 from data_pipeline.work.tasks import Counts, Settings
+from lineage.errors import BadInput
 
 QUARANTINE = "quarantine.jsonl"
 REASONS = 3
@@ -31,6 +33,7 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     entries = [StageAttrition.begin(name) for name in (SOURCE, *(each.name for each in filters))]
     pieces = [Piece(**piece) for piece in settings["pieces"]]
     bad = blank = 0
+    damaged: list[str] = []
     reasons: dict[str, str] = {}
 
     def set_aside(item: Malformed) -> None:
@@ -43,7 +46,7 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
     start = time.perf_counter()
     with DocumentWriter(directory) as documents, (directory / QUARANTINE).open("wb") as quarantine:
-        for item in read_pieces(pieces, settings["max_line_bytes"]):
+        for item in _read(pieces, settings["max_line_bytes"], settings["goes_on"], damaged):
             if item is None:
                 blank += 1
             elif isinstance(item, Malformed):
@@ -62,15 +65,28 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
         "documents": len(documents),
         "malformed": bad,
         "blank": blank,
+        "damaged": damaged,
         "reasons": list(reasons.items()),
     }
 
 
-def join_quarantine(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Join the malformed input of all shards, in order."""
-    with (directory / QUARANTINE).open("wb") as whole:
+def _read(pieces: list[Piece], max_line_bytes: int, goes_on: bool, damaged: list[str]) -> Iterator[Item]:
+    """What is in the pieces; what is said of a damaged file is added to `damaged` if the work goes on."""
+    for piece in pieces:
+        try:
+            yield from read_pieces([piece], max_line_bytes)
+        except BadInput as error:
+            if not goes_on:
+                raise
+            damaged.append(str(error).removesuffix(GO_ON))
+            yield Malformed(piece.name, 0, damaged[-1], "")
+
+
+def join_lists(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
+    """Join the files of a `name` of all `shards`, in order."""
+    with (directory / settings["name"]).open("wb") as whole:
         for shard in range(settings["shards"]):
-            append_file(inputs[0] / f"{shard:05d}" / QUARANTINE, whole)
+            append_file(inputs[0] / f"{shard:05d}" / settings["name"], whole)
     return {}
 
 
@@ -92,6 +108,6 @@ def _filter(document: Document, filters: Sequence[TextFilter], entries: Sequence
             return None
         if outcome != document.text:
             entry.changed += 1
-            document, size = Document(document.id, outcome), size_bytes(outcome)
+            document, size = replace(document, text=outcome), size_bytes(outcome)
         entry.keep(size)
     return document

@@ -1,9 +1,11 @@
 """Applies the corpus-wide decisions to a shard: duplicates go, test-set text is cut out."""
 
+import math
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from data_pipeline.contamination.decontaminate import decontaminate
@@ -17,7 +19,7 @@ from data_pipeline.tokens.tokenizer import load_once
 from data_pipeline.work.document_shard import DocumentShard, DocumentWriter
 from data_pipeline.work.tasks import Counts, Settings
 
-ENTRIES, RARE = "entries.npy", "rare.txt"
+ENTRIES, RARE, LEFT_IN = "entries.npy", "rare.txt", "left_in.jsonl"
 
 
 def find_rare_ngrams(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
@@ -32,7 +34,7 @@ def find_rare_ngrams(settings: Settings, inputs: list[Path], directory: Path) ->
                 documents += 1
                 frequency.update(ngrams)
         start += count
-    rare = sorted(ngram for ngram, times in frequency.items() if times < settings["frequent"])
+    rare = sorted(ngram for ngram, times in frequency.items() if times < (settings["frequent"] or math.inf))
     (directory / RARE).write_text("".join(f"{ngram}\n" for ngram in rare), encoding="utf-8")
     return {"documents": documents, "common": len(frequency) - len(rare)}
 
@@ -41,12 +43,16 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
     """Write the remaining documents of a shard, and the parts of those that were cut.
 
     `entries` [documents, 3] are a document's number in the shard, or -1 - the number of a part; its bytes; its tokens.
-    Settings: `start` (the shard's first number in the corpus), `count`, `deduplicate` (whether it was done),
-    `decontaminate` (section or None), `tokenizer`. Inputs: the shard after each pass, then decisions, n-grams and
+    Settings: `is_written`, `start` (the shard's first number in the corpus), `count`, `deduplicate` (whether it was
+    done), `decontaminate` (section or None), `tokenizer`. Inputs: the shard after each pass, decisions, n-grams and
     tokenizer as far as there are any.
     """
     prepared, measured, *more = inputs
     section = settings["decontaminate"]
+    if not settings["is_written"]:
+        np.save(directory / ENTRIES, np.empty((0, 3), np.int64))
+        (directory / LEFT_IN).touch()
+        return {"stages": [], "documents": 0, "left_in": 0}
     decisions = [more.pop(0)] if settings["deduplicate"] else []
     rare = more.pop(0) / "00000" / RARE if section else None
     tokenizer = load_once(more.pop(0) / "00000", settings["tokenizer"]) if settings["tokenizer"] else None
@@ -57,10 +63,15 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
         deduplicate.drop(documents[int(numbers[number])], "near-duplicate", *map(int, sizes[number]))
     for count, these in ((deduplicate.enter, sizes), (deduplicate.keep, sizes[~gone])):
         count(int(these[:, 0].sum()), int(these[:, 1].sum()), len(these))
-    matched = {number for number, _ in read_matches(measured)} if section else set()
+    matched = dict(read_matches(measured)) if section else {}
     ngrams = Ngrams.of(rare.read_text(encoding="utf-8").split("\n")[:-1] if rare else ())
+    test_text = 0
     entries: list[tuple[int, int, int]] = []
-    with DocumentWriter(directory) as parts, (directory / TOKENS).open("wb") as token_file:
+    with (
+        DocumentWriter(directory) as parts,
+        (directory / TOKENS).open("wb") as token_file,
+        (directory / LEFT_IN).open("wb") as left_in,
+    ):
         for number in np.flatnonzero(~gone):
             size, tokens = map(int, sizes[number])
             remains: list[Document] | Drop | None = None
@@ -69,6 +80,11 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
                 margins = (section["margin_characters"], section["min_part_characters"], section["max_parts"])
                 remains = decontaminate(document, ngrams, *margins)
             cut.enter(size, tokens)
+            for part in remains if isinstance(remains, list) else ():
+                if share := _share(part.text, Ngrams.of(matched[int(number)].keys() - ngrams.ngrams)):
+                    test_text += 1
+                    row = {"id": part.id, "share": round(share, 4)}
+                    left_in.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
             if remains is None or remains == [document]:
                 entries.append((int(number), size, tokens))
                 cut.keep(size, tokens)
@@ -87,7 +103,17 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
     table = np.array(entries, np.int64).reshape(-1, 3)
     np.save(directory / ENTRIES, table)
     ledger = ((deduplicate, settings["deduplicate"]), (cut, section))
-    return {"stages": [entry.model_dump(mode="json") for entry, is_run in ledger if is_run], "documents": len(table)}
+    stages = [entry.model_dump(mode="json") for entry, is_run in ledger if is_run]
+    return {"stages": stages, "documents": len(table), "left_in": test_text}
+
+
+def _share(text: str, ngrams: Ngrams) -> float:
+    """Share of the characters of a text that these n-grams cover."""
+    covered = end = 0
+    for start, ngram in ngrams.matches(text):
+        covered += max(0, start + len(ngram) - max(start, end))
+        end = max(end, start + len(ngram))
+    return covered / max(1, len(text))
 
 
 def _dropped(decisions: list[Path], start: int, count: int) -> NDArray[np.bool_]:

@@ -13,22 +13,27 @@ TRAINING_BYTES = 2 << 30
 
 
 def train(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Train `vocab_size` tokens of a `kind` on the documents of all `shards` of the first pass, `bytes` in all."""
+    """Train `vocab_size` tokens of a `kind` on the documents of a range of `shards` of the first pass, of `bytes`."""
     make = Tokenizer.of_words if settings["kind"] == "words" else Tokenizer.train
-    make(_sample(inputs[0], settings["shards"], settings["bytes"]), settings["vocab_size"]).save(directory)
+    make(_sample(inputs[0], range(*settings["shards"]), settings["bytes"]), settings["vocab_size"]).save(directory)
     return {}
 
 
-def copy_published(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Write GPT-2's vocabulary from its two `files`."""
-    Tokenizer.from_gpt2_files(*map(Path, settings["files"])).save(directory)
+def copy(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
+    """Write the tokenizer at `path` with its `end_of_text`; without a path GPT-2's vocabulary from its two `files`."""
+    tokenizer = (
+        Tokenizer.open(Path(settings["path"]), settings["end_of_text"])
+        if settings["path"]
+        else Tokenizer.from_gpt2_files(*map(Path, settings["files"]))
+    )
+    tokenizer.save(directory)
     return {}
 
 
-def _sample(prepared: Path, shards: int, size: int) -> Iterator[str]:
+def _sample(prepared: Path, shards: range, size: int) -> Iterator[str]:
     """Texts in order; from a large corpus, those with a low checksum, however it is sharded."""
     below = (TRAINING_BYTES << 32) // max(size, 1)
-    for shard in range(shards):
+    for shard in shards:
         for document in DocumentShard(prepared / f"{shard:05d}"):
             if below >= 1 << 32 or zlib.crc32(document.text.encode("utf-8")) < below:
                 yield document.text

@@ -1,6 +1,7 @@
 """The section `sources` of a recipe, and the names of sources, without the code that reads them."""
 
 import difflib
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, field_validator
@@ -9,7 +10,8 @@ from data_pipeline.reading.readers import MAX_LINE_BYTES
 from lineage.config import Config
 
 HUB_NAMES = ("wikipedia", "openwebtext", "realnews", "cc-stories")
-FILE_KINDS = ("jsonl", "parquet", "text", "documents")
+FILE_KINDS = ("jsonl", "parquet", "arrow", "text", "documents")
+HUB = "hub:"
 INSTALLED_DOCS = "installed-docs"
 
 
@@ -20,11 +22,16 @@ def check_source_name(name: str) -> None:
         if not path:
             raise ValueError(f"source {name!r} has no path after the colon")
         return
+    if name.startswith(HUB) and "/" in path:
+        return
     if name in (*HUB_NAMES, INSTALLED_DOCS):
         return
     if name in FILE_KINDS:
         raise ValueError(f"source {name!r} needs a path: {name}:PATH")
-    known = [*HUB_NAMES, INSTALLED_DOCS, *(f"{kind}:" for kind in FILE_KINDS)]
+    for each, endings in (("jsonl", (".jsonl", ".json")), ("parquet", (".parquet",)), ("text", (".txt", ".md"))):
+        if any(ending in endings for ending in Path(name).suffixes):
+            raise ValueError(f"unknown source {name!r}; did you mean '{each}:{name}'?")
+    known = [*HUB_NAMES, INSTALLED_DOCS, HUB, *(f"{kind}:" for kind in FILE_KINDS)]
     close = difflib.get_close_matches(f"{kind}{colon}", known, 1)
     hint = close[0] + path if close and close[0].endswith(":") else "".join(close)
     raise ValueError(
@@ -36,11 +43,17 @@ class SourcesConfig(Config):
     """Sources of text."""
 
     names: tuple[str, ...] = Field(min_length=1)
-    """`wikipedia`, `openwebtext`, `realnews`, `cc-stories`, `installed-docs`, `jsonl:PATH`, `parquet:PATH`,
-    `text:PATH` or `documents:PATH`, read in this order. PATH is a file, a directory or a pattern; `documents:PATH` is a
-    directory that a verb wrote."""
+    """`wikipedia`, `openwebtext`, `realnews`, `cc-stories`, `installed-docs`, `hub:OWNER/NAME` with `/SUBSET` or
+    `@REVISION` behind it, `jsonl:PATH`, `parquet:PATH`, `arrow:PATH` (of `save_to_disk`), `text:PATH` or
+    `documents:PATH`, read in this order. PATH is a file, a directory, a pattern, or `-` for standard input;
+    `documents:PATH` is a dataset or a directory that a verb wrote."""
     text_key: str = "text"
     """Key of the text in JSON lines, or column of a Parquet table; `body.text` is `text` in the object `body`."""
+    id_key: str | None = None
+    """Key of a document's own id, a string or a number. Without it, or where a line has none, the id is the path of the
+    file below the source and the line."""
+    metadata: tuple[str, ...] = ()
+    """Other keys that stay with a document, under `metadata` in `documents/*.jsonl`."""
     offline_fallback: Literal["installed-docs"] | None = None
     """Source used instead when the Hugging Face hub is needed and cannot be reached; without it the run stops."""
     max_documents: PositiveInt | None = None
@@ -49,6 +62,8 @@ class SourcesConfig(Config):
     """Most UTF-8 bytes taken from each source. Streams and files are cut off, installed documentation is sampled."""
     max_line_bytes: PositiveInt = MAX_LINE_BYTES
     """Longest line or text file that is accepted as a document."""
+    max_bad_files: Annotated[int, Field(ge=0)] = 0
+    """Most files that may be damaged; what comes before the damage is read, and the rest is named in quarantine."""
     max_bad_fraction: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Share of the lines that may be malformed; above it the run stops and says why."""
 
@@ -57,4 +72,6 @@ class SourcesConfig(Config):
     def _names_are_known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
             check_source_name(name)
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"source {twice!r} is named twice, and its documents would have the same ids")
         return names

@@ -1,14 +1,18 @@
-"""Local files as sources: JSON lines, Parquet tables, plain text, and directories that a verb wrote."""
+"""Local files as sources: JSON lines, Parquet and Arrow tables, plain text, and directories that a verb wrote."""
 
 import glob
 import hashlib
+import itertools
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.reading.config import SourcesConfig
 from data_pipeline.reading.lines import COMPRESSIONS, compression
 from data_pipeline.reading.pieces import GRAIN_BYTES, Piece, cut_lines, stamp_of
 from data_pipeline.reading.readers import mend_surrogates
@@ -20,23 +24,29 @@ from lineage.progress import Progress
 SUFFIXES = {
     "jsonl": tuple(f"{name}{end}" for name in (".jsonl", ".json", ".ndjson") for end in ("", *COMPRESSIONS.values())),
     "parquet": (".parquet",),
+    "arrow": (".arrow",),
     "text": (".txt", ".md", ".rst"),
     "documents": (".jsonl",),
 }
 
 
 class FileSource:
-    """`jsonl:PATH`, `parquet:PATH`, `text:PATH` or `documents:PATH`. Raises BadInput if PATH names no file.
+    """`jsonl:PATH`, `parquet:PATH`, `arrow:PATH`, `text:PATH` or `documents:PATH`. Raises BadInput for no file.
 
     A directory stands for the files of that kind below it, in order of path; how many others there are is printed.
     JSON lines and Parquet tables hold a document in each `text_key`; a text file is one document. `documents` is a
     directory that a verb wrote, whose documents keep their ids; it raises IntegrityFailure if it is not complete.
     """
 
-    def __init__(self, name: str, text_key: str = "text") -> None:
+    is_named = False
+    """True if its files' names begin with its path, because another source has files of the same names."""
+
+    def __init__(self, name: str, config: SourcesConfig | None = None, is_compared: bool = False) -> None:
         self.name = name
-        self._kind, _, self._path = name.partition(":")
-        self._text_key = text_key if self._kind in ("jsonl", "parquet") else "text"
+        self.kind, _, self._path = name.partition(":")
+        self._keys: dict[str, Any] = {"owner": self._path} if is_compared else {}
+        if config and self.kind not in ("text", "documents"):
+            self._keys = {"text_key": config.text_key, "id_key": config.id_key, "keep": config.metadata}
 
     @property
     def _root(self) -> Path:
@@ -44,18 +54,30 @@ class FileSource:
         return Path.home() / self._path[2:] if self._path.startswith("~/") else Path(self._path)
 
     @cached_property
+    def _spool(self) -> Any:
+        """A file with what came through a pipe; it goes with the source."""
+        return tempfile.NamedTemporaryFile(prefix="mlm-data-")
+
+    @cached_property
     def files(self) -> list[tuple[str, Path]]:
         """Name and path of each file."""
         path = self._root
-        if self._kind == "documents":
+        if self.kind == "documents":
             return self._written_by_a_verb(path)
         if path.is_file():
             return [(path.name, path)]
+        if self._path == "-" or path.is_fifo():
+            with (Path("/dev/stdin") if self._path == "-" else path).open("rb") as pipe:
+                shutil.copyfileobj(pipe, self._spool, 1 << 20)
+            self._spool.flush()
+            return [("stdin", Path(self._spool.name))]
         if path.is_dir():
             files = list(self._below(path))
         else:
-            matching = sorted(glob.glob(str(path), recursive=True))
-            files = [(Path(file).name, Path(file)) for file in matching if Path(file).is_file()]
+            matching = [Path(file) for file in sorted(glob.glob(str(path), recursive=True))]
+            fixed = itertools.takewhile(lambda part: not glob.has_magic(part), path.parts[:-1])
+            root = Path(*fixed)
+            files = [(file.relative_to(root).as_posix(), file) for file in matching if file.is_file()]
         if not files:
             raise BadInput(f"source {self.name}: there is no such file")
         return files
@@ -75,8 +97,8 @@ class FileSource:
     def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
         """The files in order, cut where they can be."""
         for piece, newlines in self._surveyed:
-            if piece.kind == "parquet":
-                yield from _cut_parquet(piece, shard_bytes)
+            if piece.kind in ("parquet", "arrow"):
+                yield from _cut_table(piece, shard_bytes)
             elif newlines:
                 yield from cut_lines(piece, shard_bytes, newlines)
             else:
@@ -88,20 +110,22 @@ class FileSource:
             hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
             if hidden or not (file.is_file() or file.is_symlink()):
                 continue
-            if not file.name.lower().endswith(SUFFIXES[self._kind]):
+            if not file.name.lower().endswith(SUFFIXES[self.kind]):
                 others.append(file)
                 continue
             if not (file.exists() and any(map(file.resolve().is_relative_to, roots))):
                 raise BadInput(f"source {self.name}: {file} is a link out of the directory; name what it leads to")
             yield file.relative_to(path).as_posix(), file
-        if others and self._kind != "documents":
+        if others and self.kind != "documents":
             names = ", ".join(file.name for file in others[:3])
             print(f"WARNING: {self.name} leaves {len(others):,} files of other endings out: {names}", file=sys.stderr)
 
     def _written_by_a_verb(self, path: Path) -> list[tuple[str, Path]]:
         if not path.is_dir():
             raise BadInput(f"source {self.name}: there is no such directory")
-        shards = [(name, file) for name, file in self._below(path) if file.name.startswith("shard-")]
+        below = [*self._below(path)]
+        shards = [(name, file) for name, file in below if file.name.startswith("shard-")]
+        shards = shards or [(name, file) for name, file in below if name.startswith("documents/")]
         if shards and not is_sealed(path):
             raise IntegrityFailure(f"{path} is not complete: give the command that makes it again")
         if not shards:
@@ -122,16 +146,19 @@ class FileSource:
 
     def _survey(self, name: str, path: Path, progress: Progress) -> tuple[Piece, list[int]]:
         size = path.stat().st_size
-        split = name.split("/")[0] if self._kind == "documents" and "/" in name else ""
+        split = name.split("/")[0] if self.kind == "documents" and "/" in name else ""
+        split = Path(name).stem if split == "documents" else split
         stamp = stamp_of(path)
-        piece = Piece(self._kind, mend_surrogates(name), str(path.resolve()), "", size, split=split, stamp=stamp)
-        piece = replace(piece, text_key=self._text_key)
-        if self._kind in ("text", "parquet") or compression(path):
+        if self.is_named:
+            name = (self._root / name if self._root.is_dir() else path).as_posix()
+        place = str(path.resolve())
+        piece = Piece(self.kind, mend_surrogates(name), place, "", size, split=split, stamp=stamp, **self._keys)
+        if self.kind in ("text", "parquet", "arrow") or compression(path):
             digest, newlines = sha256_file(path), list[int]()
             progress.advance(size)
         else:
             digest, newlines = _count_newlines(path, progress)
-        if self._kind == "documents" and digest != self._sealed_digests.get(name):
+        if self.kind == "documents" and digest != self._sealed_digests.get(name):
             raise IntegrityFailure(f"{path} was changed after it was written")
         return replace(piece, sha256=digest), newlines
 
@@ -155,18 +182,27 @@ def _count_newlines(path: Path, progress: Progress) -> tuple[str, list[int]]:
     return digest.hexdigest(), counts
 
 
-def _cut_parquet(piece: Piece, shard_bytes: int) -> Iterator[Piece]:
-    """Cut a table into runs of row groups. Raises BadInput for a file that is not a table of texts."""
+def _cut_table(piece: Piece, shard_bytes: int) -> Iterator[Piece]:
+    """Cut a Parquet table into runs of row groups. Raises BadInput for a column that is not of text.
+
+    A file that is no table is left whole, for its reader to refuse.
+    """
     import pyarrow
     from pyarrow import parquet
 
     try:
+        if piece.kind == "arrow":
+            with pyarrow.memory_map(piece.path) as file:
+                _check_column(piece, pyarrow.ipc.open_stream(file).schema)
+            yield piece
+            return
         with parquet.ParquetFile(piece.path) as table:
             _check_column(piece, table.schema_arrow)
             groups = [table.metadata.row_group(number) for number in range(table.metadata.num_row_groups)]
             sizes = [(group.num_rows, group.total_byte_size) for group in groups]
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{piece.path} is not a readable Parquet file: {error}") from error
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError):
+        yield piece
+        return
     start = rows = 0
     size = passed = 0
     for number, (group_rows, group_bytes) in enumerate(sizes, 1):

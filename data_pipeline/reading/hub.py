@@ -8,16 +8,17 @@ import threading
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from data_pipeline.document import Document, Malformed
+from data_pipeline.document import Malformed
+from data_pipeline.reading.config import HUB, SourcesConfig
 from data_pipeline.reading.pieces import Piece, cut_lines
-from data_pipeline.reading.readers import mend_surrogates
+from data_pipeline.reading.readers import EXCERPT_CHARACTERS, document_of
 from data_pipeline.work.tasks import NO_ROOM, Counts, Settings
 from data_pipeline.work.workspace import Job, Workspace
 from lineage.digest import sha256_json
@@ -113,9 +114,24 @@ def refuse_withdrawn(names: Sequence[str]) -> None:
 class HubSource:
     """One corpus of the hub, each of its files harvested as a stream into a local file first."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, config: SourcesConfig | None = None) -> None:
         self.name = name
-        self._location = LOCATIONS[name]
+        self._keys: dict[str, Any] = {}
+        if config and name.startswith(HUB):
+            self._keys = {"text_key": config.text_key, "id_key": config.id_key, "keep": config.metadata}
+
+    @cached_property
+    def _location(self) -> Location:
+        """The place; the revision of a corpus that the user names is the one that the hub has today."""
+        if self.name in LOCATIONS:
+            return LOCATIONS[self.name]
+        from huggingface_hub import HfApi
+
+        path, _, revision = self.name.removeprefix(HUB).partition("@")
+        owner, repository, *subset = path.split("/", 2)
+        place = Location(f"{owner}/{repository}", subset[0] if subset else None, revision or None)
+        with asking_for(self.name):
+            return replace(place, revision=HfApi().dataset_info(place.repository, revision=place.revision).sha)
 
     def fingerprint(self) -> str:
         return sha256_json(asdict(self._location))
@@ -140,7 +156,7 @@ class HubSource:
         """Stream each file into a local one. Raises the errors of `asking_for`."""
         with asking_for(self.name):
             files = int(_open(self._location).num_shards)
-        settings = {"name": self.name, "location": asdict(self._location), "files": files}
+        settings = {"name": self.name, "location": asdict(self._location), "files": files, "keys": self._keys}
         jobs: Iterator[Job] = (({**settings, "file": number}, ()) for number in range(files))
         for done in workspace.each(f"harvest-{self.name}", harvest, jobs, self.name, files):
             path = done.path / HARVESTED
@@ -153,11 +169,13 @@ def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     with (directory / HARVESTED).open("wb") as file, asking_for(name):
         rows = _open(Location(**settings["location"])).shard(num_shards=settings["files"], index=number)
         for row_number, row in enumerate(rows, 1):
-            text, place = row.get("text"), f"{name}/{number}"
-            row_content: Document | Malformed = Malformed(place, row_number, "text is not a string", str(text)[:300])
-            if isinstance(text, str):
-                row_content = Document(f"{place}:{row_number}", mend_surrogates(text))
-            file.write(orjson.dumps(asdict(row_content)) + b"\n")
+            piece = Piece("hub", f"{name}/{number}", "", "", 0, **settings["keys"])
+            try:
+                line = document_of(piece, row_number, row).to_json()
+            except ValueError as error:
+                excerpt = str(row.get(piece.text_key))[:EXCERPT_CHARACTERS]
+                line = asdict(Malformed(piece.name, row_number, str(error), excerpt))
+            file.write(orjson.dumps(line, default=str) + b"\n")
     return {}
 
 

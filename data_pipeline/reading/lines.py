@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import orjson
+import zstandard
 
 from lineage.atomic import parse_json
 
 CHUNK_BYTES = 1 << 20
+SMALL_CHUNK_BYTES = 1 << 12
 COMPRESSIONS = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst", b"BZh": ".bz2", b"\xfd7zXZ": ".xz"}
 """First bytes of compressed files, with the usual ending of their names."""
 
@@ -27,15 +29,40 @@ def compression(path: Path) -> str:
     return next((kind for magic, kind in COMPRESSIONS.items() if head.startswith(magic)), ending)
 
 
+class _Zstandard(io.RawIOBase):
+    """The content of a Zstandard file; a long window takes up to 2 GiB of memory. Raises EOFError for a cut file."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._rest, self._begin = file, b"", zstandard.ZstdDecompressor(max_window_size=1 << 31)
+        self._frame: Any = self._begin.decompressobj()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._rest:
+            if self._frame.eof:
+                content, self._frame = self._frame.unused_data, self._begin.decompressobj()
+            elif not (content := self._file.read(SMALL_CHUNK_BYTES)):
+                raise EOFError("the file is cut off")
+            if not (content := content or self._file.read(SMALL_CHUNK_BYTES)):
+                return 0
+            try:
+                self._rest = self._frame.decompress(content)
+            except zstandard.ZstdError as error:
+                raise OSError(str(error)) from error
+        size = min(len(buffer), len(self._rest))
+        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
+        return size
+
+
 @contextmanager
 def open_bytes(path: Path) -> Iterator[BinaryIO]:
     """The bytes of a file, decompressed."""
     kind = compression(path)
     if kind == ".zst":
-        import pyarrow
-
-        with path.open("rb", CHUNK_BYTES) as file:
-            yield io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "rb"), "zstd"), CHUNK_BYTES)
+        with path.open("rb") as file:
+            yield io.BufferedReader(_Zstandard(file), CHUNK_BYTES)
         return
     plain = partial(Path.open, buffering=CHUNK_BYTES)
     opened: Any = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}.get(kind, plain)

@@ -32,6 +32,12 @@ class Piece:
     """Newlines or rows before the range."""
     text_key: str = "text"
     """Key of the text in a line or a row; dots lead to inner objects."""
+    id_key: str | None = None
+    """Key of the document's own id."""
+    keep: tuple[str, ...] = ()
+    """Other keys that stay with a document."""
+    owner: str = ""
+    """Path of the dataset whose documents these are, the beginning of their ids, if another is compared with it."""
     take: int | None = None
     """Documents after which the piece ends."""
     split: str = ""

@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from data_pipeline.document import Document, Malformed, size_bytes
 from data_pipeline.reading.lines import open_bytes, parse_line, read_lines, seek_line
 from data_pipeline.reading.pieces import Piece, stamp_of
@@ -23,6 +25,7 @@ LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 BATCH_ROWS = 64
 MAX_LINE_BYTES = 256 << 20
 """Longest line or text file that is read, where a recipe sets no other length."""
+GO_ON = "; sources.max_bad_files lets a build go on without the rest of so many files"
 AGAIN = "the same command reads it again, and what was finished of other files is kept"
 
 Item = Document | Malformed | None
@@ -57,7 +60,7 @@ def read_pieces(pieces: Iterable[Piece], max_line_bytes: int = MAX_LINE_BYTES) -
     Raises BadInput for a file that cannot be read, Interrupted for one that was changed or removed meanwhile.
     """
     for piece in pieces:
-        read = {"parquet": _read_parquet, "text": _read_text}.get(piece.kind, _read_lines)
+        read = {"parquet": _read_table, "arrow": _read_table, "text": _read_text}.get(piece.kind, _read_lines)
         taken = 0
         try:
             _check_stamp(piece)
@@ -70,7 +73,7 @@ def read_pieces(pieces: Iterable[Piece], max_line_bytes: int = MAX_LINE_BYTES) -
         except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
             if piece.stamp and isinstance(error, OSError) and error.errno:  # it was read once, for its digest
                 raise Interrupted(f"{piece.path} can no longer be read ({error.strerror}); {AGAIN}") from error
-            raise BadInput(f"{piece.path} cannot be read: {error}") from error
+            raise BadInput(f"{piece.path} cannot be read: {error}{GO_ON}") from error
 
 
 def _check_stamp(piece: Piece) -> None:
@@ -132,61 +135,93 @@ def _parse(piece: Piece, number: int, line: bytes) -> Item:
         value = parse_line(line)
         if piece.kind == "harvest" and "text" not in value:
             return Malformed(**value)
-        text = _text_of(value, piece.text_key)
+        return document_of(piece, number, value)
     except UnicodeDecodeError as error:
         return malformed(piece.name, number, f"invalid UTF-8 at byte {error.start}", line)
     except json.JSONDecodeError as error:
         return malformed(piece.name, number, f"not JSON: {error.msg} at character {error.pos}", line)
     except ValueError as error:
         return malformed(piece.name, number, str(error), line)
-    own = value.get("id") if piece.kind != "jsonl" else None
-    return Document(mend_surrogates(own) if isinstance(own, str) else f"{piece.name}:{number}", text)
 
 
-def _text_of(value: object, key: str) -> str:
-    """The text under a dotted key. Raises ValueError, or UnicodeDecodeError for bytes that are no UTF-8."""
+def document_of(piece: Piece, number: int, value: object) -> Document:
+    """The document of a line or a row. Raises ValueError, or UnicodeDecodeError for bytes that are no UTF-8."""
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
-    text: object = value
-    for part in [key] if key in value else key.split("."):
-        if not isinstance(text, dict) or part not in text:
-            others = ", ".join(name[:NAME_CHARACTERS] for name in list(value)[:NAMES])
-            raise ValueError(f"no {key}" + (f", but {others}" if others else ""))
-        text = text[part]
+    text, place = _value(value, piece.text_key), f"{piece.name}:{number}"
+    if text is None and piece.text_key not in value:
+        others = ", ".join(name[:NAME_CHARACTERS] for name in list(value)[:NAMES])
+        raise ValueError(f"no {piece.text_key}" + (f", but {others}" if others else ""))
     if isinstance(text, bytes):
         text = text.decode("utf-8")
     if not isinstance(text, str):
-        raise ValueError(f"{key} is not a string")
-    return text if text.isascii() else mend_surrogates(text)
+        raise ValueError(f"{piece.text_key} is not a string")
+    text = text if text.isascii() else mend_surrogates(text)
+    if piece.kind in ("documents", "harvest"):
+        own = value.get("id")
+        mended = mend_surrogates(own) if isinstance(own, str) else place
+        mended = f"{piece.owner}:{mended}" if piece.owner else mended
+        return Document(mended, text, str(value.get("source", "")), value.get("metadata"))
+    own = _value(value, piece.id_key) if piece.id_key else None
+    kept = {key: found for key in piece.keep if (found := _value(value, key)) is not None} or None
+    if kept:  # as JSON that can be written: no half of a surrogate pair, no date
+        kept = orjson.loads(mend_surrogates(json.dumps(kept, ensure_ascii=False, default=str)))
+    if isinstance(own, bool) or not isinstance(own, (str, int)) or own == "":
+        return Document(place, text, metadata=kept)
+    return Document(mend_surrogates(str(own)), text, place, kept)
 
 
-def _read_parquet(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
+def _value(row: dict[str, Any], key: str) -> Any:
+    """The value under a dotted key, None if there is none."""
+    found: Any = row
+    for part in [key] if key in row else key.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
+
+
+def _read_table(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
     import pyarrow
-    from pyarrow import parquet
 
     number = piece.before
     try:
+        for batch in _batches(piece):
+            for place in range(batch.num_rows):
+                number += 1
+                row = {name: batch.column(name)[place] for name in batch.schema.names}
+                yield _table_value(piece, number, row, max_line_bytes)
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+        raise BadInput(f"{piece.path} is not a readable table: {error}{GO_ON}") from error
+
+
+def _batches(piece: Piece) -> Iterator[Any]:
+    """Few rows at a time, in the columns that are wanted."""
+    import pyarrow
+    from pyarrow import parquet
+
+    columns = [piece.text_key, *([piece.id_key] if piece.id_key else []), *piece.keep]
+    if piece.kind == "parquet":
         with parquet.ParquetFile(piece.path) as table:
             groups = range(piece.start, piece.end)
-            for batch in table.iter_batches(batch_size=BATCH_ROWS, row_groups=groups, columns=[piece.text_key]):
-                for value in batch.column(0):
-                    number += 1
-                    yield _parquet_value(piece, number, {batch.schema.names[0]: value}, max_line_bytes)
-    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
-        raise BadInput(f"{piece.path} is not a readable Parquet file: {error}") from error
+            yield from table.iter_batches(batch_size=BATCH_ROWS, row_groups=groups, columns=columns)
+        return
+    with pyarrow.memory_map(piece.path) as file:
+        for batch in pyarrow.ipc.open_stream(file):
+            wanted = {key if key in batch.schema.names else key.split(".")[0] for key in columns}
+            rows = batch.select([name for name in batch.schema.names if name in wanted])
+            yield from (rows.slice(start, BATCH_ROWS) for start in range(0, rows.num_rows, BATCH_ROWS))
 
 
-def _parquet_value(piece: Piece, number: int, row: dict[str, Any], max_line_bytes: int) -> Item:
+def _table_value(piece: Piece, number: int, row: dict[str, Any], max_line_bytes: int) -> Item:
     try:
         values = {name: value.as_py() for name, value in row.items()}
-        text = _text_of(values, piece.text_key)
+        document = document_of(piece, number, values)
     except UnicodeDecodeError as error:
         return malformed(piece.name, number, f"invalid UTF-8 at byte {error.start}", b"")
     except ValueError as error:
         return malformed(piece.name, number, str(error), str(values).encode("utf-8", "replace"))
-    if len(text) > max_line_bytes:
-        return malformed(piece.name, number, f"longer than {max_line_bytes:,} bytes", text[:1000].encode())
-    return Document(f"{piece.name}:{number}", text)
+    if len(document.text) > max_line_bytes:
+        return malformed(piece.name, number, f"longer than {max_line_bytes:,} bytes", document.text[:1000].encode())
+    return document
 
 
 def _read_text(piece: Piece, max_line_bytes: int) -> Iterator[Item]:

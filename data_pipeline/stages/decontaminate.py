@@ -1,6 +1,6 @@
 """Removal of test-set text by word n-grams (Megatron-LM tools/openwebtext/filter_ngrams.py)."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, PositiveInt
 
@@ -31,8 +31,9 @@ class DecontaminateConfig(Stage):
     """Words in an n-gram."""
     min_ngram_words: PositiveInt = 8
     """A test passage of at least this many words but fewer than `ngram_words` is one n-gram as a whole."""
-    frequent: PositiveInt = 10
-    """An n-gram found this often in the corpus is a common phrase and is left in."""
+    frequent: PositiveInt | Literal["never"] = 10
+    """An n-gram found this often in the corpus is a common phrase and is left in (Megatron-LM's rule); documents with
+    such n-grams are listed in `left_in.jsonl`. `never` cuts every one."""
     margin_characters: PositiveInt = 200
     """Characters cut away on each side of a match, onwards to the next end of a sentence."""
     min_part_characters: PositiveInt = 200

@@ -1,11 +1,25 @@
 """Near-duplicates: MinHash over character shingles proposes pairs, exact Jaccard similarity decides."""
 
 from math import floor, sqrt
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from data_pipeline.stages.stage import Stage
+
+PUBLISHED_BANDS, PUBLISHED_ROWS, PUBLISHED_THRESHOLD = 25, 5, 0.7
+CHOSEN_RECALL, MOST_CHOSEN = 0.9999, 256
+"""Least expected recall at the threshold, and most permutations, of bands and rows that a lower threshold chooses."""
+
+
+def choose_banding(threshold: float) -> tuple[int, int]:
+    """Bands and rows: 25 and 5 from 0.7 on, and below the most rows that find a pair at the threshold almost always."""
+    for rows in range(PUBLISHED_ROWS, 0, -1) if threshold < PUBLISHED_THRESHOLD else ():
+        for bands in range(1, MOST_CHOSEN // rows + 1):
+            if 1 - (1 - threshold**rows) ** bands >= CHOSEN_RECALL:
+                return bands, rows
+    return (PUBLISHED_BANDS, PUBLISHED_ROWS) if threshold >= PUBLISHED_THRESHOLD else (MOST_CHOSEN, 1)
 
 
 class DeduplicateConfig(Stage):
@@ -17,19 +31,47 @@ class DeduplicateConfig(Stage):
     rule: Literal["verified", "megatron-2019"] = "verified"
     """`verified`: a document is dropped if its similarity to an earlier kept one is at least the threshold.
     `megatron-2019`: one document stays of each group that Megatron-LM v2.6 tools/openwebtext would make."""
-    bands: Annotated[int, Field(ge=1, le=1024)] = 25
-    """Bands of a signature; documents that agree in a whole band are compared."""
-    rows: Annotated[int, Field(ge=1, le=64)] = 5
-    """Minima in a band."""
+    bands: Annotated[int | None, Field(ge=1, le=1024)] = None
+    """Bands of a signature; documents that agree in a whole band are compared. Without a number it follows from the
+    threshold: 25 from 0.7 on, more below, so that a pair at the threshold is found."""
+    rows: Annotated[int | None, Field(ge=1, le=64)] = None
+    """Minima in a band, 5 from a threshold of 0.7 on."""
     threshold: Annotated[float, Field(gt=0, le=1)] = 0.7
     """Least exact Jaccard similarity of duplicates."""
+    min_recall: Annotated[float, Field(ge=0, le=1)] = 0.99
+    """Bands and rows that find a smaller share of the pairs at the threshold are refused, with the rule `verified`."""
+    against: tuple[Path, ...] = ()
+    """Datasets, or directories that a verb wrote: documents similar to theirs are dropped, theirs are not written."""
     shingle_characters: Annotated[int, Field(ge=1, le=13)] = 5
     """Length of a shingle; 13 characters of four bytes fit one block of SHA-1."""
 
     @property
+    def banding(self) -> tuple[int, int]:
+        """Bands and rows."""
+        chosen = choose_banding(self.threshold)
+        return self.bands or chosen[0], self.rows or chosen[1]
+
+    @property
     def num_permutations(self) -> int:
         """Length of a MinHash signature."""
-        return self.bands * self.rows
+        return self.banding[0] * self.banding[1]
+
+    @property
+    def expected_recall(self) -> float:
+        """Share of the pairs at the threshold that are expected to share a band."""
+        bands, rows = self.banding
+        return float(1 - (1 - self.threshold**rows) ** bands)
+
+    @model_validator(mode="after")
+    def _finds_pairs(self) -> Self:
+        if self.against and self.rule != "verified":
+            raise ValueError("against is a setting of the rule `verified`")
+        if self.rule == "verified" and round(self.expected_recall, 2) < self.min_recall:
+            raise ValueError(
+                f"{self.banding[0]} bands of {self.banding[1]} rows find {self.expected_recall:.1%} of the pairs at "
+                f"threshold = {self.threshold}: leave bands and rows out, or accept that with min_recall"
+            )
+        return self
 
     @property
     def min_agreement(self) -> int:

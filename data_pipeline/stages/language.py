@@ -1,7 +1,11 @@
 """Language filter (the paper's langdetect step)."""
 
 import platform
-from typing import Any
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator
 
 from data_pipeline.document import Drop
 from data_pipeline.stages.stage import Example, TextFilter
@@ -10,7 +14,7 @@ ENGLISH = "The old friends walked along the river in the evening and talked abou
 
 
 class Language(TextFilter):
-    """Keep the documents in one language. Language detection with langdetect, its seed fixed at 0."""
+    """Keep the documents in one language, or in several. Language detection with langdetect, its seed fixed at 0."""
 
     name = verb = "language"
     after = "clean"
@@ -23,8 +27,20 @@ class Language(TextFilter):
         Example("", Drop("language not detectable")),
     )
 
-    keep: str = "en"
-    """ISO 639-1 code of the language that is kept."""
+    keep: str | tuple[str, ...] = "en"
+    """The language that is kept, or several: codes of ISO 639-1 as langdetect has them, with `zh-cn` and `zh-tw`."""
+    min_probability: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Least probability, by langdetect, of a language that is kept."""
+
+    @field_validator("keep")
+    @classmethod
+    def _is_known(cls, keep: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        place = find_spec("langdetect")
+        folder = Path(str(place and place.origin)).with_name("profiles")
+        known = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+        if unknown := [code for code in ([keep] if isinstance(keep, str) else keep) if code not in known]:
+            raise ValueError(f"langdetect knows no language {unknown[0]!r}, but {', '.join(known)}")
+        return keep
 
     @classmethod
     def made_with(cls) -> dict[str, Any]:
@@ -35,9 +51,12 @@ class Language(TextFilter):
 
     def apply(self, text: str) -> str | Drop:
         """The text if it is in the kept language; a text without a detectable language is dropped."""
-        from data_pipeline.fast.language import detect
+        from data_pipeline.fast.language import detect, probability
 
         language = detect(text)
         if language is None:
             return Drop("language not detectable")
-        return text if language == self.keep else Drop(f"language {language}")
+        if language not in ([self.keep] if isinstance(self.keep, str) else self.keep):
+            return Drop(f"language {language}")
+        is_sure = not self.min_probability or probability(text) >= self.min_probability
+        return text if is_sure else Drop(f"language {language} too uncertain")

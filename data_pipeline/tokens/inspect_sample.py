@@ -1,6 +1,7 @@
 """The text of training samples, one of a dataset or those of an iteration, with the documents they were packed from."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 import orjson
@@ -45,13 +46,14 @@ class _Batch(FileSchema):
 
 
 def show_sample(
-    token_file: TokenFile, tokenizer: Tokenizer, number: int, seq_length: int = 1024, seed: int = 1234
+    prefix: Path, tokenizer: Tokenizer, number: int, seq_length: int = 1024, seed: int = 1234
 ) -> Iterator[str]:
-    """Lines that show the `number`-th training sample of this token file, from 0.
+    """Lines that show the `number`-th training sample of the token file at this prefix, from 0.
 
     The order is that of a run of at most one epoch; a longer run shuffles all its epochs together. A character cut
     apart at the end of a sample shows as U+FFFD. Raises BadInput if one epoch has no such sample.
     """
+    token_file = TokenFile(prefix)
     samples = PackedSamples(token_file, 1, seq_length, seed)
     if not 0 <= number < len(samples):
         raise BadInput(f"there is no sample {number:,}: one epoch has {len(samples):,}, counted from 0")
@@ -61,7 +63,7 @@ def show_sample(
         f"=== sample {number:,} of {len(samples):,} in one epoch with seed {seed}: "
         f"{tokens:,} tokens of {len(pieces):,} documents"
     )
-    yield from _show(pieces, token_file, tokenizer)
+    yield from _show(pieces, token_file, tokenizer, prefix)
 
 
 def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
@@ -75,7 +77,8 @@ def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
         raise BadInput(f"{run} trains a {config.family}, whose samples are not packed documents")
     step, taken = _taken(run, iteration, config)
     datasets = trained_datasets(run)
-    parts = [(TokenFile(directory / "train_text_document"), weight) for directory, weight in datasets]
+    prefixes = [directory / "train_text_document" for directory, _ in datasets]
+    parts = [(TokenFile(prefix), weight) for prefix, (_, weight) in zip(prefixes, datasets, strict=True)]
     samples = training_samples(parts, taken, config.seq_length, config.seed)
     tokenizer = Tokenizer.load(datasets[0][0] / "tokenizer")
     dp = _data_parallel_ranks(run)
@@ -86,14 +89,31 @@ def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
         dataset = int(samples.datasets[number]) if isinstance(samples, BlendedSamples) else 0
         rank = f", data-parallel rank {place * dp // step.batch_size}" if dp else ""
         yield f"=== iteration {iteration:,}, sequence {place:,}{rank}: sample {number:,}, of {datasets[dataset][0]}"
-        yield from _show(samples.pieces(number), parts[dataset][0], tokenizer)
+        yield from _show([*samples.pieces(number)], parts[dataset][0], tokenizer, prefixes[dataset])
 
 
-def _show(pieces: Iterable[SamplePiece], token_file: TokenFile, tokenizer: Tokenizer) -> Iterator[str]:
+def _show(
+    pieces: Sequence[SamplePiece], token_file: TokenFile, tokenizer: Tokenizer, prefix: Path
+) -> Iterator[str]:  # fmt: skip
+    said = _places(prefix, {piece.document for piece in pieces})
     for document, start, part in pieces:
         end, size = start + len(part), int(token_file.sizes[document])
-        yield f"--- document {document:,}, tokens {start:,} to {end - 1:,} of {size:,}"
+        yield f"--- document {document:,}{said.get(document, '')}, tokens {start:,} to {end - 1:,} of {size:,}"
         yield tokenizer.decode(part)
+
+
+def _places(prefix: Path, documents: set[int]) -> dict[int, str]:
+    """Where these documents of a token file are from, as far as the dataset has its texts: id, file and line."""
+    path = prefix.parent / "documents" / f"{prefix.name.removesuffix('_text_document')}.jsonl"
+    found = {}
+    if path.is_file():
+        with path.open("rb") as file:
+            for number, line in enumerate(islice(file, max(documents, default=-1) + 1)):
+                if number in documents:
+                    row = orjson.loads(line)
+                    source = f", read from {row['source']}" if row.get("source") else ""
+                    found[number] = f" ({row['id']}{source}; line {number + 1:,} of documents/{path.name})"
+    return found
 
 
 def _taken(run: Path, iteration: int, config: _Config) -> tuple[_Batch, int]:

@@ -1,14 +1,16 @@
 """GPT-2's byte-level BPE: the published vocabulary, or one of any size trained on text; also vocabularies of words.
 
-Text is encoded by fastokens, which is compared with Hugging Face `tokenizers` when a vocabulary is first used.
+Text is encoded by fastokens, which is compared with Hugging Face `tokenizers` when a vocabulary is first used. Any
+other tokenizer that can be read is encoded by `tokenizers`.
 
 No special token is recognised in text: the literal `<|endoftext|>` is split like any other characters, as in
 Megatron-LM; only the pipeline writes the end-of-text token.
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,12 +20,20 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from data_pipeline.fast.exact import checked
-from lineage.atomic import parse_json, read_bytes, read_json, write_text
+from data_pipeline.tokens.sentencepiece import read_sentencepiece
+from lineage.atomic import parse_json, read_bytes, read_json, write_json, write_text
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.processes import heard
 
 END_OF_TEXT = "<|endoftext|>"
-FILE_NAME = "tokenizer.json"
+FILE_NAME, CONFIG_NAME = "tokenizer.json", "tokenizer_config.json"
+SENTENCEPIECE = ("*.model", "*.spm")
+OTHER_IDS = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
+"""Settings of byte pairs that GPT-2 does not have."""
+MOST_GROWTH = 16
+"""Most characters that the steps before encoding may make of one."""
+NAMES = 8
+"""Most special tokens that an error names."""
 MOST_BYTES = 64 << 20
 """Largest accepted tokenizer.json; GPT-2's has two million bytes."""
 LONG_TEXT = 1 << 18
@@ -54,35 +64,71 @@ class Tokenizer:
     first_token: int | None = None
     """Token put before every text: none."""
 
-    def __init__(self, backend: Backend) -> None:
-        end_of_text = backend.token_to_id(END_OF_TEXT)
+    def __init__(self, backend: Backend, end_token: str = END_OF_TEXT) -> None:
+        end_of_text = backend.token_to_id(end_token)
         if end_of_text is None:
-            raise BadInput(f"the vocabulary has no {END_OF_TEXT} token")
-        self._backend = backend
-        self.end_of_text = end_of_text
-        self.is_of_words = bool(backend.model.ignore_merges)
-        """True if tokens are whole words, in order of falling frequency, and bytes for all other words."""
+            special = [each.content for each in backend.get_added_tokens_decoder().values() if each.special][:NAMES]
+            others = f"; its special tokens are {', '.join(special)}" if special else ""
+            raise BadInput(f"the vocabulary has no {end_token} token to end a text{others}")
+        self._backend: Any = backend
+        self._backend.encode_special_tokens = True
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self.end_of_text, self.end_token = end_of_text, end_token
+        self.is_byte_level, self.is_of_words = (_kind(backend) == kind for kind in _kinds())
+
+    is_byte_level: bool
+    """True for GPT-2's kind of byte-level BPE."""
+    is_of_words: bool
+    """True if tokens are whole words, in order of falling frequency, and bytes for all other words."""
 
     @classmethod
-    def load(cls, directory: Path) -> Self:
-        """Read `tokenizer.json` in `directory`.
+    def load(cls, directory: Path, end_token: str | None = None) -> Self:
+        """Read `tokenizer.json` in `directory`, which ends texts with `end_token`, or the one that its files name.
 
-        Raises BadInput if missing, IntegrityFailure if unreadable or of another kind, which may do anything to a text.
+        Raises BadInput if missing, IntegrityFailure if unreadable or if it makes a text many times longer.
         """
         path = directory / FILE_NAME
         if not path.is_file():
             raise BadInput(f"there is no {FILE_NAME} in {directory}")
         try:
-            backend = Backend.from_str(read_bytes(path, MOST_BYTES).decode("utf-8"))
-            if sorted(backend.get_vocab().values()) != list(range(backend.get_vocab_size())):
-                raise IntegrityFailure(f"{path}: its token ids are not 0 to {backend.get_vocab_size() - 1}, each once")
-            if _kind(backend) not in [_kind(_byte_level({}, [], of_words=of_words)) for of_words in (False, True)]:
-                raise IntegrityFailure(f"{path} asks for more than GPT-2's byte-level BPE or a list of words")
-            return cls(backend)
+            content = read_bytes(path, MOST_BYTES).decode("utf-8")
+            backend = _without_extras(parse_json(content)) or Backend.from_str(content)
+            _check_ids(backend, path)
+            if _growth(parse_json(backend.to_str())["normalizer"] or {}) > MOST_GROWTH:
+                raise IntegrityFailure(f"{path} makes a text many times longer before it is encoded")
+            return cls(backend, end_token or _named_end(directory) or END_OF_TEXT)
         except (BadInput, IntegrityFailure):
             raise
         except Exception as error:  # the library raises bare Exception
             raise IntegrityFailure(f"{path} is not a readable tokenizer: {error}") from error
+
+    @classmethod
+    def open(cls, path: Path, end_token: str | None = None) -> Self:
+        """Read a dataset's tokenizer, a `tokenizer.json`, a Hugging Face directory or a SentencePiece model.
+
+        Raises BadInput for anything else, and for a tokenizer without the token that ends a text.
+        """
+        folder = path.parent if path.name == FILE_NAME else path
+        try:
+            if folder.is_dir():
+                folder = folder / "tokenizer" if (folder / "tokenizer" / FILE_NAME).is_file() else folder
+                models = [file for pattern in SENTENCEPIECE for file in sorted(folder.glob(pattern))]
+                if (folder / FILE_NAME).is_file():
+                    return cls.load(folder, end_token)
+                if (folder / "merges.txt").is_file():
+                    return cls.from_gpt2_files(folder / "vocab.json", folder / "merges.txt")
+                if not models:
+                    raise BadInput(f"it has no {FILE_NAME}, no merges.txt and no SentencePiece model")
+                path = models[0]
+            if not path.is_file():
+                raise BadInput("there is no such file")
+            if path.suffix == ".json":
+                raise BadInput(f"a tokenizer of Hugging Face is a file {FILE_NAME} or its directory")
+            backend, ends = read_sentencepiece(path)
+            return cls(backend, end_token or ends or END_OF_TEXT)
+        except (BadInput, IntegrityFailure) as error:
+            raise BadInput(f"tokenizer.path = {path}: {error}") from error
 
     @classmethod
     def from_gpt2_files(cls, vocab_json: Path, merges_txt: Path) -> Self:
@@ -91,8 +137,10 @@ class Tokenizer:
             vocabulary = read_json(vocab_json)
             _, *lines = merges_txt.read_text(encoding="utf-8").split("\n")
             merges = [(left, right) for left, right in (line.split(" ") for line in lines if line)]
-            return cls(_byte_level(vocabulary, merges))
-        except BadInput:
+            backend = _byte_level(vocabulary, merges)
+            _check_ids(backend, vocab_json)
+            return cls(backend)
+        except (BadInput, IntegrityFailure):
             raise
         except Exception as error:  # the library raises bare Exception
             raise BadInput(f"{vocab_json} and {merges_txt} are not a byte-level BPE vocabulary: {error}") from error
@@ -139,8 +187,15 @@ class Tokenizer:
         return cls(_byte_level({token: place for place, token in enumerate(tokens[:vocab_size])}, [], of_words=True))
 
     def save(self, directory: Path) -> None:
-        """Write `tokenizer.json` into `directory`."""
+        """Write `tokenizer.json` into `directory`, and what tells transformers the token that ends a text."""
         write_text(directory / FILE_NAME, self._content)
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": self.end_token}
+        write_json(directory / CONFIG_NAME, config | {"split_special_tokens": True})
+
+    def changes(self) -> str:
+        """The first of some texts that does not come back from its ids, with what comes; "" if each does."""
+        texts = ((text, self.decode(self.encode(text))) for text in CHECKED_TEXTS)
+        return next((f"{text[:20]!r} comes back as {back[:20]!r}" for text, back in texts if text != back), "")
 
     def encode_ids(self, text: str) -> NDArray[np.int32]:
         """Token ids of the text; nothing is added."""
@@ -163,10 +218,10 @@ class Tokenizer:
         """End-of-text, which also stands between documents."""
         return self.end_of_text
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
-        """Number of tokens, end-of-text included, without padding."""
-        return int(self._backend.get_vocab_size())
+        """Number of tokens, end-of-text included, without padding: one more than the last id."""
+        return max(self._backend.get_vocab().values()) + 1
 
     @cached_property
     def digest(self) -> str:
@@ -179,6 +234,8 @@ class Tokenizer:
 
     @cached_property
     def _encode(self) -> Callable[[str], NDArray[np.int32]]:
+        if not (self.is_byte_level or self.is_of_words):
+            return self._reference
         return checked("byte-level BPE", self._fast, self._reference, CHECKED_TEXTS, np.array_equal)
 
     def _reference(self, text: str) -> NDArray[np.int32]:
@@ -197,6 +254,40 @@ def load_once(directory: Path, digest: str) -> Tokenizer:
     return Tokenizer.load(directory)
 
 
+def _named_end(directory: Path) -> str | None:
+    """The end-of-text token that the files beside a tokenizer.json name."""
+    for name in (CONFIG_NAME, "special_tokens_map.json"):
+        if (directory / name).is_file() and (token := read_json(directory / name).get("eos_token")):
+            return str(token["content"] if isinstance(token, dict) else token)
+    return None
+
+
+def _without_extras(content: dict[str, Any]) -> Backend | None:
+    """GPT-2's kind of tokenizer without what changes no id; None for another kind."""
+    model, before, added = content["model"], content.get("pre_tokenizer") or {}, content.get("added_tokens") or []
+    cuts = before.get("type") == "ByteLevel" and before.get("use_regex", True) and not before.get("add_prefix_space", 1)
+    others = content.get("normalizer"), model.get("type", "BPE") != "BPE", *map(model.get, OTHER_IDS)
+    if not cuts or any(others) or not all(each.get("special", True) for each in added):
+        return None
+    vocabulary = model["vocab"] | {each["content"]: each["id"] for each in added}
+    pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
+    return _byte_level(vocabulary, [(left, right) for left, right in pairs])
+
+
+def _check_ids(backend: Backend, path: Path) -> None:
+    """Raise IntegrityFailure for ids with gaps, of which tokenizers of other kinds have some."""
+    ids = sorted(backend.get_vocab().values())
+    most = len(ids) if _kind(backend) in _kinds() else 2 * len(ids)
+    if len({*ids}) < len(ids) or ids[-1] >= most:
+        raise IntegrityFailure(f"{path}: its token ids are not 0 to {len(ids) - 1}, each once")
+
+
+def _growth(step: dict[str, Any]) -> int:
+    """Most characters that a step before encoding makes of one."""
+    own = max(1, len(step.get("content", "")), len(step.get("prepend", "")))
+    return own * math.prod(map(_growth, step.get("normalizers", [])))
+
+
 def _kind(backend: Backend) -> dict[str, Any]:
     """The tokenizer without its vocabulary."""
     content: dict[str, Any] = parse_json(backend.to_str())
@@ -209,3 +300,9 @@ def _byte_level(vocabulary: dict[str, int], merges: list[tuple[str, str]], *, of
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     backend.decoder = decoders.ByteLevel()
     return backend
+
+
+@cache
+def _kinds() -> tuple[dict[str, Any], dict[str, Any]]:
+    """GPT-2's kind of byte pairs, and a vocabulary of words."""
+    return _kind(_byte_level({}, [])), _kind(_byte_level({}, [], of_words=True))

@@ -28,7 +28,7 @@ class DocumentWriter:
 
     def append(self, document: Document) -> None:
         """Write one document at the end."""
-        line = orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE)
+        line = orjson.dumps(document.to_json(), option=orjson.OPT_APPEND_NEWLINE)
         self._file.write(line)
         self._starts.append(self._starts[-1] + len(line))
 

@@ -87,8 +87,8 @@ class DatasetFacts:
         return model.model_copy(update=sizes)
 
 
-def _read_vocabulary(directory: Path) -> tuple[int, int, str]:
-    """Sizes of a complete dataset's vocabulary, real and padded, and the digest of its tokenizer."""
+def _read_vocabulary(directory: Path) -> tuple[int, int, str, int | None]:
+    """Sizes of a complete dataset's vocabulary, real and padded, digest of its tokenizer, and end-of-text token."""
     if not os.path.isdir(directory):  # also false for an impossible name
         raise DataMissing(f"there is no dataset at {directory}; `mlm-data run` makes one")
     if (directory / f"{UNSPLIT}_text_document.bin").is_file():
@@ -100,6 +100,7 @@ def _read_vocabulary(directory: Path) -> tuple[int, int, str]:
         raise IntegrityFailure(f"the dataset {directory} is not complete: run `mlm-data run` again")
     card = read_document(directory / DATASET, DataCard)
     try:
-        return card.vocab_size, card.padded_vocab_size, sha256_file(directory / "tokenizer" / FILE_NAME)
+        digest = sha256_file(directory / "tokenizer" / FILE_NAME)
+        return card.vocab_size, card.padded_vocab_size, digest, card.end_of_text
     except OSError as error:
         raise IntegrityFailure(f"the tokenizer of {directory} cannot be read: {error}") from error

@@ -124,7 +124,7 @@ def test_components_are_those_of_the_graph_of_agreeing_pairs(
                                          min_size=count, max_size=count)), np.uint32)  # fmt: skip
     config = DeduplicateConfig(bands=1, rows=4, threshold=1)
     assert required_agreement(config) == 4 + 4
-    config = Demanding(bands=1, rows=4, demanded=required)
+    config = Demanding(bands=1, rows=4, demanded=required, min_recall=0)
     pairs = {
         pair
         for band in keys
@@ -181,11 +181,11 @@ def test_required_agreement_is_part_of_the_curve(similarity: float) -> None:
 
 def test_default_banding_keeps_its_promise() -> None:
     config = DeduplicateConfig()
-    banding = (config.bands, config.rows, config.min_agreement)
+    banding = (config.banding[0], config.banding[1], config.min_agreement)
     assert recall(0.7, *banding) > 0.989
     assert recall(0.75, *banding) > 0.998
-    assert recall(0.7, config.bands, config.rows) - recall(0.7, *banding) < 1e-6
-    assert recall(0.15, config.bands, config.rows) > 1e-3
+    assert recall(0.7, config.banding[0], config.banding[1]) - recall(0.7, *banding) < 1e-6
+    assert recall(0.15, config.banding[0], config.banding[1]) > 1e-3
     assert recall(0.15, *banding) < 1e-9
 
 

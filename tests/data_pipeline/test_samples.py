@@ -190,8 +190,10 @@ def token_file(tokenizer: Tokenizer, tmp_path: Path) -> TokenFile:
 
 
 @pytest.mark.parametrize("number", [0, 3, 7])
-def test_the_text_is_that_of_the_tokens(number: int, token_file: TokenFile, tokenizer: Tokenizer) -> None:
-    head, *lines = show_sample(token_file, tokenizer, number, seq_length=200, seed=3)
+def test_the_text_is_that_of_the_tokens(
+    number: int, token_file: TokenFile, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    head, *lines = show_sample(tmp_path / "train", tokenizer, number, seq_length=200, seed=3)
     assert f"sample {number} of " in head
     assert "with seed 3: 201 tokens" in head
     shown = "".join(lines[1::2])
@@ -203,10 +205,10 @@ def test_the_text_is_that_of_the_tokens(number: int, token_file: TokenFile, toke
         assert text.endswith("<|endoftext|>") or text is lines[-1]
 
 
-def test_a_sample_that_is_not_there(token_file: TokenFile, tokenizer: Tokenizer) -> None:
+def test_a_sample_that_is_not_there(token_file: TokenFile, tokenizer: Tokenizer, tmp_path: Path) -> None:
     count = len(PackedSamples(token_file, 1, 100, seed=1234))
     for number in (-1, count):
         with pytest.raises(BadInput, match=f"one epoch has {count}"):
-            list(show_sample(token_file, tokenizer, number, seq_length=100))
+            list(show_sample(tmp_path / "train", tokenizer, number, seq_length=100))
     with pytest.raises(BadInput, match="fewer than one sample"):
-        list(show_sample(token_file, tokenizer, 0, seq_length=100_000))
+        list(show_sample(tmp_path / "train", tokenizer, 0, seq_length=100_000))

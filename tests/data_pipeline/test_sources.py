@@ -104,7 +104,7 @@ def test_parquet_tables(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no column named text"):
         read(f"parquet:{tmp_path / 't.parquet'}")
     (tmp_path / "t.parquet").write_bytes(b"not parquet")
-    with pytest.raises(BadInput, match="not a readable Parquet file"):
+    with pytest.raises(BadInput, match="not a readable table"):
         read(f"parquet:{tmp_path / 't.parquet'}")
 
 
