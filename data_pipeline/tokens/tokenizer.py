@@ -83,25 +83,14 @@ class Tokenizer:
     """True if tokens are whole words, in order of falling frequency, and bytes for all other words."""
 
     @classmethod
-    def load(cls, directory: Path, end_token: str | None = None) -> Self:
-        """Read `tokenizer.json` in `directory`, which ends texts with `end_token`, or the one that its files name.
+    def load(cls, directory: Path) -> Self:
+        """Read `tokenizer.json` in `directory`, which ends texts with the token that its files name.
 
         Raises BadInput if missing, IntegrityFailure if unreadable or if it makes a text many times longer.
         """
-        path = directory / FILE_NAME
-        if not path.is_file():
+        if not (directory / FILE_NAME).is_file():
             raise BadInput(f"there is no {FILE_NAME} in {directory}")
-        try:
-            content = read_bytes(path, MOST_BYTES).decode("utf-8")
-            backend = _without_extras(parse_json(content)) or Backend.from_str(content)
-            _check_ids(backend, path)
-            if _growth(parse_json(backend.to_str())["normalizer"] or {}) > MOST_GROWTH:
-                raise IntegrityFailure(f"{path} makes a text many times longer before it is encoded")
-            return cls(backend, end_token or _named_end(directory) or END_OF_TEXT)
-        except (BadInput, IntegrityFailure):
-            raise
-        except Exception as error:  # the library raises bare Exception
-            raise IntegrityFailure(f"{path} is not a readable tokenizer: {error}") from error
+        return cls._read(directory / FILE_NAME)
 
     @classmethod
     def open(cls, path: Path, end_token: str | None = None) -> Self:
@@ -109,26 +98,34 @@ class Tokenizer:
 
         Raises BadInput for anything else, and for a tokenizer without the token that ends a text.
         """
-        folder = path.parent if path.name == FILE_NAME else path
+        models = (place for pattern in SENTENCEPIECE for place in sorted(path.glob(pattern)))
+        places = [path, path / "tokenizer" / FILE_NAME, path / FILE_NAME, path / "merges.txt", *models]
+        file = next((place for place in places if place.is_file()), None)
         try:
-            if folder.is_dir():
-                folder = folder / "tokenizer" if (folder / "tokenizer" / FILE_NAME).is_file() else folder
-                models = [file for pattern in SENTENCEPIECE for file in sorted(folder.glob(pattern))]
-                if (folder / FILE_NAME).is_file():
-                    return cls.load(folder, end_token)
-                if (folder / "merges.txt").is_file():
-                    return cls.from_gpt2_files(folder / "vocab.json", folder / "merges.txt")
-                if not models:
-                    raise BadInput(f"it has no {FILE_NAME}, no merges.txt and no SentencePiece model")
-                path = models[0]
-            if not path.is_file():
-                raise BadInput("there is no such file")
-            if path.suffix == ".json":
-                raise BadInput(f"a tokenizer of Hugging Face is a file {FILE_NAME} or its directory")
-            backend, ends = read_sentencepiece(path)
-            return cls(backend, end_token or ends or END_OF_TEXT)
+            if file is None:
+                raise BadInput(f"there is no {FILE_NAME}, no merges.txt and no SentencePiece model")
+            if file.suffix == ".json":
+                return cls._read(file, end_token)
+            if file.name == "merges.txt":
+                return cls.from_gpt2_files(file.with_name("vocab.json"), file)
+            backend, ends = read_sentencepiece(file)
+            return cls(backend, end_token or _named_end(file.parent) or ends or END_OF_TEXT)
         except (BadInput, IntegrityFailure) as error:
             raise BadInput(f"tokenizer.path = {path}: {error}") from error
+
+    @classmethod
+    def _read(cls, path: Path, end_token: str | None = None) -> Self:
+        try:
+            content = read_bytes(path, MOST_BYTES).decode("utf-8")
+            backend = _without_extras(parse_json(content)) or Backend.from_str(content)
+            _check_ids(backend, path)
+            if _growth(parse_json(backend.to_str())["normalizer"] or {}) > MOST_GROWTH:
+                raise IntegrityFailure(f"{path} makes a text many times longer before it is encoded")
+            return cls(backend, end_token or _named_end(path.parent) or END_OF_TEXT)
+        except (BadInput, IntegrityFailure):
+            raise
+        except Exception as error:  # the library raises bare Exception
+            raise IntegrityFailure(f"{path} is not a readable tokenizer: {error}") from error
 
     @classmethod
     def from_gpt2_files(cls, vocab_json: Path, merges_txt: Path) -> Self:

@@ -64,6 +64,7 @@ def test_layout_and_seal(built: Path) -> None:
         "duplicates.jsonl",
         "quarantine.jsonl",
         "tokenizer/tokenizer.json",
+        "tokenizer/tokenizer_config.json",
         "train_text_document.bin",
         "train_text_document.idx",
         "valid_text_document.bin",

@@ -173,6 +173,99 @@ def test_the_text_has_any_key_and_type(cli: Command) -> None:
         assert told in outcome.error
 
 
+def test_ids_are_unique_or_own_and_keys_stay(cli: Command, tmp_path: Path) -> None:
+    texts = [sentences(60, n) for n in range(4)]
+    for folder, two in (("x", texts[:2]), ("y", [texts[1], texts[2]])):
+        Path(folder).mkdir()
+        rows = [{"text": text, "n": {"id": number}, "when": {"y": 2020}} for number, text in enumerate(two)]
+        Path(folder, "part.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rest = ("--workers", 1, "--set", "sources.metadata=['when.y']")
+    both = "sources.names=['jsonl:x/part.jsonl','jsonl:y']"
+    for number, (source, *more) in enumerate((("jsonl:[xy]/*.jsonl",), ("jsonl:x", "--set", both),
+                                              ("jsonl:[xy]/*.jsonl", "--set", "sources.id_key=n.id"))):  # fmt: skip
+        cli("dedup", source, f"out-{number}", *rest, *more, ends=0)
+        kept = [json.loads(line) for line in Path(f"out-{number}/shard-00000.jsonl").open("rb")]
+        (gone,) = map(json.loads, Path(f"out-{number}/duplicates.jsonl").open("rb"))
+        places = ["x/part.jsonl:1", "x/part.jsonl:2", "y/part.jsonl:2"]
+        assert [row["source" if number == 2 else "id"] for row in kept] == places
+        assert all(row["metadata"] == {"when.y": 2020} for row in kept)
+        assert gone["id"] != gone["survivor"]
+    assert [row["id"] for row in kept] == ["0", "1", "1"]
+    assert (gone["id"], gone["survivor"]) == ("0", "1")
+    assert "named twice" in cli("clean", "jsonl:x", "out", "--set", "sources.names=['jsonl:x','jsonl:x']", ends=2).err
+    assert "did you mean 'jsonl:x/part.jsonl'" in cli("clean", "x/part.jsonl", "out", ends=2).err
+
+
+def test_long_windows_arrow_folders_pipes_and_damaged_files(tmp_path: Path) -> None:
+    import zstandard
+    from datasets import Dataset
+
+    texts = [sentences(30, n) for n in range(40)]
+    content = write_jsonl(tmp_path / "a.jsonl", texts).read_bytes()
+    long = zstandard.ZstdCompressionParameters.from_level(3, window_log=30, enable_ldm=True)
+    frame = zstandard.ZstdCompressor(compression_params=long).compressobj()
+    packed = frame.compress(content) + frame.flush()
+    (tmp_path / "long.jsonl.zst").write_bytes(packed)
+    Dataset.from_dict({"text": texts}).save_to_disk(str(tmp_path / "saved"))
+    for source in ("jsonl:long.jsonl.zst", "arrow:saved", "jsonl:-"):
+        out = source.replace(":", "-")
+        program = Path(sys.executable).with_name("mlm-data")
+        subprocess.run([program, "clean", source, out, "--workers", "1"], cwd=tmp_path, input=content, check=True)
+        assert texts_in(tmp_path / out) == texts
+    (tmp_path / "in").mkdir()
+    for name, data in (("0.jsonl.zst", packed[:-20]), ("1.jsonl.gz", gzip.compress(content))):
+        (tmp_path / "in" / name).write_bytes(data)
+    parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "in" / "2.jsonl")
+    (tmp_path / "in" / "2.jsonl").unlink()
+    command = [program, "clean", "jsonl:in", "out", "--workers", "1"]
+    stopped = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (stopped.returncode, "0.jsonl.zst cannot be read" in stopped.stderr) == (2, True)
+    command += ["--set", "sources.max_bad_files=1", "--set", "sources.max_bad_fraction=0.1"]
+    went_on = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "WARNING: 1 of the files are damaged" in went_on.stderr
+    assert texts_in(tmp_path / "out")[-40:] == texts
+
+
+def test_test_text_that_stays_is_listed(cli: Command) -> None:
+    """Megatron's rule leaves what stands in many documents; soft hyphens, tags and links hide nothing."""
+    marked = [
+        PASSAGE.replace("gentle", mark) for mark in ("gen\u00adtle", "<a href='x'>gentle</a>", "[gentle](http://x)")
+    ]
+    plain = f"{sentences(20, 0)} {PASSAGE}. {sentences(20, 1)}"
+    write_jsonl(
+        Path("a.jsonl"), [plain, *(f"{sentences(20, n)} {each}. {sentences(20, n)}" for n, each in enumerate(marked))]
+    )
+    write_jsonl(Path("t.jsonl"), [PASSAGE])
+    for frequent, listed in (("4", 4), ("never", 0)):
+        settings = ("--set", "decontaminate.test_sets=['jsonl:t.jsonl']", "--set", f"decontaminate.frequent={frequent}")
+        cli("decontaminate", "jsonl:a.jsonl", f"out-{frequent}", "--workers", 1, *settings, ends=0)
+        rows = Path(f"out-{frequent}/left_in.jsonl")
+        left = [json.loads(line) for line in rows.open("rb")] if rows.exists() else []
+        assert [row["id"] for row in left] == [f"a.jsonl:{n}" for n in range(1, listed + 1)]
+        assert all(0.01 < row["share"] < 0.2 for row in left)
+        assert any("accordion" in text for text in texts_in(Path(f"out-{frequent}"))) == bool(listed)
+    assert "4 documents hold such n-grams still" in cli("stats", "out-4", ends=0).out
+
+
+def test_stages_have_switches(cli: Command) -> None:
+    german = "Der Hund lief schnell über die Straße, weil das Wetter am Abend schlechter wurde. " * 3
+    write_jsonl(Path("a.jsonl"), [sentences(20, 1), german, "こんにちは、世界。日本語の文章です。", "１２３"])
+    sure = ["language.keep=de", "language.min_probability=1.0"]
+    cases = ((["language.keep=['de','en']"], 2), (sure, 0), (["language.keep=ja"], 1))
+    for number, (settings, kept) in enumerate(cases):
+        options = [part for each in settings for part in ("--set", each)]
+        made = cli("language", "jsonl:a.jsonl", f"out-{number}", "--workers", 1, *options)
+        assert (len(texts_in(Path(f"out-{number}"))) if made.code == 0 else 0) == kept, made.err
+    unknown = cli("language", "jsonl:a.jsonl", "out", "--set", "language.keep=german", ends=2)
+    assert "knows no language 'german', but af, ar," in unknown.err
+    cli("clean", "jsonl:a.jsonl", "out", "--workers", 1, "--set", "clean.fix_character_width=false", ends=0)
+    assert texts_in(Path("out"))[3] == "１２３"
+    refused = cli(
+        "dedup", "jsonl:a.jsonl", "no", "--set", "deduplicate.bands=25", "--set", "deduplicate.rows=9", ends=2
+    )
+    assert "25 bands of 9 rows find 64.3% of the pairs at threshold = 0.7" in refused.err
+
+
 def test_no_line_is_lost_in_silence(cli: Command) -> None:
     lines = [json.dumps({"text": sentences(5, n)}) for n in range(30)]
     lines[3:6] = ["nonsense", '{"content": "x", "url": "y"}', "{}"]
