@@ -184,8 +184,8 @@ def test_ids_are_unique_or_own_and_keys_stay(cli: Command, tmp_path: Path) -> No
     for number, (source, *more) in enumerate((("jsonl:[xy]/*.jsonl",), ("jsonl:x", "--set", both),
                                               ("jsonl:[xy]/*.jsonl", "--set", "sources.id_key=n.id"))):  # fmt: skip
         cli("dedup", source, f"out-{number}", *rest, *more, ends=0)
-        kept = [json.loads(line) for line in Path(f"out-{number}/shard-00000.jsonl").open("rb")]
-        (gone,) = map(json.loads, Path(f"out-{number}/duplicates.jsonl").open("rb"))
+        kept = [json.loads(line) for line in Path(f"out-{number}/shard-00000.jsonl").read_bytes().splitlines()]
+        (gone,) = map(json.loads, Path(f"out-{number}/duplicates.jsonl").read_bytes().splitlines())
         places = ["x/part.jsonl:1", "x/part.jsonl:2", "y/part.jsonl:2"]
         assert [row["source" if number == 2 else "id"] for row in kept] == places
         assert all(row["metadata"] == {"when.y": 2020} for row in kept)
