@@ -11,7 +11,7 @@ from data_pipeline.stages.stage import Stage
 from data_pipeline.work.executors import NAMES as EXECUTORS
 from lineage.command import CommandLine, run_command
 from lineage.digest import is_sealed, sha256_json
-from lineage.errors import BadInput, IntegrityFailure
+from lineage.errors import BadInput, DataMissing, IntegrityFailure
 from lineage.shipped import Shipped, find_file
 
 if TYPE_CHECKING:
@@ -46,12 +46,16 @@ def run(
     from lineage.config import load_config
 
     recipe = load_config(find_file(config, Shipped.RECIPE), DataConfig, _overrides(overrides, workers))
+    from data_pipeline.runner import announce_cost, build_dataset
+
     if dry_run:
         print(json.dumps(recipe.model_dump(mode="json"), indent=2, ensure_ascii=False))
         print(f"digest {sha256_json(recipe.identity())}")
+        try:
+            announce_cost(recipe)
+        except DataMissing as error:
+            print(f"no cost: {error}")
         return
-    from data_pipeline.runner import build_dataset
-
     directory = build_dataset(recipe, runs, executor).path
     print(f"dataset {directory}: {_counts(directory)}")
 

@@ -82,15 +82,10 @@ def _open(
     config: DataConfig, stages: tuple[str, ...], room: int
 ) -> tuple[OpenedSources, dict[str, Path | None], dict[str, str]]:
     """Open the sources and test sets, and compute the digests of all input; print the cost first."""
-    sources = open_sources(config.sources, config.seed)
+    sources = announce_cost(config, room)
     if "deduplicate" in stages:
         paths = config.deduplicate.against
         sources.compared = tuple(FileSource(f"documents:{path}", is_compared=True) for path in paths)
-    announce(
-        f"reads about {format_bytes(sources.total_bytes)} of text",
-        f"processes: {config.workers or available_cores()}",
-        f"up to {format_bytes(room * sources.total_bytes)} of disk while it works" if room else "",
-    )
     wanted = config.decontaminate.test_sets if "decontaminate" in stages else ()
     test_sets = {name: _find_or_none(name) for name in wanted}
     needs_tokenizer = any(stage.needs_tokenizer for stage in STAGES if stage.name in stages)
@@ -108,6 +103,17 @@ def _open(
     for name, path in test_sets.items():
         parents[f"test set {name}"] = sha256_file(path) if path else "missing"
     return sources, test_sets, sources.fingerprints() | parents
+
+
+def announce_cost(config: DataConfig, room: int = ROOM_OF_A_DATASET) -> OpenedSources:
+    """Open the sources, and print what it costs to read them; `room` is a multiple of their size."""
+    sources = open_sources(config.sources, config.seed)
+    announce(
+        f"reads about {format_bytes(sources.total_bytes)} of text",
+        f"processes: {config.workers or available_cores()}",
+        f"up to {format_bytes(room * sources.total_bytes)} of disk while it works" if room else "",
+    )
+    return sources
 
 
 def _complete(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.reading.config import SourcesConfig
-from data_pipeline.reading.lines import COMPRESSIONS, compression
+from data_pipeline.reading.lines import COMPRESSIONS, compression, expanded_bytes
 from data_pipeline.reading.pieces import GRAIN_BYTES, Piece, cut_lines, stamp_of
 from data_pipeline.reading.readers import mend_surrogates
 from data_pipeline.work.workspace import Workspace
@@ -82,10 +82,10 @@ class FileSource:
             raise BadInput(f"source {self.name}: there is no such file")
         return files
 
-    @property
+    @cached_property
     def total_bytes(self) -> int:
-        """Size of the files."""
-        return sum(path.stat().st_size for _, path in self.files)
+        """Approximate bytes of text: those of compressed files and tables are of their content."""
+        return sum(_table_bytes(path) if self.kind == "parquet" else expanded_bytes(path) for _, path in self.files)
 
     def fingerprint(self) -> str:
         return sha256_json([[piece.name, piece.sha256] for piece, _ in self._surveyed])
@@ -137,7 +137,8 @@ class FileSource:
         """Every file with its digest and, if it can be cut at any line, its newlines before each grain."""
         surveys = []
         try:
-            with Progress(f"digest of {self.name}", self.total_bytes, "bytes") as progress:
+            size = sum(path.stat().st_size for _, path in self.files)
+            with Progress(f"digest of {self.name}", size, "bytes") as progress:
                 for name, path in self.files:
                     surveys.append(self._survey(name, path, progress))
         except OSError as error:
@@ -180,6 +181,17 @@ def _count_newlines(path: Path, progress: Progress) -> tuple[str, list[int]]:
             counts.append(counts[-1] + chunk.count(b"\n"))
             progress.advance(len(chunk))
     return digest.hexdigest(), counts
+
+
+def _table_bytes(path: Path) -> int:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        table = parquet.read_metadata(path)
+    except (pyarrow.ArrowException, OSError):
+        return path.stat().st_size
+    return sum(table.row_group(number).total_byte_size for number in range(table.num_row_groups))
 
 
 def _cut_table(piece: Piece, shard_bytes: int) -> Iterator[Piece]:

@@ -4,15 +4,16 @@ import bz2
 import gzip
 import io
 import lzma
+import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import orjson
 import zstandard
 
+from data_pipeline.reading.pieces import GRAIN_BYTES
 from lineage.atomic import parse_json
 
 CHUNK_BYTES = 1 << 20
@@ -59,15 +60,29 @@ class _Zstandard(io.RawIOBase):
 @contextmanager
 def open_bytes(path: Path) -> Iterator[BinaryIO]:
     """The bytes of a file, decompressed."""
-    kind = compression(path)
+    with path.open("rb", CHUNK_BYTES) as file:
+        yield _decompressed(file, compression(path))
+
+
+def expanded_bytes(path: Path) -> int:
+    """Size of a file's content; of a compressed one it is estimated from the first megabyte."""
+    size, kind, content = path.stat().st_size, compression(path), 0
+    if not kind:
+        return size
+    with path.open("rb") as file:
+        head = file.read(CHUNK_BYTES)
+    with suppress(OSError, EOFError, zlib.error, lzma.LZMAError):
+        opened = _decompressed(io.BytesIO(head), kind)
+        while chunk := opened.read(GRAIN_BYTES):
+            content += len(chunk)
+    return max(size, size * content // max(1, len(head)))
+
+
+def _decompressed(file: Any, kind: str) -> Any:
     if kind == ".zst":
-        with path.open("rb") as file:
-            yield io.BufferedReader(_Zstandard(file), CHUNK_BYTES)
-        return
-    plain = partial(Path.open, buffering=CHUNK_BYTES)
-    opened: Any = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}.get(kind, plain)
-    with opened(path, "rb") as file:
-        yield file
+        return io.BufferedReader(_Zstandard(file), GRAIN_BYTES)
+    opened: Any = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}.get(kind)
+    return opened(file) if opened else file
 
 
 def read_lines(stream: BinaryIO, max_bytes: int) -> Iterator[tuple[bytes, int]]:
