@@ -1,6 +1,7 @@
 """`mlm-data`: build a dataset from a recipe, run one stage on any text, look at a dataset and its ledger."""
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,7 +55,7 @@ def run(
         try:
             announce_cost(recipe)
         except DataMissing as error:
-            print(f"no cost: {error}")
+            print(f"no cost: {error}", file=sys.stderr)
         return
     directory = build_dataset(recipe, runs, executor).path
     print(f"dataset {directory}: {_counts(directory)}")
