@@ -72,9 +72,9 @@ def name_duplicates(settings: Settings, inputs: list[Path], directory: Path) -> 
     corpus = Corpus(prepared, measured, np.concatenate([[0], np.cumsum(settings["counts"], dtype=np.int64)]))
     with (directory / DUPLICATES).open("wb") as file:
         for document, survivor, jaccard in np.load(decisions / "00000" / DECISIONS, mmap_mode="r"):
-            gone, kept = corpus[document], corpus[survivor]
-            places = [f" ({each.source})" if gone.id == kept.id and each.source else "" for each in (gone, kept)]
-            row = {"id": gone.id + places[0], "survivor": kept.id + places[1], "jaccard": round(float(jaccard), 6)}
+            gone, stays = corpus[document], corpus[survivor]
+            places = [f" ({each.source})" if gone.id == stays.id and each.source else "" for each in (gone, stays)]
+            row = {"id": gone.id + places[0], "survivor": stays.id + places[1], "jaccard": round(float(jaccard), 6)}
             file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
     return {}
 

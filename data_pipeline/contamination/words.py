@@ -49,11 +49,11 @@ class Ngrams:
         if len(parts) == 1:
             return _search()((self, text))
         starts = [0, *accumulate(len(part) for _, part in parts)]
-        found = {*_search()((self, text))}
+        places = {*_search()((self, text))}
         for place, ngram in _search()((self, "".join(part for _, part in parts))):
             part = bisect_right(starts, place) - 1
-            found.add((parts[part][0] + place - starts[part], ngram))
-        return iter(sorted(found, key=lambda match: (match[0], -len(match[1]))))
+            places.add((parts[part][0] + place - starts[part], ngram))
+        return iter(sorted(places, key=lambda match: (match[0], -len(match[1]))))
 
     @cached_property
     def prefixes(self) -> frozenset[str]:

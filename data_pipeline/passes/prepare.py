@@ -71,7 +71,7 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
 
 def _read(pieces: list[Piece], max_line_bytes: int, goes_on: bool, damaged: list[str]) -> Iterator[Item]:
-    """What is in the pieces; what is said of a damaged file is added to `damaged` if the work goes on."""
+    """All items of the pieces; what is said of a damaged file is added to `damaged` if the work goes on."""
     for piece in pieces:
         try:
             yield from read_pieces([piece], max_line_bytes)

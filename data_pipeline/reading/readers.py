@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from data_pipeline.document import Document, Malformed, size_bytes
 from data_pipeline.reading.lines import open_bytes, parse_line, read_lines, seek_line
 from data_pipeline.reading.pieces import Piece, stamp_of
@@ -163,20 +161,20 @@ def document_of(piece: Piece, number: int, value: object) -> Document:
         mended = f"{piece.owner}:{mended}" if piece.owner else mended
         return Document(mended, text, str(value.get("source", "")), value.get("metadata"))
     own = _value(value, piece.id_key) if piece.id_key else None
-    kept = {key: found for key in piece.keep if (found := _value(value, key)) is not None} or None
-    if kept:  # as JSON that can be written: no half of a surrogate pair, no date
-        kept = orjson.loads(mend_surrogates(json.dumps(kept, ensure_ascii=False, default=str)))
+    metadata = {key: inner for key in piece.keep if (inner := _value(value, key)) is not None} or None
+    if metadata:  # as JSON that can be written: no half of a surrogate pair, no date
+        metadata = parse_line(mend_surrogates(json.dumps(metadata, ensure_ascii=False, default=str)).encode("utf-8"))
     if isinstance(own, bool) or not isinstance(own, (str, int)) or own == "":
-        return Document(place, text, metadata=kept)
-    return Document(mend_surrogates(str(own)), text, place, kept)
+        return Document(place, text, metadata=metadata)
+    return Document(mend_surrogates(str(own)), text, place, metadata)
 
 
 def _value(row: dict[str, Any], key: str) -> Any:
     """The value under a dotted key, None if there is none."""
-    found: Any = row
+    inner: Any = row
     for part in [key] if key in row else key.split("."):
-        found = found.get(part) if isinstance(found, dict) else None
-    return found
+        inner = inner.get(part) if isinstance(inner, dict) else None
+    return inner
 
 
 def _read_table(piece: Piece, max_line_bytes: int) -> Iterator[Item]:

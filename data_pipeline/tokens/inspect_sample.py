@@ -103,17 +103,17 @@ def _show(
 
 
 def _places(prefix: Path, documents: set[int]) -> dict[int, str]:
-    """Where these documents of a token file are from, as far as the dataset has its texts: id, file and line."""
+    """The id, file and line of documents of a token file, as far as the dataset has their texts."""
     path = prefix.parent / "documents" / f"{prefix.name.removesuffix('_text_document')}.jsonl"
-    found = {}
+    places = {}
     if path.is_file():
         with path.open("rb") as file:
             for number, line in enumerate(islice(file, max(documents, default=-1) + 1)):
                 if number in documents:
                     row = orjson.loads(line)
                     source = f", read from {row['source']}" if row.get("source") else ""
-                    found[number] = f" ({row['id']}{source}; line {number + 1:,} of documents/{path.name})"
-    return found
+                    places[number] = f" ({row['id']}{source}; line {number + 1:,} of documents/{path.name})"
+    return places
 
 
 def _taken(run: Path, iteration: int, config: _Config) -> tuple[_Batch, int]:

@@ -87,7 +87,7 @@ def _normalizer(charsmap: bytes, adds_space: bool, removes_spaces: bool) -> Any:
 
 def _fields(data: bytes) -> dict[int, list[Any]]:
     """Values of each field of a protocol buffer, in order."""
-    found, place = defaultdict[int, list[Any]](list), 0
+    values, place = defaultdict[int, list[Any]](list), 0
     while place < len(data):
         value: Any
         key, place = _varint(data, place)
@@ -100,8 +100,8 @@ def _fields(data: bytes) -> dict[int, list[Any]]:
             value, place = struct.unpack_from("<f", data, place)[0], place + 4
         else:
             raise ValueError(f"a field of type {key & 7}")
-        found[key >> 3].append(value)
-    return found
+        values[key >> 3].append(value)
+    return values
 
 
 def _varint(data: bytes, place: int) -> tuple[int, int]:
