@@ -98,8 +98,8 @@ def _read_vocabulary(directory: Path) -> tuple[int, int, str, int | None]:
         )
     if not is_sealed(directory):
         raise IntegrityFailure(f"the dataset {directory} is not complete: run `mlm-data run` again")
-    card = read_document(directory / DATASET, DataCard)
+    card, file = read_document(directory / DATASET, DataCard), directory / "tokenizer" / FILE_NAME
     try:
-        return card.vocab_size, card.padded_vocab_size, sha256_file(directory / "tokenizer" / FILE_NAME), card.end_of_text
+        return card.vocab_size, card.padded_vocab_size, sha256_file(file), card.end_of_text
     except OSError as error:
         raise IntegrityFailure(f"the tokenizer of {directory} cannot be read: {error}") from error
