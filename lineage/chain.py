@@ -5,6 +5,7 @@ directory that was exchanged and sealed anew is noticed too. Reads JSON alone.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -42,7 +43,10 @@ def own_checkpoints(run: Path) -> list[Path]:
     check_held(run)
     identity = read_object(run / MANIFEST)["identity"] if (run / MANIFEST).is_file() else None
     for path in (checkpoints := complete_checkpoints(run)):
-        if (path / LINEAGE).is_file() and (of := read_object(path / LINEAGE).get("run")) != identity:
+        of = identity
+        with suppress(IntegrityFailure):  # what is damaged is found when it is loaded
+            of = read_object(path / LINEAGE).get("run")
+        if of != identity:
             raise BadInput(f"{path} belongs to another run ({str(of)[:8]}): move it away to go on with {run.name}")
     return checkpoints
 

@@ -61,7 +61,7 @@ def test_help_and_mistakes_have_no_control_characters_in_a_pipe(start: Start, ar
 
 
 def test_only_the_first_rank_speaks(start: Start) -> None:
-    assert ended(start("fail", "DataMissing", RANK="1")) == (5, "", "")
+    assert ended(start("fail", "DataMissing", RANK="1", WORLD_SIZE="2")) == (5, "", "")
 
 
 @pytest.mark.parametrize(
