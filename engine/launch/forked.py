@@ -41,8 +41,9 @@ def run_forked(function: Callable[..., Any], world_size: int, *args: Any, timeou
     answers: dict[int, _Answer] = {}
     waiting: dict[Any, int] = {}
     answered: Any
-    processes, has_failed = [], False
-    deadline = time.monotonic() + timeout_seconds + GRACE_SECONDS
+    processes, has_failed, died = [], False, list[int]()
+    started = time.monotonic()
+    deadline = started + timeout_seconds + GRACE_SECONDS
     with tempfile.TemporaryDirectory() as folder:
         try:
             for rank in range(world_size):
@@ -57,6 +58,8 @@ def run_forked(function: Callable[..., Any], world_size: int, *args: Any, timeou
                     rank = waiting.pop(answered)
                     with suppress(EOFError, OSError):
                         answers[rank] = answered.recv()
+                    if rank not in answers and time.monotonic() < started + timeout_seconds:
+                        died.append(rank)
                     if not has_failed and (rank not in answers or answers[rank].failure):
                         has_failed, deadline = True, min(deadline, time.monotonic() + GRACE_SECONDS)
         finally:
@@ -64,6 +67,8 @@ def run_forked(function: Callable[..., Any], world_size: int, *args: Any, timeou
                 process.join(GRACE_SECONDS if len(answers) == world_size else 0)
                 process.kill()
                 process.join()
+    if died:
+        raise RanksFailed(f"rank {died[0]} ended with exit code {processes[died[0]].exitcode} before it answered", "")
     if failures := sorted((answer.failure, rank) for rank, answer in answers.items() if answer.failure):
         (_, line, text), rank = failures[0]
         raise RanksFailed(f"rank {rank} failed: {line}", text)
