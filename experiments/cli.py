@@ -114,7 +114,12 @@ def plan_(
     ],
     gpus: Annotated[int, typer.Option(min=1, help="GPUs of the cluster that train.")],
     cluster: Annotated[str, typer.Option(help="A shipped cluster, such as dgx-2h-v100, or a TOML file.")],
-    software: Annotated[str, typer.Option(help="Training software, such as megatron-2021, if not the cluster's.")] = "",
+    software: Annotated[
+        str,
+        typer.Option(
+            help="Training software, such as megatron-2021; by default this engine, of a llama the cluster's."
+        ),
+    ] = "",
     explain: Annotated[bool, typer.Option("--explain", help="Print where the time of the first layout goes.")] = False,
 ) -> None:
     """Rank the layouts of a model that fit a cluster: time, days per epoch, GPU-hours, with intervals."""
@@ -124,9 +129,10 @@ def plan_(
 
     hub = model.endswith(".json")
     planned = planner.model_of_hub(Path(model)) if hub else planner.model_of_run(read_run(model))
-    machine = load_cluster(cluster, software)
+    machine = load_cluster(cluster, software or ("" if hub else planner.OWN))
     choices = planner.ranked_layouts(planned, machine, gpus)
     print(planner.format_plan(planned, machine, choices))
+    print(planner.reasons(choices))
     if explain:
         print(f"\n{planner.explain(machine, choices[0])}")
 

@@ -16,6 +16,7 @@ from engine.config import RunConfig
 from engine.parallel.layout import layout_of
 from engine.run.resolved import read_run_config
 from experiments.simulator.cluster import load_cluster
+from experiments.simulator.planner import OWN
 from experiments.simulator.simulate import Prediction, simulate
 from experiments.simulator.workload import Workload
 from lineage.atomic import check_place, write_text
@@ -110,7 +111,7 @@ def predicted_iteration(job: Job) -> Prediction | None:
     config = job.config()
     if not job.cluster:
         return None
-    cluster = load_cluster(job.cluster)
+    cluster = load_cluster(job.cluster, OWN)
     if job.ranks_per_node > (have := int(cluster.constants.gpus_per_node.value)):
         raise BadInput(f"{job.name}: ranks_per_node = {job.ranks_per_node}, but a node of {job.cluster} has {have}")
     prediction = simulate(cluster, [Workload.of_run(config, job.ranks)], config)[0]
@@ -134,14 +135,14 @@ def describe_job(job: Job) -> str:
     usable = job.limit_seconds - job.signal_seconds
     attempts = sorted({math.ceil(low / usable), math.ceil(high / usable)})
     return (
-        f"{line}\nsimulated on {job.cluster}: {prediction.seconds:.4g} s an iteration, {format_days(low)} to "
+        f"{line}\nsimulated on {job.cluster}: {prediction.seconds:.4g} s an iteration, {format_days(low, high)} to "
         f"{format_days(high)} in all, {' to '.join(map(str, attempts))} attempt{'s' if attempts[-1] > 1 else ''}"
     )
 
 
-def format_days(seconds: float) -> str:
-    """A time in days, or as `format_duration` has it where it is under two."""
-    return f"{seconds / 86400:,.1f} days" if seconds > 2 * 86400 else format_duration(seconds)
+def format_days(seconds: float, longest: float = 0.0) -> str:
+    """A time in days, or as `format_duration` has it where it, or the longest beside it, is under two."""
+    return f"{seconds / 86400:,.1f} days" if max(seconds, longest) > 2 * 86400 else format_duration(seconds)
 
 
 def write_launch_files(job: Job, out: Path) -> tuple[Path, Path]:

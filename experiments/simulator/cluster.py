@@ -86,6 +86,10 @@ class SoftwareConstants(Config, Generic[Number]):
     """Share of the last backward pass that hides gradient reduction; of a GPT-2, where there is no pipeline."""
     flash_efficiency: Number = unmeasured(0.3)
     """Share of the peak that fused attention reaches, by the products that a causal mask leaves."""
+    fused_attention: Number = unmeasured(0.0)
+    """1 where the attention of a GPT-2 is fused as a llama's is: no scores are stored, and half of them are skipped."""
+    gradient_bytes: Number = unmeasured(0.0)
+    """Bytes of an element of a GPT-2's gradient where it is reduced; 0 for those of a parameter."""
     tensor_step_seconds: Number = unmeasured(0.0)
     """Added to a collective of a tensor-parallel group larger than a node for each of its ranks."""
     tensor_host_steps: Number = unmeasured(0.0)

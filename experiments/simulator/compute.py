@@ -79,16 +79,19 @@ def layer_passes(machine: Machine, w: Workloads) -> tuple[Passes, Floats]:
     scores = w.b * w.heads * w.s * w.s / w.t * machine.element_bytes
     all_reduce = tensor_all_reduce_seconds(machine, w, elements)
 
-    def moved(hidden: float, divided: float, per_score: float) -> Floats:
-        return bytes_seconds(machine, elements * (hidden + divided / w.t) + scores * per_score)
+    def moved(hidden: float, divided: float) -> Floats:
+        return bytes_seconds(machine, elements * (hidden / w.outside + divided / w.t))
 
     accumulated = bytes_seconds(machine, 12 * w.h * w.h / w.t * machine.element_bytes * ACCUMULATED)
-    core = attention + bytes_seconds(machine, scores * SCORES_FORWARD)
-    forward = linears + attention + moved(HIDDEN_FORWARD, DIVIDED_FORWARD, SCORES_FORWARD) + 2 * all_reduce
-    backward = 2 * (linears + attention) + moved(HIDDEN_BACKWARD, DIVIDED_BACKWARD, SCORES_BACKWARD) + 2 * all_reduce
+    flash = 2 * w.b * w.s * w.s * w.h / w.t / (machine.matmul_flops_per_second * machine.flash_efficiency)
+    core, core_backward = attention + bytes_seconds(machine, scores * SCORES_FORWARD), 2 * attention
+    core_backward = core_backward + bytes_seconds(machine, scores * SCORES_BACKWARD)
+    if machine.fused_attention:
+        core, core_backward = flash, FLASH_BACKWARD * flash
+    forward = linears + core + moved(HIDDEN_FORWARD, DIVIDED_FORWARD) + 2 * all_reduce
+    backward = 2 * linears + core_backward + moved(HIDDEN_BACKWARD, DIVIDED_BACKWARD) + 2 * all_reduce
     backward = backward + accumulated + w.full * forward + w.selective * core
 
-    flash = 2 * w.b * w.s * w.s * w.h / w.t / (machine.matmul_flops_per_second * machine.flash_efficiency)
     parameters = 2 * w.h * w.h * (1 + w.keys) + 3 * w.h * w.f
     streamed = bytes_seconds(machine, elements / w.t * (LLAMA_HIDDEN + LLAMA_INNER * w.f / w.h))
     summed = bytes_seconds(machine, parameters / w.t * ACCUMULATED_BYTES)

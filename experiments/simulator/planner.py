@@ -1,6 +1,7 @@
 """Layouts of a model on a cluster, ranked by the simulator; rates of training in every convention. Imports no torch."""
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,8 +24,9 @@ EPOCH_TOKENS = ITERATIONS_PER_EPOCH * 512 * 1024
 MOST_CHUNKS = 8
 LARGEST_MICRO_BATCH = 64
 SHOWN = 10
-GPT2_CHOICES = tuple({"recompute": mode} for mode in ("none", "selective", "full"))
-LLAMA_CHOICES = ({"zero": 0}, {"zero": 1})
+OWN = "this-engine"
+"""Software of a GPT-2 that is planned, unless another is named."""
+RECOMPUTE = ("none", "selective", "full")
 HUB_LLAMAS = ("llama", "mistral", "qwen2")
 """Architectures of Hugging Face that are llamas but for biases."""
 HUB_BATCH, HUB_SEQUENCE = 256, 4096
@@ -98,7 +100,7 @@ def ranked_layouts(model: PlannedModel, cluster: Cluster, gpus: int) -> list[Cho
     predictions = simulate(cluster, workloads, model.run)
     choices = [Choice(*pair) for pair in zip(workloads, predictions, strict=True) if not pair[1].reason]
     if not choices:
-        why = f"; of one, {predictions[-1].reason}" if predictions else ": none divides the batch and model"
+        why = f"; of one, {predictions[-1].reason}" if predictions else _nearest(model.template, cluster, gpus)
         raise HardwareMissing(f"no layout of {model.name} on {gpus} GPUs can run{why}")
     return sorted(choices, key=lambda choice: -choice.prediction.expected_rate)
 
@@ -106,6 +108,8 @@ def ranked_layouts(model: PlannedModel, cluster: Cluster, gpus: int) -> list[Cho
 def possible_layouts(template: Workload, cluster: Cluster, gpus: int) -> Iterator[Workload]:
     """Layouts in which everything divides evenly and tensor parallelism stays in a node (2021 paper, Takeaway 1)."""
     t, llama = template, template.family == "llama"
+    is_own = cluster.software == OWN
+    modes = ("none",) if llama else ("none", "full") if cluster.constants.fused_attention.value else RECOMPUTE
     for tp in _divisors(gpus, int(cluster.constants.gpus_per_node.value)):
         if t.heads % tp or t.inner % tp:
             continue
@@ -117,9 +121,33 @@ def possible_layouts(template: Workload, cluster: Cluster, gpus: int) -> Iterato
                 for chunks in range(1, MOST_CHUNKS + 1 if pp > 1 and not llama else 2):
                     if t.layers % (pp * chunks) or (chunks > 1 and t.global_batch // (dp * micro_batch) % pp):
                         continue
-                    layout = {"gpus": gpus, "micro_batch": micro_batch, "tp": tp, "dp": dp, "pp": pp, "chunks": chunks}
-                    for changed in LLAMA_CHOICES[: 1 + (dp > 1)] if llama else GPT2_CHOICES:
-                        yield t._replace(**layout, **changed)  # type: ignore[arg-type]
+                    for mode, zero in product(modes, range(1 + (dp > 1 and (llama or is_own)))):
+                        yield t._replace(
+                            gpus=gpus, micro_batch=micro_batch, tp=tp, dp=dp, pp=pp, chunks=chunks, recompute=mode,
+                            zero=zero, sequence_parallel=int(is_own and tp > 1 and t.seq % tp == 0),
+                        )  # fmt: skip
+
+
+def _nearest(template: Workload, cluster: Cluster, gpus: int) -> str:
+    """Says which numbers of GPUs would divide."""
+    below, above = (
+        next((n for n in numbers if any(True for _ in possible_layouts(template, cluster, n))), None)
+        for numbers in (range(gpus - 1, 0, -1), range(gpus + 1, 4 * gpus))
+    )
+    return f": none divides the batch and model; on {' or '.join(str(n) for n in (below, above) if n)} one does"
+
+
+def reasons(choices: Sequence[Choice]) -> str:
+    """Why the first layout is the first: how much longer the best one takes that differs from it in one respect."""
+    first, said = choices[0], []
+    for name in ("tp", "pp", "recompute", "zero", "micro_batch"):
+        own = getattr(first.workload, name)
+        if other := next((choice for choice in choices if getattr(choice.workload, name) != own), None):
+            times = first.prediction.expected_rate / other.prediction.expected_rate
+            said.append(f"{name} {own}: {getattr(other.workload, name)} takes {times:.2f} ×")
+        else:
+            said.append(f"{name} {own}: no other fits")
+    return f"why the first: {'; '.join(said)}"
 
 
 def explain(cluster: Cluster, choice: Choice) -> str:
@@ -159,17 +187,18 @@ def format_plan(model: PlannedModel, cluster: Cluster, choices: Sequence[Choice]
     epoch = model.epoch_tokens or EPOCH_TOKENS
     tokens = model.tokens or epoch
     peak = cluster.constants.matmul_flops_per_second.value
-    whole = flops_of(choices[0].workload) / per_iteration
+    whole = flops_of(choices[0].workload._replace(recompute="none")) / per_iteration
     llama = template.family == "llama"
-    whose = "nanotron's" if llama else "as --dry-run has it, this engine's"
+    whose = "nanotron's" if llama else "this engine's"
+    if cluster.constants.fused_attention.value:
+        whose += " (--dry-run adds the scores that attention stores on a processor)"
     lines = [
         f"{model.name}: {model.parameters:,} parameters, {tokens:,} tokens in batches of "
         f"{template.global_batch}, on {gpus} of {cluster.title}{f', {cluster.software}' if cluster.software else ''}",
         f"simulated; {_trust(cluster, choices)}; an epoch is {epoch:,} tokens "
         f"({'the dataset' if model.epoch_tokens else '2019 paper'})",
-        f"memory is that of {whose} fullest rank in {cluster.precision}; TFLOP/s count the whole of attention and "
-        "layers that are computed again (2021 paper, Equation 3), MFU does not count these; times are a "
-        f"{'llama' if llama else 'GPT-2'}'s",
+        f"memory is that of the fullest rank, {whose}, in {cluster.precision}; TFLOP/s and MFU count the whole of "
+        f"attention, and no layer that is computed again; times are a {'llama' if llama else 'GPT-2'}'s",
         "the order is by expected throughput: with the chances that memory suffices and that messages stall",
         f"{'tp':>3}{'pp':>4}{'dp':>5}{'micro':>7}{'chunks':>8}{'zero':>6}  {'recompute':<10}{'s/iteration':>12}"
         f"  {'90 %':>20}{'TFLOP/s/GPU':>13}{'MFU':>6}{'GiB':>7}{'fits':>6}{'bytes':>16}{'days/epoch':>12}{'days':>9}"
@@ -177,11 +206,11 @@ def format_plan(model: PlannedModel, cluster: Cluster, choices: Sequence[Choice]
     ]
     for w, p in choices[:SHOWN]:
         run_seconds = p.seconds * tokens / per_iteration
+        rate = per_iteration / p.seconds / gpus * whole
         lines.append(
             f"{w.tp:>3}{w.pp:>4}{w.dp:>5}{w.micro_batch:>7}{w.chunks:>8}{w.zero:>6}  {w.recompute:<10}"
             f"{p.seconds:>12.4g}"
-            f"  {f'{p.low_seconds:.4g} to {p.high_seconds:.4g}':>20}{p.tflops_per_gpu:>13.3g}"
-            f"{per_iteration / p.seconds / gpus * whole / peak:>6.1%}"
+            f"  {f'{p.low_seconds:.4g} to {p.high_seconds:.4g}':>20}{rate / 1e12:>13.3g}{rate / peak:>6.1%}"
             f"{p.memory_bytes / 2**30:>7.1f}{p.probability_fits:>6.0%}{p.memory_bytes:>16,}"
             f"{p.seconds * epoch / per_iteration / 86400:>12.3g}{run_seconds / 86400:>9.3g}"
             f"{run_seconds / 3600 * gpus:>12,.0f}"

@@ -103,7 +103,7 @@ def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
     for place in np.flatnonzero(w.llama).tolist():
         parameters[place] = stage_parameters(workloads[place]).max()
         most[place] = stage_blocks(workloads[place])[0].max()
-    gradient_bytes = np.where(w.llama == 1, 4.0, machine.element_bytes)
+    gradient_bytes = np.where(w.llama == 1, 4.0, machine.gradient_bytes or machine.element_bytes)
     reduction = collectives.gradient_all_reduce_seconds(machine, w, parameters * gradient_bytes)
     last_backward = most * layer.backward + head.backward
     hides = np.where(w.llama == 1, w.zero == 0, w.p == 1)
@@ -201,7 +201,10 @@ def _memory(machine: Machine, workload: Workload, config: RunConfig, ahead: floa
         rank, sure = "a pipeline rank", llama_memory_bytes(workload, 0.0)
         needed = llama_memory_bytes(workload, ahead)
     else:
-        fullest = fullest_rank(config.model, config.train, config.parallel, workload.dp)
+        parallel = config.parallel
+        if machine.fused_attention and parallel.recompute == "none":  # what is not stored is not computed again either
+            parallel = parallel.model_copy(update={"recompute": "selective"})
+        fullest = fullest_rank(config.model, config.train, parallel, workload.dp)
         needed = sure = fullest.total
         rank = f"pipeline rank {fullest.rank}"
     has = machine.memory_bytes * (machine.memory_share if workload.family == "llama" else 1.0)

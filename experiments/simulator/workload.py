@@ -49,6 +49,8 @@ class Workload(NamedTuple):
     """1 if the output head is the embedding, otherwise 0."""
     zero: int = 0
     """Stage of ZeRO, 0 or 1."""
+    sequence_parallel: int = 0
+    """1 where activations outside tensor-parallel regions are divided over the sequence; a llama's always are."""
     num_microbatches: int = 0
     """Microbatches as a file states them, which must be those of the batch; 0 where it does not."""
 
@@ -59,7 +61,8 @@ class Workload(NamedTuple):
         return cls(
             gpus, train.global_batch_size, train.microbatch_size, model.hidden_size, model.num_heads, model.num_layers,
             model.seq_length, parallel.tp, gpus // (parallel.tp * parallel.pp), parallel.pp, model.padded_vocab_size,
-            parallel.chunks, parallel.recompute, parallel.scatter_gather,
+            parallel.chunks, parallel.recompute, parallel.scatter_gather, zero=int(parallel.shard_optimizer),
+            sequence_parallel=int(parallel.sequence_parallel),
         )  # fmt: skip
 
     @property
@@ -115,8 +118,8 @@ def _check_family(w: Workload) -> None:
         raise BadInput(f"ffn_hidden = {w.inner} must divide over tp = {w.tp}, and heads over kv_heads")
     if w.family == "llama" and (w.recompute != "none" or w.chunks > 1):
         raise BadInput("a llama is costed with recompute = none and chunks = 1")
-    if w.family == "gpt2" and (w.inner != 4 * w.hidden or w.kv_heads not in (0, w.heads) or not w.tied or w.zero):
-        raise BadInput("a gpt2 has ffn_hidden = 4 × hidden, as many kv_heads as heads, tied = 1 and zero = 0")
+    if w.family == "gpt2" and (w.inner != 4 * w.hidden or w.kv_heads not in (0, w.heads) or not w.tied):
+        raise BadInput("a gpt2 has ffn_hidden = 4 × hidden, as many kv_heads as heads and tied = 1")
 
 
 @lru_cache(maxsize=4096)  # a fit asks for the same rows thousands of times
@@ -141,6 +144,8 @@ def _values(w: Workload, precision: Precision, run: RunConfig | None) -> dict[st
     plain = "gpipe" if run and run.parallel.schedule == "gpipe" else "1f1b"
     layout = {"tp": w.tp, "pp": w.pp, "chunks": w.chunks, "schedule": "interleaved" if w.chunks > 1 else plain,
               "recompute": w.recompute, "scatter_gather": w.scatter_gather}  # fmt: skip
+    if w.family == "gpt2":
+        layout |= {"shard_optimizer": w.zero == 1, "sequence_parallel": w.sequence_parallel == 1}
     changed = {"model": sizes | words, "train": batch, "parallel": layout}
     return values | {section: values.get(section, {}) | new for section, new in changed.items()}
 
@@ -183,6 +188,8 @@ class Workloads:
     llama: Floats
     """1 for a llama, otherwise 0."""
     zero: Floats
+    outside: Floats
+    """Over how many ranks the activations outside tensor-parallel regions are divided."""
 
     @classmethod
     def of(cls, rows: Sequence[Workload]) -> Self:
@@ -191,7 +198,7 @@ class Workloads:
             [w.gpus, w.micro_batch, w.seq, w.hidden, w.heads, w.layers, w.padded_vocab, w.tp, w.pp, w.dp, w.chunks,
              w.microbatches, w.recompute == "full", w.recompute == "selective",
              1 / w.tp if w.scatter_gather else 1.0, w.inner, (w.kv_heads or w.heads) / w.heads, w.family == "llama",
-             w.zero]
+             w.zero, w.tp if w.sequence_parallel else 1]
             for w in rows
         ]  # fmt: skip
         table = np.array(columns, np.float64).reshape(len(rows), len(fields(cls)))

@@ -10,6 +10,7 @@ from data_pipeline.files import DATASET, DataCard
 from engine.run.resolved import read_run
 from experiments.simulator.cluster import load_cluster
 from experiments.simulator.planner import (
+    OWN,
     Given,
     model_of_run,
     possible_layouts,
@@ -59,13 +60,34 @@ def test_tensor_parallelism_stays_in_a_node() -> None:
         (["8.3b", "--cluster", "dgx", "--gpus", "8"], 2, "dgx-a100-80g"),
         (["8.3b", "--cluster", "h200", "--gpus", "0"], 2, "equal to 1"),
         (["8.3b", "--cluster", "dgx-2h-v100", "--gpus", "1"], 4, "GiB of memory; a GPU has 32"),
-        (["8.3b", "--cluster", "dgx-2h-v100", "--gpus", "1001"], 4, "none divides"),
+        (
+            ["8.3b", "--cluster", "dgx-2h-v100", "--gpus", "7"],
+            4,
+            "none divides the batch and model; on 6 or 8 one does",
+        ),
+        (["2.5b", "--cluster", "h100", "--gpus", "8"], 0, "why the first: tp 1: 2 takes 1."),
     ],
 )
 def test_the_command(arguments: list[str], code: int, words: str) -> None:
     done = call({}, "mlm-experiment", "plan", *arguments, "--quiet", ends=code)
     assert words in done.out + done.err
     assert (done.err == "") == (code == 0)
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "gpus", "expected"),
+    [
+        ("355m", "h100", 1, (1, 1, 0, "none")),
+        ("2.5b", "h100", 8, (1, 1, 1, "none")),
+        ("ptd-p/145.6b", "dgx-a100-80g", 1536, (8, 16, 0, "none")),
+    ],
+)
+def test_the_first_answer_is_an_experts(
+    model: str, cluster: str, gpus: int, expected: tuple[int, int, int, str]
+) -> None:
+    first, *_ = ranked_layouts(model_of_run(read_run(model)), load_cluster(cluster, OWN), gpus)
+    assert (first.workload.tp, first.workload.pp, first.workload.zero, first.workload.recompute) == expected
+    assert first.workload.sequence_parallel == (first.workload.tp > 1)
 
 
 def test_a_row_has_the_share_of_the_peak_and_its_columns_stand_apart() -> None:
