@@ -138,7 +138,7 @@ def _nearest(template: Workload, cluster: Cluster, gpus: int) -> str:
 
 
 def reasons(choices: Sequence[Choice]) -> str:
-    """Why the first layout is the first: how much longer the best one takes that differs from it in one respect."""
+    """A line that says how much longer the best layout takes that differs from the first in one respect."""
     first, said = choices[0], []
     for name in ("tp", "pp", "recompute", "zero", "micro_batch"):
         own = getattr(first.workload, name)

@@ -189,7 +189,7 @@ class Workloads:
     """1 for a llama, otherwise 0."""
     zero: Floats
     outside: Floats
-    """Over how many ranks the activations outside tensor-parallel regions are divided."""
+    """Ranks over which activations outside tensor-parallel regions are divided."""
 
     @classmethod
     def of(cls, rows: Sequence[Workload]) -> Self:
