@@ -198,7 +198,7 @@ def _load(path: Path, mesh: ParallelMesh, row_by_row: bool, dtype: torch.dtype |
     if dtype:
         loaded.model.to(dtype)
     if change := tokenizer.changes():
-        print(f"WARNING: losses are of text as its tokenizer keeps it: {change}", file=sys.stderr)
+        raise IntegrityFailure(f"the tokenizer of {loaded.directory} asks for more than a vocabulary: {change}")
     if not row_by_row:
         pack_weights(loaded.model)
     model = ScoringModel(
