@@ -149,10 +149,15 @@ def open_checkpoint(path: Path, settings: Settings, row_by_row: bool = False) ->
     model = ScoringModel(
         loaded.model, loaded.tokenizer.vocab_size, loaded.context, loaded.model.hidden_size, dtype, mesh
     )
-    note = SMOLLM2_NOTE if str(path) == SMOLLM2 else ""
+    note = SMOLLM2_NOTE if str(path) == SMOLLM2 else _padding(loaded.padding)
     return EvaluatedCheckpoint(
         directory, loaded.digest, loaded.tokenizer, model, "measured", loaded.model.num_parameters, note
     )
+
+
+def _padding(rows: int) -> str:
+    said = f"{rows:,} rows of the embedding stand for no sub-word: they are left out of the softmax"
+    return f"{said}, in which transformers' own loop has them" if rows > 0 else ""
 
 
 def is_gpt2(directory: Path) -> bool:

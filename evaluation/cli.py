@@ -1,7 +1,8 @@
 """`mlm-eval`: a checkpoint's numbers by named protocols, and on a user's own text."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -10,6 +11,7 @@ import typer
 
 from engine.launch.local import keep_large_buffers
 from engine.parallel.layout import Layout
+from evaluation.places import check_checkpoint
 from evaluation.settings import ONE_RANK, Settings, is_first_rank, parse_batch_size, parse_layout, start_ranks
 from evaluation.tasks import TASKS, check_task_name
 from lineage.atomic import check_place, write_json, write_text
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
 
 app = CommandLine(help="Evaluate a checkpoint by a named protocol.", no_args_is_help=True)
 
-ALL, FILE_TASKS = "all", {"perplexity": "file_perplexity", "cloze": "file_cloze"}
+ALL = "all"
+FILE_TASKS = ("perplexity", "perplexity-huggingface", "cloze")
 CKPT_HELP = (
     "Checkpoint or run directory, a Hugging Face directory or hub name of any causal language model, smollm2 (with the "
     "extra of that name), or a Megatron-LM save directory."
@@ -38,6 +41,13 @@ BatchSize = Annotated[
     typer.Option(
         parser=parse_batch_size, metavar="<int|auto>", help="Rows per forward pass; auto is as many as fit in memory."
     ),
+]
+Window = Annotated[
+    int | None, typer.Option(min=2, help="Longest input for a file's perplexity; by default the model's context.")
+]
+Stride = Annotated[
+    int | None,
+    typer.Option(min=1, help="Tokens from window to window; by default a 32nd of one, by transformers' recipe half."),
 ]
 Backend = Annotated[
     Literal["engine", "transformers"] | None,
@@ -65,12 +75,18 @@ Ranks = Annotated[
 @app.command()
 def run(
     protocol: Annotated[
-        str, typer.Argument(help="A protocol of `mlm-eval list`, `all` of them, or `perplexity` or `cloze` of a file.")
+        str,
+        typer.Argument(help="A name of `mlm-eval list`, `all`, or `perplexity`, `perplexity-huggingface`, `cloze`."),
     ],
     ckpt: Checkpoint,
     file: Annotated[
-        Path | None, typer.Argument(help='Your text file, or .jsonl file of {"text": ...} lines.', show_default=False)
+        Path | None,
+        typer.Argument(
+            help='Your text file, .jsonl file of {"text": ...} lines or .json array of them.', show_default=False
+        ),
     ] = None,
+    window: Window = None,
+    stride: Stride = None,
     limit: Limit = None,
     batch_size: BatchSize = None,
     workers: Workers = None,
@@ -87,22 +103,26 @@ def run(
 ) -> None:
     """Score a checkpoint: `mlm-eval wikitext103 --ckpt DIR`, `mlm-eval perplexity FILE --ckpt DIR`.
 
-    `all` scores every protocol in one pass. `perplexity` joins the documents of a .jsonl file by blank lines; `cloze`
-    is the strict last-word accuracy on passages, one a line.
+    `all` scores every protocol in one pass. `perplexity` joins the documents of a .jsonl or .json file by blank
+    lines, `perplexity-huggingface` does it by transformers' recipe; `cloze` is the strict last-word accuracy on
+    passages, one a line.
     """
     if protocol not in (ALL, *FILE_TASKS):
         check_task_name(protocol)
     if (file is None) == (protocol in FILE_TASKS):
         raise BadInput(f"{protocol} needs a text file" if file is None else f"{protocol} takes no file: {file}")
+    if (window or stride) and not protocol.startswith("perplexity"):
+        raise BadInput(f"--window and --stride are for the perplexity of a file; {protocol} has its own")
     settings = Settings(limit, batch_size, workers, vocab, heads, layout, backend, dtype, device)
     check_place("--samples", samples, '"log_probabilities"')
-    _start(settings, json, '"checkpoint_digest"')
+    _start(settings, [ckpt], json, '"checkpoint_digest"')
     from evaluation import heldout, tables
     from evaluation.evaluate import evaluate, file_task, named_task
 
     tasks: dict[str, MakeTask] = {name: named_task(name) for name in (TASKS if protocol == ALL else (protocol,))}
     if file is not None:
-        tasks = {protocol: file_task(getattr(heldout, FILE_TASKS[protocol]), file)}
+        of_text = partial(heldout.file_perplexity, window=window, stride=stride, name=protocol)
+        tasks = {protocol: file_task(heldout.file_cloze if protocol == "cloze" else of_text, file)}
     evaluations = evaluate(ckpt, tasks, settings)
     if not is_first_rank():
         return
@@ -138,7 +158,7 @@ def compare(
     for name in task:
         check_task_name(name)
     settings = Settings(limit, batch_size, workers, vocab, heads, layout, backend, dtype, device)
-    _start(settings, json, '"checkpoint_digest"')
+    _start(settings, [first, second], json, '"checkpoint_digest"')
     from evaluation import tables
     from evaluation.compare import paired_difference
     from evaluation.evaluate import evaluate, named_task
@@ -178,7 +198,7 @@ def identify(
 ) -> None:
     """Name the conventions that give a claimed number within its rounding."""
     settings = Settings(None, batch_size, workers, vocab, heads, layout, backend, dtype, device)
-    _start(settings, json, '"claimed"')
+    _start(settings, [ckpt], json, '"claimed"')
     from evaluation import identify as conventions
 
     identified = conventions.identify(ckpt, claimed, task, settings)
@@ -238,7 +258,7 @@ def generate(
 ) -> None:
     """Continue a text: greedily, or sampled if a temperature, top-k or top-p is given."""
     settings = Settings(None, None, None, vocab, heads, layout, backend, dtype, device)
-    _start(settings, json, '"continuation"')
+    _start(settings, [ckpt], json, '"continuation"')
     from evaluation.generate import Sampling, generate_text
 
     is_sampled = any(option is not None for option in (temperature, top_k, top_p))
@@ -276,9 +296,11 @@ def list_() -> None:
         print(f"{name:<24} {protocol.title}")
 
 
-def _start(settings: Settings, json: Path | None, mark: str) -> None:
-    """Check the place of the result, then start the ranks; they are forked from a process that has the engine."""
+def _start(settings: Settings, checkpoints: Sequence[Path], json: Path | None, mark: str) -> None:
+    """Check places and checkpoints, then start the ranks; they are forked from a process that has the engine."""
     check_place("--json", json, mark)
+    for path in checkpoints:
+        check_checkpoint(path, settings.vocab)
     import evaluation.evaluate  # noqa: F401
 
     start_ranks(settings.layout, main)

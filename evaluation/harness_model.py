@@ -8,18 +8,21 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from evaluation.checkpoints import open_checkpoint
 from evaluation.evaluate import share, take
 from evaluation.generate import Sampling, generate
 from evaluation.harness import rolling_requests
+from evaluation.heldout import SURROGATE
 from evaluation.protocol import Request, Scores, Tokens, with_first
 from evaluation.scoring import score
-from evaluation.settings import Settings
+from evaluation.settings import ONE_RANK, Settings
 from evaluation.windows import megatron_windows, sliding_windows
 from lineage.errors import BadInput
 from lineage.extras import import_extra
@@ -27,6 +30,10 @@ from lineage.extras import import_extra
 TASK_FILES = Path(__file__).parent / "harness_tasks"
 NEW_TOKENS = 256
 """Longest answer, in tokens, of a task without a limit (lm-evaluation-harness's default)."""
+HARNESS_DTYPES: dict[str | None, Any] = {
+    None: None, "auto": None, "float32": "fp32", "bfloat16": "bf16", "float16": "fp16",
+}  # fmt: skip
+ARGUMENTS = "pretrained, dtype, device, batch_size, max_length, backend, workers, vocab and heads"
 TOGETHER = 16
 """Largest batch of prompts without a given batch size."""
 
@@ -45,15 +52,30 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         vocab: str | None = None,
         heads: int | None = None,
         workers: int | None = None,
+        dtype: str | None = None,
+        max_length: int | None = None,
+        backend: Literal["engine", "transformers"] | None = None,
+        **unknown: Any,
     ) -> None:
-        """`vocab` and `heads` are for Megatron-LM's checkpoints.
+        """`vocab` and `heads` are for Megatron-LM's checkpoints, `max_length` shortens the context.
 
-        lm-evaluation-harness always passes a device and a largest batch size; both are ignored.
+        lm-evaluation-harness always passes a device and a largest batch size; the latter is ignored. Raises BadInput
+        for an argument or number format that is not known.
         """
+        if unknown or dtype not in HARNESS_DTYPES:
+            wrong = next(iter(unknown), f"dtype={dtype}")
+            raise BadInput(f"--model_args of mlm has no {wrong}; it takes {ARGUMENTS}")
         super().__init__()
-        settings = Settings(vocab=Path(vocab) if vocab else None, heads=heads)
+        place = device if device not in (None, "cuda") or torch.cuda.is_available() else None
+        settings = Settings(
+            None, None, None, Path(vocab) if vocab else None, heads, ONE_RANK, backend, HARNESS_DTYPES[dtype], place
+        )
         self._loaded = open_checkpoint(Path(pretrained), settings)
-        self._workers, self._batch_size = workers, None if batch_size in ("auto", None) else int(batch_size or 1)
+        if max_length:
+            shorter = replace(self._loaded.model, seq_length=min(int(max_length), self._loaded.context))
+            self._loaded = replace(self._loaded, model=shorter)
+        is_auto = batch_size is None or str(batch_size).startswith("auto")
+        self._workers, self._batch_size = workers, None if is_auto else int(batch_size or 1)
         self.tokenizer = self._loaded.tokenizer
 
     @property
@@ -73,13 +95,14 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         """Sub-words of a text, after what the tokenizer puts before every text unless `add_special_tokens` is false."""
-        tokens = self.tokenizer.encode(string)
+        tokens = self.tokenizer.encode(SURROGATE.sub("\ufffd", string))
         return tokens if add_special_tokens is False else with_first(self.tokenizer, tokens)
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Log-likelihoods of whole texts, in disjoint windows after end-of-text or with Megatron-LM's stride."""
         made = [self._windows(request.args[0]) for request in requests]
-        answers = [-math.fsum(scores.nll) for scores in self._score(made)]
+        scored = iter(self._score([windows for windows in made if windows]))
+        answers = [-math.fsum(next(scored).nll) if windows else 0.0 for windows in made]
         return self._kept("loglikelihood_rolling", [request.args for request in requests], answers)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
@@ -103,7 +126,11 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         return self._kept("generate_until", [request.args for request in requests], answers)
 
     def _loglikelihood_tokens(self, requests: Sequence[Any], **_: Any) -> list[tuple[float, bool]]:
+        if not requests:
+            return []
         context = self._loaded.model.seq_length
+        if any(not after for *_, after in requests):
+            raise BadInput("a task asks for the log-likelihood of an empty continuation")
         if (longest := max(len(continuation) for *_, continuation in requests)) > context:
             raise BadInput(f"a continuation of {longest} sub-words does not fit the model's context of {context}")
         made = [
@@ -116,12 +143,14 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
     def _windows(self, text: str | dict[str, Any]) -> list[Request]:
         context = self._loaded.model.seq_length
         if isinstance(text, str):
-            return rolling_requests(self.tokenizer.encode(text), self.prefix_token_id, context)
+            return rolling_requests(self.tok_encode(text, False), self.prefix_token_id, context)
         tokens: Tokens = np.asarray(self.tok_encode(text["text"]), dtype=np.int64)
         windows = sliding_windows(len(tokens), *megatron_windows(context, text["stride"]))
         return [Request.of_window(tokens, window) for window in windows]
 
     def _score(self, made: Sequence[Sequence[Request]]) -> list[Scores]:
+        if not made:
+            return []
         shared, places = share(made)
         scores = score(self._loaded.model, shared, self._batch_size, self._workers, store=self._loaded.store)
         return [take(scores, mine, requests) for mine, requests in zip(places, made, strict=True)]
@@ -157,4 +186,8 @@ def run_harness(arguments: Sequence[str]) -> None:
     registry.model_registry.register("mlm", target=f"{__name__}:Model")
     where = [] if "--include_path" in arguments else ["--include_path", str(TASK_FILES)]
     sys.argv = ["lm_eval", *arguments, *where]
-    import_extra("lm_eval.__main__", "eval").cli_evaluate()
+    try:
+        import_extra("lm_eval.__main__", "eval").cli_evaluate()
+    except (ValueError, KeyError, FileNotFoundError) as error:  # what it says of its user's mistakes
+        said = str(error).partition("\n")[0].strip("'")
+        raise BadInput(f"lm-evaluation-harness: {said}") from error

@@ -19,6 +19,8 @@ from lineage.errors import BadInput, DataMissing, IntegrityFailure
 VALIDATION_DOCUMENTS = Path("documents") / "valid.jsonl"
 PASSAGE_WORDS = 64
 SHORTEST_PASSAGE_WORDS = 40
+DOCUMENTS = (".json", ".jsonl")
+MARK, SURROGATE = "\ufeff", re.compile("[\ud800-\udfff]")
 MOST_BYTES = 64 << 20
 """Largest size of a user's text, whose tokens are all in memory."""
 
@@ -37,22 +39,37 @@ def heldout_cloze(dataset: Path, tokenizer: Encoder, context: int, reason: str) 
     return ClozeTask(_source("heldout-cloze", dataset, reason, "LAMBADA"), passages, STRICT, tokenizer, context)
 
 
-def file_perplexity(path: Path, tokenizer: Encoder, context: int) -> PerplexityTask:
-    """Sliding-window perplexity of a text file, or of a `.jsonl` file's documents joined by blank lines."""
-    content = _read_text(path)
-    documents = _read_lines(path, content) if path.suffix == ".jsonl" else [content]
-    return _perplexity(SourceText("perplexity", path.name, sha256_file(path)), documents, tokenizer, context)
+def file_perplexity(
+    path: Path, tokenizer: Encoder, context: int, window: int | None, stride: int | None, name: str = "perplexity"
+) -> PerplexityTask:
+    """Sliding-window perplexity of a text file, or of the documents of a .jsonl or .json file joined by blank lines.
+
+    The window is the context and the stride a 32nd of it, or of the name `perplexity-huggingface` half of it, unless
+    they are given; the protocol's name says so then. Raises BadInput for a window beyond the context.
+    """
+    documents, remarks = read_texts(path, tokenizer)
+    if not any(documents):
+        raise BadInput(f"{path} is empty")
+    named = "".join(f"-{word}{size}" for word, size in (("window", window), ("stride", stride)) if size)
+    text = RunningText.of_documents(SourceText(name + named, path.name, sha256_file(path), remarks=remarks), documents)
+    if (window or context) > context:
+        raise BadInput(f"--window {window} is beyond the model's context of {context}")
+    inside, size = name == "perplexity-huggingface", window or context
+    stride = stride or max(1, size // (2 if inside else STRIDES_PER_WINDOW))
+    stream = sliding_stream(text, UNCHANGED, tokenizer, size - inside, stride)
+    return PerplexityTask(text, stream, tokenizer, "transformers labels" if inside else "original tokens")
 
 
 def file_cloze(path: Path, tokenizer: Encoder, context: int) -> ClozeTask:
-    """Strict last-word accuracy on the lines of a text file, or of a `.jsonl` file's documents."""
-    content = _read_text(path)
-    passages = _read_lines(path, content) if path.suffix == ".jsonl" else content.split("\n")
+    """Strict last-word accuracy on the lines of a text file, or on the documents of a .jsonl or .json file."""
+    passages, remarks = read_texts(path, tokenizer)
+    passages = passages if path.suffix in DOCUMENTS else passages[0].split("\n")
     passages = [passage for passage in passages if passage.strip()]
     for number, passage in enumerate(passages, 1):
         if len(passage.split()) < 2:
             raise BadInput(f"{path}: passage {number}, {passage.strip()!r}, has no words before its last")
-    return ClozeTask(SourceText("cloze", path.name, sha256_file(path)), passages, STRICT, tokenizer, context)
+    source = SourceText("cloze", path.name, sha256_file(path), remarks=remarks)
+    return ClozeTask(source, passages, STRICT, tokenizer, context)
 
 
 def read_documents(dataset: Path) -> list[str]:
@@ -84,6 +101,35 @@ def _perplexity(source: SourceText, documents: list[str], tokenizer: Encoder, co
     return PerplexityTask(text, stream, tokenizer)
 
 
+def read_texts(path: Path, tokenizer: Encoder) -> tuple[list[str], tuple[str, ...]]:
+    """The documents of a file of {"text": ...}, the text of any other file, and a remark on each oddity.
+
+    Raises BadInput for a file that cannot be read.
+    """
+    content, remarks = _read_text(path), []
+    if content.startswith(MARK):
+        content = content[1:]
+        remarks.append("its byte order mark is left out")
+    if path.suffix in DOCUMENTS:
+        documents = (_read_array if path.suffix == ".json" else _read_lines)(path, content)
+    else:
+        if lines := content.count("\r\n"):
+            remarks.append(f"its {lines:,} line ends of CRLF are read as LF")
+        documents = [content.replace("\r\n", "\n")]
+    clean = [SURROGATE.sub("\ufffd", document) for document in documents]
+    if changed := [number for number, pair in enumerate(zip(documents, clean, strict=True), 1) if pair[0] != pair[1]]:
+        remarks.append(f"a lone surrogate, which is no character, is read as U+FFFD in document {changed[0]:,}")
+    end = tokenizer.decode([tokenizer.end_of_text])
+    if count := sum(document.count(end) for document in clean) if end.strip() else 0:
+        how = (
+            "one token"
+            if tokenizer.encode(end) == [tokenizer.end_of_text]
+            else "spelled in sub-words, as any other text"
+        )
+        remarks.append(f"{end} stands in it {count:,} times: each is {how}")
+    return clean, tuple(f"{path.name}: {remark}" for remark in remarks)
+
+
 def _read_text(path: Path) -> str:
     try:
         return read_bytes(path, MOST_BYTES).decode("utf-8")
@@ -98,13 +144,28 @@ def _read_lines(path: Path, content: str) -> list[str]:
     for number, line in enumerate(content.split("\n"), 1):
         if line.strip():
             try:
-                document = parse_json(line)["text"]
-                if not isinstance(document, str):
-                    raise TypeError("its text is not a string")
-            except (ValueError, KeyError, TypeError) as error:
-                raise BadInput(f"{path} is not a file of documents: line {number}: {error!r}") from error
-            documents.append(document)
+                value = parse_json(line)
+            except ValueError as error:
+                raise BadInput(f"{path}: line {number} is not JSON") from error
+            documents.append(_text_of(value, f"{path}: line {number}"))
     return documents
+
+
+def _read_array(path: Path, content: str) -> list[str]:
+    try:
+        values = parse_json(content)
+    except ValueError as error:
+        raise BadInput(f"{path} is not JSON") from error
+    if not isinstance(values, list):
+        raise BadInput(f'{path} is not a JSON array of {{"text": ...}} documents')
+    return [_text_of(value, f"{path}: document {number}") for number, value in enumerate(values, 1)]
+
+
+def _text_of(value: object, where: str) -> str:
+    text = value.get("text") if isinstance(value, dict) else value
+    if not isinstance(text, str):
+        raise BadInput(f'{where} has no "text" that is a string')
+    return text
 
 
 def _source(task: str, dataset: Path, reason: str, published: str) -> SourceText:

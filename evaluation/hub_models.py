@@ -1,16 +1,15 @@
-"""Models of the Hugging Face hub, `owner/name` or `owner/name@revision`: in its cache, or fetched into a directory for
-a machine without a connection."""
+"""Models of the Hugging Face hub, `owner/name`, `name` or `name@revision`: in its cache, or fetched into a directory
+for a machine without a connection."""
 
-import re
 from pathlib import Path
 
 from data_pipeline.reading.hub import asking_for, hub_is_reachable
+from evaluation.places import HUB_NAME
 from lineage.digest import sha256_file
 from lineage.errors import BadInput, DataMissing, IntegrityFailure
 from lineage.files import FileSchema, read_document, write_document
 
-NAME = re.compile(r"(\w[\w.-]*/(\w[\w.-]*))(?:@(\w[\w./-]*))?")
-FILES = ["config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.json", "vocab.json", "merges.txt"]
+FILES = ["*.json", "*.safetensors", "merges.txt", "*.model"]
 RECORD = "fetched.json"
 
 
@@ -76,6 +75,6 @@ def is_as_fetched(directory: Path, repository: str) -> bool:
 
 def _parse(name: str) -> tuple[str, str, str | None]:
     """Repository, its name without the owner, revision."""
-    if not (match := NAME.fullmatch(name)):
-        raise BadInput(f"{name} is not a name on the Hugging Face hub, such as openai-community/gpt2")
+    if not (match := HUB_NAME.fullmatch(name)):
+        raise BadInput(f"{name} is not a name on the Hugging Face hub, such as gpt2 or openai-community/gpt2@main")
     return match[1], match[2], match[3]

@@ -26,9 +26,10 @@ from evaluation.protocol import (
 from evaluation.schema import Block, PerplexityResult, Provenance
 from evaluation.uncertainty import ratio_standard_error
 from evaluation.windows import Lazy, sliding_windows
-from lineage.errors import BadInput
 
 MEGATRON_LARGEST_EXPONENT = 20.0
+FEW = 50
+"""Sub-words of a text whose first one counts."""
 MOST_STRETCHES = 1 << 14
 """Most stretches of a text without articles; the bootstrap draws from all of them."""
 
@@ -139,8 +140,6 @@ class PerplexityTask(Task):
         super().__init__(text.source, tokenizer, stream.requests)
         self.with_memory, self.stream = with_memory, stream
         self.running_text, self._divisor, self._num_original_tokens = text, divisor, text.num_original_tokens
-        if self._num_original_tokens < 2:
-            raise BadInput(f"{text.source.title} is too short to measure a perplexity on")
 
     def losses(self, scores: Scores) -> Losses:
         """An element for each block with scored targets; all weights add up to the divisor."""
@@ -171,40 +170,52 @@ class PerplexityTask(Task):
     def result(self, scores: Scores, provenance: Provenance) -> PerplexityResult:
         """Perplexity = exp(summed loss / words), with the columns of every convention beside it.
 
-        Raises BadInput for a text of so few words that its perplexity overflows.
+        A text of too few words has no number by words, and a warning says why.
         """
         facts = self.facts(scores, provenance)
         text, stream = self.running_text, self.stream
         nll, num_scored = math.fsum(scores.nll), len(scores.log_probabilities)
         share, loss = self._share(scores), nll / num_scored
-        token_ratio = sum(block.num_targets for block in stream.blocks) / (self._num_original_tokens - 1)
+        targets, others = sum(block.num_targets for block in stream.blocks), self._num_original_tokens - 1
+        token_ratio = targets / others if others else None
         divided, normaliser = self._divided(scores)
         losses = self.losses(scores)
-        fewest = min(normaliser, self._num_original_tokens * share, text.num_lm_eval_words * share)
-        if max(nll, divided) > LARGEST_EXPONENT * fewest:
-            raise BadInput(
+        words, lm_eval_words = self._num_original_tokens * share, text.num_lm_eval_words * share
+        ratio = None if token_ratio is None else math.exp(min(MEGATRON_LARGEST_EXPONENT, loss * token_ratio))
+        too_few = words < 2 * share or nll > LARGEST_EXPONENT * min(words, lm_eval_words)
+        if too_few:
+            facts["warnings"].append(
                 f"{text.source.title} has {self._num_original_tokens:,} words between spaces for {stream.num_tokens:,} "
                 "sub-words: its perplexity by words is no number"
             )
+        if stream.num_tokens < FEW and self.tokenizer.first_token is None:
+            facts["warnings"].append(
+                f"{text.source.title} has {stream.num_tokens} sub-words; the first is not scored, but the words and "
+                "bytes that losses are divided by include it"
+            )
+
+        def by(divisor: float, dividend: float = nll) -> float | None:
+            return None if too_few else perplexity(dividend, divisor)
+
+        by_subwords = self._divisor == "transformers labels"
         return PerplexityResult(
             **facts,
             **self.counts,
             protocol=self._describe(provenance.dtype),
-            perplexity=perplexity(divided, normaliser),
+            perplexity=perplexity(divided, normaliser) if by_subwords else by(normaliser, divided),
             log_perplexity_standard_error=ratio_standard_error(losses.nll, losses.weight),
             normaliser=normaliser,
             loss_per_token=loss,
             subword_perplexity=perplexity(nll, num_scored),
-            original_token_perplexity=perplexity(nll, self._num_original_tokens * share),
-            lm_eval_word_perplexity=perplexity(nll, text.num_lm_eval_words * share),
+            original_token_perplexity=by(words),
+            lm_eval_word_perplexity=by(lm_eval_words),
             bits_per_byte=nll / math.log(2) / (text.num_bytes * share),
             token_ratio=token_ratio,
             num_windows=len(self.requests),
             megatron={
                 "avg loss": loss,
                 "ppl": math.exp(min(MEGATRON_LARGEST_EXPONENT, loss)),
-                "adjusted ppl": math.exp(min(MEGATRON_LARGEST_EXPONENT, loss * token_ratio)),
-                "token ratio": token_ratio,
+                **({} if ratio is None or token_ratio is None else {"adjusted ppl": ratio, "token ratio": token_ratio}),
             },
             blocks=self._scored_blocks(scores),
         )

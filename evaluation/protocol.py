@@ -132,6 +132,8 @@ class SourceText:
     title: str
     digest: str
     note: str = ""
+    remarks: tuple[str, ...] = ()
+    """Sentences on what was done with an oddity of the text."""
 
 
 class Task(ABC):
@@ -218,7 +220,7 @@ class Task(ABC):
             "task": self.name,
             "partial": self.is_partial,
             "note": self.note,
-            "warnings": misload_warnings(subword, self.tokenizer.vocab_size),
+            "warnings": [*self.source.remarks, *misload_warnings(subword, self.tokenizer.vocab_size)],
             "data_digest": self.source.digest,
             "data_repository": next(
                 (file.place_on_hub for file in TEST_SETS.values() if file.sha256 == self.source.digest), ""

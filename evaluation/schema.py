@@ -54,7 +54,8 @@ class Result(Provenance):
     """SHA-256 of the test file."""
     data_repository: str = ""
     """The published file's place on the Hugging Face hub, repository/subset; empty for other texts."""
-    perplexity: Positive
+    perplexity: Positive | None
+    """None for a text of too few words."""
     num_original_tokens: int
     """Words, not sub-words: space-separated tokens T_o of a running text, or examples."""
     num_tokens: int
@@ -77,7 +78,8 @@ class Result(Provenance):
     @property
     def spread(self) -> float | None:
         """Standard error of the perplexity."""
-        return None if self.log_perplexity_error is None else self.perplexity * self.log_perplexity_error
+        error = self.log_perplexity_error
+        return None if error is None or self.perplexity is None else self.perplexity * error
 
 
 class PerplexityResult(Result):
@@ -90,14 +92,14 @@ class PerplexityResult(Result):
     loss_per_token: float
     """Mean negative log-likelihood of a scored sub-word, in nats."""
     subword_perplexity: float
-    original_token_perplexity: float
+    original_token_perplexity: float | None
     """The same loss per original token."""
-    lm_eval_word_perplexity: float
+    lm_eval_word_perplexity: float | None
     """The same loss per word as lm-evaluation-harness counts words."""
     num_lm_eval_words: int
     bits_per_byte: float
     """Bits per UTF-8 byte of the text before the detokenizer."""
-    token_ratio: float
+    token_ratio: float | None
     """Scored sub-words of the whole test per original token, as Megatron prints it: (T - 1) / (T_o - 1)."""
     num_windows: int
     """Scored windows."""
@@ -114,7 +116,7 @@ class PerplexityResult(Result):
     @property
     def bits_per_byte_error(self) -> float | None:
         """Standard error over articles of the bits per byte, which are proportional to the perplexity's logarithm."""
-        if self.log_perplexity_error is None or self.perplexity <= 1:
+        if self.log_perplexity_error is None or self.perplexity is None or self.perplexity <= 1:
             return None
         return self.bits_per_byte * self.log_perplexity_error / math.log(self.perplexity)
 
@@ -122,6 +124,7 @@ class PerplexityResult(Result):
 class ClozeResult(Result):
     """Last-word prediction. `perplexity` is the target's."""
 
+    perplexity: Positive
     accuracy: float
     """Share of examples that are right by the protocol's rule."""
     standard_error: float

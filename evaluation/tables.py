@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from evaluation.compare import Difference
 
 CONSOLE = Console()
+MOST_WARNINGS = 2
+"""Warnings shown of many protocols."""
 
 
 def print_result(result: Result) -> None:
@@ -27,7 +29,7 @@ def print_result(result: Result) -> None:
             table.add_row(
                 f"per original token, {result.num_original_tokens:,}", _number(result.original_token_perplexity)
             )
-            table.add_row("as Megatron prints it, one token less", _number(result.megatron["adjusted ppl"]))
+            table.add_row("as Megatron prints it, one token less", _number(result.megatron.get("adjusted ppl")))
             table.add_row(f"per lm-eval word, {result.num_lm_eval_words:,}", _number(result.lm_eval_word_perplexity))
             table.add_row("per sub-word", _number(result.subword_perplexity))
             table.add_row("loss per sub-word", f"{result.loss_per_token:.5f}")
@@ -64,7 +66,7 @@ def print_conventions(results: Mapping[str, Result], missing: Mapping[str, str])
         )
         for name, cloze in clozes.items():
             accuracy = f"{cloze.accuracy:.2%} ± {cloze.standard_error:.2%}"
-            error = "" if (e := cloze.perplexity_standard_error) is None else f"{e / cloze.perplexity:.1%}"
+            error = "" if (e := cloze.log_perplexity_error) is None else f"{e:.1%}"
             correct = f"{cloze.num_correct:,}/{cloze.num_examples:,}"
             table.add_row(name, accuracy, correct, _short(cloze.perplexity), error)
         CONSOLE.print(table)
@@ -89,9 +91,10 @@ def _print_remarks(results: Mapping[str, Result]) -> None:
     if any(result.partial for result in results.values()):
         CONSOLE.print("PARTIAL: only part of the test was scored; this is an estimate.", style="bold", soft_wrap=True)
     notes = [result.note for result in results.values() if result.note]
-    warnings = [warning for result in results.values() for warning in result.warnings]
-    more = f" (and {len(warnings) - 1} more such warnings)" if len(warnings) > 1 else ""
-    for remark in (*dict.fromkeys(notes), *(warning + more for warning in warnings[:1])):
+    warnings = list(dict.fromkeys(warning for result in results.values() for warning in result.warnings))
+    if len(results) > 1 and len(warnings) > MOST_WARNINGS:
+        warnings = [*warnings[:MOST_WARNINGS], f"and {len(warnings) - MOST_WARNINGS} more such warnings"]
+    for remark in (*dict.fromkeys(notes), *warnings):
         CONSOLE.print(f"WARNING: {remark}", style="bold", soft_wrap=True, markup=False, highlight=False)
 
 
@@ -111,11 +114,15 @@ def _perplexity(result: Result) -> str:
     return _number(result.perplexity) + ("" if result.spread is None else f" ± {_number(result.spread)}")
 
 
-def _number(value: float) -> str:
+def _number(value: float | None) -> str:
+    if value is None:
+        return "—"
     return f"{value:,.3f}" if value < 1e7 else f"{value:.3e}"
 
 
-def _short(value: float) -> str:
+def _short(value: float | None) -> str:
+    if value is None:
+        return "—"
     return f"{value:.2f}" if value < 1e5 else f"{value:.2e}"
 
 

@@ -42,6 +42,7 @@ tags: [gpt2, megatron-lm]
 GPT-2, trained as Megatron-LM trains it. SHA-256 of the checkpoint: {digest}.
 """
 SCALED = "It is a shrunk twin of a published model: its numbers are scaled ones.\n"
+BIN = "pytorch_model.bin"
 WINDOWS, LENGTH = 8, 64
 """Windows of random tokens, and the tokens of one."""
 TOLERANCE = 1e-4
@@ -133,7 +134,10 @@ def read_published(directory: Path, vocab: Path | None = None, heads: int | None
     if is_huggingface(directory):
         return read_huggingface(directory, vocab, heads)
     raise BadInput(
-        f"{directory} is neither a Megatron-LM save directory ({TRACKER}), nor a distributed checkpoint "
+        f"{directory / BIN} is pickled, which is not read here: transformers' save_pretrained writes safetensors, "
+        "and mlm-eval --backend transformers scores it"
+        if (directory / BIN).is_file()
+        else f"{directory} is neither a Megatron-LM save directory ({TRACKER}), nor a distributed checkpoint "
         f"({METADATA}), nor a Hugging Face directory ({CONFIG} with {WEIGHTS})"
     )
 

@@ -151,7 +151,7 @@ def read_weights(directory: Path, prefix: str, buffer: re.Pattern[str]) -> tuple
                     which = "not in the index" if problem[0] in names else "missing"
                     raise IntegrityFailure(f"{path}: tensor {problem[0]!r} is {which}")
                 for name in names:
-                    short = name.removeprefix(prefix)
+                    short = name.removeprefix("_orig_mod.").removeprefix(prefix)  # the first is torch.compile's
                     if short in tensors:
                         raise IntegrityFailure(f"{path}: tensor {name!r} is there twice")
                     if not buffer.fullmatch(short):

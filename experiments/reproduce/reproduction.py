@@ -214,6 +214,7 @@ def derived_scores(run: RunDirectory, summary: ReproductionSummary) -> Reproduct
 
 
 def _evaluation_records(model: ReproducedModel, result: PerplexityResult | ClozeResult) -> Iterator[Record]:
+    numbers: dict[str, tuple[float | None, str]]
     if isinstance(result, ClozeResult):
         numbers = {"accuracy": (result.accuracy * 100, "%"), "log_likelihood": (-math.log(result.perplexity), "nats")}
         scored = f"{result.num_examples:,} examples"
@@ -222,6 +223,7 @@ def _evaluation_records(model: ReproducedModel, result: PerplexityResult | Cloze
         scored = f"{result.num_scored_tokens:,} tokens"
     text = result.task.removesuffix("-perplexity").replace("-", "_")
     for name, (value, unit) in numbers.items():
+        assert value is not None  # a held-out text has words
         yield Record(
             experiment="2019/table-3",
             series=model.series,

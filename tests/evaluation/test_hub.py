@@ -108,7 +108,8 @@ def test_a_pinned_revision_is_asked_for(hub: Hub, tmp_path: Path) -> None:
         ("openai-community/none", "", 5, "the Hugging Face hub has no model openai-community/none"),
         ("openai-community/gpt2", "gated", 5, "is behind a gate on the hub: accept its terms there and set HF_TOKEN"),
         ("openai-community/gpt2", "busy", 7, "could not be read from the Hugging Face hub"),
-        ("gpt2", "", 2, "gpt2 is not a name on the Hugging Face hub"),
+        ("gpt2", "", 5, "the Hugging Face hub has no model gpt2"),
+        ("g p t", "", 2, "g p t is not a name on the Hugging Face hub"),
     ],
 )
 def test_what_the_hub_refuses_is_one_sentence(
