@@ -40,7 +40,12 @@ def heldout_cloze(dataset: Path, tokenizer: Encoder, context: int, reason: str) 
 
 
 def file_perplexity(
-    path: Path, tokenizer: Encoder, context: int, window: int | None, stride: int | None, name: str = "perplexity"
+    path: Path,
+    tokenizer: Encoder,
+    context: int,
+    window: int | None = None,
+    stride: int | None = None,
+    name: str = "perplexity",
 ) -> PerplexityTask:
     """Sliding-window perplexity of a text file, or of the documents of a .jsonl or .json file joined by blank lines.
 
@@ -164,7 +169,7 @@ def _read_array(path: Path, content: str) -> list[str]:
 def _text_of(value: object, where: str) -> str:
     text = value.get("text") if isinstance(value, dict) else value
     if not isinstance(text, str):
-        raise BadInput(f'{where} has no "text" that is a string')
+        raise BadInput(f'{where} has no "text" that is a string: not a file of documents')
     return text
 
 
