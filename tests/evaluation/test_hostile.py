@@ -122,7 +122,7 @@ HEADER = json.dumps({FIRST: {"dtype": "F32", "shape": [2**40], "data_offsets": [
         (set_model(num_layers=10**8), "tensor"),
         (set_model(hidden_size=4 * 10**7), "shape"),
         (set_model(hidden_size=2**40), "must be at most"),
-        (set_model(padded_vocab_size=10**30), "must be at most"),
+        (set_model(padded_vocab_size=10**30), "more than 63 bits"),
         (lambda c: (c / "tokenizer" / "tokenizer.json").write_text("[" * 100_000), "tokenizer"),
         (lambda c: edit(c / "tokenizer" / "tokenizer.json", lambda t: t | {"normalizer": DELETE}), "asks for more"),
         (lambda c: set_probe(c, [[1] * 5_000_000]), "not of one length"),
