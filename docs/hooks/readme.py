@@ -9,17 +9,18 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import fmean
 
 from experiments.benchmark import read_benchmark
-from experiments.catalogue import load_experiments
+from experiments.catalogue import every_need, load_experiments
 from experiments.files import LadderResult, ReproductionScores
 from experiments.reproduce.files import ReproductionSummary
 from experiments.reproduce.order import order_verdict
-from experiments.verdicts import COLUMNS, count_by_paper, headlines, judge, load_results, unanswered
+from experiments.verdicts import COLUMNS, count_by_paper, judge, load_results, unanswered
 from lineage.atomic import write_text
 from lineage.errors import BadInput
 from lineage.files import read_document
@@ -121,8 +122,13 @@ def verdicts_block() -> str:
         loaded = load_results([KEPT, KEPT / "ablations", Path(folder) / "runs"])
     verdicts = [*judge(experiments, loaded), *unanswered(experiments)]
     lines = [f"||{'|'.join(COLUMNS)}|", f"|---|{'|'.join(['--:'] * len(COLUMNS))}|"]
-    lines += [f"|{title}|{'|'.join(cells)}|" for title, cells in count_by_paper(verdicts).items()]
-    return "\n".join([*lines, "", " ".join(headlines(verdicts))])
+    rows = count_by_paper(verdicts).items()
+    lines += [f"|{title}|{'|'.join(cells)}|" for title, cells in rows if any(cells[:-1])]
+    needs = Counter(verdict.needs for verdict in verdicts if verdict.needs)
+    told = ", ".join(
+        f"{need.removeprefix('a ').removeprefix('one ')} {needs[need]}" for need in every_need() if needs[need]
+    )
+    return "\n".join([*lines, "", f"Not run needs: {told}."])
 
 
 KEPT_BLOCKS: dict[str, Callable[[Kept], str]] = {"tiers": tiers_block, "results": results_block}
