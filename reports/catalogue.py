@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from experiments.catalogue import Experiment
 from experiments.files import FITTED
+from experiments.reproduce.plan import LADDER as MODELS
 from experiments.verdicts import COLUMNS, EFFECTS
 from experiments.verdicts import named as named_outcome
 from lineage.config import read_toml
@@ -101,6 +102,8 @@ def layers_of(numbers: ExperimentNumbers, quantity: str) -> list[Layer]:
         if row.quantity == quantity and row.x is not None:
             places.setdefault((row.series, row.kind), {}).setdefault(row.x, []).append(row)
     series = list(dict.fromkeys(name for name, _ in places))
+    if not {*MODELS}.isdisjoint(series):  # which have the same colours in every figure
+        series = [*MODELS, *(name for name in series if name not in MODELS)]
     layers = [
         Layer(name, series.index(name), kind, tuple(_point(x, kind, at) for x, at in sorted(by_x.items())))
         for (name, kind), by_x in places.items()

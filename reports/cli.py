@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from lineage.command import CommandLine, run_command
-from lineage.errors import IntegrityFailure
+from lineage.errors import BadInput, IntegrityFailure
+from lineage.installation import HOME
 from lineage.progress import announce
 
 if TYPE_CHECKING:
     from reports.report import Report
+
+KEPT = tuple(HOME / "results" / name for name in ("reproduce-8.3b", "ladder", "ablations", "against"))
+"""Results that are kept with the code: a reproduction, and what stands on the page beside it."""
 
 app = CommandLine(help="Make a page, figures and tables from result files.", no_args_is_help=True)
 
@@ -23,7 +27,11 @@ Runs = Annotated[
 
 
 @app.command()
-def build(runs: Runs = None) -> None:
+def build(
+    runs: Runs = None,
+    kept: Annotated[bool, typer.Option("--kept", help="Show the results that are kept with the code.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder to write in place of REPRODUCTION/report/.")] = None,
+) -> None:
     """Write REPRODUCTION/report/: index.html, and every figure and table as files.
 
     A folder of runs gives the newest run of each experiment, and the newest reproduction unless one is named. The page
@@ -31,12 +39,19 @@ def build(runs: Runs = None) -> None:
     the page is written and names it, and the command exits with code 6.
     """
     from reports.page import build_report
+    from reports.report import SOURCES
 
     start = time.monotonic()
-    report = _assemble(runs)
+    if kept and runs:
+        raise BadInput("--kept shows the results that are kept with the code: name no runs beside it")
+    if out and out.exists() and not (out / SOURCES).is_file():
+        raise BadInput(f"{out} is there and is no report: name a new folder with --out")
+    report = _assemble(list(KEPT) if kept else runs)
+    if out is None and report.reproduction.directory.is_relative_to(HOME / "results"):
+        raise BadInput(f"{report.reproduction.directory} is kept with the code: name another folder with --out")
     exhibits = report.all_exhibits
     announce(f"draws {sum(bool(exhibit.draw) for exhibit in exhibits)} figures, writes {len(exhibits)} exhibits")
-    page = build_report(report)
+    page = build_report(report, out)
     for problem in report.problems:
         print(f"warning: {problem.sentence}", file=sys.stderr)
     damaged = sum(problem.damaged for problem in report.problems)

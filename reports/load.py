@@ -46,6 +46,11 @@ class Reproduction:
         """The kind of the numbers that this reproduction made."""
         return "scaled" if self.summary.mode == "scaled" else "measured"
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Parameters of the model that was trained in each published model's name."""
+        return {each.series: each.trained.parameters for each in self.summary.models if each.trained.parameters}
+
     def command(self, *names: str) -> str:
         """The command that makes the numbers of the first known name again; empty if the summary has none."""
         commands = self.summary.commands

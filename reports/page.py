@@ -6,6 +6,7 @@ from typing import Any
 from markupsafe import Markup
 
 from experiments.catalogue import PAPERS, load_experiments
+from experiments.reproduce.order import order_verdict
 from experiments.verdicts import COLUMNS
 from lineage.atomic import new_directory
 from lineage.digest import seal
@@ -30,14 +31,14 @@ MOST_TABLED = 40
 """Rows of the longest table on the page; a longer one stands in a file beside it."""
 
 
-def build_report(report: Report) -> Path:
-    """Write `report/` inside the reproduction directory, whole or not at all, and return the page's path.
+def build_report(report: Report, out: Path | None = None) -> Path:
+    """Write the folder `out`, or `report/` inside the reproduction, whole or not at all, and return the page's path.
 
     The folder holds index.html, which refers to nothing outside itself. For each exhibit there is figures/NAME.csv,
     with NAME.svg and NAME.pdf if it has a figure and NAME.tex if it has tables. sources.json names the runs behind the
     page. The folder is sealed on its own, and the same results give the same bytes.
     """
-    target = report.reproduction.directory / REPORT
+    target = out or report.reproduction.directory / REPORT
     with new_directory(target) as directory:
         write_report(report, directory)
         seal(directory)
@@ -70,6 +71,7 @@ def _context(report: Report) -> dict[str, Any]:
         "style": Markup(theme_css() + (folder / "page.css").read_text(encoding="utf-8")),
         "script": Markup((folder / "page.js").read_text(encoding="utf-8")),
         "report": report,
+        "order": order_verdict(reproduction.records, reproduction.scores),
         "run": reproduction,
         "summary": reproduction.summary,
         "redraw": report.inputs.command,

@@ -128,13 +128,14 @@ def assemble(inputs: Inputs) -> Report:
     drawn = _drawn(experiments, claims, runs, exhibits) if runs.origins or runs.problems else {}
     papers = paper_parts(claims, experiments, drawn, exhibits)
     stray = tuple(problem.sentence for problem in runs.problems if problem.part not in experiments)
-    sections = [Section("errata", "Errata found in the papers", [errata_exhibit(claims)])]
+    sections = []
     if ladders := [origin for origin in runs.origins if origin.manifest.kind == LADDER]:
         newest = max(ladders, key=lambda origin: origin.created)
         exhibit = ladder_exhibit(newest.path)
         sections.append(Section("ladder-section", "How loss falls with size", [exhibit]))
     if engines := [origin.path for origin in runs.origins if origin.manifest.kind == AGAINST]:
         sections.append(Section("engines", "Beside other engines", [engines_exhibit(path) for path in engines]))
+    sections.append(Section("errata-section", "Errata found in the papers", [errata_exhibit(claims)]))
     problems = (*reproduction.problems, *runs.problems)
     report = Report(
         reproduction, exhibits, claims, tuple(papers), stray, tuple(sections), origins, _commits(origins), problems,

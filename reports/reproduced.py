@@ -70,7 +70,7 @@ def _tables(reproduction: Reproduction) -> Iterator[Exhibit]:
     ]
     if benchmarks:
         data, command = tables.records_data(benchmarks), reproduction.command("table-3")
-        shown = tables.comparison_tables(benchmarks)
+        shown = tables.comparison_tables(benchmarks, sizes=reproduction.sizes)
         yield Exhibit("2019-table-3", "WikiText-103 and LAMBADA", (), data, command, tables=shown)
     if scores := reproduction.scores:
         ours = [record for record in benchmarks if record.kind != "published"]

@@ -22,7 +22,7 @@ STYLE = read_toml(Path(__file__).with_name("style.toml"))
 PALETTE: dict[str, tuple[str, str]] = STYLE["palette"]
 """Each colour on a light page and on a dark one."""
 LIGHT = {name: light for name, (light, _) in PALETTE.items()}
-MARKERS = ("o", "s", "^", "D", "v")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
 KIND_GLYPHS: dict[Kind, str] = {kind: glyph for kind, (glyph, _) in STYLE["kinds"].items()}
 KIND_MEANINGS: dict[Kind, str] = {kind: meaning for kind, (_, meaning) in STYLE["kinds"].items()}
 CONFIDENCES: dict[str, str] = STYLE["confidences"]

@@ -40,39 +40,48 @@ RECORD_FIELDS = (
 EXACT = ("x", "value", "low", "high")
 
 
-OURS = "this reproduction"
+OURS, TWIN, SIZE = "this reproduction", "its twin here", "parameters of the twin"
 
 
 def comparison_tables(
-    records: Sequence[Record], quantities: Mapping[str, tuple[str, str]] = BENCHMARKS | FALLBACKS
+    records: Sequence[Record],
+    quantities: Mapping[str, tuple[str, str]] = BENCHMARKS | FALLBACKS,
+    sizes: Mapping[str, int] | None = None,
 ) -> list[Table]:
-    """A table for each quantity with records: a column for each published source and one for our runs."""
+    """A table for each quantity with records: a column for each published source, one for models of the published size.
+
+    Twins have a column of their own, beside that of their sizes.
+    """
     tables = []
     for quantity, (title, hint) in quantities.items():
         cells: dict[tuple[str, str], list[Record]] = defaultdict(list)
         for record in records:
             if record.quantity == quantity:
-                column = record.source if record.kind == "published" else OURS
-                cells[record.series, column].append(record)
+                own = TWIN if record.kind == "scaled" else OURS
+                cells[record.series, record.source if record.kind == "published" else own].append(record)
         if cells:
-            series, sources = (dict.fromkeys(names) for names in zip(*cells, strict=True))
-            columns = [*(source for source in sources if source != OURS), OURS]
-            rows = [(name, *(_cell(cells[name, each]) for each in columns)) for name in series]
-            tables.append(Table(("model", *columns), rows, 1, f"{title} ({hint})"))
+            series, columns = (dict.fromkeys(names) for names in zip(*cells, strict=True))
+            heads = sorted(columns, key=(TWIN, OURS).count)
+            rows = [[name, *(_cell(cells[name, each]) for each in heads)] for name in series]
+            if TWIN in columns:
+                heads.append(SIZE)
+                rows = [[*row, _setting("parameters", (sizes or {}).get(row[0]))] for row in rows]
+            tables.append(Table(("model", *heads), rows, 1, f"{title} ({hint})"))
     return tables
 
 
 def _cell(records: Sequence[Record]) -> str:
-    """Published values, or the mean of our seeds with the least and the greatest, with kind and note."""
+    """Published values, or the mean of our seeds with the least and the greatest, and whether a part was scored."""
 
     def text(value: float) -> str:
         return accuracy(value, records[0].unit) if "accuracy" in records[0].quantity else show(value)
 
-    about = [f"{record.kind}{f', {record.note}' if record.note else ''}" for record in records]
     values = [record.value for record in records]
     if len(records) < 2 or records[0].kind == "published":
-        return "; ".join(f"{text(value)} ({said})" for value, said in zip(values, about, strict=True)) or MISSING
-    return f"{text(fmean(values))} ({about[0]}; {text(min(values))} to {text(max(values))} in {len(records)} seeds)"
+        shown = "; ".join(map(text, values)) or MISSING
+    else:
+        shown = f"{text(fmean(values))} ({text(min(values))} to {text(max(values))} in {len(records)} seeds)"
+    return f"{shown}, partial" if any(record.note.startswith("partial") for record in records) else shown
 
 
 def models_tables(models: Sequence[ReproducedModel], ours: Kind) -> list[Table]:

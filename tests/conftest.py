@@ -19,32 +19,72 @@ os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported; 
 settings.register_profile("untimed", deadline=None)  # how long an example takes says nothing on a busy machine
 settings.load_profile("untimed")
 
-DEAREST = (
-    "tests/chaos/test_chaos.py",
-    "tests/engine/test_layouts.py",
-    "tests/engine/test_resume_layouts.py",
-    "tests/engine/test_failures.py",
-    "tests/experiments/launch/test_slurm.py",
-    "tests/verify/test_layouts.py",
-    "tests/docs/test_examples.py",
-    "tests/experiments/test_reproduce.py",
-    "tests/evaluation/test_oracle.py",
-    "tests/engine/test_memory.py",
-    "tests/data_pipeline/test_memory.py",
+LONG = tuple(
+    f"tests/{name}.py"
+    for name in [
+        "verify/test_layouts",
+        "docs/test_examples",
+        "evaluation/test_oracle",
+        "chaos/test_chaos",
+        "data_pipeline/test_clean_exact",
+        "engine/test_gpu_targets",
+        "architecture/test_pure",
+        "data_pipeline/test_executors",
+        "engine/test_kernels",
+        "verify/test_replay",
+        "engine/test_failures",
+        "lineage/test_command",
+        "data_pipeline/test_tokenizer",
+        "experiments/launch/test_slurm",
+        "experiments/forecast/test_ladder",
+        "experiments/simulator/test_calibrate",
+        "engine/test_resume_layouts",
+        "verify/test_forgeries",
+        "test_places",
+        "test_fuzz",
+        "engine/test_memory",
+        "data_pipeline/test_language_exact",
+        "engine/test_cross_entropy",
+        "experiments/test_bubble",
+        "engine/test_launch",
+        "benchmarks/test_gpu",
+        "evaluation/test_harness",
+        "reports/test_browser",
+        "verify/test_planted",
+        "data_pipeline/test_memory",
+        "benchmarks/test_data",
+        "docs/test_readme",
+        "verify/test_against",
+        "experiments/launch/test_scripts",
+        "data_pipeline/test_near_duplicates",
+        "engine/test_everyday",
+        "experiments/forecast/test_ablations",
+        "lineage/test_progress",
+        "engine/test_guards",
+        "engine/test_zero3",
+        "evaluation/test_signals",
+        "engine/test_parity",
+        "evaluation/test_hub",
+        "engine/test_loggers",
+        "experiments/test_measured",
+    ]
 )
+"""The files that take longest, dearest first. `make test` leaves them to `make test-all`."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files that take longest come first: a file is one worker's, and a long one at the end leaves others idle.
 
-    Every test that uses the published files is marked `published`.
+    Their tests are marked `long`, and every test that uses the published files is marked `published`.
     """
+    places = {name: place for place, name in enumerate(LONG)}
     for item in items:
         if "published" in getattr(item, "fixturenames", ()):
             item.add_marker("published")
-    places = {name: place for place, name in enumerate(DEAREST)}
-    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(DEAREST)))
+        if item.nodeid.partition("::")[0] in places:
+            item.add_marker("long")
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(LONG)))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -34,6 +34,7 @@ def at_smoke_size(command: str, scratch: Path) -> str:
     command = command.replace("recipes/twin.toml", "recipes/smoke.toml")
     command = re.sub("(?<!-)-twin", "-smoke", command)
     command = command.replace("runs/reproduce-8.3b", "runs/reproduce-8.3b-smoke")
+    command = command.replace("--kept", "runs/reproduce-8.3b-smoke")
     for option in ("--json", "--out"):
         command = command.replace(f"{option} ", f"{option} {scratch}/")
     words = shlex.split(command)

@@ -1,4 +1,4 @@
-"""Pages of the commands and of the exit codes, made from the commands themselves when the site is built."""
+"""Pages of the commands, made from the commands themselves when the site is built, and tables of both."""
 
 import re
 import tomllib
@@ -8,12 +8,10 @@ from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
-from mkdocs.structure.pages import Page
 from typer.main import get_command
 
 from lineage import errors
 
-COMMANDS, EXIT_CODES = "<!-- generated: commands -->", "<!-- generated: exit codes -->"
 WIDTH = 100
 
 
@@ -24,13 +22,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """The tables that a page asks for."""
-    if COMMANDS in markdown:
-        commands = read_commands(Path(config.config_file_path).parent)
-        rows = [(f"[`{name}`]({name}.md)", cell(command.help)) for name, command in commands.items()]
-        markdown = markdown.replace(COMMANDS, table(("command", "what it does"), rows))
-    return markdown.replace(EXIT_CODES, table(("code", "error", "meaning"), exit_codes()))
+def read_commands_table(root: Path) -> str:
+    """A row for each command, with a link to its page."""
+    rows = [(f"[`{name}`]({name}.md)", cell(command.help)) for name, command in read_commands(root).items()]
+    return table(("command", "what it does"), rows)
 
 
 def read_commands(root: Path) -> dict[str, Any]:

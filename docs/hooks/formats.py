@@ -1,32 +1,18 @@
-"""Tables of keys for what pydantic models describe: `<!-- generated: keys module.Model -->` on a page becomes them.
-
-`python docs/hooks/formats.py PAGE` writes them into the page itself, up to `<!-- end -->`.
-"""
+"""Tables of keys for what pydantic models describe."""
 
 import ast
 import inspect
 import json
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib import import_module
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, get_args
 
-from commands import cell, table
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import Files
-from mkdocs.structure.pages import Page
 from pydantic import BaseModel
 
-MARK = re.compile(r"(<!-- generated: keys ([\w.]+) -->)(?:\n.*?\n<!-- end -->)?", re.DOTALL)
-
-
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """The page with its tables of keys."""
-    return MARK.sub(lambda found: keys(found[2]), markdown)
+from docs.hooks.commands import cell, table
 
 
 def keys(dotted: str) -> str:
@@ -99,9 +85,3 @@ def _default(value: Any) -> str:
     if value is None or value in ("", [], {}):
         return ""
     return "its own defaults" if isinstance(value, dict) else f"`{json.dumps(value)}`"
-
-
-if __name__ == "__main__":
-    place = Path(sys.argv[1])
-    text = place.read_text(encoding="utf-8")
-    place.write_text(MARK.sub(lambda found: f"{found[1]}\n\n{keys(found[2])}\n\n<!-- end -->", text), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Token diagrams of the protocols: each is built on a small text when the site is built, and its requests are drawn."""
+"""Token diagrams of the protocols: each is built on a small text, and its requests are drawn."""
 
 import json
 import re
@@ -8,9 +8,6 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import Files
-from mkdocs.structure.pages import Page
 from numpy.typing import NDArray
 
 from evaluation.documents import RunningText
@@ -19,7 +16,6 @@ from evaluation.schema import Provenance
 from evaluation.tasks import TASKS
 from lineage.files import Environment
 
-MARK = "<!-- generated: protocols -->"
 CONTEXT = 8
 """Tokens that the model of the diagrams sees; full models see 1024."""
 ARTICLES = " = Tea = \n \n We like well @-@ known tea . \n = Rain = \n \n It rained , so we sat . \n"
@@ -28,16 +24,13 @@ FIRST_SHOWN = 3
 END_OF_TEXT, UNSCORED = "<eot>", "·"
 
 
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """The page of protocols with a section for each."""
-    return markdown.replace(MARK, "\n\n".join(map(section, TASKS))) if MARK in markdown else markdown
-
-
 class Pieces:
     """A tokenizer whose sub-words are words of up to five letters, punctuation and line ends, numbered as they come."""
 
     vocab_size = 1000
     end_of_text = 0
+    first_token = None
+    document_start = 0
 
     def __init__(self) -> None:
         self.texts = [END_OF_TEXT]
@@ -48,9 +41,13 @@ class Pieces:
         self.texts += [piece for piece in dict.fromkeys(found) if piece not in self.texts]
         return np.array([self.texts.index(piece) for piece in found], np.int32)
 
+    def encode(self, text: str) -> list[int]:
+        """The same as a list."""
+        return [*self.encode_ids(text).tolist()]
+
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """Each text's."""
-        return [self.encode_ids(text).tolist() for text in texts]
+        return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The sub-words' text; a number that is not used yet is an empty one."""

@@ -1,7 +1,7 @@
 """Writes what README shows from the result files in `results/` and from commands, so that no number is typed.
 
 `python -m docs.hooks.readme README.md` rewrites the blocks between markers, the outputs in `console` blocks, and the
-picture at the top.
+pictures.
 """
 
 import re
@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -24,12 +25,16 @@ from experiments.verdicts import COLUMNS, count_by_paper, judge, load_results, u
 from lineage.atomic import write_text
 from lineage.errors import BadInput
 from lineage.files import read_document
+from lineage.numbers import show
 from lineage.progress import format_duration
 from lineage.records import read_records
+from reports.engines import engines_exhibit
+from reports.ladder import ladder_exhibit
+from reports.render import export_exhibit
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "results"
-RESULTS, PICTURE = KEPT / "reproduce-8.3b", KEPT / "figures" / "ladder.svg"
+RESULTS, FIGURES = KEPT / "reproduce-8.3b", KEPT / "figures"
 SHOWN_ERRATA = 3
 
 
@@ -40,6 +45,11 @@ class Kept:
         self.summary = read_document(directory / "summary.json", ReproductionSummary)
         self.records = read_records(directory / "records.jsonl")
         self.scores = read_document(directory / "scores.json", ReproductionScores)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Parameters of each twin."""
+        return {model.series: model.trained.parameters or 0 for model in self.summary.models}
 
     def published(self, series: str, quantity: str) -> str:
         """A model's number, several where sources print several; for a curve its last point."""
@@ -54,20 +64,17 @@ class Kept:
 
 
 def results_block(kept: Kept) -> str:
-    """Each model's twin, the mean of its seeds, beside the published model, and in how many seeds the order holds."""
-    scores, end = kept.scores, "final_validation_perplexity"
-    less = {each.larger: f"{-each.difference:.3f} ({-each.high:.3f} to {-each.low:.3f})" for each in scores.comparisons}
+    """The published numbers, and what the twins' order is, over their seeds."""
+    names = kept.scores.models
     rows = {
-        "": scores.models,
-        "---": ["--:"] * len(scores.models),
-        "published perplexity": [kept.published(name, "validation_perplexity") for name in scores.models],
-        "twin's": [f"{fmean(kept.own(name, end)):.1f}" for name in scores.models],
-        f"bits per byte, {scores.text}": [f"{fmean(kept.own(name, scores.quantity)):.3f}" for name in scores.models],
-        "fewer (90 %)": [less.get(place, "") for place in range(len(scores.models))],
+        "": names,
+        "---": ["--:"] * len(names),
+        "published perplexity": [kept.published(name, "validation_perplexity") for name in names],
+        "parameters of the twin": [show(kept.sizes[name]) for name in names],
     }
     seeds = dict.fromkeys(str(model.seed) for model in kept.summary.models)
-    scaled = f"Scaled: {kept.summary.hardware}, seed {', '.join(seeds)}."
-    order = order_verdict(kept.records, scores)
+    scaled = f"Scaled: {kept.summary.hardware}, seeds {', '.join(seeds)}."
+    order = order_verdict(kept.records, kept.scores)
     return "\n".join([*(f"|{head}|{'|'.join(row)}|" for head, row in rows.items()), "", f"{order} {scaled}"])
 
 
@@ -153,10 +160,11 @@ def rewrite(readme: str, results: Path = RESULTS) -> str:
     return CONSOLE.sub(lambda match: f"```console\n{match[1]}{_output(match[1])}```", readme)
 
 
-def draw(folder: Path) -> Path:
-    """Draw README's picture into a folder: the kept ladder with its forecast."""
-    _run(f"mlm-report figure ladder {KEPT / 'ladder'} --out {folder}", folder)
-    return folder / PICTURE.name
+def draw(folder: Path) -> list[Path]:
+    """Draw README's pictures into a folder: the kept ladder with its forecast, and two engines' losses."""
+    engines = engines_exhibit(sorted((KEPT / "against").glob("*-tp2-*"))[0])
+    shown = [ladder_exhibit(KEPT / "ladder"), replace(engines, name="engines")]
+    return [export_exhibit(shown, exhibit.name, "svg", folder) for exhibit in shown]
 
 
 def _output(commands: str) -> str:
@@ -178,4 +186,4 @@ def _run(line: str, folder: Path) -> str:
 if __name__ == "__main__":
     target = Path(sys.argv[1])
     write_text(target, rewrite(target.read_text(encoding="utf-8")))
-    draw(PICTURE.parent)
+    draw(FIGURES)

@@ -1,36 +1,25 @@
-"""The page of results, written from what is kept under `results/` when the site is built."""
+"""The page of results, written from what is kept under `results/`."""
 
-import base64
-import html
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from commands import cell, table
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import Files
-from mkdocs.structure.pages import Page
-
+from docs.hooks.commands import cell, table
 from experiments.benchmark import AGAINST, read_benchmark, sentences, tables
 from experiments.catalogue import load_experiments
 from experiments.verdicts import count_outcomes, judge, load_results
 from reports.engines import engines_exhibit
 from reports.exhibit import Table
 from reports.load import load_reproduction
-from reports.render import render
 from reports.tables import comparison_tables, models_tables
 
-MARK = "<!-- generated: results -->"
 REPRODUCTION = "reproduce-8.3b"
 
 
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """The page with everything that is kept."""
-    if MARK not in markdown:
-        return markdown
-    results = Path(config.config_file_path).parent / "results"
-    parts = [*_reproduction(results), *_verdicts(results), *_engines(results), *_benchmarks(results), *_faults(results)]
-    return markdown.replace(MARK, "\n\n".join(parts))
+def results(folder: Path) -> Iterator[str]:
+    """Everything that is kept, without figures."""
+    for part in (_reproduction, _verdicts, _engines, _benchmarks, _faults):
+        yield from part(folder)
 
 
 def markdown(shown: Table) -> str:
@@ -44,7 +33,7 @@ def _reproduction(results: Path) -> Iterator[str]:
     kind = "scaled" if found.summary.mode == "scaled" else "measured"
     yield "## The reproduction"
     yield f"`make reproduce-8.3b`, on {found.summary.hardware}. {found.summary.twin_rule}"
-    for each in (*models_tables(found.summary.models, kind), *comparison_tables(found.records)):
+    for each in (*models_tables(found.summary.models, kind), *comparison_tables(found.records, sizes=found.sizes)):
         yield markdown(each)
 
 
@@ -73,10 +62,8 @@ def _engines(results: Path) -> Iterator[str]:
     yield "The same weights and samples in two engines ([how](other-engines.md))."
     for path in sorted((results / "against").glob(f"*/{AGAINST}")):
         one = engines_exhibit(path.parent)
-        figure = base64.b64encode(render(one).files["svg"]).decode("ascii")
         yield f"### {one.title}"
         yield " ".join(one.caption)
-        yield f'<img src="data:image/svg+xml;base64,{figure}" alt="{html.escape(one.alt)}">'
         yield f"```sh\n{one.command}\n```"
 
 

@@ -107,11 +107,6 @@ def test_a_corpus_of_ones_own_trains(tmp_path: Path) -> None:
         (tmp_path / room).symlink_to(ROOT / room)
     *_, traced = follow((ROOT / "docs" / "corpus.md").read_text(encoding="utf-8"), tmp_path)
     assert "(https://beispiel.de/" in traced
-    before = (ROOT / "docs" / "corpus.md").read_text(encoding="utf-8")
-    copied = tmp_path / "corpus.md"
-    copied.write_text(before, encoding="utf-8")
-    subprocess.run([sys.executable, "docs/hooks/formats.py", copied], cwd=ROOT, check=True)
-    assert copied.read_text(encoding="utf-8") == before
 
 
 def test_own_text_becomes_a_sentence(tmp_path: Path) -> None:

@@ -5,9 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from docs.hooks.readme import CONSOLE, PICTURE, RESULTS, Kept, draw, results_block, rewrite
+from docs.hooks import generated
+from docs.hooks.generated import pages
+from docs.hooks.readme import CONSOLE, FIGURES, RESULTS, Kept, draw, results_block, rewrite
 from lineage.digest import check_seal
 from lineage.errors import BadInput
+from tests.architecture.rooms import ROOMS
+from tests.conftest import LONG
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -26,16 +30,26 @@ def test_every_block_is_what_its_command_writes() -> None:
 
 def test_a_changed_number_is_noticed() -> None:
     readme = README.read_text(encoding="utf-8")
-    first = re.findall(r"\b\d+\.\d{3}\b", results_block(Kept(RESULTS)))[0]
-    for number in (first, "bubble 0"):
+    first = re.findall(r"355m (\d+)", results_block(Kept(RESULTS)))[0]
+    for number in (f"355m {first}", "bubble 0"):
         changed = readme.replace(number, number[:-1] + str((int(number[-1]) + 7) % 10), 1)
         assert changed != readme
         assert rewrite(changed) == readme
 
 
-def test_the_picture_is_what_its_command_draws(tmp_path: Path) -> None:
-    assert f"({PICTURE.relative_to(ROOT)})" in README.read_text(encoding="utf-8")
-    assert draw(tmp_path).read_bytes() == PICTURE.read_bytes()
+def test_the_pictures_are_what_their_command_draws(tmp_path: Path) -> None:
+    drawn = {path.name: path.read_bytes() for path in draw(tmp_path)}
+    assert drawn == {path.name: path.read_bytes() for path in FIGURES.iterdir()}
+    shown = re.findall(r"!\[[^]]+\]\(([^)]+)\)", README.read_text(encoding="utf-8"))
+    assert [ROOT / place for place in shown] == [FIGURES / name for name in drawn]
+
+
+def test_generated_parts_are_current() -> None:
+    for page in pages():
+        assert generated.rewrite(page.read_text(encoding="utf-8")) == page.read_text(encoding="utf-8"), (
+            f"{page.name}: run `python -m docs.hooks.generated`"
+        )
+    assert len(pages()) >= 5
 
 
 def test_the_result_files_are_what_was_written() -> None:
@@ -53,3 +67,11 @@ def test_a_readme_without_markers_or_with_a_command_that_fails_is_refused() -> N
     readme = README.read_text(encoding="utf-8").replace("--pp 2", "--pp 0")
     with pytest.raises(BadInput, match=r"mlm-train schedule --pp 0 .* failed"):
         rewrite(readme)
+
+
+def test_make_test_has_a_part_of_every_room() -> None:
+    files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")}
+    assert set(LONG) <= files
+    rooms = {Path(name).parts[1] for name in files - set(LONG)}
+    assert {*ROOMS, "docs", "architecture", "benchmarks", "golden"} <= rooms
+    assert "tests/experiments/test_reproduce.py" not in LONG  # the smallest main job

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from evaluation.schema import PerplexityResult
 from evaluation.uncertainty import ratio_standard_error
-from experiments.files import Comparison, ReproductionScores, TextScore, order_sentence
+from experiments.files import Comparison, ReproductionScores, TextScore
+from experiments.reproduce.order import order_findings, order_verdict
 from experiments.scores import NORMAL, compared, text_score
 from lineage.errors import IntegrityFailure
 from lineage.files import parse_document, read_document
@@ -18,6 +19,7 @@ from lineage.installation import HOME
 from lineage.records import Record
 
 WORDS = np.array([50.0, 80.0, 120.0, 60.0, 90.0, 200.0])
+ORDER_CLAIMS = ("2019/size/2.5b", "2019/size/8.3b")
 BITS_OF_A_NAT = 0.25
 """Bits per byte of a nat per word."""
 
@@ -110,19 +112,31 @@ def test_a_difference_is_said_with_its_sign_and_whether_it_may_be_none(
     assert comparison.sentence(["A", "B"]) == sentence
 
 
-def test_seeds_in_which_the_order_fails_are_named() -> None:
-    def records(*by_seed: Sequence[float]) -> list[Record]:
-        return [
-            Record(experiment="e", series=str(size), quantity="q_q", value=value, kind="scaled", source="s", seed=seed)
-            for seed, values in enumerate(by_seed, 1)
-            for size, last in enumerate(values)
-            for value in (9.0, last)
-        ]
-
-    assert order_sentence("q_q", records([3.0, 2.0, 1.0])) == "The models' order by q q holds."
-    assert order_sentence("q_q", records([3.0, 2.0, 2.0])) == "The models' order by q q does not hold."
-    broken = order_sentence("q_q", records([3.0, 2.0], [2.0, 2.0], [1.0, 2.0]))
-    assert broken == "The models' order by q q holds in 1 of 3 seeds, not in 2, 3."
+@pytest.mark.parametrize(
+    ("ends", "outcomes", "sentence"),
+    [
+        ([(81.0, 66.0, 54.0), (82.0, 66.5, 54.1), (80.0, 65.0, 54.2)], ["seen"] * 2,
+         "Larger models end lower, as in the paper, in each of 3 seeds: 355m 81 > 2.5b 65.8 > 8.3b 54.1 in validation "
+         "perplexity; every paired interval excludes zero."),
+        ([(81.0, 66.0, 54.0), (82.0, 66.5, 67.0), (80.0, 65.0, 54.2)], ["seen", "undecided"],
+         "The paper's order does not hold beyond chance in each of 3 seeds: 355m 81, 2.5b 65.8, 8.3b 58.4"),
+        ([(81.0, 66.0, 67.0), (82.0, 66.5, 67.6), (80.0, 65.0, 66.1)], ["seen", "not-seen"],
+         "The paper's order does not hold"),
+        ([(81.0, 66.0, 54.0)], [], "Larger models end lower, as in the paper, in one seed: "),
+        ([(81.0,)], [], "One size was trained"),
+    ],
+)  # fmt: skip
+def test_the_order_of_the_sizes_is_a_finding_on_the_claim(
+    ends: list[tuple[float, ...]], outcomes: list[str], sentence: str
+) -> None:
+    records = [
+        Record(experiment="2019/validation", series=series, quantity="final_validation_perplexity", value=value, x=9,
+               kind="scaled", source="s", digest="0" * 64, seed=seed)
+        for seed, values in enumerate(ends) for series, value in zip(("355m", "2.5b", "8.3b"), values, strict=False)
+    ]  # fmt: skip
+    assert order_verdict(records, None).startswith(sentence)
+    findings = order_findings(records)
+    assert [(each.effect.claim, each.outcome) for each in findings] == [*zip(ORDER_CLAIMS, outcomes, strict=False)]
 
 
 def test_a_comparison_of_no_model_is_refused() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lineage.errors import BadInput
+from lineage.installation import HOME
 from reports.experiment_runs import sort_runs
 from tests.reports.reproduction import WITHOUT_TORCH, write_reproduction
 from tests.reports.runs import write_runs
@@ -59,6 +60,22 @@ def test_damage_is_named_on_a_page_that_is_written_all_the_same(tmp_path: Path) 
     assert "records.jsonl is not the file that was sealed" in html
     assert "is left out: it is not a record" in html
     assert '<figure id="2019-figure-6"' in html
+
+
+def test_kept_results_are_shown_elsewhere_and_nothing_is_replaced(tmp_path: Path) -> None:
+    full, mine = tmp_path / "page", tmp_path / "mine"
+    assert _report("--kept", cwd=tmp_path).returncode == 2
+    mine.mkdir()
+    (mine / "notes.txt").write_text("mine")
+    for wrong in ("--kept", f"{HOME}/results/reproduce-8.3b"):
+        done = _report(wrong, "--out", str(mine), cwd=tmp_path)
+        assert (done.returncode, (mine / "notes.txt").read_text()) == (2, "mine"), done.stderr
+    done = _report("--kept", "--out", str(full), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    html = (full / "index.html").read_text(encoding="utf-8")
+    for part in ("2019-figure-6", "ladder", "engines", "errata", "2022-activations"):
+        assert f'id="{part}"' in html, part
+    assert not (HOME / "results" / "reproduce-8.3b" / "report").exists()
 
 
 def test_an_unreadable_summary_ends_with_6_and_no_page(tmp_path: Path) -> None:

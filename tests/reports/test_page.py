@@ -4,16 +4,18 @@ import csv
 import json
 import re
 import shlex
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
+from experiments.reproduce.order import order_verdict
 from lineage.digest import check_seal
 from reports.exhibit import Exhibit, Table
-from reports.numbers import exact
+from reports.numbers import compact, exact
 from reports.report import Inputs
-from reports.style import KIND_GLYPHS, LOOKS, STYLE
+from reports.style import KIND_GLYPHS, LIGHT, LOOKS, STYLE
 from tests.reports.conftest import Built
 from tests.reports.reproduction import (
     BLOG,
@@ -99,11 +101,11 @@ def test_numbers_that_say_the_same_in_every_line_are_said_once(built: Built) -> 
 
 def test_table_3_sets_both_published_sources_beside_the_scaled_number(built: Built) -> None:
     rows = _rows(built.html)
-    assert rows.count(["model", PAPER_TABLE, BLOG, "this reproduction"]) == 2
-    assert ["355m", "19.31 (published)", "19.22 (published)"] in [row[:3] for row in rows]
-    ours = "643.8 (scaled, partial: first 64 of 8,448 windows)"
-    assert ["8.3b", "10.81 (published)", "10.81 (published)", ours] in rows
-    assert ["8.3b", "66.51 % (published)", "66.51 % (published)", "1.25 % (scaled)"] in rows
+    assert rows.count(["model", PAPER_TABLE, BLOG, "its twin here", "parameters of the twin"]) == 2
+    assert ["355m", "19.31", "19.22"] in [row[:3] for row in rows]
+    size = compact(float(f"{summary()['models'][-1]['trained']['parameters']:.4g}"))
+    assert ["8.3b", "10.81", "10.81", "643.8, partial", size] in rows
+    assert ["8.3b", "66.51 %", "66.51 %", "1.25 %", size] in rows
 
 
 def test_the_held_out_stand_in_is_named_as_what_it_is(built: Built) -> None:
@@ -112,8 +114,13 @@ def test_the_held_out_stand_in_is_named_as_what_it_is(built: Built) -> None:
     assert "Held-out cloze accuracy" not in built.html
 
 
-def test_the_first_screen_says_in_numbers_what_was_settled(built: Built) -> None:
-    head = " ".join(built.html[built.html.index("<header") : built.html.index("<main>")].split())
+def test_the_page_opens_with_the_run_and_then_counts_the_claims(built: Built) -> None:
+    first = built.html[built.html.index("<header") : built.html.index("<main>")]
+    assert "<h1>8.3b of Megatron‑LM, reproduced at reduced scale" in first
+    assert order_verdict(records(), None) in unescape(first)
+    places = [built.html.index(f' id="{name}"') for name in ("2019-figure-6", "models", "errata", "claims", "papers")]
+    assert places == sorted(places)
+    head = " ".join(built.html[places[3] : places[4]].split())
     counts = {name: int(number) for number, name in re.findall(r"<b>([\d,]+)</b> .*?</span> ([\w ]+?)</span>", head)}
     assert {"reproduced", "not reproduced"} <= counts.keys()
     assert not {"of others", "consistent"} & counts.keys()
@@ -124,8 +131,6 @@ def test_the_first_screen_says_in_numbers_what_was_settled(built: Built) -> None
     assert len(columns) == 5
     assert f"{whole} published numbers of" in head
     assert "figures/verdicts.csv" in head
-    assert "<h1>Published claims" in head
-    assert re.search("<title>Published claims of Megatron-LM beside what was measured here", built.html)
 
 
 def test_what_was_measured_comes_first_and_what_was_not_run_last(built: Built) -> None:
@@ -191,6 +196,18 @@ def test_csv_files_hold_the_records(built: Built) -> None:
             assert (float(row["x"]) if row["x"] else None) == record.x
             kept = (row["series"], row["kind"], row["source"], row["digest"], row["unit"], row["note"])
             assert kept == (record.series, record.kind, record.source, record.digest or "", record.unit, record.note)
+
+
+def test_figure_6_has_the_curves_of_the_twins(built: Built) -> None:
+    folder = built.page.parent / "figures"
+    with (folder / "2019-figure-6.csv").open(encoding="utf-8", newline="") as file:
+        scaled = {row["series"] for row in csv.DictReader(file) if row["kind"] == "scaled"}
+    assert scaled == {"355m", "2.5b", "8.3b"}
+    svg = (folder / "2019-figure-6.svg").read_text(encoding="utf-8")
+    assert [title in svg for title in (">published<", ">scaled twins<", ">iteration<")] == [True] * 3
+    for place in range(len(scaled)):
+        lines = re.findall(rf'<path d="[^"]{{80,}}"[^>]*stroke: {LIGHT[f"model-{place}"]}[^>]*>', svg)
+        assert sorted("stroke-dasharray" in line for line in lines) == [False, True], "ours is solid, theirs is dashed"
 
 
 def test_ledger_csv_adds_up(built: Built) -> None:
@@ -315,7 +332,7 @@ def test_published_points_alone_are_drawn(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "row"),
     [
-        ("2019-table-3", "8.3b & 10.81 (published) &"),
+        ("2019-table-3", "8.3b & 10.81 &"),
         ("models", "8.3b & published & 72 & 3,072 &"),
         ("evaluations", "8.3b & wikitext103 & scaled, partial & 644 ± 64 & 88.25 & 643.8 & 721.5 & 1.520 ± 0.024 &"),
         ("data-ledger", "clean & kept &"),

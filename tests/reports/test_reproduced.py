@@ -7,6 +7,7 @@ import pytest
 
 from evaluation.schema import Result
 from experiments.files import Comparison, ReproductionScores
+from experiments.reproduce.order import order_verdict
 from lineage.files import write_document
 from lineage.numbers import show
 from lineage.records import Record
@@ -14,7 +15,7 @@ from reports.curves import build_curves
 from reports.evaluations import cells_of
 from reports.figures.curves import draw_perplexity
 from reports.load import Reproduction, load_reproduction
-from reports.reproduced import figure_6_curves, layers_of, reproduction_exhibits, seeds_sentence
+from reports.reproduced import figure_6_curves, layers_of, reproduction_exhibits
 from reports.tables import comparison_tables
 from tests.reports.reproduction import evaluation, page_text, write_reproduction
 
@@ -70,15 +71,14 @@ def test_figure_6_draws_the_band_of_each_twin(reproduction: Reproduction) -> Non
 
 
 def test_a_seed_in_which_the_order_fails_is_named(reproduction: Reproduction) -> None:
-    said = seeds_sentence(reproduction.select("2019/figure-6"))
-    assert "The models' order by validation perplexity holds in 1 of 2 seeds, not in 1235." in said
+    said = order_verdict(reproduction.records, reproduction.scores)
+    assert said.startswith("The paper's order does not hold beyond chance in each of 2 seeds: ")
     caption = reproduction_exhibits(reproduction)["2019-twins"].caption
     assert caption == [
         "On wikitext103 2.5b takes 0.150 bits per byte fewer than 355m (90 %: 0.100 to 0.200).",
         "On wikitext103 8.3b takes 0.025 bits per byte fewer than 2.5b (90 %: -0.050 to 0.100); the interval has zero "
         "in it.",
         "Intervals are over 60 articles and 2 seeds.",
-        "The models' order by wikitext103 bits per byte holds in 1 of 2 seeds, not in 1235.",
     ]
 
 
@@ -92,7 +92,7 @@ def test_seeds_share_a_cell_of_table_3(reproduction: Reproduction) -> None:
     again = first.model_copy(update={"value": first.value + 100, "seed": 1235})
     table, *_ = comparison_tables([first, again])
     low, mean, high = (show(first.value + more) for more in (0, 50, 100))
-    assert table.rows[0][-1] == f"{mean} (scaled, {first.note}; {low} to {high} in 2 seeds)"
+    assert table.rows[0][-2] == f"{mean} ({low} to {high} in 2 seeds), partial"
 
 
 def test_tokens_of_a_parameter_stand_beside_the_published_ones(reproduction: Reproduction) -> None:

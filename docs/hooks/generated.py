@@ -1,0 +1,46 @@
+"""Writes the parts of the documentation that follow from the code: `python -m docs.hooks.generated`.
+
+On a page a part stands between `<!-- generated: NAME -->` and `<!-- end of NAME -->`.
+"""
+
+import re
+from pathlib import Path
+
+from docs.hooks.commands import exit_codes, read_commands_table, table
+from docs.hooks.formats import keys
+from docs.hooks.protocols import section
+from docs.hooks.results import results
+from evaluation.tasks import TASKS
+from lineage.atomic import write_text
+
+ROOT = Path(__file__).resolve().parents[2]
+PART = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
+
+
+def rewrite(page: str) -> str:
+    """The page with every part made anew."""
+    return PART.sub(lambda found: f"{found[1]}\n{made(found[2])}\n\n{found[3]}", page)
+
+
+def made(name: str) -> str:
+    """A part by its name: commands, exit codes, protocols, results, or the keys of a model."""
+    match name.split():
+        case ["keys", dotted]:
+            return keys(dotted)
+        case ["protocols"]:
+            return "\n\n".join(map(section, TASKS))
+        case ["results"]:
+            return "\n\n".join(results(ROOT / "results"))
+        case ["commands"]:
+            return read_commands_table(ROOT)
+    return table(("code", "error", "meaning"), exit_codes())
+
+
+def pages() -> list[Path]:
+    """Pages that have such parts."""
+    return [path for path in sorted((ROOT / "docs").rglob("*.md")) if PART.search(path.read_text(encoding="utf-8"))]
+
+
+if __name__ == "__main__":
+    for path in pages():
+        write_text(path, rewrite(path.read_text(encoding="utf-8")))
