@@ -14,18 +14,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 
 from experiments.benchmark import read_benchmark
 from experiments.catalogue import every_need, load_experiments
 from experiments.files import LadderResult, ReproductionScores
-from experiments.reproduce.files import ReproductionSummary
+from experiments.reproduce.files import ModelShape, ReproductionSummary
 from experiments.reproduce.order import order_verdict
+from experiments.reproduce.plan import make_plan
 from experiments.verdicts import COLUMNS, count_by_paper, judge, load_results, unanswered
 from lineage.atomic import write_text
 from lineage.errors import BadInput
 from lineage.files import read_document
-from lineage.numbers import show
 from lineage.progress import format_duration
 from lineage.records import read_records
 from reports.engines import engines_exhibit
@@ -47,9 +46,9 @@ class Kept:
         self.scores = read_document(directory / "scores.json", ReproductionScores)
 
     @property
-    def sizes(self) -> dict[str, int]:
-        """Parameters of each twin."""
-        return {model.series: model.trained.parameters or 0 for model in self.summary.models}
+    def trained(self) -> dict[str, ModelShape]:
+        """The twin of each model."""
+        return {model.series: model.trained for model in self.summary.models}
 
     def published(self, series: str, quantity: str) -> str:
         """A model's number, several where sources print several; for a curve its last point."""
@@ -70,7 +69,7 @@ def results_block(kept: Kept) -> str:
         "": names,
         "---": ["--:"] * len(names),
         "published perplexity": [kept.published(name, "validation_perplexity") for name in names],
-        "parameters of the twin": [show(kept.sizes[name]) for name in names],
+        "tokens a parameter of the twin": [f"{kept.trained[name].tokens_per_parameter or 0:.2g}" for name in names],
     }
     seeds = dict.fromkeys(str(model.seed) for model in kept.summary.models)
     scaled = f"Scaled: {kept.summary.hardware}, seeds {', '.join(seeds)}."
@@ -81,15 +80,16 @@ def results_block(kept: Kept) -> str:
 def tiers_block(kept: Kept) -> str:
     """What each size of hardware can run: one command, how long it takes, the number to expect."""
     names = kept.scores.models
-    of_one_seed = kept.summary.models[: len(names)]
-    trained = format_duration(sum(model.train_seconds or 0 for model in of_one_seed))
-    ends = ", ".join(f"{fmean(kept.own(name, 'final_validation_perplexity')):.0f}" for name in names)
     small, large = names[0], names[-1]
+    twins = make_plan(large, "scaled", False, None).configs
+    is_of_these = [kept.trained[name].hidden_size for name in names] == [twin.model.hidden_size for twin in twins]
+    trained = format_duration(sum(model.train_seconds or 0 for model in kept.summary.models[: len(names)]))
+    duration = f"{trained} (training)" if is_of_these else "not timed yet"
     return "\n".join(
         [
             "| hardware | command | duration | expect |",
             "|---|---|---|---|",
-            f"| laptop | `make reproduce-8.3b` | {trained} (training) | perplexity {ends}, scaled |",
+            f"| laptop | `make reproduce-8.3b` | {duration} | the order of three twins, scaled |",
             f"| one GPU | `make reproduce-{small}` | not run yet | WikiText-103 "
             f"{kept.published(small, 'wikitext103_perplexity')}, published |",
             f"| cluster | `mlm-experiment launch experiments/jobs/{large}.toml --out launch` | not run yet | "
