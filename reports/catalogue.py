@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from experiments.catalogue import Experiment
 from experiments.files import FITTED
-from experiments.reproduce.plan import LADDER as MODELS
+from experiments.reproduce.files import LADDER as MODELS
 from experiments.verdicts import COLUMNS, EFFECTS
 from experiments.verdicts import named as named_outcome
 from lineage.config import read_toml

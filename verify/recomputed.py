@@ -25,8 +25,8 @@ from experiments.files import EVALUATIONS, FORECAST, NOT_RUN, SCORES, LadderResu
 from experiments.files import LADDER as LADDER_RESULT
 from experiments.forecast.ladder import derive
 from experiments.forecast.trainings import keep, read_kept
-from experiments.reproduce.files import ReproducedModel, ReproductionSummary
-from experiments.reproduce.plan import LADDER, twin_rule
+from experiments.reproduce.files import LADDER, ReproducedModel, ReproductionSummary
+from experiments.reproduce.plan import twin_rule
 from experiments.reproduce.reproduction import (
     RESULTS,
     derived_records,

@@ -6,6 +6,9 @@ from pydantic import Field
 
 from lineage.files import FileSchema
 
+LADDER = ("355m", "2.5b", "8.3b")
+"""The models of the 2019 paper's Figure 6 and Table 3."""
+
 
 class ModelShape(FileSchema):
     """A model's shape and size, and the length and learning rate of its training."""

@@ -11,6 +11,7 @@ from engine.run.resolved import default_ranks, read_run_config
 from engine.twin import describe_scale, initial_deviation, twin_seconds
 from experiments.files import RateLaw
 from experiments.launch.job import Job, format_days
+from experiments.reproduce.files import LADDER
 from lineage.config import load_config, override_config
 from lineage.environment import list_gpus
 from lineage.errors import BadInput, HardwareMissing
@@ -19,8 +20,6 @@ from lineage.shipped import model_file
 
 RECIPES = HOME / "data_pipeline" / "recipes"
 FULL_RECIPE = RECIPES / "available-2019.toml"
-LADDER = ("355m", "2.5b", "8.3b")
-"""The models of the 2019 paper's Figure 6 and Table 3."""
 SEED_MARK = "-seed-"
 """Mark in the name of a training with another seed than its recipe's."""
 

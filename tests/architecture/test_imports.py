@@ -33,6 +33,7 @@ MAY_IMPORT = {
         "experiments.files",
         "experiments.verdicts",
         "experiments.reproduce.files",
+        "experiments.reproduce.order",
     ),
 }
 
