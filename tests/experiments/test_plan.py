@@ -13,7 +13,8 @@ from engine.costs import parameter_count, tokens_trained
 from engine.twin import describe_scale
 from experiments.files import LadderPlan, LadderResult
 from experiments.forecast.ladder import Shape, rung_model
-from experiments.reproduce.plan import FULL_RECIPE, LADDER, RATES, SMOKE, TWIN, make_plan, model_name, twin_rule
+from experiments.reproduce.files import LADDER
+from experiments.reproduce.plan import FULL_RECIPE, RATES, SMOKE, TWIN, make_plan, model_name, twin_rule
 from lineage.errors import HardwareMissing
 from lineage.files import read_document
 from lineage.installation import HOME

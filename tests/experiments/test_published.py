@@ -5,7 +5,7 @@ from pathlib import Path
 from engine.config import RunConfig
 from experiments.catalogue import find_experiment, read_rows
 from experiments.published import published_records
-from experiments.reproduce.plan import LADDER
+from experiments.reproduce.files import LADDER
 from lineage.config import load_config
 from lineage.shipped import model_file
 

@@ -7,7 +7,8 @@ import pytest
 
 from experiments.launch.job import Job, describe_job, predicted_iteration
 from experiments.launch.rank import name_rank
-from experiments.reproduce.plan import LADDER, manifest_file
+from experiments.reproduce.files import LADDER
+from experiments.reproduce.plan import manifest_file
 from lineage.config import load_config, parse_config
 from lineage.errors import BadInput
 from tests.commands import call
