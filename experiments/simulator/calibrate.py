@@ -243,7 +243,7 @@ def calibrate(out: Path) -> Benchmark:
 
     The files are what the folders `FITTED` hold. Raises BadInput when `out` cannot be a folder.
     """
-    check_place("--out", out / "clusters" / f"{A100}.toml", "extends =")
+    check_place("--out", out / "clusters" / f"{A100}.toml", "mlm-experiment calibrate")
     a100 = a100_fit()
     machine, ran = a100.refit(a100.rows), [row for row in ultrascale() if row.ran]
     cases = []
