@@ -435,8 +435,8 @@ OF_AN_EXPERIMENT: dict[str, tuple[Callable[[Forged], None], str]] = {
         "is of mode simulate and yet calls",
     ),
     "an older run's files": (
-        lambda forged: older_in_place_of(forged.experiment, KEPT / "experiment-2021-figure-6-measured-38532dd1"),
-        "was renamed or copied over another: it began as experiment-2021-figure-6-measured-38532dd1",
+        lambda forged: older_in_place_of(forged.experiment, next(KEPT.glob("experiment-2021-figure-6-measured-*"))),
+        "was renamed or copied over another: it began as experiment-2021-figure-6-measured-",
     ),
     "a computed number's source": (simulated(source="another-run"), "has records of another run"),
 }
@@ -528,7 +528,7 @@ def kinds(honest: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     text = next(honest.glob("tiny-*/documents/train.jsonl"))
     call({}, "mlm-data", "clean", f"jsonl:{text}", cleaned, "--workers", "1", ends=0)
     others = [*in_runs(honest), cleaned, *(ROOT / "results" / "against").iterdir(),
-              KEPT / "ablation-forecast-84ff624f", KEPT / "experiment-2019-size-effects-322617ce"]  # fmt: skip
+              KEPT / "ablation-forecast-84ff624f", next(KEPT.glob("experiment-2019-size-effects-*"))]  # fmt: skip
     return {kind_in(run): run for run in others}
 
 
