@@ -39,14 +39,17 @@ def complete_checkpoints(run: Path) -> list[Path]:
 
 
 def own_checkpoints(run: Path) -> list[Path]:
-    """Sealed checkpoints of a run that this process works in. Raises BadInput if one belongs to another run."""
+    """Sealed checkpoints of a run that this process works in. Raises BadInput if one belongs to another run.
+
+    A link to a checkpoint, which a replay begins from, leads to another run on purpose.
+    """
     check_held(run)
     identity = read_object(run / MANIFEST)["identity"] if (run / MANIFEST).is_file() else None
     for path in (checkpoints := complete_checkpoints(run)):
         of = identity
         with suppress(IntegrityFailure):  # what is damaged is found when it is loaded
             of = read_object(path / LINEAGE).get("run")
-        if of != identity:
+        if of != identity and not path.is_symlink():
             raise BadInput(f"{path} belongs to another run ({str(of)[:8]}): move it away to go on with {run.name}")
     return checkpoints
 
