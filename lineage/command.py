@@ -155,7 +155,7 @@ def _take_streams() -> None:
             stream = os.fdopen(descriptor, "r" if name == "stdin" else "w", encoding="utf-8", closefd=False)
             for each in (name, f"__{name}__"):
                 setattr(sys, each, stream)
-        if name != "stdin" and isinstance(stream, io.TextIOWrapper):
+        if name != "stdin" and isinstance(stream, io.TextIOWrapper) and not isinstance(stream, _Output):  # a rank's is
             stream.flush()
             setattr(sys, name, _Output(stream.buffer, stream.encoding, "backslashreplace",
                                        line_buffering=name == "stderr" or stream.isatty()))  # fmt: skip
