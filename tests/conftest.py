@@ -139,7 +139,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
             signal.signal(signal.SIGINT, handler)
             os.environ.pop(KEEPS_NOTHING, None)  # a command sets it for its process
         out, err = capfd.readouterr()
-        assert "Traceback" not in err
+        assert "Traceback" not in err, err
         code = int(ended.value.code or 0)
         assert ends in (None, code), err
         return Outcome(code, out, err)

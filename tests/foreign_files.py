@@ -31,7 +31,7 @@ from engine.inference import check_entries, load_for_inference, read_whole
 from engine.run.files import Validation, read_summary
 from engine.run.loggers import open_loggers
 from engine.run.metrics import MetricsLog
-from engine.run.resolved import resolve_begun
+from engine.run.resolved import PLACES, resolve_begun
 from experiments.catalogue import CLAIMS, find_experiment, load_claims
 from experiments.files import NOT_RUN
 from experiments.launch.job import Job
@@ -118,7 +118,7 @@ def records(folder: Path) -> Path:
 def manifest(folder: Path) -> Path:
     config = load_config(ROOT / "experiments" / "models" / "355m.toml", RunConfig).model_dump(mode="json")
     config["data"]["dataset"] = str(folder / "dataset")
-    run = RunDirectory.begin(folder, "a", "training", config, {"dataset": "b"})
+    run = RunDirectory.begin(folder, "a", "training", config, {"dataset": "b"}, PLACES)
     return run.path / "manifest.json"
 
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -91,9 +92,7 @@ def save_checkpoint(
                 check_held(run)
                 shutil.rmtree(unfinished, ignore_errors=True)
                 unfinished.mkdir(parents=True)
-        weights: Written = sorted(
-            (p.name, p, 0, partial(getattr, p.local, "data")) for p in parameters if not p.is_copy
-        )
+        weights: Written = [(p.name, p, 0, partial(getattr, p.local, "data")) for p in parameters if not p.is_copy]
         place, dp = f"tp{mesh.tp.rank:02d}-pp{mesh.pp.rank:03d}", mesh.dp
         written: list[tuple[str, str, dict[str, Any]]] = []
         with mesh.all_or_none():
@@ -131,7 +130,7 @@ def _write(path: Path, dtype: torch.dtype, tensors: Written, rank: int) -> tuple
     """
     mine = {name: p for name, p, writer, _ in tensors if writer == rank}
     numbers: dict[str, Numbers] = {}
-    left = iter(tensors)
+    left = iter(sorted(tensors, key=itemgetter(0)))  # the order of a file; the index has the model's
 
     def measured() -> Iterator[torch.Tensor]:
         for name, _, _, whole in left:
@@ -142,7 +141,7 @@ def _write(path: Path, dtype: torch.dtype, tensors: Written, rank: int) -> tuple
                 yield tensor
 
     try:
-        sha256 = shards.write_shard(path, {name: (dtype, p.local.shape) for name, p in mine.items()}, measured())
+        sha256 = shards.write_shard(path, {name: (dtype, mine[name].local.shape) for name in sorted(mine)}, measured())
     finally:
         for *_, whole in left:
             whole()

@@ -135,15 +135,15 @@ class FlatOptimizer(ABC):
         self.steps = 0
 
     def written(self) -> Written:
-        """The tensors of a checkpoint, sorted. Every rank calls each function in turn."""
-        return sorted(
+        """The tensors of a checkpoint. Every rank calls each function, in the order of their names."""
+        return [
             (f"{name}.{parameter.name}", parameter, writer, partial(self._whole, group, part, parameter, start, writer))
             for group in self.groups
             for name, part in group.state.items()
             for parameter, start, _ in group.starts()
             if not parameter.is_copy
             for writer in [start // -(-group.flat.numel() // self.mesh.dp.size)]
-        )
+        ]
 
     def _whole(
         self, group: FlatGroup, part: torch.Tensor, parameter: ShardedParameter, start: int, writer: int

@@ -84,7 +84,7 @@ def start(*arguments: object, plant: str = "", **variables: str) -> Program:
 def finish(process: Program) -> tuple[int, str, str]:
     """Exit code, standard output and standard error; no command may ever show a traceback."""
     out, err = process.communicate(timeout=300)
-    assert "Traceback" not in err
+    assert "Traceback" not in err, err
     return process.wait(), out, err
 
 
