@@ -108,8 +108,8 @@ class Tokenizer:
                 return cls._read(file, end_token)
             if file.name == "merges.txt":
                 return cls.from_gpt2_files(file.with_name("vocab.json"), file)
-            backend, ends = read_sentencepiece(file)
-            return cls(backend, end_token or _named_end(file.parent) or ends or END_OF_TEXT)
+            backend, ends = read_sentencepiece(file, end_token or _named_end(file.parent))
+            return cls(backend, ends or END_OF_TEXT)
         except (BadInput, IntegrityFailure) as error:
             raise BadInput(f"tokenizer.path = {path}: {error}") from error
 
@@ -274,8 +274,9 @@ def _without_extras(content: dict[str, Any]) -> Backend | None:
 def _check_ids(backend: Backend, path: Path) -> None:
     """Raise IntegrityFailure for ids with gaps, of which tokenizers of other kinds have some."""
     ids = sorted(backend.get_vocab().values())
-    most = len(ids) if _kind(backend) in _kinds() else 2 * len(ids)
-    if len({*ids}) < len(ids) or ids[-1] >= most:
+    count, size = len(ids), ids[-1] + 1
+    # The library's own text of a tokenizer takes memory for every id up to the last
+    if len({*ids}) < count or size > 2 * count or (size > count and _kind(backend) in _kinds()):
         raise IntegrityFailure(f"{path}: its token ids are not 0 to {len(ids) - 1}, each once")
 
 
