@@ -20,7 +20,7 @@ from engine.parallel.layout import Layout
 from engine.run.resolved import resolve
 from engine.train import run_locked
 from engine.trainer import Trainer
-from lineage.digest import seal, sha256_file
+from lineage.digest import MARKER, seal, sha256_file
 from lineage.errors import BadInput, IntegrityFailure, UserError
 from lineage.lock import LOCK, locked
 from tests.engine.conftest import write_dataset
@@ -118,13 +118,14 @@ def test_a_dataset_in_order_is_read_once(tmp_path: Path, monkeypatch: pytest.Mon
     read: list[Path] = []
     monkeypatch.setattr("lineage.digest.sha256_file", lambda path: read.append(path) or sha256_file(path))
     facts = DatasetFacts.read(data)
+    files = sorted(path for path in data.rglob("*") if path.is_file() and path.name != MARKER)
     facts.check()
-    assert len(read) == 6
+    assert read == files
     facts.check()
-    assert len(read) == 6
+    assert read == files
     (data / "dataset.json").touch()
     facts.check()
-    assert len(read) == 12
+    assert read == files * 2
 
 
 def test_a_run_is_trained_by_one_command_at_a_time(dataset: Path, tmp_path: Path) -> None:
