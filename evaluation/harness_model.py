@@ -66,7 +66,7 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
             wrong = next(iter(unknown), f"dtype={dtype}")
             raise BadInput(f"--model_args of mlm has no {wrong}; it takes {ARGUMENTS}")
         super().__init__()
-        place = device if device not in (None, "cuda") or torch.cuda.is_available() else None
+        place = device if device not in (None, "cuda", "cuda:0") or torch.cuda.is_available() else None
         settings = Settings(
             None, None, None, Path(vocab) if vocab else None, heads, ONE_RANK, backend, HARNESS_DTYPES[dtype], place
         )

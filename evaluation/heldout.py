@@ -119,8 +119,8 @@ def read_texts(path: Path, tokenizer: Encoder) -> tuple[list[str], tuple[str, ..
         documents = (_read_array if path.suffix == ".json" else _read_lines)(path, content)
     else:
         if lines := content.count("\r\n"):
-            remarks.append(f"its {lines:,} line ends of CRLF are read as LF")
-        documents = [content.replace("\r\n", "\n")]
+            remarks.append(f"its {lines:,} line ends of CRLF are scored as they stand")
+        documents = [content]
     clean = [SURROGATE.sub("\ufffd", document) for document in documents]
     if changed := [number for number, pair in enumerate(zip(documents, clean, strict=True), 1) if pair[0] != pair[1]]:
         remarks.append(f"a lone surrogate, which is no character, is read as U+FFFD in document {changed[0]:,}")

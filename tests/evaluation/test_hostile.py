@@ -106,7 +106,7 @@ HEADER = json.dumps({FIRST: {"dtype": "F32", "shape": [2**40], "data_offsets": [
         (set_weights(struct.pack("<Q", 2**62) + b"{}"), "cannot be read"),
         (set_weights(struct.pack("<Q", len(HEADER)) + HEADER), "cannot be read"),
         (lambda c: rewrite(c, lambda t: t.update({FIRST: t[FIRST][:7].clone()})), "shape"),
-        (lambda c: rewrite(c, lambda t: t.update({FIRST: t[FIRST].long()})), "holds torch.int64"),
+        (lambda c: rewrite(c, lambda t: t.update({FIRST: t[FIRST].long()})), "holds I64 numbers"),
         (lambda c: rewrite(c, lambda t: t[FIRST].fill_(float("nan"))), "is not what was saved"),
         (lambda c: rewrite(c, lambda t: t[FIRST][5:].fill_(float("inf"))), "is not what was saved"),
         (set_file("/etc/passwd"), "not a file of the checkpoint"),

@@ -125,7 +125,7 @@ def test_texts_as_they_are(tmp_path: Path, evaluated: Evaluated) -> None:
     texts = {
         "lf.txt": (plain.encode(), ""),
         "bom.txt": (b"\xef\xbb\xbf" + plain.encode(), "byte order mark is left out"),
-        "crlf.txt": (plain.replace("\n", "\r\n").encode(), "6 line ends of CRLF are read as LF"),
+        "crlf.txt": (plain.replace("\n", "\r\n").encode(), "6 line ends of CRLF are scored as they stand"),
         "japanese.txt": ("日本語の文です。".encode() * 40, "perplexity by words is no number"),
         "surrogate.jsonl": (rb'{"text": "hello \ud83d world"}', "read as U+FFFD in document 1"),
         "array.json": (b'[{"text": "hello world"}, "one two"]', "has 18 sub-words"),
@@ -139,7 +139,7 @@ def test_texts_as_they_are(tmp_path: Path, evaluated: Evaluated) -> None:
         assert result["bits_per_byte"] > 0
         assert (result["perplexity"] is None) == (name == "japanese.txt")
         losses[name] = result["loss_per_token"]
-    assert losses["bom.txt"] == losses["crlf.txt"] == losses["lf.txt"]
+    assert losses["bom.txt"] == losses["lf.txt"] != losses["crlf.txt"]
 
 
 def spoil_config(**values: Any) -> Callable[[Path], None]:
