@@ -87,7 +87,7 @@ class Handler(BaseHTTPRequestHandler):
                 return
         if path == "/":
             self.send_json({})
-        elif match := re.fullmatch(r"/api/(models|datasets)/([^/]+/[^/]+)(/.*)?", path):
+        elif match := re.fullmatch(r"/api/(models|datasets)/([^/]+(?:/(?!revision/|tree/)[^/]+)?)(/.*)?", path):
             what, revision, below = (*(match[3] or "").strip("/").split("/", 2), "", "", "")[:3]
             if self.known(match[1], match[2], revision or "main"):
                 self.describe(match[1], match[2], what, revision or "main", below)
