@@ -80,6 +80,7 @@ def run_command(app: Callable[..., Any], default: str | None = None, verbs: tupl
     for number in set(STOPS) - {signal.SIGINT}:
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup's
             signal.signal(number, partial(_stop, os.getpid()))
+    sys.unraisablehook = _stop_again
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "true")  # it reads every installed package to look for them
     if not sys.stderr.isatty():
         os.environ.update(dict.fromkeys(BARS_OF_LIBRARIES, "1"))
@@ -219,6 +220,15 @@ def _stop(command: int, number: int, frame: object) -> NoReturn:
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
     raise SystemExit
+
+
+def _stop_again(ignored: Any) -> None:
+    """Raise the stop once more, a moment later: Python drops an exception that a finalizer or a callback raises."""
+    if issubclass(ignored.exc_type, _CtrlC):
+        signal.signal(signal.SIGALRM, partial(_stop, os.getpid()))
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+    else:
+        sys.__unraisablehook__(ignored)
 
 
 def _explain(error: UserError) -> int:

@@ -68,8 +68,16 @@ def lines(count: int) -> None:
         print("line", number)
 
 
+class Ready:
+    def __del__(self) -> None:
+        print("ready", flush=True)
+        time.sleep(30)
+
+
 @app.command()
-def wait(swallow: bool = False) -> None:
+def wait(swallow: bool = False, finalizer: bool = False) -> None:
+    if finalizer:
+        Ready()
     print("ready", flush=True)
     try:
         time.sleep(30)
