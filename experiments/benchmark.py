@@ -111,14 +111,9 @@ def read_benchmark(path: Path) -> Benchmark:
         raise BadInput(f"{path.name} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise BadInput(f"{path.name} is not JSON: {str(error)[:200]}") from error
-    return parse_benchmark(values, path.name)
-
-
-def parse_benchmark(values: Any, name: str) -> Benchmark:
-    """Parse the values of the file `name` as a record. Raises BadInput if they are not one."""
     if not isinstance(values, dict) or not isinstance(values.get("benchmark"), str):
-        raise BadInput(f"{name} is not the record of a benchmark")
-    return parse_config(values, Benchmark, name)
+        raise BadInput(f"{path.name} is not the record of a benchmark")
+    return parse_config(values, Benchmark, path.name)
 
 
 def write_benchmark(path: Path, result: Benchmark) -> None:

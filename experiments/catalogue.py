@@ -304,7 +304,7 @@ class Experiment(Config):
     title: str
     shows: str
     """One sentence about what it shows."""
-    chart: Literal["curves", "bars", "table"] = "curves"
+    chart: Literal["curves", "table"] = "curves"
     """Form of the exhibit in the report."""
     parts: tuple[Part, ...] = ()
     arithmetic: tuple[Arithmetic, ...] = ()

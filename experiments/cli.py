@@ -22,7 +22,7 @@ Target = StrEnum("Target", {"SMALL": "355m", "MEDIUM": "2.5b", "LARGE": "8.3b"})
 """Models of the 2019 paper that were trained to convergence."""
 Mode = StrEnum("Mode", ["AUTO", "FULL", "SCALED", "PLAN"])
 """Published size, twins, whichever the hardware allows, or the published size in words."""
-RunMode = StrEnum("RunMode", ["AUTO", "HERE", "SIMULATE", "PLAN"])
+RunMode = StrEnum("RunMode", ["AUTO", "HERE", "SIMULATE"])
 """Modes of `mlm-experiment run`."""
 
 
@@ -192,12 +192,12 @@ def run_(
     every: Annotated[bool, typer.Option("--all", help="Run all experiments except those that train models.")] = False,
     mode: Annotated[
         RunMode,
-        typer.Option(help="simulate: predict; here: measure on this machine; auto: both; plan: print what would run."),
+        typer.Option(help="simulate: predict; here: measure on this machine; auto: both."),
     ] = RunMode.AUTO,
     runs: Annotated[Path, typer.Option(help="Folder of run directories.")] = Path("runs"),
     limit: Annotated[int | None, typer.Option(min=1, help="For released weights: most windows per test.")] = None,
 ) -> None:
-    """Produce the numbers of a published table or figure, or print what would run."""
+    """Produce the numbers of a published table or figure."""
     from experiments.runner import run_named
     from lineage.run import MANIFEST
 

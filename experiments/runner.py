@@ -15,7 +15,7 @@ from experiments.reproduce.reproduction import reproduce
 from experiments.reproduce.steps import format_steps
 from experiments.sealed import Line, format_records, lines, seal_numbers
 from experiments.simulator.cluster import Cluster, load_cluster
-from experiments.simulator.measurements import COLUMNS, fitted_workloads, workload_of
+from experiments.simulator.measurements import fitted_workloads, workload_of
 from experiments.simulator.simulate import Prediction
 from experiments.simulator.simulate import simulate as predict
 from experiments.simulator.workload import Workload
@@ -46,18 +46,6 @@ def run_experiment(experiment: Experiment, runs: Path) -> tuple[RunDirectory, in
     simulated = {"clusters": {name: cluster.model_dump(mode="json") for name, cluster in clusters.items()}}
     run, _ = seal_numbers(experiment, "", numbers, runs, simulated=simulated, refused=refused)
     return run, len(numbers), len(refused)
-
-
-def format_rows(experiment: Experiment) -> str:
-    """Every workload with its cluster and layout on the published machines."""
-    columns = ("series", "cluster", *COLUMNS)
-    lines: list[tuple[str, ...]] = [columns]
-    for part in experiment.parts:
-        if part.simulated:
-            lines += [tuple(row.get(column) or "" for column in columns) for row in workload_rows(part.workloads)]
-    widths = [max(len(line[place]) for line in lines) for place in range(len(columns))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-                     for line in lines)  # fmt: skip
 
 
 def _computed(part: Part, rows: Sequence[Row]) -> list[Line]:
@@ -105,7 +93,7 @@ def run_named(experiments: Sequence[Experiment], mode: str, runs: Path, limit: i
     Raises HardwareMissing if one is to be measured here of which this machine can measure nothing.
     """
     several = len(experiments) > 1
-    if several and mode != "plan":
+    if several:
         announce(f"{len(experiments)} experiments one after the other, without those that train models")
     for experiment in experiments:
         is_predicted = mode == "simulate" and bool(experiment.extrapolates)
@@ -117,13 +105,10 @@ def run_named(experiments: Sequence[Experiment], mode: str, runs: Path, limit: i
             carry_out(make_plan(experiment.reproduction, {"here": "scaled"}.get(mode, mode), False, None), runs)
         elif experiment.ablation:
             raise BadInput(f"{experiment.name} is about models trained here: {_left_out(experiment)}")
-        elif mode == "plan":
-            print(f"{experiment.name}: {experiment.title}\n{format_rows(experiment)}")
         elif mode == "here" and not experiment.measures:
             if not several:
                 raise HardwareMissing(
-                    f"{experiment.name} is measured on the published machines alone; `--mode plan` prints what runs "
-                    "there, `--mode simulate` predicts it"
+                    f"{experiment.name} is measured on the published machines alone; `--mode simulate` predicts it"
                 )
         else:
             if mode != "here" and (experiment.parts or experiment.extrapolates or experiment.arithmetic):

@@ -17,7 +17,7 @@ from lineage.config import read_toml
 from lineage.records import Kind, Record
 from reports.claims import Claims, JudgedClaim
 from reports.exhibit import Exhibit, Table
-from reports.figures.catalogue import Layer, Point, draw_bars, draw_curves
+from reports.figures.catalogue import Layer, Point, draw_curves
 from reports.numbers import MISSING, exact, show
 from reports.style import KIND_GLYPHS
 from reports.tables import RECORD_FIELDS, records_data
@@ -83,7 +83,7 @@ def catalogue_exhibit(numbers: ExperimentNumbers) -> Exhibit:
         return Exhibit(name, experiment.title, caption, data, command, tables=(table,))
     layers = layers_of(numbers, quantity)
     x_label = numbers.x_label
-    draw = partial(draw_bars if experiment.chart == "bars" else draw_curves, layers, x_label, named(quantity))
+    draw = partial(draw_curves, layers, x_label, named(quantity))
     caption = [*_shapes(layers, x_label), *_arms(numbers), *_repeats(layers), *_agreement(numbers.claims)]
     rest = _table(numbers, {quantity})
     alt = f"Chart of {named(quantity)} against {x_label}. {' '.join(caption)}"

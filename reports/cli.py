@@ -64,7 +64,7 @@ def build(
 def figure(
     name: Annotated[str, typer.Argument(help="A figure or table of the page, such as 2021/figure-12.")],
     runs: Runs = None,
-    form: Annotated[Literal["svg", "pdf", "csv", "tex"], typer.Option("--format", help="What to write.")] = "svg",
+    form: Annotated[Literal["svg", "pdf", "csv"], typer.Option("--format", help="What to write.")] = "svg",
     out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path(),
 ) -> None:
     """Write one figure or table of the page as NAME.FORMAT; a ladder alone gives its figure `ladder`."""
@@ -84,26 +84,6 @@ def _assemble(runs: list[Path] | None) -> "Report":
     from reports.report import Inputs, assemble
 
     return assemble(Inputs(*sort_runs(runs or [Path("runs")])))
-
-
-@app.command()
-def export(
-    run: Annotated[Path, typer.Argument(help="Directory of a complete run.")],
-    form: Annotated[Literal["croissant", "every-eval-ever"], typer.Option("--format", help="What to write.")],
-    out: Annotated[
-        Path | None, typer.Option(help="New folder or file; beside the run, under its name, by default.")
-    ] = None,
-) -> None:
-    """Describe a complete run in a format that other programs read.
-
-    croissant: a dataset and its documents, as a JSON-LD file. every-eval-ever: the evaluations of a reproduction, a
-    JSON file for each model.
-    """
-    from reports.exports import export
-
-    start = time.monotonic()
-    place = export(run, form, out)
-    print(f"{place} ({time.monotonic() - start:.1f} s)")
 
 
 def main() -> None:

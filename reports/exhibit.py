@@ -34,15 +34,6 @@ class Table:
         )
         return buffer.getvalue()
 
-    @property
-    def latex(self) -> str:
-        """A LaTeX tabular that needs no package."""
-        columns = "l" * self.words + "r" * (len(self.heads) - self.words)
-        body = [f"{' & '.join(map(_latex, row))} \\\\" for row in self.rows]
-        begin, heads = f"\\begin{{tabular}}{{{columns}}}", f"{' & '.join(map(_latex, self.heads))} \\\\"
-        title = [f"% {' '.join(self.title.split())}"] if self.title else []
-        return "\n".join([*title, begin, "\\hline", heads, "\\hline", *body, "\\hline", "\\end{tabular}"]) + "\n"
-
 
 @dataclass(frozen=True)
 class Exhibit:
@@ -61,7 +52,7 @@ class Exhibit:
     alt: str = ""
     """Text alternative of the figure."""
     tables: Sequence[Table] = ()
-    """Tables on the page, which NAME.tex holds too."""
+    """Tables on the page."""
     notes: Sequence[str] = ()
     """Sentences on the measurement, folded on the page."""
     problems: Sequence[str] = ()
@@ -73,11 +64,6 @@ class Exhibit:
     def csv(self) -> bytes:
         """The content of NAME.csv."""
         return self.data.csv.encode("utf-8", "replace")
-
-    @property
-    def latex(self) -> bytes:
-        """The content of NAME.tex."""
-        return "\n".join(table.latex for table in self.tables).encode("utf-8", "replace")
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -107,13 +93,3 @@ class Section:
     name: str
     title: str
     exhibits: Sequence[Exhibit]
-    problems: Sequence[str] = ()
-    """Sentences on missing or unreadable parts."""
-
-
-_LATEX = {**{sign: f"\\{sign}" for sign in "&%$#_{}"}, "\\": "\\textbackslash{}", "~": "\\textasciitilde{}",
-          "^": "\\textasciicircum{}", "\n": " "}  # fmt: skip
-
-
-def _latex(cell: str) -> str:
-    return "".join(_LATEX.get(sign, sign) for sign in cell)

@@ -13,8 +13,7 @@ from lineage.files import Manifest, one_line, read_document
 from lineage.records import RECORDS, Record
 from lineage.run import MANIFEST, RunDirectory
 from reports.engines import read_engines
-from reports.files import Problem, Problems
-from reports.load import newest_reproduction
+from reports.load import Problem, Problems, newest_reproduction
 
 LADDER = "ladder"
 """Kind of a ladder's run, and name of the link to the newest; its numbers stand beside Figure 6 of 2019."""
@@ -44,13 +43,6 @@ class Origin:
     def commit(self) -> str:
         """Commit of the code; empty if it was not recorded."""
         return str(self.manifest.environment.source.get("commit") or "")
-
-    @property
-    def hardware(self) -> str:
-        """Processor, cores and GPUs; empty if they were not recorded."""
-        started = self.manifest.environment
-        cores = f"{started.cores} cores" if started.cores else ""
-        return ", ".join(part for part in (started.cpu, cores, *started.gpus) if part)
 
 
 @dataclass(frozen=True)

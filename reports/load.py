@@ -1,21 +1,45 @@
 """The files of a reproduction as typed values, with a sentence for each that is unusable."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from data_pipeline.files import DATASET, LEDGER, DataCard, Ledger
 from engine.run.files import SUMMARY
 from evaluation.schema import Result
-from experiments.files import EVALUATIONS, SCORES, TRAINING, ReproductionScores
+from experiments.files import EVALUATIONS, SCORES, ReproductionScores
 from experiments.reproduce.files import ReproductionSummary
-from lineage.atomic import parse_json
-from lineage.digest import MARKER, is_sealed, read_digest, sealed_files, sha256_file, sha256_json
-from lineage.errors import BadInput
-from lineage.files import Manifest, one_line, read_document
-from lineage.records import RECORDS, Kind, Record
+from lineage.digest import MARKER, check_seal, is_sealed, read_digest
+from lineage.errors import BadInput, IntegrityFailure, UserError
+from lineage.files import Manifest, SchemaT, read_document
+from lineage.records import RECORDS, Kind, Record, read_records
 from lineage.run import MANIFEST, RunDirectory
-from reports.files import Problem, Problems
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A sentence on something that the page cannot show."""
+
+    part: str
+    """File that the sentence is about."""
+    sentence: str
+    damaged: bool
+    """False if the file is only absent or empty; True if it changed after it was written."""
+
+
+class Problems(list[Problem]):
+    """Problems gathered while files are read."""
+
+    def add(self, part: str, sentence: str, damaged: bool = True) -> None:
+        """Add a problem."""
+        self.append(Problem(part, sentence, damaged))
+
+    def document(self, path: Path, model: type[SchemaT], part: str, what: str) -> SchemaT | None:
+        """Read a file with a schema; None if it is absent, or if it does not fit, which becomes a Problem."""
+        try:
+            return read_document(path, model) if path.is_file() else None
+        except UserError as error:
+            self.add(part, f"{what} cannot be shown: {error}.")
+            return None
 
 
 @dataclass(frozen=True)
@@ -93,7 +117,14 @@ def load_reproduction(directory: Path) -> Reproduction:
         raise BadInput(f"{directory} is not a reproduction: it has no {SUMMARY}")
     manifest = read_document(RunDirectory.open(directory).path / MANIFEST, Manifest)
     summary = read_document(directory / SUMMARY, ReproductionSummary)
-    problems = Problems(_seal_problems(directory))
+    problems = Problems()
+    if is_sealed(directory):
+        try:
+            check_seal(directory)
+        except IntegrityFailure as error:
+            problems.add(MARKER, f"{str(error).replace(f'{directory}/', '')}.")
+    else:
+        problems.add(MARKER, "This run has not finished; the page shows what it has so far.", damaged=False)
     records = _read_records(directory / RECORDS, {model.run for model in summary.models}, problems)
     ledger = problems.document(directory / LEDGER, Ledger, LEDGER, "The data ledger")
     if not (directory / LEDGER).is_file():
@@ -134,39 +165,17 @@ def refusal(record: Record, known_runs: set[str]) -> str | None:
 
 
 def _read_records(path: Path, known_runs: set[str], problems: Problems) -> list[Record]:
-    def accept(line: bytes) -> Record:
-        try:
-            record = Record.model_validate(parse_json(line))
-        except ValueError as error:
-            raise BadInput(f"it is not a record ({one_line(error)})") from error
-        if refused := refusal(record, known_runs):
-            raise BadInput(refused)
-        return record
-
     if not path.is_file():
         problems.add(RECORDS, f"This reproduction has no result records ({RECORDS}).", damaged=False)
         return []
-    lines = path.read_bytes().splitlines()
-    if not lines:
+    try:
+        records = read_records(path)
+    except BadInput as error:
+        problems.add(RECORDS, f"The result records cannot be shown: {str(error).replace(f'{path.parent}/', '')}.")
+        return []
+    if not records:
         problems.add(RECORDS, f"The result records ({RECORDS}) are empty.", damaged=False)
-    return problems.lines(RECORDS, RECORDS, lines, accept)
-
-
-def _seal_problems(directory: Path) -> Iterator[Problem]:
-    """Compare the page's input files with the completion marker."""
-    if not is_sealed(directory):
-        yield Problem(MARKER, "This run has not finished; the page shows what it has so far.", damaged=False)
-        return
-    files = sealed_files(directory)
-    if sha256_json(files) != read_digest(directory):
-        yield Problem(MARKER, "The completion marker was edited: its digest does not match.", damaged=True)
-    paths = [*(directory / EVALUATIONS).glob("*.json"), *(directory / TRAINING).glob("*/*.json*")]
-    present = {str(path.relative_to(directory)) for path in paths}
-    folders = (f"{EVALUATIONS}/", f"{TRAINING}/")
-    nested = sorted(present | {name for name in files if name.startswith(folders)})
-    for name in (MANIFEST, SUMMARY, RECORDS, LEDGER, DATASET, SCORES, *nested):
-        path, expected = directory / name, files.get(name)
-        if path.is_file() and (expected is None or sha256_file(path) != expected.get("sha256")):
-            yield Problem(MARKER, f"{name} is not the file that was sealed when the run finished.", damaged=True)
-        elif expected is not None and not path.is_file():
-            yield Problem(MARKER, f"{name} was there when the run finished and is missing now.", damaged=True)
+    refused = {number: reason for number, record in enumerate(records, 1) if (reason := refusal(record, known_runs))}
+    for number, reason in refused.items():
+        problems.add(RECORDS, f"Line {number} of {RECORDS} is left out: {reason}.")
+    return [record for number, record in enumerate(records, 1) if number not in refused]

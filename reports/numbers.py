@@ -19,10 +19,8 @@ def compact(value: float) -> str:
 
 
 def accuracy(value: float, unit: str) -> str:
-    """An accuracy in per cent if the unit is a fraction or per cent; otherwise the bare number."""
-    if unit in ("%", "percent"):
-        return f"{value:.2f} %"
-    return f"{value * 100:.2f} %" if unit == "fraction" else show(value)
+    """An accuracy; the bare number if its unit is not per cent."""
+    return f"{value:.2f} %" if unit == "%" else show(value)
 
 
 def percent(part: float, whole: float) -> str:

@@ -12,7 +12,7 @@ from lineage.atomic import new_directory
 from lineage.digest import seal
 from lineage.files import write_document
 from lineage.numbers import size_bytes
-from reports import data_card, reproduced, tables
+from reports import data_card, tables
 from reports.claims import APART, described
 from reports.curves import model_order
 from reports.evaluations import by_protocol
@@ -35,8 +35,8 @@ def build_report(report: Report, out: Path | None = None) -> Path:
     """Write the folder `out`, or `report/` inside the reproduction, whole or not at all, and return the page's path.
 
     The folder holds index.html, which refers to nothing outside itself. For each exhibit there is figures/NAME.csv,
-    with NAME.svg and NAME.pdf if it has a figure and NAME.tex if it has tables. sources.json names the runs behind the
-    page. The folder is sealed on its own, and the same results give the same bytes.
+    with NAME.svg and NAME.pdf if it has a figure. sources.json names the runs behind the page. The folder is sealed on
+    its own, and the same results give the same bytes.
     """
     target = out or report.reproduction.directory / REPORT
     with new_directory(target) as directory:
@@ -88,7 +88,6 @@ def _context(report: Report) -> dict[str, Any]:
         "described": described,
         "ours": reproduction.own_kind,
         "evaluations": by_protocol(reproduction.evaluations, model_order(reproduction)),
-        "reproduced": reproduced,
         "tables": tables,
         "data_card": data_card,
         "percent": percent,

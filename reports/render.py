@@ -1,4 +1,4 @@
-"""Exhibits as files: a figure inline on the page, as SVG and PDF; tables as CSV and LaTeX."""
+"""Exhibits as files: a figure inline on the page, as SVG and PDF; numbers as CSV."""
 
 import hashlib
 import io
@@ -94,9 +94,8 @@ def _inline(svg: str, exhibit: Exhibit) -> Markup:
 
 
 def files_of(exhibit: Exhibit, drawing: Drawing | None) -> dict[str, bytes]:
-    """Content of NAME.csv, of NAME.tex if there are tables, of NAME.svg and NAME.pdf if there is a figure, by form."""
-    tables = {"tex": exhibit.latex} if exhibit.tables else {}
-    return {"csv": exhibit.csv, **tables, **(drawing.files if drawing else {})}
+    """Content of NAME.csv, and of NAME.svg and NAME.pdf if there is a figure, by form."""
+    return {"csv": exhibit.csv, **(drawing.files if drawing else {})}
 
 
 def export_exhibit(exhibits: Iterable[Exhibit], name: str, form: str, folder: Path) -> Path:

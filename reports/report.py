@@ -29,9 +29,8 @@ from reports.claims import (
 from reports.engines import engines_exhibit
 from reports.exhibit import Exhibit, Section
 from reports.experiment_runs import AGAINST, LADDER, ExperimentRuns, Origin, load_experiment_runs, seeds_of
-from reports.files import Problem
 from reports.ladder import ladder_exhibit
-from reports.load import Reproduction, load_reproduction
+from reports.load import Problem, Reproduction, load_reproduction
 from reports.reproduced import reproduction_exhibits
 
 REPORT, SOURCES = "report", "sources.json"

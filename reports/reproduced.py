@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain
 from statistics import fmean
 
 from lineage.records import Kind, Record
@@ -10,12 +10,12 @@ from reports import tables
 from reports.curves import Curve, build_curves, model_order
 from reports.evaluations import evaluations_data, evaluations_tables
 from reports.exhibit import Exhibit, Table
-from reports.figures.curves import draw_loss, draw_perplexity, mean_window
+from reports.figures.curves import draw_loss, draw_perplexity
 from reports.load import Reproduction
 from reports.numbers import show
 
 NAMES: dict[Kind, str] = {"scaled": "scaled twins"}
-"""Names of kinds above a panel, where that is not the kind's own."""
+"""Names of kinds in figures and captions, where that is not the kind's own."""
 
 
 def reproduction_exhibits(reproduction: Reproduction) -> dict[str, Exhibit]:
@@ -41,22 +41,22 @@ def _curves(reproduction: Reproduction) -> Iterator[Exhibit]:
         yield Exhibit(
             "2019-figure-6",
             "Validation perplexity against iterations",
-            [*ordering_caption(curves), *_means(curves, ", bands their least and greatest")],
+            [said := _ends(curves), *_means(curves, ", bands their least and greatest")],
             tables.records_data(reproduction.select("2019/figure-6", "validation_perplexity")),
             reproduction.command("figure-6"),
             partial(draw_perplexity, layers_of(curves)),
-            figure_6_alt(curves),
+            f"Line charts of validation perplexity over iterations, logarithmic. {said}",
         )
     losses = reproduction.select("2019/training-loss", "training_loss")
     if curves := build_curves(losses, model_order(reproduction)):
         yield Exhibit(
             "training-loss",
             "Training loss against iterations",
-            [training_loss_caption(curves), *_means(curves)],
+            [said := _ends(curves), *_means(curves)],
             tables.records_data(losses),
             reproduction.command("training-loss"),
             partial(draw_loss, curves),
-            training_loss_alt(curves),
+            f"Line chart of training loss against iterations. {said}",
         )
 
 
@@ -90,6 +90,12 @@ def _tables(reproduction: Reproduction) -> Iterator[Exhibit]:
         yield Exhibit("models", "Published and trained shapes", (), data, command, tables=shown)
 
 
+def _ends(curves: Sequence[Curve]) -> str:
+    """A sentence on where each curve ends."""
+    ends = (f"{NAMES.get(curve.kind, curve.kind)} {curve.series} {show(curve.final)}" for curve in curves)
+    return f"At the end: {'; '.join(ends)}."
+
+
 def _means(curves: Sequence[Curve], bands: str = "") -> list[str]:
     return [f"Lines are means of several seeds{bands}."] if any(curve.band for curve in curves) else []
 
@@ -116,72 +122,3 @@ def _data(reproduction: Reproduction) -> Iterator[Exhibit]:
         data, shown = tables.ledger_data(ledger), [tables.attrition_table(ledger)]
         command = reproduction.command("data-ledger", "ledger")
         yield Exhibit("data-ledger", "What each stage kept and dropped", (), data, command, tables=shown)
-
-
-SUBJECT: dict[Kind, str] = {
-    "published": "the published curves",
-    "scaled": "the scaled twins",
-    "measured": "the models trained here",
-    "computed": "the closed form",
-    "simulated": "the simulation",
-}
-
-
-def ordering_caption(curves: Sequence[Curve]) -> list[str]:
-    """A sentence on the order in which the models of each kind end, published first."""
-    sentences = []
-    for kind in dict.fromkeys(curve.kind for curve in curves):
-        same = sorted((curve for curve in curves if curve.kind == kind), key=lambda curve: curve.rank)
-        wrong = [
-            f"{large.series} does not end below {small.series}"
-            for small, large in pairwise(same) if large.final >= small.final
-        ]  # fmt: skip
-        ends = (" < ", ", ")[bool(wrong)].join(f"{curve.series} {show(curve.final)}" for curve in reversed(same))
-        if len(same) > 1:
-            sentences.append(f"In {SUBJECT[kind]} {' and '.join(wrong) or 'the larger model ends lower'}: {ends}.")
-    return sentences
-
-
-def seeds_sentence(records: Sequence[Record]) -> str:
-    """A sentence on the number of seeds."""
-    seeds = {record.seed for record in records if record.kind != "published" and record.seed is not None}
-    if len(seeds) == 1:
-        return f"One seed ({seeds.pop()}) for each model: how much this varies from run to run was not measured."
-    return f"These are means over {len(seeds)} seeds." if seeds else ""
-
-
-def scale_limits(reproduction: Reproduction) -> str:
-    """Sentences on what the numbers of this mode can show."""
-    if reproduction.summary.mode == "full":
-        return (
-            "The models were trained at their published configuration. "
-            "Their numbers are marked measured and may be set against the published ones."
-        )
-    return (
-        "Twins can show that data, training and test protocols work from end to end, and whether larger models still "
-        "end lower than smaller ones. They cannot show that the published values are reached: shape, data, vocabulary "
-        "and length of training differ, so a scaled perplexity and a published one do not measure the same thing."
-    )
-
-
-def figure_6_alt(curves: Sequence[Curve]) -> str:
-    """Text alternative of Figure 6."""
-    layers = "; ".join(f"{curve.kind} {curve.series} ends at {show(curve.final)}" for curve in curves)
-    return f"Line charts of validation perplexity over iterations, logarithmic. {layers}."
-
-
-def training_loss_alt(curves: Sequence[Curve]) -> str:
-    """Text alternative of the training loss."""
-    ends = "; ".join(
-        f"{c.series} {'falls' if c.final < c.y[0] else 'goes'} from {show(c.y[0])} to {show(c.final)}" for c in curves
-    )
-    return f"Line chart of training loss against iterations. {ends}."
-
-
-def training_loss_caption(curves: Sequence[Curve]) -> str:
-    """A sentence on the lines of the figure and the length of the running mean."""
-    windows = sorted({mean_window(curve) for curve in curves if mean_window(curve) > 1})
-    if not windows:
-        return "Every recorded value is drawn."
-    points = " or ".join(str(window) for window in windows)
-    return f"Faint: every recorded value. Strong: mean of the last {points} values. Labels give the last mean."

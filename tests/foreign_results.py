@@ -27,12 +27,11 @@ from lineage.errors import UserError
 from lineage.run import MANIFEST
 from reports.engines import engines_exhibit
 from reports.experiment_runs import load_experiment_runs
-from reports.exports import FORMS, export
 from reports.ladder import ladder_exhibit
 from reports.report import Inputs
 from tests.architecture.rooms import ROOT
 from tests.engine import test_finetune as tuned
-from tests.experiments.packed import DATASET, REPRODUCTION, TRAINING, packed
+from tests.experiments.packed import REPRODUCTION, TRAINING, packed
 from tests.reader import Reader, bytes_at
 from tests.reports.test_ladder import write_ladder
 from verify.recomputed import RunCheck
@@ -74,22 +73,6 @@ def sealed_numbers(name: str) -> Callable[[Path], Path]:
 def read_elsewhere(path: Path) -> object:
     seal(path.parent)
     return load_results([path.parent])
-
-
-def as_export(pattern: str, form: str) -> Reader:
-    """A run's file as an export describes the run."""
-
-    def read(path: Path) -> object:
-        run = next(folder for folder in path.parents if folder.parent.name == "runs")
-        seal(run)
-        out = run.parent / "out"
-        if out.is_dir():
-            shutil.rmtree(out)
-        out.unlink(missing_ok=True)
-        return export(run, form, out)
-
-    assert form in FORMS
-    return Reader(f"{form} of {pattern.partition('/')[2]}", packed(pattern), read, 5)
 
 
 def sources(folder: Path) -> Path:
@@ -163,9 +146,6 @@ READERS = (
       for name in ("plan.json", "forecast.json", "ladder.json", "records.jsonl", MANIFEST)),
     Reader("engines beside each other", compared, read_compared, 5),
     *(Reader(f"results {name}", sealed_numbers(name), read_elsewhere, 20) for name in (MANIFEST, "records.jsonl")),
-    as_export(f"{DATASET}/dataset.json", "croissant"),
-    as_export(f"{DATASET}/ledger.json", "croissant"),
-    as_export(f"{REPRODUCTION}/evaluations/355m-lambada.json", "every-eval-ever"),
     Reader("sources of a report", sources, lambda path: Inputs.of_built(path.parent.parent), 50),
     *(Reader(f"traced {name}", packed(f"{TRAINING}/{name}"), traced, 10)
       for name in (MANIFEST, "metrics.jsonl", "summary.json")),

@@ -168,18 +168,13 @@ def _mean(steps: Sequence[Step]) -> Step:
 
 
 def derived_records(run: RunDirectory, summary: ReproductionSummary) -> list[Record]:
-    """Every record of a reproduction, from the summary and from the metrics and evaluations that it keeps.
-
-    A run of an earlier version, which has no scores.json, has neither bits per byte nor log-likelihoods.
-    """
+    """Every record of a reproduction, from the summary and from the metrics and evaluations that it keeps."""
     records = list(published_records(tuple(dict.fromkeys(model.series for model in summary.models))))
     for model in summary.models:
         records += _curve_records(model, summary.mode, run)
         for task, of in RESULTS.items():
             result = read_document(steps.evaluation_file(run.path, model.name, task), of)
             records += _evaluation_records(model, result)
-    if not (run.path / SCORES).is_file():
-        return [record for record in records if not record.quantity.endswith(UNITS_OF_TWINS)]
     return [*records, *_bands(records, run)]
 
 
@@ -340,8 +335,8 @@ def _print_results(directory: Path) -> None:
         if record.x is None or record.quantity == END:
             seeds = record.note if record.seed is None else f"seed {record.seed}"
             print(f"{record.series}: {record.quantity.replace('_', ' ')} {record.value:,.4g} {record.unit} ({seeds})")
-    scores = read_document(directory / SCORES, ReproductionScores) if (directory / SCORES).is_file() else None
-    print(*(scores.sentences() if scores else []), order_verdict(records, scores), sep="\n")
+    scores = read_document(directory / SCORES, ReproductionScores)
+    print(*scores.sentences(), order_verdict(records, scores), sep="\n")
 
 
 def _are_here(*find: Callable[[], object]) -> bool:

@@ -1,15 +1,13 @@
-"""Charts of the catalogue: curves and bars."""
+"""Charts of the catalogue."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from lineage.records import Kind
 from reports.figures.marks import COLUMN, DASHES, blank, plain_log_ticks
@@ -17,7 +15,6 @@ from reports.numbers import compact
 from reports.style import KIND_GLYPHS, LIGHT, look
 
 HEIGHT = 3.45
-HATCHES = ("////", "----", "\\\\\\\\", "xxxx", "||||")
 KEY_CHARACTERS = 66
 """Letters of the key that fit on a line."""
 
@@ -46,7 +43,9 @@ class Layer:
 
 def draw_curves(layers: Sequence[Layer], x_label: str, y_label: str) -> Figure:
     """Draw every layer over x, logarithmic if the places multiply: published open and dashed, ours filled."""
-    figure, axes = _begin(x_label, y_label)
+    figure = blank(HEIGHT, COLUMN)
+    axes = figure.add_subplot()
+    axes.set(xlabel=x_label, ylabel=y_label)
     places = sorted({point.x for layer in layers for point in layer.points})
     if _multiply(places):
         axes.set_xscale("log", base=2)
@@ -59,54 +58,20 @@ def draw_curves(layers: Sequence[Layer], x_label: str, y_label: str) -> Figure:
         xs, ys = [point.x for point in layer.points], [point.value for point in layer.points]
         _whiskers(axes, xs, layer.points, color)
         axes.plot(xs, ys, color=color, marker=marker, **_line(layer.kind))
-    _finish(figure, axes, layers, bars=False)
+    top = max(max(point.value, point.high or point.value) for layer in layers for point in layer.points)
+    axes.set_ylim(0, top * 1.06 if top else 1)
     if "loss" in y_label:  # which has no meaningful zero
         values = [point.value for layer in layers for point in layer.points]
         axes.set_ylim(bottom=0.97 * min(point.low or point.value for layer in layers for point in layer.points))
         if max(values) > 4 * min(values):
             plain_log_ticks(axes)
-    return figure
-
-
-def draw_bars(layers: Sequence[Layer], x_label: str, y_label: str) -> Figure:
-    """Draw bars at each place and series: published hatched and open, ours solid."""
-    figure, axes = _begin(x_label, y_label)
-    groups = list(dict.fromkeys((layer.rank, point.x) for layer in layers for point in layer.points))
-    kinds = list(dict.fromkeys(layer.kind for layer in layers))
-    width = 0.8 / len(kinds)
-    for layer in layers:
-        color, place = look(layer.rank).color, layer.rank % len(HATCHES)
-        offset = (kinds.index(layer.kind) - (len(kinds) - 1) / 2) * width
-        xs = [groups.index((layer.rank, point.x)) + offset for point in layer.points]
-        is_open = layer.kind == "published"
-        fill: Any = {"facecolor": LIGHT["paper"], "hatch": HATCHES[place]} if is_open else {"facecolor": _solid(layer)}
-        values = [point.value for point in layer.points]
-        axes.bar(xs, values, 0.88 * width, edgecolor=color, linewidth=0.9, zorder=3, **fill)
-        _whiskers(axes, xs, layer.points, LIGHT["ink"])
-    axes.set_xticks(range(len(groups)), [compact(x) for _, x in groups])
-    axes.grid(axis="x", visible=False)
-    _finish(figure, axes, layers, bars=True)
-    return figure
-
-
-def _begin(x_label: str, y_label: str) -> tuple[Figure, Axes]:
-    figure = blank(HEIGHT, COLUMN)
-    axes = figure.add_subplot()
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
-    return figure, axes
-
-
-def _finish(figure: Figure, axes: Axes, layers: Sequence[Layer], bars: bool) -> None:
-    """Set the scale, and a key with a handle for each series and each kind."""
-    top = max(max(point.value, point.high or point.value) for layer in layers for point in layer.points)
-    axes.set_ylim(0, top * 1.06 if top else 1)
-    kinds = dict.fromkeys(layer.kind for layer in layers)
     series = {layer.series: layer for layer in reversed(layers)}.values()
-    handles = [_series_key(layer, bars) for layer in reversed(series)] + [_kind_key(kind, bars) for kind in kinds]
+    handles = [_series_key(layer) for layer in reversed(series)]
+    handles += [_kind_key(kind) for kind in dict.fromkeys(layer.kind for layer in layers)]
     widest = max(len(str(handle.get_label())) for handle in handles)
     columns = max(1, min(len(handles), KEY_CHARACTERS // (widest + 6)))
     figure.legend(handles=handles, loc="outside upper left", ncols=columns, columnspacing=1.2, handlelength=2.4)
+    return figure
 
 
 def _line(kind: Kind) -> dict[str, Any]:
@@ -139,24 +104,12 @@ def _multiply(places: Sequence[float]) -> bool:
     return min(factors) >= 1.9 or (places[-1] > 100 * places[0] and max(factors) < 1.01 * min(factors))
 
 
-def _solid(layer: Layer) -> tuple[str, float]:
-    """Colour of the bars of our numbers; every other series is paler."""
-    return look(layer.rank).color, 1 - 0.45 * (layer.rank % len(HATCHES) % 2)
-
-
-def _series_key(layer: Layer, bars: bool) -> Artist:
+def _series_key(layer: Layer) -> Line2D:
     color, marker = look(layer.rank)
-    if bars:
-        hatch = HATCHES[layer.rank % len(HATCHES)]
-        return Patch(facecolor=_solid(layer), edgecolor=color, hatch=hatch, label=layer.series)
     return Line2D([], [], color=color, marker=marker, markersize=5, linewidth=0, label=layer.series)
 
 
-def _kind_key(kind: Kind, bars: bool) -> Artist:
-    color = LIGHT["muted"]
+def _kind_key(kind: Kind) -> Line2D:
     label = f"{KIND_GLYPHS[kind]} {'scaled twin' if kind == 'scaled' else kind}"
     label += ", 9 in 10 within" if kind == "simulated" else ""
-    if bars:
-        hatched: dict[str, Any] = {"facecolor": LIGHT["paper"], "hatch": "////"}
-        return Patch(edgecolor=color, label=label, **(hatched if kind == "published" else {"facecolor": color}))
-    return Line2D([], [], color=color, marker="o", label=label, **_line(kind))
+    return Line2D([], [], color=LIGHT["muted"], marker="o", label=label, **_line(kind))

@@ -59,7 +59,7 @@ START_WITHOUT = {
     "mlm-experiment": [
         ["reproduce", "355m", "--smoke", "--dry-run"],
         ["list"],
-        ["run", "2021/figure-11", "--mode", "plan"],
+        ["list"],
     ],
     "mlm-report": [["build", "--help"]],
     "mlm-verify": [["run", "--help"], ["parallel", "--help"], ["against", "--help"]],

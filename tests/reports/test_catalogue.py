@@ -273,13 +273,6 @@ def test_a_single_figure_is_written_in_every_form(form: str, report: Report, tmp
     assert path.read_bytes().startswith(start)
 
 
-def test_a_table_is_latex(report: Report, tmp_path: Path) -> None:
-    latex = export_exhibit(report.all_exhibits, "2021/table-1", "tex", tmp_path).read_text(encoding="utf-8")
-    assert latex.count("\\begin{tabular}") == latex.count("\\end{tabular}") == 1
-    assert "\\% of peak" in latex
-    assert "1.7B & 1.7 &" in latex
-
-
 @pytest.mark.parametrize(("name", "form"), [("2021/figure-99", "svg"), ("2021/table-1", "svg")])
 def test_what_cannot_be_written_is_refused(name: str, form: str, report: Report, tmp_path: Path) -> None:
     with pytest.raises(BadInput):

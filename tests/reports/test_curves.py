@@ -1,19 +1,9 @@
 """Orderings and sentences are computed from the records."""
 
-import pytest
-
 from lineage.numbers import show, size_bytes
 from lineage.records import Kind, Record
-from reports.curves import Curve, build_curves
+from reports.curves import build_curves
 from reports.numbers import accuracy, compact, exact
-from reports.reproduced import ordering_caption
-
-
-def _curves(finals: dict[str, float], kind: Kind = "scaled") -> list[Curve]:
-    return [
-        Curve(series, kind, rank, (0.0, 10.0), (100.0 - rank, final))
-        for rank, (series, final) in enumerate(finals.items())
-    ]
 
 
 def test_curves_are_sorted_by_x_and_published_first() -> None:
@@ -39,26 +29,6 @@ def test_curves_are_sorted_by_x_and_published_first() -> None:
     assert curves[2].final == 5.0
 
 
-@pytest.mark.parametrize(
-    ("finals", "said"),
-    [
-        (
-            {"355m": 30.0, "2.5b": 20.0, "8.3b": 10.0},
-            ["the larger model ends lower: 8.3b 10.00 < 2.5b 20.00 < 355m 30.00."],
-        ),
-        (
-            {"355m": 30.0, "2.5b": 10.0, "8.3b": 20.0},
-            ["8.3b does not end below 2.5b: 8.3b 20.00, 2.5b 10.00, 355m 30.00."],
-        ),
-        ({"355m": 30.0, "8.3b": 30.0}, ["8.3b does not end below 355m: 8.3b 30.00, 355m 30.00."]),
-        ({"355m": 30.0}, []),
-        ({}, []),
-    ],
-)
-def test_the_order_is_strict_and_said(finals: dict[str, float], said: list[str]) -> None:
-    assert ordering_caption(_curves(finals)) == [f"In the scaled twins {sentence}" for sentence in said]
-
-
 def test_numbers_are_written_plainly() -> None:
     assert [show(value) for value in (9.266, 210.44, 1315.2, 3_000_000, 1e30, None)] == [
         "9.27",
@@ -71,6 +41,5 @@ def test_numbers_are_written_plainly() -> None:
     assert [exact(value) for value in (500.0, 9.27, None)] == ["500", "9.27", ""]
     assert [compact(value) for value in (1500.0, 300_000.0, 1.2e6, 0.0)] == ["1,500", "300k", "1.2M", "0"]
     assert accuracy(66.51, "%") == "66.51 %"
-    assert accuracy(0.6651, "fraction") == "66.51 %"
     assert accuracy(0.5, "") == "0.50"
     assert size_bytes(8_400_000) == "8.40 MB"
