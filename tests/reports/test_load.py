@@ -64,11 +64,11 @@ def test_corrupted_records_are_left_out_with_the_line_that_is_wrong(tmp_path: Pa
         assert reproduction.records == ()
         (sentence,) = reproduction.problems_of(RECORDS)
         assert sentence.startswith(f"The result records cannot be shown: {RECORDS} ")
-    refused = json.loads(lines[2]) | {"digest": None, "source": "unknown"}
+    refused = json.loads(lines[2]) | {"source": " "}
     (path / RECORDS).write_text("\n".join([*lines[:2], json.dumps(refused), *lines[3:]]), encoding="utf-8")
     reproduction = load_reproduction(path)
     assert len(reproduction.records) == len(lines) - 1
-    assert reproduction.problems_of(RECORDS)[0].startswith(f"Line 3 of {RECORDS} is left out: unknown has no digest")
+    assert reproduction.problems_of(RECORDS)[0].startswith(f"Line 3 of {RECORDS} is left out: it has no source")
 
 
 def test_a_changed_file_is_named(tmp_path: Path) -> None:
