@@ -175,13 +175,6 @@ def test_the_command_of_a_page_is_quoted() -> None:
     assert "'other runs'" in command
 
 
-def test_each_figure_is_a_pdf_too(built: Built) -> None:
-    folder = built.page.parent / "figures"
-    drawn = {path.stem: path.read_bytes() for path in folder.glob("*.pdf")}
-    assert drawn.keys() == {path.stem for path in folder.glob("*.svg")}
-    assert all(content.count(b"/Type /Page ") == 1 for content in drawn.values())
-
-
 def test_csv_files_hold_the_records(built: Built) -> None:
     experiments = {"2019-figure-6": "2019/figure-6", "training-loss": "2019/training-loss"}
     experiments |= {"2019-table-3": "2019/table-3", "further-numbers": "2019/validation"}
@@ -233,10 +226,6 @@ def test_the_page_stands_alone(built: Built) -> None:
     assert outside == []
     for pattern in (r"https?:", r"@import", r"url\((?!#|['\"]?#)", r"@font-face"):
         assert not re.search(pattern, built.html), pattern
-
-
-def test_the_page_is_small(built: Built) -> None:
-    assert len(built.html.encode("utf-8", "replace")) <= 2_000_000
 
 
 def test_both_themes_and_print_are_styled(built: Built) -> None:
