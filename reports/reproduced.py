@@ -16,6 +16,7 @@ from reports.numbers import show
 
 NAMES: dict[Kind, str] = {"scaled": "scaled twins"}
 """Names of kinds in figures and captions, where that is not the kind's own."""
+VALIDATED = "Points are of a fixed part of the validation text; the page's first sentence is about all of it."
 
 
 def reproduction_exhibits(reproduction: Reproduction) -> dict[str, Exhibit]:
@@ -31,8 +32,8 @@ def figure_6_curves(reproduction: Reproduction) -> list[Curve]:
 
 
 def layers_of(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
-    """Curves by kind, published first."""
-    kinds = dict.fromkeys(curve.kind for curve in curves)
+    """Curves by kind, published last."""
+    kinds = dict.fromkeys(curve.kind for curve in reversed(curves))
     return {NAMES.get(kind, kind): [curve for curve in curves if curve.kind == kind] for kind in kinds}
 
 
@@ -41,7 +42,7 @@ def _curves(reproduction: Reproduction) -> Iterator[Exhibit]:
         yield Exhibit(
             "2019-figure-6",
             "Validation perplexity against iterations",
-            [said := _ends(curves), *_means(curves, ", bands their least and greatest")],
+            [said := _ends(curves), VALIDATED, *_means(curves, ", bands their least and greatest")],
             tables.records_data(reproduction.select("2019/figure-6", "validation_perplexity")),
             reproduction.command("figure-6"),
             partial(draw_perplexity, layers_of(curves)),

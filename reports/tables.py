@@ -40,7 +40,7 @@ RECORD_FIELDS = (
 EXACT = ("x", "value", "low", "high")
 
 
-OURS, TWIN, SIZE = "this reproduction", "its twin here", "parameters of the twin"
+OURS, TWIN, SIZE = "this reproduction", "its twin here", "twin's size"
 
 
 def comparison_tables(

@@ -101,7 +101,7 @@ def test_numbers_that_say_the_same_in_every_line_are_said_once(built: Built) -> 
 
 def test_table_3_sets_both_published_sources_beside_the_scaled_number(built: Built) -> None:
     rows = _rows(built.html)
-    assert rows.count(["model", PAPER_TABLE, BLOG, "its twin here", "parameters of the twin"]) == 2
+    assert rows.count(["model", PAPER_TABLE, BLOG, "its twin here", "twin's size"]) == 2
     assert ["355m", "19.31", "19.22"] in [row[:3] for row in rows]
     size = compact(float(f"{summary()['models'][-1]['trained']['parameters']:.4g}"))
     assert ["8.3b", "10.81", "10.81", "643.8, partial", size] in rows

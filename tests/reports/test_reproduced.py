@@ -59,7 +59,7 @@ def test_curves_of_several_seeds_are_their_means_with_a_band(reproduction: Repro
 
 
 def test_figure_6_draws_the_band_of_each_twin(reproduction: Reproduction) -> None:
-    published, ours = draw_perplexity(layers_of(figure_6_curves(reproduction))).axes
+    ours, published = draw_perplexity(layers_of(figure_6_curves(reproduction))).axes
     assert tuple(axes.get_title("left") or axes.get_title() for axes in (published, ours)) == (
         "published",
         "scaled twins",
@@ -67,7 +67,7 @@ def test_figure_6_draws_the_band_of_each_twin(reproduction: Reproduction) -> Non
     assert (len(published.lines), len(ours.lines)) == (3, 3)
     assert (len(published.collections), len(ours.collections)) == (0, 3)
     one = [record for record in reproduction.select("2019/figure-6") if record.seed != 1235]
-    assert not draw_perplexity(layers_of(build_curves(one, NAMES))).axes[1].collections
+    assert not draw_perplexity(layers_of(build_curves(one, NAMES))).axes[0].collections
 
 
 def test_a_seed_in_which_the_order_fails_is_named(reproduction: Reproduction) -> None:
