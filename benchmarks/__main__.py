@@ -61,11 +61,12 @@ def evaluate(rounds: Rounds = 9, json: Json = None) -> None:
 
 @app.command()
 def gpu(
-    stage: Annotated[
-        str | None, typer.Option(help="Only this stage: first, batches or peers; see docs/gpu.md.")
-    ] = None,
+    items: Annotated[
+        str,
+        typer.Option(help="`all`, or some with commas between them; they are measured in the order of docs/gpu.md."),
+    ] = "all",
     out: Annotated[
-        Path | None, typer.Option(help="Write gpu.jsonl, a line for each item when it ends, and gpu.json into it.")
+        Path | None, typer.Option(help="Write gpu.jsonl and gpu.json into it, and leave out the items that these have.")
     ] = None,
     deadline: Annotated[float | None, typer.Option(min=1, help="End after so many seconds.")] = None,
     model: Annotated[bool, typer.Option("--model", help="Compute what a GPU could reach; needs none.")] = False,
@@ -82,7 +83,7 @@ def gpu(
         return
     from benchmarks.gpu import measure
 
-    carry_out(partial(measure, stage, out, deadline), json)
+    carry_out(partial(measure, items, out, deadline), json)
 
 
 def main() -> None:

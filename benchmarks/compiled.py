@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 os.environ.pop("TRITON_INTERPRET", None)
@@ -34,16 +35,14 @@ PRODUCTS = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """A kernel's use of a GPU, by the compiler's own account."""
+    """A kernel's use of a GPU, by the compiler's own account: registers of a thread, bytes of shared memory."""
 
     kernel: str
     """The kernel's case, and its name in the source."""
     registers: int
-    """Registers of a thread."""
     stack: int
     """Bytes of a thread, for spilled registers and local arrays."""
     shared: int
-    """Bytes of shared memory of a program."""
     instructions: int
     in_loop: int
     """Instructions of the longest loop, run once for each tile."""
@@ -55,22 +54,6 @@ class CompiledKernel:
     """Warps of a program."""
 
 
-class _Absent:
-    """A driver with the answers that Triton needs to compile."""
-
-    def __init__(self, capability: int) -> None:
-        self.target = GPUTarget("cuda", capability, 32)
-
-    def get_current_target(self) -> GPUTarget:
-        return self.target
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-
 def compile_kernels(
     capability: int, dtype: torch.dtype, shape: KernelShape, names: tuple[str, ...] = ()
 ) -> list[CompiledKernel]:
@@ -78,7 +61,10 @@ def compile_kernels(
 
     Nothing is computed: tensors are of torch's meta device.
     """
-    driver.set_active(_Absent(capability))
+    target = GPUTarget("cuda", capability, 32)
+    absent = {"get_current_target": lambda: target, "get_current_device": lambda: 0,
+              "get_current_stream": lambda device: 0}  # fmt: skip
+    driver.set_active(SimpleNamespace(**absent))  # the answers that Triton needs to compile
     compiled: dict[str, CompiledKernel] = {}
     case, run = "", JITFunction.run
 
@@ -123,17 +109,11 @@ def _counted(name: str, kernel: Any, capability: int, programs: int) -> Compiled
         usage, listing = (_output("cuobjdump", option, binary) for option in ("-res-usage", "-sass"))
     taken = {key: int(value) for key, value in re.findall(r"(REG|STACK):(\d+)", usage)}
     instructions = [(int(at, 16), text) for at, text in INSTRUCTION.findall(listing)]
+    products = sum(PRODUCTS[capability] in text for _, text in instructions)
     return CompiledKernel(
-        kernel=name,
-        registers=taken["REG"],
-        stack=taken["STACK"],
-        shared=kernel.metadata.shared,
-        instructions=len(instructions),
-        in_loop=_longest_loop(instructions),
-        tensor_core=sum(PRODUCTS[capability] in text for _, text in instructions),
-        programs=programs,
-        warps=kernel.metadata.num_warps,
-    )
+        name, taken["REG"], taken["STACK"], kernel.metadata.shared, len(instructions), _longest_loop(instructions),
+        products, programs, kernel.metadata.num_warps,
+    )  # fmt: skip
 
 
 def _longest_loop(instructions: list[tuple[int, str]]) -> int:

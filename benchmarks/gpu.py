@@ -1,15 +1,21 @@
-"""One GPU's kernels and training beside torch.compile, nanoGPT and the GPU's own limits, in stages of items.
+"""One GPU's kernels and training beside torch.compile, nanoGPT and the GPU's own limits, item by item.
 
 Each item has a process and a time limit of its own and is written down when it ends, so that nothing is lost on a
 machine that is lent for minutes.
 """
 
 import multiprocessing
+import os
+import random
+import subprocess
+import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -25,27 +31,31 @@ from benchmarks.timing import (
     failure,
     first_losses,
     gpu_facts,
-    load_average,
     rates,
     ratio,
     series,
 )
 from benchmarks.train import MASKED, TOLERANCES, describe, read_size, size_of
+from data_pipeline.tokens.token_file import TokenFileWriter, token_dtype
+from data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
 from engine.config import ModelConfig, ParallelConfig
 from engine.costs import PARAMETER_BYTES, activation_bytes_per_layer, flops_per_token, parameter_count
 from engine.launch.mesh import local_device
 from engine.parallel.mesh import serial_mesh
+from engine.run.files import read_steps
 from engine.run.resolved import read_run_config
 from experiments.benchmark import Benchmark, Case, read_benchmark, write_benchmark
 from experiments.iterations import TrainingSize, our_step
-from lineage.environment import list_gpus
-from lineage.errors import BadInput, HardwareMissing, UserError
+from lineage.atomic import write_json
+from lineage.digest import seal
+from lineage.environment import describe_environment, list_gpus
+from lineage.errors import BadInput, HardwareMissing, Interrupted, UserError
+from lineage.processes import end_with_parent
 from lineage.shipped import model_file
 
 OURS = "ours"
 CONTENDERS: tuple[Contender, ...] = (OurLayout(OURS), Peer("nanoGPT, torch.compile", is_compiled=True))
-"""Contenders in the order in which every round measures them."""
-TO_PEERS, PEER_ROUNDS = 1.3, 2
+TO_PEERS = 1.3
 PEAK_TFLOPS = 989.0
 """Dense bf16 products of an H100 or H200 SXM, published by NVIDIA (H200 datasheet)."""
 DROPOUT = 0.1
@@ -53,10 +63,9 @@ COMPARED_LOSSES = 2
 """Iterations whose losses are compared: later ones differ more, for masks of dropout are each contender's own."""
 LEAST_SECONDS = 5.0
 """Time left before the deadline that an item needs to begin."""
-SHOWN_KERNELS = 25
 NOTES = [
-    "tokens/s are those of an iteration: forward, backward, clipping, AdamW, bf16, dropout 0.1; of each round the "
-    "median of its timed iterations. Ratios are medians over rounds of the ratio within a round.",
+    "tokens/s are those of an iteration: forward, backward, clipping, AdamW, bf16, dropout 0.1 unless the name says "
+    "otherwise; the median of the timed iterations.",
     f"Utilisation is of {PEAK_TFLOPS:g} TFLOP/s (published), by the operations of a token's products, forward and "
     "backward, attention halved for causality; recomputed ones are not counted.",
     "A kernel's floor is the time in which this GPU, in this run, copies the bytes that the kernel must read and "
@@ -64,35 +73,31 @@ NOTES = [
     "Losses are compared in the first two iterations; those of the tiny model, whose masks are the same, in all.",
     "nanoGPT trains under autocast to bf16 with torch.compile and fused AdamW; masks of dropout are its own.",
 ]
-
-
-@dataclass(frozen=True)
-class FullModel:
-    """A model trained at full size, and the share of the peak set as its goal."""
-
-    name: str
-    batch: int
-    """Sequences of an iteration, one microbatch."""
-    utilisation: float | None = None
-
-
-MODELS = (FullModel("355m", 32, 0.45), FullModel("2.5b", 8, 0.50))
-BEST_UTILISATION = 0.58
-"""The goal of 2.5b at its best microbatch and accumulation."""
-ITERATIONS, WARM_UP, LONGEST = 6, 3, 20
+MODELS = {"355m": 0.42, "2.5b": 0.45}
+"""Models trained at full size, and the share of the peak that is each one's goal."""
+BEST_UTILISATION = 0.50
+"""The goal of 2.5b at its best accumulation."""
+ITERATIONS, WARM_UP = 6, 3
 MICROBATCHES, ACCUMULATIONS = (8, 16, 24), (1, 4, 8)
+TRIED = (
+    "name=tried model.num_layers=4 model.hidden_size=128 model.num_heads=4 model.seq_length=128 train.iterations=60 "
+    "train.warmup_iterations=0 train.decay=cosine train.global_batch_size=8 train.microbatch_size=8 "
+    "train.precision=bf16 train.validation_interval=1000 train.validation_samples=8 train.checkpoint_interval=1000"
+)
+"""The run with which `mlm-train` is tried."""
+Result = Sequence[Case | str]
 
 
-class StagedRun:
+class ItemRecord:
     """Items measured this time and, in the same folder, before."""
 
     def __init__(self, out: Path | None, deadline: float | None) -> None:
         """Continue the record in `out`, if it holds one; `deadline` is in seconds from now."""
-        self.stage, self.out, self.failures = "", out, dict[str, str]()
-        self._ends = time.monotonic() + deadline if deadline else float("inf")
+        self.out = out
+        self._ends = time.monotonic() + (deadline or float("inf"))
         self._cases: dict[str, Case] = {}
         self._disagreements: dict[str, None] = {}
-        self._load: list[float] = []
+        self.done = set[str]()
         if out:
             try:
                 out.mkdir(parents=True, exist_ok=True)
@@ -102,64 +107,44 @@ class StagedRun:
                 before = read_benchmark(out / "gpu.json")
                 self._cases = {case.name: case for case in before.cases}
                 self._disagreements = dict.fromkeys(before.disagreements)
+                self.done = set(before.setting["done"])
 
-    def attempt(
-        self, item: str, seconds: float, function: Callable[..., Any], *arguments: Any, keep: bool = False
-    ) -> Any:
-        """Return a function's result from a process of its own; None if it failed, or the time is over.
-
-        With `keep` its cases join the record.
-        """
+    def attempt(self, name: str, seconds: float, measure: Callable[[], Result]) -> None:
+        """Measure an item; its cases join the record, and a line for each is written, or one with the reason."""
         limit, start = min(seconds, self._ends - time.monotonic()), time.monotonic()
-        value, why = None, ""
         try:
             if limit < LEAST_SECONDS:
                 raise UserError("the deadline came first")
-            value = in_new_process(limit, function, *arguments)
+            results = in_new_process(limit, measure)
         except UserError as error:
-            why = self.failures[item] = str(error)
-        spent = round(time.monotonic() - start, 2)
-        self.say(item, {"seconds": spent} | ({"failed": why} if why else {"result": value}))
-        self._load.append(load_average())
-        if keep:
-            cases = value if isinstance(value, list) else [value] if value else []
-            self.keep(*(cases or [Case(name=item, missing={OURS: why})]))
-        return value
+            self.say(name, failed=str(error), seconds=round(time.monotonic() - start, 2))
+            return
+        self.done.add(name)
+        self._disagreements |= dict.fromkeys(each for each in results if isinstance(each, str))
+        for case in (each for each in results if isinstance(each, Case)):
+            self._cases[case.name] = case
+            self.say(name, seconds=round(time.monotonic() - start, 2), case=case)
+        if self.out:
+            write_benchmark(self.out / "gpu.json", self.result)
 
-    def say(self, item: str, values: dict[str, Any]) -> None:
+    def say(self, name: str, **values: Any) -> None:
         """Write a line of JSON, on the terminal and into `gpu.jsonl`."""
-        line = to_json({"stage": self.stage, "item": item} | values).decode()
+        line = to_json({"item": name} | values).decode()
         print(line, flush=True)
         if self.out:
             with (self.out / "gpu.jsonl").open("a", encoding="utf-8") as file:
                 file.write(f"{line}\n")
 
-    def keep(self, *cases: Case) -> None:
-        """Add cases to the record, in place of those of the same name."""
-        self._cases |= {case.name: case for case in cases}
-        if self.out:
-            write_benchmark(self.out / "gpu.json", self.result)
-
-    def disagree(self, *sentences: str) -> None:
-        """Add sentences on wrong answers to the record."""
-        self._disagreements |= dict.fromkeys(sentences)
-
     @property
     def result(self) -> Benchmark:
         """The record so far. Raises UserError if it is empty."""
         if not self._cases:
-            reasons = "; ".join(f"{item}: {why}" for item, why in self.failures.items())
-            raise UserError(f"nothing was measured: {reasons}")
+            raise UserError("nothing was measured: every item's line has its reason")
+        title = "One GPU beside torch.compile, nanoGPT and its own limits"
         return Benchmark(
-            benchmark="gpu",
-            title="One GPU beside torch.compile, nanoGPT and its own limits",
-            cases=list(self._cases.values()),
-            disagreements=list(self._disagreements),
-            notes=NOTES,
-            setting=gpu_facts(),
-            load_average=self._load,
-            environment=described_here(),
-        )
+            benchmark="gpu", title=title, cases=list(self._cases.values()), disagreements=list(self._disagreements),
+            notes=NOTES, setting=gpu_facts() | {"done": sorted(self.done)}, environment=described_here(),
+        )  # fmt: skip
 
 
 def in_new_process(seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -191,18 +176,23 @@ def _answer(pipe: Connection, function: Callable[..., Any], arguments: tuple[Any
         pipe.send((failure(error), None))
 
 
-def measure(stage: str | None, out: Path | None, deadline: float | None) -> Benchmark:
-    """Measure a stage, by default all. Raises BadInput for an unknown one and HardwareMissing without a GPU."""
-    if stage and stage not in STAGES:
-        raise BadInput(f"no stage is called {stage!r}; there are: {', '.join(STAGES)}")
-    run = StagedRun(out, deadline)
-    for name in [stage] if stage else STAGES:
-        run.stage = name
-        if missing := missing_hardware():
-            run.say("hardware", {"missing": missing})
-            raise HardwareMissing(f"{missing}: nothing was measured")
-        STAGES[name](run)
-    return run.result
+def measure(chosen: str, out: Path | None, deadline: float | None) -> Benchmark:
+    """Measure items, `all` or some with commas between them, in the order of their worth; those of `out` are done.
+
+    Raises BadInput for an unknown one and HardwareMissing without a GPU.
+    """
+    names = list(ITEMS) if chosen == "all" else chosen.split(",")
+    if unknown := [name for name in names if name not in ITEMS]:
+        raise BadInput(f"no item is called {unknown[0]!r}; there are: {', '.join(ITEMS)}")
+    record, missing = ItemRecord(out, deadline), missing_hardware()
+    for name in (name for name in ITEMS if name in names):
+        if missing:
+            record.say(name, missing=missing)
+        elif name not in record.done:
+            record.attempt(name, *ITEMS[name])
+    if missing:
+        raise HardwareMissing(f"{missing}: nothing was measured")
+    return record.result
 
 
 def missing_hardware() -> str:
@@ -212,90 +202,118 @@ def missing_hardware() -> str:
     return f"torch {torch.__version__} is built without CUDA" if torch.version.cuda is None else ""
 
 
-def measure_first(run: StagedRun) -> None:
-    """Measure the GPU's limits, each kernel's exactness and time, the tiny model's losses, then 355m and 2.5b alone."""
-    shape = KernelShape()
-    limits = run.attempt("limits", 120, kernels.measure_limits)
-    if limits:
-        run.keep(Case(name="limits", series=[series("GPU", name, "1/s", rate) for name, rate in limits.items()]))
-    run.attempt("products of 2.5b", 120, kernels.measure_products, shape, keep=True)
-    for dtype in ("bfloat16", "float16", "float32"):
-        small = KernelShape(s=200, b=2, n=3, d=96, v=1000)
-        for case in run.attempt(f"exactness {dtype}", 180, kernels.check_kernels, dtype, small, keep=True) or []:
-            run.disagree(*(f"{case.name} has {each.value:.1f} times the reference's error"
-                           for each in case.ratios if not each.is_reached))  # fmt: skip
-            run.disagree(*(f"{case.name}: {why}" for why in case.missing.values()))
-    if limits:
-        run.attempt("kernels", 400, kernels.measure_kernels, limits, shape, keep=True)
-    tiny = read_size("tiny")
-    losses = {device: run.attempt(f"tiny, {device}", 120, losses_on, device, tiny) for device in ("cpu", "cuda")}
-    if all(losses.values()):
-        compared = {device: [Timed([1.0], each)] for device, each in losses.items()}
-        run.keep(Case(name="tiny, the same masks on GPU and CPU", losses=first_losses(compared)))
-        run.disagree(*differing_losses("tiny", compared, TOLERANCES["fp32"]))
-    for model in MODELS:
-        size = full_size(model)
-        if timed := run.attempt(model.name, 180, time_contender, CONTENDERS[0], size, DROPOUT):
-            run.keep(summarize(model, size, {OURS: [timed]}))
-        run.attempt(f"kernels of an iteration, {model.name}", 180, profile, model.name, size, keep=True)
+def versions() -> Result:
+    """Return what the machine is made of."""
+    return [Case(name="versions", setting=gpu_facts() | describe_environment().to_json())]
 
 
-def measure_batches(run: StagedRun) -> None:
-    """Measure attention's tiles, and 2.5b by microbatch and accumulation, the best of them for longer."""
-    run.attempt("attention's tiles", 240, kernels.measure_tiles, KernelShape(), keep=True)
-    memory = min(gpu["memory_bytes"] for gpu in list_gpus())
-    best: tuple[float, FullModel, OurLayout] | None = None
-    for count in ACCUMULATIONS:
-        for b in MICROBATCHES:
-            model = FullModel("2.5b", b * count)
-            size = full_size(model, 2, 1)
-            if bytes_held(size.model, b) > memory:
-                continue
-            ours = OurLayout(OURS, microbatches=count)
-            if timed := run.attempt(f"2.5b, {b} × {count}", 150, time_contender, ours, size, DROPOUT):
-                case = summarize(replace(model, name=f"2.5b, {b} × {count}"), size, {OURS: [timed]})
-                run.keep(case)
-                reached = case.ratios[-1].value
-                if best is None or reached > best[0]:
-                    best = reached, model, ours
-    if best:
-        _, model, ours = best
-        size = full_size(model, LONGEST, WARM_UP)
-        name = f"2.5b, best, {LONGEST} iterations"
-        if timed := run.attempt(name, 400, time_contender, ours, size, DROPOUT):
-            run.keep(summarize(FullModel(name, model.batch, BEST_UTILISATION), size, {OURS: [timed]}))
+def compile_kernels() -> Result:
+    """Run every kernel once in a process of its own, on all cores: Triton keeps what it compiles."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda name: in_new_process(60, kernels.run_once, name, KernelShape()), kernels.KERNELS))
+    return [Case(name="compiled", setting={"kernels": kernels.KERNELS})]
 
 
-def measure_peers(run: StagedRun) -> None:
-    """Measure every contender in turn, each model by itself."""
-    for model in MODELS:
-        size, failures = full_size(model), dict[str, str]()
-        measured: dict[str, list[Timed]] = {each.name: [] for each in CONTENDERS}
-        for number in range(1, PEER_ROUNDS + 1):
-            for each in CONTENDERS:
-                item = f"{model.name}, {each.name}, round {number}"
-                if each.name in failures:
-                    continue
-                if timed := run.attempt(item, 240, time_contender, each, size, DROPOUT):
-                    measured[each.name].append(timed)
-                else:
-                    failures[each.name] = run.failures[item]
-        complete = {name: many for name, many in measured.items() if name not in failures}
-        if OURS in complete:
-            case = summarize(model, size, complete)
-            run.keep(case.model_copy(update={"name": f"{model.name} beside peers", "missing": failures}))
-            run.disagree(*differing_losses(model.name, complete, MASKED, COMPARED_LOSSES))
+def compare_tiny() -> Result:
+    """Train the tiny model on GPU and CPU with the same masks."""
+    size = read_size("tiny")
+    losses = {device: [Timed([1.0], losses_on(device, size))] for device in ("cpu", "cuda")}
+    case = Case(name="tiny, the same masks on GPU and CPU", losses=first_losses(losses))
+    return [case, *differing_losses("tiny", losses, TOLERANCES["fp32"])]
 
 
-STAGES: dict[str, Callable[[StagedRun], None]] = {
-    "first": measure_first, "batches": measure_batches, "peers": measure_peers
-}  # fmt: skip
+def train_alone(name: str, b: int, count: int = 1, dropout: float = DROPOUT, is_profiled: bool = False) -> Result:
+    """Train a model at full size with `count` microbatches of `b` sequences; `is_profiled` adds its kernels."""
+    size = full_size(name, b * count, *((ITERATIONS, WARM_UP) if count == 1 else (2, 1)))
+    if bytes_held(size.model, b) > min(gpu["memory_bytes"] for gpu in list_gpus()):
+        raise UserError(f"the GPU's memory is too small for {b} sequences")
+    timed = time_contender(OurLayout(OURS, microbatches=count), size, dropout)
+    title = f"{name}, {b} × {count}" + ("" if dropout else ", without dropout")
+    case = summarize(title, size, {OURS: [timed]}, BEST_UTILISATION if count > 1 else MODELS[name])
+    return [case, *([profile(name, size)] if is_profiled else [])]
 
 
-def full_size(model: FullModel, iterations: int = ITERATIONS, warm_up: int = WARM_UP) -> TrainingSize:
+def compare_peers(name: str, b: int) -> Result:
+    """Train a model with every contender in turn."""
+    size = full_size(name, b)
+    measured = {each.name: [time_contender(each, size, DROPOUT)] for each in CONTENDERS}
+    case = summarize(f"{name} beside peers", size, measured, MODELS[name])
+    return [case, *differing_losses(name, measured, MASKED, COMPARED_LOSSES)]
+
+
+def try_program() -> Result:
+    """Train with `mlm-train` in bf16, stop it by SIGTERM, resume it, and compare the losses with the processor's."""
+    losses: dict[str, list[Timed]] = {}
+    wrong: list[str] = []
+    with TemporaryDirectory() as folder:
+        settings = [
+            f"--set={each}" for each in (*TRIED.split(), f"data.dataset={write_dataset(Path(folder) / 'data')}")
+        ]
+        command = [sys.executable, "-m", "engine.cli", "run", "355m", "--ranks=1", *settings]
+        for device, variables in (("cpu", {"CUDA_VISIBLE_DEVICES": ""}), ("cuda", {})):
+            runs = Path(folder) / device
+            begin = partial(subprocess.Popen, [*command, f"--runs={runs}"], env=os.environ | variables,
+                            stdout=sys.stderr, preexec_fn=end_with_parent)  # fmt: skip
+            if device == "cuda":
+                stopped = begin()
+                while stopped.poll() is None and not any(map(read_steps, runs.glob("tried-*"))):
+                    time.sleep(0.01)
+                stopped.terminate()
+                if stopped.wait() != Interrupted.exit_code:
+                    wrong.append(f"mlm-train: after SIGTERM it ended with code {stopped.returncode}")
+            if code := begin().wait():
+                raise UserError(f"mlm-train ended with code {code} on {device}")
+            losses[device] = [Timed([1.0], [step.loss for step in read_steps(next(runs.glob("tried-*")))])]
+    case = Case(name="mlm-train, stopped and resumed, beside the CPU", losses=first_losses(losses))
+    return [case, *wrong, *differing_losses("mlm-train", losses, MASKED)]
+
+
+def write_dataset(directory: Path) -> Path:
+    """Write a dataset of random letters, and return its directory."""
+    texts = ["".join(random.Random(number).choices("abcdefgh ", k=200)) for number in range(600)]
+    tokenizer = Tokenizer.train(texts, 290)
+    tokenizer.save(directory / "tokenizer")
+    for split, part in (("train", texts[:500]), ("valid", texts[500:])):
+        with TokenFileWriter(directory / f"{split}_text_document", token_dtype(290)) as writer:
+            for text in part:
+                writer.add_document([*tokenizer.encode(text), tokenizer.end_of_text])
+    made = {"name": "letters", "seed": 0, "tokenizer": {"kind": "train", "digest": tokenizer.digest}}
+    sizes = {"vocab_size": tokenizer.vocab_size, "padded_vocab_size": padded_vocab_size(tokenizer.vocab_size)}
+    write_json(directory / "dataset.json", made | sizes)
+    seal(directory)
+    return directory
+
+
+SMALL = KernelShape(s=200, b=2, n=3, d=96, v=1000)
+LONG = KernelShape(s=4096, b=2, n=1, d=64, v=51200)
+"""The shape of a real head: n = 8,192 tokens and a vocabulary of 51,200."""
+ITEMS: dict[str, tuple[float, Callable[[], Result]]] = {
+    "versions": (40, versions),
+    "compile": (60, compile_kernels),
+    "tiny": (45, compare_tiny),
+    "2.5b": (100, partial(train_alone, "2.5b", 8, 1, DROPOUT, True)),
+    "2.5b-8x8": (60, partial(train_alone, "2.5b", 8, 8)),
+    "mlm-train": (60, try_program),
+    "limits": (40, partial(kernels.describe_limits, KernelShape())),
+    "attention": (40, partial(kernels.measure_kernel, "attention", KernelShape())),
+    "exact-bf16": (45, partial(kernels.check_kernels, torch.bfloat16, SMALL)),
+    "exact-fp16": (45, partial(kernels.check_kernels, torch.float16, SMALL)),
+    "exact-fp16-head": (45, partial(kernels.check_kernels, torch.float16, LONG, ("linear_cross_entropy",))),
+    "exact-fp32": (45, partial(kernels.check_kernels, torch.float32, SMALL)),
+    "355m": (45, partial(train_alone, "355m", 32, 1, DROPOUT, True)),
+    "nanogpt": (120, partial(compare_peers, "355m", 32)),
+    "2.5b-dropout-0": (50, partial(train_alone, "2.5b", 8, 1, 0.0)),
+    **{name: (20, partial(kernels.measure_kernel, name, KernelShape())) for name in kernels.KERNELS[1:]},
+    "tiles": (60, partial(kernels.measure_tiles, KernelShape())),
+    "nanogpt-2.5b": (150, partial(compare_peers, "2.5b", 8)),
+    **{f"2.5b-{b}x8": (90, partial(train_alone, "2.5b", b, 8)) for b in MICROBATCHES[1:]},
+}
+"""Every item, in the order of its worth."""
+
+
+def full_size(name: str, batch: int, iterations: int = ITERATIONS, warm_up: int = WARM_UP) -> TrainingSize:
     """Return the model's published recipe at full size in bf16; the timed iterations come after the warm-up."""
-    config = read_run_config(model_file(model.name)).model
-    return size_of(config, model.batch, "bf16", warm_up + iterations, warm_up)
+    return size_of(read_run_config(model_file(name)).model, batch, "bf16", warm_up + iterations, warm_up)
 
 
 def bytes_held(model: ModelConfig, b: int) -> float:
@@ -305,12 +323,12 @@ def bytes_held(model: ModelConfig, b: int) -> float:
     return state + model.num_layers * (held + b * model.num_heads * model.seq_length**2 / 8)
 
 
-def summarize(model: FullModel, size: TrainingSize, measured: Measured) -> Case:
+def summarize(name: str, size: TrainingSize, measured: Measured, goal: float) -> Case:
     """Make a trained model's case from every contender's rounds."""
     speed = rates(size, measured)
     peak = PEAK_TFLOPS * 1e12 / flops_per_token(size.model, causal=True)
     return Case(
-        name=model.name,
+        name=name,
         series=[
             each
             for name, many in speed.items()
@@ -322,7 +340,7 @@ def summarize(model: FullModel, size: TrainingSize, measured: Measured) -> Case:
         ],
         ratios=[
             *(ratio(f"× {name}", speed[OURS], many, TO_PEERS) for name, many in speed.items() if name != OURS),
-            ratio("utilisation", speed[OURS], [peak] * len(speed[OURS]), model.utilisation),
+            ratio("utilisation", speed[OURS], [peak] * len(speed[OURS]), goal),
         ],
         losses=first_losses(measured),
         setting=describe(size),
@@ -342,12 +360,7 @@ def profile(name: str, size: TrainingSize) -> Case:
         step(iteration, DROPOUT)
     with torch.profiler.profile() as trace:
         step(size.warm_up, DROPOUT)
-    longest = sorted(trace.key_averages(), key=lambda event: -event.self_device_time_total)[:SHOWN_KERNELS]
-    return Case(
-        name=f"kernels of an iteration, {name}",
-        series=[
-            series(event.key[:80], "time of an iteration", "ms", event.self_device_time_total / 1000)
-            for event in longest
-            if event.self_device_time_total
-        ],
-    )
+    spent = {event.key[:80]: event.self_device_time_total / 1000 for event in trace.key_averages()}
+    longest = sorted(filter(spent.get, spent), key=lambda key: -spent[key])[:25]
+    shown = [series(key, "time of an iteration", "ms", spent[key]) for key in longest]
+    return Case(name=f"kernels of an iteration, {name}", series=shown)

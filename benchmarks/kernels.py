@@ -30,6 +30,8 @@ FLOOR_SHARE = 0.85
 SDPA = "SDPA with dropout"
 LOSS_SCALE = 2.0**16
 """The loss scale that fp16 begins with. It is in the gradients of a real step."""
+FACTORS = (1.0, LOSS_SCALE / 8192, 2.0**-10)
+"""Largest gradient that reaches a kernel: also that of a loss over 8,192 tokens, and that of a deep layer."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +86,19 @@ def kernel_cases(shape: KernelShape, dtype: torch.dtype, device: torch.device | 
     ]
 
 
-def dtype_named(name: str) -> torch.dtype:
-    """Return a number format of GPU kernels by torch's name. Raises KeyError for another."""
-    return {str(each).removeprefix("torch."): each for each in DTYPES["cuda"]}[name]
+KERNELS = ("attention", "bias_gelu", "bias_dropout_add", "dropout", "masked_softmax", "linear_cross_entropy")
+"""Kernels that have a gradient."""
+
+
+def case_of(name: str, shape: KernelShape, dtype: torch.dtype) -> KernelCase:
+    """Return the kernel of that name."""
+    return next(each for each in kernel_cases(shape, dtype) if each.name == name)
+
+
+def run_once(name: str, shape: KernelShape) -> None:
+    """Compile a kernel in every number format, and run it forward and backward."""
+    for dtype in DTYPES["cuda"]:
+        run_pass(implementation(name, "cuda"), case_of(name, shape, dtype))
 
 
 def run_pass(function: Callable[..., torch.Tensor], case: KernelCase) -> None:
@@ -96,16 +108,13 @@ def run_pass(function: Callable[..., torch.Tensor], case: KernelCase) -> None:
         torch.autograd.grad(output, case.tensors, output.detach())
 
 
-def time_kernel(
-    case: KernelCase, device: str, rounds: int, is_compared: bool
-) -> tuple[dict[str, list[float]], dict[str, str]]:  # fmt: skip
-    """Time each pass of ours, the reference and, if `is_compared`, torch.compile, in turn after a warm-up.
+def time_kernel(case: KernelCase, device: str, rounds: int) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Time each pass of ours, the reference and torch.compile, in turn after a warm-up.
 
     Returns seconds by name, and why others than ours could not be measured: out of memory, not compiled.
     """
     functions = {"ours": implementation(case.name, device), "reference": implementation(case.name, REFERENCE)}
-    if is_compared:
-        functions["torch.compile"] = torch.compile(functions["reference"])
+    functions["torch.compile"] = torch.compile(functions["reference"])
     if case.name == "attention" and device == "cuda":
         functions[SDPA] = _torch_attention
     seconds: dict[str, list[float]] = {name: [] for name in functions}
@@ -154,6 +163,12 @@ def measure_limits() -> dict[str, float]:
     return {"copied_bytes_per_second": copied, "operations_per_second": multiplied}
 
 
+def describe_limits(shape: KernelShape) -> list[Case]:
+    """Return the limits, and the products of a layer."""
+    limits = [series("GPU", name, "1/s", rate) for name, rate in measure_limits().items()]
+    return [Case(name="limits", series=limits), measure_products(shape)]
+
+
 def measure_products(shape: KernelShape) -> Case:
     """Time the twelve products of a layer's four weights, forward and backward, in bf16."""
     rows, h = shape.s * shape.b, shape.n * shape.d
@@ -174,39 +189,41 @@ def measure_products(shape: KernelShape) -> Case:
     return Case(name="products of a layer", series=speeds, setting={"rows": rows, "hidden": h})
 
 
-def check_kernels(dtype: str, shape: KernelShape) -> list[Case]:
+def check_kernels(kind: torch.dtype, shape: KernelShape, names: tuple[str, ...] = KERNELS) -> list[Case | str]:
     """Compare each kernel's largest error, of output and gradients, with that of its reference in the same precision.
 
-    The errors are against the reference in float64.
+    The errors are against the reference in float64. A sentence follows each kernel whose error is larger.
     """
-    cases, kind = [], dtype_named(dtype)
-    for case in kernel_cases(shape, kind):
+    cases: list[Case | str] = []
+    for case in (each for each in kernel_cases(shape, kind) if each.name in names):
         doubled = [tensor.detach().double() for tensor in case.tensors]
-        exact = _results(implementation(case.name, REFERENCE), doubled, case.others)
-        theirs = _results(implementation(case.name, REFERENCE), case.tensors, case.others)
-        ours = _results(implementation(case.name, "cuda"), case.tensors, case.others)
         errors = []
-        for true, reference, fused in zip(exact, theirs, ours, strict=True):
-            unit = torch.finfo(kind).eps * true.square().mean().sqrt()
-            allowed = (reference.double() - true).abs().max() + unit / 4
-            errors.append(((fused.double() - true).abs().max() / allowed).item())
+        for factor in FACTORS:
+            exact = _results(implementation(case.name, REFERENCE), doubled, case.others, factor)
+            theirs = _results(implementation(case.name, REFERENCE), case.tensors, case.others, factor)
+            ours = _results(implementation(case.name, "cuda"), case.tensors, case.others, factor)
+            for true, reference, fused in zip(exact, theirs, ours, strict=True):
+                unit = torch.finfo(kind).eps * true.square().mean().sqrt()
+                allowed = (reference.double() - true).abs().max() + unit / 4
+                errors.append(((fused.double() - true).abs().max() / allowed).item())
         worst = max(errors, key=lambda error: (error != error, error))
-        name = f"{case.name} {dtype}"
+        title = f"{case.name} {str(kind).removeprefix('torch.')}, {shape.s * shape.b} tokens"
         if math.isfinite(worst):
             error = Ratio(name="largest error ÷ the reference's", value=rounded(worst), goal=2, less_is_better=True)
-            cases.append(Case(name=name, ratios=[error]))
+            cases.append(Case(name=title, ratios=[error]))
+            cases += [] if error.is_reached else [f"{title} has {error.value:.1f} times the reference's error"]
         else:
-            cases.append(Case(name=name, missing={"ours": f"its error is {worst}"}))
+            cases += [Case(name=title, missing={"ours": f"its error is {worst}"}), f"{title}: its error is {worst}"]
     return cases
 
 
 def _results(
-    function: Callable[..., torch.Tensor], tensors: list[torch.Tensor], others: tuple[Any, ...]
+    function: Callable[..., torch.Tensor], tensors: list[torch.Tensor], others: tuple[Any, ...], factor: float
 ) -> list[torch.Tensor]:  # fmt: skip
     """Output and gradients. Of a loss, times the loss scale, also the weight's rows of words that are no target."""
     leaves = [tensor.detach().requires_grad_() for tensor in tensors]
     output = function(*leaves, *others)
-    upstream = torch.linspace(-1.0, 1.0, output.numel(), device=output.device).view(output.shape).to(torch.bfloat16)
+    upstream = torch.linspace(-factor, factor, output.numel(), device=output.device).view(output.shape).bfloat16()
     if output.dim() > 0:
         return [output.detach(), *torch.autograd.grad(output, leaves, upstream.to(output.dtype))]
     results = [output.detach(), *torch.autograd.grad(output, leaves, LOSS_SCALE * torch.ones_like(output))]
@@ -215,35 +232,28 @@ def _results(
     return [*results, results[-1][is_no_target]]
 
 
-def measure_kernels(limits: dict[str, float], shape: KernelShape) -> list[Case]:
-    """Time each kernel, forward and backward, beside its reference, torch.compile, torch's attention and its floor."""
-    cases = []
-    for case in kernel_cases(shape, torch.bfloat16):
-        times, missing = time_kernel(case, "cuda", REPEATS, is_compared=True)
-        seconds = {name: median(many) for name, many in times.items()}
-        memory = case.moved * 2 / limits["copied_bytes_per_second"]
-        floor = max(memory, case.operations / limits["operations_per_second"])
-        ours = seconds["ours"]
-        cases.append(
-            Case(
-                name=case.name,
-                series=[
-                    *(series(name, "time", "ms", 1000 * spent) for name, spent in seconds.items()),
-                    series("floor", "time", "ms", 1000 * floor, kind="computed"),
-                ],
-                ratios=[
-                    ratio("floor ÷ ours", [floor], [ours], FLOOR_SHARE if floor == memory else None),
-                    *(ratio(f"{name} ÷ ours", [spent], [ours], 1.0 if name in ("torch.compile", SDPA) else None)
-                      for name, spent in seconds.items() if name != "ours"),
-                ],
-                missing=missing,
-                setting={"bound": "products" if floor > memory else "memory"},
-            )
-        )  # fmt: skip
-    return cases
+def measure_kernel(name: str, shape: KernelShape) -> list[Case]:
+    """Time a kernel, forward and backward, beside its reference, torch.compile, torch's attention and its floor."""
+    limits, case = measure_limits(), case_of(name, shape, torch.bfloat16)
+    times, missing = time_kernel(case, "cuda", REPEATS)
+    seconds = {name: median(many) for name, many in times.items()}
+    memory = case.moved * 2 / limits["copied_bytes_per_second"]
+    floor, ours = max(memory, case.operations / limits["operations_per_second"]), seconds["ours"]
+    spent = [series(name, "time", "ms", 1000 * each) for name, each in seconds.items()]
+    ratios = [ratio(f"{name} ÷ ours", [each], [ours], 1.0 if name in ("torch.compile", SDPA) else None)
+              for name, each in seconds.items() if name != "ours"]  # fmt: skip
+    return [
+        Case(
+            name=name,
+            series=[*spent, series("floor", "time", "ms", 1000 * floor, kind="computed")],
+            ratios=[ratio("floor ÷ ours", [floor], [ours], FLOOR_SHARE if floor == memory else None), *ratios],
+            missing=missing,
+            setting={"bound": "products" if floor > memory else "memory"},
+        )
+    ]
 
 
-def measure_tiles(shape: KernelShape) -> Case:
+def measure_tiles(shape: KernelShape) -> list[Case]:
     """Time attention, forward and backward, with other tiles than those it chooses."""
     from engine.kernels.gpu import attention
     from engine.kernels.gpu.attention import Tiles
@@ -256,8 +266,7 @@ def measure_tiles(shape: KernelShape) -> Case:
         (Tiles(128, 64, stages=3), Tiles(128, 64, stages=1), Tiles(32, 128, stages=3)),
         (Tiles(128, 32), Tiles(128, 32), Tiles(16, 128)),
     ]
-    (case,) = (each for each in kernel_cases(shape, torch.bfloat16) if each.name == "attention")
-    spent, missing = [], {}
+    case, spent, missing = case_of("attention", shape, torch.bfloat16), [], {}
     for tiles in others:
         name = ", ".join(f"{each.queries}×{each.keys} {each.warps} warps {each.stages} stages" for each in tiles)
         name += " (chosen)" if tiles is chosen else ""
@@ -267,4 +276,4 @@ def measure_tiles(shape: KernelShape) -> Case:
             spent.append(series(name, "time", "ms", *(1000 * each for each in seconds)))
         except Exception as error:  # too much shared memory, or another refusal of the compiler
             missing[name] = failure(error)
-    return Case(name="attention's tiles", series=spent, missing=missing)
+    return [Case(name="attention's tiles", series=spent, missing=missing)]

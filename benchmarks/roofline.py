@@ -40,7 +40,7 @@ def measure() -> Benchmark:
     """Model iterations of 355m and 2.5b on an H100 and an H200, at each microbatch and accumulation that fits."""
     import_extra("triton", "gpu")
     cases = []
-    for name in (each.name for each in MODELS):
+    for name in MODELS:
         model = read_run_config(model_file(name)).model
         issued = in_new_process(300.0, issued_instructions, model)
         for gpu, b, count in product(("H100", "H200"), MICROBATCHES, ACCUMULATIONS):

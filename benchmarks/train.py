@@ -1,6 +1,5 @@
 """Training on one core beside nanoGPT and the core's limit, on two beside one; CPU kernels beside references."""
 
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -239,7 +238,7 @@ def measure_kernels(precision: Precision, rounds: int, shape: KernelShape) -> li
     cases = []
     for case in kernel_cases(shape, dtype):
         if "cpu" in KERNELS[case.name]:
-            times, missing = time_kernel(case, "cpu", rounds, bool(shutil.which("g++")))
+            times, missing = time_kernel(case, "cpu", rounds)
             spent = [series(name, "time", "ms", *(1000 * each for each in many)) for name, many in times.items()]
             ratios = [ratio(f"{name} ÷ ours", many, times["ours"]) for name, many in times.items() if name != "ours"]
             cases.append(Case(name=f"{case.name} {precision}", series=spent, ratios=ratios, missing=missing))

@@ -149,7 +149,7 @@ def _on_ranks(work: Callable[[], str], ranks: int, threads: bool = False) -> Non
 def finetune_(
     task: Annotated[str, typer.Argument(help="mnli, qqp, squad, squad2 or race.")],
     checkpoint: Annotated[
-        Path, typer.Option("--ckpt", help="A BERT's checkpoint or run directory; `shard-hf` makes one.")
+        Path, typer.Option("--ckpt", help="A BERT's checkpoint or run directory; `import` makes one.")
     ],
     data: Annotated[Path, typer.Option(help="Folder with the task's published files.")],
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs; by default the published recipe's.")] = None,
@@ -164,12 +164,9 @@ def finetune_(
     check_place("--json", json, '"metrics"')
     published = find_task(task).recipe
     recipe = replace(
-        published,
-        epochs=epochs or published.epochs,
-        batch_size=batch_size or published.batch_size,
-        learning_rate=learning_rate or published.learning_rate,
-        seed=seed,
-    )
+        published, epochs=epochs or published.epochs, batch_size=batch_size or published.batch_size,
+        learning_rate=learning_rate or published.learning_rate, seed=seed,
+    )  # fmt: skip
     from engine.finetune.train import describe, finetune
 
     result = finetune(task, checkpoint, data, recipe)
@@ -186,44 +183,32 @@ def export_(
 ) -> None:
     """Write a checkpoint's weights for Hugging Face; what `shard-hf` divided is merged again."""
     from engine.formats.convert import export_checkpoint
-    from engine.formats.huggingface_shards import is_sharded, merge_huggingface
-    from engine.formats.model_shards import is_model_sharded, merge_model
-    from lineage.chain import resolve_checkpoint
+    from engine.formats.model_shards import is_sharded, merge_model
 
-    if is_model_sharded(checkpoint):
-        write = merge_model
-    else:
-        checkpoint = resolve_checkpoint(checkpoint)
-        write = merge_huggingface if is_sharded(checkpoint) else export_checkpoint
     _announce_conversion(checkpoint)
-    print(f"written: {write(checkpoint, out)}")
+    print(f"written: {(merge_model if is_sharded(checkpoint) else export_checkpoint)(checkpoint, out)}")
 
 
 @app.command("shard-hf")
 def shard_hf(
     directory: Annotated[Path, typer.Argument(help="Hugging Face directory with safetensors.")],
-    out: Annotated[Path, typer.Argument(help="New directory; of a GPT-2 or BERT, a checkpoint of this engine.")],
+    out: Annotated[Path, typer.Argument(help="New directory.")],
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks, a file each.")] = 1,
 ) -> None:
-    """Divide a Hugging Face model over tensor-parallel ranks, bit for bit; `export` merges it again.
+    """Divide any Hugging Face model over tensor-parallel ranks, bit for bit; `export` merges it again.
 
-    GPT-2 and BERT become checkpoints of this engine. Of any other model the plan is printed (which layer by columns, by
-    rows, copied) and the ranks' outputs are held against the whole model's.
+    The plan is printed (which layer by columns, by rows, copied), and the ranks' outputs are held against the whole
+    model's. `import` makes a GPT-2 or a BERT a checkpoint of this engine, which runs at any layout.
     """
-    from engine.formats.huggingface_shards import can_be_ours, shard_huggingface
     from engine.formats.model_shards import shard_model
 
     _announce_conversion(directory)
-    if can_be_ours(directory):
-        shard_huggingface(directory, out, tp)
-    else:
-        print("\n".join(shard_model(directory, out, tp)))
-    print(f"written: {out}")
+    print("\n".join([*shard_model(directory, out, tp), f"written: {out}"]))
 
 
 @app.command("import")
 def import_(
-    directory: Annotated[Path, typer.Argument(help="Hugging Face GPT-2, Megatron-LM save or torch_dist directory.")],
+    directory: Annotated[Path, typer.Argument(help="Hugging Face GPT-2 or BERT, Megatron-LM save or torch_dist.")],
     out: Annotated[Path, typer.Argument(help="New checkpoint directory.")],
     vocab: Annotated[
         Path | None, typer.Option("--vocab", help="Folder with vocab.json and merges.txt; Megatron-LM's needs one.")

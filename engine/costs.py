@@ -23,12 +23,9 @@ class ParameterBytes(NamedTuple):
 
 
 PARAMETER_BYTES: dict[Precision, ParameterBytes] = {
-    "fp64": ParameterBytes(8, 8, 16, 0),
-    "fp32": ParameterBytes(4, 4, 8, 0),
-    "bf16": ParameterBytes(2, 4, 8, 4),
-    "fp16": ParameterBytes(2, 4, 8, 4),
-    "fp16-pure": ParameterBytes(2, 2, 4, 0),
-}
+    "fp64": ParameterBytes(8, 8, 16, 0), "fp32": ParameterBytes(4, 4, 8, 0), "bf16": ParameterBytes(2, 4, 8, 4),
+    "fp16": ParameterBytes(2, 4, 8, 4), "fp16-pure": ParameterBytes(2, 2, 4, 0),
+}  # fmt: skip
 """Bytes per parameter in this engine. Every optimizer keeps two moments."""
 MEGATRON_BYTES = ParameterBytes(2, 2, 8, 4)
 """Bytes per parameter in Megatron-LM, 2019 to 2021, with fp16 gradients (ZeRO, arXiv:1910.02054, Section 3.1)."""

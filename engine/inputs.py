@@ -36,15 +36,12 @@ class TrainingInputs:
         model, train, mesh = self._config.model, self._config.train, self._mesh
         return [
             to_input(
-                known_tokens(batch.tokens, model.vocab_size),
-                mesh,
+                known_tokens(batch.tokens, model.vocab_size), mesh,
                 Dropout(model.dropout, train.seed, iteration, batch.places) if model.dropout else None,
-                self.streams.enter(batch.places),
-                batch.pairs,
-                batch.places,
+                self.streams.enter(batch.places), batch.pairs, batch.places,
             )
             for batch in self._batches.microbatches(iteration, mesh.dp.rank, mesh.dp.size)
-        ]
+        ]  # fmt: skip
 
 
 class ValidationSplit:

@@ -23,6 +23,12 @@ DIVERGED = 1.1
 """The sweep has diverged if the smoothed loss is above the first loss times this."""
 
 
+NOTES = [
+    f"losses are smoothed with a decay of {SMOOTHING}; the sweep ends above {DIVERGED} times the first",
+    "the suggestion is a tenth of the rate at which the smoothed loss is lowest",
+]
+
+
 class RateCurve:
     """Loss against learning rate, up to the end of the sweep."""
 
@@ -46,60 +52,45 @@ class RateCurve:
     @property
     def lowest_rate(self) -> float | None:
         """Rate of the lowest smoothed loss; None if the loss never fell below the first."""
-        if not self.rates:
-            return None
-        place = min(range(len(self.rates)), key=lambda index: self.smoothed[index])
+        place = self.smoothed.index(min(self.smoothed)) if self.smoothed else 0
         return self.rates[place] if place else None
 
     @property
     def suggestion(self) -> float | None:
         """Suggested rate; None if the loss never fell."""
-        return None if self.lowest_rate is None else self.lowest_rate / 10
+        return self.lowest_rate and self.lowest_rate / 10
 
 
 def describe_curve(curve: RateCurve, high: float) -> str:
     """The suggestion in words."""
-    if curve.lowest_rate is None or curve.suggestion is None:
+    if curve.suggestion is None:
         return "the loss never fell below that of the first rate: begin lower (--low), or take more iterations"
     end = f"the sweep ended at {curve.rates[-1]:.3g}" if curve.rates[-1] < high * (1 - 1e-9) else "it never diverged"
-    return (
-        f"suggested learning rate {curve.suggestion:.3g}: the smoothed loss is lowest at {curve.lowest_rate:.3g}; {end}"
-    )
+    lowest = f"the smoothed loss is lowest at {curve.lowest_rate:.3g}"
+    return f"suggested learning rate {curve.suggestion:.3g}: {lowest}; {end}"
 
 
 def suggest_learning_rate(run: ResolvedRun, low: float, high: float, iterations: int, out: Path) -> str:
-    """Find the curve, write it as NAME.json in `out` on the first rank, and describe it. Every rank calls it."""
-    curve = find_learning_rate(run, low, high, iterations)
+    """Find the curve, write it as NAME.json in `out` on the first rank, and describe it. Every rank calls it.
+
+    The report draws the file with the benchmarks.
+    """
+    curve, train, path = (
+        find_learning_rate(run, low, high, iterations),
+        run.config.train,
+        out / f"{run.config.name}.json",
+    )
     if rank() != 0:
         return ""
-    return f"{describe_curve(curve, high)}\nwritten: {write_curve(out, run, curve)}"
-
-
-def write_curve(folder: Path, run: ResolvedRun, curve: RateCurve) -> Path:
-    """Write the curve as NAME.json and return its path; the report draws it with the benchmarks."""
-    config = run.config
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{config.name}.json"
-    result = LearningRateSweep(
-        benchmark="learning-rate",
-        name=config.name,
-        optimizer=config.train.optimizer,
-        global_batch_size=config.train.global_batch_size,
-        seed=config.train.seed,
-        ranks=run.layout.world_size,
-        rates=curve.rates,
-        losses=curve.losses,
-        smoothed=curve.smoothed,
-        lowest_rate=curve.lowest_rate,
-        suggestion=curve.suggestion,
+    out.mkdir(parents=True, exist_ok=True)
+    sweep = LearningRateSweep(
+        benchmark="learning-rate", name=run.config.name, optimizer=train.optimizer, seed=train.seed,
+        global_batch_size=train.global_batch_size, ranks=run.layout.world_size, rates=curve.rates, losses=curve.losses,
+        smoothed=curve.smoothed, lowest_rate=curve.lowest_rate, suggestion=curve.suggestion, notes=NOTES,
         environment=describe_environment(),
-        notes=[
-            f"losses are smoothed with a decay of {SMOOTHING}; the sweep ends above {DIVERGED} times the first",
-            "the suggestion is a tenth of the rate at which the smoothed loss is lowest",
-        ],
-    )
-    write_document(path, result)
-    return path
+    )  # fmt: skip
+    write_document(path, sweep)
+    return f"{describe_curve(curve, high)}\nwritten: {path}"
 
 
 def find_learning_rate(run: ResolvedRun, low: float, high: float, iterations: int) -> RateCurve:

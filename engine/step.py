@@ -46,12 +46,9 @@ class TrainableModel(Protocol):
         """Make the object that takes the gradients to the optimizer's flat groups."""
 
     def forward_backward(
-        self,
-        microbatches: Sequence[PipelineInput],
-        reducer: Reducer,
-        loss_scale: float = 1.0,
+        self, microbatches: Sequence[PipelineInput], reducer: Reducer, loss_scale: float = 1.0,
         timeline: list[Interval] | None = None,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor:  # fmt: skip
         """Sum of (loss × sequences), float64, zero off the last stage; the gradients go to the reducer.
 
         With `timeline`, this rank's computations are added to it as they end.

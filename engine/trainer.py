@@ -157,19 +157,12 @@ class Trainer:
         flops = flops_per_iteration(model, train) * size / train.global_batch_size
         norm = iteration.gradient.norm
         return Step(
-            kind="train",
-            iteration=iteration.number + 1,
-            batch_size=size,
-            samples=self.schedule.samples_before(iteration.number + 1),
-            loss=iteration.gradient.loss,
-            learning_rate=rate,
-            gradient_norm=norm if math.isfinite(norm) else None,
-            loss_scale=scale,
-            seconds=round(seconds, 5),
-            tokens_per_second=round(size * model.seq_length / seconds, 1),
-            model_tflops=flops / seconds / 1e12,
-            skipped=not is_updated,
-        )
+            kind="train", iteration=iteration.number + 1, batch_size=size,
+            samples=self.schedule.samples_before(iteration.number + 1), loss=iteration.gradient.loss,
+            learning_rate=rate, gradient_norm=norm if math.isfinite(norm) else None, loss_scale=scale,
+            seconds=round(seconds, 5), tokens_per_second=round(size * model.seq_length / seconds, 1),
+            model_tflops=flops / seconds / 1e12, skipped=not is_updated,
+        )  # fmt: skip
 
     @contextmanager
     def _log(
@@ -242,15 +235,11 @@ class Trainer:
         peak = next((flops for name, flops in PEAK_FLOPS.items() if name in gpu), 0) * self.mesh.layout.world_size
         share = f" ({line.model_tflops * 1e14 / peak:.0f} % of peak)" if peak else ""
         return ", ".join([
-            f"loss {line.loss:.3f}",
-            f"gradient norm {'not finite' if norm is None else f'{norm:.3g}'}",
+            f"loss {line.loss:.3f}", f"gradient norm {'not finite' if norm is None else f'{norm:.3g}'}",
             *([f"loss scale {line.loss_scale:g}"] if self.step.scaler else []),
-            *([f"{skipped} skipped"] if skipped else []),
-            f"lr {line.learning_rate:.2e}",
-            f"{line.seconds:.3g} s/iteration",
-            f"{line.tokens_per_second:,.0f} tokens/s",
-            f"{line.model_tflops * 1000:.0f} GFLOP/s{share}",
-            f"validation perplexity {self.validated:.1f}",
+            *([f"{skipped} skipped"] if skipped else []), f"lr {line.learning_rate:.2e}",
+            f"{line.seconds:.3g} s/iteration", f"{line.tokens_per_second:,.0f} tokens/s",
+            f"{line.model_tflops * 1000:.0f} GFLOP/s{share}", f"validation perplexity {self.validated:.1f}",
         ])  # fmt: skip
 
     def _request_stop(self, number: int) -> None:

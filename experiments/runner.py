@@ -20,6 +20,7 @@ from experiments.simulator.simulate import Prediction
 from experiments.simulator.simulate import simulate as predict
 from experiments.simulator.workload import Workload
 from lineage.errors import BadInput, DataMissing, HardwareMissing
+from lineage.extras import ExtraMissing
 from lineage.progress import announce, is_quiet
 from lineage.run import RunDirectory
 
@@ -130,10 +131,10 @@ def _left_out(experiment: Experiment) -> str:
 
 
 def _measured(experiment: Experiment, runs: Path, limit: int | None, may_lack: bool) -> None:
-    """Make its measurement on this machine. Raises DataMissing where files are, unless it `may_lack` them."""
+    """Make its measurement on this machine. Raises what says that files or a library are missing, or prints it."""
     try:
         run, records = seal_numbers(experiment, "-measured", measure(experiment, limit), runs)
-    except DataMissing as missing:
+    except (DataMissing, ExtraMissing) as missing:
         if not may_lack:
             raise
         print(f"{experiment.name}: left out; {missing}")

@@ -10,6 +10,10 @@ TORCH_RANGE = ">=2.11,<2.16"
 """The range in `pyproject.toml`. A build before a release, such as NVIDIA's 2.12.0a0, counts as that release."""
 
 
+class ExtraMissing(BadInput):
+    """A library of an extra is not installed."""
+
+
 def install_command(extra: str) -> str:
     """The command that installs the libraries of an extra."""
     return f"pip install 'mlm-repro[{extra}]'"
@@ -18,13 +22,13 @@ def install_command(extra: str) -> str:
 def import_extra(module: str, extra: str) -> ModuleType:
     """Import a module that an extra provides.
 
-    Raises BadInput, which names the extra, if the module or a library that it imports is missing.
+    Raises ExtraMissing, which names the extra, if the module or a library that it imports is missing.
     """
     try:
         return import_module(module)
     except ImportError as error:
         library = module.partition(".")[0]
-        raise BadInput(f"this needs {library}: {install_command(extra)} ({error})") from error
+        raise ExtraMissing(f"this needs {library}: {install_command(extra)} ({error})") from error
 
 
 def check_torch() -> None:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from engine.formats.convert import export_checkpoint, import_checkpoint, read_published, write_card
-from engine.formats.huggingface_shards import FOLDER, WRITTEN, merge_huggingface, shard_huggingface
+from engine.formats.huggingface import FOLDER
 from engine.formats.megatron_flags import from_megatron, script_or_arguments
+from engine.formats.model_shards import WRITTEN, merge_model, shard_model
 from engine.inference import load_for_inference
 from evaluation.hub_models import RECORD, Fetched, is_as_fetched
 from experiments.simulator.planner import model_of_hub
@@ -67,7 +68,8 @@ def read_imported(path: Path) -> object:
 
 def divided(folder: Path) -> Path:
     exported(folder)
-    return shard_huggingface(folder / "huggingface", folder / "divided", 1) / FOLDER / WRITTEN
+    shard_model(folder / "huggingface", folder / "divided", 1)
+    return folder / "divided" / FOLDER / WRITTEN
 
 
 def merge(path: Path) -> object:
@@ -75,7 +77,7 @@ def merge(path: Path) -> object:
     seal(checkpoint)
     out = checkpoint.parent / "merged"
     shutil.rmtree(out, ignore_errors=True)
-    return merge_huggingface(checkpoint, out)
+    return merge_model(checkpoint, out)
 
 
 def fetched(folder: Path) -> Path:

@@ -1,7 +1,7 @@
 """Train a BERT with one new linear layer by the engine's training step, then evaluate it on held-out sets.
 
 A BERT reads pairs of texts as [CLS] first [SEP] second [SEP]. A checkpoint of this suite has GPT-2's kind of tokenizer;
-the special tokens follow its entries. A checkpoint of `shard-hf` keeps a WordPiece vocabulary.
+the special tokens follow its entries. An imported BERT keeps its WordPiece vocabulary.
 
 Shapes: b sequences, s positions, h hidden, c outputs of the new head.
 """

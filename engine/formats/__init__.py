@@ -20,8 +20,7 @@ from engine.checkpoint.statistics import FILE as STATISTICS
 from engine.checkpoint.statistics import check_written, measure
 from engine.config import ModelConfig, TwinScale
 from engine.family import family_of
-from engine.parallel.layout import Layout
-from engine.parallel.mesh import Axis, ParallelMesh
+from engine.parallel.mesh import serial_mesh
 from engine.parallel.sharding import ShardedParameter, sharded_parameters
 from lineage.atomic import new_directory, write_json
 from lineage.chain import INDEX
@@ -30,6 +29,8 @@ from lineage.digest import is_sealed, seal, sha256_file
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import read_object
 from lineage.progress import Progress
+
+FILE = "model-tp00-pp000.safetensors"
 
 
 @dataclass(frozen=True)
@@ -63,29 +64,25 @@ def read_ours(values: Any, otherwise: str, where: object) -> tuple[str, TwinScal
     return name if known else otherwise, parse_config(twin, TwinScale, str(where)) if twin else None
 
 
-def write_checkpoint(out: Path, imported: Imported, tp: int = 1, dtype: torch.dtype | None = torch.float32) -> str:
-    """Write a sealed checkpoint for `load_for_inference`, one file for each of `tp` ranks, and return its digest.
+def write_checkpoint(out: Path, imported: Imported) -> str:
+    """Write a sealed checkpoint for `load_for_inference`, in fp32, and return its digest.
 
-    Weights are converted to `dtype`; None keeps each one's number format. There is no optimizer state, so no run can
-    resume from it. Raises IntegrityFailure naming a tensor that is missing, unexpected or misshapen, and BadInput if
-    `out` cannot be made. Nothing is left there then.
+    There is no optimizer state, so no run can resume from it. Raises IntegrityFailure naming a tensor that is missing,
+    unexpected or misshapen, and BadInput if `out` cannot be made. Nothing is left there then.
     """
-    check_tensors(imported.tensors, {p.name: p.global_shape for p in parameters_of(imported.model)}, imported.name)
+    parts = {p.name: p for p in parameters_of(imported.model)}
+    check_tensors(imported.tensors, {name: part.global_shape for name, part in parts.items()}, imported.name)
     with new_output(out) as temporary:
-        descriptions = []
-        for rank in range(tp):
-            parts = {p.name: p for p in parameters_of(imported.model, tp, rank)}
-            weights = {name: part.shard(imported.tensors[name]).to("cpu", dtype) for name, part in parts.items()}
-            file = f"model-tp{rank:02d}-pp000.safetensors"
-            numbers, shapes = {}, {name: (weights[name].dtype, weights[name].shape) for name in sorted(weights)}
-            with Progress(f"{imported.name}, rank {rank} of {tp}", len(weights), "tensors") as progress:
-                for name, tensor in weights.items():
-                    numbers[name] = measure(tensor, parts[name])
-                    progress.advance()
-            write_shard(temporary / file, shapes, (weights[name] for name in shapes))
-            check_written(temporary / file, numbers, parts)
-            descriptions.append(describe(parts.items(), file, numbers))
-        index, statistics = merge_descriptions(descriptions)
+        numbers = {}
+        with Progress(imported.name, len(parts), "tensors") as progress:
+            for name, part in parts.items():
+                imported.tensors[name] = imported.tensors[name].float()
+                numbers[name] = measure(imported.tensors[name], part)
+                progress.advance()
+        shapes = {name: (torch.float32, parts[name].global_shape) for name in sorted(parts)}
+        write_shard(temporary / FILE, shapes, (imported.tensors[name] for name in shapes))
+        check_written(temporary / FILE, numbers, parts)
+        index, statistics = merge_descriptions([describe(parts.items(), FILE, numbers)])
         write_json(temporary / INDEX, index)
         write_json(temporary / STATISTICS, statistics)
         described = {
@@ -103,11 +100,10 @@ def write_checkpoint(out: Path, imported: Imported, tp: int = 1, dtype: torch.dt
         return seal(temporary)
 
 
-def parameters_of(config: ModelConfig, tp: int = 1, rank: int = 0) -> list[ShardedParameter]:
-    """Every parameter on a rank of `tp`, without values: name, global shape and divided dim."""
-    mesh = ParallelMesh(Layout(tp=tp), Axis(tp, rank), Axis(), Axis(), Axis(), torch.device("meta"))
+def parameters_of(config: ModelConfig) -> list[ShardedParameter]:
+    """Every parameter of a model, without values: name and shape."""
     with torch.device("meta"):
-        return sharded_parameters(family_of(config).model_class()(config, mesh), mesh)
+        return sharded_parameters(family_of(config).model_class()(config, serial_mesh()), serial_mesh())
 
 
 def check_tensors(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, tuple[int, ...]], where: object) -> None:

@@ -110,18 +110,19 @@ def _export(checkpoint: Path, temporary: Path) -> None:
 def import_checkpoint(directory: Path, out: Path, vocab: Path | None = None, heads: int | None = None) -> Path:
     """Write the weights that `read_published` reads as the sealed checkpoint `out`, and return `out`.
 
-    transformers, if it is installed, reads a Hugging Face directory too and must compute the same.
+    transformers, if it is installed, reads a Hugging Face GPT-2 too and must compute the same.
     """
     check_output(out)
     imported = read_published(directory, vocab, heads)
-    if is_huggingface(directory) and (theirs := transformers_model(directory, imported.model)):
+    is_gpt2 = is_huggingface(directory) and imported.model.family == "gpt2"
+    if is_gpt2 and (theirs := transformers_model(directory, imported.model)):
         imported.origin["compared"] = check_same(build_model(imported.model, imported.tensors), theirs, directory)
     write_checkpoint(out, imported)
     return out
 
 
 def read_published(directory: Path, vocab: Path | None = None, heads: int | None = None) -> Imported:
-    """Weights of a Hugging Face GPT-2 directory, a Megatron-LM save directory or a distributed checkpoint.
+    """Weights of a Hugging Face GPT-2 or BERT, a Megatron-LM save directory or a distributed checkpoint.
 
     Raises BadInput for any other directory, and what the formats raise.
     """

@@ -18,6 +18,7 @@ from engine.formats import (
     check_vocabulary,
     describe_ours,
     digests,
+    huggingface_bert,
     huggingface_gpt2,
     is_tied,
     parameters_of,
@@ -34,6 +35,11 @@ OURS = "mlm_repro"
 """Key in an exported config.json for our own records."""
 WEIGHT_FILE = re.compile(r"[\w-][\w.-]*\.safetensors")
 """A plain name, which cannot lead out of the directory."""
+FORMATS = {"gpt2": huggingface_gpt2, "bert": huggingface_bert}
+"""`model_type` → the module that knows its names and row orders. Both modules have the same functions."""
+FOLDER = "huggingface"
+"""Folder with the files of the original directory that are not weights."""
+COMPANIONS = ("*.json", "*.txt", "*.model", "*.md", "*.jinja", "LICENSE*")
 
 
 def write_huggingface(loaded: LoadedCheckpoint, directory: Path) -> None:
@@ -103,25 +109,48 @@ def our_tensors(
 
 
 def read_huggingface(directory: Path, vocab: Path | None = None, heads: int | None = None) -> Imported:
-    """Read a Hugging Face GPT-2 directory. `vocab` replaces its tokenizer.
+    """Read a Hugging Face GPT-2 or BERT directory. `vocab` replaces a GPT-2's tokenizer.
 
-    Embedding rows beyond the tokenizer's entries are padding and become zeros. Other values keep their bits. Raises
-    BadInput for another model and IntegrityFailure for damaged files, naming the tensor or file.
+    Embedding rows beyond a GPT-2's entries are padding and become zeros. A BERT's own tokenizer is kept in `FOLDER`.
+    Other values keep their bits. Raises BadInput for another model and IntegrityFailure for damaged files, naming the
+    tensor or file.
     """
-    values = read_config(directory / CONFIG, huggingface_gpt2.SIZES)
-    tensors, files = read_weights(directory, huggingface_gpt2.PREFIX, huggingface_gpt2.BUFFER)
-    tokenizer, tokenizer_files = read_vocabulary_files(vocab) if vocab else read_vocabulary(directory)
-    config = huggingface_gpt2.our_config(values, tokenizer.vocab_size, directory / CONFIG)
+    path = directory / CONFIG
+    kind = read_config(path, ()).get("model_type", "gpt2")
+    if (theirs := FORMATS.get(kind)) is None:
+        raise BadInput(f"{path}: model_type is {kind!r}; this engine runs {' and '.join(FORMATS)}")
+    values = read_config(path, theirs.SIZES)
+    tensors, files = read_weights(directory, theirs.PREFIX, theirs.BUFFER)
+    rows, is_gpt2 = values["vocab_size"], theirs is huggingface_gpt2
+    tokenizer, sources, kept = None, list[Path](), dict[str, Path]()
+    if is_gpt2:
+        tokenizer, sources = read_vocabulary_files(vocab) if vocab else read_vocabulary(directory)
+    else:
+        tensors = {current_name(name): tensor for name, tensor in tensors.items()}
+        kept = {f"{FOLDER}/{name}": place for name, place in companions(directory).items()}
+    config = theirs.our_config(values, tokenizer.vocab_size if tokenizer else rows, path)
     if heads is not None and heads != config.num_heads:
-        raise BadInput(f"{directory / CONFIG}: n_head is {config.num_heads}, but --heads says {heads}")
-    rows, words = values["vocab_size"], huggingface_gpt2.OUR_WORDS
-    stored = config.model_copy(update={"vocab_size": rows, "padded_vocab_size": rows})
-    ours = our_tensors(tensors, stored, huggingface_gpt2, directory)
-    check_vocabulary(tokenizer, rows, directory)
-    ours[words] = huggingface_gpt2.join(words, [ours[words]], config)
-    name, twin = read_ours(values.get(OURS), "huggingface", directory / CONFIG)
-    sources = digests([directory / CONFIG, *files], directory) | digests(tokenizer_files, vocab or directory)
-    return Imported(name, config, ours, tokenizer, {"format": "Hugging Face GPT-2", "files": sources}, twin)
+        raise BadInput(f"{path}: {theirs.SIZES[2]} is {config.num_heads}, but --heads says {heads}")
+    stored = config.model_copy(update={"vocab_size": rows, "padded_vocab_size": rows}) if is_gpt2 else config
+    ours = our_tensors(tensors, stored, theirs, directory)
+    if tokenizer:
+        check_vocabulary(tokenizer, rows, directory)
+        words = huggingface_gpt2.OUR_WORDS
+        ours[words] = huggingface_gpt2.join(words, [ours[words]], config)
+    name, twin = read_ours(values.get(OURS), "huggingface", path)
+    digested = digests([path, *files], directory) | digests(sources, vocab or directory)
+    origin = {"format": f"Hugging Face {'GPT-2' if is_gpt2 else 'BERT'}", "files": digested}
+    return Imported(name, config, ours, tokenizer, origin, twin, kept)
+
+
+def companions(directory: Path) -> dict[str, Path]:
+    """The files beside the weights, by name."""
+    return {path.name: path for pattern in COMPANIONS for path in sorted(directory.glob(pattern))}
+
+
+def current_name(name: str) -> str:
+    """Today's name of a tensor. Old BERTs say gamma and beta."""
+    return re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"\.beta$", ".bias", name))
 
 
 def read_config(path: Path, sizes: Sequence[str]) -> dict[str, Any]:

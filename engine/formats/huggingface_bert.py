@@ -30,12 +30,9 @@ OPTIONAL = ("cls.", "pooler.")
 """Beginnings of the names that a directory may lack."""
 
 REQUIRED = {
-    "hidden_act": ("gelu",),
-    "position_embedding_type": ("absolute",),
-    "type_vocab_size": (2,),
-    "is_decoder": (False,),
-    "add_cross_attention": (False,),
-}
+    "hidden_act": ("gelu",), "position_embedding_type": ("absolute",), "type_vocab_size": (2,),
+    "is_decoder": (False,), "add_cross_attention": (False,),
+}  # fmt: skip
 """Allowed values of settings that would make another model, the default first."""
 
 OUTSIDE_LAYERS = {
@@ -96,17 +93,12 @@ def our_config(values: dict[str, Any], vocab_size: int, path: Path) -> ModelConf
     if values.get("intermediate_size", 3072) != 4 * values["hidden_size"]:
         raise BadInput(f"{path}: intermediate_size is not four times hidden_size")
     ours = {
-        "family": "bert",
-        "num_layers": values["num_hidden_layers"],
-        "hidden_size": values["hidden_size"],
-        "num_heads": values["num_attention_heads"],
-        "seq_length": values["max_position_embeddings"],
-        "vocab_size": vocab_size,
-        "padded_vocab_size": padded_vocab_size(vocab_size),
-        "dropout": values.get("hidden_dropout_prob", 0.1),
-        "init_std": values.get("initializer_range", 0.02),
+        "family": "bert", "num_layers": values["num_hidden_layers"], "hidden_size": values["hidden_size"],
+        "num_heads": values["num_attention_heads"], "seq_length": values["max_position_embeddings"],
+        "vocab_size": vocab_size, "padded_vocab_size": padded_vocab_size(vocab_size),
+        "dropout": values.get("hidden_dropout_prob", 0.1), "init_std": values.get("initializer_range", 0.02),
         "bert": {"layer_norm_order": "original", "layer_norm_epsilon": values.get("layer_norm_eps", 1e-12)},
-    }
+    }  # fmt: skip
     return parse_config(ours, ModelConfig, str(path))
 
 

@@ -32,13 +32,10 @@ BUFFER = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
 """Tensors that are not weights: the causal mask, in old files."""
 
 REQUIRED = {
-    "model_type": ("gpt2",),
-    "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"),
-    "layer_norm_epsilon": (1e-5,),
-    "scale_attn_weights": (True,),
-    "scale_attn_by_inverse_layer_idx": (False,),
+    "model_type": ("gpt2",), "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"),
+    "layer_norm_epsilon": (1e-5,), "scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,),
     "add_cross_attention": (False,),
-}
+}  # fmt: skip
 """Allowed values of settings that would make another model, the default first."""
 
 
@@ -70,38 +67,21 @@ def our_config(values: dict[str, Any], vocab_size: int, path: Path) -> ModelConf
     if values.get("n_inner") not in (None, 4 * values["n_embd"]):
         raise BadInput(f"{path}: n_inner is {values['n_inner']!r}; four times n_embd can be imported")
     ours = {
-        "num_layers": values["n_layer"],
-        "hidden_size": values["n_embd"],
-        "num_heads": values["n_head"],
-        "seq_length": values["n_positions"],
-        "vocab_size": vocab_size,
-        "padded_vocab_size": padded_vocab_size(vocab_size),
-        "dropout": values.get("resid_pdrop", 0.1),
+        "num_layers": values["n_layer"], "hidden_size": values["n_embd"], "num_heads": values["n_head"],
+        "seq_length": values["n_positions"], "vocab_size": vocab_size,
+        "padded_vocab_size": padded_vocab_size(vocab_size), "dropout": values.get("resid_pdrop", 0.1),
         "init_std": values.get("initializer_range", 0.02),
-    }
+    }  # fmt: skip
     return parse_config(ours, ModelConfig, str(path))
 
 
 def their_config(config: ModelConfig) -> dict[str, Any]:
     """The model as transformers' `GPT2Config`."""
     return {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        "activation_function": "gelu_new",
-        "n_layer": config.num_layers,
-        "n_embd": config.hidden_size,
-        "n_head": config.num_heads,
-        "n_inner": None,
-        "n_positions": config.seq_length,
-        "n_ctx": config.seq_length,
-        "vocab_size": config.vocab_size,
-        "layer_norm_epsilon": 1e-5,
-        "attn_pdrop": config.dropout,
-        "embd_pdrop": config.dropout,
-        "resid_pdrop": config.dropout,
-        "initializer_range": config.init_std,
-        "scale_attn_weights": True,
-        "scale_attn_by_inverse_layer_idx": False,
-        "tie_word_embeddings": True,
-        "torch_dtype": "float32",
-    }
+        "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "activation_function": "gelu_new",
+        "n_layer": config.num_layers, "n_embd": config.hidden_size, "n_head": config.num_heads, "n_inner": None,
+        "n_positions": config.seq_length, "n_ctx": config.seq_length, "vocab_size": config.vocab_size,
+        "layer_norm_epsilon": 1e-5, "attn_pdrop": config.dropout, "embd_pdrop": config.dropout,
+        "resid_pdrop": config.dropout, "initializer_range": config.init_std, "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False, "tie_word_embeddings": True, "torch_dtype": "float32",
+    }  # fmt: skip

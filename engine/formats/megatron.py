@@ -54,20 +54,12 @@ HEADS = ("word_embeddings_for_head.weight", "output_layer.weight")
 HEAD = "head"
 """Our name for the last pipeline stage's copy of the word embedding."""
 REQUIRED = {
-    "swiglu": (False,),
-    "squared_relu": (False,),
-    "normalization": ("LayerNorm",),
-    "apply_layernorm_1p": (False,),
-    "layernorm_epsilon": (1e-5,),
-    "norm_epsilon": (1e-5,),
-    "apply_residual_connection_post_layernorm": (False,),
-    "position_embedding_type": ("learned_absolute",),
-    "add_position_embedding": (True,),
-    "untie_embeddings_and_output_weights": (False,),
-    "group_query_attention": (False,),
-    "multi_latent_attention": (False,),
-    "add_bias_linear": (True,),
-}
+    "swiglu": (False,), "squared_relu": (False,), "normalization": ("LayerNorm",), "apply_layernorm_1p": (False,),
+    "layernorm_epsilon": (1e-5,), "norm_epsilon": (1e-5,), "apply_residual_connection_post_layernorm": (False,),
+    "position_embedding_type": ("learned_absolute",), "add_position_embedding": (True,),
+    "untie_embeddings_and_output_weights": (False,), "group_query_attention": (False,),
+    "multi_latent_attention": (False,), "add_bias_linear": (True,),
+}  # fmt: skip
 """GPT-2's values of arguments that would make another model."""
 
 
@@ -115,12 +107,9 @@ def read_megatron(directory: Path, vocab: Path | None, heads: int | None = None)
     tensors = _merge(files, config)
     version = f"version {first.version}" if first.path.name == FILE else "torch_dist"
     origin = {
-        "format": f"Megatron-LM checkpoint {version}",
-        "tp": len(files[0]),
-        "pp": len(files),
-        "iteration": first.iteration,
-        "files": digests(paths, directory) | digests(vocabulary_files, vocab),
-    }
+        "format": f"Megatron-LM checkpoint {version}", "tp": len(files[0]), "pp": len(files),
+        "iteration": first.iteration, "files": digests(paths, directory) | digests(vocabulary_files, vocab),
+    }  # fmt: skip
     return Imported("megatron", config, tensors, tokenizer, origin)
 
 
@@ -203,15 +192,11 @@ def _read_config(files: list[list[RankFile]], tokenizer: Tokenizer, heads: int |
         raise BadInput(f"{first.path} has {written} attention heads, but --heads says {heads}")
     num_heads = heads if written is None else written
     values = {
-        "num_layers": sizes["num_layers"],
-        "hidden_size": sizes["hidden_size"],
-        "num_heads": num_heads,
-        "seq_length": sizes["max_position_embeddings"],
-        "vocab_size": tokenizer.vocab_size,
-        "padded_vocab_size": sizes["padded_vocab_size"],
-        "dropout": args.get("hidden_dropout", 0.1),
+        "num_layers": sizes["num_layers"], "hidden_size": sizes["hidden_size"], "num_heads": num_heads,
+        "seq_length": sizes["max_position_embeddings"], "vocab_size": tokenizer.vocab_size,
+        "padded_vocab_size": sizes["padded_vocab_size"], "dropout": args.get("hidden_dropout", 0.1),
         "init_std": args.get("init_method_std", 0.02),
-    }
+    }  # fmt: skip
     check_vocabulary(tokenizer, sizes["padded_vocab_size"], first.path)
     config = parse_config(values, ModelConfig, str(first.path))
     if config.num_heads % len(stages):

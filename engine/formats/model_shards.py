@@ -14,20 +14,13 @@ from typing import Any
 
 import torch
 from pydantic import TypeAdapter, ValidationError
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from engine.formats import check_output, digests, new_output
 from engine.formats.divided import divide
-from engine.formats.huggingface import CONFIG, INDEX, read_weights
-from engine.formats.huggingface_shards import (
-    FOLDER,
-    WRITTEN,
-    companions,
-    current_name,
-    describe_files,
-    save_as_written,
-)
+from engine.formats.huggingface import CONFIG, FOLDER, INDEX, WEIGHT_FILE, companions, current_name, read_weights
 from engine.formats.tensor_plan import Division, TensorPlan, describe_plan, make_plan, some_tokens
 from engine.launch.mesh import build_mesh
 from engine.launch.threads import run_threads
@@ -37,14 +30,21 @@ from lineage.atomic import write_json
 from lineage.digest import check_seal, seal
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.extras import import_extra
-from lineage.files import read_object
+from lineage.files import FileSchema, parse_document, read_object
 
-PLAN = "plan.json"
+PLAN, WRITTEN = "plan.json", "written.json"
 TOLERANCE = 1e-10
 """Largest difference of a divided model's outputs in float64, in parts of the largest output."""
 NO_BUFFER = re.compile("(?!)")
 Names = Mapping[str, list[str]]
 """Tensor of the files → the model's parameters and buffers that are this tensor."""
+
+
+class WeightFile(FileSchema):
+    """Content of an original weight file, by its name in `WRITTEN`."""
+
+    tensors: list[str]
+    metadata: dict[str, str] | None = None
 
 
 def shard_model(directory: Path, out: Path, tp: int) -> list[str]:
@@ -54,6 +54,8 @@ def shard_model(directory: Path, out: Path, tp: int) -> list[str]:
     does; a last line says so, or that memory is too small for it. Raises BadInput for a model that cannot be divided.
     """
     check_output(out)
+    if not directory.is_dir():
+        raise BadInput(f"there is no directory {directory}")
     model = build_model(directory)
     plan = make_plan(model, tp)
     if not plan.blocks:
@@ -72,7 +74,8 @@ def shard_model(directory: Path, out: Path, tp: int) -> list[str]:
         (temporary / FOLDER).mkdir()
         for name, path in companions(directory).items():
             shutil.copyfile(path, temporary / FOLDER / name)
-        write_json(temporary / FOLDER / WRITTEN, describe_files([path for path in files if path.name != INDEX]))
+        written = {path.name: _describe(path) for path in files if path.name != INDEX}
+        write_json(temporary / FOLDER / WRITTEN, written)
         checked = _check(temporary, model, names, tensors, tp)
         seal(temporary)
     return [*describe_plan(plan, model), checked]
@@ -112,7 +115,7 @@ def load_rank(directory: Path, axis: Axis, seed: int = 0, dtype: torch.dtype | N
     return model
 
 
-def is_model_sharded(directory: Path) -> bool:
+def is_sharded(directory: Path) -> bool:
     """True if `shard_model` wrote the directory."""
     return (directory / PLAN).is_file()
 
@@ -131,11 +134,22 @@ def merge_model(checkpoint: Path, out: Path) -> Path:
     whole = {name: split.merge([tensors[name] for tensors in ranks]) if (split := _split(plan, names[name])) else tensor
              for name, tensor in ranks[0].items()}  # fmt: skip
     with new_output(out) as temporary:
-        save_as_written(checkpoint / FOLDER, whole, str, temporary)
+        for file, content in read_object(checkpoint / FOLDER / WRITTEN).items():
+            described = parse_document(content, WeightFile, f"{checkpoint / FOLDER / WRITTEN}, {file}")
+            if not WEIGHT_FILE.fullmatch(file) or not whole.keys() >= {*described.tensors}:
+                raise IntegrityFailure(f"{checkpoint / FOLDER / WRITTEN}: {file} is no file of these tensors")
+            chosen = {name: whole[name] for name in described.tensors}
+            save_file(chosen, temporary / file, metadata=described.metadata)
         for path in (checkpoint / FOLDER).iterdir():
             if path.name != WRITTEN:
                 shutil.copyfile(path, temporary / path.name)
     return out
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    """Tensor names and metadata of a weight file: what `WRITTEN` holds."""
+    with safe_open(path, framework="pt") as file:
+        return {"tensors": sorted(file.keys()), "metadata": file.metadata()}
 
 
 def read_plan(directory: Path) -> TensorPlan:

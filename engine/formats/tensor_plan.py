@@ -233,7 +233,8 @@ def _ranges(numbers: list[int]) -> Part:
 def some_tokens(model: nn.Module) -> dict[str, torch.Tensor]:
     """Random tokens as the model's arguments."""
     config: Any = model.config
-    tokens = torch.randint(0, config.vocab_size, (2, TOKENS), generator=torch.Generator().manual_seed(1))
+    length = min(TOKENS, getattr(config, "max_position_embeddings", None) or TOKENS)
+    tokens = torch.randint(0, config.vocab_size, (2, length), generator=torch.Generator().manual_seed(1))
     names = ("input_ids", "decoder_input_ids") if config.is_encoder_decoder else ("input_ids",)
     return dict.fromkeys(names, tokens)
 

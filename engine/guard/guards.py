@@ -38,13 +38,9 @@ def guards_of(
     """The guards of a run, in the order in which they are asked."""
     mesh = step.mesh
     guards: list[Guard] = [
-        SlowRankGuard(mesh),
-        SpikeGuard(recent, config.train.skip_spikes),
-        FiniteGuard(step),
-        MemoryGuard(memory),
-        TimelineGuard(run.path, config, step),
-        ReplicaGuard(step.model.parameters, step.model.storage_mesh),
-    ]
+        SlowRankGuard(mesh), SpikeGuard(recent, config.train.skip_spikes), FiniteGuard(step), MemoryGuard(memory),
+        TimelineGuard(run.path, config, step), ReplicaGuard(step.model.parameters, step.model.storage_mesh),
+    ]  # fmt: skip
     if config.record.noise_scale and mesh.dp.size > 1:
         guards.append(NoiseScaleGuard(mesh.dp.size))
     return guards
@@ -172,14 +168,10 @@ class TimelineGuard(Guard):
             count = len(iteration.microbatches)
             planned = lower(compute_orders(parallel.schedule, parallel.pp, parallel.chunks, count), parallel.chunks)
             timeline = Timeline(
-                iteration=iteration.number + 1,
-                schedule=parallel.schedule,
-                pp=parallel.pp,
-                chunks=parallel.chunks,
-                microbatches=count,
-                planned=[[_row(interval, 0.0) for interval in rank] for rank in planned.timeline],
+                iteration=iteration.number + 1, schedule=parallel.schedule, pp=parallel.pp, chunks=parallel.chunks,
+                microbatches=count, planned=[[_row(interval, 0.0) for interval in rank] for rank in planned.timeline],
                 measured=[[_row(interval, begun) for interval in rank] for rank in measured],
-            )
+            )  # fmt: skip
             write_text(self._path, timeline.to_line())
         return ""
 

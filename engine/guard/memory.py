@@ -159,14 +159,11 @@ def remedies(run: ResolvedRun) -> list[tuple[str, int]]:
     config, ranks = run.config, run.layout.world_size
     parallel = config.parallel
     changes: list[tuple[str, str, Any]] = [
-        ("train", "microbatch_size", config.train.microbatch_size // 2),
-        ("parallel", "recompute", "selective"),
-        ("parallel", "recompute", "full"),
-        ("parallel", "shard_optimizer", True),
-        ("parallel", "shard_parameters", True),
-        ("parallel", "tp", 2 * parallel.tp),
+        ("train", "microbatch_size", config.train.microbatch_size // 2), ("parallel", "recompute", "selective"),
+        ("parallel", "recompute", "full"), ("parallel", "shard_optimizer", True),
+        ("parallel", "shard_parameters", True), ("parallel", "tp", 2 * parallel.tp),
         ("parallel", "pp", 2 * parallel.pp),
-    ]
+    ]  # fmt: skip
     offered = []
     for section, key, value in changes:
         values = config.model_dump()

@@ -44,15 +44,11 @@ def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
         return GroupAxis(group.size(), rank, waiting, group) if group.size() > 1 else Axis(waiting=waiting)
 
     mesh = ParallelMesh(
-        layout,
-        tp=axis("tp", tp),
-        pp=axis("pp", pp),
-        dp=axis("dp", dp),
-        embedding=_embedding_axis(layout, tp, pp, dp, waiting),
-        device=device,
+        layout, tp=axis("tp", tp), pp=axis("pp", pp), dp=axis("dp", dp),
+        embedding=_embedding_axis(layout, tp, pp, dp, waiting), device=device,
         sequence_parallel=sequence_parallel and layout.tp > 1,
         world=GroupAxis(layout.world_size, dist.get_rank(), waiting, dist.group.WORLD),
-    )
+    )  # fmt: skip
     mesh.world.barrier()  # a rank that leaves now finds every connection made
     return mesh
 

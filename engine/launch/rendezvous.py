@@ -31,12 +31,9 @@ FLIGHT_RECORDS = "2000"
 STACK_SIGNAL = signal.SIGUSR1
 """Signal that makes a rank print its stack."""
 PEER_GONE = (
-    "connection was likely closed",
-    "connection closed by peer",
-    "connection reset by peer",
-    "broken pipe",
+    "connection was likely closed", "connection closed by peer", "connection reset by peer", "broken pipe",
     "remote process exited",
-)
+)  # fmt: skip
 """Words of gloo and NCCL for a process at the other end that has ended."""
 
 

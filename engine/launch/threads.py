@@ -257,15 +257,12 @@ def thread_mesh(here: ThreadRank, layout: Layout, sequence_parallel: bool) -> Pa
 
     ends = [layout.rank(tp, 0, dp), layout.rank(tp, layout.pp - 1, dp)]
     return ParallelMesh(
-        layout,
-        tp=axis([layout.rank(other, pp, dp) for other in range(layout.tp)]),
+        layout, tp=axis([layout.rank(other, pp, dp) for other in range(layout.tp)]),
         pp=axis([layout.rank(tp, other, dp) for other in range(layout.pp)]),
         dp=axis([layout.rank(tp, pp, other) for other in range(layout.dp)]),
-        embedding=axis(ends) if layout.pp > 1 and here.rank in ends else Axis(),
-        device=torch.device("cpu"),
-        sequence_parallel=sequence_parallel and layout.tp > 1,
-        world=axis(range(layout.world_size)),
-    )
+        embedding=axis(ends) if layout.pp > 1 and here.rank in ends else Axis(), device=torch.device("cpu"),
+        sequence_parallel=sequence_parallel and layout.tp > 1, world=axis(range(layout.world_size)),
+    )  # fmt: skip
 
 
 def _reduced(parts: Sequence[torch.Tensor], op: dist.ReduceOp.RedOpType) -> torch.Tensor:

@@ -26,12 +26,9 @@ class GPT2(CausalModel):
     """Language model over token ids, or one pipeline stage of it. Parameters bear the whole model's names."""
 
     def __init__(
-        self,
-        config: ModelConfig,
-        mesh: ParallelMesh,
-        stage: PipelineStage | None = None,
+        self, config: ModelConfig, mesh: ParallelMesh, stage: PipelineStage | None = None,
         parallel: ParallelConfig = SERIAL,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(config, mesh, stage, parallel)
         if self.stage.is_first or self.stage.is_last:
             self.embedding = Embedding(config, mesh, has_positions=self.stage.is_first)

@@ -27,12 +27,9 @@ class StageModel(nn.Module, ABC):
     """True if the two weights before residual additions begin smaller, by √(2L)."""
 
     def __init__(
-        self,
-        config: ModelConfig,
-        mesh: ParallelMesh,
-        stage: PipelineStage | None = None,
+        self, config: ModelConfig, mesh: ParallelMesh, stage: PipelineStage | None = None,
         parallel: ParallelConfig = SERIAL,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Only the recomputation settings of `parallel` are used."""
         super().__init__()
         self.config, self.mesh = config, mesh

@@ -7,12 +7,9 @@ import torch
 from engine.config import Precision
 
 DTYPES: dict[Precision, torch.dtype] = {
-    "fp64": torch.float64,
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
+    "fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
     "fp16-pure": torch.float16,
-}
+}  # fmt: skip
 
 
 @dataclass

@@ -60,12 +60,9 @@ class PartitionedModel:
         return GradientReducer(groups, self.mesh, measures_noise)
 
     def forward_backward(
-        self,
-        microbatches: Sequence[PipelineInput],
-        reducer: Reducer,
-        loss_scale: float = 1.0,
+        self, microbatches: Sequence[PipelineInput], reducer: Reducer, loss_scale: float = 1.0,
         timeline: list[Interval] | None = None,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor:  # fmt: skip
         for chunk in self.chunks:
             if not chunk.training:  # the flag is set on every module, which takes time
                 chunk.train()

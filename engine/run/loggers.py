@@ -68,13 +68,9 @@ def start_wandb(run: Path, config: dict[str, Any]) -> Session:
     wandb = import_extra("wandb", "wandb")
     _empty_folder(run / "wandb")
     session = wandb.init(
-        dir=run,
-        mode=os.environ.get("WANDB_MODE", "offline"),
-        project=os.environ.get("WANDB_PROJECT", PROJECT),
-        name=run.name,
-        config=config,
-        settings=wandb.Settings(silent=True, console="off"),
-    )
+        dir=run, mode=os.environ.get("WANDB_MODE", "offline"), project=os.environ.get("WANDB_PROJECT", PROJECT),
+        name=run.name, config=config, settings=wandb.Settings(silent=True, console="off"),
+    )  # fmt: skip
 
     def close(has_ended: bool) -> None:
         try:

@@ -88,17 +88,11 @@ def write_summary(
     """Write the summary of a run that has ended; `peaks` is memory by rank, `final` the last validation."""
     layout = run.layout
     summary = TrainingSummary(
-        parameters=run.parameters,
-        iterations=run.config.train.iterations,
-        tokens=run.tokens,
-        seed=run.config.train.seed,
-        layout=RankLayout(tp=layout.tp, pp=layout.pp, dp=layout.dp),
-        train_seconds=round(seconds, 2),
-        tokens_per_second=round(run.tokens / seconds, 1),
+        parameters=run.parameters, iterations=run.config.train.iterations, tokens=run.tokens,
+        seed=run.config.train.seed, layout=RankLayout(tp=layout.tp, pp=layout.pp, dp=layout.dp),
+        train_seconds=round(seconds, 2), tokens_per_second=round(run.tokens / seconds, 1),
         memory=Memory(closed_form_bytes=run.memory.total, measured_bytes=peaks, measured_by=measured_by),
-        validation_samples=final.samples,
-        validation_loss=final.loss,
-        validation_perplexity=final.perplexity,
+        validation_samples=final.samples, validation_loss=final.loss, validation_perplexity=final.perplexity,
         checkpoint=checkpoint,
-    )
+    )  # fmt: skip
     write_document(directory / SUMMARY, summary)

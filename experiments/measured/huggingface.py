@@ -4,6 +4,7 @@ import tempfile
 from filecmp import cmpfiles
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,15 +14,12 @@ from safetensors.torch import save_file
 from engine.config import ModelConfig, ParallelConfig
 from engine.formats.huggingface import CONFIG, WEIGHTS, gpt2_weights
 from engine.formats.huggingface_gpt2 import their_config
-from engine.formats.huggingface_shards import merge_huggingface, shard_huggingface
-from engine.inference import load_for_inference
+from engine.formats.model_shards import load_rank, merge_model, shard_model
 from engine.launch.forked import run_forked
 from engine.launch.mesh import build_mesh
 from engine.model.gpt2 import GPT2
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import serial_mesh
-from evaluation.generate import generate
-from evaluation.scoring import ScoringModel
 from experiments.measured.traffic import of_layer
 from experiments.sealed import Line, lines
 from lineage.atomic import write_json
@@ -46,9 +44,10 @@ def measure_huggingface() -> list[Line]:
         by_width: dict[int, Answers] = {}
         same_files = files = 0
         for tp in WIDTHS:
-            checkpoint = shard_huggingface(theirs, Path(folder) / f"tp-{tp}", tp)
-            by_width[tp] = run_forked(answers, tp, checkpoint, tp)[0]
-            merged = merge_huggingface(checkpoint, Path(folder) / f"merged-{tp}")
+            divided = Path(folder) / f"tp-{tp}"
+            shard_model(theirs, divided, tp)
+            by_width[tp] = run_forked(answers, tp, divided, tp)[0]
+            merged = merge_model(divided, Path(folder) / f"merged-{tp}")
             names = {path.name for path in (*theirs.iterdir(), *merged.iterdir())}
             same_files += len(cmpfiles(theirs, merged, names, shallow=False)[0])
             files += len(names)
@@ -80,16 +79,16 @@ def write_huggingface(directory: Path) -> Path:
     return directory
 
 
-def answers(checkpoint: Path, tp: int) -> Answers:
-    """Answers to the texts, by all ranks of the model."""
-    mesh = build_mesh(Layout(tp=tp))
-    model = load_for_inference(checkpoint, mesh).model
-    assert isinstance(model, GPT2)
+def answers(divided: Path, tp: int) -> Answers:
+    """Answers to the texts, by all ranks of the model, which is transformers'."""
+    model: Any = load_rank(divided, build_mesh(Layout(tp=tp)).tp)
     tokens = torch.randint(0, SHAPE.vocab_size, (TEXTS, TOKENS), generator=torch.Generator().manual_seed(SEED))
     with torch.inference_mode():
-        logits = mesh.tp.all_gather(model.logits(model.hidden_states(tokens)), dim=2)[..., : SHAPE.vocab_size]
-    scored = ScoringModel(model, SHAPE.vocab_size, SHAPE.seq_length, SHAPE.hidden_size, torch.float32, mesh)
-    return logits.numpy(), generate(scored, tokens.tolist(), NEW_TOKENS, None)
+        logits = model(tokens).logits
+    said = model.generate(
+        tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0
+    )
+    return logits.numpy(), said.tolist()
 
 
 def collectives_per_layer() -> int:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import BertConfig as TheirConfig
-from transformers import BertForMaskedLM, BertForPreTraining, BertModel, PreTrainedModel
+from transformers import BertForPreTraining, BertModel, PreTrainedModel
 
 import experiments
 from data_pipeline.tokens.token_file import TokenFile
@@ -20,8 +20,8 @@ from engine.data.batch_schedule import BatchSchedule
 from engine.families.bert import PairSource, PairTrainingBatches, PairValidationBatches, read_vocabulary
 from engine.families.bert.model import BERT
 from engine.formats import parameters_of
+from engine.formats.convert import import_checkpoint
 from engine.formats.huggingface_bert import split, their_names
-from engine.formats.huggingface_shards import merge_huggingface, shard_huggingface
 from engine.inference import load_for_inference
 from engine.launch.mesh import build_mesh
 from engine.launch.threads import run_threads
@@ -156,7 +156,7 @@ def loss_and_gradients(layout: Layout, checkpoint: Path) -> tuple[float, dict[st
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_a_step_is_that_of_transformers(tp: int, tmp_path: Path) -> None:
     theirs = write_theirs(tmp_path / "theirs").train()
-    checkpoint = shard_huggingface(tmp_path / "theirs", tmp_path / "shards", tp)
+    checkpoint = import_checkpoint(tmp_path / "theirs", tmp_path / "ours")
     batch = random_pairs(4, 2)
     assert batch.pairs is not None
     output = theirs(
@@ -178,29 +178,22 @@ def test_a_step_is_that_of_transformers(tp: int, tmp_path: Path) -> None:
                 )
 
 
-@pytest.mark.parametrize("kind", [BertForPreTraining, BertModel, BertForMaskedLM])
-def test_a_bert_is_divided_and_merged_into_its_files(kind: type[PreTrainedModel], tmp_path: Path) -> None:
-    write_theirs(tmp_path / "theirs", kind)
-    merged = merge_huggingface(shard_huggingface(tmp_path / "theirs", tmp_path / "shards", 2), tmp_path / "merged")
-    for path in (tmp_path / "theirs").iterdir():
-        assert path.read_bytes() == (merged / path.name).read_bytes(), path.name
-
-
-def test_names_of_the_first_published_files_are_known(tmp_path: Path) -> None:
-    write_theirs(tmp_path / "theirs")
-    path = tmp_path / "theirs" / "model.safetensors"
-    old = {name.replace("LayerNorm.weight", "LayerNorm.gamma"): tensor for name, tensor in load_file(path).items()}
+def test_a_body_alone_and_old_names_are_read(tmp_path: Path) -> None:
+    """Heads that the files lack are zeros, the first published files say gamma and beta."""
+    body = write_theirs(tmp_path / "body", BertModel)
+    old = {name.replace("LayerNorm.weight", "LayerNorm.gamma"): tensor for name, tensor in body.state_dict().items()}
     old = {name.replace("LayerNorm.bias", "LayerNorm.beta"): tensor for name, tensor in old.items()}
-    save_file(old, path, metadata={"format": "pt"})
-    checkpoint = shard_huggingface(tmp_path / "theirs", tmp_path / "shards", 2)
-    assert (merge_huggingface(checkpoint, tmp_path / "merged") / path.name).read_bytes() == path.read_bytes()
+    save_file(old, tmp_path / "body" / "model.safetensors", metadata={"format": "pt"})
+    ours = load_for_inference(import_checkpoint(tmp_path / "body", tmp_path / "ours")).model
+    assert ours.get_parameter("layers.0.input_layernorm.weight").equal(body.embeddings.LayerNorm.weight)
+    assert not ours.get_parameter("order_head.weight").any()
+    assert (tmp_path / "ours" / "huggingface" / "config.json").is_file()
 
 
 def test_a_bert_is_not_read_as_a_gpt2(tmp_path: Path) -> None:
     write_theirs(tmp_path / "theirs")
-    checkpoint = shard_huggingface(tmp_path / "theirs", tmp_path / "shards", 2)
     with pytest.raises(BadInput, match="is a bert"):
-        load_checkpoint(checkpoint)
+        load_checkpoint(import_checkpoint(tmp_path / "theirs", tmp_path / "ours"))
 
 
 TINY = ModelConfig(

@@ -28,7 +28,7 @@ from engine.finetune.tasks import (
 )
 from engine.finetune.train import FineTuner, PairEncoder, finetune
 from engine.formats import Imported, write_checkpoint
-from engine.formats.huggingface_shards import shard_huggingface
+from engine.formats.convert import import_checkpoint
 from engine.parallel.mesh import serial_mesh
 from engine.parallel.sharding import sharded_parameters
 from lineage.errors import BadInput, DataMissing
@@ -139,15 +139,15 @@ def test_a_published_bert_is_fine_tuned_with_its_own_tokenizer(tmp_path: Path) -
     )  # fmt: skip
     BertForPreTraining(config).save_pretrained(theirs)
     (theirs / "vocab.txt").write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
-    shards = shard_huggingface(theirs, tmp_path / "shards", 2)
+    ours = import_checkpoint(theirs, tmp_path / "ours")
     tokenizer = BertTokenizerFast(str(theirs / "vocab.txt"))
     for first, second in (("The cat sat.", "unseen hills"), ("who", "green " * 30)):
         expected = tokenizer(first, second, truncation="longest_first", max_length=24)
-        found = PairEncoder.of(shards).pair(first, second, 24)
+        found = PairEncoder.of(ours).pair(first, second, 24)
         assert found.tokens == expected["input_ids"]
         assert found.second_start == expected["token_type_ids"].index(1)
     write_mnli(tmp_path / "mnli", 12)
-    assert finetune("mnli", shards, tmp_path / "mnli", FineTuneRecipe(1, 12, 1e-3)).examples["train"] == 12
+    assert finetune("mnli", ours, tmp_path / "mnli", FineTuneRecipe(1, 12, 1e-3)).examples["train"] == 12
 
 
 def test_the_pre_training_heads_stay_and_the_body_learns(checkpoint: Path, tmp_path: Path) -> None:

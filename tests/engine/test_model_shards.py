@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from typer.testing import CliRunner
 
@@ -54,6 +54,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
               "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 32,
               "max_position_embeddings": 64}),
     "bert": ("BertForMaskedLM", HEADS4),
+    "bert-body": ("BertModel", HEADS4),
     "gpt2": ("GPT2LMHeadModel", {"vocab_size": 101, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 64}),
     "llama": ("LlamaForCausalLM", DECODER),
     "qwen3": ("Qwen3ForCausalLM", DECODER | {"head_dim": 16}),
@@ -91,7 +92,7 @@ def saved(tmp_path: Path) -> Callable[..., Path]:
 def of_rank(whole: nn.Module, plan: TensorPlan) -> tuple[torch.Tensor, dict[str, torch.Tensor | None]]:
     """The outputs of a rank's part, and the gradients of their squares."""
     part = divide(copy.deepcopy(whole), plan, build_mesh(Layout(tp=plan.tp)).tp)
-    logits = part(**some_tokens(part)).logits
+    logits = part(**some_tokens(part))[0]
     logits.square().mean().backward()
     return logits.detach(), {name: parameter.grad for name, parameter in part.named_parameters()}
 
@@ -101,7 +102,7 @@ def of_rank(whole: nn.Module, plan: TensorPlan) -> tuple[torch.Tensor, dict[str,
 def test_parts_give_the_outputs_and_gradients_of_the_whole_model(name: str, tp: int) -> None:
     whole = make(name).double()
     plan = make_plan(whole, tp)
-    logits = whole(**some_tokens(whole)).logits
+    logits = whole(**some_tokens(whole))[0]
     ranks = run_threads(partial(of_rank, whole, plan), tp)
     logits.square().mean().backward()
     for rank, (answers, gradients) in enumerate(ranks):
@@ -113,7 +114,7 @@ def test_parts_give_the_outputs_and_gradients_of_the_whole_model(name: str, tp: 
                 torch.testing.assert_close(gradients[parameter], expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["t5", "bart", "bert", "gpt2", "llama"])
+@pytest.mark.parametrize("name", ["t5", "bart", "bert", "bert-body", "gpt2", "llama"])
 def test_the_files_run_as_the_whole_model_and_merge_bit_for_bit(name: str, saved: Callable[..., Path]) -> None:
     directory = saved(name)
     whole = outputs(getattr(transformers, MODELS[name][0]).from_pretrained(directory).double().eval())
@@ -128,6 +129,30 @@ def test_the_files_run_as_the_whole_model_and_merge_bit_for_bit(name: str, saved
         held = sum(tensor.numel() for tensor in load_file(out / "model-tp00.safetensors").values())
         assert held < 1.6 / tp * sum(parameter.numel() for parameter in build_model(directory).parameters())
         merged = merge_model(out, directory.parent / f"merged{tp}")
+        for path in directory.iterdir():
+            assert path.read_bytes() == (merged / path.name).read_bytes(), path.name
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_number_formats_tied_heads_masks_and_old_names_come_back(dtype: torch.dtype, tmp_path: Path) -> None:
+    gpt2, bert = tmp_path / "gpt2", tmp_path / "bert"
+    make("gpt2").to(dtype).save_pretrained(gpt2, max_shard_size="60kB")  # type: ignore[operator]
+    one, *others = sorted(gpt2.glob("model-*.safetensors"))
+    words = next(t for path in (one, *others) for n, t in load_file(path).items() if n == "transformer.wte.weight")
+    added = {"transformer.h.0.attn.bias": torch.ones(1, 1, 12, 12).tril().bool(), "lm_head.weight": words.clone()}
+    save_file(load_file(one) | added, one, metadata={"made": "here"})
+    index = json.loads((gpt2 / "model.safetensors.index.json").read_text())
+    index["weight_map"] |= dict.fromkeys(added, one.name)
+    (gpt2 / "model.safetensors.index.json").write_text(json.dumps(index))
+    make("bert").to(dtype).save_pretrained(bert)  # type: ignore[operator]
+    (file,) = bert.glob("*.safetensors")
+    old = {name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+           for name, tensor in load_file(file).items()}  # fmt: skip
+    save_file(old, file, metadata={"format": "pt"})
+    for directory in (gpt2, bert):
+        divided = directory.with_name(f"{directory.name}-divided")
+        shard_model(directory, divided, 2)
+        merged = merge_model(divided, directory.with_name(f"{directory.name}-merged"))
         for path in directory.iterdir():
             assert path.read_bytes() == (merged / path.name).read_bytes(), path.name
 
@@ -262,6 +287,14 @@ def test_bad_directories(saved: Callable[..., Path]) -> None:
     seal(out)
     with pytest.raises(IntegrityFailure, match=r"plan\.json is not a plan"):
         read_plan(out)
+    shard_model(directory, outside := directory.parent / "outside", 2)
+    written = outside / "huggingface" / "written.json"
+    written.write_text(json.dumps({"../outside.safetensors": next(iter(json.loads(written.read_text()).values()))}))
+    seal(outside)
+    with pytest.raises(IntegrityFailure, match=r"outside\.safetensors is no file"):
+        merge_model(outside, directory.parent / "merged")
+    with pytest.raises(BadInput, match="there is no directory"):
+        shard_model(directory / "none", directory.parent / "other", 2)
     (directory / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["Path"]}))
     with pytest.raises(BadInput, match="builds no model of it"):
         shard_model(directory, directory.parent / "other", 2)

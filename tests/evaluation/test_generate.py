@@ -36,7 +36,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tensors = {p.name: p.local.detach() for p in sharded_parameters(model, model.mesh)}
     out = tmp_path_factory.mktemp("generate") / "checkpoint"
     tokenizer = Tokenizer.train(sentences(40), 300)
-    write_checkpoint(out, Imported("tiny", model.config, tensors, tokenizer, {"format": "this test"}), tp=2)
+    write_checkpoint(out, Imported("tiny", model.config, tensors, tokenizer, {"format": "this test"}))
     return out
 
 

@@ -121,12 +121,9 @@ class BERT(StageModel):
     """Masked language model over sentence pairs, or one pipeline stage of it."""
 
     def __init__(
-        self,
-        config: ModelConfig,
-        mesh: ParallelMesh,
-        stage: PipelineStage | None = None,
+        self, config: ModelConfig, mesh: ParallelMesh, stage: PipelineStage | None = None,
         parallel: ParallelConfig = SERIAL,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(config, mesh, stage, parallel)
         if self.stage.is_first or self.stage.is_last:
             self.embedding = BertEmbedding(config, mesh, self.stage.is_first)

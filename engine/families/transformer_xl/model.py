@@ -221,12 +221,9 @@ class TransformerXL(CausalModel):
     scales_residual = False
 
     def __init__(
-        self,
-        config: ModelConfig,
-        mesh: ParallelMesh,
-        stage: PipelineStage | None = None,
+        self, config: ModelConfig, mesh: ParallelMesh, stage: PipelineStage | None = None,
         parallel: ParallelConfig = SERIAL,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(config, mesh, stage, parallel)
         if self.stage.is_first or self.stage.is_last:
             is_adaptive = bool(config.transformer_xl.cutoffs)
