@@ -75,11 +75,8 @@ def suggest_learning_rate(run: ResolvedRun, low: float, high: float, iterations:
 
     The report draws the file with the benchmarks.
     """
-    curve, train, path = (
-        find_learning_rate(run, low, high, iterations),
-        run.config.train,
-        out / f"{run.config.name}.json",
-    )
+    curve, train = find_learning_rate(run, low, high, iterations), run.config.train
+    path = out / f"{run.config.name}.json"
     if rank() != 0:
         return ""
     out.mkdir(parents=True, exist_ok=True)
