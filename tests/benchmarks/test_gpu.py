@@ -61,6 +61,7 @@ def at_toy_size(monkeypatch: pytest.MonkeyPatch) -> None:
         if isinstance(measure, partial):
             given = [toy.get(each, each) if isinstance(each, kernels.KernelShape) else each for each in measure.args]
             monkeypatch.setitem(ITEMS, name, (seconds, partial(measure.func, *given)))
+    monkeypatch.setitem(ITEMS, "mlm-train", (60, lambda: 1 / 0))
     monkeypatch.setattr(gpu, "KernelShape", lambda: SHAPE)
     monkeypatch.setattr("torch.compile", lambda function: function)
     monkeypatch.setattr(gpu, "in_new_process", here)
@@ -139,8 +140,10 @@ def test_what_comes_after_the_deadline_is_not_begun_and_what_fails_is_ended(tmp_
 
 
 @pytest.mark.timeout(300)
-def test_the_program_is_stopped_resumed_and_compared() -> None:
+def test_the_program_is_stopped_resumed_and_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """The item of `mlm-train` itself, with the processor in the place of the GPU."""
+    small = " model.hidden_size=32 model.seq_length=32 model.num_layers=1 train.precision=fp32"
+    monkeypatch.setattr(gpu, "TRIED", gpu.TRIED + small)
     case, *wrong = gpu.try_program()
     assert wrong == []
     assert isinstance(case, Case)
