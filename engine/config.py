@@ -225,7 +225,7 @@ class TrainConfig(Config):
     min_learning_rate: float = 1e-5
     """Floor of the schedule."""
     warmup_iterations: int = 3000
-    """Iterations of linear warm-up."""
+    """Iterations of linear warm-up; unless named, one in a hundred of the schedule's, at most the paper's 3000."""
     decay: Literal["clipped-cosine", "cosine", "linear", "constant", "exponential"] = "clipped-cosine"
     """`clipped-cosine` falls towards 0 and is clipped at the floor (the 2019 code); `cosine` (Megatron-LM since v2) and
     `linear` (BERT) fall to the floor exactly at the end; `constant` stays at the peak; `exponential` rises from the
@@ -270,7 +270,10 @@ class TrainConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _read_earlier(cls, values: Any) -> Any:
-        """Reads what runs wrote: `EARLIER` values are left out, and `invariant`, which no longer exists, was 0."""
+        """Reads what runs wrote: `EARLIER` values are left out, and `invariant`, which no longer exists, was 0.
+
+        It also gives the warm-up that is not named.
+        """
         if not isinstance(values, dict):
             return values
         if values.get("invariant", 0) != 0:
@@ -278,6 +281,9 @@ class TrainConfig(Config):
                 "train.invariant no longer exists: leave it out. A run repeats bit for bit at its own layout "
                 "(`mlm-verify replay`); layouts agree up to rounding (`mlm-verify parallel --threads`)"
             )
+        end = values.get("decay_iterations") or values.get("iterations")
+        if "warmup_iterations" not in values and type(end) is int:
+            values = values | {"warmup_iterations": max(min(-(-end // 100), 3000), 0)}
         is_written = cls.model_fields.keys() <= values.keys() | EARLIER.keys()
         values = {name: value for name, value in values.items() if name != "invariant"}
         return (EARLIER | values) if is_written and values["precision"] == "fp16" else values

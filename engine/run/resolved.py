@@ -127,11 +127,20 @@ class ResolvedRun:
             f"parameters         {self.parameters:,}",
             f"tokens             {self.tokens:,}",
             f"FLOPs              {whole:.3e} with attention counted whole{half}",
+            f"learning rate      {self._describe_schedule()}",
             f"layout             {self._describe_layout()}",
             f"memory per rank    {memory.total:,} bytes, {memory.total / 2**30:.2f} GiB: model and optimizer "
             f"{memory.state / 2**30:.2f}, activations {memory.activations / 2**30:.2f}, of pipeline rank {memory.rank}",
             f"checkpoint         {self.checkpoint_bytes / 2**30:.2f} GiB",
         ])  # fmt: skip
+
+    def _describe_schedule(self) -> str:
+        train = self.config.train
+        fall = "constant" if train.decay == "constant" else f"{train.decay} to {train.min_learning_rate:g}"
+        end = train.decay_iterations or train.iterations
+        return (
+            f"{train.learning_rate:g} after {train.warmup_iterations:,} iterations of warm-up, then {fall} at {end:,}"
+        )
 
     def _describe_layout(self) -> str:
         parallel, train, layout = self.config.parallel, self.config.train, self.layout

@@ -67,7 +67,9 @@ def at_toy_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "in_new_process", here)
     monkeypatch.setattr(gpu, "list_gpus", lambda: [{"name": "a GPU", "memory_bytes": 2**40}])
     monkeypatch.setattr("torch.version.cuda", "13.0")
-    monkeypatch.setattr(gpu, "full_size", lambda *_: small_size(precision="bf16"))
+    monkeypatch.setattr("os.cpu_count", lambda: 1)  # the interpreter is for one thread
+    model = small_size().model
+    monkeypatch.setattr(gpu, "full_size", lambda name, batch, *_: gpu.size_of(model, batch, "bf16", 3, 1))
     monkeypatch.setattr(gpu, "read_size", small_size)
     monkeypatch.setattr(gpu, "CONTENDERS", (OurLayout(OURS), Peer("nanoGPT")))
 

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from engine.config import TrainConfig
 from engine.optim.schedule import learning_rate
+from engine.run.resolved import read_run
 
 Decay = Literal["clipped-cosine", "cosine", "linear"]
 GOLDEN: dict[Decay, dict[int, float]] = {
@@ -91,3 +92,14 @@ def test_a_schedule_that_nobody_means_is_refused(changed: dict[str, Any], words:
         return
     with pytest.raises(ValidationError, match=re.escape(words)):
         TrainConfig.model_validate(changed)
+
+
+def test_a_warm_up_that_is_not_named_is_a_hundredth_of_the_schedule() -> None:
+    named = {6: 1, 100: 1, 12_345: 124, 300_000: 3000, 900_000: 3000}
+    for iterations, warmup in named.items():
+        assert TrainConfig(iterations=iterations).warmup_iterations == warmup
+    assert TrainConfig(iterations=300, decay_iterations=200).warmup_iterations == 2
+    assert TrainConfig(iterations=6, warmup_iterations=2).warmup_iterations == 2
+    assert TrainConfig().warmup_iterations == 3000
+    shown = read_run("355m", ["train.iterations=6"]).describe()
+    assert "0.00015 after 1 iterations of warm-up, then clipped-cosine to 1e-05 at 6" in shown
