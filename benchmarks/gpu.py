@@ -80,7 +80,7 @@ BEST_UTILISATION = 0.50
 ITERATIONS, WARM_UP = 6, 3
 MICROBATCHES, ACCUMULATIONS = (8, 16, 24), (1, 4, 8)
 TRIED = (
-    "name=tried model.num_layers=4 model.hidden_size=128 model.num_heads=4 model.seq_length=128 train.iterations=60 "
+    "name=tried model.num_layers=4 model.hidden_size=128 model.num_heads=4 model.seq_length=128 train.iterations=200 "
     "train.warmup_iterations=0 train.decay=cosine train.global_batch_size=8 train.microbatch_size=8 "
     "train.precision=bf16 train.validation_interval=1000 train.validation_samples=8 train.checkpoint_interval=1000"
 )

@@ -71,15 +71,15 @@ def describe_curve(curve: RateCurve, high: float) -> str:
 
 
 def suggest_learning_rate(run: ResolvedRun, low: float, high: float, iterations: int, out: Path) -> str:
-    """Find the curve, write it as NAME.json in `out` on the first rank, and describe it. Every rank calls it.
+    """Find the curve, write it as NAME.json in `out` on the first rank, and describe it. Every rank calls it."""
+    curve = find_learning_rate(run, low, high, iterations)
+    return "" if rank() else f"{describe_curve(curve, high)}\nwritten: {write_curve(out, run, curve)}"
 
-    The report draws the file with the benchmarks.
-    """
-    curve, train = find_learning_rate(run, low, high, iterations), run.config.train
-    path = out / f"{run.config.name}.json"
-    if rank() != 0:
-        return ""
-    out.mkdir(parents=True, exist_ok=True)
+
+def write_curve(folder: Path, run: ResolvedRun, curve: RateCurve) -> Path:
+    """Write the curve as NAME.json and return its path; the report draws it with the benchmarks."""
+    train, path = run.config.train, folder / f"{run.config.name}.json"
+    folder.mkdir(parents=True, exist_ok=True)
     sweep = LearningRateSweep(
         benchmark="learning-rate", name=run.config.name, optimizer=train.optimizer, seed=train.seed,
         global_batch_size=train.global_batch_size, ranks=run.layout.world_size, rates=curve.rates, losses=curve.losses,
@@ -87,7 +87,7 @@ def suggest_learning_rate(run: ResolvedRun, low: float, high: float, iterations:
         environment=describe_environment(),
     )  # fmt: skip
     write_document(path, sweep)
-    return f"{describe_curve(curve, high)}\nwritten: {path}"
+    return path
 
 
 def find_learning_rate(run: ResolvedRun, low: float, high: float, iterations: int) -> RateCurve:

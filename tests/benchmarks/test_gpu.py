@@ -144,9 +144,9 @@ def test_what_comes_after_the_deadline_is_not_begun_and_what_fails_is_ended(tmp_
 @pytest.mark.timeout(300)
 def test_the_program_is_stopped_resumed_and_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """The item of `mlm-train` itself, with the processor in the place of the GPU."""
-    small = " model.hidden_size=32 model.seq_length=32 model.num_layers=1 train.precision=fp32"
+    small = " model.hidden_size=32 model.seq_length=32 model.num_layers=1 train.precision=fp32 train.iterations=600"
     monkeypatch.setattr(gpu, "TRIED", gpu.TRIED + small)
     case, *wrong = gpu.try_program()
     assert wrong == []
     assert isinstance(case, Case)
-    assert {name: len(losses) for name, losses in case.losses.items()} == {"cpu": 60, "cuda": 60}
+    assert {name: len(losses) for name, losses in case.losses.items()} == {"cpu": 600, "cuda": 600}
