@@ -122,12 +122,12 @@ def read_huggingface(directory: Path, vocab: Path | None = None, heads: int | No
     values = read_config(path, theirs.SIZES)
     tensors, files = read_weights(directory, theirs.PREFIX, theirs.BUFFER)
     rows, is_gpt2 = values["vocab_size"], theirs is huggingface_gpt2
-    tokenizer, sources, kept = None, list[Path](), dict[str, Path]()
+    tokenizer, sources, companion_files = None, list[Path](), dict[str, Path]()
     if is_gpt2:
         tokenizer, sources = read_vocabulary_files(vocab) if vocab else read_vocabulary(directory)
     else:
         tensors = {current_name(name): tensor for name, tensor in tensors.items()}
-        kept = {f"{FOLDER}/{name}": place for name, place in companions(directory).items()}
+        companion_files = {f"{FOLDER}/{name}": place for name, place in companions(directory).items()}
     config = theirs.our_config(values, tokenizer.vocab_size if tokenizer else rows, path)
     if heads is not None and heads != config.num_heads:
         raise BadInput(f"{path}: {theirs.SIZES[2]} is {config.num_heads}, but --heads says {heads}")
@@ -140,7 +140,7 @@ def read_huggingface(directory: Path, vocab: Path | None = None, heads: int | No
     name, twin = read_ours(values.get(OURS), "huggingface", path)
     digested = digests([path, *files], directory) | digests(sources, vocab or directory)
     origin = {"format": f"Hugging Face {'GPT-2' if is_gpt2 else 'BERT'}", "files": digested}
-    return Imported(name, config, ours, tokenizer, origin, twin, kept)
+    return Imported(name, config, ours, tokenizer, origin, twin, companion_files)
 
 
 def companions(directory: Path) -> dict[str, Path]:
