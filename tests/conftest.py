@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 
 from lineage.errors import KEEPS_NOTHING
+from lineage.processes import STOPS
 from tests.commands import Command, Outcome
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported; a process with more does not fork well
@@ -131,12 +132,13 @@ def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
     def call(main: Callable[[], object], *words: object, ends: int | None = None) -> Outcome:
         monkeypatch.setattr(sys, "argv", [*map(str, words)])
         capfd.readouterr()
-        handler = signal.getsignal(signal.SIGINT)
+        handlers = {number: signal.getsignal(number) for number in STOPS}
         try:
             with pytest.raises(SystemExit) as ended:
                 main()
         finally:
-            signal.signal(signal.SIGINT, handler)
+            for number, handler in handlers.items():  # a command that has ended ignores them, and so would its children
+                signal.signal(number, handler)
             os.environ.pop(KEEPS_NOTHING, None)  # a command sets it for its process
         out, err = capfd.readouterr()
         assert "Traceback" not in err, err

@@ -213,11 +213,7 @@ def bias_gelu(r: Rounding, tensors: Tensors, others: tuple[Any, ...], upstream: 
 
 
 MODELS: dict[str, Model] = {
-    "attention": attention,
-    "linear_cross_entropy": linear_cross_entropy,
-    "masked_softmax": masked_softmax,
-    "dropout": dropout,
-    "bias_dropout_add": bias_dropout_add,
-    "bias_gelu": bias_gelu,
-}
+    "attention": attention, "linear_cross_entropy": linear_cross_entropy, "masked_softmax": masked_softmax,
+    "dropout": dropout, "bias_dropout_add": bias_dropout_add, "bias_gelu": bias_gelu,
+}  # fmt: skip
 """By the kernel's name."""

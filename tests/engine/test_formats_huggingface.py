@@ -33,12 +33,9 @@ from lineage.errors import BadInput, IntegrityFailure
 from tests.engine.test_formats_checkpoint import CONFIG, TOKENS, imported, real_logits, rough_model, write_rough
 
 HARD_TEXTS = [
-    "The river sleeps; it's 1234  bright\n\n\tstones.",
-    "é 漢字 🙂 ﬁ",
-    "a literal <|endoftext|> in text<|endoftext|>",
-    " ",
-    "",
-]
+    "The river sleeps; it's 1234  bright\n\n\tstones.", "é 漢字 🙂 ﬁ", "a literal <|endoftext|> in text<|endoftext|>",
+    " ", "",
+]  # fmt: skip
 
 
 def their_model(seed: int = 0) -> GPT2LMHeadModel:

@@ -93,11 +93,9 @@ def stage_model(tensors: dict[str, torch.Tensor], style: str, stage: int, pp: in
 def core_name(name: str, style: str) -> str:
     names = {
         "self_attention.query_key_value": "self_attention.linear_qkv",
-        "self_attention.dense": "self_attention.linear_proj",
-        "post_attention_layernorm": "pre_mlp_layernorm",
-        "mlp.dense_h_to_4h": "mlp.linear_fc1",
-        "mlp.dense_4h_to_h": "mlp.linear_fc2",
-    }
+        "self_attention.dense": "self_attention.linear_proj", "post_attention_layernorm": "pre_mlp_layernorm",
+        "mlp.dense_h_to_4h": "mlp.linear_fc1", "mlp.dense_4h_to_h": "mlp.linear_fc2",
+    }  # fmt: skip
     if style == "core-te":
         name = name.replace("input_layernorm.", "self_attention.linear_qkv.layer_norm_")
         name = name.replace("post_attention_layernorm.", "mlp.linear_fc1.layer_norm_")

@@ -65,15 +65,9 @@ def layouts() -> Iterator[Any]:
             chunks = 2 if schedule == "interleaved" else 1
             recompute = next(recomputations)
             parallel = ParallelConfig(
-                tp=tp,
-                pp=pp,
-                chunks=chunks,
-                schedule=schedule,
-                recompute=recompute,
-                recompute_layers=1 + dp % 2,
-                sequence_parallel=next(divided),
-                shard_optimizer=next(sharded),
-            )
+                tp=tp, pp=pp, chunks=chunks, schedule=schedule, recompute=recompute, recompute_layers=1 + dp % 2,
+                sequence_parallel=next(divided), shard_optimizer=next(sharded),
+            )  # fmt: skip
             extras = ("-sp" if parallel.sequence_parallel else "") + ("-zero" if parallel.shard_optimizer else "")
             name = f"tp{tp}-pp{pp}-dp{dp}-{schedule}{chunks}-{recompute}{extras}"
             yield pytest.param(Layout(tp=tp, pp=pp, dp=dp), parallel, id=name)

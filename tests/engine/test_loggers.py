@@ -197,12 +197,9 @@ def test_on_a_server_each_session_is_a_run_of_its_own(tmp_path: Path, monkeypatc
 
 
 def test_training_outlives_a_disk_that_fills(
-    dataset: Path,
-    uninterrupted: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    dataset: Path, uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:
+) -> None:  # fmt: skip
     def start(run: Path, config: dict[str, Any]) -> Session:
         session = start_tensorboard(run, config)
 

@@ -45,11 +45,8 @@ def test_a_script_is_translated_or_refused(name: str) -> None:
 def test_the_scripts_of_2019_and_of_gpt_3() -> None:
     first = config_of("v1.0:examples/pretrain_gpt2.sh")
     assert (first.model.num_layers, first.model.hidden_size, first.model.num_heads, first.model.seq_length) == (
-        24,
-        1024,
-        16,
-        1024,
-    )
+        24, 1024, 16, 1024,
+    )  # fmt: skip
     assert (first.train.microbatch_size, first.train.warmup_iterations, first.train.precision) == (8, 3200, "fp16")
     assert (first.train.learning_rate, first.train.min_learning_rate, first.train.decay) == (1.5e-4, 1e-5, "cosine")
     assert (first.parallel.recompute, first.train.validation_samples) == ("full", 80)
@@ -180,13 +177,8 @@ def test_differences_are_told_by_what_they_mean(tmp_path: Path, command: Command
     done = command(main, "mlm-train", "diff", "355m", other)
     assert done.code == 0
     assert done.out.splitlines()[:8] == [
-        "another model",
-        "  model.num_layers: 24 → 12",
-        "another training",
-        "  train.seed: 1234 → 5",
-        "the same numbers but for rounding",
-        "  parallel.pp: 1 → 2",
-        "the same numbers",
+        "another model", "  model.num_layers: 24 → 12", "another training", "  train.seed: 1234 → 5",
+        "the same numbers but for rounding", "  parallel.pp: 1 → 2", "the same numbers",
         "  train.checkpoint_interval: 5000 → 7",
-    ]
+    ]  # fmt: skip
     assert "  parameters: 355,788,800 → 204,634,112" in done.out

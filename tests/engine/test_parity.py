@@ -3,11 +3,9 @@
 import math
 import multiprocessing
 import os
-import signal
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +35,7 @@ from engine.pipeline.executor import PipelineExecutor
 from engine.pipeline.schedule import Compute, compute_orders
 from engine.rng import Dropout, DropoutMask
 from lineage.config import load_config
-from tests.commands import call
+from tests.commands import Command, call
 from verify.cli import main as verify_main
 from verify.parity import SERIAL, TOLERANCE, ParityLayout, all_layouts, choose_layouts, misfit, parse_layout
 
@@ -66,29 +64,18 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture(autouse=True)
-def _handlers() -> Iterator[None]:
-    old = signal.getsignal(signal.SIGINT)
-    yield
-    signal.signal(signal.SIGINT, old)
-
-
 Verify = Callable[..., tuple[int, list[str], str]]
 
 
 @pytest.fixture
-def verify(config: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Verify:
+def verify(config: Path, command: Command) -> Verify:
     """The command in this process, whose forked ranks inherit the test's faults: code, lines, error without cost."""
 
     def verify(layouts: str, *more: str) -> tuple[int, list[str], str]:
         ranks = () if "--processes" in more else ("--threads",)
         more = tuple(word for word in more if word != "--processes")
-        monkeypatch.setattr(sys, "argv", ["mlm-verify", "parallel", str(config), "--layouts", layouts, *ranks, *more])
-        with pytest.raises(SystemExit) as end:
-            verify_main()
-        out, err = capfd.readouterr()
-        said = [line for line in err.splitlines(keepends=True) if not line.startswith("cost: ")]
-        return int(end.value.code or 0), out.splitlines(), "".join(said)
+        done = command(verify_main, "mlm-verify", "parallel", config, "--layouts", layouts, *ranks, *more)
+        return done.code, done.out.splitlines(), done.but_cost
 
     return verify
 
