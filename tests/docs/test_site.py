@@ -120,8 +120,8 @@ def test_a_diagram_shows_what_is_context_and_what_is_scored(site: Path) -> None:
 def test_the_exit_codes_are_those_of_the_architecture(site: Path) -> None:
     table = re.findall(r"<td>(\d)</td>", (site / "exit-codes.html").read_text(encoding="utf-8"))
     stated = re.findall(r"^\| (\d) \|", (ROOT / "docs" / "operation.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert table == stated
-    assert len(table) == 7
+    assert list(dict.fromkeys(table)) == stated, "two errors share a code"
+    assert len(stated) == 7
 
 
 def test_a_broken_link_fails_the_build(tmp_path: Path) -> None:
