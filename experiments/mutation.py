@@ -51,16 +51,22 @@ def _with_wide_masks(dropped: Any) -> Any:
     return lambda x: x * (x != 0.5).to(x.dtype)
 
 
+def _no_lines(measure_part: Any) -> Any:
+    return lambda *arguments: []
+
+
 MEASURED, SCHEDULE = "experiments.measured", "engine.pipeline.schedule"
 ORDER = (
     "a microbatch waits for the one before",
     {f"{SCHEDULE}:_warmup": _without_warmup, f"{SCHEDULE}:_gpipe": _one_after_the_other,
-     f"{MEASURED}.bubble:MOST_RANKS": lambda most: 4},
+     f"{MEASURED}.bubble:MOST_RANKS": lambda most: 4,
+     f"{MEASURED}.bubble:SCHEDULES": lambda all_: {name: row for name, row in all_.items() if row[1] <= 4}},
 )  # fmt: skip
 TOO_MANY = (
     "an all-reduce too many",
     {"engine.parallel.layers:leave_tensor_parallel": _twice, f"{MEASURED}.traffic:WIDTHS": lambda widths: (2,),
-     f"{MEASURED}.huggingface:WIDTHS": lambda widths: (1, 2)},
+     f"{MEASURED}.huggingface:WIDTHS": lambda widths: (1, 2),
+     **{f"{MEASURED}.traffic:{other}": _no_lines for other in ("_pipeline", "_interleaved", "_batches")}},
 )  # fmt: skip
 FAULTS: dict[str, tuple[str, dict[str, Callable[[Any], Any]]]] = {
     "parameters": ("biases are missing", {f"{MEASURED}.counted:parameters_of": _without_biases}),
@@ -69,9 +75,16 @@ FAULTS: dict[str, tuple[str, dict[str, Callable[[Any], Any]]]] = {
     "bubble": ORDER,
     "traffic": TOO_MANY,
     "tensor-parallel": TOO_MANY,
-    "activations": ("masks of other bytes", {f"{MEASURED}.activations:_dropped": _with_wide_masks}),
-}
-"""A fault of the program for each measurement, in words, with the faulty parts by module and name; fewer ranks."""
+    "activations": (
+        "masks of other bytes",
+        {f"{MEASURED}.activations:_dropped": _with_wide_masks, f"{MEASURED}.activations:_flops": _no_lines,
+         f"{MEASURED}.activations:_checkpoint": _no_lines},
+    ),
+}  # fmt: skip
+"""A fault of the program for each measurement, in words, with the faulty parts by module and name.
+
+Fewer ranks are measured, and nothing that the fault cannot reach.
+"""
 
 
 @contextmanager
