@@ -1,9 +1,8 @@
 """`mlm-experiment`: run what the papers ran, at the size this machine allows."""
 
-from enum import StrEnum
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -18,20 +17,15 @@ if TYPE_CHECKING:
 app = CommandLine(help="Reproduce the papers' runs at the size this machine allows.", no_args_is_help=True)
 
 
-Target = StrEnum("Target", {"SMALL": "355m", "MEDIUM": "2.5b", "LARGE": "8.3b"})
-"""Models of the 2019 paper that were trained to convergence."""
-Mode = StrEnum("Mode", ["AUTO", "FULL", "SCALED", "PLAN"])
-"""Published size, twins, whichever the hardware allows, or the published size in words."""
-RunMode = StrEnum("RunMode", ["AUTO", "HERE", "SIMULATE"])
-"""Modes of `mlm-experiment run`."""
-
-
 @app.command()
 def reproduce(
-    target: Annotated[Target, typer.Argument(help="Largest model; the smaller ones are run for comparison.")],
+    target: Annotated[
+        Literal["355m", "2.5b", "8.3b"], typer.Argument(help="Largest model; the smaller ones are run for comparison.")
+    ],
     mode: Annotated[
-        Mode, typer.Option(help="full: published size; scaled: twins; auto: what fits; plan: print the full size.")
-    ] = Mode.AUTO,
+        Literal["auto", "full", "scaled", "plan"],
+        typer.Option(help="full: published size; scaled: twins; auto: what fits; plan: print the full size."),
+    ] = "auto",
     smoke: Annotated[
         bool, typer.Option("--smoke", help="Train twins of the smallest size, to see that everything works.")
     ] = False,
@@ -45,7 +39,7 @@ def reproduce(
     from experiments.runner import carry_out
 
     recipe = find_file(data, Shipped.RECIPE) if data else None
-    carry_out(make_plan(target.value, mode.value, smoke, recipe, seeds), runs, dry_run)
+    carry_out(make_plan(target, mode, smoke, recipe, seeds), runs, dry_run)
 
 
 @app.command()
@@ -191,9 +185,9 @@ def run_(
     name: Annotated[str | None, typer.Argument(help="An experiment, such as 2021/figure-11.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Run all experiments except those that train models.")] = False,
     mode: Annotated[
-        RunMode,
+        Literal["auto", "here", "simulate"],
         typer.Option(help="simulate: predict; here: measure on this machine; auto: both."),
-    ] = RunMode.AUTO,
+    ] = "auto",
     runs: Annotated[Path, typer.Option(help="Folder of run directories.")] = Path("runs"),
     limit: Annotated[int | None, typer.Option(min=1, help="For released weights: most windows per test.")] = None,
 ) -> None:
@@ -205,7 +199,7 @@ def run_(
     if limit and [experiment.measures for experiment in chosen] != ["released"]:
         raise BadInput("--limit is for experiments on released weights")
     check_place("--runs", runs / MANIFEST, "")
-    run_named(chosen, mode.value, runs, limit)
+    run_named(chosen, mode, runs, limit)
 
 
 @app.command()

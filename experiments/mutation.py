@@ -21,8 +21,12 @@ from lineage.errors import DataMissing, UserError
 from lineage.progress import announce
 from lineage.records import Record
 
-STEPS = (LAST_DIGIT, "two units of it", "a factor of two")
-"""Changes of a published number."""
+STEPS: dict[str, Callable[[Decimal, Decimal, int], Decimal]] = {
+    LAST_DIGIT: lambda value, unit, way: value + way * unit,
+    "two units of it": lambda value, unit, way: value + 2 * way * unit,
+    "a factor of two": lambda value, unit, way: value * Decimal(2) ** way,
+}
+"""Changes of a published number with its last printed digit, upward (1) or downward (-1)."""
 
 
 def _without_biases(parameters_of: Any) -> Any:
@@ -117,12 +121,7 @@ def _by(step: str, way: int) -> Callable[[Claim], Claim]:
 
     def change(claim: Claim) -> Claim:
         unit = Decimal(1).scaleb(int(claim.value.as_tuple().exponent))
-        values = (
-            claim.value + way * unit,
-            claim.value + 2 * way * unit,
-            claim.value * (2 if way > 0 else Decimal("0.5")),
-        )
-        return claim.model_copy(update={"value": values[STEPS.index(step)]})
+        return claim.model_copy(update={"value": STEPS[step](claim.value, unit, way)})
 
     return change
 
@@ -190,7 +189,7 @@ def format_mutations(mutations: Mutations) -> str:
     """The score, then each verdict that did not notice what it should, with its tolerance."""
     lines = [mutations.sentence]
     for row in mutations.rows:
-        missed = [words for words, is_noticed in row.noticed.items() if not is_noticed and words in (STEPS[0], SIGN)]
+        missed = [words for words, is_noticed in row.noticed.items() if not is_noticed and words in (LAST_DIGIT, SIGN)]
         if missed and row.outcome != "not-reproduced":
             lines.append(f"{row.claim}: {row.outcome} as before with {missed[0]} ({row.published}, {row.tolerance})")
     lines += [

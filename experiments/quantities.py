@@ -67,11 +67,6 @@ def bert_of(row: Row) -> ModelConfig:
     )  # fmt: skip
 
 
-def _bubble_fraction(row: Row, first: Row) -> float:
-    workload = workload_of(row)
-    return ideal_bubble("1f1b", workload.pp, 1, workload.microbatches)
-
-
 def _bubble_share(row: Row, first: Row) -> float:
     to_ideal = ideal_bubble("gpipe", int(row["pp"]), 1, int(row["microbatches"]))
     return to_ideal / (1 + to_ideal)
@@ -102,7 +97,7 @@ FORMULAS: dict[str, Callable[[Row, Row], float]] = {
     "aggregate_petaflops": lambda row, first: published_value(row, "tflops_per_gpu") * int(row["gpus"]) / 1e3,
     "training_days": _training_days,  # 2021 paper, Equation 3 over its throughput
     "training_days_equation_4": _training_days_equation_4,
-    "bubble_fraction": _bubble_fraction,
+    "bubble_fraction": lambda row, first: ideal_bubble("1f1b", int(row["pp"]), 1, workload_of(row).microbatches),
     "relative_throughput": _relative_throughput,  # 2021 paper, Equation 1 on Figure 7
     "bubble_share": _bubble_share,  # GPipe, Section 2.3
     "state_gigabytes": _state_gigabytes,  # ZeRO, Section 3.1 and Table 1

@@ -106,11 +106,10 @@ def run_named(experiments: Sequence[Experiment], mode: str, runs: Path, limit: i
             carry_out(make_plan(experiment.reproduction, {"here": "scaled"}.get(mode, mode), False, None), runs)
         elif experiment.ablation:
             raise BadInput(f"{experiment.name} is about models trained here: {_left_out(experiment)}")
-        elif mode == "here" and not experiment.measures:
-            if not several:
-                raise HardwareMissing(
-                    f"{experiment.name} is measured on the published machines alone; `--mode simulate` predicts it"
-                )
+        elif mode == "here" and not (experiment.measures or several):
+            raise HardwareMissing(
+                f"{experiment.name} is measured on the published machines alone; `--mode simulate` predicts it"
+            )
         else:
             if mode != "here" and (experiment.parts or experiment.extrapolates or experiment.arithmetic):
                 run, numbers, refused = run_experiment(experiment, runs)

@@ -58,8 +58,6 @@ HELD: tuple[Outcome, Outcome] = ("reproduced", "not-reproduced")
 BEYOND: tuple[Outcome, ...] = ("not-reproduced", "inconsistent")
 """Verdicts on numbers that end a command with exit code 3; an effect that is not seen at reduced scale does not."""
 EFFECTS: tuple[Outcome, ...] = ("seen", "not-seen", "undecided")
-
-
 Rows = dict[tuple[str, str, Kind], list[Record]]
 """An experiment's records by series, quantity and kind."""
 

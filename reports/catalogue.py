@@ -79,12 +79,12 @@ def catalogue_exhibit(numbers: ExperimentNumbers) -> Exhibit:
     data = _data(numbers)
     if not quantity:
         table = _table(numbers, set())
-        caption = [*_arms(numbers), *_agreement(numbers.claims)]
+        caption = [f"As published: {experiment.shows}", *_arms(numbers), *_agreement(numbers.claims)]
         return Exhibit(name, experiment.title, caption, data, command, tables=(table,))
     layers = layers_of(numbers, quantity)
     x_label = numbers.x_label
     draw = partial(draw_curves, layers, x_label, named(quantity))
-    caption = [*_shapes(layers, x_label), *_arms(numbers), *_repeats(layers), *_agreement(numbers.claims)]
+    caption = [f"As published: {experiment.shows}", *_arms(numbers), *_repeats(layers), *_agreement(numbers.claims)]
     rest = _table(numbers, {quantity})
     alt = f"Chart of {named(quantity)} against {x_label}. {' '.join(caption)}"
     tables = (rest,) if rest.rows else ()
@@ -183,22 +183,6 @@ def _table(numbers: ExperimentNumbers, without: set[str]) -> Table:
 def _text(record: Record) -> str:
     interval = "" if record.low is None or record.high is None else f" ({show(record.low)} to {show(record.high)})"
     return f"{show(record.value)}{interval}"
-
-
-def _shapes(layers: Iterable[Layer], x_label: str) -> list[str]:
-    """A sentence on the course or the peak of each published series."""
-    said = []
-    for layer in layers:
-        if layer.kind != "published" or len(layer.points) < 2:
-            continue
-        values = [point.value for point in layer.points]
-        first, last, top = values[0], values[-1], max(layer.points, key=lambda point: point.value)
-        if top.value in (first, last) or first == last:
-            verb = "rises" if last > first else "falls" if last < first else "goes"
-            said.append(f"{layer.series} {verb} from {exact(first)} to {exact(last)}")
-        else:
-            said.append(f"{layer.series} peaks at {exact(top.value)} ({x_label} {top.x:,g})")
-    return [f"Published: {'; '.join(said)}."] if said else []
 
 
 def _repeats(layers: Iterable[Layer]) -> list[str]:

@@ -34,9 +34,9 @@ def build(
 ) -> None:
     """Write REPRODUCTION/report/: index.html, and every figure and table as files.
 
-    A folder of runs gives the newest run of each experiment, and the newest reproduction unless one is named. The page
-    names the commits of its results, and missing parts in their places. If a file is damaged or a record is refused,
-    the page is written and names it, and the command exits with code 6.
+    A folder of runs gives the newest run of each experiment, and the newest reproduction unless one is named. Missing
+    parts are named in their places. If a file is damaged or a record is refused, the page is written and names it, and
+    the command exits with code 6.
     """
     from reports.page import build_report
     from reports.report import SOURCES

@@ -159,8 +159,6 @@ def refusal(record: Record, known_runs: set[str]) -> str | None:
         return "it has no source"
     if record.kind != "published" and not record.digest and record.source not in known_runs:
         return f"{record.source} has no digest and is not a run of this reproduction"
-    if record.quantity.endswith("perplexity") and record.value <= 0:
-        return f"a perplexity of {record.value:g} is impossible"
     return None
 
 

@@ -21,15 +21,6 @@ from reports.render import Drawing, files_of, render_all
 from reports.report import REPORT, SOURCES, Report
 from reports.style import KIND_GLYPHS, KIND_MEANINGS, LOOKS, template_environment, theme_css
 
-MOST_ROWS = 14
-"""Rows of the longest table that is not folded."""
-MOST_LISTED = 200
-"""Longest list of shards or files; the dataset's own files list all."""
-MOST_NUMBERS = 200
-"""Most numbers of an exhibit that the page lists; its file has all."""
-MOST_TABLED = 40
-"""Rows of the longest table on the page; a longer one stands in a file beside it."""
-
 
 def build_report(report: Report, out: Path | None = None) -> Path:
     """Write the folder `out`, or `report/` inside the reproduction, whole or not at all, and return the page's path.
@@ -92,8 +83,4 @@ def _context(report: Report) -> dict[str, Any]:
         "data_card": data_card,
         "percent": percent,
         "size_bytes": size_bytes,
-        "most_rows": MOST_ROWS,
-        "most_tabled": MOST_TABLED,
-        "most_numbers": MOST_NUMBERS,
-        "most_listed": MOST_LISTED,
     }

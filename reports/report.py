@@ -86,8 +86,6 @@ class Report:
     sections: tuple[Section, ...]
     origins: tuple[Origin, ...]
     """Origins: the reproduction, then the runs of experiments."""
-    commits: tuple[str, ...]
-    """A line for each commit of the page's results."""
     problems: tuple[Problem, ...]
     inputs: Inputs
 
@@ -136,25 +134,12 @@ def assemble(inputs: Inputs) -> Report:
         sections.append(Section("engines", "Beside other engines", [engines_exhibit(path) for path in engines]))
     sections.append(Section("errata-section", "Errata found in the papers", [errata_exhibit(claims)]))
     problems = (*reproduction.problems, *runs.problems)
-    report = Report(
-        reproduction, exhibits, claims, tuple(papers), stray, tuple(sections), origins, _commits(origins), problems,
-        inputs,
-    )  # fmt: skip
+    report = Report(reproduction, exhibits, claims, tuple(papers), stray, tuple(sections), origins, problems, inputs)
     exhibits["verdicts"] = verdicts_exhibit(claims, report.homes)
     names = Counter(exhibit.name for exhibit in report.all_exhibits)
     if twice := [name for name, count in names.items() if count > 1]:
         raise Fault(f"two exhibits of the page have the name {twice[0]}: their files would replace each other")
     return report
-
-
-def _commits(origins: Sequence[Origin]) -> tuple[str, ...]:
-    names: dict[str, list[str]] = {}
-    for origin in origins:
-        names.setdefault(origin.commit, []).append(origin.name)
-    return tuple(
-        f"{commit[:12] or 'no recorded commit'}: {results[0] if len(results) == 1 else f'{len(results)} results'}"
-        for commit, results in names.items()
-    )
 
 
 def _claims(experiments: Mapping[str, Experiment], reproduction: Reproduction, results: Results) -> Claims:

@@ -112,9 +112,9 @@ def bands_table(records: Sequence[Record]) -> Table:
     return Table(("quantity", "model", "mean (least to greatest of the seeds)"), rows, 2)
 
 
-def band(values: Sequence[float], digits: int = 3) -> str:
+def band(values: Sequence[float]) -> str:
     """Mean of several values, with the least and the greatest."""
-    mean, low, high = (f"{value:,.{digits}f}" for value in (fmean(values), min(values), max(values)))
+    mean, low, high = (f"{value:,.3f}" for value in (fmean(values), min(values), max(values)))
     return f"{mean} ({low} to {high})" if len(values) > 1 else mean
 
 

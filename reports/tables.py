@@ -1,6 +1,6 @@
 """Tables of the page and its CSV files."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -11,7 +11,6 @@ from lineage.numbers import size_bytes
 from lineage.progress import format_duration
 from lineage.records import Kind, Record
 from reports.exhibit import Table
-from reports.load import Reproduction
 from reports.numbers import MISSING, accuracy, compact, exact, percent, show
 
 BENCHMARKS = {
@@ -131,16 +130,6 @@ def attrition_table(ledger: Ledger) -> Table:
             rows.append((stage.name, f"dropped: {reason}", *amounts, ""))
     heads = ("stage", "reason", "documents", "share of stage", "bytes", "tokens", "changed")
     return Table(heads, rows, 2, "Attrition")
-
-
-def provenance(reproduction: Reproduction) -> Table:
-    """Records grouped by origin."""
-    groups = Counter(
-        (r.experiment, r.kind, r.source, (r.digest or MISSING)[:16], MISSING if r.seed is None else str(r.seed))
-        for r in reproduction.records
-    )
-    rows = [(*key, str(count)) for key, count in sorted(groups.items())]
-    return Table(("exhibit", "kind", "run or document", "digest", "seed", "numbers"), rows, 4, "Provenance")
 
 
 def records_data(records: Iterable[Record]) -> Table:

@@ -37,13 +37,3 @@ def spoil(run: Path, folder: Path, how: str) -> Path:
             records.write_text(json.dumps(json.loads(lines[0]) | {"digest": None}) + "\n" + "".join(lines[1:]))
     seal(copy)
     return copy
-
-
-def change_manifest(run: Path, commit: str) -> None:
-    """Say that a run was made by another commit, and seal it again."""
-    path = run / "manifest.json"
-    manifest = json.loads(path.read_text(encoding="utf-8"))
-    manifest["environment"]["source"]["commit"] = commit
-    (run / MARKER).unlink()
-    path.write_text(json.dumps(manifest))
-    seal(run)

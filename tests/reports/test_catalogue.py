@@ -22,7 +22,7 @@ from reports.style import LOOKS
 from tests.architecture.rooms import ROOT
 from tests.reports.conftest import Built
 from tests.reports.reproduction import make_report, page_text, write_reproduction
-from tests.reports.runs import change_manifest, spoil
+from tests.reports.runs import spoil
 from tests.reports.test_page import Outline
 
 
@@ -208,15 +208,6 @@ def test_a_bad_run_is_a_sentence_in_its_place(
     assert kinds["2021-figure-12"] == {"published", "simulated"}
     assert kinds["2021-figure-13"] == ({"published", "simulated"} if how == "unproven" else {"published"})
     assert "No run of 2021/figure-14 was given" in html
-
-
-def test_several_commits_are_named(runs: list[Path], tmp_path: Path) -> None:
-    reproduction, run = write_reproduction(tmp_path), spoil(runs[0], tmp_path, "sealed again")
-    change_manifest(run, "f" * 40)
-    html = page_text(reproduction, runs=[run])
-    assert "are of 2 commits" in html
-    assert "ffffffffffff: experiment-" in html
-    assert make_report(reproduction).commits == ("000000000000: reproduce-8.3b-5e6f7a8b",)
 
 
 @pytest.mark.parametrize("form", ["svg", "pdf", "csv"])
