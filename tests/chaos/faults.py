@@ -1,8 +1,8 @@
 """Points at which a process changes files, and what is made to happen there.
 
 `instrument` replaces, in this process and those it forks, the calls through which every file is written: `open` for
-writing, `write`, `fsync`, rename, `mkdir`, removal, and the writer of tensors, which is native code. Nothing in the
-suite knows of it. Only files below one folder count.
+writing, `write`, `fsync`, rename, `mkdir` and removal. Nothing in the suite knows of it. Only files below one folder
+count.
 """
 
 import builtins
@@ -15,16 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from safetensors import SafetensorError
-
-Kind = Literal["open", "write", "fsync", "rename", "mkdir", "remove", "tensors"]
+Kind = Literal["open", "write", "fsync", "rename", "mkdir", "remove"]
 FAULTS: dict[str, tuple[Kind, ...]] = {
-    "SIGKILL": ("open", "write", "fsync", "rename", "mkdir", "remove", "tensors"),
-    "ENOSPC": ("open", "write", "mkdir", "tensors"),
-    "EIO": ("open", "write", "fsync", "rename", "mkdir", "tensors"),
-    "SIGTERM": ("write", "rename", "tensors"),
-    "SIGSTOP": ("rename", "tensors"),
-    "other": ("rename", "mkdir", "remove", "tensors"),
+    "SIGKILL": ("open", "write", "fsync", "rename", "mkdir", "remove"),
+    "ENOSPC": ("open", "write", "mkdir"),
+    "EIO": ("open", "write", "fsync", "rename", "mkdir"),
+    "SIGTERM": ("write", "rename"),
+    "SIGSTOP": ("rename",),
+    "other": ("rename", "mkdir", "remove"),
     "gone": ("rename", "mkdir"),
     "changed": ("rename", "mkdir"),
 }
@@ -101,15 +99,12 @@ class Instrument:
 
 def instrument(folder: Path, fault: Fault | None) -> Instrument:
     """Replace what writes files in this process, for good. `folder` is where points count."""
-    import engine.checkpoint.shards
-
     points = Instrument(folder, fault)
     _replace_open(points)
     for kind, names in (("rename", "rename replace link"), ("mkdir", "mkdir"), ("remove", "unlink rmdir")):
         for name in names.split():
             setattr(os, name, _touching(points, kind, getattr(os, name)))
     os.fsync = _touching(points, "fsync", os.fsync)
-    engine.checkpoint.shards.save_file = _saving(points, engine.checkpoint.shards.save_file)
     return points
 
 
@@ -120,23 +115,6 @@ def _touching(points: Instrument, kind: Any, call: Callable[..., Any]) -> Callab
         return call(path, *arguments, **options)
 
     return touched
-
-
-def _saving(points: Instrument, save: Callable[..., None]) -> Callable[..., None]:
-    def saved(tensors: Any, path: Path) -> None:
-        def half() -> None:
-            save(tensors, path)
-            os.truncate(path, os.path.getsize(path) // 2)
-
-        try:
-            points.touch("tensors", points.inside(path), half)
-        except OSError as error:
-            raise SafetensorError(
-                f"Error while serializing: I/O error: {error.strerror} (os error {error.errno})"
-            ) from error
-        save(tensors, path)
-
-    return saved
 
 
 class _Written(io.FileIO):
