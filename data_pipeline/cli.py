@@ -26,7 +26,8 @@ WorkersOption = Annotated[int | None, typer.Option(help="Worker processes; 0 mea
 ExecutorOption = Annotated[
     str, typer.Option(help=f"Where the work is done: {' or '.join(EXECUTORS)} (the cluster that RAY_ADDRESS names).")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print the resolved recipe and its digest.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print the resolved recipe, its digest, cost and time.")]
+Part = Annotated[str, typer.Option(metavar="I/N", help="Do part I of N: N machines give the same command.")]
 Source = Annotated[
     str, typer.Argument(metavar="IN", help="jsonl:PATH, parquet:PATH, text:PATH, or a directory that a verb wrote.")
 ]
@@ -40,6 +41,7 @@ def run(
     runs: Annotated[Path, typer.Option(help="Directory that holds run directories.")] = Path("runs"),
     workers: WorkersOption = None,
     executor: ExecutorOption = "local",
+    part: Part = "",
     dry_run: DryRun = False,
 ) -> None:
     """Build the dataset of a recipe, or find it if it is already built."""
@@ -47,17 +49,17 @@ def run(
     from lineage.config import load_config
 
     recipe = load_config(find_file(config, Shipped.RECIPE), DataConfig, _overrides(overrides, workers))
-    from data_pipeline.runner import announce_cost, build_dataset
+    from data_pipeline.runner import build_dataset, forecast
 
     if dry_run:
         print(json.dumps(recipe.model_dump(mode="json"), indent=2, ensure_ascii=False))
         print(f"digest {sha256_json(recipe.identity())}")
         try:
-            announce_cost(recipe)
+            forecast(recipe, runs)
         except DataMissing as error:
             print(f"no cost: {error}", file=sys.stderr)
         return
-    directory = build_dataset(recipe, runs, executor).path
+    directory = build_dataset(recipe, runs, executor, part).path
     print(f"dataset {directory}: {_counts(directory)}")
 
 
@@ -83,6 +85,34 @@ def _add_verb(name: str, summary: str, stage: type[Stage] | None = None) -> None
 for _stage in STAGES:
     _add_verb(_stage.verb, _stage.summary(), _stage)
 _add_verb("overlap", "Measure which share of the test sets' 8-grams a corpus contains.")
+
+
+@app.command("import")
+def import_(
+    prefix: Annotated[Path, typer.Argument(metavar="PREFIX", help="Megatron-LM's PREFIX.bin and PREFIX.idx.")],
+    out: Out,
+    tokenizer: Annotated[Path, typer.Option(help="The tokenizer that made it, as in `tokenizer.path` of a recipe.")],
+    end_of_text: Annotated[str | None, typer.Option(help="Its token that ends a document.")] = None,
+) -> None:
+    """Make a dataset of a token file; its last documents, one in 30, are for validation."""
+    from data_pipeline.config import TokenizerConfig
+    from data_pipeline.imported import import_tokens
+
+    made = import_tokens(prefix, TokenizerConfig(path=tokenizer, end_of_text=end_of_text), out)
+    print(f"import {made.path}: {_counts(made.path)}")
+
+
+@app.command()
+def merge(
+    places: Annotated[list[Path], typer.Argument(metavar="DATASET... OUT", help="Datasets, and where to write.")],
+) -> None:
+    """Join datasets that have the same tokenizer into one."""
+    from data_pipeline.imported import merge_datasets
+
+    if len(places) < 3:
+        raise BadInput("merge takes two datasets or more, and OUT")
+    made = merge_datasets(places[:-1], places[-1])
+    print(f"merge {made.path}: {_counts(made.path)}")
 
 
 @app.command()
@@ -215,4 +245,5 @@ def _open(dataset: Path) -> Path:
 
 def main() -> None:
     """Entry point."""
-    run_command(app, "run", ("run", *(stage.verb for stage in STAGES), "overlap", "inspect", "trace", "stats", "fetch"))
+    verbs = (str(each.name or (each.callback and each.callback.__name__)) for each in app.registered_commands)
+    run_command(app, "run", tuple(verbs))

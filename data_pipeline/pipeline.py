@@ -5,10 +5,12 @@ rest needs to know). Then decisions are made about numbers, `select` keeps or cu
 writes them in their final order.
 """
 
+import platform
 import shutil
 import sys
 import time
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
@@ -47,8 +49,8 @@ class Pipeline:
     sources: OpenedSources
     test_sets: dict[str, Path | None]
     workspace: Workspace
-    tokenizer_digest: str = ""
-    """Digest of a tokenizer that there is already."""
+    digests: dict[str, str]
+    """Digests of all input, by what it is."""
     ledger: Ledger = field(init=False)
     tokenizer: Tokenizer | None = field(init=False, default=None)
     finished: dict[str, Finished] = field(init=False, default_factory=dict)
@@ -61,7 +63,7 @@ class Pipeline:
     def run(self) -> Self:
         """Run the tasks that are not done yet. Raises BadInput if nothing is left of the corpus."""
         size = choose_shard_bytes(self.config.shard_bytes, self.sources.total_bytes)
-        compared = self.sources.compared_shards(self.workspace, size)
+        compared = self.sources.shards(self.workspace, size, compared=True)
         shards = [*compared, *self.sources.shards(self.workspace, size)]
         self.compared = len(compared)
         self.ledger = Ledger(
@@ -87,6 +89,7 @@ class Pipeline:
         names = [name for name, _ in filters]
         limit = self.config.sources.max_bad_files
         fixed = {"max_line_bytes": self.config.sources.max_line_bytes, "filters": filters, "goes_on": limit > 0}
+        fixed["made_with"] = [platform.python_version(), *map(version, ("ftfy", "langdetect"))]
         jobs: list[Job] = [({**fixed, "pieces": [piece.to_json() for piece in shard]}, ()) for shard in shards]
         for settings, _ in jobs[: self.compared]:
             settings["filters"] = []
@@ -140,16 +143,22 @@ class Pipeline:
         else:
             files = [] if config.path else [str(path.resolve()) for path in find_gpt2_vocabulary()]
             own = {"path": config.path and str(config.path.resolve()), "end_of_text": config.end_of_text}
-            made = self.workspace.one("tokenizer", copy, {"files": files, **own, "digest": self.tokenizer_digest})
+            made = self.workspace.one("tokenizer", copy, {"files": files, **own, "digest": self.digests["tokenizer"]})
         self.tokenizer = load_once(made.path / "00000", made.digest)
         return made
 
     def _measure(self, prepared: Finished, tokenizer: Finished | None) -> Finished:
-        paths = [str(path) for path in self.test_sets.values() if path] if "decontaminate" in self.stages else []
+        config, search = self.config.deduplicate, self.config.decontaminate
+        bands, rows = config.banding
+        banding = {"bands": bands, "rows": rows, "shingle_characters": config.shingle_characters, "min_recall": 0}
+        words = {"ngram_words": search.ngram_words, "min_ngram_words": search.min_ngram_words}
+        found = {name: path for name, path in self.test_sets.items() if path}
         settings = {
             "filters": [(name, self._section(name)) for name in self.stages if name in TOKEN_FILTERS],
-            **{name: self._section(name) for name in ("deduplicate", "decontaminate")},
-            "test_sets": paths,
+            "deduplicate": banding if "deduplicate" in self.stages else None,
+            "decontaminate": words if "decontaminate" in self.stages else None,
+            "test_sets": [str(path) for path in found.values()],
+            "digests": [self.digests[f"test set {name}"] for name in found],
             "tokenizer": tokenizer.digest if tokenizer else None,
         }
         shared = (tokenizer.input,) if tokenizer else ()

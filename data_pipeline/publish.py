@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from data_pipeline.files import DATASET, LEDGER, UNSPLIT, Amount, DataCard, DatasetFile, Split, TokenizerFacts
+from data_pipeline.config import TokenizerConfig
+from data_pipeline.files import DATASET, LEDGER, UNSPLIT, Amount, DataCard, DatasetFile, Ledger, Split, TokenizerFacts
 from data_pipeline.passes.deduplicate import DECISIONS, Corpus
 from data_pipeline.passes.gather import SLICE_LINES, assemble
 from data_pipeline.passes.prepare import QUARANTINE
@@ -17,7 +18,7 @@ from data_pipeline.passes.selection import LEFT_IN
 from data_pipeline.pipeline import Pipeline
 from data_pipeline.stages import STAGES, TEXT_FILTERS
 from data_pipeline.stages.stage import SOURCE
-from data_pipeline.tokens.tokenizer import padded_vocab_size
+from data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
 from data_pipeline.work.tasks import MARKER, Counts, Settings
 from data_pipeline.work.workspace import Job
 from lineage.atomic import read_json, sync_directory, sync_file
@@ -109,26 +110,33 @@ def _amounts(pipeline: Pipeline) -> dict[str, Amount]:
 
 
 def _describe(pipeline: Pipeline, files: dict[str, Any]) -> DataCard:
-    """The data card, `dataset.json`; `files` are the size and digest of each file."""
-    config, tokenizer, ledger = pipeline.config, pipeline.tokenizer, pipeline.ledger
-    assert tokenizer is not None
+    """The data card of a pipeline; `files` are the size and digest of each file."""
+    config, stages = pipeline.config, pipeline.stages
+    assert pipeline.tokenizer
     values = config.model_dump(mode="json")
-    made_with: dict[str, Any] = {stage.name: stage.made_with() for stage in STAGES if stage.name in pipeline.stages}
+    made_with: dict[str, Any] = {stage.name: stage.made_with() for stage in STAGES if stage.name in stages}
+    card = data_card(config.name, config.seed, pipeline.ledger, pipeline.tokenizer, config.tokenizer, files)
+    more = {"settings": {name: values[name] for name in stages if name in values}}
+    return card.model_copy(update=more | {name: facts for name, facts in made_with.items() if facts})
+
+
+def data_card(
+    name: str, seed: int, ledger: Ledger, tokenizer: Tokenizer, config: TokenizerConfig, files: dict[str, Any]
+) -> DataCard:
+    """`dataset.json` of a dataset with that ledger and tokenizer."""
     card = DataCard(
-        name=config.name,
+        name=name,
         source=ledger.source,
-        seed=config.seed,
-        tokenizer=TokenizerFacts(kind=config.tokenizer.origin, digest=tokenizer.digest),
+        seed=seed,
+        tokenizer=TokenizerFacts(kind=config.origin, digest=tokenizer.digest),
         vocab_size=tokenizer.vocab_size,
-        padded_vocab_size=padded_vocab_size(tokenizer.vocab_size, config.tokenizer.multiple, config.tokenizer.tp),
+        padded_vocab_size=padded_vocab_size(tokenizer.vocab_size, config.multiple, config.tp),
         end_of_text=tokenizer.end_of_text,
         splits={
             name: Split(prefix=f"{name}_text_document", **asdict(amount)) for name, amount in ledger.splits.items()
         },
         files={name: DatasetFile(bytes=size, sha256=digest) for name, (size, digest) in files.items()},
         stages={stage.name: stage.kept for stage in ledger.stages},
-        settings={name: values[name] for name in pipeline.stages if name in values},
-        **{name: facts for name, facts in made_with.items() if facts},
     )
     if ledger.near_duplicates:
         card.near_duplicates = ledger.near_duplicates

@@ -1,47 +1,65 @@
-"""Builds the directory of a configuration, or finds it complete."""
+"""Builds the directory of a configuration, or finds it complete; says beforehand what that takes."""
 
+import contextlib
+import io
+import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
+
+import orjson
 
 from data_pipeline.config import DataConfig
 from data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
+from data_pipeline.document import Document
+from data_pipeline.files import LEDGER, Ledger
 from data_pipeline.passes.overlap import measure_overlap
 from data_pipeline.pipeline import Pipeline
 from data_pipeline.publish import publish
 from data_pipeline.reading.file_sources import FileSource
 from data_pipeline.reading.sources import OpenedSources, open_sources
-from data_pipeline.stages import STAGES
-from data_pipeline.stages.stage import Stage
+from data_pipeline.stages import STAGES, TEXT_FILTERS, TOKEN_FILTERS
+from data_pipeline.stages.stage import SOURCE, Stage
 from data_pipeline.tokens.tokenizer import Tokenizer
 from data_pipeline.work.executors import make_executor
+from data_pipeline.work.executors.part import PartExecutor, parse_part
 from data_pipeline.work.tasks import NO_ROOM, disk_is_full
 from data_pipeline.work.workspace import FOLDER, Workspace
+from lineage.atomic import read_json, write_json
+from lineage.config import parse_config
 from lineage.digest import sha256_file
 from lineage.environment import available_cores
-from lineage.errors import BadInput, DataMissing, Interrupted
+from lineage.errors import BadInput, DataMissing, Interrupted, UserError
+from lineage.files import read_document
 from lineage.lock import locked
-from lineage.progress import announce, format_bytes
+from lineage.progress import announce, format_bytes, format_duration
 from lineage.run import RunDirectory
 
 ROOM_OF_A_DATASET, ROOM_OF_DOCUMENTS = 6, 3
 """Most disk space that the work takes, as a multiple of the input."""
+SHELF, RECIPE, DEAR = ".stages", "recipe.json", ("harvest", "prepare", "tokenizer", "measure")
+"""Folder beside the runs that keeps the dear stages of the last build of each name; the recipe that made them."""
+REHEARSED_BYTES, REHEARSED_TOKENS = 4 << 20, 300
+"""Text on which a time is rehearsed, and the tokens of a vocabulary that is trained on it."""
 
 Begin = Callable[[], RunDirectory]
 Build = Callable[[Workspace, Path], None]
 
 
-def build_dataset(config: DataConfig, root: Path, executor: str = "local") -> RunDirectory:
+def build_dataset(config: DataConfig, root: Path, executor: str = "local", part: str = "") -> RunDirectory:
     """Build the dataset of `config` under `root`, or return it at once, saying so, if it is complete there.
 
     Finished tasks stay in a hidden directory of the run until all are done, and the same call continues from there
-    after any interruption. Nothing is left after bad input. Raises BadInput for input or a root that cannot be used,
-    DataMissing for missing input, Interrupted when stopped.
+    after any interruption. What the last build of the same name made is used again as far as it is the same. Of
+    several machines each does its `part`, such as 2/8. Nothing is left after bad input. Raises BadInput for input or a
+    root that cannot be used, DataMissing for missing input, Interrupted when stopped.
     """
     begin = partial(RunDirectory.begin, root, config.name, "data", config.identity())
-    return _run_stages(config.stages, config, begin, executor, ROOM_OF_A_DATASET)
+    return _run_stages(config.stages, config, begin, executor, ROOM_OF_A_DATASET, root / SHELF / config.name, part)
 
 
 def run_stage(stage: type[Stage], config: DataConfig, out: Path, executor: str = "local") -> RunDirectory:
@@ -65,46 +83,6 @@ def run_overlap(config: DataConfig, out: Path, executor: str = "local") -> RunDi
     return _complete(partial(RunDirectory.begin_at, out, "data-overlap", values, parents), build, config, executor, 0)
 
 
-def _run_stages(
-    names: tuple[str, ...], config: DataConfig, begin: Callable[..., RunDirectory], executor: str, room: int
-) -> RunDirectory:
-    """Run these stages in the directory that `begin` makes of the digests of what is read."""
-    sources, test_sets, parents = _open(config, names, room)
-
-    def build(workspace: Workspace, directory: Path) -> None:
-        publish(Pipeline(config, names, sources, test_sets, workspace, parents.get("tokenizer", "")).run(), directory)
-
-    preload = ["data_pipeline.fast.ready"] if {"clean", "language"} <= set(names) else []
-    return _complete(partial(begin, parents), build, config, executor, room * sources.total_bytes, preload)
-
-
-def _open(
-    config: DataConfig, stages: tuple[str, ...], room: int
-) -> tuple[OpenedSources, dict[str, Path | None], dict[str, str]]:
-    """Open the sources and test sets, and compute the digests of all input; print the cost first."""
-    sources = announce_cost(config, room)
-    if "deduplicate" in stages:
-        paths = config.deduplicate.against
-        sources.compared = tuple(FileSource(f"documents:{path}", is_compared=True) for path in paths)
-    wanted = config.decontaminate.test_sets if "decontaminate" in stages else ()
-    test_sets = {name: _find_or_none(name) for name in wanted}
-    needs_tokenizer = any(stage.needs_tokenizer for stage in STAGES if stage.name in stages)
-    parents = {}
-    if needs_tokenizer and config.tokenizer.origin in ("gpt2", "path"):
-        path = config.tokenizer.path
-        tokenizer = (
-            Tokenizer.open(path, config.tokenizer.end_of_text)
-            if path
-            else Tokenizer.from_gpt2_files(*find_gpt2_vocabulary())
-        )
-        parents["tokenizer"] = tokenizer.digest
-        if path and (change := tokenizer.changes()):
-            print(f"WARNING: {path} does not keep every text: {change}", file=sys.stderr)
-    for name, path in test_sets.items():
-        parents[f"test set {name}"] = sha256_file(path) if path else "missing"
-    return sources, test_sets, sources.fingerprints() | parents
-
-
 def announce_cost(config: DataConfig, room: int = ROOM_OF_A_DATASET) -> OpenedSources:
     """Open the sources, and print what it costs to read them; `room` is a multiple of their size."""
     sources = open_sources(config.sources, config.seed)
@@ -116,41 +94,160 @@ def announce_cost(config: DataConfig, room: int = ROOM_OF_A_DATASET) -> OpenedSo
     return sources
 
 
+def forecast(config: DataConfig, root: Path) -> None:
+    """Print the cost of a build, what it would use again, and the time of the rest, rehearsed on the first text."""
+    sources, reused = announce_cost(config), _reusable(config, root / SHELF / config.name)
+    try:
+        seconds = _rehearse(config, sources, reused) * sources.total_bytes / (config.workers or available_cores())
+        said = f"about {format_duration(seconds)} by a rehearsal on the first {format_bytes(REHEARSED_BYTES)}"
+    except UserError as error:
+        said = f"no time: {error}"
+    announce(said, f"uses again what {', '.join(reused)} made, where its input is the same" if reused else "")
+
+
+def _reusable(config: DataConfig, shelf: Path) -> list[str]:
+    """Stages of the last build of that name whose settings, and those of all before them, are the same."""
+    old, new = read_json(shelf / RECIPE) if (shelf / RECIPE).is_file() else {}, config.model_dump(mode="json")
+    texts = [SOURCE, *(name for name in config.stages if name in TEXT_FILTERS)]
+    if any(old.get(name) != new[name] for name in ("sources", "seed", "shard_bytes", "without", *TEXT_FILTERS)):
+        return []
+    sections = (*TOKEN_FILTERS, "tokenizer", "deduplicate", "decontaminate")
+    is_measured = (shelf / "measure").is_dir() and all(old[name] == new[name] for name in sections)
+    return [*texts, *TOKEN_FILTERS] if is_measured else texts
+
+
+def _rehearse(config: DataConfig, sources: OpenedSources, reused: list[str]) -> float:
+    """Seconds of one process for a byte of text, without the stages that are used again.
+
+    Two builds are made, and the first, small one only prepares. Raises UserError where that cannot be.
+    """
+    local = [source for source in sources.sources if isinstance(source, FileSource)]
+    if len(local) < len(sources.sources):
+        raise BadInput("only local files are rehearsed")
+    values = config.model_dump(mode="json", exclude={"sources"}) | {"workers": 1}
+    values["deduplicate"]["against"] = []
+    if config.tokenizer.origin in ("train", "words"):
+        values["tokenizer"]["vocab_size"] = REHEARSED_TOKENS
+    with tempfile.TemporaryDirectory() as name, contextlib.redirect_stderr(io.StringIO()):
+        for size in (REHEARSED_BYTES >> 4, REHEARSED_BYTES):
+            place = Path(name, f"{size}.jsonl")
+            with place.open("wb") as file:
+                for item in chain.from_iterable(source.sample() for source in local):
+                    if isinstance(item, Document):
+                        file.write(orjson.dumps({"text": item.text}, option=orjson.OPT_APPEND_NEWLINE))
+                    if file.tell() >= size:
+                        break
+            sample = values | {"sources": {"names": [f"jsonl:{place}"]}}
+            run = build_dataset(parse_config(sample, DataConfig, "the rehearsal"), Path(name))
+        ledger = read_document(run.path / LEDGER, Ledger)
+        return sum(stage.seconds for stage in ledger.stages if stage.name not in reused) / place.stat().st_size
+
+
+def _run_stages(
+    names: tuple[str, ...], config: DataConfig, begin: Callable[..., RunDirectory], executor: str, room: int,
+    shelf: Path | None = None, part: str = "",
+) -> RunDirectory:  # fmt: skip
+    """Run these stages in the directory that `begin` makes of the digests of what is read."""
+    sources, test_sets, parents = _open(config, names, room)
+
+    def build(workspace: Workspace, directory: Path) -> None:
+        pipeline = Pipeline(config, names, sources, test_sets, workspace, parents).run()
+        if isinstance(workspace.executor, PartExecutor):
+            if workspace.executor.part > 1:
+                return
+            workspace.executor = workspace.executor.workers
+        publish(pipeline, directory)
+
+    preload = ["data_pipeline.fast.ready"] if {"clean", "language"} <= set(names) else []
+    needed = room * sources.total_bytes
+    return _complete(partial(begin, parents), build, config, executor, needed, preload, shelf, part)
+
+
+def _open(
+    config: DataConfig, stages: tuple[str, ...], room: int
+) -> tuple[OpenedSources, dict[str, Path | None], dict[str, str]]:
+    """Open the sources and test sets, and compute the digests of all input; print the cost first."""
+    sources, parents = announce_cost(config, room), dict[str, str]()
+    if "deduplicate" in stages:
+        paths = config.deduplicate.against
+        sources.compared = tuple(FileSource(f"documents:{path}", is_compared=True) for path in paths)
+    wanted = config.decontaminate.test_sets if "decontaminate" in stages else ()
+    test_sets = {name: _find_or_none(name) for name in wanted}
+    needs_tokenizer = any(stage.needs_tokenizer for stage in STAGES if stage.name in stages)
+    path, end_of_text = config.tokenizer.path, config.tokenizer.end_of_text
+    if needs_tokenizer and path:
+        tokenizer = Tokenizer.open(path, end_of_text)
+        parents["tokenizer"] = tokenizer.digest
+        if change := tokenizer.changes():
+            print(f"WARNING: {path} does not keep every text: {change}", file=sys.stderr)
+    elif needs_tokenizer and config.tokenizer.kind == "gpt2":
+        parents["tokenizer"] = Tokenizer.from_gpt2_files(*find_gpt2_vocabulary()).digest
+    for name, place in test_sets.items():
+        parents[f"test set {name}"] = sha256_file(place) if place else "missing"
+    return sources, test_sets, sources.fingerprints() | parents
+
+
 def _complete(
-    begin: Begin, build: Build, config: DataConfig, executor: str, room: int, preload: Sequence[str] = ()
-) -> RunDirectory:
+    begin: Begin, build: Build, config: DataConfig, executor: str, room: int, preload: Sequence[str] = (),
+    shelf: Path | None = None, part: str = "",
+) -> RunDirectory:  # fmt: skip
     """Build in the locked directory of a run and seal it, or find it sealed. Workers import `preload` first.
 
-    After bad input nothing is left of a run that this call began; a run that existed before stays.
+    After bad input nothing is left of a run that this call began; a run that existed before stays. All parts but the
+    first work in the directory without its lock, and end when it is sealed.
     """
+    number, parts = parse_part(part) if part else (1, 1)
     run = begin()
-    if run.is_at_rest and not (run.path / FOLDER).exists():
-        return _found(run)
     work = run.path / FOLDER
+    if run.is_at_rest and not work.exists():
+        return _found(run)
     try:
-        with locked(run.path):
+        with locked(run.path) if number == 1 else contextlib.nullcontext():
             if run.is_complete:
                 shutil.rmtree(work, ignore_errors=True)
                 return _found(run)
+            if shelf and number == 1 and not work.exists():
+                with contextlib.suppress(OSError):
+                    os.rename(shelf, work)
             try:
                 work.mkdir(mode=0o700, exist_ok=True)
                 _check_room(run.path, work, room)
-                with make_executor(executor, config.workers, preload) as place:
+                place = make_executor(executor, config.workers, preload)
+                with PartExecutor(place, number, parts, work) if part else place as place:
                     build(Workspace(work.resolve(), place), run.path)
+                    if isinstance(place, PartExecutor) and number > 1:
+                        place.wait_for(lambda: run.is_complete or None)
+                        return run
                 run.complete()
-                shutil.rmtree(work)
+                _put_away(work, shelf, config)
             except BadInput:
-                if run.is_new:
-                    shutil.rmtree(work, ignore_errors=True)
+                if run.is_new and number == 1:
+                    _put_away(work, shelf, config)
                 raise
             except OSError as error:
                 if error.errno in NO_ROOM:
                     raise disk_is_full(work, error) from error
                 raise Interrupted(f"{run.path} cannot be written: {error}; the same command continues") from error
-    except BadInput:
-        run.undo()
+    except UserError as error:
+        if number > 1 and run.is_complete:
+            return run
+        if number == 1 and isinstance(error, BadInput):
+            run.undo()
         raise
     return run
+
+
+def _put_away(work: Path, shelf: Path | None, config: DataConfig) -> None:
+    """Remove the work of a run that has ended, but keep its dear stages for the next of that name."""
+    if shelf and (work / "prepare").is_dir():
+        for path in work.iterdir():
+            if not path.name.startswith(DEAR):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        write_json(work / RECIPE, config.model_dump(mode="json"))
+        shutil.rmtree(shelf, ignore_errors=True)
+        shelf.parent.mkdir(exist_ok=True)
+        os.replace(work, shelf)
+    shutil.rmtree(work, ignore_errors=True)
 
 
 def _found(run: RunDirectory) -> RunDirectory:

@@ -25,10 +25,10 @@ from lineage.run import MANIFEST
 KEYS = {"name", "kind", "identity", "created", "config", "outside_identity", "config_digest", "parents", "environment"}
 """Keys of every manifest."""
 NAME = "[^/]+"
-PIECES = rf"(model|optimizer|memory)-{NAME}\.safetensors|(statistics|probe|tokenizer/tokenizer)\.json"
+PIECES = rf"(model|optimizer|memory)-{NAME}\.safetensors|(statistics|probe|tokenizer/tokenizer(_config)?)\.json"
 CHECKPOINT = rf"(config|index|lineage|state)\.json|{PIECES}|{MARKER}"
-DOCUMENTS = rf"(quarantine|duplicates|{NAME}/shard-\d+)\.jsonl"
-DATASETS = rf"{DOCUMENTS}|documents/{NAME}\.jsonl|{NAME}_text_document\.(bin|idx)|tokenizer/tokenizer\.json"
+DOCUMENTS = rf"(quarantine|duplicates|left_in|{NAME}/shard-\d+)\.jsonl"
+DATASETS = rf"{DOCUMENTS}|documents/{NAME}\.jsonl|{NAME}_text_document\.(bin|idx)|tokenizer/tokenizer(_config)?\.json"
 TRAININGS = rf"training/{NAME}/(metrics\.jsonl|training-(manifest\.json|summary\.json|{MARKER}))"
 OUTSIDE = re.compile(r"(.*/)?\..*|(wandb|mlflow)/.*")
 """Hidden files and what libraries wrote, which no seal covers."""
@@ -53,7 +53,7 @@ def _experiment(config: dict[str, Any]) -> str:
 
 KINDS = {
     **{f"data-{stage.verb}": Kind((LEDGER,), DOCUMENTS) for stage in STAGES},
-    "data-tokenize": Kind((LEDGER, DATASET), DATASETS),
+    **{f"data-{verb}": Kind((LEDGER, DATASET), DATASETS) for verb in ("tokenize", "import", "merge")},
     "data-overlap": Kind(("overlap.json",)),
     "data": Kind((LEDGER, DATASET), DATASETS, lambda config: re.escape(config["name"])),
     "training": Kind(

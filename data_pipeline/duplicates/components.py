@@ -12,8 +12,10 @@ from data_pipeline.duplicates.lsh import Buckets, agreement, required_agreement
 from data_pipeline.fast.kernels import compiled
 from data_pipeline.stages.deduplicate import DeduplicateConfig
 
+Forest = NDArray[np.int64]
 
-def link(forest: NDArray[np.int64], groups: Buckets, sketches: NDArray[np.uint64], config: DeduplicateConfig) -> None:
+
+def link(forest: Forest, groups: Buckets, sketches: NDArray[np.uint64], config: DeduplicateConfig) -> None:
     """Join, in place, the sets of linked documents of each bucket.
 
     Members of one set are not compared again, so a bucket of near-duplicates costs one comparison for each.
@@ -22,14 +24,14 @@ def link(forest: NDArray[np.int64], groups: Buckets, sketches: NDArray[np.uint64
 
 
 @compiled
-def merge(forest: NDArray[np.int64], other: NDArray[np.int64]) -> None:
+def merge(forest: Forest, other: Forest) -> None:
     """Join, in place, the sets of another forest over the same documents."""
     for document in range(forest.shape[0]):
         join(forest, document, other[document])
 
 
 @compiled
-def flatten(forest: NDArray[np.int64]) -> NDArray[np.int64]:
+def flatten(forest: Forest) -> Forest:
     """The first document of each document's set, [documents], in place."""
     for document in range(forest.shape[0]):
         forest[document] = forest[forest[document]]
@@ -37,7 +39,7 @@ def flatten(forest: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 @compiled
-def _first(forest: NDArray[np.int64], document: int) -> int:
+def _first(forest: Forest, document: int) -> int:
     while forest[document] != document:
         forest[document] = forest[forest[document]]
         document = forest[document]
@@ -45,20 +47,14 @@ def _first(forest: NDArray[np.int64], document: int) -> int:
 
 
 @compiled
-def join(forest: NDArray[np.int64], left: int, right: int) -> None:
+def join(forest: Forest, left: int, right: int) -> None:
     """Join the sets of two documents, in place."""
     left, right = _first(forest, left), _first(forest, right)
     forest[max(left, right)] = min(left, right)
 
 
 @compiled
-def _link(
-    forest: NDArray[np.int64],
-    documents: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    sketches: NDArray[np.uint64],
-    required: int,
-) -> None:
+def _link(forest: Forest, documents: Forest, starts: Forest, sketches: NDArray[np.uint64], required: int) -> None:
     """Members of a bucket that are in one set form a chain: `following` leads from `heads` to `tails`."""
     longest = 0
     for bucket in range(starts.shape[0] - 1):

@@ -22,6 +22,13 @@ from numpy.typing import NDArray
 from data_pipeline.fast.exact import LAST_LETTER
 from data_pipeline.fast.kernels import call_first, compiled
 
+Bytes4 = NDArray[np.uint32]
+Words = NDArray[np.uint64]
+Places = NDArray[np.int64]
+Rows = NDArray[np.int32]
+Classes = NDArray[np.uint16]
+Flags = NDArray[np.bool_]
+Floats = NDArray[np.float64]
 Detection = tuple[str | None, tuple[float, ...]]
 """A language (None for a text without features) and the probability of each language, in order of the profiles."""
 
@@ -49,14 +56,8 @@ def fast_detect(factory: DetectorFactory) -> Callable[[str], Detection]:
     languages = list(factory.langlist)
     probabilities = np.zeros((len(factory.word_lang_prob_map), PADDED))
     probabilities[:, : len(languages)] = list(factory.word_lang_prob_map.values())
-    tables = (
-        *_character_classes(factory),
-        *_gram_tables(factory),
-        probabilities,
-        _draws(),
-        len(languages),
-        sys.version_info >= (3, 12),
-    )
+    facts = (probabilities, _draws(), len(languages), sys.version_info >= (3, 12))
+    tables = (*_character_classes(factory), *_gram_tables(factory), *facts)
 
     def detect(text: str) -> Detection:
         characters = np.frombuffer(without_addresses(text).encode("utf-32-le", "surrogatepass"), np.uint32)
@@ -64,9 +65,8 @@ def fast_detect(factory: DetectorFactory) -> Callable[[str], Detection]:
         if not likely.size:
             return None, ()
         best = int(likely.argmax())
-        return languages[best] if likely[best] > Detector.PROB_THRESHOLD else Detector.UNKNOWN_LANG, tuple(
-            likely.tolist()
-        )
+        language = languages[best] if likely[best] > Detector.PROB_THRESHOLD else Detector.UNKNOWN_LANG
+        return language, tuple(likely.tolist())
 
     call_first(_probabilities, np.frombuffer(bytes(4), np.uint32), *tables)
     return detect
@@ -78,7 +78,7 @@ def _letters(factory: DetectorFactory) -> dict[str, int]:
     return {" ": SPACE} | {letter: number for number, letter in enumerate(letters, UPPER + 1)}
 
 
-def _character_classes(factory: DetectorFactory) -> tuple[NDArray[np.uint16], NDArray[np.bool_]]:
+def _character_classes(factory: DetectorFactory) -> tuple[Classes, Flags]:
     """The class of each code point after normalisation, and whether a class is of upper case.
 
     langdetect normalises nothing outside the basic plane.
@@ -96,9 +96,7 @@ def _character_classes(factory: DetectorFactory) -> tuple[NDArray[np.uint16], ND
     return classes, upper
 
 
-def _gram_tables(
-    factory: DetectorFactory,
-) -> tuple[NDArray[np.uint64], NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]]:
+def _gram_tables(factory: DetectorFactory) -> tuple[Words, Rows, Places, Rows]:
     """Tables from n-grams to rows of probabilities: a dense one, and open addressing (keys, rows) for all others.
 
     Bit `third` of word `first * DENSE + second` is set if the dense table has the n-gram. langdetect begins anew at a
@@ -128,7 +126,7 @@ def _hash(key: int) -> int:
     return ((key * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF) >> (64 - SLOTS_LOG2)
 
 
-def _draws() -> NDArray[np.uint32]:
+def _draws() -> Bytes4:
     """Outputs of Python's generator with seed 0, as many as a detection can use.
 
     A draw below n from n.bit_length() bits is accepted at the latest when the highest bit is 0; a trial draws for its
@@ -144,9 +142,7 @@ def _draws() -> NDArray[np.uint32]:
 
 
 @compiled
-def _lookup(
-    gram: tuple[int, int, int], known: NDArray[np.uint64], keys: NDArray[np.int64], rows: NDArray[np.int32]
-) -> int:
+def _lookup(gram: tuple[int, int, int], known: Words, keys: Places, rows: Rows) -> int:
     """Place of an n-gram in the dense table, or -1 - its row in the other, or ABSENT."""
     first, second, third = gram
     if max(first, second, third) < DENSE:
@@ -162,14 +158,7 @@ def _lookup(
 
 
 @compiled
-def _features(
-    characters: NDArray[np.uint32],
-    classes: NDArray[np.uint16],
-    upper: NDArray[np.bool_],
-    known: NDArray[np.uint64],
-    keys: NDArray[np.int64],
-    rows: NDArray[np.int32],
-) -> NDArray[np.int32]:
+def _features(characters: Bytes4, classes: Classes, upper: Flags, known: Words, keys: Places, rows: Rows) -> Rows:
     """The text's n-grams (`append`, `cleaning_text` and `_extract_ngrams` of langdetect's Detector), as `_lookup`.
 
     Few of them are drawn, so the dense table is read for those alone. A bit tells if it has an n-gram; one that it does
@@ -218,7 +207,7 @@ def _features(
 
 
 @compiled
-def _sum(values: NDArray[np.float64], count: int, compensated: bool) -> float:
+def _sum(values: Floats, count: int, compensated: bool) -> float:
     """The first `count` values added as `sum()` adds floats: from Python 3.12 on with Neumaier's compensation."""
     total = compensation = 0.0
     if not compensated:
@@ -235,18 +224,9 @@ def _sum(values: NDArray[np.float64], count: int, compensated: bool) -> float:
 
 @compiled
 def _probabilities(
-    characters: NDArray[np.uint32],
-    classes: NDArray[np.uint16],
-    upper: NDArray[np.bool_],
-    known: NDArray[np.uint64],
-    dense: NDArray[np.int32],
-    keys: NDArray[np.int64],
-    rows: NDArray[np.int32],
-    probabilities: NDArray[np.float64],
-    draws: NDArray[np.uint32],
-    languages: int,
-    compensated: bool,
-) -> NDArray[np.float64]:
+    characters: Bytes4, classes: Classes, upper: Flags, known: Words, dense: Rows, keys: Places, rows: Rows,
+    probabilities: Floats, draws: Bytes4, languages: int, compensated: bool,
+) -> Floats:  # fmt: skip
     """Probability of each language (`Detector._detect_block`); empty for a text without features."""
     features = _features(characters, classes, upper, known, keys, rows)
     mean = np.zeros(PADDED)

@@ -26,7 +26,9 @@ TABLE_BITS = 19
 RECENT_HASHES = 1 << 14
 UNIQUE_HASHES = 1 << 13
 
-Sign = Callable[[str], NDArray[np.uint32]]
+Numbers = NDArray[np.uint32]
+Words = NDArray[np.uint64]
+Sign = Callable[[str], Numbers]
 
 SAMPLES = (
     "",
@@ -39,12 +41,12 @@ SAMPLES = (
 )
 
 
-def signature(text: str, num_permutations: int = 128, shingle_characters: int = 5) -> NDArray[np.uint32]:
+def signature(text: str, num_permutations: int = 128, shingle_characters: int = 5) -> Numbers:
     """Smallest permuted hash of the text's shingles for each permutation, [num_permutations]."""
     return _signer(num_permutations, shingle_characters)(text)
 
 
-def reference_signature(text: str, num_permutations: int = 128, shingle_characters: int = 5) -> NDArray[np.uint32]:
+def reference_signature(text: str, num_permutations: int = 128, shingle_characters: int = 5) -> Numbers:
     """`signature` computed by datasketch itself."""
     sketch = as_sketch(None, num_permutations)
     encoded = [shingle.encode("utf-8", "surrogatepass") for shingle in shingles(text, shingle_characters)]
@@ -53,7 +55,7 @@ def reference_signature(text: str, num_permutations: int = 128, shingle_characte
     return np.asarray(sketch.hashvalues, np.uint32)
 
 
-def as_sketch(values: NDArray[np.uint32] | None, num_permutations: int) -> "MinHash":
+def as_sketch(values: Numbers | None, num_permutations: int) -> "MinHash":
     """datasketch's object for a signature, or an empty one."""
     from datasketch import MinHash
 
@@ -65,17 +67,12 @@ def as_sketch(values: NDArray[np.uint32] | None, num_permutations: int) -> "MinH
 @cache
 def _signer(num_permutations: int, shingle_characters: int) -> Sign:
     reference = partial(reference_signature, num_permutations=num_permutations, shingle_characters=shingle_characters)
-    return checked(
-        "MinHash",
-        lambda: _compiled_signer(num_permutations, shingle_characters, reference),
-        reference,
-        SAMPLES,
-        np.array_equal,
-    )
+    fast = partial(_compiled_signer, num_permutations, shingle_characters, reference)
+    return checked("MinHash", fast, reference, SAMPLES, np.array_equal)
 
 
 @cache
-def _permutations(count: int) -> NDArray[np.uint32]:
+def _permutations(count: int) -> Numbers:
     from datasketch import MinHash  # which brings scipy
 
     return np.asarray(MinHash(num_perm=count, seed=1, scheme=SCHEME).permutations)
@@ -88,12 +85,12 @@ def _compiled_signer(num_permutations: int, shingle_characters: int, reference: 
     tables = (multipliers, offsets, known, recent, *working_space())
     document = 0
 
-    def sign(text: str) -> NDArray[np.uint32]:
+    def sign(text: str) -> Numbers:
         nonlocal document
         if len(text) < shingle_characters:
             return reference(text)
         document += 1
-        minima: NDArray[np.uint32] = _signature(as_bytes(text), shingle_characters, *tables, document)
+        minima: Numbers = _signature(as_bytes(text), shingle_characters, *tables, document)
         return minima
 
     call_first(_signature, as_bytes(""), shingle_characters, *tables, document)
@@ -102,16 +99,9 @@ def _compiled_signer(num_permutations: int, shingle_characters: int, reference: 
 
 @compiled
 def _signature(
-    data: NDArray[np.uint8],
-    characters: int,
-    multipliers: NDArray[np.uint32],
-    offsets: NDArray[np.uint32],
-    known: NDArray[np.uint64],
-    recent: NDArray[np.uint64],
-    schedule: NDArray[np.uint32],
-    states: NDArray[np.uint32],
-    document: int,
-) -> NDArray[np.uint32]:
+    data: NDArray[np.uint8], characters: int, multipliers: Numbers, offsets: Numbers, known: Words, recent: Words,
+    schedule: Numbers, states: Numbers, document: int,
+) -> Numbers:  # fmt: skip
     """`known` remembers shingles' keys and hashes, side by side, `recent` the hashes met in this document."""
     minima = np.full(multipliers.shape[0], np.uint32(0xFFFFFFFF))
     keys, starts, ends = np.empty(CHUNK, np.uint64), np.empty(CHUNK, np.int64), np.empty(CHUNK, np.int64)
@@ -151,9 +141,7 @@ def _slot(key: np.uint64) -> np.int64:
 
 
 @compiled
-def _lower(
-    minima: NDArray[np.uint32], hashes: NDArray[np.uint32], multipliers: NDArray[np.uint32], offsets: NDArray[np.uint32]
-) -> None:
+def _lower(minima: Numbers, hashes: Numbers, multipliers: Numbers, offsets: Numbers) -> None:
     for permutation in range(minima.shape[0]):
         multiplier, offset, lowest = multipliers[permutation], offsets[permutation], minima[permutation]
         for number in range(hashes.shape[0]):

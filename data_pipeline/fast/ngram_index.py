@@ -167,16 +167,9 @@ def _fill(hashes: Numbers, filter_bits: Numbers, table: Numbers) -> None:
 
 @compiled
 def _search(
-    codes: Codes,
-    origin: int,
-    fold: NDArray[np.uint32],
-    word_rows: Numbers,
-    count: int,
-    within_word: bool,
-    words: int,
-    filter_bits: Numbers,
-    table: Numbers,
-) -> tuple[int, bool, int]:
+    codes: Codes, origin: int, fold: NDArray[np.uint32], word_rows: Numbers, count: int, within_word: bool, words: int,
+    filter_bits: Numbers, table: Numbers,
+) -> tuple[int, bool, int]:  # fmt: skip
     """Append the words of `codes` and look up every run of `words` words; returns the number of matches last."""
     count, within_word = _hash_words(codes, origin, fold, word_rows, count, within_word)
     hashes = word_rows[HASHES]

@@ -5,6 +5,8 @@ from numpy.typing import NDArray
 
 from data_pipeline.fast.kernels import compiled
 
+Numbers = NDArray[np.uint32]
+Places = NDArray[np.int64]
 LONGEST = 55
 """Most bytes of a string that fits one SHA-1 block with its padding."""
 LANES = 32
@@ -15,7 +17,7 @@ OPENING = (0x0F4B87C3, 0x40C951D8, 0x62EB73FA, 0xEFCDAB89, 0x67452301)
 """FIPS 180-4's e, d and c, rotated left by 2, then b and a."""
 
 
-def working_space() -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+def working_space() -> tuple[Numbers, Numbers]:
     """Working memory of `sha1_hashes32`: the words of the schedule, and the states, which begin with OPENING."""
     states = np.zeros((len(OPENING) + ROUNDS, LANES), np.uint32)
     states[: len(OPENING)] = np.array(OPENING, np.uint32)[:, None]
@@ -28,29 +30,22 @@ def _rotate(value: np.uint32, bits: int) -> np.uint32:
 
 
 @compiled
-def _earlier(states: NDArray[np.uint32], at: int) -> tuple[np.uint32, np.uint32, np.uint32]:
+def _earlier(states: Numbers, at: int) -> tuple[np.uint32, np.uint32, np.uint32]:
     """The variables b, c and d of the round that appends the state `at`."""
     return states[at + 3 * LANES], _rotate(states[at + 2 * LANES], 30), _rotate(states[at + LANES], 30)
 
 
 @compiled
-def _append(
-    states: NDArray[np.uint32], schedule: NDArray[np.uint32], at: int, mixed: np.uint32, constant: np.uint32
-) -> None:
+def _append(states: Numbers, schedule: Numbers, at: int, mixed: np.uint32, constant: np.uint32) -> None:
     total = _rotate(states[at + 4 * LANES], 5) + mixed + _rotate(states[at], 30) + schedule[at] + constant
     states[at + 5 * LANES] = np.uint32(total)
 
 
 @compiled
 def sha1_hashes32(
-    data: NDArray[np.uint8],
-    starts: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    chosen: NDArray[np.int64],
-    hashes: NDArray[np.uint32],
-    schedule: NDArray[np.uint32],
-    states: NDArray[np.uint32],
-) -> None:
+    data: NDArray[np.uint8], starts: Places, ends: Places, chosen: Places, hashes: Numbers, schedule: Numbers,
+    states: Numbers,
+) -> None:  # fmt: skip
     """Write the first four bytes of SHA-1 of `data[starts[n]:ends[n]]`, little-endian, to `hashes[n]`, n in `chosen`.
 
     FIPS 180-4, with its five variables as one sequence: each round appends a state, and b is the state before it, c, d
@@ -85,9 +80,5 @@ def sha1_hashes32(
             _append(states, schedule, at, b ^ c ^ d, np.uint32(0xCA62C1D6))
         for lane in range(lanes):
             word = np.uint32(states[(ROUNDS + 4) * LANES + lane] + np.uint32(0x67452301))
-            hashes[chosen[first + lane]] = (
-                (word << np.uint32(24))
-                | ((word & np.uint32(0xFF00)) << np.uint32(8))
-                | ((word >> np.uint32(8)) & np.uint32(0xFF00))
-                | (word >> np.uint32(24))
-            )
+            inner = ((word & np.uint32(0xFF00)) << np.uint32(8)) | ((word >> np.uint32(8)) & np.uint32(0xFF00))
+            hashes[chosen[first + lane]] = (word << np.uint32(24)) | inner | (word >> np.uint32(24))

@@ -55,13 +55,9 @@ def first_end(data: NDArray[np.uint8], characters: int) -> int:
 
 @compiled
 def pack(
-    data: NDArray[np.uint8],
-    start: int,
-    end: int,
-    keys: NDArray[np.uint64],
-    starts: NDArray[np.int64],
+    data: NDArray[np.uint8], start: int, end: int, keys: NDArray[np.uint64], starts: NDArray[np.int64],
     ends: NDArray[np.int64],
-) -> tuple[int, int, int]:
+) -> tuple[int, int, int]:  # fmt: skip
     """Write keys and places of the shingles from `data[start:end]` on, as many as fit.
 
     A shingle of at most eight bytes is its own key: among shingles of one number of characters no two share it,

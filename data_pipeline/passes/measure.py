@@ -40,8 +40,8 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
     `numbers` [documents] are their places in the shard, `sizes` [documents, 2] their bytes and tokens. Settings:
     `filters`, pairs of a TokenFilter's name and its section of the recipe;
-    `deduplicate` and `decontaminate`, sections or None; `test_sets`, paths; `tokenizer`, a digest or None. The inputs
-    are the shard and the tokenizer.
+    `deduplicate` and `decontaminate`, what matters here of their sections or None; `test_sets`, paths; `tokenizer`, a
+    digest or None. The inputs are the shard and the tokenizer.
     """
     tokenizer = load_once(inputs[1] / "00000", settings["tokenizer"]) if settings["tokenizer"] else None
     dtype = token_dtype(tokenizer.vocab_size) if tokenizer else None

@@ -10,7 +10,6 @@ n-grams stands beside it. N-grams do not run across lines or across WikiText's `
 """
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,37 +25,10 @@ from data_pipeline.work.workspace import Job, Workspace
 from lineage.atomic import write_json
 from lineage.errors import BadInput
 
-WORDS = 8
-FOUND = "found.txt"
-RESULT = "overlap.json"
+FOUND, RESULT = "found.txt", "overlap.json"
 
 
-@dataclass(frozen=True)
-class Share:
-    """Number of n-grams, and number of those in the training corpus."""
-
-    ngrams: int
-    found: int
-
-    @property
-    def percent(self) -> float:
-        """Percentage of the n-grams in the corpus; 0 if there are none."""
-        return 100 * self.found / self.ngrams if self.ngrams else 0.0
-
-
-@dataclass(frozen=True)
-class Overlap:
-    """The overlap of a training corpus with a test set."""
-
-    occurrences: Share
-    """The papers' statistic: every occurrence of an n-gram in the test set counts."""
-    distinct: Share
-    """The test set's different n-grams."""
-    documents: tuple[Share, ...]
-    """`occurrences` for each document of the test set, in the order of its file."""
-
-
-def count_overlap(texts: Iterable[str], test_set: Path, words: int = WORDS) -> tuple[int, set[str]]:
+def count_overlap(texts: Iterable[str], test_set: Path, words: int) -> tuple[int, set[str]]:
     """Number of texts, and the n-grams of a test-set file that they contain."""
     ngrams = ngrams_of_files((test_set,), words, words)
     read, contained = 0, set[str]()
@@ -66,21 +38,24 @@ def count_overlap(texts: Iterable[str], test_set: Path, words: int = WORDS) -> t
     return read, contained
 
 
-def overlap(found: set[str], test_set: Path, words: int = WORDS) -> Overlap:
-    """The statistic, from the n-grams that `count_overlap` found in all shards with the same test set and `words`.
+def overlap(found: set[str], test_set: Path, words: int) -> dict[str, Any]:
+    """The statistic, from the n-grams that `count_overlap` found in all shards: n-grams, and those of them found.
 
-    Raises ValueError for those of another test set.
+    The papers count every occurrence in the test set; the distinct ones, and the occurrences in each of its documents
+    in order, stand beside it.
     """
     documents = [
         [run for passage in map(words_of, document) if len(passage) >= words for run in runs_of(passage, words)]
         for document in read_documents(test_set)
     ]
-    distinct = {ngram for document in documents for ngram in document}
-    if not found <= distinct:
-        raise ValueError(f"the n-grams are not of {test_set} in {words}-grams")
-    shares = tuple(Share(len(document), sum(ngram in found for ngram in document)) for document in documents)
-    occurrences = Share(sum(share.ngrams for share in shares), sum(share.found for share in shares))
-    return Overlap(occurrences, Share(len(distinct), len(found)), shares)
+    shares = [[len(document), sum(ngram in found for ngram in document)] for document in documents]
+    ngrams, present = (sum(share[place] for share in shares) for place in (0, 1))
+    return {
+        "percent": 100 * present / ngrams if ngrams else 0.0,
+        "occurrences": {"ngrams": ngrams, "found": present},
+        "distinct": {"ngrams": len({ngram for document in documents for ngram in document}), "found": len(found)},
+        "documents": shares,
+    }
 
 
 def measure_overlap(
@@ -99,10 +74,7 @@ def measure_overlap(
             present.update((counted.task(number).path / FOUND).read_text(encoding="utf-8").split("\n")[:-1])
         if not (texts := sum(each["texts"] for each in counted.counts)):
             raise BadInput(f"the corpus is empty: {sources.describe()} gave no documents")
-        measured = overlap(present, path, words)
-        documents = [[share.ngrams, share.found] for share in measured.documents]
-        percent = measured.occurrences.percent
-        results[name] = {"texts": texts, "percent": percent} | asdict(measured) | {"documents": documents}
+        results[name] = {"texts": texts} | overlap(present, path, words)
     write_json(directory / RESULT, {"source": sources.describe(), "ngram_words": words, "test_sets": results})
 
 

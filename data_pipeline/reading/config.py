@@ -29,7 +29,7 @@ def check_source_name(name: str) -> None:
     if name in FILE_KINDS:
         raise ValueError(f"source {name!r} needs a path: {name}:PATH")
     for each, endings in (("jsonl", (".jsonl", ".json")), ("parquet", (".parquet",)), ("text", (".txt", ".md"))):
-        if any(ending in endings for ending in Path(name).suffixes):
+        if not colon and any(ending in endings for ending in Path(name).suffixes):
             raise ValueError(f"unknown source {name!r}; did you mean '{each}:{name}'?")
     known = [*HUB_NAMES, INSTALLED_DOCS, HUB, *(f"{kind}:" for kind in FILE_KINDS)]
     close = difflib.get_close_matches(f"{kind}{colon}", known, 1)

@@ -87,6 +87,7 @@ class InstalledDocs:
         settings = {
             "places": [(owner, inside, str(path)) for owner, inside, path in self.places],
             "seed": self._seed,
+            "fingerprint": self.fingerprint(),
             **config.model_dump(include={"max_documents", "max_bytes", "max_line_bytes"}),
         }
         harvested = workspace.all(f"harvest-{self.name}", harvest, [(settings, ())], self.name)

@@ -119,27 +119,30 @@ def _read_lines(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
             number += 1
             if length - line.endswith(b"\n") > max_line_bytes:
                 yield malformed(piece.name, number, f"longer than {max_line_bytes:,} bytes", line)
+            elif line := line.strip():
+                yield _parse(piece, number, line)
             else:
-                yield _parse(piece, number, line.strip())
+                yield None
             position += length
             if piece.end and position >= piece.end:
                 return
 
 
-def _parse(piece: Piece, number: int, line: bytes) -> Item:
-    if not line:
-        return None
+def _parse(piece: Piece, number: int, line: bytes, row: dict[str, Any] | None = None) -> Item:
+    """The document of a line, or of the columns of a row, or the reason why it is none."""
+    value: Any = ""
     try:
-        value = parse_line(line)
+        value = parse_line(line) if row is None else {name: column.as_py() for name, column in row.items()}
         if piece.kind == "harvest" and "text" not in value:
             return Malformed(**value)
         return document_of(piece, number, value)
     except UnicodeDecodeError as error:
-        return malformed(piece.name, number, f"invalid UTF-8 at byte {error.start}", line)
+        reason = f"invalid UTF-8 at byte {error.start}"
     except json.JSONDecodeError as error:
-        return malformed(piece.name, number, f"not JSON: {error.msg} at character {error.pos}", line)
+        reason = f"not JSON: {error.msg} at character {error.pos}"
     except ValueError as error:
-        return malformed(piece.name, number, str(error), line)
+        reason = str(error)
+    return malformed(piece.name, number, reason, line or str(value).encode("utf-8", "replace"))
 
 
 def document_of(piece: Piece, number: int, value: object) -> Document:
@@ -186,7 +189,11 @@ def _read_table(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
             for place in range(batch.num_rows):
                 number += 1
                 row = {name: batch.column(name)[place] for name in batch.schema.names}
-                yield _table_value(piece, number, row, max_line_bytes)
+                item = _parse(piece, number, b"", row)
+                if isinstance(item, Document) and len(item.text) > max_line_bytes:
+                    said = f"longer than {max_line_bytes:,} bytes"
+                    item = malformed(piece.name, number, said, item.text[:1000].encode())
+                yield item
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise BadInput(f"{piece.path} is not a readable table: {error}{GO_ON}") from error
 
@@ -209,24 +216,9 @@ def _batches(piece: Piece) -> Iterator[Any]:
             yield from (rows.slice(start, BATCH_ROWS) for start in range(0, rows.num_rows, BATCH_ROWS))
 
 
-def _table_value(piece: Piece, number: int, row: dict[str, Any], max_line_bytes: int) -> Item:
-    try:
-        values = {name: value.as_py() for name, value in row.items()}
-        document = document_of(piece, number, values)
-    except UnicodeDecodeError as error:
-        return malformed(piece.name, number, f"invalid UTF-8 at byte {error.start}", b"")
-    except ValueError as error:
-        return malformed(piece.name, number, str(error), str(values).encode("utf-8", "replace"))
-    if len(document.text) > max_line_bytes:
-        return malformed(piece.name, number, f"longer than {max_line_bytes:,} bytes", document.text[:1000].encode())
-    return document
-
-
 def _read_text(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
-    path = Path(piece.path)
-    with path.open("rb") as file:
-        content = file.read(max_line_bytes + 1)
-    yield text_document(piece.name, content, max_line_bytes)
+    with Path(piece.path).open("rb") as file:
+        yield text_document(piece.name, file.read(max_line_bytes + 1), max_line_bytes)
 
 
 def text_document(name: str, content: bytes, max_line_bytes: int) -> Document | Malformed:

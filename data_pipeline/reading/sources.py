@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Protocol
 
 from data_pipeline.reading.config import HUB, HUB_NAMES, INSTALLED_DOCS, SourcesConfig
 from data_pipeline.reading.file_sources import FileSource
@@ -19,25 +18,9 @@ from lineage.errors import DataMissing
 TYPICAL_DOCUMENT_BYTES = 10_000
 
 
-class Source(Protocol):
-    """A source of documents."""
-
-    @property
-    def name(self) -> str:
-        """Name in the configuration."""
-
-    def fingerprint(self) -> str:
-        """A digest that changes whenever the documents may."""
-
-    def describe(self) -> str:
-        """Description for people; complete once the source has been read."""
-
-    @property
-    def total_bytes(self) -> int:
-        """Approximate bytes to read."""
-
-    def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
-        """Files of the source, in order, cut to at most `shard_bytes` where possible."""
+Source = FileSource | HubSource | InstalledDocs
+"""A source of documents has a `name` in the configuration, a `fingerprint` that changes whenever the documents may, a
+description that is complete once it was read, approximate `total_bytes`, and `pieces` of files in order."""
 
 
 @dataclass
@@ -54,7 +37,11 @@ class OpenedSources:
     """Words that say where a source was cut off, by its name."""
 
     def __post_init__(self) -> None:
-        self._tell_apart()
+        """Give files of one name below two sources names that begin with the path of their source."""
+        files = [source for source in self.sources if isinstance(source, FileSource) and source.kind != "documents"]
+        names = Counter(name for source in files for name, _ in source.files)
+        for source in files:
+            source.is_named = any(names[name] > 1 for name, _ in source.files)
 
     def fingerprints(self) -> dict[str, str]:
         """Digest of each source."""
@@ -74,26 +61,15 @@ class OpenedSources:
             total += min(whole, config.max_bytes or whole, (config.max_documents or whole) * TYPICAL_DOCUMENT_BYTES)
         return total
 
-    def shards(self, workspace: Workspace, shard_bytes: int) -> list[list[Piece]]:
-        """All pieces of all sources in order, gathered into shards."""
-        pieces = (self._within_limits(source, source.pieces(workspace, shard_bytes)) for source in self.sources)
+    def shards(self, workspace: Workspace, shard_bytes: int, compared: bool = False) -> list[list[Piece]]:
+        """All pieces of all sources in order, or of the datasets that are compared with, gathered into shards."""
+        sources: tuple[Source, ...] = self.compared if compared else self.sources
+        pieces = (self._within_limits(source, source.pieces(workspace, shard_bytes)) for source in sources)
         return pack(chain.from_iterable(pieces), shard_bytes)
-
-    def compared_shards(self, workspace: Workspace, shard_bytes: int) -> list[list[Piece]]:
-        """The pieces of the datasets that are compared with."""
-        pieces = (source.pieces(workspace, shard_bytes) for source in self.compared)
-        return pack(chain.from_iterable(pieces), shard_bytes)
-
-    def _tell_apart(self) -> None:
-        """Give files of one name below two sources names that begin with the path of their source."""
-        files = [source for source in self.sources if isinstance(source, FileSource) and source.kind != "documents"]
-        names = Counter(name for source in files for name, _ in source.files)
-        for source in files:
-            source.is_named = any(names[name] > 1 for name, _ in source.files)
 
     def _within_limits(self, source: Source, pieces: Iterator[Piece]) -> Iterator[Piece]:
         config = self.config
-        if source.name == INSTALLED_DOCS or (config.max_documents is None and config.max_bytes is None):
+        if source in self.compared or source.name == INSTALLED_DOCS or not (config.max_documents or config.max_bytes):
             yield from pieces
             return
         limit = Limit(config.max_documents, config.max_bytes)
@@ -116,11 +92,10 @@ def open_sources(config: SourcesConfig, seed: int) -> OpenedSources:
             f"the Hugging Face hub cannot be reached for {' and '.join(wanted)}: connect, name local files as "
             f"jsonl:PATH, or set sources.offline_fallback={INSTALLED_DOCS}"
         )
-    replaced = " and ".join(wanted)
-    stand_in = f"{config.offline_fallback} used in place of {replaced}: the Hugging Face hub cannot be reached"
+    said = f"used in place of {' and '.join(wanted)}: the Hugging Face hub cannot be reached"
+    stand_in = f"{config.offline_fallback} {said}"
     print(f"WARNING: {stand_in}", file=sys.stderr)
-    others = [name for name in config.names if name not in (*wanted, config.offline_fallback)]
-    names = (config.offline_fallback, *others)
+    names = dict.fromkeys((config.offline_fallback, *(name for name in config.names if name not in wanted)))
     return OpenedSources(tuple(_open(name, config, seed) for name in names), config, stand_in=stand_in)
 
 

@@ -1,6 +1,6 @@
 """The text of training samples, one of a dataset or those of an iteration, with the documents they were packed from."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -17,14 +17,10 @@ from lineage.files import FileSchema, parse_document, read_document
 from lineage.run import MANIFEST, RunDirectory
 
 
-class _Layout(FileSchema):
-    dp: int = 1
-
-
 class _Summary(FileSchema):
     """Part of a run's summary.json that determines the samples of each rank."""
 
-    layout: _Layout = _Layout()
+    dp: int = Field(1, validation_alias=AliasPath("layout", "dp"))
 
 
 class _Config(FileSchema):
@@ -63,7 +59,8 @@ def show_sample(
         f"=== sample {number:,} of {len(samples):,} in one epoch with seed {seed}: "
         f"{tokens:,} tokens of {len(pieces):,} documents"
     )
-    yield from _show(pieces, token_file, tokenizer, prefix)
+    texts = prefix.parent / "documents" / f"{prefix.name.removesuffix('_text_document')}.jsonl"
+    yield from _show(pieces, token_file, tokenizer, texts)
 
 
 def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
@@ -72,39 +69,41 @@ def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
     Every sequence of the global batch is shown with its place and, for a complete run, its data-parallel rank. Raises
     BadInput for a run without that iteration or without packed documents, DataMissing if its dataset is missing.
     """
-    config = parse_document(RunDirectory.open(run).manifest["config"], _Config, f"{run / MANIFEST}")
+    manifest = RunDirectory.open(run).manifest
+    if manifest["kind"] != "training":
+        raise BadInput(f"{run} is {manifest['kind']}, not a training run")
+    config = parse_document(manifest["config"], _Config, f"{run / MANIFEST}")
     if config.family != "gpt2":
         raise BadInput(f"{run} trains a {config.family}, whose samples are not packed documents")
     step, taken = _taken(run, iteration, config)
     datasets = trained_datasets(run)
-    prefixes = [directory / "train_text_document" for directory, _ in datasets]
-    parts = [(TokenFile(prefix), weight) for prefix, (_, weight) in zip(prefixes, datasets, strict=True)]
+    parts = [(TokenFile(directory / "train_text_document"), weight) for directory, weight in datasets]
     samples = training_samples(parts, taken, config.seq_length, config.seed)
     tokenizer = Tokenizer.load(datasets[0][0] / "tokenizer")
-    dp = _data_parallel_ranks(run)
+    summary = run / "summary.json"
+    dp = read_document(summary, _Summary).dp if summary.is_file() else None
     if not step.batch_size <= step.samples <= taken:
         raise BadInput(f"metrics.jsonl of {run} counts {step.samples:,} samples, of a batch of {step.batch_size:,}")
     for place in range(step.batch_size):
         number = step.samples - step.batch_size + place
         dataset = int(samples.datasets[number]) if isinstance(samples, BlendedSamples) else 0
         rank = f", data-parallel rank {place * dp // step.batch_size}" if dp else ""
-        yield f"=== iteration {iteration:,}, sequence {place:,}{rank}: sample {number:,}, of {datasets[dataset][0]}"
-        yield from _show([*samples.pieces(number)], parts[dataset][0], tokenizer, prefixes[dataset])
+        where = datasets[dataset][0]
+        yield f"=== iteration {iteration:,}, sequence {place:,}{rank}: sample {number:,}, of {where}"
+        documents = where / "documents" / "train.jsonl"
+        yield from _show([*samples.pieces(number)], parts[dataset][0], tokenizer, documents)
 
 
-def _show(
-    pieces: Sequence[SamplePiece], token_file: TokenFile, tokenizer: Tokenizer, prefix: Path
-) -> Iterator[str]:  # fmt: skip
-    said = _places(prefix, {piece.document for piece in pieces})
+def _show(pieces: list[SamplePiece], token_file: TokenFile, tokenizer: Tokenizer, texts: Path) -> Iterator[str]:
+    said = _places(texts, {piece.document for piece in pieces})
     for document, start, part in pieces:
         end, size = start + len(part), int(token_file.sizes[document])
         yield f"--- document {document:,}{said.get(document, '')}, tokens {start:,} to {end - 1:,} of {size:,}"
         yield tokenizer.decode(part)
 
 
-def _places(prefix: Path, documents: set[int]) -> dict[int, str]:
-    """The id, file and line of documents of a token file, as far as the dataset has their texts."""
-    path = prefix.parent / "documents" / f"{prefix.name.removesuffix('_text_document')}.jsonl"
+def _places(path: Path, documents: set[int]) -> dict[int, str]:
+    """The id, file and line of documents of a token file, as far as the dataset has their texts at `path`."""
     places = {}
     if path.is_file():
         with path.open("rb") as file:
@@ -131,8 +130,3 @@ def _taken(run: Path, iteration: int, config: _Config) -> tuple[_Batch, int]:
     if left and last.batch_size != config.global_batch_size:
         raise BadInput(f"{run} is not complete and its batch still grows: its samples are not known yet")
     return steps[iteration], last.samples + left * last.batch_size
-
-
-def _data_parallel_ranks(run: Path) -> int | None:
-    path = run / "summary.json"
-    return read_document(path, _Summary).layout.dp if path.is_file() else None

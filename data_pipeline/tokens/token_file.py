@@ -24,6 +24,7 @@ from lineage.errors import BadInput, IntegrityFailure
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
 DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
+Numbers = Sequence[int] | NDArray[Any]
 CHECKED_AT_ONCE = 1 << 20
 """Number of sequences whose places are checked together."""
 
@@ -116,10 +117,11 @@ class TokenFileWriter:
         tokens = np.asarray(ids)
         self.add_documents(tokens, [tokens.size])
 
-    def add_documents(self, tokens: ArrayLike, sizes: Sequence[int] | NDArray[Any]) -> None:
-        """Append documents that lie back to back in `tokens`, of `sizes` tokens each.
+    def add_documents(self, tokens: ArrayLike, sizes: Numbers, sequences: Numbers | None = None) -> None:
+        """Append sequences that lie back to back in `tokens`, of `sizes` tokens each.
 
-        Raises ValueError for a token the dtype cannot hold, or where sizes and tokens disagree.
+        Each is a document, or each document has so many `sequences`. Raises ValueError for a token the dtype cannot
+        hold, or where sizes and tokens disagree.
         """
         values, lengths = np.asarray(tokens), np.asarray(sizes, np.int32)
         fits = values.dtype == self._dtype or not values.size
@@ -128,7 +130,7 @@ class TokenFileWriter:
         if lengths.sum(dtype=np.int64) != values.size or (lengths < 0).any():
             raise ValueError(f"sizes add up to {lengths.sum(dtype=np.int64)} and not to {values.size} tokens")
         self._bin.write(np.ascontiguousarray(values, self._dtype).data)
-        self._extend(lengths, np.arange(1, len(lengths) + 1))
+        self._extend(lengths, np.arange(1, len(lengths) + 1) if sequences is None else np.cumsum(sequences))
 
     def add_file(self, prefix: Path) -> None:
         """Append a token file with its documents. Raises BadInput if its tokens are of another dtype."""

@@ -1,10 +1,10 @@
 """Units of work that may be lost, repeated and moved: files in, one directory out, whole or not at all."""
 
 import errno
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any
 
 import orjson
 
@@ -42,8 +42,10 @@ class WorkTask:
 
     @property
     def digest(self) -> str:
-        """Digest of the work, its settings and its inputs; equal tasks have equal results."""
-        what = {"work": f"{self.work.__module__}.{self.work.__qualname__}", "settings": self.settings}
+        """Digest of the work, its settings and its inputs, in any workspace; equal tasks have equal results."""
+        workspace = str(self.output.parent.parent).encode()
+        what = {"work": f"{self.work.__module__}.{self.work.__qualname__}"}
+        what["settings"] = orjson.dumps(self.settings).replace(workspace, b"").decode()
         return sha256_json({**what, "inputs": [each.digest for each in self.inputs], "version": VERSION})
 
 
@@ -57,24 +59,13 @@ class Done:
     counts: Counts
 
 
-class Executor(Protocol):
-    """A place that runs tasks."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def run(self, tasks: Iterable[WorkTask], at_once: int | None = None) -> Iterator[Done]:
-        """The tasks' results in the order of the tasks, at most `at_once` of them at a time."""
-
-
 def run_task(task: WorkTask) -> Done:
     """Do the work, unless its marker names the same task and its files are as written.
 
     Files damaged by a power cut differ from the marker, so the work is done again. Raises Interrupted
     when the disk or the memory is full.
     """
-    if (done := _finished(task)) is not None:
+    if (done := finished(task)) is not None:
         return done
     try:
         with new_directory(task.output, durable=False) as directory:
@@ -98,10 +89,11 @@ def disk_is_full(path: Path, error: OSError) -> Interrupted:
     )
 
 
-def _finished(task: WorkTask) -> Done | None:
+def finished(task: WorkTask, is_new: bool = False) -> Done | None:
+    """The result of a task whose marker and files are there; files that another process writes now are not read."""
     try:
         marker = orjson.loads((task.output / MARKER).read_bytes())
-        if marker["task"] == task.digest and marker["files"] == _files(task.output):
+        if marker["task"] == task.digest and (is_new or marker["files"] == _files(task.output)):
             return Done(task.output, sha256_json(marker["files"]), marker["counts"])
     except (OSError, ValueError, KeyError, TypeError):
         pass

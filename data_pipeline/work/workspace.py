@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_pipeline.work.tasks import Counts, Done, Executor, Input, Settings, Work, WorkTask
+from data_pipeline.work.executors import Executor
+from data_pipeline.work.tasks import Counts, Done, Input, Settings, Work, WorkTask
 from lineage.digest import sha256_json
 from lineage.progress import Progress
 
@@ -41,7 +42,7 @@ class Workspace:
     """Runs the tasks of a stage in `path/<stage>`."""
 
     def __init__(self, path: Path, executor: Executor) -> None:
-        self.path, self._executor = path, executor
+        self.path, self.executor = path, executor
 
     def each(
         self, stage: str, work: Work, jobs: Iterable[Job], title: str, total: int, at_once: int | None = None
@@ -52,7 +53,7 @@ class Workspace:
             WorkTask(work, settings, inputs, folder / f"{number:05d}") for number, (settings, inputs) in enumerate(jobs)
         )
         with Progress(title, total, "tasks", quiet=not title) as progress:
-            for done in self._executor.run(tasks, at_once):
+            for done in self.executor.run(tasks, at_once):
                 progress.advance()
                 yield done
 

@@ -150,7 +150,7 @@ def start_job(place: Path, log: Path, fault: Fault | None, notes: Path | None = 
 
 def _reproduce(points: Instrument, notes: Path | None) -> None:
     def step(program: str, *arguments: str) -> None:
-        if program not in COMMANDS:
+        if program not in COMMANDS or arguments[0] == "schedule":  # which only prints
             return
         _run_step(points, notes, program, *arguments)
         if program == "mlm-train":

@@ -75,7 +75,7 @@ def test_build_inspect_and_stats(cli: Command) -> None:
         ("jsonl:", ("no path",)),
         ("jsonl:nowhere.jsonl", ("there is no such file",)),
         ("jsonl:no*where", ("there is no such file",)),
-        ("parquet:a.jsonl", ("not a readable Parquet file",)),
+        ("parquet:a.jsonl", ("not a readable table",)),
     ],
 )
 def test_wrong_sources(cli: Command, source: str, parts: tuple[str, ...]) -> None:
