@@ -112,8 +112,7 @@ def _reusable(config: DataConfig, shelf: Path) -> list[str]:
     if any(old.get(name) != new[name] for name in ("sources", "seed", "shard_bytes", "without", *TEXT_FILTERS)):
         return []
     sections = (*TOKEN_FILTERS, "tokenizer", "deduplicate", "decontaminate")
-    is_measured = (shelf / "measure").is_dir() and all(old[name] == new[name] for name in sections)
-    return [*texts, *TOKEN_FILTERS] if is_measured else texts
+    return [*texts, *TOKEN_FILTERS] if all(old[name] == new[name] for name in sections) else texts
 
 
 def _rehearse(config: DataConfig, sources: OpenedSources, reused: list[str]) -> float:
@@ -219,10 +218,11 @@ def _complete(
                         place.wait_for(lambda: run.is_complete or None)
                         return run
                 run.complete()
-                _put_away(work, shelf, config)
+                write_json(work / RECIPE, config.model_dump(mode="json"))
+                _put_away(work, shelf)
             except BadInput:
                 if run.is_new and number == 1:
-                    _put_away(work, shelf, config)
+                    _put_away(work, shelf)
                 raise
             except OSError as error:
                 if error.errno in NO_ROOM:
@@ -237,13 +237,12 @@ def _complete(
     return run
 
 
-def _put_away(work: Path, shelf: Path | None, config: DataConfig) -> None:
-    """Remove the work of a run that has ended, but keep its dear stages for the next of that name."""
-    if shelf and (work / "prepare").is_dir():
+def _put_away(work: Path, shelf: Path | None) -> None:
+    """Remove the work of a run that has ended; dear stages of a complete one are kept for the next of that name."""
+    if shelf and (work / RECIPE).is_file():
         for path in work.iterdir():
-            if not path.name.startswith(DEAR):
+            if not path.name.startswith((*DEAR, RECIPE)):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-        write_json(work / RECIPE, config.model_dump(mode="json"))
         shutil.rmtree(shelf, ignore_errors=True)
         shelf.parent.mkdir(exist_ok=True)
         os.replace(work, shelf)
