@@ -13,6 +13,7 @@ config.py       the recipe of a dataset
 passes/         the tasks of a build
 pipeline.py     their order
 publish.py      the files of a finished dataset
+imported.py     token files of others as a dataset, and datasets as one
 runner.py       from a recipe to a finished directory
 cli.py          `mlm-data`
 """

@@ -211,8 +211,8 @@ def _complete(
             try:
                 work.mkdir(mode=0o700, exist_ok=True)
                 _check_room(run.path, work, room)
-                place = make_executor(executor, config.workers, preload)
-                with PartExecutor(place, number, parts, work) if part else place as place:
+                executors = make_executor(executor, config.workers, preload)
+                with PartExecutor(executors, number, parts, work) if part else executors as place:
                     build(Workspace(work.resolve(), place), run.path)
                     if isinstance(place, PartExecutor) and number > 1:
                         place.wait_for(lambda: run.is_complete or None)

@@ -4,7 +4,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_pipeline.work.executors import Executor
+from data_pipeline.work.executors.local import LocalExecutor
+from data_pipeline.work.executors.part import PartExecutor
+from data_pipeline.work.executors.ray import RayExecutor
 from data_pipeline.work.tasks import Counts, Done, Input, Settings, Work, WorkTask
 from lineage.digest import sha256_json
 from lineage.progress import Progress
@@ -41,7 +43,7 @@ Job = tuple[Settings, tuple[Input, ...]]
 class Workspace:
     """Runs the tasks of a stage in `path/<stage>`."""
 
-    def __init__(self, path: Path, executor: Executor) -> None:
+    def __init__(self, path: Path, executor: LocalExecutor | RayExecutor | PartExecutor) -> None:
         self.path, self.executor = path, executor
 
     def each(

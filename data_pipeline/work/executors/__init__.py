@@ -1,21 +1,18 @@
 """Executors of tasks: processes of this machine, a Ray cluster, or the parts of an array of jobs."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING
 
 from lineage.errors import BadInput
 
 if TYPE_CHECKING:
     from data_pipeline.work.executors.local import LocalExecutor
-    from data_pipeline.work.executors.part import PartExecutor
     from data_pipeline.work.executors.ray import RayExecutor
 
 NAMES = ("local", "ray")
-Executor = Union["LocalExecutor", "RayExecutor", "PartExecutor"]
-"""A place that runs tasks: `run` gives their results in their order, at most `at_once` of them at a time."""
 
 
-def make_executor(name: str, workers: int, preload: Sequence[str] = ()) -> Executor:
+def make_executor(name: str, workers: int, preload: Sequence[str] = ()) -> "LocalExecutor | RayExecutor":
     """The executor of that name; `workers` is the number of its processes, 0 for one on each core.
 
     Local processes are forked from one that has imported the modules of `preload`.

@@ -6,7 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from data_pipeline.work.executors import Executor
+from data_pipeline.work.executors.local import LocalExecutor
+from data_pipeline.work.executors.ray import RayExecutor
 from data_pipeline.work.tasks import Done, WorkTask, finished
 from lineage.errors import BadInput, Interrupted
 
@@ -20,7 +21,7 @@ class PartExecutor:
     In the workspace, `part-N` is empty while part N works, and says why it ended too early.
     """
 
-    def __init__(self, workers: Executor, part: int, parts: int, workspace: Path) -> None:
+    def __init__(self, workers: LocalExecutor | RayExecutor, part: int, parts: int, workspace: Path) -> None:
         self.workers, self.part, self._parts = workers, part, parts
         self._sign = workspace / f"part-{part}"
 
