@@ -152,13 +152,13 @@ class Pipeline:
         bands, rows = config.banding
         banding = {"bands": bands, "rows": rows, "shingle_characters": config.shingle_characters, "min_recall": 0}
         words = {"ngram_words": search.ngram_words, "min_ngram_words": search.min_ngram_words}
-        found = {name: path for name, path in self.test_sets.items() if path}
+        present = {name: path for name, path in self.test_sets.items() if path}
         settings = {
             "filters": [(name, self._section(name)) for name in self.stages if name in TOKEN_FILTERS],
             "deduplicate": banding if "deduplicate" in self.stages else None,
             "decontaminate": words if "decontaminate" in self.stages else None,
-            "test_sets": [str(path) for path in found.values()],
-            "digests": [self.digests[f"test set {name}"] for name in found],
+            "test_sets": [str(path) for path in present.values()],
+            "digests": [self.digests[f"test set {name}"] for name in present],
             "tokenizer": tokenizer.digest if tokenizer else None,
         }
         shared = (tokenizer.input,) if tokenizer else ()

@@ -44,7 +44,7 @@ class PartExecutor:
             yield own[place] if turn == self.part - 1 else self.wait_for(partial(finished, task, is_new=True))
 
     def wait_for(self, ready: Callable[[], T | None]) -> T:
-        """What `ready` gives when it gives something. Raises Interrupted when another part has ended before."""
+        """The first result of `ready` that is not None. Raises Interrupted when another part has ended before."""
         while (value := ready()) is None:
             if not self._sign.exists():
                 raise Interrupted("part 1 has ended, and says why: give all commands again")
