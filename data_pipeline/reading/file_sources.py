@@ -88,9 +88,11 @@ class FileSource:
         return sum(_table_bytes(path) if self.kind == "parquet" else expanded_bytes(path) for _, path in self.files)
 
     def fingerprint(self) -> str:
+        """A digest that changes whenever the documents may."""
         return sha256_json([[piece.name, piece.sha256] for piece, _ in self._surveyed])
 
     def describe(self) -> str:
+        """Description for people; complete once the source has been read."""
         count = len(self.files)
         return self.name if count == 1 else f"{self.name} ({count:,} files)"
 

@@ -134,9 +134,11 @@ class HubSource:
             return replace(place, revision=HfApi().dataset_info(place.repository, revision=place.revision).sha)
 
     def fingerprint(self) -> str:
+        """A digest that changes whenever the documents may."""
         return sha256_json(asdict(self._location))
 
     def describe(self) -> str:
+        """Description for people; complete once the source has been read."""
         place = self._location
         return f"{self.name} ({'/'.join(filter(None, (place.repository, place.subset)))} on the Hugging Face hub)"
 

@@ -71,18 +71,22 @@ class InstalledDocs:
         return [*_distribution_files(self._distributions), *_standard_library_files()]
 
     def fingerprint(self) -> str:
+        """A digest that changes whenever the documents may."""
         versions = [f"{name}=={installed.version}" for name, installed in sorted(self._distributions.items())]
         return sha256_json({"python": platform.python_version(), "distributions": versions})
 
     def describe(self) -> str:
+        """Description for people; complete once the source has been read."""
         version, count = platform.python_version(), len(self._distributions)
         return f"{self.name}: documentation of Python {version} and {count} installed packages{self._sample}"
 
     @property
     def total_bytes(self) -> int:
+        """Approximate bytes to read."""
         return self._config.max_bytes or 60_000_000
 
     def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
+        """Files in order, cut to at most `shard_bytes` where that can be."""
         config = self._config
         settings = {
             "places": [(owner, inside, str(path)) for owner, inside, path in self.places],

@@ -19,8 +19,6 @@ TYPICAL_DOCUMENT_BYTES = 10_000
 
 
 Source = FileSource | HubSource | InstalledDocs
-"""A source of documents has a `name` in the configuration, a `fingerprint` that changes whenever the documents may, a
-description that is complete once it was read, approximate `total_bytes`, and `pieces` of files in order."""
 
 
 @dataclass
