@@ -12,8 +12,8 @@ from engine.optim.flat import FlatGroup
 from engine.parallel.mesh import ParallelMesh, Pending
 from engine.parallel.sharding import TIED_EMBEDDING, ShardedParameter
 
-BUCKET_ELEMENTS = 4_000_000
-"""Least number of elements reduced at a time: large enough to reach the links' bandwidth, small enough to overlap."""
+BUCKET_ELEMENTS, OF_RANK = 4_000_000, 1_000_000
+"""Least number of elements reduced at a time, in all and for each rank, whose part of a step must fill a link."""
 
 
 class Reducer(Protocol):
@@ -75,7 +75,7 @@ class GradientReducer:
 
     def __post_init__(self) -> None:
         for group in self.groups:
-            for members in _in_buckets(group.gradients, self._is_tied):
+            for members in _in_buckets(group.gradients, self._is_tied, self.mesh.dp.size):
                 (first, first_view), (_, last_view) = members[0], members[-1]
                 start, end = int(first_view.storage_offset()), int(last_view.storage_offset()) + last_view.numel()
                 bucket = _Bucket(
@@ -183,15 +183,15 @@ class GradientReducer:
 
 
 def _in_buckets(
-    gradients: Sequence[tuple[ShardedParameter, torch.Tensor]], is_alone: Callable[[ShardedParameter], bool]
+    gradients: Sequence[tuple[ShardedParameter, torch.Tensor]], is_alone: Callable[[ShardedParameter], bool], dp: int
 ) -> list[list[tuple[ShardedParameter, torch.Tensor]]]:
-    """Parameters in flat order, in runs of at least BUCKET_ELEMENTS; one that `is_alone` has its own bucket."""
+    """Parameters in flat order, in runs of a least number of elements; one that `is_alone` has its own bucket."""
     buckets: list[list[tuple[ShardedParameter, torch.Tensor]]] = []
-    count = BUCKET_ELEMENTS
+    count = least = max(BUCKET_ELEMENTS, OF_RANK * dp)
     for parameter, view in gradients:
-        if count >= BUCKET_ELEMENTS or is_alone(parameter):
+        if count >= least or is_alone(parameter):
             buckets.append([])
             count = 0
         buckets[-1].append((parameter, view))
-        count += BUCKET_ELEMENTS if is_alone(parameter) else view.numel()
+        count += least if is_alone(parameter) else view.numel()
     return buckets

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.compiled import Array, Compiled, array, load, store
-from engine.parallel.collectives import enter_tensor_parallel, leave_tensor_parallel
+from engine.parallel.collectives import leave_tensor_parallel
 from engine.parallel.mesh import Axis
 from engine.torch_names import multiplies_bf16, onednn
 
@@ -40,9 +40,11 @@ class ColumnParallelLinear(nn.Module):
 
     def forward(self, x: Tensor, add_bias: bool = True) -> Tensor:
         bias = self.bias if add_bias else None
-        if self.sequence_parallel and self.axis.size > 1:
-            return gathered_linear(x, self.weight, bias, self.axis)
-        return linear(enter_tensor_parallel(x, self.axis, sequence_parallel=False), self.weight, bias)
+        if self.axis.size == 1:
+            return linear(x, self.weight, bias)
+        enter = _GatheredLinear if self.sequence_parallel else _EnteredLinear
+        entered: Tensor = enter.apply(x, self.weight, bias, self.axis)
+        return entered
 
 
 class RowParallelLinear(nn.Module):
@@ -98,15 +100,32 @@ class VocabParallelEmbedding(nn.Module):
         return leave_tensor_parallel(embedded, self.axis, self.sequence_parallel)
 
 
-def gathered_linear(x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis) -> Tensor:
+class _EnteredLinear(torch.autograd.Function):
+    """f, then xAᵀ + b. Backward, the input's gradient is summed over the ranks while the weight's is computed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.axis, ctx.has_bias = axis, bias is not None
+        return linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        rows, to_x = gradient.reshape(-1, gradient.size(-1)), linear(gradient, weight.t()).contiguous()
+        work = ctx.axis.start_all_reduce(to_x)
+        to_weight, to_bias = multiply(rows.T, x.reshape(-1, x.size(-1))), rows.sum(dim=0) if ctx.has_bias else None
+        with ctx.axis.waiting:
+            work.wait()
+        return to_x, to_weight, to_bias, None
+
+
+class _GatheredLinear(torch.autograd.Function):
     """xAᵀ + b of a divided sequence, [s/t, b, in] → [s, b, out/t].
 
     The whole input is gathered again in the backward pass instead of kept (arXiv 2205.05198, Section 4.2.2).
     """
-    return _GatheredLinear.apply(x, weight, bias, axis)
 
-
-class _GatheredLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis) -> Tensor:
         ctx.save_for_backward(x, weight)

@@ -74,7 +74,7 @@ def verify(config: Path, command: Command) -> Verify:
     def verify(layouts: str, *more: str) -> tuple[int, list[str], str]:
         ranks = () if "--processes" in more else ("--threads",)
         more = tuple(word for word in more if word != "--processes")
-        done = command(verify_main, "mlm-verify", "parallel", config, "--layouts", layouts, *ranks, *more)
+        done = command(verify_main, "mlm-verify", "parallel", config, "--layouts", layouts, *ranks, *more, traces=True)
         return done.code, done.out.splitlines(), done.but_cost
 
     return verify
