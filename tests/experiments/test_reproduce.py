@@ -299,21 +299,29 @@ def test_a_further_seed_is_trained_beside_what_is_there(finished: Finished, tmp_
 
 @pytest.fixture
 def start(finished: Finished, with_data: Path) -> Iterator[Callable[[], "subprocess.Popen[str]"]]:
-    """Start the reproduction in a process group of its own, as a shell does, and wait until it trains."""
+    """Start the reproduction in a process group of its own, as a shell does, and stand it still while it trains."""
     processes = []
 
     def start() -> "subprocess.Popen[str]":
-        process = subprocess.Popen(
-            [Path(sys.executable).with_name("mlm-experiment"), *ARGUMENTS, with_data],
-            env=finished.machine, cwd=ROOT, start_new_session=True, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        processes.append(process)
-        deadline = time.monotonic() + 600
-        while not any('"train"' in path.read_text() for path in with_data.glob("355m-smoke-*/metrics.jsonl")):
-            assert process.poll() is None, process.communicate()[0]
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
+        for _ in range(9):  # so short a training may be over before this process has its turn
+            process = subprocess.Popen(
+                [Path(sys.executable).with_name("mlm-experiment"), *ARGUMENTS, with_data],
+                env=finished.machine, cwd=ROOT, start_new_session=True, text=True,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+            processes.append(process)
+            deadline = time.monotonic() + 600
+            while not any('"train"' in path.read_text() for path in with_data.glob("355m-smoke-*/metrics.jsonl")):
+                assert process.poll() is None, process.communicate()[0]
+                assert time.monotonic() < deadline
+                time.sleep(0.002)
+            os.killpg(process.pid, signal.SIGSTOP)
+            if not list(with_data.glob("355m-smoke-*/COMPLETE")):
+                break
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(300)
+            for path in (*with_data.glob("355m-smoke*"), *with_data.glob("reproduce-*")):
+                path.unlink() if path.is_symlink() else shutil.rmtree(path)
         return process
 
     yield start
@@ -359,6 +367,8 @@ def test_a_step_does_not_outlive_the_job_and_leaves_a_checkpoint(
 ) -> None:
     process = start()
     process.kill()
+    process.wait(300)
+    os.killpg(process.pid, signal.SIGCONT)
     process.communicate(timeout=600)  # its output ends when all who write to it have ended
     checkpoints = list((unfinished(with_data) / "checkpoints").glob("iter_*"))
     assert checkpoints
@@ -375,6 +385,9 @@ def test_a_stop_in_training_leaves_a_checkpoint_and_exit_code_7(
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     else:
         process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGCONT)
+        time.sleep(2)  # it passes the signal on to the training, which still stands
+    os.killpg(process.pid, signal.SIGCONT)
     out, _ = process.communicate(timeout=600)
     run = unfinished(with_data)
     assert process.returncode == 7, out
