@@ -4,6 +4,7 @@ import math
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from experiments.catalogue import ABLATION, TAKES_LONG, Experiment, load_experiments
@@ -17,6 +18,7 @@ from lineage.errors import DataMissing
 from lineage.files import read_document
 from lineage.records import RECORDS, Record, read_records
 from lineage.run import MANIFEST, RunDirectory
+from reports.engines import engines_exhibit
 from reports.experiment_runs import is_ladder
 from reports.ladder import ladder_exhibit
 from reports.render import export_exhibit
@@ -98,14 +100,17 @@ class KeptCheck:
                     yield f"{claim} is {gives.get(claim)} by what is here; {path.name} has {says.get(claim)}"
 
     def _figures(self) -> Iterator[str]:
-        """Draw the kept ladder's figure again."""
-        for run in filter(is_ladder, self.runs):
-            for path in (self.folder / "figures").glob("*.svg"):
+        """Draw the kept figures of the ladder and of two engines again."""
+        drawn = [ladder_exhibit(run) for run in self.runs if is_ladder(run)]
+        drawn += [replace(engines_exhibit(run), name="engines") for run in self.runs if "-tp2-" in run.name]
+        for exhibit in drawn:
+            path = self.folder / "figures" / f"{exhibit.name}.svg"
+            if path.is_file():
                 with tempfile.TemporaryDirectory() as folder:
-                    export_exhibit([ladder_exhibit(run)], path.stem, "svg", Path(folder))
+                    again = export_exhibit([exhibit], exhibit.name, "svg", Path(folder))
                     self.compared["figures"] += 1
-                    if (Path(folder) / path.name).read_bytes() != path.read_bytes():
-                        yield f"figures/{path.name} is not what {run.name} gives"
+                    if again.read_bytes() != path.read_bytes():
+                        yield f"figures/{path.name} is not what the kept runs give"
 
 
 def place(record: Record) -> tuple[str, str, str, float | None]:
