@@ -139,7 +139,10 @@ def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
     first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
     location = tuple(first["loc"])
     dotted = ".".join(str(part) for part in location)
-    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    unknown = [".".join(map(str, each["loc"])) for each in errors if each["type"] == "extra_forbidden"][1:]
+    more = f"; also unknown: {', '.join(unknown)}" if unknown else ""
+    if others := len(errors) - 1 - len(unknown):
+        more += f" (and {others} more)"
     if first["type"] == "extra_forbidden":
         close = difflib.get_close_matches(str(location[-1]), _known_keys(model, location[:-1]), 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""

@@ -110,7 +110,7 @@ def test_an_override_of_another_form_is_refused(tmp_path: Path, override: str) -
         ("", (), "missing key 'name'"),
         ('name = "a"\n[engine]\npower = "much"\n', (), "engine.power: "),
         ('name = "a"\nengine = 4\n', (), "engine: "),
-        ('x = 1\ny = 2\nname = "a"\n', (), "(and 1 more)"),
+        ('x = 1\ny = 2\nname = "a"\n', (), "unknown key 'x'; also unknown: y"),
     ],
 )
 def test_what_does_not_fit_is_named(tmp_path: Path, text: str, overrides: tuple[str, ...], sentence: str) -> None:
