@@ -143,7 +143,8 @@ def follows(result: PerplexityResult | ClozeResult) -> dict[str, float]:
         given["log_perplexity_standard_error"] = spread * weights.sum() / result.normaliser
     words, targets = sum(block.num_original_tokens for block in blocks), sum(block.num_targets for block in blocks)
     most = words + result.num_tokens - 1 - targets + SPACES * (len(blocks) + 2)
-    given["num_original_tokens"] = min(max(result.num_original_tokens, words - SAME * words), most)
+    least = words - (len(blocks) - 1) - SAME * words  # where no spaces part two blocks, their words meet
+    given["num_original_tokens"] = min(max(result.num_original_tokens, least), most)
     return given
 
 
