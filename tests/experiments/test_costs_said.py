@@ -21,7 +21,7 @@ COSTS = {
         r"1 processes multiply and reduce; each writes 67\.1 MB below \S+ once",
         "",
     ),
-    "mlm-verify run results/reproduce-8.3b": (r"reads \d+\.\d kB in 1 sealed directories", "ok "),
+    "mlm-verify run results/reproduce-8.3b": (r"reads \d+\.\d MB in 1 sealed directories", "ok "),
 }
 
 
