@@ -15,7 +15,7 @@ from lineage.errors import BadInput, Interrupted
 LOCK = ".lock"
 _HELD: dict[Path, int] = {}
 """Descriptor of the lock of each directory that this process works in."""
-UNFINISHED = r"\.(iter_\d{{7}}\.partial|manifest\.json\.partial-\d+|.+\.(partial|old|link)-({})\d+)"
+UNFINISHED = r"\.(iter_\d{{7}}\.partial|manifest\.json\.partial-([0-9a-f]{{8}}-)?\d+|.+\.(partial|old|link)-({})\d+)"
 """Names of unfinished files and directories, and of replaced ones, by the marks of their holders."""
 
 

@@ -115,11 +115,13 @@ def test_a_new_directory_is_claimed_once(tmp_path: Path) -> None:
 
 def test_of_what_looks_unfinished_only_the_holders_own_is_removed(tmp_path: Path) -> None:
     (tmp_path / LOCK).write_text("0123abcd-\n")
-    mine, theirs = tmp_path / ".a.partial-0123abcd-7", tmp_path / ".x.old-1"
-    for path in (mine, theirs):
+    mine, theirs, begun = (
+        tmp_path / f".{name}" for name in ("a.partial-0123abcd-7", "x.old-1", "manifest.json.partial-89abcdef-7")
+    )
+    for path in (mine, theirs, begun):
         path.mkdir()
     with locked(tmp_path):
-        assert (mine.exists(), theirs.exists()) == (False, True)
+        assert (mine.exists(), theirs.exists(), begun.exists()) == (False, True, False)
 
 
 @pytest.mark.parametrize(
