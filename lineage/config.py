@@ -11,7 +11,7 @@ import os
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -84,7 +84,7 @@ def parse_config(values: dict[str, Any], model: type[ConfigT], where: str) -> Co
 def _is_too_large(value: object) -> bool:
     if isinstance(value, dict | list):
         return any(map(_is_too_large, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, int) and abs(value) >= 1 << 63
+    return isinstance(value, int) and not -1 << 63 <= value < 1 << 63
 
 
 def read_toml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -144,7 +144,10 @@ def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
     if others := len(errors) - 1 - len(unknown):
         more += f" (and {others} more)"
     if first["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(str(location[-1]), _known_keys(model, location[:-1]), 1)
+        schema = model.model_json_schema()
+        sections = (schema, *schema.get("$defs", {}).values())
+        keys = sorted({name for section in sections for name in section.get("properties", {})})
+        close = difflib.get_close_matches(str(location[-1]), keys, 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         if known := getattr(model, "other_names", {}).get(location[-1]):
             hint = f"; here it is {known}"
@@ -153,26 +156,3 @@ def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
         return f"missing key {dotted!r}{more}"
     message = str(first["msg"]).removeprefix("Value error, ")
     return f"{dotted}: {message}{more}" if dotted else f"{message}{more}"
-
-
-def _known_keys(model: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:
-    current: Any = model
-    for part in location:
-        if isinstance(part, int):
-            continue
-        field = current.model_fields.get(part)
-        if field is None:
-            return []
-        current = _model_in(field.annotation)
-        if current is None:
-            return []
-    return list(current.model_fields)
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    for argument in get_args(annotation):
-        if inner := _model_in(argument):
-            return inner
-    return None
