@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from engine.config import ParallelConfig
+from engine.formats.peers import NanoGPTModel, adamw, their_weights
 from engine.guard.memory import PeakMemory
 from engine.launch.forked import run_forked
 from engine.launch.local import keep_large_buffers
@@ -20,7 +21,6 @@ from engine.parallel.mesh import serial_mesh
 from experiments.iterations import Step, TrainingSize, our_step
 from lineage.errors import UserError
 from lineage.progress import Progress
-from verify.peers import NanoGPTModel, adamw, their_weights
 
 K = TypeVar("K")
 

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from benchmarks.contenders import in_turn
 from benchmarks.timing import cpu_seconds, ratio, series
 from engine.config import ModelConfig, Precision
+from engine.formats.peers import huggingface, their_weights
 from engine.launch.local import keep_large_buffers
 from engine.model.gpt2 import GPT2
 from engine.optim.precision import DTYPES
@@ -27,7 +28,6 @@ from evaluation.scoring import ScoringModel, pack_weights, score
 from experiments.benchmark import Benchmark, Case
 from lineage.extras import import_extra
 from lineage.progress import announce
-from verify.peers import huggingface, their_weights
 
 TOLERANCES = {"fp32": 1e-5, "bf16": 1e-2}
 """The largest allowed relative difference of losses."""

@@ -6,13 +6,13 @@ directory that was exchanged and sealed anew is noticed too. Reads JSON alone.
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
 from lineage.digest import content_digest, is_sealed, read_digest, sealed_files, sha256_json
 from lineage.errors import BadInput, IntegrityFailure, UserError
-from lineage.files import read_object
+from lineage.files import read_object, unlike
 from lineage.lock import check_held
 from lineage.run import MANIFEST, identity_of
 
@@ -119,8 +119,8 @@ def _check_checkpoint(path: Path, manifest: dict[str, Any]) -> Iterator[str]:
         yield f"{path.name} was trained on other inputs: {', '.join(changed)}"
     config = read_object(path / CONFIG)
     for section in ("name", "model", "twin"):
-        if config.get(section) != manifest["config"].get(section):
-            yield f"{path.name}: its {section} is not the run's: {_difference(config, manifest['config'], section)}"
+        of_the_run = manifest["config"].get(section)
+        yield from islice(unlike(f"{path.name}: {section}", config.get(section), of_the_run, "the run's is"), 1)
 
 
 def _check_descent(older: Path, newer: Path) -> Iterator[str]:
@@ -153,11 +153,3 @@ def _check_weights(checkpoints: list[Path]) -> Iterator[str]:
         others = {name for name in sealed_files(path) if not name.startswith("model-")}
         if (other := seen.setdefault(content_digest(path, without=others), path.name)) != path.name:
             yield f"{path.name} has the same weights as {other}: one was copied, or nothing was trained between them"
-
-
-def _difference(actual: dict[str, Any], expected: dict[str, Any], section: str) -> str:
-    mine, theirs = actual.get(section), expected.get(section)
-    if isinstance(mine, dict) and isinstance(theirs, dict):
-        name = next(key for key in sorted({*mine, *theirs}) if mine.get(key) != theirs.get(key))
-        return f"{name} is {mine.get(name)!r} and was {theirs.get(name)!r}"
-    return f"{mine!r} and was {theirs!r}"

@@ -18,7 +18,7 @@ LATE = (
     "matplotlib.figure", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_pdf",
     "matplotlib.backends.backend_svg",
 )  # fmt: skip
-LATE_WITH_TORCH = ("engine.train", "engine.lr_finder", "evaluation.evaluate", "verify.parity_run")
+LATE_WITH_TORCH = ("engine.train", "engine.lr_finder", "evaluation.evaluate", "verify.runner")
 
 
 for module in LATE:

@@ -1,5 +1,8 @@
 """Train a configuration in this engine and in another from the same weights on the same samples, and compare."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,14 +10,16 @@ import torch
 
 from engine.compare.tensors import DRAWS, FORMULA, curve_tolerance, factor
 from engine.config import RunConfig
-from experiments.benchmark import AGAINST, Benchmark, Case, Ratio, Series, TextTable, write_benchmark
+from engine.model.gpt2 import GPT2
+from engine.parallel.mesh import serial_mesh
+from experiments.benchmark import AGAINST, Benchmark, Case, Ratio, Series, write_benchmark
 from lineage.environment import describe_environment
+from lineage.errors import BadInput, Diverged
 from lineage.progress import announce
 from lineage.run import RunDirectory
-from verify.engines import StepResult
-from verify.parity import LayoutDiffers
-from verify.runner import Computed, Outcome, Reference, failed, hold, measured, on_ranks, train
-from verify.work import described, engine_class, shared_work
+from verify.engines import StepResult, Work, described, engine_class, with_samples, with_vocabulary
+from verify.parity import ParityLayout, misfit, parse_layout
+from verify.runner import failed, hold, measured, on_ranks, train
 
 QUANTITIES = {"loss": "loss", "norm": "gradient norm", "rate": "learning rate"}
 MOST = 1e9
@@ -26,7 +31,7 @@ def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) ->
 
     The result has a case for each; a ratio is a difference divided by its tolerance.
 
-    Raises BadInput for a configuration that cannot be compared, LayoutDiffers if ranks fail or a loss is NaN.
+    Raises BadInput for a configuration that cannot be compared, Diverged if ranks fail or a loss is NaN.
     """
     kind, layers = engine_class(theirs), config.model.num_layers
     torch.set_num_threads(1)
@@ -66,7 +71,7 @@ def _case(quantity: str, name: str, curves: list[list[StepResult]], theirs: str,
     """Curves of ours, theirs and theirs with perturbed weights."""
     mine, others, *moved = [[getattr(step, quantity) for step in steps] for steps in curves]
     if not np.isfinite([mine, others]).all():
-        raise LayoutDiffers(f"the {name} is no longer a number in one of the two trainings")
+        raise Diverged(f"the {name} is no longer a number in one of the two trainings")
     allowed = curve_tolerance(others, moved, layers)
     apart = [abs(a - b) for a, b in zip(mine, others, strict=True)]
     shown = {"ours": mine, theirs: others, "difference": apart, "tolerance": allowed}
@@ -82,19 +87,6 @@ def _share(name: str, distances: list[float], allowed: list[float]) -> Ratio:
     return Ratio(name=name, value=min(max(shares), MOST), goal=1.0, less_is_better=True)
 
 
-def iteration_table(result: Benchmark) -> TextTable:
-    """Table of the losses at about twenty iterations."""
-    curves = {series.contender: series.samples for series in result.cases[0].series}
-    count = len(curves["ours"])
-    shown = sorted({*range(0, count, -(-count // 20)), count - 1})
-    rows = [
-        (str(at + 1), *(f"{curve[at]:.{'1e' if name in ('difference', 'tolerance') else '7f'}}"
-                        for name, curve in curves.items()))
-        for at in shown
-    ]  # fmt: skip
-    return TextTable(("iteration", *curves), rows, 0, "loss")
-
-
 def keep(result: Benchmark, name: str, config: RunConfig, runs: Path) -> Path:
     """Write the result into a sealed run `name`; the same work gets the same directory."""
     what = {"title": result.title, "setting": result.setting, "notes": result.notes} | config.model_dump(mode="json")
@@ -105,32 +97,29 @@ def keep(result: Benchmark, name: str, config: RunConfig, runs: Path) -> Path:
     return run.path
 
 
-def record(
-    config: RunConfig, engine: str, layout: str, iterations: int, draws: int = DRAWS, dropout: float = 0.0
-) -> list[list[Computed]]:
-    """Train an engine `draws` + 1 times, recording every tensor. Biases and layer norms start away from 0 and 1.
+@contextmanager
+def shared_work(
+    config: RunConfig, layout: str, iterations: int, first_rate: int = 0
+) -> Iterator[tuple[Work, ParityLayout]]:
+    """Prepare a training for two engines, and its layout. Raises BadInput if other engines cannot run it.
 
-    Every engine uses Megatron-Core's learning rates and its own dropout masks. Raises BadInput if the engine cannot run
-    the configuration.
+    The vocabulary has no padding rows, because other engines include them in the softmax. The schedule of 2019, which
+    Megatron-Core no longer has, becomes a cosine.
     """
-    kind = engine_class(engine)
-    torch.set_num_threads(1)
-    with shared_work(config, layout, iterations, dropout, nudges=True) as (work, chosen):
-        announce(f"{1 + draws} trainings of {iterations} iterations, each on {chosen.world_size} processes")
-        return [on_ranks(train, kind, work, chosen, None, draw) for draw in range(draws + 1)]
-
-
-def compare_tensors(
-    reference: Reference, config: RunConfig, engine: str, layout: str, iterations: int, dropout: float = 0.0
-) -> Outcome:
-    """Train another engine, and hold every tensor that both have against the reference.
-
-    Raises BadInput if the engine cannot run the configuration, LayoutDiffers if ranks fail.
-    """
-    kind = engine_class(engine)
-    torch.set_num_threads(1)
-    with shared_work(config, layout, iterations, dropout, nudges=True) as (work, chosen):
-        (outcome,) = hold(train, kind, work, [chosen], reference)
-    if outcome.failure:
-        raise failed(kind, outcome.failure)
-    return outcome
+    if config.model.family != "gpt2" or config.train.optimizer != "adam" or config.train.rampup_batch_size:
+        raise BadInput("only a GPT-2 trained by Adam without a growing batch can be compared with other engines")
+    if config.train.precision not in ("fp32", "bf16"):
+        raise BadInput(f"precision {config.train.precision} is not compared: --set train.precision=fp32 or bf16")
+    decay = "cosine" if config.train.decay == "clipped-cosine" else config.train.decay
+    config = with_vocabulary(config)
+    model = config.model.model_copy(update={"vocab_size": config.model.padded_vocab_size, "dropout": 0.0})
+    train = config.train.model_copy(update={"decay": decay})
+    config = config.model_copy(update={"model": model, "train": train})
+    chosen = parse_layout(layout)
+    if reason := misfit(chosen, config):
+        raise BadInput(f"{chosen.name} does not fit: {reason}")
+    built = GPT2(model, serial_mesh())
+    built.initialize(train.seed)
+    weights = {name: parameter.detach() for name, parameter in built.named_parameters()}
+    with with_samples(config, iterations) as work:
+        yield replace(work, initial=weights, first_rate=first_rate), chosen

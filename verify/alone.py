@@ -5,7 +5,6 @@
 
 import copy
 import hashlib
-import json
 import logging
 import multiprocessing
 import os
@@ -128,6 +127,11 @@ class Shard(NamedTuple):
     value: torch.Tensor
     """The part, with as many dims as the whole; a view of what was given."""
 
+    @property
+    def end(self) -> tuple[int, ...]:
+        """End in the whole tensor."""
+        return tuple(start + size for start, size in zip(self.start, self.value.shape, strict=True))
+
 
 def shards_of(gpt: Any, named: Mapping[str, torch.Tensor]) -> list[Shard]:
     """Shards of tensors like the parameters of these names, which lie in their place while the package is asked."""
@@ -159,6 +163,13 @@ def checkpoint_of(gpt: Any, optimizer: Any, schedule: Any, is_loading: bool) -> 
     model = gpt.sharded_state_dict(metadata=CHECKPOINT)
     states = optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=CHECKPOINT)
     return {"model": model, "optimizer": states, "scheduler": schedule.state_dict()}
+
+
+def save(path: Path, gpt: Any, optimizer: Any, schedule: Any) -> None:
+    """Write the package's own distributed checkpoint; every rank calls it."""
+    path.mkdir(parents=True, exist_ok=True)
+    torch.distributed.barrier()
+    core("dist_checkpointing").save(checkpoint_of(gpt, optimizer, schedule, False), str(path))
 
 
 def restore(path: Path, gpt: Any, optimizer: Any, schedule: Any) -> None:
@@ -215,10 +226,10 @@ def backward(model: Any, optimizer: Any, batches: Sequence[Any], take: Callable[
 
 
 def show(rank: int, values: Mapping[str, Any], path: Path) -> None:
-    """Train one rank for two steps and write what it computes of the parameter KEY."""
+    """Train one rank for two steps; rank 0 prints how far what it computes of the parameter KEY is from serial."""
     os.environ["RANK"], seen = str(rank), dict[Any, torch.Tensor]()
     torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{path}/store", rank=rank, world_size=values["ranks"]
+        "gloo", init_method=f"file://{path}.store", rank=rank, world_size=values["ranks"]
     )
     gpt = build(values)
     own = dict(gpt.named_parameters())
@@ -254,49 +265,40 @@ def show(rank: int, values: Mapping[str, Any], path: Path) -> None:
         schedule.step(increment=sequences)
         keep(f"value after step {iteration + 1}", own)
         if values["saves"] and iteration == begun:
-            (path / "checkpoint").mkdir(exist_ok=True)
-            torch.distributed.barrier()
-            content = checkpoint_of(gpt, optimizer, schedule, False)
-            core("dist_checkpointing").save(content, str(path / "checkpoint"))
+            save(path / "checkpoint", gpt, optimizer, schedule)
     with Masks({id(each): name for name, each in gpt.named_modules()}) as masks:
         backward(model, optimizer, batches, lambda *_: None)
     planted = {shard.parameter for shard in shards_of(gpt, own) if shard.key == KEY}
     for name, parameter in own.items():
         parameter.main_grad.fill_(name in planted)
     seen["squared norm of ones", ()] = torch.tensor(float(optimizer.step()[1]) ** 2)
-    values_seen = [(what, start, value.tolist()) for (what, start), value in seen.items()]
-    dropped = [(x.hex(), mask.hex()) for name, x, mask in masks.seen if name == KEY]
-    (path / f"rank{rank}").write_text(json.dumps((values_seen, dropped)))
+    ranks: list[Any] = [None] * values["ranks"]
+    torch.distributed.all_gather_object(ranks, (seen, [each[1:] for each in masks.seen if each[0] == KEY]))
+    if not rank:
+        compare(path, ranks, values["groups"]["tensor_model_parallel_size"])
     torch.distributed.destroy_process_group()
 
 
-def main() -> None:
-    """Train on one rank and on the layout; print how far the two, and copies on several ranks, are apart."""
-    serial: dict[str, torch.Tensor] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for name, values in RUNS.items():
-            (path := Path(folder) / name).mkdir()
-            torch.multiprocessing.start_processes(show, (values, path), values["ranks"], start_method="fork")
-            ranks = [json.loads((path / f"rank{rank}").read_text()) for rank in range(values["ranks"])]
-            parts: dict[str, dict[Any, torch.Tensor]] = {}
-            for seen, _ in ranks:
-                for what, start, numbers in seen:
-                    value = torch.tensor(numbers)
-                    if not torch.equal(first := parts.setdefault(what, {}).setdefault(tuple(start), value), value):
-                        print(f"{name}: copies of the {what} differ by {(first - value).abs().max():.2g}")
-            whole = {what: _joined(shards) for what, shards in parts.items()}
-            serial = serial or whole
-            for what, value in whole.items():
-                if what.startswith("squared norm") and "initial value" in serial:
-                    print(f"{name}: the {what} is {value:.4f}, and must be {serial['initial value'].numel()}")
-                elif what in serial and serial is not whole and not what.startswith("initial"):
-                    apart, size = (value - serial[what]).abs().max(), serial[what].abs().max()
-                    print(f"{name}: the {what} differs by {apart:.2g} from the serial one, of at most {size:.2g}")
-            for mask, other in zip(
-                ranks[0][1], ranks[values["groups"]["tensor_model_parallel_size"] - 1][1], strict=True
-            ):
-                if (mask[0] == other[0]) != (mask[1] == other[1]):
-                    print(f"{name}: masks are {'equal' if mask[1] == other[1] else 'different'} where inputs are not")
+def compare(path: Path, ranks: Sequence[Any], tp: int) -> None:
+    """Print how far copies on several ranks, and the whole and the serial run, are apart."""
+    parts: dict[str, dict[Any, torch.Tensor]] = {}
+    for seen, _ in ranks:
+        for (what, start), value in seen.items():
+            if not torch.equal(first := parts.setdefault(what, {}).setdefault(start, value), value):
+                print(f"{path.name}: copies of the {what} differ by {(first - value).abs().max():.2g}")
+    whole = {what: _joined(shards) for what, shards in parts.items()}
+    if not (before := path.parent / "serial.pt").exists():
+        torch.save(whole, before)
+    serial = torch.load(before)
+    for what, value in whole.items():
+        if what.startswith("squared norm") and "initial value" in serial:
+            print(f"{path.name}: the {what} is {value:.4f}, and must be {serial['initial value'].numel()}")
+        elif what in serial and path.name != "serial" and not what.startswith("initial"):
+            apart, size = (value - serial[what]).abs().max(), serial[what].abs().max()
+            print(f"{path.name}: the {what} differs by {apart:.2g} from the serial one, of at most {size:.2g}")
+    for (x, mask), (other, other_mask) in zip(ranks[0][1], ranks[tp - 1][1], strict=True):
+        if (x == other) != (mask == other_mask):
+            print(f"{path.name}: masks are {'equal' if mask == other_mask else 'different'} where inputs are not")
 
 
 def _joined(parts: Mapping[tuple[int, ...], torch.Tensor]) -> torch.Tensor:
@@ -309,4 +311,8 @@ def _joined(parts: Mapping[tuple[int, ...], torch.Tensor]) -> torch.Tensor:
 
 
 if __name__ == "__main__":
-    main()
+    with tempfile.TemporaryDirectory() as folder:
+        for name, values in RUNS.items():
+            torch.multiprocessing.start_processes(
+                show, (values, Path(folder) / name), values["ranks"], start_method="fork"
+            )

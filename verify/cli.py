@@ -3,18 +3,15 @@
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from lineage.atomic import check_place, write_text
 from lineage.command import CommandLine, run_command
 from lineage.digest import MARKER, bytes_below, check_seal, is_sealed
-from lineage.errors import KEEPS_NOTHING, BadInput, IntegrityFailure
+from lineage.errors import KEEPS_NOTHING, BadInput, Diverged, IntegrityFailure
 from lineage.progress import announce, format_bytes
-
-if TYPE_CHECKING:
-    from engine.config import RunConfig
 
 app = CommandLine(help="Check that runs are unchanged and that layouts and engines agree.", no_args_is_help=True)
 
@@ -125,53 +122,39 @@ def parallel(
     resolved = read_run_config(config, overrides or [], twin)
     os.environ[KEEPS_NOTHING] = "1"
 
-    from verify.parity_run import run_parity
+    from verify.runner import run_parity
 
     run_parity(resolved, layouts, ranks or (64 if threads else 8), iterations, threads)
 
 
 @app.command()
 def against(
-    engine: Annotated[str, typer.Argument(help="megatron-core, transformers or nanogpt.")],
+    engine: Annotated[str, typer.Argument(help="megatron-core or transformers.")],
     config: Configuration,
     layout: Layout = "serial",
-    iterations: Annotated[
-        int | None, typer.Option("--iterations", min=1, help="Iterations of each training: 20, or 2 with --tensors.")
-    ] = None,
+    iterations: Annotated[int, typer.Option("--iterations", min=1, help="Iterations of each training.")] = 20,
     overrides: Overrides = None,
     twin: Twin = False,
-    tensors: Annotated[
-        bool, typer.Option("--tensors", help="Compare every tensor with this engine's serial run; nothing is written.")
-    ] = False,
     out: Annotated[Path, typer.Option("--out", help="Folder for the sealed run.")] = Path("runs"),
 ) -> None:
     """Train in this engine and in another from the same weights on the same samples; compare every iteration.
 
     The tolerance is measured on the other engine. Without data.dataset the tokens are random. Exit code 3 if a loss, a
-    gradient norm or a weight at the end is beyond it; the result is written either way. --tensors lists the
-    activations, gradients, optimizer state and weights that differ, in order of computation.
+    gradient norm or a weight at the end is beyond it; the result is written either way.
     """
     from engine.run.resolved import read_run_config
-
-    resolved = read_run_config(config, overrides or [], twin)
-    if tensors:
-        _compare_tensors(resolved, engine, layout, iterations or 2)
-        return
-
-    from experiments.benchmark import show_benchmark, show_rows
+    from experiments.benchmark import show_benchmark
     from lineage.run import MANIFEST
-    from verify.against import iteration_table, keep, run_against
-    from verify.parity import LayoutDiffers
+    from verify.against import keep, run_against
 
     check_place("--out", out / MANIFEST, "")
-    iterations = iterations or 20
+    resolved = read_run_config(config, overrides or [], twin)
     result = run_against(resolved, engine, layout, iterations)
-    show_rows(iteration_table(result))
     show_benchmark(result)
     name = f"against-{engine}-{resolved.name}-{layout}-{resolved.train.precision}-{iterations}"
     print(f"written: {keep(result, name, resolved, out)}")
     if result.disagreements:
-        raise LayoutDiffers(f"{result.disagreements[0]} ({len(result.disagreements)} such)")
+        raise Diverged(f"{result.disagreements[0]} ({len(result.disagreements)} such)")
 
 
 @app.command()
@@ -199,7 +182,6 @@ def layouts(
     check_place("--reproduce", reproduce and reproduce / "tp2.py", "planted")
 
     from verify.layouts import run_layouts
-    from verify.parity import LayoutDiffers
 
     report = run_layouts(program, fields or [], names, seed)
     if json_file:
@@ -209,40 +191,17 @@ def layouts(
 
         print(f"written: {write_page(report, out)}")
     if reproduce and report.findings and program == "megatron-core":
-        from verify.reproduction import write_reproductions
+        from verify.findings import write_reproductions
 
         for path in write_reproductions(report, reproduce):
             print(f"written: {path}")
     if report.findings:
-        raise LayoutDiffers(f"{report.findings[0]} ({len(report.findings)} findings)")
+        raise Diverged(f"{report.findings[0]} ({len(report.findings)} findings)")
     if report.cannot_run and (names != "all" or len(report.cannot_run) + 1 == len(report.compared)):
         raise BadInput("; ".join(f"{layout} cannot run: {why}" for layout, why in report.cannot_run.items()))
     print(
         f"nothing found: {len(report.compared) - len(report.cannot_run)} layouts compute what the serial run computes"
     )
-
-
-def _compare_tensors(config: "RunConfig", engine: str, layout: str, iterations: int) -> None:
-    from verify.against import compare_tensors, record
-    from verify.parity import LayoutDiffers
-    from verify.runner import measured
-
-    reference = measured(record(config, "ours", "serial", iterations), config.train.precision)
-    outcome = compare_tensors(reference, config, engine, layout, iterations)
-    unnamed, extra = ({name for rank in outcome.ranks for name in getattr(rank, of)} for of in ("unnamed", "extra"))
-    if unnamed:
-        print(f"not in the name map: {', '.join(sorted(unnamed))}")
-    for name, only in (("ours", outcome.absent), (engine, sorted(extra))):
-        if only:
-            print(f"only in {name}: {', '.join(only)}")
-    compared = [row for row in outcome.rows if row.tensor not in outcome.absent]
-    beyond = [row for row in compared if not row.is_within]
-    print(f"{len(compared)} tensors compared, {len(beyond)} beyond their tolerance")
-    for row in beyond:
-        difference = f"difference {row.largest:.1e}, tolerance {row.tolerance:.1e}"
-        print(f"  iteration {row.iteration + 1}, {row.tensor}: {difference}")
-    if beyond:
-        raise LayoutDiffers(f"{beyond[0].sentence('ours')}, tolerance {beyond[0].tolerance:.1e}")
 
 
 def main() -> None:

@@ -3,27 +3,33 @@
 Each is built on every rank of its layout. What it computes in an iteration goes to a recorder, where there is one.
 """
 
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from data_pipeline.tokens.token_file import TokenFile
+from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
 from engine.checkpoint.checkpoint import TrainingState, load_checkpoint, save_checkpoint
 from engine.compare.recorder import NameMap, RankPlace, Recorder, moved, read_names
 from engine.compare.tensors import TensorPart
+from engine.compare.whole import whole_gradients, whole_state
 from engine.config import RunConfig
+from engine.data.dataset import DatasetFacts
 from engine.inputs import TrainingInputs
 from engine.launch.mesh import build_mesh
-from engine.optim.flat import FlatOptimizer
 from engine.optim.schedule import learning_rate
 from engine.parallel.layout import layout_of
-from engine.parallel.sharding import ShardedParameter
 from engine.step import build_step
 from lineage.chain import checkpoint_path
+from lineage.errors import BadInput
+from verify.alone import Shard
 from verify.parity import ParityLayout
 
 Weights = dict[str, torch.Tensor]
@@ -67,41 +73,80 @@ Named = Iterable[tuple[str, torch.Tensor]]
 """Tensors of a rank by the engine's own names."""
 
 
-class Engine(Protocol):
+class Engine:
     """One rank of an engine."""
 
-    names: NameMap
-    place: RankPlace
-    work: Work
+    names, place = NameMap(outputs={}, parameters={}), RankPlace()
+    """Names of the modules whose outputs are recorded, and the place of this rank."""
     package: str = ""
     """Name of the package to install."""
     patches: tuple[str, ...] = ()
     """Descriptions of the changes that let it run on CPUs."""
     where: str = ""
     """Place of this rank, in a sentence; by default its number."""
+    work: Work
 
     def __init__(self, work: Work, layout: ParityLayout) -> None:
-        """Build this rank with the initial weights. Raises BadInput for an unsupported layout."""
+        """Build this rank. Raises BadInput for an unsupported layout."""
 
     @classmethod
     def prepare(cls) -> None:
         """Import the engine's packages before ranks are forked."""
-        return
 
     def parameters(self) -> Named:
         """Parameters in the order of the forward pass."""
+        raise NotImplementedError
+
+    def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
+        """Shards of tensors that are like the parameters of these names, as views."""
+        raise NotImplementedError
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
         """Run an iteration, counted from 0, forward and backward; return the mean loss of the global batch."""
+        raise NotImplementedError
 
     def gradients(self) -> Named:
         """Reduced gradients, not yet clipped."""
+        return ()
 
     def update(self, iteration: int) -> tuple[float, float]:
         """Clip and update; return the gradient norm and the learning rate."""
+        raise NotImplementedError
 
     def state(self) -> Iterable[tuple[str, str, torch.Tensor]]:
         """Optimizer state as (parameter, `exp_avg` or `exp_avg_sq`, tensor)."""
+        return ()
+
+    def modules(self) -> Iterable[tuple[str, torch.nn.Module]]:
+        """Modules by name, which say where torch's dropout is called."""
+        return ()
+
+    def save(self, directory: Path) -> None:
+        """Write a checkpoint after the first iteration, as the program itself does; every rank calls it.
+
+        Raises NotImplementedError if the program has none.
+        """
+        raise NotImplementedError
+
+    def restore(self, directory: Path) -> None:
+        """Load a checkpoint, of any layout, into an engine that has not trained."""
+        raise NotImplementedError
+
+    def gradient_of(self, parameter: torch.Tensor) -> torch.Tensor:
+        """The tensor in which the optimizer finds the gradient of a parameter."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def planted(self, tensor: str) -> float:
+        """Norm, as the program's own step returns it, of a gradient that is 1 in one parameter and 0 elsewhere.
+
+        Every rank calls it. The training cannot go on afterwards.
+        """
+        named = dict(self.parameters())
+        holders = {shard.parameter for shard in self.shards(named) if shard.key == tensor}
+        for name, parameter in named.items():
+            self.gradient_of(parameter).fill_(name in holders)
+        return self.update(0)[0]
 
     def step(self, iteration: int, recorder: Recorder | None = None) -> StepResult:
         """Train one iteration."""
@@ -125,62 +170,39 @@ class Engine(Protocol):
         steps = []
         for iteration in range(begun, self.work.iterations):
             if draw:
-                self.move_weights(draw * self.work.iterations + iteration)
+                number = draw * self.work.iterations + iteration
+                self.assign(lambda shard, number=number: moved(shard.value, shard.key, number))  # type: ignore[misc]
             steps.append(self.step(iteration, recorder))
         return steps
-
-    def modules(self) -> Iterable[tuple[str, torch.nn.Module]]:
-        """Modules by name, which say where torch's dropout is called."""
-        return ()
-
-    def show(self, recorder: Recorder, kind: str, named: Named) -> None:
-        """Record tensors that are like parameters, under `kind` and the names of the whole tensors."""
-        for name, value in named:
-            recorder.parameter(kind, name, value)
-
-    def save(self, directory: Path) -> None:
-        """Write a checkpoint after the first iteration, as the program itself does; every rank calls it.
-
-        Raises NotImplementedError if the program has none.
-        """
-        raise NotImplementedError
-
-    def restore(self, directory: Path) -> None:
-        """Load a checkpoint, of any layout, into an engine that has not trained."""
-        raise NotImplementedError
-
-    def planted(self, tensor: str) -> float:
-        """Norm that the optimizer computes of a gradient that is 1 in one parameter and 0 elsewhere.
-
-        Every rank calls it. The training cannot go on afterwards.
-        """
-        raise NotImplementedError
 
     def recorder(self, take: Callable[[TensorPart], None]) -> Recorder:
         """Build a recorder of this engine."""
         return Recorder(self.names, take, self.place, self.work.config.model.num_heads)
 
-    @torch.no_grad()
+    def show(self, recorder: Recorder, kind: str, named: Named) -> None:
+        """Record the shards of tensors that are like parameters."""
+        for shard in self.shards(dict(named)):
+            recorder.show(kind + shard.key, shard.value, shard.start)
+
     def load(self, whole: Weights) -> None:
         """Copy whole weights into this rank's parameters."""
-        recorder = self.recorder(lambda piece: None)
-        for name, parameter in self.parameters():
-            if (ours := recorder.ours(name)) is not None:
-                lies = self.names.in_our_order(ours, parameter, recorder.heads)
-                box = zip(recorder.start(ours, lies), lies.shape, strict=True)
-                part = whole[ours][tuple(slice(start, start + size) for start, size in box)]
-                parameter.copy_(self.names.in_their_order(ours, part, recorder.heads))
+        self.assign(lambda shard: whole[shard.key][tuple(map(slice, shard.start, shard.end))])
 
     @torch.no_grad()
-    def move_weights(self, draw: int) -> None:
-        """Perturb every weight by up to one unit round-off."""
-        recorder = self.recorder(lambda piece: None)
-        for name, parameter in self.parameters():
-            parameter.copy_(moved(parameter, recorder.ours(name) or name, draw))
+    def assign(self, value_of: Callable[[Shard], torch.Tensor]) -> None:
+        """Give each shard of this rank's parameters a value."""
+        named = dict(self.parameters())
+        new = {name: parameter.detach().clone() for name, parameter in named.items()}
+        for shard in self.shards(new):
+            shard.value.copy_(value_of(shard))
+        for name, parameter in named.items():
+            parameter.copy_(new[name])
 
 
 class Ours(Engine):
     """This suite's own engine."""
+
+    names = read_names("ours")
 
     def __init__(self, work: Work, layout: ParityLayout) -> None:
         config = layout.configure(work.config)
@@ -190,17 +212,23 @@ class Ours(Engine):
         self.at_once = config.train.microbatch_size
         self.place = RankPlace(layout.tp, self.mesh.tp.rank, self.mesh.sequence_parallel)
         self.model, self.training = build_step(config.model, config.train, config.parallel, self.mesh)
-        divided = {parameter.name: parameter.dim for parameter in self.model.parameters if parameter.dim is not None}
-        self.names = read_names("ours").model_copy(update={"divided": divided})
         tokens = [(TokenFile(prefix), weight) for prefix, weight in work.tokens]
         self.inputs = TrainingInputs(config, work.iterations, tokens, work.tokenizer, self.mesh)
-        if work.initial:
-            self.load(work.initial)
-            for group in self.training.optimizer.groups:
-                group.master.copy_(group.flat[group.own])
 
     def parameters(self) -> Named:
         return ((parameter.name, parameter.local.data) for parameter in self.model.parameters)
+
+    def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
+        of = {parameter.name: parameter for parameter in self.model.parameters}
+        return [
+            Shard(name, name, tuple(of[name].axis.rank * n * (dim == of[name].dim) for dim, n in enumerate(x.shape)), x)
+            for name, x in named.items()
+        ]
+
+    def load(self, whole: Weights) -> None:
+        super().load(whole)
+        for group in self.training.optimizer.groups:
+            group.master.copy_(group.flat[group.own])
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
         """Run an iteration. Recording relies on every schedule taking a chunk through its microbatches in order."""
@@ -258,15 +286,53 @@ class Ours(Engine):
         return end
 
 
-def whole_gradients(optimizer: FlatOptimizer) -> Iterator[tuple[ShardedParameter, torch.Tensor]]:
-    """Each parameter's whole reduced gradient; a collective."""
-    for group in optimizer.groups:
-        yield from group.views(group.owners.all_gather(group.own_gradient, dim=0))
+ENGINES = {
+    "ours": "verify.engines:Ours",
+    "megatron-core": "verify.megatron_core:MegatronCore",
+    "transformers": "verify.peers:Transformers",
+}
 
 
-def whole_state(optimizer: FlatOptimizer) -> Iterator[tuple[ShardedParameter, str, torch.Tensor]]:
-    """(parameter, name, tensor) for both moments and, in mixed precision, the master weights; a collective."""
-    for group in optimizer.groups:
-        for name, part in group.state.items():
-            for parameter, view in group.views(group.owners.all_gather(part, dim=0)):
-                yield parameter, name, view
+def engine_class(name: str) -> type[Engine]:
+    """Import an engine by name. Raises BadInput for an unknown name or a missing package."""
+    if name not in ENGINES:
+        raise BadInput(f"there is no engine {name!r}; there are {', '.join(ENGINES)}")
+    module, _, attribute = ENGINES[name].partition(":")
+    kind: type[Engine] = getattr(import_module(module), attribute)
+    kind.prepare()
+    return kind
+
+
+def described(name: str) -> str:
+    """Name of an engine with the version of its package."""
+    package = engine_class(name).package
+    return f"{name} {version(package)}" if package else name
+
+
+def with_vocabulary(config: RunConfig) -> RunConfig:
+    """The configuration with the vocabulary of its dataset, if it has one."""
+    if not config.data.dataset:
+        return config
+    return config.model_copy(update={"model": DatasetFacts.read(config.data.dataset).resize(config.model)})
+
+
+@contextmanager
+def with_samples(config: RunConfig, iterations: int) -> Iterator[Work]:
+    """Describe the training, on the dataset's files or else on random tokens."""
+    if config.data.dataset:
+        facts = DatasetFacts.read(config.data.dataset)
+        yield Work(config, iterations, tuple(zip(facts.prefixes("train"), facts.weights, strict=True)), facts.tokenizer)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield Work(config, iterations, ((write_random_tokens(config, iterations, Path(folder) / "random"), 1.0),))
+
+
+def write_random_tokens(config: RunConfig, iterations: int, prefix: Path) -> Path:
+    """Write documents of random tokens, a few of them frequent as in text; return the file's prefix."""
+    random = np.random.RandomState(config.train.seed)
+    vocab_size, length = config.model.text_vocab_size, max(config.model.seq_length * 2 // 3, 1)
+    documents = iterations * config.train.global_batch_size * 2 + 2
+    with TokenFileWriter(prefix, token_dtype(vocab_size)) as writer:
+        for _ in range(documents):
+            writer.add_document((vocab_size ** random.random_sample(length) - 1).astype(np.int64))
+    return prefix

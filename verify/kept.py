@@ -1,6 +1,5 @@
 """Kept results held against what makes them: numbers made again here, verdicts given again, figures drawn again."""
 
-import math
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -15,17 +14,17 @@ from experiments.sealed import Line
 from experiments.verdicts import load_results
 from lineage.digest import check_seal, is_sealed
 from lineage.errors import DataMissing
-from lineage.files import read_document
+from lineage.files import read_document, unlike
 from lineage.records import RECORDS, Record, read_records
 from lineage.run import MANIFEST, RunDirectory
 from reports.engines import engines_exhibit
 from reports.experiment_runs import is_ladder
 from reports.ladder import ladder_exhibit
 from reports.render import export_exhibit
-from verify.recomputed import SAME, RunCheck
+from verify.recomputed import RunCheck
 
-ROUNDING = {"largest_logit_difference": 1e-4}
-"""Allowed distance of quantities that another processor rounds otherwise."""
+ROUNDING = {"largest_logit_difference": 3}
+"""Digits after the point of quantities that another processor rounds otherwise."""
 
 
 class KeptCheck:
@@ -67,14 +66,11 @@ class KeptCheck:
             self.left.append(f"{run.name}: it {TAKES_LONG[experiment.measures]}")
             return
         self.compared["records"] += len(records)
-        ours = {place(record): record.value for record in made}
-        if ours.keys() != {place(record) for record in records}:
-            yield f"{run.name} does not have the numbers that {experiment.name} gives"
-        for record in records:
-            value, allowed = ours.get(place(record)), ROUNDING.get(record.quantity, 0.0)
-            if value is not None and not math.isclose(record.value, value, rel_tol=SAME, abs_tol=allowed):
-                about = f"{record.series} {record.quantity}"
-                yield f"{run.name} has {record.value!r} for {about}; made again it is {value!r}"
+        says, gives = (
+            {f"{x.series} {x.quantity} ({x.kind}) at {x.x}": round(x.value, ROUNDING.get(x.quantity, 99)) for x in each}
+            for each in (records, made)
+        )
+        yield from unlike(run.name, says, gives, "made again it is")
 
     def _make(self, experiment: Experiment, mode: str) -> list[Record] | None:
         if mode == "simulate":
@@ -95,9 +91,7 @@ class KeptCheck:
             )
             self.compared["verdicts"] += len(before.rows)
             self.compared["claims"] += len(before.claims)
-            for claim in dict.fromkeys((*says, *gives)):
-                if says.get(claim) != gives.get(claim):
-                    yield f"{claim} is {gives.get(claim)} by what is here; {path.name} has {says.get(claim)}"
+            yield from unlike(path.name, says, gives)
 
     def _figures(self) -> Iterator[str]:
         """Draw the kept figures of the ladder and of two engines again."""
@@ -111,8 +105,3 @@ class KeptCheck:
                     self.compared["figures"] += 1
                     if again.read_bytes() != path.read_bytes():
                         yield f"figures/{path.name} is not what the kept runs give"
-
-
-def place(record: Record) -> tuple[str, str, str, float | None]:
-    """Series, quantity, kind and x."""
-    return record.series, record.quantity, record.kind, record.x

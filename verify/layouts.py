@@ -3,7 +3,7 @@
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -20,7 +20,7 @@ from lineage.errors import BadInput
 from verify.alone import Masks
 from verify.engines import Engine, Weights, Work
 from verify.parity import SERIAL, ParityLayout, parse_layout
-from verify.runner import Computed, Outcome, Reference, hold, measured, table_head, table_row
+from verify.runner import TABLE_HEAD, Computed, Outcome, Reference, hold, measured, table_row
 from verify.subjects import subject
 
 PROBES = {
@@ -101,11 +101,11 @@ def run_layouts(name: str, given: Sequence[str], names: str, seed: int) -> Layou
         title = f"{name} {version(kind.package)}" if kind.package else name
         fields = dict(text.partition("=")[::2] for text in given)
         print(f"{title}, {', '.join(given) or 'as it is'}, seed {seed}")
-        print(table_head(layouts), flush=True)
+        print(TABLE_HEAD, flush=True)
         tried = []
         for each in examine(kind, work, layouts):
             result = "DIFFERS" if each.findings else "no" if each.cannot_run else "ok"
-            print(table_row(each.outcome, layouts, result))
+            print(table_row(each.outcome, result))
             for what, why in (("cannot run", each.cannot_run), ("checkpoints were not asked", each.not_asked)):
                 if why:
                     print(f"  {what}: {why}")
@@ -162,12 +162,11 @@ def go_on(
     return seen
 
 
-def nudged(whole: Mapping[Any, Any], seed: int) -> Weights:
+def nudged(whole: Weights, seed: int) -> Weights:
     """Weights to begin with: those whose elements are all equal, as of norms and biases, are moved apart."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
-    for (_, name), value in whole.items():
-        weight = torch.from_numpy(value)
+    for name, weight in whole.items():
         if weight.numel() and bool((weight == weight.flatten()[0]).all()):
             weight = weight + NUDGE * torch.randn(weight.shape, generator=generator)
         weights[name] = weight
@@ -192,7 +191,8 @@ def examine(kind: type[Engine], work: Work, layouts: Sequence[ParityLayout]) -> 
         except RanksFailed as failure:
             raise BadInput(f"the serial run cannot run here: {reason(failure.sentence)}") from failure
 
-    weights = nudged(assemble(serially()[0].initial), seed)
+    built = assemble(serially()[0].initial).items()
+    weights = nudged({name: torch.from_numpy(value) for (_, name), value in built}, seed)
     first, again = serially(weights), serially(weights)
     both = (assemble(ranks[0].parts) for ranks in (first, again))
     pairs = zip(*(each.items() for each in both), strict=True)

@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 
-from engine.compare.recorder import RankPlace, Recorder, read_names
+from engine.compare.recorder import Recorder, read_names
 from engine.data.batches import place_groups
 from engine.optim.precision import DTYPES
 from lineage.errors import BadInput
 from lineage.extras import import_extra
 from verify import alone
-from verify.engines import Engine, Named, Work
+from verify.alone import Shard
+from verify.engines import Engine, Named, Weights, Work
 from verify.parity import ParityLayout
 
 PATCHES = (
@@ -106,12 +107,9 @@ class MegatronCore(Engine):
     softmax, so the configuration's vocabulary must be as large as its padded one.
     """
 
-    names = read_names("megatron-core")
-    package = "megatron-core"
-    patches = PATCHES
-    imports: tuple[str, ...] = (
-        "models.gpt.gpt_layer_specs", "optimizer_param_scheduler", "datasets.blended_megatron_dataset_builder"
-    )  # fmt: skip
+    package, patches = "megatron-core", PATCHES
+    imports = ("models.gpt.gpt_layer_specs", "optimizer_param_scheduler", "datasets.blended_megatron_dataset_builder",
+               "dist_checkpointing.mapping", "dist_checkpointing.dict_utils")  # fmt: skip
     """Modules of the package to import before ranks are forked."""
 
     @classmethod
@@ -137,16 +135,17 @@ class MegatronCore(Engine):
         values = values_of(work, layout)
         self.gpt = alone.build(values)
         self.config, self.groups = self.gpt.config, core("parallel_state")
-        first_layer = self.groups.get_pipeline_model_parallel_rank() * (work.config.model.num_layers // layout.pp)
-        tp_rank = self.groups.get_tensor_model_parallel_rank()
-        self.place = RankPlace(layout.tp, tp_rank, layout.sequence_parallel, first_layer)
-        if work.initial:
-            self.load(work.initial)
         module = self.gpt.to(self.config.params_dtype)
         if self.config.bf16:
             module = core("transformer.module").Float16Module(self.config, module)
         self.model, self.optimizer, self.scheduler = alone.distribute(values, module, self.config)
-        self.samples = self._samples()
+        self.samples = self._samples() if work.tokens else self._random_samples()
+
+    def _random_samples(self) -> list[dict[str, torch.Tensor]]:
+        model, generator = self.work.config.model, torch.Generator().manual_seed(self.train.seed)
+        count = self.work.iterations * self.train.global_batch_size
+        tokens = torch.randint(model.vocab_size, (count, model.seq_length + 1), generator=generator)
+        return [{"tokens": row[:-1], "labels": row[1:]} for row in tokens]
 
     def _samples(self) -> Any:
         """Build Megatron-Core's GPTDataset over the token files; its BlendedDataset for several."""
@@ -166,8 +165,29 @@ class MegatronCore(Engine):
     def parameters(self) -> Named:
         return self.gpt.named_parameters()
 
+    def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
+        """Shards where the package's checkpoints put them, in this engine's names if the training is given weights."""
+        shards = alone.shards_of(self.gpt, named)
+        if not self.work.initial:
+            return shards
+        names = read_names("megatron-core")
+        return [shard._replace(key=names.ours(shard.key, names.parameters, 0) or shard.key) for shard in shards]
+
+    def load(self, whole: Weights) -> None:
+        """Copy whole weights into this rank's parameters and the optimizer's own copy."""
+        super().load(whole)
+        self.optimizer.reload_model_params()
+
     def modules(self) -> Iterable[tuple[str, torch.nn.Module]]:
-        yield from self.gpt.named_modules()
+        return self.gpt.named_modules()
+
+    def save(self, directory: Path) -> None:
+        """Write the package's own distributed checkpoint."""
+        alone.save(directory, self.gpt, self.optimizer, self.scheduler)
+
+    def restore(self, directory: Path) -> None:
+        """Load the package's own distributed checkpoint."""
+        alone.restore(directory, self.gpt, self.optimizer, self.scheduler)
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
         """Run an iteration as Megatron-Core's pre-training loop does."""
@@ -180,7 +200,6 @@ class MegatronCore(Engine):
         for places in groups:
             items = [self.samples[iteration * train.global_batch_size + place] for place in places]
             batches.append([torch.stack([item[key] for item in items]) for key in ("tokens", "labels")])
-        end = recorder.watch(self.gpt, starts, len(groups)) if recorder else lambda: None
         losses: list[torch.Tensor] = []
 
         def take(number: int, output: torch.Tensor) -> None:
@@ -190,7 +209,6 @@ class MegatronCore(Engine):
                 recorder.show("loss of tokens", output, (starts[number], 0))
 
         alone.backward(self.model, self.optimizer, batches, take)
-        end()
         total = torch.stack(losses).mean() / dp if losses else torch.zeros((), dtype=torch.float64)
         for group in (self.groups.get_data_parallel_group(), self.groups.get_pipeline_model_parallel_group()):
             torch.distributed.all_reduce(total, group=group)
@@ -200,6 +218,11 @@ class MegatronCore(Engine):
         """Whole gradients; those that a distributed optimizer has in parts are gathered."""
         for name, parameter in self.gpt.named_parameters():
             yield name, self._gathered(parameter, "gradient") if self.layout.shard_optimizer else parameter.main_grad
+
+    def gradient_of(self, parameter: torch.Tensor) -> torch.Tensor:
+        """The buffer of its data-parallel wrapper."""
+        gradient: torch.Tensor = parameter.main_grad  # type: ignore[attr-defined]
+        return gradient
 
     def update(self, iteration: int) -> tuple[float, float]:
         """Update, then step the scheduler: the first update has the rate of step 0."""

@@ -9,7 +9,7 @@ from engine.config import ParallelConfig, RunConfig, TrainConfig
 from engine.parallel.layout import layout_of, split_layers
 from engine.pipeline.schedule import ScheduleName, compute_orders
 from lineage.config import parse_config
-from lineage.errors import BadInput, UserError
+from lineage.errors import BadInput
 
 TOLERANCE = 1e-10
 """Largest absolute difference from the serial run, in float64, of any element of any tensor."""
@@ -25,12 +25,6 @@ PARTS: dict[str, dict[str, Any]] = {
 """Settings that each part of a name stands for, if it has no number."""
 NAMED = {"tp", "pp", "chunks", *(key for part in PARTS.values() for key in part)}
 """Keys of the section `parallel` that a name sets."""
-
-
-class LayoutDiffers(UserError):
-    """Results that should be equal differ: exit code 3."""
-
-    exit_code = 3
 
 
 class ParityLayout(ParallelConfig):
@@ -97,22 +91,19 @@ def all_layouts(ranks: int, threads: bool = False) -> Iterator[ParityLayout]:
     sizes = [2**power for power in range(ranks.bit_length())] if threads else range(1, ranks + 1)
     turns = itertools.cycle(("none", "full", "selective"))
     orders = ("1f1b", 1), ("gpipe", 1), ("interleaved", 2)
-    for tp, pp, dp in itertools.product(sizes, sizes, sizes):
-        if tp * pp * dp > ranks or (threads and tp * pp * dp == 1):
+    recomputed: tuple[str, ...] = ("",) if threads else ("none", "full")
+    for tp, pp, dp, (schedule, chunks), sequence_parallel, sharded, recompute in itertools.product(
+        sizes, sizes, sizes, orders, (False, True), (False, True), recomputed
+    ):
+        is_double = (pp == 1 and schedule != "1f1b") or (tp == 1 and sequence_parallel) or (dp == 1 and sharded)
+        if tp * pp * dp > ranks or is_double or (threads and tp * pp * dp == 1):
             continue
-        for (schedule, chunks), sequence_parallel, sharded, recompute in itertools.product(
-            orders if pp > 1 else orders[:1],
-            (False, True) if tp > 1 else (False,),
-            (False, True) if dp > 1 else (False,),
-            ("",) if threads else ("none", "full"),
-        ):
-            layout = ParityLayout.model_validate({
-                "tp": tp, "pp": pp, "dp": dp, "schedule": schedule, "chunks": chunks,
-                "recompute": recompute or next(turns), "sequence_parallel": sequence_parallel,
-                "shard_optimizer": sharded,
-            })  # fmt: skip
-            if layout != SERIAL:
-                yield layout
+        layout = ParityLayout.model_validate({
+            "tp": tp, "pp": pp, "dp": dp, "schedule": schedule, "chunks": chunks,
+            "recompute": recompute or next(turns), "sequence_parallel": sequence_parallel, "shard_optimizer": sharded,
+        })  # fmt: skip
+        if layout != SERIAL:
+            yield layout
 
 
 def misfit(layout: ParityLayout, config: RunConfig) -> str | None:

@@ -1,201 +1,71 @@
-"""The GPT-2 of transformers and of nanoGPT with this engine's weights, and as engines of one rank.
+"""transformers' GPT-2 as an engine of one rank."""
 
-nanoGPT has fused attention, one loss over all logits, a tied head; biases everywhere, as GPT-2 has. Shapes: b batch,
-s sequence, h hidden, n heads, d head dim, v vocabulary; activations are [b, s, h].
-"""
-
-from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from typing import ClassVar
+from collections.abc import Callable, Mapping
 
 import torch
-from torch import nn
-from torch.nn import functional as F
 
 from data_pipeline.tokens.token_file import TokenFile
-from engine.compare.recorder import RankPlace, Recorder, read_names
-from engine.config import ModelConfig, TrainConfig
-from engine.formats.huggingface import gpt2_weights
-from engine.formats.huggingface_gpt2 import their_config
+from engine.compare.recorder import Recorder, read_names
+from engine.formats.peers import adamw, huggingface
 from engine.inputs import TrainingInputs
-from engine.model.gpt2 import GPT2
 from engine.parallel.mesh import serial_mesh
 from lineage.errors import BadInput
 from lineage.extras import import_extra
+from verify.alone import Shard
 from verify.engines import Engine, Named, Work
 from verify.parity import SERIAL, ParityLayout
 
-Loss = Callable[[torch.nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(model, token ids [b, s], targets [b, s]) → mean loss."""
 
+class Transformers(Engine):
+    """GPT2LMHeadModel and torch's AdamW in a plain loop."""
 
-def huggingface(config: ModelConfig) -> tuple[torch.nn.Module, Loss]:
-    """Return transformers' GPT2LMHeadModel, with its own initial values, and its loss."""
-    transformers = import_extra("transformers", "bench")
-    model = transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(**their_config(config), bos_token_id=0, eos_token_id=0)
-    )  # fmt: skip
+    package = "transformers"
 
-    def loss(module: torch.nn.Module, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        logits = module(input_ids=tokens, use_cache=False).logits
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-    return model, loss
-
-
-class _Attention(nn.Module):
-    def __init__(self, h: int, heads: int) -> None:
-        super().__init__()
-        self.heads, self.c_attn, self.c_proj = heads, nn.Linear(h, 3 * h), nn.Linear(h, h)
-        self.dropout = nn.Dropout(0.0)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in self.c_attn(x).chunk(3, dim=2))
-        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout.p, is_causal=True)  # [b, n, s, d]
-        return self.dropout(self.c_proj(mixed.transpose(1, 2).flatten(2)))
-
-
-class _FeedForward(nn.Module):
-    def __init__(self, h: int) -> None:
-        super().__init__()
-        self.c_fc, self.c_proj = nn.Linear(h, 4 * h), nn.Linear(4 * h, h)
-        self.dropout = nn.Dropout(0.0)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.dropout(self.c_proj(F.gelu(self.c_fc(x), approximate="tanh")))
-
-
-class _Block(nn.Module):
-    def __init__(self, h: int, heads: int) -> None:
-        super().__init__()
-        self.ln_1, self.attn = nn.LayerNorm(h), _Attention(h, heads)
-        self.ln_2, self.mlp = nn.LayerNorm(h), _FeedForward(h)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.attn(self.ln_1(x))
-        return x + self.mlp(self.ln_2(x))
-
-
-class NanoGPTModel(nn.Module):
-    """nanoGPT's model, called with token ids and targets [b, s] for the mean loss."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        h = config.hidden_size
-        self.wte, self.wpe = nn.Embedding(config.vocab_size, h), nn.Embedding(config.seq_length, h)
-        self.dropout = nn.Dropout(0.0)
-        self.h = nn.ModuleList(_Block(h, config.num_heads) for _ in range(config.num_layers))
-        self.ln_f = nn.LayerNorm(h)
-
-    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        x = self.dropout(self.wte(tokens) + self.wpe(torch.arange(tokens.size(1), device=tokens.device)))
-        for block in self.h:
-            x = block(x)
-        logits = F.linear(self.ln_f(x), self.wte.weight)  # [b, s, v]
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-    def load_theirs(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Load weights in transformers' names and order."""
-        for name, parameter in self.named_parameters():
-            whole = weights[f"transformer.{name}"]
-            with torch.no_grad():
-                parameter.copy_(whole.T if ".c_" in name and whole.dim() == 2 else whole)
-
-
-def their_weights(network: GPT2) -> dict[str, torch.Tensor]:
-    """Return a whole network's weights in transformers' names and order."""
-    return gpt2_weights(dict(network.named_parameters()), network.config)
-
-
-def adamw(model: torch.nn.Module, train: TrainConfig, fused: bool = False) -> torch.optim.AdamW:
-    """Return torch's optimizer as such programs set it: parameters of one dim are not decayed."""
-    parameters = list(model.parameters())
-    groups = [
-        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": train.weight_decay},
-        {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
-    ]
-    betas = (train.adam_beta1, train.adam_beta2)
-    return torch.optim.AdamW(groups, lr=train.learning_rate, betas=betas, eps=train.adam_epsilon, fused=fused)
-
-
-class TorchPeer(Engine):
-    """A module that returns its loss, trained in a plain loop."""
-
-    map_name: ClassVar[str]
+    @classmethod
+    def prepare(cls) -> None:
+        import_extra("transformers.models.gpt2.modeling_gpt2", "bench")
 
     def __init__(self, work: Work, layout: ParityLayout) -> None:
         train = work.config.train
-        if layout != SERIAL or train.precision != "fp32" or work.config.model.dropout:
-            raise BadInput(f"{self.map_name} is run on one rank, in fp32 and without dropout")
-        self.work, self.place, self.names = work, RankPlace(), read_names(self.map_name)
-        self.model, self.loss = self.build()
-        if work.initial:
-            self.load(work.initial)
+        if layout != SERIAL or train.precision != "fp32":
+            raise BadInput("transformers is run on one rank and in fp32")
+        self.work, self.names_of_ours = work, read_names("transformers")
+        self.model, self.loss = huggingface(work.config.model)
         self.optimizer = adamw(self.model, train)
         tokens = [(TokenFile(prefix), weight) for prefix, weight in work.tokens]
         self.inputs = TrainingInputs(work.config, work.iterations, tokens, work.tokenizer, serial_mesh())
 
-    @abstractmethod
-    def build(self) -> tuple[torch.nn.Module, Loss]:
-        """Build the module and its loss."""
-
     def parameters(self) -> Named:
         return self.model.named_parameters()
 
+    def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
+        """Whole tensors by our names and in our order."""
+        names, heads = self.names_of_ours, self.work.config.model.num_heads
+        return [
+            Shard(name, ours, (0,) * value.dim(), names.in_our_order(ours, value, heads))
+            for name, value in named.items()
+            if (ours := names.ours(name, names.parameters, 0))
+        ]
+
+    @torch.no_grad()
+    def assign(self, value_of: Callable[[Shard], torch.Tensor]) -> None:
+        for shard in self.shards(dict(self.parameters())):
+            value = self.names_of_ours.in_their_order(shard.key, value_of(shard), self.work.config.model.num_heads)
+            self.model.get_parameter(shard.parameter).copy_(value)
+
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
-        """Run the microbatches of an iteration one after the other."""
         microbatches, total = self.inputs.of(iteration), 0.0
-        starts = [microbatch.places[0] for microbatch in microbatches]
-        end = recorder.watch(self.model, starts, len(starts)) if recorder else lambda: None
         self.optimizer.zero_grad()
-        for microbatch, start in zip(microbatches, starts, strict=True):
-            loss = self.loss(self.model, microbatch.tokens, microbatch.targets)
-            if recorder:
-                recorder.loss(loss, start, self.work.config.train.microbatch_size)
-            (loss / len(starts)).backward()
-            total += loss.item() / len(starts)
-        end()
+        for microbatch in microbatches:
+            loss = self.loss(self.model, microbatch.tokens, microbatch.targets) / len(microbatches)
+            loss.backward()
+            total += loss.item()
         return total
 
-    def gradients(self) -> Named:
-        return (
-            (name, parameter.grad) for name, parameter in self.model.named_parameters() if parameter.grad is not None
-        )
-
     def update(self, iteration: int) -> tuple[float, float]:
-        """Clip, then update with AdamW."""
         limit, rate = self.work.config.train.clip_gradient or float("inf"), self.work.rate(iteration)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit).item()
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
         return norm, rate
-
-    def state(self) -> Iterator[tuple[str, str, torch.Tensor]]:
-        for name, parameter in self.model.named_parameters():
-            yield from ((name, what, self.optimizer.state[parameter][what]) for what in ("exp_avg", "exp_avg_sq"))
-
-
-class Transformers(TorchPeer):
-    """transformers' GPT2LMHeadModel."""
-
-    map_name = package = "transformers"
-
-    @classmethod
-    def prepare(cls) -> None:
-        """Import transformers."""
-        import_extra("transformers.models.gpt2.modeling_gpt2", "bench")
-
-    def build(self) -> tuple[torch.nn.Module, Loss]:
-        """Build Hugging Face's module."""
-        return huggingface(self.work.config.model)
-
-
-class NanoGPTEngine(TorchPeer):
-    """nanoGPT's model."""
-
-    map_name = "nanogpt"
-
-    def build(self) -> tuple[torch.nn.Module, Loss]:
-        """Return nanoGPT's module."""
-        return NanoGPTModel(self.work.config.model), torch.nn.Module.__call__

@@ -1,4 +1,4 @@
-"""Check a run against its inputs by making its numbers and its page again. Imports no torch.
+"""Check a run against its inputs by making its numbers, sums and page again. Imports no torch.
 
 A seal proves that nothing changed since it was made. If somebody edits files and seals them anew, the other
 files of the run, and the runs it was made of that are on disk, contradict the edit.
@@ -6,8 +6,8 @@ files of the run, and the runs it was made of that are on disk, contradict the e
 
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from itertools import zip_longest
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice, pairwise, zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +15,14 @@ from pydantic import BaseModel
 
 from data_pipeline.files import DATASET, LEDGER, DataCard, Ledger, dataset_digest, named_datasets
 from data_pipeline.passes.overlap import RESULT as OVERLAP
+from data_pipeline.tokens.token_file import TokenFile
+from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.config import RunConfig
+from engine.costs import parameter_count, tokens_trained
+from engine.data.batch_schedule import BatchSchedule
 from engine.run.files import METRICS, SUMMARY, TIMELINE, read_metrics, read_steps, read_summary, read_validations
 from engine.run.resolved import read_run_config
+from evaluation.recount import counts, follows
 from evaluation.schema import ClozeResult, PerplexityResult
 from experiments.benchmark import AGAINST
 from experiments.catalogue import ABLATION
@@ -44,18 +49,22 @@ from lineage.chain import broken_links
 from lineage.config import parse_config
 from lineage.digest import MARKER, check_seal, is_sealed, read_digest, sealed_files, sha256_file, sha256_json
 from lineage.errors import DataMissing, UserError
-from lineage.files import Manifest, one_line, read_document, read_object, read_values
+from lineage.files import GIVES, Manifest, one_line, read_document, read_object, read_values, unlike
 from lineage.records import RECORDS, Record, read_records
 from lineage.run import MANIFEST, RunDirectory
 from lineage.shipped import model_file
 from lineage.verified import check_seal_once
 from reports.engines import read_engines
-from verify import recounted
 from verify.kinds import KINDS, hidden, misfits
-from verify.recounted import SAME
 
 KEPT, REPORT = "training", "report"
-Check = Callable[[], Iterable[str]]
+CHECKS = {
+    "reproduction": "models trainings evaluations records report", "experiment": "numbers",
+    "training": "datasets metrics", "data": "card", "ladder": "ladder", ABLATION: "ablation", "forecast": "forecast",
+    "against": "against",
+}  # fmt: skip
+"""What is compared of each kind of run besides files, keys, name and identity, by the methods of `RunCheck`."""
+SAMPLED_DOCUMENTS = 64
 
 
 class RunCheck:
@@ -69,30 +78,16 @@ class RunCheck:
         """Names of inputs that are not on disk."""
         self.compared: list[str] = []
         """Names of what was compared."""
-        by_kind: dict[str, list[tuple[str, Check]]] = {
-            "reproduction": [
-                ("models", self._models), ("trainings", self._trainings), ("evaluations", self._evaluations),
-                ("records", self._records), ("report", self._report),
-            ],
-            "experiment": [("records", self._numbers)],
-            "training": [("datasets", self._datasets), ("metrics and summary", self._curve)],
-            "data": [("data card, ledger, token files and documents", self._card)],
-            "ladder": [("forecast, trainings, evaluations and records", self._ladder)],
-            ABLATION: [("forecast, trainings and records", self._ablation)],
-            "forecast": [("forecast", self._forecast)],
-            "against": [("disagreements", self._against)],
-        }  # fmt: skip
-        checks: list[tuple[str, Check]] = [("files, keys, name and identity", self._described)]
-        of_a_verb: list[tuple[str, Check]] = [("counts", self._counts)] * self.manifest.kind.startswith("data-")
-        for name, check in (*checks, *by_kind.get(self.manifest.kind, of_a_verb)):
+        of_its_kind = CHECKS.get(self.manifest.kind, "counts" * self.manifest.kind.startswith("data-"))
+        for name in ("identity", *of_its_kind.split()):
             try:
-                self.broken += check()
-                self.compared.append(name)
+                self.broken += getattr(self, f"_{name}")()
+                self.compared.append("files, keys, name and identity" if name == "identity" else name)
             except (UserError, OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
                 said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {one_line(error)}"
                 self.broken.append(f"{run.name} cannot be checked: {said}")
 
-    def _described(self) -> Iterator[str]:
+    def _identity(self) -> Iterator[str]:
         """Check that the run is of a known kind, with the files, keys and name of that kind, and belongs together."""
         if self.manifest.kind not in KINDS:
             yield f"{self.run.name} is of the kind {self.manifest.kind!r}, of which nothing is known"
@@ -116,33 +111,69 @@ class RunCheck:
     # -- a dataset ------------------------------------------------------------------------------------------------
 
     def _card(self) -> Iterator[str]:
-        """Compare the data card with the sealed files and with the ledger."""
-        card, sealed = read_document(self.run / DATASET, DataCard), sealed_files(self.run)
-        for name, file in card.files.items():
-            if sealed.get(name) != file.to_json():
-                yield f"{name} is not the file that {DATASET} describes"
+        """Compare the data card with the sealed files, the ledger, token files, documents and tokenizer."""
+        run, card, sealed = self.run, read_document(self.run / DATASET, DataCard), sealed_files(self.run)
+        files = {name: file.to_json() for name, file in card.files.items()}
+        yield from unlike(f"{DATASET}: files", files, {name: sealed.get(name) for name in files})
         yield from self._counted(card)
-        yield from recounted.of_dataset(self.run, card)
+        tokenizer = Tokenizer.load(run / "tokenizer")
+        said = (card.tokenizer.digest, card.vocab_size)
+        yield from unlike(f"{DATASET}: tokenizer", said, (tokenizer.digest, tokenizer.vocab_size))
+        for name, split in card.splits.items():
+            tokens, documents = TokenFile(run / split.prefix), run / "documents" / f"{name}.jsonl"
+            where, counted = f"{DATASET}: {split.prefix}", (len(tokens.document_index) - 1, len(tokens.tokens))
+            yield from unlike(f"{where}: documents and tokens", (split.documents, split.tokens), counted)
+            if not documents.is_file():
+                continue
+            with documents.open("rb") as file:
+                texts = [parse_json(line)["text"] for line in file]
+            size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+            yield from unlike(f"{where}: documents and bytes", (split.documents, split.bytes), (len(texts), size))
+            for place in np.linspace(0, len(texts) - 1, min(counted[0], len(texts), SAMPLED_DOCUMENTS), dtype=int):
+                first, end = tokens.document_index[place : place + 2]
+                has = np.concatenate([tokens[each] for each in range(first, end)]).tolist()[:-1]
+                yield from unlike(f"{split.prefix}: tokens of document {place}", has, tokenizer.encode(texts[place]))
 
     def _counts(self) -> Iterator[str]:
+        """Check what a verb of mlm-data states."""
         if (self.run / DATASET).is_file():
             yield from self._card()
         elif (self.run / LEDGER).is_file():
-            yield from recounted.of_ledger(read_document(self.run / LEDGER, Ledger))
+            yield from self._attrition(read_document(self.run / LEDGER, Ledger))
         else:
-            yield from recounted.of_overlap(self.run / OVERLAP)
+            for name, measured in read_object(self.run / OVERLAP)["test_sets"].items():
+                ngrams, present = (sum(column) for column in zip(*measured["documents"], strict=True))
+                said = {
+                    "percent": measured["percent"],
+                    **{key: measured["occurrences"][key] for key in ("ngrams", "found")},
+                }
+                share = 100 * present / ngrams if ngrams else 0.0
+                yield from unlike(f"{OVERLAP}: {name}", said, {"percent": share, "ngrams": ngrams, "found": present})
+
+    def _attrition(self, ledger: Ledger) -> Iterator[str]:
+        """Compare what stages took in, kept and dropped, and what the splits have."""
+        for stage in ledger.stages:
+            amount = stage.documents_out + sum(dropped.documents for dropped in stage.dropped.values())
+            yield from unlike(f"{LEDGER}: documents into {stage.name}", stage.documents_in, amount)
+        for before, after in pairwise(ledger.stages):
+            yield from unlike(f"{LEDGER}: documents into {after.name}", after.documents_in, before.documents_out)
+        if splits := ledger.splits.values():
+            said = sum(split.documents for split in splits), sum(split.bytes or 0 for split in splits)
+            last = ledger.stages[-1]
+            yield from unlike(
+                f"{LEDGER}: documents and bytes of its splits", said, (last.documents_out, last.bytes_out)
+            )
 
     def _counted(self, card: DataCard) -> Iterator[str]:
+        """Compare a data card with its ledger."""
         ledger = read_document(self.run / LEDGER, Ledger)
-        yield from recounted.of_ledger(ledger)
-        amounts = {name: (split.documents, split.bytes, split.tokens) for name, split in card.splits.items()}
-        counted = {name: (split.documents, split.bytes, split.tokens) for name, split in ledger.splits.items()}
-        if (card.source, amounts) != (ledger.source, counted):
-            yield f"{DATASET} and {LEDGER} differ in what was read and kept"
-        for stage in ledger.stages:
-            amount = card.stages.get(stage.name)
-            if amount is None or (amount.documents, amount.tokens) != (stage.documents_out, stage.tokens_out):
-                yield f"{DATASET} and {LEDGER} differ in what the stage {stage.name} kept"
+        yield from self._attrition(ledger)
+        stages = {stage.name: (stage.documents_out, stage.tokens_out) for stage in ledger.stages}
+        kept = {name: (one.documents, one.tokens) for name, one in card.stages.items() if name in stages}
+        said, due = ({"source": each.source, "splits": {
+            name: (split.documents, split.bytes, split.tokens) for name, split in each.splits.items()
+        }} for each in (card, ledger))  # fmt: skip
+        yield from unlike(DATASET, said | {"stages": kept}, due | {"stages": stages}, f"{LEDGER} says")
 
     # -- a training -----------------------------------------------------------------------------------------------
 
@@ -150,28 +181,39 @@ class RunCheck:
         for dataset in named_datasets(self.run):
             yield from self._made_of(dataset.parent, dataset.place, dataset_digest)
 
-    def _curve(self) -> Iterator[str]:
-        """Check that the metrics have every iteration and end as the summary says."""
+    def _metrics(self) -> Iterator[str]:
+        """Check that the metrics have every iteration, and that they and the configuration give the summary."""
         if not is_sealed(self.run):
             return
-        config = parse_config(self.manifest.config, RunConfig, f"{self.run.name}/{MANIFEST}")
-        iterations = config.train.iterations
-        yield from recounted.of_training(self.run, config)
-        if [step.iteration for step in read_steps(self.run)] != list(range(1, iterations + 1)):
-            yield f"{METRICS} of {self.run.name} does not have each of {iterations} iterations once and in order"
+        config, done = _recipe(self.run), read_summary(self.run)
+        count, schedule, where = config.train.iterations, BatchSchedule(config.train), f"{SUMMARY} of {self.run.name}"
+        yield from _as_said(done, {
+            "iterations": count, "tokens": tokens_trained(config.model, config.train),
+            "parameters": parameter_count(config.model), "seed": done.seed and config.train.seed,
+        }, where, "its configuration gives")  # fmt: skip
+        seconds = done.tokens / done.tokens_per_second
+        if abs(seconds - done.train_seconds) > 0.01 + 0.001 * done.train_seconds:
+            yield from unlike(f"{where}: train_seconds", done.train_seconds, seconds, "its tokens and rate give")
+        if [step.iteration for step in read_steps(self.run)] != list(range(1, count + 1)):
+            yield f"{METRICS} of {self.run.name} does not have each of {count} iterations once and in order"
+        for line in read_metrics(self.run):
+            if line["kind"] == "train" and "samples" in line:
+                due = schedule.samples_before(line["iteration"])
+                yield from unlike(
+                    f"{METRICS}: samples at {line['iteration']}", line["samples"], due, "its schedule gives"
+                )
         yield from _ending(self.run)
 
     # -- a reproduction -------------------------------------------------------------------------------------------
 
     @property
     def _summary(self) -> ReproductionSummary:
-        return read_document(self.run / "summary.json", ReproductionSummary)
+        return read_document(self.run / SUMMARY, ReproductionSummary)
 
     def _trainings(self) -> Iterator[str]:
         """Compare the summary and the kept curves with the training run of every model."""
         parents = {model.run.rpartition("-")[0]: model for model in self._summary.models}
-        if self.manifest.parents.keys() != {"dataset", *parents}:
-            yield f"{self.run.name} was made of {', '.join(self.manifest.parents)}, not of the models in summary.json"
+        yield from unlike(f"{MANIFEST}: parents", sorted(self.manifest.parents), sorted({"dataset", *parents}))
         for name, model in parents.items():
             place, copy = self.run.parent / model.run, self.run / KEPT / model.name
             yield from self._made_of(name, place, read_digest)
@@ -180,65 +222,60 @@ class RunCheck:
             if not is_sealed(place):
                 continue
             training = RunDirectory(place)
-            if reproduced_model(read_run_config(model_file(model.series)), training) != model:
-                yield f"summary.json says of {model.name} what {model.run} does not"
-            if self._summary.twin_rule != twin_rule(_recipe(place)):
-                yield f"summary.json states another rule for twins than {model.run}"
+            made = reproduced_model(read_run_config(model_file(model.series)), training)
+            yield from unlike(f"{SUMMARY}: {model.name}", model, made, f"{model.run} gives")
+            yield from unlike(f"{SUMMARY}: twin_rule", self._summary.twin_rule, twin_rule(_recipe(place)))
             with tempfile.TemporaryDirectory() as folder:
                 keep_training(training, Path(folder))
                 yield from _differing(copy, Path(folder), (SUMMARY, TIMELINE), model.run)
                 if read_metrics(copy) != read_metrics(Path(folder)):
                     yield f"{KEPT}/{model.name}/{METRICS} is not what {model.run} gives"
-            if training.manifest["parents"]["dataset"] != self.manifest.parents["dataset"]:
-                yield f"{model.run} was trained on another dataset than {MANIFEST} names"
+            data = [run.manifest["parents"]["dataset"] for run in (training, RunDirectory(self.run))]
+            yield from unlike(f"{MANIFEST}: dataset", data[1], data[0], f"{model.run} was trained on")
             for dataset in named_datasets(place):
                 if is_sealed(dataset.place):
                     yield from _differing(self.run, dataset.place, (DATASET, LEDGER), dataset.place.name)
 
     def _models(self) -> Iterator[str]:
         """Check that the summary describes the models that the manifest asks for."""
-        summary, config = self._summary, self.manifest.config
-        names = LADDER[: LADDER.index(config["target"]) + 1]
-        if (summary.target, summary.mode) != (config["target"], config["mode"]):
-            yield f"summary.json is of {summary.target}, {summary.mode}; {MANIFEST} asks for other work"
-        if names != tuple(dict.fromkeys(model.series for model in summary.models)):
-            yield f"summary.json does not have the models {', '.join(names)} in this order"
+        summary, config, started = self._summary, self.manifest.config, self.manifest.environment
+        card = read_document(self.run / DATASET, DataCard)
+        yield from self._counted(card)
+        due = {
+            "target": config["target"], "mode": config["mode"], "hardware": hardware_of(started), "source": card.source,
+            "commit": str(started.source.get("commit") or ""),
+        }  # fmt: skip
+        yield from _as_said(summary, due, SUMMARY)
+        names = dict.fromkeys(model.series for model in summary.models)
+        yield from unlike(f"{SUMMARY}: models", list(names), [*LADDER[: LADDER.index(config["target"]) + 1]])
         for model in summary.models:
             published = shape_of(read_run_config(model_file(model.series)))
-            if model.published != published:
-                yield f"summary.json describes the published {model.name} as its recipe does not"
+            yield from unlike(f"{SUMMARY}: published {model.name}", model.published, published, "its recipe gives")
             same = model.trained.model_copy(update={
                 "vocab_size": published.vocab_size, "parameters": published.parameters
             }) == published  # fmt: skip
             if summary.mode != "scaled" and not same:
                 yield f"{model.name} is called {summary.mode} and is a smaller model: its numbers are scaled"
-        said = (summary.hardware, summary.commit, summary.source)
-        started = self.manifest.environment
-        card = read_document(self.run / DATASET, DataCard)
-        yield from self._counted(card)
-        if said != (hardware_of(started), str(started.source.get("commit") or ""), card.source):
-            yield f"summary.json names other hardware, code or data than {MANIFEST} and {DATASET}"
         if not all(summary.target in command for command in summary.commands.values()):
-            yield "summary.json has a command that makes something else"
+            yield f"{SUMMARY} has a command that makes something else"
 
     def _evaluations(self) -> Iterator[str]:
         """Check the checkpoint, the kind and the derived numbers of every evaluation."""
         kind = "scaled" if self._summary.mode == "scaled" else "measured"
         files = {evaluation_file(self.run, model.name, task) for model in self._summary.models for task in TASKS}
-        if files != set((self.run / "evaluations").iterdir()):
-            yield f"evaluations/ does not have one file for each model and each of {', '.join(TASKS)}"
+        here = set((self.run / EVALUATIONS).iterdir())
+        said, due = (sorted(path.name for path in paths) for paths in (here, files))
+        yield from unlike(EVALUATIONS, said, due)
         tokenizer = read_document(self.run / DATASET, DataCard).tokenizer.digest
         for model in self._summary.models:
             for task, of in RESULTS.items():
                 path = evaluation_file(self.run, model.name, task)
-                result = read_document(path, of)
-                where = f"evaluations/{path.name}"
-                made = (result.kind, result.checkpoint.partition("/")[0], result.checkpoint_digest)
-                if made != (kind, model.run, model.checkpoint_digest) or result.tokenizer_digest != tokenizer:
-                    yield f"{where} is not a {kind} evaluation of the checkpoint and tokenizer of {model.name}"
-                if result.partial != ("; only " in result.protocol):
-                    yield f"{where} contradicts itself about being partial"
-                yield from _unlike(result, recounted.follows(result), where, "its own sums give")
+                result, where = read_document(path, of), f"{EVALUATIONS}/{path.name}"
+                facts = {"kind": kind, "checkpoint_digest": model.checkpoint_digest, "tokenizer_digest": tokenizer,
+                       "partial": "; only " in result.protocol}  # fmt: skip
+                yield from _as_said(result, facts, where)
+                yield from unlike(f"{where}: checkpoint", result.checkpoint.partition("/")[0], model.run)
+                yield from _as_said(result, follows(result), where, "its own sums give")
                 yield from self._counted_again(result, model, where)
 
     def _counted_again(
@@ -250,7 +287,7 @@ class RunCheck:
         if is_sealed(training) and (places := [each.place for each in named_datasets(training) if each.is_here]):
             try:
                 context = _recipe(training).model.seq_length
-                yield from _unlike(result, recounted.counts(result, places[0], context, limit), where, "its text gives")
+                yield from _as_said(result, counts(result, places[0], context, limit), where, "its text gives")
             except DataMissing as missing:
                 self.absent.append(f"{missing} of {where}")
         else:
@@ -270,37 +307,42 @@ class RunCheck:
 
     def _records(self) -> Iterator[str]:
         """Compute scores and records again; claims may be worded differently by now."""
-        scores = self.run / SCORES
-        if scores.is_file() and not _alike(
-            read_document(scores, ReproductionScores), derived_scores(RunDirectory(self.run), self._summary)
-        ):
-            yield f"{SCORES} is not what the evaluations give"
+        run, summary = RunDirectory(self.run), self._summary
+        if (self.run / SCORES).is_file():
+            scores = read_document(self.run / SCORES, ReproductionScores)
+            yield from unlike(SCORES, scores, derived_scores(run, summary))
         actual = read_records(self.run / RECORDS)
         if not (self.run / KEPT).is_dir():
             self.absent.append(f"the metrics behind {RECORDS}")
             actual = [record for record in actual if record.x is None or record.kind == "published"]
-        expected = derived_records(RunDirectory(self.run), self._summary)
-        for says, gives in zip_longest(*map(_in_order, (actual, expected))):
-            if not _alike(says, gives):
-                yield f"{RECORDS} has {_shown(says)} where what it was made of gives {_shown(gives)}"
+        for says, gives in zip_longest(*map(_in_order, (actual, derived_records(run, summary)))):
+            at = says or gives
+            yield from islice(unlike(f"{RECORDS}: {at.series} {at.quantity} ({at.kind})", says, gives), 1)
 
     # -- an experiment --------------------------------------------------------------------------------------------
 
     def _forecast(self) -> Iterator[str]:
         """Compare the forecast with the digest that it was sealed with."""
-        if sha256_file(self.run / FORECAST) != self.manifest.config["sha256"]:
-            yield f"{FORECAST} of {self.run.name} is not the one that was sealed"
+        yield from unlike(f"{FORECAST}: digest", sha256_file(self.run / FORECAST), self.manifest.config["sha256"])
         values = read_values(self.run / FORECAST)
         made_of = values.get("made_of") or {name: each for name, each in values["searched"].items() if each}
-        if made_of != self.manifest.parents:
-            yield f"{FORECAST} of {self.run.name} was made of other trainings than {MANIFEST} names"
+        yield from unlike(f"{FORECAST}: made_of", made_of, self.manifest.parents, f"{MANIFEST} says")
 
     def _against(self) -> Iterator[str]:
         """Compare the curves of two engines with what is said of them."""
         result, config = read_engines(self.run), self.manifest.config
-        if (result.title, result.setting, result.notes) != (config["title"], config["setting"], config["notes"]):
-            yield f"{AGAINST} of {self.run.name} has another title, setting or notes than {MANIFEST}"
-        yield from recounted.of_engines(self.run)
+        due = {name: config[name] for name in ("title", "setting", "notes")}
+        yield from _as_said(result, due, AGAINST, f"{MANIFEST} says")
+        for case in (case for case in result.cases if case.series):
+            mine, theirs, apart, allowed = (np.array(series.samples) for series in case.series)
+            yield from islice(
+                unlike(f"{AGAINST}: differences of the {case.name}", [*apart], [*np.abs(mine - theirs)]), 1
+            )
+            share = np.divide(apart, allowed, out=np.where(apart > 0, np.inf, 0.0), where=allowed > 0).max()
+            value = case.ratios[0].value
+            yield from unlike(f"{AGAINST}: share of the tolerance in the {case.name}", min(value, share), float(share))
+        beyond = [ratio.name for case in result.cases for ratio in case.ratios if not ratio.is_reached]
+        yield from unlike(f"{AGAINST}: number of disagreements", len(result.disagreements), len(beyond))
 
     def _numbers(self) -> Iterator[str]:
         """Compare the records with the digest that the run was begun with."""
@@ -328,10 +370,9 @@ class RunCheck:
             if not np.allclose(bytes_of, bytes_of[0], rtol=1e-4):
                 yield f"the bits per byte of {text} in {self.run.name} are not of the losses beside them"
         result, records = derive(self.run)
-        if not _alike(result, read_document(self.run / LADDER_RESULT, LadderResult)):
-            yield f"{LADDER_RESULT} of {self.run.name} is not what its trainings give"
-        if not _alike(records, read_records(self.run / RECORDS)):
-            yield f"{RECORDS} of {self.run.name} does not have the numbers of {LADDER_RESULT}"
+        by = "its trainings give"
+        yield from unlike(LADDER_RESULT, read_document(self.run / LADDER_RESULT, LadderResult), result, by)
+        yield from unlike(RECORDS, read_records(self.run / RECORDS), records, by)
         yield from self._kept_trainings()
 
     def _ablation(self) -> Iterator[str]:
@@ -381,11 +422,9 @@ class RunCheck:
                 )
 
 
-def _unlike(result: BaseModel, values: dict[str, float], where: str, by: str) -> Iterator[str]:
-    for name, value in values.items():
-        said = getattr(result, name)
-        if said is None or not math.isclose(value, said, rel_tol=SAME):
-            yield f"{where} says {said!r} as {name}; {by} {value!r}"
+def _as_said(result: BaseModel, values: Mapping[str, object], where: str, by: str = GIVES) -> Iterator[str]:
+    """The same for fields of a document."""
+    return unlike(where, {name: getattr(result, name) for name in values}, {**values}, by)
 
 
 def _in_order(records: Iterable[Record]) -> list[Record]:
@@ -398,13 +437,12 @@ def _in_order(records: Iterable[Record]) -> list[Record]:
 def _ending(folder: Path) -> Iterator[str]:
     """Compare the last validation in the metrics with the summary."""
     done, validations = read_summary(folder), read_validations(folder)
-    last = validations[-1] if validations else None
-    said = (done.iterations, done.validation_loss, done.validation_perplexity)
-    if last is None or said != (last.iteration, last.loss, last.perplexity):
-        yield f"the summary of {folder.name} says another end of training than its {METRICS}"
-    for validation in validations:
-        if not math.isclose(validation.perplexity, math.exp(min(validation.loss, 20)), rel_tol=SAME):
-            yield f"{METRICS} of {folder.name} has a perplexity at {validation.iteration} that is not of its loss"
+    where, by = f"{SUMMARY} of {folder.name}", f"its {METRICS} gives"
+    said = {"iteration": done.iterations, "loss": done.validation_loss, "perplexity": done.validation_perplexity}
+    yield from unlike(where, said, {name: getattr(validations[-1], name) for name in said} if validations else None, by)
+    for each in validations:
+        perplexity = math.exp(min(each.loss, 20))
+        yield from unlike(f"{METRICS}: perplexity at {each.iteration}", each.perplexity, perplexity, "its loss gives")
 
 
 def _recipe(training: Path) -> RunConfig:
@@ -421,25 +459,5 @@ def _files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()} - {MARKER}
 
 
-def _alike(value: object, other: object) -> bool:
-    """True if two values, or files of them, are equal up to rounding."""
-    if isinstance(value, BaseModel) and isinstance(other, BaseModel):
-        return _alike(value.model_dump(), other.model_dump())
-    if isinstance(value, dict) and isinstance(other, dict):
-        return value.keys() == other.keys() and all(_alike(inner, other[key]) for key, inner in value.items())
-    if isinstance(value, list | tuple) and isinstance(other, list | tuple):
-        return len(value) == len(other) and all(map(_alike, value, other))
-    if isinstance(value, float) and isinstance(other, float):
-        return math.isclose(value, other, rel_tol=SAME)
-    return value == other
-
-
 def _same(path: Path, other: Path) -> bool:
     return path.is_file() and other.is_file() and sha256_file(path) == sha256_file(other)
-
-
-def _shown(record: Record | None) -> str:
-    if record is None:
-        return "nothing"
-    at = "" if record.x is None else f" at {record.x:g}"
-    return f"{record.value!r} for {record.experiment} {record.series} {record.quantity}{at} ({record.kind})"

@@ -23,11 +23,10 @@ from engine.train import train
 from lineage.chain import CONFIG, INDEX, STATE, checkpoint_path, complete_checkpoints, iteration_of
 from lineage.config import parse_config
 from lineage.digest import check_seal, is_sealed, sealed_files
-from lineage.errors import BadInput, HardwareMissing, IntegrityFailure, Interrupted
+from lineage.errors import BadInput, Diverged, HardwareMissing, IntegrityFailure, Interrupted
 from lineage.files import read_object
 from lineage.progress import announce
 from lineage.run import RunDirectory
-from verify.parity import LayoutDiffers
 
 NOT_COMPUTED = ("seconds", "tokens_per_second", "model_tflops", "warning")
 """Keys of a metrics line that describe the machine: times, speeds and warnings."""
@@ -48,7 +47,7 @@ def replay(run: Path, count: int | None) -> None:
     """Draw `count` segments of a sealed run at random, train each again and print what differs.
 
     Raises BadInput for a run that cannot be replayed, HardwareMissing for a checkpoint of another numerics identity,
-    LayoutDiffers where a metric, a weight or the optimizer's state differs.
+    Diverged where a metric, a weight or the optimizer's state differs.
     """
     directory = RunDirectory.open(run)
     if directory.manifest["kind"] != "training":
@@ -74,7 +73,7 @@ def replay(run: Path, count: int | None) -> None:
         differences += [f"{where}: {difference}" for difference in differs]
     if differences:
         more = f" ({len(differences) - 1} more differences)" if len(differences) > 1 else ""
-        raise LayoutDiffers(f"{directory.path.name}, {differences[0]}{more}")
+        raise Diverged(f"{directory.path.name}, {differences[0]}{more}")
     print(f"ok {wanted} of {len(every)} segments have the same bits")
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
+
 from engine.compare.tensors import (
     Array,
     Key,
@@ -18,13 +20,20 @@ from engine.compare.tensors import (
     merge,
     tolerances,
 )
+from engine.config import RunConfig
+from engine.costs import parameter_count
 from engine.launch.forked import run_forked
-from engine.launch.threads import RanksFailed
-from lineage.errors import BadInput, UserError
-from verify.engines import Engine, StepResult, Work
-from verify.parity import LayoutDiffers, ParityLayout
+from engine.launch.threads import RanksFailed, run_threads
+from lineage.environment import memory_bytes
+from lineage.errors import BadInput, Diverged, UserError
+from lineage.progress import announce
+from verify.engines import Engine, Ours, StepResult, Work, with_samples, with_vocabulary
+from verify.parity import SERIAL, TOLERANCE, ParityLayout, choose_layouts
 
 LONGEST_SECONDS = 24 * 3600
+PATIENCE = 20
+"""Time limit of a layout in multiples of the serial run's time, in addition to two minutes."""
+TABLE_HEAD = f"{'layout':30}  worst    result   seconds  tensor"
 RunRanks = Callable[..., list[Any]]
 """`run_forked` or `run_threads`."""
 
@@ -45,10 +54,6 @@ class Computed:
     """The tensors themselves, where there is no reference or they are asked for."""
     differences: list[TensorDifference] = field(default_factory=list)
     """Distances of the tensors from the reference."""
-    extra: list[str] = field(default_factory=list)
-    """Tensors that the reference does not have."""
-    unnamed: list[str] = field(default_factory=list)
-    """Parameters left out because the name map does not name them."""
     initial: list[TensorPart] = field(default_factory=list)
     """Parameters as they were built."""
     planted: dict[str, float] = field(default_factory=dict)
@@ -65,8 +70,6 @@ class Computed:
                 self.parts.append(part)
             if reference and (whole := reference.whole.get(part[:2])) is not None:
                 self.differences.append(compare(part, whole, where, reference.allowed[part[:2]]))
-            elif reference:
-                self.extra.append(part.tensor)
 
         return take
 
@@ -77,18 +80,19 @@ def train(
 ) -> Computed:  # fmt: skip
     """Train on one rank; record every tensor, or the weights at the end alone. Forked ranks inherit the reference."""
     engine, computed = kind(work, layout), Computed()
+    if work.initial:
+        engine.load(work.initial)
     recorder = engine.recorder(computed.take(engine, reference))
     computed.steps = engine.run(None if at_the_end else recorder, draw)
     if at_the_end:
         engine.show(recorder, "updated ", engine.parameters())
-    computed.unnamed = [name for name, _ in engine.parameters() if recorder.ours(name) is None]
     return computed
 
 
 def on_ranks(program: Any, kind: type[Engine], work: Work, layout: ParityLayout, *args: Any) -> list[Any]:
     """Run the program of a rank on forked ranks; return their results.
 
-    Raises LayoutDiffers if a rank fails, BadInput if the engine refuses the configuration.
+    Raises Diverged if a rank fails, BadInput if the engine refuses the configuration.
     """
     try:
         return run_forked(program, layout.world_size, kind, work, layout, *args, timeout_seconds=LONGEST_SECONDS)
@@ -97,9 +101,9 @@ def on_ranks(program: Any, kind: type[Engine], work: Work, layout: ParityLayout,
 
 
 def failed(kind: type[Engine], sentence: str) -> UserError:
-    """The error for failed ranks: BadInput if the engine refused, else LayoutDiffers."""
+    """The error for failed ranks: BadInput if the engine refused, else Diverged."""
     refused = sentence.partition("failed: BadInput: ")[2]
-    return BadInput(refused) if refused else LayoutDiffers(f"{kind.__name__}: {sentence}")
+    return BadInput(refused) if refused else Diverged(f"{kind.__name__}: {sentence}")
 
 
 def whole(ranks: Iterable[Computed]) -> dict[Key, Array]:
@@ -124,12 +128,6 @@ class Outcome:
     failure: str
     """Sentence about failed ranks; empty if none failed."""
     seconds: float
-
-    @property
-    def absent(self) -> list[str]:
-        """Tensors of the reference that no rank has."""
-        seen = {(each.iteration, each.tensor) for rank in self.ranks for each in rank.differences}
-        return list(dict.fromkeys(row.tensor for row in self.rows if (row.iteration, row.tensor) not in seen))
 
     @property
     def beyond(self) -> list[TensorDifference]:
@@ -157,18 +155,65 @@ def hold(
         yield Outcome(layout, ranks, rows, failure, time.monotonic() - start)
 
 
-def table_head(layouts: Sequence[ParityLayout]) -> str:
-    """Heads of the table of layouts."""
-    return f"{'layout':{_width(layouts)}}  worst    result   seconds  tensor"
-
-
-def table_row(outcome: Outcome, layouts: Sequence[ParityLayout], result: str) -> str:
+def table_row(outcome: Outcome, result: str) -> str:
     """A layout with its largest difference and the tensor that has it."""
     worst = max(outcome.rows, default=None)
     tensor = worst.tensor if worst and worst.largest else "-"
     largest = f"{worst.largest:.1e}" if worst else "-"
-    return f"{outcome.layout.name:{_width(layouts)}}  {largest:7}  {result:7}  {outcome.seconds:7.1f}  {tensor}"
+    return f"{outcome.layout.name:30}  {largest:7}  {result:7}  {outcome.seconds:7.1f}  {tensor}"
 
 
-def _width(layouts: Sequence[ParityLayout]) -> int:
-    return max(12, *(len(layout.name) for layout in layouts))
+def run_parity(config: RunConfig, names: str, ranks: int, iterations: int, threads: bool = False) -> None:
+    """Compare the layouts `names` stands for with the serial run, a line each. Ranks are processes or `threads`.
+
+    Threads take microbatches of one sequence.
+
+    Raises Diverged for the first that is beyond the tolerance, BadInput for a layout that does not fit.
+    """
+    config = with_vocabulary(config)
+    changed = {"precision": "fp64"} | ({"microbatch_size": 1} if threads else {})  # more data-parallel ranks fit
+    config = config.model_copy(update={"train": config.train.model_copy(update=changed)})
+    chosen, others = choose_layouts(names, ranks, config, threads)
+    for reason, layouts in others.items():
+        print(f"does not fit: {reason}: {', '.join(layout.name for layout in layouts)}")
+    if not chosen:
+        raise BadInput(f"no layout of at most {ranks} ranks fits but the serial run")
+    _check_memory(config, iterations)
+    most = max(layout.world_size for layout in chosen)
+    kind = "threads" if threads else "processes"
+    announce(f"{1 + len(chosen)} trainings of {iterations} iterations in float64, on up to {most} {kind}")
+    torch.set_num_threads(1)
+    wrong: list[str] = []
+    with with_samples(config, iterations) as work:
+        start = time.monotonic()
+        serial = whole(on_ranks(train, Ours, work, SERIAL))
+        seconds = time.monotonic() - start
+        print(
+            f"{config.name}: {iterations} iterations of {config.train.global_batch_size} sequences in float64; "
+            f"the serial run took {seconds:.1f} s, the tolerance is {TOLERANCE:.0e}"
+        )
+        print(TABLE_HEAD, flush=True)
+        reference = Reference(serial, dict.fromkeys(serial, TOLERANCE))
+        patience, run = 120 + PATIENCE * seconds, run_threads if threads else run_forked
+        for outcome in hold(train, Ours, work, chosen, reference, run=run, seconds=patience):
+            finding = outcome.failure or next((row.sentence("the serial run") for row in outcome.beyond), "")
+            print(table_row(outcome, "DIFFERS" if finding else "ok"))
+            if finding:
+                print(f"{'':12}  first: {finding}")
+                wrong.append(f"layout {outcome.layout.name}: {finding}")
+    if wrong:
+        more = f" ({len(wrong) - 1} more of {len(chosen)} layouts differ)" if len(wrong) > 1 else ""
+        raise Diverged(wrong[0] + more)
+    print(f"{len(chosen)} layouts compute what the serial run computes, within {TOLERANCE:.0e} in float64")
+
+
+def _check_memory(config: RunConfig, iterations: int) -> None:
+    """Raise BadInput if the serial run's tensors would not fit in half of the memory."""
+    model, available = config.model, memory_bytes()
+    outputs = (12 * model.num_layers + 2) * config.train.global_batch_size * model.seq_length * model.hidden_size
+    needed = 8 * iterations * (2 * outputs + 4 * parameter_count(model))
+    if available and needed > available / 2:
+        raise BadInput(
+            f"the tensors of {iterations} iterations take {needed / 2**30:,.0f} GiB and half of the memory here is "
+            f"{available / 2**31:,.0f}: --twin, a smaller train.global_batch_size or fewer --iterations make it less"
+        )

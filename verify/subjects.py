@@ -4,28 +4,25 @@ import ast
 import difflib
 import importlib.util
 import inspect
-import os
 import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from engine.compare.recorder import NameMap, RankPlace, Recorder
+from engine.compare.recorder import Recorder
 from engine.config import ModelConfig, RunConfig, TrainConfig
 from lineage.config import override_config, parse_config
 from lineage.errors import BadInput
-from verify import alone
 from verify.alone import Shard
-from verify.engines import Engine, Named, Ours, Weights, Work
+from verify.engines import Engine, Named, Ours, Work, with_samples
 from verify.megatron_core import MegatronCore, config_class, core
 from verify.parity import ParityLayout
-from verify.work import with_samples
 
 MODEL = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4}
 """Sizes of the model, which `--with` may change."""
@@ -48,16 +45,16 @@ def subject(name: str, given: Sequence[str], seed: int) -> Iterator[tuple[type[E
     if bare := next((text for text in given if "=" not in text), None):
         raise BadInput(f"--with {bare} has no value: write FIELD=VALUE")
     if name == "megatron-core":
-        AnyGPT.prepare()
-        yield AnyGPT, core_work(core_fields(given), seed)
+        MegatronCore.prepare()
+        yield MegatronCore, core_work(core_fields(given), seed)
     elif name == "here":
         work = small_work({}, seed, {})
-        with with_samples(override_config(work.config, ["model.dropout=0.1", *given]), None, work.iterations) as work:
+        with with_samples(override_config(work.config, ["model.dropout=0.1", *given]), work.iterations) as work:
             yield Ours, replace(work, first_rate=0)
     elif ".py:" in name:
         if given:
             raise BadInput(f"--with is for megatron-core and here; {name} builds what it builds")
-        yield AnyModule, small_work({}, seed, {"build": _builder(name)})
+        yield _builder(name), small_work({}, seed, {})
     else:
         raise BadInput(f"{name!r} is not megatron-core, here, or a function to build a program, PATH.py:build")
 
@@ -68,8 +65,8 @@ def core_work(given: Mapping[str, Any], seed: int) -> Work:
     return small_work(fields, seed, fields)
 
 
-def _builder(name: str) -> Callable[[ParityLayout], "Program"]:
-    """The function of a file. Raises BadInput if there is none."""
+def _builder(name: str) -> type[Engine]:
+    """A class whose instances the function of a file builds. Raises BadInput if there is none."""
     path, _, function = name.rpartition(":")
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     if spec is None or spec.loader is None or not Path(path).is_file():
@@ -80,7 +77,14 @@ def _builder(name: str) -> Callable[[ParityLayout], "Program"]:
         build: Callable[[ParityLayout], Program] = getattr(module, function)
     except Exception as error:
         raise BadInput(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
-    return build
+
+    class Built(Program):
+        def __new__(cls, work: Work, layout: ParityLayout) -> Program:  # type: ignore[misc]
+            program = build(layout)
+            program.work = work
+            return program
+
+    return Built
 
 
 def small_work(sizes: Mapping[str, Any], seed: int, fields: Mapping[str, Any]) -> Work:
@@ -135,111 +139,25 @@ def _typed(name: str, text: str, hint: Any) -> Any:
         raise BadInput(f"{name}={text}: the field is a {wanted}, not {value!r}") from error
 
 
-class Sharded(Engine):
-    """An engine whose shards say where they lie."""
+class Program(Engine):
+    """A program of the user's on one rank of a layout, as the function of PATH.py:build returns it."""
 
-    def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
-        """Shards of tensors that are like the parameters of these names."""
-        raise NotImplementedError
+    def __init__(
+        self, model: torch.nn.Module, gradient: Callable[[], float], step: Callable[[], float],
+        starts: Mapping[str, tuple[int, ...]] | None = None, optimizer: torch.optim.Optimizer | None = None,
+        save: Callable[[Path], None] | None = None, restore: Callable[[Path], None] | None = None,
+    ) -> None:  # fmt: skip
+        """Describe the program.
 
-    def show(self, recorder: Recorder, kind: str, named: Named) -> None:
-        """Record the shards of tensors that are like parameters."""
-        for shard in self.shards(dict(named)):
-            recorder.show(kind + shard.key, shard.value, shard.start)
-
-    @torch.no_grad()
-    def load(self, whole: Weights) -> None:
-        """Copy whole weights into this rank's parameters."""
-        named = dict(self.parameters())
-        new = {name: parameter.detach().clone() for name, parameter in named.items()}
-        for shard in self.shards(new):
-            ends = (start + size for start, size in zip(shard.start, shard.value.shape, strict=True))
-            shard.value.copy_(whole[shard.key][tuple(map(slice, shard.start, ends))])
-        for name, parameter in named.items():
-            parameter.copy_(new[name])
-
-    def gradient_of(self, parameter: torch.Tensor) -> torch.Tensor:
-        """The tensor in which the optimizer finds the gradient of a parameter."""
-        raise NotImplementedError
-
-    @torch.no_grad()
-    def planted(self, tensor: str) -> float:
-        """Norm of a planted gradient, as the program's own step returns it."""
-        named = dict(self.parameters())
-        holders = {shard.parameter for shard in self.shards(named) if shard.key == tensor}
-        for name, parameter in named.items():
-            self.gradient_of(parameter).fill_(name in holders)
-        return self.update(0)[0]
-
-
-class AnyGPT(Sharded, MegatronCore):
-    """A GPTModel of any configuration. Names and places of its shards are those of its own checkpoints."""
-
-    names = NameMap(outputs={}, parameters={})
-    imports = (*MegatronCore.imports, "dist_checkpointing.mapping", "dist_checkpointing.dict_utils")
-
-    def _samples(self) -> list[dict[str, torch.Tensor]]:
-        generator = torch.Generator().manual_seed(self.train.seed)
-        count = self.work.iterations * self.train.global_batch_size
-        tokens = torch.randint(VOCABULARY, (count, SEQUENCE + 1), generator=generator)
-        return [{"tokens": row[:-1], "labels": row[1:]} for row in tokens]
-
-    def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
-        """Shards of the given tensors, where the package's checkpoints put them."""
-        return alone.shards_of(self.gpt, named)
-
-    def load(self, whole: Weights) -> None:
-        """Copy whole weights into this rank's parameters and the optimizer's own copy."""
-        super().load(whole)
-        self.optimizer.reload_model_params()
-
-    def save(self, directory: Path) -> None:
-        """Write the package's own distributed checkpoint."""
-        if int(os.environ["RANK"]) == 0:
-            directory.mkdir(parents=True)
-        if torch.distributed.get_world_size() > 1:
-            torch.distributed.barrier()
-        content = alone.checkpoint_of(self.gpt, self.optimizer, self.scheduler, False)
-        core("dist_checkpointing").save(content, str(directory))
-
-    def restore(self, directory: Path) -> None:
-        """Load the package's own distributed checkpoint."""
-        alone.restore(directory, self.gpt, self.optimizer, self.scheduler)
-
-    def gradient_of(self, parameter: torch.Tensor) -> torch.Tensor:
-        """The buffer of its data-parallel wrapper."""
-        gradient: torch.Tensor = parameter.main_grad  # type: ignore[attr-defined]
-        return gradient
-
-
-@dataclass(frozen=True)
-class Program:
-    """A program on one rank of a layout, as the function of PATH.py:build returns it."""
-
-    model: torch.nn.Module
-    gradient: Callable[[], float]
-    """Runs the same batch at every layout, forward and backward, and reduces the gradients; returns the mean loss."""
-    step: Callable[[], float]
-    """Clips and updates; returns the norm of the whole gradient."""
-    starts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Begins of this rank's parts of parameters in the whole; DTensors say it themselves, others are whole."""
-    optimizer: torch.optim.Optimizer | None = None
-    """The optimizer, whose moments are compared."""
-    save: Callable[[Path], None] | None = None
-    """Writes a checkpoint into a new directory; every rank calls it."""
-    restore: Callable[[Path], None] | None = None
-    """Loads a checkpoint that `save` wrote at any layout."""
-
-
-class AnyModule(Sharded):
-    """A program of the user's."""
-
-    names, place = NameMap(outputs={}, parameters={}), RankPlace()
-
-    def __init__(self, work: Work, layout: ParityLayout) -> None:
-        self.work = work
-        self.program: Program = work.fields["build"](layout)
-        self.own = dict(self.program.model.named_parameters())
+        `gradient` runs the same batch at every layout, forward and backward, reduces the gradients and returns the mean
+        loss. `step` clips and updates, and returns the norm of the whole gradient. `starts` has the begins of this
+        rank's parts of parameters in the whole; DTensors say it themselves, others are whole. Moments of the
+        `optimizer` are compared. `save` writes a checkpoint into a new directory, `restore` loads one of any layout;
+        every rank calls them.
+        """
+        self.model, self.gradient, self.clip_and_update, self.starts = model, gradient, step, starts or {}
+        self.states = optimizer.state if optimizer else {}
+        self.saved, self.restored, self.own = save, restore, dict(model.named_parameters())
 
     def parameters(self) -> Named:
         """Parameters of the module; of a DTensor, what is on this rank."""
@@ -247,45 +165,40 @@ class AnyModule(Sharded):
 
     def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
         """Each tensor where `starts`, or its DTensor, says."""
-        starts = {name: _start(parameter, self.program.starts.get(name)) for name, parameter in self.own.items()}
-        return [Shard(name, name, starts[name], value) for name, value in named.items()]
+        return [
+            Shard(name, name, _start(self.own[name], self.starts.get(name)), value) for name, value in named.items()
+        ]
 
     def modules(self) -> Iterable[tuple[str, torch.nn.Module]]:
-        return self.program.model.named_modules()
+        return self.model.named_modules()
 
     def save(self, directory: Path) -> None:
-        if not self.program.save:
+        if not self.saved:
             raise NotImplementedError("the program has no `save`")
-        self.program.save(directory)
+        self.saved(directory)
 
     def restore(self, directory: Path) -> None:
-        if not self.program.restore:
+        if not self.restored:
             raise NotImplementedError("the program has no `restore`")
-        self.program.restore(directory)
+        self.restored(directory)
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
-        """Run the program's forward and backward."""
-        return float(self.program.gradient())
+        return float(self.gradient())
 
     def gradients(self) -> Named:
-        """Gradients of the parameters that have one."""
         return ((name, _local(parameter.grad)) for name, parameter in self.own.items() if parameter.grad is not None)
 
     def gradient_of(self, parameter: torch.Tensor) -> torch.Tensor:
-        """The parameter's `grad`."""
         own = next(each for each in self.own.values() if _local(each.detach()).data_ptr() == parameter.data_ptr())
         own.grad = torch.zeros_like(own) if own.grad is None else own.grad
         return _local(own.grad)
 
     def update(self, iteration: int) -> tuple[float, float]:
-        """Run the program's step."""
-        return float(self.program.step()), 0.0
+        return float(self.clip_and_update()), 0.0
 
     def state(self) -> Iterable[tuple[str, str, torch.Tensor]]:
-        """Moments that the optimizer has."""
-        states = self.program.optimizer.state if self.program.optimizer else {}
-        return ((name, what, _local(states[parameter][what])) for name, parameter in self.own.items()
-                for what in ("exp_avg", "exp_avg_sq") if what in states.get(parameter, {}))  # fmt: skip
+        return ((name, what, _local(self.states[parameter][what])) for name, parameter in self.own.items()
+                for what in ("exp_avg", "exp_avg_sq") if what in self.states.get(parameter, {}))  # fmt: skip
 
 
 def _local(value: torch.Tensor) -> torch.Tensor:

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from engine.compare.whole import whole_gradients
 from engine.config import TrainConfig
 from engine.model.microbatch import PipelineInput
 from engine.optim.schedule import learning_rate
 from engine.pipeline.executor import PartitionedModel
 from engine.step import TrainingStep
-from verify.engines import whole_gradients
 
 Result = dict[str, Any]
 

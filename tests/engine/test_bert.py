@@ -38,10 +38,9 @@ from lineage.errors import BadInput
 from tests.engine.conftest import write_dataset
 from tests.engine.like_serial import Result, assert_like_serial, trained
 from tests.engine.small_run import assert_same_training, small_config, train
-from verify.engines import Ours, Work
+from verify.engines import Ours, Work, write_random_tokens
 from verify.parity import SERIAL
 from verify.runner import train as train_rank
-from verify.work import write_random_tokens
 
 MODEL = ModelConfig(
     family="bert", num_layers=4, hidden_size=16, num_heads=4, seq_length=8, vocab_size=29, padded_vocab_size=32

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
+from engine.compare.whole import whole_state
 from engine.config import RunConfig
 from engine.guard.memory import (
     MemoryGuard,
@@ -22,7 +23,6 @@ from engine.trainer import Trainer
 from lineage.config import override_config
 from lineage.errors import BadInput
 from tests.engine.small_run import mlm_train, small_config, write_toml
-from verify.engines import whole_state
 
 SHORT = {"iterations": 2, "warmup_iterations": 1, "microbatch_size": 2, "validation_samples": 4}
 NARROW, WIDE = 64, 512

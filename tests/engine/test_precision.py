@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from megatron.core.optimizer.grad_scaler import DynamicGradScaler
 from torch import nn
 
+from engine.compare.whole import whole_state
 from engine.config import Precision, TrainConfig
 from engine.optim.adam import FlatAdamW
 from engine.optim.gradients import GradientReducer
@@ -21,7 +22,6 @@ from engine.parallel.mesh import serial_mesh
 from engine.parallel.sharding import sharded_parameters
 from engine.run.files import read_metrics
 from tests.engine.small_run import in_two_sessions, small_config, train
-from verify.engines import whole_state
 
 
 @given(

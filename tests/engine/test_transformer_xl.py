@@ -30,7 +30,7 @@ from engine.run.files import read_metrics
 from engine.run.resolved import read_run_config
 from lineage.errors import BadInput, IntegrityFailure
 from tests.engine.small_run import assert_same_training, in_two_sessions, small_config, train
-from verify.parity_run import run_parity
+from verify.runner import run_parity
 
 XL: dict[str, Any] = {"memory_length": 12, "head_dim": 6, "inner_size": 20}
 SHAPE: dict[str, Any] = {

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 import lineage.digest
 from engine.checkpoint import checkpoint, shards
 from engine.checkpoint.checkpoint import TrainingState, load_checkpoint, save_checkpoint
+from engine.compare.whole import whole_state
 from engine.config import ModelConfig, RunConfig, TrainConfig
 from engine.launch.mesh import build_mesh
 from engine.launch.threads import RanksFailed
@@ -21,7 +22,6 @@ from engine.parallel.sharding import ShardedParameter, sharded_parameters
 from lineage.chain import resolve_checkpoint
 from lineage.digest import check_seal, sha256_file
 from tests.ranks import run_ranks
-from verify.engines import whole_state
 
 State = dict[str, np.ndarray]  # type: ignore[type-arg]
 

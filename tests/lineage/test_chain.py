@@ -112,7 +112,7 @@ def test_a_run_holds_together(run: Path) -> None:
         (without_parent, "iter_0000004 does not descend from iter_0000002: its parent is none: it began anew"),
         (of_another_seed, "iter_0000006 belongs to another run, "),
         (of_other_data, "iter_0000006 was trained on other inputs: dataset"),
-        (another_model, "iter_0000006: its model is not the run's: init_std is 0.5 and was 0.02"),
+        (another_model, "iter_0000006: model: init_std is 0.5; the run's is 0.02"),
         (another_middle, "iter_0000006 descends from another iter_0000004 ("),
         (configuration, "the configuration in manifest.json is not the one its digest was made of"),
         (inputs, "the identity in manifest.json is not that of its configuration and inputs"),

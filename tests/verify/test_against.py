@@ -16,7 +16,7 @@ from tests.commands import Command
 from tests.verify import faults
 from tests.verify.faults import Fault
 from verify.against import run_against
-from verify.work import engine_class
+from verify.engines import engine_class
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,6 @@ from verify.work import engine_class
         ("megatron-core", "dp2-zero1", "fp32"),
         ("megatron-core", "serial", "bf16"),
         ("transformers", "serial", "fp32"),
-        ("nanogpt", "serial", "fp32"),
     ],
 )
 def test_engines_that_train_alike_agree(engine: str, layout: str, precision: str, config: Path) -> None:
@@ -46,6 +45,7 @@ def test_engines_that_train_alike_agree(engine: str, layout: str, precision: str
     [
         (faults.mask_words, "loss: all iterations"),
         (faults.decay_biases, "weights at the end: layers.0.input_layernorm.weight"),
+        (faults.resume_schedule, "learning rate: all iterations"),
     ],
 )
 def test_an_engine_with_a_fault_is_beyond_the_tolerance(
@@ -58,7 +58,7 @@ def test_an_engine_with_a_fault_is_beyond_the_tolerance(
 
 
 def test_the_run_is_sealed_with_a_record_that_reports_draw(verify: Command, config: Path, tmp_path: Path) -> None:
-    done = verify("against", "nanogpt", config, "--iterations", 3, "--out", tmp_path / "runs")
+    done = verify("against", "transformers", config, "--iterations", 3, "--out", tmp_path / "runs")
     assert done.code == 0, done.err
     (run,) = [path for path in (tmp_path / "runs").iterdir() if not path.is_symlink()]
     assert done.out.splitlines()[-1] == f"written: {run}"
@@ -82,12 +82,12 @@ def test_the_command_ends_with_code_3_where_engines_differ(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["mamba"], "there is no engine 'mamba'; there are ours, megatron-core, transformers, nanogpt"),
-        (["nanogpt", "--layout", "dp2"], "nanogpt is run on one rank, in fp32 and without dropout"),
-        (["nanogpt", "--layout", "tp3"], "tp3 does not fit: tp = 3 does not divide the 4 attention heads"),
+        (["mamba"], "there is no engine 'mamba'; there are ours, megatron-core, transformers"),
+        (["transformers", "--layout", "dp2"], "transformers is run on one rank and in fp32"),
+        (["transformers", "--layout", "tp3"], "tp3 does not fit: tp = 3 does not divide the 4 attention heads"),
         (["megatron-core", "--layout", "tp2-recompute"], "megatron-core is run with 1F1B and without recomputation"),
-        (["nanogpt", "--set", "train.precision=fp16"], "precision fp16 is not compared"),
-        (["nanogpt", "--set", "train.optimizer=lamb"], "only a GPT-2 trained by Adam"),
+        (["transformers", "--set", "train.precision=fp16"], "precision fp16 is not compared"),
+        (["transformers", "--set", "train.optimizer=lamb"], "only a GPT-2 trained by Adam"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(

@@ -12,11 +12,11 @@ from engine.formats.vocabulary import write_vocabulary
 from engine.inference import load_for_inference
 from engine.run.resolved import read_run_config
 from tests.engine.test_formats_checkpoint import trained_tokenizer
-from verify.engines import Work
+from verify.against import shared_work
+from verify.engines import Work, engine_class
 from verify.megatron_core import core
 from verify.parity import ParityLayout
 from verify.runner import on_ranks
-from verify.work import engine_class, shared_work
 
 ITERATIONS = 20
 
@@ -39,7 +39,11 @@ def test_weights_that_were_trained_there_are_read(layout: str, config: Path, tmp
     save = tmp_path / "saved" / f"iter_{ITERATIONS:07d}"
     save.mkdir(parents=True)
     (tmp_path / "saved" / "latest_checkpointed_iteration.txt").write_text(str(ITERATIONS))
-    with shared_work(changed, layout, ITERATIONS, nudges=True) as (work, chosen):
+    with shared_work(
+        changed,
+        layout,
+        ITERATIONS,
+    ) as (work, chosen):
         ranks = on_ranks(train_and_save, engine_class("megatron-core"), work, chosen, str(save))
     vocab = tmp_path / "vocab"
     trained_tokenizer().save(vocab)

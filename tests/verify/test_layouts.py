@@ -13,15 +13,16 @@ from tests.commands import Command
 from tests.verify import faults
 from tests.verify.faults import Fault
 from verify.layouts import LayoutsReport, examine
+from verify.megatron_core import MegatronCore
 from verify.parity import parse_layout
-from verify.subjects import AnyGPT, subject
+from verify.subjects import subject
 
 OFFSETS = {f"decoder.layers.{layer}.self_attention.core_attention.softmax_offset" for layer in (0, 1)}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _engine() -> None:
-    AnyGPT.prepare()  # once, before ranks are forked
+    MegatronCore.prepare()  # once, before ranks are forked
 
 
 def test_a_learnable_softmax_is_counted_once_where_tensor_parallel_ranks_divide_it(

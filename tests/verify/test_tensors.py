@@ -13,11 +13,6 @@ from torch import nn
 from engine.compare.recorder import RankPlace, Recorder, read_names
 from engine.compare.tensors import TensorPart, assemble
 from lineage.errors import IntegrityFailure
-from tests.commands import Command
-from tests.verify import faults
-from verify.engines import Ours
-from verify.parity import SERIAL
-from verify.runner import Computed, Reference, hold, measured
 
 NAMES = """
 batch_first = true
@@ -117,37 +112,6 @@ def test_shards_make_the_whole_or_are_refused(rows: list[int], columns: list[int
             assemble([piece for piece in pieces if piece is not inner[-1]])
     with pytest.raises(IntegrityFailure, match="overlap"):
         assemble([*pieces, TensorPart(0, "loss", (0, 0), np.zeros((sum(rows) + 1, 1)))])
-
-
-def test_tensors_that_only_one_has_or_that_differ_are_listed() -> None:
-    def ranks(values: dict[str, float], reference: Reference | None = None, draw: int = 0) -> list[Computed]:
-        computed = [Computed(), Computed()]
-        for rank, each in enumerate(computed):
-            take = each.take(Ours, reference)  # type: ignore[arg-type]
-            for name, value in values.items():
-                take(TensorPart(0, name, (2 * rank,), np.full(2, value + draw * 1e-7)))
-        return computed
-
-    names = ["output of layers.1", "output of x", "gradient norm", "updated layers.0.weight", "updated extra"]
-    reference = measured([ranks(dict.fromkeys(names, 1.0), None, draw) for draw in range(5)], "fp32")
-    other = dict.fromkeys(names[:4], 1.0) | {"output of x": 1.5, "gradient norm": 2.0, "loss": 1.0}
-    (found,) = hold(None, Ours, None, [SERIAL], reference, run=lambda *_, **__: ranks(other, reference))  # type: ignore[arg-type]
-    assert (found.absent, found.ranks[0].extra) == (["updated extra"], ["loss"])
-    assert [(row.tensor, row.largest) for row in found.beyond] == [
-        ("output of x", 0.5), ("gradient norm", 1.0), ("updated extra", np.inf)
-    ]  # fmt: skip
-    assert len(found.rows) == 5
-
-
-def test_the_command_lists_what_differs(verify: Command, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = ("against", "megatron-core", config, "--tensors", "--iterations", 1)
-    same = verify(*arguments, "--layout", "tp2")
-    assert (same.code, same.out.splitlines()[-1].endswith(" tensors compared, 0 beyond their tolerance")) == (0, True)
-    faults.clip_by_local_norm(monkeypatch)
-    done = verify(*arguments, "--layout", "tp2")
-    assert done.code == 3
-    assert done.error.startswith("error: gradient norm in iteration 1 differs from ours by ")
-    assert "  iteration 1, gradient norm: difference " in done.out
 
 
 def test_the_example_of_the_documentation_compares_a_module_of_others() -> None:

@@ -239,7 +239,7 @@ def another_end(run: Path) -> None:
         (edit_forecast, "forecast.json is not what the trainings of the smaller rungs give"),
         (other_data, "was trained on other data than forecast.json says"),
         (reuse_a_seed, "have the same losses"),
-        (another_end, "ladder.json of ladder-"),
+        (another_end, "ladder.json: "),
         (cut_short, "metrics.jsonl does not end where the training did"),
     ],
 )

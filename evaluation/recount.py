@@ -1,0 +1,92 @@
+"""Numbers of an evaluation that follow from others in it, and from its text. Imports no torch."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_pipeline.contamination.testsets import find_test_set
+from data_pipeline.tokens.tokenizer import Tokenizer
+from evaluation.heldout import heldout_cloze, heldout_perplexity
+from evaluation.schema import ClozeResult, PerplexityResult
+from evaluation.tasks import TASKS
+from evaluation.uncertainty import mean_standard_error, ratio_standard_error
+from lineage.errors import DataMissing
+from lineage.files import SAME
+
+STAND_INS: dict[str, Callable[..., Any]] = {"heldout-perplexity": heldout_perplexity, "heldout-cloze": heldout_cloze}
+SPACES = 4
+"""Most spaces between two articles, which are words of the text and of no article."""
+
+
+def follows(result: PerplexityResult | ClozeResult) -> dict[str, float]:
+    """Numbers of an evaluation that follow from others in it."""
+    if isinstance(result, ClozeResult):
+        return _cloze_follows(result)
+    share = result.normaliser / result.num_original_tokens
+    nll, blocks = result.loss_per_token * result.num_scored_tokens, result.blocks
+    scored = np.array([block.nll for block in blocks])
+    weights = np.array([block.num_original_tokens * block.num_scored / block.num_targets for block in blocks])
+    size = nll / math.log(2) / share
+    given: dict[str, float] = {
+        "num_scored_tokens": sum(block.num_scored for block in blocks),
+        "loss_per_token": math.fsum(scored) / result.num_scored_tokens,
+        "normaliser": result.num_original_tokens * result.num_scored_tokens / (result.num_tokens - 1),
+        "token_ratio": (result.num_tokens - 1) / (result.num_original_tokens - 1),
+        "perplexity": math.exp(nll / result.normaliser),
+        "subword_perplexity": math.exp(result.loss_per_token),
+        "original_token_perplexity": math.exp(nll / result.normaliser),
+        "lm_eval_word_perplexity": math.exp(nll / (result.num_lm_eval_words * share)),
+        "bits_per_byte": size / round(size / result.bits_per_byte),  # of a whole number of bytes
+    }
+    if (spread := ratio_standard_error(scored, weights)) is not None:
+        given["log_perplexity_standard_error"] = spread * weights.sum() / result.normaliser
+    words, targets = sum(block.num_original_tokens for block in blocks), sum(block.num_targets for block in blocks)
+    most = words + result.num_tokens - 1 - targets + SPACES * (len(blocks) + 2)
+    least = words - (len(blocks) - 1) - SAME * words  # where no spaces part two blocks, their words meet
+    given["num_original_tokens"] = min(max(result.num_original_tokens, least), most)
+    return given
+
+
+def _cloze_follows(result: ClozeResult) -> dict[str, float]:
+    accuracy = result.num_correct / result.num_examples
+    given: dict[str, float] = {
+        "accuracy": accuracy,
+        "standard_error": math.sqrt(accuracy * (1 - accuracy) / max(1, result.num_examples - 1)),
+    }
+    if result.examples:
+        losses = np.array([loss for loss, _ in result.examples])
+        given |= {
+            "num_examples": len(losses),
+            "num_correct": sum(correct for _, correct in result.examples),
+            "perplexity": math.exp(math.fsum(losses) / len(losses)),
+        }
+        if (spread := mean_standard_error(losses)) is not None:
+            given["perplexity_standard_error"] = given["perplexity"] * spread
+    return given
+
+
+def counts(result: PerplexityResult | ClozeResult, dataset: Path, context: int, limit: int | None) -> dict[str, float]:
+    """Numbers of an evaluation that its text and the dataset's tokenizer give.
+
+    Raises DataMissing if the text is not here.
+    """
+    tokenizer = Tokenizer.load(dataset / "tokenizer")
+    if result.task in STAND_INS:
+        task = STAND_INS[result.task](dataset, tokenizer, context, "")
+    else:
+        protocol = TASKS[result.task]
+        task = protocol.build(result.task, find_test_set(protocol.test_set), tokenizer, context)
+    part = task.limited(limit)
+    if part.source.digest != result.data_digest:
+        raise DataMissing(f"the text of {result.task}")
+    given = part.counts | {"num_scored_tokens": sum(request.num_scored for request in part.requests)}
+    if isinstance(result, ClozeResult):
+        return {**given, "num_examples": len(part.requests)}
+    blocks = {(block.title, block.num_targets, block.num_original_tokens) for block in part.stream.blocks}
+    if not blocks.issuperset((block.title, block.num_targets, block.num_original_tokens) for block in result.blocks):
+        given["num_tokens"] = -1
+    bits = result.loss_per_token * (result.num_tokens - 1) / math.log(2) / part.running_text.num_bytes
+    return {**given, "num_windows": len(part.requests), "bits_per_byte": bits}
