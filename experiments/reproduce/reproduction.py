@@ -168,13 +168,18 @@ def _mean(steps: Sequence[Step]) -> Step:
 
 
 def derived_records(run: RunDirectory, summary: ReproductionSummary) -> list[Record]:
-    """Every record of a reproduction, from the summary and from the metrics and evaluations that it keeps."""
+    """Every record of a reproduction, from the summary and from the metrics and evaluations that it keeps.
+
+    A run of an earlier version, which has no scores.json, has neither bits per byte nor log-likelihoods.
+    """
     records = list(published_records(tuple(dict.fromkeys(model.series for model in summary.models))))
     for model in summary.models:
         records += _curve_records(model, summary.mode, run)
         for task, of in RESULTS.items():
             result = read_document(steps.evaluation_file(run.path, model.name, task), of)
             records += _evaluation_records(model, result)
+    if not (run.path / SCORES).is_file():
+        return [record for record in records if not record.quantity.endswith(UNITS_OF_TWINS)]
     return [*records, *_bands(records, run)]
 
 
