@@ -87,8 +87,8 @@ def unlike(where: str, said: object, gives: object, by: str = GIVES) -> Iterator
         for key in {**said, **gives}:
             yield from unlike(f"{where}: {key}", said.get(key), gives.get(key), by)
     elif isinstance(said, list | tuple) and isinstance(gives, list | tuple) and len(said) == len(gives):
-        for number, (one, other) in enumerate(zip(said, gives, strict=True), 1):
-            yield from unlike(f"{where}, {number}", one, other, by)
+        for number, (stated, made) in enumerate(zip(said, gives, strict=True), 1):
+            yield from unlike(f"{where}, {number}", stated, made, by)
     elif isinstance(said, float | int) and isinstance(gives, float) and math.isclose(said, gives, rel_tol=SAME):
         return
     elif said != gives:

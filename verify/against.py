@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +19,36 @@ from lineage.environment import describe_environment
 from lineage.errors import BadInput, Diverged
 from lineage.progress import announce
 from lineage.run import RunDirectory
-from verify.engines import StepResult, Work, described, engine_class, with_samples, with_vocabulary
+from verify.engines import Engine, StepResult, Work, with_samples, with_vocabulary
 from verify.parity import ParityLayout, misfit, parse_layout
 from verify.runner import failed, hold, measured, on_ranks, train
 
 QUANTITIES = {"loss": "loss", "norm": "gradient norm", "rate": "learning rate"}
 MOST = 1e9
 """Largest reported ratio of a difference to its tolerance; also reported for NaN."""
+
+
+ENGINES = {
+    "ours": "verify.engines:Ours",
+    "megatron-core": "verify.megatron_core:MegatronCore",
+    "transformers": "verify.peers:Transformers",
+}
+
+
+def engine_class(name: str) -> type[Engine]:
+    """Import an engine by name. Raises BadInput for an unknown name or a missing package."""
+    if name not in ENGINES:
+        raise BadInput(f"there is no engine {name!r}; there are {', '.join(ENGINES)}")
+    module, _, attribute = ENGINES[name].partition(":")
+    kind: type[Engine] = getattr(import_module(module), attribute)
+    kind.prepare()
+    return kind
+
+
+def described(name: str) -> str:
+    """Name of an engine with the version of its package."""
+    package = engine_class(name).package
+    return f"{name} {version(package)}" if package else name
 
 
 def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) -> Benchmark:

@@ -5,6 +5,7 @@
 
 import copy
 import hashlib
+import json
 import logging
 import multiprocessing
 import os
@@ -287,9 +288,9 @@ def compare(path: Path, ranks: Sequence[Any], tp: int) -> None:
             if not torch.equal(first := parts.setdefault(what, {}).setdefault(start, value), value):
                 print(f"{path.name}: copies of the {what} differ by {(first - value).abs().max():.2g}")
     whole = {what: _joined(shards) for what, shards in parts.items()}
-    if not (before := path.parent / "serial.pt").exists():
-        torch.save(whole, before)
-    serial = torch.load(before)
+    if not (before := path.parent / "serial.json").exists():
+        before.write_text(json.dumps({what: value.tolist() for what, value in whole.items()}))
+    serial = {what: torch.tensor(value) for what, value in json.loads(before.read_text()).items()}
     for what, value in whole.items():
         if what.startswith("squared norm") and "initial value" in serial:
             print(f"{path.name}: the {what} is {value:.4f}, and must be {serial['initial value'].numel()}")

@@ -7,8 +7,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +26,6 @@ from engine.optim.schedule import learning_rate
 from engine.parallel.layout import layout_of
 from engine.step import build_step
 from lineage.chain import checkpoint_path
-from lineage.errors import BadInput
 from verify.alone import Shard
 from verify.parity import ParityLayout
 
@@ -284,29 +281,6 @@ class Ours(Engine):
 
         vars(chunk)["batch_loss"] = watched_loss
         return end
-
-
-ENGINES = {
-    "ours": "verify.engines:Ours",
-    "megatron-core": "verify.megatron_core:MegatronCore",
-    "transformers": "verify.peers:Transformers",
-}
-
-
-def engine_class(name: str) -> type[Engine]:
-    """Import an engine by name. Raises BadInput for an unknown name or a missing package."""
-    if name not in ENGINES:
-        raise BadInput(f"there is no engine {name!r}; there are {', '.join(ENGINES)}")
-    module, _, attribute = ENGINES[name].partition(":")
-    kind: type[Engine] = getattr(import_module(module), attribute)
-    kind.prepare()
-    return kind
-
-
-def described(name: str) -> str:
-    """Name of an engine with the version of its package."""
-    package = engine_class(name).package
-    return f"{name} {version(package)}" if package else name
 
 
 def with_vocabulary(config: RunConfig) -> RunConfig:

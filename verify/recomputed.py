@@ -63,7 +63,7 @@ CHECKS = {
     "training": "datasets metrics", "data": "card", "ladder": "ladder", ABLATION: "ablation", "forecast": "forecast",
     "against": "against",
 }  # fmt: skip
-"""What is compared of each kind of run besides files, keys, name and identity, by the methods of `RunCheck`."""
+"""All that is compared of each kind besides files, keys, name and identity, by the methods of `RunCheck`."""
 SAMPLED_DOCUMENTS = 64
 
 
@@ -169,11 +169,11 @@ class RunCheck:
         ledger = read_document(self.run / LEDGER, Ledger)
         yield from self._attrition(ledger)
         stages = {stage.name: (stage.documents_out, stage.tokens_out) for stage in ledger.stages}
-        kept = {name: (one.documents, one.tokens) for name, one in card.stages.items() if name in stages}
+        of_card = {name: (x.documents, x.tokens) for name, x in card.stages.items() if name in stages}
         said, due = ({"source": each.source, "splits": {
             name: (split.documents, split.bytes, split.tokens) for name, split in each.splits.items()
         }} for each in (card, ledger))  # fmt: skip
-        yield from unlike(DATASET, said | {"stages": kept}, due | {"stages": stages}, f"{LEDGER} says")
+        yield from unlike(DATASET, said | {"stages": of_card}, due | {"stages": stages}, f"{LEDGER} says")
 
     # -- a training -----------------------------------------------------------------------------------------------
 

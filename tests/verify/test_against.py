@@ -15,8 +15,7 @@ from reports.render import render
 from tests.commands import Command
 from tests.verify import faults
 from tests.verify.faults import Fault
-from verify.against import run_against
-from verify.engines import engine_class
+from verify.against import engine_class, run_against
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from engine.formats.vocabulary import write_vocabulary
 from engine.inference import load_for_inference
 from engine.run.resolved import read_run_config
 from tests.engine.test_formats_checkpoint import trained_tokenizer
-from verify.against import shared_work
-from verify.engines import Work, engine_class
+from verify.against import engine_class, shared_work
+from verify.engines import Work
 from verify.megatron_core import core
 from verify.parity import ParityLayout
 from verify.runner import on_ranks
