@@ -18,8 +18,9 @@ TIMED = {
 """Fields that say when, where and how fast, and digests of files that have such fields."""
 UNREPEATABLE = {"2021-figure-2"}
 """Tables of the page that hold measured times."""
+KEPT = ("--results", ROOT / "results", "--results", ROOT / "results" / "ablations")
 COMMANDS = {
-    "compare": ("mlm-experiment", "compare", "--all", "--rows"),
+    "compare": ("mlm-experiment", "compare", "--all", "--rows", *KEPT),
     "plan": ("mlm-experiment", "plan", "8.3b", "--cluster", "dgx-2h-v100", "--gpus", "512"),
 }
 """Commands whose whole output is a function of the source."""
@@ -28,7 +29,7 @@ COMMANDS = {
 def of_commands(programs: Path, folder: Path) -> dict[str, str]:
     """Digests of what shipped commands print, and of the simulator's predictions of the shipped rows."""
     digests = {
-        name: of_text(subprocess.run([programs / program, *rest], cwd=ROOT, capture_output=True, text=True).stdout)
+        name: of_text(subprocess.run([programs / program, *rest], cwd=folder, capture_output=True, text=True).stdout)
         for name, (program, *rest) in COMMANDS.items()
     }
     predictions = folder / "predictions.csv"
