@@ -94,15 +94,13 @@ def _train(run: "ResolvedRun", runs: Path, threads: bool = False) -> None:
 
 @app.command("lr-find")
 def lr_find(
-    config: Model,
-    overrides: Overrides = None,
-    twin: Twin = False,
+    config: Model, overrides: Overrides = None, twin: Twin = False,
     low: Annotated[float, typer.Option(help="First learning rate.")] = 1e-6,
     high: Annotated[float, typer.Option(help="Last learning rate.")] = 1.0,
     iterations: Annotated[int, typer.Option(help="Iterations from the first to the last.")] = 100,
     out: Annotated[Path, typer.Option(help="Folder for the curve, NAME.json.")] = Path("runs/lr-find"),
     ranks: Ranks = None,
-) -> None:
+) -> None:  # fmt: skip
     """Suggest a learning rate: train while it rises exponentially, until the loss diverges.
 
     A tenth of the rate at which the smoothed loss is lowest is suggested.

@@ -39,16 +39,14 @@ def shrink(config: RunConfig, scale: TwinScale | None = None) -> RunConfig:
                 "warmup_iterations": -(-train.warmup_iterations // scale.warmup_iterations),
                 "learning_rate": train.learning_rate * scale.learning_rate,
                 "min_learning_rate": train.min_learning_rate * scale.learning_rate,
-                "validation_interval": max(iterations // 30, 1),
-                "validation_samples": 256,
-                "checkpoint_interval": max(iterations // 3, 1),
-                "precision": "fp32",
+                "validation_interval": max(iterations // 30, 1), "validation_samples": 256,
+                "checkpoint_interval": max(iterations // 3, 1), "precision": "fp32",
             }
         ),
         parallel=ParallelConfig(),
         data=config.data,
         twin=scale,
-    )
+    )  # fmt: skip
 
 
 def describe_scale(scale: TwinScale, rates: str = "", kept: str = "initialisation, ") -> str:

@@ -41,11 +41,9 @@ class DatasetFacts:
             if vocabulary != vocabularies[0]:
                 raise BadInput(f"datasets {directories[0]} and {directory} have different vocabularies")
         return cls(
-            directories,
-            tuple(normalized([weight for _, weight in parts]).tolist()),
-            tuple(map(dataset_digest, directories)),
-            *vocabularies[0][:2],
-        )
+            directories, tuple(normalized([weight for _, weight in parts]).tolist()),
+            tuple(map(dataset_digest, directories)), *vocabularies[0][:2],
+        )  # fmt: skip
 
     @property
     def digest(self) -> str:

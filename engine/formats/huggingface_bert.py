@@ -40,17 +40,13 @@ OUTSIDE_LAYERS = {
     "embedding.position_embeddings": "embeddings.position_embeddings",
     "embedding.token_type_embeddings": "embeddings.token_type_embeddings",
     "masked_head.dense": "cls.predictions.transform.dense",
-    "masked_head.layernorm": "cls.predictions.transform.LayerNorm",
-    "masked_head": "cls.predictions",
-    "pooler": "pooler.dense",
-    "order_head": "cls.seq_relationship",
-}
+    "masked_head.layernorm": "cls.predictions.transform.LayerNorm", "masked_head": "cls.predictions",
+    "pooler": "pooler.dense", "order_head": "cls.seq_relationship",
+}  # fmt: skip
 IN_LAYERS = {
-    "self_attention.dense": "attention.output.dense",
-    "post_attention_layernorm": "attention.output.LayerNorm",
-    "mlp.dense_h_to_4h": "intermediate.dense",
-    "mlp.dense_4h_to_h": "output.dense",
-}
+    "self_attention.dense": "attention.output.dense", "post_attention_layernorm": "attention.output.LayerNorm",
+    "mlp.dense_h_to_4h": "intermediate.dense", "mlp.dense_4h_to_h": "output.dense",
+}  # fmt: skip
 
 
 def their_names(name: str, config: ModelConfig) -> list[str]:

@@ -30,15 +30,13 @@ WORDS, POSITIONS = "embedding.word_embeddings.weight", "embedding.position_embed
 IN_LAYER = {
     "input_layernorm": ("input_layernorm", "input_norm"),
     "self_attention.query_key_value": (
-        "self_attention.query_key_value",
-        "attention.query_key_value",
-        "self_attention.linear_qkv",
+        "self_attention.query_key_value", "attention.query_key_value", "self_attention.linear_qkv",
     ),
     "self_attention.dense": ("self_attention.dense", "attention.dense", "self_attention.linear_proj"),
     "post_attention_layernorm": ("post_attention_layernorm", "post_attention_norm", "pre_mlp_layernorm"),
     "mlp.dense_h_to_4h": ("mlp.dense_h_to_4h", "mlp.linear_fc1"),
     "mlp.dense_4h_to_h": ("mlp.dense_4h_to_h", "mlp.linear_fc2"),
-}
+}  # fmt: skip
 """Our module in a layer → its names in Megatron-LM."""
 
 FUSED = {"self_attention.linear_qkv.layer_norm_": "input_layernorm.", "mlp.linear_fc1.layer_norm_":

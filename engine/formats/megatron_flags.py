@@ -237,14 +237,12 @@ def to_megatron(config: RunConfig) -> MegatronFlags:
     flags = {name: str(_get(values, flag["key"])) for name, flag in VALUES.items()}
     fits = padded_vocab_size(model.vocab_size, 128, parallel.tp) == model.padded_vocab_size
     flags |= {
-        "lr-decay-style": train.decay.removeprefix("clipped-"),
-        "max-position-embeddings": str(model.seq_length),
-        "attention-dropout": str(model.dropout),
-        "lr-decay-iters": str(train.decay_iterations or train.iterations),
+        "lr-decay-style": train.decay.removeprefix("clipped-"), "max-position-embeddings": str(model.seq_length),
+        "attention-dropout": str(model.dropout), "lr-decay-iters": str(train.decay_iterations or train.iterations),
         "eval-iters": str(-(-train.validation_samples // train.global_batch_size)),
         "make-vocab-size-divisible-by": str(128 if fits else model.padded_vocab_size // parallel.tp),
         "vocab-size": str(model.vocab_size),
-    }
+    }  # fmt: skip
     if train.decay == "exponential":
         del flags["lr-decay-style"]
     if train.optimizer != "adam":

@@ -131,11 +131,9 @@ class PipelineExecutor:
         self._total = torch.zeros((), dtype=torch.float64, device=mesh.device)
 
     def run(
-        self,
-        program: Sequence[Instruction],
-        before_backward: Callable[[int], None] = lambda chunk: None,
+        self, program: Sequence[Instruction], before_backward: Callable[[int], None] = lambda chunk: None,
         timeline: list[Interval] | None = None,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor:  # fmt: skip
         """Sum over microbatches of (loss × sequences), float64; zero on ranks without the last stage.
 
         Gradients of the loss scale × loss, summed over microbatches, are added to the parameters'. With `timeline`,
