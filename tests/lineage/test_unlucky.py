@@ -156,6 +156,7 @@ def test_without_a_reader_the_work_is_done_once(application: Path, redirected: s
 
 @pytest.mark.parametrize("numbers", [[signal.SIGHUP], [signal.SIGTERM, signal.SIGTERM], [signal.SIGHUP, signal.SIGINT]])
 def test_a_stop_is_a_stop_and_a_second_one_changes_nothing(start: Start, numbers: list[int]) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup of the tests would be inherited
     process = start("wait")
     assert process.stdout
     process.stdout.readline()
