@@ -14,6 +14,7 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
+from data_pipeline.runner import SHELF
 from lineage.chain import INDEX, complete_checkpoints
 from lineage.digest import MARKER, check_seal, content_digest, is_sealed, sealed_files
 from lineage.environment import available_cores
@@ -109,8 +110,9 @@ def outcome(runs: Path) -> dict[str, str]:
 
 
 def leftovers(place: Path) -> list[str]:
-    """Hidden files and directories of unfinished work."""
-    return sorted(str(path.relative_to(place)) for path in (place / "runs").rglob(".*"))
+    """Hidden files and directories of unfinished work; what the next build uses again is no such thing."""
+    hidden = {*(place / "runs").rglob(".*")} - {place / "runs" / SHELF}
+    return sorted(str(path.relative_to(place)) for path in hidden)
 
 
 def every_fault(reference: Reference, kinds: Sequence[str]) -> list[Fault]:

@@ -41,12 +41,14 @@ Counts = dict[str, dict[str, int]]
 
 def compile_case(capability: int, dtype: str, head_dim: int) -> Counts:
     """In a process of its own: the kernels for a GPU, in a number format, at a head dim."""
+    import torch
+
     from benchmarks.compiled import compile_kernels
-    from benchmarks.kernels import KernelShape, dtype_named
+    from benchmarks.kernels import KernelShape
 
     shape = KernelShape(n=HEADS[head_dim], d=head_dim)
     names = () if head_dim in WHOLE else ("attention",)
-    compiled = compile_kernels(capability, dtype_named(dtype), shape, names)
+    compiled = compile_kernels(capability, getattr(torch, dtype), shape, names)
     return {each.kernel: {name: getattr(each, name) for name in FIELDS} for each in compiled}
 
 
