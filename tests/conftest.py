@@ -51,7 +51,6 @@ LONG = tuple(
         "benchmarks/test_gpu",
         "evaluation/test_harness",
         "reports/test_browser",
-        "verify/test_planted",
         "data_pipeline/test_memory",
         "benchmarks/test_data",
         "docs/test_readme",

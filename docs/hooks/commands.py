@@ -48,7 +48,7 @@ def exit_codes() -> list[tuple[str, str, str]]:
     """Code, class and meaning, from the docstrings of `lineage.errors`; 0 is done."""
     found = {one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, errors.UserError)}
     rows = [("0", "", "Done.")]
-    for one in sorted(found - {errors.UserError}, key=lambda each: each.exit_code):
+    for one in sorted(found - {errors.UserError}, key=lambda each: (each.exit_code, each.__name__)):
         meaning = (one.__doc__ or "").removesuffix(f": exit code {one.exit_code}.")
         rows.append((str(one.exit_code), f"`{one.__name__}`", f"{cell(meaning)}."))
     return rows
