@@ -53,7 +53,7 @@ def test_a_wrong_answer_ends_with_code_3_and_a_mistake_with_2(
     done = command(main, "benchmarks", "eval", "--json", tmp_path / "eval.json", ends=3)
     assert done.error == "error: they differ"
     assert read_benchmark(tmp_path / "eval.json").disagreements == ["they differ"]
-    for words in (["train", "--case", "none"], ["gpu", "--stage", "none"]):
+    for words in (["train", "--case", "none"], ["gpu", "--items", "none"]):
         assert "'none'; there are: " in command(main, "benchmarks", *words, ends=2).error
     assert "is a directory" in command(main, "benchmarks", "eval", "--json", ".", ends=2).error
     assert "--rounds" in command(main, "benchmarks", "eval", "--rounds", "0", ends=2).err

@@ -10,7 +10,7 @@ import pytest
 from data_pipeline.config import DataConfig
 from data_pipeline.fast.exact_ftfy import fix_text
 from data_pipeline.fast.language import detect
-from data_pipeline.runner import build_dataset
+from data_pipeline.runner import SHELF, build_dataset
 from data_pipeline.tokens.tokenizer import Tokenizer
 from lineage.config import load_config
 from lineage.digest import check_seal, sha256_file
@@ -71,7 +71,7 @@ def test_layout_and_seal(built: Path) -> None:
         "valid_text_document.idx",
     ]
     check_seal(dataset)
-    assert sorted(path.name for path in (built / "one").iterdir()) == ["small", dataset.name]
+    assert sorted(path.name for path in (built / "one").iterdir()) == [SHELF, "small", dataset.name]
     assert json.loads((dataset / "manifest.json").read_text())["kind"] == "data"
 
 
