@@ -18,7 +18,7 @@ from lineage.errors import BadInput, Fault, HardwareMissing, Interrupted, UserEr
 from lineage.extras import check_torch
 from lineage.processes import STOPS
 from lineage.progress import QUIET
-from lineage.variables import check_numbers
+from lineage.variables import check_numbers, is_first_rank
 
 NO_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 """Error numbers of a full or failing disk."""
@@ -234,7 +234,7 @@ def _stop_again(ignored: Any) -> None:
 def _explain(error: UserError) -> int:
     for number in STOPS:
         signal.signal(number, signal.SIG_IGN)
-    if error.on_every_rank or os.environ.get("RANK") in (None, "0"):
+    if error.on_every_rank or is_first_rank():
         shown = "".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in str(error))
         said = {"error": type(error).__name__, "exit_code": error.exit_code, "message": shown}
         print(json.dumps(said) if JSON_ERRORS in sys.argv else f"error: {shown}", file=sys.stderr)

@@ -10,6 +10,8 @@ import time
 from types import TracebackType
 from typing import Self
 
+from lineage.variables import is_first_rank
+
 QUIET = "MLM_QUIET"
 """Environment variable that `--quiet` sets, so that child processes are quiet too."""
 SHOWN_AFTER_SECONDS = 2.0
@@ -26,7 +28,7 @@ def is_quiet() -> bool:
 
 def announce(*parts: str) -> None:
     """Print the cost of the following work on one line; only rank 0 of a distributed run prints."""
-    if not is_quiet() and os.environ.get("RANK") in (None, "0"):
+    if not is_quiet() and is_first_rank():
         print(f"cost: {'; '.join(part for part in parts if part)}", file=sys.stderr, flush=True)
 
 
@@ -53,7 +55,7 @@ class Progress:
 
     def __init__(self, title: str, total: int | None, unit: str, quiet: bool = False) -> None:
         self._title, self._total, self._unit = title, total, unit
-        self._is_other_rank = quiet or os.environ.get("RANK") not in (None, "0")
+        self._is_other_rank = quiet or not is_first_rank()
         self._is_silent = self._is_other_rank or is_quiet()
         self._terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._start = time.monotonic()

@@ -38,6 +38,11 @@ def rank() -> int:
     return number("RANK") or 0
 
 
+def is_first_rank() -> bool:
+    """True for a plain process and for rank 0, which speak for all; a RANK that is no number is another's."""
+    return os.environ.get("RANK") in (None, "0")
+
+
 def launched_ranks() -> int | None:
     """Number of ranks that torchrun, Slurm or this suite started; None for a plain process."""
     return number("WORLD_SIZE")

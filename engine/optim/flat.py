@@ -74,8 +74,12 @@ class FlatGroup:
 
     def pieces(self, own: torch.Tensor) -> list[torch.Tensor]:
         """Flat slices, one per parameter, of a tensor laid out as `master`; empty where another rank is the owner."""
+        return [self.piece(own, start, end) for _, start, end in self.starts()]
+
+    def piece(self, own: torch.Tensor, start: int, end: int) -> torch.Tensor:
+        """This owner's elements among the flat ones from `start` to `end`, of a tensor laid out as `master`."""
         first = self.own.start
-        return [own[max(start - first, 0) : max(end - first, 0)] for _, start, end in self.starts()]
+        return own[max(start - first, 0) : max(end - first, 0)]
 
 
 class FlatOptimizer(ABC):
@@ -135,7 +139,7 @@ class FlatOptimizer(ABC):
         self.steps = 0
 
     def written(self) -> Written:
-        """The tensors of a checkpoint. Every rank calls each function, in the order of their names."""
+        """The tensors of a checkpoint. Every rank calls each function, in one order."""
         return [
             (f"{name}.{parameter.name}", parameter, writer, partial(self._whole, group, part, parameter, start, writer))
             for group in self.groups
@@ -150,7 +154,7 @@ class FlatOptimizer(ABC):
     ) -> torch.Tensor | None:
         """Owners send the writer their elements of a tensor."""
         owners, end, shape = group.owners, start + parameter.local.numel(), parameter.local.shape
-        own = part[max(start - group.own.start, 0) : max(end - group.own.start, 0)]
+        own = group.piece(part, start, end)
         if self.mesh.dp.rank != writer:
             if len(own) and owners.size > 1:
                 owners.start_send(own, writer).wait()

@@ -28,6 +28,7 @@ from lineage.errors import (
     IntegrityFailure,
     Interrupted,
 )  # fmt: skip
+from lineage.variables import is_first_rank
 
 FINAL = {error.exit_code for error in (BadInput, Diverged, HardwareMissing, DataMissing, IntegrityFailure)}
 """Exit codes with which trying again is of no use. A fault may be the hardware's: it is tried again."""
@@ -78,7 +79,7 @@ def run_rank(failed: Path, module: str, arguments: list[str]) -> NoReturn:
             note_failure(failed, code, cause)
     sys.stdout.flush()
     sys.stderr.flush()
-    if code and os.environ.get("RANK") not in (None, "0"):
+    if code and not is_first_rank():
         with suppress(BaseException):  # a signal ends the wait
             time.sleep(FIRST_RANK_SECONDS)
     os._exit(code)
