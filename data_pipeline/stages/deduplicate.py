@@ -8,18 +8,20 @@ from pydantic import Field, model_validator
 
 from data_pipeline.stages.stage import Stage
 
-PUBLISHED_BANDS, PUBLISHED_ROWS, PUBLISHED_THRESHOLD = 25, 5, 0.7
-CHOSEN_RECALL, MOST_CHOSEN = 0.9999, 256
-"""Least expected recall at the threshold, and most permutations, of bands and rows that a lower threshold chooses."""
+MOST_ROWS, LEAST_BANDS, MOST_PERMUTATIONS, CHOSEN_RECALL = 5, 25, 256, 0.9999
+"""Limits of the bands and rows that follow from a threshold, and their least expected recall there."""
 
 
 def choose_banding(threshold: float) -> tuple[int, int]:
-    """Bands and rows: 25 and 5 from 0.7 on, and below the most rows that find a pair at the threshold almost always."""
-    for rows in range(PUBLISHED_ROWS, 0, -1) if threshold < PUBLISHED_THRESHOLD else ():
-        for bands in range(1, MOST_CHOSEN // rows + 1):
+    """Bands and rows: the most rows, and then the fewest bands, that find nearly all pairs at the threshold.
+
+    Each row fewer makes chance buckets of unrelated documents many times as frequent.
+    """
+    for rows in range(MOST_ROWS, 0, -1):
+        for bands in range(LEAST_BANDS, MOST_PERMUTATIONS // rows + 1):
             if 1 - (1 - threshold**rows) ** bands >= CHOSEN_RECALL:
                 return bands, rows
-    return (PUBLISHED_BANDS, PUBLISHED_ROWS) if threshold >= PUBLISHED_THRESHOLD else (MOST_CHOSEN, 1)
+    return MOST_PERMUTATIONS, 1
 
 
 class DeduplicateConfig(Stage):
@@ -33,9 +35,9 @@ class DeduplicateConfig(Stage):
     `megatron-2019`: one document stays of each group that Megatron-LM v2.6 tools/openwebtext would make."""
     bands: Annotated[int | None, Field(ge=1, le=1024)] = None
     """Bands of a signature; documents that agree in a whole band are compared. Without a number it follows from the
-    threshold: 25 from 0.7 on, more below, so that a pair at the threshold is found."""
+    threshold, 51 at 0.7 and 25 at 0.8, so that a pair at the threshold is found with a probability of 0.9999."""
     rows: Annotated[int | None, Field(ge=1, le=64)] = None
-    """Minima in a band, 5 from a threshold of 0.7 on."""
+    """Minima in a band; without a number 5, or fewer below a threshold of 0.7."""
     threshold: Annotated[float, Field(gt=0, le=1)] = 0.7
     """Least exact Jaccard similarity of duplicates."""
     min_recall: Annotated[float, Field(ge=0, le=1)] = 0.99

@@ -179,14 +179,12 @@ def test_required_agreement_is_part_of_the_curve(similarity: float) -> None:
     assert recall(similarity, bands, rows, required) == pytest.approx(found.mean(), abs=0.005)
 
 
-def test_default_banding_keeps_its_promise() -> None:
-    config = DeduplicateConfig()
-    banding = (config.banding[0], config.banding[1], config.min_agreement)
-    assert recall(0.7, *banding) > 0.989
-    assert recall(0.75, *banding) > 0.998
-    assert recall(0.7, config.banding[0], config.banding[1]) - recall(0.7, *banding) < 1e-6
-    assert recall(0.15, config.banding[0], config.banding[1]) > 1e-3
-    assert recall(0.15, *banding) < 1e-9
+@pytest.mark.parametrize("threshold", [0.4, 0.7, 0.9])
+def test_banding_of_a_threshold_keeps_its_promise(threshold: float) -> None:
+    config = DeduplicateConfig(threshold=threshold)
+    assert recall(threshold, *config.banding, config.min_agreement) > 0.9999 - 1e-5
+    assert recall(threshold - 0.35, *config.banding) > 0.1
+    assert recall(threshold - 0.35, *config.banding, config.min_agreement) < 1e-3
 
 
 def test_histogram_bins_are_twentieths() -> None:
@@ -200,7 +198,7 @@ def test_description_is_plain_data() -> None:
     found = describe(DeduplicateConfig(), histogram([0.72, 0.9]))
     assert NearDuplicates.model_validate(json.loads(json.dumps(found.to_json()))) == found
     assert found.compared_pairs == 2
-    assert found.s_curve[15] == (0.75, recall(0.75, 25, 5, found.min_agreement))
+    assert found.s_curve[15] == (0.75, recall(0.75, 51, 5, found.min_agreement))
     published = describe(DeduplicateConfig(rule="megatron-2019", bands=10, rows=10), histogram([]))
     assert published.min_agreement == 0
     assert published.expected_recall["0.7"] == pytest.approx(0.2491, abs=5e-5)

@@ -1,7 +1,7 @@
 """Near-duplicates against exact comparison of all pairs, and against the published scripts' rules."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pydoc_data.topics import topics
 
 import numpy as np
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_matrix
 
 from data_pipeline.config import DeduplicateConfig
-from data_pipeline.duplicates.lsh import agreement, fingerprints, histogram, recall, required_agreement
+from data_pipeline.duplicates.lsh import agreement, fingerprints, histogram, required_agreement
 from data_pipeline.duplicates.near_duplicates import Decision, resolve
 from data_pipeline.fast.shingles import jaccard, shingles
 from tests.data_pipeline.conftest import sentences
@@ -70,11 +70,11 @@ def documentation_passages(count: int) -> list[str]:
     return [" ".join(words[at : at + 150]) for at in range(0, 150 * count, 150)]
 
 
-@pytest.mark.parametrize("threshold", [0.2, 0.4, 0.5, 0.7, 0.9])
+@pytest.mark.parametrize("threshold", [0.2, 0.4, 0.5, 0.7, 0.75, 0.9])
 def test_decisions_are_those_of_all_pairs(threshold: float) -> None:
-    """Also where 25 bands of 5 rows would find few of the pairs; a document of another dataset stays."""
+    """Bands and rows follow from the threshold; a document of another dataset stays."""
     rng, config = random.Random(1), DeduplicateConfig(threshold=threshold)
-    texts = planted(invented_passages(60), seed=3)
+    texts = planted([*invented_passages(60), *documentation_passages(120)], seed=3)
     texts += [edited(text, rng.random() * 0.5, rng) for text in texts]
     exact, kept, gone = all_pairs(texts), list[int](), list[tuple[int, int, float]]()
     for document, row in enumerate(exact):
@@ -82,45 +82,9 @@ def test_decisions_are_those_of_all_pairs(threshold: float) -> None:
         gone += [(document, near[0], row[near[0]])] if near else []
         kept += [] if near else [document]
     assert decide(texts, config)[0] == gone
-    assert len(gone) > 10
-    assert config.expected_recall > 0.99 - (threshold == 0.7) / 1000
+    assert len(gone) > 150
+    assert config.expected_recall >= 0.9999
     assert all(document >= 100 for document, *_ in decide(texts, config, 100)[0])
-
-
-@pytest.mark.parametrize("passages", [invented_passages, documentation_passages])
-def test_recall_and_precision_against_all_pairs(passages: Callable[[int], list[str]]) -> None:
-    texts = planted(passages(400), seed=1)
-    exact = all_pairs(texts)
-    decisions, compared = decide(texts, DEFAULT)
-    survivor = {decision.document: decision.survivor for decision in decisions}
-    kept = [document for document in range(len(texts)) if document not in survivor]
-
-    right = [exact[decision.document, decision.survivor] >= 0.7 for decision in decisions]
-    assert all(right)
-    for document, chosen, similarity in decisions:
-        assert chosen < document
-        assert chosen not in survivor
-        assert similarity == exact[document, chosen]
-
-    upper = np.triu(exact, 1)
-    rows = fingerprints(texts, DEFAULT)
-    shared = np.any(rows[:, None, :25] == rows[None, :, :25], axis=2)
-    for bound in (0.75, 0.8, 0.9):
-        pairs = np.argwhere(upper >= bound)
-        found = [
-            shared[pair] and agreement(rows[pair[0], 25:], rows[pair[1], 25:]) >= required_agreement(DEFAULT)
-            for pair in map(tuple, pairs)
-        ]
-        missed = int((upper[np.ix_(kept, kept)] >= bound).sum())
-        should_go = missed + sum(decision.jaccard >= bound for decision in decisions)
-        print(
-            f"J >= {bound}: {np.mean(found):.4f} of {len(pairs):,} pairs are candidates (expected at {bound}: "
-            f"{recall(bound, 25, 5, DEFAULT.min_agreement):.4f}), {1 - missed / should_go:.4f} of {should_go:,} dropped"
-        )
-        assert len(pairs) > 300
-        assert np.mean(found) >= 0.99
-        assert missed <= 0.01 * should_go
-    print(f"precision {np.mean(right):.4f} of {len(decisions):,} drops; {compared.sum():,} pairs compared")
 
 
 def pair_is_candidate(rows: Fingerprints, left: int, right: int, config: DeduplicateConfig) -> bool:
