@@ -61,6 +61,7 @@ class BertConfig(FamilySection):
 
     special_tokens: ClassVar[int] = len(SPECIAL_TOKENS)
     shards_parameters: ClassVar[bool] = False
+    blends_datasets: ClassVar[bool] = False
 
     layer_norm_order: Literal["rearranged", "original"] = "rearranged"
     """`rearranged`: x + f(LN(x)), the 2019 paper's Figure 7 (b); `original`: LN(x + f(x)), its Figure 7 (a)."""
@@ -519,8 +520,7 @@ class RunConfig(Config):
             raise ValueError(f"name = {self.name!r} cannot name a directory: letters, digits, '-', '_' and '.' can")
         if isinstance(self.data.dataset, tuple) and not self.model.section.blends_datasets:
             raise ValueError(
-                f"a model of family = {self.model.family!r} reads one dataset as a stream: "
-                "data.dataset must be one directory"
+                f"a model of family = {self.model.family!r} reads one dataset: data.dataset must be one directory"
             )
         if self.record.noise_scale and self.parallel.shard_parameters:
             raise ValueError(

@@ -79,17 +79,19 @@ class Family:
 
 
 def _training_order(config: RunConfig, parts: TokenFiles, iterations: int, tokenizer: Path | None) -> "TrainingOrder":
+    from data_pipeline.tokens.samples import training_samples
     from engine.data.batch_schedule import BatchSchedule
-    from engine.data.batches import TrainingBatches
+    from engine.data.batches import TrainingOrder, text_of
 
     train, schedule = config.train, BatchSchedule(config.train)
-    return TrainingBatches(parts, config.model.seq_length, schedule, train.microbatch_size, iterations, train.seed)
+    samples = training_samples(parts, schedule.samples_before(iterations), config.model.seq_length, train.seed)
+    return TrainingOrder(schedule, train.microbatch_size, text_of(samples.sample))
 
 
 def _validation_order(config: RunConfig, parts: TokenFiles, tokenizer: Path) -> "ValidationOrder":
-    from engine.data.batches import ValidationBatches
+    from engine.data.batches import validation_text
 
-    return ValidationBatches(parts, config.model.seq_length)
+    return validation_text(parts, config.model.seq_length)
 
 
 GPT2 = Family("engine.model.gpt2:GPT2", ClosedForms, _training_order, _validation_order)

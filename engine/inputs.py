@@ -8,7 +8,7 @@ import torch
 from data_pipeline.tokens.samples import known_tokens
 from engine.checkpoint.probe import LENGTH, SAMPLES
 from engine.config import RunConfig
-from engine.data.batches import ValidationBatches
+from engine.data.batches import validation_text
 from engine.family import TokenFiles, family_of
 from engine.model.microbatch import PipelineInput, Recurrence, to_input
 from engine.model.stream_memory import StreamMemory
@@ -52,8 +52,8 @@ class ValidationSplit:
         self.batch_size = max(TOKENS_AT_ONCE // config.model.seq_length, 1)
         self._order = order = family_of(config.model).validation_order(config, parts, tokenizer)
         self.num_samples = order.num_samples
-        sequences = order if isinstance(order, ValidationBatches) else ValidationBatches(parts, config.model.seq_length)
-        rows = next(sequences.microbatches(SAMPLES, SAMPLES, 0, 1)).tokens[:, : LENGTH + 1]
+        text = validation_text(parts, config.model.seq_length)
+        rows = next(text.microbatches(SAMPLES, SAMPLES, 0, 1)).tokens[:, : LENGTH + 1]
         self.probed = tuple(map(tuple, rows.tolist()))
 
     def inputs(self, num_samples: int) -> Iterator[PipelineInput]:

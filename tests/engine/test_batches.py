@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
-from engine.data.batches import ValidationBatches
+from engine.data.batches import validation_text
 from lineage.errors import BadInput
 
 SIZES = np.array([5, 3, 7, 4, 6], dtype=np.int32)
@@ -23,7 +23,7 @@ def token_file(tmp_path: Path) -> TokenFile:
 
 
 def test_validation_covers_each_target_once(token_file: TokenFile) -> None:
-    validation = ValidationBatches([(token_file, 1.0)], 4)
+    validation = validation_text([(token_file, 1.0)], 4)
     rows = [row for rank in range(2) for batch in validation.microbatches(100, 2, rank, 2) for row in batch.tokens]
     targets = sorted(int(token) for row in rows for token in row[1:])
     assert targets == list(range(1, 25))
@@ -33,7 +33,7 @@ def test_validation_of_a_blend_keeps_its_shares(token_file: TokenFile, tmp_path:
     with TokenFileWriter(tmp_path / "other", token_dtype(100)) as writer:
         writer.add_document(np.arange(50, 99))
     parts = [(token_file, 0.5), (TokenFile(tmp_path / "other"), 0.5)]
-    validation = ValidationBatches(parts, 4)
+    validation = validation_text(parts, 4)
     rows = [row.tolist() for batch in validation.microbatches(100, 4, 0, 1) for row in batch.tokens]
     assert len(rows) == validation.num_samples == 12
     assert rows[0] == [0, 1, 2, 3, 4]
@@ -45,4 +45,4 @@ def test_validation_of_a_blend_keeps_its_shares(token_file: TokenFile, tmp_path:
 
 def test_a_validation_split_shorter_than_a_sample_is_refused(token_file: TokenFile) -> None:
     with pytest.raises(BadInput, match="has 25 tokens, fewer than 25"):
-        ValidationBatches([(token_file, 1.0)], 25)
+        validation_text([(token_file, 1.0)], 25)

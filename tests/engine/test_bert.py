@@ -12,12 +12,14 @@ from transformers import BertConfig as TheirConfig
 from transformers import BertForPreTraining, BertModel, PreTrainedModel
 
 import experiments
+from data_pipeline.tokens.sentence_pairs import PairSamples
 from data_pipeline.tokens.token_file import TokenFile
 from engine.compare.tensors import assemble
 from engine.config import BertConfig, ModelConfig, ParallelConfig, RunConfig, TrainConfig
 from engine.costs import flops_per_iteration, parameter_count
 from engine.data.batch_schedule import BatchSchedule
-from engine.families.bert import PairSource, PairTrainingBatches, PairValidationBatches, read_vocabulary
+from engine.data.batches import TrainingOrder
+from engine.families.bert import pairs_of, read_vocabulary
 from engine.families.bert.model import BERT
 from engine.formats import parameters_of
 from engine.formats.convert import import_checkpoint
@@ -35,7 +37,6 @@ from engine.run.resolved import read_run_config
 from engine.step import build_step
 from evaluation.checkpoints import load_checkpoint
 from lineage.errors import BadInput
-from tests.engine.conftest import write_dataset
 from tests.engine.like_serial import Result, assert_like_serial, trained
 from tests.engine.small_run import assert_same_training, small_config, train
 from verify.engines import Ours, Work, write_random_tokens
@@ -249,33 +250,16 @@ def test_parity_trains_a_bert_on_random_pairs(tmp_path: Path) -> None:
 
 
 def test_ranks_share_the_samples_of_one_order(dataset: Path) -> None:
-    source = PairSource(
-        [(TokenFile(dataset / "train_text_document"), 1.0)], read_vocabulary(dataset / "tokenizer", 290), 32, 5
-    )
-    batches = PairTrainingBatches(source, BatchSchedule(TrainConfig(global_batch_size=8, microbatch_size=2)), 2, 10)
+    file = TokenFile(dataset / "train_text_document")
+    samples = PairSamples(file, read_vocabulary(dataset / "tokenizer", 290), 32, 5)
+    schedule = BatchSchedule(TrainConfig(global_batch_size=8, microbatch_size=2))
+    batches = TrainingOrder(schedule, 2, pairs_of(samples))
     whole = list(batches.microbatches(3, 0, 1))
     parts = [one for rank in range(2) for one in batches.microbatches(3, rank, 2)]
     by_place = {places: one.tokens for one in parts for places in [one.places]}
     assert sorted(by_place) == sorted(one.places for one in whole)
     for one in whole:
         np.testing.assert_array_equal(one.tokens, by_place[one.places])
-
-
-def test_several_files_are_blended_and_validated_by_weight(dataset: Path, tmp_path: Path) -> None:
-    other = write_dataset(tmp_path / "other", seed=3)
-    vocabulary = read_vocabulary(dataset / "tokenizer", 290)
-    parts = [(TokenFile(place / "train_text_document"), weight) for place, weight in ((dataset, 0.75), (other, 0.25))]
-    source = PairSource(parts, vocabulary, 32, 5)
-    alone = [PairSource([part], vocabulary, 32, 5) for part in parts]
-    for one in alone:
-        one.prepare()
-    source.prepare(40)
-    found = source.microbatch(range(40), tuple(range(40))).tokens
-    rows = [one.microbatch(range(40), tuple(range(40))).tokens for one in alone]
-    assert [sum(any((row == other).all() for other in rows[n]) for row in found) for n in (0, 1)] == [30, 10]
-    validation = PairValidationBatches(source)
-    sizes = [one.prepare() for one in alone]
-    assert validation.num_samples == pytest.approx(min(sizes[0] / 0.75, sizes[1] / 0.25), abs=5)
 
 
 @pytest.mark.parametrize(("name", "billions"), [("336m", 0.336), ("1.3b", 1.3), ("3.9b", 3.9)])

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.config import ModelConfig, ParallelConfig, RunConfig, TrainConfig
-from engine.data.batches import TrainingBatches
+from engine.data.batches import TrainingOrder
 from engine.guard import Iteration
 from engine.guard.guards import DEVIATIONS, LEAST, NoiseScaleGuard, RecentIterations, gradient_moments, noise_scale
 from engine.guard.guards import SPIKE_WINDOW as WINDOW
@@ -170,13 +170,13 @@ def test_an_overflow_is_not_remembered(value: float) -> None:
 @pytest.fixture
 def bad_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Iteration SPIKE trains on a token that no text has, again and again."""
-    microbatches = TrainingBatches.microbatches
+    microbatches = TrainingOrder.microbatches
 
-    def planted(self: TrainingBatches, iteration: int, *where: int) -> Any:
+    def planted(self: TrainingOrder, iteration: int, *where: int) -> Any:
         for batch in microbatches(self, iteration, *where):
             yield replace(batch, tokens=np.zeros_like(batch.tokens)) if iteration + 1 == SPIKE else batch
 
-    monkeypatch.setattr(TrainingBatches, "microbatches", planted)
+    monkeypatch.setattr(TrainingOrder, "microbatches", planted)
 
 
 @pytest.mark.usefixtures("bad_batch")

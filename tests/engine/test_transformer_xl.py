@@ -16,9 +16,8 @@ import experiments
 from data_pipeline.tokens.token_file import TokenFile
 from engine.config import ModelConfig, RunConfig, TrainConfig
 from engine.costs import parameter_count
-from engine.data.batch_schedule import BatchSchedule
-from engine.data.batches import TrainingStreams, ValidationStreams
 from engine.data.dataset import DatasetFacts
+from engine.families.transformer_xl import training_streams, validation_streams
 from engine.families.transformer_xl.model import AdaptiveEmbedding, TransformerXL
 from engine.launch.mesh import build_mesh
 from engine.launch.threads import run_threads
@@ -166,8 +165,9 @@ def test_what_cannot_be_divided_is_refused(model: dict[str, Any], parallel: dict
 @settings(max_examples=10)
 def test_each_place_reads_on_where_it_stopped(dataset: Path, iterations: int, batch: int, seed: int) -> None:
     (file, _), *_ = DatasetFacts.read(dataset).token_files("train")
-    schedule = BatchSchedule(TrainConfig(global_batch_size=2 * batch, microbatch_size=batch))
-    streams = TrainingStreams(file, 32, schedule, batch, iterations, seed)
+    model = ModelConfig(**SHAPE | {"seq_length": 32})
+    train = TrainConfig(global_batch_size=2 * batch, microbatch_size=batch, seed=seed)
+    streams = training_streams(file, model, train, iterations)
     read: dict[int, list[np.ndarray[Any, Any]]] = {place: [] for place in range(2 * batch)}
     for iteration in range(iterations):
         for rank in range(2):
@@ -177,13 +177,14 @@ def test_each_place_reads_on_where_it_stopped(dataset: Path, iterations: int, ba
     for rows in read.values():
         assert all((before[-1] == after[0]) for before, after in pairwise(rows))
     flat = np.concatenate([row[:-1] for rows in read.values() for row in rows])
-    packed = np.concatenate([streams.samples.consecutive(n)[:-1] for n in range(2 * batch * iterations)])
+    packed = streams.take(range(2 * batch * iterations), ()).tokens[:, :-1].flatten()
     np.testing.assert_array_equal(flat, packed)  # nothing twice, nothing left out
 
 
 def test_validation_streams_cover_the_split_in_order(dataset: Path) -> None:
     file = TokenFile(dataset / "valid_text_document")
-    streams = ValidationStreams(file, 16, 4, 2)
+    train = TrainConfig(global_batch_size=4, microbatch_size=2)
+    streams = validation_streams(file, ModelConfig(**SHAPE | {"seq_length": 16}), train)
     rows: dict[int, list[int]] = {place: [] for place in range(4)}
     for rank in range(2):
         for microbatch in streams.microbatches(10**9, 8, rank, 2):
@@ -192,7 +193,7 @@ def test_validation_streams_cover_the_split_in_order(dataset: Path) -> None:
     expected = file.tokens[: streams.num_samples * 16]
     np.testing.assert_array_equal(np.concatenate([rows[place] for place in range(4)]), expected)
     with pytest.raises(BadInput, match="fewer than 4 streams"):
-        ValidationStreams(file, len(file.tokens) // 3, 4, 2)
+        validation_streams(file, ModelConfig(**SHAPE | {"seq_length": len(file.tokens) // 3}), train)
 
 
 def small_xl(dataset: Path, memory_length: int = 32, **changed: Any) -> RunConfig:

@@ -1,12 +1,19 @@
 """Transformer-XL: segments read one after the other (Dai et al. 2019). Imports no torch."""
 
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
 
-from engine.config import RunConfig
+import numpy as np
+
+from data_pipeline.tokens.samples import PackedSamples
+from data_pipeline.tokens.token_file import TokenFile
+from engine.config import ModelConfig, TrainConfig
 from engine.data.batch_schedule import BatchSchedule
-from engine.data.batches import TrainingOrder, TrainingStreams, ValidationOrder, ValidationStreams
-from engine.family import ClosedForms, Family, TokenFiles
+from engine.data.batches import Microbatch, TrainingOrder, ValidationOrder, place_groups, text_of
+from engine.family import ClosedForms, Family
 from engine.parallel.layout import PipelineStage
+from lineage.errors import BadInput
 
 
 class TransformerXLForms(ClosedForms):
@@ -44,17 +51,57 @@ class TransformerXLForms(ClosedForms):
         return sequences * ((4 if recompute else 3) * model.num_layers * layer + 3 * head)
 
 
-def _training_order(config: RunConfig, parts: TokenFiles, iterations: int, tokenizer: Path | None) -> TrainingOrder:
-    train, (file, _) = config.train, parts[0]
+@dataclass(frozen=True)
+class TrainingStreams(TrainingOrder):
+    """Training sequences of a model with memory: each place of the global batch continues where it stopped.
+
+    The documents, shuffled as for other models, are one line of tokens; place p reads the p-th of equal parts of it. A
+    place that a growing batch adds later begins as far into its part as the other places are.
+    """
+
+    iterations: int
+
+    def number(self, iteration: int, place: int) -> int:
+        return place * self.iterations + iteration
+
+
+@dataclass(frozen=True)
+class ValidationStreams(ValidationOrder):
+    """The validation split for a model with memory: each place of the batch reads its own part from end to end."""
+
+    are_streams: ClassVar = True
+    global_batch_size: int
+    microbatch_size: int
+
+    def microbatches(self, num_samples: int, batch_size: int, dp_rank: int, dp: int) -> Iterator[Microbatch]:
+        """This rank's share of `num_samples` sequences in whole rows; microbatches are those of training."""
+        rows = max(min(num_samples, self.num_samples) // self.global_batch_size, 1)
+        for places in place_groups(self.global_batch_size, self.microbatch_size, dp_rank, dp):
+            for row in range(rows):
+                yield self.take([place * rows + row for place in places], places)
+
+
+def training_streams(file: TokenFile, model: ModelConfig, train: TrainConfig, iterations: int) -> TrainingStreams:
+    """The training sequences of a token file."""
     schedule = BatchSchedule(train)
-    return TrainingStreams(file, config.model.seq_length, schedule, train.microbatch_size, iterations, train.seed)
+    count = iterations * schedule.batch_size(iterations - 1)
+    samples = PackedSamples(file, count, model.seq_length, train.seed)
+    return TrainingStreams(schedule, train.microbatch_size, text_of(samples.consecutive), iterations)
 
 
-def _validation_order(config: RunConfig, parts: TokenFiles, tokenizer: Path) -> ValidationOrder:
-    train, (file, _) = config.train, parts[0]
-    return ValidationStreams(file, config.model.seq_length, train.global_batch_size, train.microbatch_size)
+def validation_streams(file: TokenFile, model: ModelConfig, train: TrainConfig) -> ValidationStreams:
+    """The validation sequences of a token file. Raises BadInput if it is too short for one row of streams."""
+    s, streams = model.seq_length, train.global_batch_size
+    sequences = (len(file.tokens) - 1) // s // streams * streams
+    if not sequences:
+        raise BadInput(f"the validation split has {len(file.tokens)} tokens, fewer than {streams} streams of {s} + 1")
+    sequence = text_of(lambda number: file.tokens[number * s : (number + 1) * s + 1].astype(np.int64))
+    return ValidationStreams(sequences, sequence, streams, train.microbatch_size)
 
 
 FAMILY = Family(
-    "engine.families.transformer_xl.model:TransformerXL", TransformerXLForms, _training_order, _validation_order
+    "engine.families.transformer_xl.model:TransformerXL",
+    TransformerXLForms,
+    lambda config, parts, iterations, _: training_streams(parts[0][0], config.model, config.train, iterations),
+    lambda config, parts, _: validation_streams(parts[0][0], config.model, config.train),
 )
