@@ -59,7 +59,7 @@ def run(
         raise BadInput(f"there is no option {unknown}: --set changes a key of the configuration, here {key}")
     if others:
         raise BadInput(f"{others[0]!r} is one argument too many: give one configuration")
-    resolved = read_run(config, overrides or [], twin, _started_ranks() or ranks, earlier)
+    resolved = read_run(config, overrides or [], twin, launched_ranks() or ranks, earlier)
     if dry_run:
         print(resolved.describe())
     else:
@@ -76,12 +76,12 @@ def resume(
     from lineage.run import RunDirectory
 
     directory = RunDirectory.open(run)
-    _train(resolve_begun(directory, _started_ranks() or ranks, overrides or ()), directory.path.parent)
+    _train(resolve_begun(directory, launched_ranks() or ranks, overrides or ()), directory.path.parent)
 
 
 def _train(run: "ResolvedRun", runs: Path, threads: bool = False) -> None:
     check_torch()
-    if not _started_ranks():
+    if not launched_ranks():
         directory = run.begin(runs)
         if directory.is_at_rest:
             directory.link()
@@ -107,17 +107,12 @@ def lr_find(
     """
     from engine.run.resolved import read_run
 
-    resolved = read_run(config, overrides or [], twin, _started_ranks() or ranks)
+    resolved = read_run(config, overrides or [], twin, launched_ranks() or ranks)
     check_place("--out", out / f"{resolved.config.name}.json", '"learning-rate"')
     os.environ[KEEPS_NOTHING] = "1"
     from engine.lr_finder import suggest_learning_rate
 
     _on_ranks(lambda: suggest_learning_rate(resolved, low, high, iterations, out), resolved.layout.world_size)
-
-
-def _started_ranks() -> int | None:
-    """Ranks that torchrun or Slurm started; None for a plain process."""
-    return launched_ranks()
 
 
 def _on_ranks(work: Callable[[], str], ranks: int, threads: bool = False) -> None:
@@ -138,7 +133,7 @@ def _on_ranks(work: Callable[[], str], ranks: int, threads: bool = False) -> Non
         if this_rank() == 0:
             print(answer)
 
-    if ranks > 1 and not _started_ranks():
+    if ranks > 1 and not launched_ranks():
         raise SystemExit(launch(work_and_say, ranks))
     work_and_say()
 

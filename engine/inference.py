@@ -49,7 +49,7 @@ def load_for_inference(path: Path, mesh: ParallelMesh | None = None, as_stored: 
     if link := next((entry for entry in directory.rglob("*") if entry.is_symlink()), None):
         raise IntegrityFailure(f"{link} is a symbolic link; a checkpoint contains none")
     digest = check_seal(directory)
-    config = read_model_config(directory)
+    config = parse_config(read_object(directory / CONFIG).get("model", {}), ModelConfig, str(directory / CONFIG))
     check_tensor_parallel(config, mesh.tp.size, directory)
     index = {n: e for n, e in read_object(directory / INDEX).items() if not n.startswith(OPTIMIZER_STATE)}
     if len(index) < config.num_layers:  # before a model of that size is made
@@ -75,12 +75,6 @@ def load_for_inference(path: Path, mesh: ParallelMesh | None = None, as_stored: 
         with torch.no_grad():
             probe.compare(model.batch_loss(model.run_stage(batch.tokens, batch), batch).item(), directory)
     return LoadedCheckpoint(model, config, directory, digest)
-
-
-def read_model_config(directory: Path) -> ModelConfig:
-    """The model of a checkpoint. Raises IntegrityFailure if config.json cannot be read, BadInput if it is wrong."""
-    path = directory / CONFIG
-    return parse_config(read_object(path).get("model", {}), ModelConfig, str(path))
 
 
 def check_entries(directory: Path, index: dict[str, shards.Entry], shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -18,18 +18,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from engine.checkpoint import shards
+from engine.checkpoint import shards, statistics
 from engine.checkpoint.probe import FILE as PROBE
 from engine.checkpoint.probe import Probe, describe_computation
-from engine.checkpoint.statistics import FILE as STATISTICS
-from engine.checkpoint.statistics import (
-    NOTHING,
-    Numbers,
-    check_loaded,
-    check_written,
-    has_checksums,
-    measure,
-)
+from engine.checkpoint.statistics import Numbers
 from engine.config import RunConfig
 from engine.model.stream_memory import StreamMemory
 from engine.optim.flat import FlatOptimizer, Written
@@ -135,7 +127,7 @@ def _write(path: Path, dtype: torch.dtype, tensors: Written, rank: int) -> tuple
     def measured() -> Iterator[torch.Tensor]:
         for name, _, _, whole in left:
             if (tensor := whole()) is not None:
-                numbers[name] = measure(tensor, mine[name])
+                numbers[name] = statistics.measure(tensor, mine[name])
                 if lost := numbers[name][3]:
                     raise Diverged(f"{name} holds {lost} numbers that are not finite: no checkpoint is written")
                 yield tensor
@@ -145,7 +137,7 @@ def _write(path: Path, dtype: torch.dtype, tensors: Written, rank: int) -> tuple
     finally:
         for *_, whole in left:
             whole()
-    check_written(path, numbers, mine)
+    statistics.check_written(path, numbers, mine)
     return path.name, sha256, shards.describe(mine.items(), path.name, numbers)
 
 
@@ -154,9 +146,9 @@ def _write_facts(
     probe: Probe | None,
 ) -> None:  # fmt: skip
     """Write everything but tensors and tokenizer."""
-    index, statistics = shards.merge_descriptions(descriptions)
+    index, measured = shards.merge_descriptions(descriptions)
     write_json(partial / INDEX, index)
-    write_json(partial / STATISTICS, statistics)
+    write_json(partial / statistics.FILE, measured)
     write_json(partial / CONFIG, config.model_dump(mode="json", include={"name", "model", "twin", "parallel"}))
     write_json(partial / STATE, {name: v for name, v in vars(state).items() if name != "ancestors"})
     manifest = RunDirectory(run).manifest if (run / MANIFEST).is_file() else {}
@@ -250,7 +242,7 @@ def load_checkpoint(
     """
     mesh = optimizer.mesh
     weights, moments = dict[str, tuple[ShardedParameter, Numbers]](), dict[str, tuple[ShardedParameter, Numbers]]()
-    is_checked = has_checksums(path)
+    is_checked = statistics.has_checksums(path)
     _check_files(path, mesh, is_read=lambda name: not (is_checked and name.endswith(".safetensors")))
     with mesh.all_or_none():
         state, index = _read_state(path), read_object(path / INDEX)
@@ -259,7 +251,8 @@ def load_checkpoint(
             shards.read_into(path, index, tensors)
             stored = shards.stored_dtype(path, {name: index[name] for name, *_ in tensors[:1]})
             loaded.update(
-                (n, (p, measure(part.to(stored), p, i) if len(part) else NOTHING)) for n, p, i, part in tensors
+                (n, (p, statistics.measure(part.to(stored), p, i) if len(part) else statistics.NOTHING))
+                for n, p, i, part in tensors
             )
 
         with torch.no_grad():
@@ -268,8 +261,8 @@ def load_checkpoint(
                 state.optimizer_steps,
                 lambda tensors: fill(moments, [(f"{what}.{p.name}", p, i, part) for p, what, i, part in tensors]),
             )
-    check_loaded(path, weights)
-    check_loaded(path, moments, optimizer.groups[0].owners)
+    statistics.check_loaded(path, weights)
+    statistics.check_loaded(path, moments, optimizer.groups[0].owners)
     own = as_ancestor(path, state.iteration)
     return replace(state, ancestors=(*state.ancestors, own)), read_probe(path)
 

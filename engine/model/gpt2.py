@@ -10,14 +10,13 @@ from typing import cast
 import torch
 from torch import nn
 
-from engine.config import SERIAL, ModelConfig, ParallelConfig
+from engine.config import ModelConfig
 from engine.kernels.registry import kernel
 from engine.model.microbatch import PipelineInput
 from engine.model.stage_model import CausalModel
 from engine.model.transformer import Embedding, KeyValueCache, TransformerLayer, run_layers
 from engine.parallel.collectives import enter_tensor_parallel
 from engine.parallel.layers import linear
-from engine.parallel.layout import PipelineStage
 from engine.parallel.mesh import ParallelMesh
 from engine.rng import Dropout
 
@@ -25,11 +24,7 @@ from engine.rng import Dropout
 class GPT2(CausalModel):
     """Language model over token ids, or one pipeline stage of it. Parameters bear the whole model's names."""
 
-    def __init__(
-        self, config: ModelConfig, mesh: ParallelMesh, stage: PipelineStage | None = None,
-        parallel: ParallelConfig = SERIAL,
-    ) -> None:  # fmt: skip
-        super().__init__(config, mesh, stage, parallel)
+    def build(self, config: ModelConfig, mesh: ParallelMesh) -> None:
         if self.stage.is_first or self.stage.is_last:
             self.embedding = Embedding(config, mesh, has_positions=self.stage.is_first)
         self.layers = nn.ModuleDict(

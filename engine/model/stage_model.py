@@ -36,6 +36,11 @@ class StageModel(nn.Module, ABC):
         self.recomputed_layers = parallel.recomputed_layers
         self.recomputes_attention = parallel.recompute == "selective"
         self.stage = stage or PipelineStage(range(config.num_layers))
+        self.build(config, mesh)
+
+    @abstractmethod
+    def build(self, config: ModelConfig, mesh: ParallelMesh) -> None:
+        """Make the modules of the stage."""
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:

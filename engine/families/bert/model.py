@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from engine.config import SERIAL, ModelConfig, ParallelConfig
+from engine.config import ModelConfig
 from engine.kernels.cross_entropy import vocab_parallel_cross_entropy
 from engine.kernels.registry import kernel
 from engine.model.microbatch import PipelineInput, SentencePairs
@@ -29,7 +29,6 @@ from engine.model.transformer import (
 )
 from engine.parallel.collectives import enter_tensor_parallel
 from engine.parallel.layers import linear
-from engine.parallel.layout import PipelineStage
 from engine.parallel.mesh import ParallelMesh
 from engine.rng import Dropout
 
@@ -120,11 +119,7 @@ class MaskedHead(nn.Module):
 class BERT(StageModel):
     """Masked language model over sentence pairs, or one pipeline stage of it."""
 
-    def __init__(
-        self, config: ModelConfig, mesh: ParallelMesh, stage: PipelineStage | None = None,
-        parallel: ParallelConfig = SERIAL,
-    ) -> None:  # fmt: skip
-        super().__init__(config, mesh, stage, parallel)
+    def build(self, config: ModelConfig, mesh: ParallelMesh) -> None:
         if self.stage.is_first or self.stage.is_last:
             self.embedding = BertEmbedding(config, mesh, self.stage.is_first)
         self.layers = nn.ModuleDict(

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from engine.config import SERIAL, ModelConfig, ParallelConfig
+from engine.config import ModelConfig
 from engine.kernels.cross_entropy import vocab_parallel_cross_entropy
 from engine.kernels.registry import kernel
 from engine.model.microbatch import PipelineInput, Recurrence
@@ -23,7 +23,6 @@ from engine.model.stage_model import CausalModel
 from engine.model.transformer import drop, recomputed
 from engine.parallel.collectives import enter_tensor_parallel
 from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, linear
-from engine.parallel.layout import PipelineStage
 from engine.parallel.mesh import ParallelMesh
 from engine.rng import Dropout
 
@@ -220,11 +219,7 @@ class TransformerXL(CausalModel):
     embedding: TiedEmbedding | AdaptiveEmbedding
     scales_residual = False
 
-    def __init__(
-        self, config: ModelConfig, mesh: ParallelMesh, stage: PipelineStage | None = None,
-        parallel: ParallelConfig = SERIAL,
-    ) -> None:  # fmt: skip
-        super().__init__(config, mesh, stage, parallel)
+    def build(self, config: ModelConfig, mesh: ParallelMesh) -> None:
         if self.stage.is_first or self.stage.is_last:
             is_adaptive = bool(config.transformer_xl.cutoffs)
             self.embedding = AdaptiveEmbedding(config) if is_adaptive else TiedEmbedding(config, mesh)
