@@ -11,6 +11,7 @@ from decimal import Decimal
 from importlib import import_module
 from typing import Any
 
+from engine.pipeline.schedule import Compute, Op
 from experiments.catalogue import Claim, Experiment, every_claim, load_experiments
 from experiments.files import LAST_DIGIT, SIGN, MutatedVerdict, Mutations
 from experiments.runner import measure
@@ -29,66 +30,41 @@ STEPS: dict[str, Callable[[Decimal, Decimal, int], Decimal]] = {
 """Changes of a published number with its last printed digit, upward (1) or downward (-1)."""
 
 
-def _without_biases(parameters_of: Any) -> Any:
-    return lambda config: [each for each in parameters_of(config) if not each.name.endswith("bias")]
-
-
-def _without_a_rule(detokenize: Any) -> Any:
-    return lambda text: detokenize(text.replace(" @-@ ", " @_@ "))
-
-
-def _without_warmup(warmup: Any) -> Any:
-    return lambda pp, rank, chunks: 0
-
-
-def _one_after_the_other(gpipe: Any) -> Any:
-    from engine.pipeline.schedule import Compute, Op
-
-    return lambda pp, rank, chunks, count: (Compute(op, number) for number in range(count) for op in Op)
-
-
-def _twice(leave: Any) -> Any:
-    return lambda x, axis, divided: leave(leave(x, axis, divided), axis, divided)
-
-
-def _with_wide_masks(dropped: Any) -> Any:
-    return lambda x: x * (x != 0.5).to(x.dtype)
-
-
-def _no_lines(measure_part: Any) -> Any:
-    return lambda *arguments: []
-
-
 MEASURED, SCHEDULE = "experiments.measured", "engine.pipeline.schedule"
-ORDER = (
+Fault = tuple[str, dict[str, Callable[[Any], Any]]]
+"""A fault in words, and what makes a faulty part of the right one, by module and name."""
+NOTHING: Callable[[Any], Any] = lambda measure_part: lambda *arguments: []  # noqa: E731
+ORDER: Fault = (
     "a microbatch waits for the one before",
-    {f"{SCHEDULE}:_warmup": _without_warmup, f"{SCHEDULE}:_gpipe": _one_after_the_other,
+    {f"{SCHEDULE}:_warmup": lambda warmup: lambda pp, rank, chunks: 0,
+     f"{SCHEDULE}:_gpipe": lambda gpipe: lambda pp, rank, chunks, count: (
+         Compute(op, number) for number in range(count) for op in Op),
      f"{MEASURED}.bubble:MOST_RANKS": lambda most: 4,
      f"{MEASURED}.bubble:SCHEDULES": lambda all_: {name: row for name, row in all_.items() if row[1] <= 4}},
 )  # fmt: skip
-TOO_MANY = (
+TOO_MANY: Fault = (
     "an all-reduce too many",
-    {"engine.parallel.layers:leave_tensor_parallel": _twice, f"{MEASURED}.traffic:WIDTHS": lambda widths: (2,),
-     f"{MEASURED}.huggingface:WIDTHS": lambda widths: (1, 2),
-     **{f"{MEASURED}.traffic:{other}": _no_lines for other in ("_pipeline", "_interleaved", "_batches")}},
+    {"engine.parallel.layers:leave_tensor_parallel":
+     lambda leave: lambda x, axis, divided: leave(leave(x, axis, divided), axis, divided),
+     f"{MEASURED}.traffic:WIDTHS": lambda widths: (2,), f"{MEASURED}.huggingface:WIDTHS": lambda widths: (1, 2),
+     **{f"{MEASURED}.traffic:{other}": NOTHING for other in ("_pipeline", "_interleaved", "_batches")}},
 )  # fmt: skip
-FAULTS: dict[str, tuple[str, dict[str, Callable[[Any], Any]]]] = {
-    "parameters": ("biases are missing", {f"{MEASURED}.counted:parameters_of": _without_biases}),
-    "words": ("a detokeniser's rule is missing", {f"{MEASURED}.counted:detokenize_wikitext": _without_a_rule}),
+FAULTS: dict[str, Fault] = {
+    "parameters": ("biases are missing", {f"{MEASURED}.counted:parameters_of": lambda parameters_of: lambda config: [
+        each for each in parameters_of(config) if not each.name.endswith("bias")]}),
+    "words": ("a detokeniser's rule is missing", {f"{MEASURED}.counted:detokenize_wikitext":
+              lambda detokenize: lambda text: detokenize(text.replace(" @-@ ", " @_@ "))}),
     "schedules": ORDER,
     "bubble": ORDER,
     "traffic": TOO_MANY,
     "tensor-parallel": TOO_MANY,
     "activations": (
         "masks of other bytes",
-        {f"{MEASURED}.activations:_dropped": _with_wide_masks, f"{MEASURED}.activations:_flops": _no_lines,
-         f"{MEASURED}.activations:_checkpoint": _no_lines},
+        {f"{MEASURED}.activations:_dropped": lambda dropped: lambda x: x * (x != 0.5).to(x.dtype),
+         f"{MEASURED}.activations:_flops": NOTHING, f"{MEASURED}.activations:_checkpoint": NOTHING},
     ),
 }  # fmt: skip
-"""A fault of the program for each measurement, in words, with the faulty parts by module and name.
-
-Fewer ranks are measured, and nothing that the fault cannot reach.
-"""
+"""A fault of the program for each measurement. Fewer ranks are measured, and nothing that the fault cannot reach."""
 
 
 @contextmanager

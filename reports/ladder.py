@@ -1,6 +1,5 @@
 """A ladder on the page: losses over compute with the forecast of the largest rung, and the fitted law."""
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -9,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.files import Forecast, LadderPlan, LadderResult, RungPlan
+from experiments.files import Forecast, LadderPlan, LadderResult
 from lineage.errors import IntegrityFailure
 from lineage.files import read_document
 from reports.exhibit import Exhibit, Table
@@ -41,7 +40,8 @@ class Ladder(NamedTuple):
     def curve(self, rung: int) -> tuple[list[int], list[float]]:
         """Tokens, and the mean loss over seeds at each."""
         curves = [run.curve for run in self.result.runs if run.rung == rung]
-        return [place[0] for place in curves[0]], [fmean(losses) for losses in zip(*map(_losses, curves), strict=True)]
+        losses = zip(*([loss for _, loss in curve] for curve in curves), strict=True)
+        return [place[0] for place in curves[0]], [fmean(each) for each in losses]
 
     def ends(self, rung: int) -> list[float]:
         """Final loss of each seed."""
@@ -88,9 +88,8 @@ def draw(ladder: Ladder) -> Figure:
         color, marker = look(rung)
         tokens, losses = ladder.curve(rung)
         shown = [(6 * sizes.parameters * place, loss) for place, loss in zip(tokens, losses, strict=True) if place]
-        curves.plot(
-            *zip(*shown, strict=True), color=color, marker=marker, markersize=3, linewidth=1.2, label=_name(sizes)
-        )
+        name = compact(float(f"{sizes.parameters:.3g}"))
+        curves.plot(*zip(*shown, strict=True), color=color, marker=marker, markersize=3, linewidth=1.2, label=name)
         across, by_law = [sizes.parameters] * len(reached), forecast.law.loss(sizes.parameters, plan.tokens)
         ends.plot(across, reached, marker, color=color, markersize=5)
         misses.plot(across, [100 * (loss / by_law - 1) for loss in reached], marker, color=color)
@@ -115,11 +114,3 @@ def draw(ladder: Ladder) -> Figure:
     curves.set_ylim(lowest := min(*low, *every), 2 * max(every) - lowest)
     curves.legend(fontsize=7.5, frameon=False)
     return figure
-
-
-def _name(rung: RungPlan) -> str:
-    return compact(float(f"{rung.parameters:.3g}"))
-
-
-def _losses(curve: Sequence[tuple[int, float]]) -> list[float]:
-    return [loss for _, loss in curve]
