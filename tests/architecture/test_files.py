@@ -66,19 +66,6 @@ def test_what_is_public_says_what_is_true_of_it(room: str) -> None:
     assert missing == []
 
 
-def test_the_rule_finds_what_is_not_documented() -> None:
-    tree = ast.parse(
-        "def a(): pass\n"
-        'def b():\n    "doc"\n'
-        'class C:\n    "doc"\n    def d(self): pass\n    def _e(self): pass\n    def f(self): pass\n'
-        'class P(Protocol):\n    "doc"\n    def f(self): ...\n'
-        'class A(ABC):\n    "doc"\n    @abstractmethod\n    def g(self):\n        "doc"\n'
-        "    @abstractmethod\n    def h(self): ...\n"
-        'class B(A):\n    "doc"\n    def g(self): pass\n    def h(self): pass\n'
-    )
-    assert list(undocumented(tree.body, promised([tree]))) == [(1, "a"), (6, "C.d"), (18, "A.h"), (22, "B.h")]
-
-
 def readme_words() -> Iterator[list[str]]:
     """Words of every command in README's blocks."""
     for language, block in re.findall(r"```(sh|console)\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL):

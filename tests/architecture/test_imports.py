@@ -92,18 +92,6 @@ def test_the_core_knows_nothing_of_what_stands_around_it() -> None:
     assert list(imports_of_closed([trainer], (*CORE_MAY_IMPORT, GUARD_LIST))) == []
 
 
-def test_the_core_would_be_seen_to_reach_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rooms, "ROOT", tmp_path)
-    path = tmp_path / "engine" / "step.py"
-    path.parent.mkdir()
-    path.write_text(
-        "def f():\n    from engine.families.bert import model\n    from engine.guard import spikes\n"
-        "    import_module('engine.formats.megatron:read')\n    import_module(f'engine.launch.{name}')\n"
-    )
-    seen = {sentence.split()[0] for sentence in imports_of_closed(core_modules(), CORE_MAY_IMPORT)}
-    assert seen == {f"engine/step.py:{line}" for line in (2, 3, 4, 5)}
-
-
 def lines_of_core() -> tuple[int, int]:
     """Lines of the core without its kernels, their loops and products, and of these."""
     lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in core_modules()}
@@ -116,15 +104,6 @@ def test_the_core_can_be_read() -> None:
     core, kernels = lines_of_core()
     assert core <= CORE_LINES
     assert kernels <= KERNEL_LINES
-
-
-def test_what_is_added_to_the_core_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rooms, "ROOT", tmp_path)
-    for name, count in {"trainer.py": 5, "optim/new.py": 7, "kernels/gpu/new.py": 11, "guard/new.py": 13}.items():
-        path = tmp_path / "engine" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("x = 1\n" * count)
-    assert lines_of_core() == (12, 11)
 
 
 @pytest.mark.parametrize(

@@ -68,20 +68,6 @@ def test_no_file_repeats_a_published_table_or_figure(room: str) -> None:
     assert own_numbers(ROOT / room) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "places"),
-    [
-        ("figure.py", "CURVE = [(1, 38.65), (2, 36.22), (4, 31.17)]", {"figure.py, line 1"}),
-        ("figure.py", "SIZES, POINT = [1, 2, 4, 8], (38.65, 36.22)", set()),
-        ("runs.csv", "gpus,value\n1,38.65\n2,36.22\n4,31.17\n", {"runs.csv, value"}),
-        ("runs.toml", "a = 38.65\nb = 36.22\nc = 31.17\n", {"runs.toml, the file"}),
-    ],
-)
-def test_the_rule_finds_a_figure_with_its_own_numbers(name: str, text: str, places: set[str], tmp_path: Path) -> None:
-    (tmp_path / name).write_text(text, encoding="utf-8")
-    assert {one.partition(":")[0] for one in own_numbers(tmp_path)} == places
-
-
 def measured_columns(folder: Path) -> dict[str, set[str]]:
     """Columns that do not say what was run, of the folder's files but others' measurements."""
     found = {}

@@ -46,7 +46,3 @@ def test_a_place_is_where_the_table_says(question: str) -> None:
         assert path.is_file(), file
         if name:
             assert name in (names_in(path.read_text()) if path.suffix == ".py" else path.read_text()), f"{file}: {name}"
-
-
-def test_names_are_found() -> None:
-    assert names_in("A = 1\nclass B:\n    c: int = 2\n    def d(self): e = 3") == {"A", "B", "B.c", "B.d"}

@@ -272,21 +272,6 @@ def test_what_a_device_has_no_kernel_for_goes_to_the_reference() -> None:
 
 
 @pytest.mark.parametrize("device", DTYPES)
-def test_attention_drops_the_elements_of_its_mask(device: str, on_device: OnDevice) -> None:
-    """With equal scores and one-hot values the output is the mask itself."""
-    s, n = 150, 2
-    mask = DropoutMask(0.3, (99,), first_row=7)
-    qkv = torch.zeros(s, 1, n, 3, s)
-    qkv[:, 0, :, 2] = torch.eye(s).unsqueeze(1)
-    weights = on_device("attention", device)(qkv, mask).view(s, n, s).transpose(0, 1)
-    seen = torch.ones(s, s).tril()
-    keep = mask.keep(n * s, s, qkv.device).view(n, s, s)
-    expected = keep * seen / seen.sum(dim=1, keepdim=True) / 0.7
-    torch.testing.assert_close(weights, expected)
-    assert (keep.double().mean() - 0.7).abs() < 0.01
-
-
-@pytest.mark.parametrize("device", DTYPES)
 def test_dropout_drops_the_elements_of_its_mask(device: str, on_device: OnDevice) -> None:
     """Forward and backward, alone and with bias and residual; the mask is the reference's, at the right rate."""
     mask = DropoutMask(0.3, (3, 1 << 62 | 4), first_row=7)

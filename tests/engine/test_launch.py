@@ -16,7 +16,6 @@ from engine.config import RunConfig, TrainConfig
 from engine.launch.mesh import build_mesh
 from engine.launch.threads import RanksFailed, run_threads
 from engine.parallel.layout import Layout
-from engine.parallel.mesh import MAX, MIN
 from engine.run.files import RankLayout, read_summary
 from engine.run.resolved import default_ranks
 from engine.trainer import Trainer
@@ -184,34 +183,6 @@ def test_eight_ranks_finish_and_go_on_after_a_signal(dataset: Path, tmp_path: Pa
     assert all(sentence.startswith(f"stopped after iteration {STOPPED_IN} of 6;") for sentence in said)
     [resumed] = {*run_ranks(train_until_a_signal, 8, config, tmp_path / "stopped", False)}
     assert_same_training(Path(resumed), Path(whole))
-
-
-LAYOUT = Layout(tp=2, pp=2)
-
-
-def every_operation() -> list[list[float]]:
-    """Results of each collective and of messages in both directions."""
-    mesh = build_mesh(LAYOUT)
-    results, own = [], torch.randn(4, 3, generator=torch.Generator().manual_seed(mesh.world.rank)).mul(8).round()
-    for axis in (mesh.tp, mesh.pp, mesh.world):
-        reduced, copied = own.clone(), own.clone()
-        axis.reduce(reduced, owner=1)
-        axis.broadcast(copied, owner=1)
-        results += [axis.all_reduce(own.clone(), op) for op in (MAX, MIN)]
-        results += [axis.all_reduce(own.clone()), axis.all_gather(own, dim=1), axis.reduce_scatter(own), copied]
-        results += [reduced] if axis.rank == 1 else []
-    peer, arrived = 1 - mesh.pp.rank, [torch.empty(12), torch.empty(12)]
-    sends = [mesh.pp.start_send(own.view(-1) * factor, peer) for factor in (1, 2)]
-    receives = [mesh.pp.start_receive(tensor, peer) for tensor in arrived]
-    for pending in (*reversed(receives), *sends):
-        pending.wait()
-    results += arrived
-    results.append(torch.tensor([float(number) for number in mesh.world.gather_objects(mesh.world.rank)]))
-    return [result.flatten().tolist() for result in results]
-
-
-def test_every_operation_gives_what_it_gives_between_processes() -> None:
-    assert run_threads(every_operation, 4) == run_ranks(every_operation, 4)
 
 
 def test_the_exception_of_a_rank_is_raised_once_and_ends_the_others() -> None:

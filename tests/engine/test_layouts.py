@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from engine.config import ModelConfig, ParallelConfig, RunConfig, TrainConfig
+from engine.config import ModelConfig, ParallelConfig, TrainConfig
 from engine.launch.mesh import build_mesh
 from engine.launch.threads import run_threads
 from engine.model.microbatch import PipelineInput
-from engine.parallel.layout import Layout, layout_of
+from engine.parallel.layout import Layout
 from engine.rng import Dropout
 from engine.step import build_step
-from lineage.errors import BadInput
 from tests.engine.like_serial import Result, assert_like_serial, trained
 
 MODEL = ModelConfig(
@@ -77,18 +76,3 @@ def layouts() -> Iterator[Any]:
 def test_layout_equals_serial(layout: Layout, parallel: ParallelConfig) -> None:
     ranks = run_threads(train_on, layout.world_size, layout, parallel)
     assert_like_serial(ranks, serial())
-
-
-@pytest.mark.parametrize(
-    ("ranks", "tp", "pp", "sentence"),
-    [
-        (4, 3, 1, "tp = 3 does not divide the 4 attention heads; it can be 1, 2, 4"),
-        (5, 2, 1, "tp = 2 does not divide the 5 ranks; it can be 1, 5"),
-        (6, 2, 2, "tp × pp = 2 × 2 does not divide the 6 ranks; with tp = 2, pp can be 1, 3"),
-        (3, 1, 1, "does not divide over 3 data-parallel ranks: make microbatch_size smaller"),
-    ],
-)
-def test_a_layout_that_does_not_divide_is_refused(ranks: int, tp: int, pp: int, sentence: str) -> None:
-    config = RunConfig(name="tiny", model=MODEL, train=TRAIN, parallel=ParallelConfig(tp=tp, pp=pp))
-    with pytest.raises(BadInput, match=sentence):
-        layout_of(config, ranks)

@@ -5,9 +5,8 @@ from itertools import accumulate
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from engine.cli import app, format_grid
+from engine.cli import format_grid
 from engine.parallel.layout import split_layers
 from engine.pipeline.lowering import Message, check_programs, lower
 from engine.pipeline.schedule import (
@@ -89,13 +88,6 @@ def test_schedules_that_do_not_exist_are_refused(
 ) -> None:
     with pytest.raises(BadInput, match=sentence):
         compute_orders(name, pp, chunks, microbatches)
-
-
-def test_an_unknown_schedule_is_refused() -> None:
-    refused = CliRunner().invoke(app, ["schedule", "--pp", "2", "--microbatches", "4", "--schedule", "zero-bubble"])
-    assert refused.exit_code == 2
-    said = " ".join(refused.output.replace("│", "").split())
-    assert "'zero-bubble' is not one of 'gpipe', '1f1b', 'interleaved'" in said
 
 
 @given(st.integers(1, 60), st.integers(1, 6), st.integers(1, 4))

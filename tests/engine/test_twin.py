@@ -51,19 +51,6 @@ def test_a_twin_says_so(full_size: RunConfig) -> None:
         assert f" {factor}" in describe_scale(SCALE)
 
 
-def test_other_factors_are_used_and_recorded(full_size: RunConfig) -> None:
-    scale = TwinScale(hidden_size=8, num_heads=2, num_layers=6, learning_rate=3)
-    twin = shrink(full_size, scale)
-    assert twin.twin == scale
-    assert twin.model.hidden_size == full_size.model.hidden_size // 8
-    assert twin.train.learning_rate == pytest.approx(full_size.train.learning_rate * 3)
-
-
-def test_overrides_apply_to_the_twin() -> None:
-    twin = read_run_config(MODELS[0], ["train.iterations=17", "train.warmup_iterations=2"], twin=True)
-    assert (twin.train.iterations, twin.train.warmup_iterations) == (17, 2)
-
-
 def test_a_recipe_is_shrunk_by_the_factors_that_are_named() -> None:
     twin = read_run_config(MODELS[0], ["train.weight_decay=0.5", "twin.hidden_size=8", "twin.num_heads=2"], twin=True)
     assert twin.twin == TwinScale(hidden_size=8, num_heads=2)

@@ -9,7 +9,6 @@ from engine.config import ModelConfig, ParallelConfig
 from engine.costs import parameter_count
 from engine.launch.forked import run_forked
 from engine.parallel import layers
-from engine.pipeline.executor import PipelineExecutor
 from experiments import runner
 from experiments.catalogue import find_experiment
 from experiments.measured import activations, huggingface, traffic
@@ -110,20 +109,6 @@ def test_a_wrong_count_of_collectives_turns_its_verdicts(tmp_path: Path, monkeyp
     assert wrong == right | dict.fromkeys(right, "not-reproduced") | {
         name: "reproduced" for name in right if name.endswith("/backward")
     }
-
-
-def test_a_layout_that_sends_twice_the_bytes_turns_its_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traffic, "WIDTHS", (2,))
-    right = outcomes("2021/communication", traffic._pipeline(), tmp_path / "right")
-    assert set(right.values()) == {"reproduced", "consistent"}
-    begin = PipelineExecutor.__init__
-
-    def whole(self: PipelineExecutor, chunks: Any, mesh: Any, scatter_gather: bool, *others: Any) -> None:
-        begin(self, chunks, mesh, False, *others)
-
-    monkeypatch.setattr(PipelineExecutor, "__init__", whole)
-    found = outcomes("2021/communication", traffic._pipeline(), tmp_path / "wrong")
-    assert {name for name in found if found[name] != right[name]} == {"2021/section-4.1/scatter-gather/2"}
 
 
 def test_what_a_layer_keeps_is_table_2_of_the_2022_paper() -> None:

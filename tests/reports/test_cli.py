@@ -76,10 +76,3 @@ def test_kept_results_are_shown_elsewhere_and_nothing_is_replaced(tmp_path: Path
     for part in ("2019-figure-6", "ladder", "engines", "errata", "2022-activations"):
         assert f'id="{part}"' in html, part
     assert not (HOME / "results" / "reproduce-8.3b" / "report").exists()
-
-
-def test_an_unreadable_summary_ends_with_6_and_no_page(tmp_path: Path) -> None:
-    path = write_reproduction(tmp_path / "runs")
-    (path / "summary.json").write_text("{")
-    assert _report(str(path), cwd=tmp_path).returncode == 6
-    assert not (path / "report").exists()

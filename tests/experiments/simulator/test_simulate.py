@@ -112,13 +112,6 @@ def test_what_cannot_run_is_answered_with_the_reason(a100: Cluster, changed: dic
         assert prediction == Prediction(reason=prediction.reason)
 
 
-def test_one_refused_row_does_not_move_the_others(a100: Cluster) -> None:
-    bad = GPT_3._replace(heads=100)
-    alone, mixed = simulate(a100, [GPT_3]), simulate(a100, [bad, GPT_3, bad])
-    assert mixed[1] == alone[0]
-    assert [bool(one.reason) for one in mixed] == [True, False, True]
-
-
 def test_numbers_agree_with_each_other(a100: Cluster) -> None:
     one = predict(a100)
     assert one.low_seconds < one.seconds < one.high_seconds
