@@ -51,7 +51,9 @@ def make_environment(version: str) -> Path | None:
     if not shutil.which(create[0]) or subprocess.run(create, env=variables, capture_output=True).returncode:
         return None
     install = [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-compile"]
-    subprocess.run([*install, "--constraint", "constraints.txt", *requirements()], cwd=ROOT, check=True)
+    versions = ROOT / "build" / "versions.txt"  # pip takes digests for all packages of a call or for none
+    versions.write_text(re.sub(r" \\\n +--hash=\S+", "", (ROOT / "constraints.txt").read_text(encoding="utf-8")))
+    subprocess.run([*install, "--constraint", str(versions), *requirements()], cwd=ROOT, check=True)
     subprocess.run([*install, "--no-deps", "--editable", "."], cwd=ROOT, check=True)
     return venv / "bin" / "python"
 
