@@ -13,9 +13,9 @@ from typing import Any, Literal, TypeVar
 from benchmarks.contenders import Timed
 from experiments.benchmark import Benchmark, Ratio, Series, measured_here, show_benchmark, write_benchmark
 from experiments.iterations import TrainingSize
-from lineage.atomic import check_place
 from lineage.errors import BadInput, Diverged
 from lineage.files import Environment
+from lineage.lock import check_place
 
 PACKAGES = ("transformers", "triton")
 """Packages that contenders are made of."""

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from engine.launch.local import keep_large_buffers
-from lineage.atomic import check_place, write_json
+from lineage.atomic import write_json
 from lineage.command import CommandLine, run_command
 from lineage.digest import bytes_below
 from lineage.errors import KEEPS_NOTHING, BadInput
 from lineage.extras import check_torch
+from lineage.lock import check_place
 from lineage.progress import announce, format_bytes
 from lineage.variables import launched_ranks
 from lineage.variables import rank as this_rank

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from lineage.atomic import check_place
 from lineage.command import CommandLine, run_command
 from lineage.errors import BadInput, Diverged
+from lineage.lock import check_place
 from lineage.shipped import Shipped, find_file
 
 if TYPE_CHECKING:

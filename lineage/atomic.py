@@ -6,13 +6,10 @@ import json
 import os
 import shutil
 import stat
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-from lineage.errors import BadInput
 
 HOLDER, OVERWRITE = "MLM_HOLDER", "MLM_OVERWRITE"
 """Environment variables: the mark of the command that holds a run, for its child processes, and `--overwrite`."""
@@ -52,33 +49,7 @@ def read_json(path: Path) -> Any:
     return parse_json(read_bytes(path))
 
 
-def check_place(option: str, path: Path | None, mark: str) -> None:
-    """Raise BadInput if no file can be written at `path` without a loss. Called before the work that makes the file.
-
-    The file must not be named twice in this command, nor lie in a sealed directory. An existing one must hold `mark`,
-    which every result of this kind does, unless the command has `--overwrite`.
-    """
-    if path is None:
-        return
-    if path.is_dir():
-        raise BadInput(f"{option} {path} is a directory, not a file to write")
-    real = os.path.realpath(path)
-    named = [{word, word.rpartition("=")[2], word.rpartition(":")[2]} - {""} for word in sys.argv[1:]]
-    if sum(real in map(os.path.realpath, words) for words in named) > 1:
-        raise BadInput(f"{option} {path} is named twice in this command, which would lose one of the two")
-    folder = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
-    if not folder.is_dir():
-        raise BadInput(f"{option} {path} cannot be written: {folder} is not a directory")
-    if not os.access(path if _is_stream(path) else folder, os.W_OK):
-        raise BadInput(f"{option} {path} cannot be written: this user may not write to {folder}")
-    if sealed := next((parent for parent in Path(real).parents if (parent / MARKER).is_file()), None):
-        raise BadInput(f"{option} {path} lies in {sealed}, which is complete: name another place")
-    is_other = path.is_file() and path.stat().st_size and mark.encode() not in path.read_bytes()
-    if is_other and OVERWRITE not in os.environ:
-        raise BadInput(f"{option} {path} exists and is no result of this kind: --overwrite replaces it")
-
-
-def _is_stream(path: Path) -> bool:
+def is_stream(path: Path) -> bool:
     """True for a device, a pipe or a link to a file, which are written to and not replaced."""
     return path.exists() and not path.is_dir() and (path.is_symlink() or not path.is_file())
 
@@ -94,7 +65,7 @@ def write_bytes(path: Path, data: bytes, replaces: bool = True) -> bool:
     With `replaces=False` an existing file stays. Returns True if the data were written. A device, a pipe or a
     link is written to, not replaced.
     """
-    if _is_stream(path):
+    if is_stream(path):
         path.write_bytes(data)
         return True
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,20 +1,21 @@
-"""A lock that admits one process to a directory, and removes the unfinished files of killed processes."""
+"""Locks that admit one process to a directory or to the place of a file; unfinished files of killed processes."""
 
 import fcntl
 import os
 import re
-import secrets
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lineage.atomic import HOLDER
+from lineage.atomic import HOLDER, MARKER, OVERWRITE, is_stream
 from lineage.errors import BadInput, Interrupted
+from lineage.variables import is_first_rank
 
 LOCK = ".lock"
 _HELD: dict[Path, int] = {}
-"""Descriptor of the lock of each directory that this process works in."""
+"""Descriptors of the locks of this process."""
 UNFINISHED = r"\.(iter_\d{{7}}\.partial|manifest\.json\.partial-([0-9a-f]{{8}}-)?\d+|.+\.(partial|old|link)-({})\d+)"
 """Names of unfinished files and directories, and of replaced ones, by the marks of their holders."""
 
@@ -26,8 +27,22 @@ def locked(directory: Path) -> Iterator[None]:
     Raises BadInput if another process holds it. The lock ends with the process.
     """
     path = directory / LOCK
+    descriptor = _take(path, f"another process is at work in {directory}: wait for it, or stop it")
+    try:
+        _HELD[path] = descriptor
+        mark = os.environ.setdefault(HOLDER, f"{os.urandom(4).hex()}-")
+        earlier = os.pread(descriptor, 1 << 16, 0).decode("ascii", "replace").split()
+        os.pwrite(descriptor, f"{mark}\n".encode(), 10 * len(earlier))
+        _remove_leftovers(directory, earlier)
+        yield
+    finally:
+        _release(path)
+
+
+def _take(path: Path, held: str) -> int:
+    """Make and lock a file, and return its descriptor. Raises BadInput with the sentence `held` if another has it."""
     while True:
-        directory.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except FileNotFoundError:
@@ -36,28 +51,61 @@ def locked(directory: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
-            raise BadInput(f"another process is at work in {directory}: wait for it, or stop it") from None
+            raise BadInput(held) from None
         if _is_same(descriptor, path):
-            break
+            return descriptor
         os.close(descriptor)
-    try:
-        _HELD[directory] = descriptor
-        mark = os.environ.setdefault(HOLDER, f"{secrets.token_hex(4)}-")
-        earlier = os.pread(descriptor, 1 << 16, 0).decode("ascii", "replace").split()
-        os.pwrite(descriptor, f"{mark}\n".encode(), 10 * len(earlier))
-        _remove_leftovers(directory, earlier)
-        yield
-    finally:
-        del _HELD[directory]
-        if _is_same(descriptor, path):
-            path.unlink()
-        os.close(descriptor)
+
+
+def _release(path: Path) -> None:
+    descriptor = _HELD.pop(path)
+    if _is_same(descriptor, path):
+        path.unlink()
+    os.close(descriptor)
+
+
+def release_all() -> None:
+    """Give every lock of this process back."""
+    for path in [*_HELD]:
+        _release(path)
 
 
 def check_held(directory: Path) -> None:
     """Raise Interrupted if a directory that this process locked was moved, removed or exchanged since."""
-    if directory in _HELD and not _is_same(_HELD[directory], directory / LOCK):
+    path = directory / LOCK
+    if path in _HELD and not _is_same(_HELD[path], path):
         raise Interrupted(f"{directory} was moved or removed while it was worked in: nothing more is written there")
+
+
+def check_place(option: str, path: Path | None, mark: str) -> None:
+    """Raise BadInput if no file can be written at `path` without a loss. Called before the work that makes the file.
+
+    The file must not be named twice in this command, nor lie in a sealed directory. An existing one must hold `mark`,
+    which every result of this kind does, unless the command has `--overwrite`. No other process gets the place before
+    this command ends. Without a `mark` the path is only tried.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise BadInput(f"{option} {path} is a directory, not a file to write")
+    real = os.path.realpath(path)
+    named = [{word, word.rpartition("=")[2], word.rpartition(":")[2]} - {""} for word in sys.argv[1:]]
+    if sum(real in map(os.path.realpath, words) for words in named) > 1:
+        raise BadInput(f"{option} {path} is named twice in this command, which would lose one of the two")
+    folder = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
+    if not folder.is_dir():
+        raise BadInput(f"{option} {path} cannot be written: {folder} is not a directory")
+    if not os.access(path if is_stream(path) else folder, os.W_OK):
+        raise BadInput(f"{option} {path} cannot be written: this user may not write to {folder}")
+    if sealed := next((parent for parent in Path(real).parents if (parent / MARKER).is_file()), None):
+        raise BadInput(f"{option} {path} lies in {sealed}, which is complete: name another place")
+    if mark and is_first_rank() and not is_stream(path):
+        lock = folder / f".{'-'.join(path.absolute().relative_to(folder).parts)}{LOCK}"
+        if lock not in _HELD:
+            _HELD[lock] = _take(lock, f"another process is about to write {path}: wait for it, or name another place")
+    is_other = path.is_file() and path.stat().st_size and mark.encode() not in path.read_bytes()
+    if is_other and OVERWRITE not in os.environ:
+        raise BadInput(f"{option} {path} exists and is no result of this kind: --overwrite replaces it")
 
 
 def _remove_leftovers(directory: Path, marks: list[str]) -> None:

@@ -1,22 +1,28 @@
 """The set-up without what it needs: one sentence with the remedy, and the same command goes on."""
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.architecture.rooms import ROOT
 
 
-def set_up(folder: Path, python: str, programs: dict[str, str]) -> "subprocess.CompletedProcess[str]":
-    """`install.sh` with an interpreter and shell scripts in the place of some programs."""
+def set_up(folder: Path, python: str, programs: dict[str, str], **more: str) -> "subprocess.CompletedProcess[str]":
+    """`install.sh` with an interpreter, scripts in the place of some programs, and `more` environment variables."""
     (folder / "bin").mkdir(exist_ok=True)
     for name, text in programs.items():
         (folder / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
         (folder / "bin" / name).chmod(0o755)
-    environment = os.environ | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PIP_INDEX_URL": "file:///nowhere"}
+    environment = (
+        os.environ | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PIP_INDEX_URL": "file:///nowhere"} | more
+    )
     command = ["sh", "install.sh", python, str(folder / "venv"), "cuda"]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
@@ -50,3 +56,36 @@ def test_without_a_network_the_remedy_is_the_last_line_and_an_old_environment_is
         [tmp_path / "venv" / "bin" / "python", "--version"], capture_output=True, text=True, check=True
     )
     assert found.stdout
+
+
+def test_a_file_under_the_name_of_what_is_needed_is_not_installed(tmp_path: Path) -> None:
+    pins = re.findall(r"^(\S+)==(\S+)", (ROOT / "constraints-cuda.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    for name, version in [("torch", "2.13.0"), *pins]:
+        about = f"{name.replace('-', '_')}-{version}"
+        with zipfile.ZipFile(tmp_path / f"{about}-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(f"{name}.py", "raise SystemExit('planted')")
+            wheel.writestr(f"{about}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+            wheel.writestr(f"{about}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{about}.dist-info/RECORD", "")
+    done = set_up(tmp_path, sys.executable, {}, PIP_NO_INDEX="1", PIP_FIND_LINKS=str(tmp_path))
+    assert done.returncode == 2
+    assert "DO NOT MATCH THE HASHES" in done.stderr
+    assert not list(tmp_path.rglob("torch.py"))
+
+
+def test_what_is_fetched_is_named_by_its_digest() -> None:
+    pinned = set()
+    for path in ROOT.glob("constraints*.txt"):
+        for entry in re.split(r"\n(?! )", path.read_text(encoding="utf-8").rstrip()):
+            assert re.fullmatch(r"\S+==\S+( ; .+)?( \\\n    --hash=sha256:[0-9a-f]{64})+", entry), entry[:200]
+            pinned.add(re.sub(r"[-_.]+", "-", entry.partition("==")[0]).lower())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    of_ours = Requirement(extras["test"][0]).extras
+    asked = sum((extras[name] for name in of_ours), [*project["dependencies"], *extras["test"][1:]])
+    assert {re.sub(r"[-_.]+", "-", Requirement(text).name).lower() for text in asked} <= pinned
+    others = [ROOT / "Dockerfile", ROOT / "apptainer.def", *(ROOT / ".github" / "workflows").iterdir()]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in others)
+    fetched = re.findall(r"(?:^From:|^FROM|uses:) (\S+)", text, re.MULTILINE)
+    assert len(fetched) > 6
+    assert [name for name in fetched if not re.search(r"@(sha256:[0-9a-f]{64}|[0-9a-f]{40})$", name)] == []

@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from lineage.atomic import check_place, write_text
+from lineage.atomic import write_text
 from lineage.command import CommandLine, run_command
 from lineage.digest import MARKER, bytes_below, check_seal, is_sealed
 from lineage.errors import KEEPS_NOTHING, BadInput, Diverged, IntegrityFailure
+from lineage.lock import check_place
 from lineage.progress import announce, format_bytes
 
 app = CommandLine(help="Check that runs are unchanged and that layouts and engines agree.", no_args_is_help=True)

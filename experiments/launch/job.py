@@ -19,9 +19,10 @@ from experiments.simulator.cluster import load_cluster
 from experiments.simulator.planner import OWN
 from experiments.simulator.simulate import Prediction, simulate
 from experiments.simulator.workload import Workload
-from lineage.atomic import check_place, write_text
+from lineage.atomic import write_text
 from lineage.config import Config
 from lineage.errors import BadInput
+from lineage.lock import check_place
 from lineage.progress import format_duration
 from lineage.shipped import Shipped, find_file
 

@@ -9,8 +9,9 @@ from experiments.simulator.cluster import Cluster, load_cluster
 from experiments.simulator.measurements import COLUMNS, fitted_workloads, workload_of
 from experiments.simulator.simulate import Prediction, simulate
 from experiments.simulator.workload import Workload
-from lineage.atomic import check_place, write_text
+from lineage.atomic import write_text
 from lineage.errors import BadInput
+from lineage.lock import check_place
 from lineage.numbers import csv_cell
 from lineage.progress import announce
 

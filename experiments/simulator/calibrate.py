@@ -43,8 +43,9 @@ from experiments.simulator.measurements import (
 )
 from experiments.simulator.simulate import iteration_parts, time_interval
 from experiments.simulator.workload import Floats, Workloads, llama_memory_bytes
-from lineage.atomic import check_place, write_text
+from lineage.atomic import write_text
 from lineage.config import read_toml
+from lineage.lock import check_place
 from lineage.progress import Progress, announce
 
 CONSTANTS, NODE_CONSTANTS = read_toml(Path(__file__).with_name("fitted.toml")).values()

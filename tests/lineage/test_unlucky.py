@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from lineage.atomic import OVERWRITE, check_place, new_directory, write_json
+from lineage.atomic import OVERWRITE, new_directory, write_json
 from lineage.chain import checkpoint_path, read_newest
 from lineage.config import Config, load_config
 from lineage.digest import seal
 from lineage.errors import BadInput, Interrupted
-from lineage.lock import LOCK, locked
+from lineage.lock import LOCK, check_place, locked
 from lineage.run import RunDirectory
 from tests.lineage.conftest import Start, ended
 
