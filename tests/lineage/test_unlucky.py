@@ -89,6 +89,26 @@ def test_an_output_replaces_no_input_no_sealed_file_and_no_other_kind(
     assert said(text) == ""
 
 
+def test_a_file_that_another_process_will_write_is_refused(tmp_path: Path) -> None:
+    code = """
+import sys
+from pathlib import Path
+from lineage.lock import check_place, release_all
+check_place("--json", Path(sys.argv[1]), "metrics")
+print("mine", flush=True)
+sys.stdin.read()
+release_all()
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "result.json")]
+    first = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert first.stdout
+    assert first.stdout.readline() == "mine\n"
+    with pytest.raises(BadInput, match="another process is about to write"):
+        check_place("--json", tmp_path / "result.json", "metrics")
+    first.communicate("", timeout=600)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_pipe_and_a_link_are_written_to_and_not_replaced(tmp_path: Path) -> None:
     pipe, link, target = tmp_path / "pipe", tmp_path / "link", tmp_path / "target"
     os.mkfifo(pipe)
