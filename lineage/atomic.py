@@ -7,7 +7,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -113,11 +113,14 @@ def new_directory(path: Path, durable: bool = True, claims: bool = False) -> Ite
     temporary.mkdir()
     try:
         yield temporary
+        if claims and any(path.iterdir()):
+            raise FileExistsError(errno.EEXIST, "another command wrote there meanwhile", str(path))
         publish_directory(temporary, path, durable)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         if claims:
-            path.rmdir()
+            with suppress(OSError):  # another command wrote there
+                path.rmdir()
         raise
 
 

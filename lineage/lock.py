@@ -6,7 +6,8 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 
 from lineage.atomic import HOLDER, MARKER, OVERWRITE, is_stream
@@ -77,6 +78,35 @@ def check_held(directory: Path) -> None:
         raise Interrupted(f"{directory} was moved or removed while it was worked in: nothing more is written there")
 
 
+def claim(path: Path) -> None:
+    """Give a place to this process until its command ends. Raises BadInput if another command of this user has it."""
+    lock = _lock_of(path)
+    if lock not in _HELD and is_first_rank():
+        with suppress(OSError):  # without a cache there is no claim
+            _HELD[lock] = _take(lock, f"another process is about to write {path}: wait for it, or name another place")
+
+
+@contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """Claim a place for the time of the block."""
+    claim(path)
+    try:
+        yield
+    finally:
+        if (lock := _lock_of(path)) in _HELD:
+            _release(lock)
+
+
+def _lock_of(path: Path) -> Path:
+    """A file in this user's cache, so that no lock lies beside a result."""
+    from lineage.environment import user_cache
+
+    try:
+        return user_cache("places") / sha256(os.path.realpath(path).encode()).hexdigest()
+    except RuntimeError:  # this user has no home
+        return Path(os.devnull) / "place"
+
+
 def check_place(option: str, path: Path | None, mark: str) -> None:
     """Raise BadInput if no file can be written at `path` without a loss. Called before the work that makes the file.
 
@@ -99,10 +129,8 @@ def check_place(option: str, path: Path | None, mark: str) -> None:
         raise BadInput(f"{option} {path} cannot be written: this user may not write to {folder}")
     if sealed := next((parent for parent in Path(real).parents if (parent / MARKER).is_file()), None):
         raise BadInput(f"{option} {path} lies in {sealed}, which is complete: name another place")
-    if mark and is_first_rank() and not is_stream(path):
-        lock = folder / f".{'-'.join(path.absolute().relative_to(folder).parts)}{LOCK}"
-        if lock not in _HELD:
-            _HELD[lock] = _take(lock, f"another process is about to write {path}: wait for it, or name another place")
+    if mark and not is_stream(path):
+        claim(path)
     is_other = path.is_file() and path.stat().st_size and mark.encode() not in path.read_bytes()
     if is_other and OVERWRITE not in os.environ:
         raise BadInput(f"{option} {path} exists and is no result of this kind: --overwrite replaces it")

@@ -19,7 +19,7 @@ from lineage.digest import is_sealed, read_digest, seal, sha256_json
 from lineage.environment import describe_environment
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import Manifest, parse_document, read_object
-from lineage.lock import LOCK, check_held
+from lineage.lock import LOCK, check_held, claimed
 
 MANIFEST = "manifest.json"
 
@@ -58,10 +58,11 @@ class RunDirectory:
     def begin_at(cls, path: Path, kind: str, config: dict[str, Any], parents: dict[str, str]) -> "RunDirectory":
         """Open the directory `path` for this work. Raises BadInput if it holds anything else."""
         identity = identity_of(kind, config, parents, VERSION)
-        is_begun = (path / MANIFEST).exists()
-        if not is_begun and (path.is_file() or (path.is_dir() and not all(map(_is_leftover, path.iterdir())))):
-            raise BadInput(f"{path} is in use: name a place that is empty or new")
-        return cls(path)._begun(path.name, kind, identity, config, parents)
+        with claimed(path):
+            is_begun = (path / MANIFEST).exists()
+            if not is_begun and (path.is_file() or (path.is_dir() and not all(map(_is_leftover, path.iterdir())))):
+                raise BadInput(f"{path} is in use: name a place that is empty or new")
+            return cls(path)._begun(path.name, kind, identity, config, parents)
 
     def _begun(
         self, name: str, kind: str, identity: str, config: dict[str, Any], parents: dict[str, str],

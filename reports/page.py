@@ -11,6 +11,7 @@ from experiments.verdicts import COLUMNS
 from lineage.atomic import new_directory
 from lineage.digest import seal
 from lineage.files import write_document
+from lineage.lock import claimed
 from lineage.numbers import size_bytes
 from reports import data_card, tables
 from reports.claims import APART, described
@@ -30,7 +31,7 @@ def build_report(report: Report, out: Path | None = None) -> Path:
     its own, and the same results give the same bytes.
     """
     target = out or report.reproduction.directory / REPORT
-    with new_directory(target) as directory:
+    with claimed(target), new_directory(target) as directory:
         write_report(report, directory)
         seal(directory)
     return target / "index.html"

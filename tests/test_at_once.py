@@ -1,36 +1,95 @@
 """Two commands that write to one place at once: nothing is mixed, nothing is lost, and one says why it stopped."""
 
+import os
+import shutil
+import signal
+import tarfile
+import time
+from functools import partial
 from pathlib import Path
 
-from tests.chaos.faults import Fault, instrument
+import pytest
 
-FOLDERS = {
-    "export": "mlm-train export 355m-tiny out/x",
-    "shard-hf": "mlm-train shard-hf hf out/x --tp 2",
-    "import": "mlm-train import hf out/x",
+from lineage.errors import Interrupted
+from tests.chaos.faults import STRUCK, Fault, instrument
+from tests.commands import Program, call
+from tests.experiments.test_sealed_before import PACKED
+
+VERBS = {
+    "export": "mlm-train export runs/355m-tiny-387328e9 out/x",
     "oracle": "mlm-eval oracle --out out/x",
-    "clean": "mlm-data clean jsonl:tiny/documents/train.jsonl out/x --workers 1",
-    "import-tokens": "mlm-data import tiny/train_text_document out/x --tokenizer tiny/tokenizer",
-    "merge": "mlm-data merge tiny tiny out/x",
-    "launch": "mlm-experiment launch 8.3b --out out/x",
-    "build": "mlm-report build reproduce-355m --out out/x",
-    "figure": "mlm-report figure 2021/figure-6 --out out/x --format csv",
-    "train": "mlm-train run small.toml --runs out/x",
-    "experiment": "mlm-experiment run 2021/figure-6 --runs out/x",
+    "clean": "mlm-data clean jsonl:few.jsonl out/x --workers 1",
+    "import": "mlm-data import runs/tiny-1d71ab2f/train_text_document out/x --tokenizer runs/tiny-1d71ab2f/tokenizer",
+    "merge": "mlm-data merge runs/tiny-1d71ab2f runs/tiny-1d71ab2f out/x",
+    "score": "mlm-eval run cloze few.jsonl --ckpt runs/355m-tiny-387328e9 --json out/x",
+    "samples": "mlm-eval run cloze few.jsonl --ckpt runs/355m-tiny-387328e9 --samples out/x",
+    "generate": "mlm-eval generate --ckpt runs/355m-tiny-387328e9 --max-new-tokens 2 --json out/x",
+    "simulate": "mlm-experiment simulate ptd-p-runs --out out/x",
 }
-FILES = {
-    "score": "mlm-eval run cloze few.jsonl --ckpt 355m-tiny --json out/x.json",
-    "samples": "mlm-eval run cloze few.jsonl --ckpt 355m-tiny --samples out/x.json",
-    "identify": "mlm-eval identify --ckpt 355m-tiny --claimed 20.1 --json out/x.json",
-    "generate": "mlm-eval generate --ckpt 355m-tiny --prompt a --tokens 2 --json out/x.json",
-    "simulate": "mlm-experiment simulate ptd-p-runs --out out/x.json",
-}
+"""Commands by name, each with the place that all of them write to."""
+PAIRS = [
+    ("export", "export", 0), ("export", "clean", 1), ("clean", "merge", 0), ("merge", "import", 1),
+    ("import", "clean", 2),
+    ("oracle", "merge", 0), ("merge", "oracle", 1), ("oracle", "export", 1), ("score", "generate", 0),
+    ("generate", "samples", 0), ("samples", "score", 0), ("simulate", "generate", 0), ("score", "oracle", 0),
+]  # fmt: skip
+"""The first stands still at its change of that number while the second runs from beginning to end."""
 
 
-def stop_at(number: int, folder: Path) -> None:
-    """Let this process stand still at its change of that number below the folder."""
+def stand_still(number: int, folder: Path) -> None:
+    """Stop this process at a change below the folder."""
     instrument(folder, Fault("", 0, number, "other", "")).begin("")
 
 
-if __name__ == "__main__":
-    pass
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("world")
+    with tarfile.open(PACKED) as archive:
+        archive.extractall(folder, filter="data")
+    (folder / "few.jsonl").write_text('{"text": "the river walks over the old bridge and sleeps"}\n')
+    return folder
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+@pytest.fixture(scope="module")
+def alone(world: Path) -> dict[str, list[str]]:
+    """The files that each command makes where no other is."""
+    made = {}
+    for name in VERBS:
+        (world / "out").mkdir()
+        call({"MLM_QUIET": "1"}, *VERBS[name].split(), folder=world, ends=0)
+        made[name] = files(world / "out")
+        shutil.rmtree(world / "out")
+    return made
+
+
+@pytest.mark.parametrize(("first", "second", "number"), PAIRS)
+def test_of_two_that_write_to_one_place_one_has_it_and_one_says_why(
+    first: str, second: str, number: int, world: Path, alone: dict[str, list[str]]
+) -> None:
+    out = world / "out"
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir()
+    (world / STRUCK).unlink(missing_ok=True)
+    start = partial(Program, folder=world, environment=os.environ | {"MLM_QUIET": "1"})
+    held = start(*VERBS[first].split(), prepare=partial(stand_still, number, out))
+    try:
+        while not (world / STRUCK).exists():
+            assert held.poll() is None, held.err
+            time.sleep(0.01)
+        other = start(*VERBS[second].split())
+        other.wait(300)
+        held.send_signal(signal.SIGCONT)
+        held.wait(300)
+    finally:
+        held.kill()
+    ends = {first: held.wait(), f"{second} beside it": other.wait()}
+    has_it, stopped = (held, other) if held.wait() == 0 else (other, held)
+    assert has_it.wait() == 0, (ends, held.err, other.err)
+    assert stopped.wait() in (2, Interrupted.exit_code), (ends, stopped.err)
+    assert stopped.err.startswith("error: "), stopped.err
+    assert stopped.err.count("\n") == 1, stopped.err
+    assert files(out) == alone[first if has_it is held else second]

@@ -28,6 +28,7 @@ from lineage.config import parse_config
 from lineage.digest import is_sealed, seal, sha256_file
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import read_object
+from lineage.lock import claimed
 from lineage.progress import Progress
 
 FILE = "model-tp00-pp000.safetensors"
@@ -159,7 +160,7 @@ def new_output(out: Path) -> Iterator[Path]:
     """Context manager: a temporary directory that becomes `out`. Raises BadInput if it cannot be written."""
     check_output(out)
     try:
-        with new_directory(out, claims=True) as temporary:
+        with claimed(out), new_directory(out, claims=True) as temporary:
             yield temporary
     except (OSError, SafetensorError) as error:
         raise BadInput(f"{out} cannot be written: {getattr(error, 'strerror', None) or error}") from error

@@ -131,6 +131,9 @@ def test_a_new_directory_is_claimed_once(tmp_path: Path) -> None:
     with pytest.raises(BadInput), new_directory(tmp_path / "failed", claims=True):
         raise BadInput("it failed")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    with pytest.raises(FileExistsError), new_directory(tmp_path / "shared", claims=True):
+        (tmp_path / "shared" / "theirs").write_text("theirs")
+    assert [path.name for path in (tmp_path / "shared").iterdir()] == ["theirs"]
 
 
 def test_of_what_looks_unfinished_only_the_holders_own_is_removed(tmp_path: Path) -> None:
