@@ -20,6 +20,7 @@ from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.config import RunConfig
 from engine.costs import parameter_count, tokens_trained
 from engine.data.batch_schedule import BatchSchedule
+from engine.optim.schedule import learning_rate
 from engine.run.files import METRICS, SUMMARY, TIMELINE, read_metrics, read_steps, read_summary, read_validations
 from engine.run.resolved import read_run_config
 from evaluation.recount import counts, follows
@@ -196,12 +197,14 @@ class RunCheck:
             yield from unlike(f"{where}: train_seconds", done.train_seconds, seconds, "its tokens and rate give")
         if [step.iteration for step in read_steps(self.run)] != list(range(1, count + 1)):
             yield f"{METRICS} of {self.run.name} does not have each of {count} iterations once and in order"
-        for line in read_metrics(self.run):
-            if line["kind"] == "train" and "samples" in line:
-                due = schedule.samples_before(line["iteration"])
-                yield from unlike(
-                    f"{METRICS}: samples at {line['iteration']}", line["samples"], due, "its schedule gives"
-                )
+        updates = 0
+        for line in (line for line in read_metrics(self.run) if line["kind"] == "train" and "samples" in line):
+            due: dict[str, float] = {"samples": schedule.samples_before(line["iteration"])}
+            if set(self.manifest.parents) == {"dataset"}:  # its updates are counted from 1
+                due["learning_rate"] = learning_rate(config.train, updates + 1)
+            updates += not line.get("skipped")
+            for name, value in due.items():
+                yield from unlike(f"{METRICS}: {name} at {line['iteration']}", line[name], value, "its schedule gives")
         yield from _ending(self.run)
 
     # -- a reproduction -------------------------------------------------------------------------------------------

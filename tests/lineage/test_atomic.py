@@ -105,16 +105,6 @@ def test_what_cannot_be_written_as_json_leaves_the_old_content(tmp_path: Path) -
     assert names(tmp_path) == ["file.json"]
 
 
-def test_a_new_directory_is_not_there_before_its_block_ends(tmp_path: Path) -> None:
-    path = tmp_path / "directory"
-    with new_directory(path) as temporary:
-        write_text(temporary / "inner" / "file", "text")
-        assert not path.exists()
-        assert temporary.parent == path.parent, "another file system would need a copy"
-    assert (path / "inner" / "file").read_text() == "text"
-    assert names(tmp_path) == ["directory"]
-
-
 def test_a_directory_is_replaced_whole(tmp_path: Path) -> None:
     path = tmp_path / "directory"
     write_text(path / "old", "old")

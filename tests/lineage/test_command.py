@@ -183,12 +183,6 @@ def test_an_error_is_a_line_of_json_if_asked_for(arguments: list[str], said: dic
     assert ended(start("run", "a", "--json-errors")) == (0, "run a\n", "")
 
 
-def test_help_is_about_the_whole_command(start: Start) -> None:
-    code, out, err = ended(start("--help"))
-    assert (code, err) == (0, "")
-    assert all(verb in out for verb in ("run", "fail", "lines"))
-
-
 @pytest.mark.parametrize("options", [[], ["--swallow"], ["--finalizer"]])
 def test_ctrl_c_ends_with_7_even_where_errors_are_outlived(start: Start, options: list[str]) -> None:
     process = start("wait", *options)
@@ -199,14 +193,3 @@ def test_ctrl_c_ends_with_7_even_where_errors_are_outlived(start: Start, options
     assert (process.returncode, out.removeprefix("ready\n")) == (7, "")
     assert err.startswith("error: interrupted")
     assert err.count("\n") == 1
-
-
-@pytest.mark.parametrize("count", [3, 200_000])
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_reader_that_leaves_is_no_reason_to_complain(start: Start, count: int, unbuffered: str) -> None:
-    process = start("lines", count, PYTHONUNBUFFERED=unbuffered)
-    assert process.stdout
-    assert process.stderr
-    process.stdout.close()
-    assert process.stderr.read() == ""
-    assert process.wait(timeout=600) in (0, 1)

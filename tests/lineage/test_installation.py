@@ -20,7 +20,3 @@ def test_a_build_stands_for_the_commit_and_another_has_another_name(
     assert (build.startswith("wheel-"), len(build)) == (True, 40)
     record.write_text("lineage/errors.py,sha256=abd,3\n", encoding="utf-8")
     assert wheel_state()["commit"] != build
-
-
-def test_a_clone_is_no_wheel() -> None:
-    assert wheel_state() == {}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lineage.progress import Progress, format_duration
+from lineage.progress import Progress
 from tests.lineage.conftest import Start, ended
 
 
@@ -56,28 +56,6 @@ def test_work_of_an_earlier_run_is_not_in_the_rate(clock: Clock, capsys: pytest.
         progress.advance(10)
     first = capsys.readouterr().err.splitlines()[0]
     assert first == "train: 990/1,000 iterations, 0.5/s, 0:20 left"
-
-
-def test_an_unknown_total_is_not_shown(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress("read", None, "lines") as progress:
-        clock.now = 2.0
-        progress.advance(5000)
-    assert capsys.readouterr().err == "read: 5,000 lines, 2,500.0/s, 0:02\n"
-
-
-def test_bytes_have_their_own_units(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress("digest", 3_000_000_000, "bytes") as progress:
-        clock.now = 15.0
-        progress.advance(1_500_000_000)
-    first = capsys.readouterr().err.splitlines()[0]
-    assert first == "digest: 1.5 GB/3.0 GB, 100.0 MB/s, 0:15 left"
-
-
-def test_of_what_is_done_within_two_seconds_nothing_is_shown(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress("data", 10, "documents") as progress:
-        clock.now = 1.9
-        progress.advance(10)
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("rank", ["", "1"])
@@ -147,12 +125,6 @@ def test_a_terminal_sees_a_bar_redrawn_on_one_line(application: Path) -> None:
     assert all(len(drawn.removeprefix("\x1b[2K")) < 60 for drawn in re.split(r"[\r\n]+", text)), "no line is broken"
 
 
-def test_a_failure_on_a_terminal_has_a_line_of_its_own(application: Path) -> None:
-    code, text = on_a_terminal(application, "count", 3, "--fail")
-    assert code == 2
-    assert text.endswith("\r\nerror: failed while counting\r\n")
-
-
 @pytest.mark.parametrize(("option", "variables"), [("--quiet", {}), ("--no-fail", {"TERM": "dumb"})])
 def test_quiet_and_a_terminal_that_cannot_redraw_get_no_control_characters(
     application: Path, option: str, variables: dict[str, str]
@@ -162,11 +134,3 @@ def test_quiet_and_a_terminal_that_cannot_redraw_get_no_control_characters(
     assert "\x1b" not in text
     assert "\r" not in text.replace("\r\n", "")
     assert text == "warning: small\r\n" if option == "--quiet" else SAID.fullmatch(text.replace("\r\n", "\n"))
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0:00"), (59.4, "0:59"), (59.6, "1:00"), (75, "1:15"), (3599.7, "1:00:00"), (4000, "1:06:40")],
-)  # fmt: skip
-def test_durations_read_like_a_clock(seconds: float, text: str) -> None:
-    assert format_duration(seconds) == text

@@ -101,12 +101,6 @@ def test_a_real_directory_in_the_links_place_is_left_alone(tmp_path: Path) -> No
     assert (tmp_path / "work" / "precious").read_text() == "precious"
 
 
-def test_a_begun_directory_without_manifest_gets_one(tmp_path: Path) -> None:
-    run = begin(tmp_path)
-    (run.path / MANIFEST).unlink()
-    assert begin(tmp_path).manifest["kind"] == "training"
-
-
 def test_a_root_that_is_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match="cannot be made"):

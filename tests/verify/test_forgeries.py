@@ -275,6 +275,7 @@ MADE_AGAIN: list[tuple[str, Edit, str]] = [
     (f"{TRAINING}/metrics.jsonl", put(1, loss=1.0), " as it is here: its digest"),
     (f"{TRAINING}/metrics.jsonl", lambda lines: lines.pop(2), "does not have each of 6 iterations once"),
     (f"{TRAINING}/metrics.jsonl", put(1, samples=512), "metrics.jsonl: samples at 1 is 512; its schedule gives 4"),
+    (f"{TRAINING}/metrics.jsonl", put(1, learning_rate=0.5), "learning_rate at 1 is 0.5; its schedule gives 0.0012"),
     (f"{TRAINING}/summary.json", put(validation_loss=1.0), "loss is 1.0; its metrics.jsonl gives"),
     (f"{TRAINING}/summary.json", lambda it: it.update(tokens=10 * it["tokens"]), "; its configuration gives "),
     (f"{TRAINING}/summary.json", put(tokens_per_second=1e6), "its tokens and rate give"),
