@@ -5,7 +5,8 @@ import shutil
 import signal
 import tarfile
 import time
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -55,20 +56,22 @@ def files(folder: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def alone(world: Path) -> dict[str, list[str]]:
-    """The files that each command makes where no other is."""
-    made = {}
-    for name in VERBS:
+def alone(world: Path) -> Callable[[str], list[str]]:
+    """The files that a command makes where no other is."""
+
+    @cache
+    def made(name: str) -> list[str]:
+        shutil.rmtree(world / "out", ignore_errors=True)
         (world / "out").mkdir()
         call({"MLM_QUIET": "1"}, *VERBS[name].split(), folder=world, ends=0)
-        made[name] = files(world / "out")
-        shutil.rmtree(world / "out")
+        return files(world / "out")
+
     return made
 
 
 @pytest.mark.parametrize(("first", "second", "number"), PAIRS)
 def test_of_two_that_write_to_one_place_one_has_it_and_one_says_why(
-    first: str, second: str, number: int, world: Path, alone: dict[str, list[str]]
+    first: str, second: str, number: int, world: Path, alone: Callable[[str], list[str]]
 ) -> None:
     out = world / "out"
     shutil.rmtree(out, ignore_errors=True)
@@ -92,4 +95,5 @@ def test_of_two_that_write_to_one_place_one_has_it_and_one_says_why(
     assert stopped.wait() in (2, Interrupted.exit_code), (ends, stopped.err)
     assert stopped.err.startswith("error: "), stopped.err
     assert stopped.err.count("\n") == 1, stopped.err
-    assert files(out) == alone[first if has_it is held else second]
+    made = files(out)
+    assert made == alone(first if has_it is held else second)
