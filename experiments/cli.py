@@ -117,13 +117,11 @@ def plan_(
     explain: Annotated[bool, typer.Option("--explain", help="Print where the time of the first layout goes.")] = False,
 ) -> None:
     """Rank the layouts of a model that fit a cluster: time, days per epoch, GPU-hours, with intervals."""
-    from engine.run.resolved import read_run
     from experiments.simulator import planner
     from experiments.simulator.cluster import load_cluster
 
-    hub = model.endswith(".json")
-    planned = planner.model_of_hub(Path(model)) if hub else planner.model_of_run(read_run(model))
-    machine = load_cluster(cluster, software or ("" if hub else planner.OWN))
+    planned = planner.read_model(model)
+    machine = load_cluster(cluster, software or (planner.OWN if planned.run else ""))
     choices = planner.ranked_layouts(planned, machine, gpus)
     print(planner.format_plan(planned, machine, choices))
     print(planner.reasons(choices))
@@ -159,12 +157,10 @@ def mfu(
     tflops: Annotated[float | None, typer.Option(min=0, help="TFLOP/s per GPU, without recomputation.")] = None,
 ) -> None:
     """Turn tokens/s, ms of an iteration or TFLOP/s into the others, with formula, peak and both counts of attention."""
-    from engine.run.resolved import read_run
     from experiments.simulator import planner
     from experiments.simulator.cluster import load_cluster
 
-    hub = model.endswith(".json")
-    read = planner.model_of_hub(Path(model)) if hub else planner.model_of_run(read_run(model))
+    read = planner.read_model(model)
     given = planner.Given(gpus, batch or read.template.global_batch, tokens_per_second, milliseconds, tflops)
     print(planner.utilisation(read, load_cluster(cluster), given))
 

@@ -18,6 +18,10 @@ class UserError(Exception):
     on_every_rank = False
     """True if every rank of a distributed run prints it, False if only rank 0 does."""
 
+    def __init__(self, sentence: object, on_every_rank: bool = False) -> None:
+        super().__init__(sentence)
+        self.on_every_rank = on_every_rank or self.on_every_rank
+
 
 class BadInput(UserError):
     """A usage error, an unreadable file or an impossible configuration: exit code 2."""

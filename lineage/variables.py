@@ -18,9 +18,8 @@ def number(name: str) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 8 and LEAST[name] <= int(text) <= MOST):
-        error = BadInput(f"the environment variable {name} is {text[:40]!r}, not a number from {LEAST[name]} on")
-        error.on_every_rank = True
-        raise error
+        sentence = f"the environment variable {name} is {text[:40]!r}, not a number from {LEAST[name]} on"
+        raise BadInput(sentence, on_every_rank=True)
     return int(text)
 
 
@@ -28,9 +27,8 @@ def check_numbers() -> None:
     """Raise BadInput, on every rank, if a variable of LEAST is unusable or there is a rank of no ranks."""
     values = {name: number(name) for name in LEAST}
     if (values["RANK"] or 0) >= (values["WORLD_SIZE"] or 1):
-        error = BadInput("RANK is set, and WORLD_SIZE is not or is not larger: start ranks with torchrun, or unset it")
-        error.on_every_rank = True
-        raise error
+        sentence = "RANK is set, and WORLD_SIZE is not or is not larger: start ranks with torchrun, or unset it"
+        raise BadInput(sentence, on_every_rank=True)
 
 
 def rank() -> int:

@@ -150,19 +150,8 @@ def load_reproduction(directory: Path) -> Reproduction:
     )
 
 
-def refusal(record: Record, known_runs: set[str]) -> str | None:
-    """Reason to refuse a record, or None.
-
-    Every record needs a source; a number that was not published also needs a digest or a run that the summary lists.
-    """
-    if not record.source.strip():
-        return "it has no source"
-    if record.kind != "published" and not record.digest and record.source not in known_runs:
-        return f"{record.source} has no digest and is not a run of this reproduction"
-    return None
-
-
 def _read_records(path: Path, known_runs: set[str], problems: Problems) -> list[Record]:
+    """The records with a source; a number that was not published also needs a digest or a run that is known."""
     if not path.is_file():
         problems.add(RECORDS, f"This reproduction has no result records ({RECORDS}).", damaged=False)
         return []
@@ -173,7 +162,13 @@ def _read_records(path: Path, known_runs: set[str], problems: Problems) -> list[
         return []
     if not records:
         problems.add(RECORDS, f"The result records ({RECORDS}) are empty.", damaged=False)
-    refused = {number: reason for number, record in enumerate(records, 1) if (reason := refusal(record, known_runs))}
-    for number, reason in refused.items():
-        problems.add(RECORDS, f"Line {number} of {RECORDS} is left out: {reason}.")
-    return [record for number, record in enumerate(records, 1) if number not in refused]
+    proven = []
+    for number, record in enumerate(records, 1):
+        left_out = f"Line {number} of {RECORDS} is left out:"
+        if not record.source.strip():
+            problems.add(RECORDS, f"{left_out} it has no source.")
+        elif record.kind != "published" and not record.digest and record.source not in known_runs:
+            problems.add(RECORDS, f"{left_out} {record.source} has no digest and is not a run of this reproduction.")
+        else:
+            proven.append(record)
+    return proven

@@ -25,12 +25,6 @@ def reproduction_exhibits(reproduction: Reproduction) -> dict[str, Exhibit]:
     return {exhibit.name: exhibit for exhibit in exhibits}
 
 
-def figure_6_curves(reproduction: Reproduction) -> list[Curve]:
-    """Validation perplexity over training, published and ours."""
-    records = reproduction.select("2019/figure-6", "validation_perplexity")
-    return build_curves(records, model_order(reproduction))
-
-
 def layers_of(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
     """Curves by kind, published last."""
     kinds = dict.fromkeys(curve.kind for curve in reversed(curves))
@@ -38,12 +32,13 @@ def layers_of(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
 
 
 def _curves(reproduction: Reproduction) -> Iterator[Exhibit]:
-    if curves := figure_6_curves(reproduction):
+    perplexities = reproduction.select("2019/figure-6", "validation_perplexity")
+    if curves := build_curves(perplexities, model_order(reproduction)):
         yield Exhibit(
             "2019-figure-6",
             "Validation perplexity against iterations",
             [said := _ends(curves), VALIDATED, *_means(curves, ", bands their least and greatest")],
-            tables.records_data(reproduction.select("2019/figure-6", "validation_perplexity")),
+            tables.records_data(perplexities),
             reproduction.command("figure-6"),
             partial(draw_perplexity, layers_of(curves)),
             f"Line charts of validation perplexity over iterations, logarithmic. {said}",

@@ -143,12 +143,11 @@ def known_tokens(tokens: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64
     A divided embedding would otherwise treat it as another rank's, silently.
     """
     if tokens.min() < 0 or tokens.max() >= vocab_size:
-        error = IntegrityFailure(
+        raise IntegrityFailure(
             f"the dataset has the token {tokens.min() if tokens.min() < 0 else tokens.max()}, and its vocabulary ends "
-            f"at {vocab_size - 1}: make it again with `mlm-data run`"
+            f"at {vocab_size - 1}: make it again with `mlm-data run`",
+            on_every_rank=True,
         )
-        error.on_every_rank = True
-        raise error
     return tokens
 
 

@@ -106,10 +106,6 @@ class MemoryGuard(Guard):
 class OutOfMemory(HardwareMissing):
     """This machine has too little memory for the run: exit code 4."""
 
-    def __init__(self, sentence: str, on_every_rank: bool) -> None:
-        super().__init__(sentence)
-        self.on_every_rank = on_every_rank
-
 
 @contextmanager
 def explaining_out_of_memory(run: ResolvedRun, mesh: ParallelMesh, when: str) -> Iterator[None]:

@@ -26,11 +26,6 @@ class AdamStep:
     steps: int
     """Updates so far, including this one."""
 
-    @property
-    def corrections(self) -> tuple[float, float]:
-        """Bias corrections: divisors of the first and second moment."""
-        return 1 - self.beta1**self.steps, 1 - self.beta2**self.steps
-
 
 def adamw(
     weights: torch.Tensor, copy: torch.Tensor | None, gradient: torch.Tensor, exp_avg: torch.Tensor,
@@ -62,7 +57,7 @@ def adam_direction(
     is_corrected: bool,
 ) -> torch.Tensor:  # fmt: skip
     """Update the moments, clip the gradient in place, and return m/(√v + ε) + λ·weights. The weights do not change."""
-    first, second = step.corrections if is_corrected else (1.0, 1.0)
+    first, second = (1 - beta**step.steps if is_corrected else 1.0 for beta in (step.beta1, step.beta2))
     direction = torch.empty_like(weights)
     tensors = (weights, gradient, exp_avg, exp_avg_sq, direction)
     at_once = CACHED if weights.device.type == "cpu" else max(len(weights), 1)

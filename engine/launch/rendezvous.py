@@ -50,10 +50,6 @@ class FirstRankMissing(RanksMissing):
 class RankLost(Interrupted):
     """Another rank ended or hangs in the middle of the work: exit code 7."""
 
-    def __init__(self, sentence: str, on_every_rank: bool = False) -> None:
-        super().__init__(sentence)
-        self.on_every_rank = on_every_rank
-
 
 def launched_world_size() -> int:
     """Number of ranks that torchrun, Slurm or `run_threads` started; 1 for a plain process."""

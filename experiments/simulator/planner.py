@@ -9,7 +9,7 @@ from data_pipeline.files import DATASET, DataCard
 from engine.config import RunConfig
 from engine.costs import flops_per_token
 from engine.pipeline.schedule import ideal_bubble
-from engine.run.resolved import ResolvedRun
+from engine.run.resolved import ResolvedRun, read_run
 from experiments.simulator.cluster import Cluster, machine_of
 from experiments.simulator.measurements import ITERATIONS_PER_EPOCH, fitted_workloads
 from experiments.simulator.simulate import Prediction, iteration_parts, simulate
@@ -52,6 +52,11 @@ class PlannedModel(NamedTuple):
     """Run whose memory is counted, unless it is a llama."""
     epoch_tokens: int | None = None
     """Tokens of the dataset that the run names."""
+
+
+def read_model(model: str) -> PlannedModel:
+    """A shipped model, a TOML file, or a Hugging Face `config.json`."""
+    return model_of_hub(Path(model)) if model.endswith(".json") else model_of_run(read_run(model))
 
 
 def model_of_run(run: ResolvedRun) -> PlannedModel:

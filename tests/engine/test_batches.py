@@ -7,7 +7,6 @@ import pytest
 
 from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
 from engine.data.batches import validation_text
-from lineage.errors import BadInput
 
 SIZES = np.array([5, 3, 7, 4, 6], dtype=np.int32)
 
@@ -41,8 +40,3 @@ def test_validation_of_a_blend_keeps_its_shares(token_file: TokenFile, tmp_path:
     targets = [token for row in rows for token in row[1:]]
     assert len(targets) == len(set(targets))
     assert sorted(token for token in targets if token < 50) == list(range(1, 25))
-
-
-def test_a_validation_split_shorter_than_a_sample_is_refused(token_file: TokenFile) -> None:
-    with pytest.raises(BadInput, match="has 25 tokens, fewer than 25"):
-        validation_text([(token_file, 1.0)], 25)

@@ -181,18 +181,6 @@ def test_a_changed_byte_is_noticed(name: str, run: Path) -> None:
     assert caught.value.exit_code == 6
 
 
-def test_an_unfinished_checkpoint_is_refused(run: Path) -> None:
-    path = resolve_checkpoint(run)
-    (path / "COMPLETE").write_text("{", encoding="utf-8")
-    with pytest.raises(IntegrityFailure, match="COMPLETE"):
-        load_for_inference(run)
-    (path / "COMPLETE").unlink()
-    for asked in (path, run):
-        with pytest.raises(IntegrityFailure, match=r"complete checkpoint|COMPLETE") as caught:
-            load_for_inference(asked)
-        assert caught.value.exit_code == 6
-
-
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

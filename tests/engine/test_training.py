@@ -16,7 +16,6 @@ from engine.step import NotFinite
 from engine.trainer import Trainer
 from lineage.digest import check_seal
 from lineage.errors import BadInput
-from tests.engine.conftest import write_dataset
 from tests.engine.small_run import (
     LONG,
     assert_same_training,
@@ -151,12 +150,3 @@ def test_an_infinite_loss_with_a_finite_gradient_updates_nothing(
 def test_a_dataset_shorter_than_a_sample_is_refused(dataset: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="fewer than"):
         train(small_config(dataset, {"seq_length": 100_000}), tmp_path)
-
-
-def test_another_dataset_is_another_run(tmp_path: Path) -> None:
-    moved = write_dataset(tmp_path / "dataset", seed=1)
-    first = resolved(small_config(moved)).begin(tmp_path)
-    shutil.rmtree(moved)
-    write_dataset(moved, seed=2)
-    second = resolved(small_config(moved)).begin(tmp_path)
-    assert first.path != second.path

@@ -11,11 +11,11 @@ from experiments.reproduce.order import order_verdict
 from lineage.files import write_document
 from lineage.numbers import show
 from lineage.records import Record
-from reports.curves import build_curves
+from reports.curves import Curve, build_curves, model_order
 from reports.evaluations import cells_of
 from reports.figures.curves import draw_perplexity
 from reports.load import Reproduction, load_reproduction
-from reports.reproduced import figure_6_curves, layers_of, reproduction_exhibits
+from reports.reproduced import layers_of, reproduction_exhibits
 from reports.tables import comparison_tables
 from tests.reports.reproduction import evaluation, page_text, write_reproduction
 
@@ -48,6 +48,10 @@ def reproduction(tmp_path: Path) -> Reproduction:
         for seed, values in BITS.items() for name, value in zip(NAMES, values, strict=True)
     ]  # fmt: skip
     return replace(found, scores=scores(), records=(*found.records, *again, *bits))
+
+
+def figure_6_curves(reproduction: Reproduction) -> list[Curve]:
+    return build_curves(reproduction.select("2019/figure-6", "validation_perplexity"), model_order(reproduction))
 
 
 def test_curves_of_several_seeds_are_their_means_with_a_band(reproduction: Reproduction) -> None:
