@@ -47,10 +47,6 @@ class FamilySection(Config):
     """Entries of the vocabulary that are added to the tokenizer's."""
     divides_sequence: ClassVar[bool] = True
     """True if sequence parallelism can divide the activations."""
-    shards_parameters: ClassVar[bool] = True
-    """True if ZeRO stage 3 can divide the parameters."""
-    blends_datasets: ClassVar[bool] = True
-    """True if several datasets can be blended in training."""
 
     def check(self, model: "ModelConfig") -> None:
         """Raises ValueError if a model of this family cannot have these sizes."""
@@ -60,8 +56,6 @@ class BertConfig(FamilySection):
     """Options of a BERT (2019 paper, Section 5.3)."""
 
     special_tokens: ClassVar[int] = len(SPECIAL_TOKENS)
-    shards_parameters: ClassVar[bool] = False
-    blends_datasets: ClassVar[bool] = False
 
     layer_norm_order: Literal["rearranged", "original"] = "rearranged"
     """`rearranged`: x + f(LN(x)), the 2019 paper's Figure 7 (b); `original`: LN(x + f(x)), its Figure 7 (a)."""
@@ -82,8 +76,6 @@ class TransformerXLConfig(FamilySection):
     """Options of a Transformer-XL (Dai et al. 2019)."""
 
     divides_sequence: ClassVar[bool] = False
-    shards_parameters: ClassVar[bool] = False
-    blends_datasets: ClassVar[bool] = False
 
     memory_length: int = 0
     """States of earlier segments that every layer sees, `m`; 0 for a model without recurrence."""
@@ -518,7 +510,7 @@ class RunConfig(Config):
     def _check(self) -> Self:
         if not re.fullmatch(r"\w[\w.-]*", self.name):
             raise ValueError(f"name = {self.name!r} cannot name a directory: letters, digits, '-', '_' and '.' can")
-        if isinstance(self.data.dataset, tuple) and not self.model.section.blends_datasets:
+        if isinstance(self.data.dataset, tuple) and self.model.family != "gpt2":
             raise ValueError(
                 f"a model of family = {self.model.family!r} reads one dataset: data.dataset must be one directory"
             )

@@ -119,7 +119,7 @@ def layout_of(config: "RunConfig", ranks: int) -> Layout:
 
 def _check_zero3(config: "RunConfig", dp: int) -> None:
     parallel, model = config.parallel, config.model
-    if not model.section.shards_parameters or parallel.tp * parallel.pp > 1 or parallel.shard_optimizer:
+    if model.family != "gpt2" or parallel.tp * parallel.pp > 1 or parallel.shard_optimizer:
         raise BadInput(
             "parallel.shard_parameters (ZeRO stage 3) divides a GPT-2 over data-parallel ranks alone: "
             "set parallel.tp = 1, parallel.pp = 1 and parallel.shard_optimizer = false"
