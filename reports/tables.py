@@ -13,9 +13,11 @@ from lineage.records import Kind, Record
 from reports.exhibit import Table
 from reports.numbers import MISSING, accuracy, compact, exact, percent, show
 
-COMPARED = {
+BENCHMARKS = {
     "wikitext103_perplexity": ("WikiText-103 perplexity", "lower is better"),
     "lambada_accuracy": ("LAMBADA accuracy", "higher is better"),
+}
+FALLBACKS = {
     "heldout_perplexity": ("Held-out perplexity", "not WikiText-103; lower is better"),
     "heldout_cloze_accuracy": ("Held-out cloze accuracy", "not LAMBADA; higher is better"),
 }
@@ -40,13 +42,17 @@ EXACT = ("x", "value", "low", "high")
 OURS, TWIN, SIZE = "this reproduction", "its twin here", "twin's size"
 
 
-def comparison_tables(records: Sequence[Record], sizes: Mapping[str, int] | None = None) -> list[Table]:
+def comparison_tables(
+    records: Sequence[Record],
+    quantities: Mapping[str, tuple[str, str]] = BENCHMARKS | FALLBACKS,
+    sizes: Mapping[str, int] | None = None,
+) -> list[Table]:
     """A table for each quantity with records: a column for each published source, one for models of the published size.
 
     Twins have a column of their own, beside that of their sizes.
     """
     tables = []
-    for quantity, (title, hint) in COMPARED.items():
+    for quantity, (title, hint) in quantities.items():
         cells: dict[tuple[str, str], list[Record]] = defaultdict(list)
         for record in records:
             if record.quantity == quantity:

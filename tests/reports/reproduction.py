@@ -43,7 +43,11 @@ PUBLISHED_TABLE_3 = {
     "2.5b": (12.76, 61.73, 12.68, 61.52),
     "8.3b": (10.81, 66.51, 10.81, 66.51),
 }
-SHAPES = {
+SHAPE = (
+    "num_layers", "hidden_size", "num_heads", "seq_length", "vocab_size", "parameters", "global_batch_size",
+    "iterations", "learning_rate",
+)  # fmt: skip
+SIZES = {
     "355m": (24, 1024, 16, 354_871_296, 4, 48, 4),
     "2.5b": (54, 1920, 20, 2_490_000_000, 9, 96, 4),
     "8.3b": (72, 3072, 24, 8_300_000_000, 12, 144, 4),
@@ -86,17 +90,8 @@ def records() -> list[Record]:
 
 
 def _record(experiment: str, series: str, quantity: str, value: float, kind: Any, source: str, **more: Any) -> Record:
-    name = "iteration" if "x" in more else ""
-    return Record(
-        experiment=experiment,
-        series=series,
-        quantity=quantity,
-        value=value,
-        kind=kind,
-        source=source,
-        x_name=name,
-        **more,
-    )
+    names = {"experiment": experiment, "series": series, "quantity": quantity, "kind": kind, "source": source}
+    return Record(value=value, x_name="iteration" if "x" in more else "", **names, **more)
 
 
 def _ours(experiment: str, series: str, quantity: str, value: float, **more: Any) -> Record:
@@ -106,16 +101,16 @@ def _ours(experiment: str, series: str, quantity: str, value: float, **more: Any
 
 def summary() -> dict[str, Any]:
     models = []
-    for name, (layers, hidden, heads, parameters, small_layers, small_hidden, small_heads) in SHAPES.items():
-        published = _shape(layers, hidden, heads, 1024, 50257, parameters, 512, 300_000)
+    for name, (layers, hidden, heads, parameters, small_layers, small_hidden, small_heads) in SIZES.items():
+        published = (layers, hidden, heads, 1024, 50257, parameters, 512, 300_000, 1.5e-4)
         small = small_layers * 12 * small_hidden**2 + 8192 * small_hidden
-        trained = _shape(small_layers, small_hidden, small_heads, 128, 8192, small, 8, ITERATIONS)
+        trained = (small_layers, small_hidden, small_heads, 128, 8192, small, 8, ITERATIONS, 1.5e-4)
         models.append(
             {
                 "name": name,
                 "run": run_name(name),
-                "published": published,
-                "trained": trained,
+                "published": dict(zip(SHAPE, published, strict=True)),
+                "trained": dict(zip(SHAPE, trained, strict=True)),
                 "seed": 1234,
                 "tokens": 8 * 128 * ITERATIONS,
                 "train_seconds": 412.7,
@@ -133,22 +128,6 @@ def summary() -> dict[str, Any]:
         "hardware": "2 cores, no GPU",
         "commit": "0123456789abcdef0123456789abcdef01234567",
         "commands": {"figure-6": "make reproduce TARGET=8.3b", "table-3": "make evaluate TARGET=8.3b"},
-    }
-
-
-def _shape(
-    layers: int, hidden: int, heads: int, length: int, vocabulary: int, parameters: int, batch: int, steps: int
-) -> dict[str, Any]:
-    return {
-        "num_layers": layers,
-        "hidden_size": hidden,
-        "num_heads": heads,
-        "seq_length": length,
-        "vocab_size": vocabulary,
-        "parameters": parameters,
-        "global_batch_size": batch,
-        "iterations": steps,
-        "learning_rate": 1.5e-4,
     }
 
 
