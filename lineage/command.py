@@ -16,7 +16,7 @@ import typer
 from lineage.atomic import OVERWRITE
 from lineage.errors import BadInput, Fault, HardwareMissing, Interrupted, UserError, afterwards
 from lineage.extras import check_torch
-from lineage.lock import release_all
+from lineage.lock import release_claims
 from lineage.processes import STOPS
 from lineage.progress import QUIET
 from lineage.variables import check_numbers, is_first_rank
@@ -100,7 +100,7 @@ def run_command(app: Callable[..., Any], default: str | None = None, verbs: tupl
         code, cause = _explain(error), error
     except Exception as error:
         code, cause = _explain(_unforeseen(error)), error
-    release_all()
+    release_claims()
     sys.stdout.flush()
     lost = getattr(sys.stdout, "lost", None)
     if lost and not code and lost.errno != errno.EPIPE:

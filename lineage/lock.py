@@ -17,6 +17,8 @@ from lineage.variables import is_first_rank
 LOCK = ".lock"
 _HELD: dict[Path, int] = {}
 """Descriptors of the locks of this process."""
+_CLAIMS: list[tuple[Path, int]] = []
+"""Locks of places that were claimed, with the process that did: a forked one leaves them alone."""
 UNFINISHED = r"\.(iter_\d{{7}}\.partial|manifest\.json\.partial-([0-9a-f]{{8}}-)?\d+|.+\.(partial|old|link)-({})\d+)"
 """Names of unfinished files and directories, and of replaced ones, by the marks of their holders."""
 
@@ -65,10 +67,12 @@ def _release(path: Path) -> None:
     os.close(descriptor)
 
 
-def release_all() -> None:
-    """Give every lock of this process back."""
-    for path in [*_HELD]:
-        _release(path)
+def release_claims() -> None:
+    """Give back every place that this process claimed."""
+    for lock, process in _CLAIMS:
+        if lock in _HELD and process == os.getpid():
+            _release(lock)
+    _CLAIMS.clear()
 
 
 def check_held(directory: Path) -> None:
@@ -84,6 +88,7 @@ def claim(path: Path) -> None:
     if lock not in _HELD and is_first_rank():
         with suppress(OSError):  # without a cache there is no claim
             _HELD[lock] = _take(lock, f"another process is about to write {path}: wait for it, or name another place")
+            _CLAIMS.append((lock, os.getpid()))
 
 
 @contextmanager

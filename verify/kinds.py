@@ -6,7 +6,9 @@ Lists are closed: a directory that they do not describe is not verified. Imports
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_origin
+
+from pydantic import BaseModel
 
 from data_pipeline.files import DATASET, LEDGER
 from data_pipeline.stages import STAGES
@@ -30,6 +32,8 @@ CHECKPOINT = rf"(config|index|lineage|state)\.json|{PIECES}|{MARKER}"
 DOCUMENTS = rf"(quarantine|duplicates|left_in|({NAME}/)?shard-\d+)\.jsonl"
 DATASETS = rf"{DOCUMENTS}|documents/{NAME}\.jsonl|{NAME}_text_document\.(bin|idx)|tokenizer/tokenizer(_config)?\.json"
 TRAININGS = rf"training/{NAME}/(metrics\.jsonl|training-(manifest\.json|summary\.json|{MARKER}))"
+FORMER = {"english", "expected_candidate_precision", "matrix_gflops"}
+"""Keys that earlier versions wrote into documents."""
 OUTSIDE = re.compile(r"(.*/)?\..*|(wandb|mlflow)/.*")
 """Hidden files and what libraries wrote, which no seal covers."""
 
@@ -107,6 +111,21 @@ def misfits(directory: Path, kind: Kind, values: dict[str, Any] | None = None) -
         yield f"{directory.name} is called {name}, which is not the name of what it computes"
     if directory.name not in (name, named):
         yield f"{directory.name} was renamed or copied over another: it began as {named}"
+
+
+def unread(values: Any, schema: Any, where: str) -> Iterator[str]:
+    """A sentence for each key of a document that its schema does not have: nothing compares what stands there."""
+    if isinstance(schema, type) and issubclass(schema, BaseModel):
+        for key, value in values.items() if isinstance(values, dict) else ():
+            if key in schema.model_fields:
+                yield from unread(value, schema.model_fields[key].annotation, f"{where}: {key}")
+            elif key not in FORMER:
+                yield f"{where} has {key}, which no file of its kind has"
+        return
+    of_dict = isinstance(values, dict) and get_origin(schema) is dict
+    for each in values if isinstance(values, list) else values.values() if of_dict else [values]:
+        for inner in get_args(schema):
+            yield from unread(each, inner, where)
 
 
 def hidden(directory: Path) -> list[str]:

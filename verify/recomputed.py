@@ -56,7 +56,7 @@ from lineage.run import MANIFEST, RunDirectory
 from lineage.shipped import model_file
 from lineage.verified import check_seal_once
 from reports.engines import read_engines
-from verify.kinds import KINDS, hidden, misfits
+from verify.kinds import KINDS, hidden, misfits, unread
 
 KEPT, REPORT = "training", "report"
 CHECKS = {
@@ -94,6 +94,13 @@ class RunCheck:
             yield f"{self.run.name} is of the kind {self.manifest.kind!r}, of which nothing is known"
             return
         yield from misfits(self.run, KINDS[self.manifest.kind], read_object(self.run / MANIFEST))
+        schemas: dict[str, type[BaseModel]] = {MANIFEST: Manifest, DATASET: DataCard, LEDGER: Ledger}
+        if self.manifest.kind == "reproduction":
+            evaluations = {f"{EVALUATIONS}/*-{task}.json": of for task, of in RESULTS.items()}
+            schemas |= {SUMMARY: ReproductionSummary, **evaluations}
+        for pattern, schema in schemas.items():
+            for path in self.run.glob(pattern):
+                yield from unread(read_object(path), schema, f"{path.name} of {self.run.name}")
         yield from broken_links(self.run)
         self.absent += [f"{name} in {self.run.name}, which no seal covers" for name in hidden(self.run)]
 

@@ -93,11 +93,11 @@ def test_a_file_that_another_process_will_write_is_refused(tmp_path: Path) -> No
     code = """
 import sys
 from pathlib import Path
-from lineage.lock import check_place, release_all
+from lineage.lock import check_place, release_claims
 check_place("--json", Path(sys.argv[1]), "metrics")
 print("mine", flush=True)
 sys.stdin.read()
-release_all()
+release_claims()
 """
     command = [sys.executable, "-c", code, str(tmp_path / "result.json")]
     first = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
