@@ -21,7 +21,7 @@ from lineage.progress import announce
 from lineage.run import RunDirectory
 from verify.engines import Engine, StepResult, Work, with_samples, with_vocabulary
 from verify.parity import ParityLayout, misfit, parse_layout
-from verify.runner import failed, hold, measured, on_ranks, train
+from verify.runner import UNKNOWN, measured, on_ranks, train
 
 QUANTITIES = {"loss": "loss", "norm": "gradient norm", "rate": "learning rate"}
 MOST = 1e9
@@ -62,11 +62,9 @@ def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) ->
     torch.set_num_threads(1)
     with shared_work(config, layout, iterations, first_rate=int(theirs != "megatron-core")) as (work, chosen):
         announce(f"{2 + DRAWS} trainings of {iterations} iterations, each on {chosen.world_size} processes")
-        first, *draws = [on_ranks(train, kind, work, chosen, None, draw, True) for draw in range(1 + DRAWS)]
+        first, *draws = [on_ranks(train, kind, work, chosen, UNKNOWN, draw, True).ranks for draw in range(1 + DRAWS)]
         reference = measured([first, *draws], config.train.precision)
-        (ours,) = hold(train, engine_class("ours"), work, [chosen], reference, 0, True)
-    if ours.failure:
-        raise failed(engine_class("ours"), ours.failure)
+        ours = on_ranks(train, engine_class("ours"), work, chosen, reference, 0, True)
     curves = [each[0].steps for each in (ours.ranks, first, *draws)]
     cases = [_case(quantity, name, curves, theirs, layers) for quantity, name in QUANTITIES.items()]
     shares = [_share(row.tensor.removeprefix("updated "), [row.largest], [row.tolerance]) for row in ours.rows]

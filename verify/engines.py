@@ -119,18 +119,15 @@ class Engine:
         return ()
 
     def save(self, directory: Path) -> None:
-        """Write a checkpoint after the first iteration, as the program itself does; every rank calls it.
-
-        Raises NotImplementedError if the program has none.
-        """
-        raise NotImplementedError
+        """Write a checkpoint after the first iteration, as the program itself does; every rank calls it."""
+        raise NotImplementedError("the program has no `save`")
 
     def restore(self, directory: Path) -> None:
         """Load a checkpoint, of any layout, into an engine that has not trained."""
         raise NotImplementedError
 
-    def gradient_of(self, parameter: torch.Tensor) -> torch.Tensor:
-        """The tensor in which the optimizer finds the gradient of a parameter."""
+    def gradient_of(self, parameter: str) -> torch.Tensor:
+        """The tensor in which the optimizer finds the gradient of the parameter of this name."""
         raise NotImplementedError
 
     @torch.no_grad()
@@ -141,8 +138,8 @@ class Engine:
         """
         named = dict(self.parameters())
         holders = {shard.parameter for shard in self.shards(named) if shard.key == tensor}
-        for name, parameter in named.items():
-            self.gradient_of(parameter).fill_(name in holders)
+        for name in named:
+            self.gradient_of(name).fill_(name in holders)
         return self.update(0)[0]
 
     def step(self, iteration: int, recorder: Recorder | None = None) -> StepResult:

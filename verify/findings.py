@@ -11,7 +11,7 @@ from lineage.atomic import write_text
 from verify.layouts import LayoutFinding, LayoutsReport
 from verify.megatron_core import values_of
 from verify.parity import SERIAL, ParityLayout, parse_layout
-from verify.subjects import core_fields, core_work
+from verify.subjects import core_fields, small_work
 
 COLOURS = ("#cc79a7", "#d55e00", "#e69f00", "#f0e442", "#2fb48a", "#56b4e9", "#b0b0b0", "#7fa3e0")
 """Colours of the probes, in their order; a probe has its number too."""
@@ -51,7 +51,7 @@ def write_reproductions(report: LayoutsReport, directory: Path) -> list[Path]:
 
 
 def _program(finding: LayoutFinding, report: LayoutsReport) -> str:
-    work = core_work(core_fields([f"{name}={value}" for name, value in report.fields.items()]), report.seed)
+    work = small_work(report.seed, core_fields([f"{name}={value}" for name, value in report.fields.items()]))
     saves = finding.probe == "checkpoint"
     layout = parse_layout(finding.layout)
 

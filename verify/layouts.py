@@ -1,5 +1,6 @@
 """Hold a program against its own serial run, on every layout, probe by probe."""
 
+import shutil
 import sys
 import tempfile
 import time
@@ -13,14 +14,12 @@ import numpy as np
 import torch
 
 from engine.compare.tensors import DRAWS, UNIT_FP32, TensorPart, assemble
-from engine.launch.forked import run_forked
-from engine.launch.threads import RanksFailed
 from lineage.config import Config
 from lineage.errors import BadInput
 from verify.alone import Masks
 from verify.engines import Engine, Weights, Work
 from verify.parity import SERIAL, ParityLayout, parse_layout
-from verify.runner import TABLE_HEAD, Computed, Outcome, Reference, hold, measured, table_row
+from verify.runner import TABLE_HEAD, UNKNOWN, Computed, Outcome, Reference, hold, measured, table_row, whole
 from verify.subjects import subject
 
 PROBES = {
@@ -84,9 +83,13 @@ class Examined(NamedTuple):
 
     outcome: Outcome
     findings: list[LayoutFinding]
-    cannot_run: str = ""
     not_asked: str = ""
     """Reason that checkpoints were not compared."""
+
+    @property
+    def cannot_run(self) -> str:
+        """Reason, in the words of the program; empty for a layout that ran."""
+        return reason(self.outcome.failure)
 
 
 def run_layouts(name: str, given: Sequence[str], names: str, seed: int) -> LayoutsReport:
@@ -123,15 +126,13 @@ def run_layouts(name: str, given: Sequence[str], names: str, seed: int) -> Layou
 
 
 def probe(
-    kind: type[Engine], work: Work, layout: ParityLayout, reference: Reference | None, weights: Weights | None = None,
+    kind: type[Engine], work: Work, layout: ParityLayout, reference: Reference, weights: Weights | None = None,
     draw: int = 0,
 ) -> Computed:  # fmt: skip
-    """Run one rank through the probes of a training; without weights, only build it."""
+    """Run one rank through the probes of a training; without weights, from those that it is built with."""
     engine, seen = kind(work, layout), Computed()
     engine.show(engine.recorder(seen.initial.append), "", engine.parameters())
-    if weights is None:
-        return seen
-    engine.load(weights)
+    engine.load(weights := weights or nudged(seen.initial, work.config.train.seed))
     seen.steps = engine.run(engine.recorder(seen.take(engine, reference, keeps=True)), draw)
     if not draw:
         seen.planted = {tensor: engine.planted(tensor) ** 2 for tensor in weights}
@@ -141,35 +142,31 @@ def probe(
     return seen
 
 
-def save(kind: type[Engine], work: Work, layout: ParityLayout, weights: Weights, directory: Path) -> None:
-    """Write a checkpoint after the first step of one rank."""
-    engine = kind(work, layout)
-    engine.load(weights)
-    engine.step(0)
-    engine.save(directory)
-
-
 def go_on(
-    kind: type[Engine], work: Work, layout: ParityLayout, reference: Reference, directory: Path,
-    again: Path | None = None,
+    kind: type[Engine], work: Work, layout: ParityLayout, reference: Reference, begun: Weights | Path,
+    saved: Path | None,
 ) -> Computed:  # fmt: skip
-    """Load a checkpoint, save it `again`, and take the steps after the first, on one rank."""
+    """Take one step from weights or load a checkpoint, save another, and take the further steps, on one rank."""
     engine, seen = kind(work, layout), Computed()
-    engine.restore(directory)
-    if again:
-        engine.save(again)
+    if isinstance(begun, Path):
+        engine.restore(begun)
+    else:
+        engine.load(begun)
+        engine.step(0)
+    if saved:
+        engine.save(saved)
     seen.steps = engine.run(engine.recorder(seen.take(engine, reference)), begun=1)
     return seen
 
 
-def nudged(whole: Weights, seed: int) -> Weights:
-    """Weights to begin with: those whose elements are all equal, as of norms and biases, are moved apart."""
+def nudged(initial: Sequence[TensorPart], seed: int) -> Weights:
+    """Whole weights to begin with: those whose elements are all equal, as of norms and biases, are moved apart."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
-    for name, weight in whole.items():
-        if weight.numel() and bool((weight == weight.flatten()[0]).all()):
-            weight = weight + NUDGE * torch.randn(weight.shape, generator=generator)
-        weights[name] = weight
+    for (_, name), value in assemble(initial).items():
+        weights[name] = torch.from_numpy(value)
+        if value.size and (value == value.flat[0]).all():
+            weights[name] = weights[name] + NUDGE * torch.randn(value.shape, generator=generator)
     return weights
 
 
@@ -183,55 +180,53 @@ def examine(kind: type[Engine], work: Work, layouts: Sequence[ParityLayout]) -> 
 
     Raises BadInput if the serial run does not run, or gives other bits when it is repeated.
     """
-    start, seed = time.monotonic(), work.config.train.seed
+    start = time.monotonic()
 
-    def serially(*args: Any) -> list[Computed]:
-        try:
-            return run_forked(probe, 1, kind, work, SERIAL, None, *args, timeout_seconds=SECONDS)
-        except RanksFailed as failure:
-            raise BadInput(f"the serial run cannot run here: {reason(failure.sentence)}") from failure
+    def held(program: Any, layout: ParityLayout, reference: Reference, *args: Any) -> Outcome:
+        return next(hold(program, kind, work, [layout], reference, *args, seconds=SECONDS))
 
-    built = assemble(serially()[0].initial).items()
-    weights = nudged({name: torch.from_numpy(value) for (_, name), value in built}, seed)
-    first, again = serially(weights), serially(weights)
-    both = (assemble(ranks[0].parts) for ranks in (first, again))
-    pairs = zip(*(each.items() for each in both), strict=True)
-    if name := next((key[1] for (key, value), (_, other) in pairs if value.tobytes() != other.tobytes()), ""):
-        raise BadInput(f"the serial run is not deterministic: {name} has other bits when it is repeated")
-    reference = measured([first, again, *(serially(weights, draw) for draw in range(1, DRAWS))], "fp32")
-    with tempfile.TemporaryDirectory() as folder:
-        for outcome in hold(probe, kind, work, [SERIAL, *layouts], reference, weights, seconds=SECONDS):
-            if outcome.failure:
-                yield Examined(outcome, [], reason(outcome.failure))
-                continue
-            findings, not_asked = list(_found(outcome, weights)), ""
-            if all(finding.probe in ("planted gradient", "dropout") for finding in findings):
-                more, not_asked = _through_checkpoints(kind, work, outcome.layout, weights, reference, Path(folder))
-                findings += more
-            yield Examined(replace(outcome, seconds=time.monotonic() - start), findings, "", not_asked)
-            start = time.monotonic()
-
-
-def _through_checkpoints(
-    kind: type[Engine], work: Work, layout: ParityLayout, weights: Weights, reference: Reference, folder: Path
-) -> tuple[list[LayoutFinding], str]:
-    """Differences after a serial checkpoint on the layout, and after the layout's serially; the reason if none."""
-    begin, findings = ParityLayout(shard_optimizer=layout.shard_optimizer), list[LayoutFinding]()
-    first, again = folder / f"begun-{begin.name}", folder / layout.name
-    try:
-        if not first.exists():
-            run_forked(save, 1, kind, work, begin, weights, first, timeout_seconds=SECONDS)
-    except RanksFailed as failure:
-        return [], reason(failure.sentence)
-    later = Reference({key: value for key, value in reference.whole.items() if key[0]}, reference.allowed)
-    for goes_on, path, saved in ((layout, first, again), (begin, again, None)):
-        (outcome,) = hold(go_on, kind, work, [goes_on], later, path, saved, seconds=SECONDS)
+    def serially(reference: Reference, *args: Any) -> Outcome:
+        outcome = held(probe, SERIAL, reference, *args)
         if outcome.failure:
-            return findings, reason(outcome.failure)
-        for row in outcome.beyond:
-            where = f"{row.where}, on {goes_on.name} after a checkpoint"
-            findings.append(_finding(layout.name, "checkpoint", row.tensor, row.largest, row.tolerance, where))
-    return findings, ""
+            raise BadInput(f"the serial run cannot run here: {reason(outcome.failure)}")
+        return outcome
+
+    first = serially(UNKNOWN).ranks
+    weights = nudged(first[0].initial, work.config.train.seed)
+    again = serially(Reference(values := whole(first), dict.fromkeys(values, 0.0)), weights)
+    if again.beyond:
+        why = "deterministic" if np.isfinite(again.beyond[0].largest) else "finite"
+        raise BadInput(f"the serial run is not {why}: {again.beyond[0].tensor} differs when it is repeated")
+    draws = [serially(UNKNOWN, weights, draw).ranks for draw in range(1, DRAWS)]
+    reference = measured([first, again.ranks, *draws], "fp32")
+    later = Reference({key: value for key, value in reference.whole.items() if key[0]}, reference.allowed)
+
+    def through_checkpoints(layout: ParityLayout, folder: Path) -> tuple[list[LayoutFinding], str]:
+        """Differences after a serial checkpoint on the layout, and after its own serially; the reason if not asked."""
+        begin, findings = ParityLayout(shard_optimizer=layout.shard_optimizer), list[LayoutFinding]()
+        serial, own = folder / f"begun-{begin.name}", folder / layout.name
+        ways: list[tuple[ParityLayout, Any, Path | None]] = [(layout, serial, own), (begin, own, None)]
+        if not serial.exists():
+            ways.insert(0, (begin, weights, serial))
+        for goes_on, begun, saved in ways:
+            outcome = held(go_on, goes_on, later, begun, saved)
+            if outcome.failure:
+                shutil.rmtree(saved or own, ignore_errors=True)
+                return findings, reason(outcome.failure)
+            for row in outcome.beyond:
+                where = f"{row.where}, on {goes_on.name} after a checkpoint"
+                findings.append(_finding(layout.name, "checkpoint", row.tensor, row.largest, row.tolerance, where))
+        return findings, ""
+
+    with tempfile.TemporaryDirectory() as folder:
+        for layout in [SERIAL, *layouts]:
+            outcome = again if layout == SERIAL else held(probe, layout, reference, weights)
+            findings, not_asked = list(_found(outcome, weights)), ""
+            if not outcome.failure and all(each.probe in ("planted gradient", "dropout") for each in findings):
+                more, not_asked = through_checkpoints(layout, Path(folder))
+                findings += more
+            yield Examined(replace(outcome, seconds=time.monotonic() - start), findings, not_asked)
+            start = time.monotonic()
 
 
 def _found(outcome: Outcome, weights: Weights) -> Iterator[LayoutFinding]:

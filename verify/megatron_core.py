@@ -219,9 +219,9 @@ class MegatronCore(Engine):
         for name, parameter in self.gpt.named_parameters():
             yield name, self._gathered(parameter, "gradient") if self.layout.shard_optimizer else parameter.main_grad
 
-    def gradient_of(self, parameter: torch.Tensor) -> torch.Tensor:
+    def gradient_of(self, parameter: str) -> torch.Tensor:
         """The buffer of its data-parallel wrapper."""
-        gradient: torch.Tensor = parameter.main_grad  # type: ignore[attr-defined]
+        gradient: torch.Tensor = self.gpt.get_parameter(parameter).main_grad
         return gradient
 
     def update(self, iteration: int) -> tuple[float, float]:

@@ -25,7 +25,7 @@ from engine.costs import parameter_count
 from engine.launch.forked import run_forked
 from engine.launch.threads import RanksFailed, run_threads
 from lineage.environment import memory_bytes
-from lineage.errors import BadInput, Diverged, UserError
+from lineage.errors import BadInput, Diverged
 from lineage.progress import announce
 from verify.engines import Engine, Ours, StepResult, Work, with_samples, with_vocabulary
 from verify.parity import SERIAL, TOLERANCE, ParityLayout, choose_layouts
@@ -45,13 +45,17 @@ class Reference(NamedTuple):
     allowed: dict[Key, float]
 
 
+UNKNOWN = Reference({}, {})
+"""Reference of a training that is itself the first."""
+
+
 @dataclass
 class Computed:
     """Results of one rank."""
 
     steps: list[StepResult] = field(default_factory=list)
     parts: list[TensorPart] = field(default_factory=list)
-    """The tensors themselves, where there is no reference or they are asked for."""
+    """The tensors themselves, where the reference is unknown or they are asked for."""
     differences: list[TensorDifference] = field(default_factory=list)
     """Distances of the tensors from the reference."""
     initial: list[TensorPart] = field(default_factory=list)
@@ -61,21 +65,21 @@ class Computed:
     masks: list[tuple[str, bytes, bytes]] = field(default_factory=list)
     """Module, digest of the input and digest of the mask of every dropout of an iteration."""
 
-    def take(self, engine: Engine, reference: Reference | None, keeps: bool = False) -> Callable[[TensorPart], None]:
+    def take(self, engine: Engine, reference: Reference, keeps: bool = False) -> Callable[[TensorPart], None]:
         """A function for a recorder of the engine."""
         where = engine.where or f"rank {os.environ.get('RANK', 0)}"
 
         def take(part: TensorPart) -> None:
-            if keeps or not reference:
+            if keeps or not reference.whole:
                 self.parts.append(part)
-            if reference and (whole := reference.whole.get(part[:2])) is not None:
+            if (whole := reference.whole.get(part[:2])) is not None:
                 self.differences.append(compare(part, whole, where, reference.allowed[part[:2]]))
 
         return take
 
 
 def train(
-    kind: type[Engine], work: Work, layout: ParityLayout, reference: Reference | None = None, draw: int = 0,
+    kind: type[Engine], work: Work, layout: ParityLayout, reference: Reference = UNKNOWN, draw: int = 0,
     at_the_end: bool = False,
 ) -> Computed:  # fmt: skip
     """Train on one rank; record every tensor, or the weights at the end alone. Forked ranks inherit the reference."""
@@ -87,23 +91,6 @@ def train(
     if at_the_end:
         engine.show(recorder, "updated ", engine.parameters())
     return computed
-
-
-def on_ranks(program: Any, kind: type[Engine], work: Work, layout: ParityLayout, *args: Any) -> list[Any]:
-    """Run the program of a rank on forked ranks; return their results.
-
-    Raises Diverged if a rank fails, BadInput if the engine refuses the configuration.
-    """
-    try:
-        return run_forked(program, layout.world_size, kind, work, layout, *args, timeout_seconds=LONGEST_SECONDS)
-    except RanksFailed as failure:
-        raise failed(kind, failure.sentence) from failure
-
-
-def failed(kind: type[Engine], sentence: str) -> UserError:
-    """The error for failed ranks: BadInput if the engine refused, else Diverged."""
-    refused = sentence.partition("failed: BadInput: ")[2]
-    return BadInput(refused) if refused else Diverged(f"{kind.__name__}: {sentence}")
 
 
 def whole(ranks: Iterable[Computed]) -> dict[Key, Array]:
@@ -155,6 +142,18 @@ def hold(
         yield Outcome(layout, ranks, rows, failure, time.monotonic() - start)
 
 
+def on_ranks(
+    program: Any, kind: type[Engine], work: Work, layout: ParityLayout, reference: Reference = UNKNOWN, *args: Any
+) -> Outcome:
+    """Hold one layout. Raises BadInput if the engine refuses the configuration, Diverged if a rank fails otherwise."""
+    (outcome,) = hold(program, kind, work, [layout], reference, *args)
+    if refused := outcome.failure.partition("failed: BadInput: ")[2]:
+        raise BadInput(refused)
+    if outcome.failure:
+        raise Diverged(f"{kind.__name__}: {outcome.failure}")
+    return outcome
+
+
 def table_row(outcome: Outcome, result: str) -> str:
     """A layout with its largest difference and the tensor that has it."""
     worst = max(outcome.rows, default=None)
@@ -186,7 +185,7 @@ def run_parity(config: RunConfig, names: str, ranks: int, iterations: int, threa
     wrong: list[str] = []
     with with_samples(config, iterations) as work:
         start = time.monotonic()
-        serial = whole(on_ranks(train, Ours, work, SERIAL))
+        serial = whole(on_ranks(train, Ours, work, SERIAL).ranks)
         seconds = time.monotonic() - start
         print(
             f"{config.name}: {iterations} iterations of {config.train.global_batch_size} sequences in float64; "

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -24,14 +25,16 @@ from verify.engines import Engine, Named, Ours, Work, with_samples
 from verify.megatron_core import MegatronCore, config_class, core
 from verify.parity import ParityLayout
 
-MODEL = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4}
+MODEL = {
+    "num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "seq_length": 16, "vocab_size": 128,
+    "dropout": 0.0,
+}  # fmt: skip
 """Sizes of the model, which `--with` may change."""
 TRAIN = {
     "iterations": 100, "global_batch_size": 8, "microbatch_size": 2, "learning_rate": 1e-2, "warmup_iterations": 0,
     "weight_decay": 0.1, "clip_gradient": 0.1, "adam_epsilon": 1e-3, "precision": "fp32", "decay": "cosine",
 }  # fmt: skip
 """One step that clips. Adam's epsilon is so large that the step depends on the size of a gradient."""
-SEQUENCE, VOCABULARY = 16, 128
 BY_LAYOUT = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
              "expert_model_parallel_size", "sequence_parallel", "use_distributed_optimizer")  # fmt: skip
 
@@ -46,23 +49,17 @@ def subject(name: str, given: Sequence[str], seed: int) -> Iterator[tuple[type[E
         raise BadInput(f"--with {bare} has no value: write FIELD=VALUE")
     if name == "megatron-core":
         MegatronCore.prepare()
-        yield MegatronCore, core_work(core_fields(given), seed)
+        yield MegatronCore, small_work(seed, core_fields(given))
     elif name == "here":
-        work = small_work({}, seed, {})
+        work = small_work(seed)
         with with_samples(override_config(work.config, ["model.dropout=0.1", *given]), work.iterations) as work:
             yield Ours, replace(work, first_rate=0)
     elif ".py:" in name:
         if given:
             raise BadInput(f"--with is for megatron-core and here; {name} builds what it builds")
-        yield _builder(name), small_work({}, seed, {})
+        yield _builder(name), small_work(seed)
     else:
         raise BadInput(f"{name!r} is not megatron-core, here, or a function to build a program, PATH.py:build")
-
-
-def core_work(given: Mapping[str, Any], seed: int) -> Work:
-    """Two steps of a small GPTModel with the given fields."""
-    fields = {"bias_activation_fusion": False, "bias_dropout_fusion": False, **given}
-    return small_work(fields, seed, fields)
 
 
 def _builder(name: str) -> type[Engine]:
@@ -87,12 +84,11 @@ def _builder(name: str) -> type[Engine]:
     return Built
 
 
-def small_work(sizes: Mapping[str, Any], seed: int, fields: Mapping[str, Any]) -> Work:
+def small_work(seed: int, fields: Mapping[str, Any] = MappingProxyType({})) -> Work:
     """Two steps of a small model on random tokens. Raises BadInput for sizes that do not fit each other."""
-    shape = MODEL | {name: value for name, value in sizes.items() if name in MODEL}
-    shape["num_heads"] = shape.pop("num_attention_heads")
-    rest = {"seq_length": SEQUENCE, "vocab_size": VOCABULARY, "padded_vocab_size": VOCABULARY, "dropout": 0.0}
-    model = parse_config(shape | rest, ModelConfig, "--with")
+    shape = MODEL | {name: value for name, value in fields.items() if name in MODEL}
+    shape |= {"num_heads": shape.pop("num_attention_heads"), "padded_vocab_size": shape["vocab_size"]}
+    model = parse_config(shape, ModelConfig, "--with")
     train = parse_config(TRAIN | {"seed": seed}, TrainConfig, "--with")
     return Work(RunConfig(name="layouts", model=model, train=train), 2, (), first_rate=0, fields=fields)
 
@@ -110,7 +106,7 @@ def core_fields(given: Sequence[str]) -> dict[str, Any]:
         core("distributed").DistributedDataParallelConfig,
     ]  # fmt: skip
     hints = {name: (kind, hint) for kind in reversed(kinds) for name, hint in typing.get_type_hints(kind).items()}
-    fields = {}
+    fields: dict[str, Any] = {"bias_activation_fusion": False, "bias_dropout_fusion": False}
     for name, text in texts.items():
         if name in BY_LAYOUT:
             raise BadInput(f"{name} is set by --layouts")
@@ -157,7 +153,9 @@ class Program(Engine):
         """
         self.model, self.gradient, self.clip_and_update, self.starts = model, gradient, step, starts or {}
         self.states = optimizer.state if optimizer else {}
-        self.saved, self.restored, self.own = save, restore, dict(model.named_parameters())
+        self.own = dict(model.named_parameters())
+        if save and restore:
+            vars(self).update(save=save, restore=restore)
 
     def parameters(self) -> Named:
         """Parameters of the module; of a DTensor, what is on this rank."""
@@ -172,24 +170,14 @@ class Program(Engine):
     def modules(self) -> Iterable[tuple[str, torch.nn.Module]]:
         return self.model.named_modules()
 
-    def save(self, directory: Path) -> None:
-        if not self.saved:
-            raise NotImplementedError("the program has no `save`")
-        self.saved(directory)
-
-    def restore(self, directory: Path) -> None:
-        if not self.restored:
-            raise NotImplementedError("the program has no `restore`")
-        self.restored(directory)
-
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
         return float(self.gradient())
 
     def gradients(self) -> Named:
         return ((name, _local(parameter.grad)) for name, parameter in self.own.items() if parameter.grad is not None)
 
-    def gradient_of(self, parameter: torch.Tensor) -> torch.Tensor:
-        own = next(each for each in self.own.values() if _local(each.detach()).data_ptr() == parameter.data_ptr())
+    def gradient_of(self, parameter: str) -> torch.Tensor:
+        own = self.own[parameter]
         own.grad = torch.zeros_like(own) if own.grad is None else own.grad
         return _local(own.grad)
 

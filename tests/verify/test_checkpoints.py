@@ -1,12 +1,10 @@
 """Weights that Megatron-Core trains and saves as `torch_dist` are read bit for bit."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from engine.compare.tensors import TensorPart, assemble
 from engine.formats.convert import import_checkpoint
 from engine.formats.vocabulary import write_vocabulary
 from engine.inference import load_for_inference
@@ -14,23 +12,21 @@ from engine.run.resolved import read_run_config
 from tests.engine.test_formats_checkpoint import trained_tokenizer
 from verify.against import engine_class, shared_work
 from verify.engines import Work
-from verify.megatron_core import core
+from verify.megatron_core import MegatronCore, core
 from verify.parity import ParityLayout
-from verify.runner import on_ranks
+from verify.runner import UNKNOWN, Computed, Reference, on_ranks, whole
 
 ITERATIONS = 20
 
 
-def train_and_save(engine_class: Any, work: Work, layout: ParityLayout, save: str) -> list[TensorPart]:
+def train_and_save(kind: type[MegatronCore], work: Work, layout: ParityLayout, _: Reference, save: str) -> Computed:
     """Weights of Megatron-Core after training, which it also saves to `save`."""
-    engine = engine_class(work, layout)
-    for iteration in range(work.iterations):
-        engine.step(iteration)
-    pieces: list[TensorPart] = []
-    engine.show(engine.recorder(pieces.append), "updated ", engine.parameters())
+    engine, seen = kind(work, layout), Computed()
+    engine.run()
+    engine.show(engine.recorder(seen.parts.append), "updated ", engine.parameters())
     content = {"model": engine.gpt.sharded_state_dict(), "iteration": ITERATIONS, "checkpoint_version": 3.0}
     core("dist_checkpointing").save(content, save)
-    return pieces
+    return seen
 
 
 @pytest.mark.parametrize("layout", ["serial", "tp2", "pp2-dp2-zero1"])
@@ -39,18 +35,14 @@ def test_weights_that_were_trained_there_are_read(layout: str, config: Path, tmp
     save = tmp_path / "saved" / f"iter_{ITERATIONS:07d}"
     save.mkdir(parents=True)
     (tmp_path / "saved" / "latest_checkpointed_iteration.txt").write_text(str(ITERATIONS))
-    with shared_work(
-        changed,
-        layout,
-        ITERATIONS,
-    ) as (work, chosen):
-        ranks = on_ranks(train_and_save, engine_class("megatron-core"), work, chosen, str(save))
+    with shared_work(changed, layout, ITERATIONS) as (work, chosen):
+        trained = on_ranks(train_and_save, engine_class("megatron-core"), work, chosen, UNKNOWN, str(save))
     vocab = tmp_path / "vocab"
     trained_tokenizer().save(vocab)
     write_vocabulary(vocab, vocab, changed.model.seq_length)
     back = import_checkpoint(tmp_path / "saved", tmp_path / "back", vocab, changed.model.num_heads)
     loaded = dict(load_for_inference(back).model.named_parameters())
-    weights = assemble(piece for pieces in ranks for piece in pieces)
+    weights = whole(trained.ranks)
     assert len(weights) == len(loaded)
-    for (_, name), whole in weights.items():
-        assert torch.equal(loaded[name.removeprefix("updated ")], torch.as_tensor(whole)), name
+    for (_, name), weight in weights.items():
+        assert torch.equal(loaded[name.removeprefix("updated ")], torch.as_tensor(weight)), name
