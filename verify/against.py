@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
@@ -19,42 +18,28 @@ from lineage.environment import describe_environment
 from lineage.errors import BadInput, Diverged
 from lineage.progress import announce
 from lineage.run import RunDirectory
-from verify.engines import Engine, StepResult, Work, with_samples, with_vocabulary
+from verify.engines import Engine, Ours, StepResult, Work, with_samples, with_vocabulary
+from verify.megatron_core import MegatronCore
 from verify.parity import ParityLayout, misfit, parse_layout
+from verify.peers import Transformers
 from verify.runner import UNKNOWN, measured, on_ranks, train
 
 QUANTITIES = {"loss": "loss", "norm": "gradient norm", "rate": "learning rate"}
 MOST = 1e9
 """Largest reported ratio of a difference to its tolerance; also reported for NaN."""
-
-
-ENGINES = {
-    "ours": "verify.engines:Ours",
-    "megatron-core": "verify.megatron_core:MegatronCore",
-    "transformers": "verify.peers:Transformers",
-}
+ENGINES: dict[str, type[Engine]] = {"megatron-core": MegatronCore, "transformers": Transformers}
 
 
 def engine_class(name: str) -> type[Engine]:
-    """Import an engine by name. Raises BadInput for an unknown name or a missing package."""
+    """An engine by name. Raises BadInput for an unknown name or a missing package."""
     if name not in ENGINES:
         raise BadInput(f"there is no engine {name!r}; there are {', '.join(ENGINES)}")
-    module, _, attribute = ENGINES[name].partition(":")
-    kind: type[Engine] = getattr(import_module(module), attribute)
-    kind.prepare()
-    return kind
-
-
-def described(name: str) -> str:
-    """Name of an engine with the version of its package."""
-    package = engine_class(name).package
-    return f"{name} {version(package)}" if package else name
+    ENGINES[name].prepare()
+    return ENGINES[name]
 
 
 def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) -> Benchmark:
-    """Train in both engines and compare every quantity and the weights at the end.
-
-    The result has a case for each; a ratio is a difference divided by its tolerance.
+    """Train in both engines and compare every quantity, and the weights at the end, by shares of the tolerance.
 
     Raises BadInput for a configuration that cannot be compared, Diverged if ranks fail or a loss is NaN.
     """
@@ -62,17 +47,17 @@ def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) ->
     torch.set_num_threads(1)
     with shared_work(config, layout, iterations, first_rate=int(theirs != "megatron-core")) as (work, chosen):
         announce(f"{2 + DRAWS} trainings of {iterations} iterations, each on {chosen.world_size} processes")
-        first, *draws = [on_ranks(train, kind, work, chosen, UNKNOWN, draw, True).ranks for draw in range(1 + DRAWS)]
-        reference = measured([first, *draws], config.train.precision)
-        ours = on_ranks(train, engine_class("ours"), work, chosen, reference, 0, True)
-    curves = [each[0].steps for each in (ours.ranks, first, *draws)]
+        first, *draws = [on_ranks(train, kind, work, chosen, UNKNOWN, draw, True) for draw in range(1 + DRAWS)]
+        reference = measured(first, draws, config.train.precision)
+        ours = on_ranks(train, Ours, work, chosen, reference, 0, True)
+    curves = [each.ranks[0].steps for each in (ours, first, *draws)]
     cases = [_case(quantity, name, curves, theirs, layers) for quantity, name in QUANTITIES.items()]
     shares = [_share(row.tensor.removeprefix("updated "), [row.largest], [row.tolerance]) for row in ours.rows]
     cases.append(Case(name="weights at the end", ratios=shares))
     loss = cases[0].series[2].samples
     return Benchmark(
         benchmark="against",
-        title=f"{described(theirs)} beside this engine: {config.name}, {chosen.name}, {config.train.precision}",
+        title=f"{theirs} {version(theirs)} beside this engine: {config.name}, {chosen.name}, {config.train.precision}",
         cases=cases,
         disagreements=[
             f"{case.name}: {ratio.name} is beyond the tolerance, {ratio.value:.3g} times as large"

@@ -128,11 +128,6 @@ class Shard(NamedTuple):
     value: torch.Tensor
     """The part, with as many dims as the whole; a view of what was given."""
 
-    @property
-    def end(self) -> tuple[int, ...]:
-        """End in the whole tensor."""
-        return tuple(start + size for start, size in zip(self.start, self.value.shape, strict=True))
-
 
 def shards_of(gpt: Any, named: Mapping[str, torch.Tensor]) -> list[Shard]:
     """Shards of tensors like the parameters of these names, which lie in their place while the package is asked."""
@@ -257,10 +252,10 @@ def show(rank: int, values: Mapping[str, Any], path: Path) -> None:
     for iteration in range(begun, 2):
         starts = range(dp_rank * size, sequences, dp * size)
         rows = [tokens[iteration, start : start + size] for start in starts]
-        batches, losses = [(row[:, :-1], row[:, 1:]) for row in rows], f"loss of tokens in step {iteration + 1}"
-        backward(model, optimizer, batches, lambda number, loss, of=losses, starts=starts: seen.update({  # type: ignore[misc]
-            (of, (starts[number], 0)): loss.clone()
-        }))  # fmt: skip
+        batches, losses = [(row[:, :-1], row[:, 1:]) for row in rows], list[torch.Tensor]()
+        backward(model, optimizer, batches, lambda _, loss, to=losses: to.append(loss.clone()))  # type: ignore[misc]
+        for start, loss in zip(starts, losses, strict=False):
+            seen[f"loss of tokens in step {iteration + 1}", (start, 0)] = loss
         keep(f"gradient {iteration + 1}", {name: each.main_grad for name, each in own.items()})
         seen[f"norm of gradient {iteration + 1}", ()] = torch.tensor(optimizer.step()[1])
         schedule.step(increment=sequences)

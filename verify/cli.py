@@ -40,8 +40,8 @@ def run(
     path = path.resolve()
     if not path.is_dir():
         raise BadInput(f"{path} is not a directory")
-    markers = [marker for marker in sorted(path.rglob(MARKER)) if "/." not in f"/{marker.relative_to(path)}"]
-    inner = [marker.parent for marker in markers if is_sealed(marker.parent) and marker.parent != path]
+    below = [marker.parent for marker in sorted(path.rglob(MARKER)) if "/." not in f"/{marker.relative_to(path)}"]
+    inner = [directory for directory in below if is_sealed(directory) and directory != path]
     announce(f"reads {format_bytes(bytes_below(path))} in {len(inner) + 1} sealed directories")
     for directory in inner:
         print(f"ok {check_seal(directory)[:16]} {directory}")
@@ -182,27 +182,22 @@ def layouts(
     check_place("--out", out and out / "index.html", "<html")
     check_place("--reproduce", reproduce and reproduce / "tp2.py", "planted")
 
-    from verify.layouts import run_layouts
+    from verify.layouts import run_layouts, write_page, write_reproductions
 
     report = run_layouts(program, fields or [], names, seed)
     if json_file:
         write_text(json_file, report.model_dump_json(indent=1) + "\n")
-    if out:
-        from verify.findings import write_page
-
-        print(f"written: {write_page(report, out)}")
-    if reproduce and report.findings and program == "megatron-core":
-        from verify.findings import write_reproductions
-
-        for path in write_reproductions(report, reproduce):
-            print(f"written: {path}")
+    written = [write_page(report, out)] if out else []
+    if reproduce and program == "megatron-core":
+        written += write_reproductions(report, reproduce)
+    for path in written:
+        print(f"written: {path}")
     if report.findings:
         raise Diverged(f"{report.findings[0]} ({len(report.findings)} findings)")
     if report.cannot_run and (names != "all" or len(report.cannot_run) + 1 == len(report.compared)):
         raise BadInput("; ".join(f"{layout} cannot run: {why}" for layout, why in report.cannot_run.items()))
-    print(
-        f"nothing found: {len(report.compared) - len(report.cannot_run)} layouts compute what the serial run computes"
-    )
+    ran = len(report.compared) - len(report.cannot_run)
+    print(f"nothing found: {ran} layouts compute what the serial run computes")
 
 
 def main() -> None:

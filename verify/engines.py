@@ -24,6 +24,7 @@ from engine.inputs import TrainingInputs
 from engine.launch.mesh import build_mesh
 from engine.optim.schedule import learning_rate
 from engine.parallel.layout import layout_of
+from engine.parallel.mesh import ParallelMesh
 from engine.step import build_step
 from lineage.chain import checkpoint_path
 from verify.alone import Shard
@@ -50,6 +51,11 @@ class Work:
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the other program's configurations that are set by their own names."""
 
+    def inputs(self, config: RunConfig, mesh: ParallelMesh) -> TrainingInputs:
+        """The samples of a rank."""
+        tokens = [(TokenFile(prefix), weight) for prefix, weight in self.tokens]
+        return TrainingInputs(config, self.iterations, tokens, self.tokenizer, mesh)
+
     def rate(self, iteration: int) -> float:
         """Learning rate of the update of `iteration`, from 0."""
         train, step = self.config.train, iteration + self.first_rate
@@ -75,13 +81,13 @@ class Engine:
 
     names, place = NameMap(outputs={}, parameters={}), RankPlace()
     """Names of the modules whose outputs are recorded, and the place of this rank."""
-    package: str = ""
-    """Name of the package to install."""
     patches: tuple[str, ...] = ()
     """Descriptions of the changes that let it run on CPUs."""
     where: str = ""
     """Place of this rank, in a sentence; by default its number."""
     work: Work
+    module = torch.nn.Module()
+    """The model; its modules say where torch's dropout is called."""
 
     def __init__(self, work: Work, layout: ParityLayout) -> None:
         """Build this rank. Raises BadInput for an unsupported layout."""
@@ -92,7 +98,7 @@ class Engine:
 
     def parameters(self) -> Named:
         """Parameters in the order of the forward pass."""
-        raise NotImplementedError
+        return self.module.named_parameters()
 
     def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
         """Shards of tensors that are like the parameters of these names, as views."""
@@ -114,10 +120,6 @@ class Engine:
         """Optimizer state as (parameter, `exp_avg` or `exp_avg_sq`, tensor)."""
         return ()
 
-    def modules(self) -> Iterable[tuple[str, torch.nn.Module]]:
-        """Modules by name, which say where torch's dropout is called."""
-        return ()
-
     def save(self, directory: Path) -> None:
         """Write a checkpoint after the first iteration, as the program itself does; every rank calls it."""
         raise NotImplementedError("the program has no `save`")
@@ -131,16 +133,18 @@ class Engine:
         raise NotImplementedError
 
     @torch.no_grad()
-    def planted(self, tensor: str) -> float:
+    def planted(self, tensors: Iterable[str]) -> dict[str, float]:
         """Norm, as the program's own step returns it, of a gradient that is 1 in one parameter and 0 elsewhere.
 
-        Every rank calls it. The training cannot go on afterwards.
+        Every rank calls it, for whole parameters. The training cannot go on afterwards.
         """
-        named = dict(self.parameters())
-        holders = {shard.parameter for shard in self.shards(named) if shard.key == tensor}
-        for name in named:
-            self.gradient_of(name).fill_(name in holders)
-        return self.update(0)[0]
+        shards, norms = self.shards(dict(self.parameters())), dict[str, float]()
+        for tensor in tensors:
+            holders = {shard.parameter for shard in shards if shard.key == tensor}
+            for name, _ in self.parameters():
+                self.gradient_of(name).fill_(name in holders)
+            norms[tensor] = self.update(0)[0]
+        return norms
 
     def step(self, iteration: int, recorder: Recorder | None = None) -> StepResult:
         """Train one iteration."""
@@ -180,7 +184,9 @@ class Engine:
 
     def load(self, whole: Weights) -> None:
         """Copy whole weights into this rank's parameters."""
-        self.assign(lambda shard: whole[shard.key][tuple(map(slice, shard.start, shard.end))])
+        self.assign(lambda shard: whole[shard.key][
+            tuple(slice(a, a + n) for a, n in zip(shard.start, shard.value.shape, strict=True))
+        ])  # fmt: skip
 
     @torch.no_grad()
     def assign(self, value_of: Callable[[Shard], torch.Tensor]) -> None:
@@ -206,8 +212,7 @@ class Ours(Engine):
         self.at_once = config.train.microbatch_size
         self.place = RankPlace(layout.tp, self.mesh.tp.rank, self.mesh.sequence_parallel)
         self.model, self.training = build_step(config.model, config.train, config.parallel, self.mesh)
-        tokens = [(TokenFile(prefix), weight) for prefix, weight in work.tokens]
-        self.inputs = TrainingInputs(config, work.iterations, tokens, work.tokenizer, self.mesh)
+        self.inputs = work.inputs(config, self.mesh)
 
     def parameters(self) -> Named:
         return ((parameter.name, parameter.local.data) for parameter in self.model.parameters)
@@ -252,12 +257,14 @@ class Ours(Engine):
     def restore(self, directory: Path) -> None:
         load_checkpoint(checkpoint_path(directory, 1), self.model.parameters, self.training.optimizer)
 
-    def planted(self, tensor: str) -> float:
-        optimizer = self.training.optimizer
-        for group in optimizer.groups:
-            for parameter, gradient in zip(group.parameters, group.pieces(group.own_gradient), strict=True):
-                gradient.fill_(parameter.name == tensor)
-        return optimizer.gradient_norm().item()
+    def planted(self, tensors: Iterable[str]) -> dict[str, float]:
+        norms, optimizer = dict[str, float](), self.training.optimizer
+        for tensor in tensors:
+            for group in optimizer.groups:
+                for parameter, gradient in zip(group.parameters, group.pieces(group.own_gradient), strict=True):
+                    gradient.fill_(parameter.name == tensor)
+            norms[tensor] = optimizer.gradient_norm().item()
+        return norms
 
     def state(self) -> Iterable[tuple[str, str, torch.Tensor]]:
         return ((parameter.name, what, value) for parameter, what, value in whole_state(self.training.optimizer)

@@ -1,9 +1,9 @@
-"""Hold a program against its own serial run, on every layout, probe by probe."""
+"""Hold a program against its own serial run, on every layout, probe by probe; show what was found, and how."""
 
+import re
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import version
@@ -12,15 +12,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from engine.compare.tensors import DRAWS, UNIT_FP32, TensorPart, assemble
+from engine.compare.tensors import DRAWS, UNIT_FP32, Array, TensorDifference, TensorPart, assemble
+from lineage.atomic import write_text
 from lineage.config import Config
 from lineage.errors import BadInput
+from verify import alone
 from verify.alone import Masks
 from verify.engines import Engine, Weights, Work
+from verify.megatron_core import MegatronCore, values_of
 from verify.parity import SERIAL, ParityLayout, parse_layout
-from verify.runner import TABLE_HEAD, UNKNOWN, Computed, Outcome, Reference, hold, measured, table_row, whole
-from verify.subjects import subject
+from verify.runner import TABLE_HEAD, UNKNOWN, Computed, Outcome, Reference, hold, measured, table_row
+from verify.subjects import core_fields, small_work, subject
 
 PROBES = {
     "initial copies": "every copy of a parameter begins with the same bits",
@@ -33,6 +37,7 @@ PROBES = {
     "checkpoint": "a serial checkpoint goes on at this layout, and its own goes on serially, as without a stop",
 }
 """Statement that each probe proves where it finds nothing."""
+COLOURS = ("#cc79a7", "#d55e00", "#e69f00", "#f0e442", "#2fb48a", "#56b4e9", "#b0b0b0", "#7fa3e0")
 DEFAULT = "tp2,tp2-sp,pp2,dp2,dp2-zero1"
 """Layouts of two ranks that `all` stands for."""
 SECONDS = 120
@@ -84,7 +89,6 @@ class Examined(NamedTuple):
     outcome: Outcome
     findings: list[LayoutFinding]
     not_asked: str = ""
-    """Reason that checkpoints were not compared."""
 
     @property
     def cannot_run(self) -> str:
@@ -93,15 +97,12 @@ class Examined(NamedTuple):
 
 
 def run_layouts(name: str, given: Sequence[str], names: str, seed: int) -> LayoutsReport:
-    """Run every probe of a subject on the layouts that `names` stands for, a line each.
-
-    Raises BadInput if the serial run does not run, or if no layout does.
-    """
+    """Run every probe of a subject on the layouts that `names` stands for, a line each."""
     layouts = [parse_layout(part.strip()) for part in (DEFAULT if names == "all" else names).split(",")]
     layouts = [layout for layout in dict.fromkeys(layouts) if layout != SERIAL]
     torch.set_num_threads(1)
     with subject(name, given, seed) as (kind, work):
-        title = f"{name} {version(kind.package)}" if kind.package else name
+        title = f"{name} {version(name)}" if kind is MegatronCore else name
         fields = dict(text.partition("=")[::2] for text in given)
         print(f"{title}, {', '.join(given) or 'as it is'}, seed {seed}")
         print(TABLE_HEAD, flush=True)
@@ -125,33 +126,29 @@ def run_layouts(name: str, given: Sequence[str], names: str, seed: int) -> Layou
     )  # fmt: skip
 
 
-def probe(
-    kind: type[Engine], work: Work, layout: ParityLayout, reference: Reference, weights: Weights | None = None,
-    draw: int = 0,
-) -> Computed:  # fmt: skip
-    """Run one rank through the probes of a training; without weights, from those that it is built with."""
+def probe(kind: type[Engine], work: Work, layout: ParityLayout, reference: Reference, draw: int = 0) -> Computed:
+    """Run one rank through the probes of a training; without weights in `work`, from those that it is built with."""
     engine, seen = kind(work, layout), Computed()
     engine.show(engine.recorder(seen.initial.append), "", engine.parameters())
-    engine.load(weights := weights or nudged(seen.initial, work.config.train.seed))
+    engine.load(weights := work.initial or nudged(seen.initial, work.config.train.seed))
     seen.steps = engine.run(engine.recorder(seen.take(engine, reference, keeps=True)), draw)
     if not draw:
-        seen.planted = {tensor: engine.planted(tensor) ** 2 for tensor in weights}
-        with Masks({id(each): name for name, each in engine.modules()}) as masks:
+        seen.planted = {tensor: norm**2 for tensor, norm in engine.planted(weights).items()}
+        with Masks({id(each): name for name, each in engine.module.named_modules()}) as masks:
             engine.backward(0, None)
         seen.masks = masks.seen
     return seen
 
 
 def go_on(
-    kind: type[Engine], work: Work, layout: ParityLayout, reference: Reference, begun: Weights | Path,
-    saved: Path | None,
+    kind: type[Engine], work: Work, layout: ParityLayout, reference: Reference, begun: Path | None, saved: Path | None
 ) -> Computed:  # fmt: skip
-    """Take one step from weights or load a checkpoint, save another, and take the further steps, on one rank."""
+    """Load a checkpoint or take one step, save a checkpoint, and take the further steps, on one rank."""
     engine, seen = kind(work, layout), Computed()
-    if isinstance(begun, Path):
+    if begun:
         engine.restore(begun)
     else:
-        engine.load(begun)
+        engine.load(work.initial or {})
         engine.step(0)
     if saved:
         engine.save(saved)
@@ -180,96 +177,95 @@ def examine(kind: type[Engine], work: Work, layouts: Sequence[ParityLayout]) -> 
 
     Raises BadInput if the serial run does not run, or gives other bits when it is repeated.
     """
-    start = time.monotonic()
-
-    def held(program: Any, layout: ParityLayout, reference: Reference, *args: Any) -> Outcome:
-        return next(hold(program, kind, work, [layout], reference, *args, seconds=SECONDS))
 
     def serially(reference: Reference, *args: Any) -> Outcome:
-        outcome = held(probe, SERIAL, reference, *args)
+        outcome = hold(probe, kind, work, SERIAL, reference, *args, seconds=SECONDS)
         if outcome.failure:
             raise BadInput(f"the serial run cannot run here: {reason(outcome.failure)}")
         return outcome
 
-    first = serially(UNKNOWN).ranks
-    weights = nudged(first[0].initial, work.config.train.seed)
-    again = serially(Reference(values := whole(first), dict.fromkeys(values, 0.0)), weights)
+    first = serially(UNKNOWN)
+    work = replace(work, initial=nudged(first.ranks[0].initial, work.config.train.seed))
+    again = serially(Reference(first.whole, dict.fromkeys(first.whole, 0.0)))
     if again.beyond:
         why = "deterministic" if np.isfinite(again.beyond[0].largest) else "finite"
         raise BadInput(f"the serial run is not {why}: {again.beyond[0].tensor} differs when it is repeated")
-    draws = [serially(UNKNOWN, weights, draw).ranks for draw in range(1, DRAWS)]
-    reference = measured([first, again.ranks, *draws], "fp32")
+    draws = [serially(UNKNOWN, draw) for draw in range(1, DRAWS)]
+    reference = measured(first, [again, *draws], "fp32")
     later = Reference({key: value for key, value in reference.whole.items() if key[0]}, reference.allowed)
 
     def through_checkpoints(layout: ParityLayout, folder: Path) -> tuple[list[LayoutFinding], str]:
         """Differences after a serial checkpoint on the layout, and after its own serially; the reason if not asked."""
         begin, findings = ParityLayout(shard_optimizer=layout.shard_optimizer), list[LayoutFinding]()
         serial, own = folder / f"begun-{begin.name}", folder / layout.name
-        ways: list[tuple[ParityLayout, Any, Path | None]] = [(layout, serial, own), (begin, own, None)]
-        if not serial.exists():
-            ways.insert(0, (begin, weights, serial))
-        for goes_on, begun, saved in ways:
-            outcome = held(go_on, goes_on, later, begun, saved)
+        before = [] if serial.exists() else [(begin, None, serial)]
+        for goes_on, begun, saved in (*before, (layout, serial, own), (begin, own, None)):
+            outcome = hold(go_on, kind, work, goes_on, later, begun, saved, seconds=SECONDS)
             if outcome.failure:
                 shutil.rmtree(saved or own, ignore_errors=True)
                 return findings, reason(outcome.failure)
-            for row in outcome.beyond:
-                where = f"{row.where}, on {goes_on.name} after a checkpoint"
-                findings.append(_finding(layout.name, "checkpoint", row.tensor, row.largest, row.tolerance, where))
+            where = f", on {goes_on.name} after a checkpoint"
+            findings += [_differs(layout.name, "checkpoint", row, where) for row in outcome.beyond]
         return findings, ""
 
     with tempfile.TemporaryDirectory() as folder:
         for layout in [SERIAL, *layouts]:
-            outcome = again if layout == SERIAL else held(probe, layout, reference, weights)
-            findings, not_asked = list(_found(outcome, weights)), ""
+            outcome = again
+            if layout != SERIAL:
+                outcome = hold(probe, kind, work, layout, reference, seconds=SECONDS)
+            findings, not_asked = _found(outcome, work.initial or {}), ""
             if not outcome.failure and all(each.probe in ("planted gradient", "dropout") for each in findings):
                 more, not_asked = through_checkpoints(layout, Path(folder))
                 findings += more
-            yield Examined(replace(outcome, seconds=time.monotonic() - start), findings, not_asked)
-            start = time.monotonic()
+            yield Examined(outcome, findings, not_asked)
 
 
-def _found(outcome: Outcome, weights: Weights) -> Iterator[LayoutFinding]:
-    """Findings of a layout; of the tensors that differ, those of the first iteration that has any."""
-    layout, ranks = outcome.layout, outcome.ranks
-    yield from _unequal(layout.name, "initial copies", [rank.initial for rank in ranks])
-    yield from _unequal(layout.name, "copies", [rank.parts for rank in ranks])
-    beyond: dict[tuple[str, str], LayoutFinding] = {}
-    for row in outcome.beyond:
-        if row.iteration == outcome.beyond[0].iteration:
-            key = _probe_of(row.tensor)
-            beyond.setdefault(key, _finding(layout.name, *key, row.largest, row.tolerance, row.where))
-    yield from beyond.values()
-    yield from _planted(layout.name, ranks, weights)
-    yield from _masks(layout, ranks)
+def _found(outcome: Outcome, weights: Weights) -> list[LayoutFinding]:
+    """The first finding of each probe and parameter; of tensors that differ, those of the first iteration with any."""
+    layout, ranks, beyond = outcome.layout, outcome.ranks, outcome.beyond
+    found: dict[tuple[str, str], LayoutFinding] = {}
+    for each in (
+        *_unequal(layout.name, "initial copies", [rank.initial for rank in ranks]),
+        *_unequal(layout.name, "copies", [rank.parts for rank in ranks]),
+        *(_differs(layout.name, probe_of(row.tensor), row) for row in beyond if row.iteration == beyond[0].iteration),
+        *_planted(layout.name, ranks, weights),
+        *_masks(layout, ranks),
+    ):
+        found.setdefault((each.probe, each.parameter), each)
+    return list(found.values())
 
 
 def _finding(layout: str, probe: str, name: str, value: float, expected: float, where: str = "") -> LayoutFinding:
     return LayoutFinding(layout=layout, probe=probe, parameter=name, value=value, expected=expected, where=where)
 
 
-def _probe_of(tensor: str) -> tuple[str, str]:
-    """The probe that a tensor belongs to, and its parameter."""
+def _differs(layout: str, probe: str, row: TensorDifference, more: str = "") -> LayoutFinding:
+    """A tensor that is not the serial one; of a gradient, a moment or a weight, its parameter is named."""
+    name = row.tensor if probe in ("loss", "checkpoint") else parameter_of(row.tensor)
+    return _finding(layout, probe, name, row.largest, row.tolerance, row.where + more)
+
+
+def probe_of(tensor: str) -> str:
+    """The probe that compares a tensor."""
     if "loss" in tensor or tensor.startswith("output"):
-        return "loss", tensor
-    parameter = tensor.rpartition(" of ")[2].removeprefix("updated ")
-    return "gradient" if tensor.startswith("gradient") else "step", parameter
+        return "loss"
+    return "gradient" if tensor.startswith("gradient") else "step"
 
 
-def _unequal(layout: str, probe: str, ranks: Sequence[Sequence[TensorPart]]) -> list[LayoutFinding]:
-    """Copies of a part on several ranks whose bits differ; one for each tensor."""
-    first: dict[Any, tuple[int, TensorPart]] = {}
-    unequal: dict[str, LayoutFinding] = {}
+def parameter_of(tensor: str) -> str:
+    """The parameter that a tensor belongs to."""
+    return re.sub("^(updated|(gradient|exp_avg|exp_avg_sq) of) ", "", tensor)
+
+
+def _unequal(layout: str, probe: str, ranks: Sequence[Sequence[TensorPart]]) -> Iterator[LayoutFinding]:
+    """Copies of a part on several ranks whose bits differ."""
+    first: dict[Any, tuple[int, Array]] = {}
     for number, parts in enumerate(ranks):
-        for part in parts:
-            holder, other = first.setdefault((part.iteration, part.tensor, part.start), (number, part))
-            if part.value.shape != other.value.shape or part.value.tobytes() != other.value.tobytes():
-                same = part.value.shape == other.value.shape
-                apart = float(np.abs(part.value - other.value).max()) if same else np.inf
-                unequal.setdefault(part.tensor, _finding(
-                    layout, probe, part.tensor, apart, 0.0, f"between rank {holder} and rank {number}"
-                ))  # fmt: skip
-    return list(unequal.values())
+        for iteration, tensor, start, value in parts:
+            holder, other = first.setdefault((iteration, tensor, start), (number, value))
+            if value.tobytes() != other.tobytes() or value.shape != other.shape:
+                apart = float(np.abs(value - other).max()) if value.shape == other.shape else np.inf
+                yield _finding(layout, probe, tensor, apart, 0.0, f"between rank {holder} and rank {number}")
 
 
 def _planted(layout: str, ranks: Sequence[Computed], weights: Weights) -> Iterator[LayoutFinding]:
@@ -277,20 +273,74 @@ def _planted(layout: str, ranks: Sequence[Computed], weights: Weights) -> Iterat
 
     A sum of ones is exact in fp32. The root and the square of each rank and of the whole round four times.
     """
-    for tensor, count in ((tensor, weight.numel()) for tensor, weight in weights.items()):
-        if wrong := [value for rank in ranks if abs((value := rank.planted[tensor]) - count) > 8 * UNIT_FP32 * count]:
-            yield _finding(layout, "planted gradient", tensor, wrong[0], count)
+    for tensor, weight in weights.items():
+        for value in (rank.planted[tensor] for rank in ranks):
+            if abs(value - weight.numel()) > 8 * UNIT_FP32 * weight.numel():
+                yield _finding(layout, "planted gradient", tensor, value, weight.numel())
 
 
 def _masks(layout: ParityLayout, ranks: Sequence[Computed]) -> Iterator[LayoutFinding]:
-    """Masks that differ for copies or are equal for different parts, among tensor-parallel ranks; one for a module."""
-    wrong: dict[str, LayoutFinding] = {}
+    """Masks that differ for copies or are equal for different parts, among tensor-parallel ranks."""
     for number, rank in enumerate(ranks):
         first = number - number % layout.tp
         for (name, x, mask), (_, other_x, other_mask) in zip(rank.masks, ranks[first].masks, strict=False):
             if number != first and (x == other_x) != (mask == other_mask):
-                what = ("differ, though they drop the same tensor" if x == other_x else
-                        "are equal, though they drop different parts")  # fmt: skip
+                what = "differ, though they drop the same tensor" if x == other_x else "are equal for different parts"
                 where = f"masks of rank {first} and rank {number} {what}"
-                wrong.setdefault(name, _finding(layout.name, "dropout", name, x != other_x, x == other_x, where))
-    yield from wrong.values()
+                yield _finding(layout.name, "dropout", name, x != other_x, x == other_x, where)
+
+
+def write_page(report: LayoutsReport, directory: Path) -> Path:
+    """Write `index.html`; return its path."""
+    numbers = {probe: number for number, probe in enumerate(report.probes, 1)}
+    cells: dict[tuple[str, str], dict[int, LayoutFinding]] = {}
+    for finding in report.findings:
+        cell = cells.setdefault((parameter_of(finding.parameter), finding.layout), {})
+        cell.setdefault(numbers[finding.probe], finding)
+    template = Environment(loader=PackageLoader("verify"), autoescape=True, undefined=StrictUndefined)
+    page = template.get_template("findings.html").render(
+        report=report, cells=cells, colours=COLOURS,
+        rows=dict.fromkeys([*report.parameters, *(row for row, _ in cells)]),
+        fields=", ".join(f"{name}={value}" for name, value in report.fields.items()),
+    )  # fmt: skip
+    write_text(path := directory / "index.html", page)
+    return path
+
+
+def write_reproductions(report: LayoutsReport, directory: Path) -> list[Path]:
+    """Write a program for each finding; return their paths."""
+    paths = []
+    for finding in report.findings:
+        name = re.sub(r"[^\w.-]", "-", f"{finding.layout}-{finding.probe}-{finding.parameter}")
+        paths.append(directory / f"{name}.py")
+        write_text(paths[-1], _program(finding, report))
+    return paths
+
+
+def _program(finding: LayoutFinding, report: LayoutsReport) -> str:
+    work = small_work(report.seed, core_fields([f"{name}={value}" for name, value in report.fields.items()]))
+    saves = finding.probe == "checkpoint"
+    layout = parse_layout(finding.layout)
+
+    def run(layout: ParityLayout, restores: str = "", saves: bool = saves) -> dict[str, Any]:
+        train = work.config.train
+        batch = (train.global_batch_size, train.microbatch_size, work.config.model.seq_length)
+        return values_of(work, layout) | {
+            "ranks": layout.world_size, "batch": batch, "restores": restores, "saves": saves
+        }  # fmt: skip
+
+    runs = {"serial": run(SERIAL), layout.name: run(layout, "serial" * saves)}
+    if saves:
+        runs["serial again"] = run(SERIAL, layout.name, False)
+    key = parameter_of(finding.parameter)
+    text = Path(alone.__file__).read_text(encoding="utf-8")
+    text = re.sub(r"(?m)^RUNS: .*$", lambda _: f"RUNS: dict[str, Any] = {_source(runs)}", text)
+    text = re.sub(r'(?m)^KEY = ""$', lambda _: f"KEY = {key!r}", text)
+    return f'"""{report.subject}: {finding}"""\n\n' + text.partition('"""\n\n')[2]
+
+
+def _source(value: Any) -> str:
+    """Python text of a value; functions are those of torch.nn.functional."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name!r}: {_source(each)}" for name, each in value.items()) + "}"
+    return f"F.{value.__name__}" if callable(value) else repr(value)

@@ -2,8 +2,7 @@
 
 import inspect
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from importlib import import_module
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +16,7 @@ from engine.optim.precision import DTYPES
 from lineage.errors import BadInput
 from lineage.extras import import_extra
 from verify import alone
-from verify.alone import Shard
+from verify.alone import Shard, core
 from verify.engines import Engine, Named, Weights, Work
 from verify.parity import ParityLayout
 
@@ -33,21 +32,6 @@ PATCHES = (
 """Descriptions of the changes, for the notes of a result."""
 TRIED = "0.16.1"
 SEED = 1234
-
-
-def core(name: str) -> Any:
-    """Import a module of the package. Raises BadInput if the package is missing or its names changed."""
-    import_extra("megatron.core", "test")
-    try:
-        return import_module(f"megatron.core.{name}")
-    except ImportError as error:
-        raise _moved(error) from error
-
-
-def _moved(error: Exception) -> BadInput:
-    return BadInput(
-        f"megatron-core {version('megatron-core')} has other names than the version tried, {TRIED}: {error}"
-    )
 
 
 def config_class(fields: Mapping[str, Any]) -> Any:
@@ -107,38 +91,35 @@ class MegatronCore(Engine):
     softmax, so the configuration's vocabulary must be as large as its padded one.
     """
 
-    package, patches = "megatron-core", PATCHES
-    imports = ("models.gpt.gpt_layer_specs", "optimizer_param_scheduler", "datasets.blended_megatron_dataset_builder",
-               "dist_checkpointing.mapping", "dist_checkpointing.dict_utils")  # fmt: skip
-    """Modules of the package to import before ranks are forked."""
+    patches = PATCHES
 
     @classmethod
     def prepare(cls) -> None:
-        """Import the package, so that forked ranks have it.
-
-        Raises BadInput if it is not installed or its names changed.
-        """
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for name in cls.imports:
-                core(name)
+        """Import the package, so that forked ranks have it. Raises BadInput if it is absent or its names changed."""
+        import_extra("megatron.core", "test")
         try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                for name in ("models.gpt.gpt_layer_specs", "optimizer_param_scheduler", "dist_checkpointing.mapping",
+                             "datasets.blended_megatron_dataset_builder", "dist_checkpointing.dict_utils"):  # fmt: skip
+                    core(name)
             core("transformer.torch_norm").WrappedTorchNorm.__new__  # noqa: B018
             core("tensor_parallel.random")._get_cuda_rng_state, core("tensor_parallel.random")._set_cuda_rng_state
-        except AttributeError as error:
-            raise _moved(error) from error
+        except (ImportError, AttributeError) as error:
+            has = f"megatron-core {version('megatron-core')} has other names than the version tried"
+            raise BadInput(f"{has}, {TRIED}: {error}") from error
 
     def __init__(self, work: Work, layout: ParityLayout) -> None:
         if layout.schedule != "1f1b" or layout.recompute != "none":
             raise BadInput("megatron-core is run with 1F1B and without recomputation: name tp, pp, dp, sp or zero1")
         self.work, self.layout, self.train = work, layout, work.config.train
         values = values_of(work, layout)
-        self.gpt = alone.build(values)
+        self.module = self.gpt = alone.build(values)
         self.config, self.groups = self.gpt.config, core("parallel_state")
-        module = self.gpt.to(self.config.params_dtype)
+        wrapped = self.gpt.to(self.config.params_dtype)
         if self.config.bf16:
-            module = core("transformer.module").Float16Module(self.config, module)
-        self.model, self.optimizer, self.scheduler = alone.distribute(values, module, self.config)
+            wrapped = core("transformer.module").Float16Module(self.config, wrapped)
+        self.model, self.optimizer, self.scheduler = alone.distribute(values, wrapped, self.config)
         self.samples = self._samples() if work.tokens else self._random_samples()
 
     def _random_samples(self) -> list[dict[str, torch.Tensor]]:
@@ -162,13 +143,10 @@ class MegatronCore(Engine):
         count = self.work.iterations * self.train.global_batch_size
         return builder(config.GPTDataset, [count, 0, 0], lambda: True, described).build()[0]
 
-    def parameters(self) -> Named:
-        return self.gpt.named_parameters()
-
     def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
-        """Shards where the package's checkpoints put them, in this engine's names if the training is given weights."""
+        """Shards where the package's checkpoints put them; in our names if the samples are those of our files."""
         shards = alone.shards_of(self.gpt, named)
-        if not self.work.initial:
+        if not self.work.tokens:
             return shards
         names = read_names("megatron-core")
         return [shard._replace(key=names.ours(shard.key, names.parameters, 0) or shard.key) for shard in shards]
@@ -178,23 +156,16 @@ class MegatronCore(Engine):
         super().load(whole)
         self.optimizer.reload_model_params()
 
-    def modules(self) -> Iterable[tuple[str, torch.nn.Module]]:
-        return self.gpt.named_modules()
-
     def save(self, directory: Path) -> None:
-        """Write the package's own distributed checkpoint."""
         alone.save(directory, self.gpt, self.optimizer, self.scheduler)
 
     def restore(self, directory: Path) -> None:
-        """Load the package's own distributed checkpoint."""
         alone.restore(directory, self.gpt, self.optimizer, self.scheduler)
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
-        """Run an iteration as Megatron-Core's pre-training loop does."""
         train, dp = self.train, self.layout.dp
-        groups = list(
-            place_groups(train.global_batch_size, train.microbatch_size, self.groups.get_data_parallel_rank(), dp)
-        )
+        rank = self.groups.get_data_parallel_rank()
+        groups = list(place_groups(train.global_batch_size, train.microbatch_size, rank, dp))
         starts = [places[0] for places in groups]
         batches = []
         for places in groups:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, get_args
 
-from engine.config import ParallelConfig, RunConfig, TrainConfig
+from engine.config import ParallelConfig, RunConfig
 from engine.parallel.layout import layout_of, split_layers
 from engine.pipeline.schedule import ScheduleName, compute_orders
 from lineage.config import parse_config
@@ -34,8 +34,6 @@ class ParityLayout(ParallelConfig):
     cp: int = 1
     ep: int = 1
     """Expert parallelism, over the data-parallel ranks."""
-    microbatch: int = 0
-    """Microbatch size; 0 means as configured."""
 
     @property
     def world_size(self) -> int:
@@ -49,15 +47,13 @@ class ParityLayout(ParallelConfig):
         axes = [f"{axis}{size}" for axis, size in sizes.items() if size > 1]
         order = f"chunks{self.chunks}" if self.chunks > 1 else "" if self.schedule == "1f1b" else self.schedule
         recompute = {"none": "", "selective": "selective", "full": "recompute"}[self.recompute]
-        microbatch = f"mb{self.microbatch}" if self.microbatch else ""
-        parts = [*axes, order, "sp" * self.sequence_parallel, "zero1" * self.shard_optimizer, recompute, microbatch]
+        parts = [*axes, order, "sp" * self.sequence_parallel, "zero1" * self.shard_optimizer, recompute]
         return "-".join(part for part in parts if part) or "serial"
 
     def configure(self, config: RunConfig) -> RunConfig:
-        """Set the layout in a configuration. Raises BadInput if the batch does not divide."""
+        """Set the layout in a configuration."""
         parallel = config.parallel.model_copy(update={name: getattr(self, name) for name in NAMED})
-        train = config.train.model_dump() | ({"microbatch_size": self.microbatch} if self.microbatch else {})
-        return config.model_copy(update={"parallel": parallel, "train": parse_config(train, TrainConfig, self.name)})
+        return config.model_copy(update={"parallel": parallel})
 
 
 SERIAL = ParityLayout()
@@ -69,8 +65,8 @@ def parse_layout(text: str) -> ParityLayout:
         return SERIAL
     values: dict[str, Any] = {}
     for part in text.split("-"):
-        sized = re.fullmatch(r"(tp|pp|dp|cp|ep|chunks|mb)([1-9]\d{0,5})", part)
-        given = {sized[1].replace("mb", "microbatch"): int(sized[2])} if sized else PARTS.get(part)
+        sized = re.fullmatch(r"(tp|pp|dp|cp|ep|chunks)([1-9]\d{0,5})", part)
+        given = {sized[1]: int(sized[2])} if sized else PARTS.get(part)
         if given is None:
             raise BadInput(f"{text!r} is not a layout: {part!r} is not a part of a name such as {EXAMPLE}")
         if given.keys() & values.keys():
@@ -106,8 +102,8 @@ def all_layouts(ranks: int, threads: bool = False) -> Iterator[ParityLayout]:
             yield layout
 
 
-def misfit(layout: ParityLayout, config: RunConfig) -> str | None:
-    """Reason that the layout cannot run the configuration; None if it can."""
+def misfit(layout: ParityLayout, config: RunConfig) -> str:
+    """Reason that the layout cannot run the configuration; empty if it can."""
     if layout.cp * layout.ep > 1:
         return "context and expert parallelism are in `mlm-verify layouts` alone"
     try:
@@ -118,31 +114,25 @@ def misfit(layout: ParityLayout, config: RunConfig) -> str | None:
         compute_orders(layout.schedule, layout.pp, layout.chunks, microbatches)
     except BadInput as error:
         return str(error)
-    return None
+    return ""
 
 
 def choose_layouts(
     names: str, ranks: int, config: RunConfig, threads: bool = False
 ) -> tuple[list[ParityLayout], dict[str, list[ParityLayout]]]:
-    """Layouts that `--layouts` names, fewest ranks first, and the layouts of `all` that do not fit by reason.
-
-    With `threads` those that do not fit are left out.
+    """Layouts that `--layouts` names, fewest ranks first, and, without `threads`, those of `all` that do not fit.
 
     Raises BadInput if a layout that was named does not fit or is the serial run.
     """
     if names == "all":
-        fitting: list[ParityLayout] = []
-        others: dict[str, list[ParityLayout]] = {}
+        by_reason: dict[str, list[ParityLayout]] = {"": []}
         for layout in all_layouts(ranks, threads):
-            reason = misfit(layout, config)
-            (others.setdefault(reason, []) if reason else fitting).append(layout)
-        return sorted(fitting, key=lambda layout: layout.world_size), {} if threads else others
+            by_reason.setdefault(misfit(layout, config), []).append(layout)
+        return sorted(by_reason.pop(""), key=lambda layout: layout.world_size), {} if threads else by_reason
     chosen = list(dict.fromkeys(parse_layout(name.strip()) for name in names.split(",")))
     for layout in chosen:
         if layout == SERIAL:
             raise BadInput("tp1 is the serial run itself; name a layout to compare with it")
-        if layout.microbatch:
-            raise BadInput(f"{layout.name} has other microbatches than the serial run, whose losses are compared")
         if layout.world_size > ranks:
             raise BadInput(f"{layout.name} needs {layout.world_size} ranks and --ranks allows {ranks}")
         if reason := misfit(layout, config):

@@ -4,22 +4,18 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from data_pipeline.tokens.token_file import TokenFile
 from engine.compare.recorder import Recorder, read_names
 from engine.formats.peers import adamw, huggingface
-from engine.inputs import TrainingInputs
 from engine.parallel.mesh import serial_mesh
 from lineage.errors import BadInput
 from lineage.extras import import_extra
 from verify.alone import Shard
-from verify.engines import Engine, Named, Work
+from verify.engines import Engine, Work
 from verify.parity import SERIAL, ParityLayout
 
 
 class Transformers(Engine):
     """GPT2LMHeadModel and torch's AdamW in a plain loop."""
-
-    package = "transformers"
 
     @classmethod
     def prepare(cls) -> None:
@@ -30,16 +26,11 @@ class Transformers(Engine):
         if layout != SERIAL or train.precision != "fp32":
             raise BadInput("transformers is run on one rank and in fp32")
         self.work, self.names_of_ours = work, read_names("transformers")
-        self.model, self.loss = huggingface(work.config.model)
-        self.optimizer = adamw(self.model, train)
-        tokens = [(TokenFile(prefix), weight) for prefix, weight in work.tokens]
-        self.inputs = TrainingInputs(work.config, work.iterations, tokens, work.tokenizer, serial_mesh())
-
-    def parameters(self) -> Named:
-        return self.model.named_parameters()
+        self.module, self.loss = huggingface(work.config.model)
+        self.optimizer = adamw(self.module, train)
+        self.inputs = work.inputs(work.config, serial_mesh())
 
     def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
-        """Whole tensors by our names and in our order."""
         names, heads = self.names_of_ours, self.work.config.model.num_heads
         return [
             Shard(name, ours, (0,) * value.dim(), names.in_our_order(ours, value, heads))
@@ -51,20 +42,20 @@ class Transformers(Engine):
     def assign(self, value_of: Callable[[Shard], torch.Tensor]) -> None:
         for shard in self.shards(dict(self.parameters())):
             value = self.names_of_ours.in_their_order(shard.key, value_of(shard), self.work.config.model.num_heads)
-            self.model.get_parameter(shard.parameter).copy_(value)
+            self.module.get_parameter(shard.parameter).copy_(value)
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
         microbatches, total = self.inputs.of(iteration), 0.0
         self.optimizer.zero_grad()
         for microbatch in microbatches:
-            loss = self.loss(self.model, microbatch.tokens, microbatch.targets) / len(microbatches)
+            loss = self.loss(self.module, microbatch.tokens, microbatch.targets) / len(microbatches)
             loss.backward()
             total += loss.item()
         return total
 
     def update(self, iteration: int) -> tuple[float, float]:
         limit, rate = self.work.config.train.clip_gradient or float("inf"), self.work.rate(iteration)
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit).item()
+        norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), limit).item()
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()

@@ -116,8 +116,6 @@ class RunCheck:
         self.absent += other.absent
         yield from other.broken
 
-    # -- a dataset ------------------------------------------------------------------------------------------------
-
     def _card(self) -> Iterator[str]:
         """Compare the data card with the sealed files, the ledger, token files, documents and tokenizer."""
         run, card, sealed = self.run, read_document(self.run / DATASET, DataCard), sealed_files(self.run)
@@ -150,13 +148,10 @@ class RunCheck:
             yield from self._attrition(read_document(self.run / LEDGER, Ledger))
         else:
             for name, measured in read_object(self.run / OVERLAP)["test_sets"].items():
-                ngrams, present = (sum(column) for column in zip(*measured["documents"], strict=True))
-                said = {
-                    "percent": measured["percent"],
-                    **{key: measured["occurrences"][key] for key in ("ngrams", "found")},
-                }
-                share = 100 * present / ngrams if ngrams else 0.0
-                yield from unlike(f"{OVERLAP}: {name}", said, {"percent": share, "ngrams": ngrams, "found": present})
+                ngrams, found = (sum(column) for column in zip(*measured["documents"], strict=True))
+                due = {"ngrams": ngrams, "found": found, "percent": 100 * found / ngrams if ngrams else 0.0}
+                said = {**measured["occurrences"], "percent": measured["percent"]}
+                yield from unlike(f"{OVERLAP}: {name}", said, due)
 
     def _attrition(self, ledger: Ledger) -> Iterator[str]:
         """Compare what stages took in, kept and dropped, and what the splits have."""
@@ -167,10 +162,8 @@ class RunCheck:
             yield from unlike(f"{LEDGER}: documents into {after.name}", after.documents_in, before.documents_out)
         if splits := ledger.splits.values():
             said = sum(split.documents for split in splits), sum(split.bytes or 0 for split in splits)
-            last = ledger.stages[-1]
-            yield from unlike(
-                f"{LEDGER}: documents and bytes of its splits", said, (last.documents_out, last.bytes_out)
-            )
+            due = ledger.stages[-1].documents_out, ledger.stages[-1].bytes_out
+            yield from unlike(f"{LEDGER}: documents and bytes of its splits", said, due)
 
     def _counted(self, card: DataCard) -> Iterator[str]:
         """Compare a data card with its ledger."""
@@ -182,8 +175,6 @@ class RunCheck:
             name: (split.documents, split.bytes, split.tokens) for name, split in each.splits.items()
         }} for each in (card, ledger))  # fmt: skip
         yield from unlike(DATASET, said | {"stages": of_card}, due | {"stages": stages}, f"{LEDGER} says")
-
-    # -- a training -----------------------------------------------------------------------------------------------
 
     def _datasets(self) -> Iterator[str]:
         for dataset in named_datasets(self.run):
@@ -213,8 +204,6 @@ class RunCheck:
             for name, value in due.items():
                 yield from unlike(f"{METRICS}: {name} at {line['iteration']}", line[name], value, "its schedule gives")
         yield from _ending(self.run)
-
-    # -- a reproduction -------------------------------------------------------------------------------------------
 
     @property
     def _summary(self) -> ReproductionSummary:
@@ -302,12 +291,9 @@ class RunCheck:
                 self.absent.append(f"{missing} of {where}")
         else:
             self.absent.append(f"text and tokenizer of {where}")
-        if isinstance(result, ClozeResult) and not result.examples:
-            yield from self._answers_of_old(result, model, where)
-
-    def _answers_of_old(self, result: ClozeResult, model: ReproducedModel, where: str) -> Iterator[str]:
-        """Count the answers in the examples of a reproduction of an earlier version."""
-        path = self.run / "examples.jsonl"
+        if not isinstance(result, ClozeResult) or result.examples:
+            return
+        path = self.run / "examples.jsonl"  # of a reproduction of an earlier version
         about, *shown = [parse_json(line) for line in path.read_bytes().splitlines()] if path.is_file() else [{}]
         right = [example["correct"][about["models"].index(model.name)] for example in shown]
         if len(right) < result.num_examples:
@@ -329,8 +315,6 @@ class RunCheck:
             at = says or gives
             yield from islice(unlike(f"{RECORDS}: {at.series} {at.quantity} ({at.kind})", says, gives), 1)
 
-    # -- an experiment --------------------------------------------------------------------------------------------
-
     def _forecast(self) -> Iterator[str]:
         """Compare the forecast with the digest that it was sealed with."""
         yield from unlike(f"{FORECAST}: digest", sha256_file(self.run / FORECAST), self.manifest.config["sha256"])
@@ -345,9 +329,8 @@ class RunCheck:
         yield from _as_said(result, due, AGAINST, f"{MANIFEST} says")
         for case in (case for case in result.cases if case.series):
             mine, theirs, apart, allowed = (np.array(series.samples) for series in case.series)
-            yield from islice(
-                unlike(f"{AGAINST}: differences of the {case.name}", [*apart], [*np.abs(mine - theirs)]), 1
-            )
+            where = f"{AGAINST}: differences of the {case.name}"
+            yield from islice(unlike(where, [*apart], [*np.abs(mine - theirs)]), 1)
             share = np.divide(apart, allowed, out=np.where(apart > 0, np.inf, 0.0), where=allowed > 0).max()
             value = case.ratios[0].value
             yield from unlike(f"{AGAINST}: share of the tolerance in the {case.name}", min(value, share), float(share))
@@ -367,8 +350,6 @@ class RunCheck:
         refused = read_values(self.run / NOT_RUN) if (self.run / NOT_RUN).is_file() else []
         if (digest_of_numbers(records), sha256_json(refused)) != (config["records"], config["refused"]):
             yield f"{RECORDS} of {self.run.name} does not have the numbers that the run was begun with"
-
-    # -- a ladder -------------------------------------------------------------------------------------------------
 
     def _ladder(self) -> Iterator[str]:
         """Derive result and records again from the kept trainings, whose scores are of one text."""
@@ -401,11 +382,8 @@ class RunCheck:
                 with tempfile.TemporaryDirectory() as folder:
                     keep(place, Path(folder))
                     made = Path(folder) / trained.folder.parent.name / place.name
-                    yield from _differing(
-                        trained.folder, made, sorted(_files(made) | _files(trained.folder)), place.name
-                    )
-
-    # -- a report -------------------------------------------------------------------------------------------------
+                    names = sorted(_files(made) | _files(trained.folder))
+                    yield from _differing(trained.folder, made, names, place.name)
 
     def _report(self) -> Iterator[str]:
         """Make the page and the files beside it again; they must be equal byte for byte."""

@@ -30,6 +30,7 @@ from lineage.run import RunDirectory
 
 NOT_COMPUTED = ("seconds", "tokens_per_second", "model_tflops", "warning")
 """Keys of a metrics line that describe the machine: times, speeds and warnings."""
+NO_TIME = {"seconds": 0.0}
 DEFAULT_SEGMENTS = 3
 
 
@@ -78,10 +79,7 @@ def replay(run: Path, count: int | None) -> None:
 
 
 def _read_segment(run: Path, config: RunConfig, start: int, end: int) -> Segment:
-    """The segment that ends at a checkpoint, at the layout that the checkpoint records.
-
-    A checkpoint of an earlier version records only the degrees of parallelism; the run's manifest gives the rest.
-    """
+    """The segment that ends at a checkpoint, at the layout that it or, in earlier versions, the manifest records."""
     path = checkpoint_path(run, end)
     probe = read_probe(path)
     recorded = probe.computed_on if probe else {}
@@ -145,16 +143,12 @@ def _train_again(run: Path, segment: Segment, root: Path) -> Path:
 def _compare_metrics(run: Path, again: Path, segment: Segment) -> Iterator[str]:
     """The first line of the metrics that differs, and the key that does."""
     within = range(segment.start + 1 if segment.start else 0, segment.end + 1)
-    stated, computed = (
-        [
-            {name: value for name, value in line.items() if name not in NOT_COMPUTED}
-            for line in read_metrics(directory)
-            if line["iteration"] in within
-        ]
-        for directory in (run, again)
-    )
-    nothing: dict[str, Any] = {}
-    for line, true in zip_longest(stated, computed, fillvalue=nothing):
+
+    def computed(directory: Path) -> list[dict[str, Any]]:
+        lines = (line for line in read_metrics(directory) if line["iteration"] in within)
+        return [{name: each for name, each in line.items() if name not in NOT_COMPUTED} for line in lines]
+
+    for line, true in zip_longest(computed(run), computed(again), fillvalue=dict[str, Any]()):
         if line != true:
             name = next(name for name in {**true, **line} if line.get(name) != true.get(name))
             at = f"{(true or line)['kind']} at iteration {(true or line)['iteration']}"
@@ -184,13 +178,9 @@ def _compare_checkpoints(run: Path, again: Path, end: int) -> Iterator[str]:
     if differing:
         many = f"{len(differing)} of {len(names) + len(memory)} tensors do"
         yield f"the checkpoint at iteration {end} first differs in {differing[0]} ({many})"
-    elif _state(theirs) != _state(ours):
+    elif read_object(theirs / STATE) | NO_TIME != read_object(ours / STATE) | NO_TIME:
         yield f"{STATE} of the checkpoint at iteration {end} differs"
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(torch.uint8).view(len(tensor), tensor.element_size())
-
-
-def _state(checkpoint: Path) -> dict[str, Any]:
-    return {name: value for name, value in read_object(checkpoint / STATE).items() if name != "seconds"}

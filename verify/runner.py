@@ -3,7 +3,7 @@
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -34,8 +34,6 @@ LONGEST_SECONDS = 24 * 3600
 PATIENCE = 20
 """Time limit of a layout in multiples of the serial run's time, in addition to two minutes."""
 TABLE_HEAD = f"{'layout':30}  worst    result   seconds  tensor"
-RunRanks = Callable[..., list[Any]]
-"""`run_forked` or `run_threads`."""
 
 
 class Reference(NamedTuple):
@@ -93,17 +91,6 @@ def train(
     return computed
 
 
-def whole(ranks: Iterable[Computed]) -> dict[Key, Array]:
-    """Whole tensors that ranks computed. Raises IntegrityFailure if parts overlap or leave holes."""
-    return assemble(part for rank in ranks for part in rank.parts)
-
-
-def measured(trainings: Sequence[list[Computed]], precision: str) -> Reference:
-    """The first of the trainings; the others, with perturbed weights, give the tolerances."""
-    first, *draws = map(whole, trainings)
-    return Reference(first, tolerances(first, draws, precision))
-
-
 @dataclass(frozen=True)
 class Outcome:
     """Result of holding one layout against a reference."""
@@ -121,32 +108,42 @@ class Outcome:
         """Tensors beyond their tolerance, in order of computation."""
         return [row for row in self.rows if not row.is_within]
 
+    @property
+    def whole(self) -> dict[Key, Array]:
+        """Whole tensors that the ranks computed. Raises IntegrityFailure if parts overlap or leave holes."""
+        return assemble(part for rank in self.ranks for part in rank.parts)
+
+
+def measured(first: Outcome, draws: Iterable[Outcome], precision: str) -> Reference:
+    """The first training; draws, with perturbed weights, give the tolerances."""
+    whole = first.whole
+    return Reference(whole, tolerances(whole, [draw.whole for draw in draws], precision))
+
 
 def hold(
-    program: Any, kind: type[Engine], work: Work, layouts: Iterable[ParityLayout], reference: Reference, *args: Any,
-    run: RunRanks = run_forked, seconds: float = LONGEST_SECONDS,
-) -> Iterator[Outcome]:  # fmt: skip
-    """Run the program of a rank on each layout and hold what it computes against the reference."""
+    program: Any, kind: type[Engine], work: Work, layout: ParityLayout, reference: Reference, *args: Any,
+    run: Callable[..., list[Any]] = run_forked, seconds: float = LONGEST_SECONDS,
+) -> Outcome:  # fmt: skip
+    """Run the program of a rank, by `run_forked` or `run_threads`, and hold what it computes against the reference."""
     place = {tensor: number for number, tensor in enumerate(computation_order(name for _, name in reference.whole))}
-    for layout in layouts:
-        start, ranks, failure = time.monotonic(), list[Computed](), ""
-        try:
-            ranks = run(program, layout.world_size, kind, work, layout, reference, *args, timeout_seconds=seconds)
-        except RanksFailed as raised:
-            failure = raised.sentence
-        except Exception as error:  # of a thread
-            traceback.print_exc()
-            failure = f"{' '.join(getattr(error, '__notes__', ()))}: {type(error).__name__}: {error}".splitlines()[0]
-        rows = merge((each for rank in ranks for each in rank.differences), reference.whole) if ranks else []
-        rows.sort(key=lambda row: (row.iteration, place[row.tensor]))
-        yield Outcome(layout, ranks, rows, failure, time.monotonic() - start)
+    start, ranks, failure = time.monotonic(), list[Computed](), ""
+    try:
+        ranks = run(program, layout.world_size, kind, work, layout, reference, *args, timeout_seconds=seconds)
+    except RanksFailed as raised:
+        failure = raised.sentence
+    except Exception as error:  # of a thread
+        traceback.print_exc()
+        failure = f"{' '.join(getattr(error, '__notes__', ()))}: {type(error).__name__}: {error}".splitlines()[0]
+    rows = merge((each for rank in ranks for each in rank.differences), reference.whole) if ranks else []
+    rows.sort(key=lambda row: (row.iteration, place[row.tensor]))
+    return Outcome(layout, ranks, rows, failure, time.monotonic() - start)
 
 
 def on_ranks(
     program: Any, kind: type[Engine], work: Work, layout: ParityLayout, reference: Reference = UNKNOWN, *args: Any
 ) -> Outcome:
     """Hold one layout. Raises BadInput if the engine refuses the configuration, Diverged if a rank fails otherwise."""
-    (outcome,) = hold(program, kind, work, [layout], reference, *args)
+    outcome = hold(program, kind, work, layout, reference, *args)
     if refused := outcome.failure.partition("failed: BadInput: ")[2]:
         raise BadInput(refused)
     if outcome.failure:
@@ -163,9 +160,7 @@ def table_row(outcome: Outcome, result: str) -> str:
 
 
 def run_parity(config: RunConfig, names: str, ranks: int, iterations: int, threads: bool = False) -> None:
-    """Compare the layouts `names` stands for with the serial run, a line each. Ranks are processes or `threads`.
-
-    Threads take microbatches of one sequence.
+    """Compare the layouts `names` stands for with the serial run, a line each; `threads` take one sequence at a time.
 
     Raises Diverged for the first that is beyond the tolerance, BadInput for a layout that does not fit.
     """
@@ -177,7 +172,14 @@ def run_parity(config: RunConfig, names: str, ranks: int, iterations: int, threa
         print(f"does not fit: {reason}: {', '.join(layout.name for layout in layouts)}")
     if not chosen:
         raise BadInput(f"no layout of at most {ranks} ranks fits but the serial run")
-    _check_memory(config, iterations)
+    model, half = config.model, (memory_bytes() or 0) / 2
+    outputs = (12 * model.num_layers + 2) * config.train.global_batch_size * model.seq_length * model.hidden_size
+    needed = 8 * iterations * (2 * outputs + 4 * parameter_count(model))
+    if 0 < half < needed:
+        raise BadInput(
+            f"the tensors of {iterations} iterations take {needed / 2**30:,.0f} GiB and half of the memory here is "
+            f"{half / 2**30:,.0f}: --twin, a smaller train.global_batch_size or fewer --iterations make it less"
+        )
     most = max(layout.world_size for layout in chosen)
     kind = "threads" if threads else "processes"
     announce(f"{1 + len(chosen)} trainings of {iterations} iterations in float64, on up to {most} {kind}")
@@ -185,7 +187,7 @@ def run_parity(config: RunConfig, names: str, ranks: int, iterations: int, threa
     wrong: list[str] = []
     with with_samples(config, iterations) as work:
         start = time.monotonic()
-        serial = whole(on_ranks(train, Ours, work, SERIAL).ranks)
+        serial = on_ranks(train, Ours, work, SERIAL).whole
         seconds = time.monotonic() - start
         print(
             f"{config.name}: {iterations} iterations of {config.train.global_batch_size} sequences in float64; "
@@ -194,7 +196,8 @@ def run_parity(config: RunConfig, names: str, ranks: int, iterations: int, threa
         print(TABLE_HEAD, flush=True)
         reference = Reference(serial, dict.fromkeys(serial, TOLERANCE))
         patience, run = 120 + PATIENCE * seconds, run_threads if threads else run_forked
-        for outcome in hold(train, Ours, work, chosen, reference, run=run, seconds=patience):
+        for layout in chosen:
+            outcome = hold(train, Ours, work, layout, reference, run=run, seconds=patience)
             finding = outcome.failure or next((row.sentence("the serial run") for row in outcome.beyond), "")
             print(table_row(outcome, "DIFFERS" if finding else "ok"))
             if finding:
@@ -204,15 +207,3 @@ def run_parity(config: RunConfig, names: str, ranks: int, iterations: int, threa
         more = f" ({len(wrong) - 1} more of {len(chosen)} layouts differ)" if len(wrong) > 1 else ""
         raise Diverged(wrong[0] + more)
     print(f"{len(chosen)} layouts compute what the serial run computes, within {TOLERANCE:.0e} in float64")
-
-
-def _check_memory(config: RunConfig, iterations: int) -> None:
-    """Raise BadInput if the serial run's tensors would not fit in half of the memory."""
-    model, available = config.model, memory_bytes()
-    outputs = (12 * model.num_layers + 2) * config.train.global_batch_size * model.seq_length * model.hidden_size
-    needed = 8 * iterations * (2 * outputs + 4 * parameter_count(model))
-    if available and needed > available / 2:
-        raise BadInput(
-            f"the tensors of {iterations} iterations take {needed / 2**30:,.0f} GiB and half of the memory here is "
-            f"{available / 2**31:,.0f}: --twin, a smaller train.global_batch_size or fewer --iterations make it less"
-        )

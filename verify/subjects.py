@@ -20,9 +20,9 @@ from engine.compare.recorder import Recorder
 from engine.config import ModelConfig, RunConfig, TrainConfig
 from lineage.config import override_config, parse_config
 from lineage.errors import BadInput
-from verify.alone import Shard
+from verify.alone import Shard, core
 from verify.engines import Engine, Named, Ours, Work, with_samples
-from verify.megatron_core import MegatronCore, config_class, core
+from verify.megatron_core import MegatronCore, config_class
 from verify.parity import ParityLayout
 
 MODEL = {
@@ -96,8 +96,7 @@ def small_work(seed: int, fields: Mapping[str, Any] = MappingProxyType({})) -> W
 def core_fields(given: Sequence[str]) -> dict[str, Any]:
     """Fields of Megatron-Core's configurations, given as `field=value`.
 
-    They are those of TransformerConfig, GPTModel, OptimizerConfig and DistributedDataParallelConfig. Raises BadInput
-    for an unknown field, with the nearest name, and for a value of another type.
+    Raises BadInput for an unknown field, with the nearest name, and for a value of another type.
     """
     texts = dict(text.partition("=")[::2] for text in given)
     kinds = [
@@ -151,24 +150,19 @@ class Program(Engine):
         `optimizer` are compared. `save` writes a checkpoint into a new directory, `restore` loads one of any layout;
         every rank calls them.
         """
-        self.model, self.gradient, self.clip_and_update, self.starts = model, gradient, step, starts or {}
+        self.module, self.gradient, self.clip_and_update, self.starts = model, gradient, step, starts or {}
         self.states = optimizer.state if optimizer else {}
         self.own = dict(model.named_parameters())
         if save and restore:
             vars(self).update(save=save, restore=restore)
 
     def parameters(self) -> Named:
-        """Parameters of the module; of a DTensor, what is on this rank."""
         return ((name, _local(parameter.detach())) for name, parameter in self.own.items())
 
     def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
-        """Each tensor where `starts`, or its DTensor, says."""
         return [
             Shard(name, name, _start(self.own[name], self.starts.get(name)), value) for name, value in named.items()
         ]
-
-    def modules(self) -> Iterable[tuple[str, torch.nn.Module]]:
-        return self.model.named_modules()
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
         return float(self.gradient())

@@ -81,7 +81,7 @@ def test_the_command_ends_with_code_3_where_engines_differ(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["mamba"], "there is no engine 'mamba'; there are ours, megatron-core, transformers"),
+        (["mamba"], "there is no engine 'mamba'; there are megatron-core, transformers"),
         (["transformers", "--layout", "dp2"], "transformers is run on one rank and in fp32"),
         (["transformers", "--layout", "tp3"], "tp3 does not fit: tp = 3 does not divide the 4 attention heads"),
         (["megatron-core", "--layout", "tp2-recompute"], "megatron-core is run with 1F1B and without recomputation"),

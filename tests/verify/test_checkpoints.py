@@ -11,10 +11,11 @@ from engine.inference import load_for_inference
 from engine.run.resolved import read_run_config
 from tests.engine.test_formats_checkpoint import trained_tokenizer
 from verify.against import engine_class, shared_work
+from verify.alone import core
 from verify.engines import Work
-from verify.megatron_core import MegatronCore, core
+from verify.megatron_core import MegatronCore
 from verify.parity import ParityLayout
-from verify.runner import UNKNOWN, Computed, Reference, on_ranks, whole
+from verify.runner import UNKNOWN, Computed, Reference, on_ranks
 
 ITERATIONS = 20
 
@@ -42,7 +43,7 @@ def test_weights_that_were_trained_there_are_read(layout: str, config: Path, tmp
     write_vocabulary(vocab, vocab, changed.model.seq_length)
     back = import_checkpoint(tmp_path / "saved", tmp_path / "back", vocab, changed.model.num_heads)
     loaded = dict(load_for_inference(back).model.named_parameters())
-    weights = whole(trained.ranks)
+    weights = trained.whole
     assert len(weights) == len(loaded)
     for (_, name), weight in weights.items():
         assert torch.equal(loaded[name.removeprefix("updated ")], torch.as_tensor(weight)), name

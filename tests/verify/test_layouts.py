@@ -43,7 +43,6 @@ def test_a_learnable_softmax_is_counted_once_where_tensor_parallel_ranks_divide_
     assert (report.cannot_run, list(report.not_asked)) == ({}, ["dp2-zero1"])
     page = (tmp_path / "page" / "index.html").read_text()
     assert page.count('title="tp2: planted gradient: decoder.layers.') == 2
-    assert json.loads((tmp_path / "page" / "findings.json").read_text()) == json.loads(file.read_text())
     program, *_ = sorted(alone.iterdir())
     assert not re.search(r"^(from|import) (verify|engine|lineage)", program.read_text(), re.M)
     shown = subprocess.run(
