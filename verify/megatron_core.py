@@ -96,10 +96,10 @@ class MegatronCore(Engine):
     @classmethod
     def prepare(cls) -> None:
         """Import the package, so that forked ranks have it. Raises BadInput if it is absent or its names changed."""
-        import_extra("megatron.core", "test")
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
+                import_extra("megatron.core", "test")
                 for name in ("models.gpt.gpt_layer_specs", "optimizer_param_scheduler", "dist_checkpointing.mapping",
                              "datasets.blended_megatron_dataset_builder", "dist_checkpointing.dict_utils"):  # fmt: skip
                     core(name)

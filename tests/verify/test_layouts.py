@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.commands import Command
+from tests.commands import ROOT, Command
 from tests.verify import faults
 from tests.verify.faults import Fault
 from verify.layouts import LayoutsReport, examine
@@ -138,16 +138,21 @@ def test_a_planted_fault_is_found_where_it_is_and_nowhere_else(
     assert (probe, parameter) in {(each.probe, each.parameter) for each in wrong[layout][0]}, wrong[layout]
 
 
+def on_the_page(word: str) -> str:
+    """The program of the page that has the word."""
+    page = (ROOT / "docs" / "other-engines.md").read_text(encoding="utf-8")
+    (code,) = (each for each in re.findall(r"```python\n(.*?)```", page, re.S) if word in each)
+    return str(code)
+
+
 def test_a_program_of_the_readers_is_examined_as_the_page_says(verify: Command, tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "other-engines.md").read_text(encoding="utf-8")
-    match = re.search(r"### A program of yours\n.*?```python\n(.*?)```", page, re.S)
-    assert match is not None
+    code = on_the_page("def add_up")
     wrong = 'add_up(model["down"](torch.relu(model["up"](x))))'
     right = 'add_up(torch.relu(model["up"](x)) @ model["down"].weight.T) + model["down"].bias'
-    assert len(match[1].splitlines()) <= 33
-    assert wrong in match[1]
-    for name, code in (("mine", match[1]), ("mended", match[1].replace(wrong, f"({right})"))):
-        (tmp_path / f"{name}.py").write_text(code)
+    assert len(code.splitlines()) <= 33
+    assert wrong in code
+    (tmp_path / "mine.py").write_text(code)
+    (tmp_path / "mended.py").write_text(code.replace(wrong, f"({right})"))
     done = verify("layouts", f"{tmp_path}/mine.py:build", "--layouts", "tp2")
     assert done.code == 3
     assert "  tp2: gradient: down.bias differs by " in done.out
@@ -158,9 +163,7 @@ def test_a_program_of_the_readers_is_examined_as_the_page_says(verify: Command, 
 def test_a_model_of_dtensors_that_the_page_shows_is_healthy_with_its_checkpoint(
     verify: Command, tmp_path: Path
 ) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "other-engines.md").read_text(encoding="utf-8")
-    (code,) = (each for each in re.findall(r"```python\n(.*?)```", page, re.S) if "parallelize_module" in each)
-    (tmp_path / "theirs.py").write_text(code)
+    (tmp_path / "theirs.py").write_text(on_the_page("parallelize_module"))
     done = verify("layouts", f"{tmp_path}/theirs.py:build", "--layouts", "tp2")
     assert (done.code, "the program has no `save`" in done.out) == (0, True), done.err
 
@@ -175,9 +178,7 @@ def test_a_model_of_dtensors_that_the_page_shows_is_healthy_with_its_checkpoint(
     ],
 )  # fmt: skip
 def test_ranks_that_die_and_chance_are_said(change: str, sentence: str, verify: Command, tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "other-engines.md").read_text(encoding="utf-8")
-    (code,) = (each for each in re.findall(r"```python\n(.*?)```", page, re.S) if "def add_up" in each)
-    lines = code.replace("    model = nn.ModuleDict", f"    {change}\n    model = nn.ModuleDict")
+    lines = on_the_page("def add_up").replace("    model = nn.ModuleDict", f"    {change}\n    model = nn.ModuleDict")
     (tmp_path / "mine.py").write_text("import os\n" + lines)
     done = verify("layouts", f"{tmp_path}/mine.py:build", "--layouts", "tp2")
     assert done.code == 2
