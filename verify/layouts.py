@@ -41,7 +41,6 @@ COLOURS = ("#cc79a7", "#d55e00", "#e69f00", "#f0e442", "#2fb48a", "#56b4e9", "#b
 DEFAULT = "tp2,tp2-sp,pp2,dp2,dp2-zero1"
 """Layouts of two ranks that `all` stands for."""
 SECONDS = 120
-"""Time limit of the ranks of a layout."""
 NUDGE = 0.1
 """Standard deviation of what is added to weights that begin all equal: there an error would not show."""
 
@@ -204,8 +203,9 @@ def examine(kind: type[Engine], work: Work, layouts: Sequence[ParityLayout]) -> 
             if outcome.failure:
                 shutil.rmtree(saved or own, ignore_errors=True)
                 return findings, reason(outcome.failure)
-            where = f", on {goes_on.name} after a checkpoint"
-            findings += [_differs(layout.name, "checkpoint", row, where) for row in outcome.beyond]
+            for row in outcome.beyond:
+                where = f"{row.where}, on {goes_on.name} after a checkpoint"
+                findings.append(_finding(layout.name, "checkpoint", row.tensor, row.largest, row.tolerance, where))
         return findings, ""
 
     with tempfile.TemporaryDirectory() as folder:
@@ -227,7 +227,7 @@ def _found(outcome: Outcome, weights: Weights) -> list[LayoutFinding]:
     for each in (
         *_unequal(layout.name, "initial copies", [rank.initial for rank in ranks]),
         *_unequal(layout.name, "copies", [rank.parts for rank in ranks]),
-        *(_differs(layout.name, probe_of(row.tensor), row) for row in beyond if row.iteration == beyond[0].iteration),
+        *(_differs(layout.name, row) for row in beyond if row.iteration == beyond[0].iteration),
         *_planted(layout.name, ranks, weights),
         *_masks(layout, ranks),
     ):
@@ -239,17 +239,12 @@ def _finding(layout: str, probe: str, name: str, value: float, expected: float, 
     return LayoutFinding(layout=layout, probe=probe, parameter=name, value=value, expected=expected, where=where)
 
 
-def _differs(layout: str, probe: str, row: TensorDifference, more: str = "") -> LayoutFinding:
+def _differs(layout: str, row: TensorDifference) -> LayoutFinding:
     """A tensor that is not the serial one; of a gradient, a moment or a weight, its parameter is named."""
-    name = row.tensor if probe in ("loss", "checkpoint") else parameter_of(row.tensor)
-    return _finding(layout, probe, name, row.largest, row.tolerance, row.where + more)
-
-
-def probe_of(tensor: str) -> str:
-    """The probe that compares a tensor."""
-    if "loss" in tensor or tensor.startswith("output"):
-        return "loss"
-    return "gradient" if tensor.startswith("gradient") else "step"
+    probe, name = "gradient" if row.tensor.startswith("gradient") else "step", parameter_of(row.tensor)
+    if "loss" in row.tensor or row.tensor.startswith("output"):
+        probe, name = "loss", row.tensor
+    return _finding(layout, probe, name, row.largest, row.tolerance, row.where)
 
 
 def parameter_of(tensor: str) -> str:

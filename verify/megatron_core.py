@@ -85,11 +85,7 @@ def values_of(work: Work, layout: ParityLayout) -> dict[str, Any]:
 
 
 class MegatronCore(Engine):
-    """GPTModel under DistributedDataParallel, with get_megatron_optimizer and OptimizerParamScheduler.
-
-    With `shard_optimizer` the optimizer is its DistributedOptimizer. Every row of the vocabulary takes part in its
-    softmax, so the configuration's vocabulary must be as large as its padded one.
-    """
+    """GPTModel under DistributedDataParallel, with get_megatron_optimizer and OptimizerParamScheduler."""
 
     patches = PATCHES
 

@@ -361,9 +361,8 @@ class RunCheck:
             if not np.allclose(bytes_of, bytes_of[0], rtol=1e-4):
                 yield f"the bits per byte of {text} in {self.run.name} are not of the losses beside them"
         result, records = derive(self.run)
-        by = "its trainings give"
-        yield from unlike(LADDER_RESULT, read_document(self.run / LADDER_RESULT, LadderResult), result, by)
-        yield from unlike(RECORDS, read_records(self.run / RECORDS), records, by)
+        yield from unlike(LADDER_RESULT, read_document(self.run / LADDER_RESULT, LadderResult), result)
+        yield from unlike(RECORDS, read_records(self.run / RECORDS), records)
         yield from self._kept_trainings()
 
     def _ablation(self) -> Iterator[str]:
