@@ -223,7 +223,7 @@ def examine(kind: type[Engine], work: Work, layouts: Sequence[ParityLayout]) -> 
 def _found(outcome: Outcome, weights: Weights) -> list[LayoutFinding]:
     """The first finding of each probe and parameter; of tensors that differ, those of the first iteration with any."""
     layout, ranks, beyond = outcome.layout, outcome.ranks, outcome.beyond
-    found: dict[tuple[str, str], LayoutFinding] = {}
+    firsts: dict[tuple[str, str], LayoutFinding] = {}
     for each in (
         *_unequal(layout.name, "initial copies", [rank.initial for rank in ranks]),
         *_unequal(layout.name, "copies", [rank.parts for rank in ranks]),
@@ -231,8 +231,8 @@ def _found(outcome: Outcome, weights: Weights) -> list[LayoutFinding]:
         *_planted(layout.name, ranks, weights),
         *_masks(layout, ranks),
     ):
-        found.setdefault((each.probe, each.parameter), each)
-    return list(found.values())
+        firsts.setdefault((each.probe, each.parameter), each)
+    return list(firsts.values())
 
 
 def _finding(layout: str, probe: str, name: str, value: float, expected: float, where: str = "") -> LayoutFinding:

@@ -148,8 +148,8 @@ class RunCheck:
             yield from self._attrition(read_document(self.run / LEDGER, Ledger))
         else:
             for name, measured in read_object(self.run / OVERLAP)["test_sets"].items():
-                ngrams, found = (sum(column) for column in zip(*measured["documents"], strict=True))
-                due = {"ngrams": ngrams, "found": found, "percent": 100 * found / ngrams if ngrams else 0.0}
+                ngrams, present = (sum(column) for column in zip(*measured["documents"], strict=True))
+                due = {"ngrams": ngrams, "found": present, "percent": 100 * present / ngrams if ngrams else 0.0}
                 said = {**measured["occurrences"], "percent": measured["percent"]}
                 yield from unlike(f"{OVERLAP}: {name}", said, due)
 
