@@ -15,7 +15,6 @@ from data_pipeline.tokens.tokenizer import Tokenizer
 from lineage.digest import is_sealed, sha256_file
 from lineage.errors import BadInput
 from lineage.files import read_document, write_document
-from lineage.lock import locked
 from lineage.run import RunDirectory
 
 VALID_SHARE = 30
@@ -65,8 +64,12 @@ def merge_datasets(datasets: list[Path], out: Path) -> RunDirectory:
     if open_ones := [path for path in datasets if not is_sealed(path)]:
         raise BadInput(f"{open_ones[0]} is not a complete dataset")
     cards = [read_document(path / DATASET, DataCard) for path in datasets]
-    if other := next((path for path, card in zip(datasets, cards, strict=True) if not _fit(card, cards[0])), None):
-        raise BadInput(f"{other} and {datasets[0]} differ in their tokenizer or splits, and cannot be merged")
+    kinds = [
+        (card.tokenizer.digest, [(name, TokenFile(path / f"{name}_text_document").dtype) for name in card.splits])
+        for path, card in zip(datasets, cards, strict=True)
+    ]
+    if other := next((path for path, kind in zip(datasets, kinds, strict=True) if kind != kinds[0]), None):
+        raise BadInput(f"{other} and {datasets[0]} differ in tokenizer, splits or type of token: they cannot be merged")
     config = TokenizerConfig(path=datasets[0])
 
     def write(run: Path) -> dict[str, Amount]:
@@ -88,16 +91,12 @@ def merge_datasets(datasets: list[Path], out: Path) -> RunDirectory:
     return _made(run, "; ".join(card.source for card in cards), Tokenizer.open(datasets[0]), config, write)
 
 
-def _fit(card: DataCard, first: DataCard) -> bool:
-    return (card.tokenizer.digest, [*card.splits]) == (first.tokenizer.digest, [*first.splits])
-
-
 def _made(
     run: RunDirectory, source: str, tokenizer: Tokenizer, config: TokenizerConfig,
     write: Callable[[Path], dict[str, Amount]],
 ) -> RunDirectory:  # fmt: skip
     """Fill the run's directory, unless it is complete, and seal it."""
-    with locked(run.path):
+    with run.filled():
         if run.is_complete:
             return run
         splits, stage = write(run.path), StageAttrition.begin(SOURCE)

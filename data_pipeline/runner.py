@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -28,14 +28,13 @@ from data_pipeline.tokens.tokenizer import Tokenizer
 from data_pipeline.work.executors import make_executor
 from data_pipeline.work.executors.part import PartExecutor, parse_part
 from data_pipeline.work.tasks import NO_ROOM, disk_is_full
-from data_pipeline.work.workspace import FOLDER, Workspace
+from data_pipeline.work.workspace import FOLDER, Executor, Workspace
 from lineage.atomic import read_json, write_json
 from lineage.config import parse_config
 from lineage.digest import sha256_file
 from lineage.environment import available_cores
 from lineage.errors import BadInput, DataMissing, Interrupted, UserError
 from lineage.files import read_document
-from lineage.lock import locked
 from lineage.progress import announce, format_bytes, format_duration
 from lineage.run import RunDirectory
 
@@ -192,49 +191,62 @@ def _complete(
 ) -> RunDirectory:  # fmt: skip
     """Build in the locked directory of a run and seal it, or find it sealed. Workers import `preload` first.
 
-    After bad input nothing is left of a run that this call began; a run that existed before stays. All parts but the
-    first work in the directory without its lock, and end when it is sealed.
+    All parts but the first work in the directory without its lock, and end when it is sealed.
     """
     number, parts = parse_part(part) if part else (1, 1)
+    workers = make_executor(executor, config.workers, preload)
     run = begin()
     work = run.path / FOLDER
     if run.is_at_rest and not work.exists():
         return _found(run)
-    try:
-        with locked(run.path) if number == 1 else contextlib.nullcontext():
-            if run.is_complete:
-                shutil.rmtree(work, ignore_errors=True)
-                return _found(run)
-            if shelf and number == 1 and not work.exists():
-                with contextlib.suppress(OSError):
-                    os.rename(shelf, work)
-            try:
-                work.mkdir(mode=0o700, exist_ok=True)
-                _check_room(run.path, work, room)
-                executors = make_executor(executor, config.workers, preload)
-                with PartExecutor(executors, number, parts, work) if part else executors as place:
-                    build(Workspace(work.resolve(), place), run.path)
-                    if isinstance(place, PartExecutor) and number > 1:
-                        place.wait_for(lambda: run.is_complete or None)
-                        return run
+    array = PartExecutor(workers, number, parts, work)
+    if number > 1:
+        return _help(run, build, array, room)
+    with run.filled():
+        if run.is_complete:
+            shutil.rmtree(work, ignore_errors=True)
+            return _found(run)
+        if shelf and not work.exists():
+            with contextlib.suppress(OSError):
+                os.rename(shelf, work)
+        try:
+            with _workspace(run, array if part else workers, room) as workspace:
+                build(workspace, run.path)
                 run.complete()
                 write_json(work / RECIPE, config.model_dump(mode="json"))
                 _put_away(work, shelf)
-            except BadInput:
-                if run.is_new and number == 1:
-                    _put_away(work, shelf)
-                raise
-            except OSError as error:
-                if error.errno in NO_ROOM:
-                    raise disk_is_full(work, error) from error
-                raise Interrupted(f"{run.path} cannot be written: {error}; the same command continues") from error
-    except UserError as error:
-        if number > 1 and run.is_complete:
-            return run
-        if number == 1 and isinstance(error, BadInput):
-            run.undo()
-        raise
+        except BadInput:
+            if run.is_new:
+                _put_away(work, shelf)
+            raise
     return run
+
+
+def _help(run: RunDirectory, build: Build, place: PartExecutor, room: int) -> RunDirectory:
+    """Do a part of the work until the first part has sealed the run."""
+    try:
+        with _workspace(run, place, room) as workspace:
+            build(workspace, run.path)
+            place.wait_for(lambda: run.is_complete or None)
+    except UserError:
+        if not run.is_complete:
+            raise
+    return run
+
+
+@contextlib.contextmanager
+def _workspace(run: RunDirectory, place: Executor, room: int) -> Iterator[Workspace]:
+    """The workspace of a run, with a disk that is full or fails told as one sentence."""
+    work = run.path / FOLDER
+    try:
+        work.mkdir(mode=0o700, exist_ok=True)
+        _check_room(run.path, work, room)
+        with place:
+            yield Workspace(work.resolve(), place)
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise disk_is_full(work, error) from error
+        raise Interrupted(f"{run.path} cannot be written: {error}; the same command continues") from error
 
 
 def _put_away(work: Path, shelf: Path | None) -> None:

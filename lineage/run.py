@@ -7,7 +7,8 @@ overwrites an old result.
 """
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +20,7 @@ from lineage.digest import is_sealed, read_digest, seal, sha256_json
 from lineage.environment import describe_environment
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import Manifest, parse_document, read_object
-from lineage.lock import LOCK, check_held, claimed
+from lineage.lock import LOCK, check_held, claimed, locked
 
 MANIFEST = "manifest.json"
 
@@ -105,13 +106,25 @@ class RunDirectory:
         if not layouts or {**layouts[-1], **new} != layouts[-1]:
             write_json(self.path / MANIFEST, {**values, "layouts": [*layouts, {"iteration": iteration, **new}]})
 
-    def undo(self) -> None:
-        """Remove what `begin` made, unless other files lie there."""
-        if self.is_new:
-            (self.path / MANIFEST).unlink(missing_ok=True)
-        if self.made_directory:
-            with suppress(OSError):
-                self.path.rmdir()
+    @contextmanager
+    def filled(self) -> Iterator[None]:
+        """Hold the directory's lock. After BadInput nothing is left of what `begin` made, unless other files lie there.
+
+        Raises BadInput if another process is at work in it.
+        """
+        try:
+            with locked(self.path):
+                try:
+                    yield
+                except BadInput:
+                    if self.is_new:
+                        (self.path / MANIFEST).unlink(missing_ok=True)
+                    raise
+        except BadInput:
+            if self.made_directory:
+                with suppress(OSError):
+                    self.path.rmdir()
+            raise
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":

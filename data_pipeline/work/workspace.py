@@ -12,6 +12,7 @@ from lineage.digest import sha256_json
 from lineage.progress import Progress
 
 FOLDER = ".work"
+Executor = LocalExecutor | RayExecutor | PartExecutor
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ Job = tuple[Settings, tuple[Input, ...]]
 class Workspace:
     """Runs the tasks of a stage in `path/<stage>`."""
 
-    def __init__(self, path: Path, executor: LocalExecutor | RayExecutor | PartExecutor) -> None:
+    def __init__(self, path: Path, executor: Executor) -> None:
         self.path, self.executor = path, executor
 
     def each(

@@ -70,11 +70,11 @@ def documentation_passages(count: int) -> list[str]:
     return [" ".join(words[at : at + 150]) for at in range(0, 150 * count, 150)]
 
 
-@pytest.mark.parametrize("threshold", [0.2, 0.4, 0.5, 0.7, 0.75, 0.9])
+@pytest.mark.parametrize("threshold", [0.2, 0.4, 0.7, 0.9])
 def test_decisions_are_those_of_all_pairs(threshold: float) -> None:
     """Bands and rows follow from the threshold; a document of another dataset stays."""
     rng, config = random.Random(1), DeduplicateConfig(threshold=threshold)
-    texts = planted([*invented_passages(60), *documentation_passages(120)], seed=3)
+    texts = planted([*invented_passages(60), *documentation_passages(20)], seed=3)
     texts += [edited(text, rng.random() * 0.5, rng) for text in texts]
     exact, kept, gone = all_pairs(texts), list[int](), list[tuple[int, int, float]]()
     for document, row in enumerate(exact):
@@ -82,7 +82,7 @@ def test_decisions_are_those_of_all_pairs(threshold: float) -> None:
         gone += [(document, near[0], row[near[0]])] if near else []
         kept += [] if near else [document]
     assert decide(texts, config)[0] == gone
-    assert len(gone) > 150
+    assert len(gone) > 60
     assert config.expected_recall >= 0.9999
     assert all(document >= 100 for document, *_ in decide(texts, config, 100)[0])
 
