@@ -3,13 +3,12 @@
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from data_pipeline.stages import STAGES
 from data_pipeline.stages.stage import Stage
-from data_pipeline.work.executors import NAMES as EXECUTORS
 from lineage.command import CommandLine, run_command
 from lineage.digest import is_sealed, sha256_json
 from lineage.errors import BadInput, DataMissing, IntegrityFailure
@@ -24,7 +23,7 @@ app = CommandLine(help="Clean, deduplicate, decontaminate and tokenize text.", n
 Settings = Annotated[list[str] | None, typer.Option("--set", help="Override one setting: section.key=value.")]
 WorkersOption = Annotated[int | None, typer.Option(help="Worker processes; 0 means one for each core.", min=0)]
 ExecutorOption = Annotated[
-    str, typer.Option(help=f"Where the work is done: {' or '.join(EXECUTORS)} (the cluster that RAY_ADDRESS names).")
+    Literal["local", "ray"], typer.Option(help="Where the work is done; a Ray cluster is the one of RAY_ADDRESS.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print the resolved recipe, its digest, cost and time.")]
 Part = Annotated[str, typer.Option(metavar="I/N", help="Do part I of N: N machines give the same command.")]

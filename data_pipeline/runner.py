@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -25,8 +25,9 @@ from data_pipeline.reading.sources import OpenedSources, open_sources
 from data_pipeline.stages import STAGES, TEXT_FILTERS, TOKEN_FILTERS
 from data_pipeline.stages.stage import SOURCE, Stage
 from data_pipeline.tokens.tokenizer import Tokenizer
-from data_pipeline.work.executors import make_executor
+from data_pipeline.work.executors.local import LocalExecutor
 from data_pipeline.work.executors.part import PartExecutor, parse_part
+from data_pipeline.work.executors.ray import RayExecutor
 from data_pipeline.work.tasks import NO_ROOM, disk_is_full
 from data_pipeline.work.workspace import FOLDER, Executor, Workspace
 from lineage.atomic import read_json, write_json
@@ -156,9 +157,7 @@ def _run_stages(
             workspace.executor = workspace.executor.workers
         publish(pipeline, directory)
 
-    preload = ["data_pipeline.fast.ready"] if {"clean", "language"} <= set(names) else []
-    needed = room * sources.total_bytes
-    return _complete(partial(begin, parents), build, config, executor, needed, preload, shelf, part)
+    return _complete(partial(begin, parents), build, config, executor, room * sources.total_bytes, shelf, part)
 
 
 def _open(
@@ -186,15 +185,14 @@ def _open(
 
 
 def _complete(
-    begin: Begin, build: Build, config: DataConfig, executor: str, room: int, preload: Sequence[str] = (),
-    shelf: Path | None = None, part: str = "",
-) -> RunDirectory:  # fmt: skip
-    """Build in the locked directory of a run and seal it, or find it sealed. Workers import `preload` first.
+    begin: Begin, build: Build, config: DataConfig, executor: str, room: int, shelf: Path | None = None, part: str = ""
+) -> RunDirectory:
+    """Build in the locked directory of a run and seal it, or find it sealed.
 
     All parts but the first work in the directory without its lock, and end when it is sealed.
     """
     number, parts = parse_part(part) if part else (1, 1)
-    workers = make_executor(executor, config.workers, preload)
+    workers = RayExecutor(config.workers) if executor == "ray" else LocalExecutor(config.workers)
     run = begin()
     work = run.path / FOLDER
     if run.is_at_rest and not work.exists():

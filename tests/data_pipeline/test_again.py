@@ -1,17 +1,26 @@
 """A build uses again what does not depend on a changed setting, is done in parts, and joins token files of others."""
 
-import subprocess
+import os
+import signal
 import sys
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from data_pipeline.cli import main
-from data_pipeline.tokens.token_file import TokenFile
+from data_pipeline.config import TokenizerConfig
+from data_pipeline.imported import import_tokens, merge_datasets
+from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter
 from data_pipeline.tokens.tokenizer import Tokenizer
-from tests.commands import Command
+from lineage.run import RunDirectory
+from tests.commands import Command, Program
+from tests.data_pipeline.builds import files_of, in_child
 from tests.data_pipeline.conftest import sentences, write_jsonl
+from tests.data_pipeline.test_resume import Killer
 
 RECIPE = """
 name = "small"
@@ -35,13 +44,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def written(run: Path) -> dict[str, bytes]:
-    """Every file of a dataset but those that say when it was made."""
-    dated = ("manifest.json", "ledger.json", "COMPLETE")
-    files = (path for path in run.rglob("*") if path.is_file() and path.name not in dated)
-    return {str(path.relative_to(run)): path.read_bytes() for path in files}
-
-
 def test_a_changed_split_reads_and_measures_nothing_again(command: Command, folder: Path) -> None:
     command(main, "mlm-data", "run", "r.toml", ends=0)
     made = sorted(folder.glob("runs/.stages/small/*/*/DONE"))
@@ -54,18 +56,57 @@ def test_a_changed_split_reads_and_measures_nothing_again(command: Command, fold
     command(main, "mlm-data", "run", "r.toml", *other, ends=0)
     assert [path.stat().st_mtime_ns for path in made] == before
     command(main, "mlm-data", "run", "r.toml", *other, "--runs", "fresh", ends=0)
-    assert written(folder / "runs/small") == written(folder / "fresh/small")
+    assert files_of(folder / "runs/small") == files_of(folder / "fresh/small")
     command(main, "mlm-data", "run", "r.toml", "--set", "clean.uncurl_quotes=false", ends=0)
     assert not set(before) & {path.stat().st_mtime_ns for path in made if "prepare" in path.parts}
 
 
 def test_parts_of_an_array_give_the_bytes_of_one_command(command: Command, folder: Path) -> None:
-    line = [sys.executable, "-c", "from data_pipeline.cli import main; main()", "run", "r.toml", "--runs", "parts"]
-    parts = [subprocess.Popen([*line, "--part", f"{number}/3"]) for number in (3, 1, 2)]
+    """One of them is killed at work and started again."""
+
+    def start(number: int) -> Program:
+        return Program("mlm-data", "run", "r.toml", "--runs", "parts", "--part", f"{number}/3", folder=folder)
+
+    parts = [start(number) for number in (3, 2, 1)]
+    while not list(folder.glob("parts/*/.work/prepare/00001/DONE")):
+        assert [part.poll() for part in parts] == [None] * 3
+        time.sleep(0.01)
+    parts[1].send_signal(signal.SIGKILL)
+    assert parts[1].wait(60) == -signal.SIGKILL
+    assert parts[2].poll() is None
+    parts[1] = start(2)
     assert [part.wait(300) for part in parts] == [0, 0, 0]
     command(main, "mlm-data", "run", "r.toml", ends=0)
-    assert written(folder / "parts/small") == written(folder / "runs/small")
+    assert files_of(folder / "parts/small") == files_of(folder / "runs/small")
     assert "such as 2/8" in command(main, "mlm-data", "run", "r.toml", "--part", "4/3", ends=2).error
+
+
+def until(make: Callable[[Path], RunDirectory], out: Path, at: int, report: Path) -> None:
+    """Make `out`, killed at touch `at` of a file; the number of touches goes to `report`."""
+    killer = Killer(out, at)
+    sys.addaudithook(killer)
+    make(out)
+    report.write_text(str(killer.count))
+
+
+@pytest.mark.parametrize("verb", ["import", "merge"])
+def test_a_killed_import_or_merge_is_no_dataset_and_goes_on(verb: str, command: Command, folder: Path) -> None:
+    command(main, "mlm-data", "run", "r.toml", ends=0)
+    small = folder / "runs/small"
+    make: Callable[[Path], RunDirectory] = partial(merge_datasets, [small, small])
+    if verb == "import":
+        make = partial(import_tokens, small / "train_text_document", TokenizerConfig(path=small))
+    assert in_child(until, make, folder / "whole/out", -1, folder / "touches") == 0
+    touches = int((folder / "touches").read_text())
+    assert touches > 30
+    for at in range(1, touches, 4):
+        out = folder / str(at) / "out"
+        assert os.WIFSIGNALED(in_child(until, make, out, at, folder / "no"))
+        is_whole = (out / "COMPLETE").exists()
+        assert (command(main, "mlm-data", "stats", out).code == 0) == is_whole
+        assert (command(main, "mlm-data", "merge", out, small, folder / str(at) / "both").code == 0) == is_whole
+        make(out)
+        assert files_of(out) == files_of(folder / "whole/out")
 
 
 def test_token_files_of_others_become_datasets_that_merge(command: Command, folder: Path) -> None:
@@ -74,16 +115,17 @@ def test_token_files_of_others_become_datasets_that_merge(command: Command, fold
     source = folder / "runs/small/train_text_document"
     command(main, "mlm-data", "import", source, "own", "--tokenizer", "runs/small", ends=0)
     command(main, "mlm-data", "merge", "own", "runs/small", "both", ends=0)
-    whole, parts = (
-        TokenFile(source),
-        [megatron.IndexedDataset(f"own/{name}_text_document") for name in ("train", "valid")],
-    )
+    whole = TokenFile(source)
+    parts = [megatron.IndexedDataset(f"own/{name}_text_document") for name in ("train", "valid")]
     assert np.array_equal(np.concatenate([part[n] for part in parts for n in range(len(part))]), whole.tokens)
     both = megatron.IndexedDataset("both/train_text_document")
     assert len(both) == len(parts[0]) + len(whole)
     assert np.array_equal(both[len(both) - 1], whole[len(whole) - 1])
     Tokenizer.train([sentences(40, 1)], 270).save(folder / "fewer")
     refused = command(main, "mlm-data", "import", source, "no", "--tokenizer", "fewer", ends=2)
-    Tokenizer.train([sentences(40, 1)], 270).save(folder / "fewer")
-    refused = command(main, "mlm-data", "import", source, "no", "--tokenizer", "fewer", ends=2)
     assert "has the token" in refused.error
+    with TokenFileWriter(folder / "wide", np.dtype(np.int32)) as writer:
+        writer.add_documents([1, 2, 3, 4], [2, 2])
+    command(main, "mlm-data", "import", "wide", "int32", "--tokenizer", "runs/small", ends=0)
+    assert "type of token" in command(main, "mlm-data", "merge", "own", "int32", "no", ends=2).error
+    assert not Path("no").exists()

@@ -166,11 +166,6 @@ def test_recall_is_the_closed_form(similarity: float, bands: int, rows: int) -> 
     assert recall(similarity, bands, rows) == pytest.approx(1 - (1 - similarity**rows) ** bands, abs=1e-9)
 
 
-@pytest.mark.parametrize(("similarity", "expected"), [(0.7, 0.2491), (0.8, 0.6789), (0.9, 0.9863)])
-def test_published_banding(similarity: float, expected: float) -> None:
-    assert recall(similarity, 10, 10) == pytest.approx(expected, abs=5e-5)
-
-
 @pytest.mark.parametrize("similarity", [0.3, 0.5, 0.6, 0.75])
 def test_required_agreement_is_part_of_the_curve(similarity: float) -> None:
     bands, rows, required = 8, 3, 13

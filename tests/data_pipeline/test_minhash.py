@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.duplicates.similarity import ShingledTexts, shingle_keys, similarity
-from data_pipeline.fast import minhash
 from data_pipeline.fast.minhash import signature
 from data_pipeline.fast.sha1 import LANES, LONGEST, sha1_hashes32, working_space
 from data_pipeline.fast.shingles import as_bytes, first_end, jaccard, pack, shingles
@@ -50,16 +49,6 @@ def test_a_text_of_many_chunks_and_a_full_table(monkeypatch: pytest.MonkeyPatch)
     update = MinHash(num_perm=16, seed=1, scheme="affine32")
     update.update_batch({text[start : start + 5].encode() for start in range(len(text) - 4)})
     assert np.array_equal(signature(text, 16), update.hashvalues)
-
-
-def test_a_fast_path_that_differs_is_given_up(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(minhash, "_signature", lambda data, characters, multipliers, *_: multipliers)
-    text = sentences(3, 1)
-    assert np.array_equal(signature(text, 7), by_datasketch(text, 7, 5).hashvalues)
-    assert "the fast MinHash differs on" in capsys.readouterr().err
-    minhash._signer.cache_clear()
 
 
 @given(strings=st.lists(st.binary(max_size=LONGEST), max_size=2 * LANES + 1), chosen=st.randoms(use_true_random=False))

@@ -49,17 +49,6 @@ def write_file(prefix: Path, sizes: list[int], first: int = 0) -> TokenFile:
     return TokenFile(prefix)
 
 
-def test_samples_are_cut_from_the_packed_documents(tmp_path: Path) -> None:
-    token_file = write_file(tmp_path / "train", SIZES.tolist())
-    samples = PackedSamples(token_file, 5, 4, seed=1234)
-    packed = np.concatenate([token_file[int(d)] for d in samples.index.documents])
-    for number in range(5):
-        start = int(samples.index.shuffle[number]) * 4
-        assert samples.sample(number).tolist() == packed[start : start + 5].tolist()
-        for document, first, tokens in samples.pieces(number):
-            assert token_file[document][first : first + len(tokens)].tolist() == tokens.tolist()
-
-
 @given(
     sizes=st.lists(st.integers(1, 12), min_size=3, max_size=20),
     num_samples=st.integers(1, 60),

@@ -99,26 +99,6 @@ def test_the_index_is_megatron_s(seed: int, tmp_path: Path) -> None:
     np.testing.assert_array_equal(found[np.lexsort(found.T)], expected[np.lexsort(expected.T)])
 
 
-def test_masks_have_the_published_shares(samples: PairSamples) -> None:
-    masking, random = samples.masking, np.random.RandomState(0)
-    tokens = masked = to_mask = kept = 0
-    lengths = np.zeros(4)
-    for _ in range(1500):
-        sequence = random.randint(0, WORDS, S)  # every token is a word, so that a run's length is its number of words
-        one = masking.apply(sequence, S, random)
-        where = one.targets >= 0
-        tokens, masked = tokens + S, masked + int(where.sum())
-        to_mask += int((one.tokens[where] == masking.mask).sum())
-        kept += int((one.tokens[where] == sequence[where]).sum())
-        lengths[len(one.runs[0])] += 1  # later ones may meet others, and the last one the end of the 15 %
-        np.testing.assert_array_equal(one.targets[where], sequence[where])
-        np.testing.assert_array_equal(one.tokens[~where], sequence[~where])
-    assert masked / tokens == pytest.approx(0.15, abs=0.01)
-    assert to_mask / masked == pytest.approx(0.8, abs=0.03)
-    assert kept / masked == pytest.approx(0.1 + 0.1 / len(masking.vocabulary), abs=0.02)
-    assert lengths[1:] / lengths.sum() == pytest.approx([6 / 11, 3 / 11, 2 / 11], abs=0.06)
-
-
 @settings(max_examples=80)
 @given(st.lists(st.integers(0, WORDS + PIECES - 1), min_size=2, max_size=60), st.integers(0, 2**31))
 def test_words_are_masked_whole_and_special_tokens_never(tokens: list[int], seed: int) -> None:
@@ -133,20 +113,6 @@ def test_words_are_masked_whole_and_special_tokens_never(tokens: list[int], seed
         sequence < masking.cls
     ).tolist()  # fmt: skip
     assert (one.targets >= 0).sum() <= max(1, round(len(sequence) * 0.15))
-
-
-def test_a_pair_is_two_runs_of_sentences_of_one_document_swapped_half_of_the_time(samples: PairSamples) -> None:
-    swapped = []
-    for number in range(4 * len(samples)):
-        one = samples.sample(number)
-        swapped.append(one.is_swapped)
-        tokens = np.where(one.targets >= 0, one.targets, one.tokens)
-        first, second = np.flatnonzero(tokens == samples.masking.sep)
-        assert tokens[0] == samples.masking.cls
-        assert second == one.length - 1
-        assert (one.tokens[one.length :] == samples.masking.pad).all()
-        np.testing.assert_array_equal(np.flatnonzero(one.token_types), np.arange(first + 1, second + 1))
-    assert np.mean(swapped) == pytest.approx(0.5, abs=0.07)
 
 
 def test_each_pass_has_every_sample_once_in_another_order_with_other_masks(samples: PairSamples) -> None:

@@ -1,20 +1,16 @@
 """Files, the hub and the installed documentation as sources."""
 
 import errno
-import gzip
 import json
 import sys
 import types
 from importlib.metadata import distribution
 from pathlib import Path
 
-import pyarrow  # type: ignore[import-untyped]
-import pyarrow.parquet  # type: ignore[import-untyped]
 import pytest
 
 from data_pipeline.config import SourcesConfig
 from data_pipeline.document import Document, Malformed
-from data_pipeline.reading import hub
 from data_pipeline.reading.file_sources import FileSource
 from data_pipeline.reading.hub import HubSource, asking_for
 from data_pipeline.reading.installed_docs import InstalledDocs, extract, run_time_distributions
@@ -22,7 +18,7 @@ from data_pipeline.reading.readers import Limit, read_pieces
 from data_pipeline.reading.sources import Source, open_sources
 from data_pipeline.work.executors.local import LocalExecutor
 from data_pipeline.work.workspace import Workspace
-from lineage.errors import BadInput, DataMissing, Interrupted
+from lineage.errors import DataMissing, Interrupted
 
 
 def found_in(source: Source, folder: Path, workers: int = 1, shard_bytes: int = 1 << 26) -> list[Document | Malformed]:
@@ -70,20 +66,6 @@ def test_each_bad_line_costs_only_itself(tmp_path: Path) -> None:
     assert bad[2].excerpt == '["not", "an object"]'
 
 
-def test_compressed_lines_directories_and_patterns(tmp_path: Path) -> None:
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "two.jsonl").write_text('{"text": "2"}\n')
-    with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
-        file.write('{"text": "1"}\n')
-    (tmp_path / "ignored.csv").write_text("text\n3\n")
-    expected = [Document("a.jsonl.gz:1", "1"), Document("b/two.jsonl:1", "2")]
-    assert read(f"jsonl:{tmp_path}") == expected
-    assert read(f"jsonl:{tmp_path}/*.gz") == expected[:1]
-    (tmp_path / "a.jsonl.gz").write_bytes((tmp_path / "a.jsonl.gz").read_bytes()[:-9])
-    with pytest.raises(BadInput, match="cannot be read"):
-        read(f"jsonl:{tmp_path}")
-
-
 def test_text_files_are_documents(tmp_path: Path) -> None:
     (tmp_path / "good.txt").write_text("whole\nfile\n")
     (tmp_path / "latin.txt").write_bytes(b"fine\ncaf\xe9")
@@ -91,31 +73,6 @@ def test_text_files_are_documents(tmp_path: Path) -> None:
         Document("good.txt", "whole\nfile\n"),
         Malformed("latin.txt", 2, "invalid UTF-8 at byte 8", "fine\ncaf\ufffd"),
     ]
-
-
-def test_parquet_tables(tmp_path: Path) -> None:
-    table = pyarrow.table({"text": ["one", None, "three"], "other": [1, 2, 3]})
-    pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
-    found = read(f"parquet:{tmp_path / 't.parquet'}")
-    assert found[0] == Document("t.parquet:1", "one")
-    assert found[2] == Document("t.parquet:3", "three")
-    assert isinstance(found[1], Malformed)
-    pyarrow.parquet.write_table(table.select(["other"]), tmp_path / "t.parquet")
-    with pytest.raises(BadInput, match="no column named text"):
-        read(f"parquet:{tmp_path / 't.parquet'}")
-    (tmp_path / "t.parquet").write_bytes(b"not parquet")
-    with pytest.raises(BadInput, match="not a readable table"):
-        read(f"parquet:{tmp_path / 't.parquet'}")
-
-
-def test_fingerprint_is_of_the_content(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("one")
-    before = FileSource(f"text:{path}").fingerprint()
-    path.touch()
-    assert FileSource(f"text:{path}").fingerprint() == before
-    path.write_text("two")
-    assert FileSource(f"text:{path}").fingerprint() != before
 
 
 def test_limit_admits_until_one_document_is_too_many() -> None:
@@ -159,27 +116,6 @@ def test_hub_corpora_are_harvested_file_by_file(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=fail))
     with pytest.raises(Interrupted, match="no route"):
         found_in(HubSource("openwebtext"), tmp_path)
-
-
-@pytest.fixture
-def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    hub.hub_is_reachable.cache_clear()
-
-
-@pytest.mark.usefixtures("_offline")
-def test_fallback_is_loud_and_replaces_only_the_hub(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a.txt").write_text("local")
-    names = ("wikipedia", f"text:{tmp_path}", "openwebtext")
-    opened = open_sources(SourcesConfig(names=names, offline_fallback="installed-docs"), 1)
-    assert [source.name for source in opened.sources] == ["installed-docs", f"text:{tmp_path}"]
-    warning = capsys.readouterr().err
-    assert "WARNING: installed-docs used in place of wikipedia and openwebtext" in warning
-    assert "installed-docs used in place of wikipedia and openwebtext" in opened.describe()
-    with pytest.raises(DataMissing, match="cannot be reached for wikipedia and openwebtext"):
-        open_sources(SourcesConfig(names=names), 1)
-    with pytest.raises(DataMissing, match="realnews can no longer be downloaded"):
-        open_sources(SourcesConfig(names=("realnews",), offline_fallback="installed-docs"), 1)
 
 
 def test_only_run_time_dependencies_are_read() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, merge_token_files, token_dtype
@@ -123,20 +123,6 @@ def test_damage_is_noticed(tmp_path: Path) -> None:
             TokenFile(prefix)
 
 
-@settings(max_examples=40)
-@given(parts=st.lists(st.lists(st.lists(st.integers(0, 65_535), max_size=6), max_size=5), min_size=1, max_size=4))
-def test_merging_is_writing_one_after_the_other(
-    parts: list[list[list[int]]], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = tmp_path_factory.mktemp("merge")
-    for number, documents in enumerate(parts):
-        write(folder / f"part-{number}", documents, 50_257)
-    merge_token_files([folder / f"part-{number}" for number in range(len(parts))], folder / "merged")
-    write(folder / "whole", [document for documents in parts for document in documents], 50_257)
-    for ending in ("bin", "idx"):
-        assert (folder / f"merged.{ending}").read_bytes() == (folder / f"whole.{ending}").read_bytes()
-
-
 @pytest.mark.parametrize("sizes", [[1], [2, 2], [4, -1], []])
 def test_sizes_that_do_not_add_up_are_refused(sizes: list[int], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="3 tokens"), TokenFileWriter(tmp_path / "t", token_dtype(100)) as writer:
@@ -160,12 +146,6 @@ def test_a_refused_merge_leaves_what_was_there(tmp_path: Path) -> None:
         merge_token_files([tmp_path / "narrow", tmp_path / "wide"], tmp_path / "out")
     assert TokenFile(tmp_path / "out")[0].tolist() == [9]
     assert len(list(tmp_path.iterdir())) == 6
-
-
-def test_a_file_can_be_merged_into_itself(tmp_path: Path) -> None:
-    write(tmp_path / "t", [[1, 2], []], 1000)
-    merge_token_files([tmp_path / "t", tmp_path / "t"], tmp_path / "t")
-    assert read_by_description(tmp_path / "t") == ([[1, 2], [], [1, 2], []], [0, 1, 2, 3, 4], 8)
 
 
 DOCUMENTS = [[1, 2, 3], [], [65_499], *([number] * (number % 7) for number in range(100))]

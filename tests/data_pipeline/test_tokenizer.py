@@ -16,7 +16,6 @@ from pathlib import Path
 from pydoc_data import topics
 from typing import Any
 
-import numpy as np
 import pytest
 import regex
 import tiktoken
@@ -31,7 +30,6 @@ from data_pipeline.tokens.sentences import Vocabulary
 from data_pipeline.tokens.tokenizer import CHECKED_TEXTS, END_OF_TEXT, Tokenizer, _byte_level, padded_vocab_size
 from lineage.errors import BadInput, IntegrityFailure
 from tests.data_pipeline.conftest import sentences
-from tests.made_data import ARTICLES, wikitext
 
 CORPUS = [sentences(20, seed) for seed in range(20)]
 
@@ -121,14 +119,6 @@ def test_gpt2_ids() -> None:
     assert tokenizer.encode("<|endoftext|>") == [27, 91, 437, 1659, 5239, 91, 29]
     assert tokenizer.encode(" The quick brown fox") == [383, 2068, 7586, 21831]
     assert tokenizer.decode([15496, 995, 50_256]) == "Hello world<|endoftext|>"
-
-
-def test_ids_come_in_three_forms(trained: Tokenizer, capsys: pytest.CaptureFixture[str]) -> None:
-    ids = trained.encode_ids(CORPUS[0])
-    assert ids.dtype == np.int32
-    assert ids.tolist() == trained.encode(CORPUS[0])
-    assert trained.encode_ids("").shape == (0,)
-    assert capsys.readouterr().err == ""
 
 
 GROWING = [{"type": "Replace", "pattern": {"String": "e"}, "content": "e" * 5}] * 2
@@ -266,14 +256,6 @@ def test_ids_are_from_0_on(trained: Tokenizer, tmp_path: Path) -> None:
     assert os.waitpid(process, 0)[1] == 0
 
 
-def test_a_wrong_fast_path_is_given_up(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    tokenizer = Tokenizer.train(CORPUS, 400)
-    right = tokenizer.encode("Straße")
-    monkeypatch.setattr(Tokenizer, "_fast", lambda self: lambda text: np.arange(len(text)))
-    assert Tokenizer(tokenizer._backend).encode("Straße") == right
-    assert "WARNING: the fast byte-level BPE differs on" in capsys.readouterr().err
-
-
 def test_half_a_surrogate_pair_is_no_text(trained: Tokenizer) -> None:
     with pytest.raises(ValueError, match="surrogates"):
         trained.encode("a\ud800b")
@@ -381,13 +363,6 @@ def in_tiktoken(name: str) -> tiktoken.Encoding:
     ranks = {bytes(byte_of[letter] for letter in token): known[token] for token in known if token != END_OF_TEXT}
     expression = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
     return tiktoken.Encoding(name, pat_str=expression, mergeable_ranks=ranks, special_tokens={})
-
-
-@pytest.mark.parametrize("name", VOCABULARIES)
-def test_a_second_outsider_agrees(name: str) -> None:
-    outsider = in_tiktoken(name)
-    for text in (*MIXED, wikitext(ARTICLES, seed=1)):
-        assert vocabulary(name).encode(text) == outsider.encode_ordinary(text)
 
 
 def test_the_published_vocabulary_has_the_ids_of_both_outsiders(published: Path) -> None:

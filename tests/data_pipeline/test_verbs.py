@@ -94,20 +94,20 @@ def test_output_is_kept_reused_and_never_overwritten(cli: Command) -> None:
 def test_mistakes_leave_nothing(cli: Command) -> None:
     write_jsonl(Path("a.jsonl"), [sentences(5, n) for n in range(5)])
     for arguments, code, sentence in (
-        (["clean", "nowhere", "out"], 2, "unknown source"),
-        (["clean", "jsonl:nowhere", "out"], 2, "no such file"),
         (["clean", "documents:nowhere", "out"], 2, "no such directory"),
         (["clean", ".", "out"], 2, "no shard-"),
         (["language", "jsonl:a.jsonl", "out", "--set", "language.keep=fr"], 2, "nothing is left"),
-        (["clean", "jsonl:a.jsonl", "out", "--executor", "slurm"], 2, "local and ray"),
+        (["clean", "jsonl:a.jsonl", "out", "--executor", "slurm"], 2, "'local', 'ray'"),
         (["tokenize", "jsonl:a.jsonl", "out"], 5, "MLM_DATA_DIR"),
         (["overlap", "jsonl:a.jsonl", "out"], 5, "MLM_DATA_DIR"),
-        (["clean", "jsonl:a.jsonl", "out", "--set", "clean.normalizaton=NFC"], 2, "did you mean"),
     ):
         outcome = cli(*arguments)
         assert (outcome.code, "Traceback" in outcome.err) == (code, False), outcome.err
         assert sentence in outcome.err
         assert not Path("out").exists()
+    Path("out").mkdir()
+    cli("language", "jsonl:a.jsonl", "out", "--set", "language.keep=fr", ends=2)
+    assert leftovers(Path("out")) == []
 
 
 def test_an_incomplete_or_changed_directory_is_not_read(cli: Command) -> None:
@@ -127,7 +127,7 @@ def test_compressed_inputs_are_the_same_documents(cli: Command) -> None:
 
     texts = mixed_texts(40)
     content = write_jsonl(Path("a.jsonl"), texts).read_bytes()
-    parquet.write_table(pyarrow.table({"text": texts}), "a.parquet", row_group_size=7)
+    parquet.write_table(pyarrow.table({"text": [*texts, None]}), "a.parquet", row_group_size=7)
     packed = {
         "a.jsonl.gz": gzip.compress(content),
         "b.JSONL.BZ2": bz2.compress(content),
@@ -143,7 +143,7 @@ def test_compressed_inputs_are_the_same_documents(cli: Command) -> None:
     Path("cache/snapshots/abc/README.md").write_text("not read")
     sources = ["jsonl:a.jsonl", "parquet:a.parquet", *(f"jsonl:alone/{name}" for name in packed)]
     for number, source in enumerate([*sources, "jsonl:cache/snapshots/abc"]):
-        made = cli("clean", source, f"out-{number}", "--workers", 1, "--set", "shard_bytes=65536", ends=0)
+        made = cli("clean", source, f"out-{number}", "--workers", 1, *ANY_LOSS, "--set", "shard_bytes=65536", ends=0)
         expected = texts_in(Path("out-0")) * (len(packed) if "cache" in source else 1)
         assert texts_in(Path(f"out-{number}")) == expected
     assert "WARNING: jsonl:cache/snapshots/abc leaves 1 files of other endings out: README.md" in made.err

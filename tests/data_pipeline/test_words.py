@@ -114,16 +114,6 @@ def test_words_of_an_index_have_its_length() -> None:
             NgramIndex(texts, 2)
 
 
-def test_a_search_that_differs_is_given_up(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    words._search.cache_clear()
-    monkeypatch.setattr(words, "indexed_search", lambda pair: iter(list(reference_search(pair))[1:]))
-    try:
-        assert list(ngrams_in(["a b"], 2, 2).matches("x A, b")) == [(2, "a b")]
-    finally:
-        words._search.cache_clear()
-    assert "WARNING: the fast n-gram search differs" in capsys.readouterr().err
-
-
 def test_the_index_is_what_searches(capsys: pytest.CaptureFixture[str]) -> None:
     words._search.cache_clear()
     assert words._search() is indexed_search

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
@@ -18,6 +18,7 @@ from lineage.errors import Interrupted
 
 ATTEMPTS = 3
 """A task is given up when processes were lost this many times and none finished a task meanwhile."""
+PRELOADED = ["data_pipeline.pipeline", "datasketch", "data_pipeline.fast.ready"]
 AHEAD = 4
 """Tasks that each process may finish before their turn."""
 
@@ -25,17 +26,16 @@ AHEAD = 4
 class LocalExecutor:
     """Runs tasks in at most `count` processes, 0 meaning one for each core; with one, in this process itself.
 
-    They are forked from a process that has imported the modules of `preload`.
+    They are forked from a process that has imported the modules of PRELOADED.
     """
 
-    def __init__(self, count: int = 0, preload: Sequence[str] = ()) -> None:
+    def __init__(self, count: int = 0) -> None:
         self.count = count or available_cores()
-        self._preload = preload
         self._pool: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> Self:
         if self.count > 1:
-            get_context("forkserver").set_forkserver_preload(["data_pipeline.pipeline", "datasketch", *self._preload])
+            get_context("forkserver").set_forkserver_preload(PRELOADED)
             with _not_interrupted():
                 forkserver.ensure_running()
         return self
