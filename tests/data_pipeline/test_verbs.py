@@ -97,7 +97,6 @@ def test_mistakes_leave_nothing(cli: Command) -> None:
         (["clean", "documents:nowhere", "out"], 2, "no such directory"),
         (["clean", ".", "out"], 2, "no shard-"),
         (["language", "jsonl:a.jsonl", "out", "--set", "language.keep=fr"], 2, "nothing is left"),
-        (["clean", "jsonl:a.jsonl", "out", "--executor", "slurm"], 2, "'local', 'ray'"),
         (["tokenize", "jsonl:a.jsonl", "out"], 5, "MLM_DATA_DIR"),
         (["overlap", "jsonl:a.jsonl", "out"], 5, "MLM_DATA_DIR"),
     ):
