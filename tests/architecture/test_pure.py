@@ -56,11 +56,7 @@ START_WITHOUT = {
     "mlm-train": [["run", "experiments/models/355m.toml", "--twin", "--dry-run"], ["run", "--help"]],
     "mlm-data": [["run", "data_pipeline/recipes/smoke.toml", "--dry-run"]],
     "mlm-eval": [["lambada", "--help"]],
-    "mlm-experiment": [
-        ["reproduce", "355m", "--smoke", "--dry-run"],
-        ["list"],
-        ["list"],
-    ],
+    "mlm-experiment": [["reproduce", "355m", "--smoke", "--dry-run"], ["list"]],
     "mlm-report": [["build", "--help"]],
     "mlm-verify": [["run", "--help"], ["parallel", "--help"], ["against", "--help"]],
 }

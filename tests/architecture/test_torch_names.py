@@ -113,8 +113,3 @@ def test_no_other_file_asks_what_torch_has() -> None:
 )
 def test_a_wrong_name_is_found(source: str, found: list[str]) -> None:
     assert wrong(ast.parse(source)) == found
-
-
-def test_a_question_is_found() -> None:
-    source = "import torch.distributed as dist\nhasattr(dist, 'a')\ngetattr(dist.x, 'b', None)\nhasattr(tensor, 'c')"
-    assert questions(ast.parse(source)) == [2, 3]

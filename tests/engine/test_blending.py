@@ -57,7 +57,7 @@ def test_other_weights_or_another_order_are_another_run(pair: tuple[Path, Path],
     assert len({resolved(config).begin(tmp_path).path for config in configs}) == 4
 
 
-def test_one_dataset_in_a_list_is_that_dataset(dataset: Path, tmp_path: Path) -> None:
+def test_one_dataset_in_a_list_is_that_dataset(dataset: Path) -> None:
     alone, listed = DatasetFacts.read(dataset), DatasetFacts.read([(dataset, 5.0)])
     assert alone == listed
     assert alone.weights == (1.0,)

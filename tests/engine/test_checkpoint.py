@@ -149,14 +149,6 @@ def test_a_divided_optimizer_holds_half_and_its_checkpoint_is_anybody_s(
         np.testing.assert_array_equal(found, expected)
 
 
-def test_master_weights_are_kept(tmp_path: Path, tokenizer: Path) -> None:
-    _, expected = train_and_save(Layout(), tmp_path / "run", tokenizer, "bf16")
-    _, found = load_and_step(Layout(), resolve_checkpoint(tmp_path / "run"), "bf16")
-    assert np.array_equal(found, expected)
-    tensors = load_file(resolve_checkpoint(tmp_path / "run") / "optimizer-tp00-pp000.safetensors")
-    assert tensors["master.layers.0.mlp.dense_h_to_4h.weight"].dtype == torch.float32
-
-
 def test_the_index_says_where_the_parts_of_a_tensor_are(run: Path) -> None:
     path = resolve_checkpoint(run)
     files = [f"model-tp{rank:02d}-pp000.safetensors" for rank in range(2)]

@@ -140,8 +140,7 @@ def test_documents_that_were_not_divided_say_what_to_do(dataset: Path, tmp_path:
 
 def test_a_command_that_keeps_nothing_does_not_promise_to_continue(dataset: Path, tmp_path: Path) -> None:
     toml = write_toml(tmp_path / "small.toml", dataset)
-    for words, said in ((["lr-find", toml, "--iterations", 9999, "--out", tmp_path], "begins anew"),):
-        process = start(*words, "--ranks", 1)
-        time.sleep(6)
-        process.send_signal(signal.SIGINT)
-        assert said in finish(process)[2]
+    process = start("lr-find", toml, "--iterations", 9999, "--out", tmp_path, "--ranks", 1)
+    time.sleep(6)
+    process.send_signal(signal.SIGINT)
+    assert "begins anew" in finish(process)[2]

@@ -24,7 +24,6 @@ from engine.formats.tensor_plan import (
     Division,
     TensorPlan,
     describe_plan,
-    indices,
     make_plan,
     some_tokens,
     without_numbers,
@@ -243,13 +242,6 @@ def test_the_documents_program_generates_what_the_whole_model_does(saved: Callab
     assert ran.stdout.splitlines() == [str(said)], ran.stderr
     done = CliRunner().invoke(app, ["export", str(directory.parent / "divided"), str(directory.parent / "merged")])
     assert (done.exit_code, done.stdout) == (0, f"written: {directory.parent / 'merged'}\n")
-
-
-def test_a_split_of_ranges_merges_again() -> None:
-    whole = torch.arange(24.0).reshape(4, 6)
-    split = Division("columns", 1, [[(0, 1), (4, 6)], [(1, 4)]])
-    assert torch.equal(split.merge([split.of(whole, 0), split.of(whole, 1)]), whole)
-    assert indices(split.parts[0]).tolist() == [0, 4, 5]
 
 
 def test_what_does_not_run_divided_is_refused_and_nothing_written(tmp_path: Path) -> None:

@@ -122,9 +122,8 @@ def test_a_rate_and_a_batch_that_change_at_the_seam(hub: Path, dataset: Path, tm
 
 def next_four(hub: Path, dataset: Path) -> float:
     """Loss of the samples 85 to 88 before update 21."""
-    losses, model = [], GPT2LMHeadModel.from_pretrained(hub)
-    losses = list(loop(model, dataset, [*rates_of(3e-3, 20), 0.0, 0.0]))
-    return losses[-1]
+    *_, last = loop(GPT2LMHeadModel.from_pretrained(hub), dataset, [*rates_of(3e-3, 20), 0.0, 0.0])
+    return last
 
 
 def test_what_cannot_be_started_from_is_refused(hub: Path, dataset: Path, tmp_path: Path) -> None:

@@ -135,6 +135,12 @@ def test_a_run_is_judged_by_its_intervals_and_verifies(trained: Path) -> None:
     assert not check.absent
 
 
+def ended(loss: float, is_finished: bool = True) -> Trained:
+    """A training whose last loss, after 512 tokens, is this."""
+    config = ablation_config("x", memory().ablation, Arm(name="one"), 1, 1e-3)  # type: ignore[arg-type]
+    return Trained(Path(), config, "", "", {0: 9.0, 512: loss}, loss, is_finished)
+
+
 def grid(losses: list[list[float]], rate: float, bigrams: float, is_finished: bool = True) -> tuple[Finding, str]:
     """What an effect of two arms is found to be, tried at .001, .01 and .1, and the reason for a doubt of the first."""
     ablation = memory().ablation
@@ -145,12 +151,8 @@ def grid(losses: list[list[float]], rate: float, bigrams: float, is_finished: bo
         experiment="x", ablation={}, datasets=["d"], bits_per_nat=[1.0], bigram_nats=[bigrams],
         rates={"one": rate, "other": 0.01}, searched={},
     )  # fmt: skip
-    config = ablation_config("x", ablation, Arm(name="one"), 1, 1e-3)
-    arms = {
-        name: [Trained(Path(), config, "", "", {0: 9.0, 512: loss}, loss, is_finished or name == "other")
-               for loss in ends]
-        for name, ends in zip(("one", "other"), losses, strict=True)
-    }  # fmt: skip
+    one, other = losses
+    arms = {"one": [ended(loss, is_finished) for loss in one], "other": [ended(loss) for loss in other]}
     doubts = doubts_of(ablation, forecast, arms)
     effect = Effect(claim="x", of="one", less="other", above=0.0)
     about = {"experiment": "x", "source": "x", "kind": "scaled"}
@@ -289,11 +291,6 @@ def test_what_was_changed_after_the_run_is_refused(copied: Path, edit: Callable[
 
 def planted(differences: list[float], **claimed: float) -> Finding:
     """What is found where the arms of each seed differ by so much."""
-
-    def ended(loss: float) -> Trained:
-        config = ablation_config("x", memory().ablation, Arm(name="one"), 1, 1e-3)  # type: ignore[arg-type]
-        return Trained(Path(), config, "", "", {0: 9.0, 512: loss}, loss, is_finished=True)
-
     arms = {"one": [ended(5 + each) for each in differences], "other": [ended(5.0) for _ in differences]}
     effect = Effect.model_validate({"claim": "x", "of": "one", "less": "other", **claimed})
     about = {"experiment": "x", "source": "x", "kind": "scaled"}
@@ -323,12 +320,11 @@ def test_the_verdict_is_where_students_interval_lies(
 
 
 def test_a_training_that_diverged_counts_as_the_untrained_model() -> None:
-    config = ablation_config("x", memory().ablation, Arm(name="one"), 1, 1e-3)  # type: ignore[arg-type]
-    lost = Trained(Path(), config, "", "", {0: 7.0}, 7.0, is_finished=False)
-    above = Trained(Path(), config, "", "", {0: 7.0, 256: 5.0, 512: 9.0}, 9.0, is_finished=True)
+    lost = ended(7.0, is_finished=False)._replace(losses={0: 7.0})
+    above = ended(9.0)._replace(losses={0: 7.0, 256: 5.0, 512: 9.0})
     assert loss_after(lost, 1) == loss_after(above, 1) == 7.0
-    ended = above._replace(losses={0: 7.0, 256: 5.0, 512: 4.0}, final=4.1)
-    assert (loss_after(ended, 1), loss_after(ended, 0.5), loss_after(ended, 0.25)) == (4.1, 5.0, 6.0)
+    learned = above._replace(losses={0: 7.0, 256: 5.0, 512: 4.0}, final=4.1)
+    assert (loss_after(learned, 1), loss_after(learned, 0.5), loss_after(learned, 0.25)) == (4.1, 5.0, 6.0)
 
 
 def test_datasets_of_other_text_are_refused(tmp_path: Path) -> None:
