@@ -1,7 +1,4 @@
-"""Megatron-Core on CPU ranks, and a program that shows a finding with it: a copy of this file runs without this suite.
-
-`make_it_run_on_cpus` changes the imported package from outside, in the process of a rank; no file of it is edited.
-"""
+"""Megatron-Core on CPU ranks, and a program that shows a finding; a copy of this file runs without this suite."""
 
 import copy
 import hashlib

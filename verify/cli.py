@@ -85,9 +85,7 @@ def _refuse(broken: list[str]) -> None:
 @app.command()
 def replay(
     run: Annotated[Path, typer.Argument(help="Sealed training run.")],
-    segments: Annotated[
-        int | None, typer.Option("--segments", min=1, help="Number of segments; at most 3 by default.")
-    ] = None,
+    segments: Annotated[int | None, typer.Option("--segments", min=1, help="How many; at most 3 by default.")] = None,
 ) -> None:
     """Train randomly drawn segments of a run again; compare metrics, weights and optimizer state bit for bit.
 
@@ -106,9 +104,7 @@ def parallel(
     layouts: Annotated[
         str, typer.Option("--layouts", help="all, or names such as tp2,pp2-gpipe,tp2-pp2-dp2-chunks2-sp-recompute.")
     ] = "all",
-    ranks: Annotated[
-        int | None, typer.Option("--ranks", min=1, help="Most ranks of a layout: 8, or 64 with --threads.")
-    ] = None,
+    ranks: Annotated[int | None, typer.Option("--ranks", min=1, help="Most ranks: 8, or 64 with --threads.")] = None,
     iterations: Annotated[int, typer.Option("--iterations", min=1, help="Optimizer steps of each run.")] = 3,
     overrides: Overrides = None,
     twin: Twin = False,

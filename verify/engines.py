@@ -1,7 +1,4 @@
-"""Engines that train one configuration from the same weights on the same samples: ours and the base class of others.
-
-Each is built on every rank of its layout. What it computes in an iteration goes to a recorder, where there is one.
-"""
+"""Engines that train one configuration from the same weights on the same samples: ours and the base class of others."""
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping

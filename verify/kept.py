@@ -33,7 +33,6 @@ class KeptCheck:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.broken: list[str] = []
-        """A sentence for each difference."""
         self.compared: Counter[str] = Counter()
         """How many records, verdicts and figures were made again."""
         self.left: list[str] = []

@@ -71,7 +71,6 @@ class LayoutsReport(Config):
     subject: str
     fields: dict[str, str]
     seed: int
-    probes: dict[str, str] = PROBES
     parameters: list[str]
     compared: dict[str, int]
     """Number of compared tensors by layout."""
@@ -287,14 +286,14 @@ def _masks(layout: ParityLayout, ranks: Sequence[Computed]) -> Iterator[LayoutFi
 
 def write_page(report: LayoutsReport, directory: Path) -> Path:
     """Write `index.html`; return its path."""
-    numbers = {probe: number for number, probe in enumerate(report.probes, 1)}
+    numbers = {probe: number for number, probe in enumerate(PROBES, 1)}
     cells: dict[tuple[str, str], dict[int, LayoutFinding]] = {}
     for finding in report.findings:
         cell = cells.setdefault((parameter_of(finding.parameter), finding.layout), {})
         cell.setdefault(numbers[finding.probe], finding)
     template = Environment(loader=PackageLoader("verify"), autoescape=True, undefined=StrictUndefined)
     page = template.get_template("findings.html").render(
-        report=report, cells=cells, colours=COLOURS,
+        report=report, cells=cells, colours=COLOURS, probes=PROBES,
         rows=dict.fromkeys([*report.parameters, *(row for row, _ in cells)]),
         fields=", ".join(f"{name}={value}" for name, value in report.fields.items()),
     )  # fmt: skip
@@ -327,10 +326,9 @@ def _program(finding: LayoutFinding, report: LayoutsReport) -> str:
     runs = {"serial": run(SERIAL), layout.name: run(layout, "serial" * saves)}
     if saves:
         runs["serial again"] = run(SERIAL, layout.name, False)
-    key = parameter_of(finding.parameter)
     text = Path(alone.__file__).read_text(encoding="utf-8")
     text = re.sub(r"(?m)^RUNS: .*$", lambda _: f"RUNS: dict[str, Any] = {_source(runs)}", text)
-    text = re.sub(r'(?m)^KEY = ""$', lambda _: f"KEY = {key!r}", text)
+    text = re.sub(r'(?m)^KEY = ""$', lambda _: f"KEY = {parameter_of(finding.parameter)!r}", text)
     return f'"""{report.subject}: {finding}"""\n\n' + text.partition('"""\n\n')[2]
 
 

@@ -29,7 +29,6 @@ PATCHES = (
     "the processes that write its checkpoints are forked",
     "its layer norm without Apex and Transformer Engine takes sequence parallelism, with its gradients marked",
 )
-"""Descriptions of the changes, for the notes of a result."""
 TRIED = "0.16.1"
 SEED = 1234
 
@@ -148,7 +147,6 @@ class MegatronCore(Engine):
         return [shard._replace(key=names.ours(shard.key, names.parameters, 0) or shard.key) for shard in shards]
 
     def load(self, whole: Weights) -> None:
-        """Copy whole weights into this rank's parameters and the optimizer's own copy."""
         super().load(whole)
         self.optimizer.reload_model_params()
 
@@ -187,9 +185,7 @@ class MegatronCore(Engine):
             yield name, self._gathered(parameter, "gradient") if self.layout.shard_optimizer else parameter.main_grad
 
     def gradient_of(self, parameter: str) -> torch.Tensor:
-        """The buffer of its data-parallel wrapper."""
-        gradient: torch.Tensor = self.gpt.get_parameter(parameter).main_grad
-        return gradient
+        return self.gpt.get_parameter(parameter).main_grad
 
     def update(self, iteration: int) -> tuple[float, float]:
         """Update, then step the scheduler: the first update has the rate of step 0."""

@@ -14,7 +14,6 @@ from lineage.errors import BadInput
 TOLERANCE = 1e-10
 """Largest absolute difference from the serial run, in float64, of any element of any tensor."""
 
-EXAMPLE = "tp2-pp2-dp2-chunks2-sp-recompute"
 PARTS: dict[str, dict[str, Any]] = {
     **{name: {"schedule": name} for name in get_args(ScheduleName)},
     "recompute": {"recompute": "full"},
@@ -68,7 +67,8 @@ def parse_layout(text: str) -> ParityLayout:
         sized = re.fullmatch(r"(tp|pp|dp|cp|ep|chunks)([1-9]\d{0,5})", part)
         given = {sized[1]: int(sized[2])} if sized else PARTS.get(part)
         if given is None:
-            raise BadInput(f"{text!r} is not a layout: {part!r} is not a part of a name such as {EXAMPLE}")
+            like = "tp2-pp2-dp2-chunks2-sp-recompute"
+            raise BadInput(f"{text!r} is not a layout: {part!r} is not a part of a name such as {like}")
         if given.keys() & values.keys():
             raise BadInput(f"{text!r} is not a layout: {part!r} contradicts another part")
         values |= given

@@ -1,7 +1,6 @@
 """Check a run against its inputs by making its numbers, sums and page again. Imports no torch.
 
-A seal proves that nothing changed since it was made. If somebody edits files and seals them anew, the other
-files of the run, and the runs it was made of that are on disk, contradict the edit.
+If somebody edits files and seals them anew, the other files of the run, and the runs it was made of, contradict it.
 """
 
 import math

@@ -30,7 +30,6 @@ from lineage.progress import announce
 from verify.engines import Engine, Ours, StepResult, Work, with_samples, with_vocabulary
 from verify.parity import SERIAL, TOLERANCE, ParityLayout, choose_layouts
 
-LONGEST_SECONDS = 24 * 3600
 PATIENCE = 20
 """Time limit of a layout in multiples of the serial run's time, in addition to two minutes."""
 TABLE_HEAD = f"{'layout':30}  worst    result   seconds  tensor"
@@ -55,7 +54,6 @@ class Computed:
     parts: list[TensorPart] = field(default_factory=list)
     """The tensors themselves, where the reference is unknown or they are asked for."""
     differences: list[TensorDifference] = field(default_factory=list)
-    """Distances of the tensors from the reference."""
     initial: list[TensorPart] = field(default_factory=list)
     """Parameters as they were built."""
     planted: dict[str, float] = field(default_factory=dict)
@@ -122,7 +120,7 @@ def measured(first: Outcome, draws: Iterable[Outcome], precision: str) -> Refere
 
 def hold(
     program: Any, kind: type[Engine], work: Work, layout: ParityLayout, reference: Reference, *args: Any,
-    run: Callable[..., list[Any]] = run_forked, seconds: float = LONGEST_SECONDS,
+    run: Callable[..., list[Any]] = run_forked, seconds: float = 24 * 3600.0,
 ) -> Outcome:  # fmt: skip
     """Run the program of a rank, by `run_forked` or `run_threads`, and hold what it computes against the reference."""
     place = {tensor: number for number, tensor in enumerate(computation_order(name for _, name in reference.whole))}
@@ -186,16 +184,14 @@ def run_parity(config: RunConfig, names: str, ranks: int, iterations: int, threa
     torch.set_num_threads(1)
     wrong: list[str] = []
     with with_samples(config, iterations) as work:
-        start = time.monotonic()
-        serial = on_ranks(train, Ours, work, SERIAL).whole
-        seconds = time.monotonic() - start
+        serial = on_ranks(train, Ours, work, SERIAL)
         print(
             f"{config.name}: {iterations} iterations of {config.train.global_batch_size} sequences in float64; "
-            f"the serial run took {seconds:.1f} s, the tolerance is {TOLERANCE:.0e}"
+            f"the serial run took {serial.seconds:.1f} s, the tolerance is {TOLERANCE:.0e}"
         )
         print(TABLE_HEAD, flush=True)
-        reference = Reference(serial, dict.fromkeys(serial, TOLERANCE))
-        patience, run = 120 + PATIENCE * seconds, run_threads if threads else run_forked
+        reference = Reference(serial.whole, dict.fromkeys(serial.whole, TOLERANCE))
+        patience, run = 120 + PATIENCE * serial.seconds, run_threads if threads else run_forked
         for layout in chosen:
             outcome = hold(train, Ours, work, layout, reference, run=run, seconds=patience)
             finding = outcome.failure or next((row.sentence("the serial run") for row in outcome.beyond), "")

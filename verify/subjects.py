@@ -4,6 +4,7 @@ import ast
 import difflib
 import importlib.util
 import inspect
+import re
 import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,8 +36,7 @@ TRAIN = {
     "weight_decay": 0.1, "clip_gradient": 0.1, "adam_epsilon": 1e-3, "precision": "fp32", "decay": "cosine",
 }  # fmt: skip
 """One step that clips. Adam's epsilon is so large that the step depends on the size of a gradient."""
-BY_LAYOUT = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
-             "expert_model_parallel_size", "sequence_parallel", "use_distributed_optimizer")  # fmt: skip
+LAYOUTS = "(tensor_model|pipeline_model|context|expert_model)_parallel_size|sequence_parallel|use_distributed_optimizer"
 
 
 @contextmanager
@@ -107,7 +107,7 @@ def core_fields(given: Sequence[str]) -> dict[str, Any]:
     hints = {name: (kind, hint) for kind in reversed(kinds) for name, hint in typing.get_type_hints(kind).items()}
     fields: dict[str, Any] = {"bias_activation_fusion": False, "bias_dropout_fusion": False}
     for name, text in texts.items():
-        if name in BY_LAYOUT:
+        if re.fullmatch(LAYOUTS, name):
             raise BadInput(f"{name} is set by --layouts")
         if name not in hints:
             close = difflib.get_close_matches(name, hints, 1)
