@@ -15,7 +15,7 @@ from typing import Any
 from data_pipeline.reading.config import SourcesConfig
 from data_pipeline.reading.lines import COMPRESSIONS, compression, expanded_bytes
 from data_pipeline.reading.pieces import GRAIN_BYTES, Piece, cut_lines, stamp_of
-from data_pipeline.reading.readers import Item, mend_surrogates, read_pieces
+from data_pipeline.reading.readers import Item, mend_surrogates, open_arrow, read_pieces
 from data_pipeline.work.workspace import Workspace
 from lineage.digest import is_sealed, sealed_files, sha256_file, sha256_json
 from lineage.errors import BadInput, IntegrityFailure
@@ -213,7 +213,7 @@ def _cut_table(piece: Piece, shard_bytes: int) -> Iterator[Piece]:
     try:
         if piece.kind == "arrow":
             with pyarrow.memory_map(piece.path) as file:
-                _check_column(piece, pyarrow.ipc.open_stream(file).schema)
+                _check_column(piece, open_arrow(file)[0])
             yield piece
             return
         with parquet.ParquetFile(piece.path) as table:

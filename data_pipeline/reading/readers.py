@@ -21,6 +21,8 @@ NAMES, NAME_CHARACTERS = 5, 20
 """Most keys, and most characters of each, that are named where the key of the text is not there."""
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 BATCH_ROWS = 64
+ARROW_FILE = b"ARROW1"
+"""First bytes of Arrow's file format."""
 MAX_LINE_BYTES = 256 << 20
 """Longest line or text file that is read, where a recipe sets no other length."""
 GO_ON = "; sources.max_bad_files lets a build go on without the rest of so many files"
@@ -210,10 +212,22 @@ def _batches(piece: Piece) -> Iterator[Any]:
             yield from table.iter_batches(batch_size=BATCH_ROWS, row_groups=groups, columns=columns)
         return
     with pyarrow.memory_map(piece.path) as file:
-        for batch in pyarrow.ipc.open_stream(file):
+        for batch in open_arrow(file)[1]:
             wanted = {key if key in batch.schema.names else key.split(".")[0] for key in columns}
             rows = batch.select([name for name in batch.schema.names if name in wanted])
             yield from (rows.slice(start, BATCH_ROWS) for start in range(0, rows.num_rows, BATCH_ROWS))
+
+
+def open_arrow(file: Any) -> tuple[Any, Iterator[Any]]:
+    """Schema and batches of Arrow's stream format, which `save_to_disk` writes, or of its file format."""
+    import pyarrow
+
+    if file.read(len(ARROW_FILE)) == ARROW_FILE:
+        table = pyarrow.ipc.open_file(file)
+        return table.schema, map(table.get_batch, range(table.num_record_batches))
+    file.seek(0)
+    stream = pyarrow.ipc.open_stream(file)
+    return stream.schema, stream
 
 
 def _read_text(piece: Piece, max_line_bytes: int) -> Iterator[Item]:

@@ -206,7 +206,9 @@ def test_long_windows_arrow_folders_pipes_and_damaged_files(tmp_path: Path) -> N
     packed = frame.compress(content) + frame.flush()
     (tmp_path / "long.jsonl.zst").write_bytes(packed)
     Dataset.from_dict({"text": texts}).save_to_disk(str(tmp_path / "saved"))
-    for source in ("jsonl:long.jsonl.zst", "arrow:saved", "jsonl:-"):
+    with pyarrow.ipc.new_file(tmp_path / "one.arrow", pyarrow.schema({"text": pyarrow.string()})) as table:
+        table.write_table(pyarrow.table({"text": texts}), 7)
+    for source in ("jsonl:long.jsonl.zst", "arrow:saved", "arrow:one.arrow", "jsonl:-"):
         out = source.replace(":", "-")
         program = Path(sys.executable).with_name("mlm-data")
         subprocess.run([program, "clean", source, out, "--workers", "1"], cwd=tmp_path, input=content, check=True)
