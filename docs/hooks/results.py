@@ -1,10 +1,13 @@
 """The page of results, written from what is kept under `results/`."""
 
+import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from docs.hooks.commands import cell, table
+from evaluation.places import SMOLLM2, SMOLLM2_NOTE
 from experiments.benchmark import AGAINST, read_benchmark, sentences, tables
 from experiments.catalogue import load_experiments
 from experiments.verdicts import count_outcomes, judge, load_results
@@ -14,11 +17,12 @@ from reports.load import load_reproduction
 from reports.tables import comparison_tables, models_tables
 
 REPRODUCTION = "reproduce-8.3b"
+PRETRAINED_HEADS = ("here", "others' programs")
 
 
 def results(folder: Path) -> Iterator[str]:
     """Everything that is kept, without figures."""
-    for part in (_reproduction, _verdicts, _engines, _benchmarks, _faults):
+    for part in (_pretrained, _reproduction, _verdicts, _engines, _benchmarks, _faults):
         yield from part(folder)
 
 
@@ -26,6 +30,30 @@ def markdown(shown: Table) -> str:
     """Write a table in Markdown, its title above."""
     rows = [tuple(map(cell, row)) for row in shown.rows]
     return (f"**{shown.title}**\n\n" if shown.title else "") + table(tuple(map(cell, shown.heads)), rows)
+
+
+def pretrained_rows(folder: Path) -> list[tuple[str, str, str]]:
+    """Each protocol of `mlm-eval` whose result is kept, its number, and that of another program."""
+    wikitext, lambada, passages = (
+        json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        for name in ("wikitext103-stride1024", "lambada", "lambada-lm-eval")
+    )
+    theirs = json.loads((folder / "lm-eval.json").read_text(encoding="utf-8"))
+    windows = [json.loads(line) for line in (folder / "transformers.jsonl").read_text(encoding="utf-8").splitlines()]
+    loop = math.exp(math.fsum(window["float64"] for window in windows) / wikitext["normaliser"])
+    harness = f"{theirs['acc']:.4f} and {theirs['perplexity']:.3f}, lm-evaluation-harness"
+    shown = (
+        (wikitext, f"{wikitext['perplexity']:.3f}", f"{loop:.3f}, transformers' loop"),
+        (lambada, f"{lambada['accuracy']:.2%}", ""),
+        (passages, f"{passages['accuracy']:.4f} and {passages['perplexity']:.3f}", harness),
+    )
+    return [(f"`{score['task']}`", *numbers) for score, *numbers in shown]
+
+
+def _pretrained(results: Path) -> Iterator[str]:
+    yield "## A pretrained model"
+    yield f"{SMOLLM2_NOTE}. The whole test sets; accuracy and perplexity of the last word."
+    yield table(("protocol", *PRETRAINED_HEADS), pretrained_rows(results / SMOLLM2))
 
 
 def _reproduction(results: Path) -> Iterator[str]:

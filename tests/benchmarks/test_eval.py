@@ -23,6 +23,7 @@ def test_everyone_gives_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> Non
     pytest.importorskip("transformers")
     monkeypatch.setattr(bench, "sizes", lambda: {bench.SMALL: CONFIG, bench.GPT2_124M: CONFIG})
     monkeypatch.setattr(bench, "NEW", 8)
+    monkeypatch.setattr(bench, "CONTEXT", 512)
     threads = torch.get_num_threads()
     result = bench.measure(rounds=2)
     torch.set_num_threads(threads)
@@ -36,7 +37,7 @@ def test_everyone_gives_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_another_answer_is_named() -> None:
-    rivalry = Rivalry("rival", "tiny", 1.0, bench.sliding_requests(CONFIG, 2), (1,))
+    rivalry = Rivalry("rival", "tiny", 1.0, bench.sliding_requests(CONFIG.seq_length, 2), (1,))
     for theirs, is_wrong in (
         (answers_of(1.0, 2.0), False),
         (answers_of(1.0, 2.001), True),

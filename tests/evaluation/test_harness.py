@@ -48,6 +48,7 @@ def test_megatron_s_protocols_give_mlm_eval_s_printed_numbers(
 ) -> None:
     arguments = ("--model", "mlm", "--model_args", f"pretrained={directory},workers=1", "--batch_size", "auto")
     printed = mlm_eval("harness", *arguments, "--tasks", "megatron_wikitext103", ends=0).out
+    assert "|Tasks|Version|Filter|n-shot|Metric|" in printed.replace(" ", "")
     perplexity, cloze = (evaluated(name, "--ckpt", directory) for name in ("wikitext103", "lambada"))
     rows = {row[5]: row[7] for line in printed.splitlines() if len(row := line.replace(" ", "").split("|")) > 8}
     expected = {

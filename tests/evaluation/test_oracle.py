@@ -504,6 +504,7 @@ def test_bytes_from_numbers_alone(oracle: Path, vocabulary: Any, mlm_eval: Comma
         (["--identify", "many"], "is not a number"),
         (["--identify", "-3"], "is not a number from zero on"),
         (["--identify", "1e400"], "is not a number from zero on"),
+        (["--identify", "1,234"], "can be 1234 or 1.234"),
         (["--identify", "3", "--text", "verse"], "there is no text verse"),
         ([], "--identify NUMBER"),
     ],
@@ -511,6 +512,15 @@ def test_bytes_from_numbers_alone(oracle: Path, vocabulary: Any, mlm_eval: Comma
 def test_what_cannot_be_identified_is_refused(words: list[str], sentence: str, oracle: Path, mlm_eval: Command) -> None:
     place = ["--out", oracle] if words else []
     assert sentence in mlm_eval("oracle", *place, *words, ends=2).err
+
+
+def test_a_number_may_have_commas(oracle: Path) -> None:
+    from evaluation.identify import find
+    from evaluation.oracle import read_table
+
+    conventions = read_table(oracle)
+    for written, plain in (("37,50", "37.50"), ("1,234.5", "1234.5"), ("45,99 %", "45.99%"), ("0,375", "0.375")):
+        assert find(written, conventions, None, None).matches == find(plain, conventions, None, None).matches
 
 
 def test_rounding_and_changed_files(oracle: Path, tmp_path: Path, table: list[Row], mlm_eval: Command) -> None:
