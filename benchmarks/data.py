@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import ftfy
 import numpy as np
@@ -52,8 +52,8 @@ OURS, PLAIN, FASTER = "ours", "plain", "times faster"
 SECONDS, HOURS = "processor s", "174 GB"
 PAPER_GIGABYTES = 174
 BATCH, BLOCKS, REPEATS = 1000, 12, 3
-TRAINED_SIZES = (8192, 4096, 2048, 1024, 512, 257)
-"""Sizes of a vocabulary trained without GPT-2's files; any text suffices for the last, which is the bytes."""
+BYTES = 257
+"""Size of the vocabulary that any text trains: the bytes, and the end of a text."""
 BASE_SHARE, REPEATED = 0.2, 10
 """The share of documents in the base, and how many of these come again with a word more.
 
@@ -100,9 +100,9 @@ def measure(corpus: Path, rounds: int) -> Benchmark:
     announce(f"{megabytes:.1f} MB in {len(texts):,} documents, every stage by plain libraries and by ours")
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        vocabulary = choose_vocabulary(texts)
+        tokenizer, recipe, vocabulary = choose_vocabulary()
         (work / "tokenizer").mkdir()
-        vocabulary.tokenizer.save(work / "tokenizer")
+        tokenizer.save(work / "tokenizer")
         test_sets = []
         for name in ("wikitext103", "lambada"):
             with suppress(DataMissing):
@@ -112,13 +112,13 @@ def measure(corpus: Path, rounds: int) -> Benchmark:
         base = work / "base.jsonl"
         base.write_text("".join(json.dumps({"text": text}) + "\n" for text in base_texts), encoding="utf-8")
         with suppress(UserError):  # the stages say of too small a corpus which leaves too little
-            run_pipeline(base, vocabulary.recipe_of_few, work)  # machine code is compiled and cached
+            run_pipeline(base, recipe, work)  # machine code is compiled and cached
         config = DataConfig(name="bench", sources=SourcesConfig(names=(f"jsonl:{corpus}",)))
         stages, expected = measure_stages(texts, work / "tokenizer", tuple(test_sets), config)
         runs = []
         for _ in range(rounds):
-            base_seconds, _ = run_pipeline(base, vocabulary.recipe_of_few, work)
-            all_seconds, dataset = run_pipeline(corpus, vocabulary.recipe, work)
+            base_seconds, _ = run_pipeline(base, recipe, work)
+            all_seconds, dataset = run_pipeline(corpus, recipe, work)
             runs.append((all_seconds, base_seconds))
         left = texts_of(dataset)
     differing = ((expected - left) + (left - expected)).total()
@@ -134,7 +134,7 @@ def measure(corpus: Path, rounds: int) -> Benchmark:
         setting={
             "corpus": {"name": corpus.name, "sha256": sha256_file(corpus), "documents": len(texts),
                        "malformed": malformed, "megabytes": round(megabytes, 3)},
-            "vocabulary": vocabulary.description,
+            "vocabulary": vocabulary,
         },
     )  # fmt: skip
 
@@ -289,31 +289,13 @@ def read_texts(corpus: Path) -> tuple[list[str], int]:
     return texts, len(every) - len(texts)
 
 
-class ChosenVocabulary(NamedTuple):
-    """A tokenizer, the recipe sections that make it for a corpus and for a few documents, and its description."""
-
-    tokenizer: Tokenizer
-    recipe: str
-    recipe_of_few: str
-    description: str
-
-
-def choose_vocabulary(texts: Sequence[str]) -> ChosenVocabulary:
-    """Load GPT-2's vocabulary or, without its files, train the largest of `TRAINED_SIZES` that the texts allow."""
+def choose_vocabulary() -> tuple[Tokenizer, str, str]:
+    """Return GPT-2's vocabulary or, without its files, the bytes alone; the recipe's section for it; its name."""
     try:
-        gpt2 = Tokenizer.from_gpt2_files(*find_gpt2_vocabulary())
-        return ChosenVocabulary(gpt2, 'kind = "gpt2"', 'kind = "gpt2"', "GPT-2's")
+        return Tokenizer.from_gpt2_files(*find_gpt2_vocabulary()), 'kind = "gpt2"', "GPT-2's"
     except DataMissing:
-        cleaned = [text for text in cleaning().ours(texts) if text.strip()]
-        detected = language().ours(cleaned)
-        training = [text for text, spoken in zip(cleaned, detected, strict=True) if spoken == Language().keep]
-        section = 'kind = "train"\nvocab_size = {}'.format
-        for size in TRAINED_SIZES:
-            with suppress(BadInput):
-                trained = Tokenizer.train(training, size)
-                what = f"{size:,} tokens, trained by the whole run, as GPT-2's vocabulary is not here"
-                return ChosenVocabulary(trained, section(size), section(TRAINED_SIZES[-1]), what)
-        raise
+        section = f'kind = "train"\nvocab_size = {BYTES}'
+        return Tokenizer.train(["any"], BYTES), section, "the bytes alone, as GPT-2's vocabulary is not here"
 
 
 def run_pipeline(corpus: Path, vocabulary: str, folder: Path) -> tuple[float, Path]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -273,6 +274,10 @@ def generate(
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def harness(context: typer.Context) -> None:
     """lm-evaluation-harness's command line; its model mlm is this engine: --model mlm --model_args pretrained=DIR."""
+    if asks_for_help := "--help" in context.args:
+        print(context.get_help())
+    if asks_for_help and find_spec("lm_eval") is None:
+        return
     from evaluation.harness_model import run_harness
 
     run_harness(context.args)
