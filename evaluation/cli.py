@@ -1,5 +1,7 @@
 """`mlm-eval`: a checkpoint's numbers by named protocols, and on a user's own text."""
 
+import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -274,9 +276,10 @@ def generate(
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def harness(context: typer.Context) -> None:
     """lm-evaluation-harness's command line; its model mlm is this engine: --model mlm --model_args pretrained=DIR."""
-    if asks_for_help := "--help" in context.args:
-        print(context.get_help())
-    if asks_for_help and find_spec("lm_eval") is None:
+    if "--help" in context.args:
+        print(context.get_help(), flush=True)
+        if find_spec("lm_eval"):
+            subprocess.run([sys.executable, "-m", "lm_eval", *context.args], check=False)
         return
     from evaluation.harness_model import run_harness
 
