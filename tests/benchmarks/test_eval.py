@@ -1,6 +1,7 @@
 """`python -m benchmarks eval` at toy size: who is compared gives the same answers, and another answer is named."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,17 +21,28 @@ def answers_of(*nll: float, greedy: Sequence[bool] | None = None) -> Answer:
 
 
 def test_everyone_gives_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers")
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    llama = transformers.LlamaConfig(vocab_size=50257, **shape)
+
+    def load() -> Any:
+        torch.manual_seed(1)
+        return transformers.LlamaForCausalLM(llama).eval()
+
+    monkeypatch.setattr(bench, "pretrained", lambda: {bench.LLAMA: load})
     monkeypatch.setattr(bench, "sizes", lambda: {bench.SMALL: CONFIG, bench.GPT2_124M: CONFIG})
     monkeypatch.setattr(bench, "NEW", 8)
-    monkeypatch.setattr(bench, "CONTEXT", 512)
+    for name, value in (("CONTEXT", 128), ("HALF", 64)):
+        monkeypatch.setattr(bench, name, value)
     threads = torch.get_num_threads()
     result = bench.measure(rounds=2)
     torch.set_num_threads(threads)
     assert result.disagreements == []
     scored = [case for case in result.cases if case.name.startswith("stride 32")]
-    assert [case.name.rpartition("beside ")[2] for case in scored] == ["plain loop"] * 3 + ["transformers"]
-    assert [case.setting["different_verdicts"] for case in scored] == [0] * 4
+    assert [case.name.rpartition("beside ")[2] for case in scored] == ["plain loop"] * 3 + ["transformers"] * 2
+    assert [case.setting["different_verdicts"] for case in scored] == [0] * 5
+    (memory,) = (case for case in result.cases if case.name.startswith("memory"))
+    assert memory.ratios[0].value > 0
     assert all(len(each.samples) == 2 for case in scored for each in case.series)
     generated = [case for case in result.cases if case.name.startswith("generate")]
     assert len(generated) == 2
