@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 import lineage.digest
-from engine.checkpoint import checkpoint, shards
+from engine.checkpoint import shards, statistics
 from engine.checkpoint.checkpoint import TrainingState, load_checkpoint, save_checkpoint
 from engine.compare.whole import whole_state
 from engine.config import ModelConfig, RunConfig, TrainConfig
@@ -46,14 +46,14 @@ def save_on_a_rank(run: Path, tokenizer: Path) -> tuple[float, int, list[str]]:
     for group in optimizer.groups:
         group.exp_avg.normal_(generator=generator)
         group.exp_avg_sq.uniform_(generator=generator)
-    held, most, measure, hashed, digest = anonymous(), 0, checkpoint.measure, [], lineage.digest.sha256_file
+    held, most, measure, hashed, digest = anonymous(), 0, statistics.measure, [], lineage.digest.sha256_file
 
     def watched(*tensors: Any) -> Any:
         nonlocal most
         most = max(most, anonymous())
         return measure(*tensors)
 
-    checkpoint.measure = watched
+    statistics.measure = watched
     lineage.digest.sha256_file = lambda path: (hashed.append(path.name), digest(path))[1]
     save_checkpoint(run, CONFIG, TrainingState(2, 2), parameters, optimizer, optimizer.mesh, tokenizer)
     count = sum(p.local.numel() for p in parameters)
