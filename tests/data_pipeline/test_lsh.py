@@ -157,7 +157,7 @@ def test_a_bucket_of_many_near_duplicates_is_linked_quickly() -> None:
     rows = np.repeat(minima[None], 100_000, 0)
     rows[np.arange(100_000), np.arange(100_000) % 128] += 1
     sketches = rows.astype(np.uint8).view(np.uint64)
-    forest = components([np.zeros(100_000, np.uint64)] * 25, sketches, DeduplicateConfig())
+    forest = components([np.zeros(100_000, np.uint64)] * 25, sketches, DeduplicateConfig(bands=25, rows=5))
     assert not forest.any()
 
 
