@@ -41,6 +41,8 @@ from lineage.run import RunDirectory
 
 ROOM_OF_A_DATASET, ROOM_OF_DOCUMENTS = 6, 3
 """Most disk space that the work takes, as a multiple of the input."""
+TABLES = ("data_pipeline.fast.ready",)
+"""What makes the tables of cleaning and languages once, before workers are forked."""
 SHELF, RECIPE, DEAR = ".stages", "recipe.json", ("harvest", "prepare", "tokenizer", "measure")
 """Folder beside the runs that keeps the dear stages of the last build of each name; the recipe that made them."""
 REHEARSED_BYTES, REHEARSED_TOKENS = 4 << 20, 300
@@ -80,7 +82,8 @@ def run_overlap(config: DataConfig, out: Path, executor: str = "local") -> RunDi
     def build(workspace: Workspace, directory: Path) -> None:
         measure_overlap(config, sources, test_sets, workspace, directory)
 
-    return _complete(partial(RunDirectory.begin_at, out, "data-overlap", values, parents), build, config, executor, 0)
+    begin = partial(RunDirectory.begin_at, out, "data-overlap", values, parents)
+    return _complete(begin, build, config, _workers(executor, config), 0)
 
 
 def announce_cost(config: DataConfig, room: int = ROOM_OF_A_DATASET) -> OpenedSources:
@@ -157,7 +160,15 @@ def _run_stages(
             workspace.executor = workspace.executor.workers
         publish(pipeline, directory)
 
-    return _complete(partial(begin, parents), build, config, executor, room * sources.total_bytes, shelf, part)
+    workers = _workers(executor, config, names)
+    return _complete(partial(begin, parents), build, config, workers, room * sources.total_bytes, shelf, part)
+
+
+def _workers(executor: str, config: DataConfig, stages: tuple[str, ...] = ()) -> LocalExecutor | RayExecutor:
+    """The executor of that name, its processes with the tables of cleaning and languages where both stages run."""
+    if executor == "ray":
+        return RayExecutor(config.workers)
+    return LocalExecutor(config.workers, TABLES if {"clean", "language"} <= set(stages) else ())
 
 
 def _open(
@@ -185,14 +196,14 @@ def _open(
 
 
 def _complete(
-    begin: Begin, build: Build, config: DataConfig, executor: str, room: int, shelf: Path | None = None, part: str = ""
-) -> RunDirectory:
+    begin: Begin, build: Build, config: DataConfig, workers: LocalExecutor | RayExecutor, room: int,
+    shelf: Path | None = None, part: str = "",
+) -> RunDirectory:  # fmt: skip
     """Build in the locked directory of a run and seal it, or find it sealed.
 
     All parts but the first work in the directory without its lock, and end when it is sealed.
     """
     number, parts = parse_part(part) if part else (1, 1)
-    workers = RayExecutor(config.workers) if executor == "ray" else LocalExecutor(config.workers)
     run = begin()
     work = run.path / FOLDER
     if run.is_at_rest and not work.exists():

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
@@ -18,7 +18,7 @@ from lineage.errors import Interrupted
 
 ATTEMPTS = 3
 """A task is given up when processes were lost this many times and none finished a task meanwhile."""
-PRELOADED = ["data_pipeline.pipeline", "datasketch", "data_pipeline.fast.ready"]
+PRELOADED = ("data_pipeline.pipeline", "datasketch")
 AHEAD = 4
 """Tasks that each process may finish before their turn."""
 
@@ -26,16 +26,17 @@ AHEAD = 4
 class LocalExecutor:
     """Runs tasks in at most `count` processes, 0 meaning one for each core; with one, in this process itself.
 
-    They are forked from a process that has imported the modules of PRELOADED.
+    They are forked from a process that has imported the modules of PRELOADED, and of `preload`.
     """
 
-    def __init__(self, count: int = 0) -> None:
+    def __init__(self, count: int = 0, preload: Sequence[str] = ()) -> None:
         self.count = count or available_cores()
+        self._preload = preload
         self._pool: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> Self:
         if self.count > 1:
-            get_context("forkserver").set_forkserver_preload(PRELOADED)
+            get_context("forkserver").set_forkserver_preload([*PRELOADED, *self._preload])
             with _not_interrupted():
                 forkserver.ensure_running()
         return self
