@@ -42,7 +42,7 @@ from lineage.run import RunDirectory
 ROOM_OF_A_DATASET, ROOM_OF_DOCUMENTS = 6, 3
 """Most disk space that the work takes, as a multiple of the input."""
 TABLES = ("data_pipeline.fast.ready",)
-"""What makes the tables of cleaning and languages once, before workers are forked."""
+"""Functions that make the tables of cleaning and languages, called once before workers are forked."""
 SHELF, RECIPE, DEAR = ".stages", "recipe.json", ("harvest", "prepare", "tokenizer", "measure")
 """Folder beside the runs that keeps the dear stages of the last build of each name; the recipe that made them."""
 REHEARSED_BYTES, REHEARSED_TOKENS = 4 << 20, 300
