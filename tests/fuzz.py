@@ -2,10 +2,13 @@
 
 Every reader of outside files must give an answer or one of the documented errors (`lineage.errors`), within
 CASE_SECONDS of processor time and GROWTH_BYTES more memory. Hypothesis chooses the damage and shrinks a failing case.
+`python -m tests.fuzz TIMES` reads TIMES the files of every reader's share and prints the answers.
 """
 
+import json
 import resource
 import signal
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -76,3 +79,11 @@ def fuzz(reader: Reader, cases: int) -> Counter[str]:
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak) << 10
     assert grown < GROWTH_BYTES, f"{reader.name}: {grown:,} bytes more"
     return answers
+
+
+if __name__ == "__main__":
+    from tests.foreign_files import READERS
+
+    answers = {reader.name: dict(fuzz(reader, int(sys.argv[1]) * reader.cases)) for reader in READERS}
+    files = sum(sum(each.values()) for each in answers.values())
+    print(json.dumps({"command": f"python -m tests.fuzz {sys.argv[1]}", "files": files, "answers": answers}, indent=2))

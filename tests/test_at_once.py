@@ -26,6 +26,8 @@ VERBS = {
     "samples": "mlm-eval run cloze few.jsonl --ckpt runs/355m-tiny-387328e9 --samples out/x",
     "generate": "mlm-eval generate --ckpt runs/355m-tiny-387328e9 --max-new-tokens 2 --json out/x",
     "simulate": "mlm-experiment simulate ptd-p-runs --out out/x",
+    "launch": "mlm-experiment launch 355m --out out/x",
+    "build": "mlm-report build runs --out out/x",
 }
 """Commands by name, each with the place that all of them write to."""
 PAIRS = [
@@ -33,6 +35,7 @@ PAIRS = [
     ("import", "clean", 2),
     ("oracle", "merge", 0), ("merge", "oracle", 1), ("oracle", "export", 1), ("score", "generate", 0),
     ("generate", "samples", 0), ("samples", "score", 0), ("simulate", "generate", 0), ("score", "oracle", 0),
+    ("launch", "build", 0), ("clean", "launch", 0),
 ]  # fmt: skip
 """The first stands still at its change of that number while the second runs from beginning to end."""
 

@@ -11,7 +11,7 @@ from lineage.atomic import write_text
 from lineage.command import CommandLine, run_command
 from lineage.digest import MARKER, bytes_below, check_seal, is_sealed
 from lineage.errors import KEEPS_NOTHING, BadInput, Diverged, IntegrityFailure
-from lineage.lock import check_place
+from lineage.lock import check_place, claim
 from lineage.progress import announce, format_bytes
 
 app = CommandLine(help="Check that runs are unchanged and that layouts and engines agree.", no_args_is_help=True)
@@ -177,6 +177,8 @@ def layouts(
     check_place("--json", json_file, '"findings"')
     check_place("--out", out and out / "index.html", "<html")
     check_place("--reproduce", reproduce and reproduce / "tp2.py", "planted")
+    for folder in filter(None, (out, reproduce)):
+        claim(folder)
 
     from verify.layouts import run_layouts, write_page, write_reproductions
 

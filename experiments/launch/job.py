@@ -22,7 +22,7 @@ from experiments.simulator.workload import Workload
 from lineage.atomic import write_text
 from lineage.config import Config
 from lineage.errors import BadInput
-from lineage.lock import check_place
+from lineage.lock import check_place, claim
 from lineage.progress import format_duration
 from lineage.shipped import Shipped, find_file
 
@@ -150,6 +150,7 @@ def write_launch_files(job: Job, out: Path) -> tuple[Path, Path]:
     """Write `slurm.sh` and `torchrun.sh` into `out` and return where they are. Raises BadInput where it cannot."""
     slurm, torchrun = out / "slurm.sh", out / "torchrun.sh"
     check_place("--out", slurm, "#SBATCH")
+    claim(out)
     write_text(slurm, slurm_script(job, out))
     write_text(torchrun, torchrun_script(job, out))
     return slurm, torchrun
