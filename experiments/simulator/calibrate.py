@@ -40,6 +40,7 @@ from experiments.simulator.measurements import (
     time_ratios,
     ultrascale,
     v100_rows,
+    zero_3,
 )
 from experiments.simulator.simulate import iteration_parts, time_interval
 from experiments.simulator.workload import Floats, Workloads, llama_memory_bytes
@@ -281,7 +282,7 @@ def a100_fit() -> Fit:
     folds = [*shuffled, *[None] * (len(rows) - count)]
     ways: dict[str, Sequence[Hashable]] = {"rows in 5 folds": folds, "figures and tables": published}
     known = {row.workload for row in rows}  # vTrain measured two of Table 1
-    apart = [row for row in ptd_p_table_1() if row.workload not in known]
+    apart = [*(row for row in ptd_p_table_1() if row.workload not in known), *zero_3()]
     source = ("fit", "vTrain's single-node and multi-node rows; 2021 paper, Table 2 and Figures 11 to 16")
     table = ("micro-benchmark", "vTrain's NCCL all-reduces inside one A100 server")
     sources = dict.fromkeys(A100_CONSTANTS, source) | dict.fromkeys(NODE_CONSTANTS, table)
@@ -381,13 +382,17 @@ def _errors(
     fit: Fit, machine: Machine, held: Mapping[str, HeldOut], found: Mapping[str, ErrorInterval]
 ) -> list[Series]:
     """Errors of each set, table or figure, left out or apart, and the coverage of the intervals."""
-    of = defaultdict(list)
+    of, inside = defaultdict(list), defaultdict(list)
     for way, fold in held.items():
         for row, ratio in zip(_left_out(fit, way), fold["ratio"].tolist(), strict=True):
             of[f"{row.experiment}, {way} left out"].append(1 / ratio - 1)
     for row, ratio in zip(fit.apart, time_ratios(machine, fit.apart).tolist() if fit.apart else [], strict=True):
         of[f"{row.experiment}, apart"].append(1 / ratio - 1)
+        where = "one_node" if row.workload.gpus <= machine.gpus_per_node else "several_nodes"
+        interval = found["ratio" if row.quantity in RATIOS else where]
+        inside[f"{row.experiment}, apart"].append(interval.low <= ratio <= interval.high)
     series = [each for name, errors in of.items() for each in _scored(name, np.array(errors), "error")]
+    series += [_series(name, "coverage", float(np.mean(each))) for name, each in inside.items()]
     for name, interval in found.items():
         series.append(_series(f"interval of {name.replace('_', ' ')}", "coverage", interval.coverage or 0.0))
     return series

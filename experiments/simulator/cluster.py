@@ -90,6 +90,8 @@ class SoftwareConstants(Config, Generic[Number]):
     """1 where the attention of a GPT-2 is fused as a llama's is: no scores are stored, and half of them are skipped."""
     gradient_bytes: Number = unmeasured(0.0)
     """Bytes of an element of a GPT-2's gradient where it is reduced; 0 for those of a parameter."""
+    gathered_squares: Number = unmeasured(12.0)
+    """Parameters of a GPT-2 that ZeRO 3 gathers at a time, in h²: 12 of a layer, 4 of its largest product."""
     tensor_step_seconds: Number = unmeasured(0.0)
     """Added to a collective of a tensor-parallel group larger than a node for each of its ranks."""
     tensor_host_steps: Number = unmeasured(0.0)

@@ -49,8 +49,8 @@ def stage_message_seconds(machine: Machine, w: Workloads) -> Floats:
     return np.where(w.p == 1, 0.0, seconds)
 
 
-def gradient_all_reduce_seconds(machine: Machine, w: Workloads, gradient_bytes: Floats) -> Floats:
-    """All-reduce of a rank's gradients over its data-parallel group; with ZeRO 1 parameters are gathered besides.
+def data_all_reduce_seconds(machine: Machine, w: Workloads, sent_bytes: Floats) -> Floats:
+    """All-reduce of so many bytes over a rank's data-parallel group; an all-gather or a reduce-scatter takes half.
 
     Between nodes the groups that share a node (one per tensor-parallel rank) share its adapters. Where ranks of one
     group share a node too, rings collide on few adapters: with one group `network_share` of them is in use, all where
@@ -61,9 +61,9 @@ def gradient_all_reduce_seconds(machine: Machine, w: Workloads, gradient_bytes: 
     apart = ((groups - 1) / np.maximum(machine.gpus_per_node - 1, 1)) ** 8
     used = (machine.network_share + (1 - machine.network_share) * apart) / groups
     network = machine.network_bytes_per_second * machine.network_efficiency * used
-    inside = node_all_reduce_seconds(machine, w.d, gradient_bytes)
-    across = 2 * (w.d - 1) / w.d * gradient_bytes / network * (1 + w.d * machine.network_rank_share)
-    seconds = np.where(w.d * w.t <= machine.gpus_per_node, inside, across) * (1 + w.zero / 4)
+    inside = node_all_reduce_seconds(machine, w.d, sent_bytes)
+    across = 2 * (w.d - 1) / w.d * sent_bytes / network * (1 + w.d * machine.network_rank_share)
+    seconds = np.where(w.d * w.t <= machine.gpus_per_node, inside, across)
     return np.where(w.d == 1, 0.0, seconds)
 
 

@@ -75,6 +75,11 @@ def ptd_p_table_1() -> list[Observation]:
     return _published("2021/table-1")
 
 
+def zero_3() -> list[Observation]:
+    """2021 paper, Table 2: the rows of ZeRO-3."""
+    return [row._replace(experiment="2021/table-2, ZeRO-3") for row in _published("2021/table-2") if row.workload.zero]
+
+
 def megatron_2019() -> list[Observation]:
     """2019 paper, Figures 1 and 5, Tables 2, 7 and 8; the first row is the one on a single GPU."""
     return _published(*(f"2019/{name}" for name in ("figure-1", "figure-5", "table-2", "table-7", "table-8")))
@@ -104,7 +109,8 @@ def a100_rows() -> list[Observation]:
         for name in ("vtrain-single-node", "vtrain-multi-node")
         for row in read_rows(HERE / f"{name}.csv")
     ]
-    return [*times, *_published("2021/table-2", *(f"2021/figure-{number}" for number in range(11, 17)))]
+    rows = _published("2021/table-2", *(f"2021/figure-{number}" for number in range(11, 17)))
+    return [*times, *(row for row in rows if row.workload.zero == 0)]
 
 
 def h100_rows() -> list[Observation]:

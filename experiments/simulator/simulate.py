@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr  # type: ignore[import-untyped]
 
 from engine.config import RunConfig
-from engine.costs import fullest_rank
+from engine.costs import PARAMETER_BYTES, fullest_rank, state_bytes_per_parameter
 from engine.parallel.layout import split_layers
 from engine.pipeline.schedule import Op, compute_orders
 from experiments.simulator import collectives
@@ -97,6 +97,7 @@ def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
     w = Workloads.of(workloads)
     (layer, ahead), head = layer_passes(machine, w), head_passes(machine, w)
     message = collectives.stage_message_seconds(machine, w)
+    computed, layer, exposed = layer, *_sharded(machine, w, layer)
     pipeline = _pipeline_seconds(workloads, layer, head, message)
     parameters = (12 * w.h * w.h * np.ceil(w.layers / w.p) + (w.v + w.s) * w.h) / w.t
     most = np.ceil(w.layers / w.p)
@@ -104,17 +105,40 @@ def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
         parameters[place] = stage_parameters(workloads[place]).max()
         most[place] = stage_blocks(workloads[place])[0].max()
     gradient_bytes = np.where(w.llama == 1, 4.0, machine.gradient_bytes or machine.element_bytes)
-    reduction = collectives.gradient_all_reduce_seconds(machine, w, parameters * gradient_bytes)
-    last_backward = most * layer.backward + head.backward
+    reduction = collectives.data_all_reduce_seconds(machine, w, parameters * gradient_bytes)
+    times = np.select([w.zero == 1, w.zero == 2], [1.25, w.m / 2], 1.0)
+    last_backward = most * computed.backward + head.backward
     hides = np.where(w.llama == 1, w.zero == 0, w.p == 1)
-    hidden = np.where(hides, machine.gradient_overlap * last_backward, 0.0)
-    gradients = np.maximum(reduction - hidden, reduction / (most + 1))
-    optimizer = optimizer_seconds(machine, parameters / np.where(w.zero == 1, w.d, 1.0))
+    hidden = np.where(hides, machine.gradient_overlap * last_backward * np.where(w.zero == 2, w.m, 1.0), 0.0)
+    gradients = np.maximum(times * reduction - hidden, times * reduction / (most + 1))
+    gathered = collectives.data_all_reduce_seconds(machine, w, parameters * machine.element_bytes) / 2
+    gradients = np.select([w.zero == 3, w.zero == 2], [exposed, gradients + gathered], gradients)
+    optimizer = optimizer_seconds(machine, parameters / np.where(w.zero > 0, w.d, 1.0))
     host = np.full(len(workloads), machine.host_iteration_seconds)
     stalls, chance = collectives.stalls_seconds(machine, w), collectives.stall_probability(machine, w)
     foreseen = (chance > CERTAIN) & (w.p > 1)
     ahead = np.where(w.p > 1, 1 - 2 / w.p, ahead) * (1 - chance)  # as measured: between its ends a pipeline runs ahead
     return Parts(pipeline, gradients, optimizer, host, stalls, chance, foreseen, ahead)
+
+
+def _sharded(machine: Machine, w: Workloads, layer: Passes) -> tuple[Passes, Floats]:
+    """A layer's passes under ZeRO 3, those of others as they are, and its communication that nothing hides.
+
+    While a layer computes, the next one's parameters are gathered and in backward the former one's gradients sent
+    (arXiv:2304.11277, Section 3.3): of n layers a pass takes n times the longer of both, and the shorter once, at its
+    ends. The embedding, gathered once, has nothing to hide behind.
+    """
+    own, embedding = 12 * w.h * w.h, (w.v + w.s) * w.h
+    element, gradient = machine.element_bytes, machine.gradient_bytes or machine.element_bytes
+
+    def half(elements: Floats, size: float) -> Floats:
+        return collectives.data_all_reduce_seconds(machine, w, elements * size) / 2
+
+    gather, scatter = half(own, element), half(own, gradient)
+    sent = Passes(gather, gather + scatter)
+    passes = Passes(*(np.where(w.zero == 3, np.maximum(*both), both[0]) for both in zip(layer, sent, strict=True)))
+    ends = sum(np.minimum(*both) for both in zip(layer, sent, strict=True))
+    return passes, w.m * (ends + half(embedding, element) + half(embedding, gradient))
 
 
 def stage_passes(like: Workload, layer: Passes, head: Passes, message_seconds: Floats) -> Passes:
@@ -195,6 +219,20 @@ def time_interval(low: float, high: float, seconds: float, stalled: float, chanc
     return float(first), float(last)
 
 
+def _zero_bytes(machine: Machine, w: Workload, config: RunConfig, state: int) -> int:
+    """Bytes that ZeRO 2 and 3 add to those that are counted of a rank.
+
+    Stage 2 divides gradients besides the optimizer's state. Stage 3 has parameters whole that compute, those that are
+    next, and gradients of the former.
+    """
+    each = PARAMETER_BYTES[config.train.precision]
+    if w.zero == 2:
+        counted = state_bytes_per_parameter(config.train.precision, config.parallel, w.dp)
+        return -round(state / counted * each.gradient * (1 - 1 / w.dp))
+    whole = max(machine.gathered_squares * w.hidden, w.padded_vocab) * w.hidden
+    return round(whole * (2 * each.weight + each.gradient)) if w.zero == 3 else 0
+
+
 def _memory(machine: Machine, workload: Workload, config: RunConfig, ahead: float) -> dict[str, Any]:
     """Bytes of the fullest rank, the chance that they are there, and what is said where they are not."""
     if workload.family == "llama":
@@ -204,8 +242,9 @@ def _memory(machine: Machine, workload: Workload, config: RunConfig, ahead: floa
         parallel = config.parallel
         if machine.fused_attention and parallel.recompute == "none":  # what is not stored is not computed again either
             parallel = parallel.model_copy(update={"recompute": "selective"})
+        parallel = parallel.model_copy(update={"shard_parameters": workload.zero == 3})
         fullest = fullest_rank(config.model, config.train, parallel, workload.dp)
-        needed = sure = fullest.total
+        needed = sure = fullest.total + _zero_bytes(machine, workload, config, fullest.state)
         rank = f"pipeline rank {fullest.rank}"
     has = machine.memory_bytes * (machine.memory_share if workload.family == "llama" else 1.0)
     needed = min(needed, max(sure, has))  # what is freed late is given back where memory is short

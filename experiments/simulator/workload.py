@@ -48,7 +48,8 @@ class Workload(NamedTuple):
     tied: int = 1
     """1 if the output head is the embedding, otherwise 0."""
     zero: int = 0
-    """Stage of ZeRO, 0 or 1."""
+    """Stage of ZeRO, 0 to 3: what is divided over the data-parallel ranks, the optimizer's state, gradients besides,
+    parameters besides."""
     sequence_parallel: int = 0
     """1 where activations outside tensor-parallel regions are divided over the sequence; a llama's always are."""
     num_microbatches: int = 0
@@ -61,7 +62,8 @@ class Workload(NamedTuple):
         return cls(
             gpus, train.global_batch_size, train.microbatch_size, model.hidden_size, model.num_heads, model.num_layers,
             model.seq_length, parallel.tp, gpus // (parallel.tp * parallel.pp), parallel.pp, model.padded_vocab_size,
-            parallel.chunks, parallel.recompute, parallel.scatter_gather, zero=int(parallel.shard_optimizer),
+            parallel.chunks, parallel.recompute, parallel.scatter_gather, 
+            zero=3 if parallel.shard_parameters else int(parallel.shard_optimizer),
             sequence_parallel=int(parallel.sequence_parallel),
         )  # fmt: skip
 
@@ -112,8 +114,10 @@ def checked_config(workload: Workload, precision: Precision = "fp16", run: RunCo
 def _check_family(w: Workload) -> None:
     if w.family not in ("gpt2", "llama"):
         raise BadInput(f"family = {w.family!r} cannot be costed: gpt2 and llama can")
-    if w.zero not in (0, 1) or w.tied not in (0, 1):
-        raise BadInput(f"zero = {w.zero} and tied = {w.tied} must each be 0 or 1")
+    if w.tied not in (0, 1) or w.zero not in range(2 if w.family == "llama" else 4):
+        raise BadInput(f"tied = {w.tied} must be 0 or 1, and zero = {w.zero} too, or of a gpt2 0 to 3")
+    if (w.zero > 1 and w.pp > 1) or (w.zero == 3 and w.tp > 1):
+        raise BadInput(f"zero = {w.zero} is costed with pp = 1, and 3 with tp = 1: pp = {w.pp}, tp = {w.tp}")
     if w.inner < 1 or w.kv_heads < 0 or w.inner % w.tp or w.heads % (w.kv_heads or w.heads):
         raise BadInput(f"ffn_hidden = {w.inner} must divide over tp = {w.tp}, and heads over kv_heads")
     if w.family == "llama" and (w.recompute != "none" or w.chunks > 1):
@@ -145,7 +149,8 @@ def _values(w: Workload, precision: Precision, run: RunConfig | None) -> dict[st
     layout = {"tp": w.tp, "pp": w.pp, "chunks": w.chunks, "schedule": "interleaved" if w.chunks > 1 else plain,
               "recompute": w.recompute, "scatter_gather": w.scatter_gather}  # fmt: skip
     if w.family == "gpt2":
-        layout |= {"shard_optimizer": w.zero == 1, "sequence_parallel": w.sequence_parallel == 1}
+        layout |= {"shard_optimizer": w.zero in (1, 2), "sequence_parallel": w.sequence_parallel == 1,
+                   "shard_parameters": w.zero == 3 and run is not None}  # fmt: skip
     changed = {"model": sizes | words, "train": batch, "parallel": layout}
     return values | {section: values.get(section, {}) | new for section, new in changed.items()}
 

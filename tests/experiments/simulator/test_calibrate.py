@@ -32,6 +32,7 @@ from experiments.simulator.measurements import (
     predicted,
     ptd_p_table_1,
     published_values,
+    zero_3,
 )
 from experiments.simulator.workload import Floats, Workload
 
@@ -77,6 +78,22 @@ def test_the_papers_rows_are_predicted_without_having_been_fitted_on() -> None:
         assert len(rows) in (8, 10)
         assert not {(row.experiment, row.workload) for row in rows} & fitted_on
         assert mean_error(machine, rows) <= 0.08
+
+
+def test_zero_3_is_between_all_hidden_and_nothing_hidden() -> None:
+    """No constant saw these rows. Computation alone is that of a network without limits."""
+    rows = zero_3()
+    assert len(rows) == 6
+    assert not {row.workload for row in rows} & {row.workload for row in A100_FIT.rows}
+    computes, talks = (
+        A100_MACHINE.replaced(network_bytes_per_second=1e30),
+        A100_MACHINE.replaced(matmul_flops_per_second=1e30, memory_bytes_per_second=1e30, host_layer_seconds=0.0),
+    )
+    rates = [predicted(machine, rows) for machine in (A100_MACHINE, computes, talks)]
+    published, nothing_hidden = published_values(rows), 1 / (1 / rates[1] + 1 / rates[2])
+    assert (nothing_hidden < published + 0.5).all()  # it is printed without decimals
+    assert (published < rates[0]).all()
+    assert rates[0] == pytest.approx(np.minimum(rates[1], rates[2]), rel=0.05)
 
 
 def test_the_fit_from_the_shipped_constants_stays_there() -> None:

@@ -91,7 +91,7 @@ def test_parameters_stages_and_flops() -> None:
         ({"heads": 30}, "not a multiple of num_heads"),
         ({"kv_heads": 5}, "heads over kv_heads"),
         ({"family": "mamba"}, "family = 'mamba' cannot be costed"),
-        ({"zero": 3}, "must each be 0 or 1"),
+        ({"zero": 3}, "zero = 3 too, or of a gpt2 0 to 3"),
         ({"pp": 64, "tp": 1, "dp": 1}, "needs at least 64 layers"),
     ],
 )

@@ -18,7 +18,7 @@ from experiments.published import published_rows, published_value
 from experiments.simulator.cluster import Cluster, Software, SoftwareConstants, load_cluster, machine_of
 from experiments.simulator.measurements import workload_of
 from experiments.simulator.simulate import Prediction, iteration_parts, makespan_seconds, order_of, simulate
-from experiments.simulator.workload import Workload
+from experiments.simulator.workload import Workload, checked_config
 from lineage.config import load_config
 from lineage.errors import BadInput
 from lineage.installation import HOME
@@ -98,6 +98,7 @@ def test_what_a_cluster_s_own_file_states_goes_before_its_software(tmp_path: Pat
         ({"chunks": 2, "micro_batch": 64}, "multiple of pp = 12 microbatches, not 3"),
         ({"pp": 1, "gpus": 64}, "GiB of memory; a GPU has 80.0"),
         ({"recompute": "some"}, "recompute"),
+        ({"zero": 2}, "zero = 2 is costed with pp = 1"),
         ({"seq": 0}, "seq_length = 0 must be at least 1"),
         ({"dp": 0, "gpus": 0}, "must be at least 1"),
         ({"dp": -8, "tp": -8}, "must be at least 1"),
@@ -166,6 +167,25 @@ def test_memory_is_that_of_the_run_whose_layouts_are_simulated(a100: Cluster) ->
         ["parallel.pp=2", "parallel.schedule=gpipe", "parallel.recompute=none", "train.microbatch_size=1"],
     )
     assert "GiB of memory" in simulate(a100, [Workload.of_run(gpipe, 2)], gpipe)[0].reason
+
+
+def test_zero_divides_what_it_says_and_sends_what_it_must(a100: Cluster) -> None:
+    """ZeRO paper, Sections 5 and 7: memory falls with each stage; stage 2 sends as much as none does, stage 3 half
+    more, but for the embedding, which stays."""
+    workload = Workload(64, 128, 2, 4096, 32, 32, 2048, 1, 64, 1)
+    machine, stages = machine_of(a100), [workload._replace(zero=zero) for zero in range(4)]
+    memory = [each.memory_bytes for each in simulate(a100, stages)]
+    count = parameter_count(checked_config(workload).model)
+    assert [memory[0] - each for each in memory[1:3]] == pytest.approx([12 * count * 63 / 64, 16 * count * 63 / 64])
+    assert memory[3] - memory[2] == pytest.approx(8 * 51200 * 4096 - 2 * count * 63 / 64)
+    slow = machine.replaced(network_bytes_per_second=1e6, gradient_overlap=0.0)
+    sent = (iteration_parts(slow, stages).total - iteration_parts(machine, stages).pipeline).tolist()
+    assert [each / sent[0] for each in sent[1:]] == pytest.approx([1.25, 1.0, 1.5], rel=0.02)
+    more = [each._replace(global_batch=512) for each in stages]  # four microbatches
+    sent = (iteration_parts(slow, more).total - iteration_parts(machine, more).pipeline).tolist()
+    assert [each / sent[0] for each in sent[1:]] == pytest.approx([1.25, 2.5, 6.0], rel=0.02)
+    free = iteration_parts(machine.replaced(network_bytes_per_second=1e30), stages)
+    assert free.pipeline == pytest.approx([free.pipeline[0]] * 4)
 
 
 SHAPES = st.tuples(st.integers(1, 6), st.integers(1, 3), st.integers(1, 4))
