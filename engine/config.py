@@ -473,6 +473,9 @@ class RecordConfig(Config):
     noise_scale: bool = False
     """Also estimate the gradient noise scale, in samples, from the gradient of each data-parallel rank and the reduced
     gradient (McCandlish et al. 2018); one data-parallel rank has nothing to compare."""
+    trust_ratio: bool = False
+    """Also count LAMB's tensors by weight norm, update norm and trust ratio, each over the whole tensor, in bins of an
+    eighth of a decade from 10⁻⁴ to 10⁴; `mlm-report figure trust-ratio RUN` draws them."""
 
     @field_validator("loggers", mode="before")
     @classmethod
@@ -519,4 +522,6 @@ class RunConfig(Config):
                 "record.noise_scale needs the whole gradient of each data-parallel rank, which does not exist with "
                 "parallel.shard_parameters: leave one of them out"
             )
+        if self.record.trust_ratio and not self.train.optimizer.startswith("lamb"):
+            raise ValueError(f"record.trust_ratio is of LAMB: train.optimizer = {self.train.optimizer!r} has no ratio")
         return self

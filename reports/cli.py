@@ -67,13 +67,18 @@ def figure(
     form: Annotated[Literal["svg", "pdf", "csv"], typer.Option("--format", help="What to write.")] = "svg",
     out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path(),
 ) -> None:
-    """Write one figure or table of the page as NAME.FORMAT; a ladder alone gives its figure `ladder`."""
-    from reports.experiment_runs import is_ladder
+    """Write one figure or table of the page as NAME.FORMAT.
+
+    A ladder alone gives its figure `ladder`, a training run with `record.trust_ratio` its figure `trust-ratio`.
+    """
+    from reports.experiment_runs import LADDER, kind_of
     from reports.ladder import ladder_exhibit
     from reports.render import export_exhibit
+    from reports.trust_ratio import trust_ratio_exhibit
 
-    if runs and len(runs) == 1 and is_ladder(runs[0]):
-        exhibits = [ladder_exhibit(runs[0])]
+    alone = {LADDER: ladder_exhibit, "training": trust_ratio_exhibit}
+    if runs and len(runs) == 1 and (kind := kind_of(runs[0])) in alone:
+        exhibits = [alone[kind](runs[0])]
     else:
         exhibits = list(_assemble(runs).all_exhibits)
     print(export_exhibit(exhibits, name, form, out))

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.run.files import SUMMARY
+from engine.run.files import METRICS, SUMMARY
 from experiments.catalogue import load_experiments
 from experiments.verdicts import Results, load_results
 from lineage.digest import check_seal, is_sealed
@@ -70,7 +70,7 @@ def sort_runs(paths: Iterable[Path]) -> tuple[Path, list[Path]]:
     """
     named, folders, experiments = [], [], []
     for path in paths:
-        kind = _kind(path)
+        kind = kind_of(path)
         if kind in ("experiment", "ablation", LADDER, AGAINST):
             experiments.append(path)
         elif kind == "reproduction":
@@ -88,9 +88,18 @@ def sort_runs(paths: Iterable[Path]) -> tuple[Path, list[Path]]:
     return reproductions[0], list({path.resolve().name: path.resolve() for path in experiments}.values())
 
 
-def is_ladder(path: Path) -> bool:
-    """True if the directory is a ladder's run."""
-    return _kind(path) == LADDER
+def kind_of(path: Path) -> str:
+    """Kind of the run in a directory, by its files and manifest; empty without a run."""
+    if not path.is_dir():
+        raise BadInput(f"{path} is not a directory")
+    if (path / SUMMARY).is_file() and not (path / METRICS).is_file():
+        return "reproduction"
+    if not (path / MANIFEST).exists():
+        return "experiment" if (path / RECORDS).exists() else ""
+    try:
+        return str(RunDirectory.open(path).manifest["kind"])
+    except (UserError, KeyError):
+        return "experiment"
 
 
 def load_experiment_runs(paths: Iterable[Path]) -> ExperimentRuns:
@@ -124,20 +133,6 @@ def load_experiment_runs(paths: Iterable[Path]) -> ExperimentRuns:
     refused = {place: reason for results in reversed(loaded) for place, reason in results.refused.items()}
     findings = {claim: finding for results in reversed(loaded) for claim, finding in results.findings.items()}
     return ExperimentRuns(Results(records, refused, (), findings), tuple(origins), tuple(problems))
-
-
-def _kind(path: Path) -> str:
-    """Kind of the run in a directory, by its files and manifest; empty without a run."""
-    if not path.is_dir():
-        raise BadInput(f"{path} is not a directory")
-    if (path / SUMMARY).is_file():
-        return "reproduction"
-    if not (path / MANIFEST).exists():
-        return "experiment" if (path / RECORDS).exists() else ""
-    try:
-        return str(RunDirectory.open(path).manifest["kind"])
-    except (UserError, KeyError):
-        return "experiment"
 
 
 def _newest(folder: Path, kind: str) -> list[Path]:

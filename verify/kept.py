@@ -18,7 +18,7 @@ from lineage.files import read_document, unlike
 from lineage.records import RECORDS, Record, read_records
 from lineage.run import MANIFEST, RunDirectory
 from reports.engines import engines_exhibit
-from reports.experiment_runs import is_ladder
+from reports.experiment_runs import LADDER, kind_of
 from reports.ladder import ladder_exhibit
 from reports.render import export_exhibit
 from verify.recomputed import RunCheck
@@ -91,7 +91,7 @@ class KeptCheck:
 
     def _figures(self) -> Iterator[str]:
         """Draw the kept figures of the ladder and of two engines again."""
-        drawn = [ladder_exhibit(run) for run in self.runs if is_ladder(run)]
+        drawn = [ladder_exhibit(run) for run in self.runs if kind_of(run) == LADDER]
         drawn += [replace(engines_exhibit(run), name="engines") for run in self.runs if "-tp2-" in run.name]
         for exhibit in drawn:
             path = self.folder / "figures" / f"{exhibit.name}.svg"

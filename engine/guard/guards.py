@@ -1,4 +1,4 @@
-"""The list of guards, and those that watch the numbers of a run: finite, spikes, noise scale, timeline."""
+"""The list of guards, and those that watch the numbers of a run: finite, spikes, noise scale, trust ratio, timeline."""
 
 import math
 from collections import deque
@@ -17,10 +17,11 @@ from engine.guard.memory import MemoryGuard
 from engine.guard.memory import PeakMemory as PeakMemory
 from engine.guard.ranks import ReplicaGuard, SlowRankGuard, joined
 from engine.model.microbatch import PipelineInput
+from engine.optim.flat import FlatOptimizer
 from engine.pipeline.executor import PartitionedModel
 from engine.pipeline.lowering import Interval, lower
 from engine.pipeline.schedule import compute_orders
-from engine.run.files import TIMELINE, Computation, Timeline
+from engine.run.files import NORM_EDGES, TIMELINE, Computation, Timeline
 from engine.step import NotFinite, TrainingStep
 from lineage.atomic import write_text
 from lineage.run import RunDirectory
@@ -43,6 +44,8 @@ def guards_of(
     ]  # fmt: skip
     if config.record.noise_scale and mesh.dp.size > 1:
         guards.append(NoiseScaleGuard(mesh.dp.size))
+    if config.record.trust_ratio:
+        guards.append(TrustRatioGuard(step.optimizer))
     return guards
 
 
@@ -144,6 +147,26 @@ def noise_scale(moments: Iterable[tuple[float, float]]) -> float | None:
     """
     square, variance = (math.fsum(values) for values in zip((0.0, 0.0), *moments, strict=True))
     return variance / square if square > 0 and variance > 0 else None
+
+
+class TrustRatioGuard(Guard):
+    """Counts the tensors of each step of LAMB by weight norm, update norm and trust ratio, over all stages."""
+
+    def __init__(self, optimizer: FlatOptimizer) -> None:
+        self._optimizer = optimizer
+
+    def after(self, iteration: Iteration) -> str:
+        line, groups = iteration.line, self._optimizer.groups
+        if not line.skipped:
+            owned = [torch.tensor([not p.is_copy for p in group.parameters]) for group in groups]
+            norms = [group.norms[:, own] for group, own in zip(groups, owned, strict=True) if group.norms is not None]
+            values = torch.cat(norms, dim=1)
+            edges = torch.tensor(NORM_EDGES, dtype=values.dtype, device=values.device)
+            places = torch.bucketize(values, edges, right=True)
+            counts = torch.nn.functional.one_hot(places, len(edges) + 1).sum(dim=1)
+            self._optimizer.mesh.pp.all_reduce(counts)
+            line.weight_norms, line.update_norms, line.trust_ratios = counts.tolist()
+        return ""
 
 
 class TimelineGuard(Guard):

@@ -35,8 +35,9 @@ class FlatLamb(FlatOptimizer):
         moments = group.exp_avg, group.exp_avg_sq
         direction = adam_direction(group.master, group.own_gradient, *moments, step, self.is_corrected)
         weight_norms, norms = self._norms(group, group.master), self._norms(group, direction)
-        weight_norms.clamp_(max=self.largest_norm)
-        ratios = torch.where((weight_norms > 0) & (norms > 0), weight_norms / norms, 1.0)
+        clamped = weight_norms.clamp(max=self.largest_norm)
+        ratios = torch.where((clamped > 0) & (norms > 0), clamped / norms, 1.0)
+        group.norms = torch.stack([weight_norms, norms, ratios])
         scales = (-step.learning_rate * ratios).to(direction.dtype)
         for weights, change, scale in zip(group.pieces(group.master), group.pieces(direction), scales, strict=True):
             weights.addcmul_(change, scale)

@@ -9,6 +9,9 @@ from lineage.atomic import parse_json
 from lineage.files import Environment, FileSchema, Finite, Positive, parse_document, read_document
 
 METRICS, SUMMARY, TIMELINE = "metrics.jsonl", "summary.json", "timeline.json"
+NORM_EDGES = tuple(10.0 ** (place / 8) for place in range(-32, 33))
+"""Borders of the bins in which norms and trust ratios are counted: bin i has values from edge i - 1 up to edge i, the
+first all below and the last all above."""
 Computation = tuple[Literal["F", "B"], int, int, Finite, Finite]
 """Forward or backward, microbatch, chunk, start, end."""
 Computations = Annotated[list[Computation], Field(min_length=1)]
@@ -62,6 +65,10 @@ class Step(FileSchema, frozen=False):
     gradient_square: Finite | None = None
     gradient_variance: Finite | None = None
     noise_scale: Finite | None = None
+    weight_norms: list[int] = Field(default_factory=list)
+    """Tensors in each bin of `NORM_EDGES`; so are the next two."""
+    update_norms: list[int] = Field(default_factory=list)
+    trust_ratios: list[int] = Field(default_factory=list)
 
 
 class TensorNumbers(FileSchema):

@@ -19,7 +19,9 @@ from tests.engine.small_run import small_config, train
 PAGE = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
 KEPT = ROOT / "results" / "reproduce-8.3b"
 SCHEMAS = {"manifest.json": Manifest, "timeline.json": Timeline, "summary.json": TrainingSummary}
-LATER = {"warning", "gradient_square", "gradient_variance", "noise_scale"}
+LATER = {
+    "warning", "gradient_square", "gradient_variance", "noise_scale", "weight_norms", "update_norms", "trust_ratios",
+}  # fmt: skip
 """Fields of an iteration that are written where they are asked for."""
 
 
