@@ -11,11 +11,14 @@ import torch
 from benchmarks.gpu import ACCUMULATIONS, MICROBATCHES, MODELS, PEAK_TFLOPS, bytes_held, in_new_process
 from benchmarks.kernels import KernelShape
 from benchmarks.timing import rounded, series
-from engine.config import ModelConfig
+from engine.config import ModelConfig, RunConfig
 from engine.costs import flops_per_token, parameter_count
 from engine.run.resolved import read_run_config
 from experiments.benchmark import Benchmark, Case, Ratio
 from experiments.simulator.cluster import Machine, load_cluster, machine_of
+from experiments.simulator.planner import OWN
+from experiments.simulator.simulate import iteration_parts
+from experiments.simulator.workload import Workload
 from lineage.extras import import_extra
 from lineage.shipped import model_file
 
@@ -41,7 +44,8 @@ def measure() -> Benchmark:
     import_extra("triton", "gpu")
     cases = []
     for name in MODELS:
-        model = read_run_config(model_file(name)).model
+        run = read_run_config(model_file(name))
+        model = run.model
         issued = in_new_process(300.0, issued_instructions, model)
         for gpu, b, count in product(("H100", "H200"), MICROBATCHES, ACCUMULATIONS):
             machine = machine_of(load_cluster(gpu.lower()))
@@ -50,9 +54,18 @@ def measure() -> Benchmark:
                 rate = b * count * model.seq_length / sum(spent.values())
                 share = rate * flops_per_token(model, causal=True) / (PEAK_TFLOPS * 1e12)
                 parts = [series(part, "time", "ms", 1000 * each, kind="computed") for part, each in spent.items()]
-                ratios = [Ratio(name="modelled share of the peak", value=rounded(share))]
+                simulated = simulated_seconds(run, gpu.lower(), b, count) / sum(spent.values())
+                ratios = [Ratio(name="modelled share of the peak", value=rounded(share)),
+                          Ratio(name="simulated over modelled time", value=rounded(simulated))]  # fmt: skip
                 cases.append(Case(name=f"{name}, {gpu}, {b} × {count}", series=parts, ratios=ratios))
     return Benchmark(benchmark="gpu-model", title="Iterations on one GPU, modelled", cases=cases, notes=NOTES)
+
+
+def simulated_seconds(run: RunConfig, cluster: str, b: int, count: int) -> float:
+    """Return the time that the simulator gives this iteration on one GPU under this engine."""
+    own = Workload.of_run(run, 1)._replace(tp=1, pp=1, chunks=1, dp=1, zero=0, sequence_parallel=0, recompute="none")
+    workload = own._replace(micro_batch=b, global_batch=b * count)
+    return float(iteration_parts(machine_of(load_cluster(cluster, OWN)), [workload]).total[0])
 
 
 def issued_instructions(model: ModelConfig) -> dict[str, float]:
