@@ -26,6 +26,7 @@ MEASUREMENTS = {
     "activations": "activations:measure_activations",
     "bubble": "bubble:measure_bubbles",
     "parameters": "counted:measure_built",
+    "recipe": "counted:measure_recipe",
     "released": "released:measure_released",
     "schedules": "bubble:measure_schedules",
     "tensor-parallel": "huggingface:measure_huggingface",

@@ -4,8 +4,9 @@ file, by which the 2019 paper normalises its perplexity.
 
 import math
 
+from data_pipeline.config import DataConfig
 from data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
-from data_pipeline.tokens.tokenizer import Tokenizer
+from data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
 from engine.config import ModelConfig
 from engine.formats import parameters_of
 from engine.run.resolved import read_run_config
@@ -18,8 +19,9 @@ from experiments.quantities import bert_of
 from experiments.sealed import Line, lines
 from experiments.simulator.measurements import workload_of
 from experiments.simulator.workload import checked_config
+from lineage.config import load_config
 from lineage.progress import Progress, announce
-from lineage.shipped import model_file
+from lineage.shipped import Shipped, find_file, model_file
 
 
 def built_parameters(config: ModelConfig, part: str = "") -> int:
@@ -57,6 +59,17 @@ def measure_transformer_xl() -> list[Line]:
     return lines(
         "byte-pair encoding", {"sequence_length_percent": 100 * longer}, note="counted in the validation file"
     ) + lines("small configuration, byte pairs", {"million_parameters": built}, note="counted in the built model")
+
+
+def measure_recipe() -> list[Line]:
+    """Rows of the 8.3B model's embedding by the rule of padding, and shares of the 2019 recipe's split."""
+    run = read_run_config(model_file("8.3b"))
+    split = load_config(find_file("megatron-2019", Shipped.RECIPE), DataConfig).split
+    size, tp, shares = run.model.vocab_size, run.parallel.tp, {"split_ratio": split.train / split.valid}
+    rows = {"padded_vocabulary": padded_vocab_size(size, tp=tp)}
+    return lines(f"GPT-2's vocabulary of {size}", rows, "computed", x=tp, note="by the rule of padding") + lines(
+        "training documents for one of validation", shares, "computed", note="as the recipe megatron-2019 has it"
+    )
 
 
 def measure_words() -> list[Line]:
