@@ -136,6 +136,16 @@ def test_words_and_sub_words_of_the_published_file_are_counted(published: Path, 
     assert [one.outcome for one in found] == ["reproduced", "reproduced", "consistent"]
 
 
+def test_multiples_in_the_text_are_worked_out_and_one_does_not_follow(tmp_path: Path) -> None:
+    multiples = find_experiment("2019/multiples")
+    for mode in ("model", "here"):
+        run_named([multiples], mode, tmp_path)
+    outcomes = {one.claim.id: one.outcome for one in judge([multiples], load_results([tmp_path]))}
+    assert outcomes.pop("2019/blog/gpt-2-multiple") == "inconsistent"  # 8.3 over 1.5 is 5.53
+    assert len(outcomes) == 4
+    assert set(outcomes.values()) == {"consistent"}
+
+
 def test_files_that_are_not_here_leave_one_experiment_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
