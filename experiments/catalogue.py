@@ -2,6 +2,7 @@
 
 import csv
 import math
+import operator
 import re
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
@@ -196,6 +197,8 @@ class Arm(Config):
     """Learning rates to try instead of the ablation's."""
     of_rate: float = Field(default=1.0, gt=0)
     """Multiplier on the learning rate that the search found."""
+    rate_of: str = Field(default="", exclude_if=operator.not_)
+    """Earlier arm whose found rate it multiplies; it has no search of its own."""
     dataset: int = Field(default=0, ge=0)
     """Index of its dataset among the given ones, which hold the same text in different tokens."""
 
@@ -259,9 +262,11 @@ class Ablation(Config):
         for effect in self.effects:
             if not {effect.of, effect.less} <= names:
                 raise ValueError(f"the effect of {effect.claim} is about an arm that is not one of {sorted(names)}")
-        for arm in self.arms:
+        for place, arm in enumerate(self.arms):
             if not (self.finder or arm.rates or self.rates):
                 raise ValueError(f"the arm {arm.name!r} has no rates to try")
+            if arm.rate_of and arm.rate_of not in {earlier.name for earlier in self.arms[:place]}:
+                raise ValueError(f"the arm {arm.name!r} takes the rate of {arm.rate_of!r}, which is no earlier arm")
         return self
 
 

@@ -44,8 +44,8 @@ def ablation_config(
 
 
 def trials_of(experiment: str, ablation: Ablation, arm: Arm, dataset: Path = Path()) -> list[RunConfig]:
-    """The trials of an arm's rates; empty if a finder gives the rate."""
-    rates = () if ablation.finder else arm.rates or ablation.rates
+    """The trials of an arm's rates; empty if a finder or another arm gives the rate."""
+    rates = () if ablation.finder or arm.rate_of else arm.rates or ablation.rates
     return [ablation_config(experiment, ablation, arm, SEARCH_SEED, rate, dataset) for rate in rates]
 
 
@@ -58,9 +58,13 @@ def searched_rates(
     was not searched, or the finder's loss never fell.
     """
     rates, searched = {}, []
+    found_rates: dict[str, float] = {}
     for arm in ablation.arms:
         trials = trained.of(trials_of(experiment, ablation, arm), datasets[arm.dataset])
-        if ablation.finder:
+        rate: float | None
+        if arm.rate_of:
+            rate = found_rates[arm.rate_of]
+        elif ablation.finder:
             rate = read_document(trained.folder / SWEEPS / f"{slug(arm.name)}.json", LearningRateSweep).lowest_rate
             if rate is None:
                 raise IntegrityFailure(f"the loss of {arm.name!r} never fell while its rate rose: nothing is suggested")
@@ -68,7 +72,7 @@ def searched_rates(
             _, rate = min(
                 (math.inf if each.is_diverged else each.final, each.config.train.learning_rate) for each in trials
             )
-        rates[arm.name] = float(f"{rate * arm.of_rate:.4g}")
+        found_rates[arm.name], rates[arm.name] = rate, float(f"{rate * arm.of_rate:.4g}")
         searched += trials
     return rates, searched
 

@@ -268,7 +268,7 @@ def _sweep(name: str, ablation: Ablation, datasets: Sequence[Path], folder: Path
     if ablation.finder is None:
         return
     low, high = ablation.finder
-    for arm in ablation.arms:
+    for arm in (each for each in ablation.arms if not each.rate_of):
         config = ablation_config(name, ablation, arm, SEARCH_SEED, high, datasets[arm.dataset])
         sweep = resolve(config, 1)
         (curve,) = run_forked(find_learning_rate, 1, sweep, low, high, config.train.iterations)

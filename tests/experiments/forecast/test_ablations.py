@@ -14,7 +14,7 @@ import pytest
 
 from data_pipeline.tokens.token_file import TokenFile
 from engine.data.dataset import DatasetFacts
-from experiments.catalogue import Arm, Effect, Experiment, find_experiment, load_experiments
+from experiments.catalogue import Ablation, Arm, Effect, Experiment, find_experiment, load_experiments
 from experiments.files import FORECAST, TRAINING, EffectForecast
 from experiments.forecast.ablation import (
     Finding,
@@ -27,6 +27,7 @@ from experiments.forecast.study import bigram_loss, run_ablation
 from experiments.forecast.trainings import Trained, read_kept, seeds_of
 from experiments.verdicts import judge, load_results
 from lineage.atomic import write_json
+from lineage.config import parse_config
 from lineage.digest import seal
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import read_object
@@ -353,3 +354,23 @@ def test_the_finder_gives_the_rates(tmp_path: Path) -> None:
     assert 1e-3 < highest <= 1
     assert rates["LAMB at a fifth of it"] == pytest.approx(highest / 5, rel=1e-3)
     assert len(load_results([run.path]).findings) == 1
+
+
+def test_an_arm_takes_another_arms_rate_scaled(tmp_path: Path) -> None:
+    shipped = find_experiment("transformer-xl/rate-scaling").ablation
+    assert shipped is not None
+    assert [(arm.rate_of, round(arm.of_rate**2)) for arm in shipped.arms[1:]] == [
+        (shipped.arms[0].name, n) for n in (1, 8, 64)
+    ]
+    small, large = shipped.arms[0], shipped.arms[2:]
+    arms = (small.model_copy(update={"train": {"global_batch_size": 2, "microbatch_size": 2, "iterations": 8}}), *large)
+    found = shrunk("transformer-xl/rate-scaling", 4, arms=arms, rates=(1e-5, 0.02))
+    run = run_ablation(found, [write_dataset(tmp_path / "words")], tmp_path / "runs")
+    forecast = read_object(run.path / FORECAST)
+    base = forecast["rates"][small.name]
+    assert base in (1e-5, 0.02)
+    assert list(forecast["rates"].values()) == pytest.approx([base, math.sqrt(8) * base, 8 * base], rel=1e-3)
+    assert len(forecast["searched"]) == 2
+    assert not RunCheck(run.path).broken
+    with pytest.raises(BadInput, match="no earlier arm"):
+        parse_config(shipped.model_dump() | {"arms": [each.model_dump() for each in reversed(arms)]}, Ablation, "it")
