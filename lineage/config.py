@@ -8,6 +8,7 @@ model.
 import difflib
 import json
 import os
+import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +31,8 @@ LONGEST_CHAIN = 20
 """Most files in a chain of `extends`."""
 MOST_BYTES = 1 << 20
 """Largest configuration file."""
+DEEP = re.compile(r"""(?:[\w"'-]+[ \t]*\.[ \t]*){64}""")
+"""A key inside of 64 tables: tomllib's time rises with the square of the depth."""
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
 
@@ -73,10 +76,12 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def parse_config(values: dict[str, Any], model: type[ConfigT], where: str) -> ConfigT:
     """Validate plain values against `model`; `where` names their origin in the error sentence."""
-    if _is_too_large(values):
-        raise BadInput(f"{where} has an integer of more than 63 bits")
     try:
+        if _is_too_large(values):
+            raise BadInput(f"{where} has an integer of more than 63 bits")
         return model.model_validate(values)
+    except RecursionError as error:
+        raise BadInput(f"{where} has values inside of too many others") from error
     except ValidationError as error:
         raise BadInput(f"{where}: {_sentence(error, model)}") from error
 
@@ -94,7 +99,10 @@ def read_toml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     if path.resolve() in seen:
         raise BadInput(f"{path}: `extends` leads back to the same file")
     try:
-        values = tomllib.loads(read_bytes(path, MOST_BYTES).decode("utf-8"))
+        text = read_bytes(path, MOST_BYTES).decode("utf-8")
+        if DEEP.search(text):
+            raise BadInput(f"{path} has a key inside of more than 63 tables")
+        values = tomllib.loads(text)
     except FileNotFoundError as error:
         raise BadInput(f"configuration file {path} does not exist") from error
     except OSError as error:
@@ -123,7 +131,7 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 def _parse_override(text: str) -> dict[str, Any]:
     dotted, equals, raw = text.partition("=")
-    if not equals or not all(dotted.split(".")):
+    if not equals or not all(dotted.split(".")) or DEEP.match(dotted):
         raise BadInput(f"override {text!r} is not of the form section.key=value")
     try:
         value: Any = tomllib.loads(f"value = {raw}")["value"]

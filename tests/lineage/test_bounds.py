@@ -43,6 +43,14 @@ def test_a_configuration_without_end_is_refused(make: Callable[[Path], None], ex
         read_toml(file)
 
 
+@pytest.mark.parametrize("text", ["a." * 5000 + "a = 1", "[" + "a." * 5000 + "a]", "x = {" + "a . " * 5000 + "a = 1}"])
+def test_tables_inside_of_tables_without_end_are_refused(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    with pytest.raises(BadInput, match="a key inside of more than 63 tables"):
+        read_toml(file)
+
+
 def test_a_chain_of_configurations_has_an_end(tmp_path: Path) -> None:
     for number in range(LONGEST_CHAIN + 2):
         (tmp_path / f"{number}.toml").write_text(f'extends = "{number + 1}.toml"\n')
