@@ -66,13 +66,13 @@ def diverge(job: Job) -> None:
         (None, "killed=5", 7, 3, "3 attempts in a row made no checkpoint"),
         (None, "gpu", 7, 3, "the last failure: rank 1 on .*: RuntimeError: CUDA error: uncorrectable ECC"),
         (None, "late=9", 7, 0, "the last failure: rank [01] on .*Missing: .* within 3 seconds"),
-        (None, "late=4", 0, 1, ""),
+        (None, "late=90", 0, 1, ""),
     ],
 )
 def test_ranks_are_started_again_where_that_is_of_use(
     spoil: Callable[[Job], None] | None, fault: str, code: int, trained: int, said: str, tmp_path: Path
 ) -> None:
-    job = small_job(tmp_path, 60).model_copy(update={"join_seconds": 3 if fault == "late=9" else 60})
+    job = small_job(tmp_path, 60).model_copy(update={"join_seconds": 3} if fault == "late=9" else {})
     recipe = Path(job.model)
     recipe.write_text(recipe.read_text().replace("checkpoint_interval = 1000", "checkpoint_interval = 20"))
     _, script = write_launch_files(job, tmp_path / "launch")
