@@ -48,8 +48,11 @@ class RunDirectory:
         """Open the directory for this work, writing its manifest if it is new.
 
         `parents` maps the name of each input to its digest. Sections of `config` named in `without` only locate the
-        inputs and do not count in the identity. Raises BadInput if `root` cannot hold directories.
+        inputs and do not count in the identity. Raises BadInput if `root` cannot hold directories, or if `name` there
+        leads to a run of another kind.
         """
+        if (root / name / MANIFEST).is_file() and (other := read_object(root / name / MANIFEST).get("kind")) != kind:
+            raise BadInput(f"{root / name} is the name of a {other} run: give this {kind} run another one")
         what = {section: value for section, value in config.items() if section not in without}
         identity = identity_of(kind, what, parents, VERSION)
         run = cls(root / f"{name}-{identity[:8]}")

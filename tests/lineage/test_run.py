@@ -86,6 +86,14 @@ def test_the_link_names_the_newest_complete_run(tmp_path: Path) -> None:
     assert second.is_complete
 
 
+def test_a_name_stays_with_its_kind(tmp_path: Path) -> None:
+    """A training named like its dataset would take the place that other trainings read the dataset from."""
+    begin(tmp_path, kind="data").complete()
+    with pytest.raises(BadInput, match="work is the name of a data run: give this training run another one"):
+        begin(tmp_path)
+    assert [path.name for path in tmp_path.iterdir() if not path.is_symlink()] == [(tmp_path / "work").resolve().name]
+
+
 def test_the_link_is_relative_so_that_the_folder_can_be_moved(tmp_path: Path) -> None:
     begin(tmp_path / "here").complete()
     (tmp_path / "here").rename(tmp_path / "there")
