@@ -136,3 +136,17 @@ def checkpoint_bytes(model: ModelConfig, precision: Precision) -> int:
     """Size of a checkpoint: parameters, two moments and, below fp32, master weights."""
     each = PARAMETER_BYTES[precision]
     return parameter_count(model) * (each.weight + each.moments + each.master)
+
+
+def written_bytes(model: ModelConfig, precision: Precision, parallel: ParallelConfig, dp: int = 1) -> int:
+    """Bytes of a checkpoint that the rank with most to write does: its weights, and its share of the other state.
+
+    Tensors are written whole, so a rank may write up to one tensor's state more.
+    """
+    costs, each = family_of(model).closed_forms(model), PARAMETER_BYTES[precision]
+    stages = split_layers(model.num_layers, parallel.pp, parallel.chunks)
+    parts = [
+        sum(costs.parameters(stage, parallel.tp) for stage in stages[rank :: parallel.pp])
+        for rank in range(parallel.pp)
+    ]
+    return round(max(parts) * (each.weight + (each.moments + each.master) / dp))

@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 from typing import Self
 
-from pydantic import PositiveInt, model_validator
+from pydantic import PositiveFloat, PositiveInt, model_validator
 
 from engine.config import RunConfig
+from engine.costs import checkpoint_bytes, written_bytes
 from engine.parallel.layout import layout_of
 from engine.run.resolved import read_run_config
 from experiments.simulator.cluster import load_cluster
@@ -23,7 +24,7 @@ from lineage.atomic import write_text
 from lineage.config import Config
 from lineage.errors import BadInput
 from lineage.lock import check_place, claim
-from lineage.progress import format_duration
+from lineage.progress import format_bytes, format_duration
 from lineage.shipped import Shipped, find_file
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -57,6 +58,8 @@ class Job(Config):
     """True if Slurm gives the job whole nodes, with all their memory."""
     join_seconds: PositiveInt = 300
     """How long a rank waits for the others to start."""
+    disk_mb_per_second: PositiveFloat | None = None
+    """What each rank writes while all do, as `mlm-experiment preflight` prints it: the time of a checkpoint follows."""
     cluster: str = ""
     """A shipped cluster, or a TOML file: the job is then checked to fit it, and its time predicted."""
     time_limit: str = "24:00:00"
@@ -122,13 +125,26 @@ def predicted_iteration(job: Job) -> Prediction | None:
 
 
 def describe_job(job: Job) -> str:
-    """Ranks and layout in a line; where a cluster is named also the simulated time and the attempts it takes."""
+    """Ranks, layout, a checkpoint's size and time; where a cluster is named also the simulated time and its attempts.
+
+    Raises BadInput where a checkpoint takes longer than the ranks have before the time limit.
+    """
     config = job.config()
     layout = layout_of(config, job.ranks)
     nodes = f"{job.nodes} node{'s' if job.nodes > 1 else ''} × {job.ranks_per_node} ranks"
     degrees = f"tp {layout.tp} × pp {layout.pp} × dp {layout.dp}"
     line = f"{job.name}: {nodes}, {degrees}, at most {job.time_limit} at a time"
+    written = written_bytes(config.model, config.train.precision, config.parallel, layout.dp)
+    whole = format_bytes(checkpoint_bytes(config.model, config.train.precision))
+    line += f"\na checkpoint of {whole}, about {format_bytes(written)} by the rank that writes most"
     prediction = predicted_iteration(job)
+    if job.disk_mb_per_second:
+        seconds = written / (1e6 * job.disk_mb_per_second)
+        line += f", {format_duration(seconds)} at {job.disk_mb_per_second:g} MB/s"
+        if seconds + (prediction.high_seconds if prediction else 0) > job.signal_seconds:
+            raise BadInput(
+                f"{job.name}: a checkpoint takes {seconds:.0f} s: give more than signal_seconds = {job.signal_seconds}"
+            )
     if prediction is None:
         return line
     iterations = config.train.iterations

@@ -12,7 +12,8 @@ import lineage.digest
 from engine.checkpoint import shards, statistics
 from engine.checkpoint.checkpoint import TrainingState, load_checkpoint, save_checkpoint
 from engine.compare.whole import whole_state
-from engine.config import ModelConfig, RunConfig, TrainConfig
+from engine.config import ModelConfig, ParallelConfig, RunConfig, TrainConfig
+from engine.costs import written_bytes
 from engine.launch.mesh import build_mesh
 from engine.launch.threads import RanksFailed
 from engine.model.gpt2 import GPT2
@@ -95,6 +96,9 @@ def test_a_checkpoint_takes_little_memory_and_is_read_in_part(tmp_path: Path) ->
     sizes = [path.stat().st_size for path in path.glob("optimizer-tp00-pp000-dp*.safetensors")]
     assert len(sizes) == 4
     assert max(sizes) < 1.2 * 12 * saved[0][1] / 4
+    models = [path.stat().st_size for path in path.glob("model-*.safetensors")]
+    planned = written_bytes(LARGE, "bf16", ParallelConfig(), 4)
+    assert sum(models) + max(sizes) == pytest.approx(planned, rel=0.05)
     [(_, expected)] = run_ranks(load_on_a_rank, 1, Layout(), False, path)
     for layout, shard in ((Layout(dp=2), True), (Layout(tp=2), False), (Layout(tp=2, dp=2), True)):
         for read, state in run_ranks(load_on_a_rank, layout.world_size, layout, shard, path):

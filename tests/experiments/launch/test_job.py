@@ -66,6 +66,15 @@ def test_a_job_that_cannot_run_is_refused_with_the_reason(values: dict[str, Any]
     assert words in str(found.value)
 
 
+def test_a_checkpoint_is_planned_and_must_fit_before_the_time_limit() -> None:
+    """ZeRO's arithmetic for 8.3b: 14 bytes a parameter in all; of a part of an eighth, 2 and a 64th of 12."""
+    assert "a checkpoint of 116.4 GB, about 2.3 GB by the rank that writes most, 0:23 at 100 MB/s" in describe_job(
+        job(disk_mb_per_second=100)
+    )
+    with pytest.raises(BadInput, match="a checkpoint takes 2283 s: give more than signal_seconds = 600"):
+        describe_job(job(disk_mb_per_second=1))
+
+
 def test_slurms_ranks_are_named_in_torchruns_words() -> None:
     slurm = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}
     environment = dict(slurm)
