@@ -59,7 +59,7 @@ class Job(Config):
     join_seconds: PositiveInt = 300
     """How long a rank waits for the others to start."""
     disk_mb_per_second: PositiveFloat | None = None
-    """Rate at which each rank writes while all do, as `mlm-experiment preflight` prints it; the time of a checkpoint follows."""
+    """Rate at which a rank writes while all do, as `mlm-experiment preflight` prints it: plans a checkpoint's time."""
     cluster: str = ""
     """A shipped cluster, or a TOML file: the job is then checked to fit it, and its time predicted."""
     time_limit: str = "24:00:00"
