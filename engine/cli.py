@@ -150,6 +150,7 @@ def finetune_(
     batch_size: Annotated[int | None, typer.Option(min=1, help="Examples a step; by default the recipe's.")] = None,
     learning_rate: Annotated[float | None, typer.Option(min=0, help="Peak; by default the recipe's.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of order, dropout and the new layer.")] = 1234,
+    ensemble: Annotated[int, typer.Option(min=1, help="Trainings, with seeds from --seed on: medians, ensemble.")] = 1,
     json: Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")] = None,
 ) -> None:
     """Fine-tune a BERT on MNLI, QQP, SQuAD or RACE and evaluate it on the held-out files."""
@@ -163,7 +164,7 @@ def finetune_(
     )  # fmt: skip
     from engine.finetune.train import describe, finetune
 
-    result = finetune(task, checkpoint, data, recipe)
+    result = finetune(task, checkpoint, data, recipe, ensemble)
     print(describe(result))
     if json:
         write_json(json, asdict(result))

@@ -9,8 +9,9 @@ Shapes: b sequences, s positions, h hidden, c outputs of the new head.
 import random
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -44,6 +45,10 @@ LONGEST_QUESTION, LONGEST_OPTION = 64, 128
 """Longest question of SQuAD, and longest question with an option of RACE, in tokens (BERT's and Megatron-LM's code)."""
 STRIDE = 128
 """Tokens from the start of a window of a long context to the start of the next."""
+
+
+Scores = list[list[torch.Tensor]]
+"""Tensors of each example that `FineTuner.scores` describes."""
 
 
 class EncodedPair(NamedTuple):
@@ -120,8 +125,12 @@ class FineTuned:
     examples: dict[str, int]
     """Size of each set."""
     metrics: dict[str, dict[str, float]]
-    """Metrics of each held-out set, in percent."""
+    """Metrics of each held-out set, in percent; of several trainings the medians."""
     seconds: float
+    of_members: dict[str, list[dict[str, float]]]
+    """Metrics of each training, in the order of their seeds."""
+    ensemble: dict[str, dict[str, float]]
+    """Metrics of the mean of the trainings' scores."""
 
 
 class Feature(NamedTuple):
@@ -195,23 +204,40 @@ class FineTuner:
                 progress.advance(1, f"loss {gradient.loss:.3f}")
 
     @torch.no_grad()
-    def evaluate(self, examples: Sequence[TaskExample], label: str) -> dict[str, float]:
-        """The task's metrics on the examples, in percent."""
+    def scores(self, examples: Sequence[TaskExample], label: str) -> Scores:
+        """Scores of each example: one tensor of its classes or options, or one of each window's positions, [s, 2]."""
         self.model.eval()
-        answers: list[str] = []
-        right: list[bool] = []
+        scored: Scores = []
         with Progress(f"{label}, evaluation", len(examples), "examples") as progress:
             for start in range(0, len(examples), self.recipe.batch_size):
                 batch = examples[start : start + self.recipe.batch_size]
-                answers += [self._answer(example) for example in batch if isinstance(example, SpanExample)]
-                if not self.is_span:
-                    features = [feature for example in batch for feature in self.features(example)]
-                    guesses = self._scores(self._input(features)).argmax(dim=1).tolist()
-                    right += [guess == feature.label[0] for guess, feature in zip(guesses, features, strict=True)]
+                features = [list(self.features(example)) for example in batch]
+                if self.is_span:
+                    scored += [
+                        [self._scores(self._input([window]))[0].float().cpu() for window in each] for each in features
+                    ]
+                else:
+                    rows = self._scores(self._input([feature for (feature,) in features])).float().cpu()
+                    scored += [[row] for row in rows]
                 progress.advance(len(batch))
+        return scored
+
+    def metrics(self, examples: Sequence[TaskExample], scores: Scores) -> dict[str, float]:
+        """The task's metrics of the answers with the best scores, in percent."""
+        both = list(zip(examples, scores, strict=True))
         if self.is_span:
-            return squad_scores(answers, [each.answers for each in examples if isinstance(each, SpanExample)])
+            spans = [(example, each) for example, each in both if isinstance(example, SpanExample)]
+            answers = [self._answer(example, each) for example, each in spans]
+            return squad_scores(answers, [example.answers for example, _ in spans])
+        right = [int(row.argmax()) == example.label for example, (row,) in both if isinstance(example, LabelledExample)]
         return {"accuracy": 100 * sum(right) / len(right)}
+
+    def ensemble(self, members: Sequence[Scores]) -> Scores:
+        """Mean of several trainings' scores: of probabilities of classes, as Megatron-LM's script does, of scores of
+        positions as they are.
+        """
+        stacks = [[torch.stack(tensors) for tensors in zip(*each, strict=True)] for each in zip(*members, strict=True)]
+        return [[(each if self.is_span else each.softmax(dim=-1)).mean(dim=0) for each in stack] for stack in stacks]
 
     def reducer(self, groups: Sequence[FlatGroup], measures_noise: bool = False) -> Reducer:
         """The reducer that takes gradients to the optimizer."""
@@ -251,11 +277,12 @@ class FineTuner:
         output = self.model(inputs)
         return output if self.is_span or self.task.outputs > 1 else output.view(len(inputs.targets), -1)
 
-    def _answer(self, example: SpanExample) -> str:
+    def _answer(self, example: SpanExample, windows: list[torch.Tensor]) -> str:
         """The part of the context with the best sum of start and end score; empty if [CLS] scores better."""
         best, text, nothing = -float("inf"), "", float("inf")
-        for window in self.encoder.windows(example.question, example.context, self.config.seq_length):
-            start, end = self._scores(self._input([Feature([window], (0, 0))]))[0].float().T
+        encoded = self.encoder.windows(example.question, example.context, self.config.seq_length)
+        for window, positions in zip(encoded, windows, strict=True):
+            start, end = positions.T
             first, last = window.second_start, window.second_start + len(window.offsets)
             nothing = min(nothing, float(start[0] + end[0]))
             if first == last:
@@ -292,8 +319,12 @@ def _span_in(window: EncodedPair, answer: tuple[int, int] | None) -> tuple[int, 
     return (0, 0) if start is None or end is None else (window.second_start + start, window.second_start + end)
 
 
-def finetune(name: str, checkpoint: Path, data: Path, recipe: FineTuneRecipe) -> FineTuned:
-    """Fine-tune a BERT checkpoint on the task's files in `data` and evaluate it on the held-out files there."""
+def finetune(name: str, checkpoint: Path, data: Path, recipe: FineTuneRecipe, members: int = 1) -> FineTuned:
+    """Fine-tune a BERT checkpoint on the task's files in `data` and evaluate it on the held-out files there.
+
+    Several `members` are trained with seeds from the recipe's on; the metrics are their medians, as the 2019 paper has
+    them of five, and those of the members' mean scores beside them.
+    """
     begun, task = time.monotonic(), TASKS[name]
     held_out = {split: list(task.read(data / place)) for split, place in task.held_out.items()}
     sets = {"train": list(task.read(data / task.train))} | held_out
@@ -301,14 +332,27 @@ def finetune(name: str, checkpoint: Path, data: Path, recipe: FineTuneRecipe) ->
         if not part:
             raise BadInput(f"{data}: the {split} set of {name} has no example")
     announce(
-        f"{recipe.epochs} epochs of {len(sets['train']):,} examples, {recipe.batch_size} a step",
+        f"{members} x {recipe.epochs} epochs of {len(sets['train']):,} examples, {recipe.batch_size} a step",
         f"then {sum(map(len, held_out.values())):,} held-out examples",
     )
-    tuner = FineTuner(name, checkpoint, recipe)
-    tuner.train(sets["train"], name)
-    metrics = {split: tuner.evaluate(part, f"{name} {split}") for split, part in held_out.items()}
+    scores: dict[str, list[Scores]] = {split: [] for split in held_out}
+    for number in range(members):
+        tuner = FineTuner(name, checkpoint, replace(recipe, seed=recipe.seed + number))
+        label = f"{name}, seed {tuner.recipe.seed}" if members > 1 else name
+        tuner.train(sets["train"], label)
+        for split, part in held_out.items():
+            scores[split].append(tuner.scores(part, f"{label} {split}"))
+    of_members = {split: [tuner.metrics(part, each) for each in scores[split]] for split, part in held_out.items()}
+    medians = {
+        split: {metric: median(member[metric] for member in each) for metric in each[0]}
+        for split, each in of_members.items()
+    }
+    ensemble = {split: tuner.metrics(part, tuner.ensemble(scores[split])) for split, part in held_out.items()}
     sizes = {split: len(part) for split, part in sets.items()}
-    return FineTuned(name, checkpoint.name, tuner.digest, asdict(recipe), sizes, metrics, time.monotonic() - begun)
+    return FineTuned(
+        name, checkpoint.name, tuner.digest, asdict(recipe), sizes, medians, time.monotonic() - begun, of_members,
+        ensemble,
+    )  # fmt: skip
 
 
 def describe(result: FineTuned) -> str:
@@ -318,4 +362,7 @@ def describe(result: FineTuned) -> str:
     for split, metrics in result.metrics.items():
         values = ", ".join(f"{name} {value:.2f} %" for name, value in metrics.items())
         lines.append(f"{split}: {result.examples[split]:,} examples; {values}")
+        if len(members := result.of_members[split]) > 1:
+            mean = ", ".join(f"{name} {value:.2f} %" for name, value in result.ensemble[split].items())
+            lines[-1] += f", median of {len(members)} seeds; ensemble of them: {mean}"
     return "\n".join(lines)

@@ -2,8 +2,10 @@
 
 import json
 import math
+from dataclasses import replace
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from engine.config import ModelConfig
 from engine.families.bert.model import BERT
 from engine.finetune.tasks import (
     FineTuneRecipe,
+    LabelledExample,
     SpanExample,
     read_mnli,
     read_qqp,
@@ -26,7 +29,7 @@ from engine.finetune.tasks import (
     squad_scores,
     token_f1,
 )
-from engine.finetune.train import FineTuner, PairEncoder, finetune
+from engine.finetune.train import FineTuner, PairEncoder, describe, finetune
 from engine.formats import Imported, write_checkpoint
 from engine.formats.convert import import_checkpoint
 from engine.parallel.mesh import serial_mesh
@@ -121,6 +124,35 @@ def test_squad_is_learnt_from_its_files(task: str, version: str, checkpoint: Pat
     write_squad(tmp_path / "squad", version)
     found = finetune(task, checkpoint, tmp_path / "squad", FineTuneRecipe(epochs=20, batch_size=6, learning_rate=5e-3))
     assert found.metrics["dev"] == {"exact_match": 100.0, "f1": 100.0}
+
+
+@pytest.mark.parametrize("task", ["mnli", "squad2"])
+def test_the_median_and_the_ensemble_are_those_of_the_members(task: str, checkpoint: Path, tmp_path: Path) -> None:
+    data = tmp_path / task
+    write_mnli(data, 24) if task == "mnli" else write_squad(data, "v2.0")
+    recipe = FineTuneRecipe(epochs=2, batch_size=6, learning_rate=5e-3, seed=7)
+    together = finetune(task, checkpoint, data, recipe, 3)
+    alone = [finetune(task, checkpoint, data, replace(recipe, seed=seed)) for seed in (7, 8, 9)]
+    for split, metrics in together.metrics.items():
+        assert together.of_members[split] == [one.metrics[split] for one in alone]
+        for name, value in metrics.items():
+            assert value == median(one.metrics[split][name] for one in alone)
+    assert all(one.ensemble == one.metrics for one in alone)
+    assert "median of 3 seeds; ensemble of them: " in describe(together)
+    assert "median" not in describe(alone[0])
+
+
+def test_classes_are_averaged_as_probabilities_and_positions_as_scores(checkpoint: Path) -> None:
+    """Two members agree against a surer third: by probabilities they win, by scores the third would."""
+    mnli, squad = (FineTuner(name, checkpoint, RECIPE) for name in ("mnli", "squad"))
+    rows = [torch.tensor(row) for row in ([0.0, 2.0, -9.0], [0.0, 2.0, -9.0], [9.0, 0.0, -9.0])]
+    example = LabelledExample((("a", "b"),), 1)
+    mean = mnli.ensemble([[[row]] for row in rows])
+    torch.testing.assert_close(mean[0][0], torch.stack([row.softmax(0) for row in rows]).mean(0))
+    assert mnli.metrics([example], mean) == {"accuracy": 100.0}
+    assert mnli.metrics([example], [[torch.stack(rows).mean(0)]]) == {"accuracy": 0.0}
+    spans = [torch.randn(5, 2, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1)]
+    torch.testing.assert_close(squad.ensemble([[[each]] for each in spans])[0][0], sum(spans) / 2)
 
 
 def test_race_is_learnt_from_its_folders(checkpoint: Path, tmp_path: Path) -> None:
@@ -222,6 +254,35 @@ def test_readers_keep_what_the_files_say(tmp_path: Path) -> None:
     assert [len(one.answers) for one in spans] == [1] * 6 + [0] * 6
 
 
+def test_what_only_published_held_out_files_have_is_read(tmp_path: Path) -> None:
+    """MNLI's development files have the labels of five annotators, SQuAD's several answers and plausible ones."""
+    dev = tmp_path / "dev_matched.tsv"
+    labels = ["label1", "label2", "label3", "label4", "label5", "gold_label"]
+    head = "\t".join([*MNLI_HEAD.split("\t")[:10], *labels])
+    cells = [
+        "0",
+        "63735",
+        "63735n",
+        "slate",
+        "( ( a ) )",
+        "( b )",
+        "(ROOT (S a))",
+        "(ROOT b)",
+        'The "new" rights',
+        "No.",
+    ]
+    dev.write_text("\n".join([head, "\t".join([*cells, *["neutral"] * 3, "entailment", "neutral", "neutral"])]) + "\n")
+    (example,) = read_mnli(dev)
+    assert example == LabelledExample((('The "new" rights', "No."),), LABELS.index("neutral"))
+    answers = [{"text": text, "answer_start": 8} for text in ("on", "on a mat")]
+    questions: list[dict[str, Any]] = [
+        {"question": "Where?", "id": "56ddde6b9a695914005b9628", "answers": answers, "is_impossible": False},
+        {"plausible_answers": answers[:1], "question": "Who?", "id": "5ad39d53", "answers": [], "is_impossible": True},
+    ]
+    (tmp_path / "dev.json").write_text(squad(questions, "the cat on a mat"), encoding="utf-8")
+    assert [one.answers for one in read_squad(tmp_path / "dev.json")] == [("on", "on a mat"), ()]
+
+
 def test_files_that_are_not_there_or_not_right_are_named(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(DataMissing, match=r"there is no file .*dev_matched.tsv"):
         finetune("mnli", checkpoint, tmp_path, RECIPE)
@@ -252,6 +313,8 @@ def test_the_command(checkpoint: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [*arguments, "--json", str(tmp_path / "out.json")])
     assert done.exit_code == 0, done.output
     assert "matched" in done.output
+    several = CliRunner().invoke(app, [*arguments, "--ensemble", "2"])
+    assert several.output.count("median of 2 seeds") == 2
     found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     assert found["recipe"]["epochs"] == 1
     with pytest.raises(BadInput, match="there is no task 'glue'"):
