@@ -16,7 +16,7 @@ from engine.run.resolved import read_run_config
 from experiments.catalogue import find_experiment
 from experiments.published import published_rows, published_value
 from experiments.simulator.cluster import Cluster, Software, SoftwareConstants, load_cluster, machine_of
-from experiments.simulator.measurements import workload_of
+from experiments.simulator.measurements import fitted_workloads, workload_of
 from experiments.simulator.simulate import Prediction, iteration_parts, makespan_seconds, order_of, simulate
 from experiments.simulator.workload import Workload, checked_config
 from lineage.config import load_config
@@ -146,6 +146,21 @@ def test_figures_that_no_constant_is_fitted_on(a100: Cluster, name: str, relativ
         ours = {"tflops_per_gpu": one.tflops_per_gpu, "sequences_per_second": workload.global_batch / one.seconds}
         published = published_value(row, part.simulated[0])
         assert ours[part.simulated[0]] == pytest.approx(published, rel=relative, abs=absolute)
+
+
+def test_figure_7_is_between_kernels_of_2019_and_of_2021() -> None:
+    """Scores take its time: heads are half as wide as the narrowest that a constant was fitted on, as/h is three times
+    the largest."""
+    experiment = find_experiment("2021/figure-7")
+    rows = published_rows(experiment, experiment.parts[0])
+    workloads = [workload_of(row) for row in rows]
+    unfused, fused = ([one.tflops_per_gpu for one in simulate(load_cluster("dgx-a100-80g", software), workloads)]
+                      for software in ("megatron-2019", "megatron-2021"))  # fmt: skip
+    for low, row, high in zip(unfused, rows, fused, strict=True):
+        assert low < published_value(row, "tflops_per_gpu") < high
+    fitted = fitted_workloads("megatron-2021")
+    assert min(w.hidden / w.heads for w in fitted) == 2 * workloads[0].hidden / workloads[0].heads
+    assert max(w.heads * w.seq / w.hidden for w in fitted) == pytest.approx(21.3, abs=0.1)
 
 
 def test_recomputation_costs_at_most_a_third(a100: Cluster) -> None:
