@@ -195,7 +195,7 @@ def test_the_commands(tmp_path: Path) -> None:
     write_records(unfinished.path / RECORDS, [])
     whole = call(machine, "mlm-experiment", "compare", "--all", "--results", runs)
     assert whole.code == 3, whole.out
-    assert whole.err.startswith("error: 2021/text/interleaving-gain and 5 more: ")
+    assert whole.err.startswith("error: 2019/blog/gpt-2-multiple and 6 more: ")
     table, said, errata, _ = whole.out.split("\n\n")
     assert all("; an erratum: " in line for line in errata.splitlines()[1:])
     head, *papers, total = table.splitlines()
