@@ -66,6 +66,8 @@ def test_the_errata_follow_from_what_is_printed() -> None:
             [value for name, value in VALUES.items() if name.startswith(f"2021/figure-16/b={batch}/")]
             for batch in (128, 512)
         )],
+        "11": [f"{8.3 / 1.5:.1f} times", f"{8.3 / 1.5:.2f}", f"{8.3 / VALUES['2019/blog/gpt-2-multiple']:.2f}B",
+               f"{parameters(48, 1_600)[0]:.3f}B"],
     }  # fmt: skip
     assert ROWS.keys() == SECTIONS.keys() == derived.keys() == PRINTED.keys()
     for row, erratum in zip(ROWS.values(), every_erratum(), strict=True):

@@ -214,7 +214,7 @@ def test_the_commands(tmp_path: Path) -> None:
     done = call(machine, "mlm-experiment", "compare", "--all", "--results", runs, ends=3)
     beyond = [line.split()[0] for line in done.out.splitlines() if "  not reproduced  " in line]
     assert beyond == ["paper", "2021/figure-11/b=8/4"]
-    found = "error: 2021/figure-11/b=8/4 and 6 more: the number found here is beyond the claim's tolerance\n"
+    found = "error: 2019/blog/gpt-2-multiple and 7 more: the number found here is beyond the claim's tolerance\n"
     assert done.err == found
     done = call(machine, "mlm-experiment", "list", "--results", runs, ends=0)
     assert "1 not reproduced" in done.out
