@@ -116,7 +116,7 @@ def read_huggingface(directory: Path, vocab: Path | None = None, heads: int | No
     tensor or file.
     """
     path = directory / CONFIG
-    kind = read_config(path, ()).get("model_type", "gpt2")
+    kind = str(read_config(path, ()).get("model_type", "gpt2"))
     if (theirs := FORMATS.get(kind)) is None:
         raise BadInput(f"{path}: model_type is {kind!r}; this engine runs {' and '.join(FORMATS)}")
     values = read_config(path, theirs.SIZES)

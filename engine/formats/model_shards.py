@@ -30,7 +30,7 @@ from lineage.atomic import write_json
 from lineage.digest import check_seal, seal
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.extras import import_extra
-from lineage.files import FileSchema, parse_document, read_object
+from lineage.files import FileSchema, one_line, parse_document, read_object
 
 PLAN, WRITTEN = "plan.json", "written.json"
 TOLERANCE = 1e-10
@@ -94,7 +94,7 @@ def build_model(directory: Path) -> nn.Module:
             model: nn.Module = kind(config).eval()
             return model
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise BadInput(f"{directory / CONFIG}: transformers builds no model of it ({error})") from error
+        raise BadInput(f"{directory / CONFIG}: transformers builds no model of it ({one_line(error)})") from error
 
 
 def load_rank(directory: Path, axis: Axis, seed: int = 0, dtype: torch.dtype | None = None) -> nn.Module:

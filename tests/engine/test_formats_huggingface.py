@@ -200,6 +200,7 @@ def test_tensors_that_do_not_fit_are_named(
     ("values", "error", "sentence"),
     [
         ({"model_type": "llama"}, BadInput, "model_type is 'llama'"),
+        ({"model_type": ["gpt2"]}, BadInput, "model_type is .*gpt2"),
         ({"activation_function": "gelu"}, BadInput, "activation_function is 'gelu'"),
         ({"layer_norm_epsilon": 1e-6}, BadInput, "layer_norm_epsilon is 1e-06"),
         ({"n_inner": 7}, BadInput, "n_inner is 7"),
