@@ -18,6 +18,7 @@ from engine.data.batch_schedule import BatchSchedule
 from engine.data.batches import place_groups
 from engine.guard.guards import Iteration, PeakMemory, RecentIterations, guards_of
 from engine.inputs import TrainingInputs, ValidationSplit
+from engine.launch.rendezvous import local_rank
 from engine.model.microbatch import to_input
 from engine.optim.precision import LossScaler
 from engine.optim.schedule import learning_rate
@@ -118,6 +119,7 @@ class Trainer:
             self._check_updates(progress.note)
             final = self._validate(train.iterations, self.validation.num_samples, "final-validation")
             log(final)
+            self._check_data()
         peaks = self.mesh.world.gather_objects(self.memory.first_iteration_bytes)
         if self.mesh.is_first:
             self._finish(final, peaks)
@@ -193,7 +195,14 @@ class Trainer:
         self.validated = math.exp(min(loss, 20.0))
         return Validation(kind=kind, iteration=iteration, samples=count, loss=loss, perplexity=self.validated)
 
+    def _check_data(self) -> None:
+        """Raise IntegrityFailure, on every rank, if a file of the dataset was changed since training began."""
+        with self.mesh.all_or_none():
+            if local_rank() == 0:
+                self.dataset.check()
+
     def _save(self) -> None:
+        self._check_data()
         for guard in self.guards:
             guard.before_checkpoint()
         probe = Probe(

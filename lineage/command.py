@@ -181,7 +181,9 @@ def _unforeseen(error: Exception) -> UserError:
     """Turn an error of the disk, of an option or of an unfit torch into a user's error, any other into a Fault."""
     if mistake := getattr(error, "format_message", None):  # click has it, or the copy that newer versions of typer have
         return BadInput(mistake())
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error)):
+    is_full = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    is_full |= isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    if is_full or isinstance(error, MemoryError):
         return HardwareMissing(f"this machine has too little memory for that: {' '.join(str(error).split())[:200]}")
     if isinstance(error, RuntimeError) and str(error) == NO_HOME:
         return BadInput("this user has no home directory: set HOME")

@@ -25,7 +25,7 @@ UNFINISHED = r"\.(iter_\d{{7}}\.partial|manifest\.json\.partial-([0-9a-f]{{8}}-)
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Lock `directory` for this process, after removing what killed writers left in it.
+    """Lock `directory` for this process, before and after which what killed writers left in it is removed.
 
     Raises BadInput if another process holds it. The lock ends with the process.
     """
@@ -37,7 +37,10 @@ def locked(directory: Path) -> Iterator[None]:
         earlier = os.pread(descriptor, 1 << 16, 0).decode("ascii", "replace").split()
         os.pwrite(descriptor, f"{mark}\n".encode(), 10 * len(earlier))
         _remove_leftovers(directory, earlier)
-        yield
+        try:
+            yield
+        finally:
+            _remove_leftovers(directory, [mark])  # of killed children: their mark goes with the lock
     finally:
         _release(path)
 

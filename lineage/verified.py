@@ -9,6 +9,9 @@ from lineage.atomic import read_json, write_json
 from lineage.digest import check_seal, sha256_json
 from lineage.environment import user_cache
 
+_CHECKED: dict[Path, tuple[dict[str, list[int]], str]] = {}
+"""What this process found, for a user without a cache: the files of a directory as they were, and its digest."""
+
 
 def check_seal_once(directory: Path) -> str:
     """Check a seal as `check_seal` does, but read the files only if one was touched since this user's last check.
@@ -19,11 +22,16 @@ def check_seal_once(directory: Path) -> str:
     directory = directory.resolve()
     memory = user_cache("verified") / f"{sha256_json(str(directory))[:32]}.json"
     before = _touches_of(directory)
+    touched, digest = _CHECKED.get(directory, (None, ""))
+    if touched == before:
+        return digest
     with suppress(OSError, ValueError, KeyError, TypeError):
         known: Any = read_json(memory)
         if known["touches"] == before:
+            _CHECKED[directory] = before, str(known["digest"])
             return str(known["digest"])
     digest = check_seal(directory)
+    _CHECKED[directory] = before, digest
     with suppress(OSError):
         write_json(memory, {"directory": str(directory), "digest": digest, "touches": before})
     return digest

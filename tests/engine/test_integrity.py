@@ -112,6 +112,22 @@ def test_a_changed_dataset_is_not_trained_on(tmp_path: Path) -> None:
         train(small_config(data), tmp_path / "runs")
 
 
+def test_nothing_is_kept_of_a_training_whose_dataset_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, iterate = write_dataset(tmp_path / "data"), Trainer.iterate
+    tokens = data / "train_text_document.bin"
+    before = tokens.read_bytes()
+
+    def change(trainer: Trainer, number: int) -> Any:
+        if number == 2:
+            tokens.write_bytes(before[:-2] + b"\0\0")
+        return iterate(trainer, number)
+
+    monkeypatch.setattr(Trainer, "iterate", change)
+    with pytest.raises(IntegrityFailure, match=r"train_text_document\.bin was changed"):
+        train(small_config(data), tmp_path / "runs")
+    assert not [*tmp_path.glob("runs/*/checkpoints/*")]
+
+
 def test_a_dataset_in_order_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = write_dataset(tmp_path / "data")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

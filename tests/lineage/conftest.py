@@ -47,6 +47,12 @@ def fault(word: str) -> None:
 
 
 @app.command()
+def exhaust(of: str) -> None:
+    full = {"fork": OSError(12, "Cannot allocate memory"), "python": MemoryError()}
+    raise full.get(of, RuntimeError("DefaultCPUAllocator: can't allocate memory"))
+
+
+@app.command()
 def refuse(word: str) -> None:
     raise errors.BadInput(f"{word} is not to be had")
 
@@ -103,7 +109,7 @@ def parent() -> None:
     subprocess.run([sys.executable, sys.argv[0], "count", "3"], check=True)
 
 
-verbs = ("run", "warn", "fail", "fault", "refuse", "hold", "cache", "lines", "wait", "count", "parent")
+verbs = ("run", "warn", "fail", "fault", "refuse", "exhaust", "hold", "cache", "lines", "wait", "count", "parent")
 run_command(app, default="run", verbs=verbs)
 """
 

@@ -95,6 +95,12 @@ def test_a_fault_is_one_sentence_and_its_traceback_a_file_if_asked_for(start: St
     assert file.read_text(encoding="utf-8").rstrip().endswith("KeyError: 'a word'")
 
 
+@pytest.mark.parametrize("of", ["fork", "python", "torch"])
+def test_too_little_memory_is_no_fault_of_the_program(start: Start, of: str) -> None:
+    code, _, err = ended(start("exhaust", of))
+    assert (code, err.startswith("error: this machine has too little memory for that: ")) == (4, True), err
+
+
 def test_what_a_terminal_would_obey_is_shown_instead(start: Start) -> None:
     code, _, err = ended(start("refuse", "\x1b]0;title\x07 \u202e"))
     assert (code, err) == (2, "error: \\x1b]0;title\\x07 \\u202e is not to be had\n")

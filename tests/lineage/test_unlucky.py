@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lineage.atomic import OVERWRITE, new_directory, write_json
+from lineage.atomic import OVERWRITE, hidden_beside, new_directory, write_json
 from lineage.chain import checkpoint_path, read_newest
 from lineage.config import Config, load_config
 from lineage.digest import seal
@@ -145,6 +145,9 @@ def test_of_what_looks_unfinished_only_the_holders_own_is_removed(tmp_path: Path
         path.mkdir()
     with locked(tmp_path):
         assert (mine.exists(), theirs.exists(), begun.exists()) == (False, True, False)
+        of_a_killed_child = hidden_beside(tmp_path / "c", "partial")
+        of_a_killed_child.mkdir()
+    assert (of_a_killed_child.exists(), theirs.exists()) == (False, True)
 
 
 @pytest.mark.parametrize(
