@@ -10,7 +10,7 @@ from lineage.digest import check_seal, sha256_json
 from lineage.environment import user_cache
 
 _CHECKED: dict[Path, tuple[dict[str, list[int]], str]] = {}
-"""What this process found, for a user without a cache: the files of a directory as they were, and its digest."""
+"""Touches and digests of the directories that this process found in order, for a user without a cache."""
 
 
 def check_seal_once(directory: Path) -> str:
