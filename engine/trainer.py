@@ -18,7 +18,6 @@ from engine.data.batch_schedule import BatchSchedule
 from engine.data.batches import place_groups
 from engine.guard.guards import Iteration, PeakMemory, RecentIterations, guards_of
 from engine.inputs import TrainingInputs, ValidationSplit
-from engine.launch.rendezvous import local_rank
 from engine.model.microbatch import to_input
 from engine.optim.precision import LossScaler
 from engine.optim.schedule import learning_rate
@@ -198,7 +197,7 @@ class Trainer:
     def _check_data(self) -> None:
         """Raise IntegrityFailure, on every rank, if a file of the dataset was changed since training began."""
         with self.mesh.all_or_none():
-            if local_rank() == 0:
+            if self.mesh.is_first:
                 self.dataset.check()
 
     def _save(self) -> None:
