@@ -114,14 +114,12 @@ def memory_of_ranks(model: ModelConfig, train: TrainConfig, parallel: ParallelCo
     again = (parallel.recompute_layers if parallel.recompute == "full" else 1) * (whole - stored)
     head = s * b * (2 * element * model.hidden_size + max(element, 4) * costs.head_columns() / parallel.tp)
     each = state_bytes_per_parameter(train.precision, parallel, dp)
-    stages = split_layers(model.num_layers, parallel.pp, parallel.chunks)
     microbatches = train.global_batch_size // (b * dp)
     waiting = peaks_in_flight(parallel.schedule, parallel.pp, parallel.chunks, microbatches)
     ranks = []
-    for rank in range(parallel.pp):
-        own = stages[rank :: parallel.pp]
+    for rank, own in enumerate(_stages_of_ranks(model, parallel)):
         layers = sum(len(stage.layers) for stage in own) / parallel.chunks
-        parameters = sum(costs.parameters(stage, parallel.tp) for stage in own)
+        parameters = _parameters(model, parallel, own)
         activations = element / 2 * (waiting[rank] * layers * stored + again) + (head if own[-1].is_last else 0)
         ranks.append(RankMemory(round(parameters * each), round(activations), rank))
     return ranks
@@ -143,10 +141,18 @@ def written_bytes(model: ModelConfig, precision: Precision, parallel: ParallelCo
 
     Tensors are written whole, so a rank may write up to one tensor's state more.
     """
-    costs, each = family_of(model).closed_forms(model), PARAMETER_BYTES[precision]
+    each = PARAMETER_BYTES[precision]
+    most = max(_parameters(model, parallel, own) for own in _stages_of_ranks(model, parallel))
+    return round(most * (each.weight + (each.moments + each.master) / dp))
+
+
+def _stages_of_ranks(model: ModelConfig, parallel: ParallelConfig) -> list[list[PipelineStage]]:
+    """The stages of each pipeline rank, one for each of its chunks."""
     stages = split_layers(model.num_layers, parallel.pp, parallel.chunks)
-    parts = [
-        sum(costs.parameters(stage, parallel.tp) for stage in stages[rank :: parallel.pp])
-        for rank in range(parallel.pp)
-    ]
-    return round(max(parts) * (each.weight + (each.moments + each.master) / dp))
+    return [stages[rank :: parallel.pp] for rank in range(parallel.pp)]
+
+
+def _parameters(model: ModelConfig, parallel: ParallelConfig, stages: list[PipelineStage]) -> float:
+    """Parameters of these stages that one tensor-parallel rank holds."""
+    costs = family_of(model).closed_forms(model)
+    return sum(costs.parameters(stage, parallel.tp) for stage in stages)

@@ -62,7 +62,7 @@ class Workload(NamedTuple):
         return cls(
             gpus, train.global_batch_size, train.microbatch_size, model.hidden_size, model.num_heads, model.num_layers,
             model.seq_length, parallel.tp, gpus // (parallel.tp * parallel.pp), parallel.pp, model.padded_vocab_size,
-            parallel.chunks, parallel.recompute, parallel.scatter_gather, 
+            parallel.chunks, parallel.recompute, parallel.scatter_gather,
             zero=3 if parallel.shard_parameters else int(parallel.shard_optimizer),
             sequence_parallel=int(parallel.sequence_parallel),
         )  # fmt: skip
