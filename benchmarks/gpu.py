@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -173,6 +174,7 @@ def _answer(pipe: Connection, function: Callable[..., Any], arguments: tuple[Any
     try:
         pipe.send(("", function(*arguments)))
     except Exception as error:
+        traceback.print_exc()
         pipe.send((failure(error), None))
 
 
@@ -210,7 +212,7 @@ def versions() -> Result:
 def compile_kernels() -> Result:
     """Run every kernel once in a process of its own, on all cores: Triton keeps what it compiles."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(lambda name: in_new_process(60, kernels.run_once, name, KernelShape()), kernels.KERNELS))
+        list(pool.map(lambda name: in_new_process(85, kernels.run_once, name, KernelShape()), kernels.KERNELS))
     return [Case(name="compiled", setting={"kernels": kernels.KERNELS})]
 
 
@@ -289,21 +291,21 @@ LONG = KernelShape(s=4096, b=2, n=1, d=64, v=51200)
 """The shape of a real head: n = 8,192 tokens and a vocabulary of 51,200."""
 ITEMS: dict[str, tuple[float, Callable[[], Result]]] = {
     "versions": (40, versions),
-    "compile": (60, compile_kernels),
+    "compile": (90, compile_kernels),
     "tiny": (45, compare_tiny),
     "2.5b": (100, partial(train_alone, "2.5b", 8, 1, DROPOUT, True)),
     "2.5b-8x8": (60, partial(train_alone, "2.5b", 8, 8)),
-    "mlm-train": (60, try_program),
+    "mlm-train": (90, try_program),
     "limits": (40, partial(kernels.describe_limits, KernelShape())),
-    "attention": (40, partial(kernels.measure_kernel, "attention", KernelShape())),
+    "attention": (60, partial(kernels.measure_kernel, "attention", KernelShape())),
     "exact-bf16": (45, partial(kernels.check_kernels, torch.bfloat16, SMALL)),
     "exact-fp16": (45, partial(kernels.check_kernels, torch.float16, SMALL)),
     "exact-fp16-head": (45, partial(kernels.check_kernels, torch.float16, LONG, ("linear_cross_entropy",))),
     "exact-fp32": (45, partial(kernels.check_kernels, torch.float32, SMALL)),
     "355m": (45, partial(train_alone, "355m", 32, 1, DROPOUT, True)),
     "nanogpt": (120, partial(compare_peers, "355m", 32)),
-    "2.5b-dropout-0": (50, partial(train_alone, "2.5b", 8, 1, 0.0)),
-    **{name: (20, partial(kernels.measure_kernel, name, KernelShape())) for name in kernels.KERNELS[1:]},
+    "2.5b-dropout-0": (60, partial(train_alone, "2.5b", 8, 1, 0.0)),
+    **{name: (60, partial(kernels.measure_kernel, name, KernelShape())) for name in kernels.KERNELS[1:]},
     "tiles": (60, partial(kernels.measure_tiles, KernelShape())),
     "nanogpt-2.5b": (150, partial(compare_peers, "2.5b", 8)),
     **{f"2.5b-{b}x8": (90, partial(train_alone, "2.5b", b, 8)) for b in MICROBATCHES[1:]},
@@ -363,4 +365,5 @@ def profile(name: str, size: TrainingSize) -> Case:
     spent = {event.key[:80]: event.self_device_time_total / 1000 for event in trace.key_averages()}
     longest = sorted(filter(spent.get, spent), key=lambda key: -spent[key])[:25]
     shown = [series(key, "time of an iteration", "ms", spent[key]) for key in longest]
-    return Case(name=f"kernels of an iteration, {name}", series=shown)
+    whole = series("all kernels", "time of an iteration", "ms", sum(spent.values()))
+    return Case(name=f"kernels of an iteration, {name}", series=[whole, *shown])

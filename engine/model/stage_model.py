@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 import torch
@@ -11,7 +12,7 @@ from engine.config import SERIAL, ModelConfig, ParallelConfig
 from engine.model.microbatch import PipelineInput
 from engine.parallel.layout import PipelineStage
 from engine.parallel.mesh import ParallelMesh
-from engine.parallel.sharding import sharded_parameters
+from engine.parallel.sharding import ShardedParameter, sharded_parameters
 from engine.rng import Dropout, initial_normal
 
 
@@ -42,7 +43,6 @@ class StageModel(nn.Module, ABC):
     def build(self, config: ModelConfig, mesh: ParallelMesh) -> None:
         """Make the modules of the stage."""
 
-    @torch.no_grad()
     def initialize(self, seed: int) -> None:
         """Give every parameter its initial value, which depends only on (seed, global name, global shape).
 
@@ -50,7 +50,9 @@ class StageModel(nn.Module, ABC):
         norms (2019 paper, Section 4.2).
         """
         std = self.config.init_std
-        for parameter in sharded_parameters(self, self.mesh):
+
+        @torch.no_grad()
+        def fill(parameter: ShardedParameter) -> None:
             name = parameter.name
             if name.endswith(".bias"):
                 parameter.local.zero_()
@@ -61,6 +63,9 @@ class StageModel(nn.Module, ABC):
                 depth = 2 * self.config.num_layers if self.scales_residual and before_residual else 1
                 whole = initial_normal(seed, name, parameter.global_shape, std / math.sqrt(depth))
                 parameter.local.copy_(parameter.shard(whole))
+
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # torch draws normal values on one thread
+            list(pool.map(fill, sharded_parameters(self, self.mesh)))
 
     @abstractmethod
     def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
