@@ -49,7 +49,7 @@ from experiments.benchmark import Benchmark, Case, read_benchmark, write_benchma
 from experiments.iterations import TrainingSize, our_step
 from lineage.atomic import write_json
 from lineage.digest import seal
-from lineage.environment import describe_environment, list_gpus
+from lineage.environment import describe_environment, list_gpus, source_state
 from lineage.errors import BadInput, HardwareMissing, Interrupted, UserError
 from lineage.processes import end_with_parent
 from lineage.shipped import model_file
@@ -98,7 +98,8 @@ class ItemRecord:
         self._ends = time.monotonic() + (deadline or float("inf"))
         self._cases: dict[str, Case] = {}
         self._disagreements: dict[str, None] = {}
-        self.done = set[str]()
+        self.done: dict[str, str] = {}
+        """Items of the record, each with the commit that it was measured at."""
         if out:
             try:
                 out.mkdir(parents=True, exist_ok=True)
@@ -108,7 +109,7 @@ class ItemRecord:
                 before = read_benchmark(out / "gpu.json")
                 self._cases = {case.name: case for case in before.cases}
                 self._disagreements = dict.fromkeys(before.disagreements)
-                self.done = set(before.setting["done"])
+                self.done = dict(before.setting["done"])
 
     def attempt(self, name: str, seconds: float, measure: Callable[[], Result]) -> None:
         """Measure an item; its cases join the record, and a line for each is written, or one with the reason."""
@@ -120,7 +121,7 @@ class ItemRecord:
         except UserError as error:
             self.say(name, failed=str(error), seconds=round(time.monotonic() - start, 2))
             return
-        self.done.add(name)
+        self.done[name] = source_state().get("commit") or "unknown"
         self._disagreements |= dict.fromkeys(each for each in results if isinstance(each, str))
         for case in (each for each in results if isinstance(each, Case)):
             self._cases[case.name] = case
@@ -144,7 +145,7 @@ class ItemRecord:
         title = "One GPU beside torch.compile, nanoGPT and its own limits"
         return Benchmark(
             benchmark="gpu", title=title, cases=list(self._cases.values()), disagreements=list(self._disagreements),
-            notes=NOTES, setting=gpu_facts() | {"done": sorted(self.done)}, environment=described_here(),
+            notes=NOTES, setting=gpu_facts() | {"done": self.done}, environment=described_here(),
         )  # fmt: skip
 
 

@@ -223,7 +223,8 @@ def _results(
     """Output and gradients. Of a loss, times the loss scale, also the weight's rows of words that are no target."""
     leaves = [tensor.detach().requires_grad_() for tensor in tensors]
     output = function(*leaves, *others)
-    upstream = torch.linspace(-factor, factor, output.numel(), device=output.device).view(output.shape).bfloat16()
+    drawn = torch.Generator(output.device).manual_seed(0)
+    upstream = torch.empty(output.shape, device=output.device).uniform_(-factor, factor, generator=drawn).bfloat16()
     if output.dim() > 0:
         return [output.detach(), *torch.autograd.grad(output, leaves, upstream.to(output.dtype))]
     results = [output.detach(), *torch.autograd.grad(output, leaves, LOSS_SCALE * torch.ones_like(output))]

@@ -37,6 +37,7 @@ class PeakMemory:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         if device.type == "cuda":
+            torch.cuda.init()  # until then the allocator knows no device
             torch.cuda.reset_peak_memory_stats(device)
         self.first_iteration_bytes = 0
         """The peak after the first iteration, which MemoryGuard reads."""

@@ -89,7 +89,7 @@ def _gradient(
     has_bias: tl.constexpr, has_mask: tl.constexpr, r: tl.constexpr, c: tl.constexpr, steps: tl.constexpr,
 ):  # fmt: skip
     column = tl.program_id(1) * (128 * c) + tl.arange(0, 128 * c)[None, :]
-    total = tl.zeros([128 * c], tl.float32)
+    total = tl.zeros([r, 128 * c], tl.float32)
     for step in range(steps):
         row = (tl.program_id(0) * steps + step) * r + tl.arange(0, r)
         inside = (row[:, None] < rows) & (column < h)
@@ -102,7 +102,7 @@ def _gradient(
             )
             tl.store(to_x + at, value, inside)
         if has_bias:
-            total += tl.sum(value, 0)
+            total += value
     if has_bias:
         at = tl.program_id(1) * (128 * c) + tl.arange(0, 128 * c)
-        tl.store(parts + tl.program_id(0).to(tl.int64) * h + at, total, at < h)
+        tl.store(parts + tl.program_id(0).to(tl.int64) * h + at, tl.sum(total, 0), at < h)

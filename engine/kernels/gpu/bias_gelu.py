@@ -63,7 +63,7 @@ def _bias_gelu_gradient(
 ):  # fmt: skip
     column = tl.program_id(1) * c + tl.arange(0, c)[None, :]
     added = tl.load(bias + column, column < h, 0.0).to(tl.float32)
-    total = tl.zeros([c], tl.float32)
+    total = tl.zeros([r, c], tl.float32)
     for step in range(steps):
         row = (tl.program_id(0).to(tl.int64) * steps + step) * r + tl.arange(0, r)[:, None]
         inside = (row < rows) & (column < h)
@@ -74,6 +74,6 @@ def _bias_gelu_gradient(
         slope = share + value * share * share * odds * inner
         slope *= tl.load(gradient + row * h + column, inside, 0.0).to(tl.float32)
         tl.store(to_x + row * h + column, slope, inside)
-        total += tl.sum(slope, 0)
+        total += slope
     at = tl.program_id(1) * c + tl.arange(0, c)
-    tl.store(parts + tl.program_id(0).to(tl.int64) * h + at, total, at < h)
+    tl.store(parts + tl.program_id(0).to(tl.int64) * h + at, tl.sum(total, 0), at < h)
