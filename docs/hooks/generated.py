@@ -10,6 +10,7 @@ from docs.hooks.commands import exit_codes, read_commands_table, table
 from docs.hooks.formats import keys
 from docs.hooks.protocols import section
 from docs.hooks.results import results
+from docs.hooks.seeds import seeds
 from evaluation.tasks import TASKS
 from lineage.atomic import write_text
 
@@ -23,7 +24,7 @@ def rewrite(page: str) -> str:
 
 
 def made(name: str) -> str:
-    """A part by its name: commands, exit codes, protocols, results, or the keys of a model."""
+    """A part by its name: commands, exit codes, protocols, results, seeds, or the keys of a model."""
     match name.split():
         case ["keys", dotted]:
             return keys(dotted)
@@ -31,6 +32,8 @@ def made(name: str) -> str:
             return "\n\n".join(map(section, TASKS))
         case ["results"]:
             return "\n\n".join(results(ROOT / "results"))
+        case ["seeds"]:
+            return "\n\n".join(seeds(ROOT / "results"))
         case ["commands"]:
             return read_commands_table(ROOT)
     return table(("code", "error", "meaning"), exit_codes())

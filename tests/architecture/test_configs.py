@@ -29,6 +29,7 @@ LABELS = {ROOT / "reports" / name for name in ("axes.toml", "style.toml")}  # in
 PUBLISHED = ROOT / "data_pipeline" / "contamination" / "published.toml"  # in tests/data_pipeline
 FITTED = ROOT / "experiments" / "simulator" / "fitted.toml"  # in tests/experiments/simulator
 ABOUT_CLAIMS = sorted((ROOT / "experiments" / "claims").glob("*.toml"))  # in tests/experiments/test_catalogue.py
+SEEDS = ROOT / "docs" / "hooks" / "seeds.toml"  # in tests/docs
 RECIPES = sorted((ROOT / "data_pipeline" / "recipes").glob("*.toml"))
 
 
@@ -58,6 +59,7 @@ def test_every_configuration_is_looked_at_here() -> None:
         *NAME_MAPS,
         *LABELS,
         PUBLISHED,
+        SEEDS,
         FITTED,
         *ABOUT_CLAIMS,
     }

@@ -1,0 +1,39 @@
+"""Every row of the page of the seeds has a place, a test and claims that are there; none is without an outcome."""
+
+import pytest
+
+from docs.hooks.seeds import ROWS, Row, Seeds, seeds
+from experiments.catalogue import every_claim, matches
+from lineage.config import load_config, parse_config
+from lineage.errors import BadInput
+from tests.architecture.rooms import ROOT
+from tests.architecture.test_where_is_what import names_in
+
+ALL = {row.item: row for seed in load_config(ROWS, Seeds).seeds for row in seed.rows}
+
+
+@pytest.mark.parametrize("item", ALL)
+def test_what_a_row_names_is_there(item: str) -> None:
+    row = ALL[item]
+    for file, colon, name in (row.place.partition(":"), row.test.partition("::")):
+        text = (ROOT / file).read_text(encoding="utf-8") if file else ""
+        assert not colon or name in names_in(text), name
+    assert [each for each in row.claims if not any(matches(claim, [each]) for claim in every_claim())] == []
+
+
+def test_every_claim_of_the_posts_has_a_row() -> None:
+    own = [one for one in every_claim() if one.id.startswith(("2019/blog/", "huggingface/", "transformer-xl/post/"))]
+    patterns = [pattern for row in ALL.values() for pattern in row.claims]
+    assert [claim.id for claim in own if not matches(claim, patterns)] == []
+
+
+def test_an_outcome_follows_the_verdicts_that_are_kept() -> None:
+    rows = dict(line.split(" | ", 1) for part in seeds(ROOT / "results") for line in part.splitlines() if " | " in line)
+    assert rows["| larger models end lower"].endswith("| `mlm-experiment reproduce 8.3b` | 2 seen |")
+    assert rows["| T_o = 245,566 and T = 270,329"].endswith("| 2 reproduced, 1 consistent |")
+    assert len(rows) > 70
+
+
+def test_a_row_without_an_outcome_is_refused() -> None:
+    with pytest.raises(BadInput, match="no claims, no test, no kept result and no reason"):
+        parse_config({"item": "a", "place": "b", "command": "mlm-train run 8.3b"}, Row, "a row")
