@@ -20,55 +20,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported; 
 settings.register_profile("untimed", deadline=None)  # how long an example takes says nothing on a busy machine
 settings.load_profile("untimed")
 
-LONG = tuple(
-    f"tests/{name}.py"
-    for name in [
-        "verify/test_layouts",
-        "docs/test_examples",
-        "evaluation/test_oracle",
-        "chaos/test_chaos",
-        "data_pipeline/test_clean_exact",
-        "engine/test_gpu_targets",
-        "architecture/test_pure",
-        "data_pipeline/test_executors",
-        "engine/test_kernels",
-        "verify/test_replay",
-        "engine/test_failures",
-        "lineage/test_command",
-        "data_pipeline/test_tokenizer",
-        "experiments/launch/test_slurm",
-        "experiments/forecast/test_ladder",
-        "experiments/simulator/test_calibrate",
-        "engine/test_resume_layouts",
-        "verify/test_forgeries",
-        "test_places",
-        "test_fuzz",
-        "engine/test_memory",
-        "data_pipeline/test_language_exact",
-        "engine/test_cross_entropy",
-        "experiments/test_bubble",
-        "engine/test_launch",
-        "benchmarks/test_gpu",
-        "evaluation/test_harness",
-        "reports/test_browser",
-        "data_pipeline/test_memory",
-        "benchmarks/test_data",
-        "docs/test_readme",
-        "verify/test_against",
-        "experiments/launch/test_scripts",
-        "data_pipeline/test_near_duplicates",
-        "engine/test_everyday",
-        "experiments/forecast/test_ablations",
-        "lineage/test_progress",
-        "engine/test_guards",
-        "engine/test_zero3",
-        "evaluation/test_signals",
-        "engine/test_parity",
-        "evaluation/test_hub",
-        "engine/test_loggers",
-        "experiments/test_measured",
-    ]
-)
+LONG = [f"tests/{name}.py" for name in Path(__file__).with_name("long.txt").read_text(encoding="utf-8").split()]
 """The files that take longest, dearest first. `make test` leaves them to `make test-all`."""
 
 

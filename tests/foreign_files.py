@@ -37,7 +37,6 @@ from experiments.files import NOT_RUN
 from experiments.launch.job import Job
 from experiments.sealed import seal_numbers
 from experiments.simulator.cluster import load_cluster
-from experiments.verdicts import load_results
 from lineage.config import load_config
 from lineage.digest import MARKER, check_seal, seal
 from lineage.errors import DataMissing, IntegrityFailure
@@ -207,11 +206,6 @@ def refused_rows(folder: Path) -> Path:
     return run.path / NOT_RUN
 
 
-def read_refused(path: Path) -> object:
-    seal(path.parent)
-    return load_results([path.parent])
-
-
 CLUSTER = (ROOT / "experiments/clusters/h100.toml").read_bytes().replace(b"fitted", b"experiments/clusters")
 SOFTWARE = b'title = "a"\n'
 SOFTWARE += (ROOT / "experiments/software/fitted/megatron-2019.toml").read_bytes()
@@ -255,7 +249,7 @@ READERS = (
            lambda path: load_cluster("dgx-2h-v100", str(path))),
     Reader("job", bytes_at("a.toml", (ROOT / "experiments/jobs/355m.toml").read_bytes()),
            lambda path: load_config(path, Job)),
-    Reader("refused rows", refused_rows, read_refused, 100),
+    Reader("refused rows", refused_rows, foreign_results.read_elsewhere, 100),
     *foreign_models.READERS,
     *foreign_results.READERS,
 )  # fmt: skip

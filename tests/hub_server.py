@@ -70,14 +70,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_HEAD(self) -> None:
         """As GET, without the content."""
-        self.answer()
+        self.do_GET()
 
     def do_GET(self) -> None:
         """A file, a listing or a description."""
-        self.answer()
-
-    def answer(self) -> None:
-        """One request."""
         path = unquote(urlsplit(self.path).path)
         self.hub.requests.append((self.command, path, self.headers.get("Range", "")))
         for text, times in self.hub.busy.items():

@@ -100,14 +100,12 @@ def test_a_link_out_of_a_folder_is_not_followed(cli: Command) -> None:
 @pytest.mark.parametrize(
     ("override", "parts"),
     [
-        ("clean.normalisation=NFC", ("clean.normalisation", "did you mean 'normalization'")),
         ("tokenizer.vocab_size=100", ("tokenizer.vocab_size",)),
         ('tokenizer.kind="gpt2"', ("vocab_size",)),
         ("decontaminate.test_sets=['wikitext']", ("unknown test set 'wikitext'", "did you mean 'wikitext103")),
         ("workers=-1", ("workers",)),
         ("name=../up", ("name",)),
         ("sources.names=[]", ("sources.names",)),
-        ("seed", ("section.key=value",)),
         ("tokenizer.vocab_size=60000", ("too small for a vocabulary of 60,000",)),
         ("length.min_tokens=100000", ("nothing is left of the corpus after the length stage",)),
         ('language.keep="fr"', ("nothing is left of the corpus after the language stage", "language en: 12")),
@@ -130,13 +128,6 @@ def test_wrong_settings(cli: Command, override: str, parts: tuple[str, ...]) -> 
 def test_nothing_usable(cli: Command, content: bytes, parts: tuple[str, ...]) -> None:
     Path("a.jsonl").write_bytes(content)
     assert_one_sentence(cli("run", write_recipe(Path("r.toml"), "jsonl:a.jsonl")), 2, *parts)
-
-
-def test_missing_recipe_and_unwritable_runs(cli: Command) -> None:
-    assert_one_sentence(cli("run", "nowhere.toml"), 2, "there is no recipe 'nowhere.toml'")
-    write_jsonl(Path("a.jsonl"), TEXTS)
-    recipe = write_recipe(Path("r.toml"), "jsonl:a.jsonl")
-    assert_one_sentence(cli("run", recipe, "--runs", "a.jsonl"), 2, "cannot be made")
 
 
 def test_data_that_is_not_here(cli: Command) -> None:

@@ -64,15 +64,6 @@ def test_document_without_a_match_is_returned_as_it_is() -> None:
     assert decontaminate(document, ngrams_in([])) == [document]
 
 
-def test_cut_runs_from_sentence_end_to_sentence_end() -> None:
-    before, after = sentences(20, 1), sentences(20, 2)
-    text = f"{before} {PASSAGE}. {after}"
-    parts = split_and_keep(text, ngrams_in([PASSAGE]))
-    start = text.index("Zebras")
-    end = start + len(PASSAGE) + 200
-    assert parts == [text[: text.rindex(".", 0, start - 199) + 1], text[text.index(".", end) + 1 :]]
-
-
 def test_short_parts_are_not_kept() -> None:
     ngrams = ngrams_in([PASSAGE])
     assert decontaminate(Document("a", f"A few words. {PASSAGE}. A few more."), ngrams) == Drop("test-set text")
@@ -81,16 +72,6 @@ def test_short_parts_are_not_kept() -> None:
     assert isinstance(parts, list)
     assert [part.id for part in parts] == ["a#0"]
     assert long.endswith(parts[0].text)
-
-
-def test_part_must_be_longer_than_the_limit() -> None:
-    rest = "x" * 50
-    text = f"{PASSAGE} {'y' * 9}.{rest}"
-    assert split_and_keep(text, ngrams_in([PASSAGE]), margin=5, min_part=49) == [rest]
-    assert split_and_keep(text, ngrams_in([PASSAGE]), margin=5, min_part=50) == []
-    text = f"{rest}. yy {PASSAGE}"
-    assert split_and_keep(text, ngrams_in([PASSAGE]), margin=3, min_part=50) == [rest + "."]
-    assert split_and_keep(text, ngrams_in([PASSAGE]), margin=3, min_part=51) == []
 
 
 def test_too_many_parts_drop_the_document() -> None:

@@ -17,61 +17,12 @@ from data_pipeline.tokens.tokenizer import Tokenizer
 from lineage.errors import BadInput
 from tests.data_pipeline.conftest import sentences
 
-SIZES = np.array([5, 3, 7, 4, 6], dtype=np.int32)
-GOLDEN = {
-    5: ([4, 0, 1, 2, 3], [[0, 0], [0, 4], [1, 2], [2, 1], [3, 2], [3, 6], [4, 3]], [5, 2, 3, 1, 0, 4]),
-    8: (
-        [4, 0, 1, 2, 3, 3, 2, 1, 0, 4],
-        [[0, 0], [0, 4], [1, 2], [2, 1], [3, 2], [3, 6], [4, 3], [5, 3], [6, 3], [7, 0], [8, 1], [9, 0], [9, 4]],
-        [0, 4, 3, 2, 5, 1, 7, 6, 9, 8, 11, 10],
-    ),
-    11: (
-        [2, 2, 4, 1, 0, 3, 4, 0, 1, 3],
-        [[0, 0], [0, 4], [1, 1], [1, 5], [2, 2], [3, 0], [4, 1], [5, 0], [6, 0], [6, 4], [7, 2], [8, 1], [9, 2]],
-        [3, 11, 2, 1, 7, 5, 4, 0, 8, 6, 10, 9],
-    ),
-}  # produced by Megatron-LM v2.6's own index functions: seed 1234, sequence length 4
-
-
-@pytest.mark.parametrize("num_samples", GOLDEN)
-def test_index_equals_megatron(num_samples: int) -> None:
-    index = build_sample_index(SIZES, num_samples, seq_length=4, seed=1234)
-    documents, samples, shuffle = GOLDEN[num_samples]
-    assert index.documents.tolist() == documents
-    assert index.samples.tolist() == samples
-    assert index.shuffle.tolist() == shuffle
-
 
 def write_file(prefix: Path, sizes: list[int], first: int = 0) -> TokenFile:
     """A token file whose tokens count up from `first`."""
     with TokenFileWriter(prefix, token_dtype(100)) as writer:
         writer.add_documents(np.arange(first, first + sum(sizes)), sizes)
     return TokenFile(prefix)
-
-
-@given(
-    sizes=st.lists(st.integers(1, 12), min_size=3, max_size=20),
-    num_samples=st.integers(1, 60),
-    seq_length=st.integers(1, 6),
-)
-def test_enough_samples_each_inside_its_document(sizes: list[int], num_samples: int, seq_length: int) -> None:
-    array = np.array(sizes, dtype=np.int32)
-    if array.sum() <= seq_length:
-        with pytest.raises(BadInput):
-            build_sample_index(array, num_samples, seq_length, seed=1)
-        return
-    index = build_sample_index(array, num_samples, seq_length, seed=1)
-    assert len(index.shuffle) >= num_samples
-    assert sorted(index.shuffle.tolist()) == list(range(len(index.shuffle)))
-    assert len(index.samples) == len(index.shuffle) + 1
-    for position, offset in index.samples:
-        assert 0 <= offset < array[index.documents[position]]
-
-
-def test_blend_is_megatrons() -> None:
-    datasets, numbers = blending_indices(np.array([0.5, 0.3, 0.2]), 12)
-    expected = "0:0 1:0 2:0 0:1 1:1 0:2 2:1 0:3 1:2 0:4 0:5 1:3"  # by Megatron-LM v2.6's own function
-    assert " ".join(f"{d}:{n}" for d, n in zip(datasets, numbers, strict=True)) == expected
 
 
 WEIGHTS = st.lists(st.floats(0.01, 100), min_size=1, max_size=9)

@@ -111,16 +111,6 @@ def test_unusable_files(tmp_path: Path) -> None:
         Tokenizer.train(["abab"], 1000)
 
 
-@pytest.mark.usefixtures("published")
-def test_gpt2_ids() -> None:
-    tokenizer = Tokenizer.from_gpt2_files(*find_gpt2_vocabulary())
-    assert (tokenizer.vocab_size, tokenizer.end_of_text) == (50_257, 50_256)
-    assert tokenizer.encode("Hello world") == [15496, 995]
-    assert tokenizer.encode("<|endoftext|>") == [27, 91, 437, 1659, 5239, 91, 29]
-    assert tokenizer.encode(" The quick brown fox") == [383, 2068, 7586, 21831]
-    assert tokenizer.decode([15496, 995, 50_256]) == "Hello world<|endoftext|>"
-
-
 GROWING = [{"type": "Replace", "pattern": {"String": "e"}, "content": "e" * 5}] * 2
 
 

@@ -75,11 +75,9 @@ def test_different_vocabularies_are_refused(dataset: Path, tmp_path: Path) -> No
     [
         ("[]", "names no dataset"),
         ('[["a", 0]]', "must be above 0"),
-        ('[["a", -1.0]]', "must be above 0"),
         ('[["a", inf]]', "must be above 0"),
         ('[["a", 1.0], ["a", 2.0]]', "named twice"),
         ('[["a"]]', "neither a directory nor a list"),
-        ('[["a", "much"]]', "neither a directory nor a list"),
         ("7", "neither a directory nor a list"),
     ],
 )

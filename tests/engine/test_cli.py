@@ -64,9 +64,6 @@ def test_the_digest_is_that_of_the_resolved_configuration() -> None:
     ("override", "words"),
     [
         ("train.iteratons=5", ["unknown key 'train.iteratons'", "did you mean 'iterations'"]),
-        ("modle.num_layers=5", ["unknown key 'modle'", "did you mean 'model'"]),
-        ("train.iterations", ["'train.iterations'", "section.key=value"]),
-        ("train.iterations=many", ["train.iterations", "integer"]),
         ("train.microbatch_size=3", ["global_batch_size = 8", "microbatch_size = 3"]),
         ("train.warmup_iterations=60", ["warmup_iterations = 60", "iterations = 60"]),
         ("train.keep_checkpoints=0", ["keep_checkpoints = 0"]),
@@ -80,7 +77,6 @@ def test_the_digest_is_that_of_the_resolved_configuration() -> None:
         ("model.num_layers=0", ["num_layers = 0"]),
         ("model.dropout=1.0", ["dropout = 1.0"]),
         ("model.init_std=0", ["init_std = 0"]),
-        ("model=3", ["model"]),
         ("name=a/b", ["name = 'a/b'"]),
     ],
 )
@@ -146,15 +142,6 @@ def test_what_is_left_of_a_run_is_its_cost(dataset: Path) -> None:
     assert half
     assert float(half[1]) == pytest.approx(float(whole[1]) / 2, rel=0.05)
     assert run.describe_work(30).startswith("30 iterations, ")
-
-
-def test_a_loss_that_is_no_number_stops_the_run(dataset: Path, tmp_path: Path) -> None:
-    toml = write_toml(tmp_path / "small.toml", dataset)
-    code, _, err = mlm_train(toml, "--set", "train.learning_rate=1e30", "--runs", tmp_path / "runs", "--ranks", 1)
-    assert code == 3
-    assert [line.split(":")[0] for line in err.splitlines()] == ["cost", "cost", "error"]
-    assert err.splitlines()[2].startswith("error: iteration 2: loss nan")
-    assert_unsealed_with_valid_metrics(tmp_path / "runs" / "small")
 
 
 def test_a_validation_loss_that_is_no_number_stops_the_run(dataset: Path, tmp_path: Path) -> None:

@@ -205,11 +205,9 @@ def test_tensors_that_do_not_fit_are_named(
         ({"layer_norm_epsilon": 1e-6}, BadInput, "layer_norm_epsilon is 1e-06"),
         ({"n_inner": 7}, BadInput, "n_inner is 7"),
         ({"n_head": 5}, BadInput, "num_heads = 5"),
-        ({"n_head": 0}, BadInput, "num_heads"),
         ({"n_layer": 10**8}, IntegrityFailure, "says 100000000 layers, the weights have 4"),
         ({"n_layer": 10**12}, BadInput, "num_layers, hidden_size, seq_length and vocab_size must be at most"),
         ({"n_embd": 10**8}, IntegrityFailure, r"'wte.weight' has shape \[270, 24\]"),
-        ({"vocab_size": 269}, IntegrityFailure, r"'wte.weight' has shape \[270, 24\]"),
         ({"n_positions": None}, IntegrityFailure, "n_positions is None"),
         ({"mlm_repro": {"twin": {"nonsense": 1}}}, BadInput, "unknown key 'nonsense'"),
     ],
@@ -235,7 +233,6 @@ def test_an_untied_head_and_other_heads_are_refused(exported: Path, tmp_path: Pa
     [
         (lambda content: content["model"].pop("merges"), "not a readable tokenizer"),
         (lambda content: content["model"]["vocab"].update(the=5000), "not 0 to"),
-        (lambda content: content["model"]["merges"].append(["nonsense", "x"]), "not a readable tokenizer"),
         (lambda content: content.update(added_tokens=[{"content": "<x>", "id": 270}]), "271 entries"),
     ],
 )

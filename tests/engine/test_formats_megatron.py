@@ -253,13 +253,9 @@ def test_what_other_libraries_allow_is_not_used(vocab: Path, tmp_path: Path) -> 
         ({"args": {"num_layers": 4}}, IntegrityFailure, "not a namespace"),
         ({"args": None}, BadInput, "give --heads"),
         ({"checkpoint_version": 4.0}, BadInput, "checkpoint version 4.0"),
-        ({"checkpoint_version": torch.zeros(2)}, BadInput, "checkpoint version"),
         ({"model": None}, IntegrityFailure, "does not hold a model"),
         ({"model": None, "model0": {}}, BadInput, "interleaved"),
         ({"model": [1]}, IntegrityFailure, "not a state dict"),
-        ({"model": {"word_embeddings.weight": "text"}}, IntegrityFailure, "not a tensor with values"),
-        ({"model": {"lm_head.dense.weight": torch.zeros(1)}}, IntegrityFailure, "'lm_head.dense.weight' is unexpected"),
-        ({"model": {}}, IntegrityFailure, "word_embeddings.weight' is missing"),
     ],
 )
 def test_another_model_is_refused(

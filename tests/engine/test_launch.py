@@ -16,7 +16,6 @@ from engine.config import RunConfig, TrainConfig
 from engine.launch.mesh import build_mesh
 from engine.launch.threads import RanksFailed, run_threads
 from engine.parallel.layout import Layout
-from engine.run.files import RankLayout, read_summary
 from engine.run.resolved import default_ranks
 from engine.trainer import Trainer
 from lineage.config import parse_config
@@ -24,10 +23,8 @@ from lineage.errors import BadInput, Interrupted
 from tests.commands import Program, call
 from tests.engine.small_run import (
     assert_same_training,
-    curve,
     finish,
     is_running,
-    mlm_train,
     ranks_of,
     resolved,
     small_config,
@@ -37,19 +34,6 @@ from tests.engine.small_run import (
     write_toml,
 )
 from tests.ranks import run_ranks
-
-
-def test_two_ranks_train_like_one(dataset: Path, uninterrupted: Path, tmp_path: Path) -> None:
-    toml = write_toml(tmp_path / "small.toml", dataset)
-    code, out, err = mlm_train(toml, "--runs", tmp_path / "runs", "--ranks", 2)
-    run = tmp_path / "runs" / uninterrupted.name
-    assert code == 0, err
-    assert out == f"complete: {run}\n"
-    assert read_summary(run).layout == RankLayout(tp=1, pp=1, dp=2)
-    expected = curve(uninterrupted)
-    assert [point[:2] for point in curve(run)] == [point[:2] for point in expected]
-    assert [loss for *_, loss in curve(run)] == pytest.approx([loss for *_, loss in expected], abs=2e-3)
-    assert [loss for *_, loss in curve(run)][:5] == pytest.approx([loss for *_, loss in expected][:5], abs=1e-5)
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")

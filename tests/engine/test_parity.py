@@ -132,7 +132,6 @@ def test_the_dataset_of_the_configuration_is_used(verify: Verify, dataset: Path)
             "'tp2-zp3' is not a layout: 'zp3' is not a part of a name such as tp2-pp2-dp2-chunks2-sp-recompute",
         ),
         ("tp0", "'tp0' is not a layout"),
-        ("", "'' is not a layout"),
     ],
 )
 def test_a_layout_that_cannot_be_is_refused(verify: Verify, layouts: str, sentence: str) -> None:

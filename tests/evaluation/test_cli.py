@@ -45,8 +45,6 @@ def test_wikitext103_on_a_file_that_passes_for_the_published(
     ("damage", "code", "sentence"),
     [
         ("no checkpoint", 2, "there is no checkpoint"),
-        ("unfinished", 6, "COMPLETE"),
-        ("changed", 6, "was changed"),
         ("other test file", 6, "is not"),
         ("no data", 5, "no held-out documents stand in"),
         ("json is a directory", 2, "is a directory"),
@@ -60,12 +58,6 @@ def test_failures_are_one_sentence_and_leave_nothing(
     match damage:
         case "no checkpoint":
             checkpoint = tmp_path / "nowhere"
-        case "unfinished":
-            (checkpoint / "COMPLETE").unlink()
-        case "changed":
-            weights = bytearray((checkpoint / "model-tp00-pp000.safetensors").read_bytes())
-            weights[-1] ^= 1
-            (checkpoint / "model-tp00-pp000.safetensors").write_bytes(weights)
         case "other test file":
             for name in ("wikitext-103/wiki.test.tokens", "lambada/lambada_test.jsonl"):
                 (nothing_published / name).parent.mkdir()

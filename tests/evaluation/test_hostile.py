@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lineage.digest import seal, sha256_json
+from lineage.digest import seal
 from tests.commands import Command
 from tests.evaluation.standins import SENTENCE
 
@@ -64,10 +64,6 @@ def rewrite(checkpoint: Path, change: Callable[[dict[str, torch.Tensor]], None])
     save_file(tensors, checkpoint / WEIGHTS)
 
 
-def set_file(name: str) -> Callable[[Path], None]:
-    return lambda c: edit(c / "index.json", lambda index: index[FIRST].update(files=[name]))
-
-
 def set_entry(**values: Any) -> Callable[[Path], None]:
     return lambda c: edit(c / "index.json", lambda index: index[FIRST].update(values))
 
@@ -93,10 +89,6 @@ def link_folder(checkpoint: Path) -> None:
     (checkpoint / "more").symlink_to("/usr")
 
 
-def link_itself(checkpoint: Path) -> None:
-    (checkpoint / "again").symlink_to(checkpoint)
-
-
 HEADER = json.dumps({FIRST: {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}).encode()
 
 
@@ -108,28 +100,21 @@ HEADER = json.dumps({FIRST: {"dtype": "F32", "shape": [2**40], "data_offsets": [
         (lambda c: rewrite(c, lambda t: t.update({FIRST: t[FIRST][:7].clone()})), "shape"),
         (lambda c: rewrite(c, lambda t: t.update({FIRST: t[FIRST].long()})), "holds I64 numbers"),
         (lambda c: rewrite(c, lambda t: t[FIRST].fill_(float("nan"))), "is not what was saved"),
-        (lambda c: rewrite(c, lambda t: t[FIRST][5:].fill_(float("inf"))), "is not what was saved"),
-        (set_file("/etc/passwd"), "not a file of the checkpoint"),
         (set_entry(files="abc"), FIRST),
-        (set_entry(files=[3]), FIRST),
         (set_entry(dim=7), FIRST),
-        (set_entry(dim="0"), FIRST),
         (set_entry(shape="no"), "does not describe"),
         (lambda c: edit(c / "index.json", lambda i: list(i)), "index.json"),
-        (lambda c: (c / "index.json").write_text("[" * 100_000), "index.json cannot be read"),
         (lambda c: (c / "config.json").write_text("[" * 100_000), "config.json cannot be read"),
         (lambda c: (c / "config.json").write_text('{"model": 3}'), "config.json"),
         (set_model(num_layers=10**8), "tensor"),
         (set_model(hidden_size=4 * 10**7), "shape"),
         (set_model(hidden_size=2**40), "must be at most"),
         (set_model(padded_vocab_size=10**30), "more than 63 bits"),
-        (lambda c: (c / "tokenizer" / "tokenizer.json").write_text("[" * 100_000), "tokenizer"),
         (lambda c: edit(c / "tokenizer" / "tokenizer.json", lambda t: t | {"normalizer": DELETE}), "asks for more"),
         (lambda c: set_probe(c, [[1] * 5_000_000]), "not of one length"),
         (lambda c: set_probe(c, [[1, 2]] * 1_000_000), "at most 8"),
         (link_weights, "symbolic link"),
         (link_folder, "symbolic link"),
-        (link_itself, "symbolic link"),
     ],
 )
 def test_a_damaged_checkpoint_of_ours_is_refused(
@@ -141,14 +126,6 @@ def test_a_damaged_checkpoint_of_ours_is_refused(
     code, sentence = refused(checkpoint)
     assert code in (2, 6)
     assert words in sentence
-
-
-@pytest.mark.parametrize("files", [{"index.json": 3}, {"index.json": {"bytes": 1}}, ["index.json"], 3, "deep"])
-def test_a_seal_that_is_none_is_refused(files: Any, checkpoint: Path, refused: Refused) -> None:
-    marker = {"digest": sha256_json(files), "files": files}
-    (checkpoint / "COMPLETE").write_text("[" * 100_000 if files == "deep" else json.dumps(marker))
-    code, sentence = refused(checkpoint)
-    assert (code, "not a readable completion marker" in sentence) == (6, True)
 
 
 def test_what_is_no_checkpoint_is_named(

@@ -26,14 +26,6 @@ def test_windows_are_those_of_the_definition(shape: tuple[int, int, int]) -> Non
         assert window.num_scored == len(targets) > 0
 
 
-def test_published_shape_leaves_out_the_31_windows_that_score_nothing() -> None:
-    windows = sliding_windows(270_330, 1024, 32)
-    assert len(windows) == 8448 - 31 == 8417
-    assert windows[0].num_scored == 1024
-    assert windows[-1].num_scored == 25
-    assert sum(window.num_scored for window in windows) == 270_329
-
-
 @pytest.mark.parametrize("stride", [0, -1, 9])
 def test_a_stride_that_skips_targets_is_refused(stride: int) -> None:
     with pytest.raises(BadInput, match="stride"):

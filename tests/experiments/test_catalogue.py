@@ -168,9 +168,7 @@ def test_a_workload_without_its_claim_is_named() -> None:
     ("value", "relation", "tolerance", "low", "high"),
     [
         ("10.8", "=", "digits", 10.75, 10.85),
-        ("84", "=", "digits", 83.5, 84.5),
         ("200", "=", "5%", 190, 210),
-        ("-3", "=", "5%", -3.15, -2.85),
         ("76", "=", "±3", 73, 79),
         ("10", "=", "-2+0.5", 8, 10.5),
         ("10", "=", "-20%+0%", 8, 10),
@@ -213,9 +211,7 @@ def test_every_claim_says_what_it_asks_and_of_what() -> None:
     [
         ("tolerance", "about"),
         ("relation", "about"),
-        ("because", ""),
         ("protocol", ""),
-        ("confidence", "memory"),
         ("value", "many"),
         ("x", "far"),
         ("id", "2019/table-1/1.2b/parameters"),

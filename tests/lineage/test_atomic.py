@@ -133,21 +133,3 @@ def test_an_error_leaves_nothing_new(tmp_path: Path, error: BaseException, exist
     assert names(tmp_path) == (["directory"] if existed else [])
     if existed:
         assert names(path) == ["old"]
-
-
-def test_a_directory_writer_that_is_killed_leaves_nothing_under_its_name(tmp_path: Path) -> None:
-    code = """
-        import os, signal, sys
-        from pathlib import Path
-        from lineage.atomic import new_directory
-        with new_directory(Path(sys.argv[1])) as temporary:
-            (temporary / "half").write_text("half")
-            os.kill(os.getpid(), signal.SIGKILL)
-    """
-    with run_python(code, tmp_path / "directory") as process:
-        pass
-    assert process.returncode == -signal.SIGKILL
-    assert not (tmp_path / "directory").exists()
-    with new_directory(tmp_path / "directory") as temporary:
-        write_text(temporary / "whole", "whole")
-    assert names(tmp_path / "directory") == ["whole"]

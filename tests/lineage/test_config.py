@@ -146,8 +146,3 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, content: bytes | No
         load_config(path, Car)
     assert sentence in str(caught.value)
     assert str(tmp_path) in str(caught.value)
-
-
-def test_a_directory_is_not_a_configuration(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="cannot be read"):
-        load_config(tmp_path, Car)

@@ -109,18 +109,6 @@ def test_a_real_directory_in_the_links_place_is_left_alone(tmp_path: Path) -> No
     assert (tmp_path / "work" / "precious").read_text() == "precious"
 
 
-def test_a_root_that_is_a_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(BadInput, match="cannot be made"):
-        begin(tmp_path / "file")
-
-
-def test_what_is_not_a_run_cannot_be_opened(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(BadInput, match="is not a run directory"):
-            RunDirectory.open(path)
-
-
 @pytest.mark.parametrize("content", [b"{", b"\xff", b"3", b""])
 def test_a_damaged_manifest_is_an_integrity_failure(tmp_path: Path, content: bytes) -> None:
     run = begin(tmp_path)

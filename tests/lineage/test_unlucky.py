@@ -13,7 +13,6 @@ import pytest
 
 from lineage.atomic import OVERWRITE, hidden_beside, new_directory, write_json
 from lineage.chain import checkpoint_path, read_newest
-from lineage.config import Config, load_config
 from lineage.digest import seal
 from lineage.errors import BadInput, Interrupted
 from lineage.lock import LOCK, check_place, locked
@@ -162,13 +161,6 @@ def test_of_what_looks_unfinished_only_the_holders_own_is_removed(tmp_path: Path
 def test_an_odd_environment_variable_is_named(start: Start, variables: dict[str, str], words: str) -> None:
     code, _, err = ended(start("run", "x", **variables))
     assert (code, err.count("\n"), words in err) == (2, 1, True)
-
-
-def test_an_integer_of_a_hundred_thousand_digits_is_refused(tmp_path: Path) -> None:
-    for text in ("1" * 100_000, "0x" + "f" * 100_000):
-        (tmp_path / "large.toml").write_text(f"seed = {text}")
-        with pytest.raises(BadInput, match="large"):
-            load_config(tmp_path / "large.toml", Config)
 
 
 @pytest.mark.parametrize("redirected", [">&-", "2>&-", ">&- 2>&-", "| head -c 1", ">/dev/full"])

@@ -8,6 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from experiments.published import published_records
 from lineage.atomic import write_json, write_text
 from lineage.digest import seal
 from lineage.records import Record, write_records
@@ -28,21 +29,8 @@ from reports.cli import main
 main()
 """
 """`mlm-report` where torch cannot be imported."""
-PAPER_FIGURE = "arXiv:1909.08053v4, Figure 6 (digitised)"
-PAPER_TABLE = "arXiv:1909.08053v4, Tables 2 and 3"
-BLOG = "NVIDIA ADLR blog, September 2019"
 HOSTILE = "<script>alert('x')</script><img src=x onerror=alert(1)> & \u202eevil\x00\ud800"
 
-PUBLISHED_FIGURE_6 = {
-    "355m": {20000: 21.16, 50000: 18.08, 100000: 16.73, 150000: 16.1, 200000: 15.67, 250000: 15.4, 300000: 15.29},
-    "2.5b": {20000: 15.84, 50000: 13.28, 100000: 12.05, 150000: 11.43, 200000: 11.01, 250000: 10.77, 300000: 10.67},
-    "8.3b": {20000: 14.14, 50000: 11.79, 100000: 10.62, 150000: 9.99, 200000: 9.59, 250000: 9.36, 300000: 9.27},
-}
-PUBLISHED_TABLE_3 = {
-    "355m": (19.31, 45.18, 19.22, 46.26),
-    "2.5b": (12.76, 61.73, 12.68, 61.52),
-    "8.3b": (10.81, 66.51, 10.81, 66.51),
-}
 SHAPE = (
     "num_layers", "hidden_size", "num_heads", "seq_length", "vocab_size", "parameters", "global_batch_size",
     "iterations", "learning_rate",
@@ -62,12 +50,7 @@ def run_name(series: str) -> str:
 
 def records() -> list[Record]:
     """Published and scaled numbers of every exhibit, with a partial test and a held-out stand-in."""
-    found = []
-    for series, points in PUBLISHED_FIGURE_6.items():
-        found += [
-            _record("2019/figure-6", series, "validation_perplexity", value, "published", PAPER_FIGURE, x=x)
-            for x, value in points.items()
-        ]
+    found = list(published_records(tuple(FINAL)))
     for series, final in FINAL.items():
         for x in range(50, ITERATIONS + 1, 50):
             value = round(final * (8192 / final) ** (math.exp(-x / 80)), 3)
@@ -75,11 +58,6 @@ def records() -> list[Record]:
         for x in range(10, ITERATIONS + 1, 10):
             loss = math.log(final) + 3.5 * math.exp(-x / 80) + 0.05 * math.sin(x * 1.7)
             found.append(_ours("2019/training-loss", series, "training_loss", round(loss, 4), x=x))
-    for series, (paper_ppl, paper_acc, blog_ppl, blog_acc) in PUBLISHED_TABLE_3.items():
-        for source, ppl, acc in ((PAPER_TABLE, paper_ppl, paper_acc), (BLOG, blog_ppl, blog_acc)):
-            table, accuracy = "2019/table-3", "lambada_accuracy"
-            found.append(_record(table, series, "wikitext103_perplexity", ppl, "published", source))
-            found.append(_record(table, series, accuracy, acc, "published", source, unit="%"))
     for series, final in FINAL.items():
         note = "partial: first 64 of 8,448 windows"
         found.append(_ours("2019/table-3", series, "wikitext103_perplexity", final * 3, note=note))
@@ -89,14 +67,10 @@ def records() -> list[Record]:
     return found
 
 
-def _record(experiment: str, series: str, quantity: str, value: float, kind: Any, source: str, **more: Any) -> Record:
-    names = {"experiment": experiment, "series": series, "quantity": quantity, "kind": kind, "source": source}
-    return Record(value=value, x_name="iteration" if "x" in more else "", **names, **more)
-
-
 def _ours(experiment: str, series: str, quantity: str, value: float, **more: Any) -> Record:
-    digest = f"{series.replace('.', ''):0<64}"
-    return _record(experiment, series, quantity, value, "scaled", run_name(series), digest=digest, seed=1234, **more)
+    names = {"experiment": experiment, "series": series, "quantity": quantity, "source": run_name(series)}
+    digest, x_name = f"{series.replace('.', ''):0<64}", "iteration" if "x" in more else ""
+    return Record(value=value, kind="scaled", x_name=x_name, digest=digest, seed=1234, **names, **more)
 
 
 def summary() -> dict[str, Any]:

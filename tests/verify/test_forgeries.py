@@ -223,10 +223,7 @@ ACCURACY = 0.5 / 3**0.5
 OLDER = {"checkpoint": "355m-tiny-387328e9/iter_0000004", "checkpoint_digest": "1" * 64}
 MADE_AGAIN: list[tuple[str, Edit, str]] = [
     (RECORDS, lambda lines: [it.update(value=it["value"] / 10) for it in of(lines, "heldout_perplexity")], ": 355m "),
-    (RECORDS, record("heldout_cloze_accuracy", value=66.51), "heldout_cloze_accuracy (scaled): value is 66.51"),
-    (RECORDS, record("validation_perplexity", value=9.27), "validation_perplexity (scaled): value is 9.27"),
     (RECORDS, record("training_loss", value=2.5), "training_loss (scaled): value is 2.5"),
-    (RECORDS, record("final_validation_perplexity", value=9.0), "value is 9.0"),
     (RECORDS, lambda lines: [it.update(kind="measured") for it in of(lines, "training_loss")], "kind is measured; "),
     (RECORDS, record("heldout_perplexity", quantity="wikitext103_perplexity"), "quantity is wikitext103_perplexity; "),
     (RECORDS, record("wikitext103_perplexity", "published", value=11.1), "value is 11.1; "),
@@ -237,9 +234,7 @@ MADE_AGAIN: list[tuple[str, Edit, str]] = [
     (RECORDS, lambda lines: lines.insert(-2, lines.pop()), "records.jsonl: "),
     (RECORDS, lambda lines: lines.append(lines[-1]), "; what it is made of gives None"),
     (RECORDS, record("training_loss", seed=1), "training_loss (scaled): "),
-    (RECORDS, record("training_loss", source="355m-tiny-00000000"), "training_loss (scaled): "),
     (RECORDS, record("heldout_perplexity", digest=ZEROS), "heldout_perplexity (scaled): "),
-    (RECORDS, record("heldout_perplexity", note=""), "heldout_perplexity (scaled): "),
     (RECORDS, record("training_loss", x=300000), "x is 300000"),
     (SUMMARY, put(mode="full"), "summary.json: mode is full; "),
     (SUMMARY, put(target="8.3b"), "summary.json: target is 8.3b"),
@@ -248,8 +243,6 @@ MADE_AGAIN: list[tuple[str, Edit, str]] = [
     (SUMMARY, put("models", 0, tokens_per_second=1e6), "summary.json: 355m: "),
     (SUMMARY, put("models", 0, tokens=300_000_000), "summary.json: 355m: "),
     (SUMMARY, put(hardware="512 × V100"), "summary.json: hardware is 512"),
-    (SUMMARY, put(commit="0" * 40), "summary.json: "),
-    (SUMMARY, put(source="wikipedia"), "summary.json: "),
     (SUMMARY, put(twin_rule=""), "summary.json: twin_rule is "),
     (SUMMARY, put("commands", models="make tea"), "a command that makes something else"),
     (SUMMARY, put("models", 0, checkpoint_digest=ZEROS), ".json: checkpoint_digest is "),
@@ -309,9 +302,7 @@ OF_AN_EXPERIMENT: list[tuple[Callable[[Path], None], str]] = [
 ]  # fmt: skip
 ON_THE_PAGE: list[tuple[str, Edit, str]] = [
     ("index.html", said("not-run", "reproduced"), "report/index.html is not what"),
-    ("index.html", said(">355m<", ">8.3b<"), "report/index.html is not what"),
     ("index.html", said("<p>", "<p>Every number was reproduced. "), "report/index.html is not what"),
-    ("index.html", said("</body>", "<script>alert(1)</script></body>"), "report/index.html is not what"),
     ("index.html", lambda text: b"", "report/index.html is not what"),
     ("figures/further-numbers.csv", said("scaled,iteration", "measured,iteration"), "report/figures/further"),
     ("figures/*.svg", lambda text: b"<svg>9.3</svg>", ".svg is not what"),

@@ -172,7 +172,6 @@ def test_an_effect_is_seen_where_every_arm_learned_inside_its_grid() -> None:
     ("rate", "bigrams", "is_finished", "reason"),
     [
         (0.001, 6.0, True, "the rate of one, 0.001, is at the edge of those tried"),
-        (0.1, 6.0, True, "the rate of one, 0.1, is at the edge of those tried"),
         (0.01, 5.1, True, "one learned no more than a count of bigrams (5.150, 5.100 nats)"),
         (0.01, 6.0, False, "one diverged in 5 of 5 trainings"),
     ],
@@ -233,25 +232,6 @@ def test_the_newest_kept_ablation_is_that_of_its_experiment() -> None:
         assert forecast == ablation.model_dump(mode="json"), name
 
 
-def edit_forecast(run: Path) -> None:
-    forecast = read_object(run / FORECAST)
-    forecast["ablation"]["effects"][0] |= {"above": None, "below": 0.0}
-    write_json(run / FORECAST, forecast)
-    manifest = read_object(run / MANIFEST)
-    manifest["config"]["ablation"] = forecast["ablation"]
-    write_json(run / MANIFEST, manifest)
-
-
-def exchange_arms(run: Path) -> None:
-    first, second = (next((run / TRAINING).glob(f"*-{arm}-seed-*")) for arm in ("memory-of-16", "no-memory"))
-    for one, other in ((first, second.with_name("0")), (second, first), (second.with_name("0"), second)):
-        one.rename(other)
-    for path in (first, second):
-        manifest = read_object(path / f"training-{MANIFEST}")
-        manifest["config"]["name"] = path.name.rpartition("-")[0]
-        reseal(path, manifest)
-
-
 def shorten(run: Path) -> None:
     path = next((run / TRAINING).glob("*-no-memory-seed-*"))
     manifest = read_object(path / f"training-{MANIFEST}")
@@ -273,9 +253,7 @@ def double_records(run: Path) -> None:
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
-        (edit_forecast, "the forecast was changed or made after its trainings"),
         (write_forecast_later, "the forecast was changed or made after its trainings"),
-        (exchange_arms, "was not trained as forecast.json says"),
         (shorten, "was not trained as forecast.json says"),
         (other_data, "was trained on other data than forecast.json says"),
         (another_rate, "has other rates than its search gives"),
@@ -302,7 +280,6 @@ def planted(differences: list[float], **claimed: float) -> Finding:
     ("differences", "claimed", "outcome"),
     [
         ([0.1, 0.2, 0.15, 0.12, 0.18], {"above": 0.0}, "seen"),
-        ([0.1, 0.2, 0.15, 0.12, 0.18], {"above": 0.09}, "seen"),
         ([0.1, 0.2, 0.15, 0.12, 0.18], {"above": 0.12}, "undecided"),
         ([0.1, 0.2, 0.15, 0.12, 0.18], {"below": 0.0}, "not-seen"),
         ([0.1, -0.2, 0.15, -0.12, 0.1], {"above": 0.0}, "undecided"),

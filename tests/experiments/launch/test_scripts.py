@@ -90,26 +90,6 @@ def test_ranks_are_started_again_where_that_is_of_use(
     assert bad == [f"bad-node-{socket.gethostname()}"] * (fault == "gpu")
 
 
-def test_torchrun_itself_trains(tmp_path: Path) -> None:
-    job = small_job(tmp_path, 10)
-    command = [
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        "-m",
-        "engine.cli",
-        "run",
-        job.model,
-    ]
-    options = ["--set", f"data.dataset={job.dataset}", "--runs", str(job.runs)]
-    done = subprocess.run(
-        [sys.executable, *command, *options], env=ENVIRONMENT, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    assert_trained(job.runs, 10)
-
-
 @pytest.mark.parametrize("container", ["", "nvcr.io/nvidia/pytorch:24.01-py3"])
 @pytest.mark.parametrize("gpus", [False, True])
 def test_odd_names_stay_words(
