@@ -99,12 +99,16 @@ def lr_find(
     low: Annotated[float, typer.Option(help="First learning rate.")] = 1e-6,
     high: Annotated[float, typer.Option(help="Last learning rate.")] = 1.0,
     iterations: Annotated[int, typer.Option(help="Iterations from the first to the last.")] = 100,
+    stationary: Annotated[
+        bool, typer.Option(help="Start at --high and lower the rate where the weights are stationary.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="Folder for the curve, NAME.json.")] = Path("runs/lr-find"),
     ranks: Ranks = None,
 ) -> None:  # fmt: skip
     """Suggest a learning rate: train while it rises exponentially, until the loss diverges.
 
-    A tenth of the rate at which the smoothed loss is lowest is suggested.
+    A tenth of the rate at which the smoothed loss is lowest is suggested. With --stationary the last rate is suggested
+    that the fluctuation-dissipation relation leads to (Yaida 2018).
     """
     from engine.run.resolved import read_run
 
@@ -113,7 +117,9 @@ def lr_find(
     os.environ[KEEPS_NOTHING] = "1"
     from engine.lr_finder import suggest_learning_rate
 
-    _on_ranks(lambda: suggest_learning_rate(resolved, low, high, iterations, out), resolved.layout.world_size)
+    _on_ranks(
+        lambda: suggest_learning_rate(resolved, low, high, iterations, out, stationary), resolved.layout.world_size
+    )
 
 
 def _on_ranks(work: Callable[[], str], ranks: int, threads: bool = False) -> None:

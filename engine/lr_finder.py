@@ -1,13 +1,16 @@
-"""The learning-rate finder (Smith 2017, arXiv 1506.01186; fast.ai): its training and its curve.
+"""Two ways to a learning rate: a sweep (Smith 2017, arXiv 1506.01186; fast.ai) and the fluctuation-dissipation relation
+(Yaida 2018, arXiv 1810.00004).
 
-The rate rises exponentially while the model trains. The finder suggests a tenth of the rate at which the smoothed loss
-is lowest, because the loss is about to rise there.
+In the sweep the rate rises exponentially while the model trains. The finder suggests a tenth of the rate at which the
+smoothed loss is lowest, because the loss is about to rise there. By the relation the rate falls from the first one,
+each time that the weights have come to rest in their own noise.
 """
 
 import math
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from engine.run.files import LearningRateSweep
 from engine.run.resolved import ResolvedRun
@@ -22,11 +25,60 @@ SMOOTHING = 0.9
 DIVERGED = 1.1
 """The sweep has diverged if the smoothed loss is above the first loss times this."""
 
+STATIONARY = 0.01
+"""The relation holds where both sides are equal up to this share (Yaida's X)."""
+LOWERED = 0.1
+"""Factor on the rate where the relation holds (Yaida's 1 - Y)."""
+CHECKS = 20
+"""How often in all iterations the relation is looked at; Yaida looks after each epoch."""
 
 NOTES = [
     f"losses are smoothed with a decay of {SMOOTHING}; the sweep ends above {DIVERGED} times the first",
     "the suggestion is a tenth of the rate at which the smoothed loss is lowest",
 ]
+
+STATIONARY_NOTES = [
+    f"the rate falls by {LOWERED:g} where dissipation and fluctuation agree within {STATIONARY:g} over the latest half",
+    "of the iterations at that rate; the suggestion is the last rate",
+]
+
+
+class StationaryRate:
+    """A rate that falls where the weights w have become stationary under their updates u.
+
+    Where they are, E|w + u|² = E|w|², so the dissipation -E[w·u] is the fluctuation E|u|²/2, whatever the optimizer. Of
+    SGD, u = -ηg, that is Yaida's first relation E[w·g] = η E|g|²/2. Both are averaged over the latest half of the
+    iterations at a rate. Without weight decay a network's weights may never come to rest.
+    """
+
+    def __init__(self, rate: float, period: int) -> None:
+        """Start at a rate, and look at the relation every `period` iterations."""
+        self.rate, self.period = rate, period
+        self.lowered: list[float] = []
+        """Rates that were left."""
+        self._terms: list[tuple[float, float]] = []
+
+    @property
+    def ratio(self) -> float:
+        """Dissipation over fluctuation: above 1 while the weights still move to their place."""
+        latest = self._terms[len(self._terms) // 2 :]
+        dissipation, fluctuation = (math.fsum(terms) for terms in zip((0.0, 0.0), *latest, strict=True))
+        return dissipation / fluctuation if fluctuation else math.inf
+
+    def add(self, dissipation: float, fluctuation: float) -> None:
+        """Add an iteration's -w·u and |u|²/2, and lower the rate if it is time and the relation holds."""
+        self._terms.append((dissipation, fluctuation))
+        if len(self._terms) % self.period == 0 and abs(self.ratio - 1) < STATIONARY:
+            self.lowered.append(self.rate)
+            self.rate *= LOWERED
+            self._terms.clear()
+
+    def describe(self) -> str:
+        """The suggestion in words."""
+        left = ", ".join(f"{rate:.3g}" for rate in self.lowered)
+        reached = f"the weights became stationary at {left}" if left else "the weights never became stationary"
+        since = f"dissipation is {self.ratio:.3g} of fluctuation since" if self._terms else "nothing was measured since"
+        return f"suggested learning rate {self.rate:.3g}: {reached}; {since}"
 
 
 class RateCurve:
@@ -70,28 +122,36 @@ def describe_curve(curve: RateCurve, high: float) -> str:
     return f"suggested learning rate {curve.suggestion:.3g}: {lowest}; {end}"
 
 
-def suggest_learning_rate(run: ResolvedRun, low: float, high: float, iterations: int, out: Path) -> str:
-    """Find the curve, write it as NAME.json in `out` on the first rank, and describe it. Every rank calls it."""
-    curve = find_learning_rate(run, low, high, iterations)
-    return "" if rank() else f"{describe_curve(curve, high)}\nwritten: {write_curve(out, run, curve)}"
+def suggest_learning_rate(
+    run: ResolvedRun, low: float, high: float, iterations: int, out: Path, stationary: bool = False
+) -> str:
+    """Find the rate, write its curve as NAME.json in `out` on the first rank, and describe it. Every rank calls it."""
+    falling = StationaryRate(high, max(iterations // CHECKS, 1)) if stationary else None
+    curve = find_learning_rate(run, low, high, iterations, falling)
+    said = falling.describe() if falling else describe_curve(curve, high)
+    return "" if rank() else f"{said}\nwritten: {write_curve(out, run, curve, falling)}"
 
 
-def write_curve(folder: Path, run: ResolvedRun, curve: RateCurve) -> Path:
-    """Write the curve as NAME.json and return its path; the report draws it with the benchmarks."""
+def write_curve(folder: Path, run: ResolvedRun, curve: RateCurve, falling: StationaryRate | None = None) -> Path:
+    """Write the curve as NAME.json and return its path."""
     train, path = run.config.train, folder / f"{run.config.name}.json"
     folder.mkdir(parents=True, exist_ok=True)
     sweep = LearningRateSweep(
         benchmark="learning-rate", name=run.config.name, optimizer=train.optimizer, seed=train.seed,
         global_batch_size=train.global_batch_size, ranks=run.layout.world_size, rates=curve.rates, losses=curve.losses,
-        smoothed=curve.smoothed, lowest_rate=curve.lowest_rate, suggestion=curve.suggestion, notes=NOTES,
+        smoothed=curve.smoothed, lowest_rate=curve.lowest_rate,
+        suggestion=falling.rate if falling else curve.suggestion, notes=STATIONARY_NOTES if falling else NOTES,
         environment=describe_environment(),
     )  # fmt: skip
     write_document(path, sweep)
     return path
 
 
-def find_learning_rate(run: ResolvedRun, low: float, high: float, iterations: int) -> RateCurve:
-    """Train while the rate rises from `low` to `high` over `iterations`, until the loss diverges.
+def find_learning_rate(
+    run: ResolvedRun, low: float, high: float, iterations: int, falling: StationaryRate | None = None
+) -> RateCurve:
+    """Train while the rate rises from `low` to `high` over `iterations`, until the loss diverges; or at that of
+    `falling`, which is told of every update.
 
     Model, data, order and optimizer are those of the run, from iteration 0; nothing of the training is kept. Every rank
     calls it and has the result. Raises BadInput for rates that do not rise or fewer than 2 iterations.
@@ -103,10 +163,9 @@ def find_learning_rate(run: ResolvedRun, low: float, high: float, iterations: in
     if not 0 < low < high < float("inf") or iterations < 2:
         raise BadInput(f"no sweep: {iterations} iterations from a rate of {low:g} to {high:g}")
     rates = {"min_learning_rate": low, "learning_rate": high, "warmup_iterations": 0}
-    schedule = {"decay": "exponential", "decay_iterations": None, "iterations": iterations}
-    settings = rates | schedule | {"skip_spikes": False}
-    train = run.config.train.model_copy(update=settings)
-    run = replace(run, config=run.config.model_copy(update={"train": train}))
+    decay = "constant" if falling else "exponential"
+    settings = rates | {"decay": decay, "decay_iterations": None, "iterations": iterations, "skip_spikes": False}
+    run = _with(run, settings)
     curve = RateCurve()
     with tempfile.TemporaryDirectory() as folder, begun_on_ranks(run, Path(folder)) as (directory, mesh):
         if mesh.is_first:
@@ -115,13 +174,22 @@ def find_learning_rate(run: ResolvedRun, low: float, high: float, iterations: in
         name, quiet = f"{run.config.name}, learning rates", not mesh.is_first
         with Progress(name, iterations, "iterations", quiet=quiet) as progress:
             for iteration in range(iterations):
+                before = trainer.step.optimizer.weights() if falling else []
                 try:
                     line, _, _ = trainer.iterate(iteration)
                 except NotFinite:
                     break
                 if line.skipped:  # fp16, until its loss scale fits
                     continue
+                if falling:
+                    falling.add(*trainer.step.optimizer.update_moments(before))
+                    trainer.config = _with(run, {"learning_rate": falling.rate}).config
                 if curve.add(line.learning_rate, line.loss):
                     break
                 progress.advance(1, f"lr {line.learning_rate:.2e}, loss {line.loss:.3f}")
     return curve
+
+
+def _with(run: ResolvedRun, settings: dict[str, Any]) -> ResolvedRun:
+    train = run.config.train.model_copy(update=settings)
+    return replace(run, config=run.config.model_copy(update={"train": train}))

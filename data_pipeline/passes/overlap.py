@@ -6,7 +6,8 @@ WikiText-103's test set and at most 1.4 % of LAMBADA's. They ask Bloom filters o
 set's n-grams and reads the training set, in shards and on any number of machines, and is exact.
 
 Neither paper says whether an n-gram that the test set has twice counts twice. Here it does; the share of distinct
-n-grams stands beside it. N-grams do not run across lines or across WikiText's `<unk>`, which training text cannot have.
+n-grams stands beside it. N-grams of the test set do not run across lines, and none, of WikiText's own training text
+either, across `<unk>`.
 """
 
 from collections.abc import Iterable
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.config import DataConfig
-from data_pipeline.contamination.decontaminate import ngrams_of_files, read_documents
+from data_pipeline.contamination.decontaminate import UNKNOWN_WORD, ngrams_of_files, read_documents
 from data_pipeline.contamination.words import runs_of, words_of
 from data_pipeline.document import Document
 from data_pipeline.reading.pieces import Piece, choose_shard_bytes
@@ -34,7 +35,7 @@ def count_overlap(texts: Iterable[str], test_set: Path, words: int) -> tuple[int
     read, contained = 0, set[str]()
     for text in texts:
         read += 1
-        contained.update(ngram for _, ngram in ngrams.matches(text))
+        contained.update(ngram for part in text.split(UNKNOWN_WORD) for _, ngram in ngrams.matches(part))
     return read, contained
 
 

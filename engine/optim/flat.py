@@ -106,18 +106,37 @@ class FlatOptimizer(ABC):
 
     def gradient_norm(self) -> torch.Tensor:
         """Norm of the whole gradient over all ranks, counting shared parameters once; a float64 scalar."""
-        counted = [
-            piece
-            for group in self.groups
-            for parameter, piece in zip(group.parameters, group.pieces(group.own_gradient), strict=True)
-            if parameter.is_counted and piece.numel()
-        ]
+        counted = self._counted([group.own_gradient for group in self.groups])
         squares = torch.zeros((), dtype=torch.float64, device=self.groups[0].master.device)
         if counted:
             squares += torch.nn.utils.get_total_norm(counted).double() ** 2
+        return self._over_ranks(squares).sqrt()
+
+    def weights(self) -> list[torch.Tensor]:
+        """Copies of this owner's master weights, one a group."""
+        return [group.master.clone() for group in self.groups]
+
+    def update_moments(self, before: list[torch.Tensor]) -> list[float]:
+        """-w·u and |u|²/2 of the weights w that `weights` gave and their change u since, over all ranks."""
+        old, new = self._counted(before), self._counted([group.master for group in self.groups])
+        sums = torch.zeros(2, dtype=torch.float64, device=self.groups[0].master.device)
+        for w, u in ((was.double(), now.double() - was.double()) for was, now in zip(old, new, strict=True)):
+            sums += torch.stack([-(w * u).sum(), u.square().sum() / 2])
+        return list(self._over_ranks(sums).tolist())
+
+    def _counted(self, flats: list[torch.Tensor]) -> list[torch.Tensor]:
+        """This owner's pieces of tensors laid out as `master`, without those that another rank counts."""
+        return [
+            piece
+            for group, flat in zip(self.groups, flats, strict=True)
+            for parameter, piece in zip(group.parameters, group.pieces(flat), strict=True)
+            if parameter.is_counted and piece.numel()
+        ]
+
+    def _over_ranks(self, sums: torch.Tensor) -> torch.Tensor:
         for axis in (self.groups[0].owners, self.mesh.tp, self.mesh.pp):
-            axis.all_reduce(squares)
-        return squares.sqrt()
+            axis.all_reduce(sums)
+        return sums
 
     @torch.no_grad()
     def step(self, learning_rate: float, gradient_norm: float) -> None:

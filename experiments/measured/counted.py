@@ -5,6 +5,7 @@ file, by which the 2019 paper normalises its perplexity.
 import math
 
 from data_pipeline.config import DataConfig
+from data_pipeline.contamination.decontaminate import UNKNOWN_WORD
 from data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
 from data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
 from engine.config import ModelConfig
@@ -48,17 +49,27 @@ def measure_built(experiment: Experiment) -> list[Line]:
 
 
 def measure_transformer_xl() -> list[Line]:
-    """Millions of parameters of the small model with byte pairs, and by how much these lengthen WikiText-103.
+    """Millions of parameters of the small model with byte pairs, by how much these lengthen WikiText-103, and the share
+    of its words that are unknown.
 
-    They are counted in the validation file as it is. Raises DataMissing where it is nowhere.
+    Lengths are counted in the validation file as it is, unknown words in the test file too. Raises DataMissing where
+    one is nowhere.
     """
-    text = find_test_set("wikitext103-valid").read_text(encoding="utf-8")
+    text, test = (find_test_set(name).read_text(encoding="utf-8") for name in ("wikitext103-valid", "wikitext103"))
     tokenizer = Tokenizer.from_gpt2_files(*find_gpt2_vocabulary())
     longer = len(tokenizer.encode(text)) / count_original_tokens(text) - 1
     built = built_parameters(read_run_config(model_file("transformer-xl-75m")).model) / 1e6
-    return lines(
-        "byte-pair encoding", {"sequence_length_percent": 100 * longer}, note="counted in the validation file"
-    ) + lines("small configuration, byte pairs", {"million_parameters": built}, note="counted in the built model")
+    return [
+        *lines("byte-pair encoding", {"sequence_length_percent": 100 * longer}, note="counted in the validation file"),
+        *lines("small configuration, byte pairs", {"million_parameters": built}, note="counted in the built model"),
+        *lines("words of the validation file", {"unknown_words_percent": _unknown_percent(text)}),
+        *lines("words of the test file", {"unknown_words_percent": _unknown_percent(test)}),
+    ]
+
+
+def _unknown_percent(text: str) -> float:
+    words = text.split()
+    return 100 * words.count(UNKNOWN_WORD) / len(words)
 
 
 def measure_recipe() -> list[Line]:

@@ -293,6 +293,16 @@ def test_overlap_is_measured(cli: Command) -> None:
     assert f"{found['percent']:.2f} % found" in outcome.out
 
 
+def test_wikitext_is_held_against_its_own_training_text(cli: Command) -> None:
+    """Runs stop at unknown words of the test text; the training text is one file, as it is published."""
+    words = [f"word{place}" for place in range(24)]
+    Path("wiki.test.tokens").write_text(f" \n = A title = \n \n {' '.join([*words[:12], '<unk>', *words[12:]])} \n")
+    Path("wiki.train.tokens").write_text(f" \n = Another = \n \n {' '.join([*words[:10], '<unk>', *words[10:]])} . \n")
+    cli("overlap", "text:wiki.train.tokens", "out", "--set", "overlap.test_sets=['text:wiki.test.tokens']", ends=0)
+    found = json.loads(Path("out/overlap.json").read_text())["test_sets"]["text:wiki.test.tokens"]
+    assert found["occurrences"] == {"ngrams": 10, "found": 3 + 5}
+
+
 def test_nothing_is_written_outside_the_output(cli: Command, tmp_path: Path) -> None:
     """Hostile ids and links in the input stay text."""
     Path("in").mkdir()

@@ -4,10 +4,11 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from engine.launch.threads import run_threads
-from engine.lr_finder import RateCurve, describe_curve, find_learning_rate
+from engine.lr_finder import RateCurve, StationaryRate, describe_curve, find_learning_rate
 from engine.run.resolved import resolve
 from lineage.errors import BadInput
 from tests.engine.small_run import mlm_train, resolved, small_config, write_toml
@@ -55,6 +56,54 @@ def test_a_training_is_swept_until_it_diverges(dataset: Path) -> None:
         assert divided.losses[:10] == pytest.approx(curve.losses[:10], rel=1e-4)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_quadratic_in_noise_becomes_stationary_as_is_known(momentum: float) -> None:
+    """Of λw²/2 with noise σ in the gradient SGD has E[w·g] = ησ²/(2 - ηλ), and a loss of half as much."""
+    curvature, noise, size, chance = 0.2, 3.0, 2000, np.random.default_rng(1)
+    rate = StationaryRate(0.1, period=200)
+    weights, velocity = np.full(size, 50.0), np.zeros(size)
+    terms, losses, first = [], [], math.nan
+    for number in range(4000):
+        before, eta = weights, rate.rate
+        gradient = curvature * weights + noise * chance.standard_normal(size)
+        velocity = momentum * velocity - eta * gradient
+        weights = weights + velocity
+        rate.add(float(-(before @ velocity)), float(velocity @ velocity) / 2)
+        if number == 50 and not momentum:
+            assert rate.ratio > 10  # far from rest
+        if eta == 0.1:
+            terms.append(before @ gradient / size)
+            losses.append(curvature * (before @ before) / size / 2)
+        first = float(number) if rate.lowered and math.isnan(first) else first
+    assert 390 < first < 3000
+    assert rate.lowered[0] == 0.1
+    assert rate.rate < 0.1
+    assert "the weights became stationary at 0.1" in rate.describe()
+    if not momentum:
+        known = 0.1 * noise**2 / (2 - 0.1 * curvature)
+        assert np.mean(terms[400:]) == pytest.approx(known, rel=0.1)
+        assert np.mean(losses[400:]) == pytest.approx(known / 2, rel=0.1)
+
+
+def test_moments_of_an_update_do_not_depend_on_the_layout(dataset: Path) -> None:
+    def ratio(ranks: int, **parallel: object) -> float:
+        def work(rate: StationaryRate) -> float:
+            find_learning_rate(run, 1e-9, 0.01, 6, rate)
+            return rate.ratio
+
+        config = small_config(dataset)
+        layout = config.parallel.model_copy(update=parallel)
+        run = resolve(config.model_copy(update={"parallel": layout}), ranks)
+        if ranks == 1:
+            return work(StationaryRate(0.01, 100))
+        return run_threads(lambda: work(StationaryRate(0.01, 100)), ranks)[0]
+
+    serial = ratio(1)
+    assert serial != 1
+    for parallel in ({"tp": 2}, {"pp": 2}, {"shard_optimizer": True}):
+        assert ratio(2, **parallel) == pytest.approx(serial, rel=1e-3), parallel
+
+
 @pytest.mark.parametrize(("low", "high", "iterations"), [(0.0, 1.0, 9), (1.0, 1.0, 9), (0.1, math.inf, 9), (0.1, 1, 1)])
 def test_what_is_no_sweep_is_refused(low: float, high: float, iterations: int, dataset: Path) -> None:
     with pytest.raises(BadInput, match="no sweep"):
@@ -71,3 +120,8 @@ def test_the_command_writes_the_curve(dataset: Path, tmp_path: Path) -> None:
     assert f"suggested learning rate {written['suggestion']:.3g}" in out
     assert written["ranks"] == 1
     assert not list(tmp_path.glob("runs*"))
+    code, out, err = mlm_train("lr-find", config, *ends, "--stationary", "--ranks", 1, "--out", tmp_path / "relation")
+    assert code == 0, err
+    written = json.loads((tmp_path / "relation" / "small.json").read_text(encoding="utf-8"))
+    assert f"suggested learning rate {written['suggestion']:.3g}" in out
+    assert set(written["rates"]) <= {0.1 * 0.1**place for place in range(12)}
