@@ -12,22 +12,11 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.commands import call
-from tests.data_pipeline.conftest import sentences
+from tests.data_pipeline.conftest import sentences, write_recipe
 from tests.engine.conftest import write_dataset
 from tests.engine.small_run import write_toml
 from tests.engine.test_formats_checkpoint import write_rough
 
-RECIPE = """
-name = "small"
-workers = 1
-[sources]
-names = ["jsonl:{}"]
-[tokenizer]
-kind = "train"
-vocab_size = 300
-[decontaminate]
-test_sets = []
-"""
 COMMANDS = {
     "mlm-data": ["run recipe.toml --runs {}", "clean jsonl:corpus.jsonl {} --workers 1", "fetch {}"],
     "mlm-train": ["run small.toml --runs {}", "lr-find small.toml --out {}", "export checkpoint {}"],
@@ -51,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("places")
     corpus = folder / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"text": sentences(20, number)}) + "\n" for number in range(20)))
-    (folder / "recipe.toml").write_text(RECIPE.format(corpus))
+    write_recipe(folder / "recipe.toml", f"jsonl:{corpus}", extra="decontaminate.test_sets = []")
     write_toml(folder / "small.toml", write_dataset(folder / "dataset"))
     write_rough(folder / "checkpoint")
     return folder

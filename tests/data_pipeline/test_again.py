@@ -19,27 +19,14 @@ from data_pipeline.tokens.tokenizer import Tokenizer
 from lineage.run import RunDirectory
 from tests.commands import Command, Program
 from tests.data_pipeline.builds import files_of, in_child
-from tests.data_pipeline.conftest import sentences, write_jsonl
+from tests.data_pipeline.conftest import sentences, write_jsonl, write_recipe
 from tests.data_pipeline.test_resume import Killer
-
-RECIPE = """
-name = "small"
-workers = 1
-shard_bytes = 65536
-[sources]
-names = ["jsonl:a.jsonl"]
-[decontaminate]
-test_sets = []
-[tokenizer]
-kind = "train"
-vocab_size = 300
-"""
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_jsonl(tmp_path / "a.jsonl", [sentences(40, seed) for seed in range(90)])
-    (tmp_path / "r.toml").write_text(RECIPE)
+    write_recipe(tmp_path / "r.toml", "jsonl:a.jsonl", extra="shard_bytes = 65536\ndecontaminate.test_sets = []")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -12,14 +12,9 @@ from transformers import BertConfig as TheirConfig
 from transformers import BertForPreTraining, BertModel, PreTrainedModel
 
 import experiments
-from data_pipeline.tokens.sentence_pairs import PairSamples
-from data_pipeline.tokens.token_file import TokenFile
 from engine.compare.tensors import assemble
 from engine.config import BertConfig, ModelConfig, ParallelConfig, RunConfig, TrainConfig
 from engine.costs import flops_per_iteration, parameter_count
-from engine.data.batch_schedule import BatchSchedule
-from engine.data.batches import TrainingOrder
-from engine.families.bert import pairs_of, read_vocabulary
 from engine.families.bert.model import BERT
 from engine.formats import parameters_of
 from engine.formats.convert import import_checkpoint
@@ -38,7 +33,7 @@ from engine.step import build_step
 from evaluation.checkpoints import load_checkpoint
 from lineage.errors import BadInput
 from tests.engine.like_serial import Result, assert_like_serial, trained
-from tests.engine.small_run import assert_same_training, small_config, train
+from tests.engine.small_run import assert_same_training, in_two_sessions, small_config, train
 from verify.engines import Ours, Work, write_random_tokens
 from verify.parity import SERIAL
 from verify.runner import train as train_rank
@@ -225,16 +220,11 @@ def test_a_checkpoint_is_the_model_with_the_dataset_s_vocabulary_and_special_tok
     assert (loaded.config.vocab_size, loaded.config.padded_vocab_size, loaded.config.text_vocab_size) == (294, 384, 290)
 
 
-def test_an_interrupted_run_goes_on_bit_for_bit(bert_run: Path, dataset: Path, tmp_path: Path) -> None:
+def test_an_interrupted_run_goes_on_bit_for_bit(
+    bert_run: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = small_config(dataset, BERT_MODEL, **SHORT)
-    run = train(config, tmp_path).path
-    for path in (run / "COMPLETE", run / "summary.json"):
-        path.unlink()
-    newest = sorted((run / "checkpoints").iterdir())[-1]
-    for path in newest.iterdir():
-        if path.is_file():
-            path.unlink()
-    assert_same_training(train(config, tmp_path).path, bert_run)
+    assert_same_training(in_two_sessions(config, tmp_path, 20, monkeypatch), bert_run)
 
 
 def test_parity_trains_a_bert_on_random_pairs(tmp_path: Path) -> None:
@@ -247,19 +237,6 @@ def test_parity_trains_a_bert_on_random_pairs(tmp_path: Path) -> None:
     assert {"output of embedding", "output of layers.1", "gradient of order_head.weight", "loss"} <= names
     assert len({float(whole[iteration, "mean loss"]) for iteration in range(2)}) == 2
     assert all(np.isfinite(value).all() for value in whole.values())
-
-
-def test_ranks_share_the_samples_of_one_order(dataset: Path) -> None:
-    file = TokenFile(dataset / "train_text_document")
-    samples = PairSamples(file, read_vocabulary(dataset / "tokenizer", 290), 32, 5)
-    schedule = BatchSchedule(TrainConfig(global_batch_size=8, microbatch_size=2))
-    batches = TrainingOrder(schedule, 2, pairs_of(samples))
-    whole = list(batches.microbatches(3, 0, 1))
-    parts = [one for rank in range(2) for one in batches.microbatches(3, rank, 2)]
-    by_place = {places: one.tokens for one in parts for places in [one.places]}
-    assert sorted(by_place) == sorted(one.places for one in whole)
-    for one in whole:
-        np.testing.assert_array_equal(one.tokens, by_place[one.places])
 
 
 @pytest.mark.parametrize(("name", "billions"), [("336m", 0.336), ("1.3b", 1.3), ("3.9b", 3.9)])

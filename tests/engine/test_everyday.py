@@ -108,7 +108,6 @@ def test_a_run_is_resumed_by_its_short_name_at_the_layout_that_trained_last(data
     [
         ("--set train.lr=1", "unknown key 'train.lr'; here it is train.learning_rate"),
         ("--set train.gradient_accumulation_steps=4", "here it is train.global_batch_size, the sequences of an update"),
-        ("--set parallel.dp=2", "here it is the ranks that tp and pp leave (--ranks)"),
         ("--lr 3", "there is no option --lr: --set changes a key of the configuration, here train.learning_rate"),
         ("--ranks 8 --set train.microbatch_size=8", "make microbatch_size smaller, or the ranks one of 1 "),
         ("--ranks 2 --set parallel.tp=2 --set model.vocab_size=291", "contradicts the dataset"),

@@ -259,18 +259,7 @@ def test_what_only_published_held_out_files_have_is_read(tmp_path: Path) -> None
     dev = tmp_path / "dev_matched.tsv"
     labels = ["label1", "label2", "label3", "label4", "label5", "gold_label"]
     head = "\t".join([*MNLI_HEAD.split("\t")[:10], *labels])
-    cells = [
-        "0",
-        "63735",
-        "63735n",
-        "slate",
-        "( ( a ) )",
-        "( b )",
-        "(ROOT (S a))",
-        "(ROOT b)",
-        'The "new" rights',
-        "No.",
-    ]
+    cells = mnli_line(0, 'The "new" rights', "No.", "neutral").split("\t")[:10]
     dev.write_text("\n".join([head, "\t".join([*cells, *["neutral"] * 3, "entailment", "neutral", "neutral"])]) + "\n")
     (example,) = read_mnli(dev)
     assert example == LabelledExample((('The "new" rights', "No."),), LABELS.index("neutral"))

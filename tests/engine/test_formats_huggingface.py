@@ -183,7 +183,6 @@ WEIGHT = "transformer.h.1.attn.c_attn.weight"
         ({"transformer.h.1.extra": lambda t: torch.zeros(1)}, "'h.1.extra' is unexpected"),
         ({"wte.weight": lambda t: torch.zeros(270, 24)}, "is there twice"),
         ({"transformer.h.4.ln_1.bias": lambda t: torch.zeros(24)}, "says 4 layers, the weights have 5"),
-        ({"transformer.wpe.weight": None}, "'wpe.weight' is missing"),
         ({"transformer.ln_f.bias": lambda t: torch.zeros(24).long()}, "'ln_f.bias' holds torch.int64"),
     ],
 )
@@ -201,11 +200,9 @@ def test_tensors_that_do_not_fit_are_named(
     [
         ({"model_type": "llama"}, BadInput, "model_type is 'llama'"),
         ({"model_type": ["gpt2"]}, BadInput, "model_type is .*gpt2"),
-        ({"activation_function": "gelu"}, BadInput, "activation_function is 'gelu'"),
         ({"layer_norm_epsilon": 1e-6}, BadInput, "layer_norm_epsilon is 1e-06"),
         ({"n_inner": 7}, BadInput, "n_inner is 7"),
         ({"n_head": 5}, BadInput, "num_heads = 5"),
-        ({"n_layer": 10**8}, IntegrityFailure, "says 100000000 layers, the weights have 4"),
         ({"n_layer": 10**12}, BadInput, "num_layers, hidden_size, seq_length and vocab_size must be at most"),
         ({"n_embd": 10**8}, IntegrityFailure, r"'wte.weight' has shape \[270, 24\]"),
         ({"n_positions": None}, IntegrityFailure, "n_positions is None"),

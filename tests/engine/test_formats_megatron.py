@@ -244,9 +244,7 @@ def test_what_other_libraries_allow_is_not_used(vocab: Path, tmp_path: Path) -> 
     ("content", "error", "sentence"),
     [
         ({"args": arguments(bias_gelu_fusion=False, openai_gelu=False)}, BadInput, "exact GeLU"),
-        ({"args": arguments(swiglu=True)}, BadInput, "swiglu is True"),
         ({"args": arguments(position_embedding_type="rope")}, BadInput, "position_embedding_type is 'rope'"),
-        ({"args": arguments(layernorm_epsilon=1e-6)}, BadInput, "layernorm_epsilon is 1e-06"),
         ({"args": arguments(num_experts=8)}, BadInput, "num_experts is 8"),
         ({"args": arguments(num_layers=5)}, IntegrityFailure, "num_layers is 5 in its arguments, 4 in its tensors"),
         ({"args": arguments(num_attention_heads=5)}, BadInput, "num_heads = 5"),

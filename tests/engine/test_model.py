@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from engine.config import ModelConfig, TrainConfig
+from engine.formats.huggingface import gpt2_weights
 from engine.model.gpt2 import GPT2
 from engine.optim.adam import FlatAdamW
 from engine.optim.gradients import GradientReducer
@@ -43,26 +44,8 @@ def other_library(model: GPT2) -> GPT2LMHeadModel:
             n_head=c.num_heads, **dropout,
         )
     ).to(next(model.parameters()).dtype)  # fmt: skip
-    ours, values = model.state_dict(), {}
-    values["transformer.wte.weight"] = ours["embedding.word_embeddings.weight"][: c.vocab_size]
-    values["transformer.wpe.weight"] = ours["embedding.position_embeddings.weight"]
-    values["lm_head.weight"] = values["transformer.wte.weight"]
-    pairs = {"transformer.ln_f": "final_layernorm"}
-    for i in range(c.num_layers):
-        pairs[f"transformer.h.{i}.ln_1"] = f"layers.{i}.input_layernorm"
-        pairs[f"transformer.h.{i}.ln_2"] = f"layers.{i}.post_attention_layernorm"
-        pairs[f"transformer.h.{i}.attn.c_attn"] = f"layers.{i}.self_attention.query_key_value"
-        pairs[f"transformer.h.{i}.attn.c_proj"] = f"layers.{i}.self_attention.dense"
-        pairs[f"transformer.h.{i}.mlp.c_fc"] = f"layers.{i}.mlp.dense_h_to_4h"
-        pairs[f"transformer.h.{i}.mlp.c_proj"] = f"layers.{i}.mlp.dense_4h_to_h"
-    for their_name, our_name in pairs.items():
-        weight, bias = ours[f"{our_name}.weight"], ours[f"{our_name}.bias"]
-        if our_name.endswith("query_key_value"):  # rows [n, 3, d] here, [3, n, d] there
-            weight = weight.view(c.num_heads, 3, c.head_dim, -1).transpose(0, 1).reshape(3 * c.hidden_size, -1)
-            bias = bias.view(c.num_heads, 3, c.head_dim).transpose(0, 1).reshape(-1)
-        values[f"{their_name}.weight"] = weight.t() if weight.dim() == 2 else weight
-        values[f"{their_name}.bias"] = bias
-    theirs.load_state_dict(values)
+    values = gpt2_weights(model.state_dict(), c)
+    theirs.load_state_dict(values | {"lm_head.weight": values["transformer.wte.weight"]})
     return theirs.train()
 
 

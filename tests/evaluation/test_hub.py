@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 
 from data_pipeline.reading.hub import LOCATIONS
 from tests.commands import Outcome, call
+from tests.data_pipeline.conftest import write_recipe
 from tests.evaluation.test_harness import directory  # noqa: F401
 from tests.hub_server import COMMIT, Hub, serving
 
@@ -28,15 +29,6 @@ countries before dinner which nobody would have believed had she never written s
 small garden during these quiet months
 """
 ENGLISH = TEXT.split()
-WIKIPEDIA = """name = "wiki"
-[sources]
-names = ["wikipedia"]
-[tokenizer]
-kind = "train"
-vocab_size = 257
-[decontaminate]
-test_sets = []
-"""
 
 
 @pytest.fixture
@@ -108,7 +100,6 @@ def test_a_pinned_revision_is_asked_for(hub: Hub, tmp_path: Path) -> None:
         ("openai-community/none", "", 5, "the Hugging Face hub has no model openai-community/none"),
         ("openai-community/gpt2", "gated", 5, "is behind a gate on the hub: accept its terms there and set HF_TOKEN"),
         ("openai-community/gpt2", "busy", 7, "could not be read from the Hugging Face hub"),
-        ("gpt2", "", 5, "the Hugging Face hub has no model gpt2"),
         ("g p t", "", 2, "g p t is not a name on the Hugging Face hub"),
     ],
 )
@@ -145,29 +136,19 @@ def test_a_corpus_is_streamed_from_the_layout_of_its_repository(hub: Hub, tmp_pa
     texts = [[" ".join(random_words.choices(ENGLISH, k=300)) for _ in range(2)] for _ in range(3)]
     put_dataset(hub, "wikimedia/wikipedia", "20231101.en", {"train": texts})
     hub.revisions["20231101"] = str(LOCATIONS["wikipedia"].revision)
-    recipe = tmp_path / "recipe.toml"
-    recipe.write_text(WIKIPEDIA)
-    done = ask(hub, "mlm-data", "run", recipe, "--runs", tmp_path / "runs", "--set", "workers=1", ends=0)
+    recipe = write_recipe(tmp_path / "recipe.toml", "wikipedia", extra="decontaminate.test_sets = []")
+    done = ask(hub, "mlm-data", "run", recipe, "--runs", tmp_path / "runs", ends=0)
     assert "documents" in done.out
-    ledger = json.loads(next((tmp_path / "runs").glob("wiki-*/ledger.json")).read_text())
+    ledger = json.loads(next((tmp_path / "runs").glob("small-*/ledger.json")).read_text())
     assert ledger["stages"][0]["documents_in"] == 6
     assert any(range_ for _, path, range_ in hub.requests if path.endswith("train-00002-of-00003.parquet"))
     assert not any(COMMIT in path for _, path, _ in hub.requests)
 
 
 def test_a_corpus_that_the_hub_does_not_give(hub: Hub, tmp_path: Path) -> None:
-    recipe = tmp_path / "recipe.toml"
-    recipe.write_text(WIKIPEDIA)
+    recipe = write_recipe(tmp_path / "recipe.toml", "wikipedia", extra="decontaminate.test_sets = []")
     done = ask(hub, "mlm-data", "run", recipe, "--runs", tmp_path / "runs", ends=5)
     assert "the Hugging Face hub has no wikipedia" in done.error
-
-
-def test_another_file_under_a_test_set_s_name_is_not_taken(hub: Hub, tmp_path: Path) -> None:
-    put_dataset(hub, "Salesforce/wikitext", "wikitext-103-v1", {"test": [["", " = A = \n"]]})
-    away = hub.environment | {"HOME": str(tmp_path), "MLM_DATA_DIR": ""}
-    done = call(away, "mlm-data", "fetch", str(tmp_path / "data"), ends=5)
-    assert "is not the published wikitext-103/wiki.test.tokens" in done.error
-    assert not list((tmp_path / "data").rglob("*.tokens"))
 
 
 def test_the_published_files_are_fetched_from_the_layout_of_their_repositories(

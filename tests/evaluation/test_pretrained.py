@@ -204,7 +204,6 @@ NORM = "model.norm.weight"
         (spoil_weights(lambda tensors: tensors.pop(NORM)), 6, f"tensor '{NORM}' is missing"),
         (spoil_weights(lambda tensors: tensors[NORM].fill_(float("nan"))), 6, "not finite"),
         (lambda directory: (directory / "tokenizer.json").unlink(), 2, "okenizer"),
-        (lambda directory: (directory / "config.json").write_text("{"), 6, "config.json"),
     ],
 )
 def test_what_cannot_be_scored_is_one_sentence(

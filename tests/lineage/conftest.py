@@ -109,8 +109,7 @@ def parent() -> None:
     subprocess.run([sys.executable, sys.argv[0], "count", "3"], check=True)
 
 
-verbs = ("run", "warn", "fail", "fault", "refuse", "exhaust", "hold", "cache", "lines", "wait", "count", "parent")
-run_command(app, default="run", verbs=verbs)
+run_command(app, default="run")
 """
 
 Start = Callable[..., "subprocess.Popen[str]"]

@@ -69,7 +69,6 @@ def test_only_the_first_rank_speaks(start: Start) -> None:
     [
         (["file.toml"], 0, "run file.toml\n"),
         (["file.toml", "--times", "2"], 0, "run file.toml run file.toml\n"),
-        (["run", "file.toml"], 0, "run file.toml\n"),
         (["run", "run"], 0, "run run\n"),
         (["file.toml", "unexpected"], 2, ""),
         (["--unknown"], 2, ""),

@@ -68,11 +68,9 @@ def test_a_circle_of_extends_is_named(tmp_path: Path, length: int) -> None:
     ("override", "path", "value"),
     [
         ("engine.power=200", ("engine", "power"), 200.0),
-        ("engine.power=1e-3", ("engine", "power"), 0.001),
         ("engine.turbo=true", ("engine", "turbo"), True),
         ("engine.fuel=hay and oats", ("engine", "fuel"), "hay and oats"),
         ('engine.fuel="=hay"', ("engine", "fuel"), "=hay"),
-        ("engine.fuel=a=b", ("engine", "fuel"), "a=b"),
         ("name=355m-twin", ("name",), "355m-twin"),
         ("wheels=[{diameter=3}]", ("wheels",), (Wheel(diameter=3),)),
         ("engine={power=7.5}", ("engine", "power"), 7.5),
@@ -109,7 +107,6 @@ def test_an_override_of_another_form_is_refused(tmp_path: Path, override: str) -
         ('name = "a"\n[spare]\nspokes = 3\n', (), "missing key 'spare.diameter'"),
         ("", (), "missing key 'name'"),
         ('name = "a"\n[engine]\npower = "much"\n', (), "engine.power: "),
-        ('name = "a"\nengine = 4\n', (), "engine: "),
         ('x = 1\ny = 2\nname = "a"\n', (), "unknown key 'x'; also unknown: y"),
     ],
 )
