@@ -244,5 +244,4 @@ def _open(dataset: Path) -> Path:
 
 def main() -> None:
     """Entry point."""
-    verbs = (str(each.name or (each.callback and each.callback.__name__)) for each in app.registered_commands)
-    run_command(app, "run", tuple(verbs))
+    run_command(app, "run")

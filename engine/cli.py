@@ -184,10 +184,10 @@ def export_(
 ) -> None:
     """Write a checkpoint's weights for Hugging Face; what `shard-hf` divided is merged again."""
     from engine.formats.convert import export_checkpoint
-    from engine.formats.model_shards import is_sharded, merge_model
+    from engine.formats.model_shards import PLAN, merge_model
 
     _announce_conversion(checkpoint)
-    print(f"written: {(merge_model if is_sharded(checkpoint) else export_checkpoint)(checkpoint, out)}")
+    print(f"written: {(merge_model if (checkpoint / PLAN).is_file() else export_checkpoint)(checkpoint, out)}")
 
 
 @app.command("shard-hf")
@@ -316,8 +316,7 @@ def _announce_conversion(directory: Path) -> None:
 def main() -> None:
     """Entry point."""
     keep_large_buffers()
-    verbs = (command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands)
-    run_command(app, "run", tuple(verbs))
+    run_command(app, "run")
 
 
 def program() -> None:

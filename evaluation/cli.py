@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
@@ -23,7 +23,7 @@ from lineage.errors import BadInput
 from lineage.lock import check_place
 
 if TYPE_CHECKING:
-    from evaluation.evaluate import Evaluation, MakeTask
+    from evaluation.evaluate import MakeTask
     from evaluation.schema import Result
 
 app = CommandLine(help="Evaluate a checkpoint by a named protocol.", no_args_is_help=True)
@@ -137,7 +137,9 @@ def run(
     else:
         tables.print_result(results[protocol])
         _write(json, results[protocol].to_json())
-    _write_samples(samples, evaluations.done.values())
+    if samples is not None:
+        lines = (sample.to_line() for each in evaluations.done.values() for sample in each.task.samples(each.scores))
+        _write(samples, "".join(lines))
 
 
 @app.command()
@@ -331,17 +333,10 @@ def _write(path: Path | None, content: dict[str, Any] | str) -> None:
         print(f"written: {path}")
 
 
-def _write_samples(path: Path | None, evaluations: "Iterable[Evaluation]") -> None:
-    if path is not None:
-        lines = (sample.to_line() for each in evaluations for sample in each.task.samples(each.scores))
-        _write(path, "".join(lines))
-
-
 def main() -> None:
     """Entry point: a first word that is no verb is a protocol."""
     keep_large_buffers()
-    verbs = (command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands)
-    run_command(app, "run", tuple(verbs))
+    run_command(app, "run")
 
 
 if __name__ == "__main__":

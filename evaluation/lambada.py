@@ -23,13 +23,6 @@ def openai_passages(path: Path) -> list[str]:
     return _all_of([str(parse_json(line)["text"]) for line in text.split("\n") if line])
 
 
-def standard_passages(path: Path) -> list[str]:
-    """The original authors' plain text, lower-cased and tokenised."""
-    name = "the original LAMBADA test file lambada_test_plain_text.txt"
-    text = read_official(path, TEST_SETS["lambada-standard"].sha256, name)
-    return _all_of([line for line in text.split("\n") if line])
-
-
 def openai_lambada(name: str, path: Path, tokenizer: Encoder, context: int, rule: ClozeRule = STRICT) -> ClozeTask:
     """OpenAI's file (lm-evaluation-harness's `lambada_openai`) by a rule."""
     source = SourceText(name, "LAMBADA test file (OpenAI)", TEST_SETS["lambada"].sha256)
@@ -42,9 +35,10 @@ stop_word_lambada = partial(openai_lambada, rule=STOP_WORD_FILTER)
 
 
 def standard_lambada(name: str, path: Path, tokenizer: Encoder, context: int) -> ClozeTask:
-    """The original authors' plain text by the strict rule."""
+    """The original authors' plain text, lower-cased and tokenised, by the strict rule."""
     source = SourceText(name, "LAMBADA test file (original plain text)", TEST_SETS["lambada-standard"].sha256)
-    return ClozeTask(source, standard_passages(path), STRICT, tokenizer, context)
+    text = read_official(path, source.digest, "the original LAMBADA test file lambada_test_plain_text.txt")
+    return ClozeTask(source, _all_of([line for line in text.split("\n") if line]), STRICT, tokenizer, context)
 
 
 def _all_of(passages: list[str]) -> list[str]:

@@ -216,15 +216,14 @@ class Task(ABC):
         """Fields of a result of any kind."""
         num_scored = len(scores.log_probabilities)
         subword = perplexity(math.fsum(scores.nll), num_scored)
+        places = {file.sha256: f"{file.repository}/{file.subset}" for file in TEST_SETS.values()}
         return dict(provenance) | {
             "task": self.name,
             "partial": self.is_partial,
             "note": self.note,
             "warnings": [*self.source.remarks, *misload_warnings(subword, self.tokenizer.vocab_size)],
             "data_digest": self.source.digest,
-            "data_repository": next(
-                (file.place_on_hub for file in TEST_SETS.values() if file.sha256 == self.source.digest), ""
-            ),
+            "data_repository": places.get(self.source.digest, ""),
             "num_scored_tokens": num_scored,
         }
 

@@ -67,15 +67,16 @@ def _take_common_options(arguments: list[str]) -> list[str]:
     return [argument for argument in arguments[:end] if argument not in given] + arguments[end:]
 
 
-def run_command(app: Callable[..., Any], default: str | None = None, verbs: tuple[str, ...] = ()) -> NoReturn:
+def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn:
     """Run a typer application and exit; the cause of a failure is that of the SystemExit.
 
-    With `default`, a first argument that is neither an option nor one of `verbs` becomes the argument of the default
-    verb: `mlm-train config.toml` means `mlm-train run config.toml`.
+    With `default`, a first argument that is neither an option nor a verb becomes the argument of the default verb:
+    `mlm-train config.toml` means `mlm-train run config.toml`.
     """
     arguments = _take_common_options(sys.argv[1:])
-    if default and arguments and not arguments[0].startswith("-") and arguments[0] not in verbs:
-        arguments = [default, *arguments]
+    if default and arguments and not arguments[0].startswith("-"):
+        verbs = {each.name or each.callback.__name__ for each in app.registered_commands}  # type: ignore[attr-defined]
+        arguments = arguments if arguments[0] in verbs else [default, *arguments]
     _take_streams()
     signal.signal(signal.SIGINT, partial(_stop, os.getpid()))
     for number in set(STOPS) - {signal.SIGINT}:

@@ -32,11 +32,6 @@ class PublishedFile(Config):
     rows: Literal["file", "wikitext", "jsonl", "lines"] = "file"
     """Form on the hub: the file itself, or rows of text, which `ROWS` turns into parts of the file."""
 
-    @property
-    def place_on_hub(self) -> str:
-        """Repository and subset."""
-        return f"{self.repository}/{self.subset}"
-
 
 class Published(Config):
     """published.toml."""

@@ -115,15 +115,11 @@ def _gram_tables(factory: DetectorFactory) -> tuple[Words, Rows, Places, Rows]:
             known[first * DENSE + second] |= np.uint64(1 << third)
             continue
         key = (first << 32) | (second << 16) | third
-        slot = _hash(key)
+        slot = ((key * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF) >> (64 - SLOTS_LOG2)
         while keys[slot] >= 0:
             slot = (slot + 1) & (len(keys) - 1)
         keys[slot], rows[slot] = key, row
     return known, dense, keys, rows
-
-
-def _hash(key: int) -> int:
-    return ((key * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF) >> (64 - SLOTS_LOG2)
 
 
 def _draws() -> Bytes4:

@@ -113,7 +113,9 @@ class FileSource:
             yield from read_pieces(_cut_table(piece, 1) if self.kind in ("parquet", "arrow") else [piece])
 
     def _below(self, path: Path) -> Iterator[tuple[str, Path]]:
-        roots, others = [path.resolve(), *_blobs(path.resolve())], list[Path]()
+        whole, others = path.resolve(), list[Path]()
+        snapshots = [folder for folder in (whole, *whole.parents) if folder.name == "snapshots"]
+        roots = [whole, *(folder.with_name("blobs") for folder in snapshots)]  # a Hugging Face cache links there
         for file in sorted(path.rglob("*")):
             hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
             if hidden or not (file.is_file() or file.is_symlink()):
@@ -174,11 +176,6 @@ class FileSource:
     @cached_property
     def _sealed_digests(self) -> dict[str, str]:
         return {name: entry["sha256"] for name, entry in sealed_files(self._root).items()}
-
-
-def _blobs(path: Path) -> Iterator[Path]:
-    """The folder of a Hugging Face cache that the links in its snapshots lead to."""
-    return (folder.parent / "blobs" for folder in (path, *path.parents) if folder.name == "snapshots")
 
 
 def _count_newlines(path: Path, progress: Progress) -> tuple[str, list[int]]:

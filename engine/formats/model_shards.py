@@ -115,11 +115,6 @@ def load_rank(directory: Path, axis: Axis, seed: int = 0, dtype: torch.dtype | N
     return model
 
 
-def is_sharded(directory: Path) -> bool:
-    """True if `shard_model` wrote the directory."""
-    return (directory / PLAN).is_file()
-
-
 def merge_model(checkpoint: Path, out: Path) -> Path:
     """Write what `shard_model` divided as the Hugging Face directory `out`, and return `out`.
 

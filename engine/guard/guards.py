@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -72,16 +73,10 @@ class RecentIterations:
         if not (math.isfinite(loss) and math.isfinite(gradient_norm)):
             return {}
         values = {"loss": loss, "gradient_norm": gradient_norm}
-        is_ready = len(self._seen) >= LEAST
-        limits = dict(zip(values, map(_limit, zip(*self._seen, strict=True)), strict=True)) if is_ready else {}
+        columns = zip(*self._seen, strict=True) if len(self._seen) >= LEAST else ()
+        limits = {name: fmean(seen) + DEVIATIONS * stdev(seen) for name, seen in zip(values, columns, strict=False)}
         self._seen.append((loss, gradient_norm))
         return {name: limit for name, limit in limits.items() if values[name] > limit}
-
-
-def _limit(values: Sequence[float]) -> float:
-    mean = math.fsum(values) / len(values)
-    variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    return mean + DEVIATIONS * math.sqrt(variance)
 
 
 class SpikeGuard(Guard):

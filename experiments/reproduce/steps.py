@@ -68,16 +68,11 @@ def _minutes(seconds: float) -> str:
 def first_steps(plan: Plan, runs: Path, published: bool) -> Iterator[Step]:
     """Steps that show a result at once: a schedule, and words of the published file; preflight before the full size."""
     if plan.size is None:
-        yield preflight_step(plan, runs)
+        needed = sum(training_bytes(config) for config in plan.configs if not is_sealed(runs / config.name))
+        yield ["mlm-experiment", "preflight", "--runs", str(runs), "--needed-gb", f"{needed / 1e9:.0f}"]
     yield ["mlm-train", "schedule", "--pp", "4", "--microbatches", "8"]
     if published:
         yield ["mlm-experiment", "run", "2019/words", "--runs", str(runs)]
-
-
-def preflight_step(plan: Plan, runs: Path) -> Step:
-    """Look at the machine before anything is run in full."""
-    needed = sum(training_bytes(config) for config in plan.configs if not is_sealed(runs / config.name))
-    return ["mlm-experiment", "preflight", "--runs", str(runs), "--needed-gb", f"{needed / 1e9:.0f}"]
 
 
 def data_step(plan: Plan, runs: Path) -> Step:

@@ -72,7 +72,9 @@ class AdaptiveEmbedding(nn.Module):
         embedded = self.words[0].new_zeros(len(flat), self.words[0].size(1))
         for cluster, words in enumerate(self.words):
             rows, local = self._members(flat, cluster)
-            embedded = embedded.index_copy(0, rows, self._project(F.embedding(local, words), cluster))
+            part = F.embedding(local, words)
+            part = linear(part, self.projections[cluster - 1]) if cluster else part
+            embedded = embedded.index_copy(0, rows, part)
         return embedded.view(tokens.size(1), tokens.size(0), -1)
 
     def losses(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -101,9 +103,6 @@ class AdaptiveEmbedding(nn.Module):
 
     def _tail(self, hidden: torch.Tensor, cluster: int) -> torch.Tensor:
         return _log_softmax(linear(hidden @ self.projections[cluster - 1], self.words[cluster]))
-
-    def _project(self, embedded: torch.Tensor, cluster: int) -> torch.Tensor:
-        return linear(embedded, self.projections[cluster - 1]) if cluster else embedded
 
     def _members(self, tokens: torch.Tensor, cluster: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Indices of the tokens in the cluster, and their ids within it."""
