@@ -304,10 +304,10 @@ ITEMS: dict[str, tuple[float, Callable[[], Result]]] = {
     "exact-fp16-head": (45, partial(kernels.check_kernels, torch.float16, LONG, ("linear_cross_entropy",))),
     "exact-fp32": (45, partial(kernels.check_kernels, torch.float32, SMALL)),
     "355m": (45, partial(train_alone, "355m", 32, 1, DROPOUT, True)),
-    "nanogpt": (120, partial(compare_peers, "355m", 32)),
+    "nanogpt": (180, partial(compare_peers, "355m", 32)),
     "2.5b-dropout-0": (60, partial(train_alone, "2.5b", 8, 1, 0.0)),
     **{name: (60, partial(kernels.measure_kernel, name, KernelShape())) for name in kernels.KERNELS[1:]},
-    "tiles": (60, partial(kernels.measure_tiles, KernelShape())),
+    "tiles": (150, partial(kernels.measure_tiles, KernelShape())),
     "nanogpt-2.5b": (150, partial(compare_peers, "2.5b", 8)),
     **{f"2.5b-{b}x8": (90, partial(train_alone, "2.5b", b, 8)) for b in MICROBATCHES[1:]},
 }
@@ -361,10 +361,8 @@ def profile(name: str, size: TrainingSize) -> Case:
     step = our_step(size, ParallelConfig(), serial_mesh(local_device()), 1)
     for iteration in range(size.warm_up):
         step(iteration, DROPOUT)
-    with torch.profiler.profile() as trace:
-        step(size.warm_up, DROPOUT)
-    spent = {event.key[:80]: event.self_device_time_total / 1000 for event in trace.key_averages()}
-    longest = sorted(filter(spent.get, spent), key=lambda key: -spent[key])[:25]
-    shown = [series(key, "time of an iteration", "ms", spent[key]) for key in longest]
+    spent = kernels.kernel_times(partial(step, size.warm_up, DROPOUT))
+    longest = sorted(spent, key=lambda key: -spent[key])[:25]
+    shown = [series(key[:80], "time of an iteration", "ms", spent[key]) for key in longest]
     whole = series("all kernels", "time of an iteration", "ms", sum(spent.values()))
     return Case(name=f"kernels of an iteration, {name}", series=[whole, *shown])

@@ -5,8 +5,9 @@ Shapes: s sequence, b microbatch, n heads, d head dim, v vocabulary.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import starmap
 from statistics import median
 from typing import Any
 from unittest.mock import patch
@@ -28,6 +29,15 @@ QUEUED = 10
 FLOOR_SHARE = 0.85
 """The goal of each kernel that is bound by memory: its floor's share of its time."""
 SDPA = "SDPA with dropout"
+HEADS = {64: 16, 96: 20, 128: 24}
+"""Heads of 355m, 2.5b and 8.3b by their head dims."""
+TILED = ("_forward", "_to_query", "_to_key_value")
+"""Attention's kernels that take tiles."""
+TILES = (
+    (32, 64, 4, 2), (32, 128, 8, 2), (64, 32, 4, 3), (64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 4, 2), (128, 64, 8, 2),
+    (128, 64, 8, 3),
+)  # fmt: skip
+"""Queries, keys, warps and stages that are tried."""
 LOSS_SCALE = 2.0**16
 """The loss scale that fp16 begins with. It is in the gradients of a real step."""
 FACTORS = (1.0, LOSS_SCALE / 8192, 2.0**-10)
@@ -255,26 +265,34 @@ def measure_kernel(name: str, shape: KernelShape) -> list[Case]:
 
 
 def measure_tiles(shape: KernelShape) -> list[Case]:
-    """Time attention, forward and backward, with other tiles than those it chooses."""
+    """Time attention's kernels, each alone, with other tiles than those it chooses, at the head dims of HEADS."""
     from engine.kernels.gpu import attention
     from engine.kernels.gpu.attention import Tiles
 
-    chosen = attention.tiles_for(shape.d, torch.bfloat16)
-    others = [
-        chosen,
-        (Tiles(64, 64, 4), Tiles(64, 64, 4), Tiles(64, 64, 4)),
-        (Tiles(128, 128), Tiles(128, 64), Tiles(64, 128)),
-        (Tiles(128, 64, stages=3), Tiles(128, 64, stages=1), Tiles(32, 128, stages=3)),
-        (Tiles(128, 32), Tiles(128, 32), Tiles(16, 128)),
-    ]
-    case, spent, missing = case_of("attention", shape, torch.bfloat16), [], {}
-    for tiles in others:
-        name = ", ".join(f"{each.queries}×{each.keys} {each.warps} warps {each.stages} stages" for each in tiles)
-        name += " (chosen)" if tiles is chosen else ""
-        try:
-            with patch.object(attention, "tiles_for", lambda *_, tiles=tiles: tiles):
-                seconds = queued_seconds(partial(run_pass, implementation("attention", "cuda"), case), REPEATS)
-            spent.append(series(name, "time", "ms", *(1000 * each for each in seconds)))
-        except Exception as error:  # too much shared memory, or another refusal of the compiler
-            missing[name] = failure(error)
-    return [Case(name="attention's tiles", series=spent, missing=missing)]
+    cases = []
+    for d, n in HEADS.items():
+        case, series_of, missing = case_of("attention", replace(shape, n=n, d=d), torch.bfloat16), [], {}
+        chosen = attention.tiles_for(d, torch.bfloat16)
+        run = partial(run_pass, implementation("attention", "cuda"), case)
+        for tiles in starmap(Tiles, TILES):
+            name = f"{tiles.queries}×{tiles.keys}, {tiles.warps} warps, {tiles.stages} stages"
+            try:
+                with patch.object(attention, "tiles_for", lambda *_, tiles=tiles: (tiles,) * 3):
+                    run()
+                    spent = kernel_times(run)
+            except Exception as error:  # too much shared memory, or another refusal of the compiler
+                missing[name] = failure(error)
+                continue
+            for kernel, own in zip(TILED, chosen, strict=True):
+                mark = " (chosen)" if own == tiles else ""
+                series_of += [series(name + mark, kernel, "ms", spent[kernel])] if kernel in spent else []
+        cases.append(Case(name=f"attention's tiles, head dim {d}", series=series_of, missing=missing))
+    return cases
+
+
+def kernel_times(run: Callable[[], object]) -> dict[str, float]:
+    """Return the milliseconds of each kernel that a call starts on a GPU, by torch's profiler."""
+    with torch.profiler.profile() as trace:
+        run()
+    events = [event for event in trace.key_averages() if event.device_type.name == "CUDA"]
+    return {event.key: event.self_device_time_total / 1000 for event in events}

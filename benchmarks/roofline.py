@@ -25,15 +25,19 @@ from lineage.shipped import model_file
 ISSUED_PER_SECOND = PEAK_TFLOPS * 1e12 / 4096 * 4
 """Instructions of warps: in a clock a multiprocessor issues 4, and multiplies and adds 4,096 times in bf16."""
 PRODUCT_SHARE, COPY_SHARE = 0.667, 0.9
-"""Assumed shares of the peak that products of these shapes reach, and of the memory's bandwidth."""
-HOST_SECONDS = 1e-3
-"""Assumed wait of the GPU for the host in an iteration."""
+"""Assumed shares of the peak that products reach in an iteration, and of the memory's bandwidth. Alone, on an H200,
+products reach 0.74 to 0.83 and copies 0.89 (results/bench/gpu.json)."""
+ATTENTION_SHARE = 0.18
+"""Share of the peak that attention's kernels reach with dropout on an H200, at head dims of 96 and 128, with the
+padding of their tiles (results/bench/gpu.json)."""
+HOST_SECONDS = 12e-3
+"""Time in an iteration in which an H200 runs no kernel (results/bench/gpu.json)."""
 COMPILED_B = 8
 """Microbatch for which instructions are counted; they are in proportion to it."""
 NOTES = [
-    f"Computed, not measured: products at {PRODUCT_SHARE:g} of {PEAK_TFLOPS:g} TFLOP/s, other kernels as long as "
-    f"their bytes take at {COPY_SHARE:g} of the published bandwidth or their compiled instructions to be issued, one "
-    "part after the other. Both shares are assumptions.",
+    f"Computed: products at {PRODUCT_SHARE:g} of {PEAK_TFLOPS:g} TFLOP/s, attention at {ATTENTION_SHARE:g}, other "
+    f"kernels as long as their bytes take at {COPY_SHARE:g} of the published bandwidth or their compiled instructions "
+    "to be issued, one part after the other. The shares of products and bandwidth are assumptions.",
     "The share of the peak is by the operations of a token's products, forward and backward, attention halved for "
     "causality. Left out: the embedding, sums of the parts of small gradients, launches that leave the GPU idle.",
 ]
@@ -74,35 +78,22 @@ def issued_instructions(model: ModelConfig) -> dict[str, float]:
     It changes Triton for the whole process.
     """
     from benchmarks.compiled import compile_kernels
-    from engine.kernels.gpu import attention, bias_dropout_add, bias_gelu, cross_entropy
+    from engine.kernels.gpu import bias_dropout_add, bias_gelu, cross_entropy
 
     s, d = model.seq_length, model.hidden_size // model.num_heads
     shape = KernelShape(s=s, b=COMPILED_B, n=model.num_heads, d=d, v=model.padded_vocab_size)
     compiled = {each.kernel: each for each in compile_kernels(90, torch.bfloat16, shape)}
-    forward, to_query, to_key = attention.tiles_for(d, torch.bfloat16)
     rounds = {
-        "attention forward": _seen(s, forward.queries, forward.keys),
-        "attention to_query": _seen(s, to_query.queries, to_query.keys),
-        "attention to_key_value": _seen(s, to_key.keys, to_key.queries),
         "bias_gelu bias_gelu_gradient": bias_gelu.STEPS,
         "bias_dropout_add gradient": bias_dropout_add.STEPS,
         "linear_cross_entropy log_sum": 2 * math.ceil(shape.v / cross_entropy.COLUMNS),
     }
-    programs = {
-        "linear_cross_entropy log_sum": s * COMPILED_B,
-        "attention draw": compiled["attention draw"].programs / 2,
-    }
+    programs = {"linear_cross_entropy log_sum": s * COMPILED_B}
     return {
         name: programs.get(name, each.programs) * each.warps
         * (each.instructions + each.in_loop * (rounds.get(name, 1) - 1))
         for name, each in compiled.items()
     }  # fmt: skip
-
-
-def _seen(s: int, own: int, other: int) -> float:
-    """Return the average number of tiles of `other` rows that a tile of `own` rows meets under a causal mask."""
-    met = [math.ceil(min(first + own, s) / other) for first in range(0, s, own)]
-    return sum(met) / len(met)
 
 
 def seconds_of_parts(
@@ -122,10 +113,8 @@ def seconds_of_parts(
 
     per_layer = {
         "products": 72 * tokens * h * h / product_rate,
-        "attention": 14 * tokens * s * h / product_rate  # 7 products; whole tiles of which half is seen, rows padded
-        * (width_of(h // model.num_heads) * model.num_heads / h) / 2
-        + kernel("attention draw", s / 16 / (2 * h / model.num_heads)) + kernel("attention inner", 2)
-        + kernel("attention forward", 4) + kernel("attention to_query", 5) + kernel("attention to_key_value", 6),
+        "attention": 7 * tokens * s * h / (ATTENTION_SHARE * PEAK_TFLOPS * 1e12)  # 7 products, of which half is seen
+        * (width_of(h // model.num_heads) * model.num_heads / h),
         "layer norm": 10 * stream,
         "bias, GeLU": kernel("bias_gelu bias_gelu", 8) + kernel("bias_gelu bias_gelu_gradient", 12),
         "bias, dropout, residual": 2

@@ -9,7 +9,7 @@ from pathlib import Path
 from docs.hooks.commands import exit_codes, read_commands_table, table
 from docs.hooks.formats import keys
 from docs.hooks.protocols import section
-from docs.hooks.results import results
+from docs.hooks.results import measures, results
 from docs.hooks.seeds import seeds
 from evaluation.tasks import TASKS
 from lineage.atomic import write_text
@@ -24,7 +24,7 @@ def rewrite(page: str) -> str:
 
 
 def made(name: str) -> str:
-    """A part by its name: commands, exit codes, protocols, results, seeds, or the keys of a model."""
+    """A part by its name: commands, exit codes, protocols, results, seeds, a benchmark's measures, or a model's keys."""
     match name.split():
         case ["keys", dotted]:
             return keys(dotted)
@@ -34,6 +34,8 @@ def made(name: str) -> str:
             return "\n\n".join(results(ROOT / "results"))
         case ["seeds"]:
             return "\n\n".join(seeds(ROOT / "results"))
+        case ["measures", record]:
+            return "\n\n".join(measures(ROOT / "results" / "bench" / f"{record}.json"))
         case ["commands"]:
             return read_commands_table(ROOT)
     return table(("code", "error", "meaning"), exit_codes())

@@ -94,6 +94,13 @@ def _benchmarks(results: Path) -> Iterator[str]:
         yield from map(markdown, [each for each in whole if each.title in ("ratios", "not measured")] or whole)
 
 
+def measures(record: Path) -> Iterator[str]:
+    """Every table of a benchmark but its ratios."""
+    for rows in tables(read_benchmark(record)):
+        if rows.title != "ratios":
+            yield markdown(Table(*rows))
+
+
 def _engines(results: Path) -> Iterator[str]:
     yield "## Beside other engines"
     yield "The same weights and samples in two engines ([how](other-engines.md))."

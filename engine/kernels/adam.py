@@ -36,7 +36,9 @@ def adamw(
     The gradient is clipped in place, because a copy would be as large as the model. The last elements are padded: torch
     rounds a remainder that fills no vector otherwise, and a weight must not depend on its place.
     """
-    tensors = (weights, gradient.mul_(step.clipping), exp_avg, exp_avg_sq)
+    if step.clipping != 1.0:
+        gradient.mul_(step.clipping)
+    tensors = (weights, gradient, exp_avg, exp_avg_sq)
     whole = len(weights) // VECTOR * VECTOR
     ends = [F.pad(tensor[whole:], (0, VECTOR - len(tensor) + whole)) for tensor in tensors]
     count = torch.full((), step.steps - 1, dtype=torch.float32, device=weights.device)

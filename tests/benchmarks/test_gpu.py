@@ -58,7 +58,8 @@ def at_toy_size(monkeypatch: pytest.MonkeyPatch) -> None:
             raise UserError(f"{type(error).__name__}: {error}") from error
 
     interpret(monkeypatch)
-    for name, number in (("REPEATS", 1), ("WARM_UP", 0), ("GEMM_WIDTH", 64), ("COPIED_BYTES", 1 << 16)):
+    for name, number in (("REPEATS", 1), ("WARM_UP", 0), ("GEMM_WIDTH", 64), ("COPIED_BYTES", 1 << 16),
+                         ("HEADS", {8: 2})):  # fmt: skip
         monkeypatch.setattr(kernels, name, number)
     toy = dict.fromkeys((gpu.KernelShape(), gpu.SMALL, gpu.LONG), SHAPE)
     for name, (seconds, measure) in ITEMS.items():
@@ -106,9 +107,13 @@ def test_every_item_leaves_lines_and_one_record(
     record = read_benchmark(tmp_path / "gpu.json")
     cases = {case.name: case for case in record.cases}
     assert record.disagreements == []
-    assert {"limits", "products of a layer", "attention bfloat16, 5 tokens", "attention's tiles", "2.5b, 8 × 1"} <= {
-        *cases
-    }
+    assert {
+        "limits",
+        "products of a layer",
+        "attention bfloat16, 5 tokens",
+        "attention's tiles, head dim 8",
+        "2.5b, 8 × 1",
+    } <= {*cases}
     assert all(ratio.is_reached for name in cases if name.endswith(" tokens") for ratio in cases[name].ratios)
     assert cases["2.5b, 8 × 8"].ratios[0].goal == gpu.BEST_UTILISATION
     assert [ratio.name for ratio in cases["355m beside peers"].ratios] == ["× nanoGPT", "utilisation"]

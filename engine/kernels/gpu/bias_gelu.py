@@ -10,7 +10,7 @@ from engine.kernels.gpu.masks import Context
 
 SLOPE = tl.constexpr(2.0 * math.sqrt(2.0 / math.pi))
 CUBIC = tl.constexpr(0.044715)
-ROWS, COLUMNS, STEPS = 8, 512, 16
+ROWS, COLUMNS, STEPS = 4, 512, 16
 """Rows and columns of a tile, and tiles per program in backward."""
 
 
