@@ -24,7 +24,7 @@ def rewrite(page: str) -> str:
 
 
 def made(name: str) -> str:
-    """A part by its name: commands, exit codes, protocols, results, seeds, a benchmark's measures, or a model's keys."""
+    """A part by its name: commands, exit codes, protocols, results, seeds, measures of a benchmark, keys of a model."""
     match name.split():
         case ["keys", dotted]:
             return keys(dotted)
