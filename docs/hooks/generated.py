@@ -33,7 +33,7 @@ def made(name: str) -> str:
         case ["results"]:
             return "\n\n".join(results(ROOT / "results"))
         case ["seeds"]:
-            return "\n\n".join(seeds(ROOT / "results"))
+            return "\n\n".join(seeds())
         case ["measures", record]:
             return "\n\n".join(measures(ROOT / "results" / "bench" / f"{record}.json"))
         case ["commands"]:

@@ -22,7 +22,7 @@ from experiments.files import LadderResult, ReproductionScores
 from experiments.reproduce.files import ModelShape, ReproductionSummary
 from experiments.reproduce.order import order_verdict
 from experiments.reproduce.plan import make_plan
-from experiments.verdicts import COLUMNS, count_by_paper, judge, load_results, unanswered
+from experiments.verdicts import COLUMNS, Verdict, count_by_paper, judge, load_results, unanswered
 from lineage.atomic import write_text
 from lineage.errors import BadInput
 from lineage.files import read_document
@@ -128,13 +128,18 @@ def errata_block() -> str:
     return "\n".join(f"|{row}" for row in rows[: 2 + SHOWN_ERRATA])
 
 
-def verdicts_block() -> str:
-    """Outcomes of the published claims by paper, every workload simulated first."""
+def every_verdict() -> list[Verdict]:
+    """A verdict on every claim, from what is kept and from every workload, which is simulated first."""
     with tempfile.TemporaryDirectory() as folder:
         _run("mlm-experiment run --all --mode simulate", Path(folder))
         experiments = load_experiments().values()
         loaded = load_results([KEPT, KEPT / "ablations", Path(folder) / "runs"])
-    verdicts = [*judge(experiments, loaded), *unanswered(experiments)]
+    return [*judge(experiments, loaded), *unanswered(experiments)]
+
+
+def verdicts_block() -> str:
+    """Outcomes of the published claims by paper."""
+    verdicts = every_verdict()
     lines = [f"||{'|'.join(COLUMNS)}|", f"|---|{'|'.join(['--:'] * len(COLUMNS))}|"]
     rows = count_by_paper(verdicts).items()
     lines += [f"|{title}|{'|'.join(cells)}|" for title, cells in rows if any(cells[:-1])]

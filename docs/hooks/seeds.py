@@ -7,10 +7,11 @@ from typing import Self
 from pydantic import model_validator
 
 from docs.hooks.commands import cell, table
+from docs.hooks.readme import KEPT, every_verdict
 from docs.hooks.results import pretrained_rows
 from evaluation.places import SMOLLM2
 from experiments.catalogue import Experiment, load_experiments, matches
-from experiments.verdicts import Verdict, count_outcomes, judge, load_results, unanswered
+from experiments.verdicts import Verdict, count_outcomes
 from lineage.config import Config, load_config
 
 ROWS = Path(__file__).with_suffix(".toml")
@@ -52,12 +53,11 @@ class Seeds(Config):
     seeds: tuple[Seed, ...]
 
 
-def seeds(folder: Path) -> Iterator[str]:
-    """A table for each document, its outcomes from what is kept in `folder`."""
+def seeds() -> Iterator[str]:
+    """A table for each document, its outcomes from what is kept and from what is simulated."""
     experiments = load_experiments()
-    found = load_results([folder, folder / "ablations"])
-    verdicts = [*judge(experiments.values(), found), *unanswered(experiments.values())]
-    scores = ", ".join(f"{protocol} {here}" for protocol, here, _ in pretrained_rows(folder / SMOLLM2))
+    verdicts = every_verdict()
+    scores = ", ".join(f"{protocol} {here}" for protocol, here, _ in pretrained_rows(KEPT / SMOLLM2))
     for seed in load_config(ROWS, Seeds).seeds:
         yield f"## {seed.title}"
         rows = []

@@ -73,21 +73,33 @@ def layer_passes(machine: Machine, w: Workloads) -> tuple[Passes, Floats]:
         + matmul_seconds(machine, tokens, (1 + w.llama) * w.f / w.t, w.h)
         + matmul_seconds(machine, tokens, w.h, w.f / w.t)
     )
-    width = w.h / w.heads
-    products = matmul_seconds(machine, w.s, w.s, width) + matmul_seconds(machine, w.s, width, w.s)
+    inner = w.width * w.heads / w.t
+    read = w.b * w.keys_length
+    recurrent = (  # queries, keys and values of memory and segment; encoded distances, once for all sequences
+        matmul_seconds(machine, read, 3 * inner, w.h)
+        + matmul_seconds(machine, w.keys_length, inner, w.h)
+        + matmul_seconds(machine, tokens, w.h, inner)
+        + matmul_seconds(machine, tokens, w.f / w.t, w.h)
+        + matmul_seconds(machine, tokens, w.h, w.f / w.t)
+    )
+    linears = np.where(w.xl == 1, recurrent, linears)
+    scored = matmul_seconds(machine, w.s, w.keys_length, w.width) * (1 + w.xl)  # by content, and by distance
+    products = scored + matmul_seconds(machine, w.s, w.width, w.keys_length)
     attention = products * w.b * w.heads / w.t
-    scores = w.b * w.heads * w.s * w.s / w.t * machine.element_bytes
+    scores = w.b * w.heads * w.s * w.keys_length / w.t * machine.element_bytes * (1 + w.xl)
     all_reduce = tensor_all_reduce_seconds(machine, w, elements)
 
     def moved(hidden: float, divided: float) -> Floats:
         return bytes_seconds(machine, elements * (hidden / w.outside + divided / w.t))
 
-    accumulated = bytes_seconds(machine, 12 * w.h * w.h / w.t * machine.element_bytes * ACCUMULATED)
+    accumulated = bytes_seconds(machine, layer_weights(w) / w.t * machine.element_bytes * ACCUMULATED)
     flash = 2 * w.b * w.s * w.s * w.h / w.t / (machine.matmul_flops_per_second * machine.flash_efficiency)
     core, core_backward = attention + bytes_seconds(machine, scores * SCORES_FORWARD), 2 * attention
     core_backward = core_backward + bytes_seconds(machine, scores * SCORES_BACKWARD)
     if machine.fused_attention:
-        core, core_backward = flash, FLASH_BACKWARD * flash
+        core, core_backward = (
+            np.where(w.xl == 1, *each) for each in ((core, flash), (core_backward, FLASH_BACKWARD * flash))
+        )
     forward = linears + core + moved(HIDDEN_FORWARD, DIVIDED_FORWARD) + 2 * all_reduce
     backward = 2 * linears + core_backward + moved(HIDDEN_BACKWARD, DIVIDED_BACKWARD) + 2 * all_reduce
     backward = backward + accumulated + w.full * forward + w.selective * core
@@ -106,6 +118,11 @@ def layer_passes(machine: Machine, w: Workloads) -> tuple[Passes, Floats]:
     host = host + beyond * machine.tensor_host_steps * machine.tensor_step_seconds
     passes = Passes(_overlapped(machine, host, forward), _overlapped(machine, host * (2 + w.full), backward))
     return passes, ahead
+
+
+def layer_weights(w: Workloads) -> Floats:
+    """Parameters of a GPT-2's or a Transformer-XL's layer, without biases and norms."""
+    return np.where(w.xl == 1, 5 * w.h * w.width * w.heads + 2 * w.h * w.f, 12 * w.h * w.h)
 
 
 def head_passes(machine: Machine, w: Workloads) -> Passes:

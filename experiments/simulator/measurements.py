@@ -22,13 +22,17 @@ from lineage.errors import BadInput
 
 COLUMNS = ("gpus", "global_batch", "micro_batch", "hidden", "heads", "layers", "seq", "vocab", "tp", "dp", "pp",
            "chunks", "recompute", "family", "ffn_hidden", "kv_heads", "tied", "zero",
-           "num_microbatches")  # fmt: skip
+           "memory", "head_dim", "num_microbatches")  # fmt: skip
 """Columns of a workload in files."""
 LARGEST_CELL = 1e9
-PEAK_TFLOPS = {"dgx-a100-80g": 312.0, "dgx-2h-v100": 130.0}
+PEAK_TFLOPS = {"dgx-a100-80g": 312.0, "dgx-2h-v100": 130.0, "p3dn-v100": 125.0}
 """Peak rates to which the papers' percentages refer."""
 ITERATIONS_PER_EPOCH = next(int(row.value) for row in every_claim() if row.id == "2019/text/iterations-per-epoch")
 """2019 paper, Section 4.2."""
+
+LONGER = next(float(row.value) for row in every_claim() if row.id == "transformer-xl/post/bpe-length")
+WIKITEXT_TOKENS = 103_227_021 * (1 + LONGER / 100)
+"""Byte pairs of WikiText-103's training text: its words (Merity et al. 2016, Table 1), and more of them by the post."""
 
 
 class Observation(NamedTuple):
@@ -210,7 +214,8 @@ QUANTITIES: dict[str, Callable[[Simulated], float]] = {
     "iteration_seconds": lambda row: row.seconds,
     "tflops_per_gpu": _tflops,
     "days_per_epoch": lambda row: row.seconds * ITERATIONS_PER_EPOCH / 86400,
-    "speedup": lambda row: row.first_seconds / row.seconds,
+    "speedup": lambda row: row.first_seconds / row.seconds * row.workload.global_batch / row.first.global_batch,
+    "epoch_minutes": lambda row: WIKITEXT_TOKENS / (row.workload.global_batch * row.workload.seq) * row.seconds / 60,
     "scaling_percent": _scaling_percent,
     "sequences_per_second": lambda row: row.workload.global_batch / row.seconds,
     "aggregate_petaflops": lambda row: _tflops(row) * row.workload.gpus / 1e3,

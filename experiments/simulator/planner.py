@@ -194,6 +194,7 @@ def format_plan(model: PlannedModel, cluster: Cluster, choices: Sequence[Choice]
     peak = cluster.constants.matmul_flops_per_second.value
     whole = flops_of(choices[0].workload._replace(recompute="none")) / per_iteration
     llama = template.family == "llama"
+    whose_times = "GPT-2" if template.family == "gpt2" else template.family
     whose = "nanotron's" if llama else "this engine's"
     if cluster.constants.fused_attention.value:
         whose += " (--dry-run adds the scores that attention stores on a processor)"
@@ -203,7 +204,7 @@ def format_plan(model: PlannedModel, cluster: Cluster, choices: Sequence[Choice]
         f"simulated; {_trust(cluster, choices)}; an epoch is {epoch:,} tokens "
         f"({'the dataset' if model.epoch_tokens else '2019 paper'})",
         f"memory is that of the fullest rank, {whose}, in {cluster.precision}; TFLOP/s and MFU count the whole of "
-        f"attention, and no layer that is computed again; times are a {'llama' if llama else 'GPT-2'}'s",
+        f"attention, and no layer that is computed again; times are a {whose_times}'s",
         "the order is by expected throughput: with the chances that memory suffices and that messages stall",
         f"{'tp':>3}{'pp':>4}{'dp':>5}{'micro':>7}{'chunks':>8}{'zero':>6}  {'recompute':<10}{'s/iteration':>12}"
         f"  {'90 %':>20}{'TFLOP/s/GPU':>13}{'MFU':>6}{'GiB':>7}{'fits':>6}{'bytes':>16}{'days/epoch':>12}{'days':>9}"

@@ -23,7 +23,7 @@ from engine.parallel.layout import split_layers
 from engine.pipeline.schedule import Op, compute_orders
 from experiments.simulator import collectives
 from experiments.simulator.cluster import Cluster, Machine, machine_of
-from experiments.simulator.compute import Passes, head_passes, layer_passes, optimizer_seconds
+from experiments.simulator.compute import Passes, head_passes, layer_passes, layer_weights, optimizer_seconds
 from experiments.simulator.workload import (
     Floats,
     Workload,
@@ -99,7 +99,7 @@ def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
     message = collectives.stage_message_seconds(machine, w)
     computed, layer, exposed = layer, *_sharded(machine, w, layer)
     pipeline = _pipeline_seconds(workloads, layer, head, message)
-    parameters = (12 * w.h * w.h * np.ceil(w.layers / w.p) + (w.v + w.s) * w.h) / w.t
+    parameters = (layer_weights(w) * np.ceil(w.layers / w.p) + (w.v + w.s * (1 - w.xl)) * w.h) / w.t
     most = np.ceil(w.layers / w.p)
     for place in np.flatnonzero(w.llama).tolist():
         parameters[place] = stage_parameters(workloads[place]).max()
@@ -128,7 +128,7 @@ def _sharded(machine: Machine, w: Workloads, layer: Passes) -> tuple[Passes, Flo
     (arXiv:2304.11277, Section 3.3): of n layers a pass takes n times the longer of both, and the shorter once, at its
     ends. The embedding, gathered once, has nothing to hide behind.
     """
-    own, embedding = 12 * w.h * w.h, (w.v + w.s) * w.h
+    own, embedding = layer_weights(w), (w.v + w.s) * w.h
     element, gradient = machine.element_bytes, machine.gradient_bytes or machine.element_bytes
 
     def half(elements: Floats, size: float) -> Floats:
@@ -168,8 +168,8 @@ def _layer_counts(layers: int, pp: int, chunks: int) -> NDArray[np.int64]:
 def simulate(cluster: Cluster, workloads: Sequence[Workload], run: RunConfig | None = None) -> list[Prediction]:
     """A prediction per workload, in order; one that cannot run gets the reason and no numbers.
 
-    `run` is what the workloads are layouts of, if not of a GPT-2 that shards nothing: memory is its own. Times are a
-    GPT-2's in any case.
+    `run` is what the workloads are layouts of, if not of a GPT-2 that shards nothing: memory is its own. Times of a
+    BERT are a GPT-2's.
     """
     predictions, runnable = [Prediction()] * len(workloads), []
     machine = machine_of(cluster)
@@ -240,7 +240,9 @@ def _memory(machine: Machine, workload: Workload, config: RunConfig, ahead: floa
         needed = llama_memory_bytes(workload, ahead)
     else:
         parallel = config.parallel
-        if machine.fused_attention and parallel.recompute == "none":  # what is not stored is not computed again either
+        if (
+            machine.fused_attention and parallel.recompute == "none" and workload.family == "gpt2"
+        ):  # what is not stored is not computed again either
             parallel = parallel.model_copy(update={"recompute": "selective"})
         parallel = parallel.model_copy(update={"shard_parameters": workload.zero == 3})
         fullest = fullest_rank(config.model, config.train, parallel, workload.dp)

@@ -39,7 +39,7 @@ class Workload(NamedTuple):
     scatter_gather: bool = True
     """True if messages between stages are divided over the tensor-parallel ranks (2021 paper, Section 4.1)."""
     family: str = "gpt2"
-    """`gpt2`, or `llama`: gated MLP, RMSNorm, rotary positions, fused attention, sequence parallelism
+    """`gpt2`, `transformer-xl`, or `llama`: gated MLP, RMSNorm, rotary positions, fused attention, sequence parallelism
     (nanotron of 2024, below)."""
     ffn_hidden: int = 0
     """Width between the products of the MLP; 0 for 4h."""
@@ -52,6 +52,10 @@ class Workload(NamedTuple):
     parameters besides."""
     sequence_parallel: int = 0
     """1 where activations outside tensor-parallel regions are divided over the sequence; a llama's always are."""
+    memory: int = 0
+    """Positions of a Transformer-XL's memory."""
+    head_dim: int = 0
+    """Width of a Transformer-XL's heads; 0 for hidden over heads."""
     num_microbatches: int = 0
     """Microbatches as a file states them, which must be those of the batch; 0 where it does not."""
 
@@ -59,13 +63,19 @@ class Workload(NamedTuple):
     def of_run(cls, config: RunConfig, gpus: int) -> "Workload":
         """An iteration of a run on so many GPUs."""
         model, train, parallel = config.model, config.train, config.parallel
-        return cls(
+        workload = cls(
             gpus, train.global_batch_size, train.microbatch_size, model.hidden_size, model.num_heads, model.num_layers,
             model.seq_length, parallel.tp, gpus // (parallel.tp * parallel.pp), parallel.pp, model.padded_vocab_size,
             parallel.chunks, parallel.recompute, parallel.scatter_gather,
             zero=3 if parallel.shard_parameters else int(parallel.shard_optimizer),
             sequence_parallel=int(parallel.sequence_parallel),
         )  # fmt: skip
+        if model.family != "transformer-xl":
+            return workload
+        memory = model.transformer_xl.memory_length
+        return workload._replace(
+            family=model.family, ffn_hidden=model.inner_size, memory=memory, head_dim=model.head_dim
+        )
 
     @property
     def microbatches(self) -> int:
@@ -112,14 +122,16 @@ def checked_config(workload: Workload, precision: Precision = "fp16", run: RunCo
 
 
 def _check_family(w: Workload) -> None:
-    if w.family not in ("gpt2", "llama"):
-        raise BadInput(f"family = {w.family!r} cannot be costed: gpt2 and llama can")
+    if w.family not in ("gpt2", "llama", "transformer-xl"):
+        raise BadInput(f"family = {w.family!r} cannot be costed: gpt2, llama and transformer-xl can")
     if w.tied not in (0, 1) or w.zero not in range(2 if w.family == "llama" else 4):
         raise BadInput(f"tied = {w.tied} must be 0 or 1, and zero = {w.zero} too, or of a gpt2 0 to 3")
     if (w.zero > 1 and w.pp > 1) or (w.zero == 3 and w.tp > 1):
         raise BadInput(f"zero = {w.zero} is costed with pp = 1, and 3 with tp = 1: pp = {w.pp}, tp = {w.tp}")
     if w.inner < 1 or w.kv_heads < 0 or w.inner % w.tp or w.heads % (w.kv_heads or w.heads):
         raise BadInput(f"ffn_hidden = {w.inner} must divide over tp = {w.tp}, and heads over kv_heads")
+    if w.family != "transformer-xl" and (w.memory or w.head_dim):
+        raise BadInput(f"memory = {w.memory} and head_dim = {w.head_dim} are a transformer-xl's, not a {w.family}'s")
     if w.family == "llama" and (w.recompute != "none" or w.chunks > 1):
         raise BadInput("a llama is costed with recompute = none and chunks = 1")
     if w.family == "gpt2" and (w.inner != 4 * w.hidden or w.kv_heads not in (0, w.heads) or not w.tied):
@@ -143,15 +155,19 @@ def flops_of(workload: Workload) -> float:
 def _values(w: Workload, precision: Precision, run: RunConfig | None) -> dict[str, Any]:
     values: dict[str, Any] = run.model_dump() if run else {"name": "simulated"}
     sizes = {"num_layers": w.layers, "hidden_size": w.hidden, "num_heads": w.heads, "seq_length": w.seq}
+    model: dict[str, Any] = {}
+    if w.family == "transformer-xl" and not run:
+        own: dict[str, Any] = {"memory_length": w.memory, "head_dim": w.head_dim or None, "inner_size": w.inner}
+        model = {"family": w.family, "transformer_xl": own}
     words = {} if run else {"vocab_size": w.vocab, "padded_vocab_size": w.padded_vocab}
     batch = {"global_batch_size": w.global_batch, "microbatch_size": w.micro_batch, "precision": precision}
     plain = "gpipe" if run and run.parallel.schedule == "gpipe" else "1f1b"
     layout = {"tp": w.tp, "pp": w.pp, "chunks": w.chunks, "schedule": "interleaved" if w.chunks > 1 else plain,
               "recompute": w.recompute, "scatter_gather": w.scatter_gather}  # fmt: skip
-    if w.family == "gpt2":
+    if w.family != "llama":
         layout |= {"shard_optimizer": w.zero in (1, 2), "sequence_parallel": w.sequence_parallel == 1,
                    "shard_parameters": w.zero == 3 and run is not None}  # fmt: skip
-    changed = {"model": sizes | words, "train": batch, "parallel": layout}
+    changed = {"model": sizes | words | model, "train": batch, "parallel": layout}
     return values | {section: values.get(section, {}) | new for section, new in changed.items()}
 
 
@@ -192,6 +208,12 @@ class Workloads:
     """Heads of keys and values over heads of queries."""
     llama: Floats
     """1 for a llama, otherwise 0."""
+    xl: Floats
+    """1 for a Transformer-XL, otherwise 0."""
+    keys_length: Floats
+    """Positions that a position attends to: those of the segment and of the memory."""
+    width: Floats
+    """Width of a head."""
     zero: Floats
     outside: Floats
     """Ranks over which activations outside tensor-parallel regions are divided."""
@@ -203,7 +225,8 @@ class Workloads:
             [w.gpus, w.micro_batch, w.seq, w.hidden, w.heads, w.layers, w.padded_vocab, w.tp, w.pp, w.dp, w.chunks,
              w.microbatches, w.recompute == "full", w.recompute == "selective",
              1 / w.tp if w.scatter_gather else 1.0, w.inner, (w.kv_heads or w.heads) / w.heads, w.family == "llama",
-             w.zero, w.tp if w.sequence_parallel else 1]
+             w.family == "transformer-xl", w.memory + w.seq, w.head_dim or w.hidden / w.heads, w.zero,
+             w.tp if w.sequence_parallel else 1]
             for w in rows
         ]  # fmt: skip
         table = np.array(columns, np.float64).reshape(len(rows), len(fields(cls)))

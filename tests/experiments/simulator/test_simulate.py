@@ -15,10 +15,10 @@ from engine.pipeline.schedule import Op, compute_orders
 from engine.run.resolved import read_run_config
 from experiments.catalogue import find_experiment
 from experiments.published import published_rows, published_value
-from experiments.simulator.cluster import Cluster, Software, SoftwareConstants, load_cluster, machine_of
+from experiments.simulator.cluster import Cluster, Constants, Software, SoftwareConstants, load_cluster, machine_of
 from experiments.simulator.measurements import fitted_workloads, workload_of
 from experiments.simulator.simulate import Prediction, iteration_parts, makespan_seconds, order_of, simulate
-from experiments.simulator.workload import Workload, checked_config
+from experiments.simulator.workload import Workload, checked_config, flops_of
 from lineage.config import load_config
 from lineage.errors import BadInput
 from lineage.installation import HOME
@@ -36,7 +36,7 @@ def predict(cluster: Cluster, **changed: Any) -> Prediction:
     return simulate(cluster, [GPT_3._replace(**changed)])[0]
 
 
-@pytest.mark.parametrize("name", ["dgx-2h-v100", "dgx-a100-80g", "h100", "h200"])
+@pytest.mark.parametrize("name", ["dgx-2h-v100", "dgx-a100-80g", "h100", "h200", "p3dn-v100"])
 def test_a_cluster_states_where_every_constant_comes_from(name: str) -> None:
     cluster = load_cluster(name)
     assert cluster.title
@@ -201,6 +201,36 @@ def test_zero_divides_what_it_says_and_sends_what_it_must(a100: Cluster) -> None
     assert [each / sent[0] for each in sent[1:]] == pytest.approx([1.25, 2.5, 6.0], rel=0.02)
     free = iteration_parts(machine.replaced(network_bytes_per_second=1e30), stages)
     assert free.pipeline == pytest.approx([free.pipeline[0]] * 4)
+
+
+def test_a_transformer_xl_has_its_own_products() -> None:
+    """Where nothing else takes time an iteration is the closed form's operations, and the product with the encoded
+    distances, which all sequences share."""
+    run = read_run_config(find_file("transformer-xl-75m", Shipped.MODEL))
+    workload = Workload.of_run(run, 8)
+    free = dict.fromkeys(
+        (name for name in Constants.model_fields if name.startswith("host_") and "exp" not in name), 0.0
+    )
+    ideal = machine_of(load_cluster("p3dn-v100")).replaced(
+        **free, matmul_half_size=0.0, matmul_efficiency=1.0, memory_bytes_per_second=1e30
+    )
+    seconds = float(iteration_parts(ideal, [workload]).pipeline[0])
+    distances = 3 * 2 * 16 * 256 * 512 * 384
+    assert seconds * 125e12 == pytest.approx(flops_of(workload) / 8 + distances, rel=1e-6)
+    assert checked_config(workload).model.model_copy(update={"vocab_size": 50257}) == run.model
+    longer = iteration_parts(ideal, [workload._replace(memory=640)]).pipeline[0]
+    assert longer > 1.5 * seconds
+    with pytest.raises(BadInput, match="are a transformer-xl's, not a gpt2's"):
+        checked_config(GPT_3._replace(memory=128))
+
+
+def test_no_constant_is_fitted_on_the_machines_of_the_transformer_xl_post() -> None:
+    """They run, and more machines that each have as much to do take no less time."""
+    experiment, cluster = find_experiment("transformer-xl/machines"), load_cluster("p3dn-v100")
+    rows = [workload_of(row) for part in experiment.parts for row in published_rows(experiment, part)]
+    assert not fitted_workloads(cluster.software) & {*rows}
+    seconds = {row.gpus: prediction.seconds for row, prediction in zip(rows, simulate(cluster, rows), strict=True)}
+    assert 0 < seconds[64] < seconds[128]
 
 
 SHAPES = st.tuples(st.integers(1, 6), st.integers(1, 3), st.integers(1, 4))
