@@ -23,15 +23,7 @@ from experiments.published import published_records
 from experiments.reproduce import steps
 from experiments.reproduce.files import ModelShape, ReproducedModel, ReproductionSummary
 from experiments.reproduce.order import END, order_verdict
-from experiments.reproduce.plan import (
-    FULL_RECIPE,
-    SMOKE,
-    Plan,
-    expected_seconds,
-    model_name,
-    training_job,
-    twin_rule,
-)
+from experiments.reproduce.plan import FULL_RECIPE, SMOKE, Plan, expected_seconds, model_name, training_job, twin_rule
 from experiments.scores import compared, text_score
 from lineage.atomic import write_text
 from lineage.chain import CHECKPOINTS

@@ -11,12 +11,7 @@ from hypothesis import strategies as st
 
 from engine.compare.whole import whole_state
 from engine.config import RunConfig
-from engine.guard.memory import (
-    MemoryGuard,
-    PeakMemory,
-    describe_memory,
-    remedies,
-)
+from engine.guard.memory import MemoryGuard, PeakMemory, describe_memory, remedies
 from engine.parallel.mesh import serial_mesh
 from engine.run.resolved import ResolvedRun, resolve
 from engine.trainer import Trainer

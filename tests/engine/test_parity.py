@@ -15,13 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.compare.tensors import (
-    TensorDifference,
-    TensorPart,
-    assemble,
-    compare,
-    merge,
-)
+from engine.compare.tensors import TensorDifference, TensorPart, assemble, compare, merge
 from engine.config import RunConfig
 from engine.launch.forked import run_forked
 from engine.launch.threads import RanksFailed, ThreadAxis, current_rank

@@ -7,15 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lineage.digest import (
-    MARKER,
-    check_seal,
-    content_digest,
-    read_digest,
-    seal,
-    sha256_file,
-    sha256_json,
-)
+from lineage.digest import MARKER, check_seal, content_digest, read_digest, seal, sha256_file, sha256_json
 from lineage.errors import IntegrityFailure
 
 

@@ -17,14 +17,7 @@ from reports.numbers import compact, exact
 from reports.report import Inputs
 from reports.style import KIND_GLYPHS, LIGHT, LOOKS, STYLE
 from tests.reports.conftest import Built
-from tests.reports.reproduction import (
-    HOSTILE,
-    build_page,
-    page_text,
-    records,
-    summary,
-    write_reproduction,
-)
+from tests.reports.reproduction import HOSTILE, build_page, page_text, records, summary, write_reproduction
 
 FIGURES = ("2019-figure-6", "training-loss")
 """Figures as wide as the page."""

@@ -16,13 +16,7 @@ from data_pipeline.tokens.token_file import TokenFile
 from engine.data.dataset import DatasetFacts
 from experiments.catalogue import Ablation, Arm, Effect, Experiment, find_experiment, load_experiments
 from experiments.files import FORECAST, TRAINING, EffectForecast
-from experiments.forecast.ablation import (
-    Finding,
-    ablation_config,
-    doubts_of,
-    find_effect,
-    loss_after,
-)
+from experiments.forecast.ablation import Finding, ablation_config, doubts_of, find_effect, loss_after
 from experiments.forecast.study import bigram_loss, run_ablation
 from experiments.forecast.trainings import Trained, read_kept, seeds_of
 from experiments.verdicts import judge, load_results
