@@ -4,14 +4,17 @@ The benchmarks, `mlm-verify against` and `mlm-experiment calibrate` write it. Th
 tables, which are made here.
 """
 
+import csv
+import io
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat, NonNegativeFloat, PositiveFloat
 
@@ -20,7 +23,7 @@ from lineage.config import Config, parse_config
 from lineage.environment import describe_environment
 from lineage.errors import BadInput
 from lineage.files import Environment
-from lineage.numbers import MISSING, show, size_bytes
+from lineage.numbers import MISSING, csv_cell, show, size_bytes
 
 AGAINST = "against.json"
 """The record that `mlm-verify against` keeps in its run."""
@@ -94,13 +97,23 @@ class Benchmark(Config):
     environment: Environment = Environment()
 
 
-class TextTable(NamedTuple):
-    """A table as text; the first `words` columns are words, the others numbers."""
+@dataclass(frozen=True)
+class Table:
+    """Cells as text under their heads. The first `words` columns hold words, the others numbers."""
 
-    heads: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
-    words: int
-    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    words: int = 1
+    title: str = ""
+
+    @property
+    def csv(self) -> str:
+        """Comma-separated values with a line of heads."""
+        buffer = io.StringIO()
+        csv.writer(buffer, lineterminator="\n").writerows(
+            [csv_cell(cell) for cell in row] for row in (self.heads, *self.rows)
+        )
+        return buffer.getvalue()
 
 
 def read_benchmark(path: Path) -> Benchmark:
@@ -137,7 +150,7 @@ def measured_here(*packages: str) -> Environment:
     return described.model_copy(update={"packages": described.packages | versions, "argv": words})
 
 
-def tables(result: Benchmark) -> list[TextTable]:
+def tables(result: Benchmark) -> list[Table]:
     """Make the tables: ratios with their goals, one for each measure, contenders that were not measured."""
     every = [_ratio_table(result)]
     measures: dict[tuple[str, str], dict[tuple[str, str], float]] = {}
@@ -147,7 +160,7 @@ def tables(result: Benchmark) -> list[TextTable]:
             medians[case.name, each.contender] = float(median(each.samples))
     every += [_measure_table(medians, *measure) for measure, medians in measures.items()]
     missing = [(case.name, name, why) for case in result.cases for name, why in case.missing.items()]
-    every.append(TextTable(("case", "contender", "why"), missing, 3, "not measured"))
+    every.append(Table(("case", "contender", "why"), missing, 3, "not measured"))
     return [table for table in every if table.rows]
 
 
@@ -183,12 +196,12 @@ def show_benchmark(result: Benchmark) -> None:
     print(*(f"- {line}" for line in (*sentences(result), *result.disagreements, *result.notes)), sep="\n")
 
 
-def show_rows(rows: TextTable) -> None:
+def show_rows(rows: Table) -> None:
     """Print a table, its numbers to the right."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Table as Drawn
 
-    table = Table(title=rows.title, title_justify="left")
+    table = Drawn(title=rows.title, title_justify="left")
     for place, head in enumerate(rows.heads):
         table.add_column(head, justify="left" if place < rows.words else "right")
     for cells in rows.rows:
@@ -196,7 +209,7 @@ def show_rows(rows: TextTable) -> None:
     Console(markup=False).print(table)
 
 
-def _ratio_table(result: Benchmark) -> TextTable:
+def _ratio_table(result: Benchmark) -> Table:
     rows = []
     for case in result.cases:
         for ratio in case.ratios:
@@ -204,10 +217,10 @@ def _ratio_table(result: Benchmark) -> TextTable:
             bound = "at most" if ratio.less_is_better else "at least"
             goal = f"{bound} {ratio.goal:g}{'' if ratio.is_reached else ', missed'}" if ratio.goal else MISSING
             rows.append((case.name, ratio.name, f"{ratio.value:.2f}", spread, goal))
-    return TextTable(("case", "ratio", "value", "rounds", "goal"), rows, 2, "ratios")
+    return Table(("case", "ratio", "value", "rounds", "goal"), rows, 2, "ratios")
 
 
-def _measure_table(medians: dict[tuple[str, str], float], measure: str, unit: str) -> TextTable:
+def _measure_table(medians: dict[tuple[str, str], float], measure: str, unit: str) -> Table:
     """Medians by case and contender: a row for each case, or for each contender if that is narrower."""
     cases, contenders = (list(dict.fromkeys(key[part] for key in medians)) for part in (0, 1))
     head, down, across = "case", cases, contenders
@@ -216,7 +229,7 @@ def _measure_table(medians: dict[tuple[str, str], float], measure: str, unit: st
         medians = {(contender, case): value for (case, contender), value in medians.items()}
     rows = [(row, *(_cell(medians.get((row, column)), unit) for column in across)) for row in down]
     title = measure if unit in ("", "bytes") else f"{measure}, {unit}"
-    return TextTable((head, *across), rows, 1, title)
+    return Table((head, *across), rows, 1, title)
 
 
 def _cell(value: float | None, unit: str) -> str:

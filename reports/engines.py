@@ -41,7 +41,7 @@ def engines_exhibit(run: Path) -> Exhibit:
         shlex.join(result.environment.argv),
         partial(draw_losses, result),
         f"Loss of two engines in each iteration, and its difference with the tolerance. {' '.join(caption)}",
-        [Table(*rows) for rows in tables(result) if rows.title == "ratios"],
+        [table for table in tables(result) if table.title == "ratios"],
         result.notes,
     )
 

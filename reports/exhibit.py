@@ -1,12 +1,10 @@
 """Parts of the page: sections of exhibits; an exhibit has a caption, data and the command that makes it again."""
 
-import csv
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lineage.numbers import csv_cell
+from experiments.benchmark import Table as Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -14,25 +12,6 @@ if TYPE_CHECKING:
 Draw = Callable[[], "Figure"]
 NUMERIC = ("x", "value", "low", "high", "seed")
 """Columns of the data that hold numbers."""
-
-
-@dataclass(frozen=True)
-class Table:
-    """Cells as text under their heads. The first `words` columns hold words, the others numbers."""
-
-    heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    words: int = 1
-    title: str = ""
-
-    @property
-    def csv(self) -> str:
-        """Comma-separated values with a line of heads."""
-        buffer = io.StringIO()
-        csv.writer(buffer, lineterminator="\n").writerows(
-            [csv_cell(cell) for cell in row] for row in (self.heads, *self.rows)
-        )
-        return buffer.getvalue()
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import tarfile
 import time
 from collections.abc import Callable
 from functools import cache, partial
@@ -14,7 +13,7 @@ import pytest
 from lineage.errors import Interrupted
 from tests.chaos.faults import STRUCK, Fault, instrument
 from tests.commands import Program, call
-from tests.experiments.test_sealed_before import PACKED
+from tests.experiments.packed import unpack
 
 VERBS = {
     "export": "mlm-train export runs/355m-tiny-387328e9 out/x",
@@ -47,9 +46,7 @@ def stand_still(number: int, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("world")
-    with tarfile.open(PACKED) as archive:
-        archive.extractall(folder, filter="data")
+    folder = unpack(tmp_path_factory.mktemp("world"))
     (folder / "few.jsonl").write_text('{"text": "the river walks over the old bridge and sleeps"}\n')
     return folder
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from engine.parallel.layout import Layout
 from lineage.atomic import parse_json
 from lineage.files import Environment, FileSchema, Finite, Positive, parse_document, read_document
 
@@ -100,22 +101,6 @@ class Memory(FileSchema):
     measured_by: str
 
 
-class RankLayout(FileSchema):
-    """Ranks of each axis."""
-
-    tp: int = 1
-    pp: int = 1
-    dp: int = 1
-
-    @property
-    def ranks(self) -> int:
-        """Number of ranks."""
-        return self.tp * self.pp * self.dp
-
-    def __str__(self) -> str:
-        return f"tp {self.tp} × pp {self.pp} × dp {self.dp}"
-
-
 class TrainingSummary(FileSchema):
     """summary.json of a complete training run."""
 
@@ -123,7 +108,7 @@ class TrainingSummary(FileSchema):
     iterations: int
     tokens: int
     seed: int | None = None
-    layout: RankLayout = RankLayout()
+    layout: Layout = Layout()
     train_seconds: Finite
     tokens_per_second: Finite
     memory: Memory | None = None

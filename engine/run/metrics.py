@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from engine.run.files import METRICS, SUMMARY, Memory, RankLayout, Step, TrainingSummary, Validation, read_metrics
+from engine.run.files import METRICS, SUMMARY, Memory, Step, TrainingSummary, Validation, read_metrics
 from engine.run.loggers import Session, Start
 from engine.run.resolved import ResolvedRun
 from lineage.atomic import write_text
@@ -86,10 +86,9 @@ def write_summary(
     checkpoint: str,
 ) -> None:  # fmt: skip
     """Write the summary of a run that has ended; `peaks` is memory by rank, `final` the last validation."""
-    layout = run.layout
     summary = TrainingSummary(
         parameters=run.parameters, iterations=run.config.train.iterations, tokens=run.tokens,
-        seed=run.config.train.seed, layout=RankLayout(tp=layout.tp, pp=layout.pp, dp=layout.dp),
+        seed=run.config.train.seed, layout=run.layout,
         train_seconds=round(seconds, 2), tokens_per_second=round(run.tokens / seconds, 1),
         memory=Memory(closed_form_bytes=run.memory.total, measured_bytes=peaks, measured_by=measured_by),
         validation_samples=final.samples, validation_loss=final.loss, validation_perplexity=final.perplexity,

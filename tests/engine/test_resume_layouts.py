@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.run.files import RankLayout, read_metrics, read_summary
+from engine.parallel.layout import Layout
+from engine.run.files import read_metrics, read_summary
 from tests.commands import Program
 from tests.engine.small_run import (
     assert_same_training,
@@ -77,7 +78,7 @@ def test_kill_9_at_random_moments_changes_no_bit(toml: Path, reference: Path, tm
     assert not (run / "COMPLETE").exists()
     code, out, err = mlm_train("resume", run, "--ranks", 4)
     assert (code, out) == (0, f"complete: {run}\n"), err
-    assert read_summary(run).layout == RankLayout(tp=2, pp=2, dp=1)
+    assert read_summary(run).layout == Layout(tp=2, pp=2, dp=1)
     assert_same_training(run, reference)
 
 
@@ -94,7 +95,7 @@ def test_another_layout_goes_on_with_the_run(toml: Path, reference: Path, tmp_pa
     interrupted = shutil.copytree(run, tmp_path / "interrupted")
     code, out, err = mlm_train(toml, "--runs", tmp_path, *TP1_PP2_DP2)
     assert (code, out) == (0, f"complete: {run}\n"), err
-    assert read_summary(run).layout == RankLayout(tp=1, pp=2, dp=2)
+    assert read_summary(run).layout == Layout(tp=1, pp=2, dp=2)
     assert curve(run)[: len(curve(interrupted))] == curve(interrupted)
     assert [point[:2] for point in curve(run)] == [point[:2] for point in curve(reference)]
     differences = [abs(a - b) for (*_, a), (*_, b) in zip(curve(run), curve(reference), strict=True)]

@@ -22,6 +22,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from evaluation.detokenize import detokenize_wikitext
+from evaluation.identify import find
+from evaluation.oracle import read_table
 from tests.commands import Command
 
 transformers = pytest.importorskip("transformers")
@@ -307,9 +309,6 @@ def test_every_convention_is_a_plain_loop_s_and_is_identified_from_five_digits(
     oracle: Path, table: list[Row], vocabulary: Any, models: dict[str, Losses]
 ) -> None:
     """A user who begins with `all` and runs the text that is named next is left with one convention."""
-    from evaluation.identify import find
-    from evaluation.oracle import read_table
-
     conventions, texts = read_table(oracle), ("all", "prose", "letters", "wikitext", "marks")
     documents = {text: documents_of(oracle, text) for text in (*texts, "passages")}
     assert len(table) == len(conventions) > 1000
@@ -371,9 +370,6 @@ def test_conventions_outside_the_table_are_not_mistaken(
     text: str, oracle: Path, vocabulary: Any, models: dict[str, Losses]
 ) -> None:
     """Disjoint windows of one token less, and the median of the documents' losses."""
-    from evaluation.identify import find
-    from evaluation.oracle import read_table
-
     documents, ids = documents_of(oracle, text), spell(vocabulary, "\n\n".join(documents_of(oracle, text)), "a token")
     short = [
         nats
@@ -454,9 +450,6 @@ def with_bug(bug: str, oracle: Path, vocabulary: Any, losses: Losses) -> float:
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_public_bug_is_named(bug: str, oracle: Path, vocabulary: Any, models: dict[str, Losses]) -> None:
-    from evaluation.identify import find
-    from evaluation.oracle import read_table
-
     text, unit, axes = BUGS[bug]
     number = with_bug(bug, oracle, vocabulary, models["as stored"])
     matches = find(f"{number:.6g}", read_table(oracle), unit, text).matches
@@ -466,8 +459,6 @@ def test_a_public_bug_is_named(bug: str, oracle: Path, vocabulary: Any, models: 
 
 def test_programs_of_others_are_identified(oracle: Path) -> None:
     pytest.importorskip("accelerate")
-    from evaluation.identify import find
-    from evaluation.oracle import read_table
     from tests.evaluation import evaluators
 
     for each in evaluators.EVALUATORS:
@@ -514,9 +505,6 @@ def test_what_cannot_be_identified_is_refused(words: list[str], sentence: str, o
 
 
 def test_a_number_may_have_commas(oracle: Path) -> None:
-    from evaluation.identify import find
-    from evaluation.oracle import read_table
-
     conventions = read_table(oracle)
     for written, plain in (("37,50", "37.50"), ("1,234.5", "1234.5"), ("45,99 %", "45.99%"), ("0,375", "0.375")):
         assert find(written, conventions, None, None).matches == find(plain, conventions, None, None).matches

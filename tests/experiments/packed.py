@@ -9,13 +9,18 @@ REPRODUCTION, TRAINING, DATASET = "reproduce-355m-*", "355m-tiny-*", "tiny-*"
 """Names of the runs in it."""
 
 
+def unpack(folder: Path) -> Path:
+    """Put the folder of runs into the folder."""
+    with tarfile.open(PACKED) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
 def packed(pattern: str) -> Callable[[Path], Path]:
     """What unpacks it and returns the file that fits the pattern."""
 
     def prepare(folder: Path) -> Path:
-        with tarfile.open(PACKED) as archive:
-            archive.extractall(folder, filter="data")
-        (path,) = folder.glob(f"runs/{pattern}")
+        (path,) = unpack(folder).glob(f"runs/{pattern}")
         return path
 
     return prepare

@@ -6,23 +6,19 @@
 import json
 import os
 import shutil
-import tarfile
 from pathlib import Path
 
 import pytest
 
 from engine.run.files import read_metrics
 from tests.commands import Program
-from tests.experiments.packed import PACKED
+from tests.experiments.packed import DATASET, REPRODUCTION, TRAINING, unpack
 
 
 @pytest.fixture
 def sealed(tmp_path: Path) -> Path:
     """The folder that has `runs` in it."""
-    with tarfile.open(PACKED) as archive:
-        for member in archive.getmembers():
-            archive.extract(member, tmp_path, filter="data")
-    return tmp_path
+    return unpack(tmp_path)
 
 
 def call(sealed: Path, program: str, *arguments: str) -> str:
@@ -41,25 +37,25 @@ def only(sealed: Path, pattern: str) -> Path:
 
 
 def test_they_verify_and_a_changed_byte_is_named(sealed: Path) -> None:
-    for pattern in ("tiny-*", "355m-tiny-*", "reproduce-355m-*"):
+    for pattern in (DATASET, TRAINING, REPRODUCTION):
         call(sealed, "mlm-verify", "run", str(only(sealed, pattern)))
-    ledger = only(sealed, "reproduce-355m-*") / "ledger.json"
+    ledger = only(sealed, REPRODUCTION) / "ledger.json"
     ledger.write_bytes(ledger.read_bytes().replace(b"24", b"42", 1))
     with pytest.raises(AssertionError, match=r"ledger\.json"):
         call(sealed, "mlm-verify", "run", str(ledger.parent))
 
 
 def test_the_page_shows_their_numbers(sealed: Path) -> None:
-    run = only(sealed, "reproduce-355m-*")
+    run = only(sealed, REPRODUCTION)
     call(sealed, "mlm-report", "build", str(run), "runs")
     page = (run / "report" / "index.html").read_text(encoding="utf-8")
     assert "damaged" not in page
-    last = [line for line in read_metrics(only(sealed, "355m-tiny-*")) if line["kind"] == "final-validation"][-1]
+    last = [line for line in read_metrics(only(sealed, TRAINING)) if line["kind"] == "final-validation"][-1]
     assert str(last["perplexity"]) in page
 
 
 def test_a_training_that_was_cut_off_goes_on_to_the_same_end(sealed: Path) -> None:
-    run = only(sealed, "355m-tiny-*")
+    run = only(sealed, TRAINING)
     before = read_metrics(run)
     for path in (run / "COMPLETE", run / "summary.json"):
         path.unlink()
@@ -73,8 +69,8 @@ def test_a_training_that_was_cut_off_goes_on_to_the_same_end(sealed: Path) -> No
 
 
 def test_its_checkpoint_scores_the_same(sealed: Path) -> None:
-    stored = json.loads((only(sealed, "reproduce-355m-*") / "evaluations" / "355m-wikitext103.json").read_text())
-    checkpoint = str(only(sealed, "355m-tiny-*"))
+    stored = json.loads((only(sealed, REPRODUCTION) / "evaluations" / "355m-wikitext103.json").read_text())
+    checkpoint = str(only(sealed, TRAINING))
     call(sealed, "mlm-eval", "wikitext103", "--ckpt", checkpoint, "--json", "again.json", "--limit", "4")
     again = json.loads((sealed / "again.json").read_text())
     assert again["checkpoint_digest"] == stored["checkpoint_digest"]

@@ -1,7 +1,6 @@
 """`mlm-verify`: what is on disk is what was written, or the file that is not is named."""
 
 import shutil
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from lineage.digest import read_digest, seal
 from lineage.run import RunDirectory
 from tests.commands import Outcome, call
-from tests.experiments.packed import PACKED
+from tests.experiments.packed import TRAINING, packed
 
 
 def verify(path: Path) -> Outcome:
@@ -19,9 +18,7 @@ def verify(path: Path) -> Outcome:
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     """A complete training of an earlier version, with two sealed checkpoints inside, and what it was trained on."""
-    with tarfile.open(PACKED) as archive:
-        archive.extractall(tmp_path, filter="data")
-    return RunDirectory(next((tmp_path / "runs").glob("355m-tiny-*")))
+    return RunDirectory(packed(TRAINING)(tmp_path))
 
 
 def test_every_sealed_directory_is_said_to_be_ok_with_what_was_compared(run: RunDirectory) -> None:

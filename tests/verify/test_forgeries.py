@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import tarfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +22,7 @@ from reports import page
 from tests.architecture.rooms import ROOT
 from tests.chaos.job import leave_figures_blank
 from tests.commands import call
-from tests.experiments.test_sealed_before import PACKED
+from tests.experiments.packed import unpack
 from tests.reports.reproduction import build_page
 from verify.kinds import KINDS
 from verify.recomputed import RunCheck
@@ -68,9 +67,7 @@ def _blank(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of runs: what an earlier version sealed, and a simulated experiment; not to be changed."""
-    folder = tmp_path_factory.mktemp("honest")
-    with tarfile.open(PACKED) as archive:
-        archive.extractall(folder, filter="data")
+    folder = unpack(tmp_path_factory.mktemp("honest"))
     run_experiment(find_experiment("2021/figure-6"), folder / "runs")
     for name in RUNS[:3]:
         (folder / "runs" / name).symlink_to(next((folder / "runs").glob(f"{name}-*")).name)
