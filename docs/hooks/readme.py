@@ -12,7 +12,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from docs.hooks.results import PRETRAINED_HEADS, pretrained_rows
@@ -128,6 +128,7 @@ def errata_block() -> str:
     return "\n".join(f"|{row}" for row in rows[: 2 + SHOWN_ERRATA])
 
 
+@cache
 def every_verdict() -> list[Verdict]:
     """A verdict on every claim, from what is kept and from every workload, which is simulated first."""
     with tempfile.TemporaryDirectory() as folder:
