@@ -60,7 +60,7 @@ class StationaryRate:
 
     @property
     def ratio(self) -> float:
-        """Dissipation over fluctuation: above 1 while the weights still move to their place."""
+        """Dissipation over fluctuation: 1 at rest, more while the weights shrink, less while they grow."""
         latest = self._terms[len(self._terms) // 2 :]
         dissipation, fluctuation = (math.fsum(terms) for terms in zip((0.0, 0.0), *latest, strict=True))
         return dissipation / fluctuation if fluctuation else math.inf
@@ -77,7 +77,9 @@ class StationaryRate:
         """The suggestion in words."""
         left = ", ".join(f"{rate:.3g}" for rate in self.lowered)
         reached = f"the weights became stationary at {left}" if left else "the weights never became stationary"
-        since = f"dissipation is {self.ratio:.3g} of fluctuation since" if self._terms else "nothing was measured since"
+        since = (
+            f"dissipation over fluctuation is {self.ratio:.3g} since" if self._terms else "nothing was measured since"
+        )
         return f"suggested learning rate {self.rate:.3g}: {reached}; {since}"
 
 
