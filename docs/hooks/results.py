@@ -90,7 +90,7 @@ def _benchmarks(results: Path) -> Iterator[str]:
         result = read_benchmark(path)
         yield f"### {result.title}"
         yield " ".join((*result.disagreements, *sentences(result)))
-        whole = [Table(*rows) for rows in tables(result)]
+        whole = tables(result)
         yield from map(markdown, [each for each in whole if each.title in ("ratios", "not measured")] or whole)
 
 
@@ -98,7 +98,7 @@ def measures(record: Path) -> Iterator[str]:
     """Every table of a benchmark but its ratios."""
     for rows in tables(read_benchmark(record)):
         if rows.title != "ratios":
-            yield markdown(Table(*rows))
+            yield markdown(rows)
 
 
 def _engines(results: Path) -> Iterator[str]:
