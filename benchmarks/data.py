@@ -31,9 +31,8 @@ from data_pipeline.contamination.decontaminate import decontaminate, ngrams_of_f
 from data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
 from data_pipeline.contamination.words import Ngrams, indexed_search, reference_search
 from data_pipeline.document import Document, Drop
-from data_pipeline.duplicates.components import flatten, link
 from data_pipeline.duplicates.lsh import band_keys, buckets, sketch
-from data_pipeline.duplicates.near_duplicates import resolve
+from data_pipeline.duplicates.near_duplicates import flatten, link, resolve
 from data_pipeline.fast.exact_ftfy import fix_text
 from data_pipeline.fast.language import detect, detect_reference
 from data_pipeline.fast.minhash import as_sketch, reference_signature, signature

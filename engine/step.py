@@ -21,7 +21,6 @@ from engine.optim.precision import DTYPES, LossScaler
 from engine.parallel.mesh import ParallelMesh
 from engine.parallel.sharding import ShardedParameter
 from engine.pipeline.executor import PartitionedModel
-from engine.pipeline.lowering import Interval
 from lineage.errors import UserError
 
 SHORT_SECONDS = 0.5
@@ -46,13 +45,9 @@ class TrainableModel(Protocol):
         """Make the object that takes the gradients to the optimizer's flat groups."""
 
     def forward_backward(
-        self, microbatches: Sequence[PipelineInput], reducer: Reducer, loss_scale: float = 1.0,
-        timeline: list[Interval] | None = None,
-    ) -> torch.Tensor:  # fmt: skip
-        """Sum of (loss × sequences), float64, zero off the last stage; the gradients go to the reducer.
-
-        With `timeline`, this rank's computations are added to it as they end.
-        """
+        self, microbatches: Sequence[PipelineInput], reducer: Reducer, loss_scale: float = 1.0
+    ) -> torch.Tensor:
+        """Sum of (loss × sequences), float64, zero off the last stage; the gradients go to the reducer."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +79,6 @@ class TrainingStep:
         self.optimizer = build_optimizer(model.parameters, train, model.storage_mesh, shard_optimizer)
         self.reducer = model.reducer(self.optimizer.groups, measures_noise)
         self.scaler = LossScaler(train.initial_loss_scale) if train.precision == "fp16" else None
-        self.timeline: list[Interval] | None = None
-        """Computations of this rank are added as they end; None records nothing."""
 
     @property
     def loss_scale(self) -> float:
@@ -99,7 +92,7 @@ class TrainingStep:
         a GPU.
         """
         mesh, scale = self.mesh, self.loss_scale
-        loss_sum = self.model.forward_backward(microbatches, self.reducer, scale, self.timeline)
+        loss_sum = self.model.forward_backward(microbatches, self.reducer, scale)
         sequences = sum(len(microbatch.tokens) for microbatch in microbatches)
         self.reducer.finish(len(microbatches) * scale)
         raised = torch.tensor(float(signal), dtype=torch.float64, device=mesh.device)

@@ -17,7 +17,7 @@ from lineage.config import read_toml
 from lineage.records import Kind, Record
 from reports.claims import Claims, JudgedClaim
 from reports.exhibit import Exhibit, Table
-from reports.figures.catalogue import Layer, Point, draw_curves
+from reports.figures import Layer, draw_curves, layers_of
 from reports.numbers import MISSING, exact, show
 from reports.style import KIND_GLYPHS
 from reports.tables import RECORD_FIELDS, records_data
@@ -81,7 +81,7 @@ def catalogue_exhibit(numbers: ExperimentNumbers) -> Exhibit:
         table = _table(numbers, set())
         caption = [f"As published: {experiment.shows}", *_arms(numbers), *_agreement(numbers.claims)]
         return Exhibit(name, experiment.title, caption, data, command, tables=(table,))
-    layers = layers_of(numbers, quantity)
+    layers = drawn_layers(numbers, quantity)
     x_label = numbers.x_label
     draw = partial(draw_curves, layers, x_label, named(quantity))
     caption = [f"As published: {experiment.shows}", *_arms(numbers), *_repeats(layers), *_agreement(numbers.claims)]
@@ -91,24 +91,13 @@ def catalogue_exhibit(numbers: ExperimentNumbers) -> Exhibit:
     return Exhibit(name, experiment.title, caption, data, command, draw, alt, tables, column=True)
 
 
-def layers_of(numbers: ExperimentNumbers, quantity: str) -> list[Layer]:
-    """One layer for each kind and series of a quantity, published first.
-
-    Several of our numbers at a place become their mean with its spread; of several published numbers the catalogue's
-    first is drawn.
-    """
-    places: dict[tuple[str, Kind], dict[float, list[NumberRow]]] = {}
-    for row in numbers.rows:
-        if row.quantity == quantity and row.x is not None:
-            places.setdefault((row.series, row.kind), {}).setdefault(row.x, []).append(row)
-    series = list(dict.fromkeys(name for name, _ in places))
-    if not {*MODELS}.isdisjoint(series):  # which have the same colours in every figure
+def drawn_layers(numbers: ExperimentNumbers, quantity: str) -> list[Layer]:
+    """The layers of a quantity; models have the same colours in every figure."""
+    rows = [row for row in numbers.rows if row.quantity == quantity and row.x is not None]
+    series = list(dict.fromkeys(row.series for row in rows))
+    if not {*MODELS}.isdisjoint(series):
         series = [*MODELS, *(name for name in series if name not in MODELS)]
-    layers = [
-        Layer(name, series.index(name), kind, tuple(_point(x, kind, at) for x, at in sorted(by_x.items())))
-        for (name, kind), by_x in places.items()
-    ]
-    return sorted(layers, key=lambda layer: (layer.kind != "published", layer.rank))
+    return layers_of(rows, series)
 
 
 def named(quantity: str) -> str:
@@ -125,14 +114,6 @@ def _drawn(numbers: ExperimentNumbers) -> str:
     ours = {record.quantity for record in numbers.records}
     published = {claim.quantity for claim in numbers.experiment.claims}
     return max(places, key=lambda quantity: (quantity in published, quantity in ours, places[quantity]))
-
-
-def _point(x: float, kind: Kind, at: Sequence[NumberRow]) -> Point:
-    """The point at a place: the catalogue's first published number, or the mean of our numbers."""
-    values = [row.value for row in at]
-    if kind != "published" and len(values) > 1:
-        return Point(x, fmean(values), min(values), max(values), len(values))
-    return Point(x, values[0], at[0].low, at[0].high)
 
 
 def _data(numbers: ExperimentNumbers) -> Table:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from experiments.benchmark import AGAINST, Benchmark, read_benchmark, sentences, setting_lines, tables
 from lineage.errors import BadInput
 from reports.exhibit import Exhibit, Table
-from reports.figures.marks import DASHES, blank
+from reports.figures import DASHES, blank
 from reports.numbers import exact, printable
 from reports.style import LIGHT
 

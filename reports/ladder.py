@@ -12,7 +12,7 @@ from experiments.files import Forecast, LadderPlan, LadderResult
 from lineage.errors import IntegrityFailure
 from lineage.files import read_document
 from reports.exhibit import Exhibit, Table
-from reports.figures.marks import DASHES, blank, plain_log_ticks
+from reports.figures import DASHES, blank, plain_log_ticks
 from reports.numbers import compact, show
 from reports.style import LIGHT, look
 

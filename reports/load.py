@@ -75,6 +75,12 @@ class Reproduction:
         """Parameters of the model that was trained in each published model's name."""
         return {each.series: each.trained.parameters for each in self.summary.models if each.trained.parameters}
 
+    @property
+    def order(self) -> list[str]:
+        """Series of the summary, smallest first, then the others of the records by name."""
+        named = dict.fromkeys(model.series for model in self.summary.models)
+        return list(named | dict.fromkeys(sorted(record.series for record in self.records)))
+
     def command(self, *names: str) -> str:
         """The command that makes the numbers of the first known name again; empty if the summary has none."""
         commands = self.summary.commands

@@ -15,7 +15,6 @@ from lineage.lock import claimed
 from lineage.numbers import size_bytes
 from reports import data_card, tables
 from reports.claims import APART, described
-from reports.curves import model_order
 from reports.evaluations import by_protocol
 from reports.numbers import percent
 from reports.render import Drawing, files_of, render_all
@@ -79,7 +78,7 @@ def _context(report: Report) -> dict[str, Any]:
         "apart": APART,
         "described": described,
         "ours": reproduction.own_kind,
-        "evaluations": by_protocol(reproduction.evaluations, model_order(reproduction)),
+        "evaluations": by_protocol(reproduction.evaluations, reproduction.order),
         "tables": tables,
         "data_card": data_card,
         "percent": percent,

@@ -7,10 +7,9 @@ from statistics import fmean
 
 from lineage.records import Kind, Record
 from reports import tables
-from reports.curves import Curve, build_curves, model_order
 from reports.evaluations import evaluations_data, evaluations_tables
 from reports.exhibit import Exhibit, Table
-from reports.figures.curves import draw_loss, draw_perplexity
+from reports.figures import Layer, draw_loss, draw_perplexity, layers_of
 from reports.load import Reproduction
 from reports.numbers import show
 
@@ -25,7 +24,7 @@ def reproduction_exhibits(reproduction: Reproduction) -> dict[str, Exhibit]:
     return {exhibit.name: exhibit for exhibit in exhibits}
 
 
-def layers_of(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
+def by_kind(curves: Sequence[Layer]) -> dict[str, list[Layer]]:
     """Curves by kind, published last."""
     kinds = dict.fromkeys(curve.kind for curve in reversed(curves))
     return {NAMES.get(kind, kind): [curve for curve in curves if curve.kind == kind] for kind in kinds}
@@ -33,18 +32,18 @@ def layers_of(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
 
 def _curves(reproduction: Reproduction) -> Iterator[Exhibit]:
     perplexities = reproduction.select("2019/figure-6", "validation_perplexity")
-    if curves := build_curves(perplexities, model_order(reproduction)):
+    if curves := layers_of(perplexities, reproduction.order):
         yield Exhibit(
             "2019-figure-6",
             "Validation perplexity against iterations",
             [said := _ends(curves), VALIDATED, *_means(curves, ", bands their least and greatest")],
             tables.records_data(perplexities),
             reproduction.command("figure-6"),
-            partial(draw_perplexity, layers_of(curves)),
+            partial(draw_perplexity, by_kind(curves)),
             f"Line charts of validation perplexity over iterations, logarithmic. {said}",
         )
     losses = reproduction.select("2019/training-loss", "training_loss")
-    if curves := build_curves(losses, model_order(reproduction)):
+    if curves := layers_of(losses, reproduction.order):
         yield Exhibit(
             "training-loss",
             "Training loss against iterations",
@@ -78,7 +77,7 @@ def _tables(reproduction: Reproduction) -> Iterator[Exhibit]:
         yield Exhibit("further-numbers", "Further numbers", (), data, command, tables=(data,))
     if evaluations := reproduction.evaluations:
         data, command = evaluations_data(evaluations), reproduction.command("table-3")
-        shown = evaluations_tables(evaluations, model_order(reproduction))
+        shown = evaluations_tables(evaluations, reproduction.order)
         yield Exhibit("evaluations", "Evaluations by convention", (), data, command, tables=shown)
     if models := reproduction.summary.models:
         kind, command = reproduction.own_kind, reproduction.command("models")
@@ -86,14 +85,14 @@ def _tables(reproduction: Reproduction) -> Iterator[Exhibit]:
         yield Exhibit("models", "Published and trained shapes", (), data, command, tables=shown)
 
 
-def _ends(curves: Sequence[Curve]) -> str:
+def _ends(curves: Sequence[Layer]) -> str:
     """A sentence on where each curve ends."""
     ends = (f"{NAMES.get(curve.kind, curve.kind)} {curve.series} {show(curve.final)}" for curve in curves)
     return f"At the end: {'; '.join(ends)}."
 
 
-def _means(curves: Sequence[Curve], bands: str = "") -> list[str]:
-    return [f"Lines are means of several seeds{bands}."] if any(curve.band for curve in curves) else []
+def _means(curves: Sequence[Layer], bands: str = "") -> list[str]:
+    return [f"Lines are means of several seeds{bands}."] if any(curve.repeats > 1 for curve in curves) else []
 
 
 def bands_table(records: Sequence[Record]) -> Table:

@@ -11,7 +11,7 @@ from lineage.errors import BadInput
 from lineage.files import Manifest, read_document
 from lineage.run import MANIFEST
 from reports.exhibit import Exhibit, Table
-from reports.figures.marks import DASHES, blank, plain_log_ticks
+from reports.figures import DASHES, blank, plain_log_ticks
 from reports.numbers import compact
 from reports.style import LIGHT
 

@@ -235,7 +235,7 @@ READERS = (
                          "tokenizer/tokenizer.json", MARKER)),
     *map(of_reproduction, ("manifest.json", "summary.json", "records.jsonl", "dataset.json", "ledger.json",
                            "evaluations/355m-lambada.json", "evaluations/355m-wikitext103.json",
-                           "training/355m/metrics.jsonl", "training/355m/summary.json", "training/355m/timeline.json",
+                           "training/355m/metrics.jsonl", "training/355m/summary.json",
                            MARKER)),
     Reader("dataset card", packed(f"{DATASET}/dataset.json"), lambda path: DatasetFacts.read(path.parent)),
     Reader("training manifest", packed(f"{TRAINING}/manifest.json"), verify, 10),

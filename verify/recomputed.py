@@ -20,7 +20,7 @@ from engine.config import RunConfig
 from engine.costs import parameter_count, tokens_trained
 from engine.data.batch_schedule import BatchSchedule
 from engine.optim.schedule import learning_rate
-from engine.run.files import METRICS, SUMMARY, TIMELINE, read_metrics, read_steps, read_summary, read_validations
+from engine.run.files import METRICS, SUMMARY, read_metrics, read_steps, read_summary, read_validations
 from engine.run.resolved import read_run_config
 from evaluation.recount import counts, follows
 from evaluation.schema import ClozeResult, PerplexityResult
@@ -225,7 +225,7 @@ class RunCheck:
             yield from unlike(f"{SUMMARY}: twin_rule", self._summary.twin_rule, twin_rule(_recipe(place)))
             with tempfile.TemporaryDirectory() as folder:
                 keep_training(training, Path(folder))
-                yield from _differing(copy, Path(folder), (SUMMARY, TIMELINE), model.run)
+                yield from _differing(copy, Path(folder), (SUMMARY,), model.run)
                 if read_metrics(copy) != read_metrics(Path(folder)):
                     yield f"{KEPT}/{model.name}/{METRICS} is not what {model.run} gives"
             data = [run.manifest["parents"]["dataset"] for run in (training, RunDirectory(self.run))]

@@ -1,18 +1,180 @@
-"""Decides which documents of a component are dropped, and which survivor stands for each."""
+"""Components of linked documents; which documents of each are dropped, and which survivor stands for each.
+
+A forest is an array that holds for each document an earlier one of its set, or itself for the first of a set. Two
+documents are linked if they share a bucket and their sketches agree often enough. Sketches matter: in a corpus of a
+hundred thousand documents almost all unrelated ones are connected through chance buckets of five rows.
+
+The similarity of two texts is that of their sets of shingles, as sorted keys. A key of up to eight bytes is the shingle
+itself (`shingles.pack`). A longer shingle has a hash of 56 bits, so about one comparison in ten million of two long
+texts could count a shingle too many.
+"""
 
 from array import array
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.duplicates.components import flatten, join
-from data_pipeline.duplicates.lsh import histogram, required_agreement
-from data_pipeline.duplicates.similarity import ShingledTexts
+from data_pipeline.duplicates.lsh import Buckets, agreement, histogram, required_agreement
+from data_pipeline.fast.kernels import compiled
+from data_pipeline.fast.shingles import CHUNK, as_bytes, first_end, pack
 from data_pipeline.stages.deduplicate import DeduplicateConfig
+
+CACHE_BYTES = 1 << 29
+WHOLE = np.uint64(0xFF << 56)
+"""The lowest key of a text that is shorter than a shingle; all others are below."""
+
+Keys = NDArray[np.uint64]
+
+
+def shingle_keys(text: str, characters: int) -> Keys:
+    """Keys of the distinct shingles of a text, ascending; a shorter text is its own only shingle."""
+    data = as_bytes(text)
+    if len(text) >= characters:
+        return np.unique(_keys(data, characters))
+    return WHOLE | np.frombuffer(blake2b(data.tobytes(), digest_size=7).digest() + b"\0", "<u8")
+
+
+def similarity(left: Keys, right: Keys) -> float:
+    """Shared keys over all keys."""
+    shared = _shared(left, right)
+    return float(shared / (len(left) + len(right) - shared))
+
+
+class ShingledTexts:
+    """Texts by number, read with `text_of`; the keys of those last used are remembered up to `cache_bytes`."""
+
+    def __init__(self, text_of: Callable[[int], str], characters: int, cache_bytes: int = CACHE_BYTES) -> None:
+        self._text_of, self._characters = text_of, characters
+        self._cached: OrderedDict[int, Keys] = OrderedDict()
+        self._free_bytes = cache_bytes
+
+    def similarity(self, left: int, right: int) -> float:
+        """Similarity of two texts."""
+        return similarity(self[left], self[right])
+
+    def has_shingles(self, number: int) -> bool:
+        """True if the text is at least one shingle long."""
+        return bool(self[number][0] < WHOLE)
+
+    def __getitem__(self, number: int) -> Keys:
+        """The keys of a text."""
+        if number in self._cached:
+            self._cached.move_to_end(number)
+            return self._cached[number]
+        keys = self._cached[number] = shingle_keys(self._text_of(number), self._characters)
+        self._free_bytes -= keys.nbytes
+        while self._free_bytes < 0 and len(self._cached) > 1:
+            self._free_bytes += self._cached.popitem(last=False)[1].nbytes
+        return keys
+
+
+@compiled
+def _keys(data: NDArray[np.uint8], characters: int) -> Keys:
+    every = np.empty(data.shape[0], np.uint64)
+    keys, starts, ends = np.empty(CHUNK, np.uint64), np.empty(CHUNK, np.int64), np.empty(CHUNK, np.int64)
+    filled, start, end = 0, 0, first_end(data, characters)
+    while end <= data.shape[0]:
+        count, start, end = pack(data, start, end, keys, starts, ends)
+        every[filled : filled + count] = keys[:count]
+        filled += count
+    return every[:filled]
+
+
+@compiled
+def _shared(left: Keys, right: Keys) -> int:
+    shared = own = other = 0
+    while own < left.shape[0] and other < right.shape[0]:
+        first, second = left[own], right[other]
+        shared += first == second
+        own += first <= second
+        other += second <= first
+    return shared
+
+
+Forest = NDArray[np.int64]
+
+
+def link(forest: Forest, groups: Buckets, sketches: NDArray[np.uint64], config: DeduplicateConfig) -> None:
+    """Join, in place, the sets of linked documents of each bucket.
+
+    Members of one set are not compared again, so a bucket of near-duplicates costs one comparison for each.
+    """
+    _link(forest, *groups, np.asarray(sketches), required_agreement(config))
+
+
+@compiled
+def merge(forest: Forest, other: Forest) -> None:
+    """Join, in place, the sets of another forest over the same documents."""
+    for document in range(forest.shape[0]):
+        join(forest, document, other[document])
+
+
+@compiled
+def flatten(forest: Forest) -> Forest:
+    """The first document of each document's set, [documents], in place."""
+    for document in range(forest.shape[0]):
+        forest[document] = forest[forest[document]]
+    return forest
+
+
+@compiled
+def _first(forest: Forest, document: int) -> int:
+    while forest[document] != document:
+        forest[document] = forest[forest[document]]
+        document = forest[document]
+    return document
+
+
+@compiled
+def join(forest: Forest, left: int, right: int) -> None:
+    """Join the sets of two documents, in place."""
+    left, right = _first(forest, left), _first(forest, right)
+    forest[max(left, right)] = min(left, right)
+
+
+@compiled
+def _link(forest: Forest, documents: Forest, starts: Forest, sketches: NDArray[np.uint64], required: int) -> None:
+    """Members of a bucket that are in one set form a chain: `following` leads from `heads` to `tails`."""
+    longest = 0
+    for bucket in range(starts.shape[0] - 1):
+        longest = max(longest, starts[bucket + 1] - starts[bucket])
+    following, heads, tails = np.empty(longest, np.int64), np.empty(longest, np.int64), np.empty(longest, np.int64)
+    for bucket in range(starts.shape[0] - 1):
+        members = documents[starts[bucket] : starts[bucket + 1]]
+        chains = 0
+        for place in range(members.shape[0]):
+            document = members[place]
+            following[place] = -1
+            own, chain = -1, 0
+            while chain < chains:
+                other = heads[chain]
+                linked = _first(forest, members[other]) == _first(forest, document)
+                while not linked and other >= 0:
+                    linked = agreement(sketches[members[other]], sketches[document]) >= required
+                    other = following[other]
+                if not linked:
+                    chain += 1
+                    continue
+                join(forest, members[heads[chain]], document)
+                if own < 0:
+                    own = chain
+                    following[tails[own]] = place
+                    tails[own] = place
+                    chain += 1
+                else:
+                    following[tails[own]] = heads[chain]
+                    tails[own] = tails[chain]
+                    chains -= 1
+                    heads[chain], tails[chain] = heads[chains], tails[chains]
+            if own < 0:
+                heads[chains] = tails[chains] = place
+                chains += 1
+
 
 LISTED_ABOVE = 0.5
 """Similarity above which Megatron-LM's find_duplicates.py lists a pair."""

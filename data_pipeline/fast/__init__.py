@@ -3,9 +3,9 @@
 `exact.py` compares each with its library on built-in texts when a process first uses it. If they differ, or the
 library has another version, the library itself is used. `kernels.py` compiles loops with numba. The replacements:
 
-    exact_ftfy.py, badness.py           ftfy.fix_text
+    exact_ftfy.py                       ftfy.fix_text
     exact_langdetect.py                 langdetect's detection, which language.py makes repeatable
-    minhash.py, sha1.py, shingles.py    datasketch.MinHash over SHA-1
+    minhash.py, shingles.py             datasketch.MinHash over SHA-1
     ngram_index.py                      sets of word n-grams (contamination/words.py)
 
 Workers are forked from a process that has imported `ready.py`, so the tables are made once for all of them.

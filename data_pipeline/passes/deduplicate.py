@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.document import Document
-from data_pipeline.duplicates.components import flatten, link, merge
 from data_pipeline.duplicates.lsh import HISTOGRAM_BINS, WORD_BYTES, buckets, fingerprint_words
-from data_pipeline.duplicates.near_duplicates import resolve
+from data_pipeline.duplicates.near_duplicates import flatten, link, merge, resolve
 from data_pipeline.passes.measure import FINGERPRINTS, NUMBERS, read_fingerprints
 from data_pipeline.stages.deduplicate import DeduplicateConfig
 from data_pipeline.work.document_shard import DocumentShard

@@ -244,7 +244,7 @@ class FineTuner:
         return GradientReducer(groups, self.mesh, measures_noise)
 
     def forward_backward(
-        self, microbatches: Sequence[PipelineInput], reducer: Reducer, loss_scale: float = 1.0, timeline: object = None
+        self, microbatches: Sequence[PipelineInput], reducer: Reducer, loss_scale: float = 1.0
     ) -> torch.Tensor:
         """Sum of (loss × sequences), float64; gradients go to the reducer."""
         reducer.begin()

@@ -1,11 +1,13 @@
-"""The list of guards, and those that watch the numbers of a run: finite, spikes, noise scale, trust ratio, timeline."""
+"""The list of guards; those of a run's numbers: finite, spikes, noise scale, trust ratio; those of its ranks:
+slow ones, and replicas that drift apart.
+"""
 
 import math
-from collections import deque
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 from typing import Any
 
 import torch
@@ -16,15 +18,15 @@ from engine.guard import Guard
 from engine.guard import Iteration as Iteration
 from engine.guard.memory import MemoryGuard
 from engine.guard.memory import PeakMemory as PeakMemory
-from engine.guard.ranks import ReplicaGuard, SlowRankGuard, joined
 from engine.model.microbatch import PipelineInput
 from engine.optim.flat import FlatOptimizer
+from engine.parallel.layout import Layout
+from engine.parallel.mesh import ParallelMesh
+from engine.parallel.sharding import TIED_EMBEDDING, ShardedParameter
 from engine.pipeline.executor import PartitionedModel
-from engine.pipeline.lowering import Interval, lower
-from engine.pipeline.schedule import compute_orders
-from engine.run.files import NORM_EDGES, TIMELINE, Computation, Timeline
+from engine.run.files import NORM_EDGES
 from engine.step import NotFinite, TrainingStep
-from lineage.atomic import write_text
+from lineage.errors import Diverged
 from lineage.run import RunDirectory
 
 SPIKE_WINDOW, LEAST = 128, 64
@@ -41,7 +43,7 @@ def guards_of(
     mesh = step.mesh
     guards: list[Guard] = [
         SlowRankGuard(mesh), SpikeGuard(recent, config.train.skip_spikes), FiniteGuard(step), MemoryGuard(memory),
-        TimelineGuard(run.path, config, step), ReplicaGuard(step.model.parameters, step.model.storage_mesh),
+        ReplicaGuard(step.model.parameters, step.model.storage_mesh),
     ]  # fmt: skip
     if config.record.noise_scale and mesh.dp.size > 1:
         guards.append(NoiseScaleGuard(mesh.dp.size))
@@ -164,41 +166,6 @@ class TrustRatioGuard(Guard):
         return ""
 
 
-class TimelineGuard(Guard):
-    """Times the last iteration, and writes the pipeline of the first tensor- and data-parallel ranks."""
-
-    def __init__(self, run: Path, config: RunConfig, step: TrainingStep) -> None:
-        self._path, self._config, self._step = run / TIMELINE, config, step
-
-    def before(self, number: int) -> None:
-        if number + 1 == self._config.train.iterations:
-            self._step.timeline = []
-
-    def after(self, iteration: Iteration) -> str:
-        mine, mesh, parallel = self._step.timeline, self._step.mesh, self._config.parallel
-        if mine is None:
-            return ""
-        self._step.timeline = None
-        everyone, layout = mesh.world.gather_objects(mine), mesh.layout
-        if mesh.is_first:
-            measured = [everyone[layout.rank(0, rank, 0)] for rank in range(layout.pp)]
-            begun = min(interval.start for rank in measured for interval in rank)
-            count = len(iteration.microbatches)
-            planned = lower(compute_orders(parallel.schedule, parallel.pp, parallel.chunks, count), parallel.chunks)
-            timeline = Timeline(
-                iteration=iteration.number + 1, schedule=parallel.schedule, pp=parallel.pp, chunks=parallel.chunks,
-                microbatches=count, planned=[[_row(interval, 0.0) for interval in rank] for rank in planned.timeline],
-                measured=[[_row(interval, begun) for interval in rank] for rank in measured],
-            )  # fmt: skip
-            write_text(self._path, timeline.to_line())
-        return ""
-
-
-def _row(interval: Interval, begun: float) -> Computation:
-    op, microbatch, chunk = interval.compute
-    return op.value, microbatch, chunk, round(interval.start - begun, 6), round(interval.end - begun, 6)
-
-
 class FiniteGuard(Guard):
     """Ends a run whose loss or gradient is not finite; in fp16 an overflow only lowers the loss scale."""
 
@@ -267,3 +234,122 @@ def _note_output(names: list[str], name: str) -> Callable[[nn.Module, Any, torch
         _note(names, name, output if bias is None else torch.cat([output.flatten(), bias.flatten()]))
 
     return hook
+
+
+SHOWN = 8
+"""Numbers that a sentence lists at most."""
+WINDOW = 10
+"""Iterations over which times are added up before they are compared."""
+RATIO, LEAST_SECONDS = 1.5, 0.5
+"""A slow rank takes at least this many times what the others take, and this much longer in a window."""
+INTERVAL = 100
+"""Iterations between comparisons of replicas; they are also compared before every checkpoint."""
+BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
+
+
+class SlowRankGuard(Guard):
+    """Compares the time of each rank's own work, without communication, with that of the other ranks of its stage.
+
+    It sees no difference on GPUs, where communication is not waited for, and with ZeRO stage 3.
+    """
+
+    def __init__(self, mesh: ParallelMesh) -> None:
+        self._mesh = mesh
+        self._iterations, self._own, self._start = 0, 0.0, 0.0
+        self._known: set[int] = set()
+
+    def before(self, number: int) -> None:
+        self._start = time.monotonic() - self._mesh.waiting.seconds
+
+    def after(self, iteration: Iteration) -> str:
+        self._own += time.monotonic() - self._mesh.waiting.seconds - self._start
+        self._iterations += 1
+        if self._mesh.layout.world_size == 1 or self._iterations % WINDOW:
+            return ""
+        seconds = self._mesh.world.gather_objects(self._own)
+        self._own = 0.0
+        slow = slow_ranks(seconds, self._mesh.layout)
+        new, self._known = slow.keys() - self._known, set(slow)
+        return "; ".join(
+            f"warning: rank {rank} is slow and holds up the others: {1000 * seconds[rank] / WINDOW:.0f} ms an "
+            f"iteration for its own work, the others take {1000 * slow[rank] / WINDOW:.0f}"
+            for rank in sorted(new)
+        )
+
+
+def slow_ranks(seconds: Sequence[float], layout: Layout) -> dict[int, float]:
+    """Each slow rank, with the median of the other ranks of its pipeline stage; `seconds` has every rank's window."""
+    slow = {}
+    together = layout.tp * layout.dp
+    for rank, own in enumerate(seconds):
+        first = rank // together * together
+        others = [seconds[other] for other in range(first, first + together) if other != rank]
+        if others and own > RATIO * median(others) and own - median(others) >= LEAST_SECONDS:
+            slow[rank] = median(others)
+    return slow
+
+
+class ReplicaGuard(Guard):
+    """Compares the parameters that several ranks hold whole: they must be the same bits on all of them.
+
+    BLOOM's layer norms drifted apart between tensor-parallel ranks for weeks before anyone looked (bigscience, tr11
+    chronicles, March 2022).
+    """
+
+    def __init__(self, parameters: Sequence[ShardedParameter], mesh: ParallelMesh) -> None:
+        self._parameters, self._mesh = parameters, mesh
+
+    def before(self, number: int) -> None:
+        if number and number % INTERVAL == 0:
+            self.before_checkpoint()
+
+    def before_checkpoint(self) -> None:
+        """Compare checksums. Raises Diverged, on every rank, naming tensor and ranks.
+
+        Undivided parameters are compared over the tensor-parallel axis, all over the data-parallel axis, the tied
+        embedding also between first and last stage.
+        """
+        mesh, layout = self._mesh, self._mesh.layout
+        if layout.world_size == 1:
+            return
+        sums = {parameter.name: checksum(parameter.local.data) for parameter in self._parameters}
+        undivided = [parameter.name for parameter in self._parameters if parameter.dim is None]
+        tp, pp, dp = mesh.tp.rank, mesh.pp.rank, mesh.dp.rank
+        shared = [
+            ("tensor-parallel", mesh.tp, [layout.rank(n, pp, dp) for n in range(layout.tp)], undivided),
+            ("data-parallel", mesh.dp, [layout.rank(tp, pp, n) for n in range(layout.dp)], list(sums)),
+        ]
+        if TIED_EMBEDDING in sums:
+            ends = [layout.rank(tp, 0, dp), layout.rank(tp, layout.pp - 1, dp)]
+            shared.append(("first and last pipeline", mesh.embedding, ends, [TIED_EMBEDDING]))
+        said = ""
+        for kind, axis, ranks, names in shared:
+            own = torch.tensor([[sums[name] for name in names]], dtype=torch.int64, device=mesh.device)
+            everyone = axis.all_gather(own, dim=0)
+            differing = (everyone != everyone[0]).any(dim=0).nonzero().flatten().tolist()
+            if differing and not said:
+                more = f" and {len(differing) - 1} more tensors are" if len(differing) > 1 else " is"
+                who = _describe_parting(ranks, everyone[:, differing[0]].tolist())
+                said = f"{names[differing[0]]}{more} no longer the same on {kind} ranks: {who}; no checkpoint has it"
+        if everywhere := [sentence for sentence in mesh.world.gather_objects(said) if sentence]:
+            raise Diverged(everywhere[0])
+
+
+def checksum(tensor: torch.Tensor) -> int:
+    """Sum of the numbers' bit patterns, in 64 bits."""
+    return int(tensor.contiguous().view(BITS[tensor.element_size()]).sum(dtype=torch.int64))
+
+
+def _describe_parting(ranks: Sequence[int], sums: Sequence[int]) -> str:
+    """The ranks that fewer others agree with, and those that they differ from."""
+    usual, count = Counter(sums).most_common(1)[0]
+    same = [rank for rank, value in zip(ranks, sums, strict=True) if value == usual]
+    others = [rank for rank, value in zip(ranks, sums, strict=True) if value != usual]
+    doubt = "" if count > len(others) else "; which of them is right cannot be told"
+    return f"rank {joined(others)} differs from rank {joined(same)}{doubt}"
+
+
+def joined(numbers: Sequence[int]) -> str:
+    """The first numbers with commas, and how many more there are."""
+    shown = ", ".join(str(number) for number in numbers[:SHOWN])
+    return shown + (f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else "")

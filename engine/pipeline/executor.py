@@ -3,7 +3,6 @@
 Shapes: activations between stages are [s, b, h]; with scatter/gather each tensor-parallel rank sends s·b·h/t elements.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -20,7 +19,7 @@ from engine.optim.gradients import GradientReducer, Reducer
 from engine.parallel.layout import PipelineStage, split_layers
 from engine.parallel.mesh import DONE, Axis, ParallelMesh, Pending
 from engine.parallel.sharding import sharded_parameters
-from engine.pipeline.lowering import Instruction, Interval, Message, lower
+from engine.pipeline.lowering import Instruction, Message, lower
 from engine.pipeline.schedule import Compute, Op, ScheduleName, compute_orders, forward_orders
 
 
@@ -60,9 +59,8 @@ class PartitionedModel:
         return GradientReducer(groups, self.mesh, measures_noise)
 
     def forward_backward(
-        self, microbatches: Sequence[PipelineInput], reducer: Reducer, loss_scale: float = 1.0,
-        timeline: list[Interval] | None = None,
-    ) -> torch.Tensor:  # fmt: skip
+        self, microbatches: Sequence[PipelineInput], reducer: Reducer, loss_scale: float = 1.0
+    ) -> torch.Tensor:
         for chunk in self.chunks:
             if not chunk.training:  # the flag is set on every module, which takes time
                 chunk.train()
@@ -75,7 +73,7 @@ class PartitionedModel:
                 reducer.arm(self._by_chunk[chunk])
 
         executor = PipelineExecutor(self.chunks, self.mesh, self.parallel.scatter_gather, microbatches, loss_scale)
-        return executor.run(self._program(len(microbatches), training=True), before_backward, timeline)
+        return executor.run(self._program(len(microbatches), training=True), before_backward)
 
     @torch.no_grad()
     def evaluate(self, microbatches: Sequence[PipelineInput]) -> torch.Tensor:
@@ -131,29 +129,23 @@ class PipelineExecutor:
         self._total = torch.zeros((), dtype=torch.float64, device=mesh.device)
 
     def run(
-        self, program: Sequence[Instruction], before_backward: Callable[[int], None] = lambda chunk: None,
-        timeline: list[Interval] | None = None,
-    ) -> torch.Tensor:  # fmt: skip
+        self, program: Sequence[Instruction], before_backward: Callable[[int], None] = lambda chunk: None
+    ) -> torch.Tensor:
         """Sum over microbatches of (loss × sequences), float64; zero on ranks without the last stage.
 
-        Gradients of the loss scale × loss, summed over microbatches, are added to the parameters'. With `timeline`,
-        each computation is added to it with its start and end by the clock, which ranks of one machine share. Waiting
-        for a message is no part of a computation. A GPU is then waited for after each.
+        Gradients of the loss scale × loss, summed over microbatches, are added to the parameters'.
         """
         for instruction in program:
             if isinstance(instruction, Message):
                 self._send(instruction) if instruction.send else self._receive(instruction)
                 continue
             payload = self._take(instruction)
-            start = self._now(timeline is not None)
             if instruction.op is Op.FORWARD:
                 result = self._forward(instruction, payload)
             else:
                 before_backward(instruction.chunk)
                 result = self._backward(instruction, payload)
             self._put(instruction, result)
-            if timeline is not None:
-                timeline.append(Interval(instruction, start, self._now(True)))
         with self._mesh.waiting:
             for work, _ in self._sends:
                 work.wait()
@@ -221,9 +213,3 @@ class PipelineExecutor:
         b, s = self._microbatches[microbatch].tokens.shape
         parts = self._mesh.tp.size if self._mesh.sequence_parallel else 1
         return torch.Size((s // parts, b, self._chunks[0].config.hidden_size))
-
-    def _now(self, timed: bool) -> float:
-        """The clock; if it matters, read when the GPU has finished."""
-        if timed and self._mesh.device.type == "cuda":
-            torch.cuda.synchronize(self._mesh.device)
-        return time.time()

@@ -1,7 +1,7 @@
 """The files that a training run writes: names, schemas and readers. Imports no torch."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -9,13 +9,10 @@ from engine.parallel.layout import Layout
 from lineage.atomic import parse_json
 from lineage.files import Environment, FileSchema, Finite, Positive, parse_document, read_document
 
-METRICS, SUMMARY, TIMELINE = "metrics.jsonl", "summary.json", "timeline.json"
+METRICS, SUMMARY = "metrics.jsonl", "summary.json"
 NORM_EDGES = tuple(10.0 ** (place / 8) for place in range(-32, 33))
 """Borders of the bins in which norms and trust ratios are counted: bin i has values from edge i - 1 up to edge i, the
 first all below and the last all above."""
-Computation = tuple[Literal["F", "B"], int, int, Finite, Finite]
-"""Forward or backward, microbatch, chunk, start, end."""
-Computations = Annotated[list[Computation], Field(min_length=1)]
 
 
 class LearningRateSweep(FileSchema):
@@ -116,20 +113,6 @@ class TrainingSummary(FileSchema):
     validation_loss: Finite | None = None
     validation_perplexity: Finite | None = None
     checkpoint: str = ""
-
-
-class Timeline(FileSchema):
-    """timeline.json: the computations of each pipeline rank in one iteration, planned and measured."""
-
-    iteration: int = 0
-    schedule: str
-    pp: Annotated[int, Field(ge=1)]
-    chunks: Annotated[int, Field(ge=1)]
-    microbatches: Annotated[int, Field(ge=1)]
-    planned: Annotated[list[Computations], Field(min_length=1)]
-    """Plan of each rank, in forward passes of one chunk; a backward pass takes two."""
-    measured: Annotated[list[Computations], Field(min_length=1)]
-    """Measurement of each rank, in seconds since the first computation began."""
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

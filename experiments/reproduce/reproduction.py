@@ -15,7 +15,7 @@ from data_pipeline.files import DATASET, LEDGER, DataCard
 from engine.config import RunConfig
 from engine.costs import parameter_count
 from engine.data.dataset import DatasetFacts
-from engine.run.files import METRICS, SUMMARY, TIMELINE, Step, Validation, read_steps, read_summary, read_validations
+from engine.run.files import METRICS, SUMMARY, Step, Validation, read_steps, read_summary, read_validations
 from evaluation.schema import ClozeResult, PerplexityResult
 from experiments.files import SCORES, TRAINING, ReproductionScores, TextScore
 from experiments.launch.job import write_launch_files
@@ -127,15 +127,14 @@ def _evaluate(model: str, plan: Plan, training: RunDirectory, run: RunDirectory)
 
 
 def keep_training(training: RunDirectory, folder: Path) -> None:
-    """Put a run's summary, timeline and metrics into `folder`, the metrics as means of blocks of iterations.
+    """Put a run's summary and metrics into `folder`, the metrics as means of blocks of iterations.
 
     Losses, rates and norms are means over the block that ends at `iteration`; tokens/s and TFLOP/s are those of the
     whole block's work in the whole block's time.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for name in (SUMMARY, TIMELINE):
-        if (training.path / name).is_file():
-            shutil.copyfile(training.path / name, folder / name)
+    if (training.path / SUMMARY).is_file():
+        shutil.copyfile(training.path / SUMMARY, folder / SUMMARY)
     steps = read_steps(training.path)
     block = max(len(steps) // CURVE_POINTS, 1)
     lines: list[Step | Validation] = [_mean(steps[start : start + block]) for start in range(0, len(steps), block)]

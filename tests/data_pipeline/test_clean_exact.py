@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from data_pipeline.document import Unfit
-from data_pipeline.fast import badness, exact_ftfy
+from data_pipeline.fast import exact_ftfy
 from data_pipeline.fast.exact_ftfy import SAMPLES, SEGMENT, Normalization, fast_fix_text, fix_text
 from tests.data_pipeline.foreign_text import found_texts, made_texts, package_descriptions
 from tests.made_data import ARTICLES, wikitext
@@ -170,7 +170,7 @@ def test_an_unknown_ftfy_is_used_itself(monkeypatch: pytest.MonkeyPatch, capsys:
 
 @pytest.mark.parametrize(("expression", "message"), [("é a | [a-z] x*", "side by side"), ("é a", "not a list")])
 def test_another_badness_expression_is_refused(monkeypatch: pytest.MonkeyPatch, expression: str, message: str) -> None:
-    monkeypatch.setattr(badness, "BADNESS_RE", re.compile(expression, re.VERBOSE))
+    monkeypatch.setattr(exact_ftfy, "BADNESS_RE", re.compile(expression, re.VERBOSE))
     with pytest.raises(ValueError, match=message):
         fast_fix_text("NFC")
 

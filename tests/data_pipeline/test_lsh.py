@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline.config import DeduplicateConfig
-from data_pipeline.duplicates.components import flatten, link, merge
 from data_pipeline.duplicates.lsh import (
     HISTOGRAM_BINS,
     agreement,
@@ -25,6 +24,7 @@ from data_pipeline.duplicates.lsh import (
     required_agreement,
     sketch,
 )
+from data_pipeline.duplicates.near_duplicates import flatten, link, merge
 from data_pipeline.fast.minhash import as_sketch, signature
 from data_pipeline.files import NearDuplicates
 from tests.data_pipeline.conftest import WORDS, sentences

@@ -10,9 +10,8 @@ from datasketch import MinHash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.duplicates.similarity import ShingledTexts, shingle_keys, similarity
-from data_pipeline.fast.minhash import signature
-from data_pipeline.fast.sha1 import LANES, LONGEST, sha1_hashes32, working_space
+from data_pipeline.duplicates.near_duplicates import ShingledTexts, shingle_keys, similarity
+from data_pipeline.fast.minhash import LANES, LONGEST, sha1_hashes32, signature, working_space
 from data_pipeline.fast.shingles import as_bytes, first_end, jaccard, pack, shingles
 from tests.data_pipeline.conftest import sentences
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from data_pipeline.files import DataCard, Ledger
-from engine.run.files import Step, Timeline, TrainingSummary, Validation
+from engine.run.files import Step, TrainingSummary, Validation
 from lineage.errors import IntegrityFailure
 from lineage.files import FileSchema, Manifest, parse_document, read_document
 from tests.architecture.rooms import ROOT
@@ -18,7 +18,7 @@ from tests.engine.small_run import small_config, train
 
 PAGE = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
 KEPT = ROOT / "results" / "reproduce-8.3b"
-SCHEMAS = {"manifest.json": Manifest, "timeline.json": Timeline, "summary.json": TrainingSummary}
+SCHEMAS = {"manifest.json": Manifest, "summary.json": TrainingSummary}
 LATER = {
     "warning", "gradient_square", "gradient_variance", "noise_scale", "weight_norms", "update_norms", "trust_ratios",
 }  # fmt: skip

@@ -203,7 +203,7 @@ def test_replicas_that_drift_apart_are_found_before_a_checkpoint_has_them(
     layout: Layout, rank: int, name: str, sentence: str, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Found at the next comparison, here after the third iteration; the tensor and the ranks are named."""
-    monkeypatch.setattr("engine.guard.ranks.INTERVAL", 3)
+    monkeypatch.setattr("engine.guard.guards.INTERVAL", 3)
     config = small_config(dataset, iterations=6, warmup_iterations=3, global_batch_size=12, microbatch_size=2)
     config = config.model_copy(update={"parallel": config.parallel.model_copy(update={"tp": layout.tp})})
     told = run_threads(drift, layout.world_size, layout, rank, name, config, tmp_path)

@@ -34,7 +34,7 @@ from tests.engine.small_run import (
 def test_a_finished_run_is_sealed_and_whole(uninterrupted: Path, dataset: Path) -> None:
     check_seal(uninterrupted)
     assert {path.name for path in uninterrupted.iterdir()} == {
-        "COMPLETE", "manifest.json", "metrics.jsonl", "summary.json", "timeline.json", "checkpoints",
+        "COMPLETE", "manifest.json", "metrics.jsonl", "summary.json", "checkpoints",
     }  # fmt: skip
     assert uninterrupted.parent.joinpath("small").resolve() == uninterrupted.resolve()
     older, newest = sorted((uninterrupted / "checkpoints").iterdir())

@@ -19,7 +19,7 @@ from safetensors import safe_open
 
 from data_pipeline.files import DataCard, Ledger
 from data_pipeline.runner import SHELF
-from engine.run.files import Step, Timeline, TrainingSummary, Validation
+from engine.run.files import Step, TrainingSummary, Validation
 from evaluation.schema import Result
 from experiments.files import ReproductionScores
 from experiments.published import published_records
@@ -173,7 +173,7 @@ def test_everything_that_it_hands_on_is_read_whole(finished: Finished) -> None:
         reproduction / "manifest.json": Manifest, reproduction / "summary.json": ReproductionSummary,
         reproduction / "ledger.json": Ledger, reproduction / "dataset.json": DataCard,
         reproduction / "scores.json": ReproductionScores,
-        kept / "summary.json": TrainingSummary, kept / "timeline.json": Timeline,
+        kept / "summary.json": TrainingSummary,
     }  # fmt: skip
     for path, schema in documents.items():
         assert read_document(path, schema).to_json() == json_of(path), path

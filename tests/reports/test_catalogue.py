@@ -12,7 +12,7 @@ from experiments.verdicts import Results, Verdict, judge, load_results
 from lineage.errors import BadInput, Fault
 from lineage.records import Record, read_records
 from reports import report as assembled
-from reports.catalogue import ExperimentNumbers, catalogue_exhibit, layers_of
+from reports.catalogue import ExperimentNumbers, catalogue_exhibit, drawn_layers
 from reports.claims import APART, find_claims, group_claims
 from reports.exhibit import Exhibit, Table
 from reports.numbers import exact
@@ -104,7 +104,7 @@ def test_what_is_drawn_is_what_the_csv_holds(report: Report, runs: list[Path]) -
     numbers = ExperimentNumbers(experiment, [one for one in results.records if one.experiment == experiment.name], [])
     drawn = {
         (layer.series, layer.kind, exact(point.x), exact(point.value), exact(point.low), exact(point.high))
-        for layer in layers_of(numbers, "tflops_per_gpu")
+        for layer in drawn_layers(numbers, "tflops_per_gpu")
         for point in layer.points
     }
     rows = rows_of(catalogue_exhibit(numbers))
@@ -118,7 +118,9 @@ def test_several_measurements_are_a_mean_with_its_spread(report: Report, runs: l
     measured = {"kind": "measured", "low": None, "high": None, "source": "a-run", "digest": "d" * 64}
     records = [first.model_copy(update={**measured, "value": value}) for value in (80.0, 84.0, 91.0)]
     (layer,) = [
-        one for one in layers_of(ExperimentNumbers(experiment, records, []), "tflops_per_gpu") if one.kind == "measured"
+        one
+        for one in drawn_layers(ExperimentNumbers(experiment, records, []), "tflops_per_gpu")
+        if one.kind == "measured"
     ]
     (point,) = layer.points
     assert (point.value, point.low, point.high, point.count) == (85.0, 80.0, 91.0, 3)

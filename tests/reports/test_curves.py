@@ -2,7 +2,7 @@
 
 from lineage.numbers import show, size_bytes
 from lineage.records import Kind, Record
-from reports.curves import build_curves
+from reports.figures import layers_of
 from reports.numbers import accuracy, compact, exact
 
 
@@ -10,7 +10,7 @@ def test_curves_are_sorted_by_x_and_published_first() -> None:
     def point(series: str, kind: Kind, x: float | None, value: float) -> Record:
         return Record(experiment="e", series=series, quantity="q", value=value, kind=kind, source="s", x=x)
 
-    curves = build_curves(
+    curves = layers_of(
         [
             point("8.3b", "scaled", 20, 5.0),
             point("8.3b", "scaled", 10, 6.0),
@@ -25,7 +25,7 @@ def test_curves_are_sorted_by_x_and_published_first() -> None:
         ("published", "8.3b"),
         ("scaled", "8.3b"),
     ]
-    assert curves[2].x == (10, 20)
+    assert [point.x for point in curves[2].points] == [10, 20]
     assert curves[2].final == 5.0
 
 

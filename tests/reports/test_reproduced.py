@@ -11,11 +11,10 @@ from experiments.reproduce.order import order_verdict
 from lineage.files import write_document
 from lineage.numbers import show
 from lineage.records import Record
-from reports.curves import Curve, build_curves, model_order
 from reports.evaluations import cells_of
-from reports.figures.curves import draw_perplexity
+from reports.figures import Layer, draw_perplexity, layers_of
 from reports.load import Reproduction, load_reproduction
-from reports.reproduced import layers_of, reproduction_exhibits
+from reports.reproduced import by_kind, reproduction_exhibits
 from reports.tables import comparison_tables
 from tests.reports.reproduction import evaluation, page_text, write_reproduction
 
@@ -50,20 +49,20 @@ def reproduction(tmp_path: Path) -> Reproduction:
     return replace(found, scores=scores(), records=(*found.records, *again, *bits))
 
 
-def figure_6_curves(reproduction: Reproduction) -> list[Curve]:
-    return build_curves(reproduction.select("2019/figure-6", "validation_perplexity"), model_order(reproduction))
+def figure_6_curves(reproduction: Reproduction) -> list[Layer]:
+    return layers_of(reproduction.select("2019/figure-6", "validation_perplexity"), reproduction.order)
 
 
 def test_curves_of_several_seeds_are_their_means_with_a_band(reproduction: Reproduction) -> None:
     curves = {(curve.kind, curve.series): curve for curve in figure_6_curves(reproduction)}
-    assert curves["published", "8.3b"].band == ()
-    curve = curves["scaled", "355m"]
-    assert [high - low for low, high in curve.band] == pytest.approx([4.0] * len(curve.x))
-    assert curve.y == pytest.approx([(low + high) / 2 for low, high in curve.band])
+    assert curves["published", "8.3b"].repeats == 1
+    points = curves["scaled", "355m"].points
+    assert [point.high - point.low for point in points] == pytest.approx([4.0] * len(points))
+    assert [point.value for point in points] == pytest.approx([(point.low + point.high) / 2 for point in points])
 
 
 def test_figure_6_draws_the_band_of_each_twin(reproduction: Reproduction) -> None:
-    ours, published = draw_perplexity(layers_of(figure_6_curves(reproduction))).axes
+    ours, published = draw_perplexity(by_kind(figure_6_curves(reproduction))).axes
     assert tuple(axes.get_title("left") or axes.get_title() for axes in (published, ours)) == (
         "published",
         "scaled twins",
@@ -71,7 +70,7 @@ def test_figure_6_draws_the_band_of_each_twin(reproduction: Reproduction) -> Non
     assert (len(published.lines), len(ours.lines)) == (3, 3)
     assert (len(published.collections), len(ours.collections)) == (0, 3)
     one = [record for record in reproduction.select("2019/figure-6") if record.seed != 1235]
-    assert not draw_perplexity(layers_of(build_curves(one, NAMES))).axes[0].collections
+    assert not draw_perplexity(by_kind(layers_of(one, NAMES))).axes[0].collections
 
 
 def test_a_seed_in_which_the_order_fails_is_named(reproduction: Reproduction) -> None:

@@ -1,0 +1,237 @@
+"""Charts of numbers over places: the catalogue's, and validation perplexity and training loss of models."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+from typing import Any, Literal, Protocol
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullLocator
+
+from lineage.records import Kind
+from reports.numbers import compact, show
+from reports.style import KIND_GLYPHS, LIGHT, look
+
+WIDE, COLUMN = 10.6, 4.5
+"""Inches of a figure as wide as the page, and of one of which two stand beside each other."""
+DASHES = (0, (4, 2.2))
+"""Dashes of published and computed lines and of thresholds."""
+HEIGHT = 3.45
+KEY_CHARACTERS = 66
+"""Letters of the key that fit on a line."""
+
+
+class Placed(Protocol):
+    """A number that may have a place on the x axis: a record, or a published number."""
+
+    @property
+    def series(self) -> str: ...
+    @property
+    def kind(self) -> Kind: ...
+    @property
+    def x(self) -> float | None: ...
+    @property
+    def value(self) -> float: ...
+    @property
+    def low(self) -> float | None: ...
+    @property
+    def high(self) -> float | None: ...
+
+
+@dataclass(frozen=True)
+class Point:
+    """A number at a place, or the mean of several."""
+
+    x: float
+    value: float
+    low: float | None = None
+    high: float | None = None
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One series of one kind."""
+
+    series: str
+    rank: int
+    """Place among the series. It decides colour and marker."""
+    kind: Kind
+    points: tuple[Point, ...]
+    """Points by ascending x."""
+
+    @property
+    def final(self) -> float:
+        """Last value."""
+        return self.points[-1].value
+
+    @property
+    def repeats(self) -> int:
+        """Most numbers at one place."""
+        return max(point.count for point in self.points)
+
+
+def layers_of(numbers: Iterable[Placed], order: Sequence[str]) -> list[Layer]:
+    """One layer for each kind and series with places on the x axis, published first, then by `order`.
+
+    Several of our numbers at a place become their mean with its spread; of several published numbers the first counts.
+    """
+    places: dict[tuple[str, Kind], dict[float, list[Placed]]] = {}
+    for number in numbers:
+        if number.x is not None:
+            places.setdefault((number.series, number.kind), {}).setdefault(number.x, []).append(number)
+    layers = [
+        Layer(name, order.index(name), kind, tuple(_point(x, kind, at) for x, at in sorted(by_x.items())))
+        for (name, kind), by_x in places.items()
+    ]
+    return sorted(layers, key=lambda layer: (layer.kind != "published", layer.rank))
+
+
+def _point(x: float, kind: Kind, at: Sequence[Placed]) -> Point:
+    values = [number.value for number in at]
+    if kind != "published" and len(values) > 1:
+        return Point(x, fmean(values), min(values), max(values), len(values))
+    return Point(x, values[0], at[0].low, at[0].high)
+
+
+def blank(height: float, width: float = WIDE) -> Figure:
+    """An empty figure; sizes are in inches."""
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def plain_log_ticks(axes: Axes, which: Literal["x", "y"] = "y") -> None:
+    """Make an axis logarithmic, with plain numbers at 1, 2 and 5 of each decade."""
+    axes.set(**{f"{which}scale": "log"})
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=20))
+    axis.set_major_formatter(lambda value, _: compact(float(f"{value:.6g}")))
+    axis.set_minor_locator(NullLocator())
+
+
+def draw_curves(layers: Sequence[Layer], x_label: str, y_label: str) -> Figure:
+    """Draw every layer over x, logarithmic if the places multiply: published open and dashed, ours filled."""
+    figure = blank(HEIGHT, COLUMN)
+    axes = figure.add_subplot()
+    axes.set(xlabel=x_label, ylabel=y_label)
+    places = sorted({point.x for layer in layers for point in layer.points})
+    if _multiply(places):
+        axes.set_xscale("log", base=2)
+        axes.minorticks_off()
+        axes.set_xlim(places[0] / 1.3, places[-1] * 1.3)
+    shown = places if len(places) <= 10 else places[:: -(-len(places) // 8)]
+    axes.set_xticks(shown, [compact(float(f"{place:.2g}") if place < 1 else place) for place in shown])
+    for layer in layers:
+        color, marker = look(layer.rank)
+        xs, ys = [point.x for point in layer.points], [point.value for point in layer.points]
+        _whiskers(axes, xs, layer.points, color)
+        axes.plot(xs, ys, color=color, marker=marker, **_line(layer.kind))
+    top = max(max(point.value, point.high or point.value) for layer in layers for point in layer.points)
+    axes.set_ylim(0, top * 1.06 if top else 1)
+    if "loss" in y_label:  # which has no meaningful zero
+        values = [point.value for layer in layers for point in layer.points]
+        axes.set_ylim(bottom=0.97 * min(point.low or point.value for layer in layers for point in layer.points))
+        if max(values) > 4 * min(values):
+            plain_log_ticks(axes)
+    series = {layer.series: layer for layer in reversed(layers)}.values()
+    handles = [_series_key(layer) for layer in reversed(series)]
+    handles += [_kind_key(kind) for kind in dict.fromkeys(layer.kind for layer in layers)]
+    widest = max(len(str(handle.get_label())) for handle in handles)
+    columns = max(1, min(len(handles), KEY_CHARACTERS // (widest + 6)))
+    figure.legend(handles=handles, loc="outside upper left", ncols=columns, columnspacing=1.2, handlelength=2.4)
+    return figure
+
+
+def _line(kind: Kind) -> dict[str, Any]:
+    """Line and marker of a kind, which differ from those of other kinds without colour."""
+    if kind == "published":
+        return {"linestyle": DASHES, "linewidth": 1.0, "markersize": 6.2, "markerfacecolor": LIGHT["paper"],
+                "markeredgewidth": 1.0, "zorder": 3}  # fmt: skip
+    style = {"simulated": "-", "computed": "none", "scaled": (0, (1, 1.2)), "measured": "-", "counted": "-"}[kind]
+    return {
+        "linestyle": style,
+        "linewidth": 2.2 if kind in ("measured", "counted") else 1.3,
+        "markersize": 3.4,
+        "zorder": 4,
+    }
+
+
+def _whiskers(axes: Axes, xs: Sequence[float], points: Sequence[Point], color: str) -> None:
+    """Draw intervals of simulated and spreads of measured numbers."""
+    for x, point in zip(xs, points, strict=True):
+        if point.low is not None and point.high is not None:
+            ends = [[point.value - point.low], [point.high - point.value]]
+            axes.errorbar([x], [point.value], yerr=ends, fmt="none", color=color, elinewidth=0.8, capsize=2.2, zorder=3)
+
+
+def _multiply(places: Sequence[float]) -> bool:
+    """True if each place is about twice the one before or more, or if one factor leads from each to the next."""
+    if len(places) < 3 or places[0] <= 0:
+        return False
+    factors = [after / before for before, after in pairwise(places)]
+    return min(factors) >= 1.9 or (places[-1] > 100 * places[0] and max(factors) < 1.01 * min(factors))
+
+
+def _series_key(layer: Layer) -> Line2D:
+    color, marker = look(layer.rank)
+    return Line2D([], [], color=color, marker=marker, markersize=5, linewidth=0, label=layer.series)
+
+
+def _kind_key(kind: Kind) -> Line2D:
+    label = f"{KIND_GLYPHS[kind]} {'scaled twin' if kind == 'scaled' else kind}"
+    label += ", 9 in 10 within" if kind == "simulated" else ""
+    return Line2D([], [], color=LIGHT["muted"], marker="o", label=label, **_line(kind))
+
+
+def draw_perplexity(layers: Mapping[str, Sequence[Layer]]) -> Figure:
+    """Draw a panel with axes of its own for each layer: curves with the bands of their seeds, logarithmic."""
+    figure = blank(4.4)
+    panels = figure.subplots(1, len(layers), squeeze=False)[0]
+    for axes, (name, curves) in zip(panels, layers.items(), strict=True):
+        _draw(axes, curves, "validation perplexity (logarithmic)")
+        plain_log_ticks(axes)
+        values = [point.value for curve in curves for point in curve.points]
+        axes.set_ylim(min(values) / 1.1, max(values) * 1.1)
+        axes.set_title(name)
+    return figure
+
+
+def draw_loss(curves: Sequence[Layer]) -> Figure:
+    """Draw loss against iterations."""
+    figure = blank(4.4)
+    _draw(figure.add_subplot(), curves, "training loss (nats per token)")
+    return figure
+
+
+def _draw(axes: Axes, curves: Sequence[Layer], y_label: str) -> None:
+    """Draw curves in their models' looks: published thin, dashed, open markers; ours solid, filled markers.
+
+    Larger models have thinner lines, so that a curve under another still shows. The key gives each curve's last value.
+    """
+    for curve in curves:
+        color, marker = look(curve.rank)
+        published, xs = curve.kind == "published", [point.x for point in curve.points]
+        axes.plot(
+            xs,
+            [point.value for point in curve.points],
+            color=color,
+            linewidth=1.1 if published else max(1.2, 2.5 - 0.45 * curve.rank),
+            linestyle=DASHES if published else "-",
+            marker=marker,
+            markersize=(4.2 if published else 5.0) + (1.0 if marker == "^" else 0.0),
+            markerfacecolor=LIGHT["paper"] if published else color,
+            markeredgecolor=color if published else LIGHT["paper"],
+            markeredgewidth=0.9 if published else 0.7,
+            markevery=max(1, len(xs) // 9),
+            clip_on=False,
+            zorder=3,
+            label=f"{curve.series}, at the end {show(curve.final)}",
+        )
+        if curve.repeats > 1:
+            low, high = zip(*((point.low, point.high) for point in curve.points), strict=True)
+            axes.fill_between(xs, low, high, color=color, alpha=0.2, linewidth=0)
+    axes.set(xlabel="iteration", ylabel=y_label, xlim=(0, max(curve.points[-1].x for curve in curves)))
+    axes.xaxis.set_major_formatter(lambda value, _: compact(value))
+    axes.legend()

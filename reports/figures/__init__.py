@@ -1,1 +1,0 @@
-"""Figures by subject: functions that return a Matplotlib figure."""
