@@ -61,7 +61,7 @@ KINDS = {
     "data-overlap": Kind(("overlap.json",)),
     "data": Kind((LEDGER, DATASET), DATASETS, lambda config: re.escape(config["name"])),
     "training": Kind(
-        (METRICS, SUMMARY), rf"tensorboard/events\.{NAME}|checkpoints/iter_\d{{7}}/({CHECKPOINT})",
+        (METRICS, SUMMARY), rf"timeline\.json|tensorboard/events\.{NAME}|checkpoints/iter_\d{{7}}/({CHECKPOINT})",
         lambda config: re.escape(config["name"]), PLACES,
     ),
     "experiment": Kind((RECORDS,), r"not_run\.json", lambda config: f"{_experiment(config)}(-measured)?"),
@@ -75,7 +75,7 @@ KINDS = {
     ),
     "reproduction": Kind(
         (DATASET, LEDGER, RECORDS, SUMMARY),
-        rf"scores\.json|examples\.jsonl|evaluations/{NAME}\.json|training/{NAME}/({METRICS}|{SUMMARY})"
+        rf"scores\.json|examples\.jsonl|evaluations/{NAME}\.json|training/{NAME}/({METRICS}|{SUMMARY}|timeline\.json)"
         "|report/.+", lambda config: rf"reproduce-{re.escape(config['target'])}(-\w+)?",
     ),
     "against": Kind((AGAINST,), name=lambda config: f"against-{NAME}", outside=frozenset({"data"})),
