@@ -15,12 +15,13 @@ import typer
 from engine.launch.local import keep_large_buffers
 from engine.parallel.layout import Layout
 from evaluation.places import check_checkpoint
-from evaluation.settings import ONE_RANK, Settings, is_first_rank, parse_batch_size, parse_layout, start_ranks
+from evaluation.settings import ONE_RANK, Settings, parse_batch_size, parse_layout, start_ranks
 from evaluation.tasks import TASKS, check_task_name
 from lineage.atomic import write_json, write_text
 from lineage.command import CommandLine, run_command
 from lineage.errors import BadInput
 from lineage.lock import check_place
+from lineage.variables import is_first_rank
 
 if TYPE_CHECKING:
     from evaluation.evaluate import MakeTask

@@ -8,14 +8,9 @@ from typing import Literal
 
 from engine.parallel.layout import Layout
 from lineage.errors import BadInput
-from lineage.variables import launched_ranks, rank
+from lineage.variables import launched_ranks
 
 ONE_RANK = Layout()
-
-
-def is_first_rank() -> bool:
-    """True if this process speaks to the user and writes files."""
-    return rank() == 0
 
 
 def parse_layout(text: str | Layout) -> Layout:
