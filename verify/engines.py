@@ -12,8 +12,8 @@ import torch
 
 from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
 from engine.checkpoint.checkpoint import TrainingState, load_checkpoint, save_checkpoint
-from engine.compare.recorder import NameMap, RankPlace, Recorder, moved, read_names
-from engine.compare.tensors import TensorPart, whole_gradients, whole_state
+from engine.compare.recorder import NameMap, RankPlace, Recorder, moved, read_names, whole_gradients, whole_state
+from engine.compare.tensors import TensorPart
 from engine.config import RunConfig
 from engine.data.dataset import DatasetFacts
 from engine.inputs import TrainingInputs

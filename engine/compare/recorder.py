@@ -16,6 +16,8 @@ from pydantic import Field
 from torch import nn
 
 from engine.compare.tensors import OUTPUT, OUTPUT_GRADIENT, TensorPart
+from engine.optim.flat import FlatOptimizer
+from engine.parallel.sharding import ShardedParameter
 from lineage.config import Config, load_config
 from lineage.errors import BadInput
 
@@ -172,3 +174,17 @@ def moved(value: torch.Tensor, name: str, draw: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {draw}".encode()))
     moves = torch.rand(value.shape, generator=generator, dtype=torch.float64).mul_(2).sub_(1)
     return (value.double() * (1 + torch.finfo(value.dtype).eps / 2 * moves)).to(value.dtype)
+
+
+def whole_gradients(optimizer: FlatOptimizer) -> Iterator[tuple[ShardedParameter, torch.Tensor]]:
+    """Each parameter's whole reduced gradient; a collective."""
+    for group in optimizer.groups:
+        yield from group.views(group.owners.all_gather(group.own_gradient, dim=0))
+
+
+def whole_state(optimizer: FlatOptimizer) -> Iterator[tuple[ShardedParameter, str, torch.Tensor]]:
+    """(parameter, name, tensor) for both moments and, in mixed precision, the master weights; a collective."""
+    for group in optimizer.groups:
+        for name, part in group.state.items():
+            for parameter, view in group.views(group.owners.all_gather(part, dim=0)):
+                yield parameter, name, view

@@ -19,15 +19,12 @@ S is the largest so far, because differences grow.
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 
-from engine.optim.flat import FlatOptimizer
-from engine.parallel.sharding import ShardedParameter
 from lineage.errors import IntegrityFailure
 
 Array = NDArray[np.floating[Any]]
@@ -215,17 +212,3 @@ def curve_tolerance(first: ArrayLike, draws: Sequence[ArrayLike], num_layers: in
     size = UNIT_FP32 * np.abs(base)
     allowed = factor(num_layers) * (np.maximum.accumulate(spread) + size) + 2 * size
     return [float(value) for value in allowed]
-
-
-def whole_gradients(optimizer: FlatOptimizer) -> Iterator[tuple[ShardedParameter, torch.Tensor]]:
-    """Each parameter's whole reduced gradient; a collective."""
-    for group in optimizer.groups:
-        yield from group.views(group.owners.all_gather(group.own_gradient, dim=0))
-
-
-def whole_state(optimizer: FlatOptimizer) -> Iterator[tuple[ShardedParameter, str, torch.Tensor]]:
-    """(parameter, name, tensor) for both moments and, in mixed precision, the master weights; a collective."""
-    for group in optimizer.groups:
-        for name, part in group.state.items():
-            for parameter, view in group.views(group.owners.all_gather(part, dim=0)):
-                yield parameter, name, view

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.compare.tensors import whole_gradients
+from engine.compare.recorder import whole_gradients
 from engine.config import TrainConfig
 from engine.model.microbatch import PipelineInput
 from engine.optim.schedule import learning_rate

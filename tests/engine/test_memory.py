@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from engine.compare.tensors import whole_state
+from engine.compare.recorder import whole_state
 from engine.config import RunConfig
 from engine.guard.memory import MemoryGuard, PeakMemory, describe_memory, remedies
 from engine.parallel.mesh import serial_mesh

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from megatron.core.optimizer.grad_scaler import DynamicGradScaler
 from torch import nn
 
-from engine.compare.tensors import whole_state
+from engine.compare.recorder import whole_state
 from engine.config import Precision, TrainConfig
 from engine.optim.adam import FlatAdamW
 from engine.optim.gradients import GradientReducer

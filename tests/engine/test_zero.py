@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 import lineage.digest
 from engine.checkpoint import shards, statistics
 from engine.checkpoint.checkpoint import TrainingState, load_checkpoint, save_checkpoint
-from engine.compare.tensors import whole_state
+from engine.compare.recorder import whole_state
 from engine.config import ModelConfig, ParallelConfig, RunConfig, TrainConfig
 from engine.costs import written_bytes
 from engine.launch.mesh import build_mesh
