@@ -27,6 +27,7 @@ MEASUREMENTS = {
     "activations": "activations:measure_activations",
     "bubble": "bubble:measure_bubbles",
     "parameters": "counted:measure_built",
+    "peak-memory": "memory:measure_memory",
     "recipe": "counted:measure_recipe",
     "released": "released:measure_released",
     "schedules": "bubble:measure_schedules",

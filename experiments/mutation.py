@@ -56,6 +56,7 @@ FAULTS: dict[str, Fault] = {
               lambda detokenize: lambda text: detokenize(text.replace(" @-@ ", " @_@ "))}),
     "schedules": ORDER,
     "bubble": ORDER,
+    "peak-memory": (ORDER[0], ORDER[1] | {f"{MEASURED}.memory:_checkpoints": NOTHING}),
     "traffic": TOO_MANY,
     "tensor-parallel": TOO_MANY,
     "activations": (

@@ -71,7 +71,8 @@ class PlainLayer(nn.Module):
     def layer(self, x: torch.Tensor) -> torch.Tensor:
         """The computation."""
         qkv = self.qkv(self.norms[0](x))
-        scores = partial(checkpoint, self.attend, use_reentrant=True) if self.form == "selective" else self.attend
+        is_again = self.form == "selective" and torch.is_grad_enabled()
+        scores = partial(checkpoint, self.attend, use_reentrant=True) if is_again else self.attend
         x = x + _dropped(self.out(scores(qkv)))
         return x + _dropped(self.down(F.gelu(self.up(self.norms[1](x)), approximate="tanh")))
 

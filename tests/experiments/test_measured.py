@@ -11,7 +11,7 @@ from engine.launch.forked import run_forked
 from engine.parallel import layers
 from experiments import runner
 from experiments.catalogue import find_experiment
-from experiments.measured import activations, huggingface, traffic
+from experiments.measured import activations, huggingface, memory, traffic
 from experiments.runner import run_named
 from experiments.sealed import Line, seal_numbers
 from experiments.verdicts import judge, load_results
@@ -119,6 +119,14 @@ def test_what_a_layer_keeps_is_table_2_of_the_2022_paper() -> None:
     for divided in run_forked(activations.bytes_per_sbh, 2, "GPT-3", True):
         assert divided[:3] == pytest.approx([(34 + scores) / 2, 34 / 2, 2 / 2], rel=0.005)
         assert divided[3] == pytest.approx(ours / 2, rel=0.005)
+
+
+def test_a_partition_keeps_its_inputs_and_the_layers_that_it_computes_again() -> None:
+    plain, microbatches, layers = memory.LAYOUTS["no parallelism"], 4, 2
+    ((size_in, size_all),) = run_forked(memory.layer_bytes, 1, plain)
+    for at_once, nothing in run_forked(memory.peaks, 2, 2, plain, layers, (layers, 0), (microbatches,), microbatches):
+        assert at_once == (microbatches - 1) * size_in + layers * size_all
+        assert nothing == microbatches * layers * size_all
 
 
 def test_products_that_are_made_again_are_counted() -> None:

@@ -21,7 +21,8 @@ from verify import kept
 from verify.kept import KeptCheck
 
 MEASURED = {"zero/communication", "zero/memory", "2021/communication", "2021/figure-6", "2021/schedules",
-            "gpipe/bubble", "2022/activations", "huggingface/tensor-parallel", "2019/words"}  # fmt: skip
+            "gpipe/bubble", "gpipe/memory", "2022/activations", "huggingface/tensor-parallel",
+            "2019/words"}  # fmt: skip
 """Experiments whose numbers take processes or files; here they are made again from what is kept."""
 RUNS = {path.name.split("-measured-")[0].removeprefix("experiment-"): path.name
         for path in (ROOT / "results" / "ablations").glob("*-measured-*")}  # fmt: skip
