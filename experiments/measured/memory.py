@@ -45,9 +45,9 @@ IN_FLIGHT = (1, 4)
 
 
 class Held:
-    """A tensor that autograd holds, counted in `Memory` until it lets go."""
+    """A tensor that autograd holds, counted in `SavedBytes` until it lets go."""
 
-    def __init__(self, tensor: torch.Tensor, memory: "Memory") -> None:
+    def __init__(self, tensor: torch.Tensor, memory: "SavedBytes") -> None:
         self.tensor, self.memory = tensor, memory
         memory.change(tensor.untyped_storage(), 1)
 
@@ -55,7 +55,7 @@ class Held:
         self.memory.change(self.tensor.untyped_storage(), -1)
 
 
-class Memory(torch.autograd.graph.saved_tensors_hooks):
+class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
     """Counts saved bytes of this rank where it is entered, a module's parameters left out."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -108,16 +108,16 @@ def peaks(
     form, tp, divided = layout
     mesh = build_mesh(Layout(pp=pp, tp=tp), divided)
     stage: Any = GroupedStage(layers, form, mesh).bfloat16()
-    found = []
+    most = []
     for stage.at_once in each:
         for count in counts:
             tokens = torch.ones(sequences // count, CONFIG.seq_length, dtype=torch.long)
             program = lower(compute_orders("gpipe", pp, 1, count), 1).programs[mesh.pp.rank]
-            memory = Memory(stage)
+            memory = SavedBytes(stage)
             with memory:
                 PipelineExecutor([stage], mesh, False, [PipelineInput(tokens, tokens)] * count).run(program)
-            found.append(memory.peak)
-    return found
+            most.append(memory.peak)
+    return most
 
 
 def layer_bytes(layout: tuple[str, int, bool]) -> tuple[int, int]:
@@ -139,8 +139,8 @@ def measure_memory() -> list[Line]:
     for pp in PARTITIONS:
         layers = total // pp
         of_ranks = run_forked(peaks, pp, pp, plain, layers, (layers,), MICROBATCHES, SEQUENCES)
-        kept = [max(each) for each in zip(*of_ranks, strict=True)]
-        again, always = statistics.linear_regression([SEQUENCES / count for count in MICROBATCHES], kept)
+        most = [max(each) for each in zip(*of_ranks, strict=True)]
+        again, always = statistics.linear_regression([SEQUENCES / count for count in MICROBATCHES], most)
         # the input of what is computed again is one of those that are kept
         values = {"inputs_kept": round(always / size_in, 9), "layers_again": round((again + size_in) / size_all, 9)}
         numbers += lines(f"{pp} partitions", values, note=f"{note}, by a line through {len(MICROBATCHES)} values of M")
@@ -153,8 +153,8 @@ def _checkpoints(series: str) -> list[Line]:
     size_in, size_all = run_forked(layer_bytes, layout[1], layout)[0]
     each = [layers for layers in range(STAGE_LAYERS, 0, -1) if STAGE_LAYERS % layers == 0]
     for flying in IN_FLIGHT:
-        kept = run_forked(peaks, layout[1], 1, layout, STAGE_LAYERS, each, (flying,), flying)[0]
-        values = {"checkpoints": STAGE_LAYERS / each[kept.index(min(kept))],
+        most = run_forked(peaks, layout[1], 1, layout, STAGE_LAYERS, each, (flying,), flying)[0]
+        values = {"checkpoints": STAGE_LAYERS / each[most.index(min(most))],
                   "checkpoints_by_formula": math.sqrt(STAGE_LAYERS * size_all / (flying * size_in))}  # fmt: skip
         note = f"saved bytes of {STAGE_LAYERS} layers in groups of {', '.join(map(str, each))}"
         numbers += lines(series, values, x=flying, x_name="microbatches in flight", note=note)
