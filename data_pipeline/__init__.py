@@ -8,6 +8,7 @@ work/           tasks, the executors that run them, the files they leave
 reading/        sources and the documents in them
 contamination/  test sets, and the search for their text in a corpus
 stages/         one file for each stage: settings, verb, place in the order and, for a filter, its work
+verbs.py        the stages' verbs, read from these files
 duplicates/     near-duplicates: buckets, components, decisions
 config.py       the recipe of a dataset
 passes/         the tasks of a build

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from data_pipeline.stages import STAGES
-from data_pipeline.stages.stage import Stage
+from data_pipeline.verbs import stage_verbs
 from lineage.command import CommandLine, run_command
 from lineage.digest import is_sealed, sha256_json
 from lineage.errors import BadInput, DataMissing, IntegrityFailure
@@ -62,7 +61,7 @@ def run(
     print(f"dataset {directory}: {_counts(directory)}")
 
 
-def _add_verb(name: str, summary: str, stage: type[Stage] | None = None) -> None:
+def _add_verb(name: str, summary: str) -> None:
     def verb(
         source: Source,
         out: Out,
@@ -70,19 +69,22 @@ def _add_verb(name: str, summary: str, stage: type[Stage] | None = None) -> None
         workers: WorkersOption = None,
         executor: ExecutorOption = "local",
     ) -> None:
-        from data_pipeline.runner import run_overlap, run_stage
+        from data_pipeline.stages import STAGES
         from lineage.config import override_config
 
+        stage = next((stage for stage in STAGES if stage.verb == name), None)
         sections = [stage.name] if stage and stage.optional else []
         config = override_config(_one_source(source, sections), _overrides(overrides, workers))
+        from data_pipeline.runner import run_overlap, run_stage
+
         made = run_stage(stage, config, out, executor) if stage else run_overlap(config, out, executor)
         print(f"{name} {made.path}: {_counts(made.path)}")
 
     app.command(name, help=f"{summary} Reads IN, writes OUT.")(verb)
 
 
-for _stage in STAGES:
-    _add_verb(_stage.verb, _stage.summary(), _stage)
+for _name, _summary in stage_verbs().items():
+    _add_verb(_name, _summary)
 _add_verb("overlap", "Measure which share of the test sets' 8-grams a corpus contains.")
 
 
@@ -106,10 +108,10 @@ def merge(
     places: Annotated[list[Path], typer.Argument(metavar="DATASET... OUT", help="Datasets, and where to write.")],
 ) -> None:
     """Join datasets that have the same tokenizer into one."""
-    from data_pipeline.imported import merge_datasets
-
     if len(places) < 3:
         raise BadInput("merge takes two datasets or more, and OUT")
+    from data_pipeline.imported import merge_datasets
+
     made = merge_datasets(places[:-1], places[-1])
     print(f"merge {made.path}: {_counts(made.path)}")
 

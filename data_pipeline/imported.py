@@ -8,7 +8,6 @@ import numpy as np
 
 from data_pipeline.config import TokenizerConfig
 from data_pipeline.files import DATASET, LEDGER, Amount, DataCard, Ledger, StageAttrition, dataset_digest
-from data_pipeline.publish import data_card
 from data_pipeline.stages.stage import SOURCE
 from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, append_file, merge_token_files, token_paths
 from data_pipeline.tokens.tokenizer import Tokenizer
@@ -99,6 +98,8 @@ def _made(
     with run.filled():
         if run.is_complete:
             return run
+        from data_pipeline.publish import data_card
+
         splits, stage = write(run.path), StageAttrition.begin(SOURCE)
         for amount in splits.values():
             stage.enter(amount.bytes, amount.tokens, amount.documents)

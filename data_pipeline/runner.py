@@ -1,4 +1,7 @@
-"""Builds the directory of a configuration, or finds it complete; says beforehand what that takes."""
+"""Builds the directory of a configuration, or finds it complete; says beforehand what that takes.
+
+What is slow to import is imported when all input is known to be there.
+"""
 
 import contextlib
 import io
@@ -17,9 +20,6 @@ from data_pipeline.config import DataConfig
 from data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
 from data_pipeline.document import Document
 from data_pipeline.files import LEDGER, Ledger
-from data_pipeline.passes.overlap import measure_overlap
-from data_pipeline.pipeline import Pipeline
-from data_pipeline.publish import publish
 from data_pipeline.reading.file_sources import FileSource
 from data_pipeline.reading.sources import OpenedSources, open_sources
 from data_pipeline.stages import STAGES, TEXT_FILTERS, TOKEN_FILTERS
@@ -80,6 +80,8 @@ def run_overlap(config: DataConfig, out: Path, executor: str = "local") -> RunDi
     values = config.model_dump(mode="json", include={"sources", "overlap"})
 
     def build(workspace: Workspace, directory: Path) -> None:
+        from data_pipeline.passes.overlap import measure_overlap
+
         measure_overlap(config, sources, test_sets, workspace, directory)
 
     begin = partial(RunDirectory.begin_at, out, "data-overlap", values, parents)
@@ -153,6 +155,9 @@ def _run_stages(
     sources, test_sets, parents = _open(config, names, room)
 
     def build(workspace: Workspace, directory: Path) -> None:
+        from data_pipeline.pipeline import Pipeline
+        from data_pipeline.publish import publish
+
         pipeline = Pipeline(config, names, sources, test_sets, workspace, parents).run()
         if isinstance(workspace.executor, PartExecutor):
             if workspace.executor.part > 1:

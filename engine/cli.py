@@ -16,7 +16,7 @@ from lineage.command import CommandLine, run_command
 from lineage.digest import bytes_below
 from lineage.errors import KEEPS_NOTHING, BadInput
 from lineage.extras import check_torch
-from lineage.lock import check_place
+from lineage.lock import check_is_there, check_place
 from lineage.progress import announce, format_bytes
 from lineage.variables import launched_ranks
 from lineage.variables import rank as this_rank
@@ -114,6 +114,7 @@ def lr_find(
 
     resolved = read_run(config, overrides or [], twin, launched_ranks() or ranks)
     check_place("--out", out / f"{resolved.config.name}.json", '"learning-rate"')
+    _ = resolved.data
     os.environ[KEEPS_NOTHING] = "1"
     from engine.lr_finder import suggest_learning_rate
 
@@ -164,6 +165,8 @@ def finetune_(
 
     check_place("--json", json, '"metrics"')
     published = find_task(task).recipe
+    check_is_there(checkpoint, "checkpoint directory")
+    check_is_there(data, "folder")
     recipe = replace(
         published, epochs=epochs or published.epochs, batch_size=batch_size or published.batch_size,
         learning_rate=learning_rate or published.learning_rate, seed=seed,
@@ -183,10 +186,10 @@ def export_(
     out: Annotated[Path, typer.Argument(help="New directory.")],
 ) -> None:
     """Write a checkpoint's weights for Hugging Face; what `shard-hf` divided is merged again."""
+    _announce_conversion(checkpoint, "checkpoint directory")
     from engine.formats.convert import export_checkpoint
     from engine.formats.model_shards import PLAN, merge_model
 
-    _announce_conversion(checkpoint)
     print(f"written: {(merge_model if (checkpoint / PLAN).is_file() else export_checkpoint)(checkpoint, out)}")
 
 
@@ -201,9 +204,9 @@ def shard_hf(
     The plan is printed (which layer by columns, by rows, copied), and the ranks' outputs are held against the whole
     model's. `import` makes a GPT-2 or a BERT a checkpoint of this engine, which runs at any layout.
     """
+    _announce_conversion(directory)
     from engine.formats.model_shards import shard_model
 
-    _announce_conversion(directory)
     print("\n".join([*shard_model(directory, out, tp), f"written: {out}"]))
 
 
@@ -219,9 +222,9 @@ def import_(
     ] = None,
 ) -> None:
     """Turn published weights into a checkpoint."""
+    _announce_conversion(directory)
     from engine.formats.convert import import_checkpoint
 
-    _announce_conversion(directory)
     print(f"written: {import_checkpoint(directory, out, vocab, heads)}")
 
 
@@ -275,7 +278,7 @@ def from_megatron_(context: typer.Context) -> None:
 
     `mlm-train from-megatron pretrain.sh` or `mlm-train from-megatron --num-layers 24 …`. The script is not run.
     """
-    from engine.formats.megatron_flags import from_megatron, script_or_arguments
+    from engine.megatron_flags import from_megatron, script_or_arguments
     from lineage.config import to_toml
 
     translated = from_megatron(script_or_arguments(context.args))
@@ -290,7 +293,7 @@ def from_megatron_(context: typer.Context) -> None:
 @app.command("to-megatron")
 def to_megatron_(config: Model, overrides: Overrides = None, twin: Twin = False) -> None:
     """Print the flags with which Megatron-LM trains a configuration."""
-    from engine.formats.megatron_flags import to_megatron
+    from engine.megatron_flags import to_megatron
     from engine.run.resolved import read_run
 
     line = to_megatron(read_run(config, overrides or [], twin).config)
@@ -308,9 +311,9 @@ def diff(first: Model, second: Annotated[Path, typer.Argument(help="Another mode
     print("\n".join(describe_differences(read_run(first), read_run(second))))
 
 
-def _announce_conversion(directory: Path) -> None:
-    if directory.is_dir():
-        announce(f"reads {format_bytes(bytes_below(directory))}", "writes at most twice as much")
+def _announce_conversion(directory: Path, kind: str = "directory") -> None:
+    check_is_there(directory, kind)
+    announce(f"reads {format_bytes(bytes_below(directory))}", "writes at most twice as much")
 
 
 def main() -> None:

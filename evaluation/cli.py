@@ -15,6 +15,7 @@ import typer
 from engine.launch.local import keep_large_buffers
 from engine.parallel.layout import Layout
 from evaluation.places import check_checkpoint
+from evaluation.sampling import Sampling
 from evaluation.settings import ONE_RANK, Settings, parse_batch_size, parse_layout, start_ranks
 from evaluation.tasks import TASKS, check_task_name
 from lineage.atomic import write_json, write_text
@@ -116,6 +117,8 @@ def run(
         check_task_name(protocol)
     if (file is None) == (protocol in FILE_TASKS):
         raise BadInput(f"{protocol} needs a text file" if file is None else f"{protocol} takes no file: {file}")
+    if file is not None and not file.exists():
+        raise BadInput(f"{file} cannot be read: No such file or directory")
     if (window or stride) and not protocol.startswith("perplexity"):
         raise BadInput(f"--window and --stride are for the perplexity of a file; {protocol} has its own")
     settings = Settings(limit, batch_size, workers, vocab, heads, layout, backend, dtype, device)
@@ -205,9 +208,10 @@ def identify(
 ) -> None:
     """Name the conventions that give a claimed number within its rounding."""
     settings = Settings(None, batch_size, workers, vocab, heads, layout, backend, dtype, device)
-    _start(settings, [ckpt], json, '"claimed"')
     from evaluation import identify as conventions
 
+    conventions.parse_claim(claimed)
+    _start(settings, [ckpt], json, '"claimed"')
     identified = conventions.identify(ckpt, claimed, task, settings)
     if is_first_rank():
         print(identified.describe())
@@ -229,14 +233,17 @@ def oracle(
 ) -> None:
     """Write a checkpoint that tells how it was evaluated, or name the convention of a harness's number on it."""
     check_place("--json", json, '"identified"')
-    from evaluation.identify import explain_bytes, find
-    from evaluation.oracle import read_table, write_oracle
+    from evaluation.identify import explain_bytes, find, parse_claim
 
     if numbers:
         print(explain_bytes(numbers))
         return
     if not identify and not out:
         raise BadInput("give --out DIR to write the oracle, or --identify NUMBER")
+    for number in identify or ():
+        parse_claim(number)
+    from evaluation.oracle import read_table, write_oracle
+
     with TemporaryDirectory() as temporary:
         directory = out or Path(temporary) / "oracle"
         if not identify or not directory.exists():
@@ -265,11 +272,11 @@ def generate(
 ) -> None:
     """Continue a text: greedily, or sampled if a temperature, top-k or top-p is given."""
     settings = Settings(None, None, None, vocab, heads, layout, backend, dtype, device)
-    _start(settings, [ckpt], json, '"continuation"')
-    from evaluation.generate import Sampling, generate_text
-
     is_sampled = any(option is not None for option in (temperature, top_k, top_p))
     sampling = Sampling(1.0 if temperature is None else temperature, top_k, top_p, seed) if is_sampled else None
+    _start(settings, [ckpt], json, '"continuation"')
+    from evaluation.generate import generate_text
+
     generated = generate_text(ckpt, prompt, max_new_tokens, sampling, settings)
     if is_first_rank():
         print(generated.prompt + generated.continuation)

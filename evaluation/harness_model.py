@@ -17,10 +17,11 @@ import torch
 
 from evaluation.checkpoints import open_checkpoint
 from evaluation.evaluate import share, take
-from evaluation.generate import Sampling, generate
+from evaluation.generate import generate
 from evaluation.harness import rolling_requests
 from evaluation.heldout import SURROGATE
 from evaluation.protocol import Request, Scores, Tokens, with_first
+from evaluation.sampling import Sampling
 from evaluation.scoring import score
 from evaluation.settings import ONE_RANK, Settings
 from evaluation.windows import megatron_windows, sliding_windows

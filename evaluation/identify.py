@@ -62,11 +62,8 @@ def _with_point(number: str) -> str:
     return number.replace(",", ".")
 
 
-def find(claimed: str, conventions: Sequence[Convention], unit: str | None, text: str | None) -> Identified:
-    """Find the conventions that give the number within its rounding. Raises BadInput unless it is one from zero on."""
-    known = sorted({name for each in conventions for name in each.values})
-    if text not in (None, *known):
-        raise BadInput(f"there is no text {text}: give one of {', '.join(known)}")
+def parse_claim(claimed: str) -> Decimal:
+    """The claimed number, a percentage as a share. Raises BadInput unless it is one from zero on."""
     try:
         printed = Decimal(_with_point(claimed.rstrip(" %"))).scaleb(-2 * claimed.endswith("%"))
         number = float(printed)
@@ -74,6 +71,16 @@ def find(claimed: str, conventions: Sequence[Convention], unit: str | None, text
         raise BadInput(f"the claim {claimed!r} is not a number") from error
     if not 0 <= number < math.inf:
         raise BadInput(f"the claim {claimed} is not a number from zero on")
+    return printed
+
+
+def find(claimed: str, conventions: Sequence[Convention], unit: str | None, text: str | None) -> Identified:
+    """Find the conventions that give the number within its rounding. Raises BadInput unless it is one from zero on."""
+    known = sorted({name for each in conventions for name in each.values})
+    if text not in (None, *known):
+        raise BadInput(f"there is no text {text}: give one of {', '.join(known)}")
+    printed = parse_claim(claimed)
+    number = float(printed)
     half = float(Decimal(1).scaleb(int(printed.as_tuple().exponent))) / 2
     units = {name: number_of for name, number_of in UNITS.items() if unit in (None, name)}
     ranked = sorted(

@@ -462,3 +462,11 @@ def find_experiment(name: str) -> Experiment:
     if name not in experiments:
         raise BadInput(f"there is no experiment {name!r}; `mlm-experiment list` shows the {len(experiments)} there are")
     return experiments[name]
+
+
+def ablation_of(experiment: Experiment) -> Ablation:
+    """The experiment's ablation. Raises BadInput if it has none."""
+    if experiment.ablation is None:
+        names = ", ".join(other.name for other in load_experiments().values() if other.ablation)
+        raise BadInput(f"{experiment.name} has no ablation; there are {names}")
+    return experiment.ablation

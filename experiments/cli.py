@@ -1,5 +1,6 @@
 """`mlm-experiment`: run what the papers ran, at the size this machine allows."""
 
+from importlib.metadata import version
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -8,11 +9,15 @@ import typer
 
 from lineage.command import CommandLine, run_command
 from lineage.errors import BadInput, Diverged
-from lineage.lock import check_place
+from lineage.installation import HOME
+from lineage.lock import check_is_there, check_place
+from lineage.remembered import digest_of, recall, remember
 from lineage.shipped import Shipped, find_file
 
 if TYPE_CHECKING:
     from experiments.catalogue import Experiment
+
+RECORDS = "records.jsonl"
 
 app = CommandLine(help="Reproduce the papers' runs at the size this machine allows.", no_args_is_help=True)
 
@@ -35,10 +40,10 @@ def reproduce(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print mode and cost, and stop.")] = False,
 ) -> None:
     """Go from raw text to report: data, training, evaluation, page. Finished parts are reused."""
+    recipe = _recipe(data) if data else None
     from experiments.reproduce.plan import make_plan
     from experiments.runner import carry_out
 
-    recipe = find_file(data, Shipped.RECIPE) if data else None
     carry_out(make_plan(target, mode, smoke, recipe, seeds), runs, dry_run)
 
 
@@ -52,9 +57,10 @@ def ladder(
     ] = False,
 ) -> None:
     """Fit a law through models of rising size; the largest one is forecast before its training."""
+    recipe = _recipe(data)
     from experiments.forecast.study import climb
 
-    climb(rungs, find_file(data, Shipped.RECIPE), runs, dry_run)
+    climb(rungs, recipe, runs, dry_run)
 
 
 @app.command()
@@ -81,6 +87,7 @@ def preflight(
     needed_gb: Annotated[float, typer.Option(min=0, help="Disk space that must be free, in GB.")] = 0.0,
 ) -> None:
     """Check versions, matrix products, all-reduce and disk before training."""
+    check_place("--runs", runs / "preflight", "")
     from experiments.preflight import preflight as run
 
     run(runs, ranks, int(needed_gb * 1e9))
@@ -168,12 +175,23 @@ def mfu(
 @app.command("list")
 def list_(results: Annotated[list[Path] | None, typer.Option(help="Folders of run directories.")] = None) -> None:
     """List every published table and figure with the verdicts on its claims."""
+    folders = _result_folders(results)
+    code = [HOME / room for room in ("lineage", "data_pipeline", "engine", "evaluation", "experiments")]
+    runs = [path.parent for folder in folders for path in sorted((*folder.glob(RECORDS), *folder.glob(f"*/{RECORDS}")))]
+    made_of = digest_of(*code, *runs, facts=(folders, [version(name) for name in ("numpy", "scipy", "pydantic")]))
+    if listed := recall("experiments.txt", made_of):
+        print(listed.decode(), end="")
+        return
     from experiments.catalogue import load_experiments
     from experiments.verdicts import count_outcomes, judge, load_results
 
-    loaded = load_results(_result_folders(results))
-    for experiment in load_experiments().values():
-        print(f"{experiment.name:<40}{experiment.title}\n{'':<40}{count_outcomes(judge([experiment], loaded))}")
+    loaded = load_results(folders)
+    lines = [
+        f"{experiment.name:<40}{experiment.title}\n{'':<40}{count_outcomes(judge([experiment], loaded))}\n"
+        for experiment in load_experiments().values()
+    ]
+    print(*lines, sep="", end="")
+    remember("experiments.txt", made_of, "".join(lines).encode())
 
 
 @app.command("run")
@@ -207,14 +225,18 @@ def ablate(
     runs: Annotated[Path, typer.Option("--runs", help="Folder of run directories.")] = Path("runs"),
 ) -> None:
     """Train recipes that differ in one thing, over seeds that a sealed forecast gives, and print the effects."""
-    from experiments.catalogue import find_experiment
-    from experiments.forecast.ablation import derive_effects
-    from experiments.forecast.study import ablation_of, run_ablation
-    from experiments.verdicts import named
+    from experiments.catalogue import ablation_of, find_experiment
 
     experiment = find_experiment(name)
+    ablation = ablation_of(experiment)
+    for path in dataset:
+        check_is_there(path, "dataset")
+    from experiments.forecast.ablation import derive_effects
+    from experiments.forecast.study import run_ablation
+    from experiments.verdicts import named
+
     run = run_ablation(experiment, dataset, runs)
-    print(ablation_of(experiment).question)
+    print(ablation.question)
     for finding in derive_effects(run.path)[0]:
         print(f"{named(finding.outcome)}: {finding.sentence}, claimed {finding.effect.claimed}")
     print(run.path)
@@ -269,6 +291,15 @@ def compare(
     if beyond:
         more = f" and {len(beyond) - 1} more" if len(beyond) > 1 else ""
         raise Diverged(f"{beyond[0].claim.id}{more}: the number found here is beyond the claim's tolerance")
+
+
+def _recipe(name: Path) -> Path:
+    """The file of a data recipe. Raises BadInput if there is none, or it is not one."""
+    from data_pipeline.config import DataConfig
+    from lineage.config import load_config
+
+    load_config(path := find_file(name, Shipped.RECIPE), DataConfig)
+    return path
 
 
 def _chosen(name: str | None, every: bool) -> "list[Experiment]":

@@ -115,6 +115,12 @@ def _lock_of(path: Path) -> Path:
         return Path(os.devnull) / "place"
 
 
+def check_is_there(path: Path, kind: str) -> None:
+    """Raise BadInput if there is no directory at `path`, where a command expects one of this kind."""
+    if not path.is_dir():
+        raise BadInput(f"there is no {kind} {path}")
+
+
 def check_place(option: str, path: Path | None, mark: str) -> None:
     """Raise BadInput if no file can be written at `path` without a loss. Called before the work that makes the file.
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from engine.formats.convert import export_checkpoint, import_checkpoint, read_published, write_card
 from engine.formats.huggingface import FOLDER
-from engine.formats.megatron_flags import from_megatron, script_or_arguments
 from engine.formats.model_shards import WRITTEN, merge_model, shard_model
 from engine.inference import load_for_inference
+from engine.megatron_flags import from_megatron, script_or_arguments
 from evaluation.hub_models import RECORD, Fetched, is_as_fetched
 from experiments.simulator.planner import model_of_hub
 from lineage.digest import seal

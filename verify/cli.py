@@ -16,6 +16,7 @@ from lineage.progress import announce, format_bytes
 
 app = CommandLine(help="Check that runs are unchanged and that layouts and engines agree.", no_args_is_help=True)
 
+ENGINES = ("megatron-core", "transformers")
 Configuration = Annotated[Path, typer.Argument(help="A shipped model, such as 355m, or a TOML file.")]
 Layout = Annotated[str, typer.Option("--layout", help="serial, or a name such as tp2, dp2, tp2-sp, pp2, dp2-zero1.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")]
@@ -93,6 +94,9 @@ def replay(
     on a machine of the same numerics identity. Exit code 3 where something differs; the first line of the metrics and
     the first tensor that differ are named.
     """
+    from lineage.run import RunDirectory
+
+    RunDirectory.open(run)
     from verify.replay import replay as replay_run
 
     replay_run(run, segments)
@@ -115,13 +119,15 @@ def parallel(
     The first tensor that differs is named. Without data.dataset the tokens are random.
     """
     from engine.run.resolved import read_run_config
+    from verify.parity import choose_layouts
 
-    resolved = read_run_config(config, overrides or [], twin)
+    resolved, most = read_run_config(config, overrides or [], twin), ranks or (64 if threads else 8)
+    choose_layouts(layouts, most, resolved, threads)
     os.environ[KEEPS_NOTHING] = "1"
 
     from verify.runner import run_parity
 
-    run_parity(resolved, layouts, ranks or (64 if threads else 8), iterations, threads)
+    run_parity(resolved, layouts, most, iterations, threads)
 
 
 @app.command()
@@ -142,10 +148,15 @@ def against(
     from engine.run.resolved import read_run_config
     from experiments.benchmark import show_benchmark
     from lineage.run import MANIFEST
-    from verify.against import keep, run_against
+    from verify.parity import parse_layout
 
+    if engine not in ENGINES:
+        raise BadInput(f"there is no engine {engine!r}; there are {', '.join(ENGINES)}")
     check_place("--out", out / MANIFEST, "")
     resolved = read_run_config(config, overrides or [], twin)
+    parse_layout(layout)
+    from verify.against import keep, run_against
+
     result = run_against(resolved, engine, layout, iterations)
     show_benchmark(result)
     name = f"against-{engine}-{resolved.name}-{layout}-{resolved.train.precision}-{iterations}"
@@ -180,6 +191,10 @@ def layouts(
     for folder in filter(None, (out, reproduce)):
         claim(folder)
 
+    from verify.parity import parse_layout
+
+    for name in names.split(",") if names != "all" else ():
+        parse_layout(name.strip())
     from verify.layouts import run_layouts, write_page, write_reproductions
 
     report = run_layouts(program, fields or [], names, seed)

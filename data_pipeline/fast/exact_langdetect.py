@@ -46,29 +46,41 @@ ABSENT = -(1 << 31)
 ONE = np.uint64(1)
 
 
-def fast_detect(factory: DetectorFactory) -> Callable[[str], Detection]:
-    """A function equal to langdetect's detection with the factory's profiles and seed 0.
+def tables_of(factory: DetectorFactory) -> dict[str, NDArray[Any]]:
+    """The tables of `fast_detect` for the factory's profiles; of the probabilities, those that are not 0."""
+    chances = np.zeros((len(factory.word_lang_prob_map), PADDED))
+    chances[:, : len(factory.langlist)] = list(factory.word_lang_prob_map.values())
+    (classes, upper), (known, dense, keys, rows) = _character_classes(factory), _gram_tables(factory)
+    return {
+        "languages": np.array(factory.langlist), "classes": classes, "upper": upper, "known": known, "dense": dense,
+        "keys": keys, "rows": rows, "shape": np.array(chances.shape), "places": np.flatnonzero(chances),
+        "chances": chances[chances != 0],
+    }  # fmt: skip
+
+
+def fast_detect(tables: dict[str, NDArray[Any]]) -> Callable[[str], Detection]:
+    """A function equal to langdetect's detection with seed 0 and the profiles that the tables are of.
 
     Raises RuntimeError if langdetect is not the version that this was derived from.
     """
-    if version("langdetect") != SUPPORTED or len(factory.langlist) >= PADDED:
+    languages = tables["languages"].tolist()
+    if version("langdetect") != SUPPORTED or len(languages) >= PADDED:
         raise RuntimeError(f"langdetect {version('langdetect')} is not {SUPPORTED} with its {PADDED - 1} profiles")
-    languages = list(factory.langlist)
-    probabilities = np.zeros((len(factory.word_lang_prob_map), PADDED))
-    probabilities[:, : len(languages)] = list(factory.word_lang_prob_map.values())
-    facts = (probabilities, _draws(), len(languages), sys.version_info >= (3, 12))
-    tables = (*_character_classes(factory), *_gram_tables(factory), *facts)
+    probabilities = np.zeros(tables["shape"])
+    probabilities.flat[tables["places"]] = tables["chances"]
+    looked_up = [tables[name] for name in ("classes", "upper", "known", "dense", "keys", "rows")]
+    given = (*looked_up, probabilities, _draws(), len(languages), sys.version_info >= (3, 12))
 
     def detect(text: str) -> Detection:
         characters = np.frombuffer(without_addresses(text).encode("utf-32-le", "surrogatepass"), np.uint32)
-        likely = _probabilities(characters, *tables)
+        likely = _probabilities(characters, *given)
         if not likely.size:
             return None, ()
         best = int(likely.argmax())
         language = languages[best] if likely[best] > Detector.PROB_THRESHOLD else Detector.UNKNOWN_LANG
         return language, tuple(likely.tolist())
 
-    call_first(_probabilities, np.frombuffer(bytes(4), np.uint32), *tables)
+    call_first(_probabilities, np.frombuffer(bytes(4), np.uint32), *given)
     return detect
 
 

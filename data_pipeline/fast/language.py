@@ -11,8 +11,8 @@ from pathlib import Path
 from langdetect import LangDetectException
 from langdetect.detector_factory import PROFILES_DIRECTORY, DetectorFactory
 
-from data_pipeline.fast.exact import checked
-from data_pipeline.fast.exact_langdetect import Detection, fast_detect
+from data_pipeline.fast.exact import Tables, checked
+from data_pipeline.fast.exact_langdetect import Detection, fast_detect, tables_of
 
 SAMPLES = (
     "",
@@ -70,13 +70,24 @@ def reference_detection() -> Callable[[str], Detection]:
 
 @cache
 def _detection() -> Callable[[str], Detection]:
-    """The fast detection if it is exact here; langdetect's own tables are then freed."""
-    reference = reference_detection()
-    detection = checked("language detection", lambda: fast_detect(language_factory()), reference, SAMPLES)
-    if detection is not reference:
+    """The fast detection if it is exact here, its tables kept for later processes; langdetect's own are then freed."""
+    tables = Tables("languages", "langdetect")
+    arrays = tables.arrays
+
+    def fast() -> Callable[[str], Detection]:
+        arrays.update({} if arrays else tables_of(language_factory()))
+        return fast_detect(arrays)
+
+    detection = checked("language detection", fast, _reference, () if arrays else SAMPLES)
+    if detection is not _reference and reference_detection.cache_info().currsize:
+        tables.keep(arrays)
         reference_detection.cache_clear()
         language_factory.cache_clear()
     return detection
+
+
+def _reference(text: str) -> Detection:
+    return reference_detection()(text)
 
 
 @cache

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.fast.exact import checked
+from data_pipeline.fast.exact import Tables, checked
 from data_pipeline.fast.kernels import call_first, compiled
 from data_pipeline.fast.shingles import CHUNK, EMPTY, as_bytes, first_end, pack, shingles
 
@@ -144,8 +144,13 @@ def as_sketch(values: Numbers | None, num_permutations: int) -> "MinHash":
 @cache
 def _signer(num_permutations: int, shingle_characters: int) -> Sign:
     reference = partial(reference_signature, num_permutations=num_permutations, shingle_characters=shingle_characters)
-    fast = partial(_compiled_signer, num_permutations, shingle_characters, reference)
-    return checked("MinHash", fast, reference, SAMPLES, np.array_equal)
+    tables = Tables(f"permutations-{num_permutations}-{shingle_characters}", "datasketch")
+    kept = tables.arrays.get("permutations")
+    fast = partial(_compiled_signer, num_permutations, shingle_characters, reference, kept)
+    signer = checked("MinHash", fast, reference, SAMPLES if kept is None else (), np.array_equal)
+    if kept is None and signer is not reference:
+        tables.keep({"permutations": _permutations(num_permutations)})
+    return signer
 
 
 @cache
@@ -155,8 +160,12 @@ def _permutations(count: int) -> Numbers:
     return np.asarray(MinHash(num_perm=count, seed=1, scheme=SCHEME).permutations)
 
 
-def _compiled_signer(num_permutations: int, shingle_characters: int, reference: Sign) -> Sign:
-    multipliers, offsets = np.ascontiguousarray(_permutations(num_permutations))
+def _compiled_signer(
+    num_permutations: int, shingle_characters: int, reference: Sign, permutations: Numbers | None
+) -> Sign:
+    multipliers, offsets = np.ascontiguousarray(
+        _permutations(num_permutations) if permutations is None else permutations
+    )
     known = np.full((1 << TABLE_BITS, 2), EMPTY)
     recent = np.zeros(RECENT_HASHES, np.uint64)
     tables = (multipliers, offsets, known, recent, *working_space())

@@ -27,7 +27,8 @@ def choose_banding(threshold: float) -> tuple[int, int]:
 class DeduplicateConfig(Stage):
     """Drop near-duplicates. MinHash over character shingles proposes pairs, exact Jaccard similarity decides."""
 
-    name, verb = "deduplicate", "dedup"
+    name = "deduplicate"
+    verb = "dedup"
     after = "length"
 
     rule: Literal["verified", "megatron-2019"] = "verified"

@@ -1,6 +1,5 @@
 """A stage is one class: its section of a recipe, its verb, its entry in the ledger and its work."""
 
-import re
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, NamedTuple
 
@@ -35,11 +34,6 @@ class Stage(Config):
     optional: ClassVar[bool] = False
     """True if the stage runs only for a recipe that has its section."""
     examples: ClassVar[tuple[Example, ...]] = ()
-
-    @classmethod
-    def summary(cls) -> str:
-        """First sentence of the docstring."""
-        return re.split(r"(?<=\.)\s", str(cls.__doc__))[0]
 
     @classmethod
     def made_with(cls) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from lineage.chain import read_newest
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.extras import import_extra
 from lineage.files import read_object
+from lineage.lock import check_is_there
 
 CARD = """\
 ---
@@ -126,8 +127,7 @@ def read_published(directory: Path, vocab: Path | None = None, heads: int | None
 
     Raises BadInput for any other directory, and what the formats raise.
     """
-    if not directory.is_dir():
-        raise BadInput(f"there is no directory {directory}")
+    check_is_there(directory, "directory")
     if vocab is not None and not vocab.is_dir():
         raise BadInput(f"there is no vocabulary directory {vocab}")
     if any((directory / name).is_file() for name in (TRACKER, METADATA)):

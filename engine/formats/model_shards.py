@@ -31,6 +31,7 @@ from lineage.digest import check_seal, seal
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.extras import import_extra
 from lineage.files import FileSchema, one_line, parse_document, read_object
+from lineage.lock import check_is_there
 
 PLAN, WRITTEN = "plan.json", "written.json"
 TOLERANCE = 1e-10
@@ -54,8 +55,7 @@ def shard_model(directory: Path, out: Path, tp: int) -> list[str]:
     does; a last line says so, or that memory is too small for it. Raises BadInput for a model that cannot be divided.
     """
     check_output(out)
-    if not directory.is_dir():
-        raise BadInput(f"there is no directory {directory}")
+    check_is_there(directory, "directory")
     model = build_model(directory)
     plan = make_plan(model, tp)
     if not plan.blocks:

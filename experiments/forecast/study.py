@@ -36,7 +36,7 @@ from engine.train import train
 from evaluation.evaluate import evaluate, named_task
 from evaluation.schema import PerplexityResult
 from evaluation.settings import Settings
-from experiments.catalogue import ABLATION, Ablation, Experiment, load_experiments
+from experiments.catalogue import ABLATION, Ablation, Experiment, ablation_of
 from experiments.files import (
     EVALUATIONS,
     FORECAST,
@@ -131,14 +131,6 @@ def make_ladder(run: RunDirectory, dataset: Path, runs: Path) -> None:
         return records
 
     try_forecast(run, runs, Forecast, train_smaller, 1, foreseen, judge, ranks=min(plan.cores, 2))
-
-
-def ablation_of(experiment: Experiment) -> Ablation:
-    """The experiment's ablation. Raises BadInput if it has none."""
-    if experiment.ablation is None:
-        names = ", ".join(other.name for other in load_experiments().values() if other.ablation)
-        raise BadInput(f"{experiment.name} has no ablation; there are {names}")
-    return experiment.ablation
 
 
 def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -> RunDirectory:

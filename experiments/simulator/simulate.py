@@ -6,13 +6,12 @@ computed; a message's time belongs to the computation that sends it. For equal s
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from statistics import NormalDist
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr  # type: ignore[import-untyped]
@@ -287,9 +286,20 @@ def order_of(pp: int, chunks: int, microbatches: int) -> Order:
     )
 
 
-@numba.njit(cache=True)
-def makespan_seconds(codes: Order, forward: Floats, backward: Floats) -> Floats:  # pragma: no cover
+def makespan_seconds(codes: Order, forward: Floats, backward: Floats) -> Floats:
     """Time from the first forward to the end of the last backward pass, [n]; durations are per stage, [n, stages]."""
+    return _compiled_makespan()(codes, forward, backward)
+
+
+@cache
+def _compiled_makespan() -> Callable[[Order, Floats, Floats], Floats]:
+    import numba
+
+    compiled: Callable[[Order, Floats, Floats], Floats] = numba.njit(cache=True)(_makespan)
+    return compiled
+
+
+def _makespan(codes: Order, forward: Floats, backward: Floats) -> Floats:  # pragma: no cover
     ranks, _, count = codes.shape
     stages = forward.shape[1]
     spans = np.empty(len(forward))

@@ -1,8 +1,10 @@
 """What must start fast, or run where torch is not: none of it imports torch."""
 
 import ast
+import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -101,7 +103,7 @@ CONFIGURATIONS = (
 @pytest.mark.parametrize(
     ("command", "unwanted"),
     [
-        (["mlm-data", "--help"], CONFIGURATIONS),
+        (["mlm-data", "--help"], ("pydantic", *CONFIGURATIONS)),
         (["mlm-train", "--help"], ("pydantic", *CONFIGURATIONS)),
         (["mlm-eval", "list"], ("rich", *CONFIGURATIONS)),
         (["mlm-experiment", "list", "--results", "docs"], ("rich", "engine.config", "data_pipeline.config")),
@@ -116,3 +118,123 @@ def test_a_command_imports_nothing_that_it_does_not_use(command: list[str], unwa
     done = subprocess.run(code, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+MISTAKES = {
+    "mlm-data": """
+        run missing
+        run twin --set nonsense.x=1
+        run RECIPE --set tokenizer.path=missing
+        run RECIPE --part 9/2
+        run RECIPE --runs RECIPE
+        clean jsonl:missing.jsonl out
+        clean RECIPE out
+        language jsonl:missing.jsonl out
+        length jsonl:missing.jsonl out
+        prose jsonl:missing.jsonl out
+        dedup jsonl:missing.jsonl out
+        decontaminate jsonl:missing.jsonl out
+        split jsonl:missing.jsonl out
+        tokenize jsonl:missing.jsonl out
+        overlap jsonl:missing.jsonl out --set overlap.nonsense=1
+        import missing out --tokenizer missing
+        merge a out
+        merge a b out
+        inspect missing
+        trace missing --step 1
+        stats missing
+        fetch
+    """,
+    "mlm-train": """
+        run missing
+        run RECIPE
+        run 355m --set nonsense.x=1
+        run 355m --twin
+        resume missing
+        lr-find 355m --twin
+        finetune nothing --ckpt missing --data missing
+        finetune mnli --ckpt missing --data missing
+        export missing out
+        shard-hf missing out
+        import missing out
+        schedule --pp 2 --microbatches 3 --chunks 2
+        from-megatron missing.sh
+        from-megatron --nonsense 3
+        to-megatron missing
+        diff missing 355m
+    """,
+    "mlm-eval": """
+        run nonsense --ckpt empty
+        run wikitext103 --ckpt miss/ing/x
+        run perplexity missing.txt --ckpt .
+        run wikitext103 --ckpt . --json .
+        compare . . --task nonsense
+        identify --ckpt . --claimed nonsense
+        oracle
+        oracle --identify nonsense
+        generate --ckpt . --top-p 7
+        generate --ckpt miss/ing/x
+        fetch a/b/c/d --out out
+        list --nonsense
+    """,
+    "mlm-experiment": """
+        reproduce 355m --data missing
+        reproduce 355m --data BROKEN
+        ladder --data BROKEN
+        launch BROKEN --out out
+        preflight --runs RECIPE
+        simulate missing --out out.csv
+        plan 355m --gpus 8 --cluster missing
+        calibrate --json .
+        mfu 355m --cluster h100
+        list --results missing
+        run nonsense
+        run 2021/figure-11 --limit 3
+        ablate nonsense --dataset missing
+        ablate transformer-xl/memory --dataset missing
+        compare nonsense
+    """,
+    "mlm-report": """
+        build missing
+        build --kept .
+        figure nonsense missing
+    """,
+    "mlm-verify": """
+        run missing
+        replay missing
+        parallel missing
+        parallel 355m --twin --layouts nonsense
+        against nonsense 355m --twin
+        against transformers 355m --twin --layout nonsense
+        layouts here --layouts nonsense
+    """,
+}
+"""Commands that end with a user's error, of every verb; harness, whose arguments another program reads, has none."""
+
+MAKE_MISTAKES = """
+import importlib, sys
+module, function = sys.argv[1].split(":")
+main = getattr(importlib.import_module(module), function)
+for line in sys.stdin.read().splitlines():
+    sys.argv[1:] = line.split()
+    try:
+        main()
+    except SystemExit as end:
+        assert 0 < end.code < 64, (line, end.code)
+    found = {"torch", "numba", "pandas"} & sys.modules.keys()
+    assert not found, f"{line}: {sorted(found)} was imported"
+"""
+
+
+@pytest.mark.parametrize("command", command_names())
+def test_a_mistake_is_named_before_anything_heavy_is_imported(command: str, tmp_path: Path) -> None:
+    (tmp_path / "RECIPE").write_text('name = "a"\n[sources]\nnames = ["jsonl:texts.jsonl"]\n')
+    (tmp_path / "BROKEN").write_text("name = 3\n")
+    (tmp_path / "texts.jsonl").write_text('{"text": "a text"}\n')
+    module = importlib.import_module(command_names()[command].partition(":")[0])
+    verbs = {verb.name or verb.callback.__name__ for verb in module.app.registered_commands} - {"harness"}
+    lines = [line.strip() for line in MISTAKES[command].strip().splitlines()]
+    assert {line.split()[0] for line in lines} == verbs
+    code = [sys.executable, "-c", MAKE_MISTAKES, command_names()[command]]
+    done = subprocess.run(code, cwd=tmp_path, input="\n".join(lines), capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from langdetect.utils.ngram import NGram
 
 from data_pipeline.fast import exact_langdetect, language
-from data_pipeline.fast.exact_langdetect import _character_classes, _sum, fast_detect
+from data_pipeline.fast.exact_langdetect import _character_classes, _sum, fast_detect, tables_of
 from data_pipeline.fast.kernels import call_first, compiled
 from data_pipeline.fast.language import SAMPLES, detect, detect_reference, language_factory, reference_detection
 from tests.data_pipeline.foreign_text import found_texts, made_texts, package_descriptions
 from tests.made_data import ARTICLES, wikitext
 
 ROOT = Path(__file__).resolve().parents[2]
-FAST = fast_detect(language_factory())
+FAST = fast_detect(tables_of(language_factory()))
 REFERENCE = reference_detection()
 
 PIECES = [

@@ -17,6 +17,7 @@ from data_pipeline.stages.clean import Clean
 from data_pipeline.stages.language import ENGLISH, Language
 from data_pipeline.stages.length import Length
 from data_pipeline.stages.stage import Stage, TextFilter, TokenFilter
+from data_pipeline.verbs import stage_verbs
 from lineage.config import override_config
 from tests.commands import Command
 from tests.data_pipeline.builds import config_for
@@ -62,6 +63,13 @@ def test_stages_have_an_order_that_does_not_depend_on_that_of_their_files() -> N
     assert config.stages == ("clean", "language", "length", "deduplicate", "decontaminate", "split", "tokenize")
     assert override_config(config, ["prose.min_words=9"]).stages[:4] == ("clean", "language", "prose", "length")
     assert in_order(STAGES[::-1]) == STAGES
+
+
+def test_the_verbs_that_are_read_from_the_source_are_those_of_the_stages() -> None:
+    assert stage_verbs().keys() == {stage.verb for stage in STAGES}
+    for stage in STAGES:
+        assert str(stage.__doc__).startswith(stage_verbs()[stage.verb])
+    assert list(stage_verbs())[-2:] == ["split", "tokenize"]
 
 
 def declare(base: type[Stage], name: str, after: str) -> type[Stage]:

@@ -8,7 +8,7 @@ import pytest
 
 from engine.cli import main
 from engine.config import RunConfig
-from engine.formats.megatron_flags import from_megatron, read_script, to_megatron
+from engine.megatron_flags import from_megatron, read_script, to_megatron
 from engine.run.resolved import read_run_config
 from lineage.config import load_config, parse_config
 from lineage.errors import BadInput

@@ -19,7 +19,8 @@ from engine.parallel.sharding import sharded_parameters
 from evaluation.checkpoints import load_checkpoint
 from evaluation.cli import app
 from evaluation.evaluate import Settings
-from evaluation.generate import Sampling, generate, generate_text
+from evaluation.generate import generate, generate_text
+from evaluation.sampling import Sampling
 from lineage.errors import BadInput
 from tests.evaluation.standins import sentences, tiny_config, tiny_gpt2
 

@@ -1,0 +1,29 @@
+"""The verbs of the stages, read from their source: a list of commands needs nothing that settings are made of."""
+
+import ast
+import re
+from pathlib import Path
+
+
+def stage_verbs() -> dict[str, str]:
+    """The first sentence on each stage by its verb, a stage behind the one that it follows."""
+    facts: dict[str, dict[str, str]] = {}
+    for path in (Path(__file__).parent / "stages").glob("[a-z]*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and (fields := _constants(node)).get("verb"):
+                facts[fields["name"]] = {"help": re.split(r"(?<=\.)\s", ast.get_docstring(node) or "")[0], **fields}
+
+    def depth(name: str) -> int:
+        return 1 + depth(facts[name]["after"]) if name in facts else 0
+
+    return {facts[name]["verb"]: facts[name]["help"] for name in sorted(facts, key=lambda name: (depth(name), name))}
+
+
+def _constants(node: ast.ClassDef) -> dict[str, str]:
+    """The class's names for texts; one for something else stands for an empty text."""
+    given = [each for each in node.body if isinstance(each, ast.Assign)]
+    return {
+        ast.unparse(target): str(each.value.value) if isinstance(each.value, ast.Constant) else ""
+        for each in given
+        for target in each.targets
+    }

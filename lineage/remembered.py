@@ -1,0 +1,61 @@
+"""Answers that a machine computed once, kept beside the compiled code for later processes.
+
+A file holds one answer behind a digest of it and of what it was made of. One that is cut short, damaged or made of
+something else is no answer, and files are replaced whole, so that any number of processes may write at once.
+"""
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from lineage.atomic import read_bytes, write_bytes
+from lineage.digest import sha256_file
+
+BESIDE_CODE = Path(__file__).resolve().parent / "__pycache__"
+
+
+def digest_of(*places: Path, facts: object = ()) -> str:
+    """SHA-256 of names and content of the files in folders, of this Python, and of the text of other facts."""
+    digest = hashlib.sha256(f"{sys.version} {facts}".encode())
+    for place in places:
+        for folder, inner, files in os.walk(place):
+            inner[:] = sorted({*inner} - {"__pycache__"})
+            for name in sorted(files):
+                try:
+                    content = sha256_file(Path(folder, name))
+                except OSError as error:
+                    content = str(error)
+                digest.update(f"{os.path.relpath(folder, place)}/{name} {content}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+def recall(name: str, made_of: str) -> bytes | None:
+    """The answer of that name, if a process kept one that was made of the same."""
+    for folder in _folders():
+        with suppress(OSError):
+            kept = read_bytes(folder / name)
+            if kept[:32] == _seal(made_of, kept[32:]):
+                return kept[32:]
+    return None
+
+
+def remember(name: str, made_of: str, answer: bytes) -> None:
+    """Keep an answer in the place of the one of that name, if there is a place where that can be."""
+    for folder in _folders():
+        with suppress(OSError):
+            write_bytes(folder / name, _seal(made_of, answer) + answer)
+            return
+
+
+def _folders() -> Iterator[Path]:
+    """Where numba keeps its code: beside the source and, where that is read-only, in the user's cache directory."""
+    yield BESIDE_CODE
+    with suppress(RuntimeError):  # no home
+        yield Path.home() / ".cache" / "mlm-repro"
+
+
+def _seal(made_of: str, answer: bytes) -> bytes:
+    return hashlib.sha256(made_of.encode() + answer).digest()
