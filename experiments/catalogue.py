@@ -6,7 +6,7 @@ import operator
 import re
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
-from fnmatch import fnmatchcase, translate
+from fnmatch import translate
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -337,8 +337,7 @@ class Experiment(Config):
     @cached_property
     def claims(self) -> tuple[Claim, ...]:
         """The claims it answers, in the catalogue's order."""
-        answered = re.compile("|".join(map(translate, self.expected.claims)))
-        return tuple(claim for claim in every_claim() if answered.match(claim.id))
+        return tuple(claim for claim in every_claim() if matches(claim, self.expected.claims))
 
     def produces(self, quantity: str) -> bool:
         """True if a run of it gives numbers of this quantity."""
@@ -400,7 +399,12 @@ class Errata(Config):
 
 def matches(claim: Claim, patterns: Iterable[str]) -> bool:
     """True if a pattern is the claim's id; `*` stands for any characters."""
-    return any(fnmatchcase(claim.id, pattern) for pattern in patterns)
+    return _expression(tuple(patterns)).match(claim.id) is not None
+
+
+@cache
+def _expression(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(translate, patterns)) or r"(?!)")
 
 
 @cache

@@ -3,8 +3,7 @@
 import shlex
 from functools import partial
 from pathlib import Path
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from experiments.benchmark import AGAINST, Benchmark, read_benchmark, sentences, setting_lines, tables
 from lineage.errors import BadInput
@@ -12,6 +11,9 @@ from reports.exhibit import Exhibit, Table
 from reports.figures import DASHES, blank
 from reports.numbers import exact, printable
 from reports.style import LIGHT
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def read_engines(run: Path) -> Benchmark:
@@ -46,7 +48,7 @@ def engines_exhibit(run: Path) -> Exhibit:
     )
 
 
-def draw_losses(result: Benchmark) -> Figure:
+def draw_losses(result: Benchmark) -> "Figure":
     """Draw both engines' losses on each other, and their differences with the tolerance as a band."""
     (ours, mine), (theirs, others), (_, apart), (_, allowed) = (
         (series.contender, series.samples) for series in result.cases[0].series

@@ -4,16 +4,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
-from typing import Any, Literal, Protocol
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullLocator
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from lineage.records import Kind
 from reports.numbers import compact, show
 from reports.style import KIND_GLYPHS, LIGHT, look
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 WIDE, COLUMN = 10.6, 4.5
 """Inches of a figure as wide as the page, and of one of which two stand beside each other."""
@@ -97,13 +97,17 @@ def _point(x: float, kind: Kind, at: Sequence[Placed]) -> Point:
     return Point(x, values[0], at[0].low, at[0].high)
 
 
-def blank(height: float, width: float = WIDE) -> Figure:
+def blank(height: float, width: float = WIDE) -> "Figure":
     """An empty figure; sizes are in inches."""
+    from matplotlib.figure import Figure
+
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def plain_log_ticks(axes: Axes, which: Literal["x", "y"] = "y") -> None:
+def plain_log_ticks(axes: "Axes", which: Literal["x", "y"] = "y") -> None:
     """Make an axis logarithmic, with plain numbers at 1, 2 and 5 of each decade."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
     axes.set(**{f"{which}scale": "log"})
     axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=20))
@@ -111,7 +115,7 @@ def plain_log_ticks(axes: Axes, which: Literal["x", "y"] = "y") -> None:
     axis.set_minor_locator(NullLocator())
 
 
-def draw_curves(layers: Sequence[Layer], x_label: str, y_label: str) -> Figure:
+def draw_curves(layers: Sequence[Layer], x_label: str, y_label: str) -> "Figure":
     """Draw every layer over x, logarithmic if the places multiply: published open and dashed, ours filled."""
     figure = blank(HEIGHT, COLUMN)
     axes = figure.add_subplot()
@@ -158,7 +162,7 @@ def _line(kind: Kind) -> dict[str, Any]:
     }
 
 
-def _whiskers(axes: Axes, xs: Sequence[float], points: Sequence[Point], color: str) -> None:
+def _whiskers(axes: "Axes", xs: Sequence[float], points: Sequence[Point], color: str) -> None:
     """Draw intervals of simulated and spreads of measured numbers."""
     for x, point in zip(xs, points, strict=True):
         if point.low is not None and point.high is not None:
@@ -174,18 +178,22 @@ def _multiply(places: Sequence[float]) -> bool:
     return min(factors) >= 1.9 or (places[-1] > 100 * places[0] and max(factors) < 1.01 * min(factors))
 
 
-def _series_key(layer: Layer) -> Line2D:
+def _series_key(layer: Layer) -> "Line2D":
+    from matplotlib.lines import Line2D
+
     color, marker = look(layer.rank)
     return Line2D([], [], color=color, marker=marker, markersize=5, linewidth=0, label=layer.series)
 
 
-def _kind_key(kind: Kind) -> Line2D:
+def _kind_key(kind: Kind) -> "Line2D":
+    from matplotlib.lines import Line2D
+
     label = f"{KIND_GLYPHS[kind]} {'scaled twin' if kind == 'scaled' else kind}"
     label += ", 9 in 10 within" if kind == "simulated" else ""
     return Line2D([], [], color=LIGHT["muted"], marker="o", label=label, **_line(kind))
 
 
-def draw_perplexity(layers: Mapping[str, Sequence[Layer]]) -> Figure:
+def draw_perplexity(layers: Mapping[str, Sequence[Layer]]) -> "Figure":
     """Draw a panel with axes of its own for each layer: curves with the bands of their seeds, logarithmic."""
     figure = blank(4.4)
     panels = figure.subplots(1, len(layers), squeeze=False)[0]
@@ -198,14 +206,14 @@ def draw_perplexity(layers: Mapping[str, Sequence[Layer]]) -> Figure:
     return figure
 
 
-def draw_loss(curves: Sequence[Layer]) -> Figure:
+def draw_loss(curves: Sequence[Layer]) -> "Figure":
     """Draw loss against iterations."""
     figure = blank(4.4)
     _draw(figure.add_subplot(), curves, "training loss (nats per token)")
     return figure
 
 
-def _draw(axes: Axes, curves: Sequence[Layer], y_label: str) -> None:
+def _draw(axes: "Axes", curves: Sequence[Layer], y_label: str) -> None:
     """Draw curves in their models' looks: published thin, dashed, open markers; ours solid, filled markers.
 
     Larger models have thinner lines, so that a curve under another still shows. The key gives each curve's last value.

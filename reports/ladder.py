@@ -3,10 +3,9 @@
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from experiments.files import Forecast, LadderPlan, LadderResult
 from lineage.errors import IntegrityFailure
@@ -15,6 +14,9 @@ from reports.exhibit import Exhibit, Table
 from reports.figures import DASHES, blank, plain_log_ticks
 from reports.numbers import compact, show
 from reports.style import LIGHT, look
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class Ladder(NamedTuple):
@@ -75,7 +77,7 @@ def ladder_exhibit(run: Path) -> Exhibit:
     )  # fmt: skip
 
 
-def draw(ladder: Ladder) -> Figure:
+def draw(ladder: Ladder) -> "Figure":
     """Draw losses over compute with the forecast as a band, and final losses over parameters beside the law."""
     figure = blank(4.6)
     panels = figure.subplot_mosaic([["curves", "ends"], ["curves", "misses"]], height_ratios=[3, 1.2])

@@ -2,22 +2,28 @@
 
 import hashlib
 import io
+import pickle
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache, partial
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
-from matplotlib.backends.backend_pdf import FigureCanvasPdf
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
+from pydantic import BaseModel
 
 from lineage.atomic import write_bytes
 from lineage.errors import BadInput
 from lineage.progress import Progress
+from lineage.remembered import digest_of, recall, remember
 from reports.exhibit import Exhibit
 from reports.style import LIGHT, figure_style, follow_theme
+
+if TYPE_CHECKING:
+    from matplotlib.backend_bases import FigureCanvasBase
+    from matplotlib.figure import Figure
 
 _METADATA: dict[str, dict[str, Any]] = {
     "svg": {"Date": None, "Creator": None, "Format": None, "Type": None},
@@ -28,8 +34,6 @@ _UNWANTED = re.compile(
     r'| id="[A-Za-z0-9.]+_\d+"| transform="rotate\(-?0 [^"]*"|xlink:(?=href)',
     re.DOTALL,
 )
-CANVASES = {"svg": FigureCanvasSVG, "pdf": FigureCanvasPdf}
-"""Canvas of each form of a figure."""
 
 
 @dataclass(frozen=True)
@@ -53,20 +57,56 @@ def render_all(exhibits: Iterable[Exhibit]) -> dict[str, Drawing]:
 
 
 def render(exhibit: Exhibit) -> Drawing:
-    """Draw the figure of an exhibit that has one."""
-    assert exhibit.draw
-    with figure_style(exhibit.name):
-        figure = exhibit.draw()
-        files = {form: _save(figure, form) for form in CANVASES}
+    """The figure of an exhibit that has one: as this machine drew it last, unless its numbers or this room changed."""
+    name, made_of = f"figure-{exhibit.name}", f"{_drawn_with()} {exhibit.name} {_digest_of_numbers(exhibit)}"
+    if kept := recall(name, made_of):
+        size = int.from_bytes(kept[:8])
+        files = {"svg": kept[8 : 8 + size], "pdf": kept[8 + size :]}
+    else:
+        files = _draw(exhibit)
+        remember(name, made_of, len(files["svg"]).to_bytes(8) + files["svg"] + files["pdf"])
     return Drawing(_inline(files["svg"].decode("utf-8"), exhibit), files)
 
 
-def _save(figure: Figure, form: str) -> bytes:
+@cache
+def _drawn_with() -> str:
+    return digest_of(Path(__file__).parent, facts=version("matplotlib"))
+
+
+def _digest_of_numbers(exhibit: Exhibit) -> str:
+    """Digest of the function that draws an exhibit and of all that it is given."""
+    drawn, given = exhibit.draw, io.BytesIO()
+    assert isinstance(drawn, partial)
+    _Given(given).dump((drawn.func.__qualname__, drawn.args, drawn.keywords))
+    return hashlib.sha256(given.getvalue()).hexdigest()
+
+
+class _Given(pickle.Pickler):
+    """Equal bytes for equal values, in any process: a schema's own pickle has a set of names, which has no order."""
+
+    def reducer_override(self, value: Any) -> Any:
+        """A schema's values as JSON."""
+        return (str, (value.model_dump_json(),)) if isinstance(value, BaseModel) else NotImplemented
+
+
+def _draw(exhibit: Exhibit) -> dict[str, bytes]:
+    from matplotlib.backends.backend_pdf import FigureCanvasPdf
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    assert exhibit.draw
+    with figure_style(exhibit.name):
+        figure = exhibit.draw()
+        return {
+            form: _save(figure, canvas, form) for form, canvas in (("svg", FigureCanvasSVG), ("pdf", FigureCanvasPdf))
+        }
+
+
+def _save(figure: "Figure", canvas: "type[FigureCanvasBase]", form: str) -> bytes:
     """Lay out and draw in one pass; `savefig` would draw a figure with a layout twice."""
     buffer = io.BytesIO()
     figure.set_dpi(160)
     figure.set_facecolor(LIGHT["paper"])
-    getattr(CANVASES[form](figure), f"print_{form}")(buffer, metadata=_METADATA[form])
+    getattr(canvas(figure), f"print_{form}")(buffer, metadata=_METADATA[form])
     figure.set_layout_engine(None)
     return buffer.getvalue()
 

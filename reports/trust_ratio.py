@@ -2,9 +2,9 @@
 
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from engine.run.files import NORM_EDGES, Step, read_steps
 from lineage.errors import BadInput
@@ -14,6 +14,9 @@ from reports.exhibit import Exhibit, Table
 from reports.figures import DASHES, blank, plain_log_ticks
 from reports.numbers import compact
 from reports.style import LIGHT
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 CLIP = 10.0
 """The clip of "Scaling Transformer-XL to 128 GPUs"."""
@@ -64,7 +67,7 @@ def quantile(counts: list[int], share: float) -> float:
     return float(np.sqrt(borders[0] * borders[1]))
 
 
-def draw(steps: list[Step]) -> Figure:
+def draw(steps: list[Step]) -> "Figure":
     """Draw a panel for each quantity: bands of tensors over iterations, with the post's clip."""
     figure = blank(3.6)
     iterations = [step.iteration for step in steps]

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from langdetect.detector_factory import DetectorFactory
 from langdetect.utils.ngram import NGram
 
 from data_pipeline.fast import exact_langdetect, language
 from data_pipeline.fast.exact_langdetect import _character_classes, _sum, fast_detect, tables_of
 from data_pipeline.fast.kernels import call_first, compiled
 from data_pipeline.fast.language import SAMPLES, detect, detect_reference, language_factory, reference_detection
+from lineage import remembered
 from tests.data_pipeline.foreign_text import found_texts, made_texts, package_descriptions
 from tests.made_data import ARTICLES, wikitext
 
@@ -157,3 +159,25 @@ def test_kernels_compile_where_nothing_can_be_kept(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(numba, "njit", njit)
     assert call_first(compiled(lambda number: number + 1), 1) == 2
+
+
+def test_checked_tables_are_kept_and_made_again_when_they_are_damaged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(remembered, "BESIDE_CODE", tmp_path)
+    text, made = "Der Hund lief schnell über die Straße.", list[DetectorFactory]()
+
+    def note(factory: DetectorFactory) -> dict[str, np.ndarray]:
+        made.append(factory)
+        return tables_of(factory)
+
+    monkeypatch.setattr(language, "tables_of", note)
+    try:
+        for damaged in (False, False, True, False):
+            if damaged:
+                (tmp_path / "languages.npz").write_bytes((tmp_path / "languages.npz").read_bytes()[:-1])
+            language._detection.cache_clear()
+            assert language._detection()(text) == REFERENCE(text)
+    finally:
+        language._detection.cache_clear()
+    assert len(made) == 2

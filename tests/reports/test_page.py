@@ -4,15 +4,20 @@ import csv
 import json
 import re
 import shlex
+from functools import partial
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from experiments.reproduce.order import order_verdict
+from lineage import remembered
 from lineage.digest import check_seal
+from reports import render
 from reports.exhibit import Exhibit, Table
+from reports.figures import Layer, Point, draw_loss
 from reports.numbers import compact, exact
 from reports.report import Inputs
 from reports.style import KIND_GLYPHS, LIGHT, LOOKS, STYLE
@@ -308,3 +313,20 @@ def test_published_points_alone_are_drawn(tmp_path: Path) -> None:
     assert "At the end: published 355m" in html
     assert "scaled twins" not in html
     assert "There are no training losses in the records." in html
+
+
+def test_a_figure_is_drawn_again_only_if_its_numbers_changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(remembered, "BESIDE_CODE", tmp_path)
+    drawn: list[int] = []
+    seen: list[render.Drawing] = []
+
+    def draw(rank: int, curves: list[Layer]) -> Figure:
+        drawn.append(rank)
+        return draw_loss(curves)
+
+    for rank in (0, 0, 1, 1):
+        curve = Layer("a", rank, "scaled", (Point(0, 2.0), Point(1, 3.0)))
+        figure = Exhibit("loss", "Loss", (), Table((), ()), draw=partial(draw, rank, [curve]))
+        seen.append(render.render(figure))
+    assert drawn == [0, 1]
+    assert seen[0] == seen[1] != seen[2] == seen[3]
