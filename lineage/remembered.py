@@ -36,9 +36,9 @@ def recall(name: str, made_of: str) -> bytes | None:
     """The answer of that name, if a process kept one that was made of the same."""
     for folder in _folders():
         with suppress(OSError):
-            kept = read_bytes(folder / name)
-            if kept[:32] == _seal(made_of, kept[32:]):
-                return kept[32:]
+            content = read_bytes(folder / name)
+            if content[:32] == _seal(made_of, content[32:]):
+                return content[32:]
     return None
 
 
@@ -51,7 +51,7 @@ def remember(name: str, made_of: str, answer: bytes) -> None:
 
 
 def _folders() -> Iterator[Path]:
-    """Where numba keeps its code: beside the source and, where that is read-only, in the user's cache directory."""
+    """The places of numba's code: beside the source and, where that is read-only, in the user's cache directory."""
     yield BESIDE_CODE
     with suppress(RuntimeError):  # no home
         yield Path.home() / ".cache" / "mlm-repro"

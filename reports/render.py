@@ -59,9 +59,9 @@ def render_all(exhibits: Iterable[Exhibit]) -> dict[str, Drawing]:
 def render(exhibit: Exhibit) -> Drawing:
     """The figure of an exhibit that has one: as this machine drew it last, unless its numbers or this room changed."""
     name, made_of = f"figure-{exhibit.name}", f"{_drawn_with()} {exhibit.name} {_digest_of_numbers(exhibit)}"
-    if kept := recall(name, made_of):
-        size = int.from_bytes(kept[:8])
-        files = {"svg": kept[8 : 8 + size], "pdf": kept[8 + size :]}
+    if both := recall(name, made_of):
+        size = int.from_bytes(both[:8])
+        files = {"svg": both[8 : 8 + size], "pdf": both[8 + size :]}
     else:
         files = _draw(exhibit)
         remember(name, made_of, len(files["svg"]).to_bytes(8) + files["svg"] + files["pdf"])

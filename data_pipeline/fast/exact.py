@@ -60,8 +60,8 @@ class Tables:
             *places, facts=(np.__version__, numba.__version__, binding.llvm_version_info, processor)
         )
         self._name = f"{name}.npz"
-        kept = recall(self._name, self._made_of)
-        self.arrays: dict[str, NDArray[Any]] = dict(np.load(io.BytesIO(kept))) if kept else {}
+        content = recall(self._name, self._made_of)
+        self.arrays: dict[str, NDArray[Any]] = dict(np.load(io.BytesIO(content))) if content else {}
         """The arrays by name; empty where none are kept."""
 
     def keep(self, arrays: dict[str, NDArray[Any]]) -> None:

@@ -145,10 +145,10 @@ def as_sketch(values: Numbers | None, num_permutations: int) -> "MinHash":
 def _signer(num_permutations: int, shingle_characters: int) -> Sign:
     reference = partial(reference_signature, num_permutations=num_permutations, shingle_characters=shingle_characters)
     tables = Tables(f"permutations-{num_permutations}-{shingle_characters}", "datasketch")
-    kept = tables.arrays.get("permutations")
-    fast = partial(_compiled_signer, num_permutations, shingle_characters, reference, kept)
-    signer = checked("MinHash", fast, reference, SAMPLES if kept is None else (), np.array_equal)
-    if kept is None and signer is not reference:
+    permutations = tables.arrays.get("permutations")
+    fast = partial(_compiled_signer, num_permutations, shingle_characters, reference, permutations)
+    signer = checked("MinHash", fast, reference, SAMPLES if permutations is None else (), np.array_equal)
+    if permutations is None and signer is not reference:
         tables.keep({"permutations": _permutations(num_permutations)})
     return signer
 
