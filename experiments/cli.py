@@ -17,8 +17,6 @@ from lineage.shipped import Shipped, find_file
 if TYPE_CHECKING:
     from experiments.catalogue import Experiment
 
-RECORDS = "records.jsonl"
-
 app = CommandLine(help="Reproduce the papers' runs at the size this machine allows.", no_args_is_help=True)
 
 
@@ -177,7 +175,9 @@ def list_(results: Annotated[list[Path] | None, typer.Option(help="Folders of ru
     """List every published table and figure with the verdicts on its claims."""
     folders = _result_folders(results)
     code = [HOME / room for room in ("lineage", "data_pipeline", "engine", "evaluation", "experiments")]
-    runs = [path.parent for folder in folders for path in sorted((*folder.glob(RECORDS), *folder.glob(f"*/{RECORDS}")))]
+    runs = [
+        path.parent for folder in folders for path in sorted((*folder.glob("records.*"), *folder.glob("*/records.*")))
+    ]
     made_of = digest_of(*code, *runs, facts=(folders, [version(name) for name in ("numpy", "scipy", "pydantic")]))
     if listed := recall("experiments.txt", made_of):
         print(listed.decode(), end="")

@@ -2,7 +2,7 @@
 
 import hashlib
 import io
-import pickle
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -75,18 +75,15 @@ def _drawn_with() -> str:
 
 def _digest_of_numbers(exhibit: Exhibit) -> str:
     """Digest of the function that draws an exhibit and of all that it is given."""
-    drawn, given = exhibit.draw, io.BytesIO()
+    drawn = exhibit.draw
     assert isinstance(drawn, partial)
-    _Given(given).dump((drawn.func.__qualname__, drawn.args, drawn.keywords))
-    return hashlib.sha256(given.getvalue()).hexdigest()
+    given = json.dumps([drawn.func.__qualname__, drawn.args, drawn.keywords], default=_plain)
+    return hashlib.sha256(given.encode()).hexdigest()
 
 
-class _Given(pickle.Pickler):
-    """Equal bytes for equal values, in any process: a schema's own pickle has a set of names, which has no order."""
-
-    def reducer_override(self, value: Any) -> Any:
-        """A schema's values as JSON."""
-        return (str, (value.model_dump_json(),)) if isinstance(value, BaseModel) else NotImplemented
+def _plain(value: Any) -> Any:
+    """The fields of a schema or of a dataclass."""
+    return value.model_dump(mode="json") if isinstance(value, BaseModel) else vars(value)
 
 
 def _draw(exhibit: Exhibit) -> dict[str, bytes]:
