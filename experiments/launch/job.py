@@ -66,6 +66,8 @@ class Job(Config):
     """Limit of one attempt, `hours:minutes:seconds` or `days-hours:minutes:seconds`; attempts repeat."""
     signal_seconds: PositiveInt = 600
     """How long before the limit the ranks are told to stop: an iteration and a checkpoint must fit in."""
+    hosts: Path | None = None
+    """File with a host for each node, one a line: called once, `torchrun.sh` starts itself on all of them by ssh."""
     container: str = ""
     """Image in which the ranks run (Slurm with pyxis), with this package installed; none by default."""
 
@@ -87,6 +89,16 @@ class Job(Config):
     def ranks(self) -> int:
         """Number of ranks on all nodes."""
         return self.nodes * self.ranks_per_node
+
+    def host_names(self) -> list[str]:
+        """The names in `hosts`; the ranks meet at the first. Raises BadInput where they are not one for each node."""
+        try:
+            names = self.hosts.read_text(encoding="utf-8").split() if self.hosts else []
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"{self.hosts} cannot be read: {error}") from error
+        if self.hosts and len(names) != self.nodes:
+            raise BadInput(f"{self.hosts} names {len(names)} hosts for {self.nodes} nodes: one a line")
+        return names
 
     @property
     def limit_seconds(self) -> int:
@@ -227,14 +239,15 @@ def torchrun_script(job: Job, out: Path) -> str:
     stop = f"--shutdown-timeout={job.signal_seconds}"
     launcher = shlex.join([job.python, "-P", "-m", "torch.distributed.run", *sizes, stop])
     meeting = "--standalone" if job.nodes == 1 else MEETING
-    head = ["# On every node: NODE_RANK=0 MASTER_ADDR=first-node bash torchrun.sh"] if job.nodes > 1 else []
+    words = f"{'Once' if job.hosts else 'On every node: NODE_RANK=0 MASTER_ADDR=first-node'} bash torchrun.sh"
+    head = [f"# {words}"] if job.nodes > 1 else []
     return _script(head, "torchrun.sh", f"{launcher} {meeting}", job, out)
 
 
 def _script(head: list[str], body: str, launcher: str, job: Job, out: Path) -> str:
     """The templates' text with this job's values. A rank runs the check before training, then training."""
     paths = {"here": Path.cwd(), "run": job.runs.resolve() / job.config().name}
-    paths |= {name: out.resolve() / name for name in ("failed", "last-failure", "idle", "bad-node-", "flight-")}
+    paths |= {name: out.resolve() / name for name in ("failed", "last-failure", "idle", "bad-node-", "flight-", "pid-")}
     model, runs = find_file(job.model, Shipped.MODEL).resolve(), f"--runs={job.runs.resolve()}"
     options = [f"--set={item}" for item in (*job.overrides, f"data.dataset={job.dataset.resolve()}")]
     modules = {
@@ -243,6 +256,8 @@ def _script(head: list[str], body: str, launcher: str, job: Job, out: Path) -> s
     }
     values = {name: shlex.quote(str(path)) for name, path in paths.items()}
     values |= {name: f'experiments.launch.rank "$failed" {shlex.join(words)}' for name, words in modules.items()}
+    values |= {"hosts": shlex.join(job.host_names()), "script": shlex.quote(str(out.resolve() / "torchrun.sh"))}
     values |= {"launcher": launcher, "join_seconds": str(job.join_seconds), "most": str(ATTEMPTS_WITHOUT_PROGRESS)}
-    text = "".join((TEMPLATES / name).read_text(encoding="utf-8") for name in ("attempts.sh", body))
+    parts = ("attempts.sh", *(["hosts.sh"] if job.hosts and body == "torchrun.sh" else []), body)
+    text = "".join((TEMPLATES / name).read_text(encoding="utf-8") for name in parts)
     return "\n".join(["#!/bin/bash", *head, re.sub(r"{{ ([\w-]+) }}", lambda place: values[place[1]], text)])

@@ -118,6 +118,41 @@ def test_several_nodes_meet_at_the_first(job: Job, tmp_path: Path) -> None:
     assert '--node-rank="$NODE_RANK" --master-addr="$MASTER_ADDR"' in script
 
 
+def test_one_call_starts_stops_and_starts_again_the_ranks_of_all_hosts(tmp_path: Path) -> None:
+    """Two addresses of this machine are the hosts, and `ssh` a shell on it."""
+    hosts, bin_ = tmp_path / "hosts", tmp_path / "bin"
+    hosts.write_text("127.0.0.1\nme@127.0.0.2\n")
+    bin_.mkdir()
+    (bin_ / "ssh").write_text('#!/bin/bash\necho "on $2" >&2\nexec bash -c "$3"\n')
+    (bin_ / "ssh").chmod(0o755)
+    job = small_job(tmp_path, 400).model_copy(update={"nodes": 2, "ranks_per_node": 1, "hosts": hosts})
+    _, script = write_launch_files(job, tmp_path / "launch")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = ENVIRONMENT | {"PATH": f"{bin_}:{os.environ['PATH']}", "MASTER_PORT": str(port)}
+    log = tmp_path / "log"
+    for stop, code in ((True, 7), (False, 0)):
+        with log.open("a") as output, subprocess.Popen(
+            ["bash", script], env=environment, stdout=output, stderr=output, start_new_session=True
+        ) as process:  # fmt: skip
+            try:
+                if stop:
+                    wait_for(
+                        lambda: any(map(Path.read_text, job.runs.glob("small-*/metrics.jsonl"))), 600, log.read_text
+                    )
+                    process.send_signal(signal.SIGTERM)
+                assert process.wait(600) == code, log.read_text()
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+    assert log.read_text().count("on me@127.0.0.2") == 3
+    assert_trained(job.runs, 400)
+    hosts.write_text("127.0.0.1\n")
+    with pytest.raises(BadInput, match="names 1 hosts for 2 nodes"):
+        write_launch_files(job, tmp_path / "again")
+
+
 def test_a_folder_that_no_script_can_name_is_refused(job: Job, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="control characters"):
         write_launch_files(job, tmp_path / "a\nb")
