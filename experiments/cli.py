@@ -1,6 +1,5 @@
 """`mlm-experiment`: run what the papers ran, at the size this machine allows."""
 
-from importlib.metadata import version
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -173,6 +172,8 @@ def mfu(
 @app.command("list")
 def list_(results: Annotated[list[Path] | None, typer.Option(help="Folders of run directories.")] = None) -> None:
     """List every published table and figure with the verdicts on its claims."""
+    from importlib.metadata import version
+
     folders = _result_folders(results)
     code = [HOME / room for room in ("lineage", "data_pipeline", "engine", "evaluation", "experiments")]
     runs = [
