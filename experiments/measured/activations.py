@@ -6,6 +6,7 @@ hidden, a heads, t tensor-parallel ranks.
 """
 
 import tempfile
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -89,20 +90,42 @@ def _dropped(x: torch.Tensor) -> torch.Tensor:
     return torch.native_dropout(x, PROBABILITY, True)[0]
 
 
+class Held:
+    """A tensor that autograd holds, counted in `SavedBytes` until it lets go."""
+
+    def __init__(self, tensor: torch.Tensor, memory: "SavedBytes") -> None:
+        self.tensor, self.memory = tensor, memory
+        memory.change(tensor.untyped_storage(), 1)
+
+    def __del__(self) -> None:
+        self.memory.change(self.tensor.untyped_storage(), -1)
+
+
+class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
+    """Counts saved bytes of this rank where it is entered, a module's parameters left out."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.parameters = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
+        self.holders, self.now, self.peak = Counter[int](), 0, 0
+        super().__init__(lambda tensor: Held(tensor, self), lambda held: held.tensor)
+
+    def change(self, storage: torch.UntypedStorage, by: int) -> None:
+        """One holder of a storage more or less."""
+        place = storage.data_ptr()
+        before, self.holders[place] = self.holders[place], self.holders[place] + by
+        if place not in self.parameters and 0 in (before, self.holders[place]):
+            self.now += by * storage.nbytes()
+            self.peak = max(self.peak, self.now)
+
+
 def kept_bytes(layer: nn.Module, *inputs: Any) -> int:
     """Bytes of the storages that autograd saves in a forward pass, the layer's parameters left out."""
-    parameters = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}
-    storages: dict[int, torch.UntypedStorage] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        if (storage := tensor.untyped_storage()).data_ptr() not in parameters:
-            storages[storage.data_ptr()] = storage
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    memory = SavedBytes(layer)
+    with memory:
         output = layer(*inputs)
+    total = memory.now
     del output
-    return sum(storage.nbytes() for storage in storages.values())
+    return total
 
 
 def bytes_per_sbh(shape: str, sequence_parallel: bool) -> list[float]:

@@ -6,7 +6,6 @@ autograd holds them, a storage once.
 
 import math
 import statistics
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +24,7 @@ from engine.parallel.mesh import ParallelMesh
 from engine.pipeline.executor import PipelineExecutor
 from engine.pipeline.lowering import lower
 from engine.pipeline.schedule import compute_orders
-from experiments.measured.activations import PlainLayer, kept_bytes
+from experiments.measured.activations import PlainLayer, SavedBytes, kept_bytes
 from experiments.sealed import Line, lines
 from lineage.progress import announce
 
@@ -42,34 +41,6 @@ LAYOUTS = {
 """Part of a layer that is always computed again, number of ranks, and true if the sequence is divided."""
 IN_FLIGHT = (1, 4)
 """Microbatches whose checkpoints are kept at a time; the 2021 paper's formula has one."""
-
-
-class Held:
-    """A tensor that autograd holds, counted in `SavedBytes` until it lets go."""
-
-    def __init__(self, tensor: torch.Tensor, memory: "SavedBytes") -> None:
-        self.tensor, self.memory = tensor, memory
-        memory.change(tensor.untyped_storage(), 1)
-
-    def __del__(self) -> None:
-        self.memory.change(self.tensor.untyped_storage(), -1)
-
-
-class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
-    """Counts saved bytes of this rank where it is entered, a module's parameters left out."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.parameters = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
-        self.holders, self.now, self.peak = Counter[int](), 0, 0
-        super().__init__(lambda tensor: Held(tensor, self), lambda held: held.tensor)
-
-    def change(self, storage: torch.UntypedStorage, by: int) -> None:
-        """One holder of a storage more or less."""
-        place = storage.data_ptr()
-        before, self.holders[place] = self.holders[place], self.holders[place] + by
-        if place not in self.parameters and 0 in (before, self.holders[place]):
-            self.now += by * storage.nbytes()
-            self.peak = max(self.peak, self.now)
 
 
 class GroupedStage(nn.Module):
