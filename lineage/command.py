@@ -95,12 +95,12 @@ def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn
         code = result if isinstance(result, int) else 0
     except SystemExit as end:
         code = end.code
-    except _CtrlC:
-        code = _explain(Interrupted(f"interrupted; the same command {afterwards()}"))
-    except UserError as error:
-        code, cause = _explain(error), error
-    except Exception as error:
-        code, cause = _explain(_unforeseen(error)), error
+    except (_CtrlC, Exception) as error:
+        # the making of a class in which a signal arrives raises another error in the place of the signal's
+        if isinstance(error, _CtrlC) or signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+            code = _explain(Interrupted(f"interrupted; the same command {afterwards()}"))
+        else:
+            code, cause = _explain(error if isinstance(error, UserError) else _unforeseen(error)), error
     release_claims()
     sys.stdout.flush()
     lost = getattr(sys.stdout, "lost", None)

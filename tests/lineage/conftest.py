@@ -80,10 +80,18 @@ class Ready:
         time.sleep(30)
 
 
+class Attribute:
+    def __set_name__(self, owner: type, name: str) -> None:
+        print("ready", flush=True)
+        time.sleep(30)
+
+
 @app.command()
-def wait(swallow: bool = False, finalizer: bool = False) -> None:
+def wait(swallow: bool = False, finalizer: bool = False, making_a_class: bool = False) -> None:
     if finalizer:
         Ready()
+    if making_a_class:
+        type("Made", (), {"attribute": Attribute()})
     print("ready", flush=True)
     try:
         time.sleep(30)

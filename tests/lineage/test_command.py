@@ -188,7 +188,7 @@ def test_an_error_is_a_line_of_json_if_asked_for(arguments: list[str], said: dic
     assert ended(start("run", "a", "--json-errors")) == (0, "run a\n", "")
 
 
-@pytest.mark.parametrize("options", [[], ["--swallow"], ["--finalizer"]])
+@pytest.mark.parametrize("options", [[], ["--swallow"], ["--finalizer"], ["--making-a-class"]])
 def test_ctrl_c_ends_with_7_even_where_errors_are_outlived(start: Start, options: list[str]) -> None:
     process = start("wait", *options)
     assert process.stdout

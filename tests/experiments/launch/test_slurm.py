@@ -175,5 +175,5 @@ def test_a_node_whose_gpu_failed_is_not_asked_for_again(slurm: Slurm, tmp_path: 
         300,
         lambda: shown() + "".join(p.read_text() for p in (tmp_path / "out").glob("slurm-*")),
     )
-    assert slurm.state(number) == "PENDING"
+    wait_for(lambda: slurm.state(number) == "PENDING", 300, shown)  # after the node was cleaned: COMPLETING
     assert "Restarts=1" in shown()
