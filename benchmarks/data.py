@@ -6,8 +6,6 @@ The whole pipeline is `mlm-data run` in a process of its own; the plain chain is
 import json
 import math
 import os
-import resource
-import subprocess
 import sys
 import tempfile
 from collections import Counter, defaultdict
@@ -25,7 +23,7 @@ from datasketch import MinHashLSH
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as Backend
 
-from benchmarks.timing import cpu_seconds, ratio, rounded, series
+from benchmarks.timing import child_seconds, cpu_seconds, ratio, rounded, series
 from data_pipeline.config import DataConfig, DeduplicateConfig, SourcesConfig
 from data_pipeline.contamination.decontaminate import decontaminate, ngrams_of_files
 from data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
@@ -310,16 +308,8 @@ def run_pipeline(corpus: Path, vocabulary: str, folder: Path) -> tuple[float, Pa
         f"[tokenizer]\n{vocabulary}\n",
         encoding="utf-8",
     )
-    command = [str(Path(sys.executable).with_name("mlm-data")), "run", str(recipe), "--runs", str(work / "runs")]
-    offline = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(command, env=os.environ | offline, capture_output=True, text=True, check=False)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["it printed nothing"]
-        raise UserError(f"mlm-data run failed: {lines[-1]}")
-    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return seconds, work / "runs" / "bench"
+    program = Path(sys.executable).with_name("mlm-data")
+    return child_seconds(program, "run", recipe, "--runs", work / "runs"), work / "runs" / "bench"
 
 
 def texts_of(dataset: Path) -> Counter[str]:

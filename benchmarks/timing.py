@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 from benchmarks.contenders import Timed
 from experiments.benchmark import Benchmark, Ratio, Series, measured_here, show_benchmark, write_benchmark
 from experiments.iterations import TrainingSize
-from lineage.errors import BadInput, Diverged
+from lineage.errors import BadInput, Diverged, UserError
 from lineage.files import Environment
 from lineage.lock import check_place
 
@@ -60,6 +60,18 @@ def cpu_seconds(function: Callable[..., T], *arguments: Any) -> tuple[float, T]:
     start = time.process_time()
     answer = function(*arguments)
     return time.process_time() - start, answer
+
+
+def child_seconds(*command: object) -> float:
+    """Return the processor seconds of a program and its children. Raises UserError with its last line if it fails."""
+    offline = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    before = os.times()
+    done = subprocess.run([*map(str, command)], env=os.environ | offline, capture_output=True, text=True, check=False)
+    after = os.times()
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        raise UserError(f"{Path(str(command[0])).name} failed: {last}")
+    return after.children_user + after.children_system - before.children_user - before.children_system
 
 
 def device_seconds(run: Callable[[], object], repeats: int = 1, before: Callable[[], object] | None = None) -> float:

@@ -1,0 +1,136 @@
+"""Where people wait: small commands in processes of their own, and a job from its call to its first iteration."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from pathlib import Path
+from pydoc_data.topics import topics
+from tempfile import TemporaryDirectory
+
+from benchmarks.contenders import in_turn
+from benchmarks.timing import child_seconds, ratio, series
+from engine.run.files import read_steps
+from evaluation.oracle import FILES
+from experiments.benchmark import Benchmark, Case
+from lineage.errors import Interrupted, UserError
+from lineage.processes import end_with_parent
+from lineage.progress import announce
+
+BIN = Path(sys.executable).parent
+PROGRAMS = ("mlm-data", "mlm-train", "mlm-eval", "mlm-experiment", "mlm-report", "mlm-verify")
+EMPTY = "import typer\napp = typer.Typer()\napp.command()(lambda: None)\napp()"
+LOADED = """
+import sys, torch
+from pathlib import Path
+from evaluation.checkpoints import open_checkpoint
+from evaluation.settings import Settings
+open_checkpoint(Path(sys.argv[1]), Settings())
+"""
+RECIPE = """name = "few"
+workers = 1
+sources.names = ["jsonl:{}"]
+tokenizer = {{kind = "train", vocab_size = 300}}
+split = {{train = 4, valid = 1}}
+"""
+JOB = """name = "small"
+model = "355m"
+dataset = "{0}/few"
+runs = "{0}"
+nodes = 1
+ranks_per_node = 2
+gpus = false
+cores_per_rank = 1
+overrides = {1}
+"""
+SMALL = (
+    "model.num_layers=2 model.hidden_size=32 model.num_heads=2 model.seq_length=32 train.iterations=1000000 "
+    "train.global_batch_size=2 train.microbatch_size=1 train.precision=fp32 train.validation_samples=2"
+)
+NOTES = [
+    "Seconds are processor seconds of a command and its children, or for the job those of a clock. Each command is "
+    "called once before, which compiles and remembers what later calls find. Contenders come in turn.",
+]
+Seconds = Callable[[], float]
+
+
+def measure(rounds: int) -> Benchmark:
+    """Measure every command `rounds` times."""
+    announce(f"{len(PROGRAMS) + 6} small commands, {rounds} times each")
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        texts = [json.dumps({"text": topics[each]}) for each in sorted(topics)[:20]]
+        (folder / "few.jsonl").write_text("\n".join(texts))
+        (folder / "few.toml").write_text(RECIPE.format(folder / "few.jsonl"))
+        (folder / "text").write_text(topics["class"][:3000])
+        (folder / "job.toml").write_text(JOB.format(folder, json.dumps(SMALL.split())))
+        numbers = count()
+
+        def build() -> float:
+            return child_seconds(BIN / "mlm-data", "run", folder / "few.toml", "--runs", folder / f"{next(numbers)}")
+
+        def draw() -> float:
+            return child_seconds(*page, folder / f"{next(numbers)}")
+
+        page = (BIN / "mlm-report", "build", "--kept", "--out")
+        model = FILES / "model"
+        score = (BIN / "mlm-eval", "perplexity", folder / "text", "--ckpt", model)
+        empty = partial(child_seconds, sys.executable, "-c", EMPTY, "--help")
+        cases = [
+            *(case(f"{each} --help", rounds, partial(child_seconds, BIN / each, "--help"), 1.3, "an empty program",
+                   empty) for each in PROGRAMS),
+            case("mlm-experiment list", rounds, partial(child_seconds, BIN / "mlm-experiment", "list"), 0.5),
+            case("mlm-data run, 20 documents", rounds, build, 2.5),
+            case("mlm-eval perplexity, 3 kB", rounds, partial(child_seconds, *score), 1.3,
+                 "torch and the model", partial(child_seconds, sys.executable, "-c", LOADED, model)),
+            case("a page from nothing", rounds, draw, 15.0),
+            case("the same page again", rounds, partial(child_seconds, *page, folder / "page"), 3.0),
+        ]  # fmt: skip
+        child_seconds(BIN / "mlm-data", "run", folder / "few.toml", "--runs", folder)
+        cases.append(case("a job's relaunch", rounds, Relaunch(folder), 30.0))
+    return Benchmark(benchmark="start", title="Small commands", cases=cases, notes=NOTES, setting={"rounds": rounds})
+
+
+def case(
+    name: str, rounds: int, ours: Seconds, goal: float, rival: str = "a second", theirs: Seconds = lambda: 1.0
+) -> Case:
+    """Time a command in turn with another; the goal is how many times the other's seconds it may take."""
+    ours(), theirs()
+    taken = in_turn(name, rounds, {"ours": ours, rival: theirs})
+    return Case(
+        name=name,
+        series=[series(each, "time", "s", *many) for each, many in taken.items()],
+        ratios=[ratio(f"× {rival}", taken["ours"], taken[rival], goal, less_is_better=True)],
+    )
+
+
+class Relaunch:
+    """A training of two ranks that is launched again and again, each time from the checkpoint of the time before."""
+
+    def __init__(self, folder: Path) -> None:
+        """Write the launch files of the job in `folder`."""
+        self.folder = folder
+        child_seconds(BIN / "mlm-experiment", "launch", folder / "job.toml", "--out", folder / "launch")
+
+    def __call__(self) -> float:
+        """Return the seconds from the call to the end of the first new iteration."""
+        before, start = self._iterations(), time.monotonic()
+        command, log = ["bash", str(self.folder / "launch" / "torchrun.sh")], self.folder / "log"
+        with (
+            log.open("a") as file,
+            subprocess.Popen(command, stdout=file, stderr=file, preexec_fn=end_with_parent) as process,
+        ):
+            while self._iterations() <= before and process.poll() is None:
+                time.sleep(0.05)
+            seconds = time.monotonic() - start
+            process.send_signal(signal.SIGTERM)
+        if process.returncode != Interrupted.exit_code:
+            raise UserError(f"the job ended with code {process.returncode}: {log.read_text()[-2000:]}")
+        return seconds
+
+    def _iterations(self) -> int:
+        return max((len(read_steps(run)) for run in self.folder.glob("355m-*")), default=0)
