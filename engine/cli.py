@@ -186,11 +186,15 @@ def export_(
     out: Annotated[Path, typer.Argument(help="New directory.")],
 ) -> None:
     """Write a checkpoint's weights for Hugging Face; what `shard-hf` divided is merged again."""
-    _announce_conversion(checkpoint, "checkpoint directory")
-    from engine.formats.convert import export_checkpoint
-    from engine.formats.model_shards import PLAN, merge_model
+    from engine.published import PLAN
+    from lineage.chain import resolve_checkpoint
 
-    print(f"written: {(merge_model if (checkpoint / PLAN).is_file() else export_checkpoint)(checkpoint, out)}")
+    is_divided = (checkpoint / PLAN).is_file()
+    _announce_conversion(checkpoint if is_divided else resolve_checkpoint(checkpoint))
+    from engine.formats.convert import export_checkpoint
+    from engine.formats.model_shards import merge_model
+
+    print(f"written: {(merge_model if is_divided else export_checkpoint)(checkpoint, out)}")
 
 
 @app.command("shard-hf")
@@ -204,7 +208,11 @@ def shard_hf(
     The plan is printed (which layer by columns, by rows, copied), and the ranks' outputs are held against the whole
     model's. `import` makes a GPT-2 or a BERT a checkpoint of this engine, which runs at any layout.
     """
+    from engine.published import CONFIG
+
     _announce_conversion(directory)
+    if not (directory / CONFIG).is_file():
+        raise BadInput(f"{directory} has no {CONFIG}: it is no Hugging Face directory")
     from engine.formats.model_shards import shard_model
 
     print("\n".join([*shard_model(directory, out, tp), f"written: {out}"]))
@@ -222,6 +230,9 @@ def import_(
     ] = None,
 ) -> None:
     """Turn published weights into a checkpoint."""
+    from engine.published import check_published
+
+    check_published(directory)
     _announce_conversion(directory)
     from engine.formats.convert import import_checkpoint
 
@@ -311,8 +322,8 @@ def diff(first: Model, second: Annotated[Path, typer.Argument(help="Another mode
     print("\n".join(describe_differences(read_run(first), read_run(second))))
 
 
-def _announce_conversion(directory: Path, kind: str = "directory") -> None:
-    check_is_there(directory, kind)
+def _announce_conversion(directory: Path) -> None:
+    check_is_there(directory, "directory")
     announce(f"reads {format_bytes(bytes_below(directory))}", "writes at most twice as much")
 
 

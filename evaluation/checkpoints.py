@@ -19,24 +19,21 @@ from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.costs import parameter_count
 from engine.formats import write_checkpoint
 from engine.formats.convert import read_published
-from engine.formats.huggingface import CONFIG
-from engine.formats.megatron import TRACKER
-from engine.formats.torch_files import METADATA
 from engine.formats.vocabulary import VOCABULARY
 from engine.inference import load_for_inference
 from engine.launch.mesh import build_mesh, local_device
 from engine.model.stage_model import CausalModel
 from engine.optim.precision import DTYPES
 from engine.parallel.mesh import ParallelMesh, serial_mesh
+from engine.published import is_megatron
 from evaluation.hub_models import cached_model
-from evaluation.places import SMOLLM2, SMOLLM2_NOTE, place_of
+from evaluation.places import CONFIG, SMOLLM2, SMOLLM2_NOTE, is_native, place_of
 from evaluation.pretrained import Pretrained
 from evaluation.protocol import Encoder
 from evaluation.scoring import ScoringModel, pack_weights
 from evaluation.settings import Settings
 from evaluation.store import ScoreStore
-from lineage.chain import CHECKPOINTS, INDEX, read_newest
-from lineage.digest import is_sealed
+from lineage.chain import read_newest
 from lineage.environment import user_cache
 from lineage.errors import BadInput, DataMissing, IntegrityFailure
 from lineage.files import read_object
@@ -52,25 +49,15 @@ def native_checkpoint(path: Path, vocab: Path | None = None, heads: int | None =
     and the errors of imports.
     """
     directory = find_directory(path)
-    if not directory.is_dir() or _is_native(directory):
+    if not directory.is_dir() or is_native(directory):
         yield directory
         return
-    names = {file.name for file in directory.iterdir()}
-    if vocab is None and names & {TRACKER, METADATA} and VOCABULARY not in names:
+    if vocab is None and is_megatron(directory) and not (directory / VOCABULARY).is_file():
         with suppress(DataMissing):
             vocab = find_gpt2_vocabulary()[0].parent
     with tempfile.TemporaryDirectory(prefix="mlm-eval-") as temporary:
         write_checkpoint(imported := Path(temporary) / "imported", read_published(directory, vocab, heads))
         yield imported
-
-
-def _is_native(directory: Path) -> bool:
-    return (
-        directory.resolve().name == CHECKPOINTS
-        or (directory / CHECKPOINTS).is_dir()
-        or is_sealed(directory)
-        or (directory / INDEX).is_file()
-    )
 
 
 def find_directory(path: Path) -> Path:
@@ -129,7 +116,7 @@ def open_checkpoint(path: Path, settings: Settings, row_by_row: bool = False) ->
     mesh, directory = build_mesh(settings.layout), find_directory(path)
     if settings.device and mesh.layout.world_size == 1:
         mesh = serial_mesh(_device(settings.device))
-    is_ours = not directory.is_dir() or _is_native(directory) or not (directory / CONFIG).is_file()
+    is_ours = not directory.is_dir() or is_native(directory) or not (directory / CONFIG).is_file()
     is_ours = is_ours and not list(directory.glob("*.gguf"))
     if settings.backend == "transformers" and is_ours:
         raise BadInput(f"{directory} is no directory of transformers: leave out --backend, or export it first")

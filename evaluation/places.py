@@ -26,6 +26,15 @@ def place_of(path: Path) -> Path:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
+def is_native(directory: Path) -> bool:
+    """True if a directory is a checkpoint or a run of this suite."""
+    from lineage.chain import CHECKPOINTS, INDEX
+    from lineage.digest import is_sealed
+
+    is_run = directory.resolve().name == CHECKPOINTS or (directory / CHECKPOINTS).is_dir()
+    return is_run or is_sealed(directory) or (directory / INDEX).is_file()
+
+
 def weight_files(directory: Path) -> list[Path]:
     """Weight files of a Hugging Face directory: safetensors, else .bin, else one GGUF file.
 
@@ -38,14 +47,22 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def check_checkpoint(path: Path, vocab: Path | None) -> None:
-    """Raise BadInput or IntegrityFailure for a Hugging Face directory that lacks a file or has a bad configuration."""
-    from lineage.chain import INDEX
+    """Raise BadInput or IntegrityFailure for what is no checkpoint, lacks a file or has a bad configuration."""
+    from engine.published import check_published
+    from lineage.chain import resolve_checkpoint
     from lineage.files import read_object
 
     place = place_of(path)
     if not place.exists() and not HUB_NAME.fullmatch(str(path)):
         raise BadInput(f"there is no checkpoint directory {path}, nor can the hub have a model of that name")
-    if not place.is_dir() or not (place / CONFIG).is_file() or (place / INDEX).is_file():
+    if not place.is_dir():
+        return
+    if is_native(place):
+        resolve_checkpoint(place)
+        return
+    if not (place / CONFIG).is_file():
+        if not list(place.glob("*.gguf")):
+            check_published(place)
         return
     read_object(place / CONFIG)
     weight_files(place)

@@ -195,6 +195,8 @@ def layouts(
 
     for name in names.split(",") if names != "all" else ():
         parse_layout(name.strip())
+    if ":" in program and not Path(program.rpartition(":")[0]).is_file():
+        raise BadInput(f"{program.rpartition(':')[0]} does not exist")
     from verify.layouts import run_layouts, write_page, write_reproductions
 
     report = run_layouts(program, fields or [], names, seed)

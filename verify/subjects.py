@@ -66,8 +66,8 @@ def _builder(name: str) -> type[Engine]:
     """A class whose instances the function of a file builds. Raises BadInput if there is none."""
     path, _, function = name.rpartition(":")
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    if spec is None or spec.loader is None or not Path(path).is_file():
-        raise BadInput(f"{path} does not exist")
+    if spec is None or spec.loader is None:
+        raise BadInput(f"{path} is not a Python file")
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)

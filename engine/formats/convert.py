@@ -18,18 +18,17 @@ from torch.nn import functional as F
 from engine.compare.recorder import NameMap, read_names
 from engine.config import ModelConfig
 from engine.formats import Imported, check_output, new_output, read_ours, write_checkpoint
-from engine.formats.huggingface import CONFIG, INDEX, WEIGHTS, read_huggingface, write_huggingface
-from engine.formats.megatron import TRACKER, read_megatron
-from engine.formats.torch_files import METADATA
+from engine.formats.huggingface import read_huggingface, write_huggingface
+from engine.formats.megatron import read_megatron
 from engine.inference import LoadedCheckpoint, load_for_inference
 from engine.model.gpt2 import GPT2
 from engine.parallel.mesh import serial_mesh
+from engine.published import check_published, is_huggingface, is_megatron
 from lineage.atomic import write_text
 from lineage.chain import read_newest
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.extras import import_extra
 from lineage.files import read_object
-from lineage.lock import check_is_there
 
 CARD = """\
 ---
@@ -43,7 +42,6 @@ tags: [gpt2, megatron-lm]
 GPT-2, trained as Megatron-LM trains it. SHA-256 of the checkpoint: {digest}.
 """
 SCALED = "It is a shrunk twin of a published model: its numbers are scaled ones.\n"
-BIN = "pytorch_model.bin"
 WINDOWS, LENGTH = 8, 64
 """Windows of random tokens, and the tokens of one."""
 TOLERANCE = 1e-4
@@ -127,25 +125,11 @@ def read_published(directory: Path, vocab: Path | None = None, heads: int | None
 
     Raises BadInput for any other directory, and what the formats raise.
     """
-    check_is_there(directory, "directory")
+    check_published(directory)
     if vocab is not None and not vocab.is_dir():
         raise BadInput(f"there is no vocabulary directory {vocab}")
-    if any((directory / name).is_file() for name in (TRACKER, METADATA)):
-        return read_megatron(directory, vocab, heads)
-    if is_huggingface(directory):
-        return read_huggingface(directory, vocab, heads)
-    raise BadInput(
-        f"{directory / BIN} is pickled, which is not read here: transformers' save_pretrained writes safetensors, "
-        "and mlm-eval --backend transformers scores it"
-        if (directory / BIN).is_file()
-        else f"{directory} is neither a Megatron-LM save directory ({TRACKER}), nor a distributed checkpoint "
-        f"({METADATA}), nor a Hugging Face directory ({CONFIG} with {WEIGHTS})"
-    )
-
-
-def is_huggingface(directory: Path) -> bool:
-    """True if a directory has the files of a Hugging Face model."""
-    return (directory / CONFIG).is_file() and any((directory / name).is_file() for name in (WEIGHTS, INDEX))
+    read = read_megatron if is_megatron(directory) else read_huggingface
+    return read(directory, vocab, heads)
 
 
 def write_card(directory: Path, loaded: LoadedCheckpoint) -> None:

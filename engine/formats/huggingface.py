@@ -26,11 +26,11 @@ from engine.formats import (
 )
 from engine.formats.vocabulary import read_vocabulary, read_vocabulary_files, write_vocabulary
 from engine.inference import LoadedCheckpoint
+from engine.published import CONFIG, INDEX, WEIGHTS
 from lineage.atomic import write_json
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import read_object
 
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 OURS = "mlm_repro"
 """Key in an exported config.json for our own records."""
 WEIGHT_FILE = re.compile(r"[\w-][\w.-]*\.safetensors")

@@ -18,14 +18,15 @@ import torch
 from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.config import ModelConfig
 from engine.formats import Imported, check_settings, check_tensors, check_vocabulary, digests, is_tied, parameters_of
-from engine.formats.torch_files import METADATA, files_of, read_torch_dist, read_torch_file
+from engine.formats.torch_files import files_of, read_torch_dist, read_torch_file
 from engine.formats.vocabulary import VOCABULARY, read_vocabulary_files
 from engine.parallel.sharding import ShardedParameter
+from engine.published import METADATA, TRACKER
 from lineage.atomic import read_bytes
 from lineage.config import parse_config
 from lineage.errors import BadInput, IntegrityFailure
 
-TRACKER, FILE = "latest_checkpointed_iteration.txt", "model_optim_rng.pt"
+FILE = "model_optim_rng.pt"
 WORDS, POSITIONS = "embedding.word_embeddings.weight", "embedding.position_embeddings.weight"
 IN_LAYER = {
     "input_layernorm": ("input_layernorm", "input_norm"),

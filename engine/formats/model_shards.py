@@ -20,12 +20,13 @@ from torch import nn
 
 from engine.formats import check_output, digests, new_output
 from engine.formats.divided import divide
-from engine.formats.huggingface import CONFIG, FOLDER, INDEX, WEIGHT_FILE, companions, current_name, read_weights
+from engine.formats.huggingface import FOLDER, WEIGHT_FILE, companions, current_name, read_weights
 from engine.formats.tensor_plan import Division, TensorPlan, describe_plan, make_plan, some_tokens
 from engine.launch.mesh import build_mesh
 from engine.launch.threads import run_threads
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import Axis
+from engine.published import CONFIG, INDEX, PLAN
 from lineage.atomic import write_json
 from lineage.digest import check_seal, seal
 from lineage.errors import BadInput, IntegrityFailure
@@ -33,7 +34,7 @@ from lineage.extras import import_extra
 from lineage.files import FileSchema, one_line, parse_document, read_object
 from lineage.lock import check_is_there
 
-PLAN, WRITTEN = "plan.json", "written.json"
+WRITTEN = "written.json"
 TOLERANCE = 1e-10
 """Largest difference of a divided model's outputs in float64, in parts of the largest output."""
 NO_BUFFER = re.compile("(?!)")

@@ -22,6 +22,7 @@ import torch.distributed.checkpoint as distributed
 from torch.distributed.checkpoint import filesystem, metadata
 
 from engine.compare.tensors import check_cover
+from engine.published import METADATA
 from lineage.errors import IntegrityFailure
 
 UNREAD = (
@@ -37,7 +38,7 @@ UNREAD = (
 They are random state of numpy before and since version 2, loss scalers that were pickled whole (2019 and v1.0), values
 of arguments, and Transformer Engine's `_extra_state`.
 """
-METADATA, COMMON = ".metadata", "common.pt"
+COMMON = "common.pt"
 CLASSES = (metadata.Metadata, metadata.MetadataIndex, metadata.TensorStorageMetadata, metadata.ChunkStorageMetadata,
            metadata.TensorProperties, metadata._MEM_FORMAT_ENCODING, metadata.BytesStorageMetadata,
            metadata.StorageMeta, filesystem._StorageInfo, torch.serialization._get_layout)  # fmt: skip

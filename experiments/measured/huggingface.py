@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from engine.config import ModelConfig, ParallelConfig
-from engine.formats.huggingface import CONFIG, WEIGHTS, gpt2_weights
+from engine.formats.huggingface import gpt2_weights
 from engine.formats.huggingface_gpt2 import their_config
 from engine.formats.model_shards import load_rank, merge_model, shard_model
 from engine.launch.forked import run_forked
@@ -20,6 +20,7 @@ from engine.launch.mesh import build_mesh
 from engine.model.gpt2 import GPT2
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import serial_mesh
+from engine.published import CONFIG, WEIGHTS
 from experiments.measured.traffic import of_layer
 from experiments.sealed import Line, lines
 from lineage.atomic import write_json

@@ -154,9 +154,13 @@ MISTAKES = {
         lr-find 355m --twin
         finetune nothing --ckpt missing --data missing
         finetune mnli --ckpt missing --data missing
+        finetune mnli --ckpt empty --data missing
         export missing out
+        export empty out
         shard-hf missing out
+        shard-hf empty out
         import missing out
+        import empty out
         schedule --pp 2 --microbatches 3 --chunks 2
         from-megatron missing.sh
         from-megatron --nonsense 3
@@ -166,6 +170,7 @@ MISTAKES = {
     "mlm-eval": """
         run nonsense --ckpt empty
         run wikitext103 --ckpt miss/ing/x
+        run wikitext103 --ckpt empty
         run perplexity missing.txt --ckpt .
         run wikitext103 --ckpt . --json .
         compare . . --task nonsense
@@ -207,6 +212,7 @@ MISTAKES = {
         against nonsense 355m --twin
         against transformers 355m --twin --layout nonsense
         layouts here --layouts nonsense
+        layouts missing.py:build
     """,
 }
 """Commands that end with a user's error, of every verb; harness, whose arguments another program reads, has none."""
@@ -230,6 +236,7 @@ for line in sys.stdin.read().splitlines():
 def test_a_mistake_is_named_before_anything_heavy_is_imported(command: str, tmp_path: Path) -> None:
     (tmp_path / "RECIPE").write_text('name = "a"\n[sources]\nnames = ["jsonl:texts.jsonl"]\n')
     (tmp_path / "BROKEN").write_text("name = 3\n")
+    (tmp_path / "empty").mkdir()
     (tmp_path / "texts.jsonl").write_text('{"text": "a text"}\n')
     module = importlib.import_module(command_names()[command].partition(":")[0])
     verbs = {verb.name or verb.callback.__name__ for verb in module.app.registered_commands} - {"harness"}

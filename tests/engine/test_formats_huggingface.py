@@ -26,9 +26,10 @@ from engine.formats.convert import (
     import_checkpoint,
     transformers_model,
 )
-from engine.formats.huggingface import WEIGHTS, gpt2_weights, read_huggingface
+from engine.formats.huggingface import gpt2_weights, read_huggingface
 from engine.inference import load_for_inference
 from engine.model.gpt2 import GPT2
+from engine.published import WEIGHTS
 from lineage.errors import BadInput, IntegrityFailure
 from tests.engine.test_formats_checkpoint import CONFIG, TOKENS, imported, real_logits, rough_model, write_rough
 

@@ -19,10 +19,11 @@ from gguf import GGUFWriter
 from safetensors.numpy import save
 
 from data_pipeline.tokens.tokenizer import END_OF_TEXT
-from engine.formats.huggingface import WEIGHTS, read_huggingface
+from engine.formats.huggingface import read_huggingface
 from engine.formats.vocabulary import MERGES, VOCABULARY
 from engine.model.gpt2 import GPT2
 from engine.parallel.mesh import serial_mesh
+from engine.published import WEIGHTS
 from evaluation.conventions import AXES, LAST_WORD_AXES, Convention, LastWords, ReadText, readings
 from evaluation.evaluate import share, take
 from evaluation.oracle import FILES

@@ -1,0 +1,38 @@
+"""The files by which directories of other programs are known. Imports no torch."""
+
+from pathlib import Path
+
+from lineage.errors import BadInput
+from lineage.lock import check_is_there
+
+TRACKER, METADATA = "latest_checkpointed_iteration.txt", ".metadata"
+"""Files of a Megatron-LM save directory and of a distributed checkpoint."""
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+"""Files of a Hugging Face directory."""
+BIN = "pytorch_model.bin"
+PLAN = "plan.json"
+"""File of a model that `shard-hf` divided."""
+
+
+def is_megatron(directory: Path) -> bool:
+    """True if a directory is one that Megatron-LM saved."""
+    return any((directory / name).is_file() for name in (TRACKER, METADATA))
+
+
+def is_huggingface(directory: Path) -> bool:
+    """True if a directory has the files of a Hugging Face model."""
+    return (directory / CONFIG).is_file() and any((directory / name).is_file() for name in (WEIGHTS, INDEX))
+
+
+def check_published(directory: Path) -> None:
+    """Raise BadInput for a directory of which no program's weights are imported."""
+    check_is_there(directory, "directory")
+    if is_megatron(directory) or is_huggingface(directory):
+        return
+    raise BadInput(
+        f"{directory / BIN} is pickled, which is not read here: transformers' save_pretrained writes safetensors, "
+        "and mlm-eval --backend transformers scores it"
+        if (directory / BIN).is_file()
+        else f"{directory} is neither a Megatron-LM save directory ({TRACKER}), nor a distributed checkpoint "
+        f"({METADATA}), nor a Hugging Face directory ({CONFIG} with {WEIGHTS})"
+    )
