@@ -1,4 +1,4 @@
-"""Where people wait: small commands in processes of their own, and a job from its call to its first iteration."""
+"""Small commands in processes of their own, for which people wait, and a job from its call to its first iteration."""
 
 import json
 import signal
