@@ -26,6 +26,7 @@ PAPERS: dict[str, str] = read_toml(CLAIMS / "papers.toml")
 MEASUREMENTS = {
     "activations": "activations:measure_activations",
     "bubble": "bubble:measure_bubbles",
+    "interleaving": "interleaving:measure_interleaving",
     "parameters": "counted:measure_built",
     "peak-memory": "memory:measure_memory",
     "recipe": "counted:measure_recipe",
@@ -39,7 +40,7 @@ MEASUREMENTS = {
     "zero-memory": "traffic:measure_held_bytes",
 }
 """Module of `experiments.measured` and its function, by the name that `measures` has in experiment.toml."""
-TAKES_LONG = {"released": "scores released weights"}
+TAKES_LONG = {"released": "scores released weights", "interleaving": "times pipelines on both cores"}
 """Measurements that `mlm-experiment run --all` leaves out, each with its reason."""
 
 

@@ -125,12 +125,14 @@ def _left_out(experiment: Experiment) -> str:
         return f"`mlm-experiment reproduce {experiment.reproduction}` trains its models"
     if experiment.ablation:
         return f"`mlm-experiment ablate {experiment.name} --dataset DIR` trains its arms"
-    long = TAKES_LONG.get(experiment.measures)
-    return f"`mlm-experiment run {experiment.name}` {long}" if long else ""
+    return ""
 
 
 def _measured(experiment: Experiment, runs: Path, limit: int | None, may_lack: bool) -> None:
     """Make its measurement on this machine. Raises what says that files or a library are missing, or prints it."""
+    if may_lack and (long := TAKES_LONG.get(experiment.measures)):
+        print(f"{experiment.name}: left out; `mlm-experiment run {experiment.name}` {long}")
+        return
     try:
         run, records = seal_numbers(experiment, "-measured", measure(experiment, limit), runs)
     except (DataMissing, ExtraMissing) as missing:

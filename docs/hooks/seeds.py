@@ -1,18 +1,25 @@
 """The page of the seeds: the documents that the project grew from, item by item, with commands and outcomes."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
+from statistics import median
+from typing import Literal, Self
 
 from pydantic import model_validator
 
 from docs.hooks.commands import cell, table
 from docs.hooks.readme import KEPT, every_verdict
 from docs.hooks.results import pretrained_rows
+from engine.costs import flops_per_token
 from evaluation.places import SMOLLM2
-from experiments.catalogue import Experiment, load_experiments, matches
+from experiments.benchmark import read_benchmark
+from experiments.catalogue import Experiment, every_claim, load_experiments, matches
+from experiments.simulator.cluster import load_cluster
+from experiments.simulator.planner import OWN, ranked_layouts, read_model
 from experiments.verdicts import Verdict, count_outcomes
 from lineage.config import Config, load_config
+from lineage.records import RECORDS, read_records
 
 ROWS = Path(__file__).with_suffix(".toml")
 
@@ -28,8 +35,8 @@ class Row(Config):
     """Ids of published claims; `*` stands for any characters."""
     test: str = ""
     """Test that holds what needs no published number."""
-    kept: str = ""
-    """`pretrained`: the kept scores of a pretrained model."""
+    kept: Literal["", "pretrained", "interleaving", "bert-752m"] = ""
+    """Another result: scores of a pretrained model, executed schedules, or what a training would cost."""
     why: str = ""
     """Reason for which there is no outcome."""
 
@@ -58,6 +65,7 @@ def seeds() -> Iterator[str]:
     experiments = load_experiments()
     verdicts = every_verdict()
     scores = ", ".join(f"{protocol} {here}" for protocol, here, _ in pretrained_rows(KEPT / SMOLLM2))
+    kept = {"": "", "pretrained": scores, "interleaving": _interleaved(), "bert-752m": _cost("bert-752m", 8)}
     for seed in load_config(ROWS, Seeds).seeds:
         yield f"## {seed.title}"
         rows = []
@@ -70,10 +78,48 @@ def seeds() -> Iterator[str]:
             else:
                 held = f"held by `{row.test.partition('::')[2]}`" if row.test else ""
             reasons = dict.fromkeys(filter(None, (row.why, *(one.reason for one in spoken if not one.experiment))))
-            outcomes = filter(None, (_outcome(spoken), scores if row.kept else "", held, row.why if commands else ""))
+            outcomes = filter(None, (_outcome(spoken), kept[row.kept], held, row.why if commands else ""))
             shown = ", ".join(f"`{one}`" for one in dict.fromkeys(commands)) or cell(f"none: {'; '.join(reasons)}")
             rows.append((cell(row.item), f"`{row.place}`", shown, "; ".join(outcomes)))
         yield table(("item", "where", "command", "outcome"), rows)
+
+
+def _interleaved() -> str:
+    """The interleaved schedule's gains at each number of microbatches: medians, and what all turns say of the claim."""
+    (run,) = (KEPT / "ablations").glob("experiment-2021-figure-12-measured-*")
+    claim = next(each for each in every_claim() if each.id == "2021/text/interleaving-gain")
+    values: dict[float | None, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for record in (records := [each for each in read_records(run / RECORDS) if each.series == "4 chunks"]):
+        values[record.x][record.quantity].append(record.value)
+    said = []
+    for count, of in values.items():
+        found = {claim.agrees(gain) for gain in of["gain_percent"]}
+        outcome = "undecided" if len(found) > 1 else "seen" if found == {True} else "not seen"
+        gain, bubble, share = (
+            median(of[name]) for name in ("gain_percent", "bubble_gain_percent", "communication_share")
+        )
+        said.append(f"{count:g}: {gain:+.0f} % ({bubble:.0f} % by the bubble; communication {share:.0%}), {outcome}")
+    return f"at reduced scale ({records[-1].note}), 4 chunks over 1 by microbatches: {'; '.join(said)}"
+
+
+def _cost(name: str, gpus: int) -> str:
+    """Days of the whole training on H100 GPUs, simulated, and years by its operations at a processor's kept rate."""
+    model, record = read_model(name), read_benchmark(KEPT / "bench" / "train-fp32.json")
+    rates = [rate for case in record.cases for one in case.series if one.contender == "matrix products"
+             for rate in one.samples]  # fmt: skip
+    assert model.run is not None  # it is no llama
+    cores, rate = record.environment.cores or 1, median(rates)
+    days = (
+        ranked_layouts(model, load_cluster("h100", OWN), gpus)[0].prediction.seconds
+        * model.run.train.iterations
+        / 86400
+    )
+    years = flops_per_token(model.run.model) * model.tokens / (cores * rate * 1e9) / 86400 / 365
+    return (
+        f"the smallest published size that fails has {model.parameters / 1e6:.0f}M parameters, whose training takes "
+        f"{days:.0f} days on {gpus} H100 GPUs (simulated: `mlm-experiment plan {name} --cluster h100 --gpus {gpus}`) "
+        f"and {years:,.0f} years of products at {rate:.0f} GFLOP/s on each of {cores} cores of {record.environment.cpu}"
+    )
 
 
 def _command(experiment: Experiment) -> str:

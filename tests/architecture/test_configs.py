@@ -63,7 +63,7 @@ def test_every_configuration_is_looked_at_here() -> None:
         FITTED,
         *ABOUT_CLAIMS,
     }
-    assert len(MODELS) == 20
+    assert len(MODELS) == 21
     assert len(RECIPES) >= 4
 
 
