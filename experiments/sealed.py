@@ -69,7 +69,7 @@ def format_records(records: Iterable[Record]) -> str:
     for record in records:
         places.setdefault((record.series, record.quantity, record.x, record.kind), []).append(record)
     return "\n".join(
-        f"{series:<44}{quantity:<26}{'' if x is None else f'{x:g}':>8}"
-        f"{', '.join(f'{record.value:.4g}' for record in seeds):>12}  {kind:<9}  {seeds[0].note}".rstrip()
+        f"{series:<44}{quantity:<26}{'' if x is None else f'{x:g}':>8}  "
+        f"{', '.join(f'{record.value:.4g}' for record in seeds):>10}  {kind:<9}  {seeds[0].note}".rstrip()
         for (series, quantity, x, kind), seeds in places.items()
     )
