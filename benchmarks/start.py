@@ -74,7 +74,8 @@ def measure(rounds: int) -> Benchmark:
             return child_seconds(BIN / "mlm-data", "run", folder / "few.toml", "--runs", folder / f"{next(numbers)}")
 
         def draw() -> float:
-            return child_seconds(*page, folder / f"{next(numbers)}")
+            new = folder / f"{next(numbers)}"
+            return child_seconds("env", f"XDG_CACHE_HOME={new}-cache", *page, new)
 
         page = (BIN / "mlm-report", "build", "--kept", "--out")
         model = FILES / "model"
