@@ -53,7 +53,8 @@ SMALL = (
 )
 NOTES = [
     "Seconds are processor seconds of a command and its children, or for the job those of a clock. Each command is "
-    "called once before, which compiles and remembers what later calls find. Contenders come in turn.",
+    "called once before, which compiles and remembers what later calls find; a page from nothing finds none of it. "
+    "Contenders come in turn.",
 ]
 Seconds = Callable[[], float]
 
@@ -97,15 +98,17 @@ def measure(rounds: int) -> Benchmark:
 
 
 def case(
-    name: str, rounds: int, ours: Seconds, goal: float, rival: str = "a second", theirs: Seconds = lambda: 1.0
+    name: str, rounds: int, ours: Seconds, goal: float, rival: str = "a second", theirs: Seconds | None = None
 ) -> Case:
-    """Time a command in turn with another; the goal is how many times the other's seconds it may take."""
-    ours(), theirs()
-    taken = in_turn(name, rounds, {"ours": ours, rival: theirs})
+    """Time a command in turn with a rival, if it has one; it may take `goal` times its seconds, or so many seconds."""
+    contenders = {"ours": ours} | ({rival: theirs} if theirs else {})
+    for run in contenders.values():
+        run()
+    taken = in_turn(name, rounds, contenders)
     return Case(
         name=name,
         series=[series(each, "time", "s", *many) for each, many in taken.items()],
-        ratios=[ratio(f"× {rival}", taken["ours"], taken[rival], goal, less_is_better=True)],
+        ratios=[ratio(f"× {rival}", taken["ours"], taken.get(rival, [1.0] * rounds), goal, less_is_better=True)],
     )
 
 

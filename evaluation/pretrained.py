@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from engine.parallel.layers import linear
+from engine.published import CONFIG
 from engine.torch_names import onednn
-from evaluation.places import CONFIG, weight_files
+from evaluation.places import weight_files
 from lineage.digest import sha256_file, sha256_json
 from lineage.environment import memory_bytes
 from lineage.errors import BadInput, HardwareMissing, IntegrityFailure

@@ -15,7 +15,7 @@ from engine.model.microbatch import PipelineInput
 from engine.parallel.layout import Layout
 from engine.pipeline.executor import PartitionedModel, PipelineExecutor
 from engine.pipeline.lowering import lower
-from engine.pipeline.schedule import compute_orders
+from engine.pipeline.schedule import compute_orders, ideal_bubble
 from experiments.sealed import Line, lines
 from lineage.environment import describe_environment
 from lineage.progress import announce
@@ -26,6 +26,7 @@ MODEL = ModelConfig(
 PP, CHUNKS, TURNS = 2, (1, 2, 4), 5
 MICROBATCHES = (2, 4, 6, 8, 10)
 """The 2021 paper's Figure 12 has as many for each stage."""
+NAMES: dict[int, ScheduleName] = {chunks: "interleaved" if chunks > 1 else "1f1b" for chunks in CHUNKS}
 Spent = dict[tuple[int, int], list[tuple[float, float]]]
 """Seconds of an iteration, and of these in communication, of each turn, by chunks and microbatches."""
 
@@ -35,14 +36,13 @@ def time_schedules() -> Spent:
     mesh = build_mesh(Layout(pp=PP))
     tokens = torch.arange(MODEL.seq_length)[None] % MODEL.vocab_size
     spent: Spent = {(chunks, count): [] for count in MICROBATCHES for chunks in CHUNKS}
-    names: dict[int, ScheduleName] = {chunks: "interleaved" if chunks > 1 else "1f1b" for chunks in CHUNKS}
     models = {}
-    for chunks, name in names.items():
-        parallel = ParallelConfig(pp=PP, chunks=chunks, schedule=name)
+    for chunks in CHUNKS:
+        parallel = ParallelConfig(pp=PP, chunks=chunks, schedule=NAMES[chunks])
         models[chunks] = PartitionedModel(MODEL, parallel, mesh, torch.float32, seed=0)
     for _ in range(1 + TURNS):
         for (chunks, count), turns in spent.items():
-            program = lower(compute_orders(names[chunks], PP, chunks, count), chunks).programs[mesh.pp.rank]
+            program = lower(compute_orders(NAMES[chunks], PP, chunks, count), chunks).programs[mesh.pp.rank]
             executor = PipelineExecutor(models[chunks].chunks, mesh, False, [PipelineInput(tokens, tokens)] * count)
             mesh.world.barrier()
             start, waited = time.monotonic(), mesh.waiting.seconds
@@ -68,7 +68,7 @@ def measure_interleaving() -> list[Line]:
     for chunks, count in ranks[0]:
         place = {"x": float(count), "x_name": "microbatches"}
         series = f"{chunks} chunks"
-        bubble, plain = ((PP - 1) / (each * count) for each in (chunks, 1))
+        bubble, plain = (ideal_bubble(NAMES[each], PP, each, count) for each in (chunks, 1))
         gain = 100 * ((1 + plain) / (1 + bubble) - 1)
         computed = {"bubble_share": bubble / (1 + bubble), "bubble_gain_percent": gain}
         numbers += lines(series, computed, "computed", **place)
