@@ -161,19 +161,21 @@ def finetune_(
     json: Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")] = None,
 ) -> None:
     """Fine-tune a BERT on MNLI, QQP, SQuAD or RACE and evaluate it on the held-out files."""
-    from engine.finetune.tasks import find_task
+    from engine.finetune.tasks import find_task, read_sets
+    from lineage.chain import resolve_checkpoint
 
     check_place("--json", json, '"metrics"')
     published = find_task(task).recipe
-    check_is_there(checkpoint, "checkpoint directory")
+    resolve_checkpoint(checkpoint)
     check_is_there(data, "folder")
+    sets = read_sets(task, data)
     recipe = replace(
         published, epochs=epochs or published.epochs, batch_size=batch_size or published.batch_size,
         learning_rate=learning_rate or published.learning_rate, seed=seed,
     )  # fmt: skip
     from engine.finetune.train import describe, finetune
 
-    result = finetune(task, checkpoint, data, recipe, ensemble)
+    result = finetune(task, checkpoint, sets, recipe, ensemble)
     print(describe(result))
     if json:
         write_json(json, asdict(result))

@@ -16,7 +16,7 @@ from engine.launch.local import keep_large_buffers
 from engine.parallel.layout import Layout
 from evaluation.places import check_checkpoint
 from evaluation.sampling import Sampling
-from evaluation.settings import ONE_RANK, Settings, parse_batch_size, parse_layout, start_ranks
+from evaluation.settings import ONE_RANK, Settings, parse_batch_size, parse_device, parse_layout, start_ranks
 from evaluation.tasks import TASKS, check_task_name
 from lineage.atomic import write_json, write_text
 from lineage.command import CommandLine, run_command
@@ -63,7 +63,12 @@ Dtype = Annotated[
     Literal["fp32", "bf16", "fp16"] | None,
     typer.Option(help="Number format computed in; by default that of a checkpoint of this suite, fp32 for others."),
 ]
-Device = Annotated[str | None, typer.Option(help="Such as cpu or cuda:1; by default the GPU, if there is one.")]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        parser=parse_device, metavar="<str>", help="Such as cpu or cuda:1; by default the GPU, if there is one."
+    ),
+]
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes on a CPU; by default one per available core.")]
 Vocab = Annotated[Path | None, typer.Option(help="Folder with vocab.json and merges.txt for a Megatron-LM checkpoint.")]
 Heads = Annotated[int | None, typer.Option(min=1, help="Attention heads of a Megatron-LM checkpoint without them.")]

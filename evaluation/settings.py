@@ -1,6 +1,7 @@
 """Settings of a scoring and the ranks it runs on. Imports no torch."""
 
 import atexit
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,13 @@ def parse_layout(text: str | Layout) -> Layout:
     return Layout(**sizes)
 
 
+def parse_device(text: str) -> str:
+    """A device by torch's name, such as `cuda:1`, which may not be there. Raises BadInput for anything else."""
+    if not re.fullmatch(r"(cpu|cuda|mps|xpu)(:[0-9]+)?", text):
+        raise BadInput(f"{text!r} is no device: give cpu, cuda, mps or xpu, with a number after a colon if need be")
+    return text
+
+
 def parse_batch_size(text: str | int) -> int | None:
     """The number of rows; None for `auto`. Raises BadInput for anything else."""
     if text == "auto":
@@ -55,6 +63,11 @@ class Settings:
     """Number format that is computed in; by default that of a checkpoint of this suite, fp32 for others."""
     device: str | None = None
     """torch's name of a device; by default the GPU, if there is one."""
+
+    def __post_init__(self) -> None:
+        """Raise BadInput for a device of several ranks."""
+        if self.device and self.layout.world_size > 1:
+            raise BadInput("--device is for one rank: several take a GPU each, or share the processor")
 
 
 def start_ranks(layout: Layout, main: Callable[[], object]) -> None:

@@ -166,6 +166,19 @@ def find_task(name: str) -> FineTuneTask:
     return TASKS[name]
 
 
+def read_sets(name: str, data: Path) -> dict[str, Sequence[TaskExample]]:
+    """The examples of a task's published files below `data`: `train`, then each evaluation set.
+
+    Raises DataMissing or BadInput if a file is not there, is not readable or has no example.
+    """
+    task = find_task(name)
+    sets = {split: task.read(data / place) for split, place in {**task.held_out, "train": task.train}.items()}
+    for split, part in sets.items():
+        if not part:
+            raise BadInput(f"{data}: the {split} set of {name} has no example")
+    return sets
+
+
 def squad_scores(predicted: Sequence[str], expected: Sequence[Sequence[str]]) -> dict[str, float]:
     """Exact match and F1 in percent: the best over a question's answers, averaged over questions.
 

@@ -8,7 +8,7 @@ Shapes: b sequences, s positions, h hidden, c outputs of the new head.
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -319,18 +319,16 @@ def _span_in(window: EncodedPair, answer: tuple[int, int] | None) -> tuple[int, 
     return (0, 0) if start is None or end is None else (window.second_start + start, window.second_start + end)
 
 
-def finetune(name: str, checkpoint: Path, data: Path, recipe: FineTuneRecipe, members: int = 1) -> FineTuned:
-    """Fine-tune a BERT checkpoint on the task's files in `data` and evaluate it on the held-out files there.
+def finetune(
+    name: str, checkpoint: Path, sets: Mapping[str, Sequence[TaskExample]], recipe: FineTuneRecipe, members: int = 1
+) -> FineTuned:
+    """Fine-tune a BERT checkpoint on the set `train` of `read_sets` and evaluate it on the others.
 
     Several `members` are trained with seeds from the recipe's on; the metrics are their medians, as the 2019 paper has
     them of five, and those of the members' mean scores beside them.
     """
-    begun, task = time.monotonic(), TASKS[name]
-    held_out = {split: list(task.read(data / place)) for split, place in task.held_out.items()}
-    sets = {"train": list(task.read(data / task.train))} | held_out
-    for split, part in sets.items():
-        if not part:
-            raise BadInput(f"{data}: the {split} set of {name} has no example")
+    begun = time.monotonic()
+    held_out = {split: part for split, part in sets.items() if split != "train"}
     announce(
         f"{members} x {recipe.epochs} epochs of {len(sets['train']):,} examples, {recipe.batch_size} a step",
         f"then {sum(map(len, held_out.values())):,} held-out examples",

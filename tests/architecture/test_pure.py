@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from lineage.atomic import MARKER
+from lineage.chain import INDEX
 from tests.architecture.rooms import ROOT, command_names, module_name, modules, parse
 
 
@@ -155,6 +157,8 @@ MISTAKES = {
         finetune nothing --ckpt missing --data missing
         finetune mnli --ckpt missing --data missing
         finetune mnli --ckpt empty --data missing
+        finetune mnli --ckpt sealed --data missing
+        finetune mnli --ckpt sealed --data empty
         export missing out
         export empty out
         shard-hf missing out
@@ -171,6 +175,8 @@ MISTAKES = {
         run nonsense --ckpt empty
         run wikitext103 --ckpt miss/ing/x
         run wikitext103 --ckpt empty
+        run wikitext103 --ckpt sealed --device gpu
+        run wikitext103 --ckpt sealed --device cpu --layout tp=2
         run perplexity missing.txt --ckpt .
         run wikitext103 --ckpt . --json .
         compare . . --task nonsense
@@ -237,6 +243,9 @@ def test_a_mistake_is_named_before_anything_heavy_is_imported(command: str, tmp_
     (tmp_path / "RECIPE").write_text('name = "a"\n[sources]\nnames = ["jsonl:texts.jsonl"]\n')
     (tmp_path / "BROKEN").write_text("name = 3\n")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "sealed").mkdir()
+    for name in (MARKER, INDEX):
+        (tmp_path / "sealed" / name).touch()
     (tmp_path / "texts.jsonl").write_text('{"text": "a text"}\n')
     module = importlib.import_module(command_names()[command].partition(":")[0])
     verbs = {verb.name or verb.callback.__name__ for verb in module.app.registered_commands} - {"harness"}

@@ -25,6 +25,7 @@ from engine.finetune.tasks import (
     read_mnli,
     read_qqp,
     read_race,
+    read_sets,
     read_squad,
     squad_scores,
     token_f1,
@@ -114,7 +115,7 @@ RECIPE = FineTuneRecipe(epochs=12, batch_size=12, learning_rate=5e-3)
 
 def test_mnli_is_learnt_from_its_files(checkpoint: Path, tmp_path: Path) -> None:
     write_mnli(tmp_path / "mnli")
-    found = finetune("mnli", checkpoint, tmp_path / "mnli", RECIPE)
+    found = finetune("mnli", checkpoint, read_sets("mnli", tmp_path / "mnli"), RECIPE)
     assert found.examples == {"train": 48, "matched": 12, "mismatched": 12}
     assert found.metrics["matched"]["accuracy"] == found.metrics["mismatched"]["accuracy"] == 100.0
 
@@ -122,7 +123,8 @@ def test_mnli_is_learnt_from_its_files(checkpoint: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(("task", "version"), [("squad", "v1.1"), ("squad2", "v2.0")])
 def test_squad_is_learnt_from_its_files(task: str, version: str, checkpoint: Path, tmp_path: Path) -> None:
     write_squad(tmp_path / "squad", version)
-    found = finetune(task, checkpoint, tmp_path / "squad", FineTuneRecipe(epochs=20, batch_size=6, learning_rate=5e-3))
+    recipe = FineTuneRecipe(epochs=20, batch_size=6, learning_rate=5e-3)
+    found = finetune(task, checkpoint, read_sets(task, tmp_path / "squad"), recipe)
     assert found.metrics["dev"] == {"exact_match": 100.0, "f1": 100.0}
 
 
@@ -131,8 +133,9 @@ def test_the_median_and_the_ensemble_are_those_of_the_members(task: str, checkpo
     data = tmp_path / task
     write_mnli(data, 24) if task == "mnli" else write_squad(data, "v2.0")
     recipe = FineTuneRecipe(epochs=2, batch_size=6, learning_rate=5e-3, seed=7)
-    together = finetune(task, checkpoint, data, recipe, 3)
-    alone = [finetune(task, checkpoint, data, replace(recipe, seed=seed)) for seed in (7, 8, 9)]
+    sets = read_sets(task, data)
+    together = finetune(task, checkpoint, sets, recipe, 3)
+    alone = [finetune(task, checkpoint, sets, replace(recipe, seed=seed)) for seed in (7, 8, 9)]
     for split, metrics in together.metrics.items():
         assert together.of_members[split] == [one.metrics[split] for one in alone]
         for name, value in metrics.items():
@@ -157,7 +160,8 @@ def test_classes_are_averaged_as_probabilities_and_positions_as_scores(checkpoin
 
 def test_race_is_learnt_from_its_folders(checkpoint: Path, tmp_path: Path) -> None:
     write_race(tmp_path / "race")
-    found = finetune("race", checkpoint, tmp_path / "race", FineTuneRecipe(epochs=30, batch_size=4, learning_rate=2e-3))
+    recipe = FineTuneRecipe(epochs=30, batch_size=4, learning_rate=2e-3)
+    found = finetune("race", checkpoint, read_sets("race", tmp_path / "race"), recipe)
     assert found.examples == {"train": 4, "middle": 2, "high": 2}
     assert found.metrics["high"]["accuracy"] == 100.0
 
@@ -179,7 +183,8 @@ def test_a_published_bert_is_fine_tuned_with_its_own_tokenizer(tmp_path: Path) -
         assert found.tokens == expected["input_ids"]
         assert found.second_start == expected["token_type_ids"].index(1)
     write_mnli(tmp_path / "mnli", 12)
-    assert finetune("mnli", ours, tmp_path / "mnli", FineTuneRecipe(1, 12, 1e-3)).examples["train"] == 12
+    found = finetune("mnli", ours, read_sets("mnli", tmp_path / "mnli"), FineTuneRecipe(1, 12, 1e-3))
+    assert found.examples["train"] == 12
 
 
 def test_the_pre_training_heads_stay_and_the_body_learns(checkpoint: Path, tmp_path: Path) -> None:
@@ -274,7 +279,7 @@ def test_what_only_published_held_out_files_have_is_read(tmp_path: Path) -> None
 
 def test_files_that_are_not_there_or_not_right_are_named(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(DataMissing, match=r"there is no file .*dev_matched.tsv"):
-        finetune("mnli", checkpoint, tmp_path, RECIPE)
+        read_sets("mnli", tmp_path)
     with pytest.raises(DataMissing, match="there are no"):
         read_race(tmp_path)
     bad = tmp_path / "bad"
