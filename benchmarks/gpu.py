@@ -308,7 +308,7 @@ ITEMS: dict[str, tuple[float, Callable[[], Result]]] = {
     "nanogpt": (180, partial(compare_peers, "355m", 32)),
     "2.5b-dropout-0": (60, partial(train_alone, "2.5b", 8, 1, 0.0)),
     **{name: (60, partial(kernels.measure_kernel, name, KernelShape())) for name in kernels.KERNELS[1:]},
-    "tiles": (150, partial(kernels.measure_tiles, KernelShape())),
+    "layout": (45, partial(kernels.measure_layouts, KernelShape(), torch.bfloat16)),
     "nanogpt-2.5b": (150, partial(compare_peers, "2.5b", 8)),
     **{f"2.5b-{b}x8": (90, partial(train_alone, "2.5b", b, 8)) for b in MICROBATCHES[1:]},
 }

@@ -5,12 +5,10 @@ Shapes: s sequence, b microbatch, n heads, d head dim, v vocabulary.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from itertools import starmap
 from statistics import median
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +19,7 @@ from engine.launch.mesh import local_device
 from engine.parallel.mesh import Axis
 from engine.rng import DropoutMask
 from experiments.benchmark import Case, Ratio
+from lineage.errors import Diverged
 
 GEMM_WIDTH, COPIED_BYTES = 8192, 1 << 31
 REPEATS, WARM_UP = 20, 2
@@ -29,15 +28,7 @@ QUEUED = 10
 FLOOR_SHARE = 0.85
 """The goal of each kernel that is bound by memory: its floor's share of its time."""
 SDPA = "SDPA with dropout"
-HEADS = {64: 16, 96: 20, 128: 24}
-"""Heads of 355m, 2.5b and 8.3b by their head dims."""
-TILED = ("_forward", "_to_query", "_to_key_value")
-"""Attention's kernels that take tiles."""
-TILES = (
-    (32, 64, 4, 2), (32, 128, 8, 2), (64, 32, 4, 3), (64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 4, 2), (128, 64, 8, 2),
-    (128, 64, 8, 3),
-)  # fmt: skip
-"""Queries, keys, warps and stages that are tried."""
+SEQUENCE_FIRST, BATCH_FIRST = "[s, b, h]", "[b, s, h]"
 LOSS_SCALE = 2.0**16
 """The loss scale that fp16 begins with. It is in the gradients of a real step."""
 FACTORS = (1.0, LOSS_SCALE / 8192, 2.0**-10)
@@ -264,30 +255,39 @@ def measure_kernel(name: str, shape: KernelShape) -> list[Case]:
     ]
 
 
-def measure_tiles(shape: KernelShape) -> list[Case]:
-    """Time attention's kernels, each alone, with other tiles than those it chooses, at the head dims of HEADS."""
-    from engine.kernels.gpu import attention
-    from engine.kernels.gpu.attention import Tiles
+def measure_layouts(shape: KernelShape, dtype: torch.dtype, rounds: int = REPEATS) -> list[Case]:
+    """Time attention's products and softmax on rows [s, b, h] and [b, s, h], forward and backward, in turn.
 
-    cases = []
-    for d, n in HEADS.items():
-        case, series_of, missing = case_of("attention", replace(shape, n=n, d=d), torch.bfloat16), [], {}
-        chosen = attention.tiles_for(d, torch.bfloat16)
-        run = partial(run_pass, implementation("attention", "cuda"), case)
-        for tiles in starmap(Tiles, TILES):
-            name = f"{tiles.queries}×{tiles.keys}, {tiles.warps} warps, {tiles.stages} stages"
-            try:
-                with patch.object(attention, "tiles_for", lambda *_, tiles=tiles: (tiles,) * 3):
-                    run()
-                    spent = kernel_times(run)
-            except Exception as error:  # too much shared memory, or another refusal of the compiler
-                missing[name] = failure(error)
-                continue
-            for kernel, own in zip(TILED, chosen, strict=True):
-                mark = " (chosen)" if own == tiles else ""
-                series_of += [series(name + mark, kernel, "ms", spent[kernel])] if kernel in spent else []
-        cases.append(Case(name=f"attention's tiles, head dim {d}", series=series_of, missing=missing))
-    return cases
+    A product's batch is one dimension. Heads of all sequences are one where rows are [s, b, h]; otherwise queries, keys
+    and values are copied (2021 paper, Section 4.2). Raises Diverged if the results differ.
+    """
+    s, b, n, d = shape.s, shape.b, shape.n, shape.d
+    torch.manual_seed(0)
+    rows = torch.randn(s, b, n, 3, d, device=local_device()).to(dtype)
+    orders = {SEQUENCE_FIRST: ((0, 1, 2, 3, 4), (3, 1, 2, 0, 4)), BATCH_FIRST: ((1, 0, 2, 3, 4), (3, 0, 2, 1, 4))}
+
+    def attend(rows: torch.Tensor, heads_first: tuple[int, ...]) -> torch.Tensor:
+        query, key, value = rows.permute(heads_first).flatten(1, 2)
+        return torch.bmm(F.softmax(torch.bmm(query, key.mT) * d**-0.5, dim=-1), value)
+
+    cases = {name: KernelCase(name, [rows.permute(order).contiguous().requires_grad_()], (heads_first,))
+             for name, (order, heads_first) in orders.items()}  # fmt: skip
+    one, other = (attend(each.tensors[0], *each.others) for each in cases.values())
+    if not torch.allclose(one, other, atol=16 * torch.finfo(dtype).eps):
+        raise Diverged("attention's results differ in its two layouts")
+    spent: dict[str, list[float]] = {name: [] for name in cases}
+    for number in range(WARM_UP + rounds):
+        for name, each in cases.items():
+            seconds = queued_seconds(partial(run_pass, attend, each), 1)
+            spent[name] += seconds if number >= WARM_UP else []
+    return [
+        Case(
+            name=f"attention's layout, {str(dtype).removeprefix('torch.')}",
+            series=[series(name, "time", "ms", *(1000 * one for one in many)) for name, many in spent.items()],
+            ratios=[ratio(f"{BATCH_FIRST} ÷ {SEQUENCE_FIRST}", spent[BATCH_FIRST], spent[SEQUENCE_FIRST])],
+            setting={"s": s, "b": b, "n": n, "d": d},
+        )
+    ]
 
 
 def kernel_times(run: Callable[[], object]) -> dict[str, float]:

@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 from typing import Any
 
 from benchmarks.contenders import Contender, OurLayout, Peer, in_turn, measure_contender, on_ranks
-from benchmarks.kernels import KernelShape, kernel_cases, time_kernel
+from benchmarks.kernels import KernelShape, kernel_cases, measure_layouts, time_kernel
 from benchmarks.timing import Measured, differing_losses, first_losses, rates, ratio, series
 from engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
 from engine.costs import flops_per_token
@@ -233,7 +233,7 @@ def pipeline_ideal(model: ModelConfig, stages: int) -> float:
 
 
 def measure_kernels(precision: Precision, rounds: int, shape: KernelShape) -> list[Case]:
-    """Time each compiled CPU kernel beside its reference and, with a C++ compiler, torch.compile."""
+    """Time each compiled CPU kernel beside its reference and, with a C++ compiler, torch.compile; and two layouts."""
     dtype = DTYPES[precision]
     cases = []
     for case in kernel_cases(shape, dtype):
@@ -242,4 +242,4 @@ def measure_kernels(precision: Precision, rounds: int, shape: KernelShape) -> li
             spent = [series(name, "time", "ms", *(1000 * each for each in many)) for name, many in times.items()]
             ratios = [ratio(f"{name} ÷ ours", many, times["ours"]) for name, many in times.items() if name != "ours"]
             cases.append(Case(name=f"{case.name} {precision}", series=spent, ratios=ratios, missing=missing))
-    return cases
+    return cases + measure_layouts(replace(shape, b=4), dtype, rounds)

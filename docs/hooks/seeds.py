@@ -35,8 +35,8 @@ class Row(Config):
     """Ids of published claims; `*` stands for any characters."""
     test: str = ""
     """Test that holds what needs no published number."""
-    kept: Literal["", "pretrained", "interleaving", "bert-752m"] = ""
-    """Another result: scores of a pretrained model, executed schedules, or what a training would cost."""
+    kept: Literal["", "pretrained", "interleaving", "bert-752m", "kernels", "relaunch"] = ""
+    """Another result: scores of a pretrained model, executed schedules, what a training would cost, or benchmarks."""
     why: str = ""
     """Reason for which there is no outcome."""
 
@@ -66,6 +66,7 @@ def seeds() -> Iterator[str]:
     verdicts = every_verdict()
     scores = ", ".join(f"{protocol} {here}" for protocol, here, _ in pretrained_rows(KEPT / SMOLLM2))
     kept = {"": "", "pretrained": scores, "interleaving": _interleaved(), "bert-752m": _cost("bert-752m", 8)}
+    kept |= {"kernels": "; ".join(_kernels()), "relaunch": _relaunch()}
     for seed in load_config(ROWS, Seeds).seeds:
         yield f"## {seed.title}"
         rows = []
@@ -100,6 +101,26 @@ def _interleaved() -> str:
         )
         said.append(f"{count:g}: {gain:+.0f} % ({bubble:.0f} % by the bubble; communication {share:.0%}), {outcome}")
     return f"at reduced scale ({records[-1].note}), 4 chunks over 1 by microbatches: {'; '.join(said)}"
+
+
+def _kernels() -> Iterator[str]:
+    """How many times longer the references of the fused kernels take, and attention in the other layout."""
+    for record in ("kernels", "gpu"):
+        result = read_benchmark(KEPT / "bench" / f"{record}.json")
+        times = [f"{case.name.replace('_', '-')} {ratio.value:.2f}" for case in result.cases for ratio in case.ratios
+                 if ratio.name in ("reference ÷ ours", "[b, s, h] ÷ [s, b, h]")]  # fmt: skip
+        where = ", ".join(result.environment.gpus) or result.environment.cpu
+        yield f"times faster than plain torch on {where}: {', '.join(times)}"
+
+
+def _relaunch() -> str:
+    """The seconds from the call of a job to its first new iteration."""
+    result = read_benchmark(KEPT / "bench" / "start.json")
+    (ratio,) = (ratio for case in result.cases if case.name == "a job's relaunch" for ratio in case.ratios)
+    spread = f"{min(ratio.rounds):.0f} to {max(ratio.rounds):.0f}"
+    return (
+        f"{ratio.value:.0f} s ({spread}) from the call to the first iteration of a relaunch on {result.environment.cpu}"
+    )
 
 
 def _cost(name: str, gpus: int) -> str:

@@ -58,8 +58,7 @@ def at_toy_size(monkeypatch: pytest.MonkeyPatch) -> None:
             raise UserError(f"{type(error).__name__}: {error}") from error
 
     interpret(monkeypatch)
-    for name, number in (("REPEATS", 1), ("WARM_UP", 0), ("GEMM_WIDTH", 64), ("COPIED_BYTES", 1 << 16),
-                         ("HEADS", {8: 2})):  # fmt: skip
+    for name, number in (("REPEATS", 1), ("WARM_UP", 0), ("GEMM_WIDTH", 64), ("COPIED_BYTES", 1 << 16)):
         monkeypatch.setattr(kernels, name, number)
     toy = dict.fromkeys((gpu.KernelShape(), gpu.SMALL, gpu.LONG), SHAPE)
     for name, (seconds, measure) in ITEMS.items():
@@ -85,15 +84,13 @@ def test_every_item_leaves_lines_and_one_record(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """In the order of their worth; one that fails loses nothing else, and is alone tried again."""
-    from engine.kernels.gpu import attention, bias_gelu
+    from engine.kernels.gpu import bias_gelu
 
-    chosen = attention.tiles_for
     with monkeypatch.context() as patch:
         patch.setattr(bias_gelu, "fused", lambda *_: 1 / 0)
         registry.implementation.cache_clear()
         command(main, "benchmarks", "gpu", "--out", tmp_path, ends=0)
     registry.implementation.cache_clear()
-    assert attention.tiles_for is chosen, "the tiles that were tried last stay"
     lines = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
     assert list(dict.fromkeys(line["item"] for line in lines)) == list(ITEMS)
     failed = {line["item"] for line in lines if "failed" in line}
@@ -111,7 +108,7 @@ def test_every_item_leaves_lines_and_one_record(
         "limits",
         "products of a layer",
         "attention bfloat16, 5 tokens",
-        "attention's tiles, head dim 8",
+        "attention's layout, bfloat16",
         "2.5b, 8 × 1",
     } <= {*cases}
     assert all(ratio.is_reached for name in cases if name.endswith(" tokens") for ratio in cases[name].ratios)
