@@ -67,9 +67,9 @@ class Row:
 
 ROWS = (
     Row("small", "bf16", 0.1, 2.0, 1.5, 0.60, 0.5),
-    Row("small", "fp32", 0.1, 1.7, 1.2, 0.75),
+    Row("small", "fp32", 0.1, 1.7, 1.2, 0.75, 0.55),
     Row("small", "bf16", 0.0, to_limit=0.70),
-    Row("small", "fp32", 0.0, to_limit=0.83),
+    Row("small", "fp32", 0.0, to_limit=0.83, memory_to_stock=0.85),
     Row("tiny", "fp32", 0.0, to_limit=0.85),
     Row("tiny", "bf16", 0.0, to_limit=0.75),
     Row("twin", "fp32", 0.1, to_stock=1.5),
