@@ -20,6 +20,7 @@ from experiments.benchmark import Benchmark, Case
 from lineage.errors import Interrupted, UserError
 from lineage.processes import end_with_parent
 from lineage.progress import announce
+from lineage.remembered import BESIDE_CODE
 
 BIN = Path(sys.executable).parent
 PROGRAMS = ("mlm-data", "mlm-train", "mlm-eval", "mlm-experiment", "mlm-report", "mlm-verify")
@@ -75,8 +76,9 @@ def measure(rounds: int) -> Benchmark:
             return child_seconds(BIN / "mlm-data", "run", folder / "few.toml", "--runs", folder / f"{next(numbers)}")
 
         def draw() -> float:
-            new = folder / f"{next(numbers)}"
-            return child_seconds("env", f"XDG_CACHE_HOME={new}-cache", *page, new)
+            for figure in BESIDE_CODE.glob("figure-*"):
+                figure.unlink()
+            return child_seconds(*page, folder / f"{next(numbers)}")
 
         page = (BIN / "mlm-report", "build", "--kept", "--out")
         model = FILES / "model"

@@ -11,11 +11,14 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple, get_args
 
+import jinja2
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2.bccache import Bucket, BytecodeCache
 
 from experiments.verdicts import Outcome
 from lineage.config import read_toml
 from lineage.records import Kind
+from lineage.remembered import recall, remember
 from reports.numbers import printable, show
 
 STYLE = read_toml(Path(__file__).with_name("style.toml"))
@@ -82,6 +85,19 @@ def figure_style(salt: str) -> Iterator[None]:
         yield
 
 
+class CompiledTemplates(BytecodeCache):
+    """Templates as this machine compiled them, by their text and jinja2's version."""
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        """Fill the bucket with what was kept of its template."""
+        if known := recall(f"template-{bucket.key}", f"{jinja2.__version__} {bucket.checksum}"):
+            bucket.bytecode_from_string(known)
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        """Keep the compiled template."""
+        remember(f"template-{bucket.key}", f"{jinja2.__version__} {bucket.checksum}", bucket.bytecode_to_string())
+
+
 @cache
 def template_environment() -> Environment:
     """The renderer of the templates: an unknown name is an error, and values are escaped."""
@@ -91,6 +107,7 @@ def template_environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        bytecode_cache=CompiledTemplates(),
     )
     environment.filters |= {"printable": printable, "show": show}
     return environment

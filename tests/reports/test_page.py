@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from jinja2 import DictLoader, Environment
 from matplotlib.figure import Figure
 
 from experiments.reproduce.order import order_verdict
@@ -20,7 +21,7 @@ from reports.exhibit import Exhibit, Table
 from reports.figures import Layer, Point, draw_loss
 from reports.numbers import compact, exact
 from reports.report import Inputs
-from reports.style import KIND_GLYPHS, LIGHT, LOOKS, STYLE
+from reports.style import KIND_GLYPHS, LIGHT, LOOKS, STYLE, CompiledTemplates
 from tests.reports.conftest import Built
 from tests.reports.reproduction import HOSTILE, build_page, page_text, records, summary, write_reproduction
 
@@ -330,3 +331,25 @@ def test_a_figure_is_drawn_again_only_if_its_numbers_changed(monkeypatch: pytest
         seen.append(render.render(figure))
     assert drawn == [0, 1]
     assert seen[0] == seen[1] != seen[2] == seen[3]
+
+
+def test_templates_are_compiled_once_on_a_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(remembered, "BESIDE_CODE", tmp_path)
+    texts = {"page": "{% for n in numbers %}<p>{{ n }}</p>{% endfor %}"}
+
+    def shown() -> str:
+        return (
+            Environment(loader=DictLoader(texts), bytecode_cache=CompiledTemplates())
+            .get_template("page")
+            .render(numbers=(1, 2))
+        )
+
+    first = shown()
+    with monkeypatch.context() as patch:
+        patch.setattr(Environment, "compile", lambda *_: pytest.fail("compiled again"))
+        assert shown() == first == "<p>1</p><p>2</p>"
+    texts["page"] = "{{ numbers[1] }}"
+    assert shown() == "2"
+    for damaged in tmp_path.iterdir():
+        damaged.write_bytes(damaged.read_bytes()[:-1])
+    assert shown() == "2"
