@@ -10,6 +10,7 @@ import pytest
 from data_pipeline.config import DataConfig
 from data_pipeline.fast.exact_ftfy import fix_text
 from data_pipeline.fast.language import detect
+from data_pipeline.passes import measure
 from data_pipeline.runner import SHELF, build_dataset
 from data_pipeline.tokens.tokenizer import Tokenizer
 from lineage.config import load_config
@@ -53,6 +54,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def build_by(workers: int, directory: Path, root: str) -> Path:
     config = load_config(directory / "recipe.toml", DataConfig, [f"workers={workers}", "sources.max_bad_fraction=1"])
     return build(directory, config, root)
+
+
+def test_documents_keep_their_numbers_over_batches(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the batches of a shard end, of a megabyte each, changes nothing of the dataset."""
+    monkeypatch.setattr(measure, "BATCH_CHARACTERS", 4000)
+    assert files_of(build_by(1, built, "batches")) == files_of(built / "one" / "small")
 
 
 def test_layout_and_seal(built: Path) -> None:
