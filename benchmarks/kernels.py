@@ -272,8 +272,8 @@ def measure_layouts(shape: KernelShape, dtype: torch.dtype, rounds: int = REPEAT
 
     cases = {name: KernelCase(name, [rows.permute(order).contiguous().requires_grad_()], (heads_first,))
              for name, (order, heads_first) in orders.items()}  # fmt: skip
-    one, other = (attend(each.tensors[0], *each.others) for each in cases.values())
-    if not torch.allclose(one, other, atol=16 * torch.finfo(dtype).eps):
+    results = [attend(each.tensors[0], *each.others) for each in cases.values()]
+    if not torch.allclose(*results, atol=16 * torch.finfo(dtype).eps):
         raise Diverged("attention's results differ in its two layouts")
     spent: dict[str, list[float]] = {name: [] for name in cases}
     for number in range(WARM_UP + rounds):
@@ -283,7 +283,7 @@ def measure_layouts(shape: KernelShape, dtype: torch.dtype, rounds: int = REPEAT
     return [
         Case(
             name=f"attention's layout, {str(dtype).removeprefix('torch.')}",
-            series=[series(name, "time", "ms", *(1000 * one for one in many)) for name, many in spent.items()],
+            series=[series(name, "time", "ms", *(1000 * value for value in many)) for name, many in spent.items()],
             ratios=[ratio(f"{BATCH_FIRST} ÷ {SEQUENCE_FIRST}", spent[BATCH_FIRST], spent[SEQUENCE_FIRST])],
             setting={"s": s, "b": b, "n": n, "d": d},
         )
