@@ -272,8 +272,8 @@ def measure_layouts(shape: KernelShape, dtype: torch.dtype, rounds: int = REPEAT
 
     cases = {name: KernelCase(name, [rows.permute(order).contiguous().requires_grad_()], (heads_first,))
              for name, (order, heads_first) in orders.items()}  # fmt: skip
-    results = [attend(each.tensors[0], *each.others) for each in cases.values()]
-    if not torch.allclose(*results, atol=16 * torch.finfo(dtype).eps):
+    sequence_first, batch_first = (attend(each.tensors[0], *each.others) for each in cases.values())
+    if not torch.allclose(sequence_first, batch_first, atol=16 * torch.finfo(dtype).eps):
         raise Diverged("attention's results differ in its two layouts")
     spent: dict[str, list[float]] = {name: [] for name in cases}
     for number in range(WARM_UP + rounds):
