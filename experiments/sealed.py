@@ -8,6 +8,7 @@ from experiments.catalogue import Experiment
 from experiments.files import NOT_RUN
 from lineage.atomic import write_json
 from lineage.digest import sha256_json
+from lineage.numbers import aligned, show
 from lineage.records import RECORDS, Kind, Record, write_records
 from lineage.run import RunDirectory
 
@@ -68,8 +69,13 @@ def format_records(records: Iterable[Record]) -> str:
     places: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
         places.setdefault((record.series, record.quantity, record.x, record.kind), []).append(record)
-    return "\n".join(
-        f"{series:<44}{quantity:<26}{'' if x is None else f'{x:g}':>8}  "
-        f"{', '.join(f'{record.value:.4g}' for record in seeds):>10}  {kind:<9}  {seeds[0].note}".rstrip()
+    rows = [
+        (series, quantity, "" if x is None else f"{x:g}", ", ".join(_readable(record.value) for record in seeds), kind,
+         seeds[0].note)
         for (series, quantity, x, kind), seeds in places.items()
-    )
+    ]  # fmt: skip
+    return "\n".join(aligned(rows))
+
+
+def _readable(value: float) -> str:
+    return show(value) if 1e4 <= abs(value) < 1e7 else f"{value:.4g}"

@@ -23,6 +23,7 @@ from experiments.files import FITTED, NOT_RUN, STAND_IN, Refusals
 from lineage.digest import check_seal, is_sealed
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import parse_document, read_values
+from lineage.numbers import aligned
 from lineage.records import RECORDS, Kind, Record, read_records
 from lineage.run import MANIFEST, RunDirectory
 
@@ -218,9 +219,7 @@ def headlines(verdicts: Sequence[Verdict]) -> list[str]:
 def format_verdicts(verdicts: Sequence[Verdict]) -> str:
     """The table: claim, published value, ours, its kind, verdict, reason; then how many there are of each."""
     rows = [("claim", "published", "ours", "kind", "verdict", "reason"), *(_cells(verdict) for verdict in verdicts)]
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
-    lines = ["  ".join(map(str.ljust, row, (*widths, 0))).rstrip() for row in rows]
-    return "\n".join([*lines, "", f"{len(verdicts)} claims: {count_outcomes(verdicts)}"])
+    return "\n".join([*aligned(rows), "", f"{len(verdicts)} claims: {count_outcomes(verdicts)}"])
 
 
 def count_outcomes(verdicts: Iterable[Verdict]) -> str:

@@ -1,5 +1,7 @@
 """Numbers as readable text on terminals and pages, and safe cells of CSV and Markdown tables."""
 
+from collections.abc import Sequence
+
 MISSING = "—"
 
 
@@ -25,6 +27,12 @@ def size_bytes(value: int | None) -> str:
         if value >= factor:
             return f"{value / factor:.2f} {unit}"
     return f"{value:,} B"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A line of each row, its columns two spaces apart; the last column is as long as it is."""
+    widths = [max(map(len, column), default=0) for column in zip(*rows, strict=True)][:-1]
+    return ["  ".join(map(str.ljust, row, (*widths, 0))).rstrip() for row in rows]
 
 
 def csv_cell(text: str) -> str:

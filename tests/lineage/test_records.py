@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from lineage.errors import BadInput
-from lineage.numbers import csv_cell
+from lineage.numbers import aligned, csv_cell
 from lineage.records import Record, read_records, write_records
 
 TEXT = st.text(st.characters(codec="utf-8"))
@@ -93,3 +93,8 @@ def test_cells_are_text() -> None:
         assert csv_cell(formula) == f"'{formula}"
     for plain in ("-0.5", "+3", "-1e-9", "355m", "", "a=b"):
         assert csv_cell(plain) == plain
+
+
+def test_columns_are_as_wide_as_their_longest_cell() -> None:
+    assert aligned([("a", "b", "c"), ("long name", "1", "")]) == ["a          b  c", "long name  1"]
+    assert aligned([]) == []
