@@ -167,7 +167,7 @@ def find_task(name: str) -> FineTuneTask:
 
 
 def read_sets(name: str, data: Path) -> dict[str, Sequence[TaskExample]]:
-    """The examples of a task's published files below `data`: `train`, then each evaluation set.
+    """The examples of a task's published files below `data`: each evaluation set, then `train`.
 
     Raises DataMissing or BadInput if a file is not there, is not readable or has no example.
     """
