@@ -140,13 +140,10 @@ def measure(rounds: int) -> Benchmark:
     for batch, model in ((1, scoring_model(network)), (16, packed_model(network))):
         compared.append(compare_generation(partial(generate, model, end=None), theirs, batch, rounds))
     return Benchmark(
-        benchmark="eval",
-        title="Evaluation beside the plain loop and transformers",
+        benchmark="eval", title="Evaluation beside the plain loop and transformers",
         cases=[*(case for case, _ in compared), *memory],
-        disagreements=[why for _, differing in compared for why in differing],
-        notes=NOTES,
-        setting={"rounds": rounds},
-    )
+        disagreements=[why for _, differing in compared for why in differing], notes=NOTES, setting={"rounds": rounds},
+    )  # fmt: skip
 
 
 def compare_memory(name: str, load: Callable[[], Any]) -> Case:
@@ -193,15 +190,12 @@ def compare(rivalry: Rivalry, our_score: Scorer, their_score: Scorer, rounds: in
         series=[series(name, "time", "processor s", *many) for name, many in measured.items()],
         ratios=[ratio("times faster", measured[rivalry.rival], measured[OURS], rivalry.goal)],
         setting={
-            "requests": len(rivalry.requests),
-            "inputs": sum(len(request.tokens) - 1 for request in rivalry.requests),
+            "requests": len(rivalry.requests), "inputs": sum(len(request.tokens) - 1 for request in rivalry.requests),
             "scored": sum(request.num_scored for request in rivalry.requests),
-            "batch_sizes_tried": list(rivalry.batch_sizes),
-            "batch_size": best,
-            "different_verdicts": verdicts,
+            "batch_sizes_tried": list(rivalry.batch_sizes), "batch_size": best, "different_verdicts": verdicts,
             "largest_relative_gap": gap if np.isfinite(gap) else None,
         },
-    )
+    )  # fmt: skip
     if gap <= TOLERANCES[rivalry.precision] and verdicts == 0:
         return case, []
     return case, [

@@ -78,13 +78,10 @@ def kernel_cases(shape: KernelShape, dtype: torch.dtype, device: torch.device | 
         KernelCase("masked_softmax", [leaf(b, n, s, s)], (d**-0.5,), 5 * scores),
         KernelCase("attention", [leaf(s, b, n, 3, d)], (mask,), 11 * stream, 7 * scores * d),
         KernelCase(
-            "linear_cross_entropy",
-            [leaf(s * b, h), leaf(v, h, scale=0.02)],
-            (targets, v, Axis()),
-            4 * s * b * h + 3 * v * h,
-            6 * s * b * h * v,
+            "linear_cross_entropy", [leaf(s * b, h), leaf(v, h, scale=0.02)], (targets, v, Axis()),
+            4 * s * b * h + 3 * v * h, 6 * s * b * h * v,
         ),
-    ]
+    ]  # fmt: skip
 
 
 KERNELS = ("attention", "bias_gelu", "bias_dropout_add", "dropout", "masked_softmax", "linear_cross_entropy")
@@ -246,13 +243,11 @@ def measure_kernel(name: str, shape: KernelShape) -> list[Case]:
               for name, each in seconds.items() if name != "ours"]  # fmt: skip
     return [
         Case(
-            name=name,
-            series=[*spent, series("floor", "time", "ms", 1000 * floor, kind="computed")],
+            name=name, series=[*spent, series("floor", "time", "ms", 1000 * floor, kind="computed")],
             ratios=[ratio("floor ÷ ours", [floor], [ours], FLOOR_SHARE if floor == memory else None), *ratios],
-            missing=missing,
-            setting={"bound": "products" if floor > memory else "memory"},
+            missing=missing, setting={"bound": "products" if floor > memory else "memory"},
         )
-    ]
+    ]  # fmt: skip
 
 
 def measure_layouts(shape: KernelShape, dtype: torch.dtype, rounds: int = REPEATS) -> list[Case]:

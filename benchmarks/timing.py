@@ -105,12 +105,9 @@ def rates(size: TrainingSize, measured: Measured) -> dict[str, list[float]]:
 
 
 def ratio(
-    name: str,
-    numerators: Sequence[float],
-    denominators: Sequence[float],
-    goal: float | None = None,
+    name: str, numerators: Sequence[float], denominators: Sequence[float], goal: float | None = None,
     less_is_better: bool = False,
-) -> Ratio:
+) -> Ratio:  # fmt: skip
     """Return the ratio within each round, in which a slow round cancels, and the median as its value."""
     rounds = [a / b for a, b in zip(numerators, denominators, strict=True)]
     return Ratio(name=name, value=rounded(median(rounds)), rounds=[*map(rounded, rounds)], goal=goal,

@@ -37,11 +37,8 @@ def run(
     config: Annotated[Path, typer.Argument(help="A shipped recipe, such as twin, or a TOML file.")],
     overrides: Settings = None,
     runs: Annotated[Path, typer.Option(help="Directory that holds run directories.")] = Path("runs"),
-    workers: WorkersOption = None,
-    executor: ExecutorOption = "local",
-    part: Part = "",
-    dry_run: DryRun = False,
-) -> None:
+    workers: WorkersOption = None, executor: ExecutorOption = "local", part: Part = "", dry_run: DryRun = False,
+) -> None:  # fmt: skip
     """Build the dataset of a recipe, or find it if it is already built."""
     from data_pipeline.config import DataConfig
     from lineage.config import load_config
@@ -63,12 +60,9 @@ def run(
 
 def _add_verb(name: str, summary: str) -> None:
     def verb(
-        source: Source,
-        out: Out,
-        overrides: Settings = None,
-        workers: WorkersOption = None,
+        source: Source, out: Out, overrides: Settings = None, workers: WorkersOption = None,
         executor: ExecutorOption = "local",
-    ) -> None:
+    ) -> None:  # fmt: skip
         from data_pipeline.stages import STAGES
         from lineage.config import override_config
 

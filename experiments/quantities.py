@@ -20,14 +20,9 @@ TABLE_2_TOKENS = 300e9
 
 
 def simulated_values(
-    name: str,
-    cluster: str,
-    workload: Workload,
-    prediction: Prediction,
-    first: Workload,
-    first_seconds: float,
+    name: str, cluster: str, workload: Workload, prediction: Prediction, first: Workload, first_seconds: float,
     ratio: ErrorInterval | None,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """A record's value and interval of a quantity, by a prediction. Raises BadInput for one that it does not give.
 
     A ratio's interval is `ratio`, where that is known, and none where it is the first row's to itself.

@@ -22,13 +22,9 @@ def lines(series: str, values: Mapping[str, float], kind: Kind = "counted", **sa
 
 
 def seal_numbers(
-    experiment: Experiment,
-    ending: str,
-    numbers: Sequence[Line],
-    runs: Path,
-    simulated: dict[str, Any] | None = None,
+    experiment: Experiment, ending: str, numbers: Sequence[Line], runs: Path, simulated: dict[str, Any] | None = None,
     refused: Sequence[Line] = (),
-) -> tuple[RunDirectory, list[Record]]:
+) -> tuple[RunDirectory, list[Record]]:  # fmt: skip
     """A sealed run of the experiment, `ending` in its name, with the numbers as records; the same numbers are found
     again.
 

@@ -121,17 +121,10 @@ def _data(numbers: ExperimentNumbers) -> Table:
     rows = []
     for claim in numbers.experiment.claims:
         values = {
-            "experiment": numbers.experiment.name,
-            "series": claim.series,
-            "quantity": claim.quantity,
-            "kind": "published",
-            "x_name": numbers.x_name if claim.x is not None else "",
-            "x": exact(claim.x),
-            "value": str(claim.value),
-            "unit": claim.unit,
-            "source": claim.citation,
-            "note": claim.notes,
-        }
+            "experiment": numbers.experiment.name, "series": claim.series, "quantity": claim.quantity,
+            "kind": "published", "x_name": numbers.x_name if claim.x is not None else "", "x": exact(claim.x),
+            "value": str(claim.value), "unit": claim.unit, "source": claim.citation, "note": claim.notes,
+        }  # fmt: skip
         rows.append([values.get(field, "") for field in RECORD_FIELDS])
     return Table(RECORD_FIELDS, [*rows, *records_data(numbers.records).rows], 4)
 

@@ -119,12 +119,9 @@ class Paper(NamedTuple):
 def described(claim: Claim) -> dict[str, str]:
     """Source, protocol, tolerance, relation and note of a claim, by label."""
     told = {
-        "Read in": f"{claim.citation}, {CONFIDENCES[claim.confidence]}",
-        "Protocol": claim.protocol,
-        "Tolerance": f"{claim.tolerance}: {claim.because}",
-        "Relation": claim.relation,
-        "Note": claim.notes,
-    }
+        "Read in": f"{claim.citation}, {CONFIDENCES[claim.confidence]}", "Protocol": claim.protocol,
+        "Tolerance": f"{claim.tolerance}: {claim.because}", "Relation": claim.relation, "Note": claim.notes,
+    }  # fmt: skip
     return {label: text for label, text in told.items() if text not in ("", "=")}
 
 

@@ -36,16 +36,12 @@ def engines_exhibit(run: Path) -> Exhibit:
         for number, values in enumerate(zip(*(series.samples for series in case.series), strict=True), 1)
     ]  # fmt: skip
     return Exhibit(
-        run.name,
-        result.title,
-        [printable(sentence) for sentence in caption],
-        Table(("quantity", "iteration", *curves), data),
-        shlex.join(result.environment.argv),
+        run.name, result.title, [printable(sentence) for sentence in caption],
+        Table(("quantity", "iteration", *curves), data), shlex.join(result.environment.argv),
         partial(draw_losses, result),
         f"Loss of two engines in each iteration, and its difference with the tolerance. {' '.join(caption)}",
-        [table for table in tables(result) if table.title == "ratios"],
-        result.notes,
-    )
+        [table for table in tables(result) if table.title == "ratios"], result.notes,
+    )  # fmt: skip
 
 
 def draw_losses(result: Benchmark) -> "Figure":

@@ -222,21 +222,14 @@ def _draw(axes: "Axes", curves: Sequence[Layer], y_label: str) -> None:
         color, marker = look(curve.rank)
         published, xs = curve.kind == "published", [point.x for point in curve.points]
         axes.plot(
-            xs,
-            [point.value for point in curve.points],
-            color=color,
-            linewidth=1.1 if published else max(1.2, 2.5 - 0.45 * curve.rank),
-            linestyle=DASHES if published else "-",
-            marker=marker,
-            markersize=(4.2 if published else 5.0) + (1.0 if marker == "^" else 0.0),
+            xs, [point.value for point in curve.points], color=color,
+            linewidth=1.1 if published else max(1.2, 2.5 - 0.45 * curve.rank), linestyle=DASHES if published else "-",
+            marker=marker, markersize=(4.2 if published else 5.0) + (1.0 if marker == "^" else 0.0),
             markerfacecolor=LIGHT["paper"] if published else color,
-            markeredgecolor=color if published else LIGHT["paper"],
-            markeredgewidth=0.9 if published else 0.7,
-            markevery=max(1, len(xs) // 9),
-            clip_on=False,
-            zorder=3,
+            markeredgecolor=color if published else LIGHT["paper"], markeredgewidth=0.9 if published else 0.7,
+            markevery=max(1, len(xs) // 9), clip_on=False, zorder=3,
             label=f"{curve.series}, at the end {show(curve.final)}",
-        )
+        )  # fmt: skip
         if curve.repeats > 1:
             low, high = zip(*((point.low, point.high) for point in curve.points), strict=True)
             axes.fill_between(xs, low, high, color=color, alpha=0.2, linewidth=0)

@@ -143,17 +143,9 @@ def load_reproduction(directory: Path) -> Reproduction:
         if (evaluation := problems.document(path, Result, EVALUATIONS, "An evaluation"))
     }
     return Reproduction(
-        directory,
-        manifest,
-        read_digest(directory) if is_sealed(directory) else None,
-        summary,
-        tuple(records),
-        ledger,
-        card,
-        scores,
-        evaluations,
-        tuple(problems),
-    )
+        directory, manifest, read_digest(directory) if is_sealed(directory) else None, summary, tuple(records), ledger,
+        card, scores, evaluations, tuple(problems),
+    )  # fmt: skip
 
 
 def _read_records(path: Path, known_runs: set[str], problems: Problems) -> list[Record]:

@@ -34,25 +34,19 @@ def _curves(reproduction: Reproduction) -> Iterator[Exhibit]:
     perplexities = reproduction.select("2019/figure-6", "validation_perplexity")
     if curves := layers_of(perplexities, reproduction.order):
         yield Exhibit(
-            "2019-figure-6",
-            "Validation perplexity against iterations",
+            "2019-figure-6", "Validation perplexity against iterations",
             [said := _ends(curves), VALIDATED, *_means(curves, ", bands their least and greatest")],
-            tables.records_data(perplexities),
-            reproduction.command("figure-6"),
+            tables.records_data(perplexities), reproduction.command("figure-6"),
             partial(draw_perplexity, by_kind(curves)),
             f"Line charts of validation perplexity over iterations, logarithmic. {said}",
-        )
+        )  # fmt: skip
     losses = reproduction.select("2019/training-loss", "training_loss")
     if curves := layers_of(losses, reproduction.order):
         yield Exhibit(
-            "training-loss",
-            "Training loss against iterations",
-            [said := _ends(curves), *_means(curves)],
-            tables.records_data(losses),
-            reproduction.command("training-loss"),
-            partial(draw_loss, curves),
+            "training-loss", "Training loss against iterations", [said := _ends(curves), *_means(curves)],
+            tables.records_data(losses), reproduction.command("training-loss"), partial(draw_loss, curves),
             f"Line chart of training loss against iterations. {said}",
-        )
+        )  # fmt: skip
 
 
 def _tables(reproduction: Reproduction) -> Iterator[Exhibit]:

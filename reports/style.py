@@ -102,12 +102,8 @@ class CompiledTemplates(BytecodeCache):
 def template_environment() -> Environment:
     """The renderer of the templates: an unknown name is an error, and values are escaped."""
     environment = Environment(
-        loader=PackageLoader("reports"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        bytecode_cache=CompiledTemplates(),
-    )
+        loader=PackageLoader("reports"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, bytecode_cache=CompiledTemplates(),
+    )  # fmt: skip
     environment.filters |= {"printable": printable, "show": show}
     return environment

@@ -22,17 +22,10 @@ FALLBACKS = {
     "heldout_cloze_accuracy": ("Held-out cloze accuracy", "not LAMBADA; higher is better"),
 }
 SHAPE = {
-    "num_layers": "layers",
-    "hidden_size": "hidden",
-    "num_heads": "heads",
-    "seq_length": "sequence",
-    "vocab_size": "vocabulary",
-    "parameters": "parameters",
-    "global_batch_size": "batch",
-    "iterations": "iterations",
-    "tokens_per_parameter": "tokens/parameter",
-    "learning_rate": "learning rate",
-}
+    "num_layers": "layers", "hidden_size": "hidden", "num_heads": "heads", "seq_length": "sequence",
+    "vocab_size": "vocabulary", "parameters": "parameters", "global_batch_size": "batch", "iterations": "iterations",
+    "tokens_per_parameter": "tokens/parameter", "learning_rate": "learning rate",
+}  # fmt: skip
 RECORD_FIELDS = (
     "experiment series quantity kind x_name x value low high unit source digest seed note".split()  # noqa: SIM905
 )
@@ -91,17 +84,14 @@ def models_tables(models: Sequence[ReproducedModel], ours: Kind) -> list[Table]:
     ]
     runs = [
         (
-            model.name,
-            ours,
-            model.run or MISSING,
-            show(model.tokens),
+            model.name, ours, model.run or MISSING, show(model.tokens),
             MISSING if model.seed is None else str(model.seed),
             MISSING if model.train_seconds is None else format_duration(model.train_seconds),
             MISSING if model.tokens_per_second is None else f"{model.tokens_per_second:,.0f}",
             (model.checkpoint_digest or MISSING)[:16],
         )
         for model in models
-    ]
+    ]  # fmt: skip
     heads = ("model", "kind", "run", "tokens", "seed", "time", "tokens/s", "checkpoint")
     return [
         Table(("model", "kind", *SHAPE.values()), shapes, 2, "Published and trained shapes"),
@@ -159,13 +149,11 @@ def models_data(models: Sequence[ReproducedModel], ours: Kind) -> Table:
     training = ("run", "tokens", "seed", "train_seconds", "tokens_per_second", "checkpoint_digest")
     rows = [
         [
-            model.name,
-            kind,
-            *(_plain(getattr(shape, key)) for key in SHAPE),
+            model.name, kind, *(_plain(getattr(shape, key)) for key in SHAPE),
             *(_plain(getattr(model, name)) if kind == ours else "" for name in training),
         ]
         for model, kind, shape in _shapes(models, ours)
-    ]
+    ]  # fmt: skip
     return Table(("model", "kind", *SHAPE, *training), rows, 2)
 
 

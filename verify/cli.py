@@ -132,14 +132,12 @@ def parallel(
 
 @app.command()
 def against(
-    engine: Annotated[str, typer.Argument(help="megatron-core or transformers.")],
-    config: Configuration,
+    engine: Annotated[str, typer.Argument(help="megatron-core or transformers.")], config: Configuration,
     layout: Layout = "serial",
     iterations: Annotated[int, typer.Option("--iterations", min=1, help="Iterations of each training.")] = 20,
-    overrides: Overrides = None,
-    twin: Twin = False,
+    overrides: Overrides = None, twin: Twin = False,
     out: Annotated[Path, typer.Option("--out", help="Folder for the sealed run.")] = Path("runs"),
-) -> None:
+) -> None:  # fmt: skip
     """Train in this engine and in another from the same weights on the same samples; compare every iteration.
 
     The tolerance is measured on the other engine. Without data.dataset the tokens are random. Exit code 3 if a loss, a

@@ -15,12 +15,9 @@ TOLERANCE = 1e-10
 """Largest absolute difference from the serial run, in float64, of any element of any tensor."""
 
 PARTS: dict[str, dict[str, Any]] = {
-    **{name: {"schedule": name} for name in get_args(ScheduleName)},
-    "recompute": {"recompute": "full"},
-    "selective": {"recompute": "selective"},
-    "sp": {"sequence_parallel": True},
-    "zero1": {"shard_optimizer": True},
-}
+    **{name: {"schedule": name} for name in get_args(ScheduleName)}, "recompute": {"recompute": "full"},
+    "selective": {"recompute": "selective"}, "sp": {"sequence_parallel": True}, "zero1": {"shard_optimizer": True},
+}  # fmt: skip
 """Settings that each part of a name stands for, if it has no number."""
 NAMED = {"tp", "pp", "chunks", *(key for part in PARTS.values() for key in part)}
 """Keys of the section `parallel` that a name sets."""

@@ -206,12 +206,9 @@ class Resolution:
 
 
 def resolve(
-    members: NDArray[np.int64],
-    fingerprints: NDArray[np.uint64],
-    text_of: Callable[[int], str],
-    config: DeduplicateConfig,
-    held_before: int = 0,
-) -> Resolution:
+    members: NDArray[np.int64], fingerprints: NDArray[np.uint64], text_of: Callable[[int], str],
+    config: DeduplicateConfig, held_before: int = 0,
+) -> Resolution:  # fmt: skip
     """Decide for the documents `members`, in order, with their fingerprints [members, words].
 
     By the rule `verified`, a document is dropped if and only if its exact Jaccard similarity to an earlier document

@@ -23,11 +23,8 @@ from lineage.progress import Progress
 
 SUFFIXES = {
     "jsonl": tuple(f"{name}{end}" for name in (".jsonl", ".json", ".ndjson") for end in ("", *COMPRESSIONS.values())),
-    "parquet": (".parquet",),
-    "arrow": (".arrow",),
-    "text": (".txt", ".md", ".rst"),
-    "documents": (".jsonl",),
-}
+    "parquet": (".parquet",), "arrow": (".arrow",), "text": (".txt", ".md", ".rst"), "documents": (".jsonl",),
+}  # fmt: skip
 
 
 class FileSource:

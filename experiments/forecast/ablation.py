@@ -126,13 +126,9 @@ def doubts_of(ablation: Ablation, forecast: EffectForecast, arms: dict[str, list
 
 
 def find_effect(
-    effect: Effect,
-    level: float,
-    arms: dict[str, list[Trained]],
-    bits: dict[str, float],
-    about: dict[str, Any],
+    effect: Effect, level: float, arms: dict[str, list[Trained]], bits: dict[str, float], about: dict[str, Any],
     doubts: Mapping[str, str] = MappingProxyType({}),
-) -> Finding:
+) -> Finding:  # fmt: skip
     """The difference of two arms over seeds, and its verdict on the claim, which `doubts` leave open."""
     scale = bits if effect.quantity == "bits_per_byte" else dict.fromkeys(bits, 1.0)
     differences = [

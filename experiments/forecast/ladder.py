@@ -114,21 +114,13 @@ def rung_config(plan: LadderPlan, rung: int, seed: int, rate: float, dataset: Pa
         name=f"ladder-{sizes.layers}x{sizes.width}{'-trial' * is_trial}-rate-{rate:g}-seed-{seed}",
         model=rung_model(Shape(sizes.layers, sizes.width, sizes.heads)),
         train=TrainConfig(
-            iterations=count,
-            global_batch_size=plan.batch_size,
-            microbatch_size=plan.batch_size // 2,
-            learning_rate=rate,
-            min_learning_rate=rate,
-            warmup_iterations=max(plan.iterations // 50, 1),
-            precision="fp32",
-            seed=seed,
-            validation_interval=count if is_trial else max(count // VALIDATIONS, 1),
-            validation_samples=VALIDATION_SAMPLES,
-            checkpoint_interval=max(count // 4, 1),
-            keep_checkpoints=1,
+            iterations=count, global_batch_size=plan.batch_size, microbatch_size=plan.batch_size // 2,
+            learning_rate=rate, min_learning_rate=rate, warmup_iterations=max(plan.iterations // 50, 1),
+            precision="fp32", seed=seed, validation_interval=count if is_trial else max(count // VALIDATIONS, 1),
+            validation_samples=VALIDATION_SAMPLES, checkpoint_interval=max(count // 4, 1), keep_checkpoints=1,
         ),
         data=DataSection(dataset=dataset),
-    )
+    )  # fmt: skip
 
 
 def trial_configs(plan: LadderPlan, dataset: Path = Path()) -> dict[int, list[RunConfig]]:
@@ -148,15 +140,9 @@ def whole_configs(
 def rung_model(shape: Shape, vocabulary: int = 51200) -> ModelConfig:
     """The model of a shape; a dataset brings its own vocabulary."""
     return ModelConfig(
-        num_layers=shape.layers,
-        hidden_size=shape.width,
-        num_heads=shape.heads,
-        seq_length=SEQ_LENGTH,
-        vocab_size=vocabulary,
-        padded_vocab_size=vocabulary,
-        dropout=0.0,
-        init_std=initial_deviation(shape.width),
-    )
+        num_layers=shape.layers, hidden_size=shape.width, num_heads=shape.heads, seq_length=SEQ_LENGTH,
+        vocab_size=vocabulary, padded_vocab_size=vocabulary, dropout=0.0, init_std=initial_deviation(shape.width),
+    )  # fmt: skip
 
 
 class KeptRungs:
@@ -211,12 +197,9 @@ def rate_law(plan: LadderPlan, trials: Mapping[int, Iterable[Trained]]) -> RateL
     sizes = np.log([*rates])
     slope, middle = np.polyfit(sizes - sizes.mean(), [math.log(rate) for rate in rates.values()], 1)
     return RateLaw(
-        rate=math.exp(middle),
-        parameters=math.exp(sizes.mean()),
-        size_exponent=-slope,
-        tokens=plan.search_iterations * plan.batch_size * plan.seq_length,
-        length_exponent=LENGTH_EXPONENT,
-    )
+        rate=math.exp(middle), parameters=math.exp(sizes.mean()), size_exponent=-slope,
+        tokens=plan.search_iterations * plan.batch_size * plan.seq_length, length_exponent=LENGTH_EXPONENT,
+    )  # fmt: skip
 
 
 def best_rate(trials: Iterable[Trained]) -> float:

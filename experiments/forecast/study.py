@@ -159,14 +159,10 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
         _sweep(name, ablation, datasets, run.path)
         rates, searched = searched_rates(name, ablation, Kept(run.path), digests)
         return EffectForecast(
-            experiment=name,
-            ablation=ablation.model_dump(mode="json"),
-            datasets=digests,
-            bits_per_nat=bits_per_nat,
-            bigram_nats=[bigram_loss(path) for path in datasets],
-            rates=rates,
+            experiment=name, ablation=ablation.model_dump(mode="json"), datasets=digests, bits_per_nat=bits_per_nat,
+            bigram_nats=[bigram_loss(path) for path in datasets], rates=rates,
             searched={each.folder.name: each.digest for each in searched},
-        )
+        )  # fmt: skip
 
     def arms(forecast: EffectForecast, seeds: list[int]) -> list[RunConfig]:
         return [

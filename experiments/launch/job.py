@@ -200,18 +200,11 @@ def slurm_script(job: Job, out: Path) -> str:
         command += [f"--container-image={job.container}", f"--container-workdir={Path.cwd()}"]
         command += ["--container-mounts=" + ",".join(f"{folder}:{folder}" for folder in _mounted(job, out))]
     options = [
-        f"--job-name={job.name}",
-        f"--nodes={job.nodes}",
-        f"--ntasks-per-node={job.ranks_per_node}",
-        f"--cpus-per-task={job.cores_per_rank}",
-        f"--gpus-per-node={job.ranks_per_node}" if job.gpus else "",
-        *(("--exclusive", "--mem=0") if job.exclusive else ()),
-        f"--time={job.time_limit}",
-        f"--signal=B:TERM@{job.signal_seconds}",
-        "--requeue",
-        "--open-mode=append",
-        f'--output="{quoted}/slurm-%j.txt"',
-    ]
+        f"--job-name={job.name}", f"--nodes={job.nodes}", f"--ntasks-per-node={job.ranks_per_node}",
+        f"--cpus-per-task={job.cores_per_rank}", f"--gpus-per-node={job.ranks_per_node}" if job.gpus else "",
+        *(("--exclusive", "--mem=0") if job.exclusive else ()), f"--time={job.time_limit}",
+        f"--signal=B:TERM@{job.signal_seconds}", "--requeue", "--open-mode=append", f'--output="{quoted}/slurm-%j.txt"',
+    ]  # fmt: skip
     head = [f"#SBATCH {option}" for option in options if option]
     return _script(head, "slurm.sh", shlex.join([*command, job.python, "-P", "-m"]), job, out)
 

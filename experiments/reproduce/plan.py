@@ -46,30 +46,21 @@ class Size:
 
 
 FACTORS = (
-    "twin.hidden_size=32",
-    "twin.num_heads=8",
-    "twin.num_layers=24",
-    "twin.vocab_size=49",
-    "twin.global_batch_size=32",
-)
+    "twin.hidden_size=32", "twin.num_heads=8", "twin.num_layers=24", "twin.vocab_size=49", "twin.global_batch_size=32",
+)  # fmt: skip
 """Factors by which the twins of a reproduction are shrunk: the largest then sees at least five tokens a parameter."""
 TWIN = Size(RECIPES / "twin.toml", "twin", FACTORS, windows=3_000, examples=1_000, rates=RATES)
 SMOKE = Size(
     RECIPES / "smoke.toml",
     "smoke",
     (
-        *FACTORS,
-        "train.iterations=12",
-        "train.warmup_iterations=1",
-        "train.validation_interval=4",
-        "train.validation_samples=32",
-        "train.checkpoint_interval=6",
-        "train.global_batch_size=4",
+        *FACTORS, "train.iterations=12", "train.warmup_iterations=1", "train.validation_interval=4",
+        "train.validation_samples=32", "train.checkpoint_interval=6", "train.global_batch_size=4",
         "train.microbatch_size=2",
     ),
     windows=100,
     examples=100,
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -76,14 +76,11 @@ def reproduce(plan: Plan, runs: Path) -> Path:
         f"reproduce-{plan.target}" + (f"-{size.suffix}" if size == SMOKE else ""),
         "reproduction",
         {
-            "target": plan.target,
-            "mode": plan.mode,
-            "windows": size.windows if size else None,
-            "examples": size.examples if size else None,
-            "test_sets": available,
+            "target": plan.target, "mode": plan.mode, "windows": size.windows if size else None,
+            "examples": size.examples if size else None, "test_sets": available,
         },
         {"dataset": DatasetFacts.read(dataset.path).digest} | {run.manifest["name"]: run.digest for run in trained},
-    )
+    )  # fmt: skip
     with locked(run.path):
         if run.is_complete:
             run.link()
@@ -146,16 +143,12 @@ def keep_training(training: RunDirectory, folder: Path) -> None:
 def _mean(steps: Sequence[Step]) -> Step:
     norms = [step.gradient_norm for step in steps if step.gradient_norm is not None]
     return Step(
-        kind="train",
-        iteration=steps[-1].iteration,
-        loss=fmean(step.loss for step in steps),
-        learning_rate=fmean(step.learning_rate for step in steps),
-        gradient_norm=fmean(norms) if norms else None,
-        loss_scale=fmean(step.loss_scale for step in steps),
-        seconds=fmean(step.seconds for step in steps),
+        kind="train", iteration=steps[-1].iteration, loss=fmean(step.loss for step in steps),
+        learning_rate=fmean(step.learning_rate for step in steps), gradient_norm=fmean(norms) if norms else None,
+        loss_scale=fmean(step.loss_scale for step in steps), seconds=fmean(step.seconds for step in steps),
         tokens_per_second=harmonic_mean([step.tokens_per_second for step in steps]),
         model_tflops=harmonic_mean([step.model_tflops for step in steps]),
-    )
+    )  # fmt: skip
 
 
 def derived_records(run: RunDirectory, summary: ReproductionSummary) -> list[Record]:
@@ -216,43 +209,28 @@ def _evaluation_records(model: ReproducedModel, result: PerplexityResult | Cloze
     for name, (value, unit) in numbers.items():
         assert value is not None  # a held-out text has words
         yield Record(
-            experiment="2019/table-3",
-            series=model.series,
-            quantity=f"{text}_{name}",
-            value=value,
-            unit=unit,
-            kind=result.kind,
-            source=model.run,
-            digest=result.checkpoint_digest,
-            seed=model.seed,
+            experiment="2019/table-3", series=model.series, quantity=f"{text}_{name}", value=value, unit=unit,
+            kind=result.kind, source=model.run, digest=result.checkpoint_digest, seed=model.seed,
             note=f"partial: {scored} scored" if result.partial else "",
-        )
+        )  # fmt: skip
 
 
 def _curve_records(model: ReproducedModel, mode: str, run: RunDirectory) -> list[Record]:
     origin: dict[str, Any] = {
-        "series": model.series,
-        "kind": "scaled" if mode == "scaled" else "measured",
-        "source": model.run,
-        "digest": run.manifest["parents"][model.run.rpartition("-")[0]],
-        "seed": model.seed,
-        "x_name": "iteration",
-    }
+        "series": model.series, "kind": "scaled" if mode == "scaled" else "measured", "source": model.run,
+        "digest": run.manifest["parents"][model.run.rpartition("-")[0]], "seed": model.seed, "x_name": "iteration",
+    }  # fmt: skip
     folder = run.path / TRAINING / model.name
     means = read_steps(folder)
     block = means[0].iteration if means else 1
     records = [
         Record(
-            experiment="2019/training-loss",
-            quantity="training_loss",
-            value=mean.loss,
-            x=mean.iteration,
-            note=f"mean of {block} iterations" if block > 1 else "",
-            **origin,
+            experiment="2019/training-loss", quantity="training_loss", value=mean.loss, x=mean.iteration,
+            note=f"mean of {block} iterations" if block > 1 else "", **origin,
         )
         for mean in means
         if mean.iteration % block == 0
-    ]
+    ]  # fmt: skip
     experiments = {
         "validation": ("2019/figure-6", "validation_perplexity"),
         "final-validation": ("2019/validation", END),
@@ -269,32 +247,23 @@ def _summary(plan: Plan, trained: list[RunDirectory], run: RunDirectory) -> Repr
     started = Environment.model_validate(run.manifest["environment"])
     pairs = zip(plan.published, trained, strict=True)
     return ReproductionSummary(
-        target=plan.target,
-        mode="scaled" if plan.size else "full",
-        reason=plan.reason,
-        source=read_document(run.path / DATASET, DataCard).source,
-        twin_rule=twin_rule(plan.configs[0]),
-        models=[reproduced_model(published, training) for published, training in pairs],
-        hardware=hardware_of(started),
+        target=plan.target, mode="scaled" if plan.size else "full", reason=plan.reason,
+        source=read_document(run.path / DATASET, DataCard).source, twin_rule=twin_rule(plan.configs[0]),
+        models=[reproduced_model(published, training) for published, training in pairs], hardware=hardware_of(started),
         commit=str(started.source.get("commit") or ""),
         commands=dict.fromkeys(("figure-6", "training-loss", "table-3", "ledger", "models"), _shown_command(plan)),
-    )
+    )  # fmt: skip
 
 
 def reproduced_model(published: RunConfig, training: RunDirectory) -> ReproducedModel:
     """Summary of the run that stands for a published model."""
     done = read_summary(training.path)
     return ReproducedModel(
-        name=model_name(training.manifest["name"]),
-        run=training.path.name,
-        published=shape_of(published),
-        trained=shape_of(RunConfig.model_validate(training.manifest["config"])),
-        seed=done.seed,
-        tokens=done.tokens,
-        train_seconds=done.train_seconds,
-        tokens_per_second=done.tokens_per_second,
+        name=model_name(training.manifest["name"]), run=training.path.name, published=shape_of(published),
+        trained=shape_of(RunConfig.model_validate(training.manifest["config"])), seed=done.seed, tokens=done.tokens,
+        train_seconds=done.train_seconds, tokens_per_second=done.tokens_per_second,
         checkpoint_digest=read_digest(training.path / CHECKPOINTS / done.checkpoint),
-    )
+    )  # fmt: skip
 
 
 def hardware_of(started: Environment) -> str:

@@ -107,12 +107,9 @@ def started(machine: Machine, constants: Mapping[str, Any]) -> Machine:
 
 
 def least(
-    machine: Machine,
-    constants: Mapping[str, Any],
-    errors: Callable[[Machine], Floats],
-    scale: float = SOFT,
+    machine: Machine, constants: Mapping[str, Any], errors: Callable[[Machine], Floats], scale: float = SOFT,
     loss: str = "soft_l1",
-) -> Machine:
+) -> Machine:  # fmt: skip
     """The machine with the constants that, within their bounds, minimize `errors` under `loss`."""
     low, high = (np.array([each[side] for each in constants.values()]) for side in ("low", "high"))
     start = np.array([getattr(machine, name) for name in constants])
@@ -123,14 +120,9 @@ def least(
 
     margin = 1e-9 * (high - low)
     solution = least_squares(
-        lambda point: errors(moved(point)),
-        np.clip(start, low + margin, high - margin) / unit,
-        bounds=(low / unit, high / unit),
-        loss=loss,
-        f_scale=scale,
-        ftol=1e-7,
-        max_nfev=100,
-    )
+        lambda point: errors(moved(point)), np.clip(start, low + margin, high - margin) / unit,
+        bounds=(low / unit, high / unit), loss=loss, f_scale=scale, ftol=1e-7, max_nfev=100,
+    )  # fmt: skip
     return moved(solution.x)
 
 

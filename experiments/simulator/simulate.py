@@ -187,13 +187,10 @@ def simulate(cluster: Cluster, workloads: Sequence[Workload], run: RunConfig | N
         low, high = time_interval(interval.low, interval.high, smooth, stalls, chance)
         memory = _memory(machine, workload, config, ahead)
         predictions[place] = Prediction(
-            seconds=total,
-            low_seconds=min(low, total),
-            high_seconds=max(high, total),
+            seconds=total, low_seconds=min(low, total), high_seconds=max(high, total),
             tflops_per_gpu=flops_of(workload) / (total * workload.gpus * 1e12),
-            expected_rate=memory["probability_fits"] * ((1 - chance) / smooth + chance / (smooth + stalls)),
-            **memory,
-        )
+            expected_rate=memory["probability_fits"] * ((1 - chance) / smooth + chance / (smooth + stalls)), **memory,
+        )  # fmt: skip
     return predictions
 
 

@@ -105,12 +105,8 @@ def test_every_item_leaves_lines_and_one_record(
     cases = {case.name: case for case in record.cases}
     assert record.disagreements == []
     assert {
-        "limits",
-        "products of a layer",
-        "attention bfloat16, 5 tokens",
-        "attention's layout, bfloat16",
-        "2.5b, 8 × 1",
-    } <= {*cases}
+        "limits", "products of a layer", "attention bfloat16, 5 tokens", "attention's layout, bfloat16", "2.5b, 8 × 1",
+    } <= {*cases}  # fmt: skip
     assert all(ratio.is_reached for name in cases if name.endswith(" tokens") for ratio in cases[name].ratios)
     assert cases["2.5b, 8 × 8"].ratios[0].goal == gpu.BEST_UTILISATION
     assert [ratio.name for ratio in cases["355m beside peers"].ratios] == ["× nanoGPT", "utilisation"]

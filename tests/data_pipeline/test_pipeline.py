@@ -65,18 +65,10 @@ def test_documents_keep_their_numbers_over_batches(built: Path, monkeypatch: pyt
 def test_layout_and_seal(built: Path) -> None:
     dataset = (built / "one" / "small").resolve()
     assert sorted(files_of(dataset)) == [
-        "dataset.json",
-        "documents/train.jsonl",
-        "documents/valid.jsonl",
-        "duplicates.jsonl",
-        "quarantine.jsonl",
-        "tokenizer/tokenizer.json",
-        "tokenizer/tokenizer_config.json",
-        "train_text_document.bin",
-        "train_text_document.idx",
-        "valid_text_document.bin",
-        "valid_text_document.idx",
-    ]
+        "dataset.json", "documents/train.jsonl", "documents/valid.jsonl", "duplicates.jsonl", "quarantine.jsonl",
+        "tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json", "train_text_document.bin",
+        "train_text_document.idx", "valid_text_document.bin", "valid_text_document.idx",
+    ]  # fmt: skip
     check_seal(dataset)
     assert sorted(path.name for path in (built / "one").iterdir()) == [SHELF, "small", dataset.name]
     assert json.loads((dataset / "manifest.json").read_text())["kind"] == "data"
@@ -110,15 +102,10 @@ def test_each_stage_drops_what_it_should(built: Path) -> None:
         name: {reason: n["documents"] for reason, n in stage["dropped"].items()} for name, stage in stages.items()
     }
     assert counts == {
-        "source": {},
-        "clean": {"empty": 1},
-        "language": {"language de": 1, "language not detectable": 1},
-        "length": {"fewer than 128 tokens": 1},
-        "deduplicate": {"near-duplicate": 2},
-        "decontaminate": {},
-        "split": {},
+        "source": {}, "clean": {"empty": 1}, "language": {"language de": 1, "language not detectable": 1},
+        "length": {"fewer than 128 tokens": 1}, "deduplicate": {"near-duplicate": 2}, "decontaminate": {}, "split": {},
         "tokenize": {},
-    }
+    }  # fmt: skip
     assert stages["clean"]["changed"] == 1
     assert stages["decontaminate"]["changed"] == 1
     assert stages["decontaminate"]["documents_out"] == stages["decontaminate"]["documents_in"] + 1

@@ -34,30 +34,18 @@ def read(name: str) -> list[Document | Malformed]:
 
 def test_each_bad_line_costs_only_itself(tmp_path: Path) -> None:
     lines = [
-        b'{"text": "first"}',
-        b'{"text": "broken"',
-        b'{"text": "bad byte \xff"}',
-        b'["not", "an object"]',
-        b'{"title": "no text"}',
-        b'{"text": null}',
-        b'{"text": 7}',
-        b"",
-        b'{"text": ""}',
-        b'{"text": "half \\ud800 pair"}',
-        b"[" * 100_000,
-        '\ufeff{"text": "café"}'.encode(),
+        b'{"text": "first"}', b'{"text": "broken"', b'{"text": "bad byte \xff"}', b'["not", "an object"]',
+        b'{"title": "no text"}', b'{"text": null}', b'{"text": 7}', b"", b'{"text": ""}',
+        b'{"text": "half \\ud800 pair"}', b"[" * 100_000, '\ufeff{"text": "café"}'.encode(),
         b'{"text": "last, without a newline"}',
-    ]
+    ]  # fmt: skip
     path = tmp_path / "mixed.jsonl"
     path.write_bytes(b"\n".join(lines))
     found = read(f"jsonl:{path}")
     assert [(item.id, item.text) for item in found if isinstance(item, Document)] == [
-        ("mixed.jsonl:1", "first"),
-        ("mixed.jsonl:9", ""),
-        ("mixed.jsonl:10", "half \ufffd pair"),
-        ("mixed.jsonl:12", "café"),
-        ("mixed.jsonl:13", "last, without a newline"),
-    ]
+        ("mixed.jsonl:1", "first"), ("mixed.jsonl:9", ""), ("mixed.jsonl:10", "half \ufffd pair"),
+        ("mixed.jsonl:12", "café"), ("mixed.jsonl:13", "last, without a newline"),
+    ]  # fmt: skip
     bad = [item for item in found if isinstance(item, Malformed)]
     assert [item.line for item in bad] == [2, 3, 4, 5, 6, 7, 11]
     assert all(item.source == "mixed.jsonl" and item.reason and len(item.excerpt) <= 300 for item in bad)

@@ -84,25 +84,14 @@ def test_damage_is_noticed(tmp_path: Path) -> None:
     index, tokens = (tmp_path / "t.idx").read_bytes(), (tmp_path / "t.bin").read_bytes()
     sizes, offsets, documents = 34, 34 + 8, 34 + 24
     for broken_index in (
-        b"",
-        index[:-1],
-        index + b"\0",
-        b"TNTIDX\0\0\0" + index[9:],
-        index[:9] + b"\2" + index[10:],
-        index[:17] + b"\6" + index[18:],
-        with_header(index, 2**63, 3),
-        with_header(index, 2, 2**64 - 1),
-        with_header(index, 2**61, 2**61),
-        with_header(index, 0, 6),
-        with_number(index, sizes, "i", -2),
-        with_number(index, sizes, "i", 2**31 - 1),
-        with_number(index, offsets, "q", 2),
-        with_number(index, offsets + 8, "q", 5),
-        with_number(index, offsets + 8, "q", 2**62),
-        with_number(index, documents, "q", 1),
-        with_number(index, documents + 8, "q", 3),
+        b"", index[:-1], index + b"\0", b"TNTIDX\0\0\0" + index[9:], index[:9] + b"\2" + index[10:],
+        index[:17] + b"\6" + index[18:], with_header(index, 2**63, 3), with_header(index, 2, 2**64 - 1),
+        with_header(index, 2**61, 2**61), with_header(index, 0, 6), with_number(index, sizes, "i", -2),
+        with_number(index, sizes, "i", 2**31 - 1), with_number(index, offsets, "q", 2),
+        with_number(index, offsets + 8, "q", 5), with_number(index, offsets + 8, "q", 2**62),
+        with_number(index, documents, "q", 1), with_number(index, documents + 8, "q", 3),
         with_number(index, documents + 16, "q", 2**40),
-    ):
+    ):  # fmt: skip
         (tmp_path / "t.idx").write_bytes(broken_index)
         with pytest.raises(IntegrityFailure, match=r"t\.idx"):
             TokenFile(prefix)

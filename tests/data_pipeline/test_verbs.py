@@ -44,13 +44,9 @@ def test_verbs_in_a_row_are_a_run(cli: Command, tmp_path: Path, monkeypatch: pyt
     assert cli("run", "r.toml").code == 0
     trained = ("--set", "tokenizer.kind=train", "--set", "tokenizer.vocab_size=300")
     steps = [
-        ("clean", ANY_LOSS),
-        ("language", ()),
-        ("length", trained),
-        ("dedup", ()),
-        ("decontaminate", ("--set", TEST_SET, "--set", "decontaminate.frequent=1000")),
-        ("split", ()),
-    ]
+        ("clean", ANY_LOSS), ("language", ()), ("length", trained), ("dedup", ()),
+        ("decontaminate", ("--set", TEST_SET, "--set", "decontaminate.frequent=1000")), ("split", ()),
+    ]  # fmt: skip
     place: object = f"jsonl:{source}"
     for verb, options in steps:
         cli(verb, place, f"out-{verb}", "--workers", 1, *options, ends=0)

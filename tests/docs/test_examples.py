@@ -49,12 +49,9 @@ def change(before: str, diff: str) -> str:
 def follow(page: str, folder: Path) -> list[str]:
     """Do what the page says in `folder`, a copy of the package; the output of each block of commands."""
     environment = {name: value for name, value in os.environ.items() if name != "MLM_DATA_DIR"} | {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(folder),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "XDG_CACHE_HOME": str(folder / "cache"),
-    }
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(folder),
+        "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder / "cache"),
+    }  # fmt: skip
     outputs = []
     for block in blocks(page):
         path = folder / block.title

@@ -81,39 +81,28 @@ def summary() -> dict[str, Any]:
         trained = (small_layers, small_hidden, small_heads, 128, 8192, small, 8, ITERATIONS, 1.5e-4)
         models.append(
             {
-                "name": name,
-                "run": run_name(name),
-                "published": dict(zip(SHAPE, published, strict=True)),
-                "trained": dict(zip(SHAPE, trained, strict=True)),
-                "seed": 1234,
-                "tokens": 8 * 128 * ITERATIONS,
-                "train_seconds": 412.7,
-                "tokens_per_second": 1240.6,
+                "name": name, "run": run_name(name), "published": dict(zip(SHAPE, published, strict=True)),
+                "trained": dict(zip(SHAPE, trained, strict=True)), "seed": 1234, "tokens": 8 * 128 * ITERATIONS,
+                "train_seconds": 412.7, "tokens_per_second": 1240.6,
                 "checkpoint_digest": f"{name.replace('.', ''):0<64}",
             }
-        )
+        )  # fmt: skip
     return {
-        "target": "8.3b",
-        "mode": "scaled",
+        "target": "8.3b", "mode": "scaled",
         "reason": "512 V100 GPUs are needed for the published configuration; this machine has 2 CPU cores.",
         "source": "Built-in sample of 4,000 short public-domain texts; this is NOT the 174 GB corpus of the paper.",
         "twin_rule": "A twin keeps the published depth and width ratios and divides every dimension by one factor.",
-        "models": models,
-        "hardware": "2 cores, no GPU",
-        "commit": "0123456789abcdef0123456789abcdef01234567",
+        "models": models, "hardware": "2 cores, no GPU", "commit": "0123456789abcdef0123456789abcdef01234567",
         "commands": {"figure-6": "make reproduce TARGET=8.3b", "table-3": "make evaluate TARGET=8.3b"},
-    }
+    }  # fmt: skip
 
 
 def ledger() -> dict[str, Any]:
     """Eight stages; the sample of the length stage is hostile text."""
     dropped = {
-        "clean": {"not_text": 41},
-        "language": {"not_english": 212},
-        "length": {"too_short": 633},
-        "deduplicate": {"near_duplicate": 288, "exact_duplicate": 37},
-        "decontaminate": {"test_set_overlap": 6},
-    }
+        "clean": {"not_text": 41}, "language": {"not_english": 212}, "length": {"too_short": 633},
+        "deduplicate": {"near_duplicate": 288, "exact_duplicate": 37}, "decontaminate": {"test_set_overlap": 6},
+    }  # fmt: skip
     documents, stages = 4000, []
     for name in ["source", "clean", "language", "length", "deduplicate", "decontaminate", "split", "tokenize"]:
         reasons = dropped.get(name, {})
@@ -141,14 +130,10 @@ def ledger() -> dict[str, Any]:
         documents = after
     split = {"documents": documents - 93, "tokens": (documents - 93) * 510, "bytes": (documents - 93) * 2100}
     return {
-        "source": "Built-in sample.",
-        "stages": stages,
-        "splits": {"train": split},
-        "malformed_lines": 3,
-        "blank_lines": 2,
-        "shards": [{"read": [["sample", 0, 1000]], "documents": 4000, "digest": "cd" * 32}],
+        "source": "Built-in sample.", "stages": stages, "splits": {"train": split}, "malformed_lines": 3,
+        "blank_lines": 2, "shards": [{"read": [["sample", 0, 1000]], "documents": 4000, "digest": "cd" * 32}],
         "near_duplicates": near_duplicates(),
-    }
+    }  # fmt: skip
 
 
 def write_reproduction(root: Path, name: str = "reproduce-8.3b-5e6f7a8b", sealed: bool = True) -> Path:
@@ -156,14 +141,10 @@ def write_reproduction(root: Path, name: str = "reproduce-8.3b-5e6f7a8b", sealed
     path = root / name
     path.mkdir(parents=True)
     manifest = {
-        "name": "reproduce-8.3b",
-        "kind": "reproduction",
-        "identity": "5e6f7a8b" * 8,
-        "created": "2025-03-04T05:06:07+00:00",
-        "config": {},
-        "parents": {"data": "d" * 64},
+        "name": "reproduce-8.3b", "kind": "reproduction", "identity": "5e6f7a8b" * 8,
+        "created": "2025-03-04T05:06:07+00:00", "config": {}, "parents": {"data": "d" * 64},
         "environment": {"source": {"commit": "0" * 40, "dirty": True}, "packages": {"numpy": "2.0.0"}},
-    }
+    }  # fmt: skip
     write_json(path / "manifest.json", manifest)
     write_json(path / "summary.json", summary())
     write_text(path / "ledger.json", json.dumps(ledger()))
@@ -182,33 +163,22 @@ def near_duplicates() -> dict[str, Any]:
     """A banding of 25 by 5 with its S-curve, and pairs in 20 bins."""
     curve = [[step / 20, 1 - (1 - (step / 20) ** 5) ** 25] for step in range(21)]
     return {
-        "rule": "verified",
-        "bands": 25,
-        "rows": 5,
-        "permutations": 125,
-        "shingle_characters": 5,
-        "threshold": 0.7,
-        "min_agreement": 61,
-        "s_curve": curve,
-        "expected_recall": {str(x): 1 - (1 - x**5) ** 25 for x in (0.7, 0.75, 0.8, 0.9)},
-        "compared_pairs": 40,
+        "rule": "verified", "bands": 25, "rows": 5, "permutations": 125, "shingle_characters": 5, "threshold": 0.7,
+        "min_agreement": 61, "s_curve": curve,
+        "expected_recall": {str(x): 1 - (1 - x**5) ** 25 for x in (0.7, 0.75, 0.8, 0.9)}, "compared_pairs": 40,
         "compared_pairs_by_similarity": [0] * 10 + [4] * 10,
-    }
+    }  # fmt: skip
 
 
 def data_card() -> dict[str, Any]:
     """dataset.json; the name of a setting's test set is hostile text."""
     return {
-        "name": "data-twin",
-        "source": "Built-in sample.",
-        "seed": 1234,
-        "tokenizer": {"kind": "train", "digest": "f0" * 32},
-        "vocab_size": 8000,
-        "padded_vocab_size": 8192,
+        "name": "data-twin", "source": "Built-in sample.", "seed": 1234,
+        "tokenizer": {"kind": "train", "digest": "f0" * 32}, "vocab_size": 8000, "padded_vocab_size": 8192,
         "files": {"train_text_document.bin": {"bytes": 2_000_000, "sha256": "ab" * 32}},
         "settings": {"length": {"min_tokens": 128}, "decontaminate": {"test_sets": ["wikitext103", HOSTILE]}},
         "language": {"langdetect": "1.0.9", "seed": 0, "python": "3.11.7"},
-    }
+    }  # fmt: skip
 
 
 def evaluation(task: str = "wikitext103", **changes: Any) -> dict[str, Any]:

@@ -12,14 +12,11 @@ def test_curves_are_sorted_by_x_and_published_first() -> None:
 
     curves = layers_of(
         [
-            point("8.3b", "scaled", 20, 5.0),
-            point("8.3b", "scaled", 10, 6.0),
-            point("8.3b", "scaled", None, 1.0),
-            point("8.3b", "published", 300, 9.0),
-            point("355m", "published", 300, 15.0),
+            point("8.3b", "scaled", 20, 5.0), point("8.3b", "scaled", 10, 6.0), point("8.3b", "scaled", None, 1.0),
+            point("8.3b", "published", 300, 9.0), point("355m", "published", 300, 15.0),
         ],
         ["355m", "8.3b"],
-    )
+    )  # fmt: skip
     assert [(curve.kind, curve.series) for curve in curves] == [
         ("published", "355m"),
         ("published", "8.3b"),
@@ -31,13 +28,8 @@ def test_curves_are_sorted_by_x_and_published_first() -> None:
 
 def test_numbers_are_written_plainly() -> None:
     assert [show(value) for value in (9.266, 210.44, 1315.2, 3_000_000, 1e30, None)] == [
-        "9.27",
-        "210.4",
-        "1,315",
-        "3,000,000",
-        "1e+30",
-        "—",
-    ]
+        "9.27", "210.4", "1,315", "3,000,000", "1e+30", "—",
+    ]  # fmt: skip
     assert [exact(value) for value in (500.0, 9.27, None)] == ["500", "9.27", ""]
     assert [compact(value) for value in (1500.0, 300_000.0, 1.2e6, 0.0)] == ["1,500", "300k", "1.2M", "0"]
     assert accuracy(66.51, "%") == "66.51 %"

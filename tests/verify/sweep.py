@@ -16,28 +16,18 @@ SEEDS = [int(seed) for seed in sys.argv[1:]] or [1, 2, 3]
 DENSE, EXPERTS = "tp2 tp2-sp pp2 dp2 dp2-zero1", "tp2-sp pp2 dp2 ep2"
 MOE = "num_moe_experts=4 add_bias_linear=False"
 CELLS = {
-    "": f"{DENSE} tp2-pp2 cp2",
-    "qk_layernorm=True": DENSE,
-    "num_query_groups=2": DENSE,
-    "normalization=RMSNorm": DENSE,
-    "activation_func=silu gated_linear_unit=True add_bias_linear=False": DENSE,
-    "position_embedding_type=rope": DENSE,
-    "share_embeddings_and_output_weights=False": DENSE,
-    "softmax_type=learnable": DENSE,
-    "softmax_type=off-by-one": DENSE,
-    "attention_output_gate=True": DENSE,
-    "add_bias_linear=False add_qkv_bias=True": DENSE,
-    "calculate_per_token_loss=True": DENSE,
-    "window_size=(4,0)": DENSE,
-    "multi_latent_attention=True": DENSE,
-    "mtp_num_layers=1": DENSE,
-    MOE: f"{EXPERTS} tp2-ep2-sp",
-    f"{MOE} moe_token_dispatcher_type=alltoall": EXPERTS,
+    "": f"{DENSE} tp2-pp2 cp2", "qk_layernorm=True": DENSE, "num_query_groups=2": DENSE, "normalization=RMSNorm": DENSE,
+    "activation_func=silu gated_linear_unit=True add_bias_linear=False": DENSE, "position_embedding_type=rope": DENSE,
+    "share_embeddings_and_output_weights=False": DENSE, "softmax_type=learnable": DENSE,
+    "softmax_type=off-by-one": DENSE, "attention_output_gate=True": DENSE,
+    "add_bias_linear=False add_qkv_bias=True": DENSE, "calculate_per_token_loss=True": DENSE,
+    "window_size=(4,0)": DENSE, "multi_latent_attention=True": DENSE, "mtp_num_layers=1": DENSE,
+    MOE: f"{EXPERTS} tp2-ep2-sp", f"{MOE} moe_token_dispatcher_type=alltoall": EXPERTS,
     f"{MOE} moe_shared_expert_intermediate_size=64": EXPERTS,
     f"{MOE} moe_router_score_function=sigmoid moe_router_enable_expert_bias=True": EXPERTS,
     f"{MOE} moe_aux_loss_coeff=0.1": EXPERTS,
     f"{MOE} moe_aux_loss_coeff=0.1 moe_router_load_balancing_type=global_aux_loss": EXPERTS,
-}
+}  # fmt: skip
 """Fields, and the layouts that they are tried on."""
 
 

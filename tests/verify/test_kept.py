@@ -73,14 +73,11 @@ def test_what_is_kept_is_made_again(results: Path) -> None:
 
 
 EDITED = {
-    "2019/table-3/8.3b/wikitext103": {"value": "9.81"},
-    "2021/table-1/1.7b/tflops": {"value": "150"},
-    "2019/text/tokens": {"value": "270328"},
-    "2022/text/gpt-3-flops": {"tolerance": "±2"},
-    "2021/sizes/145b": {"tolerance": "-0.5+1"},
-    "2022/section-6.1/share": {"relation": ">="},
+    "2019/table-3/8.3b/wikitext103": {"value": "9.81"}, "2021/table-1/1.7b/tflops": {"value": "150"},
+    "2019/text/tokens": {"value": "270328"}, "2022/text/gpt-3-flops": {"tolerance": "±2"},
+    "2021/sizes/145b": {"tolerance": "-0.5+1"}, "2022/section-6.1/share": {"relation": ">="},
     "2021/text/checkpoint-size": {"tolerance": "5%"},
-}
+}  # fmt: skip
 """Claims with a forged number, relation or tolerance."""
 
 

@@ -23,16 +23,10 @@ def answers(tmp_path: Path, *lines: str) -> list[dict[str, str]]:
 
 def test_every_row_is_answered_in_order(tmp_path: Path) -> None:
     found = answers(
-        tmp_path,
-        HEADER + ",vocab,chunks,recompute",
-        GOOD + ",,,",
-        GOOD.replace("dgx-a100-80g", "cray-1") + ",,,",
-        GOOD.replace(",64,512", ",63,512") + ",51200,1,full",
-        GOOD.replace(",2,3072", ",two,3072") + ",,,",
-        GOOD.replace(",2,3072", ",,3072") + ",,,",
-        GOOD + ",51200.0,1.0,Full",
-        GOOD.replace("2048", "1e12") + ",,,",
-    )
+        tmp_path, HEADER + ",vocab,chunks,recompute", GOOD + ",,,", GOOD.replace("dgx-a100-80g", "cray-1") + ",,,",
+        GOOD.replace(",64,512", ",63,512") + ",51200,1,full", GOOD.replace(",2,3072", ",two,3072") + ",,,",
+        GOOD.replace(",2,3072", ",,3072") + ",,,", GOOD + ",51200.0,1.0,Full", GOOD.replace("2048", "1e12") + ",,,",
+    )  # fmt: skip
     assert list(found[0]) == [*INPUTS, *RESULTS]
     assert [row["fits"] for row in found] == ["true", "false", "false", "false", "false", "true", "false"]
     first = found[0]
