@@ -64,6 +64,7 @@ class StageAttrition(FileSchema, frozen=False):
     seconds: float = 0.0
     """Summed over all processes."""
     note: str = ""
+    __setattr__ = object.__setattr__  # not checked: counted up for every document
 
     @classmethod
     def begin(cls, name: str) -> Self:

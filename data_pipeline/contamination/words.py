@@ -10,8 +10,11 @@ from itertools import accumulate, islice
 from data_pipeline.fast.exact import checked
 from data_pipeline.fast.ngram_index import WORD, NgramIndex
 
-MARK = re.compile(r"\u00ad|<[^<>]{1,2000}>|\]\([^()\s]{1,2000}\)")
+TAG, LINK = r"<[^<>]{1,2000}>", r"\]\([^()\s]{1,2000}\)"
+MARK = re.compile(rf"\u00ad|{TAG}|{LINK}")
 """A soft hyphen, a tag, or what follows the words of a link in Markdown."""
+SPACED = {(True, False): re.compile(TAG), (False, True): re.compile(LINK), (True, True): re.compile(f"{TAG}|{LINK}")}
+"""The marks that are read as spaces, by whether a text has `<` and `](`: one kind is found faster than two."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +48,15 @@ class Ngrams:
         """
         if not self.texts:
             return iter(())
+        here = _search()((self, text))
+        spaced = SPACED.get(("<" in text, "](" in text))
+        unmarked = (spaced.sub(" ", text) if spaced else text).replace("\u00ad", "")
+        if unmarked == text or not (more := [*_search()((self, unmarked))]):
+            return here
         parts = _without_marks(text)
-        if len(parts) == 1:
-            return _search()((self, text))
         starts = [0, *accumulate(len(part) for _, part in parts)]
-        places = {*_search()((self, text))}
-        for place, ngram in _search()((self, "".join(part for _, part in parts))):
+        places = {*here}
+        for place, ngram in more:
             part = bisect_right(starts, place) - 1
             places.add((parts[part][0] + place - starts[part], ngram))
         return iter(sorted(places, key=lambda match: (match[0], -len(match[1]))))
@@ -76,10 +82,9 @@ class Ngrams:
 def _without_marks(text: str) -> list[tuple[int, str]]:
     """The text in parts with the place of each: soft hyphens are left out, tags and targets of links are spaces."""
     parts, end = [], 0
-    if "\u00ad" in text or "<" in text or "](" in text:
-        for mark in MARK.finditer(text):
-            parts.append((end, text[end : mark.start()] + " " * (mark.group() != "\u00ad")))
-            end = mark.end()
+    for mark in MARK.finditer(text):
+        parts.append((end, text[end : mark.start()] + " " * (mark.group() != "\u00ad")))
+        end = mark.end()
     return [*parts, (end, text[end:])]
 
 

@@ -35,7 +35,8 @@ def shingle_keys(text: str, characters: int) -> Keys:
     """Keys of the distinct shingles of a text, ascending; a shorter text is its own only shingle."""
     data = as_bytes(text)
     if len(text) >= characters:
-        return np.unique(_keys(data, characters))
+        every = np.sort(_keys(data, characters))
+        return every[np.diff(every, prepend=~every[0]) != 0]
     return WHOLE | np.frombuffer(blake2b(data.tobytes(), digest_size=7).digest() + b"\0", "<u8")
 
 
@@ -236,7 +237,7 @@ class _Held:
     """The documents held in the buckets of a component, identified by their place among its members."""
 
     def __init__(self, fingerprints: NDArray[np.uint64], config: DeduplicateConfig) -> None:
-        self._buckets = np.stack([_shared_buckets(keys) for keys in fingerprints[:, : config.banding[0]].T], axis=1)
+        self._buckets = _shared_buckets(fingerprints[:, : config.banding[0]])
         self._minima = np.ascontiguousarray(fingerprints[:, config.banding[0] :]).view(np.uint8)
         self._required = required_agreement(config)
         self._held: dict[tuple[int, int], array[int]] = defaultdict(lambda: array("q"))
@@ -267,9 +268,14 @@ class _Held:
 
 
 def _shared_buckets(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Number of the bucket of each member in one band, -1 where it is alone."""
-    _, bucket, sizes = np.unique(keys, return_inverse=True, return_counts=True)
-    return np.where(sizes[bucket] > 1, bucket, -1)
+    """Number of the bucket of each member in each band, [members, bands], -1 where it is alone."""
+    order = np.argsort(keys, axis=0)
+    ordered = np.take_along_axis(keys, order, axis=0)
+    is_new = np.ones((len(keys) + 1, keys.shape[1]), np.bool_)
+    is_new[1:-1] = ordered[1:] != ordered[:-1]
+    numbers = np.empty(keys.shape, np.int64)
+    np.put_along_axis(numbers, order, np.where(is_new[:-1] & is_new[1:], -1, is_new[:-1].cumsum(axis=0)), axis=0)
+    return numbers
 
 
 def _verify(

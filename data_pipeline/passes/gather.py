@@ -82,8 +82,7 @@ def gather_slice(settings: Settings, inputs: list[Path], directory: Path) -> Cou
             file.writelines(lines)
     if dtype:
         with TokenFileWriter(directory / SLICE_TOKENS, dtype) as writer:
-            for ids in tokens:
-                writer.add_document(ids)
+            writer.add_documents(np.concatenate([np.empty(0, dtype), *tokens]), [*map(len, tokens)])
     return {"documents": len(numbers), "bytes": int(total[0]), "tokens": int(total[1])}
 
 

@@ -1,5 +1,6 @@
 """Near-duplicates: MinHash over character shingles proposes pairs, exact Jaccard similarity decides."""
 
+from functools import cache
 from math import floor, sqrt
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -12,6 +13,7 @@ MOST_ROWS, LEAST_BANDS, MOST_PERMUTATIONS, CHOSEN_RECALL = 5, 25, 256, 0.9999
 """Limits of the bands and rows that follow from a threshold, and their least expected recall there."""
 
 
+@cache
 def choose_banding(threshold: float) -> tuple[int, int]:
     """Bands and rows: the most rows, and then the fewest bands, that find nearly all pairs at the threshold.
 
