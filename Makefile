@@ -20,7 +20,7 @@ $(READY): pyproject.toml $(wildcard constraints*.txt) install.sh
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 10
 
 test: $(READY) ## Run a part of every room's tests, the smallest main job among them: eight minutes
-	$(PYTEST) -m 'not slow and not long'
+	$(PYTEST) $(shell sed 's|.*|--ignore=tests/&.py|' tests/long.txt)
 
 test-all: $(READY) ## Run the tests
 	$(PYTEST)

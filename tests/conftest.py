@@ -1,5 +1,6 @@
 """What must hold before any test imports anything, the published files, and made ones of the same shape."""
 
+import gc
 import os
 import signal
 import sys
@@ -21,26 +22,29 @@ settings.register_profile("untimed", deadline=None)  # how long an example takes
 settings.load_profile("untimed")
 
 LONG = [f"tests/{name}.py" for name in Path(__file__).with_name("long.txt").read_text(encoding="utf-8").split()]
-"""The files that take longest, dearest first. `make test` leaves them to `make test-all`."""
+"""The files that take longest, dearest first. `make test` leaves them to `make test-all`, and does not import them."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files that take longest come first: a file is one worker's, and a long one at the end leaves others idle.
 
-    Their tests are marked `long`, and every test that uses the published files is marked `published`.
+    Every test that uses the published files is marked `published`.
     """
     places = {name: place for place, name in enumerate(LONG)}
     for item in items:
         if "published" in getattr(item, "fixturenames", ()):
             item.add_marker("published")
-        if item.nodeid.partition("::")[0] in places:
-            item.add_marker("long")
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(LONG)))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """The process that commands are forked from starts before a test starts one of its own, which has imported less."""
+    """The process that commands are forked from starts before a test starts one of its own, which has imported less.
+
+    What is imported stays: no collection of garbage, of which every training has one, here or in a fork, looks at it.
+    """
+    gc.collect()
+    gc.freeze()
     if len({item.path for item in session.items}) > 1:
         forkserver.ensure_running()
 

@@ -3,6 +3,7 @@
 Where torch is not installed, only what needs none.
 """
 
+import gc
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -28,3 +29,5 @@ if find_spec("torch"):
         import_module(module)
     import_module("tests.ranks").take_a_step()
 list_gpus.cache_clear()  # a test may give a process another machine
+gc.collect()
+gc.freeze()  # a forked command has garbage of its own alone to look for
