@@ -3,13 +3,12 @@
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from megatron.core.datasets import helpers
-from megatron.core.datasets.bert_dataset import BERTMaskedWordPieceDataset
 
 from data_pipeline.tokens.sentence_pairs import Masking, PairSamples
 from data_pipeline.tokens.sentences import Sentences, Vocabulary
@@ -56,8 +55,10 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> PairSamples:
     return PairSamples(file, plain_vocabulary(), S, seed=7)
 
 
-def theirs(samples: PairSamples) -> BERTMaskedWordPieceDataset:
+def theirs(samples: PairSamples) -> Any:
     """Their dataset over the same sentences and the same index."""
+    from megatron.core.datasets.bert_dataset import BERTMaskedWordPieceDataset
+
     vocabulary = {token: f"w{token}" if token < WORDS else f"##p{token}" for token in range(WORDS + PIECES + 1)}
     masking = samples.masking
     dataset = BERTMaskedWordPieceDataset.__new__(BERTMaskedWordPieceDataset)
@@ -92,6 +93,8 @@ def test_a_sample_is_megatron_s(samples: PairSamples) -> None:
 
 @pytest.mark.parametrize("seed", [1, 1234])
 def test_the_index_is_megatron_s(seed: int, tmp_path: Path) -> None:
+    from megatron.core.datasets import helpers
+
     file = write_sentences(tmp_path / "text", random_documents(50, seed), seed)
     found = PairSamples(file, plain_vocabulary(), S, seed).index
     documents = file.document_index.astype(np.int64)
