@@ -26,6 +26,7 @@ def measured(seconds: float, peak: int = 100) -> Timed:
 def test_all_contenders_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train, "read_size", small_size)
     monkeypatch.setattr(train, "KERNEL_SHAPE", KernelShape(s=8, b=1, n=2, d=4, v=16))
+    monkeypatch.setattr("experiments.iterations.GEMM_WIDTH", 64)
     monkeypatch.setattr("torch.compile", lambda function: function)
     result = train.measure(1, ["tiny fp32 dropout 0", "tiny bf16 dropout 0", LAYOUTS, "kernels"])
     assert result.disagreements == []
