@@ -1,6 +1,7 @@
 """The rooms of the house and how to read their source."""
 
 import ast
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +44,8 @@ def names_in_strings(path: Path) -> Iterator[tuple[int, str]]:
 
     Of a string with a placeholder, what stands before it: `engine.families.`.
     """
+    if not re.search("import_module|__import__", path.read_text(encoding="utf-8")):
+        return
     nodes = list(ast.walk(parse(path)))
     called = {ast.unparse(node.func).rpartition(".")[2] for node in nodes if isinstance(node, ast.Call)}
     if called & {"import_module", "__import__"}:
