@@ -117,10 +117,8 @@ class TrainingStep:
         return gradient
 
     def rehearse(self, microbatches: Sequence[PipelineInput]) -> tuple[float, float]:
-        """Allocate what an iteration and a checkpoint allocate, before the first iteration; changes nothing.
-
-        Returns the seconds of forward and backward over the microbatches, and of the update, when they are repeated.
-        """
+        """Allocate what an iteration and a checkpoint allocate, before the first iteration; changes nothing. Returns
+        the seconds of forward and backward over the microbatches, and of the update, when they are repeated."""
         rounds: list[tuple[float, float]] = []
         wanted = 2
         while len(rounds) < wanted:

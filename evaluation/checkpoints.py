@@ -61,10 +61,8 @@ def native_checkpoint(path: Path, vocab: Path | None = None, heads: int | None =
 
 
 def find_directory(path: Path) -> Path:
-    """The directory of a checkpoint, or of a hub's or a package's model of that name.
-
-    Raises BadInput if there is none.
-    """
+    """The directory of a checkpoint, or of a hub's or a package's model of that name. Raises BadInput if there is
+    none."""
     if (place := place_of(path)).exists():
         return place
     try:

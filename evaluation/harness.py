@@ -18,10 +18,8 @@ from evaluation.windows import Window
 
 
 def rolling_windows(num_tokens: int, seq_length: int) -> Iterator[Window]:
-    """Disjoint windows over a document that score every token but the first.
-
-    Each sees the token before what it scores; the last one is extended to the left to a full context.
-    """
+    """Disjoint windows over a document that score every token but the first. Each sees the token before what it scores;
+    the last one is extended to the left to a full context."""
     for first in range(1, num_tokens, seq_length):
         stop = min(first + seq_length, num_tokens)
         yield Window(0 if first == 1 else stop - seq_length - 1, first, stop)
@@ -58,10 +56,8 @@ def document_stream(text: RunningText, tokenizer: Encoder, seq_length: int) -> S
 
 
 def encode_passages(tokenizer: Encoder, passages: Sequence[str]) -> list[tuple[list[int], int]]:
-    """Each passage's sub-words and how many of them are its target: what follows the last space.
-
-    Context and target are encoded together and cut where the context alone, without white space at its end, does.
-    """
+    """Each passage's sub-words and how many of them are its target: what follows the last space. Context and target are
+    encoded together and cut where the context alone, without white space at its end, does."""
     whole = tokenizer.encode_batch(list(passages))
     before = tokenizer.encode_batch([passage.rpartition(" ")[0].rstrip() for passage in passages])
     return [(tokens, len(tokens) - len(context)) for tokens, context in zip(whole, before, strict=True)]

@@ -108,9 +108,7 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Continue prompts, greedily unless a task asks for sampling, up to a stop, end-of-text or a number of tokens.
-
-        Greedy prompts of one length and the same settings are continued together.
-        """
+        Greedy prompts of one length and the same settings are continued together."""
         prompts = [self._prompt(*request.args) for request in requests]
         alike: dict[tuple[int, str], list[int]] = defaultdict(list)
         for number, request in enumerate(requests):

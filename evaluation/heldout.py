@@ -107,10 +107,8 @@ def _perplexity(source: SourceText, documents: list[str], tokenizer: Encoder, co
 
 
 def read_texts(path: Path, tokenizer: Encoder) -> tuple[list[str], tuple[str, ...]]:
-    """The documents of a file of {"text": ...}, the text of any other file, and a remark on each oddity.
-
-    Raises BadInput for a file that cannot be read.
-    """
+    """The documents of a file of {"text": ...}, the text of any other file, and a remark on each oddity. Raises
+    BadInput for a file that cannot be read."""
     content, remarks = _read_text(path), []
     if content.startswith(MARK):
         content = content[1:]

@@ -43,9 +43,7 @@ def cached_model(name: str) -> Path:
 
 def fetch_model(name: str, out: Path) -> Path:
     """Write the model's files and fetched.json to `out/NAME`, keep files already there, and return the directory.
-
-    Raises as `cached_model` does, and IntegrityFailure for a file with another digest than the hub's.
-    """
+    Raises as `cached_model` does, and IntegrityFailure for a file with another digest than the hub's."""
     repository, short, revision = _parse(name)
     from huggingface_hub import HfApi, snapshot_download
 

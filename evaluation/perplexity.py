@@ -168,10 +168,8 @@ class PerplexityTask(Task):
         return self.tokenizer.decode(self.requests[place].tokens[-self.requests[place].num_scored :])
 
     def result(self, scores: Scores, provenance: Provenance) -> PerplexityResult:
-        """Perplexity = exp(summed loss / words), with the columns of every convention beside it.
-
-        A text of too few words has no number by words, and a warning says why.
-        """
+        """Perplexity = exp(summed loss / words), with the columns of every convention beside it. A text of too few
+        words has no number by words, and a warning says why."""
         facts = self.facts(scores, provenance)
         text, stream = self.running_text, self.stream
         nll, num_scored = math.fsum(scores.nll), len(scores.log_probabilities)

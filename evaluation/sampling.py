@@ -11,10 +11,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sampling:
-    """Steps, in order, by which a token is drawn from the model's distribution.
-
-    Raises BadInput for a value that leaves no distribution.
-    """
+    """Steps, in order, by which a token is drawn from the model's distribution. Raises BadInput for a value that leaves
+    no distribution."""
 
     temperature: float = 1.0
     """Divides the logits."""

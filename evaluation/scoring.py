@@ -281,10 +281,8 @@ def score_batch(
 def score_rows(
     model: ScoringModel, hidden: Tensor, targets: Tensor, banned: NDArray[np.int64] | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Log-probability of each target [n] from states [n, h], and three flags for it.
-
-    The flags: first of the best tokens, one of the best, first of the best allowed.
-    """
+    """Log-probability of each target [n] from states [n, h], and three flags for it. The flags: first of the best
+    tokens, one of the best, first of the best allowed."""
     axis = model.mesh.tp
     logits = model.network.logits(hidden)  # [n, v/t]
     start = axis.rank * logits.size(1)
@@ -320,10 +318,8 @@ def _is_first_best(logits: Tensor, start: int, targets: Tensor, target: Tensor, 
 
 
 def plan_batches(requests: Sequence[Request], rows: Callable[[int], int]) -> Batches:
-    """Requests of similar length and similar number of scored tokens together, the longest first.
-
-    `rows(width)` is how many requests of at most `width` inputs make a batch.
-    """
+    """Requests of similar length and similar number of scored tokens together, the longest first. `rows(width)` is how
+    many requests of at most `width` inputs make a batch."""
     order = sorted(range(len(requests)), key=lambda i: (-len(requests[i].tokens), -requests[i].num_scored))
     batches: Batches = []
     while order:
@@ -345,10 +341,8 @@ def digest_batches(requests: Sequence[Request], batches: Batches) -> str:
 
 
 def pack_weights(network: CausalModel) -> None:
-    """Put the layers' weights into oneDNN's order; the network cannot be trained any more.
-
-    Products of several rows get faster, products of a single row slower.
-    """
+    """Put the layers' weights into oneDNN's order; the network cannot be trained any more. Products of several rows get
+    faster, products of a single row slower."""
     weight = next(network.layers.parameters())
     if not onednn or weight.device.type != "cpu":
         return
@@ -363,10 +357,8 @@ def pack_weights(network: CausalModel) -> None:
 def forward_at(
     network: CausalModel | PretrainedModel, mesh: ParallelMesh, tokens: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor | None:
-    """Final states [q, b, h] at positions [b, q] of token ids [b, s] on the last stage, None on the others.
-
-    Every rank of the pipeline calls it with the same tokens.
-    """
+    """Final states [q, b, h] at positions [b, q] of token ids [b, s] on the last stage, None on the others. Every rank
+    of the pipeline calls it with the same tokens."""
     return _pass_down(
         network, mesh, tokens, network.hidden_states, lambda inputs: network.hidden_states_at(inputs, positions)
     )
@@ -375,10 +367,8 @@ def forward_at(
 def forward_next(
     network: GPT2 | PretrainedModel, mesh: ParallelMesh, tokens: torch.Tensor, cache: Any
 ) -> torch.Tensor | None:  # fmt: skip
-    """Final states [q, b, h] of the token ids [b, q] that follow those in the cache on the last stage, else None.
-
-    Every rank of the pipeline calls it with the same tokens and the cache of its own stage.
-    """
+    """Final states [q, b, h] of the token ids [b, q] that follow those in the cache on the last stage, else None. Every
+    rank of the pipeline calls it with the same tokens and the cache of its own stage."""
 
     def step(inputs: torch.Tensor) -> torch.Tensor:
         return network.hidden_states_next(inputs, cache)
@@ -403,10 +393,8 @@ def _pass_down(
 
 
 def sum_exponentials(logits: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
-    """Maximum of some columns of each row of logits [n, v], float32, and the sum of exp(logit − maximum), float64.
-
-    Both are [n]; without columns they are −∞ and 0.
-    """
+    """Maximum of some columns of each row of logits [n, v], float32, and the sum of exp(logit − maximum), float64. Both
+    are [n]; without columns they are −∞ and 0."""
     n, count = len(logits), columns.stop - columns.start
     highest, total = logits.new_full((n,), float("-inf"), dtype=torch.float32), logits.new_zeros(n, dtype=torch.float64)
     if count <= 0:
@@ -453,10 +441,8 @@ def remembering(model: ScoringModel) -> TransformerXL:
 def score_with_memory(
     model: ScoringModel, segments: Sequence[Request], on_progress: Callable[[int], None] = lambda count: None
 ) -> Scores:
-    """Scores of segments that follow each other: each request scores all its tokens but the first.
-
-    Raises NoMemory as `remembering` does, BadInput for a segment longer than the model's context.
-    """
+    """Scores of segments that follow each other: each request scores all its tokens but the first. Raises NoMemory as
+    `remembering` does, BadInput for a segment longer than the model's context."""
     network = remembering(model)
     if max(len(request.tokens) for request in segments) - 1 > model.seq_length:
         raise BadInput(f"a segment is longer than the model's {model.seq_length} tokens")

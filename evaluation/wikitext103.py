@@ -36,10 +36,8 @@ def read_wikitext(name: str, path: Path, test_set: str) -> RunningText:
 
 
 def read_wikitext103(name: str, path: Path) -> RunningText:
-    """The official test file at `path`, for the protocol `name`.
-
-    Raises IntegrityFailure if the file is another, or if its counts are not the published ones.
-    """
+    """The official test file at `path`, for the protocol `name`. Raises IntegrityFailure if the file is another, or if
+    its counts are not the published ones."""
     text = read_wikitext(name, path, "wikitext103")
     _expect(text.num_original_tokens, NUM_ORIGINAL_TOKENS, "original tokens")
     _expect(text.num_lm_eval_words, NUM_LM_EVAL_WORDS, "words as lm-evaluation-harness counts them")

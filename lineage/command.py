@@ -116,10 +116,8 @@ def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn
 
 
 class _Output(io.TextIOWrapper):
-    """Standard output or error. A terminal shows control characters other than colours instead of obeying them.
-
-    What cannot be written, because its reader left or its disk is full, is lost, and the work goes on.
-    """
+    """Standard output or error. A terminal shows control characters other than colours instead of obeying them. What
+    cannot be written, because its reader left or its disk is full, is lost, and the work goes on."""
 
     lost: OSError | None = None
 
@@ -148,10 +146,8 @@ class _Output(io.TextIOWrapper):
 
 
 def _take_streams() -> None:
-    """Write to standard output and error through `_Output`, in place of closed ones to nowhere.
-
-    Characters that an encoding lacks are escaped.
-    """
+    """Write to standard output and error through `_Output`, in place of closed ones to nowhere. Characters that an
+    encoding lacks are escaped."""
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         stream = getattr(sys, name)
         if stream is None:

@@ -116,10 +116,8 @@ def save_checkpoint(
 
 
 def _write(path: Path, dtype: torch.dtype, tensors: Written, rank: int) -> tuple[str, str, dict[str, Any]]:
-    """Write the tensors of this rank into a file. Returns its name, its SHA-256 and its part of the index.
-
-    All are gone through whatever happens, because other ranks may wait for this one's elements of theirs.
-    """
+    """Write the tensors of this rank into a file. Returns its name, its SHA-256 and its part of the index. All are gone
+    through whatever happens, because other ranks may wait for this one's elements of theirs."""
     mine = {name: p for name, p, writer, _ in tensors if writer == rank}
     numbers: dict[str, Numbers] = {}
     left = iter(sorted(tensors, key=itemgetter(0)))  # the order of a file; the index has the model's
@@ -211,9 +209,7 @@ def start_from(
     path: Path, digest: str, parameters: Sequence[ShardedParameter], optimizer: FlatOptimizer, is_whole: bool
 ) -> TrainingState:
     """Load the checkpoint that a run starts from: its weights, or, if `is_whole`, the optimizer and its progress too.
-
-    Every rank calls it. Raises IntegrityFailure if the checkpoint is no longer the one that the run began with.
-    """
+    Every rank calls it. Raises IntegrityFailure if the checkpoint is no longer the one that the run began with."""
     with optimizer.mesh.all_or_none():
         if read_digest(path) != digest:
             raise IntegrityFailure(f"{path} has changed since the run began that starts from it")

@@ -32,9 +32,7 @@ def write_shard(
     path: Path, shapes: Mapping[str, tuple[torch.dtype, Sequence[int]]], tensors: Iterable[torch.Tensor]
 ) -> str:
     """Write tensors of these shapes, in their order, of which no more than one is held. Returns the file's SHA-256.
-
-    Names in alphabetical order make the library's own file. Raises OSError when the file cannot be written.
-    """
+    Names in alphabetical order make the library's own file. Raises OSError when the file cannot be written."""
     header: dict[str, Any] = {}
     end, digest = 0, hashlib.sha256()
     for name, (dtype, shape) in shapes.items():
@@ -102,10 +100,8 @@ def read_into(
 
 
 def stored_dtype(directory: Path, index: dict[str, Entry]) -> torch.dtype:
-    """Number format of the first tensor of the index, which is that of all weights.
-
-    Raises IntegrityFailure if it is not a training format or the file cannot be read.
-    """
+    """Number format of the first tensor of the index, which is that of all weights. Raises IntegrityFailure if it is
+    not a training format or the file cannot be read."""
     try:
         name, entry = next(iter(index.items()))
         with safe_open(directory / Path(entry["files"][0]).name, framework="pt") as file:

@@ -32,10 +32,8 @@ BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def measure(tensor: torch.Tensor, parameter: ShardedParameter | None = None, start: int = 0) -> Numbers:
-    """The numbers of a tensor, in float64. Least and greatest leave out non-finite numbers; 0 without any.
-
-    With a parameter, the tensor is a run of elements, from `start` on, of this rank's part of it.
-    """
+    """The numbers of a tensor, in float64. Least and greatest leave out non-finite numbers; 0 without any. With a
+    parameter, the tensor is a run of elements, from `start` on, of this rank's part of it."""
     flat = tensor.detach().flatten()
     return *_range(flat), _checksum(flat, parameter, start)
 
@@ -99,10 +97,8 @@ def has_checksums(directory: Path) -> bool:
 def check_written(
     file: Path, before: Mapping[str, Numbers], parameters: Mapping[str, ShardedParameter] | None = None
 ) -> None:
-    """Read a file of tensors, or of this rank's parts of parameters, again and compare.
-
-    Raises IntegrityFailure naming the first tensor that differs.
-    """
+    """Read a file of tensors, or of this rank's parts of parameters, again and compare. Raises IntegrityFailure naming
+    the first tensor that differs."""
     with safe_open(file, framework="pt") as opened:
         for name, numbers in before.items():
             if difference := differs(measure(opened.get_tensor(name), (parameters or {}).get(name)), to_json(numbers)):

@@ -167,10 +167,8 @@ def find_task(name: str) -> FineTuneTask:
 
 
 def read_sets(name: str, data: Path) -> dict[str, Sequence[TaskExample]]:
-    """The examples of a task's published files below `data`: each evaluation set, then `train`.
-
-    Raises DataMissing or BadInput if a file is not there, is not readable or has no example.
-    """
+    """The examples of a task's published files below `data`: each evaluation set, then `train`. Raises DataMissing or
+    BadInput if a file is not there, is not readable or has no example."""
     task = find_task(name)
     sets = {split: task.read(data / place) for split, place in {**task.held_out, "train": task.train}.items()}
     for split, part in sets.items():

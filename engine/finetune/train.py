@@ -234,8 +234,7 @@ class FineTuner:
 
     def ensemble(self, members: Sequence[Scores]) -> Scores:
         """Mean of several trainings' scores: of probabilities of classes, as Megatron-LM's script does, of scores of
-        positions as they are.
-        """
+        positions as they are."""
         stacks = [[torch.stack(tensors) for tensors in zip(*each, strict=True)] for each in zip(*members, strict=True)]
         return [[(each if self.is_span else each.softmax(dim=-1)).mean(dim=0) for each in stack] for stack in stacks]
 

@@ -44,9 +44,7 @@ COMPANIONS = ("*.json", "*.txt", "*.model", "*.md", "*.jinja", "LICENSE*")
 
 def write_huggingface(loaded: LoadedCheckpoint, directory: Path) -> None:
     """Write a GPT-2's weights into `directory`, in fp32 and without padding rows of the vocabulary, and its tokenizer.
-
-    Raises IntegrityFailure if model and tokenizer differ in vocabulary size.
-    """
+    Raises IntegrityFailure if model and tokenizer differ in vocabulary size."""
     config = loaded.config
     tokenizer = Tokenizer.load(loaded.directory / "tokenizer")
     if tokenizer.vocab_size != config.vocab_size:
@@ -81,10 +79,8 @@ def their_tensors(
 def our_tensors(
     tensors: dict[str, torch.Tensor], config: ModelConfig, theirs: ModuleType, directory: Path
 ) -> dict[str, torch.Tensor]:
-    """Convert their tensors to ours. Empties `tensors`. Heads that the directory may lack become zeros.
-
-    Raises BadInput for a head that is not tied, and IntegrityFailure naming a tensor that does not fit the model.
-    """
+    """Convert their tensors to ours. Empties `tensors`. Heads that the directory may lack become zeros. Raises BadInput
+    for a head that is not tied, and IntegrityFailure naming a tensor that does not fit the model."""
     layers = {int(match[1]) for name in tensors if (match := re.match(r"(?:h|encoder\.layer)\.(\d+)\.", name))}
     if len(layers) != config.num_layers:
         raise IntegrityFailure(f"{directory}: {CONFIG} says {config.num_layers} layers, the weights have {len(layers)}")
@@ -163,10 +159,8 @@ def read_config(path: Path, sizes: Sequence[str]) -> dict[str, Any]:
 
 
 def read_weights(directory: Path, prefix: str, buffer: re.Pattern[str]) -> tuple[dict[str, torch.Tensor], list[Path]]:
-    """All weights, by their names without `prefix`, and the files with them, the index first.
-
-    Raises IntegrityFailure if a file is damaged or disagrees with the index.
-    """
+    """All weights, by their names without `prefix`, and the files with them, the index first. Raises IntegrityFailure
+    if a file is damaged or disagrees with the index."""
     tensors: dict[str, torch.Tensor] = {}
     single, index = directory / WEIGHTS, directory / INDEX
     places = None if single.is_file() else _read_index(index)

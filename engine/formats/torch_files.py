@@ -65,10 +65,8 @@ class Unread:
 
 
 def read_torch_file(path: Path) -> Any:
-    """Read a file that `torch.save` wrote, in the zip format or the one before torch 1.6, to the CPU.
-
-    Raises IntegrityFailure if the file is damaged or names a function or class outside the list.
-    """
+    """Read a file that `torch.save` wrote, in the zip format or the one before torch 1.6, to the CPU. Raises
+    IntegrityFailure if the file is damaged or names a function or class outside the list."""
     names: list[Any] = [argparse.Namespace, *((Unread, name) for name in UNREAD)]
     try:
         if is_zip := zipfile.is_zipfile(path):

@@ -68,10 +68,8 @@ class RecentIterations:
         return tuple(self._seen)
 
     def add(self, loss: float, gradient_norm: float) -> dict[str, float]:
-        """Remember an iteration. Returns the limit of each value that exceeds it: `loss`, `gradient_norm`.
-
-        An iteration with a value that is not finite, such as an fp16 overflow, is not remembered.
-        """
+        """Remember an iteration. Returns the limit of each value that exceeds it: `loss`, `gradient_norm`. An iteration
+        with a value that is not finite, such as an fp16 overflow, is not remembered."""
         if not (math.isfinite(loss) and math.isfinite(gradient_norm)):
             return {}
         values = {"loss": loss, "gradient_norm": gradient_norm}
@@ -104,10 +102,8 @@ class SpikeGuard(Guard):
 
 
 class NoiseScaleGuard(Guard):
-    """Adds the gradient noise scale to the metrics (McCandlish et al. 2018, Appendix A.1).
-
-    It is averaged over the last iterations of this session.
-    """
+    """Adds the gradient noise scale to the metrics (McCandlish et al. 2018, Appendix A.1). It is averaged over the last
+    iterations of this session."""
 
     def __init__(self, dp: int) -> None:
         self._dp = dp
@@ -129,19 +125,15 @@ class NoiseScaleGuard(Guard):
 def gradient_moments(
     small_square: float, small_batch: int, large_square: float, large_batch: int
 ) -> tuple[float, float]:
-    """|G|², the squared norm of the true gradient, and tr Σ, the variance of one sample's gradient, without bias.
-
-    The arguments are squared norms of gradients averaged over each batch: E|G_B|² = |G|² + tr Σ / B.
-    """
+    """|G|², the squared norm of the true gradient, and tr Σ, the variance of one sample's gradient, without bias. The
+    arguments are squared norms of gradients averaged over each batch: E|G_B|² = |G|² + tr Σ / B."""
     square = (large_batch * large_square - small_batch * small_square) / (large_batch - small_batch)
     return square, (small_square - large_square) / (1 / small_batch - 1 / large_batch)
 
 
 def noise_scale(moments: Iterable[tuple[float, float]]) -> float | None:
-    """B_simple = tr Σ / |G|², in samples; None where the gradient drowns in the noise.
-
-    Each moment is averaged over the iterations first, because a ratio of single estimates is biased.
-    """
+    """B_simple = tr Σ / |G|², in samples; None where the gradient drowns in the noise. Each moment is averaged over the
+    iterations first, because a ratio of single estimates is biased."""
     square, variance = (math.fsum(values) for values in zip((0.0, 0.0), *moments, strict=True))
     return variance / square if square > 0 and variance > 0 else None
 
@@ -248,10 +240,8 @@ BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 
 class SlowRankGuard(Guard):
-    """Compares the time of each rank's own work, without communication, with that of the other ranks of its stage.
-
-    It sees no difference on GPUs, where communication is not waited for, and with ZeRO stage 3.
-    """
+    """Compares the time of each rank's own work, without communication, with that of the other ranks of its stage. It
+    sees no difference on GPUs, where communication is not waited for, and with ZeRO stage 3."""
 
     def __init__(self, mesh: ParallelMesh) -> None:
         self._mesh = mesh

@@ -56,10 +56,8 @@ class PeakMemory:
 
 
 def _resident_bytes(field: str) -> int:
-    """Resident set now (`VmRSS`) or at its peak (`VmHWM`); always the peak where the system has no /proc.
-
-    On Linux `getrusage` would not do: its peak includes the process that started this one, before `exec`.
-    """
+    """Resident set now (`VmRSS`) or at its peak (`VmHWM`); always the peak where the system has no /proc. On Linux
+    `getrusage` would not do: its peak includes the process that started this one, before `exec`."""
     if not STATUS.exists():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     line = next(line for line in STATUS.read_text(encoding="ascii").splitlines() if line.startswith(f"{field}:"))
@@ -88,10 +86,8 @@ class MemoryGuard(Guard):
         return warning
 
     def look(self, statistics: Mapping[str, int]) -> str:
-        """A warning, the first time that retries grew since the last look; otherwise nothing.
-
-        `statistics` are those of `torch.cuda.memory_stats`. Retries before the first look do not count.
-        """
+        """A warning, the first time that retries grew since the last look; otherwise nothing. `statistics` are those of
+        `torch.cuda.memory_stats`. Retries before the first look do not count."""
         before, self._retries = self._retries, statistics.get("num_alloc_retries", 0)
         if self._has_told or before is None or self._retries <= before:
             return ""
@@ -128,10 +124,8 @@ def explaining_out_of_memory(run: ResolvedRun, mesh: ParallelMesh, when: str) ->
 
 
 def _is_first_to_say() -> bool:
-    """True if no other rank has run out of memory before; one rank speaks for all.
-
-    Of ranks that are threads, the first that fails ends the others before they compute again.
-    """
+    """True if no other rank has run out of memory before; one rank speaks for all. Of ranks that are threads, the first
+    that fails ends the others before they compute again."""
     if not dist.is_initialized():
         return True
     try:

@@ -12,11 +12,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layout:
-    """Degrees of tensor, pipeline and data parallelism.
-
-    Global rank = tp + TP·(dp + DP·pp): tensor-parallel neighbours are adjacent, then data, then pipeline
-    (Megatron-LM v2, `mpu/initialize.py`).
-    """
+    """Degrees of tensor, pipeline and data parallelism. Global rank = tp + TP·(dp + DP·pp): tensor-parallel neighbours
+    are adjacent, then data, then pipeline (Megatron-LM v2, `mpu/initialize.py`)."""
 
     tp: int = 1
     pp: int = 1
@@ -49,11 +46,8 @@ class PipelineStage:
 
 
 def split_layers(num_layers: int, pp: int, chunks: int) -> list[PipelineStage]:
-    """Stages in pipeline order; stage = chunk · pp + rank.
-
-    If the layers do not divide evenly, the earlier stages hold one more: the last stage also computes the output head.
-    Raises BadInput when there are fewer layers than stages.
-    """
+    """Stages in pipeline order; stage = chunk · pp + rank. If the layers do not divide evenly, the earlier stages hold
+    one more: the last stage also computes the output head. Raises BadInput when there are fewer layers than stages."""
     stages = pp * chunks
     if num_layers < stages:
         raise BadInput(
@@ -70,10 +64,8 @@ def split_layers(num_layers: int, pp: int, chunks: int) -> list[PipelineStage]:
 
 
 def layout_of(config: "RunConfig", ranks: int) -> Layout:
-    """The layout of a run on `ranks` ranks: tp and pp as configured, all others data-parallel.
-
-    Raises BadInput with the numbers that do not divide and the choices that would.
-    """
+    """The layout of a run on `ranks` ranks: tp and pp as configured, all others data-parallel. Raises BadInput with the
+    numbers that do not divide and the choices that would."""
     tp, pp = config.parallel.tp, config.parallel.pp
     num_heads, padded_vocab_size = config.model.num_heads, config.model.padded_vocab_size
     batch_in_microbatches = config.train.batch_in_microbatches

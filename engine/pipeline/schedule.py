@@ -28,8 +28,7 @@ class Compute(NamedTuple):
 
 def check_schedule(name: ScheduleName, pp: int, chunks: int, microbatches: int) -> None:
     """Raise BadInput where the schedule is not defined: chunks without interleaving, or interleaving with a number of
-    microbatches that is not a multiple of pp (2021 paper, Section 2.2).
-    """
+    microbatches that is not a multiple of pp (2021 paper, Section 2.2)."""
     if name != "interleaved" and chunks != 1:
         raise BadInput(f"the {name} schedule has one chunk per rank, not {chunks}; interleaved has several")
     if name == "interleaved" and microbatches % pp:
@@ -92,10 +91,8 @@ def ideal_bubble(name: ScheduleName, pp: int, chunks: int, microbatches: int) ->
 
 
 def peaks_in_flight(name: ScheduleName, pp: int, chunks: int, microbatches: int) -> list[int]:
-    """Most forward passes of each rank that wait for their backward pass at a time.
-
-    Raises BadInput as `check_schedule`.
-    """
+    """Most forward passes of each rank that wait for their backward pass at a time. Raises BadInput as
+    `check_schedule`."""
     check_schedule(name, pp, chunks, microbatches)
     if name == "gpipe":
         return [microbatches] * pp

@@ -179,10 +179,8 @@ def resolve(config: RunConfig, ranks: int | None = None, origin: StartingPoint |
 
 
 def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, StartingPoint | None]:
-    """The configuration with the padded vocabulary of the checkpoint that it starts from, and the checkpoint.
-
-    Raises BadInput if the checkpoint has another tokenizer or shape.
-    """
+    """The configuration with the padded vocabulary of the checkpoint that it starts from, and the checkpoint. Raises
+    BadInput if the checkpoint has another tokenizer or shape."""
     seam = config.train.continues
     place = seam.run if seam else config.train.init_from
     if place is None:
@@ -206,10 +204,8 @@ def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, Starting
 
 
 def continue_run(config: RunConfig, run: Path) -> RunConfig:
-    """The configuration that continues a run from its newest checkpoint.
-
-    Raises BadInput for anything but a training run, for fewer iterations and for another precision.
-    """
+    """The configuration that continues a run from its newest checkpoint. Raises BadInput for anything but a training
+    run, for fewer iterations and for another precision."""
     directory = RunDirectory.open(run)
     earlier = parse_config(directory.manifest["config"], RunConfig, str(directory.path / MANIFEST)).train
     if earlier.precision != config.train.precision:
@@ -231,10 +227,8 @@ def default_ranks(config: RunConfig) -> int:
 
 
 def read_run_config(model: str | Path, overrides: Sequence[str] = (), twin: bool = False) -> RunConfig:
-    """The configuration of a shipped model or a TOML file.
-
-    Overrides of `twin.` are factors by which a twin is shrunk; all others apply after that.
-    """
+    """The configuration of a shipped model or a TOML file. Overrides of `twin.` are factors by which a twin is shrunk;
+    all others apply after that."""
     path = find_file(model, Shipped.MODEL)
     if not twin:
         return load_config(path, RunConfig, overrides)
@@ -247,11 +241,8 @@ def read_run(
     model: str | Path, overrides: Sequence[str] = (), twin: bool = False, ranks: int | None = None,
     earlier: Path | None = None,
 ) -> ResolvedRun:  # fmt: skip
-    """The run of a shipped model or a TOML file, which continues `earlier` if that is given.
-
-    Raises BadInput if the file or an override states a vocabulary that its dataset does not have; a twin's rule is no
-    statement.
-    """
+    """The run of a shipped model or a TOML file, which continues `earlier` if that is given. Raises BadInput if the
+    file or an override states a vocabulary that its dataset does not have; a twin's rule is no statement."""
     config = read_run_config(model, overrides, twin)
     run = resolve(continue_run(config, earlier) if earlier else config, ranks)
     stated, actual = config.model.vocab_size, run.config.model.vocab_size

@@ -117,9 +117,7 @@ def _log_softmax(logits: torch.Tensor) -> torch.Tensor:
 
 def distance_encoding(length: int, hidden_size: int, device: torch.device) -> torch.Tensor:
     """Encoding R of distances length − 1 … 0, [length, h] float64: sines, then cosines, of 10000^(−2i/h) · distance.
-
-    Dai et al. 2019, from Vaswani et al. 2017, Section 3.5, in the order of the authors' code.
-    """
+    Dai et al. 2019, from Vaswani et al. 2017, Section 3.5, in the order of the authors' code."""
     distances = torch.arange(length - 1, -1, -1, dtype=torch.float64, device=device)
     powers = torch.arange(0, hidden_size, 2, dtype=torch.float64, device=device) / hidden_size
     angles = torch.outer(distances, 10000.0**-powers)
@@ -127,10 +125,8 @@ def distance_encoding(length: int, hidden_size: int, device: torch.device) -> to
 
 
 class RelativeAttention(nn.Module):
-    """Causal attention with scores (q + u)·k + (q + v)·r(distance), heads divided over the tensor-parallel axis.
-
-    u and v are learned vectors of each head and layer (Dai et al. 2019, Section 3.3). There are no biases.
-    """
+    """Causal attention with scores (q + u)·k + (q + v)·r(distance), heads divided over the tensor-parallel axis. u and
+    v are learned vectors of each head and layer (Dai et al. 2019, Section 3.3). There are no biases."""
 
     shard_dims: ClassVar[dict[str, int]] = {"content_bias": 0, "position_bias": 0}
 
@@ -176,10 +172,8 @@ class RelativeAttention(nn.Module):
 
 
 def _shift(scores: torch.Tensor) -> torch.Tensor:
-    """Turn columns by distance k − 1 … 0 into columns by key. Column j of row i is then the distance i + m − j.
-
-    Row i moves left by s − 1 − i (Dai et al. 2019, Appendix B). Columns of future keys are undefined.
-    """
+    """Turn columns by distance k − 1 … 0 into columns by key. Column j of row i is then the distance i + m − j. Row i
+    moves left by s − 1 − i (Dai et al. 2019, Appendix B). Columns of future keys are undefined."""
     b, n, s, k = scores.shape
     return F.pad(scores, (1, 0)).view(b, n, k + 1, s)[:, :, 1:].view(b, n, s, k)
 
