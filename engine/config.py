@@ -448,18 +448,14 @@ class DataSection(Config):
 
 
 OTHER_NAMES = {
-    **dict.fromkeys(("lr", "max_lr"), "train.learning_rate"),
-    "min_lr": "train.min_learning_rate",
+    **dict.fromkeys(("lr", "max_lr"), "train.learning_rate"), "min_lr": "train.min_learning_rate",
     **dict.fromkeys(("max_iters", "train_iters", "max_steps", "steps"), "train.iterations"),
     **dict.fromkeys(("batch_size", "micro_batch_size"), "train.microbatch_size"),
     "gradient_accumulation_steps": "train.global_batch_size, the sequences of an update",
     **dict.fromkeys(("dp", "data_parallel_size"), "the ranks that tp and pp leave (--ranks)"),
-    **dict.fromkeys(("dtype", "bf16", "fp16"), "train.precision"),
-    "block_size": "model.seq_length",
-    "n_layer": "model.num_layers",
-    "n_head": "model.num_heads",
-    "n_embd": "model.hidden_size",
-}
+    **dict.fromkeys(("dtype", "bf16", "fp16"), "train.precision"), "block_size": "model.seq_length",
+    "n_layer": "model.num_layers", "n_head": "model.num_heads", "n_embd": "model.hidden_size",
+}  # fmt: skip
 """Keys as other programs call them."""
 
 

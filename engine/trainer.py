@@ -203,11 +203,9 @@ class Trainer:
         for guard in self.guards:
             guard.before_checkpoint()
         probe = Probe(
-            tokens=self.validation.probed,
-            loss=self._loss_of(self.validation.probed),
-            precision=self.config.train.precision,
-            computed_on=describe_computation(self.mesh.layout, self.mesh.device),
-        )
+            tokens=self.validation.probed, loss=self._loss_of(self.validation.probed),
+            precision=self.config.train.precision, computed_on=describe_computation(self.mesh.layout, self.mesh.device),
+        )  # fmt: skip
         self.state = checkpoint.save_checkpoint(
             self.directory.path, self.config, self.state, self.model.parameters, self.step.optimizer,
             self.model.storage_mesh, self.dataset.tokenizer, probe, self.inputs.streams,

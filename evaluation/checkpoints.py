@@ -194,13 +194,9 @@ def _load(path: Path, mesh: ParallelMesh, row_by_row: bool, dtype: torch.dtype |
     if not row_by_row:
         pack_weights(loaded.model)
     model = ScoringModel(
-        network=loaded.model,
-        vocab_size=loaded.config.vocab_size,
-        seq_length=loaded.config.seq_length,
-        hidden_size=loaded.config.hidden_size,
-        dtype=next(loaded.model.parameters()).dtype,
-        mesh=mesh,
-    )
+        network=loaded.model, vocab_size=loaded.config.vocab_size, seq_length=loaded.config.seq_length,
+        hidden_size=loaded.config.hidden_size, dtype=next(loaded.model.parameters()).dtype, mesh=mesh,
+    )  # fmt: skip
     kind, count = _kind(loaded.directory), parameter_count(loaded.config)
     return EvaluatedCheckpoint(loaded.directory, loaded.digest, tokenizer, model, kind, count)
 

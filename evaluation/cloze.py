@@ -161,17 +161,13 @@ class ClozeTask(Task):
         truncated = counts["num_truncated"]
         cut = f"; {truncated} examples cut at the left to the model's context" if truncated else ""
         return ClozeResult(
-            **self.facts(scores, provenance),
-            **counts,
+            **self.facts(scores, provenance), **counts,
             protocol=f"{self.source.title}; {self._rule}; {provenance.dtype}{cut}{self.extent}",
             perplexity=target_perplexity,
-            perplexity_standard_error=None if spread is None else target_perplexity * spread,
-            accuracy=accuracy,
-            standard_error=math.sqrt(accuracy * (1 - accuracy) / max(1, num_examples - 1)),
-            num_examples=num_examples,
-            num_correct=num_correct,
-            examples=list(zip(losses.tolist(), correct.tolist(), strict=True)),
-        )
+            perplexity_standard_error=None if spread is None else target_perplexity * spread, accuracy=accuracy,
+            standard_error=math.sqrt(accuracy * (1 - accuracy) / max(1, num_examples - 1)), num_examples=num_examples,
+            num_correct=num_correct, examples=list(zip(losses.tolist(), correct.tolist(), strict=True)),
+        )  # fmt: skip
 
     def correct(self, scores: Scores) -> NDArray[np.bool_]:
         """True for each example that is right by the rule."""

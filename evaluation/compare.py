@@ -37,10 +37,6 @@ def paired_difference(task: str, first: Losses, second: Losses) -> Difference:
     else:
         error = difference_standard_error((first.nll, first.weight), (second.nll, second.weight))
     return Difference(
-        task=task,
-        num_pairs=len(first.names),
-        log_perplexity=float(values[1] - values[0]),
-        log_perplexity_standard_error=error,
-        accuracy=accuracy,
-        accuracy_standard_error=accuracy_error,
-    )
+        task=task, num_pairs=len(first.names), log_perplexity=float(values[1] - values[0]),
+        log_perplexity_standard_error=error, accuracy=accuracy, accuracy_standard_error=accuracy_error,
+    )  # fmt: skip

@@ -100,15 +100,9 @@ def _score_all(tasks: Sequence[Task], evaluated: EvaluatedCheckpoint, settings: 
     quiet = not evaluated.model.mesh.is_first
     with Progress(title, total, unit, quiet) as progress, telling_of_lost_ranks():
         shared = requests and score(
-            evaluated.model,
-            requests,
-            settings.batch_size,
-            settings.workers,
-            progress.advance,
-            banned=banned,
-            store=evaluated.store,
-            on_resumed=progress.start_at,
-        )
+            evaluated.model, requests, settings.batch_size, settings.workers, progress.advance, banned=banned,
+            store=evaluated.store, on_resumed=progress.start_at,
+        )  # fmt: skip
         mine = iter(places)
         return [
             take(shared, next(mine), task.requests)
@@ -120,14 +114,10 @@ def _score_all(tasks: Sequence[Task], evaluated: EvaluatedCheckpoint, settings: 
 
 def _provenance(evaluated: EvaluatedCheckpoint, checkpoint: Path, started: float) -> Provenance:
     return Provenance(
-        kind=evaluated.kind,
-        checkpoint=_shown(evaluated.directory, checkpoint),
-        checkpoint_digest=evaluated.digest,
-        tokenizer_digest=evaluated.tokenizer.digest,
-        dtype=str(evaluated.model.dtype).removeprefix("torch."),
-        seconds=time.monotonic() - started,
-        environment=describe_environment(),
-    )
+        kind=evaluated.kind, checkpoint=_shown(evaluated.directory, checkpoint), checkpoint_digest=evaluated.digest,
+        tokenizer_digest=evaluated.tokenizer.digest, dtype=str(evaluated.model.dtype).removeprefix("torch."),
+        seconds=time.monotonic() - started, environment=describe_environment(),
+    )  # fmt: skip
 
 
 def _shown(directory: Path, asked: Path) -> str:

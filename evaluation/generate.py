@@ -59,12 +59,9 @@ def generate_text(
 
 @torch.inference_mode()
 def generate(
-    model: ScoringModel,
-    prompts: Sequence[Sequence[int]],
-    max_new_tokens: int,
-    end: int | None,
+    model: ScoringModel, prompts: Sequence[Sequence[int]], max_new_tokens: int, end: int | None,
     sampling: Sampling | None = None,
-) -> list[list[int]]:
+) -> list[list[int]]:  # fmt: skip
     """The tokens after each prompt, up to and with `end`, or `max_new_tokens`.
 
     All prompts have one length and go through the model together. Without `sampling` it is greedy. Every rank of the

@@ -45,19 +45,11 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
     backend = "causal"
 
     def __init__(
-        self,
-        pretrained: str,
-        batch_size: int | str | None = None,
-        max_batch_size: int | None = None,
-        device: str | None = None,
-        vocab: str | None = None,
-        heads: int | None = None,
-        workers: int | None = None,
-        dtype: str | None = None,
-        max_length: int | None = None,
-        backend: Literal["engine", "transformers"] | None = None,
-        **unknown: Any,
-    ) -> None:
+        self, pretrained: str, batch_size: int | str | None = None, max_batch_size: int | None = None,
+        device: str | None = None, vocab: str | None = None, heads: int | None = None, workers: int | None = None,
+        dtype: str | None = None, max_length: int | None = None,
+        backend: Literal["engine", "transformers"] | None = None, **unknown: Any,
+    ) -> None:  # fmt: skip
         """`vocab` and `heads` are for Megatron-LM's checkpoints, `max_length` shortens the context.
 
         lm-evaluation-harness always passes a device and a largest batch size; the latter is ignored. Raises BadInput

@@ -40,13 +40,9 @@ def heldout_cloze(dataset: Path, tokenizer: Encoder, context: int, reason: str) 
 
 
 def file_perplexity(
-    path: Path,
-    tokenizer: Encoder,
-    context: int,
-    window: int | None = None,
-    stride: int | None = None,
+    path: Path, tokenizer: Encoder, context: int, window: int | None = None, stride: int | None = None,
     name: str = "perplexity",
-) -> PerplexityTask:
+) -> PerplexityTask:  # fmt: skip
     """Sliding-window perplexity of a text file, or of the documents of a .jsonl or .json file joined by blank lines.
 
     The window is the context and the stride a 32nd of it, or of the name `perplexity-huggingface` half of it, unless
@@ -177,8 +173,6 @@ def _source(task: str, dataset: Path, reason: str, published: str) -> SourceText
         f"trained on, and its numbers cannot be compared with published {published} results"
     )
     return SourceText(
-        task=task,
-        title=f"held-out documents of {dataset.name} (not {published})",
-        digest=sha256_file(dataset / VALIDATION_DOCUMENTS),
-        note=f"{note} ({reason})." if reason else f"{note}.",
-    )
+        task=task, title=f"held-out documents of {dataset.name} (not {published})",
+        digest=sha256_file(dataset / VALIDATION_DOCUMENTS), note=f"{note} ({reason})." if reason else f"{note}.",
+    )  # fmt: skip

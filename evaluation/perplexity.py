@@ -130,13 +130,9 @@ class PerplexityTask(Task):
     unit = "windows"
 
     def __init__(
-        self,
-        text: RunningText,
-        stream: Stream,
-        tokenizer: Encoder,
-        divisor: Divisor = "original tokens",
+        self, text: RunningText, stream: Stream, tokenizer: Encoder, divisor: Divisor = "original tokens",
         with_memory: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(text.source, tokenizer, stream.requests)
         self.with_memory, self.stream = with_memory, stream
         self.running_text, self._divisor, self._num_original_tokens = text, divisor, text.num_original_tokens

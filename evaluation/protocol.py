@@ -184,15 +184,12 @@ class Task(ABC):
         for place, (number, request, start) in enumerate(zip(self.chosen, self.requests, scores.starts, strict=True)):
             part = slice(int(start), int(start) + request.num_scored)
             yield Sample(
-                task=self.name,
-                index=number,
-                text=self.text(place),
+                task=self.name, index=number, text=self.text(place),
                 num_context_tokens=len(request.tokens) - request.num_scored,
                 tokens=request.tokens[-request.num_scored :].tolist(),
-                log_probabilities=scores.log_probabilities[part].tolist(),
-                greedy=scores.greedy[part].tolist(),
+                log_probabilities=scores.log_probabilities[part].tolist(), greedy=scores.greedy[part].tolist(),
                 correct=None if correct is None else bool(correct[place]),
-            )
+            )  # fmt: skip
 
     def correct(self, scores: Scores) -> NDArray[np.bool_] | None:
         """True for each request that is right by the protocol's rule; None if it has no such rule."""

@@ -78,15 +78,10 @@ class ScoringModel:
 
 
 def score(
-    model: ScoringModel,
-    requests: Sequence[Request],
-    batch_size: int | None = None,
-    workers: int | None = None,
-    on_progress: Callable[[int], None] = lambda count: None,
-    banned: NDArray[np.int64] | None = None,
-    store: ScoreStore | None = None,
-    on_resumed: Callable[[int], None] = lambda count: None,
-) -> Scores:
+    model: ScoringModel, requests: Sequence[Request], batch_size: int | None = None, workers: int | None = None,
+    on_progress: Callable[[int], None] = lambda count: None, banned: NDArray[np.int64] | None = None,
+    store: ScoreStore | None = None, on_resumed: Callable[[int], None] = lambda count: None,
+) -> Scores:  # fmt: skip
     """Score every request; token ids that are `banned` are not allowed.
 
     `on_progress` gets the number of newly scored requests, `on_resumed` the number of requests in the store. On a mesh

@@ -24,18 +24,13 @@ KIND_OF_CPU = ("cpu family", "model", "CPU implementer", "CPU part")
 def describe_environment() -> Environment:
     """Versions, hardware and source state."""
     return Environment(
-        mlm_repro=VERSION,
-        source=source_state(),
-        python=platform.python_version(),
-        platform=f"{platform.system()} {platform.machine()}",
-        cpu=cpu_name(),
-        cores=available_cores(),
-        memory_bytes=memory_bytes(),
-        gpus=[gpu["name"] for gpu in list_gpus()],
+        mlm_repro=VERSION, source=source_state(), python=platform.python_version(),
+        platform=f"{platform.system()} {platform.machine()}", cpu=cpu_name(), cores=available_cores(),
+        memory_bytes=memory_bytes(), gpus=[gpu["name"] for gpu in list_gpus()],
         packages={name: number for name in PACKAGES if (number := _installed(name))},
         variables={name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
         argv=[Path(sys.argv[0]).name, *sys.argv[1:]],
-    )
+    )  # fmt: skip
 
 
 def source_state() -> dict[str, Any]:
