@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from engine.checkpoint.statistics import Numbers, merge, to_json
 from engine.parallel.sharding import ShardedParameter
@@ -28,9 +29,7 @@ Entry = dict[str, Any]
 """{"shape": whole shape, "dim": int or None, "files": names in the order of the parts}"""
 
 
-def write_shard(
-    path: Path, shapes: Mapping[str, tuple[torch.dtype, Sequence[int]]], tensors: Iterable[torch.Tensor]
-) -> str:
+def write_shard(path: Path, shapes: Mapping[str, tuple[torch.dtype, Sequence[int]]], tensors: Iterable[Tensor]) -> str:
     """Write tensors of these shapes, in their order, of which no more than one is held. Returns the file's SHA-256.
     Names in alphabetical order make the library's own file. Raises OSError when the file cannot be written."""
     header: dict[str, Any] = {}
@@ -75,7 +74,7 @@ def merge_descriptions(descriptions: Iterable[dict[str, Entry]]) -> tuple[dict[s
 
 
 def read_into(
-    directory: Path, index: dict[str, Entry], wanted: Iterable[tuple[str, ShardedParameter, int, torch.Tensor]]
+    directory: Path, index: dict[str, Entry], wanted: Iterable[tuple[str, ShardedParameter, int, Tensor]]
 ) -> None:
     """Copy elements of this rank's part of each wanted tensor into place, from a checkpoint of any layout.
 
@@ -140,9 +139,7 @@ def _is_list_of(value: Any, kind: type) -> bool:
     return isinstance(value, list) and bool(value) and all(type(item) is kind for item in value)
 
 
-def _read_run(
-    name: str, entry: Entry, parameter: ShardedParameter, start: int, target: torch.Tensor, file: Any
-) -> None:
+def _read_run(name: str, entry: Entry, parameter: ShardedParameter, start: int, target: Tensor, file: Any) -> None:
     """Fill the target with as many elements of the rank's part, from `start` on; whole rows of it are read."""
     shape, count = parameter.local.shape, target.numel()
     if not count:
@@ -157,9 +154,7 @@ def _read_run(
     target.copy_(rows.view(-1)[start - first * row :][:count])
 
 
-def _read_part(
-    name: str, entry: Entry, parameter: ShardedParameter, first: int, target: torch.Tensor, file: Any
-) -> None:
+def _read_part(name: str, entry: Entry, parameter: ShardedParameter, first: int, target: Tensor, file: Any) -> None:
     """Fill the target with rows of the rank's part, from the row `first` on."""
     dim, files, own = entry["dim"] or 0, entry["files"], parameter.dim
     cut: list[slice] = [slice(size) for size in parameter.global_shape]
@@ -179,7 +174,7 @@ def _read_part(
             _copy(name, target.narrow(dim, low - start, high - low), file(source).get_slice(name)[tuple(cut)])
 
 
-def _copy(name: str, target: torch.Tensor, source: torch.Tensor) -> None:
+def _copy(name: str, target: Tensor, source: Tensor) -> None:
     if source.shape != target.shape or not source.is_floating_point():
         raise IntegrityFailure(
             f"{name}: a file holds {source.dtype} of shape {list(source.shape)}, "

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from engine.formats.tensor_plan import DividedBlock, Division, TensorPlan
 from engine.parallel.collectives import enter_tensor_parallel, gather_features, leave_tensor_parallel
@@ -58,7 +58,7 @@ class _RankRandom:
 
     def __init__(self, seed: int, rank: int) -> None:
         self.state = torch.Generator().manual_seed(seed + 1 + rank).get_state()
-        self.shared: torch.Tensor | None = None
+        self.shared: Tensor | None = None
 
     def enter(self) -> None:
         self.shared = torch.get_rng_state()
@@ -76,7 +76,7 @@ class _Region:
 
     def __init__(self, model: nn.Module, block: DividedBlock, tp: int, axis: Axis, random: _RankRandom) -> None:
         self.axis, self.random = axis, random
-        self.entered: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.entered: list[tuple[Tensor, Tensor]] = []
         for name in block.columns:
             column: Any = model.get_submodule(name)
             if hasattr(column, "nf"):
@@ -87,7 +87,7 @@ class _Region:
         for name in {name.rpartition(".")[0] for name in (*block.columns, block.row)}:
             _divide_heads(model.get_submodule(name), tp)
 
-    def enter(self, column: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    def enter(self, column: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if not self.entered:
             self.random.enter()
         for whole, entered in self.entered:
@@ -97,7 +97,7 @@ class _Region:
         self.entered.append((inputs[0], entered))
         return (entered,)
 
-    def leave(self, row: Any, x: torch.Tensor) -> torch.Tensor:
+    def leave(self, row: Any, x: Tensor) -> Tensor:
         self.random.leave()
         self.entered.clear()
         product = x @ (row.weight.T if isinstance(row, nn.Linear) else row.weight)
@@ -123,17 +123,13 @@ def _rows(split: Division, rank: int) -> tuple[int, int]:
     return rows
 
 
-def _look_up(
-    forward: Callable[[torch.Tensor], torch.Tensor], start: int, stop: int, axis: Axis, ids: torch.Tensor
-) -> torch.Tensor:
+def _look_up(forward: Callable[[Tensor], Tensor], start: int, stop: int, axis: Axis, ids: Tensor) -> Tensor:
     """Rows of a vocabulary of which this rank has [start, stop)."""
     inside = (ids >= start) & (ids < stop)
     rows = forward((ids - start).where(inside, 0)) * inside[..., None]
     return leave_tensor_parallel(rows, axis, sequence_parallel=False)
 
 
-def _score(
-    forward: Callable[[torch.Tensor], torch.Tensor], axis: Axis, start: int, whole: int, x: torch.Tensor
-) -> torch.Tensor:
+def _score(forward: Callable[[Tensor], Tensor], axis: Axis, start: int, whole: int, x: Tensor) -> Tensor:
     """Logits of the whole vocabulary."""
     return gather_features(forward(enter_tensor_parallel(x, axis, sequence_parallel=False)), axis, start, whole)

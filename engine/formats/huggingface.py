@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.config import ModelConfig
@@ -60,25 +61,23 @@ def write_huggingface(loaded: LoadedCheckpoint, directory: Path) -> None:
     write_vocabulary(loaded.directory / "tokenizer", directory, config.seq_length)
 
 
-def gpt2_weights(tensors: Mapping[str, torch.Tensor], config: ModelConfig) -> dict[str, torch.Tensor]:
+def gpt2_weights(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """A GPT-2's whole tensors in transformers' names and row order, without padding rows of the vocabulary."""
     theirs = their_tensors({name: tensor.detach() for name, tensor in tensors.items()}, config, huggingface_gpt2)
     return {f"{huggingface_gpt2.PREFIX}{name}": tensor for name, tensor in theirs.items()}
 
 
-def their_tensors(
-    tensors: Mapping[str, torch.Tensor], config: ModelConfig, theirs: ModuleType
-) -> dict[str, torch.Tensor]:
+def their_tensors(tensors: Mapping[str, Tensor], config: ModelConfig, theirs: ModuleType) -> dict[str, Tensor]:
     """Convert our tensors to theirs."""
-    made: dict[str, torch.Tensor] = {}
+    made: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         made |= dict(zip(theirs.their_names(name, config), theirs.split(name, tensor, config), strict=True))
     return made
 
 
 def our_tensors(
-    tensors: dict[str, torch.Tensor], config: ModelConfig, theirs: ModuleType, directory: Path
-) -> dict[str, torch.Tensor]:
+    tensors: dict[str, Tensor], config: ModelConfig, theirs: ModuleType, directory: Path
+) -> dict[str, Tensor]:
     """Convert their tensors to ours. Empties `tensors`. Heads that the directory may lack become zeros. Raises BadInput
     for a head that is not tied, and IntegrityFailure naming a tensor that does not fit the model."""
     layers = {int(match[1]) for name in tensors if (match := re.match(r"(?:h|encoder\.layer)\.(\d+)\.", name))}
@@ -158,10 +157,10 @@ def read_config(path: Path, sizes: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def read_weights(directory: Path, prefix: str, buffer: re.Pattern[str]) -> tuple[dict[str, torch.Tensor], list[Path]]:
+def read_weights(directory: Path, prefix: str, buffer: re.Pattern[str]) -> tuple[dict[str, Tensor], list[Path]]:
     """All weights, by their names without `prefix`, and the files with them, the index first. Raises IntegrityFailure
     if a file is damaged or disagrees with the index."""
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     single, index = directory / WEIGHTS, directory / INDEX
     places = None if single.is_file() else _read_index(index)
     files = [single] if places is None else [directory / name for name in sorted(set(places.values()))]

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from engine.parallel.mesh import Axis, ParallelMesh
 
@@ -35,11 +34,11 @@ class ShardedParameter:
         """True if this rank counts the parameter in sums over the tensor- and pipeline-parallel axes."""
         return not self.is_copy and (self.dim is not None or self.axis.rank == 0)
 
-    def shard(self, whole: torch.Tensor) -> torch.Tensor:
+    def shard(self, whole: Tensor) -> Tensor:
         """This rank's part of a tensor of the global shape."""
         return whole if self.dim is None else whole.chunk(self.axis.size, dim=self.dim)[self.axis.rank]
 
-    def gather(self, local: torch.Tensor) -> torch.Tensor:
+    def gather(self, local: Tensor) -> Tensor:
         """The whole tensor from the parts on every rank of the axis (a collective)."""
         return local if self.dim is None else self.axis.all_gather(local, self.dim)
 

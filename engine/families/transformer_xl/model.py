@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from engine.config import ModelConfig
 from engine.kernels.cross_entropy import vocab_parallel_cross_entropy
@@ -35,15 +35,15 @@ class TiedEmbedding(nn.Module):
         self.vocab_size, self.axis = config.vocab_size, mesh.tp
         self.word_embeddings = VocabParallelEmbedding(config.padded_vocab_size, config.hidden_size, mesh.tp)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens: Tensor) -> Tensor:
         """Embeddings of token ids [b, s], [s, b, h]."""
         return self.word_embeddings(tokens)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
         """States [..., h] → this rank's logits [..., v/t]."""
         return linear(enter_tensor_parallel(hidden, self.axis, False), self.word_embeddings.weight)
 
-    def losses(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy of each target [n] from states [n, h]."""
         return vocab_parallel_cross_entropy(self.logits(hidden), targets, self.vocab_size, self.axis)
 
@@ -66,7 +66,7 @@ class AdaptiveEmbedding(nn.Module):
         self.projections = nn.ParameterList(torch.empty(config.hidden_size, width) for width in widths[1:])
         self.clusters = nn.Parameter(torch.empty(len(xl.cutoffs), config.hidden_size))
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens: Tensor) -> Tensor:
         """Embeddings of token ids [b, s], [s, b, h]."""
         flat = tokens.transpose(0, 1).flatten()
         embedded = self.words[0].new_zeros(len(flat), self.words[0].size(1))
@@ -77,7 +77,7 @@ class AdaptiveEmbedding(nn.Module):
             embedded = embedded.index_copy(0, rows, part)
         return embedded.view(tokens.size(1), tokens.size(0), -1)
 
-    def losses(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy of each target [n] from states [n, h]. A tail computes logits for its own targets only."""
         head = self._head(hidden)  # [n, first cutoff + tails]
         places = targets.clamp(max=self.bounds[1])
@@ -90,7 +90,7 @@ class AdaptiveEmbedding(nn.Module):
             losses = losses.index_add(0, rows, -tail.gather(1, local[:, None]).squeeze(1))
         return losses
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
         """Log-probabilities of all words, [..., h] → [..., v]."""
         first, head = self.bounds[1], self._head(hidden)
         tails = [
@@ -98,24 +98,24 @@ class AdaptiveEmbedding(nn.Module):
         ]
         return torch.cat([head[..., :first], *tails], dim=-1)
 
-    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
+    def _head(self, hidden: Tensor) -> Tensor:
         return _log_softmax(linear(hidden, torch.cat([self.words[0], self.clusters])))
 
-    def _tail(self, hidden: torch.Tensor, cluster: int) -> torch.Tensor:
+    def _tail(self, hidden: Tensor, cluster: int) -> Tensor:
         return _log_softmax(linear(hidden @ self.projections[cluster - 1], self.words[cluster]))
 
-    def _members(self, tokens: torch.Tensor, cluster: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _members(self, tokens: Tensor, cluster: int) -> tuple[Tensor, Tensor]:
         """Indices of the tokens in the cluster, and their ids within it."""
         low, high = self.bounds[cluster], self.bounds[cluster + 1]
         rows = ((tokens >= low) & (tokens < high)).nonzero().squeeze(1)
         return rows, tokens[rows] - low
 
 
-def _log_softmax(logits: torch.Tensor) -> torch.Tensor:
+def _log_softmax(logits: Tensor) -> Tensor:
     return F.log_softmax(logits, dim=-1, dtype=logits.dtype if logits.dtype == torch.float64 else torch.float32)
 
 
-def distance_encoding(length: int, hidden_size: int, device: torch.device) -> torch.Tensor:
+def distance_encoding(length: int, hidden_size: int, device: torch.device) -> Tensor:
     """Encoding R of distances length − 1 … 0, [length, h] float64: sines, then cosines, of 10000^(−2i/h) · distance.
     Dai et al. 2019, from Vaswani et al. 2017, Section 3.5, in the order of the authors' code."""
     distances = torch.arange(length - 1, -1, -1, dtype=torch.float64, device=device)
@@ -141,9 +141,7 @@ class RelativeAttention(nn.Module):
         self.content_bias = nn.Parameter(torch.empty(heads, self.head_dim))
         self.position_bias = nn.Parameter(torch.empty(heads, self.head_dim))
 
-    def forward(
-        self, x: torch.Tensor, memory: torch.Tensor | None, encoding: torch.Tensor, dropout: Dropout | None
-    ) -> torch.Tensor:
+    def forward(self, x: Tensor, memory: Tensor | None, encoding: Tensor, dropout: Dropout | None) -> Tensor:
         """[s, b, h], a memory [m, b, h] and the encoding [k, h] of distances → [s, b, h]."""
         context = x if memory is None else torch.cat([memory, x])  # [k, b, h]
         k, b, _ = context.shape
@@ -156,14 +154,14 @@ class RelativeAttention(nn.Module):
         return self.dense(attended.permute(2, 0, 1, 3).flatten(2))
 
     def _attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, distance: torch.Tensor,
+        self, query: Tensor, key: Tensor, value: Tensor, distance: Tensor,
         dropout: Dropout | None,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> Tensor:  # fmt: skip
         heads, s, k = query.size(1), query.size(2), key.size(2)
         by_content = torch.matmul(query + self.content_bias[:, None], key.transpose(-1, -2))  # [b, n/t, s, k]
         by_distance = torch.matmul(query + self.position_bias[:, None], distance.transpose(-1, -2))
         scores = by_content + _shift(by_distance)
-        weights: torch.Tensor = kernel("masked_softmax", scores)(scores, 1.0 / math.sqrt(self.head_dim))
+        weights: Tensor = kernel("masked_softmax", scores)(scores, 1.0 / math.sqrt(self.head_dim))
         if dropout is not None:
             keep = dropout.keep(f"layers.{self.layer}.attention", (self.num_heads, s, k), scores.device)
             keep = keep[:, self.axis.rank * heads : (self.axis.rank + 1) * heads]
@@ -171,7 +169,7 @@ class RelativeAttention(nn.Module):
         return torch.matmul(weights, value)
 
 
-def _shift(scores: torch.Tensor) -> torch.Tensor:
+def _shift(scores: Tensor) -> Tensor:
     """Turn columns by distance k − 1 … 0 into columns by key. Column j of row i is then the distance i + m − j. Row i
     moves left by s − 1 − i (Dai et al. 2019, Appendix B). Columns of future keys are undefined."""
     b, n, s, k = scores.shape
@@ -190,9 +188,7 @@ class TransformerXLLayer(nn.Module):
         self.dense_inner_to_h = RowParallelLinear(config.inner_size, config.hidden_size, mesh.tp)
         self.mlp_layernorm = nn.LayerNorm(config.hidden_size)
 
-    def forward(
-        self, x: torch.Tensor, memory: torch.Tensor | None, encoding: torch.Tensor, dropout: Dropout | None
-    ) -> torch.Tensor:
+    def forward(self, x: Tensor, memory: Tensor | None, encoding: Tensor, dropout: Dropout | None) -> Tensor:
         """[s, b, h] and a memory [m, b, h] of this layer's earlier inputs → [s, b, h]."""
         site = f"layers.{self.layer}"
         attention = self.self_attention(x, memory, encoding, dropout)
@@ -220,15 +216,15 @@ class TransformerXL(CausalModel):
             {str(i): TransformerXLLayer(config, mesh, i, self.recomputes_attention) for i in self.stage.layers}
         )
 
-    def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
+    def run_stage(self, inputs: Tensor, batch: PipelineInput) -> Tensor:
         return self.hidden_states(inputs, batch.dropout, batch.recurrence)
 
-    def batch_loss(self, hidden: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
+    def batch_loss(self, hidden: Tensor, batch: PipelineInput) -> Tensor:
         return self.embedding.losses(hidden.flatten(0, 1), batch.targets.transpose(0, 1).flatten()).mean()
 
     def hidden_states(
-        self, inputs: torch.Tensor, dropout: Dropout | None = None, recurrence: Recurrence | None = None
-    ) -> torch.Tensor:
+        self, inputs: Tensor, dropout: Dropout | None = None, recurrence: Recurrence | None = None
+    ) -> Tensor:
         """Output of the stage, [s, b, h]. Without a recurrence the segment has no memory."""
         x = inputs
         if self.stage.is_first:
@@ -243,15 +239,15 @@ class TransformerXL(CausalModel):
             x = recomputed(self.recomputed_layers > 0, layer, x, memory, encoding, dropout)
         return drop(x, "output", dropout, self.mesh) if self.stage.is_last else x
 
-    def hidden_states_at(self, inputs: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def hidden_states_at(self, inputs: Tensor, positions: Tensor) -> Tensor:
         x = self.hidden_states(inputs)
         return x.gather(0, positions.T.unsqueeze(-1).expand(-1, -1, x.size(2)))
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
         """States [..., h] → this rank's logits [..., v/t], or log-probabilities of an adaptive softmax."""
         return self.embedding.logits(hidden)
 
-    def _remember(self, memory: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
+    def _remember(self, memory: Tensor | None, x: Tensor) -> Tensor:
         """The newest states of memory and segment, detached."""
         states = x if memory is None else torch.cat([memory, x])
         return states[max(len(states) - self.config.transformer_xl.memory_length, 0) :].detach()
