@@ -37,12 +37,8 @@ Ranks = Annotated[int | None, typer.Option("--ranks", min=1, help="Processes; by
 
 @app.command(context_settings={"ignore_unknown_options": True})
 def run(
-    config: Model,
-    others: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
-    overrides: Overrides = None,
-    twin: Twin = False,
-    runs: Runs = Path("runs"),
-    ranks: Ranks = None,
+    config: Model, others: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
+    overrides: Overrides = None, twin: Twin = False, runs: Runs = Path("runs"), ranks: Ranks = None,
     threads: Annotated[
         bool, typer.Option("--threads", help="Run the ranks as threads of this process, for a debugger.")
     ] = False,
@@ -50,7 +46,7 @@ def run(
     earlier: Annotated[
         Path | None, typer.Option("--continue", help="Go on from the end of this run, as a new run.")
     ] = None,
-) -> None:
+) -> None:  # fmt: skip
     """Train a configuration, or resume its run, in a run directory of its own."""
     from engine.config import OTHER_NAMES
     from engine.run.resolved import read_run

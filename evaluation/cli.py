@@ -38,80 +38,52 @@ CKPT_HELP = (
 )
 Checkpoint = Annotated[Path, typer.Option("--ckpt", help=CKPT_HELP)]
 Json = Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")]
-Limit = Annotated[
-    int | None,
-    typer.Option(min=1, help="Score only so many windows or examples, spread evenly; the result is partial."),
-]
-BatchSize = Annotated[
-    int | None,
-    typer.Option(
-        parser=parse_batch_size, metavar="<int|auto>", help="Rows per forward pass; auto is as many as fit in memory."
-    ),
-]
+Limit = Annotated[int | None, typer.Option(
+    min=1, help="Score only so many windows or examples, spread evenly; the result is partial."
+)]  # fmt: skip
+BatchSize = Annotated[int | None, typer.Option(
+    parser=parse_batch_size, metavar="<int|auto>", help="Rows per forward pass; auto is as many as fit in memory."
+)]  # fmt: skip
 Window = Annotated[
     int | None, typer.Option(min=2, help="Longest input for a file's perplexity; by default the model's context.")
 ]
-Stride = Annotated[
-    int | None,
-    typer.Option(min=1, help="Tokens from window to window; by default a 32nd of one, by transformers' recipe half."),
-]
-Backend = Annotated[
-    Literal["engine", "transformers"] | None,
-    typer.Option(help="Program that computes the model; by default the engine for a GPT-2, transformers for another."),
-]
-Dtype = Annotated[
-    Literal["fp32", "bf16", "fp16"] | None,
-    typer.Option(help="Number format computed in; by default that of a checkpoint of this suite, fp32 for others."),
-]
-Device = Annotated[
-    str | None,
-    typer.Option(
-        parser=parse_device, metavar="<str>", help="Such as cpu or cuda:1; by default the GPU, if there is one."
-    ),
-]
+Stride = Annotated[int | None, typer.Option(
+    min=1, help="Tokens from window to window; by default a 32nd of one, by transformers' recipe half."
+)]  # fmt: skip
+Backend = Annotated[Literal["engine", "transformers"] | None, typer.Option(
+    help="Program that computes the model; by default the engine for a GPT-2, transformers for another."
+)]  # fmt: skip
+Dtype = Annotated[Literal["fp32", "bf16", "fp16"] | None, typer.Option(
+    help="Number format computed in; by default that of a checkpoint of this suite, fp32 for others."
+)]  # fmt: skip
+Device = Annotated[str | None, typer.Option(
+    parser=parse_device, metavar="<str>", help="Such as cpu or cuda:1; by default the GPU, if there is one."
+)]  # fmt: skip
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes on a CPU; by default one per available core.")]
 Vocab = Annotated[Path | None, typer.Option(help="Folder with vocab.json and merges.txt for a Megatron-LM checkpoint.")]
 Heads = Annotated[int | None, typer.Option(min=1, help="Attention heads of a Megatron-LM checkpoint without them.")]
-Ranks = Annotated[
-    Layout,
-    typer.Option(
-        parser=parse_layout,
-        metavar="<str>",
-        show_default="tp=1",
-        help="Ranks that share the model, such as tp=2,pp=2; started here if they do not run yet.",
-    ),
-]
+Ranks = Annotated[Layout, typer.Option(
+    parser=parse_layout, metavar="<str>", show_default="tp=1",
+    help="Ranks that share the model, such as tp=2,pp=2; started here if they do not run yet.",
+)]  # fmt: skip
 
 
 @app.command()
 def run(
-    protocol: Annotated[
-        str,
-        typer.Argument(help="A name of `mlm-eval list`, `all`, or `perplexity`, `perplexity-huggingface`, `cloze`."),
-    ],
+    protocol: Annotated[str, typer.Argument(
+        help="A name of `mlm-eval list`, `all`, or `perplexity`, `perplexity-huggingface`, `cloze`."
+    )],
     ckpt: Checkpoint,
-    file: Annotated[
-        Path | None,
-        typer.Argument(
-            help='Your text file, .jsonl file of {"text": ...} lines or .json array of them.', show_default=False
-        ),
-    ] = None,
-    window: Window = None,
-    stride: Stride = None,
-    limit: Limit = None,
-    batch_size: BatchSize = None,
-    workers: Workers = None,
-    vocab: Vocab = None,
-    heads: Heads = None,
-    layout: Ranks = ONE_RANK,
-    backend: Backend = None,
-    dtype: Dtype = None,
-    device: Device = None,
-    json: Json = None,
+    file: Annotated[Path | None, typer.Argument(
+        help='Your text file, .jsonl file of {"text": ...} lines or .json array of them.', show_default=False
+    )] = None,
+    window: Window = None, stride: Stride = None, limit: Limit = None,
+    batch_size: BatchSize = None, workers: Workers = None, vocab: Vocab = None, heads: Heads = None,
+    layout: Ranks = ONE_RANK, backend: Backend = None, dtype: Dtype = None, device: Device = None, json: Json = None,
     samples: Annotated[
         Path | None, typer.Option("--samples", help="Also write every window or example to this .jsonl file.")
     ] = None,
-) -> None:
+) -> None:  # fmt: skip
     """Score a checkpoint: `mlm-eval wikitext103 --ckpt DIR`, `mlm-eval perplexity FILE --ckpt DIR`.
 
     `all` scores every protocol in one pass. `perplexity` joins the documents of a .jsonl or .json file by blank
@@ -159,16 +131,9 @@ def compare(
         list[str], typer.Option("--task", help="A protocol of `mlm-eval list`; may be given several times.")
     ] = ["wikitext103", "lambada"],  # noqa: B006
     limit: Limit = None,
-    batch_size: BatchSize = None,
-    workers: Workers = None,
-    vocab: Vocab = None,
-    heads: Heads = None,
-    layout: Ranks = ONE_RANK,
-    backend: Backend = None,
-    dtype: Dtype = None,
-    device: Device = None,
-    json: Json = None,
-) -> None:
+    batch_size: BatchSize = None, workers: Workers = None, vocab: Vocab = None, heads: Heads = None,
+    layout: Ranks = ONE_RANK, backend: Backend = None, dtype: Dtype = None, device: Device = None, json: Json = None,
+) -> None:  # fmt: skip
     """Compare two checkpoints on the same tests: the paired difference with its standard error."""
     for name in task:
         check_task_name(name)
@@ -201,16 +166,9 @@ def identify(
     ckpt: Checkpoint,
     claimed: Annotated[str, typer.Option(help="The number, with the digits that were printed.")],
     task: Annotated[Literal["wikitext103", "lambada"], typer.Option(help="The test.")] = "wikitext103",
-    batch_size: BatchSize = None,
-    workers: Workers = None,
-    vocab: Vocab = None,
-    heads: Heads = None,
-    layout: Ranks = ONE_RANK,
-    backend: Backend = None,
-    dtype: Dtype = None,
-    device: Device = None,
-    json: Json = None,
-) -> None:
+    batch_size: BatchSize = None, workers: Workers = None, vocab: Vocab = None, heads: Heads = None,
+    layout: Ranks = ONE_RANK, backend: Backend = None, dtype: Dtype = None, device: Device = None, json: Json = None,
+) -> None:  # fmt: skip
     """Name the conventions that give a claimed number within its rounding."""
     settings = Settings(None, batch_size, workers, vocab, heads, layout, backend, dtype, device)
     from evaluation import identify as conventions
@@ -267,14 +225,9 @@ def generate(
     top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest tokens of this probability.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 1234,
-    vocab: Vocab = None,
-    heads: Heads = None,
-    layout: Ranks = ONE_RANK,
-    backend: Backend = None,
-    dtype: Dtype = None,
-    device: Device = None,
-    json: Json = None,
-) -> None:
+    vocab: Vocab = None, heads: Heads = None, layout: Ranks = ONE_RANK, backend: Backend = None,
+    dtype: Dtype = None, device: Device = None, json: Json = None,
+) -> None:  # fmt: skip
     """Continue a text: greedily, or sampled if a temperature, top-k or top-p is given."""
     settings = Settings(None, None, None, vocab, heads, layout, backend, dtype, device)
     is_sampled = any(option is not None for option in (temperature, top_k, top_p))
