@@ -114,9 +114,8 @@ def lr_find(
     os.environ[KEEPS_NOTHING] = "1"
     from engine.lr_finder import suggest_learning_rate
 
-    _on_ranks(
-        lambda: suggest_learning_rate(resolved, low, high, iterations, out, stationary), resolved.layout.world_size
-    )
+    ranks = resolved.layout.world_size
+    _on_ranks(lambda: suggest_learning_rate(resolved, low, high, iterations, out, stationary), ranks)
 
 
 def _on_ranks(work: Callable[[], str], ranks: int, threads: bool = False) -> None:

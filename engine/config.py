@@ -34,10 +34,8 @@ def _check_range(config: Config, names: str, least: float, below: float = math.i
     for name in names.split():
         value = getattr(config, name)
         if not least <= value < below:
-            end = " and finite" if below == math.inf and isinstance(value, float) else ""
-            raise ValueError(
-                f"{name} = {value} must be at least {least}{end}" + f" and below {below:g}" * (below < math.inf)
-            )
+            end = " and finite" * isinstance(value, float) if below == math.inf else f" and below {below:g}"
+            raise ValueError(f"{name} = {value} must be at least {least}{end}")
 
 
 class FamilySection(Config):
@@ -67,9 +65,8 @@ class BertConfig(FamilySection):
         if not 0 < self.layer_norm_epsilon < 1:
             raise ValueError(f"layer_norm_epsilon = {self.layer_norm_epsilon} is not in (0, 1)")
         if model.seq_length < 5:
-            raise ValueError(
-                f"seq_length = {model.seq_length} has no room for [CLS], [SEP], [SEP] and a token of each part"
-            )
+            needed = "[CLS], [SEP], [SEP] and a token of each part"
+            raise ValueError(f"seq_length = {model.seq_length} has no room for {needed}")
 
 
 class TransformerXLConfig(FamilySection):
@@ -104,14 +101,13 @@ class TransformerXLConfig(FamilySection):
 
     def shrink(self, scale: "TwinScale") -> Self:
         """The twin's options: heads and MLP shrink with the model, the memory with its context."""
-        return self.model_copy(
-            update={
-                "memory_length": self.memory_length // scale.seq_length,
-                "head_dim": self.head_dim and self.head_dim * scale.num_heads // scale.hidden_size,
-                "inner_size": self.inner_size and self.inner_size // scale.hidden_size,
-                "cutoffs": tuple(cutoff // scale.vocab_size for cutoff in self.cutoffs),
-            }
-        )
+        sizes = {
+            "memory_length": self.memory_length // scale.seq_length,
+            "head_dim": self.head_dim and self.head_dim * scale.num_heads // scale.hidden_size,
+            "inner_size": self.inner_size and self.inner_size // scale.hidden_size,
+            "cutoffs": tuple(cutoff // scale.vocab_size for cutoff in self.cutoffs),
+        }
+        return self.model_copy(update=sizes)
 
 
 class ModelConfig(Config):
@@ -290,10 +286,8 @@ class TrainConfig(Config):
         _check_range(self, "adam_beta1 adam_beta2", 0, 1)
         _check_range(self, "seed", 0, 2**32)
         if self.global_batch_size % self.microbatch_size:
-            raise ValueError(
-                f"global_batch_size = {self.global_batch_size} is not a multiple of "
-                f"microbatch_size = {self.microbatch_size}"
-            )
+            batch, micro = f"global_batch_size = {self.global_batch_size}", f"microbatch_size = {self.microbatch_size}"
+            raise ValueError(f"{batch} is not a multiple of {micro}")
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(f"optimizer = {self.optimizer!r} is not one of {', '.join(OPTIMIZERS)}")
         if self.decay == "exponential" and not self.min_learning_rate:
@@ -305,13 +299,10 @@ class TrainConfig(Config):
 
     def _check_schedule(self) -> None:
         if self.continues and self.continues.iteration >= self.iterations:
-            raise ValueError(
-                f"iterations = {self.iterations} leaves nothing to train: {self.continues.run} has "
-                f"{self.continues.iteration} already"
-            )
-        name, end = (
-            ("decay_iterations", self.decay_iterations) if self.decay_iterations else ("iterations", self.iterations)
-        )
+            done = f"{self.continues.run} has {self.continues.iteration} already"
+            raise ValueError(f"iterations = {self.iterations} leaves nothing to train: {done}")
+        name = "decay_iterations" if self.decay_iterations else "iterations"
+        end = self.decay_iterations or self.iterations
         if self.warmup_iterations >= end:
             raise ValueError(f"warmup_iterations = {self.warmup_iterations} is not below {name} = {end}")
         if self.decay == "clipped-cosine" and 3 * self.warmup_iterations > 2 * end:
@@ -332,10 +323,8 @@ class TrainConfig(Config):
         values: dict[str, Any] = {**handler(self), "precision": self.precision}
         if info.exclude_defaults:
             return values
-        if (
-            self.precision != "fp16"
-            and self.initial_loss_scale == type(self).model_fields["initial_loss_scale"].default
-        ):
+        usual = type(self).model_fields["initial_loss_scale"].default
+        if self.precision != "fp16" and self.initial_loss_scale == usual:
             values.pop("initial_loss_scale", None)
         return {name: value for name, value in values.items() if name not in EARLIER or value != EARLIER[name]}
 
@@ -344,14 +333,10 @@ class TrainConfig(Config):
         if min(start, increment, samples) < 1:
             raise ValueError(f"{shown}: start, increment and samples must be at least 1")
         if start > self.global_batch_size or (self.global_batch_size - start) % increment:
-            raise ValueError(
-                f"{shown} does not reach global_batch_size = {self.global_batch_size} from {start} in steps of "
-                f"{increment}"
-            )
-        if start % self.microbatch_size or increment % self.microbatch_size:
-            raise ValueError(
-                f"{shown}: start and increment must be multiples of microbatch_size = {self.microbatch_size}"
-            )
+            steps = f"global_batch_size = {self.global_batch_size} from {start} in steps of {increment}"
+            raise ValueError(f"{shown} does not reach {steps}")
+        if start % (size := self.microbatch_size) or increment % size:
+            raise ValueError(f"{shown}: start and increment must be multiples of microbatch_size = {size}")
 
     @property
     def batch_in_microbatches(self) -> int:
@@ -508,9 +493,8 @@ class RunConfig(Config):
         if not re.fullmatch(r"\w[\w.-]*", self.name):
             raise ValueError(f"name = {self.name!r} cannot name a directory: letters, digits, '-', '_' and '.' can")
         if isinstance(self.data.dataset, tuple) and self.model.family != "gpt2":
-            raise ValueError(
-                f"a model of family = {self.model.family!r} reads one dataset: data.dataset must be one directory"
-            )
+            family = f"a model of family = {self.model.family!r}"
+            raise ValueError(f"{family} reads one dataset: data.dataset must be one directory")
         if self.record.noise_scale and self.parallel.shard_parameters:
             raise ValueError(
                 "record.noise_scale needs the whole gradient of each data-parallel rank, which does not exist with "

@@ -88,10 +88,8 @@ def activation_bytes_per_layer(model: ModelConfig, microbatch_size: int, paralle
     rest = 1 / t if parallel.sequence_parallel else 1
     if parallel.recompute == "full":
         return 2 * s * b * h * rest / parallel.recompute_layers
-    scores = (
-        0 if parallel.recompute == "selective" else family_of(model).closed_forms(model).score_bytes() * a / (h * t)
-    )
-    return s * b * h * (10 * rest + 24 / t + scores)
+    score_bytes = 0 if parallel.recompute == "selective" else family_of(model).closed_forms(model).score_bytes()
+    return s * b * h * (10 * rest + 24 / t + score_bytes * a / (h * t))
 
 
 def memory_of_ranks(model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, dp: int = 1) -> list[RankMemory]:

@@ -80,9 +80,8 @@ def load_for_inference(path: Path, mesh: ParallelMesh | None = None, as_stored: 
 def check_entries(directory: Path, index: dict[str, shards.Entry], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raise IntegrityFailure unless the index describes exactly the whole model's tensors, by name and shape."""
     if unexpected := sorted(index.keys() - shapes.keys()):
-        raise IntegrityFailure(
-            f"{directory}: tensor {unexpected[0]!r} is unexpected ({len(unexpected)} such tensors): another model's?"
-        )
+        which = f"tensor {unexpected[0]!r} is unexpected ({len(unexpected)} such tensors)"
+        raise IntegrityFailure(f"{directory}: {which}: another model's?")
     for name, shape in shapes.items():
         shards.entry_of(directory, index, name, shape)
 

@@ -77,10 +77,8 @@ class StationaryRate:
         """The suggestion in words."""
         left = ", ".join(f"{rate:.3g}" for rate in self.lowered)
         reached = f"the weights became stationary at {left}" if left else "the weights never became stationary"
-        since = (
-            f"dissipation over fluctuation is {self.ratio:.3g} since" if self._terms else "nothing was measured since"
-        )
-        return f"suggested learning rate {self.rate:.3g}: {reached}; {since}"
+        since = f"dissipation over fluctuation is {self.ratio:.3g}" if self._terms else "nothing was measured"
+        return f"suggested learning rate {self.rate:.3g}: {reached}; {since} since"
 
 
 class RateCurve:

@@ -181,14 +181,11 @@ def _derive(values: dict[str, dict[str, Any]], given: _Given) -> list[str]:
         train["decay_iterations"] = int(end)
     if rampup := given.flags.get("rampup-batch-size"):
         train["rampup_batch_size"] = rampup
-    train["validation_samples"] = max(1, int(given.number("eval-iters", "100"))) * int(
-        given.number("global-batch-size")
-    )
-    if given.has("num-layers-per-virtual-pipeline-stage"):
-        stages = given.number("pipeline-model-parallel-size", "1") * given.number(
-            "num-layers-per-virtual-pipeline-stage"
-        )
-        parallel["chunks"] = int(given.number("num-layers") // max(stages, 1))
+    batches = max(1, int(given.number("eval-iters", "100")))
+    train["validation_samples"] = batches * int(given.number("global-batch-size"))
+    if given.has(each := "num-layers-per-virtual-pipeline-stage"):
+        layers = given.number("pipeline-model-parallel-size", "1") * given.number(each)
+        parallel["chunks"] = int(given.number("num-layers") // max(layers, 1))
     if str(parallel["chunks"]) != "1":
         parallel["schedule"] = "interleaved"
     if given.flags.get("recompute-method") == ["uniform"] and parallel["recompute"] == "none":
@@ -254,9 +251,8 @@ def to_megatron(config: RunConfig) -> MegatronFlags:
     if train.rampup_batch_size:
         words += ["--rampup-batch-size", *map(str, train.rampup_batch_size)]
     words += ["--load", str(train.init_from), "--finetune"] if train.init_from else []
-    words += [
-        f"--{name}" for name in WRITTEN_SWITCHES if _get(values, SWITCHES[name]["key"]) == SWITCHES[name]["value"]
-    ]
+    switches = {name: SWITCHES[name] for name in WRITTEN_SWITCHES}
+    words += [f"--{name}" for name, each in switches.items() if _get(values, each["key"]) == each["value"]]
     ours, theirs = (flatten(each.model_dump(mode="json")) for each in (config, from_megatron(words).config))
     sections = ("model.", "train.", "parallel.", "record.")
     missing = [

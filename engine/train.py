@@ -20,9 +20,7 @@ from lineage.lock import locked
 from lineage.progress import announce
 from lineage.run import RunDirectory
 
-FP16_ON_A_PROCESSOR = (
-    "warning: fp16 takes about eleven times as long as fp32 or bf16 on a processor: --set train.precision=fp32"
-)
+FP16_ON_A_PROCESSOR = "fp16 takes about eleven times as long as fp32 or bf16 on a processor: --set train.precision=fp32"
 
 
 def train(run: ResolvedRun, root: Path, until: int | None = None) -> RunDirectory:
@@ -38,7 +36,7 @@ def train(run: ResolvedRun, root: Path, until: int | None = None) -> RunDirector
                 directory.link(yields=True)
                 announce(run.describe_work(done), run.describe_disk(), str(directory.path))
                 if config.train.precision.startswith("fp16") and mesh.device.type == "cpu":
-                    print(FP16_ON_A_PROCESSOR, file=sys.stderr)
+                    print(f"warning: {FP16_ON_A_PROCESSOR}", file=sys.stderr)
             with mesh.all_or_none():
                 if local_rank() == 0:
                     run.data.check()

@@ -55,15 +55,12 @@ class Trainer:
         self.rehearsed_seconds = computing + updating
         """Estimate of an iteration's time; a sequence of validation takes a third of one of training."""
         self.inputs.streams.discard()
-        self.state = checkpoint.resume(
-            directory.path, self.model.parameters, self.step.optimizer, lambda probe: self._loss_of(probe.tokens)
-        )
+        ours = self.model.parameters, self.step.optimizer
+        self.state = checkpoint.resume(directory.path, *ours, lambda probe: self._loss_of(probe.tokens))
         place = checkpoint_path(directory.path, self.state.iteration)
         if run.origin and not self.state.iteration:
             place, is_whole = resolve_checkpoint(run.origin.place), run.origin.kind == "continues"
-            self.state = checkpoint.start_from(
-                place, run.origin.digest, self.model.parameters, self.step.optimizer, is_whole
-            )
+            self.state = checkpoint.start_from(place, run.origin.digest, *ours, is_whole)
         if self.state.iteration:
             batch_size = self.schedule.batch_size(self.state.iteration - 1)
             groups = place_groups(batch_size, train.microbatch_size, mesh.dp.rank, mesh.dp.size)
@@ -182,10 +179,8 @@ class Trainer:
     ) -> Validation:
         """Mean loss over the first `num_samples` validation sequences, without dropout."""
         mesh, inputs = self.mesh, list(self.validation.inputs(num_samples))
-        sequences = torch.tensor(
-            float(sum(len(batch.tokens) for batch in inputs)), dtype=torch.float64, device=mesh.device
-        )
-        count = round(mesh.dp.all_reduce(sequences).item())
+        own = float(sum(len(batch.tokens) for batch in inputs))
+        count = round(mesh.dp.all_reduce(torch.tensor(own, dtype=torch.float64, device=mesh.device)).item())
         loss = mesh.pp.all_reduce(mesh.dp.all_reduce(self.model.evaluate(inputs))).item() / count
         if not math.isfinite(loss):
             raise NotFinite(f"after iteration {iteration} the validation loss is {loss}")

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -112,6 +111,7 @@ def open_checkpoint(path: Path, settings: Settings, row_by_row: bool = False) ->
     `native_checkpoint`, `load_checkpoint` and `Pretrained` raise.
     """
     mesh, directory = build_mesh(settings.layout), find_directory(path)
+    dtype = DTYPES[settings.dtype] if settings.dtype else None
     if settings.device and mesh.layout.world_size == 1:
         mesh = serial_mesh(_device(settings.device))
     is_ours = not directory.is_dir() or is_native(directory) or not (directory / CONFIG).is_file()
@@ -121,7 +121,7 @@ def open_checkpoint(path: Path, settings: Settings, row_by_row: bool = False) ->
     if settings.backend != "transformers" and (is_ours or settings.backend == "engine" or is_gpt2(directory)):
         try:
             with native_checkpoint(directory, settings.vocab, settings.heads) as native:
-                return load_checkpoint(native, mesh, row_by_row, _dtype(settings.dtype))
+                return load_checkpoint(native, mesh, row_by_row, dtype)
         except BadInput as reason:
             if is_ours or settings.backend == "engine":
                 raise
@@ -129,22 +129,16 @@ def open_checkpoint(path: Path, settings: Settings, row_by_row: bool = False) ->
                 print(f"warning: transformers computes this model: {reason}", file=sys.stderr)
     if mesh.layout.world_size > 1 or settings.vocab or settings.heads:
         raise BadInput(f"{directory} is computed by transformers, which takes no --layout, --vocab or --heads")
-    dtype = _dtype(settings.dtype) or torch.float32
-    loaded = Pretrained(directory, dtype, mesh.device)
+    loaded = Pretrained(directory, dtype or torch.float32, mesh.device)
+    network, tokenizer = loaded.model, loaded.tokenizer
     if not row_by_row:
-        loaded.model.pack_weights()
-    model = ScoringModel(
-        loaded.model, loaded.tokenizer.vocab_size, loaded.context, loaded.model.hidden_size, dtype, mesh
-    )
-    note = SMOLLM2_NOTE if str(path) == SMOLLM2 else _padding(loaded.padding)
-    return EvaluatedCheckpoint(
-        directory, loaded.digest, loaded.tokenizer, model, "measured", loaded.model.num_parameters, note
-    )
-
-
-def _padding(rows: int) -> str:
-    said = f"{rows:,} rows of the embedding stand for no sub-word: they are left out of the softmax"
-    return f"{said}, in which transformers' own loop has them" if rows > 0 else ""
+        network.pack_weights()
+    sizes = tokenizer.vocab_size, loaded.context, network.hidden_size
+    model = ScoringModel(network, *sizes, dtype or torch.float32, mesh)
+    note = f"{loaded.padding:,} rows of the embedding stand for no sub-word: they are left out of the softmax"
+    note = f"{note}, in which transformers' own loop has them" if loaded.padding > 0 else ""
+    note = SMOLLM2_NOTE if str(path) == SMOLLM2 else note
+    return EvaluatedCheckpoint(directory, loaded.digest, tokenizer, model, "measured", network.num_parameters, note)
 
 
 def is_gpt2(directory: Path) -> bool:
@@ -159,10 +153,6 @@ def _device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise BadInput(f"there is no device {name} here: {str(error).partition(chr(10))[0]}") from error
     return device
-
-
-def _dtype(name: Literal["fp32", "bf16", "fp16"] | None) -> torch.dtype | None:
-    return DTYPES[name] if name else None
 
 
 def load_checkpoint(
@@ -183,10 +173,8 @@ def _load(path: Path, mesh: ParallelMesh, row_by_row: bool, dtype: torch.dtype |
         raise BadInput(f"{path} is a {loaded.config.family}, which does not predict each token from those before it")
     tokenizer = Tokenizer.load(loaded.directory / "tokenizer")
     if tokenizer.vocab_size != loaded.config.vocab_size:
-        raise IntegrityFailure(
-            f"the tokenizer of {loaded.directory} has {tokenizer.vocab_size} entries, "
-            f"its model {loaded.config.vocab_size}"
-        )
+        sizes = f"{tokenizer.vocab_size} entries, its model {loaded.config.vocab_size}"
+        raise IntegrityFailure(f"the tokenizer of {loaded.directory} has {sizes}")
     if dtype:
         loaded.model.to(dtype)
     if change := tokenizer.changes():
@@ -197,9 +185,5 @@ def _load(path: Path, mesh: ParallelMesh, row_by_row: bool, dtype: torch.dtype |
         network=loaded.model, vocab_size=loaded.config.vocab_size, seq_length=loaded.config.seq_length,
         hidden_size=loaded.config.hidden_size, dtype=next(loaded.model.parameters()).dtype, mesh=mesh,
     )  # fmt: skip
-    kind, count = _kind(loaded.directory), parameter_count(loaded.config)
-    return EvaluatedCheckpoint(loaded.directory, loaded.digest, tokenizer, model, kind, count)
-
-
-def _kind(directory: Path) -> Kind:
-    return "scaled" if read_object(directory / "config.json").get("twin") else "measured"
+    kind: Kind = "scaled" if read_object(loaded.directory / CONFIG).get("twin") else "measured"
+    return EvaluatedCheckpoint(loaded.directory, loaded.digest, tokenizer, model, kind, parameter_count(loaded.config))

@@ -46,9 +46,8 @@ class RunningText:
             (f"document {number}", int(end) - len(text) - 2)
             for number, (text, end) in enumerate(zip(documents, ends, strict=True))
         ]
-        return cls(
-            source, "\n\n".join(documents), articles if len(documents) > 1 else [], sum(map(lm_eval_words, documents))
-        )
+        articles = articles if len(documents) > 1 else []
+        return cls(source, "\n\n".join(documents), articles, sum(map(lm_eval_words, documents)))
 
     @property
     def num_original_tokens(self) -> int:

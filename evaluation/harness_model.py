@@ -124,10 +124,8 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
             raise BadInput("a task asks for the log-likelihood of an empty continuation")
         if (longest := max(len(continuation) for *_, continuation in requests)) > context:
             raise BadInput(f"a continuation of {longest} sub-words does not fit the model's context of {context}")
-        made = [
-            [Request(np.asarray([*before, *after][-context - 1 :], dtype=np.int64), len(after))]
-            for _, before, after in requests
-        ]
+        cut = [([*before, *after][-context - 1 :], len(after)) for _, before, after in requests]
+        made = [[Request(np.asarray(tokens, dtype=np.int64), count)] for tokens, count in cut]
         answers = [(-float(scores.nll[0]), bool(scores.all_greedy[0])) for scores in self._score(made)]
         return self._kept("loglikelihood", [asked for asked, *_ in requests], answers)
 

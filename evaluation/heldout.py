@@ -120,11 +120,8 @@ def read_texts(path: Path, tokenizer: Encoder) -> tuple[list[str], tuple[str, ..
         remarks.append(f"a lone surrogate, which is no character, is read as U+FFFD in document {changed[0]:,}")
     end = tokenizer.decode([tokenizer.end_of_text])
     if count := sum(document.count(end) for document in clean) if end.strip() else 0:
-        how = (
-            "one token"
-            if tokenizer.encode(end) == [tokenizer.end_of_text]
-            else "spelled in sub-words, as any other text"
-        )
+        is_token = tokenizer.encode(end) == [tokenizer.end_of_text]
+        how = "one token" if is_token else "spelled in sub-words, as any other text"
         remarks.append(f"{end} stands in it {count:,} times: each is {how}")
     return clean, tuple(f"{path.name}: {remark}" for remark in remarks)
 

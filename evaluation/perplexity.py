@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from evaluation.documents import RunningText, count_original_tokens, cut_articles
 from evaluation.protocol import (
@@ -228,7 +227,9 @@ class PerplexityTask(Task):
 
     def _scored_blocks(self, scores: Scores) -> list[Block]:
         blocks = self.stream.blocks
-        owner = np.repeat(np.arange(len(blocks)), [block.num_targets for block in blocks])[self._scored_targets()]
+        firsts = [self.stream.first_targets[index] for index in self.chosen]
+        ranges = [np.arange(first, first + each.num_scored) for first, each in zip(firsts, self.requests, strict=True)]
+        owner = np.repeat(np.arange(len(blocks)), [block.num_targets for block in blocks])[np.concatenate(ranges)]
         nll = -np.bincount(owner, weights=scores.log_probabilities, minlength=len(blocks))
         counts = np.bincount(owner, minlength=len(blocks))
         return [
@@ -236,12 +237,6 @@ class PerplexityTask(Task):
             for block, loss, count in zip(blocks, nll, counts, strict=True)
             if count
         ]
-
-    def _scored_targets(self) -> NDArray[np.int64]:
-        firsts = (self.stream.first_targets[index] for index in self.chosen)
-        return np.concatenate(
-            [np.arange(first, first + request.num_scored) for first, request in zip(firsts, self.requests, strict=True)]
-        )
 
     def _describe(self, dtype: str) -> str:
         divisor = {

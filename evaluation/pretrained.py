@@ -173,9 +173,8 @@ class Pretrained:
         config = self._read(library.AutoConfig, "configuration")
         self._check_kind(library, config)
         self._check_size(library, config, dtype, device)
-        self.tokenizer = PretrainedTokenizer(
-            self._read(library.AutoTokenizer, "tokenizer"), self._digests(weights, False)
-        )
+        theirs = self._read(library.AutoTokenizer, "tokenizer")
+        self.tokenizer = PretrainedTokenizer(theirs, self._digests(weights, False))
         if self.tokenizer.vocab_size > (rows := config.get_text_config().vocab_size):
             raise IntegrityFailure(
                 f"the tokenizer of {directory} has ids up to {self.tokenizer.vocab_size - 1:,}, but the model has an "
@@ -213,15 +212,10 @@ class Pretrained:
     def _check_kind(self, library: Any, config: Any) -> None:
         names = library.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         said = read_object(self.directory / CONFIG) if (self.directory / CONFIG).is_file() else {}
-        made = (said.get("architectures") or [""])[0]
-        if (
-            config.model_type not in names
-            or config.is_encoder_decoder
-            or (config.model_type in ("bert", "roberta", "electra") and not getattr(config, "is_decoder", False))
-        ):
-            raise BadInput(
-                f"{self.directory} is a {made or config.model_type}, which does not predict tokens from earlier ones"
-            )
+        made, kind = (said.get("architectures") or [""])[0], config.model_type
+        sees_all = kind in ("bert", "roberta", "electra") and not getattr(config, "is_decoder", False)
+        if kind not in names or config.is_encoder_decoder or sees_all:
+            raise BadInput(f"{self.directory} is a {made or kind}, which does not predict tokens from earlier ones")
 
     def _check_size(self, library: Any, config: Any, dtype: torch.dtype, device: torch.device) -> None:
         with torch.device("meta"), suppress(ImportError):

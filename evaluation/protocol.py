@@ -227,9 +227,8 @@ def perplexity(nll: float, count: float) -> float:
     """exp(nll / count). Raises IntegrityFailure when that is not a finite number."""
     exponent = nll / count
     if not math.isfinite(exponent) or exponent > LARGEST_EXPONENT:
-        raise IntegrityFailure(
-            f"the checkpoint gives a loss of {exponent:.4g} nats: it diverged or its weights are damaged"
-        )
+        loss = f"a loss of {exponent:.4g} nats"
+        raise IntegrityFailure(f"the checkpoint gives {loss}: it diverged or its weights are damaged")
     return math.exp(exponent)
 
 

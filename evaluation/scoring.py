@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -255,21 +255,15 @@ def score_batch(
         inputs[row, : lengths[row]] = request.tokens[:-1]
     q = counts.max()
     positions = np.maximum(lengths[:, None] - q + np.arange(q), 0)  # [b, q], those at the end are scored
-    hidden = forward_at(
-        model.network, model.mesh, torch.from_numpy(inputs).to(device), torch.from_numpy(positions).to(device)
-    )
-    if hidden is None:
+    tokens, places = (torch.from_numpy(array).to(device) for array in (inputs, positions))
+    if (hidden := forward_at(model.network, model.mesh, tokens, places)) is None:
         return None
     is_scored = torch.from_numpy(np.arange(q) >= q - counts[:, None]).to(device)  # [b, q]
     rows = hidden.transpose(0, 1)[is_scored]  # [n, h]
     targets = np.concatenate([request.tokens[-request.num_scored :] for request in requests])
     size = model.rows_per_head()
-    parts = [
-        score_rows(model, some, labels, banned)
-        for some, labels in zip(
-            rows.split(size), torch.from_numpy(targets).to(device).split(size), strict=True
-        )
-    ]  # fmt: skip
+    pairs = zip(rows.split(size), torch.from_numpy(targets).to(device).split(size), strict=True)
+    parts = [score_rows(model, some, labels, banned) for some, labels in pairs]
     return Scores._make([*(torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)), counts])
 
 
@@ -339,9 +333,7 @@ def pack_weights(network: CausalModel) -> None:
     """Put the layers' weights into oneDNN's order; the network cannot be trained any more. Products of several rows get
     faster, products of a single row slower."""
     weight = next(network.layers.parameters())
-    if not onednn or weight.device.type != "cpu":
-        return
-    if weight.dtype not in (torch.float32, torch.bfloat16):
+    if not onednn or weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.bfloat16):
         return
     for module in network.layers.modules():
         if isinstance(module, ColumnParallelLinear | RowParallelLinear):
@@ -354,9 +346,8 @@ def forward_at(
 ) -> torch.Tensor | None:
     """Final states [q, b, h] at positions [b, q] of token ids [b, s] on the last stage, None on the others. Every rank
     of the pipeline calls it with the same tokens."""
-    return _pass_down(
-        network, mesh, tokens, network.hidden_states, lambda inputs: network.hidden_states_at(inputs, positions)
-    )
+    last = partial(network.hidden_states_at, positions=positions)
+    return _pass_down(network, mesh, tokens, network.hidden_states, last)
 
 
 def forward_next(
@@ -364,10 +355,7 @@ def forward_next(
 ) -> torch.Tensor | None:  # fmt: skip
     """Final states [q, b, h] of the token ids [b, q] that follow those in the cache on the last stage, else None. Every
     rank of the pipeline calls it with the same tokens and the cache of its own stage."""
-
-    def step(inputs: torch.Tensor) -> torch.Tensor:
-        return network.hidden_states_next(inputs, cache)
-
+    step = partial(network.hidden_states_next, cache=cache)
     return _pass_down(network, mesh, tokens, step, step)
 
 

@@ -26,9 +26,8 @@ def print_result(result: Result) -> None:
     match result:
         case PerplexityResult():
             table.add_row("perplexity", _perplexity(result))
-            table.add_row(
-                f"per original token, {result.num_original_tokens:,}", _number(result.original_token_perplexity)
-            )
+            by_words = _number(result.original_token_perplexity)
+            table.add_row(f"per original token, {result.num_original_tokens:,}", by_words)
             table.add_row("as Megatron prints it, one token less", _number(result.megatron.get("adjusted ppl")))
             table.add_row(f"per lm-eval word, {result.num_lm_eval_words:,}", _number(result.lm_eval_word_perplexity))
             table.add_row("per sub-word", _number(result.subword_perplexity))
@@ -60,10 +59,8 @@ def print_conventions(results: Mapping[str, Result], missing: Mapping[str, str])
             table.add_row(name, _short(text.perplexity), error, *map(_short, values), f"{text.bits_per_byte:.4f}")
         CONSOLE.print(table)
     if clozes:
-        table = _numbers(
-            f"last word ({_kind(next(iter(clozes.values())))})",
-            ["accuracy", "correct", "perplexity of the target", "±"],
-        )
+        kind = _kind(next(iter(clozes.values())))
+        table = _numbers(f"last word ({kind})", ["accuracy", "correct", "perplexity of the target", "±"])
         for name, cloze in clozes.items():
             accuracy = f"{cloze.accuracy:.2%} ± {cloze.standard_error:.2%}"
             error = "" if (e := cloze.log_perplexity_error) is None else f"{e:.1%}"

@@ -39,9 +39,8 @@ def check_torch() -> None:
         raise BadInput(f"torch is not installed: pip install 'torch{TORCH_RANGE}'") from None
     first, end = (_release(part) for part in TORCH_RANGE.split(","))
     if not first <= _release(installed) < end:
-        raise BadInput(
-            f"torch {installed} does not fit, torch{TORCH_RANGE} is needed: pip install 'torch{TORCH_RANGE}'"
-        )
+        wanted = f"torch{TORCH_RANGE}"
+        raise BadInput(f"torch {installed} does not fit, {wanted} is needed: pip install '{wanted}'")
 
 
 def _release(text: str) -> tuple[int, ...]:

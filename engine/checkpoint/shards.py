@@ -27,6 +27,8 @@ NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", tor
 FILE_NAME = re.compile(r"\w[\w.-]*")
 Entry = dict[str, Any]
 """{"shape": whole shape, "dim": int or None, "files": names in the order of the parts}"""
+Wanted = Iterable[tuple[str, ShardedParameter, int, Tensor]]
+"""(name, parameter, first element of the rank's part, target) of each tensor to read."""
 
 
 def write_shard(path: Path, shapes: Mapping[str, tuple[torch.dtype, Sequence[int]]], tensors: Iterable[Tensor]) -> str:
@@ -73,12 +75,8 @@ def merge_descriptions(descriptions: Iterable[dict[str, Entry]]) -> tuple[dict[s
     return index, statistics
 
 
-def read_into(
-    directory: Path, index: dict[str, Entry], wanted: Iterable[tuple[str, ShardedParameter, int, Tensor]]
-) -> None:
+def read_into(directory: Path, index: dict[str, Entry], wanted: Wanted) -> None:
     """Copy elements of this rank's part of each wanted tensor into place, from a checkpoint of any layout.
-
-    An element of `wanted` is a tensor's name, its parameter, the first element of the rank's part and the target.
 
     Raises IntegrityFailure for missing, unexpected or misshapen tensors and for files that cannot be read.
     """
@@ -176,8 +174,6 @@ def _read_part(name: str, entry: Entry, parameter: ShardedParameter, first: int,
 
 def _copy(name: str, target: Tensor, source: Tensor) -> None:
     if source.shape != target.shape or not source.is_floating_point():
-        raise IntegrityFailure(
-            f"{name}: a file holds {source.dtype} of shape {list(source.shape)}, "
-            f"not weights of shape {list(target.shape)}"
-        )
+        holds = f"{source.dtype} of shape {list(source.shape)}, not weights of shape {list(target.shape)}"
+        raise IntegrityFailure(f"{name}: a file holds {holds}")
     target.copy_(source)

@@ -94,14 +94,12 @@ def has_checksums(directory: Path) -> bool:
     return bool(stored) and all(isinstance(numbers, dict) and "checksum" in numbers for numbers in stored.values())
 
 
-def check_written(
-    file: Path, before: Mapping[str, Numbers], parameters: Mapping[str, ShardedParameter] | None = None
-) -> None:
+def check_written(file: Path, before: Mapping[str, Numbers], parameters: Mapping[str, ShardedParameter]) -> None:
     """Read a file of tensors, or of this rank's parts of parameters, again and compare. Raises IntegrityFailure naming
     the first tensor that differs."""
     with safe_open(file, framework="pt") as opened:
         for name, numbers in before.items():
-            if difference := differs(measure(opened.get_tensor(name), (parameters or {}).get(name)), to_json(numbers)):
+            if difference := differs(measure(opened.get_tensor(name), parameters.get(name)), to_json(numbers)):
                 raise IntegrityFailure(f"{file}: tensor {name!r} was not written as it is in memory: {difference}")
 
 

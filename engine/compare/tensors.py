@@ -110,16 +110,12 @@ def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None =
     for number in range(1, len(boxes)):
         common = (starts[:number] < ends[number]) & (starts[number] < ends[:number])
         if (others := common.all(-1)).any():
-            raise IntegrityFailure(
-                f"shards of {what} overlap: {_text(boxes[others.argmax()])} and {_text(boxes[number])}"
-            )
+            (start, end), (other, its_end) = boxes[others.argmax()], boxes[number]
+            both = f"{[*start]} to {[*end]} and {[*other]} to {[*its_end]}"
+            raise IntegrityFailure(f"shards of {what} overlap: {both}")
     held, size = int((ends - starts).prod(1).sum()), math.prod(shape.tolist())
     if held != size:
         raise IntegrityFailure(f"shards of {what} hold {held} of its {size} elements: some are missing")
-
-
-def _text(box: Box) -> str:
-    return f"{list(box[0])} to {list(box[1])}"
 
 
 class TensorDifference(NamedTuple):

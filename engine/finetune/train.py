@@ -160,9 +160,7 @@ class FineTuner:
 
     def __init__(self, name: str, checkpoint: Path, recipe: FineTuneRecipe) -> None:
         self.mesh = self.storage_mesh = serial_mesh(local_device())
-        loaded, self.encoder = read_newest(
-            checkpoint, lambda chosen: (load_for_inference(chosen, self.mesh), PairEncoder.of(chosen))
-        )
+        loaded, self.encoder = read_newest(checkpoint, lambda c: (load_for_inference(c, self.mesh), PairEncoder.of(c)))
         if not isinstance(loaded.model, BERT):
             raise BadInput(f"{checkpoint} is a {loaded.config.family}; a BERT is fine-tuned on {name}")
         self.task, self.recipe, self.digest = TASKS[name], recipe, loaded.digest
@@ -214,7 +212,7 @@ class FineTuner:
                 features = [list(self.features(example)) for example in batch]
                 if self.is_span:
                     scored += [
-                        [self._scores(self._input([window]))[0].float().cpu() for window in each] for each in features
+                        [self._scores(self._input([part]))[0].float().cpu() for part in each] for each in features
                     ]
                 else:
                     rows = self._scores(self._input([feature for (feature,) in features])).float().cpu()

@@ -114,9 +114,8 @@ def check_tensors(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, tu
         raise IntegrityFailure(f"{where}: tensor {problem[0]!r} is {which} ({len(problem)} such tensors)")
     for name, shape in expected.items():
         if tuple(tensors[name].shape) != shape:
-            raise IntegrityFailure(
-                f"{where}: tensor {name!r} has shape {list(tensors[name].shape)}, the model's is {list(shape)}"
-            )
+            shapes = f"{list(tensors[name].shape)}, the model's is {list(shape)}"
+            raise IntegrityFailure(f"{where}: tensor {name!r} has shape {shapes}")
         if not tensors[name].is_floating_point():
             raise IntegrityFailure(f"{where}: tensor {name!r} holds {tensors[name].dtype}, not weights")
 
@@ -131,9 +130,8 @@ def check_settings(values: Mapping[str, Any], required: Mapping[str, Sequence[An
 def check_vocabulary(tokenizer: Tokenizer, rows: int, where: object) -> None:
     """Raise IntegrityFailure if the tokenizer has more entries than the word embedding has rows."""
     if tokenizer.vocab_size > rows:
-        raise IntegrityFailure(
-            f"{where}: the tokenizer has {tokenizer.vocab_size} entries, the word embedding only {rows} rows"
-        )
+        entries = f"the tokenizer has {tokenizer.vocab_size} entries"
+        raise IntegrityFailure(f"{where}: {entries}, the word embedding only {rows} rows")
 
 
 def is_tied(head: torch.Tensor, words: torch.Tensor) -> bool:

@@ -49,9 +49,8 @@ def write_huggingface(loaded: LoadedCheckpoint, directory: Path) -> None:
     config = loaded.config
     tokenizer = Tokenizer.load(loaded.directory / "tokenizer")
     if tokenizer.vocab_size != config.vocab_size:
-        raise IntegrityFailure(
-            f"the tokenizer of {loaded.directory} has {tokenizer.vocab_size} entries, its model {config.vocab_size}"
-        )
+        sizes = f"{tokenizer.vocab_size} entries, its model {config.vocab_size}"
+        raise IntegrityFailure(f"the tokenizer of {loaded.directory} has {sizes}")
     weights = gpt2_weights({name: tensor.float() for name, tensor in loaded.model.named_parameters()}, config)
     end = {"bos_token_id": tokenizer.end_of_text, "eos_token_id": tokenizer.end_of_text}
     save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
@@ -84,9 +83,8 @@ def our_tensors(
     if len(layers) != config.num_layers:
         raise IntegrityFailure(f"{directory}: {CONFIG} says {config.num_layers} layers, the weights have {len(layers)}")
     shapes = {p.name: p.global_shape for p in parameters_of(config)}
-    expected = their_tensors(
-        {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}, config, theirs
-    )
+    empty = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    expected = their_tensors(empty, config, theirs)
     copies = {name: tensors.pop(name) for name in theirs.TIED if name in tensors}
     lacking = {name for name in expected if name not in tensors and name.startswith(theirs.OPTIONAL)}
     check_tensors(tensors, {name: tuple(e.shape) for name, e in expected.items() if name not in lacking}, directory)

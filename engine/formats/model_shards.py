@@ -60,9 +60,8 @@ def shard_model(directory: Path, out: Path, tp: int) -> list[str]:
     model = build_model(directory)
     plan = make_plan(model, tp)
     if not plan.blocks:
-        raise BadInput(
-            f"{directory}: {tp} ranks can divide no layer: {next(iter(plan.copied.values()), 'it has none')}"
-        )
+        reason = next(iter(plan.copied.values()), "it has none")
+        raise BadInput(f"{directory}: {tp} ranks can divide no layer: {reason}")
     tensors, files = read_weights(directory, "", NO_BUFFER)
     names = _names_of(model, tensors, directory)
     with new_output(out) as temporary:

@@ -95,18 +95,14 @@ def make_plan(model: nn.Module, tp: int) -> TensorPlan:
     head = model.get_output_embeddings()  # type: ignore[operator]
     words = model.get_input_embeddings()  # type: ignore[operator]
     rows = words.weight.shape[0]
-    vocabulary = [[(int(part[0]), int(part[-1]) + 1)] for part in torch.arange(rows).tensor_split(tp)]
-    plan.embeddings = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Embedding) and module.weight.shape[0] == rows
-    ]
+    parts = [[(int(part[0]), int(part[-1]) + 1)] for part in torch.arange(rows).tensor_split(tp)]
+    by_rows = Division("vocabulary", 0, parts)
+    tables = {name: module for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
+    plan.embeddings = [name for name, module in tables.items() if module.weight.shape[0] == rows]
     if head is not None and is_linear(head) and head.weight.shape[output_dim(head)] == rows:
         plan.head = names[head]
-        plan.splits |= {
-            f"{plan.head}.{name}": Division("vocabulary", 0, vocabulary) for name, _ in head.named_parameters()
-        }
-    plan.splits |= {f"{name}.weight": Division("vocabulary", 0, vocabulary) for name in plan.embeddings}
+        plan.splits |= {f"{plan.head}.{name}": by_rows for name, _ in head.named_parameters()}
+    plan.splits |= {f"{name}.weight": by_rows for name in plan.embeddings}
     linears = {module: name for module, name in names.items() if is_linear(module) and module is not head}
     others = {
         name: parameter for name, parameter in model.named_parameters()
@@ -179,9 +175,8 @@ class _Tracer:
         masks = []
         for start in range(0, width, step):
             part = slice(start, start + step)
-            gradients = torch.autograd.grad(
-                (x * weights)[..., part].sum(), sources, retain_graph=True, allow_unused=True
-            )
+            total = (x * weights)[..., part].sum()
+            gradients = torch.autograd.grad(total, sources, retain_graph=True, allow_unused=True)
             masks.append([gradient if gradient is None else gradient != 0 for gradient in gradients])
         splits, summed = {}, set()
         for place, (column, output) in enumerate(columns.items()):
@@ -189,9 +184,8 @@ class _Tracer:
             if isinstance(parts, str):
                 return f"{self.linears[column]}: {parts}"
             for name, parameter in column.named_parameters():
-                splits[f"{self.linears[column]}.{name}"] = Division(
-                    "columns", output_dim(column) if parameter.dim() == 2 else 0, parts
-                )
+                dim = output_dim(column) if parameter.dim() == 2 else 0
+                splits[f"{self.linears[column]}.{name}"] = Division("columns", dim, parts)
         for place, name in enumerate(names, start=len(columns)):
             used = [mask[place] for mask in masks]
             if any(mask is not None for mask in used):
@@ -201,9 +195,8 @@ class _Tracer:
                     splits[name] = split
                 else:
                     summed.add(name)
-        splits[f"{self.linears[row]}.weight"] = Division(
-            "rows", 1 - output_dim(row), [[(rank * step, rank * step + step)] for rank in range(tp)]
-        )
+        by_inputs = [[(start, start + step)] for start in range(0, width, step)]
+        splits[f"{self.linears[row]}.weight"] = Division("rows", 1 - output_dim(row), by_inputs)
         self.plan.splits |= splits
         self.plan.summed |= summed
         self.plan.blocks.append(DividedBlock([self.linears[column] for column in columns], self.linears[row]))
@@ -212,11 +205,10 @@ class _Tracer:
 
 def _disjoint(masks: Sequence[torch.Tensor | None], dim: int) -> list[Part] | str:
     """Indices of `dim` that each rank's part depends on, or why they do not divide the dim."""
-    if any(mask is None for mask in masks):
+    known = [mask for mask in masks if mask is not None]
+    if len(known) < len(masks):
         return "a rank's part does not depend on it"
-    lines = torch.stack(
-        [mask.movedim(dim, 0).reshape(mask.shape[dim], -1).any(1) for mask in masks if mask is not None]
-    )
+    lines = torch.stack([mask.movedim(dim, 0).reshape(mask.shape[dim], -1).any(1) for mask in known])
     count = lines.sum(0)
     if (count > 1).any():
         return "every rank's part depends on all of it" if (count == len(masks)).all() else "ranks' parts share heads"

@@ -150,10 +150,8 @@ def read_torch_dist(directory: Path) -> dict[str, Any]:
         tensors = {}
         for name, tensor in known.state_dict_metadata.items():
             if isinstance(tensor, metadata.TensorStorageMetadata) and not OPTIMIZER.fullmatch(name):
-                boxes = [
-                    (tuple(part.offsets), tuple(map(sum, zip(part.offsets, part.sizes, strict=False))))
-                    for part in tensor.chunks
-                ]
+                pairs = [(tuple(part.offsets), part.sizes) for part in tensor.chunks]
+                boxes = [(start, tuple(map(sum, zip(start, sizes, strict=False)))) for start, sizes in pairs]
                 check_cover(f"tensor {name!r} in {directory}", boxes, tuple(tensor.size))
                 tensors[name] = torch.empty(tensor.size, dtype=tensor.properties.dtype)
         with warnings.catch_warnings(action="ignore"):  # of a process that is not a rank
@@ -170,9 +168,8 @@ def read_torch_dist(directory: Path) -> dict[str, Any]:
 
 def files_of(directory: Path) -> list[Path]:
     """The files of a distributed checkpoint."""
-    return [path for path in (directory / METADATA, directory / COMMON) if path.is_file()] + sorted(
-        directory.glob("*.distcp")
-    )
+    named = [path for path in (directory / METADATA, directory / COMMON) if path.is_file()]
+    return [*named, *sorted(directory.glob("*.distcp"))]
 
 
 def _unstack(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

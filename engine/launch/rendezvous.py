@@ -86,9 +86,8 @@ def join_ranks() -> None:
             timeout=timedelta(seconds=int(waits)), wait_for_workers=False,
         )  # fmt: skip
     except dist.DistError as error:
-        raise FirstRankMissing(
-            f"rank {rank} of {ranks} found nobody at {host}:{port} within {waits} seconds"
-        ) from error
+        alone = f"rank {rank} of {ranks} found nobody at {host}:{port} within {waits} seconds"
+        raise FirstRankMissing(alone) from error
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps its store when it starts ranks again
     store = dist.PrefixStore(f"mlm/attempt-{attempt}", shared)
     came = store.add("mlm/ranks", 1)
@@ -160,6 +159,5 @@ def check_agreement(config: dict[str, Any]) -> None:
     for rank, other in enumerate(flat):
         for key in sorted(flat[0].keys() | other.keys()):
             if (mine := flat[0].get(key)) != (theirs := other.get(key)):
-                raise BadInput(
-                    f"the ranks disagree about their work: {key} is {mine!r} on rank 0 and {theirs!r} on rank {rank}"
-                )
+                values = f"{key} is {mine!r} on rank 0 and {theirs!r} on rank {rank}"
+                raise BadInput(f"the ranks disagree about their work: {values}")

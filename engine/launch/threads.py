@@ -69,9 +69,7 @@ def run_threads(
             finally:
                 world.leave(rank)
 
-    threads = [
-        threading.Thread(target=be_rank, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(ranks)
-    ]
+    threads = [threading.Thread(target=be_rank, args=(n,), name=f"rank {n}", daemon=True) for n in range(ranks)]
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     for thread in threads:
         thread.start()

@@ -48,12 +48,9 @@ class PipelineStage:
 def split_layers(num_layers: int, pp: int, chunks: int) -> list[PipelineStage]:
     """Stages in pipeline order; stage = chunk · pp + rank. If the layers do not divide evenly, the earlier stages hold
     one more: the last stage also computes the output head. Raises BadInput when there are fewer layers than stages."""
-    stages = pp * chunks
-    if num_layers < stages:
-        raise BadInput(
-            f"pp = {pp} with {chunks} chunk{'s' if chunks > 1 else ''} needs at least {stages} layers; "
-            f"the model has {num_layers}"
-        )
+    if num_layers < (stages := pp * chunks):
+        needs = f"pp = {pp} with {chunks} chunk{'s' if chunks > 1 else ''} needs at least {stages} layers"
+        raise BadInput(f"{needs}; the model has {num_layers}")
     each, extra = divmod(num_layers, stages)
     split, start = [], 0
     for stage in range(stages):
@@ -81,15 +78,12 @@ def layout_of(config: "RunConfig", ranks: int) -> Layout:
     if config.model.transformer_xl.cutoffs and tp * pp > 1:
         raise BadInput("an adaptive embedding is not divided: set parallel.tp = 1 and parallel.pp = 1")
     if config.parallel.sequence_parallel and config.model.seq_length % tp:
-        raise BadInput(
-            f"sequence parallelism cannot divide seq_length = {config.model.seq_length} by tp = {tp}; "
-            f"tp can be {_divisors(config.model.seq_length)}"
-        )
+        length = config.model.seq_length
+        cannot = f"sequence parallelism cannot divide seq_length = {length} by tp = {tp}"
+        raise BadInput(f"{cannot}; tp can be {_divisors(length)}")
     if ranks % (tp * pp):
-        raise BadInput(
-            f"tp × pp = {tp} × {pp} does not divide the {ranks} ranks; with tp = {tp}, pp can be "
-            f"{_divisors(ranks // tp)}"
-        )
+        product = f"tp × pp = {tp} × {pp} does not divide the {ranks} ranks"
+        raise BadInput(f"{product}; with tp = {tp}, pp can be {_divisors(ranks // tp)}")
     dp = ranks // (tp * pp)
     if batch_in_microbatches % dp:
         batch = "the largest divisor of the growing batch" if config.train.rampup_batch_size else "the global batch"

@@ -137,10 +137,8 @@ class ResolvedRun:
     def _describe_schedule(self) -> str:
         train = self.config.train
         fall = "constant" if train.decay == "constant" else f"{train.decay} to {train.min_learning_rate:g}"
-        end = train.decay_iterations or train.iterations
-        return (
-            f"{train.learning_rate:g} after {train.warmup_iterations:,} iterations of warm-up, then {fall} at {end:,}"
-        )
+        then = f"{fall} at {train.decay_iterations or train.iterations:,}"
+        return f"{train.learning_rate:g} after {train.warmup_iterations:,} iterations of warm-up, then {then}"
 
     def _describe_layout(self) -> str:
         parallel, train, layout = self.config.parallel, self.config.train, self.layout
@@ -194,13 +192,10 @@ def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, Starting
         name, mine, other = differing[0]
         raise BadInput(f"the weights of {place} have another shape: model.{name} is {other} there and {mine} here")
     if sha256_file(checkpoint / "tokenizer" / FILE_NAME) != sha256_file(tokenizer / FILE_NAME):
-        raise BadInput(
-            f"{place} was trained with another tokenizer than {config.data.dataset}: make the dataset with it"
-        )
-    origin = StartingPoint("continues", checkpoint, read_digest(checkpoint)) if seam else None
-    return config.model_copy(update={"model": ours}), origin or StartingPoint(
-        "init_from", place, read_digest(checkpoint)
-    )
+        other = f"was trained with another tokenizer than {config.data.dataset}"
+        raise BadInput(f"{place} {other}: make the dataset with it")
+    kind, place = ("continues", checkpoint) if seam else ("init_from", place)
+    return config.model_copy(update={"model": ours}), StartingPoint(kind, place, read_digest(checkpoint))
 
 
 def continue_run(config: RunConfig, run: Path) -> RunConfig:

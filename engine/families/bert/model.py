@@ -122,9 +122,8 @@ class BERT(StageModel):
     def build(self, config: ModelConfig, mesh: ParallelMesh) -> None:
         if self.stage.is_first or self.stage.is_last:
             self.embedding = BertEmbedding(config, mesh, self.stage.is_first)
-        self.layers = nn.ModuleDict(
-            {str(i): BertLayer(config, mesh, i, self.recomputes_attention) for i in self.stage.layers}
-        )
+        layers = {str(i): BertLayer(config, mesh, i, self.recomputes_attention) for i in self.stage.layers}
+        self.layers = nn.ModuleDict(layers)
         if self.stage.is_last:
             self.final_layernorm = layer_norm(config)
             self.masked_head = MaskedHead(config, mesh)

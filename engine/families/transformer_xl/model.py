@@ -92,10 +92,8 @@ class AdaptiveEmbedding(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Log-probabilities of all words, [..., h] → [..., v]."""
-        first, head = self.bounds[1], self._head(hidden)
-        tails = [
-            head[..., first + cluster - 1, None] + self._tail(hidden, cluster) for cluster in range(1, len(self.words))
-        ]
+        first, head, clusters = self.bounds[1], self._head(hidden), range(1, len(self.words))
+        tails = [head[..., first + cluster - 1, None] + self._tail(hidden, cluster) for cluster in clusters]
         return torch.cat([head[..., :first], *tails], dim=-1)
 
     def _head(self, hidden: Tensor) -> Tensor:
@@ -212,9 +210,8 @@ class TransformerXL(CausalModel):
         if self.stage.is_first or self.stage.is_last:
             is_adaptive = bool(config.transformer_xl.cutoffs)
             self.embedding = AdaptiveEmbedding(config) if is_adaptive else TiedEmbedding(config, mesh)
-        self.layers = nn.ModuleDict(
-            {str(i): TransformerXLLayer(config, mesh, i, self.recomputes_attention) for i in self.stage.layers}
-        )
+        layers = {str(i): TransformerXLLayer(config, mesh, i, self.recomputes_attention) for i in self.stage.layers}
+        self.layers = nn.ModuleDict(layers)
 
     def run_stage(self, inputs: Tensor, batch: PipelineInput) -> Tensor:
         return self.hidden_states(inputs, batch.dropout, batch.recurrence)
