@@ -20,11 +20,8 @@ def describe_differences(first: ResolvedRun, second: ResolvedRun) -> list[str]:
         if before != after:
             groups[_meaning(key)].append(f"  {key}: {before} → {after}")
     lines = [line for meaning, group in groups.items() if group for line in (meaning, *group)]
-    follows = [
-        f"  {name}: {before:{form}} → {after:{form}}"
-        for (name, form, before), (_, _, after) in zip(_quantities(first), _quantities(second), strict=True)
-        if before != after
-    ]
+    pairs = zip(_quantities(first), _quantities(second), strict=True)
+    follows = [f"  {name}: {a:{form}} → {b:{form}}" for (name, form, a), (_, _, b) in pairs if a != b]
     return [*lines, *(["what follows", *follows] if follows else [])] or ["nothing differs"]
 
 

@@ -113,10 +113,8 @@ def from_megatron(words: Sequence[str]) -> Translation:
         else:
             missing.append(f"{shown[name]} has no counterpart")
     if refused := sorted(sentence for sentence in missing if not NOTED.fullmatch(sentence.split()[0].lstrip("-"))):
-        raise BadInput(
-            f"this is another model or another training than this engine has: {'; '.join(refused)}. Leave these flags "
-            "out to translate the others"
-        )
+        what = f"another model or another training than this engine has: {'; '.join(refused)}"
+        raise BadInput(f"this is {what}. Leave these flags out to translate the others")
     missing += _start(values, given, shown)
     run = {"name": "megatron", **values, "record": {"loggers": loggers}}
     return Translation(parse_config(run, RunConfig, WHERE), sorted(data), sorted(without_effect), sorted(missing))
@@ -255,11 +253,8 @@ def to_megatron(config: RunConfig) -> MegatronFlags:
     words += [f"--{name}" for name, each in switches.items() if _get(values, each["key"]) == each["value"]]
     ours, theirs = (flatten(each.model_dump(mode="json")) for each in (config, from_megatron(words).config))
     sections = ("model.", "train.", "parallel.", "record.")
-    missing = [
-        f"{key} = {ours[key]!r}: the flags mean {theirs.get(key)!r}"
-        for key in sorted(ours)
-        if key.startswith(sections) and ours[key] != theirs.get(key)
-    ]
+    keys = [key for key in sorted(ours) if key.startswith(sections) and ours[key] != theirs.get(key)]
+    missing = [f"{key} = {ours[key]!r}: the flags mean {theirs.get(key)!r}" for key in keys]
     return MegatronFlags(words, missing + ["data.dataset: give --data-path and --split"] * bool(config.data.dataset))
 
 

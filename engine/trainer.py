@@ -105,10 +105,8 @@ class Trainer:
                 if is_last or stop or done % train.checkpoint_interval == 0:
                     self._save()
                 if stop and not is_last:
-                    raise Interrupted(
-                        f"stopped after iteration {done} of {train.iterations}; "
-                        f"`mlm-train resume {self.directory.path}` goes on from there"
-                    )
+                    then = f"`mlm-train resume {self.directory.path}` goes on from there"
+                    raise Interrupted(f"stopped after iteration {done} of {train.iterations}; {then}")
                 progress.advance(1, self._console(line))
             self._check_updates(progress.note)
             final = self._validate(train.iterations, self.validation.num_samples, "final-validation")
@@ -125,10 +123,8 @@ class Trainer:
         left, sequences = train.iterations - first, self.validation.num_samples
         sequences += (left // train.validation_interval + 1) * min(train.validation_samples, sequences)
         seconds = self.rehearsed_seconds * (left + sequences / train.global_batch_size / 3)
-        return (
-            f"about {format_duration(seconds)} and {format_bytes(self.memory.bytes())} a rank, by a rehearsed "
-            f"iteration of {self.rehearsed_seconds:.3g} s"
-        )
+        cost = f"about {format_duration(seconds)} and {format_bytes(self.memory.bytes())} a rank"
+        return f"{cost}, by a rehearsed iteration of {self.rehearsed_seconds:.3g} s"
 
     def iterate(self, number: int) -> tuple[Step, list[str], bool]:
         """Run one optimizer step; returns its metrics, the guards' warnings, and True if a rank was asked to stop."""

@@ -145,11 +145,9 @@ class ClozeTask(Task):
     @property
     def counts(self) -> dict[str, Any]:
         """Counts of the result that need no scores."""
-        return {
-            "num_original_tokens": len(self._passages),
-            "num_tokens": sum(self._lengths),
-            "num_truncated": sum(self._lengths[number] > self._seq_length + 1 for number in self.chosen),
-        }
+        cut = sum(self._lengths[number] > self._seq_length + 1 for number in self.chosen)
+        sizes = {"num_original_tokens": len(self._passages), "num_tokens": sum(self._lengths)}
+        return {**sizes, "num_truncated": cut}
 
     def result(self, scores: Scores, provenance: Provenance) -> ClozeResult:
         """Accuracy over examples; the perplexity is of the whole target."""

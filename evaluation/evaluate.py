@@ -99,17 +99,15 @@ def _score_all(tasks: Sequence[Task], evaluated: EvaluatedCheckpoint, settings: 
     )
     quiet = not evaluated.model.mesh.is_first
     with Progress(title, total, unit, quiet) as progress, telling_of_lost_ranks():
-        shared = requests and score(
+        shared = score(
             evaluated.model, requests, settings.batch_size, settings.workers, progress.advance, banned=banned,
             store=evaluated.store, on_resumed=progress.start_at,
-        )  # fmt: skip
+        ) if requests else None  # fmt: skip
         mine = iter(places)
         return [
-            take(shared, next(mine), task.requests)
-            if shared and not task.with_memory
-            else score_with_memory(evaluated.model, task.requests, progress.advance)
-            for task in tasks
-        ]
+            score_with_memory(evaluated.model, task.requests, progress.advance) if task.with_memory or not shared
+            else take(shared, next(mine), task.requests) for task in tasks
+        ]  # fmt: skip
 
 
 def _provenance(evaluated: EvaluatedCheckpoint, checkpoint: Path, started: float) -> Provenance:

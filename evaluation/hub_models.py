@@ -65,10 +65,8 @@ def is_as_fetched(directory: Path, repository: str) -> bool:
     if not (directory / RECORD).is_file():
         return False
     record = read_document(directory / RECORD, Fetched)
-    return record.repository == repository and all(
-        (directory / file).is_file() and sha256_file(directory / file) == digest
-        for file, digest in record.files.items()
-    )
+    pairs = [(directory / file, digest) for file, digest in record.files.items()]
+    return record.repository == repository and all(file.is_file() and sha256_file(file) == sha for file, sha in pairs)
 
 
 def _parse(name: str) -> tuple[str, str, str | None]:

@@ -82,6 +82,7 @@ def sliding_stream(
     def request(number: int) -> Request:
         return Request.of_window(tokens, windows[number])
 
+    num_targets, words = len(tokens) - 1, text.num_original_tokens
     if text.articles:
         sizes = _share_out(num_tokens, [len(ids) for ids in tokenizer.encode_batch(cut_articles(text, detokenized))])
         sizes[next(index for index, size in enumerate(sizes) if size)] -= not has_first  # token 0
@@ -91,17 +92,16 @@ def sliding_stream(
             for (title, start), end, size in zip(text.articles, ends, sizes, strict=True)
         ]
     else:
-        num_targets = len(tokens) - 1
         size = max(seq_length, -(-num_targets // MOST_STRETCHES))
-        blocks = _stretches(num_targets, size, text.num_original_tokens)
-    return Stream(
-        recipe=f"detokenizer {detokenizer.name}; window {seq_length}, stride {stride}"
-        + (f"; {describe_first(tokenizer)} before the text" if has_first else ""),
-        num_tokens=num_tokens,
-        requests=Lazy(len(windows), request),
-        first_targets=Lazy(len(windows), lambda number: windows[number].first_scored - 1),
-        blocks=blocks,
-    )
+        stretches = [(start, min(size, num_targets - start)) for start in range(0, num_targets, size)]
+        blocks = [
+            Block(title=f"sub-words {at + 1}-{at + n}", num_targets=n, num_original_tokens=words * n / num_targets)
+            for at, n in stretches
+        ]
+    recipe = f"detokenizer {detokenizer.name}; window {seq_length}, stride {stride}"
+    recipe += f"; {describe_first(tokenizer)} before the text" if has_first else ""
+    firsts = Lazy(len(windows), lambda number: windows[number].first_scored - 1)
+    return Stream(recipe, num_tokens, Lazy(len(windows), request), firsts, blocks)
 
 
 def _share_out(total: int, sizes: list[int]) -> list[int]:
@@ -109,18 +109,6 @@ def _share_out(total: int, sizes: list[int]) -> list[int]:
     bounds = np.minimum(np.cumsum([0, *sizes]), total)
     bounds[-1] = total
     return [int(size) for size in np.diff(bounds)]
-
-
-def _stretches(num_targets: int, size: int, num_original_tokens: int) -> list[Block]:
-    stretches = [(start, min(size, num_targets - start)) for start in range(0, num_targets, size)]
-    return [
-        Block(
-            title=f"sub-words {start + 1}-{start + length}",
-            num_targets=length,
-            num_original_tokens=num_original_tokens * length / num_targets,
-        )
-        for start, length in stretches
-    ]
 
 
 class PerplexityTask(Task):
@@ -143,20 +131,14 @@ class PerplexityTask(Task):
             weight = np.array([float(block.num_scored) for block in blocks])
         else:
             weight = np.array([block.num_original_tokens * block.num_scored / block.num_targets for block in blocks])
-        return Losses(
-            names=[block.title for block in blocks],
-            nll=np.array([block.nll for block in blocks]),
-            weight=weight * (self._divided(scores)[1] / weight.sum()),
-        )
+        nll, weight = np.array([block.nll for block in blocks]), weight * (self._divided(scores)[1] / weight.sum())
+        return Losses([block.title for block in blocks], nll, weight)
 
     @property
     def counts(self) -> dict[str, Any]:
         """Counts of the result that need no scores."""
-        return {
-            "num_original_tokens": self._num_original_tokens,
-            "num_lm_eval_words": self.running_text.num_lm_eval_words,
-            "num_tokens": self.stream.num_tokens,
-        }
+        words, tokens = self.running_text.num_lm_eval_words, self.stream.num_tokens
+        return {"num_original_tokens": self._num_original_tokens, "num_lm_eval_words": words, "num_tokens": tokens}
 
     def text(self, place: int) -> str:
         """The scored part of a window."""
@@ -174,7 +156,6 @@ class PerplexityTask(Task):
         divided, normaliser = self._divided(scores)
         losses = self.losses(scores)
         words, lm_eval_words = self._num_original_tokens * share, text.num_lm_eval_words * share
-        ratio = None if token_ratio is None else math.exp(min(MEGATRON_LARGEST_EXPONENT, loss * token_ratio))
         too_few = words < 2 * share or nll > LARGEST_EXPONENT * min(words, lm_eval_words)
         if too_few:
             facts["warnings"].append(
@@ -191,27 +172,19 @@ class PerplexityTask(Task):
             return None if too_few else perplexity(dividend, divisor)
 
         by_subwords = self._divisor == "transformers labels"
+        megatron = {"avg loss": loss, "ppl": math.exp(min(MEGATRON_LARGEST_EXPONENT, loss))}
+        if token_ratio is not None:
+            adjusted = math.exp(min(MEGATRON_LARGEST_EXPONENT, loss * token_ratio))
+            megatron |= {"adjusted ppl": adjusted, "token ratio": token_ratio}
         return PerplexityResult(
-            **facts,
-            **self.counts,
-            protocol=self._describe(provenance.dtype),
+            **facts, **self.counts, protocol=self._describe(provenance.dtype),
             perplexity=perplexity(divided, normaliser) if by_subwords else by(normaliser, divided),
-            log_perplexity_standard_error=ratio_standard_error(losses.nll, losses.weight),
-            normaliser=normaliser,
-            loss_per_token=loss,
-            subword_perplexity=perplexity(nll, num_scored),
-            original_token_perplexity=by(words),
-            lm_eval_word_perplexity=by(lm_eval_words),
-            bits_per_byte=nll / math.log(2) / (text.num_bytes * share),
-            token_ratio=token_ratio,
-            num_windows=len(self.requests),
-            megatron={
-                "avg loss": loss,
-                "ppl": math.exp(min(MEGATRON_LARGEST_EXPONENT, loss)),
-                **({} if ratio is None or token_ratio is None else {"adjusted ppl": ratio, "token ratio": token_ratio}),
-            },
+            log_perplexity_standard_error=ratio_standard_error(losses.nll, losses.weight), normaliser=normaliser,
+            loss_per_token=loss, subword_perplexity=perplexity(nll, num_scored), original_token_perplexity=by(words),
+            lm_eval_word_perplexity=by(lm_eval_words), token_ratio=token_ratio, megatron=megatron,
+            bits_per_byte=nll / math.log(2) / (text.num_bytes * share), num_windows=len(self.requests),
             blocks=self._scored_blocks(scores),
-        )
+        )  # fmt: skip
 
     def _divided(self, scores: Scores) -> tuple[float, float]:
         """Dividend and divisor of the protocol."""
@@ -232,11 +205,8 @@ class PerplexityTask(Task):
         owner = np.repeat(np.arange(len(blocks)), [block.num_targets for block in blocks])[np.concatenate(ranges)]
         nll = -np.bincount(owner, weights=scores.log_probabilities, minlength=len(blocks))
         counts = np.bincount(owner, minlength=len(blocks))
-        return [
-            block.model_copy(update={"nll": float(loss), "num_scored": int(count)})
-            for block, loss, count in zip(blocks, nll, counts, strict=True)
-            if count
-        ]
+        scored = [row for row in zip(blocks, nll.tolist(), counts.tolist(), strict=True) if row[2]]
+        return [block.model_copy(update={"nll": loss, "num_scored": count}) for block, loss, count in scored]
 
     def _describe(self, dtype: str) -> str:
         divisor = {

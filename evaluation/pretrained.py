@@ -176,10 +176,8 @@ class Pretrained:
         theirs = self._read(library.AutoTokenizer, "tokenizer")
         self.tokenizer = PretrainedTokenizer(theirs, self._digests(weights, False))
         if self.tokenizer.vocab_size > (rows := config.get_text_config().vocab_size):
-            raise IntegrityFailure(
-                f"the tokenizer of {directory} has ids up to {self.tokenizer.vocab_size - 1:,}, but the model has an "
-                f"embedding of {rows:,} rows"
-            )
+            ids = f"the tokenizer of {directory} has ids up to {self.tokenizer.vocab_size - 1:,}"
+            raise IntegrityFailure(f"{ids}, but the model has an embedding of {rows:,} rows")
         self.padding = rows - self.tokenizer.vocab_size
         self.model = PretrainedModel(self._load(library, dtype).to(device).eval())
         self.context = _context(config)
@@ -224,11 +222,9 @@ class Pretrained:
         needed = count * dtype.itemsize
         here = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else memory_bytes()
         if here and needed > here:
-            raise HardwareMissing(
-                f"{self.directory} has {count:,} parameters, {needed / 2**30:,.1f} GiB in "
-                f"{str(dtype).removeprefix('torch.')}, and the {'GPU' if device.type == 'cuda' else 'machine'} has "
-                f"{here / 2**30:,.1f} GiB"
-            )
+            size = f"{needed / 2**30:,.1f} GiB in {str(dtype).removeprefix('torch.')}"
+            has = f"the {'GPU' if device.type == 'cuda' else 'machine'} has {here / 2**30:,.1f} GiB"
+            raise HardwareMissing(f"{self.directory} has {count:,} parameters, {size}, and {has}")
 
     def _load(self, library: Any, dtype: torch.dtype, **renamed: Any) -> Any:
         try:
@@ -243,10 +239,9 @@ class Pretrained:
             return self._load(library, dtype, key_mapping={f"^{WRAPPED}": ""})
         if missing or said["mismatched_keys"]:
             name = missing[0] if missing else next(iter(said["mismatched_keys"]))[0]
-            raise IntegrityFailure(
-                f"{self.directory}: tensor {name!r} is {'missing' if missing else 'of another shape'} "
-                f"({max(len(missing), len(said['mismatched_keys']))} such tensors)"
-            )
+            what = f"tensor {name!r} is {'missing' if missing else 'of another shape'}"
+            count = max(len(missing), len(said["mismatched_keys"]))
+            raise IntegrityFailure(f"{self.directory}: {what} ({count} such tensors)")
         for name, parameter in model.named_parameters():
             if not torch.isfinite(parameter).all():
                 raise IntegrityFailure(f"{self.directory}: tensor {name!r} holds values that are not finite numbers")

@@ -213,14 +213,10 @@ class Task(ABC):
         subword = perplexity(math.fsum(scores.nll), num_scored)
         places = {file.sha256: f"{file.repository}/{file.subset}" for file in TEST_SETS.values()}
         return dict(provenance) | {
-            "task": self.name,
-            "partial": self.is_partial,
-            "note": self.note,
+            "task": self.name, "partial": self.is_partial, "note": self.note, "num_scored_tokens": num_scored,
             "warnings": [*self.source.remarks, *misload_warnings(subword, self.tokenizer.vocab_size)],
-            "data_digest": self.source.digest,
-            "data_repository": places.get(self.source.digest, ""),
-            "num_scored_tokens": num_scored,
-        }
+            "data_digest": self.source.digest, "data_repository": places.get(self.source.digest, ""),
+        }  # fmt: skip
 
 
 def perplexity(nll: float, count: float) -> float:

@@ -58,11 +58,9 @@ def _cloze_follows(result: ClozeResult) -> dict[str, float]:
     }
     if result.examples:
         losses = np.array([loss for loss, _ in result.examples])
-        given |= {
-            "num_examples": len(losses),
-            "num_correct": sum(correct for _, correct in result.examples),
-            "perplexity": math.exp(math.fsum(losses) / len(losses)),
-        }
+        num_correct = sum(correct for _, correct in result.examples)
+        given |= {"num_examples": len(losses), "num_correct": num_correct}
+        given["perplexity"] = math.exp(math.fsum(losses) / len(losses))
         if (spread := mean_standard_error(losses)) is not None:
             given["perplexity_standard_error"] = given["perplexity"] * spread
     return given

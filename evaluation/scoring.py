@@ -210,10 +210,8 @@ def _in_processes(work: Callable[[int], T], items: Sequence[int], workers: int) 
         for process in processes:
             process.join()
             if process.exitcode:
-                raise UserError(
-                    f"a scoring worker ended with status {process.exitcode}; "
-                    "if memory ran out, use a smaller --batch-size or fewer --workers"
-                )
+                advice = "if memory ran out, use a smaller --batch-size or fewer --workers"
+                raise UserError(f"a scoring worker ended with status {process.exitcode}; {advice}")
     finally:
         for process in processes:
             process.terminate()

@@ -7,7 +7,7 @@ length 1024).
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, overload
+from typing import Any, TypeVar
 
 from lineage.errors import BadInput
 
@@ -40,13 +40,7 @@ class Lazy(Sequence[T]):
     def __len__(self) -> int:
         return len(self._places)
 
-    @overload
-    def __getitem__(self, place: int) -> T: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> list[T]: ...
-
-    def __getitem__(self, place: int | slice) -> T | list[T]:
+    def __getitem__(self, place: Any) -> Any:
         chosen = self._places[place]
         return self._make(chosen) if isinstance(chosen, int) else [self._make(index) for index in chosen]
 

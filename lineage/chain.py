@@ -131,10 +131,8 @@ def _check_descent(older: Path, newer: Path) -> Iterator[str]:
         parent = f"iteration {ancestors[-1]['iteration']}" if ancestors else "none: it began anew"
         yield f"{newer.name} does not descend from {older.name}: its parent is {parent}"
     elif own[0]["digest"] != read_digest(older):
-        yield (
-            f"{newer.name} descends from another {older.name} ({own[0]['digest'][:16]}) than the one that is here "
-            f"({read_digest(older)[:16]}): one of them was exchanged"
-        )
+        other = f"another {older.name} ({own[0]['digest'][:16]}) than the one that is here ({read_digest(older)[:16]})"
+        yield f"{newer.name} descends from {other}: one of them was exchanged"
     elif ancestors[: len(before)] != before:
         yield f"{newer.name} and {older.name} name different checkpoints before them"
 

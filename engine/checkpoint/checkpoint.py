@@ -104,10 +104,8 @@ def save_checkpoint(
                 publish_directory(unfinished, path)
                 remove_old(run, config.train.keep_checkpoints)
     except OSError as error:
-        raise Interrupted(
-            f"the checkpoint {path} cannot be written ({error.strerror}): make room and give the same command again; "
-            "earlier checkpoints are kept"
-        ) from error
+        advice = "make room and give the same command again; earlier checkpoints are kept"
+        raise Interrupted(f"the checkpoint {path} cannot be written ({error.strerror}): {advice}") from error
     finally:
         if mesh.is_first:
             shutil.rmtree(unfinished, ignore_errors=True)

@@ -53,10 +53,8 @@ def describe(
     parts: Iterable[tuple[str, ShardedParameter]], file: str, numbers: Mapping[str, Numbers]
 ) -> dict[str, Entry]:
     """Entries of one rank's file, for the index and the statistics."""
-    return {
-        name: {"shape": list(p.global_shape), "dim": p.dim, "part": p.axis.rank, "file": file, "numbers": numbers[name]}
-        for name, p in parts
-    }
+    places = {name: {"shape": list(p.global_shape), "dim": p.dim, "part": p.axis.rank} for name, p in parts}
+    return {name: {**place, "file": file, "numbers": numbers[name]} for name, place in places.items()}
 
 
 def merge_descriptions(descriptions: Iterable[dict[str, Entry]]) -> tuple[dict[str, Entry], dict[str, Any]]:

@@ -175,10 +175,8 @@ def tolerances(
 ) -> dict[Key, float]:  # fmt: skip
     """T of every tensor of a training, from its perturbed runs, `moved`."""
     numbers = [int(match[1]) for _, name in whole if (match := re.search(r"\blayers\.(\d+)", name))]
-    return {
-        key: tensor_tolerance(key[1], value, [draw[key] for draw in moved], max(numbers, default=-1) + 1, precision)
-        for key, value in whole.items()
-    }
+    layers, draws = max(numbers, default=-1) + 1, {key: [draw[key] for draw in moved] for key in whole}
+    return {key: tensor_tolerance(key[1], whole[key], draws[key], layers, precision) for key in whole}
 
 
 def factor(num_layers: int) -> float:

@@ -88,10 +88,8 @@ def _read_vocabulary(directory: Path) -> tuple[int, int, str, int | None]:
     if not os.path.isdir(directory):  # also false for an impossible name
         raise DataMissing(f"there is no dataset at {directory}; `mlm-data run` makes one")
     if (directory / f"{UNSPLIT}_text_document.bin").is_file():
-        raise DataMissing(
-            f"{directory} has no training and validation split: divide the documents with `mlm-data split` before "
-            "`mlm-data tokenize`"
-        )
+        advice = "divide the documents with `mlm-data split` before `mlm-data tokenize`"
+        raise DataMissing(f"{directory} has no training and validation split: {advice}")
     if not is_sealed(directory):
         raise IntegrityFailure(f"the dataset {directory} is not complete: run `mlm-data run` again")
     card, file = read_document(directory / DATASET, DataCard), directory / "tokenizer" / FILE_NAME

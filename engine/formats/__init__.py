@@ -86,12 +86,8 @@ def write_checkpoint(out: Path, imported: Imported) -> str:
         index, statistics = merge_descriptions([describe(parts.items(), FILE, numbers)])
         write_json(temporary / INDEX, index)
         write_json(temporary / STATISTICS, statistics)
-        described = {
-            "name": imported.name,
-            "model": imported.model.model_dump(mode="json"),
-            "twin": imported.twin.model_dump(mode="json") if imported.twin else None,
-        }
-        write_json(temporary / "config.json", described)
+        twin, model = imported.twin and imported.twin.model_dump(mode="json"), imported.model.model_dump(mode="json")
+        write_json(temporary / "config.json", {"name": imported.name, "model": model, "twin": twin})
         write_json(temporary / "origin.json", imported.origin)
         if imported.tokenizer:
             imported.tokenizer.save(temporary / "tokenizer")

@@ -24,17 +24,12 @@ def write_vocabulary(source: Path, out: Path, seq_length: int) -> None:
         write_text(out / VOCABULARY, json.dumps(model["vocab"], ensure_ascii=False))
         merges = [f"{left} {right}\n" for left, right in model["merges"]]
         write_text(out / MERGES, "".join(["#version: 0.2\n", *merges]))
-    special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), tokenizer.end_token)
-    write_json(
-        out / "tokenizer_config.json",
-        {
-            "tokenizer_class": reader,
-            "add_prefix_space": False,
-            "model_max_length": seq_length,
-            "split_special_tokens": True,
-            **special,
-        },
-    )
+    settings = {
+        "tokenizer_class": reader, "add_prefix_space": False, "model_max_length": seq_length,
+        "split_special_tokens": True,
+        **dict.fromkeys(("bos_token", "eos_token", "unk_token"), tokenizer.end_token),
+    }  # fmt: skip
+    write_json(out / "tokenizer_config.json", settings)
 
 
 def read_vocabulary(directory: Path) -> tuple[Tokenizer, list[Path]]:

@@ -194,12 +194,8 @@ def diagnose(step: TrainingStep, microbatches: Sequence[PipelineInput]) -> str:
     for hook in hooks:
         hook.remove()
     losses = [mesh.pp.all_reduce(model.evaluate([microbatch])).item() for microbatch in microbatches]
-    samples = [
-        place
-        for loss, microbatch in zip(losses, microbatches, strict=True)
-        for place in microbatch.places
-        if not math.isfinite(loss)
-    ]
+    without = [each for loss, each in zip(losses, microbatches, strict=True) if not math.isfinite(loss)]
+    samples = [place for microbatch in without for place in microbatch.places]
     reports = mesh.world.gather_objects((mesh.dp.rank, mesh.pp.rank, outputs[:1], gradients[:1], samples))
     ranks = sorted({dp for dp, _, output, gradient, lost in reports if output or gradient or lost})
     parts = [f"data-parallel rank{'s' if len(ranks) > 1 else ''} {joined(ranks)}"] if ranks else []

@@ -55,11 +55,8 @@ class MetricsLog:
 
     def _log(self, line: dict[str, Any]) -> None:
         """Pass the line's numbers on as `kind/name`."""
-        numbers = {
-            f"{line['kind']}/{name}": value
-            for name, value in line.items()
-            if name not in ("kind", "iteration") and type(value) in (int, float)
-        }
+        chosen = {name: line[name] for name in line if name != "iteration" and type(line[name]) in (int, float)}
+        numbers = {f"{line['kind']}/{name}": value for name, value in chosen.items()}
         for name, session in list(self._sessions.items()):
             with self._leaving_out(name):
                 session.write(line["iteration"], numbers)
