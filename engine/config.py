@@ -2,20 +2,11 @@
 
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import (
-    Field,
-    PositiveInt,
-    SerializationInfo,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, PositiveInt, ValidationError, field_validator, model_serializer, model_validator
 
 from data_pipeline.tokens.special_tokens import SPECIAL_TOKENS
 from engine.optimizers import OPTIMIZERS
@@ -318,7 +309,7 @@ class TrainConfig(Config):
             )
 
     @model_serializer(mode="wrap")
-    def _as_before(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+    def _as_before(self, handler: Callable[[Any], dict[str, Any]], info: Any) -> dict[str, Any]:
         """Leaves out what earlier runs did not state, so that identities do not move; always states the precision."""
         values: dict[str, Any] = {**handler(self), "precision": self.precision}
         if info.exclude_defaults:
@@ -413,7 +404,7 @@ class DataSection(Config):
 
     @field_validator("dataset", mode="wrap")
     @classmethod
-    def _in_words(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    def _in_words(cls, value: Any, handler: Callable[[Any], Any]) -> Any:
         try:
             return handler(value)
         except ValidationError as error:

@@ -8,8 +8,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.checkpoint import shards
-from engine.checkpoint.checkpoint import read_probe
-from engine.checkpoint.probe import FILE as PROBE
+from engine.checkpoint.checkpoint import PROBE, read_probe
 from engine.checkpoint.statistics import check_loaded, measure
 from engine.config import ModelConfig
 from engine.family import family_of

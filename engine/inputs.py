@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from data_pipeline.tokens.samples import known_tokens
-from engine.checkpoint.probe import LENGTH, SAMPLES
+from engine.checkpoint.checkpoint import LENGTH, SAMPLES
 from engine.config import RunConfig
 from engine.data.batches import validation_text
 from engine.family import TokenFiles, family_of

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from engine.checkpoint import checkpoint
-from engine.checkpoint.checkpoint import TrainingState
-from engine.checkpoint.probe import Probe, describe_computation
+from engine.checkpoint.checkpoint import Probe, TrainingState, describe_computation
 from engine.costs import PEAK_FLOPS, flops_per_iteration
 from engine.data.batch_schedule import BatchSchedule
 from engine.data.batches import place_groups

@@ -15,8 +15,7 @@ import typer
 from engine.launch.local import keep_large_buffers
 from engine.parallel.layout import Layout
 from evaluation.places import check_checkpoint
-from evaluation.sampling import Sampling
-from evaluation.settings import ONE_RANK, Settings, parse_batch_size, parse_device, parse_layout, start_ranks
+from evaluation.settings import ONE_RANK, Sampling, Settings, parse_batch_size, parse_device, parse_layout, start_ranks
 from evaluation.tasks import TASKS, check_task_name
 from lineage.atomic import write_json, write_text
 from lineage.command import CommandLine, run_command
@@ -140,8 +139,7 @@ def compare(
     settings = Settings(limit, batch_size, workers, vocab, heads, layout, backend, dtype, device)
     _start(settings, [first, second], json, '"checkpoint_digest"')
     from evaluation import tables
-    from evaluation.compare import paired_difference
-    from evaluation.evaluate import evaluate, named_task
+    from evaluation.evaluate import evaluate, named_task, paired_difference
 
     left, right = (evaluate(ckpt, {name: named_task(name) for name in task}, settings) for ckpt in (first, second))
     if not is_first_rank():

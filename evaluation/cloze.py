@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluation import harness
 from evaluation.protocol import (
     Encoder,
     Losses,
@@ -16,7 +15,6 @@ from evaluation.protocol import (
     Scores,
     SourceText,
     Task,
-    Tokens,
     describe_first,
     perplexity,
     with_first,
@@ -64,6 +62,14 @@ def encode_strictly(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
     return [([*context, *target], len(target)) for context, target in zip(before, targets, strict=True)]
 
 
+def encode_passages(tokenizer: Encoder, passages: Sequence[str]) -> list[tuple[list[int], int]]:
+    """Each passage's sub-words and how many of them are its target: what follows the last space. Context and target are
+    encoded together and cut where the context alone, without white space at its end, does."""
+    whole = tokenizer.encode_batch(list(passages))
+    before = tokenizer.encode_batch([passage.rpartition(" ")[0].rstrip() for passage in passages])
+    return [(tokens, len(tokens) - len(context)) for tokens, context in zip(whole, before, strict=True)]
+
+
 def encode_for_last_token(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
     """The whole passage encoded, its last sub-word the target: Megatron without `--strict-lambada`."""
     return [(tokens, 1) for tokens in tokenizer.encode_batch(list(passages))]
@@ -96,11 +102,11 @@ STOP_WORD_FILTER = ClozeRule(
 LM_EVAL = ClozeRule(
     "what follows the last space, newlines in it included, encoded with its context, correct only if the most likely "
     "token is right at each of its sub-words (lm-evaluation-harness); nothing before the passage, no stop-word filter",
-    harness.encode_passages,
+    encode_passages,
 )
 
 
-def stop_word_tokens(tokenizer: Encoder) -> Tokens:
+def stop_word_tokens(tokenizer: Encoder) -> NDArray[np.int64]:
     """Ids of sub-words that are a whole stop word, in any case, with or without a space before it."""
     texts = (tokenizer.decode([token]) for token in range(tokenizer.vocab_size))
     banned = [token for token, text in enumerate(texts) if text.strip().lower() in STOP_WORDS]

@@ -14,9 +14,8 @@ import numpy as np
 from evaluation.cloze import LAST_TOKEN, LM_EVAL, STRICT, Encoded, split_last_word
 from evaluation.detokenize import detokenize_wikitext
 from evaluation.documents import count_original_tokens, join_rows, lm_eval_words
-from evaluation.harness import rolling_windows
 from evaluation.protocol import LARGEST_EXPONENT, Encoder, Request, Scores
-from evaluation.windows import Window, sliding_windows
+from evaluation.windows import Window, rolling_windows, sliding_windows
 
 END, LITERAL, ACCURACY = "\0", "<|endoftext|>", "accuracy"
 TEXTS: dict[str, Callable[[str], str]] = {

@@ -1,4 +1,4 @@
-"""Evaluating a checkpoint by named protocols, from a directory to results."""
+"""Evaluating a checkpoint by named protocols, from a directory to results, and two by paired differences."""
 
 import sys
 import time
@@ -11,13 +11,15 @@ from numpy.typing import NDArray
 
 from engine.launch.rendezvous import telling_of_lost_ranks
 from evaluation.checkpoints import EvaluatedCheckpoint, open_checkpoint
-from evaluation.protocol import Encoder, Request, Scores, Task
+from evaluation.protocol import Encoder, Losses, Request, Scores, Task
 from evaluation.schema import Provenance, Result
 from evaluation.scoring import NoMemory, remembering, score, score_with_memory
 from evaluation.settings import Settings
 from evaluation.tasks import build_task
+from evaluation.uncertainty import difference_standard_error, mean_standard_error
+from lineage.config import Config
 from lineage.environment import describe_environment
-from lineage.errors import DataMissing
+from lineage.errors import BadInput, DataMissing
 from lineage.progress import Progress, announce
 
 MakeTask = Callable[[EvaluatedCheckpoint], Task]
@@ -147,3 +149,37 @@ def take(scores: Scores, places: NDArray[np.int64], requests: Sequence[Request])
     ends = (scores.starts + scores.num_scored)[places]
     chosen = np.concatenate([np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)])
     return Scores._make([*(column[chosen] for column in scores[:-1]), counts])
+
+
+class Difference(Config):
+    """Second checkpoint less the first, article by article or example by example."""
+
+    task: str
+    num_pairs: int
+    log_perplexity: float
+    """Below zero if the second predicts better."""
+    log_perplexity_standard_error: float | None
+    accuracy: float | None
+    """None for a perplexity task."""
+    accuracy_standard_error: float | None
+
+
+def paired_difference(task: str, first: Losses, second: Losses) -> Difference:
+    """The difference on the articles or examples. Raises BadInput if the two checkpoints have different ones."""
+    if first.names != second.names:
+        raise BadInput(
+            f"{task}: the two checkpoints were not scored on the same parts of the text, since their contexts or "
+            "vocabularies differ: compare them without --limit, on a text with articles"
+        )
+    values = [losses.nll.sum() / losses.weight.sum() for losses in (first, second)]
+    accuracy = accuracy_error = None
+    if first.correct is not None and second.correct is not None:
+        change = second.correct.astype(np.float64) - first.correct
+        accuracy, accuracy_error = float(change.mean()), mean_standard_error(change)
+        error = mean_standard_error(second.nll - first.nll)
+    else:
+        error = difference_standard_error((first.nll, first.weight), (second.nll, second.weight))
+    return Difference(
+        task=task, num_pairs=len(first.names), log_perplexity=float(values[1] - values[0]),
+        log_perplexity_standard_error=error, accuracy=accuracy, accuracy_standard_error=accuracy_error,
+    )  # fmt: skip

@@ -18,10 +18,9 @@ from engine.launch.rendezvous import telling_of_lost_ranks
 from engine.model.gpt2 import GPT2
 from engine.model.transformer import KeyValueCache
 from evaluation.checkpoints import open_checkpoint
-from evaluation.evaluate import Settings
 from evaluation.pretrained import PretrainedModel
-from evaluation.sampling import Sampling
 from evaluation.scoring import ScoringModel, forward_next
+from evaluation.settings import Sampling, Settings
 from lineage.errors import BadInput
 from lineage.progress import Progress, announce
 

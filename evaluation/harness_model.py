@@ -18,12 +18,11 @@ import torch
 from evaluation.checkpoints import open_checkpoint
 from evaluation.evaluate import share, take
 from evaluation.generate import generate
-from evaluation.harness import rolling_requests
 from evaluation.heldout import SURROGATE
+from evaluation.perplexity import rolling_requests
 from evaluation.protocol import Request, Scores, Tokens, with_first
-from evaluation.sampling import Sampling
 from evaluation.scoring import score
-from evaluation.settings import ONE_RANK, Settings
+from evaluation.settings import ONE_RANK, Sampling, Settings
 from evaluation.windows import megatron_windows, sliding_windows
 from lineage.errors import BadInput
 from lineage.extras import import_extra

@@ -11,20 +11,10 @@ from typing import Any, Literal
 import numpy as np
 
 from evaluation.documents import RunningText, count_original_tokens, cut_articles
-from evaluation.protocol import (
-    LARGEST_EXPONENT,
-    Encoder,
-    Losses,
-    Request,
-    Scores,
-    Task,
-    Tokens,
-    describe_first,
-    perplexity,
-)
+from evaluation.protocol import LARGEST_EXPONENT, Encoder, Losses, Request, Scores, Task, describe_first, perplexity
 from evaluation.schema import Block, PerplexityResult, Provenance
 from evaluation.uncertainty import ratio_standard_error
-from evaluation.windows import Lazy, sliding_windows
+from evaluation.windows import Lazy, rolling_windows, sliding_windows
 
 MEGATRON_LARGEST_EXPONENT = 20.0
 FEW = 50
@@ -73,7 +63,7 @@ def sliding_stream(
     Its blocks are its articles. A text without any has stretches, of one window or as many as make MOST_STRETCHES.
     """
     detokenized = detokenizer.apply(text.text)
-    tokens: Tokens = tokenizer.encode_ids(detokenized).astype(np.int64)
+    tokens = tokenizer.encode_ids(detokenized).astype(np.int64)
     num_tokens, has_first = len(tokens), tokenizer.first_token is not None
     if has_first:
         tokens = np.concatenate([[tokenizer.first_token], tokens])
@@ -109,6 +99,12 @@ def _share_out(total: int, sizes: list[int]) -> list[int]:
     bounds = np.minimum(np.cumsum([0, *sizes]), total)
     bounds[-1] = total
     return [int(size) for size in np.diff(bounds)]
+
+
+def rolling_requests(document: Sequence[int], first: int, seq_length: int) -> list[Request]:
+    """A document's sub-words, each scored once, after one token that is put before it."""
+    tokens = np.asarray([first, *document], dtype=np.int64)
+    return [Request.of_window(tokens, w) for w in rolling_windows(len(tokens), seq_length)]
 
 
 class PerplexityTask(Task):

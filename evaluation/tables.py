@@ -10,7 +10,7 @@ from rich.table import Table
 from evaluation.schema import ClozeResult, PerplexityResult, Result
 
 if TYPE_CHECKING:
-    from evaluation.compare import Difference
+    from evaluation.evaluate import Difference
 
 CONSOLE = Console()
 MOST_WARNINGS = 2

@@ -5,14 +5,23 @@ tokens. Strides are named for a window of 1024; in a shorter window they are sho
 """
 
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 
 from data_pipeline.contamination.testsets import TEST_SETS
 from evaluation.detokenize import NAME, detokenize_wikitext
-from evaluation.documents import RunningText, join_rows, read_official
-from evaluation.harness import document_stream
-from evaluation.perplexity import UNCHANGED, Detokenizer, Divisor, PerplexityTask, Stream, sliding_stream
+from evaluation.documents import RunningText, count_original_tokens, join_rows, lm_eval_documents, read_official
+from evaluation.perplexity import (
+    UNCHANGED,
+    Detokenizer,
+    Divisor,
+    PerplexityTask,
+    Stream,
+    rolling_requests,
+    sliding_stream,
+)
 from evaluation.protocol import Encoder, SourceText
+from evaluation.schema import Block
 from evaluation.windows import megatron_windows
 from lineage.errors import IntegrityFailure
 
@@ -76,6 +85,26 @@ def lm_eval_wikitext103(name: str, path: Path, tokenizer: Encoder, context: int)
     stream = document_stream(text, tokenizer, context)
     _expect_gpt2(tokenizer, stream, NUM_GPT2_TOKENS_BY_DOCUMENT)
     return PerplexityTask(text, stream, tokenizer, "lm-eval words")
+
+
+def document_stream(text: RunningText, tokenizer: Encoder, seq_length: int) -> Stream:
+    """A WikiText file document by document, each detokenized by itself, in rolling windows."""
+    documents, start = list(lm_eval_documents(text.text)), tokenizer.document_start
+    encoded = tokenizer.encode_batch([detokenize_wikitext(document) for document in documents])
+    requests = [r for tokens in encoded for r in rolling_requests(tokens, start, seq_length)]
+    sizes = zip(documents, encoded, strict=True)
+    first = "end-of-text" if start == tokenizer.end_of_text else repr(tokenizer.decode([start]))
+    return Stream(
+        recipe=f"{len(documents)} documents, detokenizer {NAME} on each, {first} first; disjoint windows of "
+        f"{seq_length}, the last extended to the left",
+        num_tokens=sum(map(len, encoded)),
+        requests=requests,
+        first_targets=[0, *accumulate(request.num_scored for request in requests[:-1])],
+        blocks=[
+            Block(title=document.partition("\n")[0].strip(" ="), num_targets=len(tokens),
+                  num_original_tokens=count_original_tokens(document)) for document, tokens in sizes
+        ],
+    )  # fmt: skip
 
 
 def _in_windows(

@@ -5,7 +5,7 @@ length 1024).
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -64,6 +64,14 @@ def sliding_windows(num_tokens: int, seq_length: int, stride: int) -> Lazy[Windo
         return Window(start, start + size - stride if number else 1, min(start + size, num_tokens))
 
     return Lazy(1 + math.ceil(max(num_tokens - size, 0) / stride), window)
+
+
+def rolling_windows(num_tokens: int, seq_length: int) -> Iterator[Window]:
+    """Disjoint windows over a document that score every token but the first. Each sees the token before what it scores;
+    the last one is extended to the left to a full context."""
+    for first in range(1, num_tokens, seq_length):
+        stop = min(first + seq_length, num_tokens)
+        yield Window(0 if first == 1 else stop - seq_length - 1, first, stop)
 
 
 def megatron_windows(context: int, stride: int = LONGEST_WINDOW // STRIDES_PER_WINDOW) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from evaluation.checkpoints import load_checkpoint
 from evaluation.cli import app
 from evaluation.evaluate import Settings
 from evaluation.generate import generate, generate_text
-from evaluation.sampling import Sampling
+from evaluation.settings import Sampling
 from lineage.errors import BadInput
 from tests.evaluation.standins import sentences, tiny_config, tiny_gpt2
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluation.compare import paired_difference
-from evaluation.evaluate import share, take
+from evaluation.evaluate import paired_difference, share, take
 from evaluation.protocol import Losses, Request, Scores
 from evaluation.uncertainty import difference_standard_error, mean_standard_error, ratio_standard_error
 from lineage.errors import BadInput
