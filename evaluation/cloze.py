@@ -8,17 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluation.protocol import (
-    Encoder,
-    Losses,
-    Request,
-    Scores,
-    SourceText,
-    Task,
-    describe_first,
-    perplexity,
-    with_first,
-)
+from evaluation.protocol import Encoder, Losses, Request, Scores, SourceText, Task, perplexity, shown_first, with_first
 from evaluation.schema import ClozeResult, Provenance
 from evaluation.uncertainty import mean_standard_error
 from evaluation.windows import Lazy
@@ -136,7 +126,7 @@ class ClozeTask(Task):
         super().__init__(source, tokenizer, Lazy(len(examples), request))
         self.banned = stop_word_tokens(tokenizer) if rule.filters_stop_words else None
         self._passages, self._seq_length = passages, seq_length
-        self._rule = rule.sentence.replace("nothing before the", f"{describe_first(tokenizer)} before the")
+        self._rule = rule.sentence.replace("nothing before the", f"{shown_first(tokenizer)} before the")
         self._lengths = [len(with_first(tokenizer, ids)) for ids, _ in examples]
 
     def text(self, place: int) -> str:

@@ -19,7 +19,6 @@ from evaluation.checkpoints import open_checkpoint
 from evaluation.evaluate import share, take
 from evaluation.generate import generate
 from evaluation.heldout import SURROGATE
-from evaluation.perplexity import rolling_requests
 from evaluation.protocol import Request, Scores, Tokens, with_first
 from evaluation.scoring import score
 from evaluation.settings import ONE_RANK, Sampling, Settings
@@ -131,7 +130,7 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
     def _windows(self, text: str | dict[str, Any]) -> list[Request]:
         context = self._loaded.model.seq_length
         if isinstance(text, str):
-            return rolling_requests(self.tok_encode(text, False), self.prefix_token_id, context)
+            return Request.rolling(self.tok_encode(text, False), self.prefix_token_id, context)
         tokens: Tokens = np.asarray(self.tok_encode(text["text"]), dtype=np.int64)
         windows = sliding_windows(len(tokens), *megatron_windows(context, text["stride"]))
         return [Request.of_window(tokens, window) for window in windows]

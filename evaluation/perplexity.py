@@ -11,10 +11,10 @@ from typing import Any, Literal
 import numpy as np
 
 from evaluation.documents import RunningText, count_original_tokens, cut_articles
-from evaluation.protocol import LARGEST_EXPONENT, Encoder, Losses, Request, Scores, Task, describe_first, perplexity
+from evaluation.protocol import LARGEST_EXPONENT, Encoder, Losses, Request, Scores, Task, perplexity, shown_first
 from evaluation.schema import Block, PerplexityResult, Provenance
 from evaluation.uncertainty import ratio_standard_error
-from evaluation.windows import Lazy, rolling_windows, sliding_windows
+from evaluation.windows import Lazy, sliding_windows
 
 MEGATRON_LARGEST_EXPONENT = 20.0
 FEW = 50
@@ -89,7 +89,7 @@ def sliding_stream(
             for at, n in stretches
         ]
     recipe = f"detokenizer {detokenizer.name}; window {seq_length}, stride {stride}"
-    recipe += f"; {describe_first(tokenizer)} before the text" if has_first else ""
+    recipe += f"; {shown_first(tokenizer)} before the text" if has_first else ""
     firsts = Lazy(len(windows), lambda number: windows[number].first_scored - 1)
     return Stream(recipe, num_tokens, Lazy(len(windows), request), firsts, blocks)
 
@@ -99,12 +99,6 @@ def _share_out(total: int, sizes: list[int]) -> list[int]:
     bounds = np.minimum(np.cumsum([0, *sizes]), total)
     bounds[-1] = total
     return [int(size) for size in np.diff(bounds)]
-
-
-def rolling_requests(document: Sequence[int], first: int, seq_length: int) -> list[Request]:
-    """A document's sub-words, each scored once, after one token that is put before it."""
-    tokens = np.asarray([first, *document], dtype=np.int64)
-    return [Request.of_window(tokens, w) for w in rolling_windows(len(tokens), seq_length)]
 
 
 class PerplexityTask(Task):

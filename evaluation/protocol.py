@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.contamination.testsets import TEST_SETS
 from evaluation.schema import Provenance, Result, Sample
-from evaluation.windows import Window, evenly_spread
+from evaluation.windows import Window, evenly_spread, rolling_windows
 from lineage.errors import BadInput, IntegrityFailure
 
 Tokens = NDArray[np.int64]
@@ -38,6 +38,12 @@ class Request:
     def of_window(cls, tokens: Tokens, window: Window) -> Self:
         """The request of a window over the tokens."""
         return cls(tokens[window.start : window.stop], window.num_scored)
+
+    @classmethod
+    def rolling(cls, document: Sequence[int], first: int, seq_length: int) -> list[Self]:
+        """A document's sub-words, each scored once, after one token that is put before it."""
+        tokens = np.asarray([first, *document], dtype=np.int64)
+        return [cls.of_window(tokens, window) for window in rolling_windows(len(tokens), seq_length)]
 
 
 class Scores(NamedTuple):
@@ -117,9 +123,9 @@ def with_first(tokenizer: Encoder, tokens: Sequence[int]) -> list[int]:
     return [*([] if tokenizer.first_token is None else [tokenizer.first_token]), *tokens]
 
 
-def describe_first(tokenizer: Encoder, otherwise: str = "nothing") -> str:
+def shown_first(tokenizer: Encoder) -> str:
     """The tokenizer's first token as a reader knows it."""
-    return otherwise if tokenizer.first_token is None else repr(tokenizer.decode([tokenizer.first_token]))
+    return "nothing" if tokenizer.first_token is None else repr(tokenizer.decode([tokenizer.first_token]))
 
 
 @dataclass(frozen=True)

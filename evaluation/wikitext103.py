@@ -11,16 +11,8 @@ from pathlib import Path
 from data_pipeline.contamination.testsets import TEST_SETS
 from evaluation.detokenize import NAME, detokenize_wikitext
 from evaluation.documents import RunningText, count_original_tokens, join_rows, lm_eval_documents, read_official
-from evaluation.perplexity import (
-    UNCHANGED,
-    Detokenizer,
-    Divisor,
-    PerplexityTask,
-    Stream,
-    rolling_requests,
-    sliding_stream,
-)
-from evaluation.protocol import Encoder, SourceText
+from evaluation.perplexity import UNCHANGED, Detokenizer, Divisor, PerplexityTask, Stream, sliding_stream
+from evaluation.protocol import Encoder, Request, SourceText
 from evaluation.schema import Block
 from evaluation.windows import megatron_windows
 from lineage.errors import IntegrityFailure
@@ -91,7 +83,7 @@ def document_stream(text: RunningText, tokenizer: Encoder, seq_length: int) -> S
     """A WikiText file document by document, each detokenized by itself, in rolling windows."""
     documents, start = list(lm_eval_documents(text.text)), tokenizer.document_start
     encoded = tokenizer.encode_batch([detokenize_wikitext(document) for document in documents])
-    requests = [r for tokens in encoded for r in rolling_requests(tokens, start, seq_length)]
+    requests = [r for tokens in encoded for r in Request.rolling(tokens, start, seq_length)]
     sizes = zip(documents, encoded, strict=True)
     first = "end-of-text" if start == tokenizer.end_of_text else repr(tokenizer.decode([start]))
     return Stream(
