@@ -79,11 +79,9 @@ def state_bytes_per_parameter(precision: Precision, parallel: ParallelConfig, dp
 
 
 def activation_bytes_per_layer(model: ModelConfig, microbatch_size: int, parallel: ParallelConfig) -> float:
-    """Bytes that a layer keeps of one microbatch for backward, at 2 bytes per element.
-
-    Korthikanti et al. 2022 (arXiv 2205.05198), Table 2: sbh(10 + 24/t + 5as/ht). Selective recomputation drops the last
-    term. Full recomputation keeps only the layer's input, 2sbh. Sequence parallelism divides the first term by t too.
-    """
+    """Bytes that a layer keeps of one microbatch for backward, at 2 bytes per element. Korthikanti et al. 2022 (arXiv
+    2205.05198), Table 2: sbh(10 + 24/t + 5as/ht). Selective recomputation drops the last term. Full recomputation keeps
+    only the layer's input, 2sbh. Sequence parallelism divides the first term by t too."""
     s, b, h, a, t = model.seq_length, microbatch_size, model.hidden_size, model.num_heads, parallel.tp
     rest = 1 / t if parallel.sequence_parallel else 1
     if parallel.recompute == "full":

@@ -87,10 +87,8 @@ class TrainingStep:
 
     def gradient(self, microbatches: Sequence[PipelineInput], signal: bool = False) -> Gradient:
         """Loss and reduced gradient of this rank's microbatches. Every rank calls it, with as many microbatches.
-
         `signal` is summed over the ranks with the loss. Only at the end, and nowhere else in a step, the host waits for
-        a GPU.
-        """
+        a GPU."""
         mesh, scale = self.mesh, self.loss_scale
         loss_sum = self.model.forward_backward(microbatches, self.reducer, scale)
         sequences = sum(len(microbatch.tokens) for microbatch in microbatches)

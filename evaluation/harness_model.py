@@ -49,10 +49,8 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         backend: Literal["engine", "transformers"] | None = None, **unknown: Any,
     ) -> None:  # fmt: skip
         """`vocab` and `heads` are for Megatron-LM's checkpoints, `max_length` shortens the context.
-
         lm-evaluation-harness always passes a device and a largest batch size; the latter is ignored. Raises BadInput
-        for an argument or number format that is not known.
-        """
+        for an argument or number format that is not known."""
         if unknown or dtype not in HARNESS_DTYPES:
             wrong = next(iter(unknown), f"dtype={dtype}")
             raise BadInput(f"--model_args of mlm has no {wrong}; it takes {ARGUMENTS}")

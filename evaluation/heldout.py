@@ -44,10 +44,8 @@ def file_perplexity(
     name: str = "perplexity",
 ) -> PerplexityTask:  # fmt: skip
     """Sliding-window perplexity of a text file, or of the documents of a .jsonl or .json file joined by blank lines.
-
     The window is the context and the stride a 32nd of it, or of the name `perplexity-huggingface` half of it, unless
-    they are given; the protocol's name says so then. Raises BadInput for a window beyond the context.
-    """
+    they are given; the protocol's name says so then. Raises BadInput for a window beyond the context."""
     documents, remarks = read_texts(path, tokenizer)
     if not any(documents):
         raise BadInput(f"{path} is empty")

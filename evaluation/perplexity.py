@@ -56,12 +56,9 @@ class Stream:
 def sliding_stream(
     text: RunningText, detokenizer: Detokenizer, tokenizer: Encoder, seq_length: int, stride: int
 ) -> Stream:
-    """The whole text in one stream by sliding windows: nothing between documents, token 0 not scored.
-
-    Token 0 is the one that the tokenizer puts before every text, otherwise the text's first sub-word.
-
-    Its blocks are its articles. A text without any has stretches, of one window or as many as make MOST_STRETCHES.
-    """
+    """The whole text in one stream by sliding windows: nothing between documents, token 0 not scored. Token 0 is the
+    one that the tokenizer puts before every text, otherwise the text's first sub-word. Its blocks are its articles. A
+    text without any has stretches, of one window or as many as make MOST_STRETCHES."""
     detokenized = detokenizer.apply(text.text)
     tokens = tokenizer.encode_ids(detokenized).astype(np.int64)
     num_tokens, has_first = len(tokens), tokenizer.first_token is not None

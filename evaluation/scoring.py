@@ -163,11 +163,9 @@ def _code_digest(network: str) -> str:
 def in_workers(
     work: Callable[[int], T], items: Sequence[int], workers: int, one_thread: bool
 ) -> Iterator[tuple[int, T]]:
-    """Yield `(item, work(item))` for every item as soon as it is done.
-
-    Items are dealt to worker processes of one thread each in turn. A single worker stays in this process; `one_thread`
-    limits it to one thread, so that values do not depend on the number of workers.
-    """
+    """Yield `(item, work(item))` for every item as soon as it is done. Items are dealt to worker processes of one
+    thread each in turn. A single worker stays in this process; `one_thread` limits it to one thread, so that values do
+    not depend on the number of workers."""
     workers = min(workers, len(items))
     if workers > 1:
         yield from _in_processes(work, items, workers)

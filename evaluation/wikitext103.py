@@ -63,11 +63,9 @@ def memory_wikitext103(name: str, path: Path, tokenizer: Encoder, context: int) 
 
 
 def huggingface_wikitext103(name: str, path: Path, tokenizer: Encoder, context: int) -> PerplexityTask:
-    """The file in transformers' strided recipe (`docs/source/en/perplexity.md`), which counts sub-words.
-
-    Its windows hold the whole context, the target included, so the first target has one token less before it than in
-    Megatron-LM's; they overlap by half.
-    """
+    """The file in transformers' strided recipe (`docs/source/en/perplexity.md`), which counts sub-words. Its windows
+    hold the whole context, the target included, so the first target has one token less before it than in Megatron-LM's;
+    they overlap by half."""
     return _in_windows(name, path, tokenizer, ROWS, context - 1, context // 2, "transformers labels")
 
 

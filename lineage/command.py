@@ -68,11 +68,9 @@ def _take_common_options(arguments: list[str]) -> list[str]:
 
 
 def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn:
-    """Run a typer application and exit; the cause of a failure is that of the SystemExit.
-
-    With `default`, a first argument that is neither an option nor a verb becomes the argument of the default verb:
-    `mlm-train config.toml` means `mlm-train run config.toml`.
-    """
+    """Run a typer application and exit; the cause of a failure is that of the SystemExit. With `default`, a first
+    argument that is neither an option nor a verb becomes the argument of the default verb: `mlm-train config.toml`
+    means `mlm-train run config.toml`."""
     arguments = _take_common_options(sys.argv[1:])
     if default and arguments and not arguments[0].startswith("-"):
         verbs = {each.name or each.callback.__name__ for each in app.registered_commands}  # type: ignore[attr-defined]

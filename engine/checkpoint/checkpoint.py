@@ -214,11 +214,9 @@ def remove_old(run: Path, keep: int) -> None:
 def resume(
     run: Path, parameters: list[ShardedParameter], optimizer: FlatOptimizer, probe_loss: ProbeLoss
 ) -> TrainingState:
-    """Load the newest checkpoint of `run` that can be trusted; the state of iteration 0 if the run has none.
-
-    Digests, statistics and probe loss are compared. A checkpoint that fails is set aside under a hidden name, with a
-    warning, and the next older one is taken. Raises IntegrityFailure if every checkpoint fails. Every rank calls it.
-    """
+    """Load the newest checkpoint of `run` that can be trusted; the state of iteration 0 if the run has none. Digests,
+    statistics and probe loss are compared. A checkpoint that fails is set aside under a hidden name, with a warning,
+    and the next older one is taken. Raises IntegrityFailure if every checkpoint fails. Every rank calls it."""
     mesh = optimizer.mesh
     damaged: list[tuple[Path, IntegrityFailure]] = []
     for path in reversed(own_checkpoints(run)):
@@ -272,11 +270,9 @@ def start_from(
 def load_checkpoint(
     path: Path, parameters: Sequence[ShardedParameter], optimizer: FlatOptimizer
 ) -> tuple[TrainingState, Probe | None]:
-    """Fill parameters and optimizer from a checkpoint of any layout. Returns the run's progress and the probe.
-
-    Every rank calls it. Raises IntegrityFailure, on every rank, if files or tensors differ from what was saved;
-    parameters and optimizer are then partly overwritten.
-    """
+    """Fill parameters and optimizer from a checkpoint of any layout. Returns the run's progress and the probe. Every
+    rank calls it. Raises IntegrityFailure, on every rank, if files or tensors differ from what was saved; parameters
+    and optimizer are then partly overwritten."""
     mesh = optimizer.mesh
     weights, moments = dict[str, tuple[ShardedParameter, Numbers]](), dict[str, tuple[ShardedParameter, Numbers]]()
     is_checked = statistics.has_checksums(path)

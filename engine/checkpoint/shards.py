@@ -74,10 +74,8 @@ def merge_descriptions(descriptions: Iterable[dict[str, Entry]]) -> tuple[dict[s
 
 
 def read_into(directory: Path, index: dict[str, Entry], wanted: Wanted) -> None:
-    """Copy elements of this rank's part of each wanted tensor into place, from a checkpoint of any layout.
-
-    Raises IntegrityFailure for missing, unexpected or misshapen tensors and for files that cannot be read.
-    """
+    """Copy elements of this rank's part of each wanted tensor into place, from a checkpoint of any layout. Raises
+    IntegrityFailure for missing, unexpected or misshapen tensors and for files that cannot be read."""
     with ExitStack() as stack:
         opened: dict[str, Any] = {}
 

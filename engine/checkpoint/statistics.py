@@ -107,10 +107,8 @@ def check_loaded(
     directory: Path, loaded: Mapping[str, tuple[ShardedParameter, Numbers]], owners: Axis | None = None
 ) -> None:
     """Compare the tensors that this rank and its tensor-parallel peers have read with what was written; a collective.
-
     With `owners`, each of that axis has read its own elements. Raises IntegrityFailure, on each of these ranks, naming
-    the first tensor that differs. An old checkpoint without statistics is not compared.
-    """
+    the first tensor that differs. An old checkpoint without statistics is not compared."""
     if not (directory / FILE).is_file():
         return
     stored = read_object(directory / FILE)

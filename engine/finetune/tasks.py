@@ -178,11 +178,9 @@ def read_sets(name: str, data: Path) -> dict[str, Sequence[TaskExample]]:
 
 
 def squad_scores(predicted: Sequence[str], expected: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Exact match and F1 in percent: the best over a question's answers, averaged over questions.
-
-    For a question without an answer, the empty answer is right (SQuAD 2.0, `evaluate-v2.0.py`; for answered questions
-    `evaluate-v1.1.py` has the same rules).
-    """
+    """Exact match and F1 in percent: the best over a question's answers, averaged over questions. For a question
+    without an answer, the empty answer is right (SQuAD 2.0, `evaluate-v2.0.py`; for answered questions
+    `evaluate-v1.1.py` has the same rules)."""
     known = [[answer for answer in answers if normalize(answer)] or [""] for answers in expected]
     pairs = list(zip(predicted, known, strict=True))
     exact = sum(any(normalize(text) == normalize(answer) for answer in answers) for text, answers in pairs)

@@ -22,11 +22,9 @@ WIDTHS = frozenset({"inner_dim", "all_head_size", "split_size", "embed_dim", "hi
 
 
 def divide(model: nn.Module, plan: TensorPlan, axis: Axis, seed: int = 0) -> nn.Module:
-    """Turn a whole model into this rank's part of it, in place, and return it.
-
-    Inputs, outputs and gradients of copied parameters are whole on every rank. Dropout between a block's first and last
-    layers differs on each rank (by `seed`); elsewhere ranks with one random state draw the same.
-    """
+    """Turn a whole model into this rank's part of it, in place, and return it. Inputs, outputs and gradients of copied
+    parameters are whole on every rank. Dropout between a block's first and last layers differs on each rank (by
+    `seed`); elsewhere ranks with one random state draw the same."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     parts: dict[int, nn.Parameter] = {}
     for name, split in plan.splits.items():

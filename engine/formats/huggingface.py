@@ -102,12 +102,9 @@ def our_tensors(
 
 
 def read_huggingface(directory: Path, vocab: Path | None = None, heads: int | None = None) -> Imported:
-    """Read a Hugging Face GPT-2 or BERT directory. `vocab` replaces a GPT-2's tokenizer.
-
-    Embedding rows beyond a GPT-2's entries are padding and become zeros. A BERT's own tokenizer is kept in `FOLDER`.
-    Other values keep their bits. Raises BadInput for another model and IntegrityFailure for damaged files, naming the
-    tensor or file.
-    """
+    """Read a Hugging Face GPT-2 or BERT directory. `vocab` replaces a GPT-2's tokenizer. Embedding rows beyond a
+    GPT-2's entries are padding and become zeros. A BERT's own tokenizer is kept in `FOLDER`. Other values keep their
+    bits. Raises BadInput for another model and IntegrityFailure for damaged files, naming the tensor or file."""
     path = directory / CONFIG
     kind = str(read_config(path, ()).get("model_type", "gpt2"))
     if (theirs := FORMATS.get(kind)) is None:

@@ -177,11 +177,9 @@ class FiniteGuard(Guard):
 
 
 def diagnose(step: TrainingStep, microbatches: Sequence[PipelineInput]) -> str:
-    """Data-parallel ranks, samples and parameters that are not finite, in words. Every rank calls it.
-
-    The iteration is computed again: its weights have not changed and all randomness is keyed, so the same values come
-    up. Outputs are in the order of the forward pass, gradients in that of the backward pass.
-    """
+    """Data-parallel ranks, samples and parameters that are not finite, in words. Every rank calls it. The iteration is
+    computed again: its weights have not changed and all randomness is keyed, so the same values come up. Outputs are in
+    the order of the forward pass, gradients in that of the backward pass."""
     model, mesh = step.model, step.mesh
     assert isinstance(model, PartitionedModel)
     outputs: list[str] = []
@@ -276,11 +274,9 @@ def slow_ranks(seconds: Sequence[float], layout: Layout) -> dict[int, float]:
 
 
 class ReplicaGuard(Guard):
-    """Compares the parameters that several ranks hold whole: they must be the same bits on all of them.
-
-    BLOOM's layer norms drifted apart between tensor-parallel ranks for weeks before anyone looked (bigscience, tr11
-    chronicles, March 2022).
-    """
+    """Compares the parameters that several ranks hold whole: they must be the same bits on all of them. BLOOM's layer
+    norms drifted apart between tensor-parallel ranks for weeks before anyone looked (bigscience, tr11 chronicles, March
+    2022)."""
 
     def __init__(self, parameters: Sequence[ShardedParameter], mesh: ParallelMesh) -> None:
         self._parameters, self._mesh = parameters, mesh
@@ -290,11 +286,9 @@ class ReplicaGuard(Guard):
             self.before_checkpoint()
 
     def before_checkpoint(self) -> None:
-        """Compare checksums. Raises Diverged, on every rank, naming tensor and ranks.
-
-        Undivided parameters are compared over the tensor-parallel axis, all over the data-parallel axis, the tied
-        embedding also between first and last stage.
-        """
+        """Compare checksums. Raises Diverged, on every rank, naming tensor and ranks. Undivided parameters are compared
+        over the tensor-parallel axis, all over the data-parallel axis, the tied embedding also between first and last
+        stage."""
         mesh, layout = self._mesh, self._mesh.layout
         if layout.world_size == 1:
             return

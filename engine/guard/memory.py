@@ -27,12 +27,9 @@ WORTH = 0.98
 
 
 class PeakMemory:
-    """The most memory taken since this object was made.
-
-    On a GPU torch's allocator counts it. On a CPU, where torch keeps no count, it is the growth of the process's
-    resident set, with freed buffers that are kept for reuse and the libraries that torch loads at its first step
-    (about 0.15 GB).
-    """
+    """The most memory taken since this object was made. On a GPU torch's allocator counts it. On a CPU, where torch
+    keeps no count, it is the growth of the process's resident set, with freed buffers that are kept for reuse and the
+    libraries that torch loads at its first step (about 0.15 GB)."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -65,11 +62,9 @@ def _resident_bytes(field: str) -> int:
 
 
 class MemoryGuard(Guard):
-    """Reads the peak after the first iteration, and warns when training runs too close to a GPU's memory.
-
-    Torch's caching allocator then finds no room, waits for the GPU, gives its cache back and tries again, which cost
-    "Scaling Transformer-XL to 128 GPUs" up to 30 % of its speed.
-    """
+    """Reads the peak after the first iteration, and warns when training runs too close to a GPU's memory. Torch's
+    caching allocator then finds no room, waits for the GPU, gives its cache back and tries again, which cost "Scaling
+    Transformer-XL to 128 GPUs" up to 30 % of its speed."""
 
     def __init__(self, memory: PeakMemory) -> None:
         self._memory = memory

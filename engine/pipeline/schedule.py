@@ -58,11 +58,9 @@ def _gpipe(pp: int, rank: int, chunks: int, microbatches: int) -> Iterator[Compu
 
 
 def _one_f_one_b(pp: int, rank: int, chunks: int, microbatches: int) -> Iterator[Compute]:
-    """Warm-up forwards, one forward and one backward in turn, the remaining backwards (PipeDream-Flush).
-
-    With several chunks this is the interleaved schedule of the 2021 paper (Figure 4): groups of p microbatches pass
-    through all chunks in turn, and warm-up is 2(p − rank − 1) + (v − 1)p instead of p − rank − 1.
-    """
+    """Warm-up forwards, one forward and one backward in turn, the remaining backwards (PipeDream-Flush). With several
+    chunks this is the interleaved schedule of the 2021 paper (Figure 4): groups of p microbatches pass through all
+    chunks in turn, and warm-up is 2(p − rank − 1) + (v − 1)p instead of p − rank − 1."""
     total = microbatches * chunks
 
     def step(number: int, op: Op) -> Compute:

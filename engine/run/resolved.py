@@ -94,11 +94,9 @@ class ResolvedRun:
         return self.data.parents | ({self.origin.kind: self.origin.digest} if self.origin else {})
 
     def begin(self, root: Path) -> RunDirectory:
-        """The directory of this run below `root`, begun if it is new.
-
-        Its name follows from what the run computes. A run that was begun before is therefore found again, and the
-        trainer resumes from its newest checkpoint (`engine.checkpoint.checkpoint.resume`).
-        """
+        """The directory of this run below `root`, begun if it is new. Its name follows from what the run computes. A
+        run that was begun before is therefore found again, and the trainer resumes from its newest checkpoint
+        (`engine.checkpoint.checkpoint.resume`)."""
         described = self.config.model_dump(mode="json")
         return RunDirectory.begin(root, self.config.name, "training", described, self.parents, PLACES)
 
@@ -162,11 +160,9 @@ class ResolvedRun:
 
 
 def resolve(config: RunConfig, ranks: int | None = None, origin: StartingPoint | None = None) -> ResolvedRun:
-    """The run of a configuration on `ranks` ranks, by default on as many as there are here.
-
-    Raises DataMissing, IntegrityFailure or BadInput for a dataset that is not there, not complete or does not fit, and
-    BadInput for a layout that does not divide.
-    """
+    """The run of a configuration on `ranks` ranks, by default on as many as there are here. Raises DataMissing,
+    IntegrityFailure or BadInput for a dataset that is not there, not complete or does not fit, and BadInput for a
+    layout that does not divide."""
     dataset = None
     if config.data.dataset is not None:
         dataset = DatasetFacts.read(config.data.dataset)
@@ -252,10 +248,8 @@ def read_run(
 
 def resolve_begun(directory: RunDirectory, ranks: int | None = None, changed: Sequence[str] = ()) -> ResolvedRun:
     """The run that was begun in a directory, to be resumed there, at the layout that trained last or a changed one.
-
     Raises IntegrityFailure or BadInput when its dataset, its name or the version has changed since it began, because
-    the same configuration would now be another run.
-    """
+    the same configuration would now be another run."""
     manifest, path = directory.manifest, directory.path
     if wrong := next((item for item in changed if item.partition(".")[0] not in PLACES), None):
         raise BadInput(
