@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from engine.run.resolved import ResolvedRun
 
 app = CommandLine(help="Train GPT-2 the Megatron-LM way.", no_args_is_help=True)
-
 Model = Annotated[Path, typer.Argument(help="A shipped model, such as 355m, or a TOML file.")]
 Twin = Annotated[bool, typer.Option("--twin", help="Shrink the recipe to laptop size by the stated rule.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")]

@@ -19,11 +19,9 @@ from numpy.typing import NDArray
 LANES, PIECES = 16, 8
 BLOCK = LANES * PIECES
 """Columns of a random row that come from LANES counters with PIECES each."""
-
 ROWS_TOGETHER = 32
 """Number of rows whose gradients are summed before they join the total, which keeps rounding small."""
 FLOAT_RULES = {"reassoc", "contract", "arcp", "nsz"}
-
 Array = NDArray[Any]
 
 

@@ -24,19 +24,16 @@ SMOOTHING = 0.9
 """Decay of the moving average of losses."""
 DIVERGED = 1.1
 """The sweep has diverged if the smoothed loss is above the first loss times this."""
-
 STATIONARY = 0.01
 """The relation holds where both sides are equal up to this share (Yaida's X)."""
 LOWERED = 0.1
 """Factor on the rate where the relation holds (Yaida's 1 - Y)."""
 CHECKS = 20
 """How often in all iterations the relation is looked at; Yaida looks after each epoch."""
-
 NOTES = [
     f"losses are smoothed with a decay of {SMOOTHING}; the sweep ends above {DIVERGED} times the first",
     "the suggestion is a tenth of the rate at which the smoothed loss is lowest",
 ]
-
 STATIONARY_NOTES = [
     f"the rate falls by {LOWERED:g} where dissipation and fluctuation agree within {STATIONARY:g} over the latest half",
     "of the iterations at that rate; the suggestion is the last rate",

@@ -113,7 +113,11 @@ class Trainer:
             self._check_data()
         peaks = self.mesh.world.gather_objects(self.memory.first_iteration_bytes)
         if self.mesh.is_first:
-            self._finish(final, peaks)
+            path = self.directory.path
+            checkpoint.remove_old(path, train.keep_checkpoints)
+            newest = complete_checkpoints(path)[-1].name
+            write_summary(path, self.run, self.state.seconds, peaks, self.memory.measured_by, final, newest)
+            self.directory.complete()
         self.mesh.world.barrier()
 
     def _estimate(self, first: int) -> str:
@@ -205,12 +209,6 @@ class Trainer:
         """Mean loss of the current model on samples that are the same for every data-parallel rank, without dropout."""
         total = self.model.evaluate([to_input(np.array(tokens, dtype=np.int64), self.mesh)])
         return self.mesh.pp.all_reduce(total).item() / len(tokens)
-
-    def _finish(self, final: Validation, peaks: list[int]) -> None:
-        checkpoint.remove_old(self.directory.path, self.config.train.keep_checkpoints)
-        newest = complete_checkpoints(self.directory.path)[-1].name
-        write_summary(self.directory.path, self.run, self.state.seconds, peaks, self.memory.measured_by, final, newest)
-        self.directory.complete()
 
     def _check_updates(self, note: Callable[[str], None]) -> None:
         """Warn if more than a tenth of the updates were left out. Raises NotFinite if no update was made."""

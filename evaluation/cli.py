@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from evaluation.schema import Result
 
 app = CommandLine(help="Evaluate a checkpoint by a named protocol.", no_args_is_help=True)
-
 ALL = "all"
 FILE_TASKS = ("perplexity", "perplexity-huggingface", "cloze")
 CKPT_HELP = (

@@ -29,7 +29,6 @@ The GPT-2 paper reports LAMBADA with "a stop-word filter" (section 3.3) and name
 `eval_lambada_slow.py` is the reconstruction others refer to. It rejects one at every sub-word it generates; here
 only the first sub-word of the answer may not be one, since later ones ("an", "her") are parts of words.
 """
-
 Encoded = list[tuple[list[int], int]]
 """Sub-words of each passage and the number of target sub-words at its end."""
 

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable
 
 NAME = "megatron-wikitext"
-
 Rule = Callable[[str], str]
 
 

@@ -76,17 +76,18 @@ def evaluate(checkpoint: Path, tasks: Mapping[str, MakeTask], settings: Settings
         if task.note and evaluated.model.mesh.is_first:
             print(f"warning: {task.note}", file=sys.stderr)
     scored = _score_all(list(made.values()), evaluated, settings)
-    provenance = _provenance(evaluated, checkpoint, started)
-    done = {
-        name: Evaluation(task, scores, _warned(task.result(scores, provenance), evaluated.note))
-        for (name, task), scores in zip(made.items(), scored, strict=True)
-    }
+    provenance = Provenance(
+        kind=evaluated.kind, checkpoint=_shown(evaluated.directory, checkpoint), checkpoint_digest=evaluated.digest,
+        tokenizer_digest=evaluated.tokenizer.digest, dtype=str(evaluated.model.dtype).removeprefix("torch."),
+        seconds=time.monotonic() - started, environment=describe_environment(),
+    )  # fmt: skip
+    done = {}
+    for (name, task), scores in zip(made.items(), scored, strict=True):
+        result = task.result(scores, provenance)
+        if evaluated.note:
+            result = result.model_copy(update={"warnings": [evaluated.note, *result.warnings]})
+        done[name] = Evaluation(task, scores, result)
     return Evaluations(done, {name: str(error) for name, error in missing.items()})
-
-
-def _warned(result: Result, note: str) -> Result:
-    """The result with what a reader of the checkpoint's numbers must know as its first warning."""
-    return result.model_copy(update={"warnings": [note, *result.warnings]}) if note else result
 
 
 def _score_all(tasks: Sequence[Task], evaluated: EvaluatedCheckpoint, settings: Settings) -> list[Scores]:
@@ -110,14 +111,6 @@ def _score_all(tasks: Sequence[Task], evaluated: EvaluatedCheckpoint, settings: 
             score_with_memory(evaluated.model, task.requests, progress.advance) if task.with_memory or not shared
             else take(shared, next(mine), task.requests) for task in tasks
         ]  # fmt: skip
-
-
-def _provenance(evaluated: EvaluatedCheckpoint, checkpoint: Path, started: float) -> Provenance:
-    return Provenance(
-        kind=evaluated.kind, checkpoint=_shown(evaluated.directory, checkpoint), checkpoint_digest=evaluated.digest,
-        tokenizer_digest=evaluated.tokenizer.digest, dtype=str(evaluated.model.dtype).removeprefix("torch."),
-        seconds=time.monotonic() - started, environment=describe_environment(),
-    )  # fmt: skip
 
 
 def _shown(directory: Path, asked: Path) -> str:

@@ -32,7 +32,6 @@ class Detokenizer:
 
 
 UNCHANGED = Detokenizer("none", lambda text: text)
-
 Divisor = Literal["original tokens", "lm-eval words", "transformers labels"]
 """Divisor of the summed loss. The last is transformers' recipe, which counts one target too few in every window but the
 first, and weights the window's mean loss accordingly."""
@@ -71,7 +70,10 @@ def sliding_stream(
 
     num_targets, words = len(tokens) - 1, text.num_original_tokens
     if text.articles:
-        sizes = _share_out(num_tokens, [len(ids) for ids in tokenizer.encode_batch(cut_articles(text, detokenized))])
+        encoded = tokenizer.encode_batch(cut_articles(text, detokenized))
+        bounds = np.minimum(np.cumsum([0, *map(len, encoded)]), num_tokens)
+        bounds[-1] = num_tokens  # should a cut have changed a sub-word or two
+        sizes = np.diff(bounds).tolist()
         sizes[next(index for index, size in enumerate(sizes) if size)] -= not has_first  # token 0
         ends = [*(start for _, start in text.articles[1:]), None]
         blocks = [
@@ -89,13 +91,6 @@ def sliding_stream(
     recipe += f"; {shown_first(tokenizer)} before the text" if has_first else ""
     firsts = Lazy(len(windows), lambda number: windows[number].first_scored - 1)
     return Stream(recipe, num_tokens, Lazy(len(windows), request), firsts, blocks)
-
-
-def _share_out(total: int, sizes: list[int]) -> list[int]:
-    """`sizes` so that they add up to `total`, should a cut have changed a sub-word or two."""
-    bounds = np.minimum(np.cumsum([0, *sizes]), total)
-    bounds[-1] = total
-    return [int(size) for size in np.diff(bounds)]
 
 
 class PerplexityTask(Task):

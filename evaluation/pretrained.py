@@ -180,7 +180,8 @@ class Pretrained:
             raise IntegrityFailure(f"{ids}, but the model has an embedding of {rows:,} rows")
         self.padding = rows - self.tokenizer.vocab_size
         self.model = PretrainedModel(self._load(library, dtype).to(device).eval())
-        self.context = _context(config)
+        lengths = (getattr(config.get_text_config(), key, None) for key in CONTEXT_KEYS)
+        self.context = next((length for length in lengths if isinstance(length, int) and length > 0), UNLIMITED)
 
     @cached_property
     def digest(self) -> str:
@@ -246,9 +247,3 @@ class Pretrained:
             if not torch.isfinite(parameter).all():
                 raise IntegrityFailure(f"{self.directory}: tensor {name!r} holds values that are not finite numbers")
         return model
-
-
-def _context(config: Any) -> int:
-    text = config.get_text_config()
-    lengths = (getattr(text, key, None) for key in CONTEXT_KEYS)
-    return next((length for length in lengths if isinstance(length, int) and length > 0), UNLIMITED)

@@ -19,7 +19,6 @@ from evaluation.windows import Window, evenly_spread, rolling_windows
 from lineage.errors import BadInput, IntegrityFailure
 
 Tokens = NDArray[np.int64]
-
 LARGEST_EXPONENT = 700.0
 
 

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-
 SEED = 1234
 RESAMPLES = 2_000
 

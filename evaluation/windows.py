@@ -13,7 +13,6 @@ from lineage.errors import BadInput
 
 STRIDES_PER_WINDOW = 32
 LONGEST_WINDOW = 1024
-
 T = TypeVar("T")
 
 

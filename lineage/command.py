@@ -27,13 +27,10 @@ NO_WAY = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOT
 """Error numbers of a path that this user cannot use, or that does not exist."""
 NO_HOME, CIRCLE = "Could not determine home directory.", "Symlink loop from "
 """Messages of pathlib for a missing home and, before Python 3.13, for a loop of links."""
-
 BARS_OF_LIBRARIES = ("TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS")
 """Environment variables that silence the progress bars of libraries, which write control characters into pipes."""
-
 CONTROL = re.compile(r"(\x1b\[[\d;]*m)|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """Control characters to escape; colours, the first group, are kept."""
-
 DEBUG, JSON_ERRORS = "MLM_DEBUG", "--json-errors"
 COMMON_OPTIONS = {
     "--quiet": "print no cost and no progress",

@@ -45,8 +45,6 @@ LONGEST_QUESTION, LONGEST_OPTION = 64, 128
 """Longest question of SQuAD, and longest question with an option of RACE, in tokens (BERT's and Megatron-LM's code)."""
 STRIDE = 128
 """Tokens from the start of a window of a long context to the start of the next."""
-
-
 Scores = list[list[torch.Tensor]]
 """Tensors of each example that `FineTuner.scores` describes."""
 

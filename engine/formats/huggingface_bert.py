@@ -28,13 +28,11 @@ TIED = {"cls.predictions.decoder.weight": WORDS, "cls.predictions.decoder.bias":
 """Copy → weight."""
 OPTIONAL = ("cls.", "pooler.")
 """Beginnings of the names that a directory may lack."""
-
 REQUIRED = {
     "hidden_act": ("gelu",), "position_embedding_type": ("absolute",), "type_vocab_size": (2,),
     "is_decoder": (False,), "add_cross_attention": (False,),
 }  # fmt: skip
 """Allowed values of settings that would make another model, the default first."""
-
 OUTSIDE_LAYERS = {
     "embedding.word_embeddings": "embeddings.word_embeddings",
     "embedding.position_embeddings": "embeddings.position_embeddings",

@@ -30,7 +30,6 @@ SIZES = ("n_layer", "n_embd", "n_head", "n_positions", "vocab_size")
 """Keys of config.json that must be numbers."""
 BUFFER = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
 """Tensors that are not weights: the causal mask, in old files."""
-
 REQUIRED = {
     "model_type": ("gpt2",), "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"),
     "layer_norm_epsilon": (1e-5,), "scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,),

@@ -39,17 +39,14 @@ IN_LAYER = {
     "mlp.dense_4h_to_h": ("mlp.dense_4h_to_h", "mlp.linear_fc2"),
 }  # fmt: skip
 """Our module in a layer → its names in Megatron-LM."""
-
 FUSED = {"self_attention.linear_qkv.layer_norm_": "input_layernorm.", "mlp.linear_fc1.layer_norm_":
          "post_attention_layernorm."}  # fmt: skip
 """Layer norms that Transformer Engine keeps in the linear layer that follows."""
-
 OURS = {theirs: ours for ours, several in IN_LAYER.items() for theirs in several}
 LAYER = re.compile(r"(?:transformer|encoder|decoder)\.layers\.(\d{1,6})\.(.+)")
 FINAL = re.compile(r"(?:transformer|encoder|decoder)\.final_(?:layernorm|norm)\.(weight|bias)")
 EMBEDDING = re.compile(r"(?:embedding\.)?((?:word|position)_embeddings\.weight)")
 HEADS = ("word_embeddings_for_head.weight", "output_layer.weight")
-
 HEAD = "head"
 """Our name for the last pipeline stage's copy of the word embedding."""
 REQUIRED = {
