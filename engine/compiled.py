@@ -38,7 +38,6 @@ class Compiled:
         self._known: set[Any] = set()
 
     def __call__(self, *arguments: Any) -> Any:
-        """Call the function."""
         kinds = tuple(a.dtype.char if isinstance(a, np.ndarray) else "" for a in arguments)
         if kinds in self._known:
             return self._dispatcher(*arguments)

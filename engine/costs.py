@@ -134,7 +134,6 @@ def written_bytes(model: ModelConfig, precision: Precision, parallel: ParallelCo
 
 
 def _stages_of_ranks(model: ModelConfig, parallel: ParallelConfig) -> list[list[PipelineStage]]:
-    """The stages of each pipeline rank, one for each of its chunks."""
     stages = split_layers(model.num_layers, parallel.pp, parallel.chunks)
     return [stages[rank :: parallel.pp] for rank in range(parallel.pp)]
 

@@ -33,7 +33,6 @@ def _meaning(key: str) -> str:
 
 
 def _quantities(run: ResolvedRun) -> Iterator[tuple[str, str, float]]:
-    """Name, format and value of each derived quantity."""
     model, train = run.config.model, run.config.train
     yield "parameters", ",", run.parameters
     yield "tokens trained", ",", run.tokens

@@ -150,7 +150,6 @@ class _Given:
 
 
 def _count_in_iterations(given: _Given) -> None:
-    """Replace samples and fractions by iterations."""
     flags = given.flags
     flags.setdefault("global-batch-size", [given.text("micro-batch-size")])
     train = {

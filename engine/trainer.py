@@ -121,7 +121,6 @@ class Trainer:
         self.mesh.world.barrier()
 
     def _estimate(self, first: int) -> str:
-        """Time and memory of the training, from the rehearsed iteration."""
         train = self.config.train
         left, sequences = train.iterations - first, self.validation.num_samples
         sequences += (left // train.validation_interval + 1) * min(train.validation_samples, sequences)
@@ -147,7 +146,6 @@ class Trainer:
         return iteration.line, warnings, gradient.signals > 0
 
     def _line(self, iteration: Iteration, rate: float, scale: float, seconds: float, is_updated: bool) -> Step:
-        """The metrics line of an iteration."""
         train, model, size = self.config.train, self.config.model, iteration.batch_size
         flops = flops_per_iteration(model, train) * size / train.global_batch_size
         norm = iteration.gradient.norm
@@ -235,5 +233,4 @@ class Trainer:
         ])  # fmt: skip
 
     def _request_stop(self, number: int) -> None:
-        """Stop after the iteration in progress."""
         self.stop_requested = True

@@ -111,7 +111,6 @@ def _new_cache(network: GPT2 | PretrainedModel, context: int) -> Any:
 
 
 def _choose(logits: torch.Tensor, sampling: Sampling | None, generator: torch.Generator | None) -> torch.Tensor:
-    """The next token of each row, [b, 1]."""
     if sampling is None:
         return logits.argmax(dim=1, keepdim=True)
     return torch.multinomial(torch.stack([*map(sampling.probabilities, logits)]), 1, generator=generator)

@@ -68,7 +68,6 @@ def is_as_fetched(directory: Path, repository: str) -> bool:
 
 
 def _parse(name: str) -> tuple[str, str, str | None]:
-    """Repository, its name without the owner, revision."""
     if not (match := HUB_NAME.fullmatch(name)):
         raise BadInput(f"{name} is not a name on the Hugging Face hub, such as gpt2 or openai-community/gpt2@main")
     return match[1], match[2], match[3]

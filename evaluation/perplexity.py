@@ -169,7 +169,6 @@ class PerplexityTask(Task):
         )  # fmt: skip
 
     def _divided(self, scores: Scores) -> tuple[float, float]:
-        """Dividend and divisor of the protocol."""
         if self._divisor == "transformers labels":
             labels = scores.num_scored - np.array([index > 0 for index in self.chosen])
             return math.fsum(scores.nll / scores.num_scored * labels), float(labels.sum())

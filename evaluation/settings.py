@@ -66,7 +66,6 @@ class Settings:
     """torch's name of a device; by default the GPU, if there is one."""
 
     def __post_init__(self) -> None:
-        """Raise BadInput for a device of several ranks."""
         if self.device and self.layout.world_size > 1:
             raise BadInput("--device is for one rank: several take a GPU each, or share the processor")
 

@@ -52,7 +52,6 @@ class CommandLine(typer.Typer):
 
 
 def _take_common_options(arguments: list[str]) -> list[str]:
-    """Apply the common options and return the other arguments."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     given = COMMON_OPTIONS.keys() & set(arguments[:end])
     if "--debug" in given:
@@ -157,7 +156,6 @@ def _take_streams() -> None:
 
 
 def _refuse_non_text(arguments: list[str]) -> None:
-    """Raise BadInput if an argument or the path of the current folder is not UTF-8 text."""
     for text in (*arguments, os.getcwd()):
         try:
             text.encode("utf-8")

@@ -110,7 +110,6 @@ def processor_kind() -> tuple[str, str]:
 
 
 def _cpu_facts() -> dict[str, str]:
-    """The entries of /proc/cpuinfo for the first core."""
     try:
         first = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
     except OSError:

@@ -149,7 +149,6 @@ def check_place(option: str, path: Path | None, mark: str) -> None:
 
 
 def _remove_leftovers(directory: Path, marks: list[str]) -> None:
-    """Remove what the holders of these marks left unfinished, and nothing else."""
     name = re.compile(UNFINISHED.format("|".join(map(re.escape, marks)) or "(?!)"))
     for leftover in [path for path in directory.rglob(".*") if name.fullmatch(path.name)]:
         if leftover.is_dir() and not leftover.is_symlink():

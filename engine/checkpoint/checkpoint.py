@@ -184,7 +184,6 @@ def _write_facts(
     partial: Path, run: Path, config: RunConfig, state: TrainingState, descriptions: list[dict[str, Any]],
     probe: Probe | None,
 ) -> None:  # fmt: skip
-    """Write everything but tensors and tokenizer."""
     index, measured = shards.merge_descriptions(descriptions)
     write_json(partial / INDEX, index)
     write_json(partial / statistics.FILE, measured)

@@ -51,7 +51,6 @@ def _checksum(flat: torch.Tensor, parameter: ShardedParameter | None, start: int
 
 
 def _range(flat: torch.Tensor) -> tuple[float, float, float, int]:
-    """All but the checksum."""
     parts = map(torch.Tensor.double, flat.split(PART))
     squares = torch.stack([torch.dot(part, part) for part in parts]).sum().item()
     finite = flat if math.isfinite(squares) else flat[torch.isfinite(flat)]

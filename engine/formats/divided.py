@@ -104,7 +104,6 @@ class _Region:
 
 
 def _divide_heads(module: nn.Module, tp: int) -> None:
-    """Let an attention module count its own heads."""
     if HEADS.isdisjoint(vars(module)):
         return
     settings: Any = copy.copy(getattr(module, "config", None))
@@ -129,5 +128,4 @@ def _look_up(forward: Callable[[Tensor], Tensor], start: int, stop: int, axis: A
 
 
 def _score(forward: Callable[[Tensor], Tensor], axis: Axis, start: int, whole: int, x: Tensor) -> Tensor:
-    """Logits of the whole vocabulary."""
     return gather_features(forward(enter_tensor_parallel(x, axis, sequence_parallel=False)), axis, start, whole)

@@ -138,7 +138,6 @@ def merge_model(checkpoint: Path, out: Path) -> Path:
 
 
 def _describe(path: Path) -> dict[str, Any]:
-    """Tensor names and metadata of a weight file: what `WRITTEN` holds."""
     with safe_open(path, framework="pt") as file:
         return {"tensors": sorted(file.keys()), "metadata": file.metadata()}
 

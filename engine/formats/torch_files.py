@@ -169,7 +169,6 @@ def files_of(directory: Path) -> list[Path]:
 
 
 def _unstack(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Split stacked tensors into one for each layer."""
     single: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         if match := STACKED.fullmatch(name):

@@ -321,7 +321,6 @@ def checksum(tensor: torch.Tensor) -> int:
 
 
 def _describe_parting(ranks: Sequence[int], sums: Sequence[int]) -> str:
-    """The ranks that fewer others agree with, and those that they differ from."""
     usual, count = Counter(sums).most_common(1)[0]
     same = [rank for rank, value in zip(ranks, sums, strict=True) if value == usual]
     others = [rank for rank, value in zip(ranks, sums, strict=True) if value != usual]

@@ -25,8 +25,6 @@ GRACE_SECONDS = 5.0
 
 
 class _Answer(NamedTuple):
-    """Result or failure of one rank."""
-
     value: Any
     failure: tuple[float, str, str] | None = None
     """Time of the failure, the failure in one line, and its traceback."""

@@ -168,8 +168,6 @@ class _Channel:
 
 @dataclass
 class _Receipt:
-    """A message that is to arrive."""
-
     axis: "ThreadAxis"
     channel: _Channel
     number: int

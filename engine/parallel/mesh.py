@@ -44,8 +44,6 @@ class Pending(Protocol):
 
 
 class _Done:
-    """Communication that was over at once."""
-
     def wait(self) -> None:
         return
 

@@ -116,7 +116,6 @@ def open_loggers(names: Iterable[str]) -> dict[str, Start]:
 
 
 def _empty_folder(folder: Path) -> Path:
-    """The folder, new. Raises OSError if it cannot be made."""
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir()

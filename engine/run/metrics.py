@@ -54,7 +54,6 @@ class MetricsLog:
         self._log(line.to_json())
 
     def _log(self, line: dict[str, Any]) -> None:
-        """Pass the line's numbers on as `kind/name`."""
         chosen = {name: line[name] for name in line if name != "iteration" and type(line[name]) in (int, float)}
         numbers = {f"{line['kind']}/{name}": value for name, value in chosen.items()}
         for name, session in list(self._sessions.items()):

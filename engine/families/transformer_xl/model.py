@@ -245,6 +245,5 @@ class TransformerXL(CausalModel):
         return self.embedding.logits(hidden)
 
     def _remember(self, memory: Tensor | None, x: Tensor) -> Tensor:
-        """The newest states of memory and segment, detached."""
         states = x if memory is None else torch.cat([memory, x])
         return states[max(len(states) - self.config.transformer_xl.memory_length, 0) :].detach()
