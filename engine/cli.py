@@ -312,8 +312,7 @@ def to_megatron_(config: Model, overrides: Overrides = None, twin: Twin = False)
 @app.command()
 def diff(first: Model, second: Annotated[Path, typer.Argument(help="Another model or TOML file.")]) -> None:
     """Print what two configurations do differently."""
-    from engine.differences import describe_differences
-    from engine.run.resolved import read_run
+    from engine.run.resolved import describe_differences, read_run
 
     print("\n".join(describe_differences(read_run(first), read_run(second))))
 

@@ -137,16 +137,12 @@ def _describe(model: ScoringModel, banned: NDArray[np.int64] | None) -> dict[str
     """Everything besides weights and batches that the bits of scores depend on."""
     on_cpu = model.mesh.device.type == "cpu"
     return {
-        "code": _code_digest(type(model.network).__module__),
-        "banned": None if banned is None else banned.tolist(),
-        "vocab_size": model.vocab_size,
-        "dtype": str(model.dtype),
-        "rows_per_head": model.rows_per_head(),
-        "tp": model.mesh.tp.size,
-        "torch": torch.__version__,
+        "code": _code_digest(type(model.network).__module__), "vocab_size": model.vocab_size,
+        "banned": None if banned is None else banned.tolist(), "dtype": str(model.dtype),
+        "rows_per_head": model.rows_per_head(), "tp": model.mesh.tp.size, "torch": torch.__version__,
         **({"transformers": version("transformers")} if isinstance(model.network, PretrainedModel) else {}),
         "processor": cpu_name() if on_cpu else torch.cuda.get_device_name(model.mesh.device),
-    }
+    }  # fmt: skip
 
 
 @cache

@@ -4,7 +4,7 @@ Every command resolves its run once and passes it on: dry run, training, resume,
 Imports no torch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,12 +14,13 @@ from engine.config import ModelConfig, ParallelConfig, RunConfig, Seam, TwinScal
 from engine.costs import RankMemory, checkpoint_bytes, flops_per_token, fullest_rank, parameter_count, tokens_trained
 from engine.data.batch_schedule import BatchSchedule
 from engine.data.dataset import DatasetFacts
+from engine.optim.schedule import learning_rate
 from engine.parallel.layout import Layout, layout_of
 from engine.pipeline.schedule import ideal_bubble
 from engine.twin import shrink
 from lineage import VERSION
 from lineage.chain import CONFIG, checkpoint_path, iteration_of, resolve_checkpoint
-from lineage.config import load_config, override_config, parse_config
+from lineage.config import flatten, load_config, override_config, parse_config
 from lineage.digest import is_sealed, read_digest, sha256_file, sha256_json
 from lineage.environment import available_cores, list_gpus
 from lineage.errors import BadInput, IntegrityFailure
@@ -32,6 +33,9 @@ ORIGINS = ("init_from", "continues")
 """Names, among a run's inputs, of the checkpoint that it starts from: for its weights alone, or as a whole."""
 PLACES = frozenset({"data", "parallel", "record"})
 """Sections of the configuration that change where a run takes place and what it notes down, not what it computes."""
+RECORDED = ("validation_", "checkpoint_", "keep_")
+"""Prefixes of the keys of `train` that change what is recorded, not what is computed."""
+MEANINGS = ("another model", "another training", "other data", "the same numbers but for rounding", "the same numbers")
 
 
 @dataclass(frozen=True)
@@ -282,3 +286,35 @@ def resolve_begun(directory: RunDirectory, ranks: int | None = None, changed: Se
     if run.data.digest != dataset:
         raise IntegrityFailure(f"the dataset {config.data.dataset} has changed since {path} began")
     return run
+
+
+def describe_differences(first: ResolvedRun, second: ResolvedRun) -> list[str]:
+    """Lines to print: the differing keys under their meaning, then derived quantities."""
+    keys = [flatten(run.config.model_dump(mode="json")) for run in (first, second)]
+    groups: dict[str, list[str]] = {meaning: [] for meaning in MEANINGS}
+    for key in sorted(keys[0].keys() | keys[1].keys()):
+        before, after = (each.get(key) for each in keys)
+        if before != after:
+            groups[_meaning(key)].append(f"  {key}: {before} → {after}")
+    lines = [line for meaning, group in groups.items() if group for line in (meaning, *group)]
+    pairs = zip(_quantities(first), _quantities(second), strict=True)
+    follows = [f"  {name}: {a:{form}} → {b:{form}}" for (name, form, a), (_, _, b) in pairs if a != b]
+    return [*lines, *(["what follows", *follows] if follows else [])] or ["nothing differs"]
+
+
+def _meaning(key: str) -> str:
+    section, _, name = key.partition(".")
+    if section == "train":
+        return MEANINGS[4] if name.startswith(RECORDED) else MEANINGS[1]
+    return {"model": MEANINGS[0], "data": MEANINGS[2], "parallel": MEANINGS[3]}.get(section, MEANINGS[4])
+
+
+def _quantities(run: ResolvedRun) -> Iterator[tuple[str, str, float]]:
+    model, train = run.config.model, run.config.train
+    yield "parameters", ",", run.parameters
+    yield "tokens trained", ",", run.tokens
+    yield "FLOPs", ".3e", run.flops()
+    yield "tokens of a whole batch", ",", train.global_batch_size * model.seq_length
+    for part in (1, 2, 3, 4):
+        iteration = max(1, train.iterations * part // 4)
+        yield f"learning rate after {part}/4 of the training", ".3e", learning_rate(train, iteration)

@@ -21,7 +21,7 @@ READ = (
     "engine/kernels", "engine/compiled.py", "engine/formats", "engine/families", "engine/family.py",
     "engine/parallel", "engine/pipeline", "engine/optim", "engine/model", "engine/launch", "engine/step.py",
     "engine/trainer.py", "engine/train.py", "engine/rng.py", "engine/inputs.py",
-    "engine/compare", "engine/differences.py", "engine/twin.py", "engine/costs.py",
+    "engine/compare", "engine/twin.py", "engine/costs.py",
     "engine/guard", "engine/run", "engine/data", "engine/checkpoint", "engine/config.py", "engine/cli.py",
     "engine/lr_finder.py", "engine/torch_names.py", "engine/optimizers.py",
 )  # fmt: skip

@@ -18,8 +18,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from engine.cli import app
-from engine.formats.divided import divide
-from engine.formats.model_shards import build_model, load_rank, merge_model, outputs, read_plan, shard_model
+from engine.formats.model_shards import build_model, divide, load_rank, merge_model, outputs, read_plan, shard_model
 from engine.formats.tensor_plan import Division, TensorPlan, describe_plan, make_plan, some_tokens, without_numbers
 from engine.launch.forked import run_forked
 from engine.launch.mesh import build_mesh
