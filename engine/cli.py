@@ -125,7 +125,7 @@ def _on_ranks(work: Callable[[], str], ranks: int, threads: bool = False) -> Non
         print(run_threads(work, ranks, timeout_seconds=None)[0])
         return
     from engine.launch.local import launch
-    from engine.launch.rendezvous import leave_ranks
+    from engine.launch.mesh import leave_ranks
 
     def work_and_say() -> None:
         try:

@@ -9,8 +9,7 @@ from pathlib import Path
 import torch
 
 from engine.guard.memory import explaining_out_of_memory
-from engine.launch.mesh import build_mesh
-from engine.launch.rendezvous import check_agreement, join_ranks, local_rank, telling_of_lost_ranks
+from engine.launch.mesh import build_mesh, check_agreement, join_ranks, local_rank, telling_of_lost_ranks
 from engine.parallel.mesh import ParallelMesh
 from engine.run.loggers import open_loggers
 from engine.run.resolved import ResolvedRun

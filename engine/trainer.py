@@ -22,8 +22,7 @@ from engine.optim.precision import LossScaler
 from engine.optim.schedule import learning_rate
 from engine.parallel.mesh import ParallelMesh
 from engine.run.files import Step, Validation
-from engine.run.loggers import Start
-from engine.run.metrics import MetricsLog, write_summary
+from engine.run.loggers import MetricsLog, Start, write_summary
 from engine.run.resolved import ResolvedRun
 from engine.step import NotFinite, build_step
 from lineage.chain import checkpoint_path, complete_checkpoints, resolve_checkpoint

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.launch.rendezvous import telling_of_lost_ranks
+from engine.launch.mesh import telling_of_lost_ranks
 from evaluation.checkpoints import EvaluatedCheckpoint, open_checkpoint
 from evaluation.protocol import Encoder, Losses, Request, Scores, Task
 from evaluation.schema import Provenance, Result

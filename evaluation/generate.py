@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from engine.costs import parameter_count
-from engine.launch.rendezvous import telling_of_lost_ranks
+from engine.launch.mesh import telling_of_lost_ranks
 from engine.model.gpt2 import GPT2
 from engine.model.transformer import KeyValueCache
 from evaluation.checkpoints import open_checkpoint

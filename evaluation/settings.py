@@ -111,7 +111,7 @@ def start_ranks(layout: Layout, main: Callable[[], object]) -> None:
     if layout.world_size == 1:
         return
     from engine.launch.local import launch
-    from engine.launch.rendezvous import leave_ranks
+    from engine.launch.mesh import leave_ranks
 
     if launched_ranks():
         atexit.register(leave_ranks)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 import typer
 
 from engine.launch.local import launch
-from engine.launch.rendezvous import join_ranks, leave_ranks
+from engine.launch.mesh import join_ranks, leave_ranks
 from lineage import VERSION
 from lineage.command import run_command
 from lineage.environment import available_cores, list_gpus, source_state

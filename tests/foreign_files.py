@@ -29,8 +29,7 @@ from engine.formats.huggingface_gpt2 import BUFFER
 from engine.formats.torch_files import read_torch_file
 from engine.inference import check_entries, load_for_inference, read_whole
 from engine.run.files import Validation, read_summary
-from engine.run.loggers import open_loggers
-from engine.run.metrics import MetricsLog
+from engine.run.loggers import MetricsLog, open_loggers
 from engine.run.resolved import PLACES, resolve_begun
 from experiments.catalogue import CLAIMS, find_experiment, load_claims
 from experiments.files import NOT_RUN

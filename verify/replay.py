@@ -14,8 +14,7 @@ from engine.config import ParallelConfig, RunConfig
 from engine.inference import OPTIMIZER_STATE, read_whole
 from engine.kernels.identity import numerics_identity
 from engine.launch.local import launch
-from engine.launch.mesh import local_device
-from engine.launch.rendezvous import leave_ranks
+from engine.launch.mesh import leave_ranks, local_device
 from engine.parallel.layout import Layout
 from engine.run.files import read_metrics
 from engine.run.resolved import resolve, resolve_begun

@@ -31,7 +31,7 @@ def launch(work: Callable[[], object], ranks: int) -> int:
     the others are ended. SIGTERM and Ctrl-C are passed on; on Linux the ranks do not outlive this process. Raises
     Interrupted if the ranks were stopped before training began or a signal ended one.
     """
-    from engine.launch.rendezvous import STACK_SIGNAL
+    from engine.launch.mesh import STACK_SIGNAL
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -1,16 +1,170 @@
-"""Builds the mesh of the ranks that were started."""
+"""Ranks find each other, check that they were given the same work, and build the mesh."""
+
+import faulthandler
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from engine.launch import rendezvous
-from engine.launch.rendezvous import join_ranks, launched_world_size, local_rank
 from engine.launch.threads import current_rank, thread_mesh
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import Axis, GroupAxis, ParallelMesh, Waiting, serial_mesh
 from engine.torch_names import set_timeout
-from lineage.errors import BadInput
+from lineage.config import flatten
+from lineage.errors import BadInput, HardwareFault, Interrupted, afterwards
+from lineage.variables import launched_ranks, number
+
+JOIN_SECONDS = "MLM_JOIN_SECONDS"
+"""Environment variable: seconds that a rank waits for the others to start, by default 300. Hundreds of processes import
+libraries from one file system."""
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+"""How long a rank waits for another in the middle of the work (gloo; NCCL's own watchdog ends the process)."""
+REPORT_SECONDS = 5.0
+"""How long a rank that gave up waiting gives the others to say that they wait too."""
+FLIGHT_RECORDS = "2000"
+"""Collectives that NCCL's flight recorder remembers, and writes down when one does not end."""
+STACK_SIGNAL = signal.SIGUSR1
+"""Signal that makes a rank print its stack."""
+PEER_GONE = (
+    "connection was likely closed", "connection closed by peer", "connection reset by peer", "broken pipe",
+    "remote process exited",
+)  # fmt: skip
+"""Words of gloo and NCCL for a process at the other end that has ended."""
+
+
+class RanksMissing(HardwareFault):
+    """Some ranks did not start: exit code 4."""
+
+
+class FirstRankMissing(RanksMissing):
+    """Rank 0, which speaks to the user, did not start, so each rank speaks for itself."""
+
+    on_every_rank = True
+
+
+class RankLost(Interrupted):
+    """Another rank ended or hangs in the middle of the work: exit code 7."""
+
+
+def launched_world_size() -> int:
+    """Number of ranks that torchrun, Slurm or `run_threads` started; 1 for a plain process."""
+    here = current_rank()
+    return here.world.size if here else launched_ranks() or 1
+
+
+def local_rank() -> int:
+    """Number of this rank among those of its machine."""
+    here = current_rank()
+    return here.rank if here else number("LOCAL_RANK") or 0
+
+
+def join_ranks() -> None:
+    """Make the process group of the launched ranks (NCCL on GPUs, gloo on CPUs); nothing to do for one rank. Raises
+    RanksMissing where not every rank came in time."""
+    ranks = launched_world_size()
+    if ranks == 1 or current_rank():
+        return
+    if torch.cuda.is_available():
+        torch.cuda.set_device(local_rank())
+    if dist.is_initialized():
+        return
+    rank, host, port = (os.environ.get(name, "") for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
+    if not (rank.isdigit() and host and port.isdigit()):
+        raise BadInput("WORLD_SIZE is set but RANK, MASTER_ADDR or MASTER_PORT is not: start ranks with torchrun")
+    if not (waits := os.environ.get(JOIN_SECONDS, "300")).isdigit():
+        raise BadInput(f"{JOIN_SECONDS} = {waits!r} is not a number of seconds")
+    agent_serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    deadline = time.monotonic() + int(waits)
+    try:
+        shared = dist.TCPStore(
+            host, int(port), ranks, is_master=rank == "0" and not agent_serves, multi_tenant=True,
+            timeout=timedelta(seconds=int(waits)), wait_for_workers=False,
+        )  # fmt: skip
+    except dist.DistError as error:
+        alone = f"rank {rank} of {ranks} found nobody at {host}:{port} within {waits} seconds"
+        raise FirstRankMissing(alone) from error
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps its store when it starts ranks again
+    store = dist.PrefixStore(f"mlm/attempt-{attempt}", shared)
+    came = store.add("mlm/ranks", 1)
+    try:
+        while came < ranks and time.monotonic() < deadline:
+            time.sleep(0.02)
+            came = store.add("mlm/ranks", 0)
+    except dist.DistError as error:
+        raise RanksMissing(f"rank 0 left before all {ranks} ranks came") from error
+    if came < ranks:
+        raise RanksMissing(f"{came} of {ranks} ranks came within {waits} seconds")
+    faulthandler.register(STACK_SIGNAL)
+    backend, device = "gloo", None
+    if torch.cuda.is_available():
+        os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", FLIGHT_RECORDS)
+        os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+        backend, device = "nccl", torch.device("cuda", torch.cuda.current_device())
+    dist.init_process_group(
+        backend, store=store, rank=int(rank), world_size=ranks, timeout=COLLECTIVE_TIMEOUT, device_id=device
+    )
+
+
+def leave_ranks() -> None:
+    """Take the process group down before the process ends; left up, it can abort an exiting process."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@contextmanager
+def telling_of_lost_ranks() -> Iterator[None]:
+    """Turn what the libraries say when a peer is gone or does not answer into RankLost."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error).lower()
+        if "timed out" in text or "timeout" in text:
+            raise _hanging(error) from error
+        if not any(words in text for words in PEER_GONE):
+            raise
+        raise RankLost(f"another rank ended; the same command {afterwards()}") from error
+
+
+def _hanging(error: RuntimeError) -> RankLost:
+    """Find the ranks that hang: they do not report that they wait as well. Prints where this one waits."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    print(f"rank {rank} waits here:", file=sys.stderr, flush=True)
+    traceback.print_tb(error.__traceback__)
+    try:
+        store = dist.distributed_c10d._get_default_store()
+        store.set_timeout(timedelta(seconds=REPORT_SECONDS))
+        store.set(f"mlm/waits/{rank}", "")
+        time.sleep(REPORT_SECONDS)
+        silent = [other for other in range(ranks) if not store.check([f"mlm/waits/{other}"])]
+    except RuntimeError:  # rank 0 keeps the store
+        silent = [0]
+    seconds = COLLECTIVE_TIMEOUT.total_seconds()
+    who = f"rank {', '.join(map(str, silent))} did" if silent else "the ranks waited for each other and did"
+    sentence = f"{who} not answer within {seconds:.0f} seconds; the same command {afterwards()}"
+    return RankLost(sentence, on_every_rank=0 in silent)
+
+
+def check_agreement(config: dict[str, Any]) -> None:
+    """Raise BadInput, on every rank, naming the first key in which the ranks' configurations differ."""
+    if launched_world_size() == 1 or current_rank():
+        return
+    configs: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(configs, config)
+    flat = [flatten(each) for each in configs]
+    for rank, other in enumerate(flat):
+        for key in sorted(flat[0].keys() | other.keys()):
+            if (mine := flat[0].get(key)) != (theirs := other.get(key)):
+                values = f"{key} is {mine!r} on rank 0 and {theirs!r} on rank {rank}"
+                raise BadInput(f"the ranks disagree about their work: {values}")
 
 
 def local_device() -> torch.device:
@@ -38,7 +192,7 @@ def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
 
     def axis(name: str, rank: int) -> Axis:
         group = groups.get_group(name)
-        set_timeout(rendezvous.COLLECTIVE_TIMEOUT, group)  # torch would wait half an hour
+        set_timeout(COLLECTIVE_TIMEOUT, group)  # torch would wait half an hour
         return GroupAxis(group.size(), rank, waiting, group) if group.size() > 1 else Axis(waiting=waiting)
 
     mesh = ParallelMesh(
@@ -59,7 +213,7 @@ def _embedding_axis(layout: Layout, tp: int, pp: int, dp: int, waiting: Waiting)
     for other_dp in range(layout.dp):
         for other_tp in range(layout.tp):
             ends = [layout.rank(other_tp, 0, other_dp), layout.rank(other_tp, layout.pp - 1, other_dp)]
-            group = dist.new_group(ends, timeout=rendezvous.COLLECTIVE_TIMEOUT)
+            group = dist.new_group(ends, timeout=COLLECTIVE_TIMEOUT)
             if (other_tp, other_dp) == (tp, dp) and pp in (0, layout.pp - 1):
                 mine = GroupAxis(2, 0 if pp == 0 else 1, waiting, group)
     return mine

@@ -1,19 +1,26 @@
-"""Loggers people use: TensorBoard, Weights & Biases and MLflow. Imports no torch.
+"""Metrics and summary as a run writes them, and loggers people use: TensorBoard, W&B and MLflow. Imports no torch.
 
 Each writes with its own library into a folder of the run directory that has its name, and empties that folder when a
 session begins. With WANDB_MODE=online or a MLFLOW_TRACKING_URI the numbers go to the user's server; there each session
 is a run of its own.
 """
 
+import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import TracebackType
+from typing import Any, NamedTuple, Self
 
+from engine.run.files import METRICS, SUMMARY, Memory, Step, TrainingSummary, Validation, read_metrics
+from engine.run.resolved import ResolvedRun
+from lineage.atomic import write_text
 from lineage.config import flatten
 from lineage.extras import import_extra
+from lineage.files import write_document
 
 EVENTS = Path("tensorboard") / "events.out.tfevents.mlm"
 PROJECT = "mlm-repro"
@@ -120,3 +127,78 @@ def _empty_folder(folder: Path) -> Path:
         shutil.rmtree(folder)
     folder.mkdir()
     return folder
+
+
+class MetricsLog:
+    """Writes metrics.jsonl, and passes the same numbers to the loggers. A logger that fails gets no more numbers in
+    this session, and `note` gets a sentence about it."""
+
+    def __init__(
+        self, run: Path, reached: int, config: dict[str, Any], loggers: dict[str, Start], note: Callable[[str], None],
+        earlier: Path | None = None,
+    ) -> None:  # fmt: skip
+        """Cut the file back to iteration `reached`, from which a session starts, and give each logger these lines. A
+        run that continues another begins with the lines of `earlier`."""
+        lines = read_metrics(earlier or run) if reached else []
+        before = [line for line in lines if line["iteration"] <= reached and line["kind"] != "final-validation"]
+        write_text(run / METRICS, "".join(json.dumps(line) + "\n" for line in before))
+        self._file = (run / METRICS).open("a", encoding="utf-8")
+        self._sessions: dict[str, Session] = {}
+        self._note = note
+        for name, start in loggers.items():
+            with self._leaving_out(name):
+                self._sessions[name] = start(run, config)
+        for line in before:
+            self._log(line)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        for name, session in list(self._sessions.items()):
+            with self._leaving_out(name):
+                session.close(kind is None)
+
+    def write(self, line: Step | Validation) -> None:
+        """Add a line; it is in the file when this returns."""
+        self._file.write(line.to_line())
+        self._file.flush()
+        self._log(line.to_json())
+
+    def _log(self, line: dict[str, Any]) -> None:
+        chosen = {name: line[name] for name in line if name != "iteration" and type(line[name]) in (int, float)}
+        numbers = {f"{line['kind']}/{name}": value for name, value in chosen.items()}
+        for name, session in list(self._sessions.items()):
+            with self._leaving_out(name):
+                session.write(line["iteration"], numbers)
+
+    @contextmanager
+    def _leaving_out(self, name: str) -> Iterator[None]:
+        """Leave a logger out from here on if the block fails."""
+        try:
+            yield
+        except Exception as error:
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            self._note(f"{name} gets no more numbers in this session, metrics.jsonl has them all: {reason}")
+            if session := self._sessions.pop(name, None):
+                with suppress(Exception):
+                    session.close(False)
+
+
+def write_summary(
+    directory: Path, run: ResolvedRun, seconds: float, peaks: list[int], measured_by: str, final: Validation,
+    checkpoint: str,
+) -> None:  # fmt: skip
+    """Write the summary of a run that has ended; `peaks` is memory by rank, `final` the last validation."""
+    summary = TrainingSummary(
+        parameters=run.parameters, iterations=run.config.train.iterations, tokens=run.tokens,
+        seed=run.config.train.seed, layout=run.layout,
+        train_seconds=round(seconds, 2), tokens_per_second=round(run.tokens / seconds, 1),
+        memory=Memory(closed_form_bytes=run.memory.total, measured_bytes=peaks, measured_by=measured_by),
+        validation_samples=final.samples, validation_loss=final.loss, validation_perplexity=final.perplexity,
+        checkpoint=checkpoint,
+    )  # fmt: skip
+    write_document(directory / SUMMARY, summary)

@@ -13,7 +13,7 @@ import torch
 
 import engine.train
 from engine.inputs import TrainingInputs
-from engine.launch import rendezvous
+from engine.launch import mesh
 from engine.run.resolved import ResolvedRun
 from engine.step import TrainingStep
 from engine.trainer import Trainer
@@ -89,4 +89,4 @@ def plant(fault: str) -> None:
     elif kind == "slow_seconds":
         slow_down(float(value))
     elif kind == "wait_seconds":
-        rendezvous.COLLECTIVE_TIMEOUT = timedelta(seconds=float(value))
+        mesh.COLLECTIVE_TIMEOUT = timedelta(seconds=float(value))

@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from engine.config import RunConfig
-from engine.launch.rendezvous import launched_world_size
+from engine.launch.mesh import launched_world_size
 from engine.run.files import read_metrics
 from engine.run.resolved import ResolvedRun, resolve
 from engine.train import train as train_resolved

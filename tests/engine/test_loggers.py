@@ -15,8 +15,7 @@ import pytest
 
 from engine.config import RunConfig
 from engine.run.files import Step, read_metrics
-from engine.run.loggers import EVENTS, LOGGERS, Session, open_loggers, start_tensorboard
-from engine.run.metrics import MetricsLog
+from engine.run.loggers import EVENTS, LOGGERS, MetricsLog, Session, open_loggers, start_tensorboard
 from engine.trainer import Trainer
 from lineage.config import override_config
 from lineage.digest import check_seal

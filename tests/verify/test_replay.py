@@ -16,7 +16,7 @@ import engine.trainer
 from engine.config import RunConfig
 from engine.inputs import TrainingInputs
 from engine.launch.local import launch
-from engine.launch.rendezvous import leave_ranks
+from engine.launch.mesh import leave_ranks
 from engine.run.resolved import resolve
 from lineage.digest import seal
 from lineage.errors import Interrupted
