@@ -63,7 +63,6 @@ class Family:
     model: str
     """module:class of the model. The class also builds a single pipeline stage."""
     closed_forms: type[ClosedForms]
-    """Parameters, FLOPs and bytes."""
     training_order: Callable[[RunConfig, TokenFiles, int, Path | None], "TrainingOrder"]
     """(run, token files, iterations, directory of the token files' tokenizer) → the samples of each iteration."""
     validation_order: Callable[[RunConfig, TokenFiles, Path], "ValidationOrder"]

@@ -16,7 +16,6 @@ from engine.parallel.mesh import ParallelMesh
 from engine.rng import Dropout
 
 TOKENS_AT_ONCE = 8192
-"""Tokens of a validation batch."""
 
 
 class TrainingInputs:

@@ -52,7 +52,6 @@ class StationaryRate:
         """Start at a rate, and look at the relation every `period` iterations."""
         self.rate, self.period = rate, period
         self.lowered: list[float] = []
-        """Rates that were left."""
         self._terms: list[tuple[float, float]] = []
 
     @property

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 CONSOLE = Console()
 MOST_WARNINGS = 2
-"""Warnings shown of many protocols."""
 
 
 def print_result(result: Result) -> None:

@@ -1,8 +1,5 @@
-"""Sliding windows in which every target is scored exactly once. Pure arithmetic on positions.
-
-Follows the overlapping evaluation of Megatron-LM's zero-shot tasks (`--overlapping-eval 32` at sequence
-length 1024).
-"""
+"""Sliding windows in which every target is scored exactly once. Pure arithmetic on positions. Follows the overlapping
+evaluation of Megatron-LM's zero-shot tasks (`--overlapping-eval 32` at sequence length 1024)."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence

@@ -30,7 +30,6 @@ class Config(BaseModel):
 LONGEST_CHAIN = 20
 """Most files in a chain of `extends`."""
 MOST_BYTES = 1 << 20
-"""Largest configuration file."""
 DEEP = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){64}""")
 """A key inside of 64 tables: tomllib's time rises with the square of the depth."""
 ConfigT = TypeVar("ConfigT", bound=BaseModel)

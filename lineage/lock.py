@@ -16,7 +16,6 @@ from lineage.variables import is_first_rank
 
 LOCK = ".lock"
 _HELD: dict[Path, int] = {}
-"""Descriptors of the locks of this process."""
 _CLAIMS: list[tuple[Path, int]] = []
 """Locks of places that were claimed, with the process that did: a forked one leaves them alone."""
 UNFINISHED = r"\.(iter_\d{{7}}\.partial|manifest\.json\.partial-([0-9a-f]{{8}}-)?\d+|.+\.(partial|old|link)-({})\d+)"

@@ -8,7 +8,6 @@ LEAST = {
     "RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_PORT": 1, "TORCHELASTIC_RESTART_COUNT": 0,
     "NUMBA_NUM_THREADS": 1, "OMP_NUM_THREADS": 1, "MKL_NUM_THREADS": 1,
 }  # fmt: skip
-"""Least value of each."""
 MOST = 1_000_000
 
 

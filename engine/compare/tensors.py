@@ -127,7 +127,6 @@ class TensorDifference(NamedTuple):
     tensor: str
     where: str
     elements: int
-    """Number of compared elements."""
     tolerance: float
 
     @property

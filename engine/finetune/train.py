@@ -121,7 +121,6 @@ class FineTuned:
     checkpoint_digest: str
     recipe: dict[str, Any]
     examples: dict[str, int]
-    """Size of each set."""
     metrics: dict[str, dict[str, float]]
     """Metrics of each held-out set, in percent; of several trainings the medians."""
     seconds: float

@@ -1,7 +1,5 @@
 """Any model of Hugging Face divided over tensor-parallel ranks by its plan (`shard-hf`), run, and merged (`export`).
-
-The directory has `plan.json`, a file of tensors for each rank, and in `huggingface/` the rest of the original one.
-"""
+The directory has `plan.json`, a file of tensors for each rank, and in `huggingface/` the rest of the original one."""
 
 import copy
 import os

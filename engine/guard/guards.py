@@ -1,6 +1,5 @@
-"""The list of guards; those of a run's numbers: finite, spikes, noise scale, trust ratio; those of its ranks:
-slow ones, and replicas that drift apart.
-"""
+"""The list of guards; those of a run's numbers: finite, spikes, noise scale, trust ratio; those of its ranks: slow
+ones, and replicas that drift apart."""
 
 import math
 import time
@@ -223,7 +222,6 @@ def _note_output(names: list[str], name: str) -> Callable[[nn.Module, Any, torch
 
 
 SHOWN = 8
-"""Numbers that a sentence lists at most."""
 WINDOW = 10
 """Iterations over which times are added up before they are compared."""
 RATIO, LEAST_SECONDS = 1.5, 0.5

@@ -1,8 +1,5 @@
-"""A run before it is made: its recipe with the vocabulary of its dataset, its layout, and what both cost.
-
-Every command resolves its run once and passes it on: dry run, training, resume, `diff`, `to-megatron`, plans.
-Imports no torch.
-"""
+"""A run before it is made: its recipe with the vocabulary of its dataset, its layout, and what both cost. Every command
+resolves its run once and passes it on: dry run, training, resume, `diff`, `to-megatron`, plans. Imports no torch."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -43,7 +40,6 @@ class StartingPoint:
     """The checkpoint that a run starts from."""
 
     kind: str
-    """A name of `ORIGINS`."""
     place: Path
     """The checkpoint, or a run whose newest checkpoint it is."""
     digest: str
