@@ -287,11 +287,10 @@ def test_files_that_are_not_there_or_not_right_are_named(checkpoint: Path, tmp_p
         (read_mnli, "a\tb\n", "no column 'sentence1'"),
         (read_mnli, f"{MNLI_HEAD}\nx\ty\n", "line 2 has 2 columns, its header 12"),
         (read_mnli, f"{MNLI_HEAD}\n{mnli_line(1, 'a', 'b', 'maybe')}\n", "line 2: 'maybe' is none of"),
-        (read_squad, "[1]", "is not a SQuAD file"),
-        (read_squad, "{", "is not a SQuAD file"),
+        (read_squad, "[1]", "is not a SQuAD file"), (read_squad, "{", "is not a SQuAD file"),
         (read_squad, '{"data": [{"paragraphs": [{"qas": [{}]}]}]}', "is not a SQuAD file"),
         (read_squad, squad([{"answers": [{"text": "", "answer_start": math.inf}]}], ""), "is not a SQuAD file"),
-    ):
+    ):  # fmt: skip
         bad.write_text(text, encoding="utf-8")
         with pytest.raises(BadInput, match=sentence):
             reader(bad)

@@ -41,11 +41,10 @@ def transformers_loop(directory: Path, gguf: str, text: str, out: Path) -> None:
             logits = model(window[None, :-1], use_cache=False).logits[0]
             exact = -logits.double().log_softmax(-1).gather(1, window[1:, None])
             row = {
-                "window": start // WINDOW,
-                "scored": len(window) - 1,
+                "window": start // WINDOW, "scored": len(window) - 1,
                 "float32": F.cross_entropy(logits, window[1:], reduction="none").double().sum().item(),
                 "float64": exact.sum().item(),
-            }
+            }  # fmt: skip
             file.write(json.dumps(row) + "\n")
             file.flush()
 
@@ -54,12 +53,8 @@ def harness(directory: Path, gguf: str, passages: Path, answers: str | None) -> 
     """lambada_openai as it comes, but for the file that it reads."""
     source = Path(lm_eval.__file__).parent / "tasks" / "lambada" / "lambada_openai.yaml"
     task: dict[str, Any] = {
-        "include": str(source),
-        "task": "lambada_local",
-        "tag": [],
-        "dataset_path": "json",
-        "dataset_name": None,
-    }
+        "include": str(source), "task": "lambada_local", "tag": [], "dataset_path": "json", "dataset_name": None,
+    }  # fmt: skip
     task["dataset_kwargs"] = {"data_files": {"test": str(passages)}}
     model = HFLM(pretrained=str(directory), gguf_file=gguf, dtype="float32", batch_size=PROMPTS, device="cpu")
     with TemporaryDirectory() as folder:

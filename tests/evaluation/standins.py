@@ -79,14 +79,9 @@ def made_up_scores(requests: Sequence[Request], nll_per_token: float, greedy: Se
 
 def tiny_config(vocab_size: int = 61, seq_length: int = 32) -> ModelConfig:
     return ModelConfig(
-        num_layers=2,
-        hidden_size=32,
-        num_heads=4,
-        seq_length=seq_length,
-        vocab_size=vocab_size,
-        padded_vocab_size=-(-vocab_size // 64) * 64,
-        init_std=0.3,
-    )
+        num_layers=2, hidden_size=32, num_heads=4, seq_length=seq_length, vocab_size=vocab_size,
+        padded_vocab_size=-(-vocab_size // 64) * 64, init_std=0.3,
+    )  # fmt: skip
 
 
 def tiny_gpt2(config: ModelConfig, seed: int = 7) -> GPT2:
@@ -124,11 +119,9 @@ def write_run(root: Path, *, twin: bool = True, zero: bool = False, dtype: torch
     dataset = root / "words"
     digest = write_dataset(dataset)
     config = RunConfig(
-        name="tiny",
-        model=tiny_config(vocab_size=300, seq_length=64),
-        data=DataSection(dataset=dataset),
+        name="tiny", model=tiny_config(vocab_size=300, seq_length=64), data=DataSection(dataset=dataset),
         twin=TwinScale() if twin else None,
-    )
+    )  # fmt: skip
     run = RunDirectory.begin(root, config.name, "training", config.model_dump(mode="json"), {"dataset": digest})
     model = tiny_gpt2(config.model).to(dtype)
     if zero:

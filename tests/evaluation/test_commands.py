@@ -17,12 +17,8 @@ from tests.evaluation.standins import sentences, write_run
 
 
 def test_all_protocols_in_one_pass(
-    run: Path,
-    made_passes_for_published: RunningText,
-    tmp_path: Path,
-    mlm_eval: Command,
-    evaluated: Evaluated,
-) -> None:
+    run: Path, made_passes_for_published: RunningText, tmp_path: Path, mlm_eval: Command, evaluated: Evaluated,
+) -> None:  # fmt: skip
     target, samples = tmp_path / "all.json", tmp_path / "samples.jsonl"
     done = mlm_eval("all", "--ckpt", run, "--limit", 5, "--samples", samples, "--json", target, "--workers", 1)
     found = json.loads(target.read_text())

@@ -167,11 +167,9 @@ def test_settings_that_leave_nothing_are_refused(values: dict[str, float], sente
 def test_what_cannot_be_continued_is_refused(checkpoint: Path) -> None:
     model = load_checkpoint(checkpoint).model
     for prompts, new, sentence in (
-        ([[]], 4, "the prompt is empty"),
-        ([[1], []], 4, "the prompt is empty"),
-        ([[1], [2, 3]], 4, "must be of one length"),
-        ([[300]], 4, "beyond the model's vocabulary of 300"),
-    ):
+        ([[]], 4, "the prompt is empty"), ([[1], []], 4, "the prompt is empty"),
+        ([[1], [2, 3]], 4, "must be of one length"), ([[300]], 4, "beyond the model's vocabulary of 300"),
+    ):  # fmt: skip
         with pytest.raises(BadInput, match=sentence):
             generate(model, prompts, new, None)
     with pytest.raises(BadInput, match="takes tp and pp"):

@@ -127,9 +127,7 @@ def test_what_is_no_checkpoint_is_named(
 ) -> None:
     monkeypatch.setattr("evaluation.hub_models.hub_is_reachable", lambda: False)
     for path, words in (
-        (tmp_path, "is neither"),
-        (tmp_path / "no", "there is no"),
-        (Path("openai/none"), "there is no"),
-    ):
+        (tmp_path, "is neither"), (tmp_path / "no", "there is no"), (Path("openai/none"), "there is no"),
+    ):  # fmt: skip
         code, sentence = refused(path)
         assert (code, words in sentence) == (2, True)

@@ -16,14 +16,11 @@ PLANTED: dict[str, tuple[str, dict[str, str]]] = {
     "wikitext103-stride1024": ("subword_perplexity", MEGATRON | {"windows": "disjoint", "average": "sub-words"}),
     "wikitext103-raw": ("bits_per_byte", {"text": "as it stands", "windows": "a 32nd apart", "average": "bytes"}),
     "wikitext103-lm-eval": ("perplexity", {"documents": "separate", "average": "lm-eval words"}),
-    "wikitext103-huggingface": (
-        "perplexity",
-        {"text": "rows joined by blank lines"},
-    ),
+    "wikitext103-huggingface": ("perplexity", {"text": "rows joined by blank lines"}),
     "lambada": ("perplexity", {"target": "the last word", "average": "targets"}),
     "lambada-lm-eval": ("perplexity", {"target": "what follows the last space", "average": "targets"}),
     "lambada-last-token": ("perplexity", {"target": "the last sub-word"}),
-}
+}  # fmt: skip
 """Protocol of ours, its number, what is to be named."""
 
 

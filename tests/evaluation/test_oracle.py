@@ -397,7 +397,7 @@ BUGS: dict[str, tuple[str, str, Row]] = {
     "overlap scored twice, windows scored whole": ("all", "ppl", {"windows": "overlapping by half, scored twice"}),
     "the first sub-word dropped": ("all", "ppl", {"first": "not scored"}),
     "the last sub-word for the last word": ("passages", "ppl", {"target": "the last sub-word"}),
-}
+}  # fmt: skip
 """Faults of public reports, a text, the unit of a number, and what is to be named.
 
 Sources: openai/parameter-golf#1719 and its kin (the first three), ml-explore/mlx-lm#1855 (padding),
@@ -476,10 +476,8 @@ def test_bytes_from_numbers_alone(oracle: Path, vocabulary: Any, mlm_eval: Comma
     for token in vocabulary(text)["input_ids"]:
         torn += len(vocabulary.decode([token]).encode())
     for num_bytes, words in (
-        (len(text.encode()), "consistent; "),
-        (torn, "three for each torn sub-word"),
-        (9999, "no known count"),
-    ):
+        (len(text.encode()), "consistent; "), (torn, "three for each torn sub-word"), (9999, "no known count"),
+    ):  # fmt: skip
         bits = 5.25 * num_tokens / math.log(2) / num_bytes
         given = f"loss=5.25,bits_per_byte={bits:.6f},tokenizer={oracle / 'model'},text={path}"
         assert words in mlm_eval("oracle", "--from", given, ends=0).out

@@ -54,13 +54,9 @@ def cloze_tasks(gpt2_tokenizer: Tokenizer) -> dict[str, ClozeTask]:
     ],
 )
 def test_wikitext103_counts(
-    perplexity_tasks: dict[str, PerplexityTask],
-    name: str,
-    num_tokens: int,
-    num_scored: int,
-    num_windows: int,
+    perplexity_tasks: dict[str, PerplexityTask], name: str, num_tokens: int, num_scored: int, num_windows: int,
     scored_last: int,
-) -> None:
+) -> None:  # fmt: skip
     task = perplexity_tasks[name]
     assert task.stream.num_tokens == num_tokens
     assert len(task.requests) == num_windows

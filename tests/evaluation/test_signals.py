@@ -15,10 +15,8 @@ COMMAND = [sys.executable, "-c", "from evaluation.cli import main; main()", "per
 def test_an_imported_copy_does_not_outlive_the_command(tmp_path: Path) -> None:
     write_rough(tmp_path / "ours")
     theirs, place, text = (
-        export_checkpoint(tmp_path / "ours", tmp_path / "theirs"),
-        tmp_path / "tmp",
-        tmp_path / "text",
-    )
+        export_checkpoint(tmp_path / "ours", tmp_path / "theirs"), tmp_path / "tmp", tmp_path / "text",
+    )  # fmt: skip
     place.mkdir()
     text.write_text(" ".join(f"the river {number} sleeps" for number in range(100_000)))
     command = [*COMMAND, str(text), "--ckpt", str(theirs), "--workers", "1"]

@@ -138,12 +138,9 @@ def start(application: Path) -> Start:
     def start(*arguments: object, **variables: str) -> "subprocess.Popen[str]":
         environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONUNBUFFERED", "RANK")}
         return subprocess.Popen(
-            [sys.executable, str(application), *map(str, arguments)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment | variables,
-        )
+            [sys.executable, str(application), *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, env=environment | variables,
+        )  # fmt: skip
 
     return start
 

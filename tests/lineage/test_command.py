@@ -21,14 +21,9 @@ from tests.lineage.conftest import Start, ended
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 
 CODES = {
-    "UserError": 2,
-    "BadInput": 2,
-    "Diverged": 3,
-    "HardwareMissing": 4,
-    "DataMissing": 5,
-    "IntegrityFailure": 6,
+    "UserError": 2, "BadInput": 2, "Diverged": 3, "HardwareMissing": 4, "DataMissing": 5, "IntegrityFailure": 6,
     "Interrupted": 7,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "code"), CODES.items())

@@ -40,12 +40,11 @@ CHANGES: list[tuple[str, Callable[[Path], object], str]] = [
     ("appended", lambda path: (path / "empty").write_bytes(b"x"), "empty was changed"),
     ("removed", lambda path: (path / "folder" / "second.txt").unlink(), "folder/second.txt is missing"),
     ("added", lambda path: (path / "folder" / "third").write_text(""), "folder/third was added"),
-    ("marker edited", edit_marker, "marker"),
-    ("marker not JSON", lambda path: (path / MARKER).write_text("{"), MARKER),
+    ("marker edited", edit_marker, "marker"), ("marker not JSON", lambda path: (path / MARKER).write_text("{"), MARKER),
     ("a report deeper down", lambda path: (path / "folder" / "report").write_text(""), "folder/report was added"),
     ("marker removed", lambda path: (path / MARKER).unlink(), MARKER),
     ("linked to nothing", lambda path: (path / "added").symlink_to("nothing"), "added"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("change", "named"), [item[1:] for item in CHANGES], ids=[item[0] for item in CHANGES])
@@ -84,10 +83,8 @@ def test_seals_chain_through_nested_directories(tmp_path: Path) -> None:
         return root
 
     first, same, different = (
-        build(tmp_path / "first", "a"),
-        build(tmp_path / "same", "a"),
-        build(tmp_path / "other", "b"),
-    )
+        build(tmp_path / "first", "a"), build(tmp_path / "same", "a"), build(tmp_path / "other", "b"),
+    )  # fmt: skip
     assert check_seal(first) == check_seal(same) != check_seal(different)
     assert set(json.loads((first / MARKER).read_text())["files"]) == {"inner/COMPLETE", "other"}
 

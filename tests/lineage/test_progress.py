@@ -39,14 +39,11 @@ def test_off_a_terminal_there_are_plain_lines_now_and_then(clock: Clock, capsys:
             progress.advance(message="quick")
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
-        "data: 15/100 documents, 1.0/s, 1:25 left | quick",
-        "data: 30/100 documents, 1.0/s, 1:10 left | quick",
-        "data: 45/100 documents, 1.0/s, 0:55 left | quick",
-        "data: 60/100 documents, 1.0/s, 0:40 left | quick",
-        "data: 75/100 documents, 1.0/s, 0:25 left | quick",
-        "data: 90/100 documents, 1.0/s, 0:10 left | quick",
+        "data: 15/100 documents, 1.0/s, 1:25 left | quick", "data: 30/100 documents, 1.0/s, 1:10 left | quick",
+        "data: 45/100 documents, 1.0/s, 0:55 left | quick", "data: 60/100 documents, 1.0/s, 0:40 left | quick",
+        "data: 75/100 documents, 1.0/s, 0:25 left | quick", "data: 90/100 documents, 1.0/s, 0:10 left | quick",
         "data: 100/100 documents, 1.0/s, 1:40",
-    ]
+    ]  # fmt: skip
 
 
 def test_work_of_an_earlier_run_is_not_in_the_rate(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:

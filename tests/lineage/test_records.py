@@ -16,28 +16,15 @@ from lineage.records import Record, read_records, write_records
 TEXT = st.text(st.characters(codec="utf-8"))
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 RECORDS = st.builds(
-    Record,
-    experiment=TEXT,
-    series=TEXT,
-    quantity=TEXT,
-    value=FINITE,
-    kind=st.sampled_from(["measured", "scaled", "simulated", "published"]),
-    source=TEXT,
-    unit=TEXT,
-    x=st.none() | FINITE,
-    x_name=TEXT,
-    digest=st.none() | TEXT,
-    seed=st.none() | st.integers(-(2**63), 2**63 - 1),
+    Record, experiment=TEXT, series=TEXT, quantity=TEXT, value=FINITE,
+    kind=st.sampled_from(["measured", "scaled", "simulated", "published"]), source=TEXT, unit=TEXT,
+    x=st.none() | FINITE, x_name=TEXT, digest=st.none() | TEXT, seed=st.none() | st.integers(-(2**63), 2**63 - 1),
     note=TEXT,
-)
+)  # fmt: skip
 RECORD: dict[str, Any] = {
-    "experiment": "2019/figure-6",
-    "series": "355m",
-    "quantity": "validation_perplexity",
-    "value": 1.5,
-    "kind": "scaled",
-    "source": "run",
-}
+    "experiment": "2019/figure-6", "series": "355m", "quantity": "validation_perplexity", "value": 1.5,
+    "kind": "scaled", "source": "run",
+}  # fmt: skip
 
 
 @given(st.lists(RECORDS, max_size=5))

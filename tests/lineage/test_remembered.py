@@ -70,10 +70,8 @@ def test_a_digest_follows_names_content_and_facts(tmp_path: Path) -> None:
     file = tmp_path / "in" / "deep" / "file"
     seen = set()
     for change in (
-        lambda: file.write_text("1"),
-        lambda: file.write_text("2"),
-        lambda: file.rename(file.with_name("b")),
-    ):
+        lambda: file.write_text("1"), lambda: file.write_text("2"), lambda: file.rename(file.with_name("b")),
+    ):  # fmt: skip
         change()
         seen |= {digest_of(tmp_path / "in"), digest_of(tmp_path / "in", facts=1)}
     assert len(seen) == 6

@@ -12,11 +12,9 @@ from lineage.errors import BadInput, IntegrityFailure
 from lineage.run import MANIFEST, RunDirectory
 
 WORK: dict[str, Any] = {
-    "name": "work",
-    "kind": "training",
-    "config": {"train": {"iterations": 3}, "data": None},
+    "name": "work", "kind": "training", "config": {"train": {"iterations": 3}, "data": None},
     "parents": {"dataset": "abc"},
-}
+}  # fmt: skip
 
 
 def begin(root: Path, **changes: Any) -> RunDirectory:
