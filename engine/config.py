@@ -303,9 +303,9 @@ class TrainConfig(Config):
                 "decay = 'cosine'"
             )
         if self.decay != "constant" and self.min_learning_rate > self.learning_rate:
+            floor, peak = f"min_learning_rate = {self.min_learning_rate:g}", f"learning_rate = {self.learning_rate:g}"
             raise ValueError(
-                f"min_learning_rate = {self.min_learning_rate:g}, the floor of the schedule, is above learning_rate = "
-                f"{self.learning_rate:g}, its peak: set min_learning_rate too"
+                f"{floor}, the floor of the schedule, is above {peak}, its peak: set min_learning_rate too"
             )
 
     @model_serializer(mode="wrap")
@@ -487,10 +487,8 @@ class RunConfig(Config):
             family = f"a model of family = {self.model.family!r}"
             raise ValueError(f"{family} reads one dataset: data.dataset must be one directory")
         if self.record.noise_scale and self.parallel.shard_parameters:
-            raise ValueError(
-                "record.noise_scale needs the whole gradient of each data-parallel rank, which does not exist with "
-                "parallel.shard_parameters: leave one of them out"
-            )
+            missing = "which does not exist with parallel.shard_parameters: leave one of them out"
+            raise ValueError(f"record.noise_scale needs the whole gradient of each data-parallel rank, {missing}")
         if self.record.trust_ratio and not self.train.optimizer.startswith("lamb"):
             raise ValueError(f"record.trust_ratio is of LAMB: train.optimizer = {self.train.optimizer!r} has no ratio")
         return self

@@ -160,10 +160,8 @@ class Difference(Config):
 def paired_difference(task: str, first: Losses, second: Losses) -> Difference:
     """The difference on the articles or examples. Raises BadInput if the two checkpoints have different ones."""
     if first.names != second.names:
-        raise BadInput(
-            f"{task}: the two checkpoints were not scored on the same parts of the text, since their contexts or "
-            "vocabularies differ: compare them without --limit, on a text with articles"
-        )
+        why = "were not scored on the same parts of the text, since their contexts or vocabularies differ"
+        raise BadInput(f"{task}: the two checkpoints {why}: compare them without --limit, on a text with articles")
     values = [losses.nll.sum() / losses.weight.sum() for losses in (first, second)]
     accuracy = accuracy_error = None
     if first.correct is not None and second.correct is not None:

@@ -21,7 +21,7 @@ from evaluation.generate import generate
 from evaluation.heldout import SURROGATE
 from evaluation.protocol import Request, Scores, Tokens, with_first
 from evaluation.scoring import score
-from evaluation.settings import ONE_RANK, Sampling, Settings
+from evaluation.settings import Sampling, Settings
 from evaluation.windows import megatron_windows, sliding_windows
 from lineage.errors import BadInput
 from lineage.extras import import_extra
@@ -56,9 +56,8 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
             raise BadInput(f"--model_args of mlm has no {wrong}; it takes {ARGUMENTS}")
         super().__init__()
         place = device if device not in (None, "cuda", "cuda:0") or torch.cuda.is_available() else None
-        settings = Settings(
-            None, None, None, Path(vocab) if vocab else None, heads, ONE_RANK, backend, HARNESS_DTYPES[dtype], place
-        )
+        folder, numbers = Path(vocab) if vocab else None, HARNESS_DTYPES[dtype]
+        settings = Settings(vocab=folder, heads=heads, backend=backend, dtype=numbers, device=place)
         self._loaded = open_checkpoint(Path(pretrained), settings)
         if max_length:
             shorter = replace(self._loaded.model, seq_length=min(int(max_length), self._loaded.context))

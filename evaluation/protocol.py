@@ -127,6 +127,7 @@ class SourceText:
     title: str
     digest: str
     note: str = ""
+    """Empty, or why this is not the task that was asked for."""
     remarks: tuple[str, ...] = ()
     """Sentences on what was done with an oddity of the text."""
 
@@ -143,6 +144,7 @@ class Task(ABC):
 
     def __init__(self, source: SourceText, tokenizer: Encoder, requests: Sequence[Request]) -> None:
         self.source, self.tokenizer, self.requests = source, tokenizer, requests
+        self.name, self.note = source.task, source.note
         self.whole = len(requests)
         """Number of requests of the whole test."""
         self.chosen: Sequence[int] = range(self.whole)
@@ -164,16 +166,6 @@ class Task(ABC):
     def extent(self) -> str:
         """Part of the protocol line for a partial test; empty for a whole one."""
         return f"; only {len(self.chosen)} of {self.whole} {self.unit}" if self.is_partial else ""
-
-    @property
-    def name(self) -> str:
-        """The protocol's name."""
-        return self.source.task
-
-    @property
-    def note(self) -> str:
-        """Empty, or why this is not the task that was asked for."""
-        return self.source.note
 
     def samples(self, scores: Scores) -> Iterator[Sample]:
         """Each request with its scores."""

@@ -334,17 +334,15 @@ def pack_weights(network: CausalModel) -> None:
 
 
 def forward_at(
-    network: CausalModel | PretrainedModel, mesh: ParallelMesh, tokens: torch.Tensor, positions: torch.Tensor
-) -> torch.Tensor | None:
+    network: CausalModel | PretrainedModel, mesh: ParallelMesh, tokens: Tensor, positions: Tensor
+) -> Tensor | None:
     """Final states [q, b, h] at positions [b, q] of token ids [b, s] on the last stage, None on the others. Every rank
     of the pipeline calls it with the same tokens."""
     last = partial(network.hidden_states_at, positions=positions)
     return _pass_down(network, mesh, tokens, network.hidden_states, last)
 
 
-def forward_next(
-    network: GPT2 | PretrainedModel, mesh: ParallelMesh, tokens: torch.Tensor, cache: Any
-) -> torch.Tensor | None:  # fmt: skip
+def forward_next(network: GPT2 | PretrainedModel, mesh: ParallelMesh, tokens: Tensor, cache: Any) -> Tensor | None:
     """Final states [q, b, h] of the token ids [b, q] that follow those in the cache on the last stage, else None. Every
     rank of the pipeline calls it with the same tokens and the cache of its own stage."""
     step = partial(network.hidden_states_next, cache=cache)
@@ -352,9 +350,9 @@ def forward_next(
 
 
 def _pass_down(
-    network: CausalModel | PretrainedModel, mesh: ParallelMesh, tokens: torch.Tensor,
-    run: Callable[[torch.Tensor], torch.Tensor], run_last: Callable[[torch.Tensor], torch.Tensor],
-) -> torch.Tensor | None:  # fmt: skip
+    network: CausalModel | PretrainedModel, mesh: ParallelMesh, tokens: Tensor,
+    run: Callable[[Tensor], Tensor], run_last: Callable[[Tensor], Tensor],
+) -> Tensor | None:  # fmt: skip
     stage, stages = mesh.pp.rank, mesh.pp.size
     inputs = tokens
     if stage > 0:
@@ -421,7 +419,7 @@ def score_with_memory(
     network = remembering(model)
     if max(len(request.tokens) for request in segments) - 1 > model.seq_length:
         raise BadInput(f"a segment is longer than the model's {model.seq_length} tokens")
-    device, states = model.mesh.device, dict[int, torch.Tensor]()
+    device, states = model.mesh.device, dict[int, Tensor]()
     parts = []
     for request in segments:
         tokens = torch.from_numpy(request.tokens).to(device)[None]

@@ -169,9 +169,7 @@ def merge(differences: Iterable[TensorDifference], reference: Mapping[Key, Array
     return merged
 
 
-def tolerances(
-    whole: Mapping[Key, Array], moved: Sequence[Mapping[Key, Array]], precision: str
-) -> dict[Key, float]:  # fmt: skip
+def tolerances(whole: Mapping[Key, Array], moved: Sequence[Mapping[Key, Array]], precision: str) -> dict[Key, float]:
     """T of every tensor of a training, from its perturbed runs, `moved`."""
     numbers = [int(match[1]) for _, name in whole if (match := re.search(r"\blayers\.(\d+)", name))]
     layers, draws = max(numbers, default=-1) + 1, {key: [draw[key] for draw in moved] for key in whole}

@@ -147,15 +147,14 @@ class FineTuneTask:
 
 
 MNLI_SETS = {"matched": "dev_matched.tsv", "mismatched": "dev_mismatched.tsv"}
+RACE_SETS = {"middle": "test/middle", "high": "test/high"}
 SQUAD = FineTuneRecipe(2, 32, 3e-5)
 TASKS = {
     "mnli": FineTuneTask(3, read_mnli, "train.tsv", MNLI_SETS, FineTuneRecipe(5, 64, 5e-5)),
     "qqp": FineTuneTask(2, read_qqp, "train.tsv", {"dev": "dev.tsv"}, FineTuneRecipe(5, 64, 5e-5)),
     "squad": FineTuneTask(2, read_squad, "train-v1.1.json", {"dev": "dev-v1.1.json"}, SQUAD),
     "squad2": FineTuneTask(2, read_squad, "train-v2.0.json", {"dev": "dev-v2.0.json"}, SQUAD),
-    "race": FineTuneTask(
-        1, read_race, "train", {"middle": "test/middle", "high": "test/high"}, FineTuneRecipe(3, 32, 1e-5)
-    ),
+    "race": FineTuneTask(1, read_race, "train", RACE_SETS, FineTuneRecipe(3, 32, 1e-5)),
 }
 
 

@@ -23,9 +23,8 @@ Loss = Callable[[torch.nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
 def huggingface(config: ModelConfig) -> tuple[torch.nn.Module, Loss]:
     """Return transformers' GPT2LMHeadModel, with its own initial values, and its loss."""
     transformers = import_extra("transformers", "bench")
-    model = transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(**their_config(config), bos_token_id=0, eos_token_id=0)
-    )  # fmt: skip
+    settings = transformers.GPT2Config(**their_config(config), bos_token_id=0, eos_token_id=0)
+    model = transformers.GPT2LMHeadModel(settings)
 
     def loss(module: torch.nn.Module, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         logits = module(input_ids=tokens, use_cache=False).logits

@@ -92,10 +92,8 @@ class SpikeGuard(Guard):
     def after(self, iteration: Iteration) -> str:
         line = iteration.line
         line.spike = self._spike
-        leaps = " and ".join(
-            f"{name.replace('_', ' ')} {getattr(line, name):.4g} above {limit:.4g}"
-            for name, limit in self._spike.items()
-        )
+        rows = [(name.replace("_", " "), getattr(line, name), limit) for name, limit in self._spike.items()]
+        leaps = " and ".join(f"{name} {value:.4g} above {limit:.4g}" for name, value, limit in rows)
         done = "no update was made" if line.skipped else "the update was made"
         return f"warning: iteration {line.iteration} is a spike, {leaps}; {done}" if leaps else ""
 

@@ -38,12 +38,9 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats(device)
         self.first_iteration_bytes = 0
         """The peak after the first iteration, which MemoryGuard reads."""
-        self._before = 0 if device.type == "cuda" else _resident_bytes("VmRSS")
-
-    @property
-    def measured_by(self) -> str:
-        """Name of the counter."""
-        return "torch.cuda.max_memory_allocated" if self.device.type == "cuda" else "growth of the peak resident set"
+        self._before, self.measured_by = 0, "torch.cuda.max_memory_allocated"
+        if device.type != "cuda":
+            self._before, self.measured_by = _resident_bytes("VmRSS"), "growth of the peak resident set"
 
     def bytes(self) -> int:
         """Bytes at the peak."""
