@@ -32,6 +32,24 @@ from evaluation.checkpoints import open_checkpoint
 from evaluation.settings import Settings
 open_checkpoint(Path(sys.argv[1]), Settings())
 """
+LISTED = """
+import sys
+from pathlib import Path
+from data_pipeline.cli import main
+try:
+    main()
+finally:
+    Path(sys.argv[-1], "modules").write_text(" ".join(sys.modules))
+"""
+IMPORTED = """
+import sys
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+for name in Path(sys.argv[1]).read_text().split():
+    with suppress(ImportError):
+        import_module(name)
+"""
 RECIPE = """name = "few"
 workers = 1
 sources.names = ["jsonl:{}"]
@@ -62,7 +80,7 @@ Seconds = Callable[[], float]
 
 def measure(rounds: int) -> Benchmark:
     """Measure every command `rounds` times."""
-    announce(f"{len(PROGRAMS) + 6} small commands, {rounds} times each")
+    announce(f"{len(PROGRAMS) + 7} small commands, {rounds} times each")
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
         texts = [json.dumps({"text": topics[each]}) for each in sorted(topics)[:20]]
@@ -84,11 +102,14 @@ def measure(rounds: int) -> Benchmark:
         model = FILES / "model"
         score = (BIN / "mlm-eval", "perplexity", folder / "text", "--ckpt", model)
         empty = partial(child_seconds, sys.executable, "-c", EMPTY, "--help")
+        child_seconds(sys.executable, "-c", LISTED, "run", folder / "few.toml", "--runs", folder / "listed")
+        imports = partial(child_seconds, sys.executable, "-c", IMPORTED, folder / "listed" / "modules")
         cases = [
             *(case(f"{each} --help", rounds, partial(child_seconds, BIN / each, "--help"), 1.3, "an empty program",
                    empty) for each in PROGRAMS),
             case("mlm-experiment list", rounds, partial(child_seconds, BIN / "mlm-experiment", "list"), 0.5),
             case("mlm-data run, 20 documents", rounds, build, 2.5),
+            case("the same, past its imports", rounds, lambda: build() - imports(), 0.8),
             case("mlm-eval perplexity, 3 kB", rounds, partial(child_seconds, *score), 1.3,
                  "torch and the model", partial(child_seconds, sys.executable, "-c", LOADED, model)),
             case("a page from nothing", rounds, draw, 15.0),

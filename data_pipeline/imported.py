@@ -11,6 +11,7 @@ from data_pipeline.files import DATASET, LEDGER, Amount, DataCard, Ledger, Stage
 from data_pipeline.stages.stage import SOURCE
 from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, append_file, merge_token_files, token_paths
 from data_pipeline.tokens.tokenizer import Tokenizer
+from data_pipeline.work.tasks import code_digest
 from lineage.digest import is_sealed, sha256_file
 from lineage.errors import BadInput
 from lineage.files import read_document, write_document
@@ -53,7 +54,8 @@ def import_tokens(prefix: Path, config: TokenizerConfig, out: Path) -> RunDirect
         return amounts
 
     values = {"prefix": str(prefix), "tokenizer": config.model_dump(mode="json")}
-    parents = {"tokenizer": tokenizer.digest} | {path.name: sha256_file(path) for path in token_paths(prefix)}
+    parents = {"code": code_digest(), "tokenizer": tokenizer.digest}
+    parents |= {path.name: sha256_file(path) for path in token_paths(prefix)}
     run = RunDirectory.begin_at(out, "data-import", values, parents)
     return _made(run, f"tokens:{prefix}", tokenizer, config, write)
 
@@ -85,7 +87,8 @@ def merge_datasets(datasets: list[Path], out: Path) -> RunDirectory:
                         append_file(path, whole)
         return amounts
 
-    parents = {f"dataset {number}": dataset_digest(path) for number, path in enumerate(datasets, 1)}
+    parents = {"code": code_digest()}
+    parents |= {f"dataset {number}": dataset_digest(path) for number, path in enumerate(datasets, 1)}
     run = RunDirectory.begin_at(out, "data-merge", {"datasets": list(map(str, datasets))}, parents)
     return _made(run, "; ".join(card.source for card in cards), Tokenizer.open(datasets[0]), config, write)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import orjson
 
@@ -28,7 +29,7 @@ from data_pipeline.tokens.tokenizer import Tokenizer
 from data_pipeline.work.executors.local import LocalExecutor
 from data_pipeline.work.executors.part import PartExecutor, parse_part
 from data_pipeline.work.executors.ray import RayExecutor
-from data_pipeline.work.tasks import NO_ROOM, disk_is_full
+from data_pipeline.work.tasks import NO_ROOM, code_digest, disk_is_full
 from data_pipeline.work.workspace import FOLDER, Executor, Workspace
 from lineage.atomic import read_json, write_json
 from lineage.config import parse_config
@@ -112,12 +113,16 @@ def forecast(config: DataConfig, root: Path) -> None:
 
 def _reusable(config: DataConfig, shelf: Path) -> list[str]:
     """Stages of the last build of that name whose settings, and those of all before them, are the same."""
-    old, new = read_json(shelf / RECIPE) if (shelf / RECIPE).is_file() else {}, config.model_dump(mode="json")
+    old, new = read_json(shelf / RECIPE) if (shelf / RECIPE).is_file() else {}, _recipe(config)
     texts = [SOURCE, *(name for name in config.stages if name in TEXT_FILTERS)]
-    if any(old.get(name) != new[name] for name in ("sources", "seed", "shard_bytes", "without", *TEXT_FILTERS)):
+    if any(old.get(name) != new[name] for name in ("code", "sources", "seed", "shard_bytes", "without", *TEXT_FILTERS)):
         return []
     sections = (*TOKEN_FILTERS, "tokenizer", "deduplicate", "decontaminate")
     return [*texts, *TOKEN_FILTERS] if all(old[name] == new[name] for name in sections) else texts
+
+
+def _recipe(config: DataConfig) -> dict[str, Any]:
+    return config.model_dump(mode="json") | {"code": code_digest()}
 
 
 def _rehearse(config: DataConfig, sources: OpenedSources, reused: list[str]) -> float:
@@ -179,8 +184,8 @@ def _workers(executor: str, config: DataConfig, stages: tuple[str, ...] = ()) ->
 def _open(
     config: DataConfig, stages: tuple[str, ...], room: int
 ) -> tuple[OpenedSources, dict[str, Path | None], dict[str, str]]:
-    """Open the sources and test sets, and compute the digests of all input; print the cost first."""
-    sources, parents = announce_cost(config, room), dict[str, str]()
+    """Open the sources and test sets, and compute the digests of code and all input; print the cost first."""
+    sources, parents = announce_cost(config, room), {"code": code_digest()}
     if "deduplicate" in stages:
         paths = config.deduplicate.against
         sources.compared = tuple(FileSource(f"documents:{path}", is_compared=True) for path in paths)
@@ -227,7 +232,7 @@ def _complete(
             with _workspace(run, array if part else workers, room) as workspace:
                 build(workspace, run.path)
                 run.complete()
-                write_json(work / RECIPE, config.model_dump(mode="json"))
+                write_json(work / RECIPE, _recipe(config))
                 _put_away(work, shelf)
         except BadInput:
             if run.is_new:

@@ -20,7 +20,7 @@ MOST_BYTES = 256 << 20
 
 
 @contextmanager
-def open_file(path: Path) -> Iterator[io.BufferedReader]:
+def open_file(path: Path | str) -> Iterator[io.BufferedReader]:
     """Open a file for reading. Raises OSError for a pipe or a device, which could block a reader for ever."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

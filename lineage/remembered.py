@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from lineage.atomic import read_bytes, write_bytes
-from lineage.digest import sha256_file
+from lineage.atomic import open_file, read_bytes, write_bytes
 
 BESIDE_CODE = Path(__file__).resolve().parent / "__pycache__"
 
@@ -23,12 +22,14 @@ def digest_of(*places: Path, facts: object = ()) -> str:
     for place in places:
         for folder, inner, files in os.walk(place):
             inner[:] = sorted({*inner} - {"__pycache__"})
+            below = os.path.relpath(folder, place)
             for name in sorted(files):
                 try:
-                    content = sha256_file(Path(folder, name))
+                    with open_file(os.path.join(folder, name)) as file:
+                        content = file.read()
                 except OSError as error:
-                    content = str(error)
-                digest.update(f"{os.path.relpath(folder, place)}/{name} {content}\n".encode("utf-8", "surrogateescape"))
+                    content = str(error).encode("utf-8", "surrogateescape")
+                digest.update(f"{below}/{name} {len(content)}\n".encode("utf-8", "surrogateescape") + content)
     return digest.hexdigest()
 
 

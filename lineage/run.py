@@ -83,7 +83,10 @@ class RunDirectory:
 
     def _of(self, identity: str) -> "RunDirectory":
         if self.manifest["identity"] != identity:
-            raise BadInput(f"{self.path} holds the result of other work: name another place, or move it away")
+            raise BadInput(
+                f"{self.path} holds the result of other work, or of another state of this program: name another place, "
+                "or move it away"
+            )
         return self
 
     def note_layout(self, iteration: int, parallel: dict[str, Any], ranks: int) -> None:

@@ -164,10 +164,14 @@ def _line(kind: Kind) -> dict[str, Any]:
 
 def _whiskers(axes: "Axes", xs: Sequence[float], points: Sequence[Point], color: str) -> None:
     """Draw intervals of simulated and spreads of measured numbers."""
-    for x, point in zip(xs, points, strict=True):
-        if point.low is not None and point.high is not None:
-            ends = [[point.value - point.low], [point.high - point.value]]
-            axes.errorbar([x], [point.value], yerr=ends, fmt="none", color=color, elinewidth=0.8, capsize=2.2, zorder=3)
+    ranges = [
+        (x, point.value, point.value - point.low, point.high - point.value)
+        for x, point in zip(xs, points, strict=True)
+        if point.low is not None and point.high is not None
+    ]
+    if ranges:
+        places, values, *ends = zip(*ranges, strict=True)
+        axes.errorbar(places, values, yerr=ends, fmt="none", color=color, elinewidth=0.8, capsize=2.2, zorder=3)
 
 
 def _multiply(places: Sequence[float]) -> bool:

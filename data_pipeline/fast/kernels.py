@@ -2,13 +2,29 @@
 
 import fcntl
 import os
+import sys
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 import numba
 
 Kernel = Callable[..., Any]
+BLAS = "scipy.linalg.cython_blas"
+
+
+def _load_arrays_without_blas() -> None:
+    """Load numba's functions on arrays without scipy's BLAS: no kernel multiplies matrices, and scipy loads slowly."""
+    if BLAS not in sys.modules:
+        sys.modules[BLAS] = None  # type: ignore[assignment]
+        try:
+            import_module("numba.np.arraymath")
+        finally:
+            del sys.modules[BLAS]
+
+
+_load_arrays_without_blas()
 
 
 def compiled(function: Kernel) -> Kernel:

@@ -3,17 +3,18 @@
 import errno
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from lineage import VERSION
 from lineage.atomic import new_directory
 from lineage.digest import sha256_file, sha256_json
 from lineage.errors import Interrupted
 
 MARKER = "DONE"
+ROOM = Path(__file__).parents[1]
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Settings = dict[str, Any]
@@ -42,11 +43,17 @@ class WorkTask:
 
     @property
     def digest(self) -> str:
-        """Digest of the work, its settings and its inputs, in any workspace; equal tasks have equal results."""
+        """Digest of code, work, settings and inputs, in any workspace; equal tasks have equal results."""
         workspace = str(self.output.parent.parent).encode()
         what = {"work": f"{self.work.__module__}.{self.work.__qualname__}"}
         what["settings"] = orjson.dumps(self.settings).replace(workspace, b"").decode()
-        return sha256_json({**what, "inputs": [each.digest for each in self.inputs], "version": VERSION})
+        return sha256_json({**what, "inputs": [each.digest for each in self.inputs], "code": code_digest()})
+
+
+@cache
+def code_digest() -> str:
+    """SHA-256 of the names and content of this package's source files, on which a dataset depends as on its texts."""
+    return sha256_json({str(path.relative_to(ROOM)): sha256_file(path) for path in sorted(ROOM.rglob("*.py"))})
 
 
 @dataclass(frozen=True)
