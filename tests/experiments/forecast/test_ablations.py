@@ -39,7 +39,8 @@ def shrunk(name: str, iterations: int, **changed: Any) -> Experiment:
     """A shipped experiment that trains so few iterations of four samples, `changed` in its ablation."""
     experiment = find_experiment(name)
     assert experiment.ablation is not None
-    small = {"iterations": iterations, "global_batch_size": 4, "microbatch_size": 4, "validation_interval": 4}
+    small = {"iterations": iterations, "global_batch_size": 4, "microbatch_size": 4, "validation_interval": 4,
+             "validation_samples": 32}  # fmt: skip
     train = experiment.ablation.train | small | changed.pop("train", {})
     ablation = experiment.ablation.model_copy(update={"train": train} | changed)
     return experiment.model_copy(update={"ablation": ablation})
@@ -318,7 +319,7 @@ def test_the_finder_gives_the_rates(tmp_path: Path) -> None:
     shipped = find_experiment("transformer-xl/learning-rate-finder").ablation
     assert shipped is not None
     short: dict[str, Any] = {"arms": shipped.arms[:2], "effects": shipped.effects[:1], "finder": (1e-3, 1.0)}
-    found = shrunk("transformer-xl/learning-rate-finder", 12, search_share=1.0, **short)
+    found = shrunk("transformer-xl/learning-rate-finder", 12, search_share=1.0, seeds=5, **short)
     run = run_ablation(found, [dataset], tmp_path / "runs")
     rates = read_object(run.path / FORECAST)["rates"]
     highest = rates["LAMB at the finder's rate"]
@@ -335,7 +336,7 @@ def test_an_arm_takes_another_arms_rate_scaled(tmp_path: Path) -> None:
     ]
     small, large = shipped.arms[0], shipped.arms[2:]
     arms = (small.model_copy(update={"train": {"global_batch_size": 2, "microbatch_size": 2, "iterations": 8}}), *large)
-    found = shrunk("transformer-xl/rate-scaling", 4, arms=arms, rates=(1e-5, 0.02))
+    found = shrunk("transformer-xl/rate-scaling", 4, arms=arms, rates=(1e-5, 0.02), seeds=5)
     run = run_ablation(found, [write_dataset(tmp_path / "words")], tmp_path / "runs")
     forecast = read_object(run.path / FORECAST)
     base = forecast["rates"][small.name]
