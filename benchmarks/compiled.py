@@ -89,24 +89,22 @@ def _launches(dtype: torch.dtype, shape: KernelShape) -> dict[str, Callable[[], 
     meta, rows, width = torch.device("meta"), shape.s * shape.b, shape.n * shape.d
     logits = torch.empty(rows, shape.v // 2, dtype=dtype, device=meta)
     targets, sums = torch.empty(rows, dtype=torch.int64, device=meta), torch.empty(2, rows, device=meta)
-    launches: dict[str, Callable[[], object]] = {
-        case.name: partial(run_pass, implementation(case.name, "cuda"), case)
-        for case in kernel_cases(shape, dtype, meta)
-    }
-    launches["divided cross_entropy"] = partial(
-        softmax_gradient, logits, shape.v // 2, targets, sums[0], sums[0], sums, 0.5
-    )
-    launches["dropout_bits"] = partial(
-        implementation("dropout_bits", "cuda"), tuple(range(shape.b)), 0, shape.s, width, meta
-    )
-    return launches
+    bits = implementation("dropout_bits", "cuda")
+    return {case.name: partial(run_pass, implementation(case.name, "cuda"), case)
+            for case in kernel_cases(shape, dtype, meta)} | {
+        "divided cross_entropy": partial(softmax_gradient, logits, shape.v // 2, targets, sums[0], sums[0], sums, 0.5),
+        "dropout_bits": partial(bits, tuple(range(shape.b)), 0, shape.s, width, meta),
+    }  # fmt: skip
 
 
 def _counted(name: str, kernel: Any, capability: int, programs: int) -> CompiledKernel:
     with TemporaryDirectory() as folder:
         binary = Path(folder) / "kernel.cubin"
         binary.write_bytes(kernel.asm["cubin"])
-        usage, listing = (_output("cuobjdump", option, binary) for option in ("-res-usage", "-sass"))
+        usage, listing = (
+            subprocess.run([TOOLS / "cuobjdump", option, binary], capture_output=True, text=True, check=True).stdout
+            for option in ("-res-usage", "-sass")
+        )
     taken = {key: int(value) for key, value in re.findall(r"(REG|STACK):(\d+)", usage)}
     instructions = [(int(at, 16), text) for at, text in INSTRUCTION.findall(listing)]
     products = sum(PRODUCTS[capability] in text for _, text in instructions)
@@ -124,7 +122,3 @@ def _longest_loop(instructions: list[tuple[int, str]]) -> int:
         if to and int(to[1], 16) < at:
             lengths.append(sum(int(to[1], 16) <= place <= at for place, _ in instructions))
     return max(lengths)
-
-
-def _output(tool: str, *arguments: str | Path) -> str:
-    return subprocess.run([TOOLS / tool, *arguments], capture_output=True, text=True, check=True).stdout

@@ -188,7 +188,11 @@ def measure(chosen: str, out: Path | None, deadline: float | None) -> Benchmark:
     names = list(ITEMS) if chosen == "all" else chosen.split(",")
     if unknown := [name for name in names if name not in ITEMS]:
         raise BadInput(f"no item is called {unknown[0]!r}; there are: {', '.join(ITEMS)}")
-    record, missing = ItemRecord(out, deadline), missing_hardware()
+    record, missing = ItemRecord(out, deadline), ""
+    if not list_gpus():
+        missing = "there is no NVIDIA GPU here"
+    elif torch.version.cuda is None:
+        missing = f"torch {torch.__version__} is built without CUDA"
     for name in (name for name in ITEMS if name in names):
         if missing:
             record.say(name, missing=missing)
@@ -197,13 +201,6 @@ def measure(chosen: str, out: Path | None, deadline: float | None) -> Benchmark:
     if missing:
         raise HardwareMissing(f"{missing}: nothing was measured")
     return record.result
-
-
-def missing_hardware() -> str:
-    """Return what a GPU's measurements need and this machine lacks; empty if nothing is missing."""
-    if not list_gpus():
-        return "there is no NVIDIA GPU here"
-    return f"torch {torch.__version__} is built without CUDA" if torch.version.cuda is None else ""
 
 
 def versions() -> Result:
@@ -219,9 +216,11 @@ def compile_kernels() -> Result:
 
 
 def compare_tiny() -> Result:
-    """Train the tiny model on GPU and CPU with the same masks."""
-    size = read_size("tiny")
-    losses = {device: [Timed([1.0], losses_on(device, size))] for device in ("cpu", "cuda")}
+    """Train the tiny model on GPU and CPU with dropout, whose masks are the same."""
+    size, losses = read_size("tiny"), {}
+    for device in ("cpu", "cuda"):
+        step = our_step(size, ParallelConfig(), serial_mesh(device), 1)
+        losses[device] = [Timed([1.0], [step(iteration, DROPOUT) for iteration in range(size.train.iterations)])]
     case = Case(name="tiny, the same masks on GPU and CPU", losses=first_losses(losses))
     return [case, *differing_losses("tiny", losses, TOLERANCES["fp32"])]
 
@@ -250,9 +249,8 @@ def try_program() -> Result:
     losses: dict[str, list[Timed]] = {}
     wrong: list[str] = []
     with TemporaryDirectory() as folder:
-        settings = [
-            f"--set={each}" for each in (*TRIED.split(), f"data.dataset={write_dataset(Path(folder) / 'data')}")
-        ]
+        dataset = write_dataset(Path(folder) / "data")
+        settings = [f"--set={each}" for each in (*TRIED.split(), f"data.dataset={dataset}")]
         command = [sys.executable, "-m", "engine.cli", "run", "355m", "--ranks=1", *settings]
         for device, variables in (("cpu", {"CUDA_VISIBLE_DEVICES": ""}), ("cuda", {})):
             runs = Path(folder) / device
@@ -351,20 +349,17 @@ def summarize(name: str, size: TrainingSize, measured: Measured, goal: float) ->
     )
 
 
-def losses_on(device: str, size: TrainingSize) -> list[float]:
-    """Train on a device with dropout and return every loss; the masks are the same on each device."""
-    step = our_step(size, ParallelConfig(), serial_mesh(device), 1)
-    return [step(iteration, DROPOUT) for iteration in range(size.train.iterations)]
-
-
 def profile(name: str, size: TrainingSize) -> Case:
     """Return the milliseconds of the kernels that take the longest in an iteration, by torch's profiler."""
     step = our_step(size, ParallelConfig(), serial_mesh(local_device()), 1)
     for iteration in range(size.warm_up):
         step(iteration, DROPOUT)
     spent: dict[str, float] = defaultdict(float)
-    for kernel, milliseconds in kernels.kernel_times(partial(step, size.warm_up, DROPOUT)).items():
-        spent[kernel[:80]] += milliseconds
+    with torch.profiler.profile() as trace:
+        step(size.warm_up, DROPOUT)
+    for event in trace.key_averages():
+        if event.device_type.name == "CUDA":
+            spent[event.key[:80]] += event.self_device_time_total / 1000
     longest = sorted(spent.items(), key=lambda item: -item[1])[:25]
     shown = [series(key, "time of an iteration", "ms", value) for key, value in longest]
     whole = series("all kernels", "time of an iteration", "ms", sum(spent.values()))

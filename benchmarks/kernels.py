@@ -162,13 +162,8 @@ def measure_limits() -> dict[str, float]:
 
 
 def describe_limits(shape: KernelShape) -> list[Case]:
-    """Return the limits, and the products of a layer."""
+    """Return the limits, and the rates in bf16 of the twelve products of a layer's weights, forward and backward."""
     limits = [series("GPU", name, "1/s", rate) for name, rate in measure_limits().items()]
-    return [Case(name="limits", series=limits), measure_products(shape)]
-
-
-def measure_products(shape: KernelShape) -> Case:
-    """Time the twelve products of a layer's four weights, forward and backward, in bf16."""
     rows, h = shape.s * shape.b, shape.n * shape.d
     speeds = []
     for weight, (ins, outs) in {
@@ -184,7 +179,8 @@ def measure_products(shape: KernelShape) -> Case:
         for name, multiply in products.items():
             spent = median(queued_seconds(multiply, REPEATS))
             speeds.append(series(f"{weight}, {name}", "rate", "TFLOP/s", 2e-12 * rows * ins * outs / spent))
-    return Case(name="products of a layer", series=speeds, setting={"rows": rows, "hidden": h})
+    products_case = Case(name="products of a layer", series=speeds, setting={"rows": rows, "hidden": h})
+    return [Case(name="limits", series=limits), products_case]
 
 
 def check_kernels(kind: torch.dtype, shape: KernelShape, names: tuple[str, ...] = KERNELS) -> list[Case | str]:
@@ -283,11 +279,3 @@ def measure_layouts(shape: KernelShape, dtype: torch.dtype, rounds: int = REPEAT
             setting={"s": s, "b": b, "n": n, "d": d},
         )
     ]
-
-
-def kernel_times(run: Callable[[], object]) -> dict[str, float]:
-    """Return the milliseconds of each kernel that a call starts on a GPU, by torch's profiler."""
-    with torch.profiler.profile() as trace:
-        run()
-    events = [event for event in trace.key_averages() if event.device_type.name == "CUDA"]
-    return {event.key: event.self_device_time_total / 1000 for event in events}

@@ -148,9 +148,7 @@ def stats(directory: Annotated[Path, typer.Argument(help="Directory that `run` o
 
 
 @app.command()
-def fetch(
-    out: Annotated[Path, typer.Argument(help="Folder to write, which MLM_DATA_DIR can name.")],
-) -> None:
+def fetch(out: Annotated[Path, typer.Argument(help="Folder to write, which MLM_DATA_DIR can name.")]) -> None:
     """Copy the published test sets and GPT-2's vocabulary, for a machine without a connection."""
     from data_pipeline.contamination.testsets import fetch_published
 
@@ -181,15 +179,15 @@ def _counts(directory: Path) -> str:
     if (directory / "overlap.json").is_file():
         test_sets = read_values(directory / "overlap.json")["test_sets"]
         return "; ".join(f"{name} {result['percent']:.2f} % found" for name, result in test_sets.items())
-    ledger = _read_ledger(directory)
+    ledger, parts = _read_ledger(directory), []
     lost = ledger.malformed_lines
-    parts = []
     for name, split in ledger.splits.items():
         count = f"{split.documents:,} documents" + ("" if len(ledger.splits) > 1 else f" of {ledger.lines:,}")
         size = f"{split.bytes:,} bytes" if split.tokens is None else f"{split.tokens:,} tokens"
         parts.append(f"{count}, {size}" if len(ledger.splits) == 1 else f"{name} {count}, {size}")
-    warning = [f"WARNING: {lost:,} of {ledger.lines:,} lines are no documents, see quarantine.jsonl"] if lost else []
-    return "; ".join([*parts, *warning])
+    if lost:
+        parts.append(f"WARNING: {lost:,} of {ledger.lines:,} lines are no documents, see quarantine.jsonl")
+    return "; ".join(parts)
 
 
 def _read_ledger(directory: Path) -> "Ledger":
@@ -211,11 +209,11 @@ def _table(ledger: "Ledger") -> str:
         if stage.note:
             notes.append(f"{stage.name}: {stage.note}")
     rows += [(f"= {name}", *_cells(split)) for name, split in ledger.splits.items()]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
     lines = []
     for name, *cells in rows:
-        numbers = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
-        lines.append("  ".join([name.ljust(widths[0]), *numbers]).rstrip())
+        numbers = (cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+        lines.append("  ".join([name.ljust(first), *numbers]).rstrip())
     return "\n".join([f"source: {ledger.source}", *lines, f"malformed lines: {ledger.malformed_lines:,}", *notes])
 
 

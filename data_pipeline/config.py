@@ -72,12 +72,9 @@ class _Beginning(Config):
 if TYPE_CHECKING:
     _WithFilters = _Beginning
 else:
-    _FILTERS = TEXT_FILTERS | TOKEN_FILTERS
-    _WithFilters = create_model(
-        "_WithFilters",
-        __base__=_Beginning,
-        **{name: (stage | None, None) if stage.optional else (stage, stage()) for name, stage in _FILTERS.items()},
-    )
+    _FILTERS = {name: (stage | None, None) if stage.optional else (stage, stage())
+                for name, stage in (TEXT_FILTERS | TOKEN_FILTERS).items()}  # fmt: skip
+    _WithFilters = create_model("_WithFilters", __base__=_Beginning, **_FILTERS)
 
 
 class DataConfig(_WithFilters):

@@ -187,13 +187,8 @@ class Pipeline:
             "tokenizer": tokenizer.digest if tokenizer else None,
         }
         shared = (*decided, *((tokenizer.input,) if tokenizer else ()))
-        jobs: list[Job] = [
-            (
-                {**fixed, "start": starts[n], "count": counts[n], "is_written": n >= self.compared},
-                (prepared.task(n), measured.task(n), *shared),
-            )
-            for n in range(len(counts))
-        ]
+        jobs: list[Job] = [({**fixed, "start": starts[n], "count": counts[n], "is_written": n >= self.compared},
+                            (prepared.task(n), measured.task(n), *shared)) for n in range(len(counts))]  # fmt: skip
         selected = self.finished["select"] = self.workspace.all("select", select_documents, jobs)
         self.ledger.enter(selected.counts)
         if self.left_in:

@@ -21,9 +21,5 @@ def stage_verbs() -> dict[str, str]:
 
 def _constants(node: ast.ClassDef) -> dict[str, str]:
     """The class's names for texts; one for something else stands for an empty text."""
-    given = [each for each in node.body if isinstance(each, ast.Assign)]
-    return {
-        ast.unparse(target): str(each.value.value) if isinstance(each.value, ast.Constant) else ""
-        for each in given
-        for target in each.targets
-    }
+    return {ast.unparse(target): str(each.value.value) if isinstance(each.value, ast.Constant) else ""
+            for each in node.body if isinstance(each, ast.Assign) for target in each.targets}  # fmt: skip

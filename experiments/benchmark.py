@@ -152,7 +152,14 @@ def measured_here(*packages: str) -> Environment:
 
 def tables(result: Benchmark) -> list[Table]:
     """Make the tables: ratios with their goals, one for each measure, contenders that were not measured."""
-    every = [_ratio_table(result)]
+    rows = []
+    for case in result.cases:
+        for ratio in case.ratios:
+            spread = f"{min(ratio.rounds):.2f} to {max(ratio.rounds):.2f}" if len(ratio.rounds) > 1 else MISSING
+            bound = "at most" if ratio.less_is_better else "at least"
+            goal = f"{bound} {ratio.goal:g}{'' if ratio.is_reached else ', missed'}" if ratio.goal else MISSING
+            rows.append((case.name, ratio.name, f"{ratio.value:.2f}", spread, goal))
+    every = [Table(("case", "ratio", "value", "rounds", "goal"), rows, 2, "ratios")]
     measures: dict[tuple[str, str], dict[tuple[str, str], float]] = {}
     for case in result.cases:
         for each in case.series:
@@ -207,17 +214,6 @@ def show_rows(rows: Table) -> None:
     for cells in rows.rows:
         table.add_row(*cells)
     Console(markup=False).print(table)
-
-
-def _ratio_table(result: Benchmark) -> Table:
-    rows = []
-    for case in result.cases:
-        for ratio in case.ratios:
-            spread = f"{min(ratio.rounds):.2f} to {max(ratio.rounds):.2f}" if len(ratio.rounds) > 1 else MISSING
-            bound = "at most" if ratio.less_is_better else "at least"
-            goal = f"{bound} {ratio.goal:g}{'' if ratio.is_reached else ', missed'}" if ratio.goal else MISSING
-            rows.append((case.name, ratio.name, f"{ratio.value:.2f}", spread, goal))
-    return Table(("case", "ratio", "value", "rounds", "goal"), rows, 2, "ratios")
 
 
 def _measure_table(medians: dict[tuple[str, str], float], measure: str, unit: str) -> Table:

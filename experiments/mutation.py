@@ -85,22 +85,17 @@ def planted(measures: str) -> Iterator[str]:
             setattr(import_module(module), name, part)
 
 
-def judged(experiments: Sequence[Experiment], results: Results, change: Callable[[Claim], Claim]) -> dict[str, Outcome]:
-    """Outcomes by claim where every claim is changed."""
-    changed = [experiment.model_copy() for experiment in experiments]
-    for experiment in changed:
-        experiment.__dict__["claims"] = tuple(map(change, experiment.claims))
-    return {verdict.claim.id: verdict.outcome for verdict in judge(changed, results)}
-
-
-def _by(step: str, way: int) -> Callable[[Claim], Claim]:
-    """Raises (way 1) or lowers (way -1) the published number by one of `STEPS`."""
+def judged(experiments: Sequence[Experiment], results: Results, step: str, way: int) -> dict[str, Outcome]:
+    """Outcomes by claim where every published number is raised (way 1) or lowered (way -1) by one of `STEPS`."""
 
     def change(claim: Claim) -> Claim:
         unit = Decimal(1).scaleb(int(claim.value.as_tuple().exponent))
         return claim.model_copy(update={"value": STEPS[step](claim.value, unit, way)})
 
-    return change
+    changed = [experiment.model_copy() for experiment in experiments]
+    for experiment in changed:
+        experiment.__dict__["claims"] = tuple(map(change, experiment.claims))
+    return {verdict.claim.id: verdict.outcome for verdict in judge(changed, results)}
 
 
 def mutate(results: Results, faulty: bool = True) -> Mutations:
@@ -111,7 +106,7 @@ def mutate(results: Results, faulty: bool = True) -> Mutations:
     """
     experiments = list(load_experiments().values())
     verdicts = [verdict for verdict in judge(experiments, results) if verdict.outcome in (*HELD, *CHECKS, *EFFECTS)]
-    turned = {(step, way): judged(experiments, results, _by(step, way)) for step in STEPS for way in (1, -1)}
+    turned = {(step, way): judged(experiments, results, step, way) for step in STEPS for way in (1, -1)}
     right = {verdict.claim.id: verdict.outcome for verdict in verdicts}
     faults = dict(_faults(experiments, right, results)) if faulty else {}
     rows = []

@@ -65,13 +65,8 @@ def format_records(records: Iterable[Record]) -> str:
     places: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
         places.setdefault((record.series, record.quantity, record.x, record.kind), []).append(record)
-    rows = [
-        (series, quantity, "" if x is None else f"{x:g}", ", ".join(_readable(record.value) for record in seeds), kind,
-         seeds[0].note)
-        for (series, quantity, x, kind), seeds in places.items()
-    ]  # fmt: skip
+    rows = []
+    for (series, quantity, x, kind), seeds in places.items():
+        values = (show(each.value) if 1e4 <= abs(each.value) < 1e7 else f"{each.value:.4g}" for each in seeds)
+        rows.append((series, quantity, "" if x is None else f"{x:g}", ", ".join(values), kind, seeds[0].note))
     return "\n".join(aligned(rows))
-
-
-def _readable(value: float) -> str:
-    return show(value) if 1e4 <= abs(value) < 1e7 else f"{value:.4g}"

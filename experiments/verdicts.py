@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -102,7 +102,11 @@ def load_results(folders: Iterable[Path]) -> Results:
     """
     runs: dict[Path, str] = {}
     left_out = []
-    for path in _directories(folders):
+    folders = list(folders)
+    if other := next((folder for folder in folders if not folder.is_dir()), None):
+        raise BadInput(f"{other} is not a directory of results")
+    every = (path for folder in folders for path in (folder, *sorted(folder.iterdir())) if not path.is_symlink())
+    for path in (path.resolve() for path in every if (path / RECORDS).is_file()):
         if not is_sealed(path):
             left_out.append(f"{path} was never finished (it has no seal): left out")
         else:
@@ -228,15 +232,6 @@ def count_outcomes(verdicts: Iterable[Verdict]) -> str:
     return ", ".join(f"{number} {named(outcome)}" for outcome, number in counts.most_common()) or "no claims"
 
 
-def _directories(folders: Iterable[Path]) -> Iterator[Path]:
-    for folder in folders:
-        if not folder.is_dir():
-            raise BadInput(f"{folder} is not a directory of results")
-        for path in (folder, *sorted(folder.iterdir())):
-            if not path.is_symlink() and (path / RECORDS).is_file():
-                yield path.resolve()
-
-
 def _records(path: Path) -> list[Record]:
     if not (path / MANIFEST).is_file():
         raise IntegrityFailure(f"{path} holds records but no {MANIFEST}: nothing says what made them")
@@ -251,9 +246,8 @@ def _records(path: Path) -> list[Record]:
 def _verdict(experiment: Experiment, claim: Claim, records: Rows, results: Results) -> Verdict:
     record = _find(experiment, claim, records)
     if (record is None or record.kind == "scaled") and (finding := results.findings.get(claim.id)):
-        return Verdict(
-            experiment.name, claim, finding.outcome, finding.record if finding.is_number else None, finding.sentence
-        )
+        number = finding.record if finding.is_number else None
+        return Verdict(experiment.name, claim, finding.outcome, number, finding.sentence)
     if record is None:
         return Verdict(experiment.name, claim, "not-run", None, _reason(experiment, claim, results, bool(records)))
     deviation = record.value - float(claim.value)
@@ -275,10 +269,8 @@ def _verdict(experiment: Experiment, claim: Claim, records: Rows, results: Resul
     is_check = record.kind == "computed" or claim.confidence == "derived"
     erratum = None if good else erratum_of(claim)
     said += f"; an erratum: {erratum.follows}" if erratum else ""
-    return Verdict(
-        experiment.name, claim, (CHECKS if is_check else HELD)[not good], record,
-        f"{shown}{asked}, {'within' if good else 'beyond'} {said}",
-    )  # fmt: skip
+    reason = f"{shown}{asked}, {'within' if good else 'beyond'} {said}"
+    return Verdict(experiment.name, claim, (CHECKS if is_check else HELD)[not good], record, reason)
 
 
 def _find(experiment: Experiment, claim: Claim, records: Rows) -> Record | None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
 
 from experiments.catalogue import Experiment
 from experiments.files import FITTED
@@ -17,26 +16,13 @@ from lineage.config import read_toml
 from lineage.records import Kind, Record
 from reports.claims import Claims, JudgedClaim
 from reports.exhibit import Exhibit, Table
-from reports.figures import Layer, draw_curves, layers_of
+from reports.figures import Layer, NumberRow, draw_curves, layers_of
 from reports.numbers import MISSING, exact, show
 from reports.style import KIND_GLYPHS
 from reports.tables import RECORD_FIELDS, records_data
 
 AXES = read_toml(Path(__file__).with_name("axes.toml"))
 """Labels of quantities and positions."""
-
-
-class NumberRow(NamedTuple):
-    """A published number or a number made here, with its printed text."""
-
-    quantity: str
-    series: str
-    kind: Kind
-    x: float | None
-    value: float
-    text: str
-    low: float | None = None
-    high: float | None = None
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from lineage.records import Kind
+from lineage.records import Kind, Record
 from reports.numbers import compact, show
 from reports.style import KIND_GLYPHS, LIGHT, look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
 WIDE, COLUMN = 10.6, 4.5
 """Inches of a figure as wide as the page, and of one of which two stand beside each other."""
@@ -24,21 +23,17 @@ KEY_CHARACTERS = 66
 """Letters of the key that fit on a line."""
 
 
-class Placed(Protocol):
-    """A number that may have a place on the x axis: a record, or a published number."""
+class NumberRow(NamedTuple):
+    """A published number or a number made here, with its printed text."""
 
-    @property
-    def series(self) -> str: ...
-    @property
-    def kind(self) -> Kind: ...
-    @property
-    def x(self) -> float | None: ...
-    @property
-    def value(self) -> float: ...
-    @property
-    def low(self) -> float | None: ...
-    @property
-    def high(self) -> float | None: ...
+    quantity: str
+    series: str
+    kind: Kind
+    x: float | None
+    value: float
+    text: str
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -74,12 +69,12 @@ class Layer:
         return max(point.count for point in self.points)
 
 
-def layers_of(numbers: Iterable[Placed], order: Sequence[str]) -> list[Layer]:
+def layers_of(numbers: Iterable[Record | NumberRow], order: Sequence[str]) -> list[Layer]:
     """One layer for each kind and series with places on the x axis, published first, then by `order`.
 
     Several of our numbers at a place become their mean with its spread; of several published numbers the first counts.
     """
-    places: dict[tuple[str, Kind], dict[float, list[Placed]]] = {}
+    places: dict[tuple[str, Kind], dict[float, list[Record | NumberRow]]] = {}
     for number in numbers:
         if number.x is not None:
             places.setdefault((number.series, number.kind), {}).setdefault(number.x, []).append(number)
@@ -90,7 +85,7 @@ def layers_of(numbers: Iterable[Placed], order: Sequence[str]) -> list[Layer]:
     return sorted(layers, key=lambda layer: (layer.kind != "published", layer.rank))
 
 
-def _point(x: float, kind: Kind, at: Sequence[Placed]) -> Point:
+def _point(x: float, kind: Kind, at: Sequence[Record | NumberRow]) -> Point:
     values = [number.value for number in at]
     if kind != "published" and len(values) > 1:
         return Point(x, fmean(values), min(values), max(values), len(values))
@@ -117,6 +112,8 @@ def plain_log_ticks(axes: "Axes", which: Literal["x", "y"] = "y") -> None:
 
 def draw_curves(layers: Sequence[Layer], x_label: str, y_label: str) -> "Figure":
     """Draw every layer over x, logarithmic if the places multiply: published open and dashed, ours filled."""
+    from matplotlib.lines import Line2D
+
     figure = blank(HEIGHT, COLUMN)
     axes = figure.add_subplot()
     axes.set(xlabel=x_label, ylabel=y_label)
@@ -140,8 +137,14 @@ def draw_curves(layers: Sequence[Layer], x_label: str, y_label: str) -> "Figure"
         if max(values) > 4 * min(values):
             plain_log_ticks(axes)
     series = {layer.series: layer for layer in reversed(layers)}.values()
-    handles = [_series_key(layer) for layer in reversed(series)]
-    handles += [_kind_key(kind) for kind in dict.fromkeys(layer.kind for layer in layers)]
+    handles = []
+    for layer in reversed(series):
+        color, marker = look(layer.rank)
+        handles.append(Line2D([], [], color=color, marker=marker, markersize=5, linewidth=0, label=layer.series))
+    for kind in dict.fromkeys(layer.kind for layer in layers):
+        label = f"{KIND_GLYPHS[kind]} {'scaled twin' if kind == 'scaled' else kind}"
+        label += ", 9 in 10 within" if kind == "simulated" else ""
+        handles.append(Line2D([], [], color=LIGHT["muted"], marker="o", label=label, **_line(kind)))
     widest = max(len(str(handle.get_label())) for handle in handles)
     columns = max(1, min(len(handles), KEY_CHARACTERS // (widest + 6)))
     figure.legend(handles=handles, loc="outside upper left", ncols=columns, columnspacing=1.2, handlelength=2.4)
@@ -154,12 +157,8 @@ def _line(kind: Kind) -> dict[str, Any]:
         return {"linestyle": DASHES, "linewidth": 1.0, "markersize": 6.2, "markerfacecolor": LIGHT["paper"],
                 "markeredgewidth": 1.0, "zorder": 3}  # fmt: skip
     style = {"simulated": "-", "computed": "none", "scaled": (0, (1, 1.2)), "measured": "-", "counted": "-"}[kind]
-    return {
-        "linestyle": style,
-        "linewidth": 2.2 if kind in ("measured", "counted") else 1.3,
-        "markersize": 3.4,
-        "zorder": 4,
-    }
+    width = 2.2 if kind in ("measured", "counted") else 1.3
+    return {"linestyle": style, "linewidth": width, "markersize": 3.4, "zorder": 4}
 
 
 def _whiskers(axes: "Axes", xs: Sequence[float], points: Sequence[Point], color: str) -> None:
@@ -180,21 +179,6 @@ def _multiply(places: Sequence[float]) -> bool:
         return False
     factors = [after / before for before, after in pairwise(places)]
     return min(factors) >= 1.9 or (places[-1] > 100 * places[0] and max(factors) < 1.01 * min(factors))
-
-
-def _series_key(layer: Layer) -> "Line2D":
-    from matplotlib.lines import Line2D
-
-    color, marker = look(layer.rank)
-    return Line2D([], [], color=color, marker=marker, markersize=5, linewidth=0, label=layer.series)
-
-
-def _kind_key(kind: Kind) -> "Line2D":
-    from matplotlib.lines import Line2D
-
-    label = f"{KIND_GLYPHS[kind]} {'scaled twin' if kind == 'scaled' else kind}"
-    label += ", 9 in 10 within" if kind == "simulated" else ""
-    return Line2D([], [], color=LIGHT["muted"], marker="o", label=label, **_line(kind))
 
 
 def draw_perplexity(layers: Mapping[str, Sequence[Layer]]) -> "Figure":

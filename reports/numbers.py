@@ -1,6 +1,7 @@
 """Numbers as text on the page and in figures."""
 
-from lineage.numbers import MISSING, show
+from lineage.numbers import MISSING
+from lineage.numbers import show as show
 
 
 def exact(value: float | int | None) -> str:
@@ -16,11 +17,6 @@ def compact(value: float) -> str:
         if abs(value) >= limit:
             return f"{value / (1e3 if letter == 'k' else limit):g}{letter}"
     return f"{value:,g}"
-
-
-def accuracy(value: float, unit: str) -> str:
-    """An accuracy; the bare number if its unit is not per cent."""
-    return f"{value:.2f} %" if unit == "%" else show(value)
 
 
 def percent(part: float, whole: float) -> str:

@@ -13,7 +13,7 @@ from lineage.digest import seal
 from lineage.files import write_document
 from lineage.lock import claimed
 from lineage.numbers import size_bytes
-from reports import data_card, tables
+from reports import tables
 from reports.claims import APART, described
 from reports.evaluations import by_protocol
 from reports.numbers import percent
@@ -55,9 +55,7 @@ def render_page(report: Report, drawings: dict[str, Drawing]) -> str:
 
 
 def _context(report: Report) -> dict[str, Any]:
-    reproduction = report.reproduction
-    folder = Path(__file__).parent / "templates"
-    outcomes = list(LOOKS)
+    reproduction, folder = report.reproduction, Path(__file__).parent / "templates"
     return {
         "style": Markup(theme_css() + (folder / "page.css").read_text(encoding="utf-8")),
         "script": Markup((folder / "page.js").read_text(encoding="utf-8")), "report": report,
@@ -65,8 +63,8 @@ def _context(report: Report) -> dict[str, Any]:
         "summary": reproduction.summary, "redraw": report.inputs.command, "exhibits": report.exhibits,
         "homes": report.homes, "papers": PAPERS,
         "titles": {name: experiment.title for name, experiment in load_experiments().items()}, "glyphs": KIND_GLYPHS,
-        "meanings": KIND_MEANINGS, "looks": LOOKS, "outcomes": outcomes, "columns": COLUMNS, "apart": APART,
+        "meanings": KIND_MEANINGS, "looks": LOOKS, "outcomes": list(LOOKS), "columns": COLUMNS, "apart": APART,
         "described": described, "ours": reproduction.own_kind,
         "evaluations": by_protocol(reproduction.evaluations, reproduction.order), "tables": tables,
-        "data_card": data_card, "percent": percent, "size_bytes": size_bytes,
+        "percent": percent, "size_bytes": size_bytes,
     }  # fmt: skip

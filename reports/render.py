@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from markupsafe import Markup, escape
 from pydantic import BaseModel
@@ -20,10 +20,6 @@ from lineage.progress import Progress
 from lineage.remembered import digest_of, recall, remember
 from reports.exhibit import Exhibit
 from reports.style import LIGHT, figure_style, follow_theme
-
-if TYPE_CHECKING:
-    from matplotlib.backend_bases import FigureCanvasBase
-    from matplotlib.figure import Figure
 
 _METADATA: dict[str, dict[str, Any]] = {
     "svg": {"Date": None, "Creator": None, "Format": None, "Type": None},
@@ -58,7 +54,11 @@ def render_all(exhibits: Iterable[Exhibit]) -> dict[str, Drawing]:
 
 def render(exhibit: Exhibit) -> Drawing:
     """The figure of an exhibit that has one: as this machine drew it last, unless its numbers or this room changed."""
-    name, made_of = f"figure-{exhibit.name}", f"{_drawn_with()} {exhibit.name} {_digest_of_numbers(exhibit)}"
+    drawn = exhibit.draw
+    assert isinstance(drawn, partial)
+    given = json.dumps([drawn.func.__qualname__, drawn.args, drawn.keywords], default=_plain)
+    numbers = hashlib.sha256(given.encode()).hexdigest()
+    name, made_of = f"figure-{exhibit.name}", f"{_drawn_with()} {exhibit.name} {numbers}"
     if both := recall(name, made_of):
         size = int.from_bytes(both[:8])
         files = {"svg": both[8 : 8 + size], "pdf": both[8 + size :]}
@@ -73,39 +73,27 @@ def _drawn_with() -> str:
     return digest_of(Path(__file__).parent, facts=version("matplotlib"))
 
 
-def _digest_of_numbers(exhibit: Exhibit) -> str:
-    """Digest of the function that draws an exhibit and of all that it is given."""
-    drawn = exhibit.draw
-    assert isinstance(drawn, partial)
-    given = json.dumps([drawn.func.__qualname__, drawn.args, drawn.keywords], default=_plain)
-    return hashlib.sha256(given.encode()).hexdigest()
-
-
 def _plain(value: Any) -> Any:
     """The fields of a schema or of a dataclass."""
     return value.model_dump(mode="json") if isinstance(value, BaseModel) else vars(value)
 
 
 def _draw(exhibit: Exhibit) -> dict[str, bytes]:
+    """Lay out and draw in one pass; `savefig` would draw a figure with a layout twice."""
     from matplotlib.backends.backend_pdf import FigureCanvasPdf
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     assert exhibit.draw
+    files = {}
     with figure_style(exhibit.name):
         figure = exhibit.draw()
-        return {
-            form: _save(figure, canvas, form) for form, canvas in (("svg", FigureCanvasSVG), ("pdf", FigureCanvasPdf))
-        }
-
-
-def _save(figure: "Figure", canvas: "type[FigureCanvasBase]", form: str) -> bytes:
-    """Lay out and draw in one pass; `savefig` would draw a figure with a layout twice."""
-    buffer = io.BytesIO()
-    figure.set_dpi(160)
-    figure.set_facecolor(LIGHT["paper"])
-    getattr(canvas(figure), f"print_{form}")(buffer, metadata=_METADATA[form])
-    figure.set_layout_engine(None)
-    return buffer.getvalue()
+        figure.set_facecolor(LIGHT["paper"])
+        for form, canvas in (("svg", FigureCanvasSVG), ("pdf", FigureCanvasPdf)):
+            figure.set_dpi(160)
+            getattr(canvas(figure), f"print_{form}")(buffer := io.BytesIO(), metadata=_METADATA[form])
+            figure.set_layout_engine(None)
+            files[form] = buffer.getvalue()
+    return files
 
 
 def _inline(svg: str, exhibit: Exhibit) -> Markup:

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from experiments.catalogue import Experiment, load_experiments
 from experiments.files import VERDICTS, Mutations
-from experiments.verdicts import Results, findings_of, headlines, judge, unanswered
+from experiments.verdicts import findings_of, headlines, judge, unanswered
 from lineage.digest import MARKER
 from lineage.errors import Fault
 from lineage.files import FileSchema, read_document
@@ -120,7 +120,11 @@ def assemble(inputs: Inputs) -> Report:
     own = Origin(reproduction.directory, reproduction.manifest, seeds_of(reproduction.records))
     origins = (own, *runs.origins)
     experiments = load_experiments()
-    claims = _claims(experiments, reproduction, runs.results)
+    mine = () if reproduction.problems_of(MARKER) else reproduction.records  # unfinished or changed it does not count
+    records = (*runs.results.records, *(record for record in mine if record.kind != "published"))
+    findings = findings_of(mine) | runs.results.findings
+    verdicts = judge(experiments.values(), replace(runs.results, records=records, findings=findings))
+    claims = find_claims([*verdicts, *unanswered(experiments.values())], records)
     exhibits = reproduction_exhibits(reproduction)
     drawn = _drawn(experiments, claims, runs, exhibits) if runs.origins or runs.problems else {}
     papers = paper_parts(claims, experiments, drawn, exhibits)
@@ -140,15 +144,6 @@ def assemble(inputs: Inputs) -> Report:
     if twice := [name for name, count in names.items() if count > 1]:
         raise Fault(f"two exhibits of the page have the name {twice[0]}: their files would replace each other")
     return report
-
-
-def _claims(experiments: Mapping[str, Experiment], reproduction: Reproduction, results: Results) -> Claims:
-    """Judge the claims by sealed runs alone; an unfinished or changed reproduction does not count."""
-    mine = () if reproduction.problems_of(MARKER) else reproduction.records
-    records = (*results.records, *(record for record in mine if record.kind != "published"))
-    findings = findings_of(mine) | results.findings
-    verdicts = judge(experiments.values(), replace(results, records=records, findings=findings))
-    return find_claims([*verdicts, *unanswered(experiments.values())], records)
 
 
 def _drawn(

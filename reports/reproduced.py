@@ -96,14 +96,11 @@ def bands_table(records: Sequence[Record]) -> Table:
         if record.quantity.endswith(("bits_per_byte", "log_likelihood")) and record.seed is not None:
             quantity = f"{record.quantity.replace('_', ' ')} {record.unit}".strip()
             values.setdefault((quantity, record.series), []).append(record.value)
-    rows = [(*which, band(mine)) for which, mine in values.items()]
+    rows = []
+    for which, mine in values.items():
+        mean, low, high = (f"{value:,.3f}" for value in (fmean(mine), min(mine), max(mine)))
+        rows.append((*which, f"{mean} ({low} to {high})" if len(mine) > 1 else mean))
     return Table(("quantity", "model", "mean (least to greatest of the seeds)"), rows, 2)
-
-
-def band(values: Sequence[float]) -> str:
-    """Mean of several values, with the least and the greatest."""
-    mean, low, high = (f"{value:,.3f}" for value in (fmean(values), min(values), max(values)))
-    return f"{mean} ({low} to {high})" if len(values) > 1 else mean
 
 
 def _data(reproduction: Reproduction) -> Iterator[Exhibit]:

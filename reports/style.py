@@ -44,17 +44,10 @@ LOOKS: dict[Outcome, OutcomeLook] = {outcome: OutcomeLook(*STYLE["outcomes"][out
 """Outcomes in the order of the page."""
 
 
-class Look(NamedTuple):
-    """Colour and marker of a model in every figure."""
-
-    color: str
-    marker: str
-
-
-def look(rank: int) -> Look:
-    """Look of the model at a place by size."""
+def look(rank: int) -> tuple[str, str]:
+    """Colour and marker, in every figure, of the model at a place by size."""
     place = rank % len(MARKERS)
-    return Look(LIGHT[f"model-{place}"], MARKERS[place])
+    return LIGHT[f"model-{place}"], MARKERS[place]
 
 
 def theme_css() -> str:

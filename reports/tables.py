@@ -2,16 +2,17 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import ceil
 from statistics import fmean
 from typing import Any
 
-from data_pipeline.files import Ledger
+from data_pipeline.files import DataCard, Ledger, NearDuplicates
 from experiments.reproduce.files import ModelShape, ReproducedModel
 from lineage.numbers import size_bytes
 from lineage.progress import format_duration
 from lineage.records import Kind, Record
 from reports.exhibit import Table
-from reports.numbers import MISSING, accuracy, compact, exact, percent, show
+from reports.numbers import MISSING, compact, exact, percent, show
 
 BENCHMARKS = {
     "wikitext103_perplexity": ("WikiText-103 perplexity", "lower is better"),
@@ -66,7 +67,7 @@ def _cell(records: Sequence[Record]) -> str:
     """Published values, or the mean of our seeds with the least and the greatest, and whether a part was scored."""
 
     def text(value: float) -> str:
-        return accuracy(value, records[0].unit) if "accuracy" in records[0].quantity else show(value)
+        return f"{value:.2f} %" if "accuracy" in records[0].quantity and records[0].unit == "%" else show(value)
 
     values = [record.value for record in records]
     if len(records) < 2 or records[0].kind == "published":
@@ -133,15 +134,44 @@ def records_data(records: Iterable[Record]) -> Table:
 
 def ledger_data(ledger: Ledger) -> Table:
     """A row for what each stage kept, without a reason, and a row for each reason for dropping."""
-    rows: list[list[str]] = []
+    heads, rows = ("documents", "bytes", "tokens"), []
     for stage in ledger.stages:
-        amounts = (stage.documents_out, stage.bytes_out, stage.tokens_out)
-        rows.append([stage.name, "kept", "", *(_plain(value) for value in amounts)])
-        rows += [
-            [stage.name, "dropped", reason, *(_plain(v) for v in (lost.documents, lost.bytes, lost.tokens))]
-            for reason, lost in stage.dropped.items()
-        ]
-    return Table(["stage", "decision", "reason", "documents", "bytes", "tokens"], rows, 3)
+        for reason, amount in {"": stage.kept, **stage.dropped}.items():
+            decision = "dropped" if reason else "kept"
+            rows.append([stage.name, decision, reason, *(_plain(getattr(amount, name)) for name in heads)])
+    return Table(["stage", "decision", "reason", *heads], rows, 3)
+
+
+def settings(card: DataCard) -> list[tuple[str, str]]:
+    """Stages of a dataset with their settings as text."""
+
+    def told(value: Any) -> str:
+        return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
+
+    return [
+        (stage, "; ".join(f"{name.replace('_', ' ')} {told(value)}" for name, value in setting.items()))
+        for stage, setting in card.settings.items()
+    ]
+
+
+def near_duplicates(banding: NearDuplicates) -> list[str]:
+    """Sentences on how likely a pair of documents is compared, and on the pairs that were."""
+    bins = len(banding.compared_pairs_by_similarity)
+    first = ceil(round(banding.threshold * bins, 6))
+    above = sum(banding.compared_pairs_by_similarity[first:])
+    least = "" if abs(banding.threshold * bins - first) < 1e-6 else "at least "
+    agreeing = f" and at least {banding.min_agreement} equal minima" if banding.min_agreement else ""
+    recalls = [
+        f"{'over 0.9999' if 0.9999 < value < 1 else f'{value:.4f}'} at {similarity}"
+        for similarity, value in banding.expected_recall.items()
+    ]
+    return [
+        f"Near-duplicates are sought with {banding.bands} bands of {banding.rows} rows{agreeing} of "
+        f"{banding.permutations} permutations over shingles of {banding.shingle_characters} characters.",
+        f"The probability that a pair is compared, by its Jaccard similarity: {', '.join(recalls)}.",
+        f"Of the {banding.compared_pairs:,} pairs that were compared {least}{above:,} "
+        f"({percent(above, banding.compared_pairs)}) lie at or above the threshold of {banding.threshold:g}.",
+    ]
 
 
 def models_data(models: Sequence[ReproducedModel], ours: Kind) -> Table:

@@ -10,6 +10,7 @@ S-curve (Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4
 """
 
 from collections.abc import Sequence
+from functools import partial
 from math import comb
 
 import numpy as np
@@ -146,17 +147,11 @@ def describe(config: DeduplicateConfig, compared: NDArray[np.int64]) -> NearDupl
     `compared` is a sum of `histogram`s.
     """
     bands, rows = config.banding
-    banding = (bands, rows, config.min_agreement)
+    found_at = partial(recall, bands=bands, rows=rows, min_agreement=config.min_agreement)
     return NearDuplicates(
-        **config.model_dump(exclude={"bands", "rows", "min_recall", "against"}),
-        bands=bands,
-        rows=rows,
-        permutations=config.num_permutations,
-        min_agreement=config.min_agreement,
-        s_curve=[(similarity, recall(similarity, *banding)) for similarity in CURVE],
-        expected_recall={
-            str(similarity): recall(similarity, *banding) for similarity in sorted({*SIMILARITIES, config.threshold})
-        },
-        compared_pairs=int(compared.sum()),
-        compared_pairs_by_similarity=compared.tolist(),
-    )
+        **config.model_dump(exclude={"bands", "rows", "min_recall", "against"}), bands=bands, rows=rows,
+        permutations=config.num_permutations, min_agreement=config.min_agreement,
+        s_curve=[(similarity, found_at(similarity)) for similarity in CURVE],
+        expected_recall={str(each): found_at(each) for each in sorted({*SIMILARITIES, config.threshold})},
+        compared_pairs=int(compared.sum()), compared_pairs_by_similarity=compared.tolist(),
+    )  # fmt: skip

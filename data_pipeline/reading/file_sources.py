@@ -142,15 +142,12 @@ class FileSource:
     @cached_property
     def _surveyed(self) -> list[tuple[Piece, list[int]]]:
         """Every file with its digest and, if it can be cut at any line, its newlines before each grain."""
-        surveys = []
         try:
             size = sum(path.stat().st_size for _, path in self.files)
             with Progress(f"digest of {self.name}", size, "bytes") as progress:
-                for name, path in self.files:
-                    surveys.append(self._survey(name, path, progress))
+                return [self._survey(name, path, progress) for name, path in self.files]
         except OSError as error:
             raise BadInput(f"source {self.name} cannot be read: {error}") from error
-        return surveys
 
     def _survey(self, name: str, path: Path, progress: Progress) -> tuple[Piece, list[int]]:
         size = path.stat().st_size

@@ -87,19 +87,16 @@ class InstalledDocs:
 
     def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
         """Files in order, cut to at most `shard_bytes` where that can be."""
-        config = self._config
         settings = {
-            "places": [(owner, inside, str(path)) for owner, inside, path in self.places],
-            "seed": self._seed,
+            "places": [(owner, inside, str(path)) for owner, inside, path in self.places], "seed": self._seed,
             "fingerprint": self.fingerprint(),
-            **config.model_dump(include={"max_documents", "max_bytes", "max_line_bytes"}),
-        }
+            **self._config.model_dump(include={"max_documents", "max_bytes", "max_line_bytes"}),
+        }  # fmt: skip
         harvested = workspace.all(f"harvest-{self.name}", harvest, [(settings, ())], self.name)
         if harvested.counts[0]["sampled"]:
             self._sample = f", a sample of {harvested.counts[0]['files']:,} of {len(self.places):,} files"
         path = harvested.path / "00000" / HARVESTED
-        whole = Piece("harvest", self.name, str(path), harvested.digest, path.stat().st_size)
-        yield from cut_lines(whole, shard_bytes)
+        yield from cut_lines(Piece("harvest", self.name, str(path), harvested.digest, path.stat().st_size), shard_bytes)
 
 
 def run_time_distributions(package: str) -> dict[str, Distribution]:
@@ -110,9 +107,8 @@ def run_time_distributions(package: str) -> dict[str, Distribution]:
     try:
         queue = [distribution(package)]
     except PackageNotFoundError as error:
-        raise DataMissing(
-            f"{package} is not installed, so its documentation cannot be found: pip install -e ."
-        ) from error
+        why = f"{package} is not installed, so its documentation cannot be found: pip install -e ."
+        raise DataMissing(why) from error
     needed: dict[str, Distribution] = {}
     while queue:
         for text in queue.pop().requires or []:

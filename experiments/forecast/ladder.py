@@ -261,22 +261,18 @@ def derive(ladder: Path) -> tuple[LadderResult, list[Record]]:
     ]  # fmt: skip
     reached, foreseen = runs[-1].loss, forecast.curve[-1]
     verdict: Literal["HIT", "MISS"] = "HIT" if foreseen.low <= reached <= foreseen.high else "MISS"
-    scores = _read_scores(ladder, first_of_rungs(trained))
+    paths = [ladder / EVALUATIONS / f"{each.folder.name}.json" for each in first_of_rungs(trained)]
+    scores = [read_document(path, LadderScores) for path in paths] if all(path.is_file() for path in paths) else []
     common = [text for text in scores[0].texts if all(text in each.texts for each in scores)] if scores else []
     texts = {text: [each.texts[text] for each in scores] for text in common}
+    comparisons = [compared(text, larger - 2, larger, [[each] for each in models])
+                   for text, models in texts.items() for larger in range(2, len(models))]  # fmt: skip
     result = LadderResult(
-        runs=runs,
-        verdict=verdict,
+        runs=runs, verdict=verdict, comparisons=comparisons, rates=rungs.rates,
         bits_per_byte={text: [each.bits_per_byte for each in models] for text, models in texts.items()},
-        comparisons=[
-            compared(text, larger - 2, larger, [[each] for each in models])
-            for text, models in texts.items()
-            for larger in range(2, len(models))
-        ],
-        rates=rungs.rates,
         sentence=f"{verdict}: the largest rung was foreseen at {foreseen.loss:.4f} nats ({foreseen.low:.4f} to "
         f"{foreseen.high:.4f}) and reached {reached:.4f}",
-    )
+    )  # fmt: skip
     return result, list(_records(plan, forecast, result, origin_of(read_document(ladder / MANIFEST, Manifest))))
 
 
@@ -291,12 +287,6 @@ def _agree(ours: Forecast, other: Forecast) -> bool:
     return ours.model_dump(exclude=fitted) == other.model_dump(exclude=fitted) and np.allclose(
         numbers(ours), numbers(other), rtol=1e-3, atol=1e-4
     )
-
-
-def _read_scores(ladder: Path, scored: list[Trained]) -> list[LadderScores]:
-    """Scores of these trainings; empty if any is missing."""
-    paths = [ladder / EVALUATIONS / f"{each.folder.name}.json" for each in scored]
-    return [read_document(path, LadderScores) for path in paths] if all(path.is_file() for path in paths) else []
 
 
 def _records(plan: LadderPlan, forecast: Forecast, result: LadderResult, origin: dict[str, Any]) -> Iterable[Record]:

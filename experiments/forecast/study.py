@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from dataclasses import replace
 from functools import partial
@@ -165,11 +165,8 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
         )  # fmt: skip
 
     def arms(forecast: EffectForecast, seeds: list[int]) -> list[RunConfig]:
-        return [
-            ablation_config(name, ablation, arm, seed, forecast.rates[arm.name], datasets[arm.dataset])
-            for seed in seeds
-            for arm in ablation.arms
-        ]
+        return [ablation_config(name, ablation, arm, seed, forecast.rates[arm.name], datasets[arm.dataset])
+                for seed in seeds for arm in ablation.arms]  # fmt: skip
 
     with locked(run.path):
         try_forecast(run, runs, EffectForecast, search, ablation.seeds, arms, lambda: derive_effects(run.path)[1])
@@ -189,7 +186,12 @@ def try_forecast(
     if not path.is_file():
         write_document(path, make_forecast())
     forecast = read_document(path, schema)
-    print(f"sealed in {_seal(path, run.manifest['kind'], forecast.made_of)}: the forecast of {forecast}", flush=True)
+    kind, facts = run.manifest["kind"], {run.manifest["kind"]: run.path.name, "sha256": sha256_file(path)}
+    sealed = RunDirectory.begin(run.path.parent, f"{kind}-forecast", "forecast", facts, dict(forecast.made_of))
+    if not sealed.is_complete:
+        shutil.copyfile(path, sealed.path / FORECAST)
+        sealed.complete()
+    print(f"sealed in {sealed.path}: the forecast of {forecast}", flush=True)
     configs = trainings(forecast, seeds_of(path, seeds))
     if ranks == 1:
         train_all(configs, run.path, runs)
@@ -294,17 +296,6 @@ def bigram_loss(dataset: Path) -> float:
     seen = np.where(pairs[place] == asked, counts[place], 0)
     follows = np.maximum(kinds, 1)[first]
     return float(-np.log((seen + follows * share[second]) / (before[first] + follows)).mean())
-
-
-def _seal(forecast: Path, kind: str, made_of: Mapping[str, str]) -> Path:
-    """Put a copy of the forecast into a sealed run directory of its own, beside the folder that it lies in."""
-    folder = forecast.parent
-    config = {kind: folder.name, "sha256": sha256_file(forecast)}
-    sealed = RunDirectory.begin(folder.parent, f"{kind}-forecast", "forecast", config, dict(made_of))
-    if not sealed.is_complete:
-        shutil.copyfile(forecast, sealed.path / FORECAST)
-        sealed.complete()
-    return sealed.path
 
 
 def _directory_of(config: RunConfig, runs: Path) -> Path:

@@ -8,6 +8,7 @@ hidden, a heads, t tensor-parallel ranks.
 import tempfile
 from collections import Counter
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -167,12 +168,8 @@ def _kept(shape: str) -> list[Line]:
         "full_recomputation_percent_of_baseline": 100 * full / tensor, "memory_over_full_recomputation": both / full,
         "layers_per_checkpoint": min(range(1, stage + 1), key=lambda n: stage / n * full + n * whole),
     }  # fmt: skip
-    curve = [
-        line
-        for name, value in rows.items()
-        for line in lines(f"{shape}, {name}", {"kept_bytes_per_element": value}, note=note)
-    ]
-    return curve + lines(shape, told, note=note)
+    curve = (lines(f"{shape}, {name}", {"kept_bytes_per_element": value}, note=note) for name, value in rows.items())
+    return [*chain(*curve), *lines(shape, told, note=note)]
 
 
 def _flops(shape: str) -> list[Line]:

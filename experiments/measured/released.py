@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from data_pipeline.contamination.testsets import find_test_set
-from evaluation.evaluate import MakeTask, Settings, evaluate, file_task, named_task
+from evaluation.evaluate import Settings, evaluate, file_task, named_task
 from evaluation.hub_models import cached_model, is_as_fetched
 from evaluation.perplexity import PerplexityTask, sliding_stream
 from evaluation.protocol import Encoder
@@ -62,7 +62,10 @@ def measure_released(experiment: Experiment, limit: int | None = None) -> list[L
     lines: list[Line] = []
     for name, path, is_released in _found(experiment):
         series = MODELS[experiment.name][name]
-        done = evaluate(path, _tasks(name, experiment), Settings(limit=limit))
+        protocols = dict.fromkeys(each[0] for many in series.values() for each in many.values())
+        tasks = {each: named_task(each) if each in TASKS else file_task(_validation, find_test_set(each))
+                 for each in protocols}  # fmt: skip
+        done = evaluate(path, tasks, Settings(limit=limit))
         weights = ", ".join(f"{file.name} {_digest(file)[:16]}" for file in _weights(path))
         for title, quantities in series.items():
             for quantity, (protocol, field, factor) in quantities.items():
@@ -75,14 +78,6 @@ def measure_released(experiment: Experiment, limit: int | None = None) -> list[L
                 value = factor * getattr(result, field)
                 lines.append({"series": title, "quantity": quantity, "value": value, "kind": kind, "note": note})
     return lines
-
-
-def _tasks(name: str, experiment: Experiment) -> dict[str, MakeTask]:
-    quantities = [each for many in MODELS[experiment.name][name].values() for each in many.values()]
-    return {
-        protocol: file_task(_validation, find_test_set(protocol)) if protocol not in TASKS else named_task(protocol)
-        for protocol, *_ in quantities
-    }
 
 
 def _validation(path: Path, tokenizer: Encoder, context: int) -> PerplexityTask:

@@ -61,18 +61,13 @@ class Traffic(TorchDispatchMode):
         if str(func).startswith("c10d."):
             name = str(func).removeprefix("c10d.").split(".")[0].strip("_")
             leaves = tree_leaves(args)
-            tensors = [
-                leaf.numel() * leaf.element_size()
-                for leaf in leaves
-                if isinstance(leaf, torch.Tensor) and leaf.numel() > REPORTED
-            ]
-            groups = [
-                each for each in leaves if isinstance(each, torch.ScriptObject) and "ProcessGroup" in str(each._type())
-            ]
+            tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.numel() > REPORTED]
+            objects = [leaf for leaf in leaves if isinstance(leaf, torch.ScriptObject)]
             if tensors:
-                size = ProcessGroup.unbox(groups[0]).size()
+                group = next(each for each in objects if "ProcessGroup" in str(each._type()))
+                size, largest = ProcessGroup.unbox(group).size(), max(tensor.nbytes for tensor in tensors)
                 self.calls[name, size] += 1
-                self.bytes[name, size] += max(tensors) * (size if name == "allgather" else 1)  # it has a list of parts
+                self.bytes[name, size] += largest * (size if name == "allgather" else 1)  # it has a list of parts
         return func(*args, **(kwargs or {}))
 
     @property
@@ -113,10 +108,7 @@ def of_layer(parallel: ParallelConfig) -> tuple[Traffic, Traffic]:
     for trains in (False, True):
         deep, shallow = (iteration(model, parallel, 1, trains) for model in (MODEL, half))
         layer = Traffic()
-        for counter, more, fewer in (
-            (layer.calls, deep.calls, shallow.calls),
-            (layer.bytes, deep.bytes, shallow.bytes),
-        ):
+        for counter, more, fewer in zip(*((each.calls, each.bytes) for each in (layer, deep, shallow)), strict=True):
             counter.update({key: (more[key] - fewer[key]) // 2 for key in more})
         whole.append(layer)
     return whole[0], whole[1]
@@ -220,15 +212,13 @@ def measure_held_bytes() -> list[Line]:
     names = ("data parallel", "ZeRO stage 1", "ZeRO stage 3")
     announce(f"{len(names)} layouts on 2 and 4 processes, an iteration each")
     for name in names:
-        parallel = LAYOUTS[name]
+        parallel, count = LAYOUTS[name], parameter_count(MODEL)
         for ranks in (2, 4):
             held = sum(run_forked(held_bytes, ranks, parallel, "bf16")) / ranks
             state = fullest_rank(MODEL, TrainConfig(precision="bf16"), parallel, ranks).state
-            note = f"{parameter_count(MODEL):,} parameters in bf16"
-            place = {"x": float(ranks), "x_name": "dp", "note": note}
-            quantity, count = "state_bytes_per_parameter", parameter_count(MODEL)
-            numbers += lines(name, {quantity: held / count}, "scaled", **place)
-            numbers += lines(name, {quantity: state / count}, "computed", **place)
+            place = {"x": float(ranks), "x_name": "dp", "note": f"{count:,} parameters in bf16"}
+            numbers += lines(name, {"state_bytes_per_parameter": held / count}, "scaled", **place)
+            numbers += lines(name, {"state_bytes_per_parameter": state / count}, "computed", **place)
     return numbers
 
 
@@ -236,10 +226,8 @@ def held_bytes(parallel: ParallelConfig, precision: Precision) -> int:
     """Bytes of this rank's parameters, gradients, master weights and moments between iterations."""
     mesh = build_mesh(Layout(dp=torch.distributed.get_world_size()))
     _, step = build_step(MODEL, TrainConfig(precision=precision), parallel, mesh)
-    tensors = [
-        tensor
-        for group in step.optimizer.groups
-        for tensor in (group.flat, group.main_gradient, group.master, group.exp_avg, group.exp_avg_sq)
-    ]
-    storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+                for group in step.optimizer.groups
+                for tensor in (group.flat, group.main_gradient, group.master, group.exp_avg, group.exp_avg_sq)
+                }  # fmt: skip
     return sum(storages.values())

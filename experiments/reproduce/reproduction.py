@@ -67,7 +67,11 @@ def reproduce(plan: Plan, runs: Path) -> Path:
     trained = []
     for config in plan.configs:
         course.begin(f"training {config.name.replace('-', ' ')}")
-        trained.append(_train(plan, config, dataset, runs))
+        if plan.size is None:
+            job = training_job(plan, config, runs).model_copy(update={"dataset": dataset.path})
+            write_launch_files(job, steps.launch_folder(config, runs))
+        steps.run_step(*steps.train_step(plan, config, runs / dataset.path.name, runs))
+        trained.append(RunDirectory.open_named(runs, config.name))
     course.begin("scoring the models")
     available = {name: _are_here(partial(find_test_set, name)) for name in steps.TASKS}
     size = plan.size
@@ -88,7 +92,9 @@ def reproduce(plan: Plan, runs: Path) -> Path:
         else:
             for training in trained:
                 name = model_name(training.manifest["name"])
-                _evaluate(name, plan, training, run)
+                for task in steps.TASKS:
+                    if not (path := steps.evaluation_file(run.path, name, task)).is_file():
+                        steps.run_step(*steps.evaluation_step(plan, task, training.path, path))
                 keep_training(training, run.path / TRAINING / name)
             for name in (LEDGER, DATASET):
                 shutil.copyfile(dataset.path / name, run.path / name)
@@ -106,21 +112,6 @@ def reproduce(plan: Plan, runs: Path) -> Path:
     print(f"report: {page}")
     print(f"done in {format_duration(course.elapsed)}")
     return run.path
-
-
-def _train(plan: Plan, config: RunConfig, dataset: RunDirectory, runs: Path) -> RunDirectory:
-    if plan.size is None:
-        job = training_job(plan, config, runs).model_copy(update={"dataset": dataset.path})
-        write_launch_files(job, steps.launch_folder(config, runs))
-    steps.run_step(*steps.train_step(plan, config, runs / dataset.path.name, runs))
-    return RunDirectory.open_named(runs, config.name)
-
-
-def _evaluate(model: str, plan: Plan, training: RunDirectory, run: RunDirectory) -> None:
-    for task in steps.TASKS:
-        path = steps.evaluation_file(run.path, model, task)
-        if not path.is_file():
-            steps.run_step(*steps.evaluation_step(plan, task, training.path, path))
 
 
 def keep_training(training: RunDirectory, folder: Path) -> None:
@@ -231,13 +222,10 @@ def _curve_records(model: ReproducedModel, mode: str, run: RunDirectory) -> list
         for mean in means
         if mean.iteration % block == 0
     ]  # fmt: skip
-    experiments = {
-        "validation": ("2019/figure-6", "validation_perplexity"),
-        "final-validation": ("2019/validation", END),
-    }
+    places = {"validation": ("2019/figure-6", "validation_perplexity"), "final-validation": ("2019/validation", END)}
     for validation in read_validations(folder):
         if validation.iteration:
-            experiment, quantity = experiments[validation.kind]
+            experiment, quantity = places[validation.kind]
             value, x = validation.perplexity, validation.iteration
             records.append(Record(experiment=experiment, quantity=quantity, value=value, x=x, **origin))
     return records
@@ -268,12 +256,9 @@ def reproduced_model(published: RunConfig, training: RunDirectory) -> Reproduced
 
 def hardware_of(started: Environment) -> str:
     """Processor, cores, memory and GPUs."""
-    memory, gpus = started.memory_bytes, ", ".join(started.gpus)
-    return (
-        f"{started.cpu}, {started.cores} cores"
-        + (f", {memory / 2**30:.0f} GiB" if memory else "")
-        + (f"; {gpus}" if gpus else "")
-    )
+    memory = f", {started.memory_bytes / 2**30:.0f} GiB" if started.memory_bytes else ""
+    gpus = f"; {', '.join(started.gpus)}" if started.gpus else ""
+    return f"{started.cpu}, {started.cores} cores{memory}{gpus}"
 
 
 def _shown_command(plan: Plan) -> str:

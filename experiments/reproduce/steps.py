@@ -167,19 +167,15 @@ def run_step(program: str, *arguments: str) -> None:
     shown = shlex.join([program, *arguments])
     if not is_quiet():
         print(f"\n$ {shown}", flush=True)
-    process = subprocess.Popen([_found(program), *arguments], preexec_fn=partial(end_with_parent, signal.SIGTERM))
+    own = Path(sys.executable).with_name(program)  # this environment's command of that name, or the system's
+    command = [str(own) if own.is_file() else program, *arguments]
+    process = subprocess.Popen(command, preexec_fn=partial(end_with_parent, signal.SIGTERM))
     with _stops_left_to(process) as stopped:
         code = process.wait()
     if code:
         raise StepFailed(shown, code if code > 0 else 1)
     if stopped:
         raise Interrupted(f"stopped after `{shown}`; the same command continues from there")
-
-
-def _found(program: str) -> str:
-    """This environment's command of that name, or the system's."""
-    own = Path(sys.executable).with_name(program)
-    return str(own) if own.is_file() else program
 
 
 @contextmanager

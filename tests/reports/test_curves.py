@@ -3,7 +3,7 @@
 from lineage.numbers import show, size_bytes
 from lineage.records import Kind, Record
 from reports.figures import layers_of
-from reports.numbers import accuracy, compact, exact
+from reports.numbers import compact, exact
 
 
 def test_curves_are_sorted_by_x_and_published_first() -> None:
@@ -32,6 +32,4 @@ def test_numbers_are_written_plainly() -> None:
     ]  # fmt: skip
     assert [exact(value) for value in (500.0, 9.27, None)] == ["500", "9.27", ""]
     assert [compact(value) for value in (1500.0, 300_000.0, 1.2e6, 0.0)] == ["1,500", "300k", "1.2M", "0"]
-    assert accuracy(66.51, "%") == "66.51 %"
-    assert accuracy(0.5, "") == "0.50"
     assert size_bytes(8_400_000) == "8.40 MB"

@@ -9,8 +9,8 @@ import pytest
 
 from data_pipeline.files import NearDuplicates
 from lineage.digest import seal
-from reports.data_card import near_duplicates as near_duplicates_text
 from reports.load import load_reproduction
+from reports.tables import near_duplicates as near_duplicates_text
 from tests.architecture.rooms import ROOT
 from tests.reports.conftest import Built
 from tests.reports.reproduction import evaluation, make_report, near_duplicates, page_text, write_reproduction
