@@ -110,9 +110,8 @@ class Table:
     def csv(self) -> str:
         """Comma-separated values with a line of heads."""
         buffer = io.StringIO()
-        csv.writer(buffer, lineterminator="\n").writerows(
-            [csv_cell(cell) for cell in row] for row in (self.heads, *self.rows)
-        )
+        rows = ([csv_cell(cell) for cell in row] for row in (self.heads, *self.rows))
+        csv.writer(buffer, lineterminator="\n").writerows(rows)
         return buffer.getvalue()
 
 

@@ -163,9 +163,7 @@ class Arithmetic(Config):
     @property
     def value(self) -> float:
         """The number, from the claims."""
-        numbers, others = (
-            [claim for claim in every_claim() if matches(claim, patterns)] for patterns in (self.of, (self.over,))
-        )
+        numbers, others = ([claim for claim in every_claim() if matches(claim, ids)] for ids in (self.of, (self.over,)))
         if self.how == "place":
             return max(numbers, key=lambda claim: claim.value).x or 0.0
         if self.how == "power":

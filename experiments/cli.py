@@ -176,9 +176,7 @@ def list_(results: Annotated[list[Path] | None, typer.Option(help="Folders of ru
 
     folders = _result_folders(results)
     code = [HOME / room for room in ("lineage", "data_pipeline", "engine", "evaluation", "experiments")]
-    runs = [
-        path.parent for folder in folders for path in sorted((*folder.glob("records.*"), *folder.glob("*/records.*")))
-    ]
+    runs = [path.parent for each in folders for path in sorted((*each.glob("records.*"), *each.glob("*/records.*")))]
     made_of = digest_of(*code, *runs, facts=(folders, [version(name) for name in ("numpy", "scipy", "pydantic")]))
     if listed := recall("experiments.txt", made_of):
         print(listed.decode(), end="")

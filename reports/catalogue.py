@@ -185,9 +185,7 @@ def _end(arm: Sequence[NumberRow]) -> str:
 
 def _agreement(claims: Sequence[JudgedClaim]) -> list[str]:
     """Errors of simulated numbers; those that the cost model was fitted on stand apart."""
-    simulated = [
-        each for each in claims if each.verdict.outcome in COLUMNS["simulated/missed"] and each.deviation is not None
-    ]
+    simulated = [c for c in claims if c.verdict.outcome in COLUMNS["simulated/missed"] and c.deviation is not None]
     said = []
     for title, is_fitted in (("held out", False), ("fitted on these", True)):
         part = [each for each in simulated if (each.records[0].note == FITTED) == is_fitted]
@@ -196,12 +194,9 @@ def _agreement(claims: Sequence[JudgedClaim]) -> list[str]:
         worst = max(part, key=lambda each: abs(each.deviation or 0))
         errors, where = Claims(part).deviations, worst.verdict.claim
         place = "" if where.x is None else f", {where.x:,g}"
-        spans = [
-            (first.low, first.high, float(verdict.claim.value))
-            for verdict, (first, *_) in part
-            if first.low is not None
-        ]
-        inside = sum(low <= value <= high for low, high, value in spans if low is not None and high is not None)
+        spans = [(first.low, first.high, float(verdict.claim.value)) for verdict, (first, *_) in part
+                 if first.low is not None and first.high is not None]  # fmt: skip
+        inside = sum(low <= value <= high for low, high, value in spans)
         interval = f" {inside} of {len(spans)} published numbers lie inside the simulated interval." if spans else ""
         said.append(
             f"Simulated, {title}: {100 * fmean(errors):.1f} % from the published on average over {len(errors)}, "

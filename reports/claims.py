@@ -80,9 +80,7 @@ class Group(NamedTuple):
     def parts(self) -> dict[str, Claims]:
         """Claims by experiment in the catalogue's order, or by reason or need, the commonest first."""
         parts = self.claims.by(self.rows)
-        return (
-            dict(sorted(parts.items(), key=lambda part: -len(part[1]))) if self.rows in ("reason", "needs") else parts
-        )
+        return dict(sorted(parts.items(), key=lambda at: -len(at[1]))) if self.rows in ("reason", "needs") else parts
 
     @property
     def against(self) -> Claims:

@@ -60,9 +60,8 @@ class Exhibit:
         words = [head for head in columns if head not in shared and head not in NUMERIC]
         heads = [*words, *(head for head in NUMERIC if head in columns and head not in shared)]
         shown = [[cell[:16] for cell in columns[head]] if head == "digest" else columns[head] for head in heads]
-        return {head: cell for head, cell in shared.items() if cell}, Table(
-            heads, [*zip(*shown, strict=True)], len(words)
-        )
+        table = Table(heads, [*zip(*shown, strict=True)], len(words))
+        return {head: cell for head, cell in shared.items() if cell}, table
 
 
 @dataclass(frozen=True)

@@ -67,9 +67,7 @@ class Inputs:
         """Command that builds the report again, with paths relative to the parent of the folder of runs."""
         above = self.reproduction.parent.parent
         folders = dict.fromkeys(os.path.relpath(path.parent, above) for path in self.runs)
-        return shlex.join(
-            ["mlm-report", "build", f"{self.reproduction.parent.name}/{self.reproduction.name}", *folders]
-        )
+        return shlex.join(["mlm-report", "build", str(self.reproduction.relative_to(above)), *folders])
 
 
 @dataclass(frozen=True)

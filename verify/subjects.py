@@ -160,9 +160,7 @@ class Program(Engine):
         return ((name, _local(parameter.detach())) for name, parameter in self.own.items())
 
     def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
-        return [
-            Shard(name, name, _start(self.own[name], self.starts.get(name)), value) for name, value in named.items()
-        ]
+        return [Shard(name, name, _start(self.own[name], self.starts.get(name)), part) for name, part in named.items()]
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
         return float(self.gradient())

@@ -125,9 +125,7 @@ def indexed_search(sought: tuple[Ngrams, str]) -> Iterator[tuple[int, str]]:
 
 @cache
 def _search() -> Search:
-    return checked(
-        "n-gram search", lambda: indexed_search, reference_search, _samples(), lambda a, b: list(a) == list(b)
-    )
+    return checked("n-gram search", lambda: indexed_search, reference_search, _samples(), lambda a, b: [*a] == [*b])
 
 
 def _samples() -> Iterator[tuple[Ngrams, str]]:

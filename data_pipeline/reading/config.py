@@ -30,9 +30,8 @@ def check_source_name(name: str) -> None:
     known = [*HUB_NAMES, INSTALLED_DOCS, HUB, *(f"{kind}:" for kind in FILE_KINDS)]
     close = difflib.get_close_matches(f"{kind}{colon}", known, 1)
     hint = close[0] + path if close and close[0].endswith(":") else "".join(close)
-    raise ValueError(
-        f"unknown source {name!r}; " + (f"did you mean {hint!r}?" if hint else f"known: {', '.join(known)}")
-    )
+    advice = f"did you mean {hint!r}?" if hint else f"known: {', '.join(known)}"
+    raise ValueError(f"unknown source {name!r}; {advice}")
 
 
 class SourcesConfig(Config):

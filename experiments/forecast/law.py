@@ -117,9 +117,7 @@ def fit_powers(
 
     low, high = np.transpose(bounds)
     fits = [
-        least_squares(
-            lambda exponents: solve(exponents)[1], np.clip(start, low + 1e-9, high - 1e-9), bounds=(low, high)
-        )
+        least_squares(lambda at: solve(at)[1], np.clip(start, low + 1e-9, high - 1e-9), bounds=(low, high))
         for start in starts
     ]
     best = min(fits, key=lambda fit: fit.cost).x

@@ -116,12 +116,10 @@ def _read(folder: Path) -> Trained:
         digest = sealed["digest"]
         if sealed["files"][MANIFEST]["sha256"] != sha256_file(folder / f"training-{MANIFEST}"):
             raise IntegrityFailure(f"{folder.name}: the manifest is not the one that was sealed")
-    schedule, length = BatchSchedule(config.train), config.model.seq_length
+    batches, length = BatchSchedule(config.train), config.model.seq_length
     lines = read_validations(folder)
-    losses = {
-        schedule.samples_before(line.iteration) * length: line.loss for line in lines if line.kind == "validation"
-    }
-    if marker.is_file() and max(losses, default=0) != schedule.samples_before(config.train.iterations) * length:
+    losses = {batches.samples_before(line.iteration) * length: line.loss for line in lines if line.kind == "validation"}
+    if marker.is_file() and max(losses, default=0) != batches.samples_before(config.train.iterations) * length:
         raise IntegrityFailure(f"{folder.name}: {METRICS} does not end where the training did")
     final = lines[-1].loss if lines else math.nan
     return Trained(folder, config, manifest.parents["dataset"], digest, losses, final, marker.is_file())

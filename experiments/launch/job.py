@@ -79,10 +79,8 @@ class Job(Config):
             raise ValueError(f"name = {self.name!r} cannot name files: letters, digits, '-', '_' and '.' can")
         if not re.fullmatch(TIME_LIMIT, self.time_limit, re.ASCII):
             raise ValueError(f"time_limit = {self.time_limit!r} is not hours:minutes:seconds, such as 24:00:00")
-        if self.signal_seconds >= self.limit_seconds:
-            raise ValueError(
-                f"signal_seconds = {self.signal_seconds} is not below the time limit of {self.limit_seconds} s"
-            )
+        if self.signal_seconds >= (limit := self.limit_seconds):
+            raise ValueError(f"signal_seconds = {self.signal_seconds} is not below the time limit of {limit} s")
         return self
 
     @property
@@ -212,11 +210,8 @@ def slurm_script(job: Job, out: Path) -> str:
 def _mounted(job: Job, out: Path) -> list[Path]:
     """Folders that the ranks read and write. Raises BadInput for one that pyxis cannot be told."""
     origin = job.config().train.init_from
-    needed = {
-        Path.cwd(),
-        *(path.resolve() for path in (job.runs, out, job.dataset, *([Path(origin)] if origin else ()))),
-    }
-    needed.add(find_file(job.model, Shipped.MODEL).resolve().parent)
+    needed = {path.resolve() for path in (job.runs, out, job.dataset, *([Path(origin)] if origin else ()))}
+    needed |= {Path.cwd(), find_file(job.model, Shipped.MODEL).resolve().parent}
     folders = sorted(folder for folder in needed if needed.isdisjoint(folder.parents))
     if unfit := next((folder for folder in folders if re.search("[,:]", str(folder))), None):
         raise BadInput(f"a container cannot mount {unfit}: its name has a comma or a colon")
@@ -243,10 +238,7 @@ def _script(head: list[str], body: str, launcher: str, job: Job, out: Path) -> s
     paths |= {name: out.resolve() / name for name in ("failed", "last-failure", "idle", "bad-node-", "flight-", "pid-")}
     model, runs = find_file(job.model, Shipped.MODEL).resolve(), f"--runs={job.runs.resolve()}"
     options = [f"--set={item}" for item in (*job.overrides, f"data.dataset={job.dataset.resolve()}")]
-    modules = {
-        "preflight": ["experiments.preflight", runs],
-        "train": ["engine.cli", "run", str(model), *options, runs],
-    }
+    modules = {"preflight": ["experiments.preflight", runs], "train": ["engine.cli", "run", str(model), *options, runs]}
     values = {name: shlex.quote(str(path)) for name, path in paths.items()}
     values |= {name: f'experiments.launch.rank "$failed" {shlex.join(words)}' for name, words in modules.items()}
     values |= {"hosts": shlex.join(job.host_names()), "script": shlex.quote(str(out.resolve() / "torchrun.sh"))}

@@ -32,9 +32,7 @@ from lineage.variables import is_first_rank
 
 FINAL = {error.exit_code for error in (BadInput, Diverged, HardwareMissing, DataMissing, IntegrityFailure)}
 """Exit codes with which trying again is of no use. A fault may be the hardware's: it is tried again."""
-FAILED_GPU = re.compile(
-    r"\becc\b|\bxid\b|nvlink|fallen off the bus|no cuda-capable device|hardware stack", re.IGNORECASE
-)
+FAILED_GPU = re.compile(r"\becc\b|\bxid\b|nvlink|fallen off the bus|no cuda-capable device|hardware stack", re.I)
 """Words of CUDA and its driver for a GPU that has failed."""
 FIRST_RANK_SECONDS = 3.0
 """Time that a failing rank leaves rank 0, which says why: the launcher ends all ranks when one ends."""

@@ -249,9 +249,8 @@ def calibrate(out: Path) -> Benchmark:
         if fit.cluster == H100:
             machine = with_memory(machine, ran)
             memory = _scored("all rows, in closed form", memory_errors(machine, ran), "memory error")
-        cases.append(
-            Case(name=f"{fit.cluster} under {fit.software}", series=_errors(fit, machine, held, ranges) + memory)
-        )
+        errors = _errors(fit, machine, held, ranges) + memory
+        cases.append(Case(name=f"{fit.cluster} under {fit.software}", series=errors))
         for folder, text in files(fit, machine, ranges).items():
             name = f"{fit.cluster if folder == 'clusters' else fit.software}.toml"
             write_text(out / folder / name, text)
@@ -370,9 +369,7 @@ def _left_out(fit: Fit, way: str) -> list[Observation]:
     return [*compress(fit.rows, [key is not None for key in fit.left_out[way]])]
 
 
-def _errors(
-    fit: Fit, machine: Machine, held: Mapping[str, HeldOut], found: Mapping[str, ErrorInterval]
-) -> list[Series]:
+def _errors(fit: Fit, machine: Machine, held: Mapping[str, HeldOut], span: Mapping[str, ErrorInterval]) -> list[Series]:
     """Errors of each set, table or figure, left out or apart, and the coverage of the intervals."""
     of, inside = defaultdict(list), defaultdict(list)
     for way, fold in held.items():
@@ -381,11 +378,11 @@ def _errors(
     for row, ratio in zip(fit.apart, time_ratios(machine, fit.apart).tolist() if fit.apart else [], strict=True):
         of[f"{row.experiment}, apart"].append(1 / ratio - 1)
         where = "one_node" if row.workload.gpus <= machine.gpus_per_node else "several_nodes"
-        interval = found["ratio" if row.quantity in RATIOS else where]
+        interval = span["ratio" if row.quantity in RATIOS else where]
         inside[f"{row.experiment}, apart"].append(interval.low <= ratio <= interval.high)
     series = [each for name, errors in of.items() for each in _scored(name, np.array(errors), "error")]
     series += [_series(name, "coverage", float(np.mean(each))) for name, each in inside.items()]
-    for name, interval in found.items():
+    for name, interval in span.items():
         series.append(_series(f"interval of {name.replace('_', ' ')}", "coverage", interval.coverage or 0.0))
     return series
 

@@ -63,7 +63,7 @@ class Workload(NamedTuple):
     def of_run(cls, config: RunConfig, gpus: int) -> "Workload":
         """An iteration of a run on so many GPUs."""
         model, train, parallel = config.model, config.train, config.parallel
-        workload = cls(
+        row = cls(
             gpus, train.global_batch_size, train.microbatch_size, model.hidden_size, model.num_heads, model.num_layers,
             model.seq_length, parallel.tp, gpus // (parallel.tp * parallel.pp), parallel.pp, model.padded_vocab_size,
             parallel.chunks, parallel.recompute, parallel.scatter_gather,
@@ -71,11 +71,9 @@ class Workload(NamedTuple):
             sequence_parallel=int(parallel.sequence_parallel),
         )  # fmt: skip
         if model.family != "transformer-xl":
-            return workload
+            return row
         memory = model.transformer_xl.memory_length
-        return workload._replace(
-            family=model.family, ffn_hidden=model.inner_size, memory=memory, head_dim=model.head_dim
-        )
+        return row._replace(family=model.family, ffn_hidden=model.inner_size, memory=memory, head_dim=model.head_dim)
 
     @property
     def microbatches(self) -> int:
