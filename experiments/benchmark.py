@@ -141,11 +141,9 @@ def measured_here(*packages: str) -> Environment:
     """
     described = describe_environment()
     versions = {name: version(name) for name in packages if find_spec(name)}
-    words = [
-        re.sub(r"^(--[a-z-]+=)?.*/", r"\1", word, flags=re.DOTALL)
-        for before, word in pairwise(["", *described.argv])
-        if before != "--json" and not word.startswith("--json")
-    ]
+    words = [re.sub(r"^(--[a-z-]+=)?.*/", r"\1", word, flags=re.DOTALL)
+             for before, word in pairwise(["", *described.argv])
+             if before != "--json" and not word.startswith("--json")]  # fmt: skip
     return described.model_copy(update={"packages": described.packages | versions, "argv": words})
 
 

@@ -164,9 +164,6 @@ def format_mutations(mutations: Mutations) -> str:
         missed = [words for words, is_noticed in row.noticed.items() if not is_noticed and words in (LAST_DIGIT, SIGN)]
         if missed and row.outcome != "not-reproduced":
             lines.append(f"{row.claim}: {row.outcome} as before with {missed[0]} ({row.published}, {row.tolerance})")
-    lines += [
-        f"{row.claim}: {row.outcome} as before though {row.fault}"
-        for row in mutations.rows
-        if row.fault_noticed is False
-    ]
+    lines += [f"{row.claim}: {row.outcome} as before though {row.fault}" for row in mutations.rows
+              if row.fault_noticed is False]  # fmt: skip
     return "\n".join(lines)

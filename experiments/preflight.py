@@ -79,12 +79,8 @@ def preflight(runs: Path, ranks: int | None = None, needed_bytes: int = 0) -> No
 def checks(seen: Sequence[Seen], needed_bytes: int) -> list[Check]:
     """The checks that the ranks' findings pass or fail."""
     first = seen[0]
-    other_versions = [
-        f"{name} is {value} on {first} and {other.versions.get(name)} on {other}"
-        for other in seen
-        for name, value in first.versions.items()
-        if other.versions.get(name) != value
-    ]
+    other_versions = [f"{name} is {value} on {first} and {other.versions.get(name)} on {other}" for other in seen
+                      for name, value in first.versions.items() if other.versions.get(name) != value]  # fmt: skip
     versions = ", ".join(map(" ".join, first.versions.items()))
     wrong_products = [str(rank) for rank in seen if not rank.product_is_right]
     wrong_sums = [str(rank) for rank in seen if not rank.sum_is_right]

@@ -145,11 +145,8 @@ def judge(experiments: Iterable[Experiment], results: Results) -> list[Verdict]:
     records: dict[str, Rows] = defaultdict(lambda: defaultdict(list))
     for record in results.records:
         records[record.experiment][record.series, record.quantity, record.kind].append(record)
-    return [
-        _verdict(experiment, claim, records[experiment.name], results)
-        for experiment in experiments
-        for claim in experiment.claims
-    ]
+    return [_verdict(experiment, claim, records[experiment.name], results) for experiment in experiments
+            for claim in experiment.claims]  # fmt: skip
 
 
 def unanswered(experiments: Iterable[Experiment]) -> list[Verdict]:

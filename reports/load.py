@@ -93,11 +93,8 @@ class Reproduction:
 
     def select(self, experiment: str, *quantities: str) -> list[Record]:
         """Records of a published table or figure in file order, of all quantities or of the named ones."""
-        return [
-            record
-            for record in self.records
-            if record.experiment == experiment and (not quantities or record.quantity in quantities)
-        ]
+        return [record for record in self.records
+                if record.experiment == experiment and (not quantities or record.quantity in quantities)]  # fmt: skip
 
 
 def newest_reproduction(runs: Path) -> Path:
@@ -137,11 +134,8 @@ def load_reproduction(directory: Path) -> Reproduction:
         problems.add(LEDGER, f"This reproduction has no data ledger ({LEDGER}).", damaged=False)
     card = problems.document(directory / DATASET, DataCard, DATASET, "The data card")
     scores = problems.document(directory / SCORES, ReproductionScores, SCORES, "Bits per byte with intervals")
-    evaluations = {
-        path.stem: evaluation
-        for path in sorted((directory / EVALUATIONS).glob("*.json"))
-        if (evaluation := problems.document(path, Result, EVALUATIONS, "An evaluation"))
-    }
+    evaluations = {path.stem: evaluation for path in sorted((directory / EVALUATIONS).glob("*.json"))
+                   if (evaluation := problems.document(path, Result, EVALUATIONS, "An evaluation"))}  # fmt: skip
     return Reproduction(
         directory, manifest, read_digest(directory) if is_sealed(directory) else None, summary, tuple(records), ledger,
         card, scores, evaluations, tuple(problems),

@@ -52,11 +52,9 @@ def _curves(reproduction: Reproduction) -> Iterator[Exhibit]:
 def _tables(reproduction: Reproduction) -> Iterator[Exhibit]:
     benchmarks = reproduction.select("2019/table-3")
     drawn = {("2019/figure-6", "validation_perplexity"), ("2019/training-loss", "training_loss")}
-    further = [
-        record
-        for record in reproduction.records
-        if record.experiment != "2019/table-3" and (record.experiment, record.quantity) not in drawn
-    ]
+    further = [record for record in reproduction.records
+               if record.experiment != "2019/table-3"
+               and (record.experiment, record.quantity) not in drawn]  # fmt: skip
     if benchmarks:
         data, command = tables.records_data(benchmarks), reproduction.command("table-3")
         shown = tables.comparison_tables(benchmarks, sizes=reproduction.sizes)

@@ -34,11 +34,8 @@ def trust_ratio_exhibit(run: Path) -> Exhibit:
         raise BadInput(f"{run} has no trust ratios: a run with a LAMB optimizer and record.trust_ratio = true has them")
     optimizer = read_document(run / MANIFEST, Manifest).config["train"]["optimizer"]
     shown = [*steps[:: -(-len(steps) // SHOWN)][:-1], steps[-1]]
-    rows = [
-        (str(step.iteration), name, *(f"{quantile(getattr(step, key), share):.3g}" for share in SHARES))
-        for step in shown
-        for key, name in QUANTITIES.items()
-    ]
+    rows = [(str(step.iteration), name, *(f"{quantile(getattr(step, key), share):.3g}" for share in SHARES))
+            for step in shown for key, name in QUANTITIES.items()]  # fmt: skip
     first, last = (f"{quantile(step.update_norms, 0.5):.3g}" for step in (steps[0], steps[-1]))
     reached = [sum(step.trust_ratios[NORM_EDGES.index(CLIP) + 1 :]) for step in steps]
     tensors = sum(steps[0].trust_ratios)

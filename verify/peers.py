@@ -32,11 +32,8 @@ class Transformers(Engine):
 
     def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
         names, heads = self.names_of_ours, self.work.config.model.num_heads
-        return [
-            Shard(name, ours, (0,) * value.dim(), names.in_our_order(ours, value, heads))
-            for name, value in named.items()
-            if (ours := names.ours(name, names.parameters, 0))
-        ]
+        return [Shard(name, ours, (0,) * value.dim(), names.in_our_order(ours, value, heads))
+                for name, value in named.items() if (ours := names.ours(name, names.parameters, 0))]  # fmt: skip
 
     @torch.no_grad()
     def assign(self, value_of: Callable[[Shard], torch.Tensor]) -> None:

@@ -108,11 +108,9 @@ def fitted_workloads(software: str) -> frozenset[Workload]:
 def a100_rows() -> list[Observation]:
     """Rows that the A100 constants are fitted on: 724 iterations on 2 to 8 A100s, 61 on 64 to 512, and PTD-P's rows of
     the 2021 paper's Table 2 and Figures 11 to 16."""
-    times = [
-        Observation(name, workload_of(row), "iteration_seconds", float(row["iteration_ms"]) / 1e3)
-        for name in ("vtrain-single-node", "vtrain-multi-node")
-        for row in read_rows(HERE / f"{name}.csv")
-    ]
+    times = [Observation(name, workload_of(row), "iteration_seconds", float(row["iteration_ms"]) / 1e3)
+             for name in ("vtrain-single-node", "vtrain-multi-node")
+             for row in read_rows(HERE / f"{name}.csv")]  # fmt: skip
     rows = _published("2021/table-2", *(f"2021/figure-{number}" for number in range(11, 17)))
     return [*times, *(row for row in rows if row.workload.zero == 0)]
 
@@ -125,11 +123,9 @@ def h100_rows() -> list[Observation]:
 
 def all_reduces(gpu: str, ranks: int | None = None) -> Floats:
     """Ranks, bytes and seconds of NCCL all-reduces inside one server of these GPUs, [3, n]; by default of all ranks."""
-    timed = [
-        (int(row["ranks"]), int(row["bytes"]), float(row["nanoseconds"]) * 1e-9)
-        for row in read_rows(HERE / "vtrain-all-reduce.csv")
-        if row["gpu"] == gpu and ranks in (None, int(row["ranks"]))
-    ]
+    timed = [(int(row["ranks"]), int(row["bytes"]), float(row["nanoseconds"]) * 1e-9)
+             for row in read_rows(HERE / "vtrain-all-reduce.csv")
+             if row["gpu"] == gpu and ranks in (None, int(row["ranks"]))]  # fmt: skip
     return np.array(timed, np.float64).T
 
 
@@ -228,10 +224,6 @@ RATIOS = ("speedup", "scaling_percent")
 
 def _published(*names: str) -> list[Observation]:
     """The workloads that these experiments simulate, each with the claim about its part's first quantity."""
-    return [
-        Observation(experiment.name, workload_of(row), part.simulated[0], published_value(row, part.simulated[0]))
-        for experiment in map(find_experiment, names)
-        for part in experiment.parts
-        if part.simulated
-        for row in published_rows(experiment, part)
-    ]
+    return [Observation(experiment.name, workload_of(row), part.simulated[0], published_value(row, part.simulated[0]))
+            for experiment in map(find_experiment, names) for part in experiment.parts if part.simulated
+            for row in published_rows(experiment, part)]  # fmt: skip

@@ -65,11 +65,8 @@ def build(folder: Path, config: DataConfig, root: str, executor: str = "local") 
 
 def files_of(directory: Path) -> dict[str, str]:
     """Digest of every file that must not change between equal runs; nothing hidden may be left."""
-    return {
-        str(path.relative_to(directory)): sha256_file(path)
-        for path in sorted(directory.rglob("*"))
-        if path.is_file() and path.name not in ("COMPLETE", "manifest.json", "ledger.json")
-    }
+    return {str(path.relative_to(directory)): sha256_file(path) for path in sorted(directory.rglob("*"))
+            if path.is_file() and path.name not in ("COMPLETE", "manifest.json", "ledger.json")}  # fmt: skip
 
 
 def ledger_of(directory: Path) -> dict[str, Any]:

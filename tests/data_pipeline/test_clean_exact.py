@@ -25,11 +25,8 @@ forms = st.sampled_from(("NFC", "NFKC"))
 ENCODINGS = (
     "latin-1", "cp1252", "cp1251", "cp1250", "cp1253", "cp1254", "cp1257", "iso8859-2", "mac_roman", "cp437",
 )  # fmt: skip
-MOJIBAKE = sorted(
-    character
-    for character in map(chr, range(0x80, 0x10000))
-    if re.match("[" + "".join(MOJIBAKE_CATEGORIES.values()) + "]", character)
-)
+MOJIBAKE = sorted(character for character in map(chr, range(0x80, 0x10000))
+                  if re.match("[" + "".join(MOJIBAKE_CATEGORIES.values()) + "]", character))  # fmt: skip
 GAPS = (*[""] * 6, "x" * 6, "x" * 7, "x" * 14, "\n")
 PIECES = [
     *"ab &<>;\n\r\t'\"\\", "&amp;", "&lt;", "&#39;", "&#x110000;", "&nbsp;", "&NTILDE;", "&amp\u037e", "<b>", "\x1b[0m",

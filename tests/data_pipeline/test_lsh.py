@@ -65,12 +65,8 @@ def test_candidate_pairs_are_datasketchs(bands: int, rows: int) -> None:
     index = MinHashLSH(num_perm=bands * rows, params=(bands, rows))
     for number, values in enumerate(minima):
         index.insert(number, as_sketch(values, bands * rows))
-    expected = {
-        (number, other)
-        for number, values in enumerate(minima)
-        for other in index.query(as_sketch(values, bands * rows))
-        if number < other
-    }
+    expected = {(number, other) for number, values in enumerate(minima)
+                for other in index.query(as_sketch(values, bands * rows)) if number < other}  # fmt: skip
     keys = np.stack([band_keys(values, bands) for values in minima])
     found = set().union(*(pairs_of(buckets(keys[:, band])) for band in range(bands)))
     assert found == expected
@@ -125,12 +121,8 @@ def test_components_are_those_of_the_graph_of_agreeing_pairs(
     config = DeduplicateConfig(bands=1, rows=4, threshold=1)
     assert required_agreement(config) == 4 + 4
     config = Demanding(bands=1, rows=4, demanded=required, min_recall=0)
-    pairs = {
-        pair
-        for band in keys
-        for pair in pairs_of(buckets(band))
-        if (minima[pair[0]] == minima[pair[1]]).sum() >= required
-    }
+    pairs = {pair for band in keys for pair in pairs_of(buckets(band))
+             if (minima[pair[0]] == minima[pair[1]]).sum() >= required}  # fmt: skip
     sketches = np.stack([sketch(values) for values in minima])
     expected = sets_of_graph(count, pairs)
     assert sets_of(components(keys, sketches, config)) == expected

@@ -321,11 +321,9 @@ def every_code_point() -> list[str]:
 
 def words_of_any_length() -> list[str]:
     rng = random.Random(0)
-    return [
-        "".join(rng.choices(alphabet, k=size))
-        for alphabet in ("a", " ", "ab", "=", "the", "abcdefghijklmnopqrstuvwxyz", "日本語", "é", "\n ")
-        for size in (1, 2, 7, 8, 9, 10, 31, 32, 33, 34, 64, 100, 1000, 5000)
-    ]
+    return ["".join(rng.choices(alphabet, k=size))
+            for alphabet in ("a", " ", "ab", "=", "the", "abcdefghijklmnopqrstuvwxyz", "日本語", "é", "\n ")
+            for size in (1, 2, 7, 8, 9, 10, 31, 32, 33, 34, 64, 100, 1000, 5000)]  # fmt: skip
 
 
 def megabytes() -> list[str]:

@@ -100,11 +100,8 @@ def test_every_number_of_the_reference_files_is_its_claim_and_no_other_is(name: 
 
 
 def test_the_curves_of_august_2019_are_claims_to_the_digit(reference: Path) -> None:
-    claims = Counter(
-        (claim.series, claim.x, claim.value)
-        for claim in every_claim()
-        if claim.quantity == "webtext_validation_perplexity"
-    )
+    claims = Counter((claim.series, claim.x, claim.value) for claim in every_claim()
+                     if claim.quantity == "webtext_validation_perplexity")  # fmt: skip
     expected: Counter[tuple[str, float, Decimal]] = Counter()
     for path in reference.glob("aug2019_*.csv"):
         with path.open(encoding="utf-8", newline="") as file:

@@ -102,11 +102,8 @@ def test_what_is_drawn_is_what_the_csv_holds(report: Report, runs: list[Path]) -
     results = load_results(runs)
     experiment = load_experiments()["2021/figure-12"]
     numbers = ExperimentNumbers(experiment, [one for one in results.records if one.experiment == experiment.name], [])
-    drawn = {
-        (layer.series, layer.kind, exact(point.x), exact(point.value), exact(point.low), exact(point.high))
-        for layer in drawn_layers(numbers, "tflops_per_gpu")
-        for point in layer.points
-    }
+    drawn = {(layer.series, layer.kind, exact(point.x), exact(point.value), exact(point.low), exact(point.high))
+             for layer in drawn_layers(numbers, "tflops_per_gpu") for point in layer.points}  # fmt: skip
     rows = rows_of(catalogue_exhibit(numbers))
     columns = ("series", "kind", "x", "value", "low", "high")
     assert drawn == {tuple(row[name] for name in columns) for row in rows}
@@ -117,11 +114,8 @@ def test_several_measurements_are_a_mean_with_its_spread(report: Report, runs: l
     first = next(one for one in load_results(runs).records if one.experiment == experiment.name)
     measured = {"kind": "measured", "low": None, "high": None, "source": "a-run", "digest": "d" * 64}
     records = [first.model_copy(update={**measured, "value": value}) for value in (80.0, 84.0, 91.0)]
-    (layer,) = [
-        one
-        for one in drawn_layers(ExperimentNumbers(experiment, records, []), "tflops_per_gpu")
-        if one.kind == "measured"
-    ]
+    (layer,) = [one for one in drawn_layers(ExperimentNumbers(experiment, records, []), "tflops_per_gpu")
+                if one.kind == "measured"]  # fmt: skip
     (point,) = layer.points
     assert (point.value, point.low, point.high, point.count) == (85.0, 80.0, 91.0, 3)
     caption = " ".join(catalogue_exhibit(ExperimentNumbers(experiment, records, [])).caption)

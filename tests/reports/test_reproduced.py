@@ -36,11 +36,8 @@ def reproduction(tmp_path: Path) -> Reproduction:
     """One whose second seed ends elsewhere, the largest model above the middle one."""
     found = load_reproduction(write_reproduction(tmp_path))
     shift = {"355m": 4.0, "2.5b": 2.0, "8.3b": 90.0}
-    again = [
-        record.model_copy(update={"seed": 1235, "value": record.value + shift[record.series]})
-        for record in found.select("2019/figure-6")
-        if record.kind == "scaled"
-    ]
+    again = [record.model_copy(update={"seed": 1235, "value": record.value + shift[record.series]})
+             for record in found.select("2019/figure-6") if record.kind == "scaled"]  # fmt: skip
     bits = [
         Record(experiment="2019/table-3", series=name, quantity="wikitext103_bits_per_byte", value=value,
                kind="scaled", source="a-run", digest="0" * 64, seed=seed)

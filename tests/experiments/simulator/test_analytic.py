@@ -81,9 +81,7 @@ def test_figure_8_of_2021_from_figure_7() -> None:
 def test_figure_12_of_2021_is_its_bubble(chunks: int, constant: float, spread: float) -> None:
     """TFLOP/s × (1 + 11 / (v·m)) does not depend on the batch."""
     name = "interleaved" if chunks > 1 else "1f1b"
-    without = [
-        value * (1 + ideal_bubble(name, workload.pp, chunks, workload.microbatches))
-        for workload, value in printed("2021/figure-12", "tflops_per_gpu")
-        if workload.chunks == chunks
-    ]
+    without = [value * (1 + ideal_bubble(name, workload.pp, chunks, workload.microbatches))
+               for workload, value in printed("2021/figure-12", "tflops_per_gpu")
+               if workload.chunks == chunks]  # fmt: skip
     assert without == pytest.approx([constant] * 5, abs=spread)

@@ -130,11 +130,8 @@ def smooth(ratios: Floats) -> HeldOut:
 def test_an_interval_holds_as_many_as_it_says() -> None:
     """Of few ratios it is Student's: of samples of eight, nine in ten hold the next one. Of many it is their middle."""
     drawn = np.random.default_rng(1).normal(0, 0.2, (400, 9))
-    inside = [
-        one.low <= np.exp(sample[8]) <= one.high
-        for sample in drawn
-        for one in [interval_of(smooth(np.exp(sample[:8])), "planted")]
-    ]
+    inside = [one.low <= np.exp(sample[8]) <= one.high for sample in drawn
+              for one in [interval_of(smooth(np.exp(sample[:8])), "planted")]]  # fmt: skip
     assert np.mean(inside) == pytest.approx(0.9, abs=0.04)
     many = np.exp(np.random.default_rng(2).normal(0, 0.2, 500))
     found = interval_of(smooth(many), "planted")

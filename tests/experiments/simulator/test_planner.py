@@ -117,11 +117,8 @@ def test_a_llama_of_hugging_face_is_planned(tmp_path: Path) -> None:
     path.write_text(json.dumps({"model_type": "llama", **sizes}), encoding="utf-8")
     done = call({}, "mlm-experiment", "plan", str(path), "--cluster", "h100", "--gpus", "64", "--explain", "--quiet")
     assert "8,030,261,248 parameters" in done.out  # as Hugging Face counts Llama 3 8B
-    shares = [
-        float(line.split("%")[0].split()[-1])
-        for line in done.out.splitlines()
-        if " s " in line and "%" in line and line.startswith("  ")
-    ]
+    shares = [float(line.split("%")[0].split()[-1]) for line in done.out.splitlines()
+              if " s " in line and "%" in line and line.startswith("  ")]  # fmt: skip
     assert sum(shares) == pytest.approx(100, abs=1)
     for broken in ({"model_type": "mamba", **sizes}, {"model_type": "llama"}):
         path.write_text(json.dumps(broken), encoding="utf-8")
