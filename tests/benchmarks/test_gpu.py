@@ -80,9 +80,7 @@ def at_toy_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("at_toy_size")
 @pytest.mark.timeout(300)
-def test_every_item_leaves_lines_and_one_record(
-    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_each_item_leaves_lines_and_a_record(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """In the order of their worth; one that fails loses nothing else, and is alone tried again."""
     from engine.kernels.gpu import bias_gelu
 
@@ -115,9 +113,7 @@ def test_every_item_leaves_lines_and_one_record(
 
 
 @pytest.mark.usefixtures("at_toy_size")
-def test_a_kernel_that_is_wrong_is_found_and_ends_with_code_3(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_kernel_is_found_and_ends_with_code_3(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     from engine.kernels.gpu import bias_gelu
 
     right = bias_gelu.fused

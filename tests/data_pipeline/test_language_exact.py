@@ -119,9 +119,7 @@ def test_sums_are_compensated_as_in_python_3_12() -> None:
         assert _sum(values, 55, sys.version_info >= (3, 12)) == sum(values[:55].tolist())
 
 
-def test_an_unknown_langdetect_is_used_itself(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_langdetect_is_used(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(exact_langdetect, "SUPPORTED", "2.0")
     language._detection.cache_clear()
     try:

@@ -130,9 +130,7 @@ def token_file(tokenizer: Tokenizer, tmp_path: Path) -> TokenFile:
 
 
 @pytest.mark.parametrize("number", [0, 3, 7])
-def test_the_text_is_that_of_the_tokens(
-    number: int, token_file: TokenFile, tokenizer: Tokenizer, tmp_path: Path
-) -> None:
+def test_the_text_is_of_the_tokens(number: int, token_file: TokenFile, tokenizer: Tokenizer, tmp_path: Path) -> None:
     head, *lines = show_sample(tmp_path / "train", tokenizer, number, seq_length=200, seed=3)
     assert f"sample {number} of " in head
     assert "with seed 3: 201 tokens" in head

@@ -43,9 +43,7 @@ def write(prefix: Path, documents: list[list[int]], vocab_size: int) -> None:
 
 
 @given(documents=uint16_documents)
-def test_written_files_follow_the_description(
-    documents: list[list[int]], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_files_follow_the_description(documents: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> None:
     prefix = tmp_path_factory.mktemp("tokens") / "train_text_document"
     write(prefix, documents, 50_257)
     assert read_by_description(prefix) == (documents, list(range(len(documents) + 1)), 8)

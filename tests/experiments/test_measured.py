@@ -32,9 +32,7 @@ MODEL = ModelConfig(
     ],
     ids=["data parallel", "stage 1", "stage 3"],
 )
-def test_every_byte_of_data_parallelism_and_zero_is_accounted_for(
-    parallel: ParallelConfig, whole: int, layers: int
-) -> None:
+def test_every_byte_of_data_parallelism_and_zero_is_counted(parallel: ParallelConfig, whole: int, layers: int) -> None:
     """Gradients reduced (2Ψ); in stage 1 scattered (Ψ), then weights gathered (Ψ). In stage 3 a pass gathers twice,
     scatters once.
 

@@ -247,9 +247,7 @@ def test_a_lost_report_is_built_again_and_nothing_else(finished: Finished, repro
     assert check_seal(reproduction) == digest
 
 
-def test_an_evaluation_that_is_there_is_not_made_again_and_keeps_its_name(
-    finished: Finished, reproduction: Path
-) -> None:
+def test_an_evaluation_is_not_made_again_and_keeps_its_name(finished: Finished, reproduction: Path) -> None:
     for name in ("COMPLETE", "records.jsonl", "scores.json", "summary.json"):
         (reproduction / name).unlink()
     path = reproduction / "evaluations" / "355m-wikitext103.json"

@@ -25,9 +25,7 @@ def _engine() -> None:
     MegatronCore.prepare()  # once, before ranks are forked
 
 
-def test_a_learnable_softmax_is_counted_once_where_tensor_parallel_ranks_divide_it(
-    verify: Command, tmp_path: Path
-) -> None:
+def test_a_learnable_softmax_is_counted_once_where_tensor_ranks_divide_it(verify: Command, tmp_path: Path) -> None:
     file, alone = tmp_path / "found.json", tmp_path / "alone"
     options = ("--with", "softmax_type=learnable", "--json", file, "--reproduce", alone, "--out", tmp_path / "page")
     done = verify("layouts", "megatron-core", *options)
@@ -160,9 +158,7 @@ def test_a_program_of_the_readers_is_examined_as_the_page_says(verify: Command, 
     assert verify("layouts", f"{tmp_path}/absent.py:build").code == 2
 
 
-def test_a_model_of_dtensors_that_the_page_shows_is_healthy_with_its_checkpoint(
-    verify: Command, tmp_path: Path
-) -> None:
+def test_a_model_of_dtensors_on_the_page_is_healthy_with_its_checkpoint(verify: Command, tmp_path: Path) -> None:
     (tmp_path / "theirs.py").write_text(on_the_page("parallelize_module"))
     done = verify("layouts", f"{tmp_path}/theirs.py:build", "--layouts", "tp2")
     assert (done.code, "the program has no `save`" in done.out) == (0, True), done.err

@@ -106,9 +106,7 @@ def test_the_fit_from_the_shipped_constants_stays_there() -> None:
 
 
 @pytest.mark.parametrize(("each", "machine"), [(A100_FIT, A100_MACHINE), (V100_FIT, V100_MACHINE)])
-def test_the_shipped_files_are_as_the_command_writes_them(
-    held: dict[str, HeldOut], each: Fit, machine: Machine
-) -> None:
+def test_shipped_files_are_as_the_command_writes_them(held: dict[str, HeldOut], each: Fit, machine: Machine) -> None:
     """Text, sources and layout are the command's; the intervals are those of the rows left out to two percent."""
     found = intervals(each, {next(iter(each.left_out)): held[each.cluster]})
     for folder, text in files(each, machine, found).items():

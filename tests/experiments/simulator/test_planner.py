@@ -82,9 +82,7 @@ def test_the_command(arguments: list[str], code: int, words: str) -> None:
         ("ptd-p/145.6b", "dgx-a100-80g", 1536, (8, 16, 0, "none")),
     ],
 )
-def test_the_first_answer_is_an_experts(
-    model: str, cluster: str, gpus: int, expected: tuple[int, int, int, str]
-) -> None:
+def test_the_answer_is_an_experts(model: str, cluster: str, gpus: int, expected: tuple[int, int, int, str]) -> None:
     first, *_ = ranked_layouts(model_of_run(read_run(model)), load_cluster(cluster, OWN), gpus)
     assert (first.workload.tp, first.workload.pp, first.workload.zero, first.workload.recompute) == expected
     assert first.workload.sequence_parallel == (first.workload.tp > 1)
