@@ -173,7 +173,6 @@ def _overrides(overrides: list[str] | None, workers: int | None) -> list[str]:
 
 
 def _counts(directory: Path) -> str:
-    """Summary of a finished directory."""
     from lineage.files import read_values
 
     if (directory / "overlap.json").is_file():

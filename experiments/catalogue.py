@@ -417,7 +417,6 @@ def _groups(name: str) -> dict[str, tuple[str, ...]]:
 
 
 def _group_of(claim: Claim, name: str) -> str | None:
-    """The first group with a pattern that matches the claim's id."""
     groups = _groups(name).items()
     return next((group for group, patterns in groups if matches(claim, patterns)), None)
 

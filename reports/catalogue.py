@@ -173,7 +173,6 @@ def _arms(numbers: ExperimentNumbers) -> list[str]:
 
 
 def _end(arm: Sequence[NumberRow]) -> str:
-    """An arm's final loss over its seeds, and its learning rate."""
     losses, lost, rates = (
         [row.value for row in arm if row.quantity == quantity]
         for quantity in ("final_validation_loss", "diverged", "learning_rate")

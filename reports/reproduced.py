@@ -78,7 +78,6 @@ def _tables(reproduction: Reproduction) -> Iterator[Exhibit]:
 
 
 def _ends(curves: Sequence[Layer]) -> str:
-    """A sentence on where each curve ends."""
     ends = (f"{NAMES.get(curve.kind, curve.kind)} {curve.series} {show(curve.final)}" for curve in curves)
     return f"At the end: {'; '.join(ends)}."
 

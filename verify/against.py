@@ -86,7 +86,6 @@ def _case(quantity: str, name: str, curves: list[list[StepResult]], theirs: str,
 
 
 def _share(name: str, distances: list[float], allowed: list[float]) -> Ratio:
-    """Largest ratio of a difference to its tolerance."""
     pairs = zip(distances, allowed, strict=True)
     shares = [distance / most if most else MOST * bool(distance) for distance, most in pairs]
     return Ratio(name=name, value=min(max(shares), MOST), goal=1.0, less_is_better=True)

@@ -409,7 +409,6 @@ class RunCheck:
 
 
 def _as_said(result: BaseModel, values: Mapping[str, object], where: str, by: str = GIVES) -> Iterator[str]:
-    """The same for fields of a document."""
     return unlike(where, {name: getattr(result, name) for name in values}, {**values}, by)
 
 

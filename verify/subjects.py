@@ -117,7 +117,6 @@ def core_fields(given: Sequence[str]) -> dict[str, Any]:
 
 
 def _typed(name: str, text: str, hint: Any) -> Any:
-    """A value of the field's type."""
     if "Callable" in str(hint):
         function = vars(torch.nn.functional).get(text.removeprefix("F."))
         if callable(function):

@@ -103,7 +103,6 @@ def _over_tokens(claims: Sequence[Claim]) -> list[dict[str, Any]]:
 def _number(
     quantity: str, series: str, x: float, x_name: str, loss: float, low: float, high: float, note: str
 ) -> dict[str, Any]:
-    """A line of a record: a loss and its interval as perplexities."""
     value, low, high = (float(np.exp(end)) for end in (loss, low, high))
     place = {"series": series, "quantity": quantity, "x": float(x), "x_name": x_name}
     return place | {"kind": "simulated", "value": value, "low": low, "high": high, "note": note}

@@ -56,7 +56,6 @@ def order_verdict(records: Sequence[Record], scores: ReproductionScores | None) 
 
 
 def _by_model(records: Iterable[Record]) -> dict[str, dict[int, Record]]:
-    """Records by model, in order, and by seed."""
     models: dict[str, dict[int, Record]] = {}
     for record in records:
         if record.seed is not None and record.kind != "published":

@@ -262,7 +262,6 @@ def hardware_of(started: Environment) -> str:
 
 
 def _shown_command(plan: Plan) -> str:
-    """The command that makes this again."""
     seeds = len(plan.configs) // len({published.name for published in plan.published})
     own_recipe = plan.recipe != (plan.size.recipe if plan.size else FULL_RECIPE)
     options = [
