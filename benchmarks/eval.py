@@ -4,7 +4,7 @@ The plain loop is Megatron-LM's, `tasks/zeroshot_gpt2/evaluate.py` of v1.0. tran
 perplexity. Shapes: b batch, s sequence, v vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
@@ -85,13 +85,9 @@ class Rivalry:
         return f"stride {self.stride}, {self.size}{' bf16' * (self.precision == 'bf16')}, beside {self.rival}"
 
 
-def sizes() -> dict[str, ModelConfig]:
-    """Return the models that score."""
-    of_gpt2 = partial(ModelConfig, seq_length=1024, vocab_size=50257, padded_vocab_size=50304)
-    return {
-        SMALL: of_gpt2(num_layers=2, hidden_size=128, num_heads=2, init_std=0.1),
-        GPT2_124M: of_gpt2(num_layers=12, hidden_size=768, num_heads=12),
-    }
+OF_GPT2 = partial(ModelConfig, seq_length=1024, vocab_size=50257, padded_vocab_size=50304)
+SIZES = {SMALL: OF_GPT2(num_layers=2, hidden_size=128, num_heads=2, init_std=0.1),
+         GPT2_124M: OF_GPT2(num_layers=12, hidden_size=768, num_heads=12)}  # fmt: skip
 
 
 def pretrained() -> dict[str, Callable[[], Any]]:
@@ -112,19 +108,19 @@ def pretrained() -> dict[str, Callable[[], Any]]:
 def measure(rounds: int) -> Benchmark:
     """Measure scoring and generation."""
     import_extra("transformers", "bench")
-    models, loaders = sizes(), pretrained()
+    loaders = pretrained()
     announce(f"{6 + 2 * len(loaders)} comparisons of {rounds} rounds on one core")
     memory = [compare_memory(name, load) for name, load in loaders.items()]
     keep_large_buffers()
     torch.set_num_threads(1)
-    windows = {name: sliding_requests(each.seq_length, 16 if name == SMALL else 2) for name, each in models.items()}
+    windows = {name: sliding_requests(each.seq_length, 16 if name == SMALL else 2) for name, each in SIZES.items()}
     rivalries = [
         Rivalry(PLAIN_LOOP, SMALL, 10.0, windows[SMALL], (1, 8)),
         Rivalry(PLAIN_LOOP, GPT2_124M, 1.5, windows[GPT2_124M], (1, 2)),
         Rivalry(PLAIN_LOOP, GPT2_124M, 1.5, windows[GPT2_124M], (1, 2), "bf16"),
         Rivalry(TRANSFORMERS, GPT2_124M, 1.5, windows[GPT2_124M], (1,)),
     ]
-    network_of = cache(lambda size, precision: initial_network(models[size], DTYPES[precision]))
+    network_of = cache(lambda size, precision: initial_network(SIZES[size], DTYPES[precision]))
     compared = []
     for each in rivalries:
         network = network_of(each.size, each.precision)
@@ -178,11 +174,11 @@ def compare(rivalry: Rivalry, our_score: Scorer, their_score: Scorer, rounds: in
     expected = our_score(rivalry.requests, None)
     tried = {size: cpu_seconds(their_score, rivalry.requests, size) for size in rivalry.batch_sizes}
     best = min(tried, key=lambda size: tried[size][0])
-    measured = _seconds_of(
-        rivalry.name,
-        rounds,
-        {OURS: partial(our_score, rivalry.requests, None), rivalry.rival: partial(their_score, rivalry.requests, best)},
-    )
+    runs = {
+        OURS: partial(our_score, rivalry.requests, None),
+        rivalry.rival: partial(their_score, rivalry.requests, best),
+    }
+    measured = _seconds_of(rivalry.name, rounds, runs)
     gap = float(np.max([np.abs(answer.nll / expected.nll - 1) for _, answer in tried.values()]))
     verdicts = max(int((answer.all_greedy != expected.all_greedy).sum()) for _, answer in tried.values())
     case = Case(
@@ -196,22 +192,16 @@ def compare(rivalry: Rivalry, our_score: Scorer, their_score: Scorer, rounds: in
             "largest_relative_gap": gap if np.isfinite(gap) else None,
         },
     )  # fmt: skip
-    if gap <= TOLERANCES[rivalry.precision] and verdicts == 0:
-        return case, []
-    return case, [
-        f"{case.name}: the losses of {rivalry.rival} differ by up to {gap:.2g} of their size, its verdicts in "
-        f"{verdicts} requests"
-    ]
+    said = f"the losses of {rivalry.rival} differ by up to {gap:.2g} of their size, its verdicts in {verdicts} requests"
+    return case, [] if gap <= TOLERANCES[rivalry.precision] and verdicts == 0 else [f"{case.name}: {said}"]
 
 
 def compare_generation(ours: Generate, theirs: Generate, batch: int, rounds: int) -> tuple[Case, list[str]]:
     """Time both as they continue prompts of random tokens; a sentence if the continuations differ."""
     prompts = np.random.default_rng(0).integers(0, 50257, (batch, PROMPT)).tolist()
-    contenders = {OURS: ours, TRANSFORMERS: theirs}
-    answers = {name: go_on(prompts, NEW) for name, go_on in contenders.items()}
-    measured = _seconds_of(
-        f"generate {batch}", rounds, {name: partial(go_on, prompts, NEW) for name, go_on in contenders.items()}
-    )
+    runs = {OURS: partial(ours, prompts, NEW), TRANSFORMERS: partial(theirs, prompts, NEW)}
+    answers = {name: run() for name, run in runs.items()}
+    measured = _seconds_of(f"generate {batch}", rounds, runs)
     case = Case(
         name=f"generate, {GPT2_124M}, batch {batch}, beside {TRANSFORMERS}",
         series=[series(name, "time", "processor s", *many) for name, many in measured.items()],
@@ -222,7 +212,7 @@ def compare_generation(ours: Generate, theirs: Generate, batch: int, rounds: int
     return case, [f"{case.name}: {differing} of {batch} continuations differ"] if differing else []
 
 
-def _seconds_of(name: str, rounds: int, runs: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
+def _seconds_of(name: str, rounds: int, runs: Mapping[str, Callable[[], object]]) -> dict[str, list[float]]:
     taken = in_turn(name, rounds, {contender: partial(cpu_seconds, run) for contender, run in runs.items()})
     return {contender: [seconds for seconds, _ in many] for contender, many in taken.items()}
 

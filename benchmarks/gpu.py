@@ -331,22 +331,14 @@ def summarize(name: str, size: TrainingSize, measured: Measured, goal: float) ->
     peak = PEAK_TFLOPS * 1e12 / flops_per_token(size.model, causal=True)
     return Case(
         name=name,
-        series=[
-            each
-            for name, many in speed.items()
-            for each in (
-                series(name, "rate", "tokens/s", *many),
-                series(name, "utilisation", "", *(rate / peak for rate in many)),
-                series(name, "peak memory", "bytes", max(timed.peak_bytes for timed in measured[name])),
-            )
-        ],
-        ratios=[
-            *(ratio(f"× {name}", speed[OURS], many, TO_PEERS) for name, many in speed.items() if name != OURS),
-            ratio("utilisation", speed[OURS], [peak] * len(speed[OURS]), goal),
-        ],
-        losses=first_losses(measured),
-        setting=describe(size),
-    )
+        series=[each for name, many in speed.items() for each in (
+            series(name, "rate", "tokens/s", *many), series(name, "utilisation", "", *(rate / peak for rate in many)),
+            series(name, "peak memory", "bytes", max(timed.peak_bytes for timed in measured[name])),
+        )],
+        ratios=[*(ratio(f"× {name}", speed[OURS], many, TO_PEERS) for name, many in speed.items() if name != OURS),
+                ratio("utilisation", speed[OURS], [peak] * len(speed[OURS]), goal)],
+        losses=first_losses(measured), setting=describe(size),
+    )  # fmt: skip
 
 
 def profile(name: str, size: TrainingSize) -> Case:

@@ -271,11 +271,9 @@ def measure_layouts(shape: KernelShape, dtype: torch.dtype, rounds: int = REPEAT
         for name, each in cases.items():
             seconds = queued_seconds(partial(run_pass, attend, each), 1)
             spent[name] += seconds if number >= WARM_UP else []
-    return [
-        Case(
-            name=f"attention's layout, {str(dtype).removeprefix('torch.')}",
-            series=[series(name, "time", "ms", *(1000 * value for value in many)) for name, many in spent.items()],
-            ratios=[ratio(f"{BATCH_FIRST} ÷ {SEQUENCE_FIRST}", spent[BATCH_FIRST], spent[SEQUENCE_FIRST])],
-            setting={"s": s, "b": b, "n": n, "d": d},
-        )
-    ]
+    return [Case(
+        name=f"attention's layout, {str(dtype).removeprefix('torch.')}",
+        series=[series(name, "time", "ms", *(1000 * value for value in many)) for name, many in spent.items()],
+        ratios=[ratio(f"{BATCH_FIRST} ÷ {SEQUENCE_FIRST}", spent[BATCH_FIRST], spent[SEQUENCE_FIRST])],
+        setting={"s": s, "b": b, "n": n, "d": d},
+    )]  # fmt: skip
