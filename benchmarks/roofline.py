@@ -130,8 +130,6 @@ def seconds_of_parts(
     head = 6 * tokens * h * v / product_rate + logits + chunks * 12 * h * v / bandwidth
     spent = {part: count * layers * taken for part, taken in per_layer.items()}
     return spent | {
-        "head and loss": count * head,
-        "gradients into fp32": (6 + 10 * (count - 1)) * parameters / bandwidth,
-        "norm, AdamW": (4 + 8 + 28 + 6) * parameters / bandwidth,
-        "host": HOST_SECONDS,
-    }
+        "head and loss": count * head, "gradients into fp32": (6 + 10 * (count - 1)) * parameters / bandwidth,
+        "norm, AdamW": (4 + 8 + 28 + 6) * parameters / bandwidth, "host": HOST_SECONDS,
+    }  # fmt: skip

@@ -35,11 +35,9 @@ def ablation_config(
     if is_trial:
         values["iterations"] = math.ceil(ablation.search_share * values["iterations"])
     run = {
-        "name": slug(f"{experiment}-{arm.name}-{kind}"),
-        "model": {**ablation.model, **arm.model},
-        "train": {**values, "learning_rate": rate, "seed": seed},
-        "data": {"dataset": str(dataset)},
-    }
+        "name": slug(f"{experiment}-{arm.name}-{kind}"), "model": {**ablation.model, **arm.model},
+        "train": {**values, "learning_rate": rate, "seed": seed}, "data": {"dataset": str(dataset)},
+    }  # fmt: skip
     return parse_config(run, RunConfig, f"ablation {experiment}")
 
 

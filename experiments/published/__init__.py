@@ -14,10 +14,7 @@ Row = dict[str, str]
 
 
 def workload_rows(name: str) -> list[Row]:
-    """The rows of a set in the `*-runs.csv` files of this folder.
-
-    Raises BadInput where there is none.
-    """
+    """The rows of a set in the `*-runs.csv` files of this folder. Raises BadInput where there is none."""
     rows = [row for path in sorted(HERE.glob("*-runs.csv")) for row in read_rows(path)
             if row["experiment"] == name]  # fmt: skip
     if not rows:

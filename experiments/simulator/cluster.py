@@ -1,7 +1,4 @@
-"""Constants of machines and of the software that trains on them, each with its source.
-
-Imports no torch.
-"""
+"""Constants of machines and of the software that trains on them, each with its source. Imports no torch."""
 
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 

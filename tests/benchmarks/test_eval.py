@@ -51,11 +51,9 @@ def test_everyone_gives_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_another_answer_is_named() -> None:
     rivalry = Rivalry("rival", "tiny", 1.0, bench.sliding_requests(CONFIG.seq_length, 2), (1,))
     for theirs, is_wrong in (
-        (answers_of(1.0, 2.0), False),
-        (answers_of(1.0, 2.001), True),
-        (answers_of(1.0, float("nan")), True),
+        (answers_of(1.0, 2.0), False), (answers_of(1.0, 2.001), True), (answers_of(1.0, float("nan")), True),
         (answers_of(1.0, 2.0, greedy=[True, False]), True),
-    ):
+    ):  # fmt: skip
         _, differing = compare(rivalry, lambda *_: answers_of(1.0, 2.0), lambda *_, a=theirs: a, rounds=1)
         assert bool(differing) is is_wrong
     one, two = (lambda prompts, new, token=token: [[token] * new for _ in prompts] for token in (1, 2))

@@ -45,12 +45,10 @@ def write_mixed(folder: Path, count: int) -> Path:
 def config_for(source: str, *overrides: str) -> DataConfig:
     """A small dataset of one source by one worker; `overrides` as for `--set`."""
     values = {
-        "name": "small",
-        "workers": 1,
-        "sources": {"names": [source], "max_bad_fraction": 1.0},
+        "name": "small", "workers": 1, "sources": {"names": [source], "max_bad_fraction": 1.0},
         "decontaminate": {"test_sets": ["lambada"], "frequent": 1000},
         "tokenizer": {"kind": "train", "vocab_size": 300},
-    }
+    }  # fmt: skip
     return override_config(DataConfig.model_validate(values), overrides)
 
 

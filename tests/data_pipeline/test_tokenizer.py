@@ -129,13 +129,11 @@ def test_what_is_done_to_text_before_is_bounded_and_told(trained: Tokenizer, tmp
 
 IDENTITY = {"normalization_rule_name": "identity"}
 SENTENCEPIECE = {
-    "default": {},
-    "whole-lines": {"split_by_whitespace": False, "add_dummy_prefix": False},
-    "every-space": {"remove_extra_whitespaces": False},
-    "identity": IDENTITY,
+    "default": {}, "whole-lines": {"split_by_whitespace": False, "add_dummy_prefix": False},
+    "every-space": {"remove_extra_whitespaces": False}, "identity": IDENTITY,
     "identity-every-space": IDENTITY | {"remove_extra_whitespaces": False},
     "identity-bytes": IDENTITY | {"byte_fallback": True},
-}
+}  # fmt: skip
 NAMED = ["</s> <unk> <0x41> \u2581 ｆｕｌｌ", "  two  spaces ", "", "\u0e01 日本", "\x01", "a \u2581 "]
 
 

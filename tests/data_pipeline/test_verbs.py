@@ -159,10 +159,8 @@ def test_the_text_has_any_key_and_type(cli: Command) -> None:
         assert texts_in(Path(source.replace(":", "-"))) == texts
     told = "its columns: body (struct<text: string>), n (int64)"
     for wrong, said in (
-        ("text", "no column named text"),
-        ("body", "struct<text: string> in its column body"),
-        ("n", "int64"),
-    ):
+        ("text", "no column named text"), ("body", "struct<text: string> in its column body"), ("n", "int64"),
+    ):  # fmt: skip
         outcome = cli("clean", "parquet:a.parquet", "out", "--set", f"sources.text_key={wrong}", ends=2)
         assert said in outcome.error
         assert told in outcome.error

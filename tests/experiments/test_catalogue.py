@@ -48,10 +48,8 @@ CLAIMED: dict[str, dict[str, str]] = {  # file of reference values: column of re
     "A_megatron2019_table7_heads.csv": {"scaling_pct": "2019/table-7/{heads}"},
     "A_megatron2019_table8_strong.csv": {"speedup": "2019/table-8/{gpus}"},
     "B_ptdp_table1.csv": {
-        "params_B": "2021/table-1/{params_B}b/parameters",
-        "TFs_gpu": "2021/table-1/{params_B}b/tflops",
-        "pct_peak": "2021/table-1/{params_B}b/share",
-        "agg_PFs": "2021/table-1/{params_B}b/total",
+        "params_B": "2021/table-1/{params_B}b/parameters", "TFs_gpu": "2021/table-1/{params_B}b/tflops",
+        "pct_peak": "2021/table-1/{params_B}b/share", "agg_PFs": "2021/table-1/{params_B}b/total",
     },
     "B_ptdp_table2_zero3.csv": {
         "TFs_gpu": "2021/table-2/{scheme}/{params_B}b/{gpus}/tflops",

@@ -69,10 +69,8 @@ def test_the_reproduction_keeps_its_figure_beside_runs_of_the_same_experiment(bu
     found = exhibits_of(make_report(built.directory, runs=[ROOT / "results" / "ladder"]))
     sources = {name: {row["source"] for row in rows_of(found[name], "scaled")} for name in found if "figure-6" in name}
     assert sources["2019-figure-6"] == {
-        "gpt2-355m-scaled-1a2b3c4d",
-        "gpt2-2.5b-scaled-1a2b3c4d",
-        "gpt2-8.3b-scaled-1a2b3c4d",
-    }
+        "gpt2-355m-scaled-1a2b3c4d", "gpt2-2.5b-scaled-1a2b3c4d", "gpt2-8.3b-scaled-1a2b3c4d",
+    }  # fmt: skip
     assert {name.partition("-")[0] for name in sources["2019-figure-6-runs"]} == {"ladder"}
 
 

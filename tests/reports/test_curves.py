@@ -18,10 +18,8 @@ def test_curves_are_sorted_by_x_and_published_first() -> None:
         ["355m", "8.3b"],
     )  # fmt: skip
     assert [(curve.kind, curve.series) for curve in curves] == [
-        ("published", "355m"),
-        ("published", "8.3b"),
-        ("scaled", "8.3b"),
-    ]
+        ("published", "355m"), ("published", "8.3b"), ("scaled", "8.3b"),
+    ]  # fmt: skip
     assert [point.x for point in curves[2].points] == [10, 20]
     assert curves[2].final == 5.0
 

@@ -36,10 +36,8 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second, self.gain = (
-            nn.Linear(4, 12, bias=False),
-            nn.Linear(12, 4, bias=False),
-            nn.Parameter(torch.ones(4)),
-        )
+            nn.Linear(4, 12, bias=False), nn.Linear(12, 4, bias=False), nn.Parameter(torch.ones(4)),
+        )  # fmt: skip
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
         return x + self.gain * self.second(self.first(x)), None
