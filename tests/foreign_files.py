@@ -173,10 +173,8 @@ def of_checkpoint(name: str) -> Reader:
         with suppress(IntegrityFailure):
             _read_state(folder)
         return (
-            load_for_inference(folder),
-            read_probe(folder),
-            Tokenizer.load(folder / "tokenizer").encode("a fine text"),
-        )
+            load_for_inference(folder), read_probe(folder), Tokenizer.load(folder / "tokenizer").encode("a fine text"),
+        )  # fmt: skip
 
     return Reader(f"checkpoint {name}", packed(f"{TRAINING}/checkpoints/iter_0000006/{name}"), read, 5)
 

@@ -146,12 +146,9 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         tag = digest(path) if path.suffix in LARGE else digest(path)[:40]
         headers = {
-            "X-Repo-Commit": self.hub.revisions.get(revision, revision),
-            "ETag": f'"{tag}"',
-            "Content-Length": str(len(content)),
-            "Accept-Ranges": "bytes",
-            "Last-Modified": formatdate(0, usegmt=True),
-        }
+            "X-Repo-Commit": self.hub.revisions.get(revision, revision), "ETag": f'"{tag}"',
+            "Content-Length": str(len(content)), "Accept-Ranges": "bytes", "Last-Modified": formatdate(0, usegmt=True),
+        }  # fmt: skip
         if path.suffix in LARGE:
             headers |= {"X-Linked-Etag": f'"{tag}"', "X-Linked-Size": str(size)}
         if status == 206:

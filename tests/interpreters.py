@@ -69,13 +69,10 @@ def run_tests(python: Path, tests: list[str]) -> dict[str, Any]:
         counts = {name: int(n) for name, n in ElementTree.parse(report).getroot()[0].attrib.items() if n.isdigit()}
     failed = counts["failures"] + counts["errors"]
     return versions | {
-        "tests": tests,
-        "passed": counts["tests"] - failed - counts["skipped"],
-        "failed": failed,
-        "skipped": counts["skipped"],
-        "seconds": round(time.monotonic() - start),
+        "tests": tests, "passed": counts["tests"] - failed - counts["skipped"], "failed": failed,
+        "skipped": counts["skipped"], "seconds": round(time.monotonic() - start),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-    }
+    }  # fmt: skip
 
 
 def main() -> None:

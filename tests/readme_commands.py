@@ -7,12 +7,9 @@ from pathlib import Path
 from tests.architecture.rooms import ROOT
 
 SMOKE_TRAINING = [
-    "--set=train.iterations=6",
-    "--set=train.warmup_iterations=1",
-    "--set=train.validation_samples=16",
-    "--set=train.global_batch_size=4",
-    "--set=train.microbatch_size=2",
-]
+    "--set=train.iterations=6", "--set=train.warmup_iterations=1", "--set=train.validation_samples=16",
+    "--set=train.global_batch_size=4", "--set=train.microbatch_size=2",
+]  # fmt: skip
 
 
 def readme_commands() -> list[str]:

@@ -16,18 +16,16 @@ from tests.commands import Program, call
 from tests.experiments.packed import unpack
 
 VERBS = {
-    "export": "mlm-train export runs/355m-tiny-387328e9 out/x",
-    "oracle": "mlm-eval oracle --out out/x",
+    "export": "mlm-train export runs/355m-tiny-387328e9 out/x", "oracle": "mlm-eval oracle --out out/x",
     "clean": "mlm-data clean jsonl:few.jsonl out/x --workers 1",
     "import": "mlm-data import runs/tiny-1d71ab2f/train_text_document out/x --tokenizer runs/tiny-1d71ab2f/tokenizer",
     "merge": "mlm-data merge runs/tiny-1d71ab2f runs/tiny-1d71ab2f out/x",
     "score": "mlm-eval run cloze few.jsonl --ckpt runs/355m-tiny-387328e9 --json out/x",
     "samples": "mlm-eval run cloze few.jsonl --ckpt runs/355m-tiny-387328e9 --samples out/x",
     "generate": "mlm-eval generate --ckpt runs/355m-tiny-387328e9 --max-new-tokens 2 --json out/x",
-    "simulate": "mlm-experiment simulate ptd-p-runs --out out/x",
-    "launch": "mlm-experiment launch 355m --out out/x",
+    "simulate": "mlm-experiment simulate ptd-p-runs --out out/x", "launch": "mlm-experiment launch 355m --out out/x",
     "build": "mlm-report build runs --out out/x",
-}
+}  # fmt: skip
 """Commands by name, each with the place that all of them write to."""
 PAIRS = [
     ("export", "export", 0), ("export", "clean", 1), ("clean", "merge", 0), ("merge", "import", 1),

@@ -23,20 +23,14 @@ from tests.readme_commands import at_smoke_size, readme_commands
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 CALLS = [
-    "mlm-data run twin --dry-run",
-    "mlm-data run data_pipeline/recipes/smoke.toml --dry-run",
-    "mlm-train 8.3b --twin --dry-run",
-    "mlm-train experiments/models/ptd-p/1008b.toml --dry-run --ranks 3072",
-    "mlm-train schedule --pp 4 --chunks 2 --microbatches 8",
-    "mlm-eval list",
-    "mlm-experiment list",
-    "mlm-experiment compare 2021/table-1",
-    "mlm-experiment plan ptd-p/145.6b --cluster dgx-a100-80g --gpus 1536",
+    "mlm-data run twin --dry-run", "mlm-data run data_pipeline/recipes/smoke.toml --dry-run",
+    "mlm-train 8.3b --twin --dry-run", "mlm-train experiments/models/ptd-p/1008b.toml --dry-run --ranks 3072",
+    "mlm-train schedule --pp 4 --chunks 2 --microbatches 8", "mlm-eval list", "mlm-experiment list",
+    "mlm-experiment compare 2021/table-1", "mlm-experiment plan ptd-p/145.6b --cluster dgx-a100-80g --gpus 1536",
     "mlm-experiment simulate experiments/published/ptd-p-runs.csv --out predictions.csv",
     "mlm-experiment launch experiments/jobs/8.3b.toml --out launch",
-    "mlm-experiment run 2021/figure-11 --mode simulate",
-    "mlm-verify parallel 355m --twin --ranks 1 --iterations 1",
-]
+    "mlm-experiment run 2021/figure-11 --mode simulate", "mlm-verify parallel 355m --twin --ranks 1 --iterations 1",
+]  # fmt: skip
 CALLS_AFTERWARDS = [
     "mlm-data stats runs/data-smoke",
     "mlm-data inspect runs/data-smoke --seq-length 32",

@@ -44,11 +44,8 @@ def meanings(model: type[BaseModel]) -> dict[str, str]:
     for each in reversed(model.__mro__[: model.__mro__.index(BaseModel)]):
         with suppress(OSError):  # a model that no source defines has none of its own
             (tree,) = ast.parse(inspect.getsource(each)).body
-            found |= {
-                field.target.id: said.value.value
-                for field, said in pairwise(getattr(tree, "body", ()))
-                if isinstance(field, ast.AnnAssign) and isinstance(said, ast.Expr)
-            }
+            found |= {field.target.id: said.value.value for field, said in pairwise(getattr(tree, "body", ()))
+                      if isinstance(field, ast.AnnAssign) and isinstance(said, ast.Expr)}  # fmt: skip
     return found
 
 

@@ -14,28 +14,17 @@ MAY_IMPORT = {
     "data_pipeline": ("lineage",),
     "engine": ("lineage", "data_pipeline.tokens", "data_pipeline.files"),
     "evaluation": (
-        "lineage",
-        "engine",
-        "data_pipeline.files",
-        "data_pipeline.tokens.tokenizer",
-        "data_pipeline.contamination.testsets",
-        "data_pipeline.reading.hub",
+        "lineage", "engine", "data_pipeline.files", "data_pipeline.tokens.tokenizer",
+        "data_pipeline.contamination.testsets", "data_pipeline.reading.hub",
     ),
     "experiments": ("lineage", "data_pipeline", "engine", "evaluation"),
     "verify": ("lineage", "data_pipeline", "engine", "evaluation", "experiments", "reports"),
     "reports": (
-        "lineage",
-        "data_pipeline.files",
-        "engine.run.files",
-        "evaluation.schema",
-        "experiments.benchmark",
-        "experiments.catalogue",
-        "experiments.files",
-        "experiments.verdicts",
-        "experiments.reproduce.files",
+        "lineage", "data_pipeline.files", "engine.run.files", "evaluation.schema", "experiments.benchmark",
+        "experiments.catalogue", "experiments.files", "experiments.verdicts", "experiments.reproduce.files",
         "experiments.reproduce.order",
     ),
-}
+}  # fmt: skip
 
 
 CORE = (

@@ -53,14 +53,10 @@ def own_numbers(folder: Path) -> list[str]:
     """A sentence for each place below a folder that repeats claims."""
     known = printed()
     files = (path for path in sorted(folder.rglob("*")) if path.suffix in (".py", ".csv", ".toml", ".json"))
-    return [
-        f"{path.relative_to(folder)}, {where}: has {sorted(found & values)} of {citation}, {quantity}"
-        for path in files
-        if path.parent != CLAIMS and not path.name.startswith(BY_CHANCE)
-        for where, found in groups(path)
-        for (citation, quantity), values in known.items()
-        if len(found & values) >= ENOUGH
-    ]
+    return [f"{path.relative_to(folder)}, {where}: has {sorted(found & values)} of {citation}, {quantity}"
+            for path in files if path.parent != CLAIMS and not path.name.startswith(BY_CHANCE)
+            for where, found in groups(path) for (citation, quantity), values in known.items()
+            if len(found & values) >= ENOUGH]  # fmt: skip
 
 
 @pytest.mark.parametrize("room", ROOMS)

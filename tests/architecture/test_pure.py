@@ -58,12 +58,10 @@ sys.exit(f"{sorted(found)} was imported" if found else 0)
 
 START_WITHOUT = {
     "mlm-train": [["run", "experiments/models/355m.toml", "--twin", "--dry-run"], ["run", "--help"]],
-    "mlm-data": [["run", "data_pipeline/recipes/smoke.toml", "--dry-run"]],
-    "mlm-eval": [["lambada", "--help"]],
-    "mlm-experiment": [["reproduce", "355m", "--smoke", "--dry-run"], ["list"]],
-    "mlm-report": [["build", "--help"]],
+    "mlm-data": [["run", "data_pipeline/recipes/smoke.toml", "--dry-run"]], "mlm-eval": [["lambada", "--help"]],
+    "mlm-experiment": [["reproduce", "355m", "--smoke", "--dry-run"], ["list"]], "mlm-report": [["build", "--help"]],
     "mlm-verify": [["run", "--help"], ["parallel", "--help"], ["against", "--help"]],
-}
+}  # fmt: skip
 
 
 def test_importing_leaves_torch_out() -> None:
@@ -81,12 +79,8 @@ def test_the_check_sees_torch() -> None:
 
 HEAVY = ("matplotlib", "multiprocessing.pool", "numba", "numpy", "pandas", "pyarrow", "scipy", "tokenizers", "torch")
 CONFIGURATIONS = (
-    "data_pipeline.config",
-    "engine.config",
-    "experiments.benchmark",
-    "lineage.files",
-    "data_pipeline.files",
-)
+    "data_pipeline.config", "engine.config", "experiments.benchmark", "lineage.files", "data_pipeline.files",
+)  # fmt: skip
 """Modules of many pydantic models."""
 
 

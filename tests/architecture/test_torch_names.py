@@ -74,12 +74,9 @@ def wrong(tree: ast.Module) -> list[str]:
 def questions(tree: ast.Module) -> list[int]:
     """Lines that ask whether a part of torch has a name."""
     names = what_names_stand_for(tree)
-    return [
-        node.lineno
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("hasattr", "getattr")
-        if full_name(node.args[0], names)
-    ]
+    return [node.lineno for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("hasattr", "getattr")
+            if full_name(node.args[0], names)]  # fmt: skip
 
 
 def test_torch_has_every_name_that_is_used_and_deprecates_none() -> None:

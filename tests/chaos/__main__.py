@@ -62,11 +62,8 @@ def table(trials: Sequence[Trial]) -> str:
         return f"{sum(not trial.failure for trial in tried)} of {len(tried)}" if tried else ""
 
     rows = [f"| {stage} | {' | '.join(cell(stage, name) for name in (*COLUMNS, 'all'))} |" for stage in (*ROWS, "all")]
-    lost = [
-        f"- {trial.stage}, rank {trial.fault.rank}, {trial.fault.name} at {trial.fault.what}: {trial.failure}"
-        for trial in trials
-        if trial.failure
-    ]
+    lost = [f"- {trial.stage}, rank {trial.fault.rank}, {trial.fault.name} at {trial.fault.what}: {trial.failure}"
+            for trial in trials if trial.failure]  # fmt: skip
     head = f"| stage | {' | '.join(COLUMNS)} | all |\n|{'---|' * (len(COLUMNS) + 2)}"
     return "\n".join([head, *rows, *([""] if lost else []), *lost]) + "\n"
 
@@ -78,15 +75,12 @@ def write_results(out: Path, command: str, reference: Reference, trials: Sequenc
     write_json(
         out / "chaos.json",
         {
-            "command": command,
-            "environment": describe_environment().to_json(),
-            "points": points,
-            "undisturbed": reference.result,
-            "tried": len(trials),
+            "command": command, "environment": describe_environment().to_json(), "points": points,
+            "undisturbed": reference.result, "tried": len(trials),
             "survived": sum(not trial.failure for trial in trials),
             "trials": [asdict(trial) | {"stage": trial.stage} for trial in in_order],
         },
-    )
+    )  # fmt: skip
     passed = ", ".join(f"{name}: {count}" for name, count in points.items())
     text = (
         f"# Faults survived of those tried\n\nMade by `{command}`. After each fault the same command was given again; "

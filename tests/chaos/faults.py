@@ -17,15 +17,10 @@ from typing import Any, Literal, NamedTuple
 
 Kind = Literal["open", "write", "fsync", "rename", "mkdir", "remove"]
 FAULTS: dict[str, tuple[Kind, ...]] = {
-    "SIGKILL": ("open", "write", "fsync", "rename", "mkdir", "remove"),
-    "ENOSPC": ("open", "write", "mkdir"),
-    "EIO": ("open", "write", "fsync", "rename", "mkdir"),
-    "SIGTERM": ("write", "rename"),
-    "SIGSTOP": ("rename",),
-    "other": ("rename", "mkdir", "remove"),
-    "gone": ("rename", "mkdir"),
-    "changed": ("rename", "mkdir"),
-}
+    "SIGKILL": ("open", "write", "fsync", "rename", "mkdir", "remove"), "ENOSPC": ("open", "write", "mkdir"),
+    "EIO": ("open", "write", "fsync", "rename", "mkdir"), "SIGTERM": ("write", "rename"), "SIGSTOP": ("rename",),
+    "other": ("rename", "mkdir", "remove"), "gone": ("rename", "mkdir"), "changed": ("rename", "mkdir"),
+}  # fmt: skip
 """What can happen, and at which kinds of point. A full disk stays full, other errors come once. A write that fails or
 is killed has written half of its bytes. While a process stands still the same command is given beside it from beginning
 to end (other), or the stage's input goes away or changes."""
