@@ -329,8 +329,10 @@ def main() -> None:
 
 
 def program() -> None:
-    """Entry point of `python -m engine.cli`. A rank ends at once, because leftover threads of the libraries can abort a
-    process that ends in the ordinary way."""
+    """Entry point of `python -m engine.cli`.
+
+    A rank ends at once, because leftover threads of the libraries can abort a process that ends in the ordinary way.
+    """
     try:
         main()
     except SystemExit as end:

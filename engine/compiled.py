@@ -24,8 +24,10 @@ Array = NDArray[Any]
 
 
 class Compiled:
-    """A function that is compiled when it is first called with arrays of a dtype. Machine code is cached on disk. If
-    several processes start together, one compiles and the others wait."""
+    """A function that is compiled when it is first called with arrays of a dtype. Machine code is cached on disk.
+
+    If several processes start together, one compiles and the others wait.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         options: dict[str, Any] = {"fastmath": FLOAT_RULES, "error_model": "numpy", "nogil": True}
@@ -52,8 +54,10 @@ class Compiled:
 
 
 def array(tensor: torch.Tensor) -> Array:
-    """A contiguous tensor's memory, as an argument of a loop. `numpy()` would keep a parameter's memory from being
-    freed, and ZeRO stage 3 frees a layer after computing it."""
+    """A contiguous tensor's memory, as an argument of a loop.
+
+    `numpy()` would keep a parameter's memory from being freed, and ZeRO stage 3 frees a layer after computing it.
+    """
     detached = tensor.detach()
     detached = detached.view(torch.int16) if detached.dtype == torch.bfloat16 else detached
     return np.from_dlpack(detached) if isinstance(tensor, torch.nn.Parameter) else detached.numpy()
@@ -117,8 +121,10 @@ def exponential(x: np.float32) -> np.float32:
 
 @inline
 def largest(row: Array, count: int) -> np.float32:
-    """Largest of the first `count` elements; −∞ if there are none. A NaN may be ignored. The search compares integers
-    in the order of the numbers, which compiles to vector instructions."""
+    """Largest of the first `count` elements; −∞ if there are none. A NaN may be ignored.
+
+    The search compares integers in the order of the numbers, which compiles to vector instructions.
+    """
     most = _in_order(np.float32(-np.inf).view(np.int32))
     for i in range(count):
         place = _in_order(np.float32(load(row, i)).view(np.int32))
@@ -134,8 +140,10 @@ def _in_order(bits: np.int32) -> np.int32:
 
 @inline
 def random_bits(key: np.uint64, row: int, columns: int, out: Array) -> None:
-    """Write 16 random bits for each of the first `columns` elements of a row; `out` has room for whole BLOCKs. Philox
-    4×32-10 with counter (16 · block + lane, row, 0, 0), as in `engine/kernels/dropout.py`."""
+    """Write 16 random bits for each of the first `columns` elements of a row; `out` has room for whole BLOCKs.
+
+    Philox 4×32-10 with counter (16 · block + lane, row, 0, 0), as in `engine/kernels/dropout.py`.
+    """
     low = np.uint64(0xFFFFFFFF)
     half = np.uint64(32)
     piece = np.uint64(16)

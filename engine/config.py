@@ -250,8 +250,10 @@ class TrainConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _read_earlier(cls, values: Any) -> Any:
-        """Reads what runs wrote: `EARLIER` values are left out, and `invariant`, which no longer exists, was 0. It also
-        gives the warm-up that is not named."""
+        """Reads what runs wrote: `EARLIER` values are left out, and `invariant`, which no longer exists, was 0.
+
+        It also gives the warm-up that is not named.
+        """
         if not isinstance(values, dict):
             return values
         if values.get("invariant", 0) != 0:

@@ -48,14 +48,18 @@ class RankMemory(NamedTuple):
 
 
 def parameter_count(model: ModelConfig) -> int:
-    """Number of parameters, with embeddings, biases and layer norms. For GPT-2 it is the 2021 paper's Equation 2
-    without rounding: 12Lh²(1 + 13/(12h)) + (v + s)h + 2h."""
+    """Number of parameters, with embeddings, biases and layer norms.
+
+    For GPT-2 it is the 2021 paper's Equation 2 without rounding: 12Lh²(1 + 13/(12h)) + (v + s)h + 2h.
+    """
     return family_of(model).closed_forms(model).parameters(PipelineStage(range(model.num_layers)))
 
 
 def flops_per_token(model: ModelConfig, recompute: bool = False, causal: bool = False) -> float:
-    """FLOPs of a token's matrix products, forward and backward, and of the layers' forward again with `recompute`. By
-    default attention counts in full, as in the papers. With `causal` the masked half is left out."""
+    """FLOPs of a token's matrix products, forward and backward, and of the layers' forward again with `recompute`.
+
+    By default attention counts in full, as in the papers. With `causal` the masked half is left out.
+    """
     return family_of(model).closed_forms(model).flops(1, recompute, causal) / model.seq_length
 
 
@@ -70,17 +74,21 @@ def tokens_trained(model: ModelConfig, train: TrainConfig) -> int:
 
 
 def state_bytes_per_parameter(precision: Precision, parallel: ParallelConfig, dp: int = 1) -> float:
-    """Bytes that a rank of this engine holds per parameter of its part of the model. ZeRO stage 1 divides moments and
-    master weights over the data-parallel ranks, stage 3 everything."""
+    """Bytes that a rank of this engine holds per parameter of its part of the model.
+
+    ZeRO stage 1 divides moments and master weights over the data-parallel ranks, stage 3 everything.
+    """
     each = PARAMETER_BYTES[precision]
     owners, holders = (dp if parallel.shard_optimizer else 1), (dp if parallel.shard_parameters else 1)
     return (each.weight + each.gradient + (each.moments + each.master) / owners) / holders
 
 
 def activation_bytes_per_layer(model: ModelConfig, microbatch_size: int, parallel: ParallelConfig) -> float:
-    """Bytes that a layer keeps of one microbatch for backward, at 2 bytes per element. Korthikanti et al. 2022 (arXiv
-    2205.05198), Table 2: sbh(10 + 24/t + 5as/ht). Selective recomputation drops the last term. Full recomputation keeps
-    only the layer's input, 2sbh. Sequence parallelism divides the first term by t too."""
+    """Bytes that a layer keeps of one microbatch for backward, at 2 bytes per element.
+
+    Korthikanti et al. 2022 (arXiv 2205.05198), Table 2: sbh(10 + 24/t + 5as/ht). Selective recomputation drops the last
+    term. Full recomputation keeps only the layer's input, 2sbh. Sequence parallelism divides the first term by t too.
+    """
     s, b, h, a, t = model.seq_length, microbatch_size, model.hidden_size, model.num_heads, parallel.tp
     rest = 1 / t if parallel.sequence_parallel else 1
     if parallel.recompute == "full":
@@ -127,7 +135,9 @@ def checkpoint_bytes(model: ModelConfig, precision: Precision) -> int:
 
 def written_bytes(model: ModelConfig, precision: Precision, parallel: ParallelConfig, dp: int = 1) -> int:
     """Bytes of a checkpoint that the rank with most to write does: its weights, and its share of the other state.
-    Tensors are written whole, so a rank may write up to one tensor's state more."""
+
+    Tensors are written whole, so a rank may write up to one tensor's state more.
+    """
     each = PARAMETER_BYTES[precision]
     most = max(_parameters(model, parallel, own) for own in _stages_of_ranks(model, parallel))
     return round(most * (each.weight + (each.moments + each.master) / dp))

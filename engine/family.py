@@ -48,8 +48,10 @@ class ClosedForms:
         return self.v
 
     def flops(self, sequences: int, recompute: bool, causal: bool) -> float:
-        """FLOPs of all matrix products, forward and backward. `flops_per_token` explains the arguments. 72·B·s·L·h²·(1
-        + s/6h + v/12Lh), or the 2021 paper's Equation 3, 96·B·s·L·h²·(1 + s/6h + v/16Lh)."""
+        """FLOPs of all matrix products, forward and backward. `flops_per_token` explains the arguments.
+
+        72·B·s·L·h²·(1 + s/6h + v/12Lh), or the 2021 paper's Equation 3, 96·B·s·L·h²·(1 + s/6h + v/16Lh).
+        """
         s, h, layers = self.s, self.h, self.model.num_layers
         factor, share = (96, 16) if recompute else (72, 12)
         attention = s / ((12 if causal and self.is_causal else 6) * h)

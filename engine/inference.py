@@ -86,7 +86,10 @@ def check_entries(directory: Path, index: dict[str, shards.Entry], shapes: Mappi
 
 
 def read_whole(directory: Path, index: dict[str, shards.Entry], name: str) -> torch.Tensor:
-    """A whole tensor in its own number format. Raises IntegrityFailure if the index or a file lacks it."""
+    """A whole tensor in its own number format.
+
+    Raises IntegrityFailure if the index or a file lacks it.
+    """
     parts = []
     try:
         for file in index[name]["files"]:

@@ -64,8 +64,10 @@ def script_or_arguments(given: Sequence[str]) -> list[str]:
 
 
 def read_script(text: str) -> list[str]:
-    """The arguments that a shell script, or a text of arguments alone, gives to `pretrain_gpt.py`. Nothing is run.
-    Variables and arrays that the script sets are substituted; others keep their `$`."""
+    """The arguments that a shell script, or a text of arguments alone, gives to `pretrain_gpt.py`.
+
+    Nothing is run. Variables and arrays that the script sets are substituted; others keep their `$`.
+    """
     text = re.sub(r"\\\n", " ", re.sub(r"(?m)(^|\s)#.*$", r"\1", text))
     text = re.sub(r'"(\$\{\w+\[@\]\})"', r"\1", text)
     known: dict[str, str] = {}
@@ -90,8 +92,10 @@ def read_script(text: str) -> list[str]:
 
 
 def from_megatron(words: Sequence[str]) -> Translation:
-    """The configuration that Megatron-LM would train with these arguments. Raises BadInput for an invalid value, a
-    missing flag, and flags of another model or another training."""
+    """The configuration that Megatron-LM would train with these arguments.
+
+    Raises BadInput for an invalid value, a missing flag, and flags of another model or another training.
+    """
     flags = _flags(words)
     shown = {name: " ".join([f"--{name}", *texts]) for name, texts in flags.items()}
     given = _Given(flags)
@@ -215,8 +219,10 @@ def _start(values: dict[str, dict[str, Any]], given: _Given, shown: dict[str, st
 
 
 def to_megatron(config: RunConfig) -> MegatronFlags:
-    """The flags with which Megatron-LM trains a configuration; `from_megatron` is the inverse. Raises BadInput for a
-    model other than GPT-2."""
+    """The flags with which Megatron-LM trains a configuration; `from_megatron` is the inverse.
+
+    Raises BadInput for a model other than GPT-2.
+    """
     if config.model.family != "gpt2":
         raise BadInput(f"a {config.model.family} is not trained by pretrain_gpt.py")
     values = config.model_dump(mode="json")

@@ -28,7 +28,10 @@ def initial_normal(seed: int, name: str, shape: tuple[int, ...], std: float) -> 
 
 @dataclass(frozen=True)
 class Dropout:
-    """Dropout of one microbatch in one iteration. `samples` are the places of its sequences in the global batch."""
+    """Dropout of one microbatch in one iteration.
+
+    `samples` are the places of its sequences in the global batch.
+    """
 
     probability: float
     seed: int

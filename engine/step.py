@@ -85,8 +85,10 @@ class TrainingStep:
 
     def gradient(self, microbatches: Sequence[PipelineInput], signal: bool = False) -> Gradient:
         """Loss and reduced gradient of this rank's microbatches. Every rank calls it, with as many microbatches.
+
         `signal` is summed over the ranks with the loss. Only at the end, and nowhere else in a step, the host waits for
-        a GPU."""
+        a GPU.
+        """
         mesh, scale = self.mesh, self.loss_scale
         loss_sum = self.model.forward_backward(microbatches, self.reducer, scale)
         sequences = sum(len(microbatch.tokens) for microbatch in microbatches)
@@ -113,8 +115,10 @@ class TrainingStep:
         return gradient
 
     def rehearse(self, microbatches: Sequence[PipelineInput]) -> tuple[float, float]:
-        """Allocate what an iteration and a checkpoint allocate, before the first iteration; changes nothing. Returns
-        the seconds of forward and backward over the microbatches, and of the update, when they are repeated."""
+        """Allocate what an iteration and a checkpoint allocate, before the first iteration; changes nothing.
+
+        Returns the seconds of forward and backward over the microbatches, and of the update, when they are repeated.
+        """
         rounds: list[tuple[float, float]] = []
         wanted = 2
         while len(rounds) < wanted:

@@ -23,8 +23,11 @@ FP16_ON_A_PROCESSOR = "fp16 takes about eleven times as long as fp32 or bf16 on 
 
 
 def train(run: ResolvedRun, root: Path, until: int | None = None) -> RunDirectory:
-    """Train in the run's directory below `root`, resuming from the newest checkpoint there. A complete run is returned
-    as it is. Raises Interrupted after SIGTERM, Ctrl-C or iteration `until`, with a checkpoint written."""
+    """Train in the run's directory below `root`, resuming from the newest checkpoint there.
+
+    A complete run is returned as it is. Raises Interrupted after SIGTERM, Ctrl-C or iteration `until`, with a
+    checkpoint written.
+    """
     config = run.config
     with begun_on_ranks(run, root) as (directory, mesh), run_locked(directory, mesh):
         if not directory.is_complete:
@@ -53,8 +56,10 @@ def train(run: ResolvedRun, root: Path, until: int | None = None) -> RunDirector
 
 @contextmanager
 def begun_on_ranks(run: ResolvedRun, root: Path) -> Iterator[tuple[RunDirectory, ParallelMesh]]:
-    """The run's directory and the mesh of the started ranks. Raises BadInput if ranks were given different work,
-    RanksMissing if one does not come or is lost."""
+    """The run's directory and the mesh of the started ranks.
+
+    Raises BadInput if ranks were given different work, RanksMissing if one does not come or is lost.
+    """
     join_ranks()
     with telling_of_lost_ranks():
         check_agreement(run.config.model_dump(mode="json"))

@@ -73,8 +73,10 @@ class Trainer:
         self.stop_requested = False
 
     def run_to_end(self, loggers: dict[str, Start] | None = None, until: int | None = None) -> None:
-        """Run the iterations that are left, then validate, write the summary and seal the run. Raises Interrupted, with
-        a checkpoint written, when it is stopped by a signal or after iteration `until`."""
+        """Run the iterations that are left, then validate, write the summary and seal the run.
+
+        Raises Interrupted, with a checkpoint written, when it is stopped by a signal or after iteration `until`.
+        """
         train, first = self.config.train, self.state.iteration
         begun = time.monotonic() - self.state.seconds
         progress = Progress(self.config.name, train.iterations, "iterations", quiet=not self.mesh.is_first)

@@ -58,8 +58,10 @@ def native_checkpoint(path: Path, vocab: Path | None = None, heads: int | None =
 
 
 def find_directory(path: Path) -> Path:
-    """The directory of a checkpoint, or of a hub's or a package's model of that name. Raises BadInput if there is
-    none."""
+    """The directory of a checkpoint, or of a hub's or a package's model of that name.
+
+    Raises BadInput if there is none.
+    """
     if (place := place_of(path)).exists():
         return place
     try:
@@ -103,9 +105,11 @@ class EvaluatedCheckpoint:
 
 
 def open_checkpoint(path: Path, settings: Settings, row_by_row: bool = False) -> EvaluatedCheckpoint:
-    """Load a checkpoint of any format, or a hub's or a package's model, by the program that the settings name. Without
-    a name the engine computes each GPT-2 that it can, transformers every other model. Raises what `native_checkpoint`,
-    `load_checkpoint` and `Pretrained` raise."""
+    """Load a checkpoint of any format, or a hub's or a package's model, by the program that the settings name.
+
+    Without a name the engine computes each GPT-2 that it can, transformers every other model. Raises what
+    `native_checkpoint`, `load_checkpoint` and `Pretrained` raise.
+    """
     mesh, directory = build_mesh(settings.layout), find_directory(path)
     dtype = DTYPES[settings.dtype] if settings.dtype else None
     if settings.device and mesh.layout.world_size == 1:

@@ -34,8 +34,10 @@ Encoded = list[tuple[list[int], int]]
 
 
 def split_last_word(text: str) -> tuple[str, str]:
-    """The stripped context and the last white-space word, as Megatron's `--strict-lambada` splits them. White space
-    before the word is dropped; the target is encoded as a space and the word."""
+    """The stripped context and the last white-space word, as Megatron's `--strict-lambada` splits them.
+
+    White space before the word is dropped; the target is encoded as a space and the word.
+    """
     last = text.split()[-1]
     return text[: text.rfind(last)].strip(), last
 
@@ -110,8 +112,10 @@ class ClozeTask(Task):
     def __init__(
         self, source: SourceText, passages: Sequence[str], rule: ClozeRule, tokenizer: Encoder, seq_length: int
     ) -> None:
-        """A passage longer than `seq_length` inputs loses its beginning. Raises BadInput if there is no passage; a
-        request with a longer target raises it too."""
+        """A passage longer than `seq_length` inputs loses its beginning.
+
+        Raises BadInput if there is no passage; a request with a longer target raises it too.
+        """
         if not passages:
             raise BadInput(f"{source.title} has no passage to score")
         examples = rule.encode(tokenizer, passages)

@@ -78,9 +78,11 @@ def count_original_tokens(text: str) -> int:
 
 
 def lm_eval_documents(text: str) -> Iterator[str]:
-    """WikiText's documents as lm-evaluation-harness cuts them: 62 for the test file, which has 60 articles. A line that
-    begins and ends like a first-level heading starts one, wherever it stands; two equations do
-    (`wikitext_document_level.py` of the data set EleutherAI/wikitext_document_level)."""
+    """WikiText's documents as lm-evaluation-harness cuts them: 62 for the test file, which has 60 articles.
+
+    A line that begins and ends like a first-level heading starts one, wherever it stands; two equations do
+    (`wikitext_document_level.py` of the data set EleutherAI/wikitext_document_level).
+    """
     lines: list[str] = []
     for line in text.split("\n"):
         heading = line.replace("= = =", "===").replace("= =", "==").strip()
@@ -103,9 +105,11 @@ def lm_eval_words(document: str) -> int:
 
 
 def cut_articles(text: RunningText, detokenized: str) -> list[str]:
-    """The articles of a text after a detokenizer; together they are `detokenized`. Detokenizers change white space and
-    marks only, so an article begins after as many other characters as in the original. The cut is before white space,
-    where byte-level BPE never joins."""
+    """The articles of a text after a detokenizer; together they are `detokenized`.
+
+    Detokenizers change white space and marks only, so an article begins after as many other characters as in
+    the original. The cut is before white space, where byte-level BPE never joins.
+    """
     starts = _carry_over(text.text, detokenized, [start for _, start in text.articles])
     return [detokenized[start:stop] for start, stop in zip(starts, [*starts[1:], None], strict=True)]
 

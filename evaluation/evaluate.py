@@ -56,8 +56,10 @@ def file_task(make: Callable[[Path, Encoder, int], Task], path: Path) -> MakeTas
 
 
 def evaluate(checkpoint: Path, tasks: Mapping[str, MakeTask], settings: Settings) -> Evaluations:
-    """Run tasks on a checkpoint of any format, or on a run's newest checkpoint, in one pass over shared requests. A
-    task whose data or kind of model is missing is left out. Raises DataMissing or NoMemory if no task is left."""
+    """Run tasks on a checkpoint of any format, or on a run's newest checkpoint, in one pass over shared requests.
+
+    A task whose data or kind of model is missing is left out. Raises DataMissing or NoMemory if no task is left.
+    """
     started = time.monotonic()
     made: dict[str, Task] = {}
     missing: dict[str, DataMissing | NoMemory] = {}
@@ -121,8 +123,10 @@ def _shown(directory: Path, asked: Path) -> str:
 
 
 def share(tasks: Sequence[Sequence[Request]]) -> tuple[list[Request], list[NDArray[np.int64]]]:
-    """The distinct requests of all tasks, and the places of each task's requests among them. Requests of equal tokens
-    are one, with the largest number of scored tokens."""
+    """The distinct requests of all tasks, and the places of each task's requests among them.
+
+    Requests of equal tokens are one, with the largest number of scored tokens.
+    """
     distinct: dict[bytes, tuple[int, Request]] = {}
     places = []
     for requests in tasks:

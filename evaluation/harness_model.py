@@ -49,8 +49,10 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         backend: Literal["engine", "transformers"] | None = None, **unknown: Any,
     ) -> None:  # fmt: skip
         """`vocab` and `heads` are for Megatron-LM's checkpoints, `max_length` shortens the context.
+
         lm-evaluation-harness always passes a device and a largest batch size; the latter is ignored. Raises BadInput
-        for an argument or number format that is not known."""
+        for an argument or number format that is not known.
+        """
         if unknown or dtype not in HARNESS_DTYPES:
             wrong = next(iter(unknown), f"dtype={dtype}")
             raise BadInput(f"--model_args of mlm has no {wrong}; it takes {ARGUMENTS}")
@@ -95,7 +97,9 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Continue prompts, greedily unless a task asks for sampling, up to a stop, end-of-text or a number of tokens.
-        Greedy prompts of one length and the same settings are continued together."""
+
+        Greedy prompts of one length and the same settings are continued together.
+        """
         prompts = [self._prompt(*request.args) for request in requests]
         alike: dict[tuple[int, str], list[int]] = defaultdict(list)
         for number, request in enumerate(requests):

@@ -42,8 +42,10 @@ def file_perplexity(
     name: str = "perplexity",
 ) -> PerplexityTask:  # fmt: skip
     """Sliding-window perplexity of a text file, or of the documents of a .jsonl or .json file joined by blank lines.
+
     The window is the context and the stride a 32nd of it, or of the name `perplexity-huggingface` half of it, unless
-    they are given; the protocol's name says so then. Raises BadInput for a window beyond the context."""
+    they are given; the protocol's name says so then. Raises BadInput for a window beyond the context.
+    """
     documents, remarks = read_texts(path, tokenizer)
     if not any(documents):
         raise BadInput(f"{path} is empty")
@@ -99,8 +101,10 @@ def _perplexity(source: SourceText, documents: list[str], tokenizer: Encoder, co
 
 
 def read_texts(path: Path, tokenizer: Encoder) -> tuple[list[str], tuple[str, ...]]:
-    """The documents of a file of {"text": ...}, the text of any other file, and a remark on each oddity. Raises
-    BadInput for a file that cannot be read."""
+    """The documents of a file of {"text": ...}, the text of any other file, and a remark on each oddity.
+
+    Raises BadInput for a file that cannot be read.
+    """
     content, remarks = _read_text(path), []
     if content.startswith(MARK):
         content = content[1:]

@@ -23,9 +23,11 @@ class Fetched(FileSchema):
 
 
 def cached_model(name: str) -> Path:
-    """The model's files in the hub's cache, asked of the hub where it can be reached. Raises BadInput for a name of
-    another form. Raises DataMissing if the model is not in the cache and the hub cannot be reached, does not have it or
-    keeps it behind a gate, and Interrupted if the hub stops answering."""
+    """The model's files in the hub's cache, asked of the hub where it can be reached.
+
+    Raises BadInput for a name of another form. Raises DataMissing if the model is not in the cache and the hub cannot
+    be reached, does not have it or keeps it behind a gate, and Interrupted if the hub stops answering.
+    """
     repository, _, revision = _parse(name)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -41,7 +43,9 @@ def cached_model(name: str) -> Path:
 
 def fetch_model(name: str, out: Path) -> Path:
     """Write the model's files and fetched.json to `out/NAME`, keep files already there, and return the directory.
-    Raises as `cached_model` does, and IntegrityFailure for a file with another digest than the hub's."""
+
+    Raises as `cached_model` does, and IntegrityFailure for a file with another digest than the hub's.
+    """
     repository, short, revision = _parse(name)
     from huggingface_hub import HfApi, snapshot_download
 

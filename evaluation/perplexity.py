@@ -53,9 +53,12 @@ class Stream:
 def sliding_stream(
     text: RunningText, detokenizer: Detokenizer, tokenizer: Encoder, seq_length: int, stride: int
 ) -> Stream:
-    """The whole text in one stream by sliding windows: nothing between documents, token 0 not scored. Token 0 is the
-    one that the tokenizer puts before every text, otherwise the text's first sub-word. Its blocks are its articles. A
-    text without any has stretches, of one window or as many as make MOST_STRETCHES."""
+    """The whole text in one stream by sliding windows: nothing between documents, token 0 not scored.
+
+    Token 0 is the one that the tokenizer puts before every text, otherwise the text's first sub-word.
+
+    Its blocks are its articles. A text without any has stretches, of one window or as many as make MOST_STRETCHES.
+    """
     detokenized = detokenizer.apply(text.text)
     tokens = tokenizer.encode_ids(detokenized).astype(np.int64)
     num_tokens, has_first = len(tokens), tokenizer.first_token is not None
@@ -125,8 +128,10 @@ class PerplexityTask(Task):
         return self.tokenizer.decode(self.requests[place].tokens[-self.requests[place].num_scored :])
 
     def result(self, scores: Scores, provenance: Provenance) -> PerplexityResult:
-        """Perplexity = exp(summed loss / words), with the columns of every convention beside it. A text of too few
-        words has no number by words, and a warning says why."""
+        """Perplexity = exp(summed loss / words), with the columns of every convention beside it.
+
+        A text of too few words has no number by words, and a warning says why.
+        """
         facts = self.facts(scores, provenance)
         text, stream = self.running_text, self.stream
         nll, num_scored = math.fsum(scores.nll), len(scores.log_probabilities)

@@ -36,8 +36,10 @@ def is_native(directory: Path) -> bool:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Weight files of a Hugging Face directory: safetensors, else .bin, else one GGUF file. Raises BadInput if there
-    are none."""
+    """Weight files of a Hugging Face directory: safetensors, else .bin, else one GGUF file.
+
+    Raises BadInput if there are none.
+    """
     for pattern in WEIGHTS:
         if files := sorted(directory.glob(pattern)):
             return files[:1] if pattern == "*.gguf" else files

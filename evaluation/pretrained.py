@@ -91,7 +91,9 @@ class PretrainedModel(nn.Module):
     @torch.inference_mode()
     def pack_weights(self) -> None:
         """Put float32 weights of plain linear layers into oneDNN's order, unless the model reads a weight itself.
-        Products of several rows get faster, products of a single row slower. The last bits change."""
+
+        Products of several rows get faster, products of a single row slower. The last bits change.
+        """
         modules = [each for each in self.theirs.modules() if type(each) is nn.Linear and each is not self._head]
         plain = {each: each.weight for each in modules if each.weight.dtype == torch.float32}
         if not onednn or self.theirs.device.type != "cpu":

@@ -44,8 +44,10 @@ class Request:
 
 
 class Scores(NamedTuple):
-    """A model's answer: one element per scored token, request after request, each request's in order. All but the last
-    are columns, a row for each token."""
+    """A model's answer: one element per scored token, request after request, each request's in order.
+
+    All but the last are columns, a row for each token.
+    """
 
     log_probabilities: NDArray[np.float64]
     """Log-probability of each token, in nats."""

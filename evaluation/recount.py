@@ -67,8 +67,10 @@ def _cloze_follows(result: ClozeResult) -> dict[str, float]:
 
 
 def counts(result: PerplexityResult | ClozeResult, dataset: Path, context: int, limit: int | None) -> dict[str, float]:
-    """Numbers of an evaluation that its text and the dataset's tokenizer give. Raises DataMissing if the text is not
-    here."""
+    """Numbers of an evaluation that its text and the dataset's tokenizer give.
+
+    Raises DataMissing if the text is not here.
+    """
     tokenizer = Tokenizer.load(dataset / "tokenizer")
     if result.task in STAND_INS:
         task = STAND_INS[result.task](dataset, tokenizer, context, "")

@@ -159,9 +159,11 @@ def _code_digest(network: str) -> str:
 def in_workers(
     work: Callable[[int], T], items: Sequence[int], workers: int, one_thread: bool
 ) -> Iterator[tuple[int, T]]:
-    """Yield `(item, work(item))` for every item as soon as it is done. Items are dealt to worker processes of one
-    thread each in turn. A single worker stays in this process; `one_thread` limits it to one thread, so that values do
-    not depend on the number of workers."""
+    """Yield `(item, work(item))` for every item as soon as it is done.
+
+    Items are dealt to worker processes of one thread each in turn. A single worker stays in this process; `one_thread`
+    limits it to one thread, so that values do not depend on the number of workers.
+    """
     workers = min(workers, len(items))
     if workers > 1:
         yield from _in_processes(work, items, workers)
@@ -262,8 +264,10 @@ def score_batch(
 def score_rows(
     model: ScoringModel, hidden: Tensor, targets: Tensor, banned: NDArray[np.int64] | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Log-probability of each target [n] from states [n, h], and three flags for it. The flags: first of the best
-    tokens, one of the best, first of the best allowed."""
+    """Log-probability of each target [n] from states [n, h], and three flags for it.
+
+    The flags: first of the best tokens, one of the best, first of the best allowed.
+    """
     axis = model.mesh.tp
     logits = model.network.logits(hidden)  # [n, v/t]
     start = axis.rank * logits.size(1)
@@ -299,8 +303,10 @@ def _is_first_best(logits: Tensor, start: int, targets: Tensor, target: Tensor, 
 
 
 def plan_batches(requests: Sequence[Request], rows: Callable[[int], int]) -> Batches:
-    """Requests of similar length and similar number of scored tokens together, the longest first. `rows(width)` is how
-    many requests of at most `width` inputs make a batch."""
+    """Requests of similar length and similar number of scored tokens together, the longest first.
+
+    `rows(width)` is how many requests of at most `width` inputs make a batch.
+    """
     order = sorted(range(len(requests)), key=lambda i: (-len(requests[i].tokens), -requests[i].num_scored))
     batches: Batches = []
     while order:
@@ -322,8 +328,10 @@ def digest_batches(requests: Sequence[Request], batches: Batches) -> str:
 
 
 def pack_weights(network: CausalModel) -> None:
-    """Put the layers' weights into oneDNN's order; the network cannot be trained any more. Products of several rows get
-    faster, products of a single row slower."""
+    """Put the layers' weights into oneDNN's order; the network cannot be trained any more.
+
+    Products of several rows get faster, products of a single row slower.
+    """
     weight = next(network.layers.parameters())
     if not onednn or weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.bfloat16):
         return
@@ -366,8 +374,10 @@ def _pass_down(
 
 
 def sum_exponentials(logits: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
-    """Maximum of some columns of each row of logits [n, v], float32, and the sum of exp(logit − maximum), float64. Both
-    are [n]; without columns they are −∞ and 0."""
+    """Maximum of some columns of each row of logits [n, v], float32, and the sum of exp(logit − maximum), float64.
+
+    Both are [n]; without columns they are −∞ and 0.
+    """
     n, count = len(logits), columns.stop - columns.start
     highest, total = logits.new_full((n,), float("-inf"), dtype=torch.float32), logits.new_zeros(n, dtype=torch.float64)
     if count <= 0:
@@ -414,8 +424,10 @@ def remembering(model: ScoringModel) -> TransformerXL:
 def score_with_memory(
     model: ScoringModel, segments: Sequence[Request], on_progress: Callable[[int], None] = lambda count: None
 ) -> Scores:
-    """Scores of segments that follow each other: each request scores all its tokens but the first. Raises NoMemory as
-    `remembering` does, BadInput for a segment longer than the model's context."""
+    """Scores of segments that follow each other: each request scores all its tokens but the first.
+
+    Raises NoMemory as `remembering` does, BadInput for a segment longer than the model's context.
+    """
     network = remembering(model)
     if max(len(request.tokens) for request in segments) - 1 > model.seq_length:
         raise BadInput(f"a segment is longer than the model's {model.seq_length} tokens")

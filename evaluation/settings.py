@@ -18,8 +18,10 @@ ONE_RANK = Layout()
 
 
 def parse_layout(text: str | Layout) -> Layout:
-    """The layout of `tp=2,pp=2`; an axis without a name has size 1, and a layout stays as it is. Raises BadInput for
-    anything else."""
+    """The layout of `tp=2,pp=2`; an axis without a name has size 1, and a layout stays as it is.
+
+    Raises BadInput for anything else.
+    """
     if isinstance(text, Layout):
         return text
     sizes: dict[str, int] = {}
@@ -106,8 +108,10 @@ class Sampling:
 
 
 def start_ranks(layout: Layout, main: Callable[[], object]) -> None:
-    """Run this command's `main` again on every rank of the layout and exit with the ranks' code. Returns on a rank that
-    torchrun, Slurm or this function started, and for a layout of one rank."""
+    """Run this command's `main` again on every rank of the layout and exit with the ranks' code.
+
+    Returns on a rank that torchrun, Slurm or this function started, and for a layout of one rank.
+    """
     if layout.world_size == 1:
         return
     from engine.launch.local import launch

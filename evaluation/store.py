@@ -50,8 +50,10 @@ class ScoreStore:
 
 
 class StoredScores:
-    """Scores of an evaluation by batch, a context manager. The first addition makes a file. If the folder cannot be
-    written, nothing is kept; this is no error."""
+    """Scores of an evaluation by batch, a context manager. The first addition makes a file.
+
+    If the folder cannot be written, nothing is kept; this is no error.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -84,8 +84,10 @@ def check_task_name(name: str) -> None:
 
 
 def build_task(name: str, tokenizer: "Encoder", context: int, dataset: Callable[[], Path]) -> "Task":
-    """The task of a protocol, or its stand-in if the test file is missing. `dataset` gives the directory a checkpoint
-    was trained on. Raises DataMissing if neither is there."""
+    """The task of a protocol, or its stand-in if the test file is missing.
+
+    `dataset` gives the directory a checkpoint was trained on. Raises DataMissing if neither is there.
+    """
     from data_pipeline.contamination.testsets import find_test_set
 
     protocol = TASKS[name]

@@ -37,8 +37,10 @@ def read_wikitext(name: str, path: Path, test_set: str) -> RunningText:
 
 
 def read_wikitext103(name: str, path: Path) -> RunningText:
-    """The official test file at `path`, for the protocol `name`. Raises IntegrityFailure if the file is another, or if
-    its counts are not the published ones."""
+    """The official test file at `path`, for the protocol `name`.
+
+    Raises IntegrityFailure if the file is another, or if its counts are not the published ones.
+    """
     text = read_wikitext(name, path, "wikitext103")
     _expect(text.num_original_tokens, NUM_ORIGINAL_TOKENS, "original tokens")
     _expect(text.num_lm_eval_words, NUM_LM_EVAL_WORDS, "words as lm-evaluation-harness counts them")
@@ -63,9 +65,11 @@ def memory_wikitext103(name: str, path: Path, tokenizer: Encoder, context: int) 
 
 
 def huggingface_wikitext103(name: str, path: Path, tokenizer: Encoder, context: int) -> PerplexityTask:
-    """The file in transformers' strided recipe (`docs/source/en/perplexity.md`), which counts sub-words. Its windows
-    hold the whole context, the target included, so the first target has one token less before it than in Megatron-LM's;
-    they overlap by half."""
+    """The file in transformers' strided recipe (`docs/source/en/perplexity.md`), which counts sub-words.
+
+    Its windows hold the whole context, the target included, so the first target has one token less before it than in
+    Megatron-LM's; they overlap by half.
+    """
     return _in_windows(name, path, tokenizer, ROWS, context - 1, context // 2, "transformers labels")
 
 

@@ -71,8 +71,10 @@ def rolling_windows(num_tokens: int, seq_length: int) -> Iterator[Window]:
 
 
 def megatron_windows(context: int, stride: int = LONGEST_WINDOW // STRIDES_PER_WINDOW) -> tuple[int, int]:
-    """Window and stride of Megatron-LM's recipe, whose strides are for 1024 tokens, in a model's context. A longer
-    context is not used; in a shorter one the stride is shortened in proportion."""
+    """Window and stride of Megatron-LM's recipe, whose strides are for 1024 tokens, in a model's context.
+
+    A longer context is not used; in a shorter one the stride is shortened in proportion.
+    """
     window = min(LONGEST_WINDOW, context)
     return window, max(1, window * stride // LONGEST_WINDOW)
 

@@ -60,9 +60,11 @@ def hidden_beside(path: Path, word: str) -> Path:
 
 
 def write_bytes(path: Path, data: bytes, replaces: bool = True) -> bool:
-    """Put `data` at `path`; a reader sees the old content or the new, never a mixture. With `replaces=False` an
-    existing file stays. Returns True if the data were written. A device, a pipe or a link is written to, not
-    replaced."""
+    """Put `data` at `path`; a reader sees the old content or the new, never a mixture.
+
+    With `replaces=False` an existing file stays. Returns True if the data were written. A device, a pipe or a
+    link is written to, not replaced.
+    """
     if is_stream(path):
         path.write_bytes(data)
         return True

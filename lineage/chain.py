@@ -39,8 +39,10 @@ def complete_checkpoints(run: Path) -> list[Path]:
 
 
 def own_checkpoints(run: Path) -> list[Path]:
-    """Sealed checkpoints of a run that this process works in. Raises BadInput if one belongs to another run. A link to
-    a checkpoint, which a replay begins from, leads to another run on purpose."""
+    """Sealed checkpoints of a run that this process works in. Raises BadInput if one belongs to another run.
+
+    A link to a checkpoint, which a replay begins from, leads to another run on purpose.
+    """
     check_held(run)
     identity = read_object(run / MANIFEST)["identity"] if (run / MANIFEST).is_file() else None
     for path in (checkpoints := complete_checkpoints(run)):

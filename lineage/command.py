@@ -64,9 +64,11 @@ def _take_common_options(arguments: list[str]) -> list[str]:
 
 
 def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn:
-    """Run a typer application and exit; the cause of a failure is that of the SystemExit. With `default`, a first
-    argument that is neither an option nor a verb becomes the argument of the default verb: `mlm-train config.toml`
-    means `mlm-train run config.toml`."""
+    """Run a typer application and exit; the cause of a failure is that of the SystemExit.
+
+    With `default`, a first argument that is neither an option nor a verb becomes the argument of the default verb:
+    `mlm-train config.toml` means `mlm-train run config.toml`.
+    """
     arguments = _take_common_options(sys.argv[1:])
     if default and arguments and not arguments[0].startswith("-"):
         verbs = {each.name or each.callback.__name__ for each in app.registered_commands}  # type: ignore[attr-defined]
@@ -110,8 +112,10 @@ def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn
 
 
 class _Output(io.TextIOWrapper):
-    """Standard output or error. A terminal shows control characters other than colours instead of obeying them. What
-    cannot be written, because its reader left or its disk is full, is lost, and the work goes on."""
+    """Standard output or error. A terminal shows control characters other than colours instead of obeying them.
+
+    What cannot be written, because its reader left or its disk is full, is lost, and the work goes on.
+    """
 
     lost: OSError | None = None
 
@@ -140,8 +144,10 @@ class _Output(io.TextIOWrapper):
 
 
 def _take_streams() -> None:
-    """Write to standard output and error through `_Output`, in place of closed ones to nowhere. Characters that an
-    encoding lacks are escaped."""
+    """Write to standard output and error through `_Output`, in place of closed ones to nowhere.
+
+    Characters that an encoding lacks are escaped.
+    """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         stream = getattr(sys, name)
         if stream is None:

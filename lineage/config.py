@@ -36,8 +36,10 @@ ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
 
 def load_config(path: Path, model: type[ConfigT], overrides: Sequence[str] = ()) -> ConfigT:
-    """Read `path` with what it extends, apply `section.key=value` overrides, and validate. Raises BadInput naming the
-    dotted key, with the nearest known key where one is close."""
+    """Read `path` with what it extends, apply `section.key=value` overrides, and validate.
+
+    Raises BadInput naming the dotted key, with the nearest known key where one is close.
+    """
     values = read_toml(path)
     for override in overrides:
         values = _merge(values, _parse_override(override))

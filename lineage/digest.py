@@ -38,8 +38,10 @@ def bytes_below(directory: Path) -> int:
 
 
 def seal(directory: Path, known: Mapping[str, str] | None = None) -> str:
-    """Write the completion marker of a finished directory and return its digest. `known` has the SHA-256 of files that
-    need not be read again, by name."""
+    """Write the completion marker of a finished directory and return its digest.
+
+    `known` has the SHA-256 of files that need not be read again, by name.
+    """
     files = {}
     paths = _sealed_files(directory)
     with Progress(f"sealing {directory.name}", sum(path.stat().st_size for path in paths), "bytes") as progress:
@@ -74,8 +76,11 @@ def content_digest(directory: Path, without: frozenset[str] | set[str]) -> str:
 
 
 def check_seal(directory: Path, is_read: Callable[[str], bool] = lambda name: True) -> str:
-    """Compare every file with the completion marker and return the directory's digest. Of a file for which `is_read` is
-    false only the size is compared. Raises IntegrityFailure naming the first file that is missing, added or changed."""
+    """Compare every file with the completion marker and return the directory's digest.
+
+    Of a file for which `is_read` is false only the size is compared. Raises IntegrityFailure naming the first file that
+    is missing, added or changed.
+    """
     marker = _read_marker(directory)
     files: dict[str, dict[str, Any]] = marker["files"]
     if sha256_json(files) != marker["digest"]:

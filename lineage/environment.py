@@ -35,7 +35,9 @@ def describe_environment() -> Environment:
 
 def source_state() -> dict[str, Any]:
     """Git commit of the clone, or build of the wheel, that the code runs from; `dirty` is True if a clone was changed.
-    For a copy of the files without either, `MLM_COMMIT` names the commit."""
+
+    For a copy of the files without either, `MLM_COMMIT` names the commit.
+    """
     if not (HOME / ".git").exists():
         copied = os.environ.get("MLM_COMMIT")
         return wheel_state() or ({"commit": copied, "dirty": None} if copied else {})

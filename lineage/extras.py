@@ -20,8 +20,10 @@ def install_command(extra: str) -> str:
 
 
 def import_extra(module: str, extra: str) -> ModuleType:
-    """Import a module that an extra provides. Raises ExtraMissing, which names the extra, if the module or a library
-    that it imports is missing."""
+    """Import a module that an extra provides.
+
+    Raises ExtraMissing, which names the extra, if the module or a library that it imports is missing.
+    """
     try:
         return import_module(module)
     except ImportError as error:

@@ -24,8 +24,10 @@ UNFINISHED = r"\.(iter_\d{{7}}\.partial|manifest\.json\.partial-([0-9a-f]{{8}}-)
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Lock `directory` for this process, before and after which what killed writers left in it is removed. Raises
-    BadInput if another process holds it. The lock ends with the process."""
+    """Lock `directory` for this process, before and after which what killed writers left in it is removed.
+
+    Raises BadInput if another process holds it. The lock ends with the process.
+    """
     path = directory / LOCK
     descriptor = _take(path, f"another process is at work in {directory}: wait for it, or stop it")
     try:

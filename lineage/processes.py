@@ -25,8 +25,10 @@ def end_with_parent(number: int = signal.SIGKILL) -> None:
 
 @contextmanager
 def when_stopped(handler: Callable[[int], None]) -> Iterator[None]:
-    """Call `handler` with the number of the first of STOPS; restore the former handlers at the end. Only the main
-    thread can set signal handlers; in another thread nothing changes."""
+    """Call `handler` with the number of the first of STOPS; restore the former handlers at the end.
+
+    Only the main thread can set signal handlers; in another thread nothing changes.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

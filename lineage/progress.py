@@ -48,8 +48,10 @@ def format_duration(seconds: float) -> str:
 
 
 class Progress:
-    """Counts towards `total` on standard error, bytes in kB, MB and so on. It is silent if `quiet` is set, and on every
-    rank but rank 0."""
+    """Counts towards `total` on standard error, bytes in kB, MB and so on.
+
+    It is silent if `quiet` is set, and on every rank but rank 0.
+    """
 
     def __init__(self, title: str, total: int | None, unit: str, quiet: bool = False) -> None:
         self._title, self._total, self._unit = title, total, unit

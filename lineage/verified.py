@@ -14,9 +14,11 @@ _CHECKED: dict[Path, tuple[dict[str, list[int]], str]] = {}
 
 
 def check_seal_once(directory: Path) -> str:
-    """Check a seal as `check_seal` does, but read the files only if one was touched since this user's last check. A
-    file is touched if its size, inode, modification time or change time differs. No program can set back the change
-    time, so every change in place is seen. Reading takes about a second for 1.5 GB."""
+    """Check a seal as `check_seal` does, but read the files only if one was touched since this user's last check.
+
+    A file is touched if its size, inode, modification time or change time differs. No program can set back the change
+    time, so every change in place is seen. Reading takes about a second for 1.5 GB.
+    """
     directory = directory.resolve()
     memory = user_cache("verified") / f"{sha256_json(str(directory))[:32]}.json"
     before = _touches_of(directory)

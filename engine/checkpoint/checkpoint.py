@@ -157,8 +157,10 @@ def save_checkpoint(
 
 
 def _write(path: Path, dtype: torch.dtype, tensors: Written, rank: int) -> tuple[str, str, dict[str, Any]]:
-    """Write the tensors of this rank into a file. Returns its name, its SHA-256 and its part of the index. All are gone
-    through whatever happens, because other ranks may wait for this one's elements of theirs."""
+    """Write the tensors of this rank into a file. Returns its name, its SHA-256 and its part of the index.
+
+    All are gone through whatever happens, because other ranks may wait for this one's elements of theirs.
+    """
     mine = {name: p for name, p, writer, _ in tensors if writer == rank}
     numbers: dict[str, Numbers] = {}
     left = iter(sorted(tensors, key=itemgetter(0)))  # the order of a file; the index has the model's
@@ -213,9 +215,11 @@ def remove_old(run: Path, keep: int) -> None:
 def resume(
     run: Path, parameters: list[ShardedParameter], optimizer: FlatOptimizer, probe_loss: ProbeLoss
 ) -> TrainingState:
-    """Load the newest checkpoint of `run` that can be trusted; the state of iteration 0 if the run has none. Digests,
-    statistics and probe loss are compared. A checkpoint that fails is set aside under a hidden name, with a warning,
-    and the next older one is taken. Raises IntegrityFailure if every checkpoint fails. Every rank calls it."""
+    """Load the newest checkpoint of `run` that can be trusted; the state of iteration 0 if the run has none.
+
+    Digests, statistics and probe loss are compared. A checkpoint that fails is set aside under a hidden name, with a
+    warning, and the next older one is taken. Raises IntegrityFailure if every checkpoint fails. Every rank calls it.
+    """
     mesh = optimizer.mesh
     damaged: list[tuple[Path, IntegrityFailure]] = []
     for path in reversed(own_checkpoints(run)):
@@ -247,7 +251,9 @@ def start_from(
     path: Path, digest: str, parameters: Sequence[ShardedParameter], optimizer: FlatOptimizer, is_whole: bool
 ) -> TrainingState:
     """Load the checkpoint that a run starts from: its weights, or, if `is_whole`, the optimizer and its progress too.
-    Every rank calls it. Raises IntegrityFailure if the checkpoint is no longer the one that the run began with."""
+
+    Every rank calls it. Raises IntegrityFailure if the checkpoint is no longer the one that the run began with.
+    """
     with optimizer.mesh.all_or_none():
         if read_digest(path) != digest:
             raise IntegrityFailure(f"{path} has changed since the run began that starts from it")
@@ -269,9 +275,11 @@ def start_from(
 def load_checkpoint(
     path: Path, parameters: Sequence[ShardedParameter], optimizer: FlatOptimizer
 ) -> tuple[TrainingState, Probe | None]:
-    """Fill parameters and optimizer from a checkpoint of any layout. Returns the run's progress and the probe. Every
-    rank calls it. Raises IntegrityFailure, on every rank, if files or tensors differ from what was saved; parameters
-    and optimizer are then partly overwritten."""
+    """Fill parameters and optimizer from a checkpoint of any layout. Returns the run's progress and the probe.
+
+    Every rank calls it. Raises IntegrityFailure, on every rank, if files or tensors differ from what was saved;
+    parameters and optimizer are then partly overwritten.
+    """
     mesh = optimizer.mesh
     weights, moments = dict[str, tuple[ShardedParameter, Numbers]](), dict[str, tuple[ShardedParameter, Numbers]]()
     is_checked = statistics.has_checksums(path)

@@ -33,7 +33,9 @@ Wanted = Iterable[tuple[str, ShardedParameter, int, Tensor]]
 
 def write_shard(path: Path, shapes: Mapping[str, tuple[torch.dtype, Sequence[int]]], tensors: Iterable[Tensor]) -> str:
     """Write tensors of these shapes, in their order, of which no more than one is held. Returns the file's SHA-256.
-    Names in alphabetical order make the library's own file. Raises OSError when the file cannot be written."""
+
+    Names in alphabetical order make the library's own file. Raises OSError when the file cannot be written.
+    """
     header: dict[str, Any] = {}
     end, digest = 0, hashlib.sha256()
     for name, (dtype, shape) in shapes.items():
@@ -74,8 +76,10 @@ def merge_descriptions(descriptions: Iterable[dict[str, Entry]]) -> tuple[dict[s
 
 
 def read_into(directory: Path, index: dict[str, Entry], wanted: Wanted) -> None:
-    """Copy elements of this rank's part of each wanted tensor into place, from a checkpoint of any layout. Raises
-    IntegrityFailure for missing, unexpected or misshapen tensors and for files that cannot be read."""
+    """Copy elements of this rank's part of each wanted tensor into place, from a checkpoint of any layout.
+
+    Raises IntegrityFailure for missing, unexpected or misshapen tensors and for files that cannot be read.
+    """
     with ExitStack() as stack:
         opened: dict[str, Any] = {}
 
@@ -93,8 +97,10 @@ def read_into(directory: Path, index: dict[str, Entry], wanted: Wanted) -> None:
 
 
 def stored_dtype(directory: Path, index: dict[str, Entry]) -> torch.dtype:
-    """Number format of the first tensor of the index, which is that of all weights. Raises IntegrityFailure if it is
-    not a training format or the file cannot be read."""
+    """Number format of the first tensor of the index, which is that of all weights.
+
+    Raises IntegrityFailure if it is not a training format or the file cannot be read.
+    """
     try:
         name, entry = next(iter(index.items()))
         with safe_open(directory / Path(entry["files"][0]).name, framework="pt") as file:

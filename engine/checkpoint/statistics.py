@@ -32,8 +32,10 @@ BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def measure(tensor: torch.Tensor, parameter: ShardedParameter | None = None, start: int = 0) -> Numbers:
-    """The numbers of a tensor, in float64. Least and greatest leave out non-finite numbers; 0 without any. With a
-    parameter, the tensor is a run of elements, from `start` on, of this rank's part of it."""
+    """The numbers of a tensor, in float64. Least and greatest leave out non-finite numbers; 0 without any.
+
+    With a parameter, the tensor is a run of elements, from `start` on, of this rank's part of it.
+    """
     flat = tensor.detach().flatten()
     return *_range(flat), _checksum(flat, parameter, start)
 
@@ -106,8 +108,10 @@ def check_loaded(
     directory: Path, loaded: Mapping[str, tuple[ShardedParameter, Numbers]], owners: Axis | None = None
 ) -> None:
     """Compare the tensors that this rank and its tensor-parallel peers have read with what was written; a collective.
+
     With `owners`, each of that axis has read its own elements. Raises IntegrityFailure, on each of these ranks, naming
-    the first tensor that differs. An old checkpoint without statistics is not compared."""
+    the first tensor that differs. An old checkpoint without statistics is not compared.
+    """
     if not (directory / FILE).is_file():
         return
     stored = read_object(directory / FILE)

@@ -111,9 +111,11 @@ class Recorder:
         self.take(TensorPart(self.iteration, tensor, start or (0,) * copied.ndim, copied))
 
     def watch(self, module: nn.Module, starts: Sequence[int], scale: float = 1.0) -> Callable[[], None]:
-        """Record outputs, and their gradients times `scale`, until the returned function is called. The n-th call of a
-        module belongs to the microbatch that begins at sequence `starts[n]` of the global batch. Recomputation in the
-        backward pass is not recorded."""
+        """Record outputs, and their gradients times `scale`, until the returned function is called.
+
+        The n-th call of a module belongs to the microbatch that begins at sequence `starts[n]` of the global batch.
+        Recomputation in the backward pass is not recorded.
+        """
         hooks = []
         for name, child in module.named_modules():
             if (ours := self.names.ours(name, self.names.outputs, self.place.first_layer)) is not None:

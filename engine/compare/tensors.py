@@ -60,8 +60,10 @@ class TensorPart(NamedTuple):
 
 
 def computation_order(names: Iterable[str]) -> list[str]:
-    """Sort the names of an iteration's tensors: forward pass, loss, gradients backward, update. Names of outputs and of
-    updated weights must be in the order of the forward pass."""
+    """Sort the names of an iteration's tensors: forward pass, loss, gradients backward, update.
+
+    Names of outputs and of updated weights must be in the order of the forward pass.
+    """
     names = list(dict.fromkeys(names))
     outputs = [name.removeprefix(OUTPUT) for name in names if name.startswith(OUTPUT)]
     weights = [name.removeprefix("updated ") for name in names if name.startswith("updated ")]
@@ -79,8 +81,10 @@ def computation_order(names: Iterable[str]) -> list[str]:
 
 
 def assemble(parts: Iterable[TensorPart]) -> dict[Key, Array]:
-    """Whole tensors by (iteration, name). If several ranks hold the same part, the last one counts. Raises
-    IntegrityFailure if the parts of a tensor overlap or leave a hole."""
+    """Whole tensors by (iteration, name). If several ranks hold the same part, the last one counts.
+
+    Raises IntegrityFailure if the parts of a tensor overlap or leave a hole.
+    """
     by_tensor: dict[Key, dict[Box, Array]] = {}
     for part in parts:
         by_tensor.setdefault((part.iteration, part.tensor), {})[part.start, part.end] = part.value

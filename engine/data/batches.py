@@ -88,8 +88,10 @@ class ValidationOrder:
 
 
 def validation_text(parts: Sequence[tuple[TokenFile, float]], seq_length: int) -> ValidationOrder:
-    """The validation split cut into consecutive sequences, not shuffled. Several datasets are blended by weight, and
-    each sequence is taken once, until one dataset has no more."""
+    """The validation split cut into consecutive sequences, not shuffled.
+
+    Several datasets are blended by weight, and each sequence is taken once, until one dataset has no more.
+    """
     files = [token_file for token_file, _ in parts]
     sizes = np.array([(len(file.tokens) - 1) // seq_length for file in files])
     if sizes.min() < 1:

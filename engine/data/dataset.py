@@ -30,8 +30,10 @@ class DatasetFacts:
 
     @classmethod
     def read(cls, dataset: Path | Sequence[tuple[Path, float]]) -> "DatasetFacts":
-        """Facts of complete datasets with one vocabulary. Raises DataMissing for a missing dataset, IntegrityFailure
-        for an incomplete one, BadInput for two vocabularies."""
+        """Facts of complete datasets with one vocabulary.
+
+        Raises DataMissing for a missing dataset, IntegrityFailure for an incomplete one, BadInput for two vocabularies.
+        """
         parts = [(dataset, 1.0)] if isinstance(dataset, Path) else dataset
         directories = tuple(directory for directory, _ in parts)
         vocabularies = [_read_vocabulary(directory) for directory in directories]

@@ -166,8 +166,10 @@ def find_task(name: str) -> FineTuneTask:
 
 
 def read_sets(name: str, data: Path) -> dict[str, Sequence[TaskExample]]:
-    """The examples of a task's published files below `data`: each evaluation set, then `train`. Raises DataMissing or
-    BadInput if a file is not there, is not readable or has no example."""
+    """The examples of a task's published files below `data`: each evaluation set, then `train`.
+
+    Raises DataMissing or BadInput if a file is not there, is not readable or has no example.
+    """
     task = find_task(name)
     sets = {split: task.read(data / place) for split, place in {**task.held_out, "train": task.train}.items()}
     for split, part in sets.items():
@@ -177,9 +179,11 @@ def read_sets(name: str, data: Path) -> dict[str, Sequence[TaskExample]]:
 
 
 def squad_scores(predicted: Sequence[str], expected: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Exact match and F1 in percent: the best over a question's answers, averaged over questions. For a question
-    without an answer, the empty answer is right (SQuAD 2.0, `evaluate-v2.0.py`; for answered questions
-    `evaluate-v1.1.py` has the same rules)."""
+    """Exact match and F1 in percent: the best over a question's answers, averaged over questions.
+
+    For a question without an answer, the empty answer is right (SQuAD 2.0, `evaluate-v2.0.py`; for answered questions
+    `evaluate-v1.1.py` has the same rules).
+    """
     known = [[answer for answer in answers if normalize(answer)] or [""] for answers in expected]
     pairs = list(zip(predicted, known, strict=True))
     exact = sum(any(normalize(text) == normalize(answer) for answer in answers) for text, answers in pairs)

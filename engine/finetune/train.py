@@ -229,7 +229,8 @@ class FineTuner:
 
     def ensemble(self, members: Sequence[Scores]) -> Scores:
         """Mean of several trainings' scores: of probabilities of classes, as Megatron-LM's script does, of scores of
-        positions as they are."""
+        positions as they are.
+        """
         stacks = [[torch.stack(tensors) for tensors in zip(*each, strict=True)] for each in zip(*members, strict=True)]
         return [[(each if self.is_span else each.softmax(dim=-1)).mean(dim=0) for each in stack] for stack in stacks]
 
@@ -316,9 +317,11 @@ def _span_in(window: EncodedPair, answer: tuple[int, int] | None) -> tuple[int, 
 def finetune(
     name: str, checkpoint: Path, sets: Mapping[str, Sequence[TaskExample]], recipe: FineTuneRecipe, members: int = 1
 ) -> FineTuned:
-    """Fine-tune a BERT checkpoint on the set `train` of `read_sets` and evaluate it on the others. Several `members`
-    are trained with seeds from the recipe's on; the metrics are their medians, as the 2019 paper has them of five, and
-    those of the members' mean scores beside them."""
+    """Fine-tune a BERT checkpoint on the set `train` of `read_sets` and evaluate it on the others.
+
+    Several `members` are trained with seeds from the recipe's on; the metrics are their medians, as the 2019 paper has
+    them of five, and those of the members' mean scores beside them.
+    """
     begun = time.monotonic()
     held_out = {split: part for split, part in sets.items() if split != "train"}
     announce(

@@ -64,9 +64,11 @@ def read_ours(values: Any, otherwise: str, where: object) -> tuple[str, TwinScal
 
 
 def write_checkpoint(out: Path, imported: Imported) -> str:
-    """Write a sealed checkpoint for `load_for_inference`, in fp32, and return its digest. There is no optimizer state,
-    so no run can resume from it. Raises IntegrityFailure naming a tensor that is missing, unexpected or misshapen, and
-    BadInput if `out` cannot be made. Nothing is left there then."""
+    """Write a sealed checkpoint for `load_for_inference`, in fp32, and return its digest.
+
+    There is no optimizer state, so no run can resume from it. Raises IntegrityFailure naming a tensor that is missing,
+    unexpected or misshapen, and BadInput if `out` cannot be made. Nothing is left there then.
+    """
     parts = {p.name: p for p in parameters_of(imported.model)}
     check_tensors(imported.tensors, {name: part.global_shape for name, part in parts.items()}, imported.name)
     with new_output(out) as temporary:

@@ -107,8 +107,10 @@ def _export(checkpoint: Path, temporary: Path) -> None:
 
 
 def import_checkpoint(directory: Path, out: Path, vocab: Path | None = None, heads: int | None = None) -> Path:
-    """Write the weights that `read_published` reads as the sealed checkpoint `out`, and return `out`. transformers, if
-    it is installed, reads a Hugging Face GPT-2 too and must compute the same."""
+    """Write the weights that `read_published` reads as the sealed checkpoint `out`, and return `out`.
+
+    transformers, if it is installed, reads a Hugging Face GPT-2 too and must compute the same.
+    """
     check_output(out)
     imported = read_published(directory, vocab, heads)
     is_gpt2 = is_huggingface(directory) and imported.model.family == "gpt2"
@@ -119,8 +121,10 @@ def import_checkpoint(directory: Path, out: Path, vocab: Path | None = None, hea
 
 
 def read_published(directory: Path, vocab: Path | None = None, heads: int | None = None) -> Imported:
-    """Weights of a Hugging Face GPT-2 or BERT, a Megatron-LM save directory or a distributed checkpoint. Raises
-    BadInput for any other directory, and what the formats raise."""
+    """Weights of a Hugging Face GPT-2 or BERT, a Megatron-LM save directory or a distributed checkpoint.
+
+    Raises BadInput for any other directory, and what the formats raise.
+    """
     check_published(directory)
     if vocab is not None and not vocab.is_dir():
         raise BadInput(f"there is no vocabulary directory {vocab}")
@@ -149,8 +153,10 @@ def build_model(config: ModelConfig, tensors: dict[str, torch.Tensor]) -> Compar
 
 
 def transformers_model(directory: Path, config: ModelConfig) -> ComparedModel | None:
-    """transformers' model of a Hugging Face GPT-2 directory; None if the library is not installed. Raises
-    IntegrityFailure if transformers cannot read the directory."""
+    """transformers' model of a Hugging Face GPT-2 directory; None if the library is not installed.
+
+    Raises IntegrityFailure if transformers cannot read the directory.
+    """
     try:
         library = import_extra("transformers", "bench")
     except BadInput:
@@ -167,8 +173,10 @@ def transformers_model(directory: Path, config: ModelConfig) -> ComparedModel | 
 
 
 def check_same(reference: ComparedModel, other: ComparedModel, where: Path) -> dict[str, Any]:
-    """Compare weights bit by bit, and losses within TOLERANCE; return the programs and the largest difference. Raises
-    IntegrityFailure naming the first weight, in order of the forward pass, or the losses that differ."""
+    """Compare weights bit by bit, and losses within TOLERANCE; return the programs and the largest difference.
+
+    Raises IntegrityFailure naming the first weight, in order of the forward pass, or the losses that differ.
+    """
     largest = float(np.abs(np.subtract(other.losses(), reference.losses())).max())
     difference = _first_weight(reference, other)
     if difference is None and not largest <= TOLERANCE:

@@ -45,7 +45,9 @@ COMPANIONS = ("*.json", "*.txt", "*.model", "*.md", "*.jinja", "LICENSE*")
 
 def write_huggingface(loaded: LoadedCheckpoint, directory: Path) -> None:
     """Write a GPT-2's weights into `directory`, in fp32 and without padding rows of the vocabulary, and its tokenizer.
-    Raises IntegrityFailure if model and tokenizer differ in vocabulary size."""
+
+    Raises IntegrityFailure if model and tokenizer differ in vocabulary size.
+    """
     config = loaded.config
     tokenizer = Tokenizer.load(loaded.directory / "tokenizer")
     if tokenizer.vocab_size != config.vocab_size:
@@ -102,9 +104,12 @@ def our_tensors(
 
 
 def read_huggingface(directory: Path, vocab: Path | None = None, heads: int | None = None) -> Imported:
-    """Read a Hugging Face GPT-2 or BERT directory. `vocab` replaces a GPT-2's tokenizer. Embedding rows beyond a
-    GPT-2's entries are padding and become zeros. A BERT's own tokenizer is kept in `FOLDER`. Other values keep their
-    bits. Raises BadInput for another model and IntegrityFailure for damaged files, naming the tensor or file."""
+    """Read a Hugging Face GPT-2 or BERT directory. `vocab` replaces a GPT-2's tokenizer.
+
+    Embedding rows beyond a GPT-2's entries are padding and become zeros. A BERT's own tokenizer is kept in `FOLDER`.
+    Other values keep their bits. Raises BadInput for another model and IntegrityFailure for damaged files, naming the
+    tensor or file.
+    """
     path = directory / CONFIG
     kind = str(read_config(path, ()).get("model_type", "gpt2"))
     if (theirs := FORMATS.get(kind)) is None:

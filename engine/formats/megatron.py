@@ -255,8 +255,10 @@ def flatten(values: dict[Any, Any], prefix: str = "", depth: int = 5) -> dict[st
 
 
 def our_names(model: Any, where: object) -> dict[str, torch.Tensor]:
-    """The tensors of one file's `model` entry by our names, with layers numbered within the stage. Raises
-    IntegrityFailure for a name that no version of Megatron-LM's GPT-2 had, and for a value that is not a tensor."""
+    """The tensors of one file's `model` entry by our names, with layers numbered within the stage.
+
+    Raises IntegrityFailure for a name that no version of Megatron-LM's GPT-2 had, and for a value that is not a tensor.
+    """
     if not isinstance(model, dict):
         raise IntegrityFailure(f"{where}: its model is not a state dict")
     tensors: dict[str, torch.Tensor] = {}
@@ -292,8 +294,10 @@ def _our_name(name: str) -> str | None:
 
 
 def reorder_query_key_value(local: torch.Tensor, version: int, heads: int) -> torch.Tensor:
-    """Reorder the rows of a tensor-parallel rank's weight or bias to ours, [n, 3, d]. `heads` is n, the rank's heads.
-    Rows are [3, n, d] in version 0 and [n, d, 3] in version 1."""
+    """Reorder the rows of a tensor-parallel rank's weight or bias to ours, [n, 3, d].
+
+    `heads` is n, the rank's heads. Rows are [3, n, d] in version 0 and [n, d, 3] in version 1.
+    """
     d = local.size(0) // (3 * heads)
     if version == 0:
         return local.unflatten(0, (3, heads, d)).transpose(0, 1).flatten(0, 2)
@@ -303,8 +307,10 @@ def reorder_query_key_value(local: torch.Tensor, version: int, heads: int) -> to
 
 
 def require_gpt2(args: dict[str, Any], where: object) -> None:
-    """Raise BadInput if the arguments describe a model other than our GPT-2. A version that can choose has the exact
-    GeLU, not GPT-2's tanh, unless it took the fused or the OpenAI one."""
+    """Raise BadInput if the arguments describe a model other than our GPT-2.
+
+    A version that can choose has the exact GeLU, not GPT-2's tanh, unless it took the fused or the OpenAI one.
+    """
     check_settings(args, REQUIRED, where)
     if args.get("num_experts"):
         raise BadInput(f"{where}: num_experts is {args['num_experts']!r}; a dense model can be imported")

@@ -105,9 +105,11 @@ def build_model(directory: Path) -> nn.Module:
 
 
 def load_rank(directory: Path, axis: Axis, seed: int = 0, dtype: torch.dtype | None = None) -> nn.Module:
-    """This rank's part of a model that `shard_model` wrote: a transformers model, used as the whole one is. `dtype`
-    None is the number format of the files. `seed` is that of dropout in divided layers. Raises BadInput if the axis has
-    another number of ranks than there are files."""
+    """This rank's part of a model that `shard_model` wrote: a transformers model, used as the whole one is.
+
+    `dtype` None is the number format of the files. `seed` is that of dropout in divided layers. Raises BadInput if the
+    axis has another number of ranks than there are files.
+    """
     plan = read_plan(directory)
     if axis.size != plan.tp:
         raise BadInput(f"{directory} is divided over {plan.tp} ranks, not {axis.size}")
@@ -121,9 +123,11 @@ def load_rank(directory: Path, axis: Axis, seed: int = 0, dtype: torch.dtype | N
 
 
 def merge_model(checkpoint: Path, out: Path) -> Path:
-    """Write what `shard_model` divided as the Hugging Face directory `out`, and return `out`. The files are the
-    original ones, byte for byte. Raises BadInput if `out` exists or cannot be written, IntegrityFailure if the
-    checkpoint is incomplete or changed."""
+    """Write what `shard_model` divided as the Hugging Face directory `out`, and return `out`.
+
+    The files are the original ones, byte for byte. Raises BadInput if `out` exists or cannot be written,
+    IntegrityFailure if the checkpoint is incomplete or changed.
+    """
     check_output(out)
     check_seal(checkpoint)
     plan = read_plan(checkpoint)

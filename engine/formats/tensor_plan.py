@@ -85,9 +85,11 @@ def output_dim(module: nn.Module) -> int:
 
 
 def make_plan(model: nn.Module, tp: int) -> TensorPlan:
-    """The plan of a model of transformers on `tp` ranks. Runs the model once on a few random tokens. The weights must
-    be in general position: a feature that nothing depends on cannot be placed. Those that transformers draws are,
-    trained ones of dead units are not."""
+    """The plan of a model of transformers on `tp` ranks. Runs the model once on a few random tokens.
+
+    The weights must be in general position: a feature that nothing depends on cannot be placed. Those that
+    transformers draws are, trained ones of dead units are not.
+    """
     plan = TensorPlan(tp)
     names = {module: name for name, module in model.named_modules()}
     head = model.get_output_embeddings()  # type: ignore[operator]

@@ -33,9 +33,11 @@ UNREAD = (
     "megatron.enums.ModelType", "megatron.model.enums.ModelType", "megatron.core.enums.ModelType",
     "megatron.core.transformer.enums.AttnBackend", "signal.Signals", "_io.BytesIO",
 )  # fmt: skip
-"""Classes and functions in Megatron-LM checkpoints that no model needs. Each call gives an `Unread`. They are random
-state of numpy before and since version 2, loss scalers that were pickled whole (2019 and v1.0), values of arguments,
-and Transformer Engine's `_extra_state`."""
+"""Classes and functions in Megatron-LM checkpoints that no model needs. Each call gives an `Unread`.
+
+They are random state of numpy before and since version 2, loss scalers that were pickled whole (2019 and v1.0), values
+of arguments, and Transformer Engine's `_extra_state`.
+"""
 COMMON = "common.pt"
 CLASSES = (metadata.Metadata, metadata.MetadataIndex, metadata.TensorStorageMetadata, metadata.ChunkStorageMetadata,
            metadata.TensorProperties, metadata._MEM_FORMAT_ENCODING, metadata.BytesStorageMetadata,
@@ -63,8 +65,10 @@ class Unread:
 
 
 def read_torch_file(path: Path) -> Any:
-    """Read a file that `torch.save` wrote, in the zip format or the one before torch 1.6, to the CPU. Raises
-    IntegrityFailure if the file is damaged or names a function or class outside the list."""
+    """Read a file that `torch.save` wrote, in the zip format or the one before torch 1.6, to the CPU.
+
+    Raises IntegrityFailure if the file is damaged or names a function or class outside the list.
+    """
     names: list[Any] = [argparse.Namespace, *((Unread, name) for name in UNREAD)]
     try:
         if is_zip := zipfile.is_zipfile(path):
@@ -132,9 +136,11 @@ class _Reader(distributed.FileSystemReader):
 
 
 def read_torch_dist(directory: Path) -> dict[str, Any]:
-    """The weights in `directory`, in the form of one rank's Megatron-LM file: `model`, `args`, `iteration`. The
-    optimizer's tensors and pickled objects are not read. Raises IntegrityFailure for damaged metadata and for shards
-    that overlap, leave holes or are missing."""
+    """The weights in `directory`, in the form of one rank's Megatron-LM file: `model`, `args`, `iteration`.
+
+    The optimizer's tensors and pickled objects are not read. Raises IntegrityFailure for damaged metadata and for
+    shards that overlap, leave holes or are missing.
+    """
     path = directory / METADATA
     known = _read_pickle(path)
     if not isinstance(known, metadata.Metadata):

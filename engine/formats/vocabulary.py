@@ -33,8 +33,10 @@ def write_vocabulary(source: Path, out: Path, seq_length: int) -> None:
 
 
 def read_vocabulary(directory: Path) -> tuple[Tokenizer, list[Path]]:
-    """The tokenizer of a Hugging Face directory, from tokenizer.json if there is one, and the files with it. Raises
-    BadInput if there is none, IntegrityFailure if it is damaged."""
+    """The tokenizer of a Hugging Face directory, from tokenizer.json if there is one, and the files with it.
+
+    Raises BadInput if there is none, IntegrityFailure if it is damaged.
+    """
     path = directory / FILE_NAME
     if path.is_file():
         return Tokenizer.load(directory), [path]
@@ -44,8 +46,10 @@ def read_vocabulary(directory: Path) -> tuple[Tokenizer, list[Path]]:
 
 
 def read_vocabulary_files(directory: Path) -> tuple[Tokenizer, list[Path]]:
-    """The tokenizer of a directory's vocab.json and merges.txt, and these files. Raises BadInput if one is missing,
-    IntegrityFailure if one is damaged."""
+    """The tokenizer of a directory's vocab.json and merges.txt, and these files.
+
+    Raises BadInput if one is missing, IntegrityFailure if one is damaged.
+    """
     vocabulary, merges = directory / VOCABULARY, directory / MERGES
     for path in (vocabulary, merges):
         if not path.is_file():

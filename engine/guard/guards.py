@@ -67,8 +67,10 @@ class RecentIterations:
         return tuple(self._seen)
 
     def add(self, loss: float, gradient_norm: float) -> dict[str, float]:
-        """Remember an iteration. Returns the limit of each value that exceeds it: `loss`, `gradient_norm`. An iteration
-        with a value that is not finite, such as an fp16 overflow, is not remembered."""
+        """Remember an iteration. Returns the limit of each value that exceeds it: `loss`, `gradient_norm`.
+
+        An iteration with a value that is not finite, such as an fp16 overflow, is not remembered.
+        """
         if not (math.isfinite(loss) and math.isfinite(gradient_norm)):
             return {}
         values = {"loss": loss, "gradient_norm": gradient_norm}
@@ -99,8 +101,10 @@ class SpikeGuard(Guard):
 
 
 class NoiseScaleGuard(Guard):
-    """Adds the gradient noise scale to the metrics (McCandlish et al. 2018, Appendix A.1). It is averaged over the last
-    iterations of this session."""
+    """Adds the gradient noise scale to the metrics (McCandlish et al. 2018, Appendix A.1).
+
+    It is averaged over the last iterations of this session.
+    """
 
     def __init__(self, dp: int) -> None:
         self._dp = dp
@@ -122,15 +126,19 @@ class NoiseScaleGuard(Guard):
 def gradient_moments(
     small_square: float, small_batch: int, large_square: float, large_batch: int
 ) -> tuple[float, float]:
-    """|G|², the squared norm of the true gradient, and tr Σ, the variance of one sample's gradient, without bias. The
-    arguments are squared norms of gradients averaged over each batch: E|G_B|² = |G|² + tr Σ / B."""
+    """|G|², the squared norm of the true gradient, and tr Σ, the variance of one sample's gradient, without bias.
+
+    The arguments are squared norms of gradients averaged over each batch: E|G_B|² = |G|² + tr Σ / B.
+    """
     square = (large_batch * large_square - small_batch * small_square) / (large_batch - small_batch)
     return square, (small_square - large_square) / (1 / small_batch - 1 / large_batch)
 
 
 def noise_scale(moments: Iterable[tuple[float, float]]) -> float | None:
-    """B_simple = tr Σ / |G|², in samples; None where the gradient drowns in the noise. Each moment is averaged over the
-    iterations first, because a ratio of single estimates is biased."""
+    """B_simple = tr Σ / |G|², in samples; None where the gradient drowns in the noise.
+
+    Each moment is averaged over the iterations first, because a ratio of single estimates is biased.
+    """
     square, variance = (math.fsum(values) for values in zip((0.0, 0.0), *moments, strict=True))
     return variance / square if square > 0 and variance > 0 else None
 
@@ -174,9 +182,11 @@ class FiniteGuard(Guard):
 
 
 def diagnose(step: TrainingStep, microbatches: Sequence[PipelineInput]) -> str:
-    """Data-parallel ranks, samples and parameters that are not finite, in words. Every rank calls it. The iteration is
-    computed again: its weights have not changed and all randomness is keyed, so the same values come up. Outputs are in
-    the order of the forward pass, gradients in that of the backward pass."""
+    """Data-parallel ranks, samples and parameters that are not finite, in words. Every rank calls it.
+
+    The iteration is computed again: its weights have not changed and all randomness is keyed, so the same values come
+    up. Outputs are in the order of the forward pass, gradients in that of the backward pass.
+    """
     model, mesh = step.model, step.mesh
     assert isinstance(model, PartitionedModel)
     outputs: list[str] = []
@@ -230,8 +240,10 @@ BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 
 class SlowRankGuard(Guard):
-    """Compares the time of each rank's own work, without communication, with that of the other ranks of its stage. It
-    sees no difference on GPUs, where communication is not waited for, and with ZeRO stage 3."""
+    """Compares the time of each rank's own work, without communication, with that of the other ranks of its stage.
+
+    It sees no difference on GPUs, where communication is not waited for, and with ZeRO stage 3.
+    """
 
     def __init__(self, mesh: ParallelMesh) -> None:
         self._mesh = mesh
@@ -270,9 +282,11 @@ def slow_ranks(seconds: Sequence[float], layout: Layout) -> dict[int, float]:
 
 
 class ReplicaGuard(Guard):
-    """Compares the parameters that several ranks hold whole: they must be the same bits on all of them. BLOOM's layer
-    norms drifted apart between tensor-parallel ranks for weeks before anyone looked (bigscience, tr11 chronicles, March
-    2022)."""
+    """Compares the parameters that several ranks hold whole: they must be the same bits on all of them.
+
+    BLOOM's layer norms drifted apart between tensor-parallel ranks for weeks before anyone looked (bigscience, tr11
+    chronicles, March 2022).
+    """
 
     def __init__(self, parameters: Sequence[ShardedParameter], mesh: ParallelMesh) -> None:
         self._parameters, self._mesh = parameters, mesh
@@ -282,9 +296,11 @@ class ReplicaGuard(Guard):
             self.before_checkpoint()
 
     def before_checkpoint(self) -> None:
-        """Compare checksums. Raises Diverged, on every rank, naming tensor and ranks. Undivided parameters are compared
-        over the tensor-parallel axis, all over the data-parallel axis, the tied embedding also between first and last
-        stage."""
+        """Compare checksums. Raises Diverged, on every rank, naming tensor and ranks.
+
+        Undivided parameters are compared over the tensor-parallel axis, all over the data-parallel axis, the tied
+        embedding also between first and last stage.
+        """
         mesh, layout = self._mesh, self._mesh.layout
         if layout.world_size == 1:
             return

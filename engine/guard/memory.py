@@ -27,9 +27,12 @@ WORTH = 0.98
 
 
 class PeakMemory:
-    """The most memory taken since this object was made. On a GPU torch's allocator counts it. On a CPU, where torch
-    keeps no count, it is the growth of the process's resident set, with freed buffers that are kept for reuse and the
-    libraries that torch loads at its first step (about 0.15 GB)."""
+    """The most memory taken since this object was made.
+
+    On a GPU torch's allocator counts it. On a CPU, where torch keeps no count, it is the growth of the process's
+    resident set, with freed buffers that are kept for reuse and the libraries that torch loads at its first step
+    (about 0.15 GB).
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -50,8 +53,10 @@ class PeakMemory:
 
 
 def _resident_bytes(field: str) -> int:
-    """Resident set now (`VmRSS`) or at its peak (`VmHWM`); always the peak where the system has no /proc. On Linux
-    `getrusage` would not do: its peak includes the process that started this one, before `exec`."""
+    """Resident set now (`VmRSS`) or at its peak (`VmHWM`); always the peak where the system has no /proc.
+
+    On Linux `getrusage` would not do: its peak includes the process that started this one, before `exec`.
+    """
     if not STATUS.exists():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     line = next(line for line in STATUS.read_text(encoding="ascii").splitlines() if line.startswith(f"{field}:"))
@@ -59,9 +64,11 @@ def _resident_bytes(field: str) -> int:
 
 
 class MemoryGuard(Guard):
-    """Reads the peak after the first iteration, and warns when training runs too close to a GPU's memory. Torch's
-    caching allocator then finds no room, waits for the GPU, gives its cache back and tries again, which cost "Scaling
-    Transformer-XL to 128 GPUs" up to 30 % of its speed."""
+    """Reads the peak after the first iteration, and warns when training runs too close to a GPU's memory.
+
+    Torch's caching allocator then finds no room, waits for the GPU, gives its cache back and tries again, which cost
+    "Scaling Transformer-XL to 128 GPUs" up to 30 % of its speed.
+    """
 
     def __init__(self, memory: PeakMemory) -> None:
         self._memory = memory
@@ -78,8 +85,10 @@ class MemoryGuard(Guard):
         return warning
 
     def look(self, statistics: Mapping[str, int]) -> str:
-        """A warning, the first time that retries grew since the last look; otherwise nothing. `statistics` are those of
-        `torch.cuda.memory_stats`. Retries before the first look do not count."""
+        """A warning, the first time that retries grew since the last look; otherwise nothing.
+
+        `statistics` are those of `torch.cuda.memory_stats`. Retries before the first look do not count.
+        """
         before, self._retries = self._retries, statistics.get("num_alloc_retries", 0)
         if self._has_told or before is None or self._retries <= before:
             return ""
@@ -116,8 +125,10 @@ def explaining_out_of_memory(run: ResolvedRun, mesh: ParallelMesh, when: str) ->
 
 
 def _is_first_to_say() -> bool:
-    """True if no other rank has run out of memory before; one rank speaks for all. Of ranks that are threads, the first
-    that fails ends the others before they compute again."""
+    """True if no other rank has run out of memory before; one rank speaks for all.
+
+    Of ranks that are threads, the first that fails ends the others before they compute again.
+    """
     if not dist.is_initialized():
         return True
     try:

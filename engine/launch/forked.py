@@ -31,8 +31,10 @@ class _Answer(NamedTuple):
 
 
 def run_forked(function: Callable[..., Any], world_size: int, *args: Any, timeout_seconds: float = 300.0) -> list[Any]:
-    """Call `function(*args)` on each rank; returns the results in rank order. Raises RanksFailed when a rank fails; the
-    others are then ended. On a timeout every rank prints its stack."""
+    """Call `function(*args)` on each rank; returns the results in rank order.
+
+    Raises RanksFailed when a rank fails; the others are then ended. On a timeout every rank prints its stack.
+    """
     context = multiprocessing.get_context("fork")
     answers: dict[int, _Answer] = {}
     waiting: dict[Any, int] = {}

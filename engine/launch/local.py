@@ -105,7 +105,9 @@ def _wait(processes: Sequence[BaseProcess], grace_seconds: float = 10.0) -> int:
 
 def keep_large_buffers() -> None:
     """Keep glibc from handing large buffers back to the system each iteration, the largest cost of training on a CPU.
-    Every allocation is then served from a heap that is not trimmed. Call before torch is imported."""
+
+    Every allocation is then served from a heap that is not trimmed. Call before torch is imported.
+    """
     if platform.libc_ver()[0] != "glibc":
         return
     libc = ctypes.CDLL(None)

@@ -176,8 +176,10 @@ def local_device() -> torch.device:
 
 def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
     """The mesh of `layout` over the threads or processes that were started. Processes speak through NCCL on GPUs,
-    through gloo on CPUs. Raises BadInput when the number of ranks differs from the layout's, RanksMissing when some do
-    not come."""
+    through gloo on CPUs.
+
+    Raises BadInput when the number of ranks differs from the layout's, RanksMissing when some do not come.
+    """
     if layout.world_size != launched_world_size():
         raise BadInput(f"{layout} needs {layout.world_size} ranks but {launched_world_size()} were started")
     if here := current_rank():

@@ -47,9 +47,11 @@ def current_rank() -> ThreadRank | None:
 def run_threads(
     function: Callable[..., Any], ranks: int, *args: Any, timeout_seconds: float | None = 300.0
 ) -> list[Any]:
-    """Call `function(*args)` on each of `ranks` threads; returns their results in rank order. The first exception of a
-    rank ends the others and is raised here. Raises RanksFailed, with the stack of a rank that is still computing, after
-    `timeout_seconds`."""
+    """Call `function(*args)` on each of `ranks` threads; returns their results in rank order.
+
+    The first exception of a rank ends the others and is raised here. Raises RanksFailed, with the stack of a rank that
+    is still computing, after `timeout_seconds`.
+    """
     world, results = World(ranks), [None] * ranks
 
     def be_rank(rank: int) -> None:

@@ -33,7 +33,9 @@ def _same(x: torch.Tensor) -> torch.Tensor:
 
 def enter_tensor_parallel(x: torch.Tensor, axis: Axis, sequence_parallel: bool) -> torch.Tensor:
     """Before a column-parallel product: f, or all-gather of the sequence forward and reduce-scatter backward.
-    Megatron-LM: `copy_to_tensor_model_parallel_region`, `gather_from_sequence_parallel_region`."""
+
+    Megatron-LM: `copy_to_tensor_model_parallel_region`, `gather_from_sequence_parallel_region`.
+    """
     if axis.size == 1:
         return x
     if sequence_parallel:
@@ -42,8 +44,10 @@ def enter_tensor_parallel(x: torch.Tensor, axis: Axis, sequence_parallel: bool) 
 
 
 def leave_tensor_parallel(x: torch.Tensor, axis: Axis, sequence_parallel: bool) -> torch.Tensor:
-    """After a row-parallel product: g, or reduce-scatter of the sequence forward and all-gather backward. Megatron-LM:
-    `reduce_from_tensor_model_parallel_region`, `reduce_scatter_to_sequence_parallel_region`."""
+    """After a row-parallel product: g, or reduce-scatter of the sequence forward and all-gather backward.
+
+    Megatron-LM: `reduce_from_tensor_model_parallel_region`, `reduce_scatter_to_sequence_parallel_region`.
+    """
     if axis.size == 1:
         return x
     if sequence_parallel:
@@ -52,8 +56,10 @@ def leave_tensor_parallel(x: torch.Tensor, axis: Axis, sequence_parallel: bool) 
 
 
 def gather_features(x: torch.Tensor, axis: Axis, start: int, whole: int) -> torch.Tensor:
-    """All ranks' features, `whole` in number along the last dim, where this rank's `x` begin at `start`. Backward takes
-    this rank's part of a gradient that is whole on every rank."""
+    """All ranks' features, `whole` in number along the last dim, where this rank's `x` begin at `start`.
+
+    Backward takes this rank's part of a gradient that is whole on every rank.
+    """
     stop = start + x.shape[-1]
 
     def gather(part: torch.Tensor) -> torch.Tensor:

@@ -48,8 +48,10 @@ class ColumnParallelLinear(nn.Module):
 
 
 class RowParallelLinear(nn.Module):
-    """y = xAᵀ + b with the columns of A (input features) divided: [s, b, in/t] → [s, b, out]. Every rank holds the
-    whole bias, which is added once, after the all-reduce."""
+    """y = xAᵀ + b with the columns of A (input features) divided: [s, b, in/t] → [s, b, out].
+
+    Every rank holds the whole bias, which is added once, after the all-reduce.
+    """
 
     shard_dims: ClassVar[dict[str, int]] = {"weight": 1}
     bias: nn.Parameter
@@ -71,8 +73,10 @@ class RowParallelLinear(nn.Module):
 
 
 class VocabParallelEmbedding(nn.Module):
-    """Word embedding with its rows (vocabulary) divided: token ids [b, s] → [s, b, h]. On CPUs the gradient is sparse,
-    the rows that were looked up, if nothing else uses the weight (`is_alone`)."""
+    """Word embedding with its rows (vocabulary) divided: token ids [b, s] → [s, b, h].
+
+    On CPUs the gradient is sparse, the rows that were looked up, if nothing else uses the weight (`is_alone`).
+    """
 
     shard_dims: ClassVar[dict[str, int]] = {"weight": 0}
 
@@ -117,8 +121,10 @@ class _EnteredLinear(torch.autograd.Function):
 
 
 class _GatheredLinear(torch.autograd.Function):
-    """xAᵀ + b of a divided sequence, [s/t, b, in] → [s, b, out/t]. The whole input is gathered again in the backward
-    pass instead of kept (arXiv 2205.05198, Section 4.2.2)."""
+    """xAᵀ + b of a divided sequence, [s/t, b, in] → [s, b, out/t].
+
+    The whole input is gathered again in the backward pass instead of kept (arXiv 2205.05198, Section 4.2.2).
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis) -> Tensor:

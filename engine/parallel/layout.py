@@ -12,8 +12,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layout:
-    """Degrees of tensor, pipeline and data parallelism. Global rank = tp + TP·(dp + DP·pp): tensor-parallel neighbours
-    are adjacent, then data, then pipeline (Megatron-LM v2, `mpu/initialize.py`)."""
+    """Degrees of tensor, pipeline and data parallelism.
+
+    Global rank = tp + TP·(dp + DP·pp): tensor-parallel neighbours are adjacent, then data, then pipeline
+    (Megatron-LM v2, `mpu/initialize.py`).
+    """
 
     tp: int = 1
     pp: int = 1
@@ -61,8 +64,10 @@ def split_layers(num_layers: int, pp: int, chunks: int) -> list[PipelineStage]:
 
 
 def layout_of(config: "RunConfig", ranks: int) -> Layout:
-    """The layout of a run on `ranks` ranks: tp and pp as configured, all others data-parallel. Raises BadInput with the
-    numbers that do not divide and the choices that would."""
+    """The layout of a run on `ranks` ranks: tp and pp as configured, all others data-parallel.
+
+    Raises BadInput with the numbers that do not divide and the choices that would.
+    """
     tp, pp = config.parallel.tp, config.parallel.pp
     num_heads, padded_vocab_size = config.model.num_heads, config.model.padded_vocab_size
     batch_in_microbatches = config.train.batch_in_microbatches

@@ -44,8 +44,10 @@ class ShardedParameter:
 
 
 def sharded_parameters(model: nn.Module, mesh: ParallelMesh) -> list[ShardedParameter]:
-    """Parameters of a model or pipeline stage in definition order, by the whole model's names. Under ZeRO stage 3 they
-    are this rank's shards, divided along dim 0 over the data axis."""
+    """Parameters of a model or pipeline stage in definition order, by the whole model's names.
+
+    Under ZeRO stage 3 they are this rank's shards, divided along dim 0 over the data axis.
+    """
     stage = getattr(model, "stage", None)
     has_copy = stage is not None and stage.is_last and not stage.is_first
     parameters = []

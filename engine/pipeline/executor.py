@@ -131,8 +131,10 @@ class PipelineExecutor:
     def run(
         self, program: Sequence[Instruction], before_backward: Callable[[int], None] = lambda chunk: None
     ) -> torch.Tensor:
-        """Sum over microbatches of (loss × sequences), float64; zero on ranks without the last stage. Gradients of the
-        loss scale × loss, summed over microbatches, are added to the parameters'."""
+        """Sum over microbatches of (loss × sequences), float64; zero on ranks without the last stage.
+
+        Gradients of the loss scale × loss, summed over microbatches, are added to the parameters'.
+        """
         for instruction in program:
             if isinstance(instruction, Message):
                 self._send(instruction) if instruction.send else self._receive(instruction)

@@ -58,9 +58,11 @@ class Lowered:
 
 
 def lower(orders: Sequence[Sequence[Compute]], chunks: int, forward: float = 1.0, backward: float = 2.0) -> Lowered:
-    """Insert every message where the producing computation ends, walking all ranks in time together. `forward` and
-    `backward` are the durations of one chunk's passes. Raises ValueError if the orders cannot proceed or the programs
-    are not complete and safe (`check_programs`)."""
+    """Insert every message where the producing computation ends, walking all ranks in time together.
+
+    `forward` and `backward` are the durations of one chunk's passes. Raises ValueError if the orders cannot proceed or
+    the programs are not complete and safe (`check_programs`).
+    """
     pp = len(orders)
     last = pp * chunks - 1
     durations = {Op.FORWARD: forward, Op.BACKWARD: backward}
@@ -109,9 +111,11 @@ def lower(orders: Sequence[Sequence[Compute]], chunks: int, forward: float = 1.0
 def check_programs(
     programs: Sequence[Sequence[Instruction]], chunks: int, microbatches: int, passes: Iterable[Op] = tuple(Op)
 ) -> None:
-    """Raise ValueError unless the programs are complete and safe. Each chunk makes each of the `passes` of each
-    microbatch once, the forward pass first; each message is sent and received once, in the same order at both ends;
-    what is consumed was received before."""
+    """Raise ValueError unless the programs are complete and safe.
+
+    Each chunk makes each of the `passes` of each microbatch once, the forward pass first; each message is sent and
+    received once, in the same order at both ends; what is consumed was received before.
+    """
     pp = len(programs)
     last = pp * chunks - 1
     for rank, program in enumerate(programs):

@@ -26,7 +26,8 @@ class Compute(NamedTuple):
 
 def check_schedule(name: ScheduleName, pp: int, chunks: int, microbatches: int) -> None:
     """Raise BadInput where the schedule is not defined: chunks without interleaving, or interleaving with a number of
-    microbatches that is not a multiple of pp (2021 paper, Section 2.2)."""
+    microbatches that is not a multiple of pp (2021 paper, Section 2.2).
+    """
     if name != "interleaved" and chunks != 1:
         raise BadInput(f"the {name} schedule has one chunk per rank, not {chunks}; interleaved has several")
     if name == "interleaved" and microbatches % pp:
@@ -56,9 +57,11 @@ def _gpipe(pp: int, rank: int, chunks: int, microbatches: int) -> Iterator[Compu
 
 
 def _one_f_one_b(pp: int, rank: int, chunks: int, microbatches: int) -> Iterator[Compute]:
-    """Warm-up forwards, one forward and one backward in turn, the remaining backwards (PipeDream-Flush). With several
-    chunks this is the interleaved schedule of the 2021 paper (Figure 4): groups of p microbatches pass through all
-    chunks in turn, and warm-up is 2(p − rank − 1) + (v − 1)p instead of p − rank − 1."""
+    """Warm-up forwards, one forward and one backward in turn, the remaining backwards (PipeDream-Flush).
+
+    With several chunks this is the interleaved schedule of the 2021 paper (Figure 4): groups of p microbatches pass
+    through all chunks in turn, and warm-up is 2(p − rank − 1) + (v − 1)p instead of p − rank − 1.
+    """
     total = microbatches * chunks
 
     def step(number: int, op: Op) -> Compute:
@@ -87,8 +90,10 @@ def ideal_bubble(name: ScheduleName, pp: int, chunks: int, microbatches: int) ->
 
 
 def peaks_in_flight(name: ScheduleName, pp: int, chunks: int, microbatches: int) -> list[int]:
-    """Most forward passes of each rank that wait for their backward pass at a time. Raises BadInput as
-    `check_schedule`."""
+    """Most forward passes of each rank that wait for their backward pass at a time.
+
+    Raises BadInput as `check_schedule`.
+    """
     check_schedule(name, pp, chunks, microbatches)
     if name == "gpipe":
         return [microbatches] * pp

@@ -68,8 +68,10 @@ def start_tensorboard(run: Path, config: dict[str, Any]) -> Session:
 
 
 def start_wandb(run: Path, config: dict[str, Any]) -> Session:
-    """Begin a W&B run, offline unless WANDB_MODE says otherwise; `wandb sync` uploads it. A service process of W&B's
-    writes it, which reports a full disk in its `debug-internal.log` alone."""
+    """Begin a W&B run, offline unless WANDB_MODE says otherwise; `wandb sync` uploads it.
+
+    A service process of W&B's writes it, which reports a full disk in its `debug-internal.log` alone.
+    """
     wandb = import_extra("wandb", "wandb")
     _empty_folder(run / "wandb")
     session = wandb.init(

@@ -94,9 +94,11 @@ class ResolvedRun:
         return self.data.parents | ({self.origin.kind: self.origin.digest} if self.origin else {})
 
     def begin(self, root: Path) -> RunDirectory:
-        """The directory of this run below `root`, begun if it is new. Its name follows from what the run computes. A
-        run that was begun before is therefore found again, and the trainer resumes from its newest checkpoint
-        (`engine.checkpoint.checkpoint.resume`)."""
+        """The directory of this run below `root`, begun if it is new.
+
+        Its name follows from what the run computes. A run that was begun before is therefore found again, and the
+        trainer resumes from its newest checkpoint (`engine.checkpoint.checkpoint.resume`).
+        """
         described = self.config.model_dump(mode="json")
         return RunDirectory.begin(root, self.config.name, "training", described, self.parents, PLACES)
 
@@ -160,9 +162,11 @@ class ResolvedRun:
 
 
 def resolve(config: RunConfig, ranks: int | None = None, origin: StartingPoint | None = None) -> ResolvedRun:
-    """The run of a configuration on `ranks` ranks, by default on as many as there are here. Raises DataMissing,
-    IntegrityFailure or BadInput for a dataset that is not there, not complete or does not fit, and BadInput for a
-    layout that does not divide."""
+    """The run of a configuration on `ranks` ranks, by default on as many as there are here.
+
+    Raises DataMissing, IntegrityFailure or BadInput for a dataset that is not there, not complete or does not fit, and
+    BadInput for a layout that does not divide.
+    """
     dataset = None
     if config.data.dataset is not None:
         dataset = DatasetFacts.read(config.data.dataset)
@@ -173,8 +177,10 @@ def resolve(config: RunConfig, ranks: int | None = None, origin: StartingPoint |
 
 
 def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, StartingPoint | None]:
-    """The configuration with the padded vocabulary of the checkpoint that it starts from, and the checkpoint. Raises
-    BadInput if the checkpoint has another tokenizer or shape."""
+    """The configuration with the padded vocabulary of the checkpoint that it starts from, and the checkpoint.
+
+    Raises BadInput if the checkpoint has another tokenizer or shape.
+    """
     seam = config.train.continues
     place = seam.run if seam else config.train.init_from
     if place is None:
@@ -195,8 +201,10 @@ def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, Starting
 
 
 def continue_run(config: RunConfig, run: Path) -> RunConfig:
-    """The configuration that continues a run from its newest checkpoint. Raises BadInput for anything but a training
-    run, for fewer iterations and for another precision."""
+    """The configuration that continues a run from its newest checkpoint.
+
+    Raises BadInput for anything but a training run, for fewer iterations and for another precision.
+    """
     directory = RunDirectory.open(run)
     earlier = parse_config(directory.manifest["config"], RunConfig, str(directory.path / MANIFEST)).train
     if earlier.precision != config.train.precision:
@@ -218,8 +226,10 @@ def default_ranks(config: RunConfig) -> int:
 
 
 def read_run_config(model: str | Path, overrides: Sequence[str] = (), twin: bool = False) -> RunConfig:
-    """The configuration of a shipped model or a TOML file. Overrides of `twin.` are factors by which a twin is shrunk;
-    all others apply after that."""
+    """The configuration of a shipped model or a TOML file.
+
+    Overrides of `twin.` are factors by which a twin is shrunk; all others apply after that.
+    """
     path = find_file(model, Shipped.MODEL)
     if not twin:
         return load_config(path, RunConfig, overrides)
@@ -232,8 +242,11 @@ def read_run(
     model: str | Path, overrides: Sequence[str] = (), twin: bool = False, ranks: int | None = None,
     earlier: Path | None = None,
 ) -> ResolvedRun:  # fmt: skip
-    """The run of a shipped model or a TOML file, which continues `earlier` if that is given. Raises BadInput if the
-    file or an override states a vocabulary that its dataset does not have; a twin's rule is no statement."""
+    """The run of a shipped model or a TOML file, which continues `earlier` if that is given.
+
+    Raises BadInput if the file or an override states a vocabulary that its dataset does not have; a twin's rule is no
+    statement.
+    """
     config = read_run_config(model, overrides, twin)
     run = resolve(continue_run(config, earlier) if earlier else config, ranks)
     stated, actual = config.model.vocab_size, run.config.model.vocab_size
@@ -248,8 +261,10 @@ def read_run(
 
 def resolve_begun(directory: RunDirectory, ranks: int | None = None, changed: Sequence[str] = ()) -> ResolvedRun:
     """The run that was begun in a directory, to be resumed there, at the layout that trained last or a changed one.
+
     Raises IntegrityFailure or BadInput when its dataset, its name or the version has changed since it began, because
-    the same configuration would now be another run."""
+    the same configuration would now be another run.
+    """
     manifest, path = directory.manifest, directory.path
     if wrong := next((item for item in changed if item.partition(".")[0] not in PLACES), None):
         raise BadInput(

@@ -151,9 +151,11 @@ class BERT(StageModel):
         return losses.T
 
     def batch_loss(self, hidden: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
-        """Mean loss over masked positions plus the loss of sentence order, a scalar. Evaluation leaves sentence order
-        out and averages over each sequence, then over sequences. So the exponential is the masked-LM perplexity and
-        does not depend on batches."""
+        """Mean loss over masked positions plus the loss of sentence order, a scalar.
+
+        Evaluation leaves sentence order out and averages over each sequence, then over sequences. So the exponential is
+        the masked-LM perplexity and does not depend on batches.
+        """
         pairs = batch.pairs or _one_part(batch.tokens)
         losses = self.masked_losses(hidden, batch.targets)
         masked = batch.targets >= 0

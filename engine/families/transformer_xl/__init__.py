@@ -53,9 +53,11 @@ class TransformerXLForms(ClosedForms):
 
 @dataclass(frozen=True)
 class TrainingStreams(TrainingOrder):
-    """Training sequences of a model with memory: each place of the global batch continues where it stopped. The
-    documents, shuffled as for other models, are one line of tokens; place p reads the p-th of equal parts of it. A
-    place that a growing batch adds later begins as far into its part as the other places are."""
+    """Training sequences of a model with memory: each place of the global batch continues where it stopped.
+
+    The documents, shuffled as for other models, are one line of tokens; place p reads the p-th of equal parts of it. A
+    place that a growing batch adds later begins as far into its part as the other places are.
+    """
 
     iterations: int
 

@@ -115,7 +115,9 @@ def _log_softmax(logits: Tensor) -> Tensor:
 
 def distance_encoding(length: int, hidden_size: int, device: torch.device) -> Tensor:
     """Encoding R of distances length − 1 … 0, [length, h] float64: sines, then cosines, of 10000^(−2i/h) · distance.
-    Dai et al. 2019, from Vaswani et al. 2017, Section 3.5, in the order of the authors' code."""
+
+    Dai et al. 2019, from Vaswani et al. 2017, Section 3.5, in the order of the authors' code.
+    """
     distances = torch.arange(length - 1, -1, -1, dtype=torch.float64, device=device)
     powers = torch.arange(0, hidden_size, 2, dtype=torch.float64, device=device) / hidden_size
     angles = torch.outer(distances, 10000.0**-powers)
@@ -123,8 +125,10 @@ def distance_encoding(length: int, hidden_size: int, device: torch.device) -> Te
 
 
 class RelativeAttention(nn.Module):
-    """Causal attention with scores (q + u)·k + (q + v)·r(distance), heads divided over the tensor-parallel axis. u and
-    v are learned vectors of each head and layer (Dai et al. 2019, Section 3.3). There are no biases."""
+    """Causal attention with scores (q + u)·k + (q + v)·r(distance), heads divided over the tensor-parallel axis.
+
+    u and v are learned vectors of each head and layer (Dai et al. 2019, Section 3.3). There are no biases.
+    """
 
     shard_dims: ClassVar[dict[str, int]] = {"content_bias": 0, "position_bias": 0}
 
