@@ -1,5 +1,7 @@
-"""Loops compiled by numba, and their arithmetic: bf16 elements, exponentials, random bits. Loops see bf16 tensors as
-int16 arrays. All arithmetic is in fp32. Sums may be taken in any order."""
+"""Loops compiled by numba, and their arithmetic: bf16 elements, exponentials, random bits.
+
+Loops see bf16 tensors as int16 arrays. All arithmetic is in fp32. Sums may be taken in any order.
+"""
 
 import fcntl
 import os

@@ -1,5 +1,7 @@
-"""Names of torch that differ between versions, under their newest spelling, and what the processor can do. The rest of
-the product uses only names that every supported version has, and asks for no version."""
+"""Names of torch that differ between versions, under their newest spelling, and what the processor can do.
+
+The rest of the product uses only names that every supported version has, and asks for no version.
+"""
 
 from typing import Any
 

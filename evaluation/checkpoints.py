@@ -1,5 +1,7 @@
-"""Checkpoints of this suite, Hugging Face, Megatron-LM or `torch_dist`, loaded as models to score with. GPT-2 is
-computed by the engine, every other causal language model by transformers."""
+"""Checkpoints of this suite, Hugging Face, Megatron-LM or `torch_dist`, loaded as models to score with.
+
+GPT-2 is computed by the engine, every other causal language model by transformers.
+"""
 
 import sys
 import tempfile

@@ -54,8 +54,10 @@ def encode_strictly(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
 
 
 def encode_passages(tokenizer: Encoder, passages: Sequence[str]) -> list[tuple[list[int], int]]:
-    """Each passage's sub-words and how many of them are its target: what follows the last space. Context and target are
-    encoded together and cut where the context alone, without white space at its end, does."""
+    """Each passage's sub-words and how many of them are its target: what follows the last space.
+
+    Context and target are encoded together and cut where the context alone, without white space at its end, does.
+    """
     whole = tokenizer.encode_batch(list(passages))
     before = tokenizer.encode_batch([passage.rpartition(" ")[0].rstrip() for passage in passages])
     return [(tokens, len(tokens) - len(context)) for tokens, context in zip(whole, before, strict=True)]

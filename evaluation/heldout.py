@@ -1,5 +1,7 @@
 """Texts without published numbers: a checkpoint's own validation documents and a user's files, through the same code.
-If a published test file is missing, the validation documents stand in for it, under their own name and with a note."""
+
+If a published test file is missing, the validation documents stand in for it, under their own name and with a note.
+"""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -1,5 +1,7 @@
-"""Perplexity of a running text: from windows over its sub-words to every convention's number. The protocol decides the
-scored windows (`Stream`); each divisor of the summed loss is a column of the result."""
+"""Perplexity of a running text: from windows over its sub-words to every convention's number.
+
+The protocol decides the scored windows (`Stream`); each divisor of the summed loss is a column of the result.
+"""
 
 import math
 from collections.abc import Callable, Sequence

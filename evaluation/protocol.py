@@ -1,5 +1,7 @@
-"""A task turns text into requests, a model answers with scores, the task makes a result of them. A protocol is a named
-thing: a name stands for one recipe, written out in the result's `protocol` line."""
+"""A task turns text into requests, a model answers with scores, the task makes a result of them.
+
+A protocol is a named thing: a name stands for one recipe, written out in the result's `protocol` line.
+"""
 
 import copy
 import math

@@ -344,15 +344,19 @@ def pack_weights(network: CausalModel) -> None:
 def forward_at(
     network: CausalModel | PretrainedModel, mesh: ParallelMesh, tokens: Tensor, positions: Tensor
 ) -> Tensor | None:
-    """Final states [q, b, h] at positions [b, q] of token ids [b, s] on the last stage, None on the others. Every rank
-    of the pipeline calls it with the same tokens."""
+    """Final states [q, b, h] at positions [b, q] of token ids [b, s] on the last stage, None on the others.
+
+    Every rank of the pipeline calls it with the same tokens.
+    """
     last = partial(network.hidden_states_at, positions=positions)
     return _pass_down(network, mesh, tokens, network.hidden_states, last)
 
 
 def forward_next(network: GPT2 | PretrainedModel, mesh: ParallelMesh, tokens: Tensor, cache: Any) -> Tensor | None:
-    """Final states [q, b, h] of the token ids [b, q] that follow those in the cache on the last stage, else None. Every
-    rank of the pipeline calls it with the same tokens and the cache of its own stage."""
+    """Final states [q, b, h] of the token ids [b, q] that follow those in the cache on the last stage, else None.
+
+    Every rank of the pipeline calls it with the same tokens and the cache of its own stage.
+    """
     step = partial(network.hidden_states_next, cache=cache)
     return _pass_down(network, mesh, tokens, step, step)
 

@@ -74,8 +74,10 @@ class Settings:
 
 @dataclass(frozen=True)
 class Sampling:
-    """Steps, in order, by which a token is drawn from the model's distribution. Raises BadInput for a value that leaves
-    no distribution."""
+    """Steps, in order, by which a token is drawn from the model's distribution.
+
+    Raises BadInput for a value that leaves no distribution.
+    """
 
     temperature: float = 1.0
     """Divides the logits."""

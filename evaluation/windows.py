@@ -1,5 +1,8 @@
-"""Sliding windows in which every target is scored exactly once. Pure arithmetic on positions. Follows the overlapping
-evaluation of Megatron-LM's zero-shot tasks (`--overlapping-eval 32` at sequence length 1024)."""
+"""Sliding windows in which every target is scored exactly once.
+
+Pure arithmetic on positions. Follows the overlapping evaluation of Megatron-LM's zero-shot tasks (`--overlapping-eval
+32` at sequence length 1024).
+"""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -63,8 +66,10 @@ def sliding_windows(num_tokens: int, seq_length: int, stride: int) -> Lazy[Windo
 
 
 def rolling_windows(num_tokens: int, seq_length: int) -> Iterator[Window]:
-    """Disjoint windows over a document that score every token but the first. Each sees the token before what it scores;
-    the last one is extended to the left to a full context."""
+    """Disjoint windows over a document that score every token but the first.
+
+    Each sees the token before what it scores; the last one is extended to the left to a full context.
+    """
     for first in range(1, num_tokens, seq_length):
         stop = min(first + seq_length, num_tokens)
         yield Window(0 if first == 1 else stop - seq_length - 1, first, stop)

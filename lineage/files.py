@@ -1,5 +1,7 @@
-"""The base of file schemas, how files are read and written with them, and the schema of a run's manifest. Writer and
-reader of a file use one class, which stands in the folder of the writer."""
+"""The base of file schemas, how files are read and written with them, and the schema of a run's manifest.
+
+Writer and reader of a file use one class, which stands in the folder of the writer.
+"""
 
 import json
 import math

@@ -40,9 +40,12 @@ class RunDirectory:
         cls, root: Path, name: str, kind: str, config: dict[str, Any], parents: dict[str, str],
         without: frozenset[str] = frozenset(),
     ) -> "RunDirectory":  # fmt: skip
-        """Open the directory for this work, writing its manifest if it is new. `parents` maps the name of each input to
-        its digest. Sections of `config` named in `without` only locate the inputs and do not count in the identity.
-        Raises BadInput if `root` cannot hold directories, or if `name` there leads to a run of another kind."""
+        """Open the directory for this work, writing its manifest if it is new.
+
+        `parents` maps the name of each input to its digest. Sections of `config` named in `without` only locate the
+        inputs and do not count in the identity. Raises BadInput if `root` cannot hold directories, or if `name` there
+        leads to a run of another kind.
+        """
         if (root / name / MANIFEST).is_file() and (other := read_object(root / name / MANIFEST).get("kind")) != kind:
             raise BadInput(f"{root / name} is the name of a {other} run: give this {kind} run another one")
         what = {section: value for section, value in config.items() if section not in without}
@@ -64,8 +67,10 @@ class RunDirectory:
         self, name: str, kind: str, identity: str, config: dict[str, Any], parents: dict[str, str],
         without: frozenset[str] = frozenset(),
     ) -> "RunDirectory":  # fmt: skip
-        """Write the manifest if no other process has; several may begin the run at once. Raises BadInput if the
-        directory holds other work."""
+        """Write the manifest if no other process has; several may begin the run at once.
+
+        Raises BadInput if the directory holds other work.
+        """
         if (self.path / MANIFEST).exists():
             return self._of(identity)
         made = not self.path.exists()
@@ -98,8 +103,11 @@ class RunDirectory:
 
     @contextmanager
     def filled(self) -> Iterator[None]:
-        """Hold the directory's lock. After BadInput nothing is left of what `begin` made, unless other files lie there.
-        Raises BadInput if another process is at work in it."""
+        """Hold the directory's lock.
+
+        After BadInput nothing is left of what `begin` made, unless other files lie there. Raises BadInput if another
+        process is at work in it.
+        """
         try:
             with locked(self.path):
                 try:
@@ -160,16 +168,20 @@ class RunDirectory:
         return read_digest(self.path)
 
     def complete(self) -> str:
-        """Seal the run, point `<root>/<name>` at it, and return its digest. Raises Interrupted if the directory is no
-        longer the one that this process locked."""
+        """Seal the run, point `<root>/<name>` at it, and return its digest.
+
+        Raises Interrupted if the directory is no longer the one that this process locked.
+        """
         check_held(self.path)
         digest = seal(self.path)
         self.link()
         return digest
 
     def link(self, yields: bool = False) -> None:
-        """Make `<root>/<name>` a link to this run, unless a real file has that name. A run that `yields` leaves the
-        name to a complete run."""
+        """Make `<root>/<name>` a link to this run, unless a real file has that name.
+
+        A run that `yields` leaves the name to a complete run.
+        """
         link = self.path.parent / self.manifest["name"]
         if link.is_symlink() and os.readlink(link) == self.path.name:
             return

@@ -63,8 +63,10 @@ class Probe(FileSchema):
         return tokens
 
     def compare(self, loss: float, where: object, computed_on: dict[str, Any] | None = None) -> str | None:
-        """A warning if the loss is near but not equal although it was computed in the same way, else None. Raises
-        IntegrityFailure if the loss is not near: the weights changed."""
+        """A warning if the loss is near but not equal although it was computed in the same way, else None.
+
+        Raises IntegrityFailure if the loss is not near: the weights changed.
+        """
         change = f"the loss on {len(self.tokens)} fixed samples is {loss!r} and was {self.loss!r} when it was saved"
         if not math.isclose(loss, self.loss, rel_tol=TOLERANCE.get(self.precision, 1e-4)):
             raise IntegrityFailure(f"{where}: {change}: the weights changed, or this machine miscomputes")

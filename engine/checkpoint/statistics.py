@@ -96,8 +96,10 @@ def has_checksums(directory: Path) -> bool:
 
 
 def check_written(file: Path, before: Mapping[str, Numbers], parameters: Mapping[str, ShardedParameter]) -> None:
-    """Read a file of tensors, or of this rank's parts of parameters, again and compare. Raises IntegrityFailure naming
-    the first tensor that differs."""
+    """Read a file of tensors, or of this rank's parts of parameters, again and compare.
+
+    Raises IntegrityFailure naming the first tensor that differs.
+    """
     with safe_open(file, framework="pt") as opened:
         for name, numbers in before.items():
             if difference := differs(measure(opened.get_tensor(name), parameters.get(name)), to_json(numbers)):

@@ -1,5 +1,7 @@
-"""Weights in other programs' formats: Hugging Face in and out, Megatron-LM in. Every import ends in
-`write_checkpoint`."""
+"""Weights in other programs' formats: Hugging Face in and out, Megatron-LM in.
+
+Every import ends in `write_checkpoint`.
+"""
 
 import re
 import shutil

@@ -79,8 +79,11 @@ def their_tensors(tensors: Mapping[str, Tensor], config: ModelConfig, theirs: Mo
 def our_tensors(
     tensors: dict[str, Tensor], config: ModelConfig, theirs: ModuleType, directory: Path
 ) -> dict[str, Tensor]:
-    """Convert their tensors to ours. Empties `tensors`. Heads that the directory may lack become zeros. Raises BadInput
-    for a head that is not tied, and IntegrityFailure naming a tensor that does not fit the model."""
+    """Convert their tensors to ours.
+
+    Empties `tensors`. Heads that the directory may lack become zeros. Raises BadInput for a head that is not tied, and
+    IntegrityFailure naming a tensor that does not fit the model.
+    """
     layers = {int(match[1]) for name in tensors if (match := re.match(r"(?:h|encoder\.layer)\.(\d+)\.", name))}
     if len(layers) != config.num_layers:
         raise IntegrityFailure(f"{directory}: {CONFIG} says {config.num_layers} layers, the weights have {len(layers)}")
@@ -158,8 +161,10 @@ def read_config(path: Path, sizes: Sequence[str]) -> dict[str, Any]:
 
 
 def read_weights(directory: Path, prefix: str, buffer: re.Pattern[str]) -> tuple[dict[str, Tensor], list[Path]]:
-    """All weights, by their names without `prefix`, and the files with them, the index first. Raises IntegrityFailure
-    if a file is damaged or disagrees with the index."""
+    """All weights, by their names without `prefix`, and the files with them, the index first.
+
+    Raises IntegrityFailure if a file is damaged or disagrees with the index.
+    """
     tensors: dict[str, Tensor] = {}
     single, index = directory / WEIGHTS, directory / INDEX
     places = None if single.is_file() else _read_index(index)

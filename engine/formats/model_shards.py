@@ -1,5 +1,7 @@
 """Any model of Hugging Face divided over tensor-parallel ranks by its plan (`shard-hf`), run, and merged (`export`).
-The directory has `plan.json`, a file of tensors for each rank, and in `huggingface/` the rest of the original one."""
+
+The directory has `plan.json`, a file of tensors for each rank, and in `huggingface/` the rest of the original one.
+"""
 
 import copy
 import os
@@ -230,9 +232,11 @@ def outputs(model: nn.Module) -> Tensor:
 
 
 def divide(model: nn.Module, plan: TensorPlan, axis: Axis, seed: int = 0) -> nn.Module:
-    """Turn a whole model into this rank's part of it, in place, and return it. Inputs, outputs and gradients of copied
-    parameters are whole on every rank. Dropout between a block's first and last layers differs on each rank (by
-    `seed`); elsewhere ranks with one random state draw the same."""
+    """Turn a whole model into this rank's part of it, in place, and return it.
+
+    Inputs, outputs and gradients of copied parameters are whole on every rank. Dropout between a block's first and last
+    layers differs on each rank (by `seed`); elsewhere ranks with one random state draw the same.
+    """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     parts: dict[int, nn.Parameter] = {}
     for name, split in plan.splits.items():

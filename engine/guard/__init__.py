@@ -1,5 +1,7 @@
-"""Guards watch a training run: each sees every iteration before and after its update. Imports no torch.
-`engine/guard/guards.py` has the list of guards, which is all that the trainer knows of them."""
+"""Guards watch a training run: each sees every iteration before and after its update.
+
+Imports no torch. `engine/guard/guards.py` has the list of guards, which is all that the trainer knows of them.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

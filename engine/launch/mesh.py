@@ -68,8 +68,10 @@ def local_rank() -> int:
 
 
 def join_ranks() -> None:
-    """Make the process group of the launched ranks (NCCL on GPUs, gloo on CPUs); nothing to do for one rank. Raises
-    RanksMissing where not every rank came in time."""
+    """Make the process group of the launched ranks (NCCL on GPUs, gloo on CPUs); nothing to do for one rank.
+
+    Raises RanksMissing where not every rank came in time.
+    """
     ranks = launched_world_size()
     if ranks == 1 or current_rank():
         return

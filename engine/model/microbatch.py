@@ -14,9 +14,11 @@ from engine.rng import Dropout
 
 @dataclass(frozen=True)
 class Recurrence:
-    """States of the segment before, by layer, [m, b, h], and those that this segment leaves for the next. A model with
-    memory reads `before` and writes `after`; a pass over the same microbatch again meets the same values. Where nothing
-    is computed again, both may be one."""
+    """States of the segment before, by layer, [m, b, h], and those that this segment leaves for the next.
+
+    A model with memory reads `before` and writes `after`; a pass over the same microbatch again meets the same values.
+    Where nothing is computed again, both may be one.
+    """
 
     before: dict[int, torch.Tensor] = field(default_factory=dict)
     after: dict[int, torch.Tensor] = field(default_factory=dict)

@@ -17,8 +17,11 @@ from engine.rng import Dropout, initial_normal
 
 
 class StageModel(nn.Module, ABC):
-    """A model, or one pipeline stage of it. Parameters bear the whole model's names. Stages hand on [s, b, h]; `inputs`
-    are token ids [b, s] on the first stage, the previous stage's output elsewhere."""
+    """A model, or one pipeline stage of it.
+
+    Parameters bear the whole model's names. Stages hand on [s, b, h]; `inputs` are token ids [b, s] on the first stage,
+    the previous stage's output elsewhere.
+    """
 
     layers: nn.ModuleDict
     """This stage's layers by their global numbers."""
@@ -42,9 +45,11 @@ class StageModel(nn.Module, ABC):
         """Make the modules of the stage."""
 
     def initialize(self, seed: int) -> None:
-        """Give every parameter its initial value, which depends only on (seed, global name, global shape). N(0, std)
-        for weights, embeddings and vectors, std/√(2L) before residual additions, 0 for biases, 1 for layer norms (2019
-        paper, Section 4.2)."""
+        """Give every parameter its initial value, which depends only on (seed, global name, global shape).
+
+        N(0, std) for weights, embeddings and vectors, std/√(2L) before residual additions, 0 for biases, 1 for layer
+        norms (2019 paper, Section 4.2).
+        """
         std = self.config.init_std
 
         @torch.no_grad()

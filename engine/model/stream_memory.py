@@ -55,8 +55,10 @@ class StreamMemory:
             save_file(tensors, directory / f"memory-pp{self.mesh.pp.rank:03d}-dp{self.mesh.dp.rank:05d}.safetensors")
 
     def load(self, directory: Path, groups: Iterable[Places], layers: Iterable[int]) -> None:
-        """Load a checkpoint's states of these microbatches' streams; any layout may have written them. Raises
-        IntegrityFailure if a stream is missing there."""
+        """Load a checkpoint's states of these microbatches' streams; any layout may have written them.
+
+        Raises IntegrityFailure if a stream is missing there.
+        """
         if not self.is_kept:
             return
         wanted = [(layer, places) for places in groups for layer in layers]

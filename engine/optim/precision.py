@@ -14,9 +14,11 @@ DTYPES: dict[Precision, torch.dtype] = {
 
 @dataclass
 class LossScaler:
-    """Megatron-LM's dynamic loss scale: doubles after `window` clean iterations, halves on overflow. The first overflow
-    after a growth is tolerated (hysteresis 2); from then on every overflow halves until the next growth refills the
-    tolerance (Megatron-LM v2, `optimizer/grad_scaler.py`)."""
+    """Megatron-LM's dynamic loss scale: doubles after `window` clean iterations, halves on overflow.
+
+    The first overflow after a growth is tolerated (hysteresis 2); from then on every overflow halves until the next
+    growth refills the tolerance (Megatron-LM v2, `optimizer/grad_scaler.py`).
+    """
 
     scale: float = 2.0**32
     clean_iterations: int = 0

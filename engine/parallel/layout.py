@@ -49,8 +49,11 @@ class PipelineStage:
 
 
 def split_layers(num_layers: int, pp: int, chunks: int) -> list[PipelineStage]:
-    """Stages in pipeline order; stage = chunk · pp + rank. If the layers do not divide evenly, the earlier stages hold
-    one more: the last stage also computes the output head. Raises BadInput when there are fewer layers than stages."""
+    """Stages in pipeline order; stage = chunk · pp + rank.
+
+    If the layers do not divide evenly, the earlier stages hold one more: the last stage also computes the output head.
+    Raises BadInput when there are fewer layers than stages.
+    """
     if num_layers < (stages := pp * chunks):
         needs = f"pp = {pp} with {chunks} chunk{'s' if chunks > 1 else ''} needs at least {stages} layers"
         raise BadInput(f"{needs}; the model has {num_layers}")

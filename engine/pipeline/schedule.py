@@ -1,5 +1,8 @@
-"""Pipeline schedules as pure data: the order in which each rank computes. Imports no torch. p pipeline ranks, v chunks
-per rank, m microbatches. Stage = chunk · p + rank is a global position in the pipeline."""
+"""Pipeline schedules as pure data: the order in which each rank computes.
+
+Imports no torch. p pipeline ranks, v chunks per rank, m microbatches. Stage = chunk · p + rank is a global position in
+the pipeline.
+"""
 
 from collections.abc import Iterator
 from enum import StrEnum

@@ -132,15 +132,19 @@ def _empty_folder(folder: Path) -> Path:
 
 
 class MetricsLog:
-    """Writes metrics.jsonl, and passes the same numbers to the loggers. A logger that fails gets no more numbers in
-    this session, and `note` gets a sentence about it."""
+    """Writes metrics.jsonl, and passes the same numbers to the loggers.
+
+    A logger that fails gets no more numbers in this session, and `note` gets a sentence about it.
+    """
 
     def __init__(
         self, run: Path, reached: int, config: dict[str, Any], loggers: dict[str, Start], note: Callable[[str], None],
         earlier: Path | None = None,
     ) -> None:  # fmt: skip
-        """Cut the file back to iteration `reached`, from which a session starts, and give each logger these lines. A
-        run that continues another begins with the lines of `earlier`."""
+        """Cut the file back to iteration `reached`, from which a session starts, and give each logger these lines.
+
+        A run that continues another begins with the lines of `earlier`.
+        """
         lines = read_metrics(earlier or run) if reached else []
         before = [line for line in lines if line["iteration"] <= reached and line["kind"] != "final-validation"]
         write_text(run / METRICS, "".join(json.dumps(line) + "\n" for line in before))

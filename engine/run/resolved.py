@@ -1,5 +1,8 @@
-"""A run before it is made: its recipe with the vocabulary of its dataset, its layout, and what both cost. Every command
-resolves its run once and passes it on: dry run, training, resume, `diff`, `to-megatron`, plans. Imports no torch."""
+"""A run before it is made: its recipe with the vocabulary of its dataset, its layout, and what both cost.
+
+Every command resolves its run once and passes it on: dry run, training, resume, `diff`, `to-megatron`, plans. Imports
+no torch.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

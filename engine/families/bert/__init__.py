@@ -1,5 +1,7 @@
-"""BERT: sentence pairs with masked tokens (2019 paper, Section 5.3). Imports no torch. The pairs of an iteration are a
-function of (seed, iteration, data-parallel rank)."""
+"""BERT: sentence pairs with masked tokens (2019 paper, Section 5.3).
+
+Imports no torch. The pairs of an iteration are a function of (seed, iteration, data-parallel rank).
+"""
 
 from collections.abc import Sequence
 from pathlib import Path

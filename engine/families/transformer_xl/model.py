@@ -172,8 +172,11 @@ class RelativeAttention(nn.Module):
 
 
 def _shift(scores: Tensor) -> Tensor:
-    """Turn columns by distance k − 1 … 0 into columns by key. Column j of row i is then the distance i + m − j. Row i
-    moves left by s − 1 − i (Dai et al. 2019, Appendix B). Columns of future keys are undefined."""
+    """Turn columns by distance k − 1 … 0 into columns by key.
+
+    Column j of row i is then the distance i + m − j. Row i moves left by s − 1 − i (Dai et al. 2019, Appendix B).
+    Columns of future keys are undefined.
+    """
     b, n, s, k = scores.shape
     return F.pad(scores, (1, 0)).view(b, n, k + 1, s)[:, :, 1:].view(b, n, s, k)
 
