@@ -30,7 +30,7 @@ def test_everyone_gives_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> Non
         return transformers.LlamaForCausalLM(llama).eval()
 
     monkeypatch.setattr(bench, "pretrained", lambda: {bench.LLAMA: load})
-    monkeypatch.setattr(bench, "sizes", lambda: {bench.SMALL: CONFIG, bench.GPT2_124M: CONFIG})
+    monkeypatch.setattr(bench, "SIZES", {bench.SMALL: CONFIG, bench.GPT2_124M: CONFIG})
     monkeypatch.setattr(bench, "NEW", 8)
     for name, value in (("CONTEXT", 128), ("HALF", 64)):
         monkeypatch.setattr(bench, name, value)
