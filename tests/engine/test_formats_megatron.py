@@ -147,32 +147,22 @@ def assert_same_model(out: Path, model: GPT2) -> None:
     assert Tokenizer.load(out / "tokenizer").vocab_size == CONFIG.vocab_size
 
 
-@pytest.mark.parametrize(
-    ("version", "tp", "zipped"), [*product((0, 1, 2, 3), (1, 2, 4), (True,)), (0, 2, False), (3, 1, False)]
-)
-def test_every_version_and_tp_gives_the_same_model(
-    version: int, tp: int, zipped: bool, vocab: Path, tmp_path: Path
+SAVED = dict.fromkeys([
+    *((version, tp, 1, "v2", True) for version, tp in product((0, 1, 2, 3), (1, 2, 4))),
+    (0, 2, 1, "v2", False), (3, 1, 1, "v2", False),
+    *(({"2019": 0, "v1": 0, "v2": 2}.get(style, 3), tp, 1, style, True) for style, tp in product(STYLES, (1, 2))),
+    *((3, *sizes, style, True) for style, sizes in product(STYLES[2:], ((1, 2), (2, 2), (2, 4)))),
+])  # fmt: skip
+
+
+@pytest.mark.parametrize(("version", "tp", "pp", "style", "zipped"), SAVED)
+def test_every_version_naming_and_layout_gives_the_same_model(
+    version: int, tp: int, pp: int, style: str, zipped: bool, vocab: Path, tmp_path: Path
 ) -> None:
     model = rough_model()
-    save(tmp_path / "save", model, version, tp, zipped=zipped)
+    save(tmp_path / "save", model, version, tp, pp, style, zipped=zipped)
     assert_same_model(import_checkpoint(tmp_path / "save", tmp_path / "out", vocab), model)
     assert load_for_inference(tmp_path / "out").config.dropout == 0.2
-
-
-@pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("tp", [1, 2])
-def test_every_naming_gives_the_same_model(style: str, tp: int, vocab: Path, tmp_path: Path) -> None:
-    model, version = rough_model(), {"2019": 0, "v1": 0, "v2": 2}.get(style, 3)
-    save(tmp_path / "save", model, version, tp, style=style)
-    assert_same_model(import_checkpoint(tmp_path / "save", tmp_path / "out", vocab), model)
-
-
-@pytest.mark.parametrize("style", ["v2", "2023", "core", "core-te"])
-@pytest.mark.parametrize(("tp", "pp"), [(1, 2), (2, 2), (2, 4)])
-def test_pipeline_stages_are_joined(style: str, tp: int, pp: int, vocab: Path, tmp_path: Path) -> None:
-    model = rough_model()
-    save(tmp_path / "save", model, 3, tp, pp, style)
-    assert_same_model(import_checkpoint(tmp_path / "save", tmp_path / "out", vocab), model)
 
 
 def test_version_0_has_the_other_library_s_order(vocab: Path, tmp_path: Path) -> None:
