@@ -8,10 +8,13 @@ import math
 import os
 import sys
 import tempfile
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations, pairwise
 from pathlib import Path
 from statistics import median
@@ -28,20 +31,21 @@ from data_pipeline.config import DataConfig, DeduplicateConfig, SourcesConfig
 from data_pipeline.contamination.decontaminate import decontaminate, ngrams_of_files
 from data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
 from data_pipeline.contamination.words import Ngrams, indexed_search, reference_search
-from data_pipeline.document import Document, Drop
+from data_pipeline.document import Document, Drop, size_bytes
 from data_pipeline.duplicates.lsh import band_keys, buckets, sketch
 from data_pipeline.duplicates.near_duplicates import flatten, link, resolve
 from data_pipeline.fast.exact_ftfy import fix_text
 from data_pipeline.fast.language import detect, detect_reference
 from data_pipeline.fast.minhash import as_sketch, reference_signature, signature
 from data_pipeline.fast.shingles import jaccard, shingles
+from data_pipeline.passes.prepare import QUARANTINE
 from data_pipeline.reading.pieces import SHARD_BYTES, Piece
 from data_pipeline.reading.readers import read_pieces
 from data_pipeline.stages.language import Language
 from data_pipeline.stages.length import Length
 from data_pipeline.tokens.tokenizer import Tokenizer
 from experiments.benchmark import Benchmark, Case, Ratio, Series
-from lineage.digest import sha256_file
+from lineage.digest import MARKER, sha256_file
 from lineage.errors import BadInput, DataMissing, UserError
 from lineage.progress import Progress, announce
 
@@ -49,13 +53,8 @@ OURS, PLAIN, FASTER = "ours", "plain", "times faster"
 SECONDS, HOURS = "processor s", "174 GB"
 PAPER_GIGABYTES = 174
 BATCH, BLOCKS, REPEATS = 1000, 12, 3
-BYTES = 257
-"""Size of the vocabulary that any text trains: the bytes, and the end of a text."""
 BASE_SHARE, REPEATED = 0.2, 10
-"""The share of documents in the base, and how many of these come again with a word more.
-
-The run on the base shows the costs that do not grow with the corpus.
-"""
+"""The share of documents in the base, and how many of these come again with a word more."""
 LEAST_SHARE = 0.25
 """The least part of the base's time that the rest of the corpus must cost to be told apart from its noise."""
 NOTES = [
@@ -63,12 +62,12 @@ NOTES = [
     "answer is compared. Compiling and loading tables come before the clock.",
     "A stage's ratio is that of all its blocks together, and core-hours are those of the paper's 174 GB.",
     "Whole is `mlm-data run` with one worker, files and all, in shards as large as those of the paper's corpus, less "
-    "the same command on a fifth of the documents (base): starting and the data card's sample do not grow with the "
-    "corpus. No rate is given where little is left. The plain chain is the sum of the plain stages. The documents "
-    "left at the end are compared one by one.",
+    "the same command on a fifth of the documents (base): starting does not grow with the corpus. No rate is given "
+    "where little is left. The plain chain is the sum of the plain stages. All documents left at the end are compared.",
+    "Two workers build one dataset of both halves of the corpus, by the clock; apart, two commands build a half each. "
+    "The end comes after the last slice: files are joined, flushed and sealed.",
 ]
 
-Signature = NDArray[np.uint32]
 Pair = tuple[int, int]
 Taken = dict[str, list[tuple[float, Any]]]
 """Processor seconds and answer of each block or repeat, of plain and ours."""
@@ -92,8 +91,10 @@ def measure(corpus: Path, rounds: int) -> Benchmark:
     Raises BadInput if no documents are left at some stage.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    texts, malformed = read_texts(corpus)
-    megabytes = size_bytes(texts) / 1e6
+    piece = Piece("jsonl", corpus.name, str(corpus), "", corpus.stat().st_size if corpus.is_file() else 0)
+    every = list(read_pieces([piece]))
+    texts = [each.text for each in every if isinstance(each, Document)]
+    megabytes = sum(map(size_bytes, texts)) / 1e6
     announce(f"{megabytes:.1f} MB in {len(texts):,} documents, every stage by plain libraries and by ours")
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
@@ -106,31 +107,31 @@ def measure(corpus: Path, rounds: int) -> Benchmark:
                 test_sets.append(find_test_set(name))
         base_texts = texts[: math.ceil(BASE_SHARE * len(texts))]
         base_texts += [f"{text} Indeed." for text in base_texts[:REPEATED]]
-        base = work / "base.jsonl"
-        base.write_text("".join(json.dumps({"text": text}) + "\n" for text in base_texts), encoding="utf-8")
+        base = write_texts(work / "base.jsonl", base_texts)
         with suppress(UserError):  # the stages say of too small a corpus which leaves too little
-            run_pipeline(base, recipe, work)  # machine code is compiled and cached
+            run_pipeline(recipe, work, base)  # machine code is compiled and cached
         config = DataConfig(name="bench", sources=SourcesConfig(names=(f"jsonl:{corpus}",)))
         stages, expected = measure_stages(texts, work / "tokenizer", tuple(test_sets), config)
         runs = []
         for _ in range(rounds):
-            base_seconds, _ = run_pipeline(base, recipe, work)
-            all_seconds, dataset = run_pipeline(corpus, recipe, work)
+            base_seconds, _ = run_pipeline(recipe, work, base)
+            all_seconds, dataset = run_pipeline(recipe, work, corpus)
             runs.append((all_seconds, base_seconds))
         left = texts_of(dataset)
+        workers = workers_case(texts, recipe, work, rounds)
     differing = ((expected - left) + (left - expected)).total()
     plain = sum(one_sample(case, PLAIN) for case in stages)
-    whole = whole_case(plain, runs, megabytes, size_bytes(base_texts) / 1e6, left.total(), differing)
+    whole = whole_case(plain, runs, megabytes, sum(map(size_bytes, base_texts)) / 1e6, left.total(), differing)
     wrong = {case.name: int(one_sample(case, "differing")) for case in [*stages, whole]}
     return Benchmark(
         benchmark="data",
         title="Data pipeline beside the libraries it replaces",
-        cases=[*stages, whole],
+        cases=[*stages, workers, whole],
         disagreements=[f"{name}: {count} answers differ" for name, count in wrong.items() if count],
         notes=NOTES,
         setting={
             "corpus": {"name": corpus.name, "sha256": sha256_file(corpus), "documents": len(texts),
-                       "malformed": malformed, "megabytes": round(megabytes, 3)},
+                       "malformed": len(every) - len(texts), "megabytes": round(megabytes, 3)},
             "vocabulary": vocabulary,
         },
     )  # fmt: skip
@@ -154,7 +155,7 @@ def measure_stages(
 
     duplicates, contamination = config.deduplicate, config.decontaminate
     cleaned = [text for text in run(cleaning(), texts) if text.strip()]
-    languages = run(language(), cleaned)
+    languages = run(StageRivals("language", "langdetect", 25, _each(detect_reference), _each(detect)), cleaned)
     spoken = [text for text, answer in zip(cleaned, languages, strict=True) if answer == Language().keep]
     tokens = run(encoding(tokenizer), spoken)
     enough = Length().min_tokens
@@ -163,7 +164,8 @@ def measure_stages(
     group = grouping(duplicates)
     group.ours(signatures[:2])
     taken = _in_turn(group, [((signatures,),) * 2] * REPEATS)
-    candidates, pairs = pairs_of_queries(taken[PLAIN][-1][1]), pairs_of_buckets(taken[OURS][-1][1])
+    pairs = pairs_of_buckets(taken[OURS][-1][1])
+    candidates = {(earlier, document) for document, answer in enumerate(taken[PLAIN][-1][1]) for earlier in answer}
     cases.append(summarize(group, long, taken, len(candidates), len(candidates ^ pairs), REPEATS))
     verify = verification(duplicates)
     minima = np.stack(signatures)
@@ -212,7 +214,7 @@ def summarize(
     stage: StageRivals, texts: Sequence[str], taken: Taken, compared: int, differing: int, repeats: int = 1
 ) -> Case:
     """Make a stage's case from its blocks or repeats."""
-    megabytes = size_bytes(texts) / 1e6
+    megabytes = sum(map(size_bytes, texts)) / 1e6
     plain, ours = ([seconds for seconds, _ in taken[name]] for name in (PLAIN, OURS))
     blocks = [a / b for a, b in zip(plain, ours, strict=True) if b]
     faster = Ratio(name=FASTER, value=rounded(sum(plain) / sum(ours)), rounds=[*map(rounded, blocks)], goal=stage.goal)
@@ -234,27 +236,44 @@ def whole_case(
     plain: float, runs: Sequence[tuple[float, float]], megabytes: float, base_megabytes: float, documents: int,
     differing: int,
 ) -> Case:  # fmt: skip
-    """Compare the pipeline with the plain chain, by the seconds of its runs on the corpus and on the base.
-
-    Without a ratio if the documents beyond the base cost too little to be measured.
-    """
+    """Compare the pipeline with the plain chain; no ratio if the documents beyond the base cost too little."""
     is_measured = all(all_ - base >= LEAST_SHARE * base for all_, base in runs)
     own = [(all_ - base) * megabytes / (megabytes - base_megabytes) for all_, base in runs] if is_measured else []
-    samples = {
-        ("throughput", "MB/s"): [megabytes / each for each in own],
-        (HOURS, "core-hours"): [core_hours(each, megabytes) for each in own],
-    }
+    hours = [core_hours(each, megabytes) for each in own]
     return Case(
         name="whole beside the plain stages together",
         series=[
             series(OURS, "time", SECONDS, *(all_ for all_, _ in runs)),
             series(PLAIN, "time", SECONDS, plain),
             series("base", "time", SECONDS, *(base for _, base in runs)),
-            *(series(OURS, *measure, *many) for measure, many in samples.items() if many),
+            *([series(OURS, "throughput", "MB/s", *(megabytes / each for each in own))] if own else []),
+            *([series(OURS, HOURS, "core-hours", *hours)] if own else []),
             *answers(documents, differing),
         ],
-        ratios=[ratio(FASTER, [plain] * len(own), own, 20)] if own else [],
+        ratios=[ratio(FASTER, [plain] * len(own), own, 50)] if own else [],
         missing={} if own else {OURS: "the corpus is too small: it costs hardly more than a fifth of it"},
+    )
+
+
+def workers_case(texts: Sequence[str], vocabulary: str, folder: Path, rounds: int) -> Case:
+    """Compare two workers with two builds side by side, and what one worker does alone at the end with the whole."""
+    halves = [write_texts(folder / f"half-{number}.jsonl", texts[number::2]) for number in range(2)]
+    seconds: dict[str, list[float]] = {"apart": [], "two workers": [], "end": []}
+    for _ in range(rounds):
+        start = time.monotonic()
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(partial(run_pipeline, vocabulary, folder), halves))
+        seconds["apart"].append(time.monotonic() - start)
+        _, dataset = run_pipeline(vocabulary, folder, *halves, workers=2)
+        seconds["two workers"].append(time.monotonic() - start - seconds["apart"][-1])
+        seconds["end"].append((dataset / MARKER).stat().st_mtime - (dataset / QUARANTINE).stat().st_mtime)
+    return Case(
+        name="two workers beside two builds",
+        series=[series(name, "time", "s", *samples) for name, samples in seconds.items()],
+        ratios=[
+            ratio("times as fast", seconds["apart"], seconds["two workers"], 0.95),
+            ratio("share of the end", seconds["end"], seconds["two workers"], 0.03, less_is_better=True),
+        ],
     )
 
 
@@ -273,38 +292,31 @@ def core_hours(seconds: float, megabytes: float) -> float:
     return seconds / megabytes * PAPER_GIGABYTES * 1000 / 3600
 
 
-def size_bytes(texts: Sequence[str]) -> int:
-    """Return the UTF-8 bytes of all texts."""
-    return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
-
-
-def read_texts(corpus: Path) -> tuple[list[str], int]:
-    """Return the texts of a .jsonl file, and the number of its malformed lines."""
-    piece = Piece("jsonl", corpus.name, str(corpus), "", corpus.stat().st_size if corpus.is_file() else 0)
-    every = list(read_pieces([piece]))
-    texts = [each.text for each in every if isinstance(each, Document)]
-    return texts, len(every) - len(texts)
+def write_texts(path: Path, texts: Sequence[str]) -> Path:
+    """Write a .jsonl file and return its path."""
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    return path
 
 
 def choose_vocabulary() -> tuple[Tokenizer, str, str]:
     """Return GPT-2's vocabulary or, without its files, the bytes alone; the recipe's section for it; its name."""
     try:
         return Tokenizer.from_gpt2_files(*find_gpt2_vocabulary()), 'kind = "gpt2"', "GPT-2's"
-    except DataMissing:
-        section = f'kind = "train"\nvocab_size = {BYTES}'
-        return Tokenizer.train(["any"], BYTES), section, "the bytes alone, as GPT-2's vocabulary is not here"
+    except DataMissing:  # any text trains the bytes and the end of a text
+        section, name = 'kind = "train"\nvocab_size = 257', "the bytes alone, as GPT-2's vocabulary is not here"
+        return Tokenizer.train(["any"], 257), section, name
 
 
-def run_pipeline(corpus: Path, vocabulary: str, folder: Path) -> tuple[float, Path]:
-    """Run `mlm-data run` with one worker; return the processor seconds of all its processes, and its dataset.
+def run_pipeline(vocabulary: str, folder: Path, *corpora: Path, workers: int = 1) -> tuple[float, Path]:
+    """Run `mlm-data run`; return the processor seconds of all its processes, and its dataset.
 
     Raises UserError with its last line if it fails.
     """
     work = Path(tempfile.mkdtemp(dir=folder))
     recipe = work / "recipe.toml"
     recipe.write_text(
-        f'name = "bench"\nworkers = 1\nshard_bytes = {SHARD_BYTES}\n'
-        f"[sources]\nnames = [{json.dumps(f'jsonl:{corpus.absolute()}')}]\nmax_bad_fraction = 1.0\n"
+        f'name = "bench"\nworkers = {workers}\nshard_bytes = {SHARD_BYTES}\n'
+        f"[sources]\nnames = {json.dumps([f'jsonl:{each.absolute()}' for each in corpora])}\nmax_bad_fraction = 1.0\n"
         f"[tokenizer]\n{vocabulary}\n",
         encoding="utf-8",
     )
@@ -326,11 +338,6 @@ def cleaning() -> StageRivals:
     return StageRivals("clean", "ftfy.fix_text", 10, _each(ftfy.fix_text), _each(fix_text("NFC")))
 
 
-def language() -> StageRivals:
-    """langdetect with a fixed seed and its profiles in a fixed order."""
-    return StageRivals("language", "langdetect", 25, _each(detect_reference), _each(detect))
-
-
 def encoding(directory: Path) -> StageRivals:
     """Hugging Face tokenizers on the directory's `tokenizer.json`, a thousand documents at a time, on one thread."""
     tokenizer, backend = Tokenizer.load(directory), Backend.from_file(str(directory / "tokenizer.json"))
@@ -348,20 +355,17 @@ def encoding(directory: Path) -> StageRivals:
 def signing(config: DeduplicateConfig) -> StageRivals:
     """datasketch's MinHash.update_batch over a document's set of shingles."""
 
-    def sign(function: Callable[[str, int, int], Signature]) -> Callable[[Sequence[str]], list[Any]]:
-        return _each(lambda text: function(text, config.num_permutations, config.shingle_characters))
-
-    return StageRivals("signatures", "datasketch update_batch", 10, sign(reference_signature), sign(signature))
+    sizes = config.num_permutations, config.shingle_characters
+    plain, ours = _each(lambda text: reference_signature(text, *sizes)), _each(lambda text: signature(text, *sizes))
+    return StageRivals("signatures", "datasketch update_batch", 10, plain, ours)
 
 
 def decontamination(test_sets: tuple[Path, ...], words: int, min_words: int) -> StageRivals:
     """Sets of strings: every match of a test set's n-grams, with its place."""
     ngrams = ngrams_of_files(test_sets, words, min_words)
-
-    def search(function: Callable[..., Any]) -> Callable[[Sequence[str]], list[Any]]:
-        return _each(lambda text: list(function((ngrams, text))))
-
-    return StageRivals("decontaminate", "sets of strings", 12, search(reference_search), search(indexed_search))
+    plain = _each(lambda text: [*reference_search((ngrams, text))])
+    ours = _each(lambda text: [*indexed_search((ngrams, text))])
+    return StageRivals("decontaminate", "sets of strings", 12, plain, ours)
 
 
 def grouping(config: DeduplicateConfig) -> StageRivals:
@@ -370,7 +374,7 @@ def grouping(config: DeduplicateConfig) -> StageRivals:
     The index returns for each document the earlier ones that share a band with it.
     """
 
-    def plain(signatures: Sequence[Signature]) -> list[Any]:
+    def plain(signatures: Sequence[NDArray[np.uint32]]) -> list[Any]:
         index = MinHashLSH(num_perm=config.num_permutations, params=config.banding)
         neighbours = []
         for document, values in enumerate(signatures):
@@ -379,7 +383,7 @@ def grouping(config: DeduplicateConfig) -> StageRivals:
             index.insert(document, minhash, check_duplication=False)
         return neighbours
 
-    def ours(signatures: Sequence[Signature]) -> list[Any]:
+    def ours(signatures: Sequence[NDArray[np.uint32]]) -> list[Any]:
         keys = band_keys(np.stack(signatures), config.banding[0])
         return [buckets(np.ascontiguousarray(keys[:, band])) for band in range(config.banding[0])]
 
@@ -393,11 +397,6 @@ def pairs_of_buckets(bands: Sequence[Any]) -> set[Pair]:
         for start, end in pairwise(starts):
             pairs.update(combinations(map(int, documents[start:end]), 2))
     return pairs
-
-
-def pairs_of_queries(queries: Sequence[Sequence[int]]) -> set[Pair]:
-    """Return every document with each earlier one that its query gave."""
-    return {(earlier, document) for document, answers in enumerate(queries) for earlier in answers}
 
 
 def verification(config: DeduplicateConfig) -> StageRivals:

@@ -31,14 +31,16 @@ def test_every_stage_is_compared_and_nothing_differs(offline: Path) -> None:
     corpus.write_text("\n".join([*(json.dumps({"text": text}) for text in texts), "not json"]) + "\n")
     result = measure(corpus, rounds=1)
     stages = {case.setting["stage"]: case for case in result.cases if "stage" in case.setting}
-    whole = result.cases[-1]
+    workers, whole = result.cases[-2:]
     assert list(stages) == STAGES
     assert result.disagreements == []
     assert (result.setting["corpus"]["documents"], result.setting["corpus"]["malformed"]) == (len(texts), 1)
     assert "the bytes alone, as GPT-2's vocabulary is not here" in result.setting["vocabulary"]
     assert one_sample(stages["clean"], "compared") == len(texts)
     assert one_sample(stages["group"], "compared") >= one_sample(stages["verify"], "compared") >= 6
-    assert all(one_sample(case, "differing") == 0 and one_sample(case, "ours") > 0 for case in result.cases)
+    assert all(one_sample(case, "differing") == 0 < one_sample(case, "ours") for case in [*stages.values(), whole])
+    assert one_sample(workers, "two workers") > one_sample(workers, "end") > 0
+    assert [each.goal for each in workers.ratios] == [0.95, 0.03]
     assert 0 < one_sample(whole, "compared") <= len(TEXTS)
     assert one_sample(whole, "plain") == pytest.approx(sum(one_sample(c, "plain") for c in stages.values()), abs=1e-2)
 
