@@ -229,9 +229,9 @@ def test_a_file_that_does_not_hold_what_was_in_memory_is_noticed(tmp_path: Path)
     numbers = {name: measure(tensor) for name, tensor in weights.items()}
     save_file(weights | {"output_layer.weight": torch.full((8, 4), 1e-42)}, tmp_path / "file")
     with pytest.raises(IntegrityFailure, match=r"tensor 'output_layer\.weight' was not written as it is in memory"):
-        check_written(tmp_path / "file", numbers)
+        check_written(tmp_path / "file", numbers, {})
     save_file(weights, tmp_path / "file")
-    check_written(tmp_path / "file", numbers)
+    check_written(tmp_path / "file", numbers, {})
 
 
 @pytest.mark.parametrize("split", ["train", "valid"])
