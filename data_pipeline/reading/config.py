@@ -18,9 +18,13 @@ INSTALLED_DOCS = "installed-docs"
 def check_source_name(name: str) -> None:
     """Raise ValueError, with the nearest known name, for a source that does not exist."""
     kind, colon, path = name.partition(":")
-    if colon and kind in FILE_KINDS and not path:
-        raise ValueError(f"source {name!r} has no path after the colon")
-    if (colon and kind in FILE_KINDS) or (name.startswith(HUB) and "/" in path) or name in (*HUB_NAMES, INSTALLED_DOCS):
+    if colon and kind in FILE_KINDS:
+        if not path:
+            raise ValueError(f"source {name!r} has no path after the colon")
+        return
+    if name.startswith(HUB) and "/" in path:
+        return
+    if name in (*HUB_NAMES, INSTALLED_DOCS):
         return
     if name in FILE_KINDS:
         raise ValueError(f"source {name!r} needs a path: {name}:PATH")

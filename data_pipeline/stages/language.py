@@ -20,7 +20,9 @@ class Language(TextFilter):
     after = "clean"
     examples = (
         Example(ENGLISH, ENGLISH),
-        Example("Der Hund lief schnell über die Straße, weil das Wetter am Abend schlecht wurde.", Drop("language de")),
+        Example(
+            "Der Hund lief schnell über die Straße, weil das Wetter am Abend schlechter wurde.", Drop("language de")
+        ),
         Example("12345 67890 !!!", Drop("language not detectable")),
         Example("", Drop("language not detectable")),
     )

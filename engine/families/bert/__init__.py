@@ -40,11 +40,16 @@ def pairs_of(samples: PairSamples) -> Take:
 
     def take(numbers: Sequence[int], places: tuple[int, ...]) -> Microbatch:
         pairs = [samples.sample(number) for number in numbers]
-        tokens, targets, types = (
-            np.stack([getattr(pair, name) for pair in pairs]) for name in ("tokens", "targets", "token_types")
+        return Microbatch(
+            np.stack([pair.tokens for pair in pairs]),
+            places,
+            PairArrays(
+                targets=np.stack([pair.targets for pair in pairs]),
+                token_types=np.stack([pair.token_types for pair in pairs]),
+                lengths=np.array([pair.length for pair in pairs]),
+                is_swapped=np.array([pair.is_swapped for pair in pairs]),
+            ),
         )
-        lengths, is_swapped = (np.array([getattr(pair, name) for pair in pairs]) for name in ("length", "is_swapped"))
-        return Microbatch(tokens, places, PairArrays(targets, types, lengths, is_swapped))
 
     return take
 
