@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from resource import RUSAGE_CHILDREN, getrusage
 from statistics import median
 from typing import Any, Literal, TypeVar
 
@@ -64,14 +65,15 @@ def cpu_seconds(function: Callable[..., T], *arguments: Any) -> tuple[float, T]:
 
 def child_seconds(*command: object) -> float:
     """Return the processor seconds of a program and its children. Raises UserError with its last line if it fails."""
-    offline = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-    before = os.times()
+    offline = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1",
+               "PYTHONDONTWRITEBYTECODE": ""}  # fmt: skip
+    before = getrusage(RUSAGE_CHILDREN)
     done = subprocess.run([*map(str, command)], env=os.environ | offline, capture_output=True, text=True, check=False)
-    after = os.times()
+    after = getrusage(RUSAGE_CHILDREN)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         raise UserError(f"{Path(str(command[0])).name} failed: {last}")
-    return after.children_user + after.children_system - before.children_user - before.children_system
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def device_seconds(run: Callable[[], object], repeats: int = 1, before: Callable[[], object] | None = None) -> float:

@@ -9,7 +9,6 @@ import typer
 
 from data_pipeline.verbs import stage_verbs
 from lineage.command import CommandLine, run_command
-from lineage.digest import is_sealed, sha256_json
 from lineage.errors import BadInput, DataMissing, IntegrityFailure
 from lineage.shipped import Shipped, find_file
 
@@ -42,6 +41,7 @@ def run(
     """Build the dataset of a recipe, or find it if it is already built."""
     from data_pipeline.config import DataConfig
     from lineage.config import load_config
+    from lineage.digest import sha256_json
 
     recipe = load_config(find_file(config, Shipped.RECIPE), DataConfig, _overrides(overrides, workers))
     from data_pipeline.runner import build_dataset, forecast
@@ -225,6 +225,7 @@ def _cell(number: int | None, sign: str = "") -> str:
 
 
 def _open(dataset: Path) -> Path:
+    from lineage.digest import is_sealed
     from lineage.run import RunDirectory
 
     run = RunDirectory.open(dataset)

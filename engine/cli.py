@@ -13,7 +13,6 @@ import typer
 from engine.launch.local import keep_large_buffers
 from lineage.atomic import write_json
 from lineage.command import CommandLine, run_command
-from lineage.digest import bytes_below
 from lineage.errors import KEEPS_NOTHING, BadInput
 from lineage.extras import check_torch
 from lineage.lock import check_is_there, check_place
@@ -318,6 +317,8 @@ def diff(first: Model, second: Annotated[Path, typer.Argument(help="Another mode
 
 
 def _announce_conversion(directory: Path) -> None:
+    from lineage.digest import bytes_below
+
     check_is_there(directory, "directory")
     announce(f"reads {format_bytes(bytes_below(directory))}", "writes at most twice as much")
 

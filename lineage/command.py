@@ -14,10 +14,9 @@ from typing import Any, NoReturn
 import typer
 
 from lineage.atomic import OVERWRITE
-from lineage.errors import BadInput, Fault, HardwareMissing, Interrupted, UserError, afterwards
+from lineage.errors import STOPS, BadInput, Fault, HardwareMissing, Interrupted, UserError, afterwards
 from lineage.extras import check_torch
 from lineage.lock import release_claims
-from lineage.processes import STOPS
 from lineage.progress import QUIET
 from lineage.variables import check_numbers, is_first_rank
 

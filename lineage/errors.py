@@ -1,7 +1,10 @@
 """The errors a user can cause or meet, each with its documented exit code."""
 
 import os
+import signal
 
+STOPS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+"""Signals that stop a command: a second one changes nothing, and one that was ignored from the start stays so."""
 KEEPS_NOTHING = "MLM_KEEPS_NOTHING"
 """Environment variable of a command that leaves nothing to continue from."""
 

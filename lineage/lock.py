@@ -7,7 +7,6 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from hashlib import sha256
 from pathlib import Path
 
 from lineage.atomic import HOLDER, MARKER, OVERWRITE, is_stream
@@ -106,6 +105,8 @@ def claimed(path: Path) -> Iterator[None]:
 
 def _lock_of(path: Path) -> Path:
     """A file in this user's cache, so that no lock lies beside a result."""
+    from hashlib import sha256
+
     from lineage.environment import user_cache
 
     try:

@@ -9,12 +9,12 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TypeVar
 
+from lineage.errors import STOPS
+
 T = TypeVar("T")
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 NATIVE = "native"
-STOPS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
-"""Signals that stop a command: a second one changes nothing, and one that was ignored from the start stays so."""
 
 
 def end_with_parent(number: int = signal.SIGKILL) -> None:
