@@ -1,28 +1,82 @@
-"""Programs that train a model on some ranks, each in processes of its own: this engine in a layout, and nanoGPT."""
+"""Programs that train a model on made-up tokens, each in processes of its own: this engine in a layout, and nanoGPT.
+
+nanoGPT has fused attention, one loss over all logits, a tied head; biases everywhere, as GPT-2 has. Shapes: b batch,
+s sequence, h hidden, n heads, d head dim, v vocabulary; activations are [b, s, h].
+"""
 
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn import functional as F
 
-from engine.config import ParallelConfig
-from engine.formats.peers import NanoGPTModel, adamw, their_weights
+from engine.config import ModelConfig, ParallelConfig, TrainConfig
+from engine.formats.huggingface import gpt2_weights
 from engine.guard.memory import PeakMemory
 from engine.launch.forked import run_forked
 from engine.launch.local import keep_large_buffers
 from engine.launch.mesh import build_mesh, local_device
 from engine.launch.threads import RanksFailed
 from engine.model.gpt2 import GPT2
+from engine.model.microbatch import PipelineInput
 from engine.parallel.layout import Layout
-from engine.parallel.mesh import serial_mesh
-from experiments.iterations import Step, TrainingSize, our_step
+from engine.parallel.mesh import ParallelMesh, serial_mesh
+from engine.rng import Dropout
+from engine.step import build_step
 from lineage.errors import UserError
 from lineage.progress import Progress
+from verify.peers import adamw
 
 K = TypeVar("K")
+Step = Callable[[int, float], float]
+"""(iteration, dropout probability) → mean loss of the global batch before the update, on every rank."""
+
+
+@dataclass(frozen=True)
+class TrainingSize:
+    """The model and recipe of a timed training."""
+
+    model: ModelConfig
+    train: TrainConfig
+    warm_up: int = 0
+    """Iterations of a round that are not timed."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one iteration over all ranks."""
+        return self.train.global_batch_size * self.model.seq_length
+
+    def batch(self, iteration: int) -> NDArray[np.int64]:
+        """Token ids of an iteration's global batch, [B, s + 1]: few words are frequent, as in text."""
+        generator = np.random.default_rng([self.train.seed, iteration])
+        uniform = generator.random((self.train.global_batch_size, self.model.seq_length + 1))
+        return (self.model.vocab_size**uniform - 1).astype(np.int64)
+
+
+def our_step(size: TrainingSize, parallel: ParallelConfig, mesh: ParallelMesh, microbatches: int) -> Step:
+    """Return a step of this rank's part of a mesh, in so many microbatches."""
+    train = size.train
+    _, training = build_step(size.model, train, parallel, mesh)
+    share = train.global_batch_size // mesh.dp.size
+    each = share // microbatches
+    first = mesh.dp.rank * share
+
+    def step(iteration: int, dropout: float) -> float:
+        batch = torch.from_numpy(size.batch(iteration)).to(mesh.device)
+        inputs = []
+        for start in range(first, first + share, each):
+            masks = Dropout(dropout, train.seed, iteration, tuple(range(start, start + each))) if dropout else None
+            tokens = batch[start : start + each]
+            inputs.append(PipelineInput(tokens[:, :-1], tokens[:, 1:], masks))
+        return training.run(inputs, train.learning_rate).loss
+
+    return step
 
 
 @dataclass(frozen=True)
@@ -56,6 +110,65 @@ class OurLayout:
         return our_step(size, parallel, mesh, self.microbatches)
 
 
+class _Attention(nn.Module):
+    def __init__(self, h: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.c_attn, self.c_proj = heads, nn.Linear(h, 3 * h), nn.Linear(h, h)
+        self.dropout = nn.Dropout(0.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in self.c_attn(x).chunk(3, dim=2))
+        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout.p, is_causal=True)  # [b, n, s, d]
+        return self.dropout(self.c_proj(mixed.transpose(1, 2).flatten(2)))
+
+
+class _FeedForward(nn.Module):
+    def __init__(self, h: int) -> None:
+        super().__init__()
+        self.c_fc, self.c_proj = nn.Linear(h, 4 * h), nn.Linear(4 * h, h)
+        self.dropout = nn.Dropout(0.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dropout(self.c_proj(F.gelu(self.c_fc(x), approximate="tanh")))
+
+
+class _Block(nn.Module):
+    def __init__(self, h: int, heads: int) -> None:
+        super().__init__()
+        self.ln_1, self.attn = nn.LayerNorm(h), _Attention(h, heads)
+        self.ln_2, self.mlp = nn.LayerNorm(h), _FeedForward(h)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+
+class NanoGPTModel(nn.Module):
+    """nanoGPT's model, called with token ids and targets [b, s] for the mean loss."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        h = config.hidden_size
+        self.wte, self.wpe = nn.Embedding(config.vocab_size, h), nn.Embedding(config.seq_length, h)
+        self.dropout = nn.Dropout(0.0)
+        self.h = nn.ModuleList(_Block(h, config.num_heads) for _ in range(config.num_layers))
+        self.ln_f = nn.LayerNorm(h)
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        x = self.dropout(self.wte(tokens) + self.wpe(torch.arange(tokens.size(1), device=tokens.device)))
+        for block in self.h:
+            x = block(x)
+        logits = F.linear(self.ln_f(x), self.wte.weight)  # [b, s, v]
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    def load_theirs(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Load weights in transformers' names and order."""
+        for name, parameter in self.named_parameters():
+            whole = weights[f"transformer.{name}"]
+            with torch.no_grad():
+                parameter.copy_(whole.T if ".c_" in name and whole.dim() == 2 else whole)
+
+
 @dataclass(frozen=True)
 class Peer:
     """nanoGPT's model on one rank, with this engine's initial weights, in a loop as such programs write it."""
@@ -73,7 +186,7 @@ class Peer:
         train, device = size.train, local_device()
         with device:  # a GPU draws the values that are replaced in less time
             model = NanoGPTModel(size.model).train()
-        model.load_theirs(their_weights(network))
+        model.load_theirs(gpt2_weights(dict(network.named_parameters()), network.config))
         parameters = list(model.parameters())
         optimizer = adamw(model, train, fused=self.is_tuned)
         dropouts = [each for each in model.modules() if isinstance(each, torch.nn.Dropout)]

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from benchmarks.contenders import in_turn, on_ranks
 from benchmarks.timing import cpu_seconds, ratio, series
 from engine.config import ModelConfig, Precision
-from engine.formats.peers import huggingface, their_weights
+from engine.formats.huggingface import gpt2_weights
 from engine.guard.memory import PeakMemory
 from engine.launch.local import keep_large_buffers
 from engine.model.gpt2 import GPT2
@@ -33,6 +33,7 @@ from evaluation.scoring import ScoringModel, pack_weights, score
 from experiments.benchmark import Benchmark, Case
 from lineage.extras import import_extra
 from lineage.progress import announce
+from verify.peers import huggingface
 
 TOLERANCES = {"fp32": 1e-5, "bf16": 1e-2}
 """The largest allowed relative difference of losses."""
@@ -276,8 +277,8 @@ def plain_loop(network: GPT2) -> Scorer:
 
 def transformers_model(network: GPT2) -> Any:
     """Return transformers' model with the network's weights, in fp32."""
-    model, _ = huggingface(network.config)
-    weights = their_weights(network)
+    model = huggingface(network.config)
+    weights = gpt2_weights(dict(network.named_parameters()), network.config)
     model.load_state_dict(weights | {"lm_head.weight": weights["transformer.wte.weight"]})
     return model.eval()
 

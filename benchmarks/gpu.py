@@ -24,7 +24,7 @@ import torch
 from pydantic_core import to_json
 
 from benchmarks import kernels
-from benchmarks.contenders import Contender, OurLayout, Peer, Timed, time_contender
+from benchmarks.contenders import Contender, OurLayout, Peer, Timed, TrainingSize, our_step, time_contender
 from benchmarks.kernels import KernelShape
 from benchmarks.timing import (
     Measured,
@@ -47,7 +47,6 @@ from engine.parallel.mesh import serial_mesh
 from engine.run.files import read_steps
 from engine.run.resolved import read_run_config
 from experiments.benchmark import Benchmark, Case, read_benchmark, write_benchmark
-from experiments.iterations import TrainingSize, our_step
 from lineage.atomic import write_json
 from lineage.digest import seal
 from lineage.environment import describe_environment, list_gpus, source_state

@@ -11,9 +11,8 @@ from resource import RUSAGE_CHILDREN, getrusage
 from statistics import median
 from typing import Any, Literal, TypeVar
 
-from benchmarks.contenders import Timed
+from benchmarks.contenders import Timed, TrainingSize
 from experiments.benchmark import Benchmark, Ratio, Series, measured_here, show_benchmark, write_benchmark
-from experiments.iterations import TrainingSize
 from lineage.errors import BadInput, Diverged, UserError
 from lineage.files import Environment
 from lineage.lock import check_place

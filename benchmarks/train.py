@@ -7,7 +7,19 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from benchmarks.contenders import Contender, OurLayout, Peer, in_turn, measure_contender, on_ranks
+import torch
+
+from benchmarks.contenders import (
+    Contender,
+    OurLayout,
+    Peer,
+    Step,
+    TrainingSize,
+    in_turn,
+    measure_contender,
+    on_ranks,
+    our_step,
+)
 from benchmarks.kernels import KernelShape, kernel_cases, measure_layouts, time_kernel
 from benchmarks.timing import Measured, differing_losses, first_losses, rates, ratio, series
 from engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
@@ -19,7 +31,6 @@ from engine.parallel.layout import split_layers
 from engine.parallel.mesh import serial_mesh
 from engine.run.resolved import read_run_config
 from experiments.benchmark import Benchmark, Case
-from experiments.iterations import Step, TrainingSize, gemm_gflops, our_step
 from lineage.errors import BadInput
 from lineage.progress import announce
 from lineage.shipped import model_file
@@ -32,6 +43,7 @@ TOLERANCES: dict[Precision, float] = {"fp32": 1e-3, "bf16": 3e-2}
 MASKED = 0.1
 """The largest allowed difference with dropout, whose masks are each contender's own."""
 RATE = "tokens per processor second"
+GEMM_WIDTH, GEMM_REPEATS, GEMM_TRIES = 1024, 8, 4
 KERNEL_SHAPE = KernelShape(s=1024, b=1, n=12, d=64, v=50304)
 """The shapes of GPT-2 124M, one sequence."""
 NOTES = [
@@ -124,6 +136,18 @@ def size_of(model: ModelConfig, batch: int, precision: Precision, iterations: in
     return TrainingSize(model.model_copy(update={"vocab_size": model.padded_vocab_size}), train, warm_up)
 
 
+def gemm_gflops(precision: Precision) -> float:
+    """Return the GFLOP per processor second that matrix products reach, the best of several tries."""
+    a, b, out = (torch.ones(GEMM_WIDTH, GEMM_WIDTH, dtype=DTYPES[precision]) for _ in range(3))
+    tries = []
+    for _ in range(GEMM_TRIES):
+        start = time.process_time()
+        for _ in range(GEMM_REPEATS):
+            torch.mm(a, b, out=out)
+        tries.append(time.process_time() - start)
+    return 2 * GEMM_WIDTH**3 * GEMM_REPEATS / min(tries) / 1e9
+
+
 def describe(size: TrainingSize) -> dict[str, Any]:
     """Return the shape and the recipe as plain JSON values."""
     train = size.train
@@ -149,9 +173,7 @@ def measure(rounds: int, names: Sequence[str] | None = None) -> Benchmark:
     sizes = {row.name: read_size(row.size, row.precision) for row in rows}
     measurements: dict[tuple[str, str], Callable[[], Any]] = {}
     for row in rows:
-        measurements[row.name, LIMIT] = partial(
-            on_ranks, "matrix products", 1, gemm_gflops, 1, row.precision, time.process_time
-        )
+        measurements[row.name, LIMIT] = partial(on_ranks, "matrix products", 1, gemm_gflops, row.precision)
         for contender in ALONE:
             measurements[row.name, contender.name] = partial(
                 measure_contender, contender, sizes[row.name], row.dropout, time.process_time

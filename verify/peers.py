@@ -3,15 +3,36 @@
 from collections.abc import Callable, Mapping
 
 import torch
+from torch.nn import functional as F
 
 from engine.compare.recorder import Recorder, read_names
-from engine.formats.peers import adamw, huggingface
+from engine.config import ModelConfig, TrainConfig
+from engine.formats.huggingface_gpt2 import their_config
 from engine.parallel.mesh import serial_mesh
 from lineage.errors import BadInput
 from lineage.extras import import_extra
 from verify.alone import Shard
 from verify.engines import Engine, Work
 from verify.parity import SERIAL, ParityLayout
+
+
+def huggingface(config: ModelConfig) -> torch.nn.Module:
+    """transformers' GPT2LMHeadModel, with its own initial values."""
+    transformers = import_extra("transformers", "bench")
+    settings = transformers.GPT2Config(**their_config(config), bos_token_id=0, eos_token_id=0)
+    model: torch.nn.Module = transformers.GPT2LMHeadModel(settings)
+    return model
+
+
+def adamw(model: torch.nn.Module, train: TrainConfig, fused: bool = False) -> torch.optim.AdamW:
+    """torch's optimizer as such programs set it: parameters of one dim are not decayed."""
+    parameters = list(model.parameters())
+    groups = [
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": train.weight_decay},
+        {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
+    ]
+    betas = (train.adam_beta1, train.adam_beta2)
+    return torch.optim.AdamW(groups, lr=train.learning_rate, betas=betas, eps=train.adam_epsilon, fused=fused)
 
 
 class Transformers(Engine):
@@ -26,7 +47,7 @@ class Transformers(Engine):
         if layout != SERIAL or train.precision != "fp32":
             raise BadInput("transformers is run on one rank and in fp32")
         self.work, self.names_of_ours = work, read_names("transformers")
-        self.module, self.loss = huggingface(work.config.model)
+        self.module = huggingface(work.config.model)
         self.optimizer = adamw(self.module, train)
         self.inputs = work.inputs(work.config, serial_mesh())
 
@@ -45,7 +66,8 @@ class Transformers(Engine):
         microbatches, total = self.inputs.of(iteration), 0.0
         self.optimizer.zero_grad()
         for microbatch in microbatches:
-            loss = self.loss(self.module, microbatch.tokens, microbatch.targets) / len(microbatches)
+            logits = self.module(input_ids=microbatch.tokens, use_cache=False).logits
+            loss = F.cross_entropy(logits.flatten(0, 1), microbatch.targets.flatten()) / len(microbatches)
             loss.backward()
             total += loss.item()
         return total

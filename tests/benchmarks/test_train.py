@@ -3,13 +3,12 @@
 import pytest
 
 from benchmarks import train
-from benchmarks.contenders import Timed
+from benchmarks.contenders import Timed, TrainingSize
 from benchmarks.kernels import KernelShape
 from benchmarks.train import LAYOUTS, OURS, SEPARATE, STOCK, TUNED, Row, pipeline_ideal, read_size
 from engine.config import Precision
 from engine.costs import flops_per_token
 from engine.kernels.registry import KERNELS
-from experiments.iterations import TrainingSize
 
 SMALL = {"num_layers": 2, "hidden_size": 32, "num_heads": 2, "seq_length": 32, "padded_vocab_size": 256}
 
@@ -26,7 +25,7 @@ def measured(seconds: float, peak: int = 100) -> Timed:
 def test_all_contenders_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train, "read_size", small_size)
     monkeypatch.setattr(train, "KERNEL_SHAPE", KernelShape(s=8, b=1, n=2, d=4, v=16))
-    monkeypatch.setattr("experiments.iterations.GEMM_WIDTH", 64)
+    monkeypatch.setattr("benchmarks.train.GEMM_WIDTH", 64)
     monkeypatch.setattr("torch.compile", lambda function: function)
     result = train.measure(1, ["tiny fp32 dropout 0", "tiny bf16 dropout 0", LAYOUTS, "kernels"])
     assert result.disagreements == []
