@@ -124,6 +124,10 @@ class Engine:
         """Load a checkpoint, of any layout, into an engine that has not trained."""
         raise NotImplementedError
 
+    def norm(self) -> float:
+        """Norm of the gradient, as the program's own step returns it. The training cannot go on afterwards."""
+        return self.update(0)[0]
+
     def gradient_of(self, parameter: str) -> torch.Tensor:
         """The tensor in which the optimizer finds the gradient of the parameter of this name."""
         raise NotImplementedError
@@ -132,14 +136,14 @@ class Engine:
     def planted(self, tensors: Iterable[str]) -> dict[str, float]:
         """Norm, as the program's own step returns it, of a gradient that is 1 in one parameter and 0 elsewhere.
 
-        Every rank calls it, for whole parameters. The training cannot go on afterwards.
+        Every rank calls it, for whole parameters.
         """
         shards, norms = self.shards(dict(self.parameters())), dict[str, float]()
         for tensor in tensors:
             holders = {shard.parameter for shard in shards if shard.key == tensor}
             for name, _ in self.parameters():
                 self.gradient_of(name).fill_(name in holders)
-            norms[tensor] = self.update(0)[0]
+            norms[tensor] = self.norm()
         return norms
 
     def step(self, iteration: int, recorder: Recorder | None = None) -> StepResult:

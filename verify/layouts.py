@@ -105,7 +105,7 @@ def run_layouts(name: str, given: Sequence[str], names: str, seed: int) -> Layou
         print(f"{title}, {', '.join(given) or 'as it is'}, seed {seed}")
         print(TABLE_HEAD, flush=True)
         tried = []
-        for each in examine(kind, work, layouts):
+        for each in examine(run_serial(kind, work), layouts):
             result = "DIFFERS" if each.findings else "no" if each.cannot_run else "ok"
             print(table_row(each.outcome, result))
             for what, why in (("cannot run", each.cannot_run), ("checkpoints were not asked", each.not_asked)):
@@ -130,7 +130,7 @@ def probe(kind: type[Engine], work: Work, layout: ParityLayout, reference: Refer
     engine.show(engine.recorder(seen.initial.append), "", engine.parameters())
     engine.load(weights := work.initial or nudged(seen.initial, work.config.train.seed))
     seen.steps = engine.run(engine.recorder(seen.take(engine, reference, keeps=True)), draw)
-    if not draw:
+    if reference.whole:
         seen.planted = {tensor: norm**2 for tensor, norm in engine.planted(weights).items()}
         with Masks({id(each): name for name, each in engine.module.named_modules()}) as masks:
             engine.backward(0, None)
@@ -170,26 +170,40 @@ def reason(sentence: str) -> str:
     return sentence.partition("failed: ")[2].removeprefix("BadInput: ") or sentence
 
 
-def examine(kind: type[Engine], work: Work, layouts: Sequence[ParityLayout]) -> Iterator[Examined]:
+class Serial(NamedTuple):
+    """Tensors of a program on one rank, against which every layout is held."""
+
+    kind: type[Engine]
+    work: Work
+    """The training, with the weights that every layout begins with."""
+    reference: Reference
+
+
+def run_serial(kind: type[Engine], work: Work) -> Serial:
+    """Run a program serially, and again with weights moved by rounding. Raises BadInput if it does not run."""
+    first = _serially(kind, work)
+    work = replace(work, initial=nudged(first.ranks[0].initial, work.config.train.seed))
+    draws = [_serially(kind, work, UNKNOWN, draw) for draw in range(1, DRAWS)]
+    return Serial(kind, work, measured(first, draws, "fp32"))
+
+
+def _serially(kind: type[Engine], work: Work, reference: Reference = UNKNOWN, draw: int = 0) -> Outcome:
+    outcome = hold(probe, kind, work, SERIAL, reference, draw, seconds=SECONDS)
+    if outcome.failure:
+        raise BadInput(f"the serial run cannot run here: {reason(outcome.failure)}")
+    return outcome
+
+
+def examine(serial: Serial, layouts: Sequence[ParityLayout]) -> Iterator[Examined]:
     """Hold the serial run, and then each layout, against the serial run.
 
-    Raises BadInput if the serial run does not run, or gives other bits when it is repeated.
+    Raises BadInput if the serial run gives other bits when it is repeated.
     """
-
-    def serially(reference: Reference, *args: Any) -> Outcome:
-        outcome = hold(probe, kind, work, SERIAL, reference, *args, seconds=SECONDS)
-        if outcome.failure:
-            raise BadInput(f"the serial run cannot run here: {reason(outcome.failure)}")
-        return outcome
-
-    first = serially(UNKNOWN)
-    work = replace(work, initial=nudged(first.ranks[0].initial, work.config.train.seed))
-    again = serially(Reference(first.whole, dict.fromkeys(first.whole, 0.0)))
+    kind, work, reference = serial
+    again = _serially(kind, work, Reference(reference.whole, dict.fromkeys(reference.whole, 0.0)))
     if again.beyond:
         why = "deterministic" if np.isfinite(again.beyond[0].largest) else "finite"
         raise BadInput(f"the serial run is not {why}: {again.beyond[0].tensor} differs when it is repeated")
-    draws = [serially(UNKNOWN, draw) for draw in range(1, DRAWS)]
-    reference = measured(first, [again, *draws], "fp32")
     later = Reference({key: value for key, value in reference.whole.items() if key[0]}, reference.allowed)
 
     def through_checkpoints(layout: ParityLayout, folder: Path) -> tuple[list[LayoutFinding], str]:

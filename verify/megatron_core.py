@@ -96,6 +96,7 @@ class MegatronCore(Engine):
                 warnings.simplefilter("ignore")
                 import_extra("megatron.core", "test")
                 for name in ("models.gpt.gpt_layer_specs", "optimizer_param_scheduler", "dist_checkpointing.mapping",
+                             "dist_checkpointing.strategies.torch",
                              "datasets.blended_megatron_dataset_builder", "dist_checkpointing.dict_utils"):  # fmt: skip
                     core(name)
             core("transformer.torch_norm").WrappedTorchNorm.__new__  # noqa: B018
@@ -193,6 +194,10 @@ class MegatronCore(Engine):
         _, norm, _ = self.optimizer.step()
         self.scheduler.step(increment=self.train.global_batch_size)
         return float(norm), rate
+
+    def norm(self) -> float:
+        self.optimizer.prepare_grads()
+        return float(self.optimizer.get_grad_norm())  # which its step clips by and returns
 
     def state(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         states = {id(main): state for chained in self.optimizer.chained_optimizers

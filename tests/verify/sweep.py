@@ -8,7 +8,7 @@ from importlib.metadata import version
 import torch
 
 from lineage.errors import BadInput
-from verify.layouts import LayoutFinding, examine
+from verify.layouts import LayoutFinding, examine, run_serial
 from verify.parity import parse_layout
 from verify.subjects import subject
 
@@ -39,7 +39,7 @@ def sweep(fields: str, layouts: str) -> Iterator[tuple[str, str]]:
         try:
             with subject("megatron-core", fields.split(), seed) as (kind, work):
                 chosen = [parse_layout(name) for name in findings if name not in refused]
-                for each in examine(kind, work, chosen):
+                for each in examine(run_serial(kind, work), chosen):
                     findings.setdefault(each.outcome.layout.name, []).extend(each.findings)
                     refused |= {each.outcome.layout.name: each.cannot_run} if each.cannot_run else {}
         except BadInput as error:
