@@ -3,18 +3,16 @@
 Loops see bf16 tensors as int16 arrays. All arithmetic is in fp32. Sums may be taken in any order.
 """
 
-import fcntl
-import os
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import numba
-import numba.np.arraymath  # its BLAS now: loaded when memory has run out it would wait for ever
 import numpy as np
 import torch
 from numba.extending import overload
 from numpy.typing import NDArray
+
+from lineage.loops import call_first, compiled
 
 LANES, PIECES = 16, 8
 BLOCK = LANES * PIECES
@@ -26,17 +24,10 @@ Array = NDArray[Any]
 
 
 class Compiled:
-    """A function that is compiled when it is first called with arrays of a dtype. Machine code is cached on disk.
-
-    If several processes start together, one compiles and the others wait.
-    """
+    """A loop that is compiled when it is first called with arrays of a dtype."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        options: dict[str, Any] = {"fastmath": FLOAT_RULES, "error_model": "numpy", "nogil": True}
-        try:
-            self._dispatcher = numba.njit(cache=True, **options)(function)
-        except RuntimeError:  # nowhere to keep machine code
-            self._dispatcher = numba.njit(**options)(function)
+        self._dispatcher = compiled(function, fastmath=FLOAT_RULES, error_model="numpy", nogil=True)
         self._known: set[Any] = set()
 
     def __call__(self, *arguments: Any) -> Any:
@@ -44,15 +35,7 @@ class Compiled:
         if kinds in self._known:
             return self._dispatcher(*arguments)
         self._known.add(kinds)
-        folder = -1
-        with suppress(OSError, AttributeError, TypeError):
-            folder = os.open(self._dispatcher.stats.cache_path, os.O_RDONLY)
-            fcntl.flock(folder, fcntl.LOCK_EX)
-        try:
-            return self._dispatcher(*arguments)
-        finally:
-            if folder >= 0:
-                os.close(folder)
+        return call_first(self._dispatcher, *arguments)
 
 
 def array(tensor: torch.Tensor) -> Array:

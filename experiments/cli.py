@@ -8,10 +8,9 @@ import typer
 
 from lineage.command import CommandLine, run_command
 from lineage.errors import BadInput, Diverged
-from lineage.installation import HOME
 from lineage.lock import check_is_there, check_place
 from lineage.remembered import digest_of, recall, remember
-from lineage.shipped import Shipped, find_file
+from lineage.shipped import HOME, Shipped, find_file
 
 if TYPE_CHECKING:
     from experiments.catalogue import Experiment

@@ -12,7 +12,7 @@ from typing import Any
 
 from lineage import VERSION
 from lineage.files import Environment
-from lineage.installation import HOME, wheel_state
+from lineage.shipped import HOME, wheel_state
 
 PACKAGES = ("torch", "numpy", "tokenizers", "ftfy", "langdetect", "datasketch", "datasets", "safetensors")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG", "CUDA_VISIBLE_DEVICES")

@@ -1,12 +1,16 @@
-"""Shipped files, found by the names that commands take."""
+"""Place and build of this installation, and its shipped files, found by the names that commands take."""
 
 import difflib
 import os
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
+from lineage.digest import sha256_file
 from lineage.errors import BadInput, IntegrityFailure
-from lineage.installation import HOME
+
+HOME = Path(__file__).resolve().parent.parent
+"""The folder that holds `lineage` and the packages beside it: the root of a clone, or where a wheel was installed."""
 
 
 class Shipped(StrEnum):
@@ -52,3 +56,10 @@ def shipped_at(path: str) -> Path | None:
 def model_file(name: str) -> Path:
     """The shipped recipe of a model."""
     return HOME / "experiments" / "models" / f"{name}.toml"
+
+
+def wheel_state() -> dict[str, Any]:
+    """Build of an installed wheel in the place of a commit, by the list of its files. Empty in a clone."""
+
+    record = next(HOME.glob("mlm_repro-*.dist-info/RECORD"), None)
+    return {"commit": f"wheel-{sha256_file(record)[:34]}", "dirty": None} if record else {}

@@ -9,8 +9,8 @@ import typer
 
 from lineage.command import CommandLine, run_command
 from lineage.errors import BadInput, IntegrityFailure
-from lineage.installation import HOME
 from lineage.progress import announce
+from lineage.shipped import HOME
 
 if TYPE_CHECKING:
     from reports.report import Report

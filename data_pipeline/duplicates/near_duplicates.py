@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.duplicates.lsh import Buckets, agreement, histogram, required_agreement
-from data_pipeline.fast.kernels import compiled
 from data_pipeline.fast.shingles import CHUNK, as_bytes, first_end, pack
 from data_pipeline.stages.deduplicate import DeduplicateConfig
+from lineage.loops import compiled
 
 CACHE_BYTES = 1 << 29
 WHOLE = np.uint64(0xFF << 56)

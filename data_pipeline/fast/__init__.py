@@ -1,7 +1,7 @@
 """Fast code that replaces a library's and gives the same bytes and bits.
 
 `exact.py` compares each with its library on built-in texts when a process first uses it. If they differ, or the
-library has another version, the library itself is used. `kernels.py` compiles loops with numba. The replacements:
+library has another version, the library itself is used. `lineage/loops.py` compiles loops. The replacements:
 
     exact_ftfy.py                       ftfy.fix_text
     exact_langdetect.py                 langdetect's detection, which language.py makes repeatable

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.document import Unfit
 from data_pipeline.fast.exact import LAST_LETTER, checked
-from data_pipeline.fast.kernels import call_first, compiled
+from lineage.loops import call_first, compiled
 
 LAST = 0xFFFF
 """Code point that stands for itself and all after it; ftfy's sets have none of those."""

@@ -20,7 +20,7 @@ from langdetect.utils.ngram import NGram
 from numpy.typing import NDArray
 
 from data_pipeline.fast.exact import LAST_LETTER
-from data_pipeline.fast.kernels import call_first, compiled
+from lineage.loops import call_first, compiled
 
 Bytes4 = NDArray[np.uint32]
 Words = NDArray[np.uint64]

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.fast.exact import Tables, checked
-from data_pipeline.fast.kernels import call_first, compiled
 from data_pipeline.fast.shingles import CHUNK, EMPTY, as_bytes, first_end, pack, shingles
+from lineage.loops import call_first, compiled
 
 Numbers = NDArray[np.uint32]
 Places = NDArray[np.int64]

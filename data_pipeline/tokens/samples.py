@@ -172,7 +172,7 @@ def blending_indices(weights: NDArray[np.float64], size: int) -> tuple[NDArray[n
 @cache
 def _compiled_blend() -> Callable[..., Any]:
     """The compiled loop; readers of dataset facts alone never load numba."""
-    from data_pipeline.fast.kernels import compiled
+    from lineage.loops import compiled
 
     return compiled(_blend)
 

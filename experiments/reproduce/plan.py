@@ -15,8 +15,7 @@ from experiments.reproduce.files import LADDER
 from lineage.config import load_config, override_config
 from lineage.environment import list_gpus
 from lineage.errors import BadInput, HardwareMissing
-from lineage.installation import HOME
-from lineage.shipped import model_file
+from lineage.shipped import HOME, model_file
 
 RECIPES = HOME / "data_pipeline" / "recipes"
 FULL_RECIPE = RECIPES / "available-2019.toml"

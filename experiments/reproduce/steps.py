@@ -17,10 +17,9 @@ from experiments.launch.job import describe_job
 from experiments.reproduce.plan import Plan, manifest_file, training_bytes, training_job
 from lineage.digest import is_sealed
 from lineage.errors import Interrupted, UserError
-from lineage.installation import HOME
 from lineage.processes import end_with_parent, when_stopped
 from lineage.progress import is_quiet
-from lineage.shipped import model_file
+from lineage.shipped import HOME, model_file
 
 TASKS = ("wikitext103", "lambada")
 KEPT = tuple(HOME / "results" / name for name in ("ladder", "ablations", "against"))

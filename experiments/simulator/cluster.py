@@ -7,8 +7,7 @@ from pydantic import Field, FiniteFloat, NonNegativeFloat, model_validator
 from engine.config import Precision
 from engine.costs import PARAMETER_BYTES
 from lineage.config import Config, load_config, parse_config, read_toml
-from lineage.installation import HOME
-from lineage.shipped import Shipped, find_file
+from lineage.shipped import HOME, Shipped, find_file
 
 
 class Constant(Config):

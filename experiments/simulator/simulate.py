@@ -290,10 +290,9 @@ def makespan_seconds(codes: Order, forward: Floats, backward: Floats) -> Floats:
 
 @cache
 def _compiled_makespan() -> Callable[[Order, Floats, Floats], Floats]:
-    import numba
+    from lineage.loops import compiled
 
-    compiled: Callable[[Order, Floats, Floats], Floats] = numba.njit(cache=True)(_makespan)
-    return compiled
+    return compiled(_makespan)
 
 
 def _makespan(codes: Order, forward: Floats, backward: Floats) -> Floats:  # pragma: no cover

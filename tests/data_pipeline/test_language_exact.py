@@ -16,9 +16,9 @@ from langdetect.utils.ngram import NGram
 
 from data_pipeline.fast import exact_langdetect, language
 from data_pipeline.fast.exact_langdetect import _character_classes, _sum, fast_detect, tables_of
-from data_pipeline.fast.kernels import call_first, compiled
 from data_pipeline.fast.language import SAMPLES, detect, detect_reference, language_factory, reference_detection
 from lineage import remembered
+from lineage.loops import call_first, compiled
 from tests.data_pipeline.foreign_text import found_texts, made_texts, package_descriptions
 from tests.made_data import ARTICLES, wikitext
 

@@ -17,7 +17,7 @@ from experiments.reproduce.files import LADDER
 from experiments.reproduce.plan import FULL_RECIPE, RATES, SMOKE, TWIN, make_plan, model_name, twin_rule
 from lineage.errors import HardwareMissing
 from lineage.files import read_document
-from lineage.installation import HOME
+from lineage.shipped import HOME
 from tests.commands import call
 from tests.experiments.machines import with_gpus
 

@@ -15,8 +15,8 @@ from experiments.reproduce.order import order_findings, order_verdict
 from experiments.scores import NORMAL, compared, text_score
 from lineage.errors import IntegrityFailure
 from lineage.files import parse_document, read_document
-from lineage.installation import HOME
 from lineage.records import Record
+from lineage.shipped import HOME
 
 WORDS = np.array([50.0, 80.0, 120.0, 60.0, 90.0, 200.0])
 ORDER_CLAIMS = ("2019/size/2.5b", "2019/size/8.3b")

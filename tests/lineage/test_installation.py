@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from lineage import environment, installation
-from lineage.installation import wheel_state
+from lineage import environment, shipped
+from lineage.shipped import wheel_state
 
 
 def test_a_build_stands_for_the_commit_and_another_has_another_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(installation, "HOME", tmp_path)
+    monkeypatch.setattr(shipped, "HOME", tmp_path)
     monkeypatch.setattr(environment, "HOME", tmp_path)
     record = tmp_path / "mlm_repro-9.dist-info" / "RECORD"
     record.parent.mkdir()

@@ -8,8 +8,7 @@ from pydantic import BaseModel
 from lineage import shipped
 from lineage.config import load_config
 from lineage.errors import BadInput, IntegrityFailure
-from lineage.installation import HOME
-from lineage.shipped import Shipped, find_file
+from lineage.shipped import HOME, Shipped, find_file
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lineage.errors import BadInput
-from lineage.installation import HOME
+from lineage.shipped import HOME
 from reports.experiment_runs import sort_runs
 from tests.reports.reproduction import WITHOUT_TORCH, write_reproduction
 from tests.reports.runs import write_runs

@@ -21,8 +21,7 @@ from experiments.simulator.simulate import Prediction, iteration_parts, makespan
 from experiments.simulator.workload import Workload, checked_config, flops_of
 from lineage.config import load_config
 from lineage.errors import BadInput
-from lineage.installation import HOME
-from lineage.shipped import Shipped, find_file
+from lineage.shipped import HOME, Shipped, find_file
 
 GPT_3 = Workload(768, 1536, 1, 12288, 96, 96, 2048, 8, 8, 12)
 

@@ -27,16 +27,16 @@ def _load_arrays_without_blas() -> None:
 _load_arrays_without_blas()
 
 
-def compiled(function: Kernel) -> Kernel:
-    """`function` compiled at its first call, without fast-math: float operations happen as written, in that order.
+def compiled(function: Kernel, **options: Any) -> Kernel:
+    """`function` compiled at its first call; unless `options` allow others, float operations happen as written.
 
     numba keeps the machine code beside the source or, where that is read-only, in its own directory under the user's
     cache directory; where neither can be written, each process compiles for itself.
     """
     try:
-        return numba.njit(cache=True)(function)
+        return numba.njit(cache=True, **options)(function)
     except RuntimeError:
-        return numba.njit(function)
+        return numba.njit(**options)(function)
 
 
 def call_first(kernel: Kernel, *arguments: object) -> Any:
