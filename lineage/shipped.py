@@ -1,12 +1,10 @@
 """Place and build of this installation, and its shipped files, found by the names that commands take."""
 
-import difflib
 import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from lineage.digest import sha256_file
 from lineage.errors import BadInput, IntegrityFailure
 
 HOME = Path(__file__).resolve().parent.parent
@@ -42,6 +40,8 @@ def find_file(name: str | Path, kind: Shipped) -> Path:
         return match
     if os.path.exists(name):
         return Path(name)
+    import difflib
+
     close = difflib.get_close_matches(str(name).removeprefix(folder).removesuffix(suffix), shipped, 1)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
     what = kind.name.lower().replace("_", " ")
@@ -60,6 +60,8 @@ def model_file(name: str) -> Path:
 
 def wheel_state() -> dict[str, Any]:
     """Build of an installed wheel in the place of a commit, by the list of its files. Empty in a clone."""
+
+    from lineage.digest import sha256_file
 
     record = next(HOME.glob("mlm_repro-*.dist-info/RECORD"), None)
     return {"commit": f"wheel-{sha256_file(record)[:34]}", "dirty": None} if record else {}
