@@ -38,6 +38,10 @@ class Interval(NamedTuple):
     end: float
 
 
+DURATIONS = {Op.FORWARD: 1.0, Op.BACKWARD: 2.0}
+"""Times of one chunk's passes."""
+
+
 @dataclass(frozen=True)
 class Lowered:
     """Programs of all ranks and the timing assumed when they were made."""
@@ -57,15 +61,13 @@ class Lowered:
         return self.makespan / busiest - 1.0
 
 
-def lower(orders: Sequence[Sequence[Compute]], chunks: int, forward: float = 1.0, backward: float = 2.0) -> Lowered:
+def lower(orders: Sequence[Sequence[Compute]], chunks: int) -> Lowered:
     """Insert every message where the producing computation ends, walking all ranks in time together.
 
-    `forward` and `backward` are the durations of one chunk's passes. Raises ValueError if the orders cannot proceed or
-    the programs are not complete and safe (`check_programs`).
+    Raises ValueError if the orders cannot proceed or the programs are not complete and safe (`check_programs`).
     """
     pp = len(orders)
     last = pp * chunks - 1
-    durations = {Op.FORWARD: forward, Op.BACKWARD: backward}
     programs: list[list[Instruction]] = [[] for _ in orders]
     timeline: list[list[Interval]] = [[] for _ in orders]
     arrived: set[tuple[Op, int, int]] = set()
@@ -81,7 +83,7 @@ def lower(orders: Sequence[Sequence[Compute]], chunks: int, forward: float = 1.0
         if first_of_all or (compute.op, compute.microbatch, stage) in arrived:
             position[rank] += 1
             idle[rank] = False
-            end = now + durations[compute.op]
+            end = now + DURATIONS[compute.op]
             programs[rank].append(compute)
             timeline[rank].append(Interval(compute, now, end))
             heapq.heappush(running, (end, rank, compute))

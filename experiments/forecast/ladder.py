@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -40,23 +40,15 @@ from lineage.progress import format_duration
 from lineage.records import Record
 from lineage.run import MANIFEST
 
-
-class Shape(NamedTuple):
-    """A rung's layers, width and attention heads."""
-
-    layers: int
-    width: int
-    heads: int
-
-
 WIDTH_OF_A_LAYER = 1024 / 24
 """Width over layers of the 355M and 8.3B models."""
 SHAPES = tuple(
-    Shape(max(2, round(width / WIDTH_OF_A_LAYER)), width, heads)
+    (max(2, round(width / WIDTH_OF_A_LAYER)), width, heads)
     for width, heads in (
         (36, 2), (48, 3), (64, 4), (84, 4), (104, 4), (120, 5), (144, 6), (168, 7), (208, 8), (256, 8), (304, 8),
     )
 )  # fmt: skip
+"""Layers, width and attention heads of each rung."""
 SEQ_LENGTH, BATCH_SIZE = 128, 16
 SEEDS = [1, 2, 3]
 RATES = [0.002, 0.004, 0.008, 0.016]
@@ -72,7 +64,7 @@ LENGTH_EXPONENT = 0.32
 
 def make_plan(rungs: int, cores: int, vocabulary: int, corpus_tokens: int) -> LadderPlan:
     """The ladder of the smallest shapes. Raises BadInput for a corpus that would be read more than four times."""
-    models = [rung_model(shape, vocabulary) for shape in SHAPES[:rungs]]
+    models = [rung_model(*shape, vocabulary) for shape in SHAPES[:rungs]]
     counts = [parameter_count(model) for model in models]
     batch = BATCH_SIZE * SEQ_LENGTH
     iterations = VALIDATIONS * math.ceil(TOKENS_PER_PARAMETER * counts[-1] / batch / VALIDATIONS)
@@ -85,9 +77,9 @@ def make_plan(rungs: int, cores: int, vocabulary: int, corpus_tokens: int) -> La
         cores=cores, iterations=iterations, batch_size=BATCH_SIZE, seq_length=SEQ_LENGTH, epochs=epochs, seeds=SEEDS,
         rates=RATES, search_iterations=math.ceil(SEARCH_SHARE * iterations),
         rungs=[
-            RungPlan(**shape._asdict(), parameters=count,
-                     inner_parameters=count - (vocabulary + SEQ_LENGTH) * shape.width)
-            for shape, count in zip(SHAPES, counts, strict=False)
+            RungPlan(layers=layers, width=width, heads=heads, parameters=count,
+                     inner_parameters=count - (vocabulary + SEQ_LENGTH) * width)
+            for (layers, width, heads), count in zip(SHAPES, counts, strict=False)
         ],
     )  # fmt: skip
 
@@ -112,7 +104,7 @@ def rung_config(plan: LadderPlan, rung: int, seed: int, rate: float, dataset: Pa
     count = plan.search_iterations if is_trial else plan.iterations
     return RunConfig(
         name=f"ladder-{sizes.layers}x{sizes.width}{'-trial' * is_trial}-rate-{rate:g}-seed-{seed}",
-        model=rung_model(Shape(sizes.layers, sizes.width, sizes.heads)),
+        model=rung_model(sizes.layers, sizes.width, sizes.heads),
         train=TrainConfig(
             iterations=count, global_batch_size=plan.batch_size, microbatch_size=plan.batch_size // 2,
             learning_rate=rate, min_learning_rate=rate, warmup_iterations=max(plan.iterations // 50, 1),
@@ -137,11 +129,11 @@ def whole_configs(
     return [rung_config(plan, rung, seed, rate, dataset) for seed in seeds]
 
 
-def rung_model(shape: Shape, vocabulary: int = 51200) -> ModelConfig:
-    """The model of a shape; a dataset brings its own vocabulary."""
+def rung_model(layers: int, width: int, heads: int, vocabulary: int = 51200) -> ModelConfig:
+    """The model of a rung; a dataset brings its own vocabulary."""
     return ModelConfig(
-        num_layers=shape.layers, hidden_size=shape.width, num_heads=shape.heads, seq_length=SEQ_LENGTH,
-        vocab_size=vocabulary, padded_vocab_size=vocabulary, dropout=0.0, init_std=initial_deviation(shape.width),
+        num_layers=layers, hidden_size=width, num_heads=heads, seq_length=SEQ_LENGTH,
+        vocab_size=vocabulary, padded_vocab_size=vocabulary, dropout=0.0, init_std=initial_deviation(width),
     )  # fmt: skip
 
 

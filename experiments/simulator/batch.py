@@ -1,10 +1,10 @@
 """Workloads in, predictions out, as CSV files. Imports no torch."""
 
 import csv
-import io
 from collections import defaultdict
 from pathlib import Path
 
+from experiments.benchmark import Table
 from experiments.simulator.cluster import Cluster, load_cluster
 from experiments.simulator.measurements import COLUMNS, fitted_workloads, workload_of
 from experiments.simulator.simulate import Prediction, simulate
@@ -12,7 +12,6 @@ from experiments.simulator.workload import Workload
 from lineage.atomic import write_text
 from lineage.errors import BadInput
 from lineage.lock import check_place
-from lineage.numbers import csv_cell
 from lineage.progress import announce
 
 INPUTS = ("cluster", "software", *COLUMNS)
@@ -31,12 +30,9 @@ def simulate_file(rows_path: Path, out: Path) -> tuple[int, int]:
     rows = _read(rows_path)
     announce(f"predicts {len(rows):,} rows")
     predictions = _predict(rows)
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow((*INPUTS, *RESULTS))
-    for row, prediction in zip(rows, predictions, strict=True):
-        writer.writerow((*(csv_cell(row.get(name) or "") for name in INPUTS), *_cells(*prediction)))
-    write_text(out, buffer.getvalue())
+    cells = [[*(row.get(name) or "" for name in INPUTS), *_cells(*prediction)]
+             for row, prediction in zip(rows, predictions, strict=True)]  # fmt: skip
+    write_text(out, Table((*INPUTS, *RESULTS), cells).csv)
     return len(rows), sum(bool(prediction.reason) for prediction, _ in predictions)
 
 

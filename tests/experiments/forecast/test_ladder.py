@@ -56,9 +56,9 @@ class Climbed(NamedTuple):
 
 def tiny_plan(vocabulary: int) -> LadderPlan:
     rungs = [
-        RungPlan(layers=s.layers, width=s.width, heads=s.heads, parameters=12 * s.layers * s.width**2 + s.width * 512,
-                 inner_parameters=12 * s.layers * s.width**2)
-        for s in SHAPES[:4]
+        RungPlan(layers=layers, width=width, heads=heads, parameters=12 * layers * width**2 + width * 512,
+                 inner_parameters=12 * layers * width**2)
+        for layers, width, heads in SHAPES[:4]
     ]  # fmt: skip
     return LadderPlan(
         cores=2, rungs=rungs, iterations=ITERATIONS, batch_size=4, seq_length=128, epochs=1.0,
@@ -143,7 +143,7 @@ def test_the_largest_rung_has_the_seed_of_its_sealed_forecast(climbed: Climbed) 
 
 def trial(rate: float, loss: float, rung: int = 0) -> Trained:
     train = TrainConfig(seed=SEARCH_SEED, learning_rate=rate, min_learning_rate=rate)
-    config = RunConfig(name="trial", model=rung_model(SHAPES[rung]), train=train)
+    config = RunConfig(name="trial", model=rung_model(*SHAPES[rung]), train=train)
     return Trained(Path(f"{rate:g}"), config, "", "", {0: 7.0, 1: loss}, loss, math.isfinite(loss))
 
 
