@@ -106,105 +106,7 @@ def test_a_command_answers_without_what_it_does_not_use(command: str) -> None:
     assert done.stdout
 
 
-MISTAKES = {
-    "mlm-data": """
-        run missing
-        run twin --set nonsense.x=1
-        run RECIPE --set tokenizer.path=missing
-        run RECIPE --part 9/2
-        run RECIPE --runs RECIPE
-        clean jsonl:missing.jsonl out
-        clean RECIPE out
-        language jsonl:missing.jsonl out
-        length jsonl:missing.jsonl out
-        prose jsonl:missing.jsonl out
-        dedup jsonl:missing.jsonl out
-        decontaminate jsonl:missing.jsonl out
-        split jsonl:missing.jsonl out
-        tokenize jsonl:missing.jsonl out
-        overlap jsonl:missing.jsonl out --set overlap.nonsense=1
-        import missing out --tokenizer missing
-        merge a out
-        merge a b out
-        inspect missing
-        trace missing --step 1
-        stats missing
-        fetch
-    """,
-    "mlm-train": """
-        run missing
-        run RECIPE
-        run 355m --set nonsense.x=1
-        run 355m --twin
-        resume missing
-        lr-find 355m --twin
-        finetune nothing --ckpt missing --data missing
-        finetune mnli --ckpt missing --data missing
-        finetune mnli --ckpt empty --data missing
-        finetune mnli --ckpt sealed --data missing
-        finetune mnli --ckpt sealed --data empty
-        export missing out
-        export empty out
-        shard-hf missing out
-        shard-hf empty out
-        import missing out
-        import empty out
-        schedule --pp 2 --microbatches 3 --chunks 2
-        from-megatron missing.sh
-        from-megatron --nonsense 3
-        to-megatron missing
-        diff missing 355m
-    """,
-    "mlm-eval": """
-        run nonsense --ckpt empty
-        run wikitext103 --ckpt miss/ing/x
-        run wikitext103 --ckpt empty
-        run wikitext103 --ckpt sealed --device gpu
-        run wikitext103 --ckpt sealed --device cpu --layout tp=2
-        run perplexity missing.txt --ckpt .
-        run wikitext103 --ckpt . --json .
-        compare . . --task nonsense
-        identify --ckpt . --claimed nonsense
-        oracle
-        oracle --identify nonsense
-        generate --ckpt . --top-p 7
-        generate --ckpt miss/ing/x
-        fetch a/b/c/d --out out
-        list --nonsense
-    """,
-    "mlm-experiment": """
-        reproduce 355m --data missing
-        reproduce 355m --data BROKEN
-        ladder --data BROKEN
-        launch BROKEN --out out
-        preflight --runs RECIPE
-        simulate missing --out out.csv
-        plan 355m --gpus 8 --cluster missing
-        calibrate --json .
-        mfu 355m --cluster h100
-        list --results missing
-        run nonsense
-        run 2021/figure-11 --limit 3
-        ablate nonsense --dataset missing
-        ablate transformer-xl/memory --dataset missing
-        compare nonsense
-    """,
-    "mlm-report": """
-        build missing
-        build --kept .
-        figure nonsense missing
-    """,
-    "mlm-verify": """
-        run missing
-        replay missing
-        parallel missing
-        parallel 355m --twin --layouts nonsense
-        against nonsense 355m --twin
-        against transformers 355m --twin --layout nonsense
-        layouts here --layouts nonsense
-        layouts missing.py:build
-    """,
-}
+MISTAKES = Path(__file__).with_name("mistakes.txt").read_text(encoding="utf-8").splitlines()
 """Commands that end with a user's error, of every verb; harness, whose arguments another program reads, has none."""
 
 MAKE_MISTAKES = """
@@ -233,7 +135,7 @@ def test_a_mistake_is_named_before_anything_heavy_is_imported(command: str, tmp_
     (tmp_path / "texts.jsonl").write_text('{"text": "a text"}\n')
     module = importlib.import_module(command_names()[command].partition(":")[0])
     verbs = {verb.name or verb.callback.__name__ for verb in module.app.registered_commands} - {"harness"}
-    lines = [line.strip() for line in MISTAKES[command].strip().splitlines()]
+    lines = [line.removeprefix(f"{command} ") for line in MISTAKES if line.startswith(f"{command} ")]
     assert {line.split()[0] for line in lines} == verbs
     code = [sys.executable, "-c", MAKE_MISTAKES, command_names()[command]]
     done = subprocess.run(code, cwd=tmp_path, input="\n".join(lines), capture_output=True, text=True, timeout=600)

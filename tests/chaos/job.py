@@ -4,6 +4,7 @@ It runs in a forked process and its commands in further ones, so that nothing ha
 """
 
 import contextlib
+import gc
 import json
 import os
 import random
@@ -14,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,11 +26,12 @@ from engine.run.resolved import read_run_config
 from experiments.reproduce import steps
 from experiments.reproduce.plan import Plan, Size
 from experiments.reproduce.reproduction import reproduce
+from experiments.verdicts import load_results
 from lineage.atomic import read_json, write_json
 from lineage.command import run_command
 from lineage.errors import Interrupted
 from lineage.shipped import model_file
-from reports import page, render
+from reports import experiment_runs, page, render
 from tests.chaos.faults import MEANWHILE, Fault, Instrument, Touch, instrument
 
 COMMANDS: dict[str, Callable[[], object]] = {
@@ -104,6 +107,8 @@ def warm_up(folder: Path) -> None:
     """
     _settle(folder, folder / "log")
     leave_figures_blank()
+    read = cache(lambda *folders: load_results(folders))
+    experiment_runs.load_results = lambda folders: read(*folders)  # what is kept with the code is read once
 
     def step(program: str, *arguments: str) -> None:
         if program not in COMMANDS:
@@ -114,6 +119,8 @@ def warm_up(folder: Path) -> None:
 
     steps.run_step = step
     reproduce(tiny_plan(ranks=1), RUNS)
+    gc.collect()
+    gc.freeze()  # a forked job has garbage of its own alone to look for
 
 
 def leave_figures_blank() -> None:

@@ -1,5 +1,8 @@
 """The measure of prose, on prose and on what stands beside it in documentation."""
 
+import tomllib
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,61 +10,8 @@ from hypothesis import strategies as st
 from data_pipeline.document import Drop
 from data_pipeline.stages.prose import LONG, Prose, measure, paragraphs
 
-PROSE = {
-    "novel": """
-        It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of foolishness,
-        it was the epoch of belief, it was the epoch of incredulity, it was the season of Light, it was the season of
-        Darkness, it was the spring of hope, it was the winter of despair.""",
-    "encyclopedia": """
-        A river is a natural stream of fresh water that flows on land or inside caves towards another body of water at
-        a lower elevation, such as an ocean, lake, or another river. A river may run dry before reaching the end of its
-        course if it runs out of water, or only flow during certain seasons.""",
-    "manual": """
-        The shell reads its input and divides it into words and operators, obeying the quoting rules. These tokens are
-        separated by metacharacters. Alias expansion is performed by this step, and then the shell parses the tokens
-        into simple and compound commands (see Section 3.2).""",
-}
-NO_PROSE = {
-    "parameters in numpy's style": """
-        Parameters
-        ----------
-        x : array_like
-            The numbers of which the sum is taken. It can be of any shape, and it is not changed.
-        axis : int, optional
-            The axis over which the sum is taken. By default it is that of all of the numbers in the array.
-        """,
-    "parameters in Sphinx's style": """
-        :param x: the numbers of which the sum is taken. It can be of any shape, and it is not changed.
-        :param axis: the axis over which the sum is taken. It is that of all of the numbers if it is not given.
-        :returns: the sum of the numbers over the axis, or that of all of them where there is no axis.""",
-    "code": """
-        for name, value in sorted(values.items()):
-            if value is not None and name in known:
-                print(f"the {name} is {value} and that is what it should be in the end")
-            else:
-                raise ValueError("it is not known and so it cannot be in the list of names.")""",
-    "session": """
-        >>> numbers = [1, 2, 3]
-        >>> sum(numbers)
-        6""",
-    "table": """
-        year   runners  miles   hours
-        1990   1,204    26.2    2:10:20
-        1991   1,377    26.2    2:11:06
-        1992   1,519    26.2    2:09:43""",
-    "changelog": """
-        * Fixed #4711: a crash in the parser when the file is empty and there is no newline at the end of it.
-        * Added ``--quiet`` to all of the commands, so that they can be called by the other programs.
-        * Removed the old format, because it has not been the one that is written for more than a year.""",
-    "changelog of Debian": """
-        bash (5.2.15-2) unstable; urgency=medium
-
-          * Add the patches from upstream to the package, so that it is that of the newest release.
-
-         -- Somebody <somebody@debian.org>  Mon, 23 Jan 2023 09:15:41 +0100""",
-    "headings": "The Use of It\n\nWhat There Is to Be Said About the Rest of It\n\nAnd So On",
-    "names": "ThreadPoolExecutor ProcessPoolExecutor AbstractEventLoop BaseTransport DatagramProtocol SubprocessError.",
-}
+SAMPLES = tomllib.loads(Path(__file__).with_name("prose.toml").read_text(encoding="utf-8"))
+PROSE, NO_PROSE = SAMPLES["prose"], SAMPLES["other"]
 
 
 @pytest.mark.parametrize("kind", PROSE)

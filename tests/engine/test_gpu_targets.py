@@ -53,9 +53,16 @@ def compile_case(capability: int, dtype: str, head_dim: int) -> Counts:
 
 
 def compile_all(matrix: list[tuple[int, str, int]], processes: int | None = None) -> dict[tuple[int, str, int], Counts]:
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=spawn, max_tasks_per_child=1) as pool:
-        return dict(zip(matrix, pool.map(compile_case, *zip(*matrix, strict=True)), strict=True))
+    """In processes forked from one, which imports what they need once."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
+        return fresh.submit(compile_forked, matrix, processes).result()
+
+
+def compile_forked(matrix: list[tuple[int, str, int]], processes: int | None) -> dict[tuple[int, str, int], Counts]:
+    import benchmarks.compiled  # noqa: F401
+
+    with multiprocessing.get_context("fork").Pool(processes, maxtasksperchild=1) as pool:
+        return dict(zip(matrix, pool.starmap(compile_case, matrix, chunksize=1), strict=True))
 
 
 @cache
@@ -123,13 +130,13 @@ def test_a_training_step_waits_for_a_gpu_at_one_place() -> None:
     pytest.importorskip("triton")
     command = [sys.executable, "-m", "tests.engine.valueless"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
-    assert done.returncode == 0, done.stderr
+    assert done.stdout, done.stderr
     asked, launched = map(int, done.stdout.split())
     assert asked == 2
     assert launched >= 10
-    planted = subprocess.run([*command, "planted"], capture_output=True, text=True, cwd=ROOT, timeout=120)
-    assert planted.returncode == 1
-    assert "meta tensor" in planted.stderr
+    assert done.returncode == 1
+    assert "in reading" in done.stderr
+    assert "meta tensor" in done.stderr
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
 """Run a process: two training steps on tensors without values, kernels launched into nothing. Reading a value fails.
 
 Prints how often the host asked for numbers by `tolist`, which alone is answered, and how many kernels were launched.
-With an argument an update reads a number otherwise.
+Then takes a step whose update reads a number otherwise.
 """
 
 import os
-import sys
 from typing import Any
 
 os.environ.pop("TRITON_INTERPRET", None)
@@ -52,9 +51,9 @@ def reading(learning_rate: float, clipping: float) -> None:
     update(learning_rate, clipping)
 
 
-if sys.argv[1:]:
-    vars(training.optimizer)["update"] = reading
 tokens = torch.zeros(1, MODEL.seq_length, dtype=torch.int64, device="meta")
-for iteration in range(2):
+for iteration in range(3):
+    if iteration == 2:
+        print(len(asked), len(launched), flush=True)
+        vars(training.optimizer)["update"] = reading
     training.run([PipelineInput(tokens, tokens, Dropout(0.1, 1, iteration, (place,))) for place in range(2)], 1e-3)
-print(len(asked), len(launched))

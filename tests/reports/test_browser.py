@@ -18,56 +18,7 @@ FLAGS = [
     *("--disable-component-update", "--disable-sync", "--hide-scrollbars"),
     *("--enable-logging=stderr", "--v=0"),
 ]
-PROBE = """
-<script>
-var told = [], contents = document.querySelector("nav.contents details");
-told.push(contents.open ? "open" : "folded", getComputedStyle(contents.parentElement).position);
-function shown() { return document.querySelectorAll("details.claim:not([hidden])").length; }
-var form = document.querySelector("form.search"), claim = document.getElementById("2021/figure-12/interleaved/12");
-form.elements.text.value = "2021/figure-12 simulated";
-form.dispatchEvent(new Event("input"));
-told.push(shown(), claim.closest("details.claims").open);
-form.elements.outcome.value = "of-others";
-form.dispatchEvent(new Event("input"));
-told.push(shown());
-var cell = document.querySelector("a[data-paper='2021'][data-outcome='simulated']");
-cell.click();
-told.push(shown() - Number(cell.textContent));
-document.getElementById("theme").click();
-told.push(document.documentElement.dataset.theme);
-location.hash = "#2019/table-5/roberta/qqp";
-window.addEventListener("hashchange", function () {
-  var other = document.getElementById("2019/table-5/roberta/qqp");
-  told.push(other.open && other.closest("details.fold").open && other.offsetHeight > 0, shown());
-  window.dispatchEvent(new Event("beforeprint"));
-  told.push(document.querySelectorAll("details:not([open])").length);
-  var clipped = Array.from(document.querySelectorAll(".plot svg text")).filter(function (text) {
-    var inner = text.getBoundingClientRect(), outer = text.ownerSVGElement.getBoundingClientRect();
-    return inner.width && (inner.left < outer.left - 1 || inner.right > outer.right + 1 ||
-      inner.top < outer.top - 1 || inner.bottom > outer.bottom + 1);
-  });
-  var root = document.documentElement;
-  told.push(clipped.length, root.scrollWidth <= window.innerWidth, window.innerWidth);
-  parent.postMessage(told.join(" "), "*");
-}, { once: true });
-</script></body>
-"""
-AXE = """
-<script>AXE_SOURCE</script>
-<script>
-function keep(first, rows) { Array.from(rows).slice(first).forEach(function (row) { row.remove(); }); }
-document.querySelectorAll("tbody").forEach(function (part) { keep(3, part.rows); });  // what repeats is left out
-document.querySelectorAll("details.claims").forEach(function (part) { keep(2, part.querySelectorAll(".claim")); });
-document.querySelectorAll(".plot svg").forEach(function (part) { part.replaceChildren(); });  // each is an image
-document.querySelectorAll("details").forEach(function (part) { part.open = true; });
-axe.run(document).then(function (found) {
-  var serious = found.violations.filter(function (one) { return ["serious", "critical"].indexOf(one.impact) >= 0; });
-  document.title = "axe " + found.passes.length + " passed; " + (serious.map(function (one) {
-    return one.id + " (" + one.nodes.length + ") " + one.nodes[0].target.join(" ");
-  }).join("; ") || "nothing serious");
-});
-</script></body>
-"""
+PROBE, AXE = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("probe.js", "axe.js"))
 FRAME = """
 <!DOCTYPE html><title>waiting</title>
 <script>addEventListener("message", function (event) {{ document.title = event.data; }});</script>
@@ -99,7 +50,9 @@ def test_the_page_opens_without_a_console_message(built: Built, tmp_path: Path, 
 
 @pytest.mark.parametrize(("width", "contents"), [(1280, "open"), (400, "folded")])
 def test_the_page_can_be_searched_and_addressed(built: Built, tmp_path: Path, width: int, contents: str) -> None:
-    (tmp_path / "probe.html").write_text(built.html.replace("</body>", PROBE), encoding="utf-8")
+    (tmp_path / "probe.html").write_text(
+        built.html.replace("</body>", f"<script>{PROBE}</script></body>"), encoding="utf-8"
+    )
     frame = tmp_path / "frame.html"
     frame.write_text(FRAME.format(width=width), encoding="utf-8")
     flags = ("--window-size=1400,1000", "--virtual-time-budget=5000", "--dump-dom")
@@ -123,7 +76,8 @@ def test_axe_finds_no_serious_violation(built: Built, tmp_path: Path, width: int
     axe = pytest.importorskip("axe_core_python", reason="axe-core-python is not installed (the extra `test` has it)")
     source = (Path(axe.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
     page = tmp_path / "page.html"
-    page.write_text(built.html.replace("</body>", AXE.replace("AXE_SOURCE", source)), encoding="utf-8")
+    scripts = f"<script>{source}</script><script>{AXE}</script></body>"
+    page.write_text(built.html.replace("</body>", scripts), encoding="utf-8")
     flags = (f"--window-size={width},1000", "--virtual-time-budget=100000", "--dump-dom")
     done = _browse(page, tmp_path / "profile", *flags)
     match = re.search(r"<title>(axe \d+ passed; [^<]+)</title>", done.stdout)
