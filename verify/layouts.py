@@ -211,7 +211,8 @@ def examine(serial: Serial, layouts: Sequence[ParityLayout]) -> Iterator[Examine
         begin, findings = ParityLayout(shard_optimizer=layout.shard_optimizer), list[LayoutFinding]()
         serial, own = folder / f"begun-{begin.name}", folder / layout.name
         before = [] if serial.exists() else [(begin, None, serial)]
-        for goes_on, begun, saved in (*before, (layout, serial, own), (begin, own, None)):
+        there_and_back = [(layout, serial, None)] if layout == begin else [(layout, serial, own), (begin, own, None)]
+        for goes_on, begun, saved in (*before, *there_and_back):
             outcome = hold(go_on, kind, work, goes_on, later, begun, saved, seconds=SECONDS)
             if outcome.failure:
                 shutil.rmtree(saved or own, ignore_errors=True)
