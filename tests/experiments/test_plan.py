@@ -12,7 +12,7 @@ from engine.config import TwinScale
 from engine.costs import parameter_count, tokens_trained
 from engine.twin import describe_scale
 from experiments.files import LadderPlan, LadderResult
-from experiments.forecast.ladder import Shape, rung_model
+from experiments.forecast.ladder import rung_model
 from experiments.reproduce.files import LADDER
 from experiments.reproduce.plan import FULL_RECIPE, RATES, SMOKE, TWIN, make_plan, model_name, twin_rule
 from lineage.errors import HardwareMissing
@@ -110,7 +110,7 @@ def test_twins_have_the_learning_rates_that_the_kept_ladder_found() -> None:
     assert "the rate of the ladder's rule" in twin_rule(config)
     assert "ladder" not in twin_rule(make_plan("8.3b", "scaled", True, None).configs[0])
     rung = read_document(HOME / "results" / "ladder" / "plan.json", LadderPlan).rungs[-1]
-    of_ladder = rung_model(Shape(rung.layers, rung.width, rung.heads))
+    of_ladder = rung_model(rung.layers, rung.width, rung.heads)
     assert config.model.init_std == pytest.approx(of_ladder.init_std * math.sqrt(rung.width / config.model.hidden_size))
     assert "0.02 · √(1024 / width)" in twin_rule(config)
 

@@ -293,9 +293,13 @@ def test_a_further_seed_is_trained_beside_what_is_there(finished: Finished, tmp_
 def start(finished: Finished, with_data: Path) -> Iterator[Callable[[], "subprocess.Popen[str]"]]:
     """Start the reproduction in a process group of its own, as a shell does, and stand it still while it trains."""
     processes = []
+    steps = len(metrics(finished.directory("355m-smoke"), "train"))
+
+    def trained() -> int:
+        return sum(path.read_text().count('"train"') for path in with_data.glob("355m-smoke-*/metrics.jsonl"))
 
     def start() -> "subprocess.Popen[str]":
-        for _ in range(9):  # so short a training may be over before this process has its turn
+        for _ in range(9):  # so short a training may be near its end before this process has its turn
             process = subprocess.Popen(
                 [Path(sys.executable).with_name("mlm-experiment"), *ARGUMENTS, with_data],
                 env=finished.machine, cwd=ROOT, start_new_session=True, text=True,
@@ -303,12 +307,12 @@ def start(finished: Finished, with_data: Path) -> Iterator[Callable[[], "subproc
             )  # fmt: skip
             processes.append(process)
             deadline = time.monotonic() + 600
-            while not any('"train"' in path.read_text() for path in with_data.glob("355m-smoke-*/metrics.jsonl")):
+            while not trained():
                 assert process.poll() is None, process.communicate()[0]
                 assert time.monotonic() < deadline
                 time.sleep(0.002)
             os.killpg(process.pid, signal.SIGSTOP)
-            if not list(with_data.glob("355m-smoke-*/COMPLETE")):
+            if 2 * trained() < steps:
                 break
             os.killpg(process.pid, signal.SIGKILL)
             process.wait(300)
