@@ -60,7 +60,6 @@ def model_file(name: str) -> Path:
 
 def wheel_state() -> dict[str, Any]:
     """Build of an installed wheel in the place of a commit, by the list of its files. Empty in a clone."""
-
     from lineage.digest import sha256_file
 
     record = next(HOME.glob("mlm_repro-*.dist-info/RECORD"), None)

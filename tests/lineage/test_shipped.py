@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from lineage import shipped
+from lineage import environment, shipped
 from lineage.config import load_config
 from lineage.errors import BadInput, IntegrityFailure
-from lineage.shipped import HOME, Shipped, find_file
+from lineage.shipped import HOME, Shipped, find_file, wheel_state
 
 
 @pytest.fixture(autouse=True)
@@ -73,3 +73,17 @@ def test_a_file_extends_a_shipped_one_from_anywhere() -> None:
     Path("mine.toml").write_text('extends = "experiments/clusters/h100.toml"\ntitle = "mine"\n', encoding="utf-8")
     found = load_config(Path("mine.toml"), Named)
     assert (found.title, found.precision) == ("mine", "bf16")
+
+
+def test_a_build_stands_for_the_commit_and_another_has_another_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shipped, "HOME", tmp_path)
+    monkeypatch.setattr(environment, "HOME", tmp_path)
+    record = tmp_path / "mlm_repro-9.dist-info" / "RECORD"
+    record.parent.mkdir()
+    record.write_text("lineage/errors.py,sha256=abc,3\n", encoding="utf-8")
+    build = environment.source_state()["commit"]
+    assert (build.startswith("wheel-"), len(build)) == (True, 40)
+    record.write_text("lineage/errors.py,sha256=abd,3\n", encoding="utf-8")
+    assert wheel_state()["commit"] != build
