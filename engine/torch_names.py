@@ -12,8 +12,6 @@ import torch.distributed as dist
 reduce_scatter_single = (
     dist.reduce_scatter_single if hasattr(dist, "reduce_scatter_single") else dist.reduce_scatter_tensor
 )
-# new in 2.14
-set_timeout = dist.set_timeout if hasattr(dist, "set_timeout") else dist.distributed_c10d._set_pg_timeout
 
 _capability, _has_onednn = torch.backends.cpu.get_cpu_capability(), torch.backends.mkldnn.is_available()
 onednn: Any = _capability == "AVX512" and _has_onednn and torch.ops.mkldnn

@@ -66,9 +66,7 @@ def begun_on_ranks(run: ResolvedRun, root: Path) -> Iterator[tuple[RunDirectory,
         directory, layout = run.begin(root), run.layout
         if layout.world_size > 1:
             torch.set_num_threads(1)
-        mesh = build_mesh(layout, run.config.parallel.sequence_parallel)
-        mesh.world.barrier()
-        yield directory, mesh
+        yield directory, build_mesh(layout, run.config.parallel.sequence_parallel)
 
 
 @contextmanager

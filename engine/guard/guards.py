@@ -304,15 +304,14 @@ class ReplicaGuard(Guard):
         mesh, layout = self._mesh, self._mesh.layout
         if layout.world_size == 1:
             return
+        by_tensor, _, by_data, ends = layout.lines(mesh.world.rank)
         sums = {parameter.name: checksum(parameter.local.data) for parameter in self._parameters}
         undivided = [parameter.name for parameter in self._parameters if parameter.dim is None]
-        tp, pp, dp = mesh.tp.rank, mesh.pp.rank, mesh.dp.rank
         shared = [
-            ("tensor-parallel", mesh.tp, [layout.rank(n, pp, dp) for n in range(layout.tp)], undivided),
-            ("data-parallel", mesh.dp, [layout.rank(tp, pp, n) for n in range(layout.dp)], list(sums)),
+            ("tensor-parallel", mesh.tp, by_tensor, undivided),
+            ("data-parallel", mesh.dp, by_data, list(sums)),
         ]
         if TIED_EMBEDDING in sums:
-            ends = [layout.rank(tp, 0, dp), layout.rank(tp, layout.pp - 1, dp)]
             shared.append(("first and last pipeline", mesh.embedding, ends, [TIED_EMBEDDING]))
         said = ""
         for kind, axis, ranks, names in shared:

@@ -13,12 +13,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 
-from engine.launch.threads import current_rank, thread_mesh
+from engine.launch.threads import ThreadAxis, current_rank
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import Axis, GroupAxis, ParallelMesh, Waiting, serial_mesh
-from engine.torch_names import set_timeout
 from lineage.config import flatten
 from lineage.errors import BadInput, HardwareFault, Interrupted, afterwards
 from lineage.variables import launched_ranks, number
@@ -184,40 +182,26 @@ def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
     """
     if layout.world_size != launched_world_size():
         raise BadInput(f"{layout} needs {layout.world_size} ranks but {launched_world_size()} were started")
-    if here := current_rank():
-        return thread_mesh(here, layout, sequence_parallel)
-    device = local_device()
+    here, device, waiting = current_rank(), local_device(), Waiting()
     if layout.world_size == 1:
         return serial_mesh(device)
     join_ranks()
-    groups = init_device_mesh(device.type, (layout.pp, layout.dp, layout.tp), mesh_dim_names=("pp", "dp", "tp"))
-    tp, pp, dp = layout.coordinates(dist.get_rank())
-    waiting = Waiting()
+    rank = here.rank if here else dist.get_rank()
+    lines = [layout.lines(each) for each in range(layout.world_size)]
 
-    def axis(name: str, rank: int) -> Axis:
-        group = groups.get_group(name)
-        set_timeout(COLLECTIVE_TIMEOUT, group)  # torch would wait half an hour
-        return GroupAxis(group.size(), rank, waiting, group) if group.size() > 1 else Axis(waiting=waiting)
+    def joined(members: tuple[int, ...], group: dist.ProcessGroup | None) -> Axis:
+        place = len(members), members.index(rank), waiting
+        return ThreadAxis(*place, here.world, members) if here else GroupAxis(*place, group)
 
-    mesh = ParallelMesh(
-        layout, tp=axis("tp", tp), pp=axis("pp", pp), dp=axis("dp", dp),
-        embedding=_embedding_axis(layout, tp, pp, dp, waiting), device=device,
-        sequence_parallel=sequence_parallel and layout.tp > 1,
-        world=GroupAxis(layout.world_size, dist.get_rank(), waiting, dist.group.WORLD),
-    )  # fmt: skip
-    mesh.world.barrier()  # a rank that leaves now finds every connection made
+    def axis(number: int) -> Axis:
+        own = Axis(waiting=waiting)
+        for members in dict.fromkeys(line[number] for line in lines if len(line[number]) > 1):
+            group = None if here else dist.new_group(members, timeout=COLLECTIVE_TIMEOUT)  # every process makes it
+            own = joined(members, group) if members == lines[rank][number] else own
+        return own
+
+    tp, pp, dp, embedding = map(axis, range(4))
+    world = joined(tuple(range(layout.world_size)), None if here else dist.group.WORLD)
+    mesh = ParallelMesh(layout, tp, pp, dp, embedding, device, sequence_parallel and layout.tp > 1, world)
+    world.barrier()  # a rank that leaves now finds every connection made
     return mesh
-
-
-def _embedding_axis(layout: Layout, tp: int, pp: int, dp: int, waiting: Waiting) -> Axis:
-    """Groups of first and last pipeline ranks; every rank makes all of them, as process groups require."""
-    mine = Axis()
-    if layout.pp == 1:
-        return mine
-    for other_dp in range(layout.dp):
-        for other_tp in range(layout.tp):
-            ends = [layout.rank(other_tp, 0, other_dp), layout.rank(other_tp, layout.pp - 1, other_dp)]
-            group = dist.new_group(ends, timeout=COLLECTIVE_TIMEOUT)
-            if (other_tp, other_dp) == (tp, dp) and pp in (0, layout.pp - 1):
-                mine = GroupAxis(2, 0 if pp == 0 else 1, waiting, group)
-    return mine

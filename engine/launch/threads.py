@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from engine.parallel.layout import Layout
-from engine.parallel.mesh import DONE, MAX, SUM, Axis, ParallelMesh, Pending, Waiting
+from engine.parallel.mesh import DONE, MAX, SUM, Axis, Pending
 
 _local = threading.local()
 
@@ -239,26 +238,6 @@ class ThreadAxis(Axis):
         channel = self.world.channels[self.members[peer], self.members[self.rank]]
         channel.expected += 1
         return _Receipt(self, channel, channel.expected - 1, tensor)
-
-
-def thread_mesh(here: ThreadRank, layout: Layout, sequence_parallel: bool) -> ParallelMesh:
-    """The mesh as the rank of this thread sees it."""
-    tp, pp, dp = layout.coordinates(here.rank)
-    waiting = Waiting()
-
-    def axis(members: Sequence[int]) -> Axis:
-        if len(members) == 1:
-            return Axis(waiting=waiting)
-        return ThreadAxis(len(members), members.index(here.rank), waiting, here.world, tuple(members))
-
-    ends = [layout.rank(tp, 0, dp), layout.rank(tp, layout.pp - 1, dp)]
-    return ParallelMesh(
-        layout, tp=axis([layout.rank(other, pp, dp) for other in range(layout.tp)]),
-        pp=axis([layout.rank(tp, other, dp) for other in range(layout.pp)]),
-        dp=axis([layout.rank(tp, pp, other) for other in range(layout.dp)]),
-        embedding=axis(ends) if layout.pp > 1 and here.rank in ends else Axis(), device=torch.device("cpu"),
-        sequence_parallel=sequence_parallel and layout.tp > 1, world=axis(range(layout.world_size)),
-    )  # fmt: skip
 
 
 def _reduced(parts: Sequence[torch.Tensor], op: dist.ReduceOp.RedOpType) -> torch.Tensor:

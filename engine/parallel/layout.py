@@ -27,13 +27,20 @@ class Layout:
         """Number of ranks."""
         return self.tp * self.pp * self.dp
 
-    def coordinates(self, rank: int) -> tuple[int, int, int]:
-        """(tp, pp, dp) coordinates of a global rank."""
-        return rank % self.tp, rank // (self.tp * self.dp), rank // self.tp % self.dp
-
     def rank(self, tp: int, pp: int, dp: int) -> int:
-        """Global rank at the coordinates; the inverse of `coordinates`."""
+        """Global rank at the coordinates."""
         return tp + self.tp * (dp + self.dp * pp)
+
+    def lines(self, rank: int) -> tuple[tuple[int, ...], ...]:
+        """Global ranks along the tp, pp and dp axes through a rank; last, the ends of its pipeline if it is one."""
+        tp, dp, pp = rank % self.tp, rank // self.tp % self.dp, rank // (self.tp * self.dp)
+        line = tuple(self.rank(tp, other, dp) for other in range(self.pp))
+        return (
+            tuple(self.rank(other, pp, dp) for other in range(self.tp)),
+            line,
+            tuple(self.rank(tp, pp, other) for other in range(self.dp)),
+            tuple(sorted({line[0], line[-1]})) if rank in (line[0], line[-1]) else (rank,),
+        )
 
 
 @dataclass(frozen=True)

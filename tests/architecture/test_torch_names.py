@@ -90,7 +90,7 @@ def test_torch_has_every_name_that_is_used_and_deprecates_none() -> None:
 def test_a_name_that_changed_is_there_under_one_of_its_names() -> None:
     """`engine.torch_names` is all alternatives, so that it can be imported says that one of each is there."""
     names = vars(importlib.import_module("engine.torch_names"))
-    assert all(callable(names[name]) for name in ("reduce_scatter_single", "set_timeout"))
+    assert all(callable(names[name]) for name in ("reduce_scatter_single",))
 
 
 def test_no_other_file_asks_what_torch_has() -> None:
