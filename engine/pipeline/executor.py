@@ -6,9 +6,9 @@ Shapes: activations between stages are [s, b, h]; with scatter/gather each tenso
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from engine.config import ModelConfig, ParallelConfig
 from engine.family import family_of
@@ -98,19 +98,6 @@ def _programs(schedule: ScheduleName | None, pp: int, chunks: int, microbatches:
     return lower(compute_orders(schedule, *sizes) if schedule else forward_orders(*sizes), chunks).programs
 
 
-class _HandOn(torch.autograd.Function):
-    """Stands for a stage's output in the graph without keeping it: its gradient is put in when it arrives."""
-
-    @staticmethod
-    def forward(ctx: Any, output: torch.Tensor, gradient: list[torch.Tensor]) -> torch.Tensor:
-        ctx.gradient = gradient
-        return output.new_zeros(())
-
-    @staticmethod
-    def backward(ctx: Any, _: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.gradient.pop(), None
-
-
 class PipelineExecutor:
     """Executes one rank's program over the microbatches of one iteration. Only this class knows messages and graphs."""
 
@@ -123,8 +110,8 @@ class PipelineExecutor:
         self._divides = scatter_gather and mesh.tp.size > 1 and mesh.pp.size > 1 and not mesh.sequence_parallel
         self._payloads: dict[tuple[Op, int, int], tuple[Pending, torch.Tensor]] = {}
         """Activations and gradients, whole or as sent, by direction, microbatch and the stage that consumes them."""
-        self._graphs: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]] = {}
-        """Input, output and place for the output's gradient, by microbatch and chunk."""
+        self._graphs: dict[tuple[int, int], tuple[torch.Tensor, GradientEdge]] = {}
+        """Input, and the output's place in the graph, which does not keep the output, by microbatch and chunk."""
         self._sends: list[tuple[Pending, torch.Tensor]] = []
         self._total = torch.zeros((), dtype=torch.float64, device=mesh.device)
 
@@ -155,23 +142,19 @@ class PipelineExecutor:
         """The stage's output, for the next one; None on the last stage."""
         chunk, batch = self._chunks[compute.chunk], self._microbatches[compute.microbatch]
         inputs = batch.tokens if inputs is None else inputs.requires_grad_(torch.is_grad_enabled())
-        hidden, result, gradient = chunk.run_stage(inputs, batch), None, list[torch.Tensor]()
-        if self._stage(compute) == self._last:
-            loss = chunk.batch_loss(hidden, batch)
+        output = chunk.run_stage(inputs, batch)
+        if is_last := self._stage(compute) == self._last:
+            loss = chunk.batch_loss(output, batch)
             self._total += loss.detach().double() * len(batch.tokens)
             output = loss * self._loss_scale
-        else:
-            result, output = hidden.detach(), _HandOn.apply(hidden, gradient)
         if torch.is_grad_enabled():
-            self._graphs[compute.microbatch, compute.chunk] = inputs, output, gradient
-        return result
+            self._graphs[compute.microbatch, compute.chunk] = inputs, get_gradient_edge(output)
+        return None if is_last else output.detach()
 
     def _backward(self, compute: Compute, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """The gradient of the stage's input, for the stage before; None on the first stage."""
-        inputs, output, to_output = self._graphs.pop((compute.microbatch, compute.chunk))
-        if gradient is not None:
-            to_output.append(gradient)
-        output.backward()
+        inputs, output = self._graphs.pop((compute.microbatch, compute.chunk))
+        torch.autograd.backward(output, gradient)
         return inputs.grad
 
     def _put(self, compute: Compute, payload: torch.Tensor | None) -> None:
