@@ -6,7 +6,6 @@ run needs no saved generator state.
 """
 
 import hashlib
-import math
 from dataclasses import dataclass
 
 import torch
@@ -42,12 +41,3 @@ class Dropout:
         """The masks of one site, from row `first_row` on, equal for every layout."""
         keys = tuple(key_of(self.seed, self.iteration, sample, site) for sample in self.samples)
         return DropoutMask(self.probability, keys, first_row)
-
-    def keep(self, site: str, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
-        """Boolean mask [b, *shape] of a whole site, True where the element stays."""
-        *rows, columns = shape
-        return self.mask(site).keep(math.prod(rows), columns, device).view(len(self.samples), *shape)
-
-    def scale(self, keep: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The factor of each element: 1/(1 − p) where kept, else 0."""
-        return keep.to(dtype).mul_(1.0 / (1.0 - self.probability))

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from engine.compiled import Array, Compiled, array, load, store
 from engine.parallel.collectives import leave_tensor_parallel
-from engine.parallel.mesh import Axis
+from engine.parallel.mesh import DONE, Axis
 from engine.torch_names import multiplies_bf16, onednn
 
 
@@ -42,8 +42,7 @@ class ColumnParallelLinear(nn.Module):
         bias = self.bias if add_bias else None
         if self.axis.size == 1:
             return linear(x, self.weight, bias)
-        enter = _GatheredLinear if self.sequence_parallel else _EnteredLinear
-        entered: Tensor = enter.apply(x, self.weight, bias, self.axis)
+        entered: Tensor = _EnteredLinear.apply(x, self.weight, bias, self.axis, self.sequence_parallel)
         return entered
 
 
@@ -101,43 +100,30 @@ class VocabParallelEmbedding(nn.Module):
 
 
 class _EnteredLinear(torch.autograd.Function):
-    """f, then xAᵀ + b. Backward, the input's gradient is summed over the ranks while the weight's is computed."""
+    """f, then xAᵀ + b. Backward, the input's gradient is summed over the ranks while the weight's is computed.
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.axis, ctx.has_bias = axis, bias is not None
-        return linear(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
-        x, weight = ctx.saved_tensors
-        rows, to_x = gradient.reshape(-1, gradient.size(-1)), linear(gradient, weight.t()).contiguous()
-        work = ctx.axis.start_all_reduce(to_x)
-        to_weight, to_bias = multiply(rows.T, x.reshape(-1, x.size(-1))), rows.sum(dim=0) if ctx.has_bias else None
-        with ctx.axis.waiting:
-            work.wait()
-        return to_x, to_weight, to_bias, None
-
-
-class _GatheredLinear(torch.autograd.Function):
-    """xAᵀ + b of a divided sequence, [s/t, b, in] → [s, b, out/t].
-
-    The whole input is gathered again in the backward pass instead of kept (arXiv 2205.05198, Section 4.2.2).
+    A sequence that is divided, [s/t, b, in], is gathered in place of f, and gathered again in the backward pass instead
+    of kept (arXiv 2205.05198, Section 4.2.2).
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, is_divided: bool) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.axis, ctx.has_bias = axis, bias is not None
-        return linear(axis.all_gather(x, dim=0), weight, bias)
+        ctx.axis, ctx.has_bias, ctx.is_divided = axis, bias is not None, is_divided
+        return linear(axis.all_gather(x, dim=0) if is_divided else x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None, None]:
         x, weight = ctx.saved_tensors
-        rows, whole = gradient.flatten(0, 1), ctx.axis.all_gather(x, dim=0).flatten(0, 1)
-        to_x, to_bias = ctx.axis.reduce_scatter(linear(gradient, weight.t())), rows.sum(dim=0) if ctx.has_bias else None
-        return to_x, multiply(rows.T, whole), to_bias, None
+        axis, whole = ctx.axis, ctx.axis.all_gather(x, dim=0) if ctx.is_divided else x
+        rows, to_x = gradient.reshape(-1, gradient.size(-1)), linear(gradient, weight.t()).contiguous()
+        work = DONE if ctx.is_divided else axis.start_all_reduce(to_x)
+        to_x = axis.reduce_scatter(to_x) if ctx.is_divided else to_x
+        to_weight = multiply(rows.T, whole.reshape(-1, x.size(-1)))
+        to_bias = rows.sum(dim=0) if ctx.has_bias else None
+        with axis.waiting:
+            work.wait()
+        return to_x, to_weight, to_bias, None, None
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -51,10 +51,10 @@ class BidirectionalAttention(SelfAttention):
             return F.scaled_dot_product_attention(query, key, value, attn_mask=allowed)
         scores = torch.matmul(query * self.head_dim**-0.5, key.transpose(-1, -2))  # [b, n/t, s, s]
         weights: torch.Tensor = kernel("masked_softmax", scores)(scores, 1.0, allowed)
-        heads, s = weights.shape[1:3]
-        keep = dropout.keep(f"layers.{self.layer}.attention", (self.num_heads, s, s), scores.device)
-        keep = keep[:, self.axis.rank * heads : (self.axis.rank + 1) * heads]
-        return torch.matmul(weights * dropout.scale(keep, weights.dtype), value)
+        s = scores.size(-1)
+        mask = dropout.mask(f"layers.{self.layer}.attention", self.axis.rank * self.heads * s)
+        factors = mask.factors(self.heads * s, s, scores.device, weights.dtype)
+        return torch.matmul(weights * factors.view_as(weights), value)
 
 
 class ExactMLP(MLP):

@@ -159,15 +159,14 @@ class RelativeAttention(nn.Module):
         self, query: Tensor, key: Tensor, value: Tensor, distance: Tensor,
         dropout: Dropout | None,
     ) -> Tensor:  # fmt: skip
-        heads, s, k = query.size(1), query.size(2), key.size(2)
         by_content = torch.matmul(query + self.content_bias[:, None], key.transpose(-1, -2))  # [b, n/t, s, k]
         by_distance = torch.matmul(query + self.position_bias[:, None], distance.transpose(-1, -2))
         scores = by_content + _shift(by_distance)
         weights: Tensor = kernel("masked_softmax", scores)(scores, 1.0 / math.sqrt(self.head_dim))
         if dropout is not None:
-            keep = dropout.keep(f"layers.{self.layer}.attention", (self.num_heads, s, k), scores.device)
-            keep = keep[:, self.axis.rank * heads : (self.axis.rank + 1) * heads]
-            weights = weights * dropout.scale(keep, weights.dtype)
+            rows, k = query.size(1) * query.size(2), key.size(2)
+            mask = dropout.mask(f"layers.{self.layer}.attention", self.axis.rank * rows)
+            weights = weights * mask.factors(rows, k, scores.device, weights.dtype).view_as(weights)
         return torch.matmul(weights, value)
 
 
@@ -200,9 +199,9 @@ class TransformerXLLayer(nn.Module):
         x = self.attention_layernorm(x + drop(attention, f"{site}.attention_output", dropout, self.mesh))
         inner = F.relu(self.dense_h_to_inner(x))  # [s, b, inner/t]
         if dropout is not None:
-            keep = dropout.keep(f"{site}.mlp_inner", (len(x), self.inner_size), x.device).transpose(0, 1)
-            keep = keep.chunk(self.mesh.tp.size, dim=-1)[self.mesh.tp.rank]
-            inner = inner * dropout.scale(keep, x.dtype)
+            mask = dropout.mask(f"{site}.mlp_inner")
+            keep = mask.keep(len(x), self.inner_size, x.device).transpose(0, 1)
+            inner = inner * keep.chunk(self.mesh.tp.size, dim=-1)[self.mesh.tp.rank].to(x.dtype).mul_(mask.scale)
         mlp = self.dense_inner_to_h(inner)
         return self.mlp_layernorm(x + drop(mlp, f"{site}.mlp_output", dropout, self.mesh))
 
