@@ -12,6 +12,7 @@ from data_pipeline.tokens.special_tokens import SPECIAL_TOKENS
 from engine.optimizers import OPTIMIZERS
 from lineage.config import Config
 from lineage.environment import list_gpus
+from lineage.files import Positive
 
 Precision = Literal["fp64", "fp32", "bf16", "fp16", "fp16-pure"]
 ScheduleName = Literal["gpipe", "1f1b", "interleaved"]
@@ -19,14 +20,9 @@ EARLIER = {"initial_loss_scale": 2.0**32, "decay_iterations": None, "init_from":
 """Values of `[train]` that runs of earlier versions had without saying so; written configurations leave them out."""
 LARGEST_SIZE = 1 << 28
 """Largest size of a model; the bytes of a matrix with two such sides are counted in 64 bits."""
-
-
-def _check_range(config: Config, names: str, least: float, below: float = math.inf) -> None:
-    for name in names.split():
-        value = getattr(config, name)
-        if not least <= value < below:
-            end = " and finite" * isinstance(value, float) if below == math.inf else f" and below {below:g}"
-            raise ValueError(f"{name} = {value} must be at least {least}{end}")
+Size = Annotated[int, Field(ge=1, le=LARGEST_SIZE)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class FamilySection(Config):
@@ -48,13 +44,11 @@ class BertConfig(FamilySection):
 
     layer_norm_order: Literal["rearranged", "original"] = "rearranged"
     """`rearranged`: x + f(LN(x)), the 2019 paper's Figure 7 (b); `original`: LN(x + f(x)), its Figure 7 (a)."""
-    layer_norm_epsilon: float = 1e-5
+    layer_norm_epsilon: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     """Number that is added to the variance; the published BERT has 1e-12."""
 
     def check(self, model: "ModelConfig") -> None:
-        """Raises ValueError if the epsilon is out of range, or the context has no room for a pair."""
-        if not 0 < self.layer_norm_epsilon < 1:
-            raise ValueError(f"layer_norm_epsilon = {self.layer_norm_epsilon} is not in (0, 1)")
+        """Raises ValueError if the context has no room for a pair."""
         if model.seq_length < 5:
             needed = "[CLS], [SEP], [SEP] and a token of each part"
             raise ValueError(f"seq_length = {model.seq_length} has no room for {needed}")
@@ -65,23 +59,21 @@ class TransformerXLConfig(FamilySection):
 
     divides_sequence: ClassVar[bool] = False
 
-    memory_length: int = 0
+    memory_length: Annotated[int, Field(ge=0, le=LARGEST_SIZE)] = 0
     """States of earlier segments that every layer sees, `m`; 0 for a model without recurrence."""
-    head_dim: int | None = None
+    head_dim: Size | None = None
     """Width of one attention head; hidden_size / num_heads unless given."""
-    inner_size: int | None = None
+    inner_size: Size | None = None
     """Width between the two products of the MLP; 4 × hidden_size unless given."""
     cutoffs: tuple[int, ...] = ()
     """First word of each cluster after the head, for adaptive embedding and softmax; words are sorted by frequency."""
-    div_value: int = 1
+    div_value: PositiveInt = 1
     """Factor by which each cluster's embeddings are narrower than those of the cluster before it."""
 
     def check(self, model: "ModelConfig") -> None:
-        """Raises ValueError for sizes below their least, cutoffs that do not rise, or widths that do not divide."""
-        if self.memory_length < 0 or self.div_value < 1 or min(self.head_dim or 1, self.inner_size or 1) < 1:
-            raise ValueError("transformer_xl: memory_length must be at least 0, the other sizes at least 1")
-        if max(self.memory_length, (self.head_dim or 1) * model.num_heads, self.inner_size or 1) > LARGEST_SIZE:
-            raise ValueError(f"transformer_xl: no size may be above {LARGEST_SIZE:,}")
+        """Raises ValueError for heads that are too wide, cutoffs that do not rise, or widths that do not divide."""
+        if (self.head_dim or 1) * model.num_heads > LARGEST_SIZE:
+            raise ValueError(f"all heads together may not be wider than {LARGEST_SIZE:,}")
         cutoffs = list(self.cutoffs)
         if cutoffs != sorted({*cutoffs}) or not all(0 < cutoff < model.vocab_size for cutoff in cutoffs):
             raise ValueError(f"cutoffs = {cutoffs} must rise and lie between 0 and vocab_size")
@@ -106,21 +98,21 @@ class ModelConfig(Config):
 
     family: Literal["gpt2", "bert", "transformer-xl"] = "gpt2"
     """Architecture of the model (`engine/family.py`)."""
-    num_layers: int
+    num_layers: Size
     """Transformer layers."""
-    hidden_size: int
+    hidden_size: Size
     """Width of the residual stream, `h`."""
-    num_heads: int
+    num_heads: PositiveInt
     """Attention heads; each is `hidden_size / num_heads` wide."""
-    seq_length: int = 1024
+    seq_length: Size = 1024
     """Tokens of context, `s`; positions are learned."""
-    vocab_size: int = 50257
+    vocab_size: PositiveInt = 50257
     """Real vocabulary entries. A dataset brings its own value, and another value that the file states is refused."""
-    padded_vocab_size: int = 51200
+    padded_vocab_size: Size = 51200
     """Rows of the embedding: `vocab_size` padded to a multiple of 128 × tp. A dataset brings its own value."""
-    dropout: float = 0.1
+    dropout: Share = 0.1
     """Probability of dropping an element, in attention and on the residual stream."""
-    init_std: float = 0.02
+    init_std: Positive = 0.02
     """Standard deviation of weights; divided by √(2·num_layers) before residual additions."""
     bert: BertConfig = BertConfig()
     """Options of family `bert`; other families leave them out."""
@@ -129,16 +121,10 @@ class ModelConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        _check_range(self, "num_layers hidden_size num_heads seq_length vocab_size", 1)
-        _check_range(self, "dropout", 0, 1)
-        if max(self.num_layers, self.hidden_size, self.seq_length, self.padded_vocab_size) > LARGEST_SIZE:
-            raise ValueError(f"num_layers, hidden_size, seq_length and vocab_size must be at most {LARGEST_SIZE:,}")
         if self.hidden_size % self.num_heads and self.transformer_xl.head_dim is None:
             raise ValueError(f"hidden_size = {self.hidden_size} is not a multiple of num_heads = {self.num_heads}")
         if self.padded_vocab_size < self.vocab_size:
             raise ValueError(f"padded_vocab_size = {self.padded_vocab_size} is below vocab_size = {self.vocab_size}")
-        if not 0 < self.init_std < math.inf:
-            raise ValueError(f"init_std = {self.init_std} must be above 0 and finite")
         return self
 
     @model_validator(mode="after")
@@ -190,40 +176,40 @@ class TrainConfig(Config):
     Hugging Face's or Megatron-LM's weights. The tokenizer and `[model]` must be the same."""
     continues: Seam | None = None
     """End of an earlier run that this one continues with its optimizer, as `--continue RUN` asks."""
-    iterations: int = 300_000
+    iterations: PositiveInt = 300_000
     """Optimizer steps, those of a continued run among them."""
-    global_batch_size: int = 512
+    global_batch_size: PositiveInt = 512
     """Sequences per iteration over all data-parallel ranks."""
-    rampup_batch_size: tuple[int, int, int] | None = None
+    rampup_batch_size: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None
     """Start, increment and samples, as Megatron-LM's `--rampup-batch-size`: sequences per iteration grow from start to
     the global batch by increments, spread evenly over the samples. The learning rate follows iterations all the same.
     """
-    microbatch_size: int = 8
+    microbatch_size: PositiveInt = 8
     """Sequences per forward pass of one rank."""
-    learning_rate: float = 1.5e-4
+    learning_rate: NotNegative = 1.5e-4
     """Peak of the schedule."""
-    min_learning_rate: float = 1e-5
+    min_learning_rate: NotNegative = 1e-5
     """Floor of the schedule."""
-    warmup_iterations: int = 3000
+    warmup_iterations: Annotated[int, Field(ge=0)] = 3000
     """Iterations of linear warm-up; unless named, one in a hundred of the schedule's, at most the paper's 3000."""
     decay: Literal["clipped-cosine", "cosine", "linear", "constant", "exponential"] = "clipped-cosine"
     """`clipped-cosine` falls towards 0 and is clipped at the floor (the 2019 code); `cosine` (Megatron-LM since v2) and
     `linear` (BERT) fall to the floor exactly at the end; `constant` stays at the peak; `exponential` rises from the
     floor to the peak, for the learning-rate finder."""
-    decay_iterations: int | None = None
+    decay_iterations: PositiveInt | None = None
     """Iteration at which the fall ends, as `--lr-decay-iters`; by default the last one. Later the rate stays."""
     optimizer: Annotated[str, Field(json_schema_extra={"enum": [*OPTIMIZERS]})] = "adam"
     """`lamb` is LAMB of You et al. 2020, with bias correction; `lamb-clamped` is LAMB of "Scaling Transformer-XL to 128
     GPUs", without it and with weight norms clamped to [0, 10]. Every optimizer takes Adam's constants below."""
-    weight_decay: float = 0.01
+    weight_decay: NotNegative = 0.01
     """Decoupled decay of every weight matrix and embedding; biases and layer norms have none."""
-    clip_gradient: float = 1.0
+    clip_gradient: NotNegative = 1.0
     """Largest global gradient norm; 0 turns clipping off."""
-    adam_beta1: float = 0.9
+    adam_beta1: Share = 0.9
     """Decay of the first moment."""
-    adam_beta2: float = 0.999
+    adam_beta2: Share = 0.999
     """Decay of the second moment."""
-    adam_epsilon: float = 1e-8
+    adam_epsilon: NotNegative = 1e-8
     """Number that is added to the root of the second moment."""
     skip_spikes: bool = False
     """Make no update in an iteration whose loss or gradient norm is a spike (`engine/guard/guards.py`)."""
@@ -233,51 +219,34 @@ class TrainConfig(Config):
     """Number format of parameters and activations; by default bf16 on a GPU and fp32 on a processor. fp16 and bf16 keep
     fp32 master weights, moments and gradient sums; fp16 scales its loss dynamically. `fp16-pure` has everything in fp16
     and no scale, as tried in "Scaling Transformer-XL to 128 GPUs"."""
-    initial_loss_scale: float = 2.0**16
+    initial_loss_scale: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 2.0**16
     """First loss scale of fp16. Megatron-LM's, which the published recipes state, is 2³² and skips the first updates.
     """
-    seed: int = 1234
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 1234
     """Seed of initial values, data order and dropout."""
-    validation_interval: int = 1000
+    validation_interval: PositiveInt = 1000
     """Iterations between validations."""
-    validation_samples: int = 5120
+    validation_samples: PositiveInt = 5120
     """Sequences of a validation, from the start of the split; the last validation uses the whole split."""
-    checkpoint_interval: int = 5000
+    checkpoint_interval: PositiveInt = 5000
     """Iterations between checkpoints; one is always written at the end."""
-    keep_checkpoints: int = 2
+    keep_checkpoints: PositiveInt = 2
     """Number of newest checkpoints that are kept."""
 
     @model_validator(mode="before")
     @classmethod
     def _read_earlier(cls, values: Any) -> Any:
-        """Reads what runs wrote: `EARLIER` values are left out, and `invariant`, which no longer exists, was 0.
-
-        It also gives the warm-up that is not named.
-        """
+        """Reads what runs wrote, in which `EARLIER` values are left out, and gives the warm-up that is not named."""
         if not isinstance(values, dict):
             return values
-        if values.get("invariant", 0) != 0:
-            raise ValueError(
-                "train.invariant no longer exists: leave it out. A run repeats bit for bit at its own layout "
-                "(`mlm-verify replay`); layouts agree up to rounding (`mlm-verify parallel --threads`)"
-            )
         end = values.get("decay_iterations") or values.get("iterations")
         if "warmup_iterations" not in values and type(end) is int:
             values = values | {"warmup_iterations": max(min(-(-end // 100), 3000), 0)}
         is_written = cls.model_fields.keys() <= values.keys() | EARLIER.keys()
-        values = {name: value for name, value in values.items() if name != "invariant"}
         return (EARLIER | values) if is_written and values["precision"] == "fp16" else values
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        _check_range(self, "iterations global_batch_size microbatch_size keep_checkpoints initial_loss_scale", 1)
-        if self.decay_iterations is not None:
-            _check_range(self, "decay_iterations", 1)
-        _check_range(self, "validation_interval validation_samples checkpoint_interval", 1)
-        _check_range(self, "learning_rate min_learning_rate warmup_iterations", 0)
-        _check_range(self, "weight_decay clip_gradient adam_epsilon", 0)
-        _check_range(self, "adam_beta1 adam_beta2", 0, 1)
-        _check_range(self, "seed", 0, 2**32)
         if self.global_batch_size % self.microbatch_size:
             batch, micro = f"global_batch_size = {self.global_batch_size}", f"microbatch_size = {self.microbatch_size}"
             raise ValueError(f"{batch} is not a multiple of {micro}")
@@ -323,8 +292,6 @@ class TrainConfig(Config):
 
     def _check_rampup(self, start: int, increment: int, samples: int) -> None:
         shown = f"rampup_batch_size = {[start, increment, samples]}"
-        if min(start, increment, samples) < 1:
-            raise ValueError(f"{shown}: start, increment and samples must be at least 1")
         if start > self.global_batch_size or (self.global_batch_size - start) % increment:
             steps = f"global_batch_size = {self.global_batch_size} from {start} in steps of {increment}"
             raise ValueError(f"{shown} does not reach {steps}")
@@ -341,11 +308,11 @@ class TrainConfig(Config):
 class ParallelConfig(Config):
     """Division of the model; data parallelism takes the remaining ranks."""
 
-    tp: int = 1
+    tp: PositiveInt = 1
     """Tensor-parallel ranks."""
-    pp: int = 1
+    pp: PositiveInt = 1
     """Pipeline-parallel ranks."""
-    chunks: int = 1
+    chunks: PositiveInt = 1
     """Stages per pipeline rank, `v`; more than one needs the interleaved schedule."""
     schedule: ScheduleName = "1f1b"
     """Order of forward and backward passes in the pipeline."""
@@ -362,12 +329,11 @@ class ParallelConfig(Config):
     """Activations computed again in the backward pass: none, the attention core (scores, softmax, dropout and product
     with the values; Korthikanti et al. 2022, Section 5), or whole layers. Dropout is keyed by
     its place (`engine.rng`), so a recomputed pass drops the same elements."""
-    recompute_layers: int = 1
+    recompute_layers: PositiveInt = 1
     """Layers per group that is recomputed as a whole."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        _check_range(self, "tp pp chunks recompute_layers", 1)
         if self.chunks > 1 and self.schedule != "interleaved":
             raise ValueError(f"chunks = {self.chunks} needs schedule = 'interleaved', not {self.schedule!r}")
         return self
@@ -457,14 +423,10 @@ class RecordConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _read_former_key(cls, values: Any) -> Any:
-        """Reads files of versions in which `tensorboard = true` asked for the first of the loggers."""
-        if not isinstance(values, dict) or values.get("tensorboard") not in (True, False):
+        """Reads what runs of earlier versions wrote, `tensorboard = false`."""
+        if not isinstance(values, dict) or values.get("tensorboard") is not False:
             return values
-        others = {key: value for key, value in values.items() if key != "tensorboard"}
-        loggers = others.get("loggers", ())
-        if values["tensorboard"] and isinstance(loggers, list | tuple) and "tensorboard" not in loggers:
-            others["loggers"] = [*loggers, "tensorboard"]
-        return others
+        return {key: value for key, value in values.items() if key != "tensorboard"}
 
 
 class RunConfig(Config):

@@ -161,5 +161,5 @@ def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
         return f"unknown key {dotted!r}{hint}{more}"
     if first["type"] == "missing":
         return f"missing key {dotted!r}{more}"
-    message = str(first["msg"]).removeprefix("Value error, ")
+    message = first["msg"].removeprefix("Value error, ").replace("Input should", f"{first['input']!r:.60} should", 1)
     return f"{dotted}: {message}{more}" if dotted else f"{message}{more}"

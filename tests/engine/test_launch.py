@@ -12,13 +12,12 @@ import pytest
 import torch
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from engine.config import RunConfig, TrainConfig
+from engine.config import RunConfig
 from engine.launch.mesh import build_mesh
 from engine.launch.threads import RanksFailed, run_threads
 from engine.parallel.layout import Layout
 from engine.run.resolved import default_ranks
 from engine.trainer import Trainer
-from lineage.config import parse_config
 from lineage.errors import BadInput, Interrupted
 from tests.commands import Program, call
 from tests.engine.small_run import (
@@ -215,10 +214,3 @@ def test_a_run_on_threads_is_the_run_on_processes(dataset: Path, tmp_path: Path)
         assert done.out.count("complete: ") == 1
         runs.append(Path(done.out.removeprefix("complete: ").strip()))
     assert_same_training(*runs)
-
-
-def test_a_file_with_the_former_option_of_the_same_bits_is_refused_or_read() -> None:
-    values = {"iterations": 9, "warmup_iterations": 1}
-    assert parse_config(values | {"invariant": 0}, TrainConfig, "a manifest") == TrainConfig.model_validate(values)
-    with pytest.raises(BadInput, match=r"train.invariant no longer exists.*mlm-verify replay.*parallel --threads"):
-        parse_config(values | {"invariant": 4}, TrainConfig, "a recipe")

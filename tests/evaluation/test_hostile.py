@@ -103,7 +103,7 @@ HEADER = json.dumps({FIRST: {"dtype": "F32", "shape": [2**40], "data_offsets": [
         (lambda c: (c / "config.json").write_text("[" * 100_000), "config.json cannot be read"),
         (set_model(num_layers=10**8), "tensor"),
         (set_model(hidden_size=4 * 10**7), "shape"),
-        (set_model(hidden_size=2**40), "must be at most"),
+        (set_model(hidden_size=2**40), "should be less than or equal to"),
         (set_model(padded_vocab_size=10**30), "more than 63 bits"),
         (lambda c: edit(c / "tokenizer" / "tokenizer.json", lambda t: t | {"normalizer": DELETE}), "asks for more"),
         (lambda c: set_probe(c, [[1] * 5_000_000]), "not of one length"),

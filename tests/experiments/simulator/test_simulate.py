@@ -98,7 +98,7 @@ def test_what_a_cluster_s_own_file_states_goes_before_its_software(tmp_path: Pat
         ({"pp": 1, "gpus": 64}, "GiB of memory; a GPU has 80.0"),
         ({"recompute": "some"}, "recompute"),
         ({"zero": 2}, "zero = 2 is costed with pp = 1"),
-        ({"seq": 0}, "seq_length = 0 must be at least 1"),
+        ({"seq": 0}, "model.seq_length: 0 should be greater than or equal to 1"),
         ({"dp": 0, "gpus": 0}, "must be at least 1"),
         ({"dp": -8, "tp": -8}, "must be at least 1"),
         ({"global_batch": 8 * 10**8}, "passes in one iteration"),
