@@ -27,8 +27,8 @@ from lineage.files import write_document
 DUPLICATES = "duplicates.jsonl"
 
 
-def publish(pipeline: Pipeline, directory: Path) -> None:
-    """Move the files of a pipeline that has run to `directory` and describe them there.
+def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
+    """Move the files of a pipeline that has run to `directory`, describe them there and return the SHA-256 of splits.
 
     Nothing is lost if this is cut short.
     """
@@ -41,7 +41,7 @@ def publish(pipeline: Pipeline, directory: Path) -> None:
         files[LEFT_IN] = pipeline.joined("select", LEFT_IN)
     if "decisions" in pipeline.finished:
         files[DUPLICATES] = _duplicates(pipeline)
-    card = None
+    card, written = None, dict[str, Any]()
     if "tokenize" in stages:
         jobs: list[Job] = [
             ({"split": name or UNSPLIT, "first": slices[0], "last": slices[-1] + 1, "kind": kind}, (gathered.input,))
@@ -49,7 +49,6 @@ def publish(pipeline: Pipeline, directory: Path) -> None:
             for kind in (["lines", "tokens"] if len(stages) > 1 else ["tokens"])
         ]
         joined = workspace.all("assemble", assemble, jobs).path
-        written: dict[str, Any] = {}
         for number in range(len(jobs)):
             written |= (here := read_json(joined / f"{number:05d}" / MARKER)["files"])
             files |= {name: joined / f"{number:05d}" / name for name in here}
@@ -65,6 +64,7 @@ def publish(pipeline: Pipeline, directory: Path) -> None:
     write_document(directory / LEDGER, ledger)
     if card:
         write_document(directory / DATASET, card)
+    return {name: digest for name, (_, digest) in written.items()}
 
 
 def name_duplicates(settings: Settings, inputs: list[Path], directory: Path) -> Counts:

@@ -50,7 +50,8 @@ REHEARSED_BYTES, REHEARSED_TOKENS = 4 << 20, 300
 """Text on which a time is rehearsed, and the tokens of a vocabulary that is trained on it."""
 
 Begin = Callable[[], RunDirectory]
-Build = Callable[[Workspace, Path], None]
+Build = Callable[[Workspace, Path], dict[str, str]]
+"""Fills the directory of a run; returns the SHA-256 of files that are known, by name."""
 
 
 def build_dataset(config: DataConfig, root: Path, executor: str = "local", part: str = "") -> RunDirectory:
@@ -80,10 +81,11 @@ def run_overlap(config: DataConfig, out: Path, executor: str = "local") -> RunDi
     parents |= {f"test set {name}": sha256_file(path) for name, path in test_sets.items()}
     values = config.model_dump(mode="json", include={"sources", "overlap"})
 
-    def build(workspace: Workspace, directory: Path) -> None:
+    def build(workspace: Workspace, directory: Path) -> dict[str, str]:
         from data_pipeline.passes.overlap import measure_overlap
 
         measure_overlap(config, sources, test_sets, workspace, directory)
+        return {}
 
     begin = partial(RunDirectory.begin_at, out, "data-overlap", values, parents)
     return _complete(begin, build, config, _workers(executor, config), 0)
@@ -159,16 +161,16 @@ def _run_stages(
     """Run these stages in the directory that `begin` makes of the digests of what is read."""
     sources, test_sets, parents = _open(config, names, room)
 
-    def build(workspace: Workspace, directory: Path) -> None:
+    def build(workspace: Workspace, directory: Path) -> dict[str, str]:
         from data_pipeline.pipeline import Pipeline
         from data_pipeline.publish import publish
 
         pipeline = Pipeline(config, names, sources, test_sets, workspace, parents).run()
         if isinstance(workspace.executor, PartExecutor):
             if workspace.executor.part > 1:
-                return
+                return {}
             workspace.executor = workspace.executor.workers
-        publish(pipeline, directory)
+        return publish(pipeline, directory)
 
     workers = _workers(executor, config, names)
     return _complete(partial(begin, parents), build, config, workers, room * sources.total_bytes, shelf, part)
@@ -230,8 +232,7 @@ def _complete(
                 os.rename(shelf, work)
         try:
             with _workspace(run, array if part else workers, room) as workspace:
-                build(workspace, run.path)
-                run.complete()
+                run.complete(build(workspace, run.path))
                 write_json(work / RECIPE, _recipe(config))
                 _put_away(work, shelf)
         except BadInput:

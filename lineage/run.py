@@ -7,7 +7,7 @@ overwrites an old result.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -167,13 +167,13 @@ class RunDirectory:
         """Digest of all files of the completed run."""
         return read_digest(self.path)
 
-    def complete(self) -> str:
-        """Seal the run, point `<root>/<name>` at it, and return its digest.
+    def complete(self, known: Mapping[str, str] | None = None) -> str:
+        """Seal the run, point `<root>/<name>` at it, and return its digest; `known` is as for `seal`.
 
         Raises Interrupted if the directory is no longer the one that this process locked.
         """
         check_held(self.path)
-        digest = seal(self.path)
+        digest = seal(self.path, known)
         self.link()
         return digest
 
