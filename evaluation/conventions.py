@@ -82,11 +82,11 @@ DIVISORS: dict[str, Callable[[str], int]] = {
     "bytes, those outside ASCII as <0x..>": lambda text: sum(6 if byte > 127 else 1 for byte in text.encode()),
     "bytes of the vocabulary's spelling": lambda text: sum(1 if 32 < byte < 127 else 2 for byte in text.encode()),
 }
-UNITS: dict[str, Callable[[float], float]] = {
-    "ppl": lambda loss: math.exp(min(loss, LARGEST_EXPONENT)), "loss": lambda loss: loss,
+UNITS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "ppl": lambda loss: np.exp(np.minimum(loss, LARGEST_EXPONENT)), "loss": lambda loss: loss,
     "bits-per-byte": lambda loss: loss / math.log(2), ACCURACY: lambda share: share,
 }  # fmt: skip
-"""Number of a loss in nats, or of a share of right answers."""
+"""Numbers of losses in nats, or of shares of right answers."""
 
 
 class Convention(NamedTuple):

@@ -8,11 +8,13 @@ from decimal import Decimal
 from itertools import pairwise, product
 from pathlib import Path
 
+import numpy as np
+
 from evaluation.conventions import ACCURACY, AXES, LAST_WORD_AXES, UNITS, Convention, LastWords, ReadText, readings
 from evaluation.settings import Settings
 from lineage.errors import BadInput
 
-MOST_SHOWN = 10
+MOST_SHOWN, NEAREST = 10, 3
 NOISE, DIGITS, APART = 1e-6, 5e-7, 1e-4
 """Relative error of a harness in float32, and of a loss in the table; distance of any two on one text at least."""
 SENTENCES = {
@@ -76,36 +78,30 @@ def parse_claim(claimed: str) -> Decimal:
 
 def find(claimed: str, conventions: Sequence[Convention], unit: str | None, text: str | None) -> Identified:
     """Find the conventions that give the number within its rounding. Raises BadInput unless it is one from zero on."""
-    known = sorted({name for each in conventions for name in each.values})
+    known = sorted(set[str]().union(*(each.values for each in conventions)))
     if text not in (None, *known):
         raise BadInput(f"there is no text {text}: give one of {', '.join(known)}")
     printed = parse_claim(claimed)
     number = float(printed)
     half = float(Decimal(1).scaleb(int(printed.as_tuple().exponent))) / 2
-    units = {name: number_of for name, number_of in UNITS.items() if unit in (None, name)}
-    ranked = sorted(
-        (abs(value - number), value, place, name, on)
-        for on in ([text] if text else known) for place, each in enumerate(conventions) if on in each.values
-        for name, number_of in units.items() if (name == ACCURACY) == each.is_share
-        for value in [number_of(each.values[on])]
-    )  # fmt: skip
-    fits = [
-        row for row in ranked
-        if row[0] <= half + number * (NOISE + DIGITS * (abs(math.log(max(row[1], 1e-9))) if row[3] == "ppl" else 1))
-    ]  # fmt: skip
-    matches, nearest = (
-        [
-            {**conventions[place].axes, "unit": name, "on": on, "value": f"{value:.6g}"}
-            for _, value, place, name, on in rows
-        ]
-        for rows in (fits, ranked[:3])
-    )
-    fitting = [conventions[place].values for place in dict.fromkeys(row[2] for row in fits)]
+    shares, ranked = [each.is_share for each in conventions], []
+    for on, name in product([text] if text else known, UNITS if unit is None else [unit]):
+        places = [i for i, each in enumerate(conventions) if shares[i] == (name == ACCURACY) and on in each.values]
+        values = UNITS[name](np.array([conventions[place].values[on] for place in places]))
+        away = np.abs(values - number)
+        digits = DIGITS * np.abs(np.log(np.maximum(values, 1e-9))) if name == "ppl" else DIGITS
+        fits = away <= half + number * (NOISE + digits)
+        for i in {*np.flatnonzero(fits), *np.argsort(away, kind="stable")[:NEAREST]}:
+            axes = {**conventions[places[i]].axes, "unit": name, "on": on, "value": f"{values[i]:.6g}"}
+            ranked.append((away[i], values[i], places[i], on, name, fits[i], axes))
+    ranked.sort()
+    matches = [axes for *_, fit, axes in ranked if fit]
+    fitting = [conventions[place].values for place in dict.fromkeys(row[2] for row in ranked if row[5])]
     parted = {
         on: sum(b - a > APART * b for a, b in pairwise(sorted(each.get(on, 0) for each in fitting))) for on in known
     }  # fmt: skip
     next_text = max(known, key=lambda on: parted[on], default=None)
-    return Identified(claimed, matches, nearest, next_text)
+    return Identified(claimed, matches, [row[-1] for row in ranked[:NEAREST]], next_text)
 
 
 def identify(checkpoint: Path, claimed: str, task: str, settings: Settings) -> Identified:

@@ -223,10 +223,9 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
     quotes = sorted(_quotes())
     after_decoding = [FIXERS[repair] for repair in AFTER_DECODING if repair not in left_out]
     widths = {} if "fix_character_width" in left_out else chardata.WIDTH_MAP
-    translated = map(chr, (*chardata.LIGATURES, *widths))
     kinds = Kinds(
-        {PLAIN_CHARACTER: PLAIN, AMPERSAND: "&", TRANSLATED: translated, QUOTE: quotes, REPAIRED: repaired,
-         MARK: {min(mark, chr(LAST)) for mark in MARKS}}, OTHER
+        {PLAIN_CHARACTER: PLAIN, AMPERSAND: "&", TRANSLATED: map(chr, (*chardata.LIGATURES, *widths)), QUOTE: quotes,
+         REPAIRED: repaired, MARK: {min(mark, chr(LAST)) for mark in MARKS}}, OTHER
     )  # fmt: skip
     may_be_repaired = _repair_test(repaired)
     straightened = [(character, uncurl_quotes(character)) for character in quotes]
@@ -266,29 +265,28 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
         return None
 
     def decoded(text: str, passes: Iterator[int]) -> str:
-        """`ftfy.fix_encoding`, as far as the passes go."""
+        """`ftfy.fix_encoding`. Raises Unfit where it takes too many passes."""
         after = decoded_once(text, config)[0]
-        while after != text and next(passes, None) is not None:
+        while after != text:
+            next(passes)
             text, after = after, decoded_once(after, config)[0]
         return text
 
     def repaired_with(text: str, entities: bool) -> str:
         """`ftfy.fix_and_explain`. Raises Unfit where it takes too many passes."""
-        passes = iter(range(MOST_PASSES))
-        for _ in passes:
+        passes, before = _passes(), ""
+        while text != before:
+            next(passes)
             before = text
             text = decoded(FIXERS["unescape_html"](text) if entities else text, passes)
-            for repair in after_decoding:
+            for repair in (*after_decoding, normalized):
                 text = repair(text)
-            text = normalized(text)
-            if text == before:
-                return text
-        raise Unfit(f"not repaired after {MOST_PASSES} passes")
+        return text
 
     def fix_segment(segment: str, entities: bool) -> str:
         settled = settle(segment, entities)
         if settled is None and not (entities and find_entity(segment)):
-            settled = settle(decoded(segment, iter(range(MOST_PASSES))), entities)
+            settled = settle(decoded(segment, _passes()), entities)
         return repaired_with(segment, entities) if settled is None else settled
 
     def fix_text(text: str) -> str:
@@ -304,6 +302,12 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
         return "".join(fixed)
 
     return fix_text
+
+
+def _passes() -> Iterator[int]:
+    """Numbers of passes. Raises Unfit after the last."""
+    yield from range(MOST_PASSES)
+    raise Unfit(f"not repaired after {MOST_PASSES} passes")
 
 
 def _segment_start(text: str, place: int) -> int:
