@@ -77,18 +77,12 @@ def gpu(
         Path | None, typer.Option(help="Write gpu.jsonl and gpu.json into it, and leave out the items that these have.")
     ] = None,
     deadline: Annotated[float | None, typer.Option(min=1, help="End after so many seconds.")] = None,
-    model: Annotated[bool, typer.Option("--model", help="Compute what a GPU could reach; needs none.")] = False,
     json: Json = None,
 ) -> None:
     """Kernels and training on one GPU beside torch.compile, nanoGPT and the GPU's own limits.
 
     Ends with code 4 without a GPU, and with 3 if a kernel is not exact or losses differ.
     """
-    if model:
-        from benchmarks import roofline
-
-        carry_out(roofline.measure, json)
-        return
     from benchmarks.gpu import measure
 
     carry_out(partial(measure, items, out, deadline), json)

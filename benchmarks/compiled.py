@@ -48,10 +48,6 @@ class CompiledKernel:
     """Instructions of the longest loop, run once for each tile."""
     tensor_core: int
     """Instructions that multiply matrices on tensor cores."""
-    programs: int
-    """Programs in the grid of its launch."""
-    warps: int
-    """Warps of a program."""
 
 
 def compile_kernels(
@@ -72,7 +68,7 @@ def compile_kernels(
         name = f"{case} {self.__name__.strip('_')}"
         kernel = run(self, *arguments, grid=grid, warmup=True, **options)
         if name not in compiled:
-            compiled[name] = _counted(name, kernel, capability, torch.Size(grid).numel())
+            compiled[name] = _counted(name, kernel, capability)
 
     JITFunction.run = count
     try:
@@ -91,13 +87,13 @@ def _launches(dtype: torch.dtype, shape: KernelShape) -> dict[str, Callable[[], 
     targets, sums = torch.empty(rows, dtype=torch.int64, device=meta), torch.empty(2, rows, device=meta)
     bits = implementation("dropout_bits", "cuda")
     return {case.name: partial(run_pass, implementation(case.name, "cuda"), case)
-            for case in kernel_cases(shape, dtype, meta)} | {
+            for case in kernel_cases(shape, dtype, meta).values()} | {
         "divided cross_entropy": partial(softmax_gradient, logits, shape.v // 2, targets, sums[0], sums[0], sums, 0.5),
         "dropout_bits": partial(bits, tuple(range(shape.b)), 0, shape.s, width, meta),
     }  # fmt: skip
 
 
-def _counted(name: str, kernel: Any, capability: int, programs: int) -> CompiledKernel:
+def _counted(name: str, kernel: Any, capability: int) -> CompiledKernel:
     with TemporaryDirectory() as folder:
         binary = Path(folder) / "kernel.cubin"
         binary.write_bytes(kernel.asm["cubin"])
@@ -108,10 +104,8 @@ def _counted(name: str, kernel: Any, capability: int, programs: int) -> Compiled
     taken = {key: int(value) for key, value in re.findall(r"(REG|STACK):(\d+)", usage)}
     instructions = [(int(at, 16), text) for at, text in INSTRUCTION.findall(listing)]
     products = sum(PRODUCTS[capability] in text for _, text in instructions)
-    return CompiledKernel(
-        name, taken["REG"], taken["STACK"], kernel.metadata.shared, len(instructions), _longest_loop(instructions),
-        products, programs, kernel.metadata.num_warps,
-    )  # fmt: skip
+    shared, longest = kernel.metadata.shared, _longest_loop(instructions)
+    return CompiledKernel(name, taken["REG"], taken["STACK"], shared, len(instructions), longest, products)
 
 
 def _longest_loop(instructions: list[tuple[int, str]]) -> int:

@@ -52,6 +52,13 @@ class TrainingSize:
         """Tokens of one iteration over all ranks."""
         return self.train.global_batch_size * self.model.seq_length
 
+    @property
+    def setting(self) -> dict[str, Any]:
+        """The model and the recipe where they differ from their defaults, and the warm-up."""
+        recipes = {"model": self.model, "train": self.train}
+        changed = {name: recipe.model_dump(exclude_defaults=True) for name, recipe in recipes.items()}
+        return changed | {"warm_up": self.warm_up}
+
     def batch(self, iteration: int) -> NDArray[np.int64]:
         """Token ids of an iteration's global batch, [B, s + 1]: few words are frequent, as in text."""
         generator = np.random.default_rng([self.train.seed, iteration])
@@ -100,47 +107,33 @@ class OurLayout:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     microbatches: int = 1
     """Microbatches of each rank in an iteration."""
+    is_apart: bool = False
+    """True if every rank trains the whole model alone."""
     is_tuned: bool = True
 
     def build(self, size: TrainingSize) -> Step:
         """Return a step of this rank's part of the layout."""
-        parallel = self.parallel
-        layout = Layout(parallel.tp, parallel.pp, self.ranks // (parallel.tp * parallel.pp))
-        mesh = build_mesh(layout, parallel.sequence_parallel)
-        return our_step(size, parallel, mesh, self.microbatches)
-
-
-class _Attention(nn.Module):
-    def __init__(self, h: int, heads: int) -> None:
-        super().__init__()
-        self.heads, self.c_attn, self.c_proj = heads, nn.Linear(h, 3 * h), nn.Linear(h, h)
-        self.dropout = nn.Dropout(0.0)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in self.c_attn(x).chunk(3, dim=2))
-        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout.p, is_causal=True)  # [b, n, s, d]
-        return self.dropout(self.c_proj(mixed.transpose(1, 2).flatten(2)))
-
-
-class _FeedForward(nn.Module):
-    def __init__(self, h: int) -> None:
-        super().__init__()
-        self.c_fc, self.c_proj = nn.Linear(h, 4 * h), nn.Linear(4 * h, h)
-        self.dropout = nn.Dropout(0.0)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.dropout(self.c_proj(F.gelu(self.c_fc(x), approximate="tanh")))
+        tp, pp = self.parallel.tp, self.parallel.pp
+        layout = Layout(tp, pp, self.ranks // (tp * pp))
+        mesh = serial_mesh(local_device()) if self.is_apart else build_mesh(layout)
+        return our_step(size, self.parallel, mesh, self.microbatches)
 
 
 class _Block(nn.Module):
     def __init__(self, h: int, heads: int) -> None:
         super().__init__()
-        self.ln_1, self.attn = nn.LayerNorm(h), _Attention(h, heads)
-        self.ln_2, self.mlp = nn.LayerNorm(h), _FeedForward(h)
+        self.heads, self.dropout = heads, nn.Dropout(0.0)
+        self.ln_1, self.ln_2 = nn.LayerNorm(h), nn.LayerNorm(h)
+        self.attn = nn.ModuleDict({"c_attn": nn.Linear(h, 3 * h), "c_proj": nn.Linear(h, h)})
+        self.mlp = nn.ModuleDict({"c_fc": nn.Linear(h, 4 * h), "c_proj": nn.Linear(4 * h, h)})
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.attn(self.ln_1(x))
-        return x + self.mlp(self.ln_2(x))
+        rows = self.attn["c_attn"](self.ln_1(x)).chunk(3, dim=2)
+        q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in rows)
+        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout.p, is_causal=True)  # [b, n, s, d]
+        x = x + self.dropout(self.attn["c_proj"](mixed.transpose(1, 2).flatten(2)))
+        wide = F.gelu(self.mlp["c_fc"](self.ln_2(x)), approximate="tanh")
+        return x + self.dropout(self.mlp["c_proj"](wide))
 
 
 class NanoGPTModel(nn.Module):
@@ -210,12 +203,6 @@ class Peer:
 
 
 Contender = OurLayout | Peer
-
-
-def measure_contender(contender: Contender, size: TrainingSize, *how: Any) -> Timed:
-    """Run `time_contender` on new ranks and return what the first one gives."""
-    timed: Timed = on_ranks(contender.name, contender.ranks, time_contender, contender, size, *how)[0]
-    return timed
 
 
 def time_contender(

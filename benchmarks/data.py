@@ -32,7 +32,7 @@ from data_pipeline.contamination.decontaminate import decontaminate, ngrams_of_f
 from data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
 from data_pipeline.contamination.words import Ngrams, indexed_search, reference_search
 from data_pipeline.document import Document, Drop, size_bytes
-from data_pipeline.duplicates.lsh import band_keys, buckets, sketch
+from data_pipeline.duplicates.lsh import band_keys, buckets, fingerprints
 from data_pipeline.duplicates.near_duplicates import flatten, link, resolve
 from data_pipeline.fast.exact_ftfy import fix_text
 from data_pipeline.fast.language import detect, detect_reference
@@ -44,15 +44,14 @@ from data_pipeline.reading.readers import read_pieces
 from data_pipeline.stages.language import Language
 from data_pipeline.stages.length import Length
 from data_pipeline.tokens.tokenizer import Tokenizer
-from experiments.benchmark import Benchmark, Case, Ratio, Series
+from experiments.benchmark import Benchmark, Case, Ratio
 from lineage.digest import MARKER, sha256_file
 from lineage.errors import BadInput, DataMissing, UserError
 from lineage.progress import Progress, announce
 
 OURS, PLAIN, FASTER = "ours", "plain", "times faster"
-SECONDS, HOURS = "processor s", "174 GB"
-PAPER_GIGABYTES = 174
-BATCH, BLOCKS, REPEATS = 1000, 12, 3
+SECONDS = "processor s"
+BATCH, BLOCKS = 1000, 12
 BASE_SHARE, REPEATED = 0.2, 10
 """The share of documents in the base, and how many of these come again with a word more."""
 LEAST_SHARE = 0.25
@@ -60,7 +59,7 @@ LEAST_SHARE = 0.25
 NOTES = [
     "Seconds are processor seconds of one thread; plain and ours take the same blocks of documents in turn, and every "
     "answer is compared. Compiling and loading tables come before the clock.",
-    "A stage's ratio is that of all its blocks together, and core-hours are those of the paper's 174 GB.",
+    "A stage's ratio is that of all its blocks together.",
     "Whole is `mlm-data run` with one worker, files and all, in shards as large as those of the paper's corpus, less "
     "the same command on a fifth of the documents (base): starting does not grow with the corpus. No rate is given "
     "where little is left. The plain chain is the sum of the plain stages. All documents left at the end are compared.",
@@ -69,8 +68,13 @@ NOTES = [
 ]
 
 Pair = tuple[int, int]
-Taken = dict[str, list[tuple[float, Any]]]
-"""Processor seconds and answer of each block or repeat, of plain and ours."""
+Blocks = Sequence[tuple[tuple[Any, ...], tuple[Any, ...]]]
+"""The arguments of plain and of ours, block by block."""
+
+
+def in_a_row(blocks: Sequence[Any]) -> list[Any]:
+    """Return the answers of all blocks, one for each document."""
+    return [answer for block in blocks for answer in block]
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,8 @@ class StageRivals:
     """The factor by which ours should be faster."""
     plain: Callable[..., list[Any]]
     ours: Callable[..., list[Any]]
+    compared: tuple[Callable[[Sequence[Any]], Any], Callable[[Sequence[Any]], Any]] = (in_a_row, in_a_row)
+    """What is compared, from the blocks' answers of each: lists, or sets of pairs."""
 
 
 def measure(corpus: Path, rounds: int) -> Benchmark:
@@ -122,7 +128,7 @@ def measure(corpus: Path, rounds: int) -> Benchmark:
     differing = ((expected - left) + (left - expected)).total()
     plain = sum(one_sample(case, PLAIN) for case in stages)
     whole = whole_case(plain, runs, megabytes, sum(map(size_bytes, base_texts)) / 1e6, left.total(), differing)
-    wrong = {case.name: int(one_sample(case, "differing")) for case in [*stages, whole]}
+    wrong = {case.name: case.setting["differing"] for case in [*stages, whole]}
     return Benchmark(
         benchmark="data",
         title="Data pipeline beside the libraries it replaces",
@@ -146,10 +152,10 @@ def measure_stages(
     """
     cases: list[Case] = []
 
-    def run(stage: StageRivals, documents: Sequence[str]) -> list[Any]:
+    def run(stage: StageRivals, documents: Sequence[str], blocks: Blocks = ()) -> Any:
         if len(documents) < 2:
             raise BadInput(f"too little of the corpus is left for the stage {stage.name}: {len(documents)} documents")
-        case, answers = measure_stage(stage, documents)
+        case, answers = measure_stage(stage, documents, blocks)
         cases.append(case)
         return answers
 
@@ -161,22 +167,13 @@ def measure_stages(
     enough = Length().min_tokens
     long = [text for text, ids in zip(spoken, tokens, strict=True) if len(ids) + 1 >= enough]
     signatures = run(signing(duplicates), long)
-    group = grouping(duplicates)
-    group.ours(signatures[:2])
-    taken = _in_turn(group, [((signatures,),) * 2] * REPEATS)
-    pairs = pairs_of_buckets(taken[OURS][-1][1])
-    candidates = {(earlier, document) for document, answer in enumerate(taken[PLAIN][-1][1]) for earlier in answer}
-    cases.append(summarize(group, long, taken, len(candidates), len(candidates ^ pairs), REPEATS))
-    verify = verification(duplicates)
-    minima = np.stack(signatures)
-    fingerprints = np.concatenate([band_keys(minima, duplicates.banding[0]), sketch(minima)], axis=1)
-    labels, sketches = np.arange(len(long)), np.ascontiguousarray(fingerprints[:, duplicates.banding[0] :])
-    for band in range(duplicates.banding[0]):
-        link(labels, buckets(np.ascontiguousarray(fingerprints[:, band])), sketches, duplicates)
-    verify.ours(long[:2], fingerprints[:2], np.zeros(2, np.int64))
-    taken = _in_turn(verify, [((long, candidates), (long, fingerprints, flatten(labels)))])
-    expected, decided = (set(taken[name][0][1]) for name in (PLAIN, OURS))
-    cases.append(summarize(verify, long, taken, len(expected), len(expected ^ decided)))
+    pairs = run(grouping(duplicates), long, [((some,), (some,)) for some in (signatures[:2], signatures)])
+    prints, labels = fingerprints(long, duplicates), np.arange(len(long))
+    keys, sketches = np.hsplit(prints, [duplicates.banding[0]])
+    for band in keys.T:
+        link(labels, buckets(np.ascontiguousarray(band)), np.ascontiguousarray(sketches), duplicates)
+    few = (long[:2], set[Pair]()), (long[:2], prints[:2], np.zeros(2, np.int64))
+    decided = run(verification(duplicates), long, [few, ((long, pairs), (long, prints, flatten(labels)))])
     gone = {document for document, _ in decided}
     rest = [text for number, text in enumerate(long) if number not in gone]
     matches: list[Any] = [[] for _ in rest]
@@ -189,47 +186,42 @@ def measure_stages(
     return cases, Counter(part.text for each in parts if not isinstance(each, Drop) for part in each)
 
 
-def measure_stage(stage: StageRivals, texts: Sequence[str]) -> tuple[Case, list[Any]]:
-    """Run both functions on the same blocks of documents in turn; return the case and our answers."""
-    stage.plain(texts[:1]), stage.ours(texts[:1])  # loads tables and compiles
-    bounds = np.linspace(0, len(texts), min(BLOCKS, len(texts)) + 1).astype(int)
-    taken = _in_turn(stage, [((texts[start:end],),) * 2 for start, end in pairwise(bounds)])
-    expected, mine = ([answer for _, block in taken[name] for answer in block] for name in (PLAIN, OURS))
-    differing = sum(not np.array_equal(left, right) for left, right in zip(expected, mine, strict=True))
-    return summarize(stage, texts, taken, len(texts), differing), mine
+def measure_stage(stage: StageRivals, texts: Sequence[str], blocks: Blocks = ()) -> tuple[Case, Any]:
+    """Run both functions in turn on their arguments of each block, by default parts of the texts.
 
-
-def _in_turn(stage: StageRivals, blocks: Sequence[tuple[tuple[Any, ...], tuple[Any, ...]]]) -> Taken:
-    """Run the plain function and ours, each on its arguments of every block or repeat."""
-    taken: Taken = {PLAIN: [], OURS: []}
+    The first block loads tables and compiles, and is not counted. Returns the case and our answers.
+    """
+    if not blocks:
+        bounds = np.linspace(0, len(texts), min(BLOCKS, len(texts)) + 1).astype(int)
+        parts = [texts[:1], *(texts[start:end] for start, end in pairwise(bounds))]
+        blocks = [((part,), (part,)) for part in parts]
+    taken: tuple[list[tuple[float, Any]], ...] = ([], [])
     with Progress(stage.name, len(blocks), "blocks") as progress:
-        for plain, ours in blocks:
-            taken[PLAIN].append(cpu_seconds(stage.plain, *plain))
-            taken[OURS].append(cpu_seconds(stage.ours, *ours))
+        for for_plain, for_ours in blocks:
+            taken[0].append(cpu_seconds(stage.plain, *for_plain))
+            taken[1].append(cpu_seconds(stage.ours, *for_ours))
             progress.advance()
-    return taken
-
-
-def summarize(
-    stage: StageRivals, texts: Sequence[str], taken: Taken, compared: int, differing: int, repeats: int = 1
-) -> Case:
-    """Make a stage's case from its blocks or repeats."""
+    plain, ours = ([seconds for seconds, _ in many[1:]] for many in taken)
+    expected, mine = (join([answer for _, answer in many[1:]])
+                      for join, many in zip(stage.compared, taken, strict=True))  # fmt: skip
+    if isinstance(mine, set):
+        differing = len(expected ^ mine)
+    else:
+        differing = sum(not np.array_equal(left, right) for left, right in zip(expected, mine, strict=True))
     megabytes = sum(map(size_bytes, texts)) / 1e6
-    plain, ours = ([seconds for seconds, _ in taken[name]] for name in (PLAIN, OURS))
-    blocks = [a / b for a, b in zip(plain, ours, strict=True) if b]
-    faster = Ratio(name=FASTER, value=rounded(sum(plain) / sum(ours)), rounds=[*map(rounded, blocks)], goal=stage.goal)
-    return Case(
+    rounds = [rounded(a / b) for a, b in zip(plain, ours, strict=True) if b]
+    case = Case(
         name=f"{stage.name} beside {stage.library}",
         series=[
-            series(OURS, "time", SECONDS, sum(ours) / repeats),
-            series(PLAIN, "time", SECONDS, sum(plain) / repeats),
-            series(OURS, "throughput", "MB/s", megabytes * repeats / sum(ours)),
-            series(OURS, HOURS, "core-hours", core_hours(sum(ours) / repeats, megabytes)),
-            *answers(compared, differing),
+            series(OURS, "time", SECONDS, sum(ours)),
+            series(PLAIN, "time", SECONDS, sum(plain)),
+            series(OURS, "throughput", "MB/s", megabytes / sum(ours)),
         ],
-        ratios=[faster],
-        setting={"stage": stage.name, "documents": len(texts), "megabytes": round(megabytes, 3)},
-    )
+        ratios=[Ratio(name=FASTER, value=rounded(sum(plain) / sum(ours)), rounds=rounds, goal=stage.goal)],
+        setting={"stage": stage.name, "documents": len(texts), "megabytes": round(megabytes, 3),
+                 "compared": len(expected), "differing": differing},
+    )  # fmt: skip
+    return case, mine
 
 
 def whole_case(
@@ -239,7 +231,6 @@ def whole_case(
     """Compare the pipeline with the plain chain; no ratio if the documents beyond the base cost too little."""
     is_measured = all(all_ - base >= LEAST_SHARE * base for all_, base in runs)
     own = [(all_ - base) * megabytes / (megabytes - base_megabytes) for all_, base in runs] if is_measured else []
-    hours = [core_hours(each, megabytes) for each in own]
     return Case(
         name="whole beside the plain stages together",
         series=[
@@ -247,11 +238,10 @@ def whole_case(
             series(PLAIN, "time", SECONDS, plain),
             series("base", "time", SECONDS, *(base for _, base in runs)),
             *([series(OURS, "throughput", "MB/s", *(megabytes / each for each in own))] if own else []),
-            *([series(OURS, HOURS, "core-hours", *hours)] if own else []),
-            *answers(documents, differing),
         ],
         ratios=[ratio(FASTER, [plain] * len(own), own, 50)] if own else [],
         missing={} if own else {OURS: "the corpus is too small: it costs hardly more than a fifth of it"},
+        setting={"compared": documents, "differing": differing},
     )
 
 
@@ -280,16 +270,6 @@ def workers_case(texts: Sequence[str], vocabulary: str, folder: Path, rounds: in
 def one_sample(case: Case, contender: str) -> float:
     """Return the median of a contender's first series."""
     return median(next(each.samples for each in case.series if each.contender == contender))
-
-
-def answers(compared: int, differing: int) -> list[Series]:
-    """Return the numbers of compared and of differing answers."""
-    return [series("compared", "answers", "", compared), series("differing", "answers", "", differing)]
-
-
-def core_hours(seconds: float, megabytes: float) -> float:
-    """Return the core-hours that the paper's 174 GB take at this rate."""
-    return seconds / megabytes * PAPER_GIGABYTES * 1000 / 3600
 
 
 def write_texts(path: Path, texts: Sequence[str]) -> Path:
@@ -354,7 +334,6 @@ def encoding(directory: Path) -> StageRivals:
 
 def signing(config: DeduplicateConfig) -> StageRivals:
     """datasketch's MinHash.update_batch over a document's set of shingles."""
-
     sizes = config.num_permutations, config.shingle_characters
     plain, ours = _each(lambda text: reference_signature(text, *sizes)), _each(lambda text: signature(text, *sizes))
     return StageRivals("signatures", "datasketch update_batch", 10, plain, ours)
@@ -369,10 +348,7 @@ def decontamination(test_sets: tuple[Path, ...], words: int, min_words: int) -> 
 
 
 def grouping(config: DeduplicateConfig) -> StageRivals:
-    """datasketch's index against our buckets of each band.
-
-    The index returns for each document the earlier ones that share a band with it.
-    """
+    """datasketch's index against our buckets of each band: every two documents that share one."""
 
     def plain(signatures: Sequence[NDArray[np.uint32]]) -> list[Any]:
         index = MinHashLSH(num_perm=config.num_permutations, params=config.banding)
@@ -387,16 +363,15 @@ def grouping(config: DeduplicateConfig) -> StageRivals:
         keys = band_keys(np.stack(signatures), config.banding[0])
         return [buckets(np.ascontiguousarray(keys[:, band])) for band in range(config.banding[0])]
 
-    return StageRivals("group", "datasketch MinHashLSH", 30, plain, ours)
+    def pairs_of_neighbours(blocks: Sequence[Any]) -> set[Pair]:
+        return {(earlier, document) for document, found in enumerate(blocks[0]) for earlier in found}
 
+    def pairs_of_buckets(blocks: Sequence[Any]) -> set[Pair]:
+        return {pair for documents, starts in blocks[0] for start, end in pairwise(starts)
+                for pair in combinations(map(int, documents[start:end]), 2)}  # fmt: skip
 
-def pairs_of_buckets(bands: Sequence[Any]) -> set[Pair]:
-    """Return every two documents that share a bucket."""
-    pairs: set[Pair] = set()
-    for documents, starts in bands:
-        for start, end in pairwise(starts):
-            pairs.update(combinations(map(int, documents[start:end]), 2))
-    return pairs
+    pairs = pairs_of_neighbours, pairs_of_buckets
+    return StageRivals("group", "datasketch MinHashLSH", 30, plain, ours, pairs)
 
 
 def verification(config: DeduplicateConfig) -> StageRivals:
@@ -429,9 +404,12 @@ def verification(config: DeduplicateConfig) -> StageRivals:
                 members = order[start:end]
                 decision = resolve(members, fingerprints[members], lambda number: texts[number], config)
                 decisions += [(each.document, each.survivor) for each in decision.decisions]
-        return sorted(decisions)
+        return decisions
 
-    return StageRivals("verify", "sets of strings", None, plain, ours)
+    def pairs(blocks: Sequence[list[Pair]]) -> set[Pair]:
+        return set(blocks[0])
+
+    return StageRivals("verify", "sets of strings", None, plain, ours, (pairs, pairs))
 
 
 def _each(function: Callable[[str], Any]) -> Callable[[Sequence[str]], list[Any]]:

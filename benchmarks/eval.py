@@ -5,8 +5,7 @@ perplexity. Shapes: b batch, s sequence, v vocabulary.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -55,40 +54,17 @@ NOTES = [
 Generate = Callable[[Sequence[Sequence[int]], int], list[list[int]]]
 
 
-@dataclass(frozen=True)
-class Answer:
-    """The negative log-likelihood of each request in nats, and whether all its tokens were the likeliest."""
-
-    nll: NDArray[np.float64]
-    all_greedy: NDArray[np.bool_]
-
-
-Scorer = Callable[[Sequence[Request], int | None], Answer]
-"""(requests, rows per forward pass) → answer. Only our own batch size may be None: the program chooses it."""
-
-
-@dataclass(frozen=True)
-class Rivalry:
-    """Requests that this engine and a rival score."""
-
-    rival: str
-    size: str
-    goal: float
-    requests: Sequence[Request]
-    batch_sizes: tuple[int, ...]
-    """Batch sizes that the rival tries; it is measured with the fastest."""
-    precision: Precision = "fp32"
-    stride: int = STRIDE
-
-    @property
-    def name(self) -> str:
-        """The case's name."""
-        return f"stride {self.stride}, {self.size}{' bf16' * (self.precision == 'bf16')}, beside {self.rival}"
-
-
+Answers = NDArray[np.float64]
+"""[requests, 2]: the negative log-likelihood in nats, and 1 where all tokens were the likeliest."""
+Scorer = Callable[[Sequence[Request], int | None], Answers]
+"""(requests, rows per forward pass) → answers. Only our own batch size may be None: the program chooses it."""
 OF_GPT2 = partial(ModelConfig, seq_length=1024, vocab_size=50257, padded_vocab_size=50304)
 SIZES = {SMALL: OF_GPT2(num_layers=2, hidden_size=128, num_heads=2, init_std=0.1),
          GPT2_124M: OF_GPT2(num_layers=12, hidden_size=768, num_heads=12)}  # fmt: skip
+PLAIN_LOOPS: tuple[tuple[str, Precision, float, tuple[int, ...]], ...] = (
+    (SMALL, "fp32", 10.0, (1, 8)), (GPT2_124M, "fp32", 1.5, (1, 2)), (GPT2_124M, "bf16", 1.5, (1, 2)),
+)  # fmt: skip
+"""Sizes and number formats measured beside the plain loop, with the goal and the batch sizes that the loop tries."""
 
 
 def pretrained() -> dict[str, Callable[[], Any]]:
@@ -114,28 +90,25 @@ def measure(rounds: int) -> Benchmark:
     memory = [compare_memory(name, load) for name, load in loaders.items()]
     keep_large_buffers()
     torch.set_num_threads(1)
-    windows = {name: sliding_requests(each.seq_length, 16 if name == SMALL else 2) for name, each in SIZES.items()}
-    rivalries = [
-        Rivalry(PLAIN_LOOP, SMALL, 10.0, windows[SMALL], (1, 8)),
-        Rivalry(PLAIN_LOOP, GPT2_124M, 1.5, windows[GPT2_124M], (1, 2)),
-        Rivalry(PLAIN_LOOP, GPT2_124M, 1.5, windows[GPT2_124M], (1, 2), "bf16"),
-        Rivalry(TRANSFORMERS, GPT2_124M, 1.5, windows[GPT2_124M], (1,)),
-    ]
-    network_of = cache(lambda size, precision: initial_network(SIZES[size], DTYPES[precision]))
     compared = []
-    for each in rivalries:
-        network = network_of(each.size, each.precision)
-        rival = plain_loop(network) if each.rival == PLAIN_LOOP else transformers_loop(transformers_model(network))
-        compared.append(compare(each, ours(packed_model(network)), rival, rounds))
+    for size, precision, goal, batch_sizes in PLAIN_LOOPS:
+        network = initial_network(SIZES[size], DTYPES[precision])
+        windows = sliding_requests(CONTEXT, 16 if size == SMALL else 2)
+        name = f"stride {STRIDE}, {size}{' bf16' * (precision == 'bf16')}"
+        both: dict[str, Any] = {OURS: partial(ours, packed_model(network)), PLAIN_LOOP: partial(plain_loop, network)}
+        compared.append(compare(name, both, windows, goal, rounds, batch_sizes, TOLERANCES[precision]))
+    network = initial_network(SIZES[GPT2_124M])
+    model = transformers_model(network)
+    both = {OURS: partial(ours, packed_model(network)), TRANSFORMERS: partial(transformers_loop, model)}
+    compared.append(compare(f"stride {STRIDE}, {GPT2_124M}", both, sliding_requests(CONTEXT, 2), 1.5, rounds))
     for name, load in loaders.items():
-        mine, their_own = (build(load()) for build in SCORERS.values())
+        both = {who: build(load()) for who, build in SCORERS.items()}
         for stride in (HALF, STRIDE):
-            each = Rivalry(TRANSFORMERS, name, 1.5, sliding_requests(CONTEXT, 2, stride), (1,), stride=stride)
-            compared.append(compare(each, mine, their_own, rounds))
-    network = network_of(GPT2_124M, "fp32")
-    theirs = partial(their_tokens, transformers_model(network))
-    for batch, model in ((1, scoring_model(network)), (16, packed_model(network))):
-        compared.append(compare_generation(partial(generate, model, end=None), theirs, batch, rounds))
+            windows = sliding_requests(CONTEXT, 2, stride)
+            compared.append(compare(f"stride {stride}, {name}", both, windows, 1.5, rounds))
+    for batch, mine in ((1, scoring_model(network)), (16, packed_model(network))):
+        both = {OURS: partial(generate, mine, end=None), TRANSFORMERS: partial(their_tokens, model)}
+        compared.append(compare_generation(both, batch, rounds))
     return Benchmark(
         benchmark="eval", title="Evaluation beside the plain loop and transformers",
         cases=[*(case for case, _ in compared), *memory],
@@ -170,52 +143,49 @@ def sliding_requests(context: int, count: int, stride: int = STRIDE) -> list[Req
     return [Request(tokens[start : start + context + 1], stride) for start in range(0, stride * count, stride)]
 
 
-def compare(rivalry: Rivalry, our_score: Scorer, their_score: Scorer, rounds: int) -> tuple[Case, list[str]]:
-    """Time both, round by round, after one run of each that is not counted; a sentence if answers differ."""
-    expected = our_score(rivalry.requests, None)
-    tried = {size: cpu_seconds(their_score, rivalry.requests, size) for size in rivalry.batch_sizes}
+def compare(
+    name: str, scorers: Mapping[str, Scorer], requests: Sequence[Request], goal: float, rounds: int,
+    batch_sizes: Sequence[int] = (1,), tolerance: float = TOLERANCES["fp32"],
+) -> tuple[Case, list[str]]:  # fmt: skip
+    """Time ours and a rival with the fastest of its batch sizes; a sentence if an answer differs."""
+    (_, our_score), (rival, their_score) = scorers.items()
+    expected = our_score(requests, None)
+    tried = {size: cpu_seconds(their_score, requests, size) for size in batch_sizes}
     best = min(tried, key=lambda size: tried[size][0])
-    runs = {
-        OURS: partial(our_score, rivalry.requests, None),
-        rivalry.rival: partial(their_score, rivalry.requests, best),
-    }
-    measured = _seconds_of(rivalry.name, rounds, runs)
-    gap = float(np.max([np.abs(answer.nll / expected.nll - 1) for _, answer in tried.values()]))
-    verdicts = max(int((answer.all_greedy != expected.all_greedy).sum()) for _, answer in tried.values())
-    case = Case(
-        name=rivalry.name,
-        series=[series(name, "time", "processor s", *many) for name, many in measured.items()],
-        ratios=[ratio("times faster", measured[rivalry.rival], measured[OURS], rivalry.goal)],
-        setting={
-            "requests": len(rivalry.requests), "inputs": sum(len(request.tokens) - 1 for request in rivalry.requests),
-            "scored": sum(request.num_scored for request in rivalry.requests),
-            "batch_sizes_tried": list(rivalry.batch_sizes), "batch_size": best, "different_verdicts": verdicts,
-            "largest_relative_gap": gap if np.isfinite(gap) else None,
-        },
-    )  # fmt: skip
-    said = f"the losses of {rivalry.rival} differ by up to {gap:.2g} of their size, its verdicts in {verdicts} requests"
-    return case, [] if gap <= TOLERANCES[rivalry.precision] and verdicts == 0 else [f"{case.name}: {said}"]
+    runs = {OURS: partial(our_score, requests, None), rival: partial(their_score, requests, best)}
+    gap = float(np.max([np.abs(answers[:, 0] / expected[:, 0] - 1) for _, answers in tried.values()]))
+    verdicts = max(int((answers[:, 1] != expected[:, 1]).sum()) for _, answers in tried.values())
+    shown = {"largest_relative_gap": gap if np.isfinite(gap) else None, "different_verdicts": verdicts}
+    setting = {"requests": len(requests), "batch_size": best} | shown
+    case = compare_times(name, runs, goal, rounds, setting)
+    said = f"the losses of {rival} differ by up to {gap:.2g} of their size, its verdicts in {verdicts} requests"
+    return case, [] if gap <= tolerance and verdicts == 0 else [f"{case.name}: {said}"]
 
 
-def compare_generation(ours: Generate, theirs: Generate, batch: int, rounds: int) -> tuple[Case, list[str]]:
+def compare_generation(programs: Mapping[str, Generate], batch: int, rounds: int) -> tuple[Case, list[str]]:
     """Time both as they continue prompts of random tokens; a sentence if the continuations differ."""
     prompts = np.random.default_rng(0).integers(0, 50257, (batch, PROMPT)).tolist()
-    runs = {OURS: partial(ours, prompts, NEW), TRANSFORMERS: partial(theirs, prompts, NEW)}
-    answers = {name: run() for name, run in runs.items()}
-    measured = _seconds_of(f"generate {batch}", rounds, runs)
-    case = Case(
-        name=f"generate, {GPT2_124M}, batch {batch}, beside {TRANSFORMERS}",
-        series=[series(name, "time", "processor s", *many) for name, many in measured.items()],
-        ratios=[ratio("times faster", measured[TRANSFORMERS], measured[OURS], 1.0)],
-        setting={"prompt": PROMPT, "new": NEW},
-    )
-    differing = sum(a != b for a, b in zip(answers[OURS], answers[TRANSFORMERS], strict=True))
+    runs = {who: partial(program, prompts, NEW) for who, program in programs.items()}
+    answers = [run() for run in runs.values()]
+    name, setting = f"generate, {GPT2_124M}, batch {batch}", {"prompt": PROMPT, "new": NEW}
+    case = compare_times(name, runs, 1.0, rounds, setting)
+    differing = sum(a != b for a, b in zip(*answers, strict=True))
     return case, [f"{case.name}: {differing} of {batch} continuations differ"] if differing else []
 
 
-def _seconds_of(name: str, rounds: int, runs: Mapping[str, Callable[[], object]]) -> dict[str, list[float]]:
-    taken = in_turn(name, rounds, {contender: partial(cpu_seconds, run) for contender, run in runs.items()})
-    return {contender: [seconds for seconds, _ in many] for contender, many in taken.items()}
+def compare_times(
+    name: str, runs: Mapping[str, Callable[[], object]], goal: float, rounds: int, setting: dict[str, Any]
+) -> Case:
+    """Time ours and a rival in turn; ours should be `goal` times faster."""
+    taken = in_turn(name, rounds, {who: partial(cpu_seconds, run) for who, run in runs.items()})
+    seconds = {who: [each for each, _ in many] for who, many in taken.items()}
+    mine, theirs = seconds.values()
+    return Case(
+        name=f"{name}, beside {list(runs)[1]}",
+        series=[series(who, "time", "processor s", *many) for who, many in seconds.items()],
+        ratios=[ratio("times faster", theirs, mine, goal)],
+        setting=setting,
+    )
 
 
 def initial_network(config: ModelConfig, dtype: torch.dtype = torch.float32) -> GPT2:
@@ -238,41 +208,31 @@ def scoring_model(network: GPT2) -> ScoringModel:
     return ScoringModel(network, config.vocab_size, config.seq_length, config.hidden_size, dtype)
 
 
-def ours(model: ScoringModel) -> Scorer:
-    """Return this engine's scorer in this process."""
-
-    def run(requests: Sequence[Request], batch_size: int | None) -> Answer:
-        scores = score(model, requests, batch_size, workers=1)
-        return Answer(scores.nll, scores.all_greedy)
-
-    return run
+def ours(model: ScoringModel, requests: Sequence[Request], batch_size: int | None) -> Answers:
+    """Score with this engine in this process."""
+    scores = score(model, requests, batch_size, workers=1)
+    return np.stack([scores.nll, scores.all_greedy], axis=1)
 
 
-def plain_loop(network: GPT2) -> Scorer:
-    """Return Megatron-LM's loop: float logits and log-softmax at every position, then those that count.
+@torch.inference_mode()
+def plain_loop(network: GPT2, requests: Sequence[Request], batch_size: int) -> Answers:
+    """Run Megatron-LM's loop: float logits and log-softmax at every position, then those that count.
 
     Requests of one batch have the same length.
     """
-
-    @torch.inference_mode()
-    def run(requests: Sequence[Request], batch_size: int | None) -> Answer:
-        nll: list[float] = []
-        greedy: list[bool] = []
-        size = batch_size or 1
-        for first in range(0, len(requests), size):
-            batch = requests[first : first + size]
-            tokens = torch.from_numpy(np.stack([request.tokens for request in batch]))
-            targets = tokens[:, 1:]
-            hidden = network.hidden_states(tokens[:, :-1])
-            logits = network.logits(hidden)[..., : network.config.vocab_size].float().transpose(0, 1)  # [b, s, v]
-            log_probabilities = F.log_softmax(logits, dim=-1).gather(2, targets[..., None]).squeeze(2)
-            is_best = logits.argmax(dim=-1) == targets
-            for row, request in enumerate(batch):
-                nll.append(-log_probabilities[row, -request.num_scored :].double().sum().item())
-                greedy.append(bool(is_best[row, -request.num_scored :].all()))
-        return Answer(np.array(nll), np.array(greedy))
-
-    return run
+    answers = []
+    for first in range(0, len(requests), batch_size):
+        batch = requests[first : first + batch_size]
+        tokens = torch.from_numpy(np.stack([request.tokens for request in batch]))
+        targets = tokens[:, 1:]
+        hidden = network.hidden_states(tokens[:, :-1])
+        logits = network.logits(hidden)[..., : network.config.vocab_size].float().transpose(0, 1)  # [b, s, v]
+        log_probabilities = F.log_softmax(logits, dim=-1).gather(2, targets[..., None]).squeeze(2)
+        is_best = logits.argmax(dim=-1) == targets
+        for row, request in enumerate(batch):
+            scored = slice(-request.num_scored, None)
+            answers.append((-log_probabilities[row, scored].double().sum().item(), is_best[row, scored].all().item()))
+    return np.array(answers)
 
 
 def transformers_model(network: GPT2) -> Any:
@@ -283,32 +243,30 @@ def transformers_model(network: GPT2) -> Any:
     return model.eval()
 
 
-def transformers_loop(model: Any) -> Scorer:
-    """Return the loop of transformers' page: full logits of each window, and the softmax of those that count."""
-
-    @torch.inference_mode()
-    def run(requests: Sequence[Request], batch_size: int | None) -> Answer:
-        nll: list[float] = []
-        greedy: list[bool] = []
-        for request in requests:
-            tokens, count = torch.from_numpy(request.tokens), request.num_scored
-            logits = model(tokens[None, :-1], use_cache=False).logits[0, -count:].float()
-            targets = tokens[-count:]
-            nll.append(F.cross_entropy(logits, targets, reduction="none").double().sum().item())
-            greedy.append(bool((logits.argmax(dim=-1) == targets).all()))
-        return Answer(np.array(nll), np.array(greedy))
-
-    return run
+@torch.inference_mode()
+def transformers_loop(model: Any, requests: Sequence[Request], batch_size: int = 1) -> Answers:
+    """Run the loop of transformers' page: full logits of each window, and the softmax of those that count."""
+    answers = []
+    for request in requests:
+        tokens, count = torch.from_numpy(request.tokens), request.num_scored
+        logits = model(tokens[None, :-1], use_cache=False).logits[0, -count:].float()
+        targets = tokens[-count:]
+        nll = F.cross_entropy(logits, targets, reduction="none").double().sum().item()
+        answers.append((nll, (logits.argmax(dim=-1) == targets).all().item()))
+    return np.array(answers)
 
 
 def packed_pretrained(model: Any) -> Scorer:
     """Return our scorer of transformers' model, its weights packed."""
     mine = PretrainedModel(model)
     mine.pack_weights()
-    return ours(ScoringModel(mine, model.config.vocab_size, CONTEXT, mine.hidden_size, torch.float32))
+    sizes = model.config.vocab_size, CONTEXT, mine.hidden_size
+    return partial(ours, ScoringModel(mine, *sizes, torch.float32))
 
 
-SCORERS: dict[str, Callable[[Any], Scorer]] = {OURS: packed_pretrained, TRANSFORMERS: transformers_loop}
+SCORERS: dict[str, Callable[[Any], Any]] = {
+    OURS: packed_pretrained, TRANSFORMERS: lambda model: partial(transformers_loop, model)
+}  # fmt: skip
 
 
 @torch.inference_mode()

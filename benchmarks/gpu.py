@@ -37,7 +37,7 @@ from benchmarks.timing import (
     ratio,
     series,
 )
-from benchmarks.train import MASKED, TOLERANCES, describe, read_size, size_of
+from benchmarks.train import MASKED, TOLERANCES, read_size, size_of
 from data_pipeline.tokens.token_file import TokenFileWriter, token_dtype
 from data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
 from engine.config import ModelConfig, ParallelConfig
@@ -79,7 +79,6 @@ MODELS = {"355m": 0.42, "2.5b": 0.45}
 BEST_UTILISATION = 0.50
 """The goal of 2.5b at its best accumulation."""
 ITERATIONS, WARM_UP = 6, 3
-MICROBATCHES, ACCUMULATIONS = (8, 16, 24), (1, 4, 8)
 TRIED = (
     "name=tried model.num_layers=4 model.hidden_size=128 model.num_heads=4 model.seq_length=128 train.iterations=200 "
     "train.warmup_iterations=0 train.decay=cosine train.global_batch_size=8 train.microbatch_size=8 "
@@ -307,7 +306,7 @@ ITEMS: dict[str, tuple[float, Callable[[], Result]]] = {
     **{name: (60, partial(kernels.measure_kernel, name, KernelShape())) for name in kernels.KERNELS[1:]},
     "layout": (45, partial(kernels.measure_layouts, KernelShape(), torch.bfloat16)),
     "nanogpt-2.5b": (150, partial(compare_peers, "2.5b", 8)),
-    **{f"2.5b-{b}x8": (90, partial(train_alone, "2.5b", b, 8)) for b in MICROBATCHES[1:]},
+    **{f"2.5b-{b}x8": (90, partial(train_alone, "2.5b", b, 8)) for b in (16, 24)},
 }
 """Every item, in the order of its worth."""
 
@@ -336,7 +335,7 @@ def summarize(name: str, size: TrainingSize, measured: Measured, goal: float) ->
         )],
         ratios=[*(ratio(f"× {name}", speed[OURS], many, TO_PEERS) for name, many in speed.items() if name != OURS),
                 ratio("utilisation", speed[OURS], [peak] * len(speed[OURS]), goal)],
-        losses=first_losses(measured), setting=describe(size),
+        losses=first_losses(measured), setting=size.setting,
     )  # fmt: skip
 
 

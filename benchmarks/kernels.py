@@ -4,7 +4,7 @@ Shapes: s sequence, b microbatch, n heads, d head dim, v vocabulary.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from benchmarks.timing import device_seconds, failure, ratio, rounded, series
+from benchmarks.timing import cpu_seconds, failure, ratio, rounded, series
 from engine.kernels.registry import DTYPES, REFERENCE, implementation
 from engine.launch.mesh import local_device
 from engine.parallel.mesh import Axis
@@ -27,12 +27,14 @@ QUEUED = 10
 """Passes that a GPU is given together, so that it does not wait for the host between them."""
 FLOOR_SHARE = 0.85
 """The goal of each kernel that is bound by memory: its floor's share of its time."""
-SDPA = "SDPA with dropout"
+OURS, FLOOR, SDPA = "ours", "floor", "SDPA with dropout"
 SEQUENCE_FIRST, BATCH_FIRST = "[s, b, h]", "[b, s, h]"
 LOSS_SCALE = 2.0**16
 """The loss scale that fp16 begins with. It is in the gradients of a real step."""
 FACTORS = (1.0, LOSS_SCALE / 8192, 2.0**-10)
 """Largest gradient that reaches a kernel: also that of a loss over 8,192 tokens, and that of a deep layer."""
+Times = tuple[dict[str, list[float]], dict[str, str]]
+"""Seconds of each round by name, and why others were not measured."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,8 @@ class KernelCase:
     """Operations of its products."""
 
 
-def kernel_cases(shape: KernelShape, dtype: torch.dtype, device: torch.device | None = None) -> list[KernelCase]:
-    """Return every kernel that has a gradient, on a device, by default this process's."""
+def kernel_cases(shape: KernelShape, dtype: torch.dtype, device: torch.device | None = None) -> dict[str, KernelCase]:
+    """Return by name every kernel that has a gradient, on a device, by default this process's."""
     device = device or local_device()
     s, b, n, d, v = shape.s, shape.b, shape.n, shape.d, shape.v
     h, mask = n * d, DropoutMask(0.1, tuple(range(b)))
@@ -71,7 +73,7 @@ def kernel_cases(shape: KernelShape, dtype: torch.dtype, device: torch.device | 
 
     stream, wide, scores = s * b * h, 4 * s * b * h, b * n * s * s
     targets = torch.randint(0, v, (s * b,), device=device)
-    return [
+    cases = [
         KernelCase("bias_gelu", [leaf(s, b, 4 * h), leaf(4 * h)], (), 5 * wide),
         KernelCase("bias_dropout_add", [leaf(s, b, h), leaf(h), leaf(s, b, h)], (mask,), 5 * stream),
         KernelCase("dropout", [leaf(s, b, h)], (mask,), 4 * stream),
@@ -82,63 +84,87 @@ def kernel_cases(shape: KernelShape, dtype: torch.dtype, device: torch.device | 
             4 * s * b * h + 3 * v * h, 6 * s * b * h * v,
         ),
     ]  # fmt: skip
+    return {case.name: case for case in cases}
 
 
 KERNELS = ("attention", "bias_gelu", "bias_dropout_add", "dropout", "masked_softmax", "linear_cross_entropy")
 """Kernels that have a gradient."""
 
 
-def case_of(name: str, shape: KernelShape, dtype: torch.dtype) -> KernelCase:
-    """Return the kernel of that name."""
-    return next(each for each in kernel_cases(shape, dtype) if each.name == name)
-
-
 def run_once(name: str, shape: KernelShape) -> None:
     """Compile a kernel in every number format, and run it forward and backward."""
     for dtype in DTYPES["cuda"]:
-        run_pass(implementation(name, "cuda"), case_of(name, shape, dtype))
+        run_pass(implementation(name, "cuda"), kernel_cases(shape, dtype)[name])
 
 
 def run_pass(function: Callable[..., torch.Tensor], case: KernelCase) -> None:
     """Run forward and, with gradients, backward; gradients are not added to old ones."""
     output = function(*case.tensors, *case.others)
-    if case.tensors:
-        torch.autograd.grad(output, case.tensors, output.detach())
+    torch.autograd.grad(output, case.tensors, output.detach())
 
 
-def time_kernel(case: KernelCase, device: str, rounds: int) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """Time each pass of ours, the reference and torch.compile, in turn after a warm-up.
-
-    Returns seconds by name, and why others than ours could not be measured: out of memory, not compiled.
-    """
-    functions = {"ours": implementation(case.name, device), "reference": implementation(case.name, REFERENCE)}
+def time_kernel(case: KernelCase, device: str, rounds: int) -> Times:
+    """Time each pass of ours, the reference and torch.compile, on a GPU also of torch's own attention."""
+    functions = {OURS: implementation(case.name, device), "reference": implementation(case.name, REFERENCE)}
     functions["torch.compile"] = torch.compile(functions["reference"])
     if case.name == "attention" and device == "cuda":
         functions[SDPA] = _torch_attention
-    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    return time_in_turn({name: partial(run_pass, function, case) for name, function in functions.items()}, rounds)
+
+
+def time_in_turn(runs: Mapping[str, Callable[[], object]], rounds: int) -> Times:
+    """Time every run in turn after a warm-up; only the first must not fail.
+
+    Returns seconds by name, and why others could not be measured: out of memory, not compiled.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
     missing = {}
     for _ in range(WARM_UP + rounds):
         for name in list(seconds):
-            run = partial(run_pass, functions[name], case)
             try:
-                seconds[name] += queued_seconds(run, 1) if device == "cuda" else [device_seconds(run)]
+                seconds[name].append(seconds_of(runs[name]))
             except Exception as error:  # references keep scores and masks; compilers fail in ways of their own
-                if name == "ours":
+                if name == next(iter(runs)):
                     raise
                 del seconds[name]
                 missing[name] = failure(error)
-                if device == "cuda":
-                    torch.cuda.empty_cache()
+                torch.cuda.empty_cache()
     return {name: many[WARM_UP:] for name, many in seconds.items()}, missing
 
 
-def queued_seconds(run: Callable[[], object], rounds: int) -> list[float]:
-    """Return the seconds of a run in each round; the GPU is given several while it still multiplies something else."""
-    if local_device().type == "cpu":
-        return [device_seconds(run) for _ in range(rounds)]
-    wide = torch.ones(GEMM_WIDTH, GEMM_WIDTH, device=local_device())
+def seconds_of(run: Callable[[], object]) -> float:
+    """Return the seconds of a run by the processor's clock or by a GPU's own.
+
+    A GPU is given several runs while it still multiplies something else.
+    """
+    device = local_device()
+    if device.type == "cpu":
+        return cpu_seconds(run)[0]
+    wide = torch.ones(GEMM_WIDTH, GEMM_WIDTH, device=device)
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     run()
-    return [device_seconds(run, QUEUED, partial(torch.mm, wide, wide)) / QUEUED for _ in range(rounds)]
+    torch.mm(wide, wide)
+    first.record()
+    for _ in range(QUEUED):
+        run()
+    last.record()
+    last.synchronize()
+    return float(first.elapsed_time(last)) / 1e3 / QUEUED
+
+
+def times_case(name: str, times: Times, goals: Mapping[str, float] | None = None) -> Case:
+    """Compare everybody's seconds with those of the first."""
+    seconds, missing = times
+    (first, ours), *others = seconds.items()
+    return Case(
+        name=name,
+        series=[
+            series(who, "time", "ms", *(1000 * each for each in many), kind="computed" if who == FLOOR else "measured")
+            for who, many in seconds.items()
+        ],
+        ratios=[ratio(f"{who} ÷ {first}", many, ours, (goals or {}).get(who)) for who, many in others],
+        missing=missing,
+    )
 
 
 def _torch_attention(qkv: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
@@ -152,7 +178,7 @@ def measure_limits() -> dict[str, float]:
     """Return the bytes a second of copying, read and written, and the operations a second of square bf16 products."""
 
     def fastest(run: Callable[[], object]) -> float:
-        return min([device_seconds(run) for _ in range(WARM_UP + REPEATS)][WARM_UP:])
+        return min([seconds_of(run) for _ in range(WARM_UP + REPEATS)][WARM_UP:])
 
     source, target = (torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=local_device()) for _ in range(2))
     copied = 2 * COPIED_BYTES / fastest(lambda: target.copy_(source))
@@ -177,7 +203,7 @@ def describe_limits(shape: KernelShape) -> list[Case]:
             "to weight": partial(torch.mm, gradient.t(), x),
         }
         for name, multiply in products.items():
-            spent = median(queued_seconds(multiply, REPEATS))
+            spent = median(seconds_of(multiply) for _ in range(REPEATS))
             speeds.append(series(f"{weight}, {name}", "rate", "TFLOP/s", 2e-12 * rows * ins * outs / spent))
     products_case = Case(name="products of a layer", series=speeds, setting={"rows": rows, "hidden": h})
     return [Case(name="limits", series=limits), products_case]
@@ -189,7 +215,7 @@ def check_kernels(kind: torch.dtype, shape: KernelShape, names: tuple[str, ...] 
     The errors are against the reference in float64. A sentence follows each kernel whose error is larger.
     """
     cases: list[Case | str] = []
-    for case in (each for each in kernel_cases(shape, kind) if each.name in names):
+    for case in (each for name, each in kernel_cases(shape, kind).items() if name in names):
         doubled = [tensor.detach().double() for tensor in case.tensors]
         errors = []
         for factor in FACTORS:
@@ -229,21 +255,12 @@ def _results(
 
 def measure_kernel(name: str, shape: KernelShape) -> list[Case]:
     """Time a kernel, forward and backward, beside its reference, torch.compile, torch's attention and its floor."""
-    limits, case = measure_limits(), case_of(name, shape, torch.bfloat16)
+    limits, case = measure_limits(), kernel_cases(shape, torch.bfloat16)[name]
     times, missing = time_kernel(case, "cuda", REPEATS)
-    seconds = {name: median(many) for name, many in times.items()}
     memory = case.moved * 2 / limits["copied_bytes_per_second"]
-    floor, ours = max(memory, case.operations / limits["operations_per_second"]), seconds["ours"]
-    spent = [series(name, "time", "ms", 1000 * each) for name, each in seconds.items()]
-    ratios = [ratio(f"{name} ÷ ours", [each], [ours], 1.0 if name in ("torch.compile", SDPA) else None)
-              for name, each in seconds.items() if name != "ours"]  # fmt: skip
-    return [
-        Case(
-            name=name, series=[*spent, series("floor", "time", "ms", 1000 * floor, kind="computed")],
-            ratios=[ratio("floor ÷ ours", [floor], [ours], FLOOR_SHARE if floor == memory else None), *ratios],
-            missing=missing, setting={"bound": "products" if floor > memory else "memory"},
-        )
-    ]  # fmt: skip
+    products = case.operations / limits["operations_per_second"]
+    goals = {"torch.compile": 1.0, SDPA: 1.0} | ({FLOOR: FLOOR_SHARE} if memory >= products else {})
+    return [times_case(name, (times | {FLOOR: [max(memory, products)] * REPEATS}, missing), goals)]
 
 
 def measure_layouts(shape: KernelShape, dtype: torch.dtype, rounds: int = REPEATS) -> list[Case]:
@@ -266,14 +283,5 @@ def measure_layouts(shape: KernelShape, dtype: torch.dtype, rounds: int = REPEAT
     sequence_first, batch_first = (attend(each.tensors[0], *each.others) for each in cases.values())
     if not torch.allclose(sequence_first, batch_first, atol=16 * torch.finfo(dtype).eps):
         raise Diverged("attention's results differ in its two layouts")
-    spent: dict[str, list[float]] = {name: [] for name in cases}
-    for number in range(WARM_UP + rounds):
-        for name, each in cases.items():
-            seconds = queued_seconds(partial(run_pass, attend, each), 1)
-            spent[name] += seconds if number >= WARM_UP else []
-    return [Case(
-        name=f"attention's layout, {str(dtype).removeprefix('torch.')}",
-        series=[series(name, "time", "ms", *(1000 * value for value in many)) for name, many in spent.items()],
-        ratios=[ratio(f"{BATCH_FIRST} ÷ {SEQUENCE_FIRST}", spent[BATCH_FIRST], spent[SEQUENCE_FIRST])],
-        setting={"s": s, "b": b, "n": n, "d": d},
-    )]  # fmt: skip
+    times = time_in_turn({name: partial(run_pass, attend, each) for name, each in cases.items()}, rounds)
+    return [times_case(f"attention's layout, {str(dtype).removeprefix('torch.')}", times)]

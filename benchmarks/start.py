@@ -116,7 +116,8 @@ def measure(rounds: int) -> Benchmark:
             case("the same page again", rounds, partial(child_seconds, *page, folder / "page"), 3.0),
         ]  # fmt: skip
         child_seconds(BIN / "mlm-data", "run", folder / "few.toml", "--runs", folder)
-        cases.append(case("a job's relaunch", rounds, Relaunch(folder), 30.0))
+        child_seconds(BIN / "mlm-experiment", "launch", folder / "job.toml", "--out", folder / "launch")
+        cases.append(case("a job's relaunch", rounds, partial(relaunch, folder), 30.0))
     return Benchmark(benchmark="start", title="Small commands", cases=cases, notes=NOTES, setting={"rounds": rounds})
 
 
@@ -135,29 +136,22 @@ def case(
     )
 
 
-class Relaunch:
-    """A training of two ranks that is launched again and again, each time from the checkpoint of the time before."""
+def relaunch(folder: Path) -> float:
+    """Launch the job again from its checkpoint and end it; the seconds from the call to its first new iteration."""
 
-    def __init__(self, folder: Path) -> None:
-        """Write the launch files of the job in `folder`."""
-        self.folder = folder
-        child_seconds(BIN / "mlm-experiment", "launch", folder / "job.toml", "--out", folder / "launch")
+    def iterations() -> int:
+        return max((len(read_steps(run)) for run in folder.glob("355m-*")), default=0)
 
-    def __call__(self) -> float:
-        """Return the seconds from the call to the end of the first new iteration."""
-        before, start = self._iterations(), time.monotonic()
-        command, log = ["bash", str(self.folder / "launch" / "torchrun.sh")], self.folder / "log"
-        with (
-            log.open("a") as file,
-            subprocess.Popen(command, stdout=file, stderr=file, preexec_fn=end_with_parent) as process,
-        ):
-            while self._iterations() <= before and process.poll() is None:
-                time.sleep(0.05)
-            seconds = time.monotonic() - start
-            process.send_signal(signal.SIGTERM)
-        if process.returncode != Interrupted.exit_code:
-            raise UserError(f"the job ended with code {process.returncode}: {log.read_text()[-2000:]}")
-        return seconds
-
-    def _iterations(self) -> int:
-        return max((len(read_steps(run)) for run in self.folder.glob("355m-*")), default=0)
+    before, start = iterations(), time.monotonic()
+    command, log = ["bash", str(folder / "launch" / "torchrun.sh")], folder / "log"
+    with (
+        log.open("a") as file,
+        subprocess.Popen(command, stdout=file, stderr=file, preexec_fn=end_with_parent) as process,
+    ):
+        while iterations() <= before and process.poll() is None:
+            time.sleep(0.05)
+        seconds = time.monotonic() - start
+        process.send_signal(signal.SIGTERM)
+    if process.returncode != Interrupted.exit_code:
+        raise UserError(f"the job ended with code {process.returncode}: {log.read_text()[-2000:]}")
+    return seconds

@@ -17,8 +17,6 @@ from lineage.errors import BadInput, Diverged, UserError
 from lineage.files import Environment
 from lineage.lock import check_place
 
-PACKAGES = ("transformers", "triton")
-"""Packages that contenders are made of."""
 GPU_FACTS = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.draw", "power.limit",
              "temperature.gpu")  # fmt: skip
 """Fields that `nvidia-smi` is asked for."""
@@ -51,7 +49,7 @@ def carry_out(measure: Callable[[], Benchmark], json: Path | None) -> None:
 
 def described_here() -> Environment:
     """Describe the machine, the software and the command of this process."""
-    here = measured_here(*PACKAGES)
+    here = measured_here("transformers", "triton")
     return here.model_copy(update={"argv": ["python", "-m", *here.argv]})
 
 
@@ -73,31 +71,6 @@ def child_seconds(*command: object) -> float:
         last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         raise UserError(f"{Path(str(command[0])).name} failed: {last}")
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
-def device_seconds(run: Callable[[], object], repeats: int = 1, before: Callable[[], object] | None = None) -> float:
-    """Return the seconds that so many runs take: by a GPU's own clock, or by the processor's without one.
-
-    The GPU computes `before` first, which is not counted; the runs are queued meanwhile.
-    """
-    import torch
-
-    from engine.launch.mesh import local_device
-
-    if local_device().type == "cpu":
-        start = time.process_time()
-        for _ in range(repeats):
-            run()
-        return time.process_time() - start
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    if before:
-        before()
-    first.record()
-    for _ in range(repeats):
-        run()
-    last.record()
-    last.synchronize()
-    return float(first.elapsed_time(last)) / 1e3
 
 
 def rates(size: TrainingSize, measured: Measured) -> dict[str, list[float]]:

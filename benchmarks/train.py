@@ -13,22 +13,18 @@ from benchmarks.contenders import (
     Contender,
     OurLayout,
     Peer,
-    Step,
     TrainingSize,
     in_turn,
-    measure_contender,
     on_ranks,
-    our_step,
+    time_contender,
 )
-from benchmarks.kernels import KernelShape, kernel_cases, measure_layouts, time_kernel
-from benchmarks.timing import Measured, differing_losses, first_losses, rates, ratio, series
+from benchmarks.kernels import KernelShape, kernel_cases, measure_layouts, time_kernel, times_case
+from benchmarks.timing import Measured, cpu_seconds, differing_losses, first_losses, rates, ratio, series
 from engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
 from engine.costs import flops_per_token
 from engine.kernels.registry import KERNELS
-from engine.launch.mesh import local_device
 from engine.optim.precision import DTYPES
 from engine.parallel.layout import split_layers
-from engine.parallel.mesh import serial_mesh
 from engine.run.resolved import read_run_config
 from experiments.benchmark import Benchmark, Case
 from lineage.errors import BadInput
@@ -90,21 +86,12 @@ ALONE: tuple[Contender, ...] = (OurLayout(OURS), Peer(STOCK, is_tuned=False), Pe
 """Contenders on one core, in the order in which every round measures them."""
 
 
-@dataclass(frozen=True)
-class Separate(OurLayout):
-    """The whole model on every rank; the ranks share nothing."""
-
-    def build(self, size: TrainingSize) -> Step:
-        """Return a serial step."""
-        return our_step(size, ParallelConfig(), serial_mesh(local_device()), 1)
-
-
 TOGETHER: tuple[OurLayout, ...] = (
     OurLayout(OURS),
     OurLayout("tp2", 2, ParallelConfig(tp=2)),
     OurLayout("pp2", 2, ParallelConfig(pp=2), microbatches=2),
     OurLayout("dp2", 2),
-    Separate(SEPARATE, 2),
+    OurLayout(SEPARATE, 2, is_apart=True),
 )
 """Layouts on two cores, beside one process."""
 
@@ -139,27 +126,13 @@ def size_of(model: ModelConfig, batch: int, precision: Precision, iterations: in
 def gemm_gflops(precision: Precision) -> float:
     """Return the GFLOP per processor second that matrix products reach, the best of several tries."""
     a, b, out = (torch.ones(GEMM_WIDTH, GEMM_WIDTH, dtype=DTYPES[precision]) for _ in range(3))
-    tries = []
-    for _ in range(GEMM_TRIES):
-        start = time.process_time()
+
+    def multiply() -> None:
         for _ in range(GEMM_REPEATS):
             torch.mm(a, b, out=out)
-        tries.append(time.process_time() - start)
-    return 2 * GEMM_WIDTH**3 * GEMM_REPEATS / min(tries) / 1e9
 
-
-def describe(size: TrainingSize) -> dict[str, Any]:
-    """Return the shape and the recipe as plain JSON values."""
-    train = size.train
-    shape = size.model.model_dump(include={"num_layers", "hidden_size", "num_heads", "seq_length", "vocab_size"})
-    return shape | {
-        "global_batch_size": train.global_batch_size,
-        "precision": train.precision,
-        "optimizer": f"AdamW, learning rate {train.learning_rate:g}, gradient norm clipped at {train.clip_gradient:g}, "
-        f"weight decay {train.weight_decay:g} except biases and layer norms",
-        "warm_up_iterations": size.warm_up,
-        "timed_iterations": train.iterations - size.warm_up,
-    }
+    best = min(cpu_seconds(multiply)[0] for _ in range(GEMM_TRIES))
+    return 2 * GEMM_WIDTH**3 * GEMM_REPEATS / best / 1e9
 
 
 def measure(rounds: int, names: Sequence[str] | None = None) -> Benchmark:
@@ -172,19 +145,23 @@ def measure(rounds: int, names: Sequence[str] | None = None) -> Benchmark:
     announce(f"{rounds} rounds of {len(rows)} trainings beside {len(ALONE) - 1} others, in processes of their own")
     sizes = {row.name: read_size(row.size, row.precision) for row in rows}
     measurements: dict[tuple[str, str], Callable[[], Any]] = {}
+
+    def add(case: str, contender: Contender, *how: Any) -> None:
+        run = partial(on_ranks, contender.name, contender.ranks, time_contender, contender, *how)
+        measurements[case, contender.name] = run
+
     for row in rows:
         measurements[row.name, LIMIT] = partial(on_ranks, "matrix products", 1, gemm_gflops, row.precision)
         for contender in ALONE:
-            measurements[row.name, contender.name] = partial(
-                measure_contender, contender, sizes[row.name], row.dropout, time.process_time
-            )
+            add(row.name, contender, sizes[row.name], row.dropout, time.process_time)
     tiny, layouts = read_size("tiny"), TOGETHER if LAYOUTS in chosen else ()
-    measurements |= {(LAYOUTS, each.name): partial(measure_contender, each, tiny) for each in layouts}
-    taken = in_turn("train", rounds, measurements)
+    for each in layouts:
+        add(LAYOUTS, each, tiny)
+    taken = {key: [of_ranks[0] for of_ranks in many] for key, many in in_turn("train", rounds, measurements).items()}
     cases, disagreements = [], []
     for row in rows:
         measured = {contender.name: taken[row.name, contender.name] for contender in ALONE}
-        cases.append(summarize(row, sizes[row.name], measured, [rate for (rate,) in taken[row.name, LIMIT]]))
+        cases.append(summarize(row, sizes[row.name], measured, taken[row.name, LIMIT]))
         allowed = MASKED if row.dropout else TOLERANCES[row.precision]
         disagreements += differing_losses(row.name, measured, allowed)
     if layouts:
@@ -224,7 +201,7 @@ def summarize(row: Row, size: TrainingSize, measured: Measured, gflops: Sequence
             ratio("of stock nanoGPT's memory", peaks[OURS], peaks[STOCK], row.memory_to_stock, less_is_better=True),
         ],
         losses=first_losses(measured),
-        setting=describe(size),
+        setting=size.setting,
     )
 
 
@@ -257,11 +234,6 @@ def pipeline_ideal(model: ModelConfig, stages: int) -> float:
 def measure_kernels(precision: Precision, rounds: int, shape: KernelShape) -> list[Case]:
     """Time each compiled CPU kernel beside its reference and, with a C++ compiler, torch.compile; and two layouts."""
     dtype = DTYPES[precision]
-    cases = []
-    for case in kernel_cases(shape, dtype):
-        if "cpu" in KERNELS[case.name]:
-            times, missing = time_kernel(case, "cpu", rounds)
-            spent = [series(name, "time", "ms", *(1000 * each for each in many)) for name, many in times.items()]
-            ratios = [ratio(f"{name} ÷ ours", many, times["ours"]) for name, many in times.items() if name != "ours"]
-            cases.append(Case(name=f"{case.name} {precision}", series=spent, ratios=ratios, missing=missing))
+    cases = [times_case(f"{name} {precision}", time_kernel(case, "cpu", rounds))
+             for name, case in kernel_cases(shape, dtype).items() if "cpu" in KERNELS[name]]  # fmt: skip
     return cases + measure_layouts(replace(shape, b=4), dtype, rounds)

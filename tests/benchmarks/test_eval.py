@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks import eval as bench
-from benchmarks.eval import Answer, Rivalry, compare, compare_generation
+from benchmarks.eval import Answers, compare, compare_generation
 from engine.config import ModelConfig
 
 CONFIG = ModelConfig(
@@ -16,8 +16,8 @@ CONFIG = ModelConfig(
 )
 
 
-def answers_of(*nll: float, greedy: Sequence[bool] | None = None) -> Answer:
-    return Answer(np.array(nll), np.array(greedy or [True] * len(nll)))
+def answers_of(*nll: float, greedy: Sequence[float] = (1.0, 1.0)) -> Answers:
+    return np.array([nll, greedy]).T
 
 
 def test_everyone_gives_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,13 +49,14 @@ def test_everyone_gives_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_another_answer_is_named() -> None:
-    rivalry = Rivalry("rival", "tiny", 1.0, bench.sliding_requests(CONFIG.seq_length, 2), (1,))
+    requests = bench.sliding_requests(CONFIG.seq_length, 2)
     for theirs, is_wrong in (
         (answers_of(1.0, 2.0), False), (answers_of(1.0, 2.001), True), (answers_of(1.0, float("nan")), True),
-        (answers_of(1.0, 2.0, greedy=[True, False]), True),
+        (answers_of(1.0, 2.0, greedy=(1.0, 0.0)), True),
     ):  # fmt: skip
-        _, differing = compare(rivalry, lambda *_: answers_of(1.0, 2.0), lambda *_, a=theirs: a, rounds=1)
+        both = {bench.OURS: lambda *_: answers_of(1.0, 2.0), "rival": lambda *_, a=theirs: a}
+        _, differing = compare("tiny", both, requests, 1.0, rounds=1)
         assert bool(differing) is is_wrong
     one, two = (lambda prompts, new, token=token: [[token] * new for _ in prompts] for token in (1, 2))
-    assert compare_generation(one, one, 2, 1)[1] == []
-    assert compare_generation(one, two, 2, 1)[1][0].endswith("2 of 2 continuations differ")
+    assert compare_generation({"ours": one, "theirs": one}, 2, 1)[1] == []
+    assert compare_generation({"ours": one, "theirs": two}, 2, 1)[1][0].endswith("2 of 2 continuations differ")

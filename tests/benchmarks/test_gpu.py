@@ -4,7 +4,6 @@ import json
 import os
 import re
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,16 +11,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks import gpu, kernels, roofline
+from benchmarks import gpu, kernels
 from benchmarks.__main__ import main
 from benchmarks.contenders import OurLayout, Peer
 from benchmarks.gpu import ITEMS, OURS, ItemRecord
 from engine.kernels import registry
-from engine.run.resolved import read_run_config
 from experiments.benchmark import Case, read_benchmark
-from experiments.simulator.cluster import load_cluster, machine_of
 from lineage.errors import UserError
-from lineage.shipped import model_file
 from tests.benchmarks.test_train import small_size
 from tests.commands import Command
 from tests.engine.triton_interpreter import interpret
@@ -109,7 +105,7 @@ def test_each_item_leaves_lines_and_a_record(command: Command, monkeypatch: pyte
     assert cases["2.5b, 8 × 8"].ratios[0].goal == gpu.BEST_UTILISATION
     assert [ratio.name for ratio in cases["355m beside peers"].ratios] == ["× nanoGPT", "utilisation"]
     spent = {each.contender: each.samples[0] for each in cases["attention"].series}
-    assert cases["attention"].ratios[0].value == pytest.approx(spent["floor"] / spent["ours"], rel=1e-3)
+    assert cases["attention"].ratios[-1].value == pytest.approx(spent["floor"] / spent["ours"], rel=1e-3)
 
 
 @pytest.mark.usefixtures("at_toy_size")
@@ -148,12 +144,3 @@ def test_the_program_is_stopped_resumed_and_compared(monkeypatch: pytest.MonkeyP
     assert wrong == []
     assert isinstance(case, Case)
     assert {name: len(losses) for name, losses in case.losses.items()} == {"cpu": 600, "cuda": 600}
-
-
-@pytest.mark.parametrize("name", gpu.MODELS)
-@pytest.mark.parametrize(("b", "count"), [(8, 1), (8, 8), (24, 1)])
-def test_roofline_and_simulator_agree(name: str, b: int, count: int) -> None:
-    """By bytes and products alone, which need no compiled kernel; `--model` prints the ratio with instructions."""
-    run = read_run_config(model_file(name))
-    spent = roofline.seconds_of_parts(run.model, defaultdict(float), machine_of(load_cluster("h100")), b, count)
-    assert roofline.simulated_seconds(run, "h100", b, count) == pytest.approx(sum(spent.values()), rel=0.1)
