@@ -26,7 +26,7 @@ from engine.launch.threads import RanksFailed
 from engine.model.gpt2 import GPT2
 from engine.model.microbatch import PipelineInput
 from engine.parallel.layout import Layout
-from engine.parallel.mesh import ParallelMesh, serial_mesh
+from engine.parallel.mesh import serial_mesh
 from engine.rng import Dropout
 from engine.step import build_step
 from lineage.errors import UserError
@@ -66,26 +66,6 @@ class TrainingSize:
         return (self.model.vocab_size**uniform - 1).astype(np.int64)
 
 
-def our_step(size: TrainingSize, parallel: ParallelConfig, mesh: ParallelMesh, microbatches: int) -> Step:
-    """Return a step of this rank's part of a mesh, in so many microbatches."""
-    train = size.train
-    _, training = build_step(size.model, train, parallel, mesh)
-    share = train.global_batch_size // mesh.dp.size
-    each = share // microbatches
-    first = mesh.dp.rank * share
-
-    def step(iteration: int, dropout: float) -> float:
-        batch = torch.from_numpy(size.batch(iteration)).to(mesh.device)
-        inputs = []
-        for start in range(first, first + share, each):
-            masks = Dropout(dropout, train.seed, iteration, tuple(range(start, start + each))) if dropout else None
-            tokens = batch[start : start + each]
-            inputs.append(PipelineInput(tokens[:, :-1], tokens[:, 1:], masks))
-        return training.run(inputs, train.learning_rate).loss
-
-    return step
-
-
 @dataclass(frozen=True)
 class Timed:
     """Timed iterations of one round, in processes of their own."""
@@ -111,12 +91,26 @@ class OurLayout:
     """True if every rank trains the whole model alone."""
     is_tuned: bool = True
 
-    def build(self, size: TrainingSize) -> Step:
-        """Return a step of this rank's part of the layout."""
-        tp, pp = self.parallel.tp, self.parallel.pp
+    def build(self, size: TrainingSize, device: torch.device | None = None) -> Step:
+        """Return a step of this rank's part of the layout, by default on this rank's device."""
+        train, tp, pp = size.train, self.parallel.tp, self.parallel.pp
         layout = Layout(tp, pp, self.ranks // (tp * pp))
-        mesh = serial_mesh(local_device()) if self.is_apart else build_mesh(layout)
-        return our_step(size, self.parallel, mesh, self.microbatches)
+        mesh = serial_mesh(device or local_device()) if device or self.is_apart else build_mesh(layout)
+        _, training = build_step(size.model, train, self.parallel, mesh)
+        share = train.global_batch_size // mesh.dp.size
+        each = share // self.microbatches
+        first = mesh.dp.rank * share
+
+        def step(iteration: int, dropout: float) -> float:
+            batch = torch.from_numpy(size.batch(iteration)).to(mesh.device)
+            inputs = []
+            for start in range(first, first + share, each):
+                masks = Dropout(dropout, train.seed, iteration, tuple(range(start, start + each))) if dropout else None
+                tokens = batch[start : start + each]
+                inputs.append(PipelineInput(tokens[:, :-1], tokens[:, 1:], masks))
+            return training.run(inputs, train.learning_rate).loss
+
+        return step
 
 
 class _Block(nn.Module):
@@ -154,13 +148,6 @@ class NanoGPTModel(nn.Module):
         logits = F.linear(self.ln_f(x), self.wte.weight)  # [b, s, v]
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
-    def load_theirs(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Load weights in transformers' names and order."""
-        for name, parameter in self.named_parameters():
-            whole = weights[f"transformer.{name}"]
-            with torch.no_grad():
-                parameter.copy_(whole.T if ".c_" in name and whole.dim() == 2 else whole)
-
 
 @dataclass(frozen=True)
 class Peer:
@@ -179,8 +166,11 @@ class Peer:
         train, device = size.train, local_device()
         with device:  # a GPU draws the values that are replaced in less time
             model = NanoGPTModel(size.model).train()
-        model.load_theirs(gpt2_weights(dict(network.named_parameters()), network.config))
-        parameters = list(model.parameters())
+        weights = gpt2_weights(dict(network.named_parameters()), network.config)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                whole = weights[f"transformer.{name}"]
+                parameter.copy_(whole.T if ".c_" in name and whole.dim() == 2 else whole)
         optimizer = adamw(model, train, fused=self.is_tuned)
         dropouts = [each for each in model.modules() if isinstance(each, torch.nn.Dropout)]
         if self.is_compiled:
@@ -194,7 +184,7 @@ class Peer:
             with torch.autocast(device.type, torch.bfloat16, enabled=train.precision == "bf16"):
                 value = model(rows[:, :-1], rows[:, 1:])
             value.backward()
-            torch.nn.utils.clip_grad_norm_(parameters, train.clip_gradient)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip_gradient)
             optimizer.step()
             optimizer.zero_grad()
             return float(value.item())

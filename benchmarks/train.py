@@ -41,7 +41,6 @@ MASKED = 0.1
 RATE = "tokens per processor second"
 GEMM_WIDTH, GEMM_REPEATS, GEMM_TRIES = 1024, 8, 4
 KERNEL_SHAPE = KernelShape(s=1024, b=1, n=12, d=64, v=50304)
-"""The shapes of GPT-2 124M, one sequence."""
 NOTES = [
     "Rates are tokens per processor second of one thread: forward, backward, clipping, AdamW; of each round the "
     "median of its timed iterations. Ratios are medians over rounds of the ratio within a round.",
@@ -219,7 +218,6 @@ def summarize_layouts(size: TrainingSize, measured: Measured) -> Case:
             ratio(f"{SEPARATE}, × one process", speed[SEPARATE], speed[OURS]),
         ],
         losses=first_losses(measured),
-        setting={"pp2_ideal": round(ideal, 4)},
     )
 
 
