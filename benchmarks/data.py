@@ -88,7 +88,7 @@ class StageRivals:
     plain: Callable[..., list[Any]]
     ours: Callable[..., list[Any]]
     compared: tuple[Callable[[Sequence[Any]], Any], Callable[[Sequence[Any]], Any]] = (in_a_row, in_a_row)
-    """What is compared, from the blocks' answers of each: lists, or sets of pairs."""
+    """How the blocks' answers of each become what is compared: a list, or a set of pairs."""
 
 
 def measure(corpus: Path, rounds: int) -> Benchmark:
@@ -363,7 +363,7 @@ def grouping(config: DeduplicateConfig) -> StageRivals:
         return [buckets(np.ascontiguousarray(keys[:, band])) for band in range(config.banding[0])]
 
     def pairs_of_neighbours(blocks: Sequence[Any]) -> set[Pair]:
-        return {(earlier, document) for document, found in enumerate(blocks[0]) for earlier in found}
+        return {(earlier, document) for document, near in enumerate(blocks[0]) for earlier in near}
 
     def pairs_of_buckets(blocks: Sequence[Any]) -> set[Pair]:
         return {pair for documents, starts in blocks[0] for start, end in pairwise(starts)
