@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -31,7 +32,7 @@ from evaluation.pretrained import Pretrained
 from evaluation.protocol import Encoder
 from evaluation.scoring import ScoringModel, pack_weights
 from evaluation.settings import Settings
-from evaluation.store import ScoreStore
+from evaluation.store import Store, open_scores
 from lineage.chain import read_newest
 from lineage.environment import user_cache
 from lineage.errors import BadInput, DataMissing, IntegrityFailure
@@ -92,9 +93,9 @@ class EvaluatedCheckpoint:
         return self.model.seq_length
 
     @property
-    def store(self) -> ScoreStore:
+    def store(self) -> Store:
         """Store of the checkpoint's scores."""
-        return ScoreStore(user_cache("scores"), self.digest, self.tokenizer.digest)
+        return partial(open_scores, user_cache("scores"), self.digest, self.tokenizer.digest)
 
     def training_dataset(self) -> Path:
         """The single training dataset of the checkpoint. Raises DataMissing if it is not here."""

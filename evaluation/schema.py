@@ -33,11 +33,6 @@ class Block(FileSchema):
     nll: float = 0.0
     """Summed negative log-likelihood of the scored sub-words, in nats."""
 
-    @property
-    def loss(self) -> float | None:
-        """Nats per sub-word; None if nothing was scored."""
-        return self.nll / self.num_scored if self.num_scored else None
-
 
 class Result(Provenance):
     """An evaluation of a checkpoint by a protocol. Reading a file as this class gives the subclass of its kind."""

@@ -12,14 +12,12 @@ ranks.
 import hashlib
 import multiprocessing
 import signal
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib.metadata import version
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -33,15 +31,16 @@ from engine.kernels.registry import DTYPES
 from engine.model.gpt2 import GPT2
 from engine.model.microbatch import PipelineInput, Recurrence
 from engine.model.stage_model import CausalModel
-from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, linear
+from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear
 from engine.parallel.mesh import MAX, MIN, Axis, ParallelMesh, serial_mesh
 from engine.torch_names import onednn
 from evaluation.pretrained import PretrainedModel
 from evaluation.protocol import Request, Scores
-from evaluation.store import ScoreStore
-from lineage.digest import sha256_file, sha256_json
+from evaluation.store import Store
 from lineage.environment import available_cores, cpu_name
 from lineage.errors import BadInput, UserError
+from lineage.remembered import digest_of
+from lineage.shipped import HOME
 
 ACTIVATIONS_PER_TOKEN = 16  # vectors of hidden size alive at once in a layer, rounded up
 MAX_ACTIVATION_BYTES = {"cpu": 16 * 2**20, "cuda": 4 * 2**30}  # on a CPU what its caches hold is fastest
@@ -80,7 +79,7 @@ class ScoringModel:
 def score(
     model: ScoringModel, requests: Sequence[Request], batch_size: int | None = None, workers: int | None = None,
     on_progress: Callable[[int], None] = lambda count: None, banned: NDArray[np.int64] | None = None,
-    store: ScoreStore | None = None, on_resumed: Callable[[int], None] = lambda count: None,
+    store: Store | None = None, on_resumed: Callable[[int], None] = lambda count: None,
 ) -> Scores:  # fmt: skip
     """Score every request; token ids that are `banned` are not allowed.
 
@@ -108,7 +107,7 @@ def score(
         entry = None
         if store:
             settings = _describe(model, banned) | {"requests": digest_batches(requests, batches)}
-            entry = stack.enter_context(store.entry(settings))
+            entry = stack.enter_context(store(settings))
             if mesh.is_first:
                 by_batch = entry.read([counts[batch] for batch in batches])
         by_batch = dict(mesh.world.gather_objects(by_batch)[0])  # ranks as threads share the object
@@ -137,7 +136,7 @@ def _describe(model: ScoringModel, banned: NDArray[np.int64] | None) -> dict[str
     """Everything besides weights and batches that the bits of scores depend on."""
     on_cpu = model.mesh.device.type == "cpu"
     return {
-        "code": _code_digest(type(model.network).__module__), "vocab_size": model.vocab_size,
+        "code": _code_digest(), "vocab_size": model.vocab_size,
         "banned": None if banned is None else banned.tolist(), "dtype": str(model.dtype),
         "rows_per_head": model.rows_per_head(), "tp": model.mesh.tp.size, "torch": torch.__version__,
         **({"transformers": version("transformers")} if isinstance(model.network, PretrainedModel) else {}),
@@ -146,14 +145,9 @@ def _describe(model: ScoringModel, banned: NDArray[np.int64] | None) -> dict[str
 
 
 @cache
-def _code_digest(network: str) -> str:
-    """SHA-256 of the source files that decide scores: the model's, the kernels' and this one."""
-    engine = Path(str(sys.modules[CausalModel.__module__].__file__)).parents[1]
-    folders = [engine / name for name in ("model", "kernels", "parallel")]
-    paths = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
-    beside = (network, Compiled.__module__, linear.__module__)
-    paths += [Path(str(sys.modules[name].__file__)) for name in (*beside, __name__)]
-    return sha256_json([sha256_file(path) for path in paths])
+def _code_digest() -> str:
+    """SHA-256 of the engine's and the evaluation's files, which decide scores."""
+    return digest_of(HOME / "engine", HOME / "evaluation")
 
 
 def in_workers(
@@ -168,17 +162,11 @@ def in_workers(
     if workers > 1:
         yield from _in_processes(work, items, workers)
         return
-    with _threads(1 if one_thread else torch.get_num_threads()):
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if one_thread else before)
+    try:
         for item in items:
             yield item, work(item)
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
     finally:
         torch.set_num_threads(before)
 

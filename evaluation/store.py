@@ -16,8 +16,7 @@ import shutil
 import stat
 import struct
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,20 +32,6 @@ BYTES_PER_TOKEN = 11
 SUFFIX = ".scores"
 WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 """Permission bits for others than the owner."""
-
-
-@dataclass(frozen=True)
-class ScoreStore:
-    """The scores of one checkpoint with one tokenizer."""
-
-    folder: Path
-    checkpoint_digest: str
-    tokenizer_digest: str
-
-    def entry(self, settings: dict[str, Any]) -> "StoredScores":
-        """The store of an evaluation; `settings` are JSON values of all else that its bits depend on."""
-        key = {"checkpoint": self.checkpoint_digest, "tokenizer": self.tokenizer_digest, **settings}
-        return StoredScores(self.folder / sha256_json(key)[:32])
 
 
 class StoredScores:
@@ -99,6 +84,15 @@ class StoredScores:
             handle, _ = tempfile.mkstemp(suffix=SUFFIX, dir=self._directory)
             self._file = os.fdopen(handle, "wb", buffering=0)
         return self._file if self._is_writable else None
+
+
+Store = Callable[[dict[str, Any]], StoredScores]
+"""`open_scores` for a checkpoint and its tokenizer."""
+
+
+def open_scores(folder: Path, checkpoint: str, tokenizer: str, settings: dict[str, Any]) -> StoredScores:
+    """The scores of an evaluation, by digests and by JSON values of all else that its bits depend on."""
+    return StoredScores(folder / sha256_json({"checkpoint": checkpoint, "tokenizer": tokenizer, **settings})[:32])
 
 
 def remove_oldest(folder: Path, largest_bytes: int = LARGEST_BYTES) -> None:

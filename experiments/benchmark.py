@@ -18,11 +18,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat, NonNegativeFloat, PositiveFloat
 
-from lineage.atomic import read_json, write_json
+from lineage.atomic import write_json
 from lineage.config import Config, parse_config
 from lineage.environment import describe_environment
-from lineage.errors import BadInput
-from lineage.files import Environment
+from lineage.files import Environment, read_values
 from lineage.numbers import MISSING, csv_cell, show, size_bytes
 
 AGAINST = "against.json"
@@ -116,16 +115,8 @@ class Table:
 
 
 def read_benchmark(path: Path) -> Benchmark:
-    """Read a record. Raises BadInput if the file does not hold one."""
-    try:
-        values = read_json(path)
-    except OSError as error:
-        raise BadInput(f"{path.name} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise BadInput(f"{path.name} is not JSON: {str(error)[:200]}") from error
-    if not isinstance(values, dict) or not isinstance(values.get("benchmark"), str):
-        raise BadInput(f"{path.name} is not the record of a benchmark")
-    return parse_config(values, Benchmark, path.name)
+    """Read a record. Raises IntegrityFailure if the file has no JSON, BadInput if that is no record."""
+    return parse_config(read_values(path), Benchmark, path.name)
 
 
 def write_benchmark(path: Path, result: Benchmark) -> None:

@@ -359,8 +359,8 @@ def load_claims(folder: Path) -> tuple[Claim, ...]:
 def read_rows(path: Path) -> list[dict[str, str]]:
     """The rows of a CSV file by column name. Raises BadInput if it cannot be read."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return list(csv.DictReader(file))
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            return list(csv.DictReader(file, skipinitialspace=True))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise BadInput(f"{path} cannot be read: {error}") from error
 

@@ -5,11 +5,12 @@ A verdict that stays the same under a change would not have noticed it. Imports 
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from decimal import Decimal
 from importlib import import_module
 from typing import Any
+from unittest.mock import patch
 
 from engine.pipeline.schedule import Compute, Op
 from experiments.catalogue import Claim, Experiment, every_claim, load_experiments
@@ -72,17 +73,12 @@ FAULTS: dict[str, Fault] = {
 def planted(measures: str) -> Iterator[str]:
     """Replace parts of the program by the measurement's faulty ones; gives the fault in words."""
     words, parts = FAULTS[measures]
-    right = {}
-    try:
-        for place, replace in parts.items():
+    with ExitStack() as stack:
+        for place, make in parts.items():
             module, name = place.split(":")
-            right[place] = getattr(import_module(module), name)
-            setattr(import_module(module), name, replace(right[place]))
+            room = import_module(module)
+            stack.enter_context(patch.object(room, name, make(getattr(room, name))))
         yield words
-    finally:
-        for place, part in right.items():
-            module, name = place.split(":")
-            setattr(import_module(module), name, part)
 
 
 def judged(experiments: Sequence[Experiment], results: Results, step: str, way: int) -> dict[str, Outcome]:

@@ -118,12 +118,6 @@ class Environment(FileSchema):
     argv: list[str] = Field(default_factory=list)
 
     @property
-    def version(self) -> str:
-        """Version of the software, with its commit if that is known."""
-        commit = f", commit {self.source['commit']}" if self.source.get("commit") else ""
-        return self.mlm_repro + commit + (" with uncommitted changes" if self.source.get("dirty") else "")
-
-    @property
     def machine(self) -> str:
         """Processor, cores and GPUs."""
         parts = (self.cpu, f"{self.cores} cores" if self.cores else "", *self.gpus)

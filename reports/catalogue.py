@@ -13,11 +13,11 @@ from experiments.reproduce.files import LADDER as MODELS
 from experiments.verdicts import COLUMNS, EFFECTS
 from experiments.verdicts import named as named_outcome
 from lineage.config import read_toml
+from lineage.numbers import MISSING, exact, show
 from lineage.records import Kind, Record
 from reports.claims import Claims, JudgedClaim
 from reports.exhibit import Exhibit, Table
 from reports.figures import Layer, NumberRow, draw_curves, layers_of
-from reports.numbers import MISSING, exact, show
 from reports.style import KIND_GLYPHS
 from reports.tables import RECORD_FIELDS, records_data
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from experiments.catalogue import PAPERS, Claim, Experiment, erratum_of, every_erratum
 from experiments.verdicts import BEYOND, CHECKS, Outcome, Verdict, named
+from lineage.numbers import MISSING, show
 from lineage.records import Kind, Record
 from reports.exhibit import Exhibit, Table
-from reports.numbers import MISSING, show
 from reports.style import CONFIDENCES, LOOKS, STYLE
 
 UNCOUNTED: Outcome = "of-others"

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from experiments.benchmark import AGAINST, Benchmark, read_benchmark, sentences, setting_lines, tables
 from lineage.errors import BadInput
+from lineage.numbers import exact, printable
 from reports.exhibit import Exhibit, Table
 from reports.figures import DASHES, blank
-from reports.numbers import exact, printable
 from reports.style import LIGHT
 
 if TYPE_CHECKING:

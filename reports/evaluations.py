@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from math import floor, log, log10
 
 from evaluation.schema import ClozeResult, PerplexityResult, Result
+from lineage.numbers import show
 from reports.exhibit import Table
-from reports.numbers import show
 
 CONVENTIONS = ("perplexity", "per sub-word", "per original word", "per lm-eval word", "bits per byte")
 COLUMNS = (

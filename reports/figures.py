@@ -6,8 +6,8 @@ from itertools import pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from lineage.numbers import compact, show
 from lineage.records import Kind, Record
-from reports.numbers import compact, show
 from reports.style import KIND_GLYPHS, LIGHT, look
 
 if TYPE_CHECKING:

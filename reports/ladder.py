@@ -10,9 +10,9 @@ import numpy as np
 from experiments.files import Forecast, LadderPlan, LadderResult
 from lineage.errors import IntegrityFailure
 from lineage.files import read_document
+from lineage.numbers import compact, show
 from reports.exhibit import Exhibit, Table
 from reports.figures import DASHES, blank, plain_log_ticks
-from reports.numbers import compact, show
 from reports.style import LIGHT, look
 
 if TYPE_CHECKING:

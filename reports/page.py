@@ -12,11 +12,10 @@ from lineage.atomic import new_directory
 from lineage.digest import seal
 from lineage.files import write_document
 from lineage.lock import claimed
-from lineage.numbers import size_bytes
+from lineage.numbers import percent, size_bytes
 from reports import tables
 from reports.claims import APART, described
 from reports.evaluations import by_protocol
-from reports.numbers import percent
 from reports.render import Drawing, files_of, render_all
 from reports.report import REPORT, SOURCES, Report
 from reports.style import KIND_GLYPHS, KIND_MEANINGS, LOOKS, template_environment, theme_css

@@ -18,6 +18,7 @@ from lineage.atomic import write_bytes
 from lineage.errors import BadInput
 from lineage.progress import Progress
 from lineage.remembered import digest_of, recall, remember
+from lineage.shipped import HOME
 from reports.exhibit import Exhibit
 from reports.style import LIGHT, figure_style, follow_theme
 
@@ -53,7 +54,7 @@ def render_all(exhibits: Iterable[Exhibit]) -> dict[str, Drawing]:
 
 
 def render(exhibit: Exhibit) -> Drawing:
-    """The figure of an exhibit that has one: as this machine drew it last, unless its numbers or this room changed."""
+    """The figure of an exhibit that has one: as this machine drew it last, unless its numbers or the code changed."""
     drawn = exhibit.draw
     assert isinstance(drawn, partial)
     given = json.dumps([drawn.func.__qualname__, drawn.args, drawn.keywords], default=_plain)
@@ -70,7 +71,7 @@ def render(exhibit: Exhibit) -> Drawing:
 
 @cache
 def _drawn_with() -> str:
-    return digest_of(Path(__file__).parent, facts=version("matplotlib"))
+    return digest_of(HOME / "lineage", HOME / "reports", facts=version("matplotlib"))
 
 
 def _plain(value: Any) -> Any:

@@ -2,16 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import chain
 from statistics import fmean
 
+from lineage.numbers import show
 from lineage.records import Kind, Record
 from reports import tables
 from reports.evaluations import evaluations_data, evaluations_tables
 from reports.exhibit import Exhibit, Table
 from reports.figures import Layer, draw_loss, draw_perplexity, layers_of
 from reports.load import Reproduction
-from reports.numbers import show
 
 NAMES: dict[Kind, str] = {"scaled": "scaled twins"}
 """Names of kinds in figures and captions, where that is not the kind's own."""
@@ -20,8 +19,7 @@ VALIDATED = "Points are of a fixed part of the validation text; the page's first
 
 def reproduction_exhibits(reproduction: Reproduction) -> dict[str, Exhibit]:
     """Exhibits by name; one without numbers is absent."""
-    exhibits = chain(_curves(reproduction), _tables(reproduction), _data(reproduction))
-    return {exhibit.name: exhibit for exhibit in exhibits}
+    return {exhibit.name: exhibit for exhibit in (*_curves(reproduction), *_tables(reproduction))}
 
 
 def by_kind(curves: Sequence[Layer]) -> dict[str, list[Layer]]:
@@ -75,6 +73,10 @@ def _tables(reproduction: Reproduction) -> Iterator[Exhibit]:
         kind, command = reproduction.own_kind, reproduction.command("models")
         data, shown = tables.models_data(models, kind), tables.models_tables(models, kind)
         yield Exhibit("models", "Published and trained shapes", (), data, command, tables=shown)
+    if ledger := reproduction.ledger:
+        data, shown = tables.ledger_data(ledger), [tables.attrition_table(ledger)]
+        command = reproduction.command("data-ledger", "ledger")
+        yield Exhibit("data-ledger", "What each stage kept and dropped", (), data, command, tables=shown)
 
 
 def _ends(curves: Sequence[Layer]) -> str:
@@ -98,10 +100,3 @@ def bands_table(records: Sequence[Record]) -> Table:
         mean, low, high = (f"{value:,.3f}" for value in (fmean(mine), min(mine), max(mine)))
         rows.append((*which, f"{mean} ({low} to {high})" if len(mine) > 1 else mean))
     return Table(("quantity", "model", "mean (least to greatest of the seeds)"), rows, 2)
-
-
-def _data(reproduction: Reproduction) -> Iterator[Exhibit]:
-    if ledger := reproduction.ledger:
-        data, shown = tables.ledger_data(ledger), [tables.attrition_table(ledger)]
-        command = reproduction.command("data-ledger", "ledger")
-        yield Exhibit("data-ledger", "What each stage kept and dropped", (), data, command, tables=shown)

@@ -17,9 +17,9 @@ from jinja2.bccache import Bucket, BytecodeCache
 
 from experiments.verdicts import Outcome
 from lineage.config import read_toml
+from lineage.numbers import printable, show
 from lineage.records import Kind
 from lineage.remembered import recall, remember
-from reports.numbers import printable, show
 
 STYLE = read_toml(Path(__file__).with_name("style.toml"))
 PALETTE: dict[str, tuple[str, str]] = STYLE["palette"]

@@ -8,11 +8,10 @@ from typing import Any
 
 from data_pipeline.files import DataCard, Ledger, NearDuplicates
 from experiments.reproduce.files import ModelShape, ReproducedModel
-from lineage.numbers import size_bytes
+from lineage.numbers import MISSING, compact, exact, percent, show, size_bytes
 from lineage.progress import format_duration
 from lineage.records import Kind, Record
 from reports.exhibit import Table
-from reports.numbers import MISSING, compact, exact, percent, show
 
 BENCHMARKS = {
     "wikitext103_perplexity": ("WikiText-103 perplexity", "lower is better"),

@@ -9,10 +9,10 @@ import numpy as np
 from engine.run.files import NORM_EDGES, Step, read_steps
 from lineage.errors import BadInput
 from lineage.files import Manifest, read_document
+from lineage.numbers import compact
 from lineage.run import MANIFEST
 from reports.exhibit import Exhibit, Table
 from reports.figures import DASHES, blank, plain_log_ticks
-from reports.numbers import compact
 from reports.style import LIGHT
 
 if TYPE_CHECKING:

@@ -1,10 +1,10 @@
 """Workloads in, predictions out, as CSV files. Imports no torch."""
 
-import csv
 from collections import defaultdict
 from pathlib import Path
 
 from experiments.benchmark import Table
+from experiments.catalogue import read_rows
 from experiments.simulator.cluster import Cluster, load_cluster
 from experiments.simulator.measurements import COLUMNS, fitted_workloads, workload_of
 from experiments.simulator.simulate import Prediction, simulate
@@ -37,16 +37,10 @@ def simulate_file(rows_path: Path, out: Path) -> tuple[int, int]:
 
 
 def _read(path: Path) -> list[dict[str, str]]:
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, skipinitialspace=True)
-            rows = list(reader)
-            names = reader.fieldnames or []
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise BadInput(f"{path} cannot be read: {error}") from error
-    missing = [name for name in INPUTS if name not in (*names, *Workload._field_defaults, "software")]
-    if missing:
-        raise BadInput(f"{path} has no column {', '.join(missing)}; it needs {', '.join(INPUTS)}")
+    rows = read_rows(path)
+    stated = {*Workload._field_defaults, "software"}.union(*rows[:1])
+    if missing := [name for name in INPUTS if name not in stated]:
+        raise BadInput(f"{path} has no row with {', '.join(missing)}; it needs {', '.join(INPUTS)}")
     return rows
 
 

@@ -191,7 +191,6 @@ class Workloads:
     t: Floats
     p: Floats
     d: Floats
-    chunks: Floats
     m: Floats
     """Microbatches of a rank in an iteration."""
     full: Floats
@@ -220,7 +219,7 @@ class Workloads:
     def of(cls, rows: Sequence[Workload]) -> Self:
         """Columns of checked workloads."""
         columns = [
-            [w.gpus, w.micro_batch, w.seq, w.hidden, w.heads, w.layers, w.padded_vocab, w.tp, w.pp, w.dp, w.chunks,
+            [w.gpus, w.micro_batch, w.seq, w.hidden, w.heads, w.layers, w.padded_vocab, w.tp, w.pp, w.dp,
              w.microbatches, w.recompute == "full", w.recompute == "selective",
              1 / w.tp if w.scatter_gather else 1.0, w.inner, (w.kv_heads or w.heads) / w.heads, w.family == "llama",
              w.family == "transformer-xl", w.memory + w.seq, w.head_dim or w.hidden / w.heads, w.zero,

@@ -17,7 +17,6 @@ from evaluation.checkpoints import load_checkpoint
 from evaluation.protocol import Scores
 from evaluation.scoring import score
 from evaluation.settings import parse_layout
-from evaluation.store import ScoreStore
 from lineage.errors import BadInput
 from lineage.run import RunDirectory
 from tests.commands import call
@@ -53,12 +52,11 @@ def write_part(run: Path, config: RunConfig, tokenizer: Path) -> None:
     save_checkpoint(run, config, TrainingState(iteration=10), model.parameters, optimizer, mesh, tokenizer)
 
 
-def score_on(layout: Layout, run: Path, folder: Path | None = None) -> tuple[Scores, int]:
+def score_on(layout: Layout, run: Path, keeps: bool = False) -> tuple[Scores, int]:
     """What one rank gets, and how many of the batches were computed on it."""
     batches: list[int] = []
     evaluated = load_checkpoint(run, build_mesh(layout))
-    store = ScoreStore(folder, evaluated.digest, evaluated.tokenizer.digest) if folder else None
-    scores = score(evaluated.model, REQUESTS, BATCH_SIZE, 1, batches.append, BANNED, store)
+    scores = score(evaluated.model, REQUESTS, BATCH_SIZE, 1, batches.append, BANNED, evaluated.store if keeps else None)
     return scores, len(batches)
 
 
@@ -88,14 +86,17 @@ def test_the_number_of_data_parallel_ranks_changes_no_bit(divided: Path, serial:
         np.testing.assert_array_equal(scores.greedy_allowed, serial.greedy_allowed)
 
 
-def test_ranks_keep_their_scores_and_find_them(divided: Path, serial: Scores, tmp_path: Path) -> None:
+def test_ranks_keep_their_scores_and_find_them(
+    divided: Path, serial: Scores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     layout = Layout(pp=2, dp=2)
-    first = run_threads(score_on, 4, layout, divided, tmp_path)
+    first = run_threads(score_on, 4, layout, divided, True)
     assert all(count > 0 for _, count in first)
-    for scores, count in run_threads(score_on, 4, layout, divided, tmp_path):
+    for scores, count in run_threads(score_on, 4, layout, divided, True):
         assert count == 0
         np.testing.assert_array_equal(scores.log_probabilities, serial.log_probabilities)
-    alone, count = score_on(Layout(), divided, tmp_path)
+    alone, count = score_on(Layout(), divided, True)
     assert count == 0
     np.testing.assert_array_equal(alone.log_probabilities, serial.log_probabilities)
 

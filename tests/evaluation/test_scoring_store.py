@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from evaluation.protocol import Request, Scores
 from evaluation.scoring import ScoringModel, plan_batches, score
-from evaluation.store import ScoreStore, remove_oldest
+from evaluation.store import Store, open_scores, remove_oldest
 from lineage.environment import user_cache
 from tests.evaluation.standins import scoring_model, tiny_config, tiny_gpt2
 from tests.evaluation.test_scoring import random_requests
@@ -44,8 +45,8 @@ def counting_model() -> tuple[Counting, ScoringModel]:
     return network, scoring_model(network, CONFIG.vocab_size)  # type: ignore[arg-type]
 
 
-def store_in(folder: Path) -> ScoreStore:
-    return ScoreStore(folder, "checkpoint", "tokenizer")
+def store_in(folder: Path, checkpoint: str = "checkpoint", tokenizer: str = "tokenizer") -> Store:
+    return partial(open_scores, folder, checkpoint, tokenizer)
 
 
 def assert_same_bits(one: Scores, other: Scores) -> None:
@@ -92,20 +93,18 @@ def test_after_kill_9_finished_batches_are_not_computed_again(tmp_path: Path, wo
 def test_what_changes_the_bits_is_another_evaluation(tmp_path: Path) -> None:
     def passes(requests: list[Request] = REQUESTS, batch_size: int = BATCH_SIZE, **changed: object) -> int:
         network, model = counting_model()
-        store = store_in(tmp_path)
+        digests = {key: changed.pop(key) for key in ("checkpoint", "tokenizer") if key in changed}
         banned = changed.pop("banned", None)
-        model = dataclasses.replace(model, **{key: value for key, value in changed.items() if key == "dtype"})
-        if "checkpoint_digest" in changed or "tokenizer_digest" in changed:
-            store = dataclasses.replace(store, **changed)
-        score(model, requests, batch_size, 1, banned=banned, store=store)  # type: ignore[arg-type]
+        model = dataclasses.replace(model, **changed)
+        score(model, requests, batch_size, 1, banned=banned, store=store_in(tmp_path, **digests))  # type: ignore[arg-type]
         return network.passes
 
     assert passes() == NUM_BATCHES
     assert passes() == 0
     assert passes(banned=np.array([3])) == NUM_BATCHES
     assert passes(batch_size=8) == 4
-    assert passes(checkpoint_digest="another") == NUM_BATCHES
-    assert passes(tokenizer_digest="another") == NUM_BATCHES
+    assert passes(checkpoint="another") == NUM_BATCHES
+    assert passes(tokenizer="another") == NUM_BATCHES
     assert passes(dtype=torch.bfloat16) == NUM_BATCHES
     other_token = [*REQUESTS[:-1], Request((REQUESTS[-1].tokens + 1) % CONFIG.vocab_size, REQUESTS[-1].num_scored)]
     assert passes(other_token) == NUM_BATCHES
@@ -178,7 +177,7 @@ def test_batches_hold_every_request_once_and_stay_within_the_budget(
 def test_scores_of_another_evaluation_or_of_another_user_are_not_trusted(tmp_path: Path) -> None:
     def passes(checkpoint: str) -> int:
         network, model = counting_model()
-        score(model, REQUESTS, BATCH_SIZE, 1, store=ScoreStore(tmp_path, checkpoint, "tokenizer"))
+        score(model, REQUESTS, BATCH_SIZE, 1, store=store_in(tmp_path, checkpoint))
         return network.passes
 
     assert passes("one") == NUM_BATCHES

@@ -10,12 +10,12 @@ import pytest
 from experiments.catalogue import every_claim, find_experiment, load_experiments
 from experiments.verdicts import Results, Verdict, judge, load_results
 from lineage.errors import BadInput, Fault
+from lineage.numbers import exact
 from lineage.records import Record, read_records
 from reports import report as assembled
 from reports.catalogue import ExperimentNumbers, catalogue_exhibit, drawn_layers
 from reports.claims import APART, find_claims, group_claims
 from reports.exhibit import Exhibit, Table
-from reports.numbers import exact
 from reports.render import export_exhibit
 from reports.report import Report
 from reports.style import LOOKS

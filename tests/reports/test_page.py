@@ -16,10 +16,10 @@ from matplotlib.figure import Figure
 from experiments.reproduce.order import order_verdict
 from lineage import remembered
 from lineage.digest import check_seal
+from lineage.numbers import compact, exact
 from reports import render
 from reports.exhibit import Exhibit, Table
 from reports.figures import Layer, Point, draw_loss
-from reports.numbers import compact, exact
 from reports.report import Inputs
 from reports.style import KIND_GLYPHS, LIGHT, LOOKS, STYLE, CompiledTemplates
 from tests.reports.conftest import Built

@@ -56,9 +56,9 @@ def test_software_is_the_cluster_s_unless_a_row_names_another(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"cluster,gpus\ncpu,1\n", "has no column global_batch, micro_batch"),
+        (b"cluster,gpus\ncpu,1\n", "has no row with global_batch, micro_batch"),
         (b"\xff\xfe\x00", "cannot be read"),
-        (b"", "has no column cluster, gpus"),
+        (b"", "has no row with cluster, gpus"),
         (None, "there is no workload file"),
     ],
 )
