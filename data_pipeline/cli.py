@@ -185,7 +185,7 @@ def _counts(directory: Path) -> str:
         size = f"{split.bytes:,} bytes" if split.tokens is None else f"{split.tokens:,} tokens"
         parts.append(f"{count}, {size}" if len(ledger.splits) == 1 else f"{name} {count}, {size}")
     if lost:
-        parts.append(f"WARNING: {lost:,} of {ledger.lines:,} lines are no documents, see quarantine.jsonl")
+        parts.append(f"warning: {lost:,} of {ledger.lines:,} lines are no documents, see quarantine.jsonl")
     return "; ".join(parts)
 
 

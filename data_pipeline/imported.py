@@ -38,7 +38,7 @@ def import_tokens(prefix: Path, config: TokenizerConfig, out: Path) -> RunDirect
     cut = documents - max(1, round(documents / VALID_SHARE))
     ends = file.document_index[1:][np.diff(file.document_index) > 0] - 1
     if unended := documents - sum(int(file[end][-1:].sum()) == tokenizer.end_of_text for end in ends.tolist()):
-        print(f"WARNING: {unended:,} of {documents:,} documents do not end with {tokenizer.end_token}", file=sys.stderr)
+        print(f"warning: {unended:,} of {documents:,} documents do not end with {tokenizer.end_token}", file=sys.stderr)
 
     def write(run: Path) -> dict[str, Amount]:
         amounts = {}

@@ -105,7 +105,7 @@ class Pipeline:
             said = f"{len(damaged)} of the files are damaged, and what comes after is left out: {'; '.join(damaged)}"
             if len(damaged) > limit:
                 raise BadInput(f"{said}; sources.max_bad_files = {limit}")
-            print(f"WARNING: {said}", file=sys.stderr)
+            print(f"warning: {said}", file=sys.stderr)
         self._check_malformed()
         self.ledger.check()
         return prepared

@@ -199,7 +199,7 @@ def _open(
         tokenizer = Tokenizer.open(path, end_of_text)
         parents["tokenizer"] = tokenizer.digest
         if change := tokenizer.changes():
-            print(f"WARNING: {path} does not keep every text: {change}", file=sys.stderr)
+            print(f"warning: {path} does not keep every text: {change}", file=sys.stderr)
     elif needs_tokenizer and config.tokenizer.kind == "gpt2":
         parents["tokenizer"] = Tokenizer.from_gpt2_files(*find_gpt2_vocabulary()).digest
     for name, place in test_sets.items():
@@ -300,5 +300,5 @@ def _find_or_none(name: str) -> Path | None:
     try:
         return find_test_set(name).resolve()
     except DataMissing as error:
-        print(f"WARNING: no decontamination against {name}: {error}", file=sys.stderr)
+        print(f"warning: no decontamination against {name}: {error}", file=sys.stderr)
         return None

@@ -293,7 +293,7 @@ def from_megatron_(context: typer.Context) -> None:
                          ("without effect on what is computed", translated.without_effect)):  # fmt: skip
         print("".join(f"# {title}: {flag}\n" for flag in flags), end="")
     for sentence in translated.missing:
-        print(f"WARNING: {sentence}", file=sys.stderr)
+        print(f"warning: {sentence}", file=sys.stderr)
 
 
 @app.command("to-megatron")
@@ -305,7 +305,7 @@ def to_megatron_(config: Model, overrides: Overrides = None, twin: Twin = False)
     line = to_megatron(read_run(config, overrides or [], twin).config)
     print(shlex.join(line.words))
     for key in line.missing:
-        print(f"WARNING: Megatron-LM has no {key}", file=sys.stderr)
+        print(f"warning: Megatron-LM has no {key}", file=sys.stderr)
 
 
 @app.command()
@@ -320,6 +320,7 @@ def _announce_conversion(directory: Path) -> None:
     from lineage.digest import bytes_below
 
     check_is_there(directory, "directory")
+    os.environ[KEEPS_NOTHING] = "1"
     announce(f"reads {format_bytes(bytes_below(directory))}", "writes at most twice as much")
 
 

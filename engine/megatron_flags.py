@@ -16,7 +16,7 @@ from data_pipeline.tokens.tokenizer import padded_vocab_size
 from engine.config import RunConfig, TrainConfig
 from engine.data.batch_schedule import BatchSchedule
 from lineage.config import flatten, parse_config, read_toml
-from lineage.errors import BadInput
+from lineage.errors import BadInput, cause
 
 FLAGS = read_toml(Path(__file__).with_suffix(".toml"))
 VALUES, SWITCHES, FORMER, SAME = (FLAGS[part] for part in ("values", "switches", "former", "same"))
@@ -59,7 +59,7 @@ def script_or_arguments(given: Sequence[str]) -> list[str]:
         try:
             return read_script(Path(given[0]).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
-            raise BadInput(f"{given[0]} cannot be read: {error}") from error
+            raise BadInput(f"{given[0]} cannot be read: {cause(error)}") from error
     return list(given)
 
 

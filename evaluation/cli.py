@@ -206,10 +206,10 @@ def oracle(
 
     with TemporaryDirectory() as temporary:
         directory = out or Path(temporary) / "oracle"
-        if not identify or not directory.exists():
+        if is_new := not identify or not directory.exists():
             write_oracle(directory)
         answers = [find(number, read_table(directory), unit, text) for number in identify or ()]
-    print("\n".join(answer.describe() for answer in answers) or f"written: {out}")
+    print("\n".join([*(answer.describe() for answer in answers), *[f"written: {out}"] * bool(out and is_new)]))
     _write(json, {"identified": [asdict(answer) for answer in answers]})
 
 

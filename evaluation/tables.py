@@ -91,7 +91,7 @@ def _print_remarks(results: Mapping[str, Result]) -> None:
     if len(results) > 1 and len(warnings) > MOST_WARNINGS:
         warnings = [*warnings[:MOST_WARNINGS], f"and {len(warnings) - MOST_WARNINGS} more such warnings"]
     for remark in (*dict.fromkeys(notes), *warnings):
-        CONSOLE.print(f"WARNING: {remark}", style="bold", soft_wrap=True, markup=False, highlight=False)
+        CONSOLE.print(f"warning: {remark}", style="bold", soft_wrap=True, markup=False, highlight=False)
 
 
 def _numbers(title: str, heads: Sequence[str]) -> Table:

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, FiniteFloat, model_validator
 
 from lineage.config import Config, load_config, parse_config, read_toml
-from lineage.errors import BadInput
+from lineage.errors import BadInput, cause
 
 HERE = Path(__file__).parent
 CLAIMS = HERE / "claims"
@@ -362,7 +362,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             return list(csv.DictReader(file, skipinitialspace=True))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise BadInput(f"{path} cannot be read: {error}") from error
+        raise BadInput(f"{path} cannot be read: {cause(error)}") from error
 
 
 @cache

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lineage.atomic import read_bytes
-from lineage.errors import BadInput
+from lineage.errors import BadInput, cause
 from lineage.shipped import shipped_at
 
 
@@ -104,10 +104,8 @@ def read_toml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         values = tomllib.loads(text)
     except FileNotFoundError as error:
         raise BadInput(f"configuration file {path} does not exist") from error
-    except OSError as error:
-        raise BadInput(f"configuration file {path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise BadInput(f"configuration file {path} cannot be read: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"configuration file {path} cannot be read: {cause(error)}") from error
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{path} is not valid TOML: {error}") from error
     base = values.pop("extends", None)

@@ -14,6 +14,11 @@ def afterwards() -> str:
     return "begins anew" if KEEPS_NOTHING in os.environ else "continues from what was finished"
 
 
+def cause(error: Exception) -> str:
+    """Return the system's words for an OSError, without number and path; another error's text."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 class UserError(Exception):
     """An error that the user can correct; its message is one clear sentence, shown without a traceback."""
 

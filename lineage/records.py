@@ -8,7 +8,7 @@ from pydantic import FiniteFloat, model_validator
 
 from lineage.atomic import parse_json, read_bytes, write_text
 from lineage.config import Config, parse_config
-from lineage.errors import BadInput
+from lineage.errors import BadInput, cause
 
 RECORDS = "records.jsonl"
 """Name of the file of records in a run directory."""
@@ -64,7 +64,7 @@ def read_records(path: Path) -> list[Record]:
     try:
         text = read_bytes(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} cannot be read: {error}") from error
+        raise BadInput(f"{path} cannot be read: {cause(error)}") from error
     records = []
     for number, line in enumerate(text.removesuffix("\n").split("\n") if text else [], 1):
         try:

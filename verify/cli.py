@@ -123,7 +123,6 @@ def parallel(
 
     resolved, most = read_run_config(config, overrides or [], twin), ranks or (64 if threads else 8)
     choose_layouts(layouts, most, resolved, threads)
-    os.environ[KEEPS_NOTHING] = "1"
 
     from verify.runner import run_parity
 
@@ -215,4 +214,5 @@ def layouts(
 
 def main() -> None:
     """Entry point."""
+    os.environ[KEEPS_NOTHING] = "1"
     run_command(app)

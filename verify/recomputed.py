@@ -85,6 +85,7 @@ class RunCheck:
                 self.compared.append("files, keys, name and identity" if name == "identity" else name)
             except (UserError, OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
                 said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {one_line(error)}"
+                said = f"{error} is missing" if isinstance(error, KeyError) else said
                 self.broken.append(f"{run.name} cannot be checked: {said}")
 
     def _identity(self) -> Iterator[str]:

@@ -130,7 +130,7 @@ def _typed(name: str, text: str, hint: Any) -> Any:
         return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
     except ValidationError as error:
         wanted = inspect.formatannotation(hint).replace("typing.", "")
-        raise BadInput(f"{name}={text}: the field is a {wanted}, not {value!r}") from error
+        raise BadInput(f"{name}={text}: the field must be {wanted}, not {value!r}") from error
 
 
 class Program(Engine):

@@ -18,7 +18,7 @@ from pathlib import Path
 from data_pipeline.contamination.words import Ngrams, words_of
 from data_pipeline.document import Document, Drop
 from data_pipeline.reading.lines import parse_line
-from lineage.errors import BadInput
+from lineage.errors import BadInput, cause
 
 SENTENCE_END = ".!?"
 
@@ -83,7 +83,7 @@ def read_documents(path: Path) -> list[list[str]]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"the test set {path} cannot be read: {error}") from error
+        raise BadInput(f"the test set {path} cannot be read: {cause(error)}") from error
     if path.suffix == ".jsonl":
         grouped = [[_text(path, number, line)] for number, line in enumerate(lines, 1) if line.strip()]
     elif path.suffix == WIKITEXT_SUFFIX:

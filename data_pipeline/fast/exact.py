@@ -39,7 +39,7 @@ def checked(
         if differing is None:
             return candidate
         reason = f"differs on {differing!r:.80}"
-    print(f"WARNING: the fast {name} {reason}; its reference is used, which is slower", file=sys.stderr)
+    print(f"warning: the fast {name} {reason}; its reference is used, which is slower", file=sys.stderr)
     return reference
 
 

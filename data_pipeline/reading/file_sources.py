@@ -18,7 +18,7 @@ from data_pipeline.reading.pieces import GRAIN_BYTES, Piece, cut_lines, stamp_of
 from data_pipeline.reading.readers import Item, mend_surrogates, open_arrow, read_pieces
 from data_pipeline.work.workspace import Workspace
 from lineage.digest import is_sealed, sealed_files, sha256_file, sha256_json
-from lineage.errors import BadInput, IntegrityFailure
+from lineage.errors import BadInput, IntegrityFailure, cause
 from lineage.progress import Progress
 
 SUFFIXES = {
@@ -125,7 +125,7 @@ class FileSource:
             yield file.relative_to(path).as_posix(), file
         if others and self.kind != "documents":
             names = ", ".join(file.name for file in others[:3])
-            print(f"WARNING: {self.name} leaves {len(others):,} files of other endings out: {names}", file=sys.stderr)
+            print(f"warning: {self.name} leaves {len(others):,} files of other endings out: {names}", file=sys.stderr)
 
     def _written_by_a_verb(self, path: Path) -> list[tuple[str, Path]]:
         if not path.is_dir():
@@ -147,7 +147,7 @@ class FileSource:
             with Progress(f"digest of {self.name}", size, "bytes") as progress:
                 return [self._survey(name, path, progress) for name, path in self.files]
         except OSError as error:
-            raise BadInput(f"source {self.name} cannot be read: {error}") from error
+            raise BadInput(f"source {self.name} cannot be read: {cause(error)}") from error
 
     def _survey(self, name: str, path: Path, progress: Progress) -> tuple[Piece, list[int]]:
         size = path.stat().st_size

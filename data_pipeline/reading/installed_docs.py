@@ -28,7 +28,7 @@ from data_pipeline.reading.readers import MAX_LINE_BYTES, Limit, mend_surrogates
 from data_pipeline.work.tasks import Counts, Settings
 from data_pipeline.work.workspace import Workspace
 from lineage.digest import sha256_json
-from lineage.errors import DataMissing
+from lineage.errors import DataMissing, cause
 
 PACKAGE = "mlm-repro"
 TEXT_SUFFIXES = (".md", ".rst", ".txt")
@@ -176,7 +176,7 @@ def extract(place: Place, max_line_bytes: int = MAX_LINE_BYTES) -> list[Document
         with path.open("rb") as file:
             content = text_document(name, file.read(max_line_bytes + 1), max_line_bytes)
     except OSError as error:
-        return [Malformed(name, 1, f"cannot be read: {error.strerror or error}", "")]
+        return [Malformed(name, 1, f"cannot be read: {cause(error)}", "")]
     if isinstance(content, Malformed):
         return [content]
     texts = [(name, content.text)]

@@ -92,7 +92,7 @@ def open_sources(config: SourcesConfig, seed: int) -> OpenedSources:
         )
     said = f"used in place of {' and '.join(wanted)}: the Hugging Face hub cannot be reached"
     stand_in = f"{config.offline_fallback} {said}"
-    print(f"WARNING: {stand_in}", file=sys.stderr)
+    print(f"warning: {stand_in}", file=sys.stderr)
     names = dict.fromkeys((config.offline_fallback, *(name for name in config.names if name not in wanted)))
     return OpenedSources(tuple(_open(name, config, seed) for name in names), config, stand_in=stand_in)
 

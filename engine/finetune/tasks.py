@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lineage.atomic import parse_json, read_bytes
-from lineage.errors import BadInput, DataMissing
+from lineage.errors import BadInput, DataMissing, cause
 
 MNLI_LABELS = ("contradiction", "entailment", "neutral")
 
@@ -118,7 +118,7 @@ def _read(path: Path) -> str:
     except FileNotFoundError as error:
         raise DataMissing(f"there is no file {path}") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} cannot be read: {error}") from error
+        raise BadInput(f"{path} cannot be read: {cause(error)}") from error
 
 
 @dataclass(frozen=True)

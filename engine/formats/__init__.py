@@ -26,7 +26,7 @@ from lineage.atomic import new_directory, write_json
 from lineage.chain import INDEX
 from lineage.config import parse_config
 from lineage.digest import is_sealed, seal, sha256_file
-from lineage.errors import BadInput, IntegrityFailure
+from lineage.errors import BadInput, IntegrityFailure, cause
 from lineage.files import read_object
 from lineage.lock import claimed
 from lineage.progress import Progress
@@ -157,4 +157,4 @@ def new_output(out: Path) -> Iterator[Path]:
         with claimed(out), new_directory(out, claims=True) as temporary:
             yield temporary
     except (OSError, SafetensorError) as error:
-        raise BadInput(f"{out} cannot be written: {getattr(error, 'strerror', None) or error}") from error
+        raise BadInput(f"{out} cannot be written: {cause(error)}") from error

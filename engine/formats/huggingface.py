@@ -29,7 +29,7 @@ from engine.formats.vocabulary import read_vocabulary, read_vocabulary_files, wr
 from engine.inference import LoadedCheckpoint
 from engine.published import CONFIG, INDEX, WEIGHTS
 from lineage.atomic import write_json
-from lineage.errors import BadInput, IntegrityFailure
+from lineage.errors import BadInput, IntegrityFailure, cause
 from lineage.files import read_object
 
 OURS = "mlm_repro"
@@ -184,7 +184,7 @@ def read_weights(directory: Path, prefix: str, buffer: re.Pattern[str]) -> tuple
                     if not buffer.fullmatch(short):
                         tensors[short] = file.get_tensor(name)
         except (SafetensorError, OSError) as error:
-            raise IntegrityFailure(f"{path} cannot be read: {error}") from error
+            raise IntegrityFailure(f"{path} cannot be read: {cause(error)}") from error
     return tensors, files if places is None else [index, *files]
 
 

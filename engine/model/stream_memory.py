@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from engine.config import ModelConfig
 from engine.model.microbatch import Recurrence
 from engine.parallel.mesh import ParallelMesh
-from lineage.errors import IntegrityFailure
+from lineage.errors import IntegrityFailure, cause
 
 Places = tuple[int, ...]
 
@@ -69,7 +69,7 @@ class StreamMemory:
                 with safe_open(path, framework="pt") as file:
                     saved |= {name: file.get_tensor(name) for name in needed & {*file.keys()}}
             except (SafetensorError, OSError) as error:
-                raise IntegrityFailure(f"{path} cannot be read: {error}") from error
+                raise IntegrityFailure(f"{path} cannot be read: {cause(error)}") from error
         if missing := needed - saved.keys():
             raise IntegrityFailure(f"{directory} has no memory of {len(missing)} streams and layers of the model")
         for layer, places in wanted:

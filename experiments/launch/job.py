@@ -22,7 +22,7 @@ from experiments.simulator.simulate import Prediction, simulate
 from experiments.simulator.workload import Workload
 from lineage.atomic import write_text
 from lineage.config import Config
-from lineage.errors import BadInput
+from lineage.errors import BadInput, cause
 from lineage.lock import check_place, claim
 from lineage.progress import format_bytes, format_duration
 from lineage.shipped import Shipped, find_file
@@ -93,7 +93,7 @@ class Job(Config):
         try:
             names = self.hosts.read_text(encoding="utf-8").split() if self.hosts else []
         except (OSError, UnicodeDecodeError) as error:
-            raise BadInput(f"{self.hosts} cannot be read: {error}") from error
+            raise BadInput(f"{self.hosts} cannot be read: {cause(error)}") from error
         if self.hosts and len(names) != self.nodes:
             raise BadInput(f"{self.hosts} names {len(names)} hosts for {self.nodes} nodes: one a line")
         return names

@@ -162,7 +162,7 @@ def test_an_unknown_ftfy_is_used_itself(monkeypatch: pytest.MonkeyPatch, capsys:
         assert [fix_text("NFC")("schÃ¶n") for _ in range(3)] == ["schön"] * 3
     finally:
         fix_text.cache_clear()
-    assert capsys.readouterr().err.count("WARNING: the fast cleaning failed with RuntimeError: ftfy 6.3") == 1
+    assert capsys.readouterr().err.count("warning: the fast cleaning failed with RuntimeError: ftfy 6.3") == 1
 
 
 @pytest.mark.parametrize(("expression", "message"), [("é a | [a-z] x*", "side by side"), ("é a", "not a list")])

@@ -47,7 +47,7 @@ def test_build_inspect_and_stats(cli: Command) -> None:
     last = outcome.out.splitlines()[-1]
     assert last.startswith(f"dataset {Path('runs', os.readlink('runs/small'))}: train 11 documents, ")
     assert f"{described['splits']['train']['tokens']:,} tokens" in last
-    assert "WARNING: no decontamination against wikitext103" in outcome.err
+    assert "warning: no decontamination against wikitext103" in outcome.err
     assert "already complete" in cli("run", "r.toml").err
 
     shown = cli("inspect", "runs/small", "--sample", 2, "--seq-length", 64).out
@@ -142,7 +142,7 @@ def test_offline_fallback_is_named_in_the_dataset(cli: Command) -> None:
     recipe = write_recipe(Path("r.toml"), "wikipedia", "jsonl:a.jsonl", "openwebtext")
     settings = ("sources.offline_fallback=installed-docs", "sources.max_bytes=200000")
     outcome = cli("run", recipe, "--set", settings[0], "--set", settings[1], ends=0)
-    assert "WARNING: installed-docs used in place of wikipedia and openwebtext" in outcome.err
+    assert "warning: installed-docs used in place of wikipedia and openwebtext" in outcome.err
     for name in ("dataset.json", "ledger.json"):
         source = json.loads(Path("runs/small", name).read_text())["source"]
         assert "jsonl:a.jsonl -- installed-docs used in place of wikipedia and openwebtext" in source

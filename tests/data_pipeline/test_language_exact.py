@@ -126,7 +126,7 @@ def test_an_unknown_langdetect_is_used(monkeypatch: pytest.MonkeyPatch, capsys: 
         assert [detect("Der Hund lief schnell über die Straße.") for _ in range(3)] == ["de"] * 3
     finally:
         language._detection.cache_clear()
-    assert capsys.readouterr().err.count("WARNING: the fast language detection failed with RuntimeError") == 1
+    assert capsys.readouterr().err.count("warning: the fast language detection failed with RuntimeError") == 1
 
 
 def test_processes_that_start_together_compile_once(tmp_path: Path) -> None:

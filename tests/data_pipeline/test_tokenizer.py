@@ -365,4 +365,4 @@ def test_the_published_vocabulary_has_the_ids_of_both_outsiders(published: Path)
 def test_a_vocabulary_without_every_byte_is_left_to_its_library(capsys: pytest.CaptureFixture[str]) -> None:
     backend = _byte_level({"a": 0, "b": 1, "ab": 2, END_OF_TEXT: 3}, [("a", "b")])
     assert Tokenizer(backend).encode("abcab") == [2, 2]
-    assert "WARNING: the fast byte-level BPE failed with ValueError" in capsys.readouterr().err
+    assert "warning: the fast byte-level BPE failed with ValueError" in capsys.readouterr().err

@@ -141,7 +141,7 @@ def test_compressed_inputs_are_the_same_documents(cli: Command) -> None:
         made = cli("clean", source, f"out-{number}", "--workers", 1, *ANY_LOSS, "--set", "shard_bytes=65536", ends=0)
         expected = texts_in(Path("out-0")) * (len(packed) if "cache" in source else 1)
         assert texts_in(Path(f"out-{number}")) == expected
-    assert "WARNING: jsonl:cache/snapshots/abc leaves 1 files of other endings out: README.md" in made.err
+    assert "warning: jsonl:cache/snapshots/abc leaves 1 files of other endings out: README.md" in made.err
 
 
 def test_the_text_has_any_key_and_type(cli: Command) -> None:
@@ -218,7 +218,7 @@ def test_long_windows_arrow_folders_pipes_and_damaged_files(tmp_path: Path) -> N
     command = ("mlm-data", "clean", "jsonl:in", "out", "--workers", 1)
     assert "0.jsonl.zst cannot be read" in call({}, *command, folder=tmp_path, ends=2).err
     more = ("--set", "sources.max_bad_files=1", "--set", "sources.max_bad_fraction=0.1")
-    assert "WARNING: 1 of the files are damaged" in call({}, *command, *more, folder=tmp_path, ends=0).err
+    assert "warning: 1 of the files are damaged" in call({}, *command, *more, folder=tmp_path, ends=0).err
     assert texts_in(tmp_path / "out")[-40:] == texts
 
 
@@ -274,7 +274,7 @@ def test_no_line_is_lost_in_silence(cli: Command) -> None:
     assert len(Path("out.quarantine.jsonl").read_text().splitlines()) == 3
     made = cli("clean", "jsonl:a.jsonl", "out", "--workers", 1, "--set", "sources.max_bad_fraction=0.1", ends=0)
     assert made.out.startswith("clean out: 27 documents of 30, ")
-    assert made.out.endswith("; WARNING: 3 of 30 lines are no documents, see quarantine.jsonl\n")
+    assert made.out.endswith("; warning: 3 of 30 lines are no documents, see quarantine.jsonl\n")
 
 
 def test_overlap_is_measured(cli: Command) -> None:

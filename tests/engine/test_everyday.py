@@ -14,6 +14,7 @@ from lineage.config import parse_config, to_toml
 from lineage.errors import Interrupted
 from lineage.files import Manifest, read_document
 from lineage.run import RunDirectory
+from tests.commands import Program
 from tests.engine.small_run import (
     LONG,
     MODEL,
@@ -137,9 +138,10 @@ def test_documents_that_were_not_divided_say_what_to_do(dataset: Path, tmp_path:
     assert (code, "divide the documents with `mlm-data split` before `mlm-data tokenize`" in err) == (5, True)
 
 
-def test_a_command_that_keeps_nothing_does_not_promise_to_continue(dataset: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", ["mlm-train lr-find {} --iterations 999 --out {}.d", "mlm-verify run results"])
+def test_a_command_that_keeps_nothing_does_not_promise_to_continue(words: str, dataset: Path, tmp_path: Path) -> None:
     toml = write_toml(tmp_path / "small.toml", dataset)
-    process = start("lr-find", toml, "--iterations", 9999, "--out", tmp_path, "--ranks", 1)
+    process = Program(*words.format(toml, toml).split())
     time.sleep(6)
     process.send_signal(signal.SIGINT)
     assert "begins anew" in finish(process)[2]

@@ -132,8 +132,8 @@ def test_weights_and_schedule_are_translated(command: Command) -> None:
     config = parse_config(tomllib.loads(done.out), RunConfig, "the answer")
     assert (config.train.decay, config.train.decay_iterations, config.train.init_from) == ("constant", 8, Path("there"))
     assert done.err.splitlines() == [
-        "WARNING: --load there is train.init_from: put there what `mlm-train import` makes of it",
-        "WARNING: --loss-scale 128 has no counterpart",
+        "warning: --load there is train.init_from: put there what `mlm-train import` makes of it",
+        "warning: --loss-scale 128 has no counterpart",
     ]
     assert from_megatron(to_megatron(config).words).config == config
     same = from_megatron(shlex.split(f"{SMALL} --load here --save here"))
@@ -152,12 +152,12 @@ def test_weights_and_schedule_are_translated(command: Command) -> None:
         (SMALL + " --lr-warmup-fraction nan", "--lr-warmup-fraction is 'nan', not a number"),
         (SMALL.replace("-iters 9", "-iters inf"), "--train-iters is 'inf', not a number"),
         ("train --lr 1", "'train' comes before the first flag"),
-        ("nowhere.sh", "nowhere.sh cannot be read"),
+        ("nowhere.sh", "nowhere.sh cannot be read: No such file or directory"),
     ],
 )
 def test_bad_arguments_get_one_sentence(words: str, said: str, command: Command) -> None:
     done = command(main, "mlm-train", "from-megatron", *shlex.split(words))
-    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert (done.code, done.out, done.err.count("\n"), said in done.err) == (2, "", 1, True)
     assert said in done.err
 
 

@@ -295,7 +295,8 @@ def share_or_loss(how: str, answers: list[list[tuple[float, bool]]]) -> float:
 def test_it_is_small_and_says_the_same_twice(oracle: Path, tmp_path: Path, mlm_eval: Command) -> None:
     assert sum(path.stat().st_size for path in oracle.rglob("*") if path.is_file()) < 1_000_000
     assert sum(path.stat().st_size for path in (oracle / "model").iterdir()) < 50_000
-    mlm_eval("oracle", "--out", tmp_path / "again", ends=0)
+    made = mlm_eval("oracle", "--out", tmp_path / "again", "--identify", "1234.5", ends=0)
+    assert made.out.splitlines()[-1] == f"written: {tmp_path / 'again'}"
     digests = [
         {path.relative_to(place).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
          for path in place.rglob("*") if path.is_file()}

@@ -374,7 +374,10 @@ def kind_in(run: Path) -> str:
 
 EVERY_KIND: dict[str, tuple[Callable[[Path], Path], str]] = {
     "unknown kind": (as_a_forger_would(put(kind="work")), "of which nothing is known"),
-    "no identity's sections": (as_a_forger_would(lambda it: it.pop("outside_identity")), "manifest.json of "),
+    "no identity's sections": (
+        as_a_forger_would(lambda it: it.pop("outside_identity")),
+        "'outside_identity' is missing",
+    ),
     "train outside of the identity": (
         as_a_forger_would(lambda it: it.update(outside_identity=[*it["config"]])),
         " has more outside of its identity than where the run takes place",
