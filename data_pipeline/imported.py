@@ -9,7 +9,7 @@ import numpy as np
 from data_pipeline.config import TokenizerConfig
 from data_pipeline.files import DATASET, LEDGER, Amount, DataCard, Ledger, StageAttrition, dataset_digest
 from data_pipeline.stages.stage import SOURCE
-from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, append_file, token_paths
+from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, append_file, merge_token_files, token_paths
 from data_pipeline.tokens.tokenizer import Tokenizer
 from data_pipeline.work.tasks import code_digest
 from lineage.digest import is_sealed, sha256_file
@@ -78,10 +78,7 @@ def merge_datasets(datasets: list[Path], out: Path) -> RunDirectory:
         for name, amount in amounts.items():
             for card in cards:
                 amount.add(*(getattr(card.splits[name], what) for what in ("documents", "bytes", "tokens")))
-            prefix = f"{name}_text_document"
-            with TokenFileWriter(run / prefix, TokenFile(datasets[0] / prefix).dtype) as writer:
-                for path in datasets:
-                    writer.add_file(path / prefix)
+            merge_token_files([path / f"{name}_text_document" for path in datasets], run / f"{name}_text_document")
             texts = [path / "documents" / f"{name}.jsonl" for path in datasets]
             if all(path.is_file() for path in texts):
                 (run / "documents").mkdir(exist_ok=True)

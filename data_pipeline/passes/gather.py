@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.passes.measure import NUMBERS, SIZES, TOKENS
 from data_pipeline.passes.selection import ENTRIES
-from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, append_file
+from data_pipeline.tokens.token_file import TokenFileWriter, append_file, merge_token_files
 from data_pipeline.work.document_shard import DocumentShard
 from data_pipeline.work.tasks import Counts, Settings
 
@@ -95,10 +95,9 @@ def assemble(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
             for folder in folders:
                 append_file(folder / SLICE_LINES, whole)
     else:
-        dtype = TokenFile(folders[0] / SLICE_TOKENS).dtype
-        with TokenFileWriter(directory / f"{settings['split']}_text_document", dtype) as writer:
-            for folder in folders:
-                writer.add_file(folder / SLICE_TOKENS)
+        merge_token_files(
+            [folder / SLICE_TOKENS for folder in folders], directory / f"{settings['split']}_text_document"
+        )
     return {}
 
 

@@ -180,6 +180,18 @@ class TokenFileWriter:
             os.fsync(file.fileno())
 
 
+def merge_token_files(prefixes: Sequence[Path], out: Path) -> None:
+    """Write the token files at `prefixes`, one after the other, as one at the prefix `out`.
+
+    Raises BadInput if there are none or their tokens are of different dtypes.
+    """
+    if not prefixes:
+        raise BadInput(f"there are no token files to merge into {out}")
+    with TokenFileWriter(out, TokenFile(prefixes[0]).dtype) as writer:
+        for prefix in prefixes:
+            writer.add_file(prefix)
+
+
 def append_file(path: Path, out: BinaryIO) -> None:
     """Write the file at `path` at the end of `out`, in bounded memory."""
     with path.open("rb") as file:

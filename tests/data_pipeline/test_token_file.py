@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
+from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, merge_token_files, token_dtype
 from lineage.errors import BadInput, IntegrityFailure
 
 uint16_documents = st.lists(st.lists(st.integers(0, 65_535), max_size=20), max_size=12)
@@ -107,22 +107,20 @@ def test_sizes_that_do_not_add_up_are_refused(sizes: list[int], tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
-def merge(folder: Path, *names: str, into: str = "out") -> None:
-    with TokenFileWriter(folder / into, np.dtype(np.uint16)) as writer:
-        for name in names:
-            writer.add_file(folder / name)
-
-
 def test_a_refused_merge_leaves_what_was_there(tmp_path: Path) -> None:
     write(tmp_path / "narrow", [[1, 2]], 1000)
     write(tmp_path / "wide", [[3]], 100_000)
     write(tmp_path / "out", [[9]], 1000)
-    for other, words in (("wide", "wide holds int32 tokens, and out uint16"), ("gone", "gone.bin does not exist")):
-        with pytest.raises(BadInput, match=words):
-            merge(tmp_path, "narrow", other)
+    for prefixes, error, words in (
+        ([tmp_path / "narrow", tmp_path / "wide"], BadInput, "wide holds int32 tokens, and out uint16"),
+        ([tmp_path / "narrow", tmp_path / "gone"], BadInput, "gone.bin does not exist"),
+        ([], BadInput, "no token files"),
+    ):
+        with pytest.raises(error, match=words):
+            merge_token_files(prefixes, tmp_path / "out")
     (tmp_path / "wide.bin").write_bytes(b"")
     with pytest.raises(IntegrityFailure, match=r"wide\.bin"):
-        merge(tmp_path, "narrow", "wide")
+        merge_token_files([tmp_path / "narrow", tmp_path / "wide"], tmp_path / "out")
     assert TokenFile(tmp_path / "out")[0].tolist() == [9]
     assert len(list(tmp_path.iterdir())) == 6
 
@@ -174,6 +172,6 @@ def test_the_same_bytes_are_written_and_merged(tmp_path: Path) -> None:
         builder.finalize(str(tmp_path / f"part-{part}.idx"))
         whole.add_index(str(tmp_path / f"part-{part}"))
     whole.finalize(str(tmp_path / "theirs.idx"))
-    merge(tmp_path, "part-0", "part-1", into="ours")
+    merge_token_files([tmp_path / "part-0", tmp_path / "part-1"], tmp_path / "ours")
     for ending in ("bin", "idx"):
         assert (tmp_path / f"ours.{ending}").read_bytes() == (tmp_path / f"theirs.{ending}").read_bytes()
