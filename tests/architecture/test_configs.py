@@ -36,7 +36,7 @@ RECIPES = sorted((ROOT / "data_pipeline" / "recipes").glob("*.toml"))
 def answer(app: Typer, *arguments: str) -> str:
     """What a command prints; it must succeed, and leave nothing behind."""
     done = CliRunner().invoke(app, arguments)
-    assert (done.exit_code, re.sub(r"(?m)^(cost|no cost|WARNING): .*\n", "", done.stderr)) == (0, "")
+    assert (done.exit_code, re.sub(r"(?m)^(cost|no cost|warning): .*\n", "", done.stderr)) == (0, "")
     return done.stdout
 
 
