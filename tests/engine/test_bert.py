@@ -258,7 +258,7 @@ def test_costs_count_what_the_model_has() -> None:
         ({"family": "gpt2", "bert": {"layer_norm_order": "original"}}, "bert is not for family = 'gpt2'"),
         ({"family": "bert", "bert": {"layer_norm_order": "sideways"}}, "layer_norm_order"),
         ({"family": "bert", "seq_length": 4}, "has no room for"),
-        ({"family": "bert", "bert": {"layer_norm_epsilon": 0}}, "layer_norm_epsilon = 0"),
+        ({"family": "bert", "bert": {"layer_norm_epsilon": 0}}, "layer_norm_epsilon: 0 should be greater than 0"),
     ],
 )
 def test_a_wrong_model_is_refused(values: dict[str, object], sentence: str, dataset: Path) -> None:
