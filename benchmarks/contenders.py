@@ -94,8 +94,8 @@ class OurLayout:
     def build(self, size: TrainingSize, device: torch.device | None = None) -> Step:
         """Return a step of this rank's part of the layout, by default on this rank's device."""
         train, tp, pp = size.train, self.parallel.tp, self.parallel.pp
-        layout = Layout(tp, pp, self.ranks // (tp * pp))
-        mesh = serial_mesh(device or local_device()) if device or self.is_apart else build_mesh(layout)
+        layout, alone = Layout(tp, pp, self.ranks // (tp * pp)), device or self.is_apart
+        mesh = serial_mesh(device or local_device()) if alone else build_mesh(layout, self.parallel.sequence_parallel)
         _, training = build_step(size.model, train, self.parallel, mesh)
         share = train.global_batch_size // mesh.dp.size
         each = share // self.microbatches
