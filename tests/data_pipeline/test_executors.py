@@ -50,8 +50,10 @@ def test_a_lost_process_is_replaced(tmp_path: Path) -> None:
     with LocalExecutor(2) as executor:
         done = list(executor.run(squares(tmp_path)))
         assert [each.counts["square"] for each in done] == [number**2 for number in range(8)]
+        log = (tmp_path / "log").read_text()
         assert [each.counts["square"] for each in executor.run(squares(tmp_path))] == [n**2 for n in range(8)]
-    assert len((tmp_path / "log").read_text().splitlines()) == 8
+    assert (tmp_path / "log").read_text() == log  # the second run repeats nothing
+    assert len(log.splitlines()) <= 9  # the first repeats at most what the other process was doing at the loss
     assert not list((tmp_path / "out").glob(".*")) or not (tmp_path / "kill").exists()
 
 
