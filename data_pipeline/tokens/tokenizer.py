@@ -75,7 +75,8 @@ class Tokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         self.end_of_text, self.end_token = end_of_text, end_token
-        self.is_byte_level, self.is_of_words = (_kind(backend) == kind for kind in _kinds())
+        kind = _kind(backend)
+        self.is_byte_level, self.is_of_words = (kind == each for each in _kinds())
 
     is_byte_level: bool
     """True for GPT-2's kind of byte-level BPE."""
@@ -119,7 +120,7 @@ class Tokenizer:
             content = read_bytes(path, MOST_BYTES).decode("utf-8")
             backend = _without_extras(parse_json(content)) or Backend.from_str(content)
             _check_ids(backend, path)
-            if _growth(parse_json(backend.to_str())["normalizer"] or {}) > MOST_GROWTH:
+            if backend.normalizer and _growth(parse_json(backend.normalizer.__getstate__())) > MOST_GROWTH:
                 raise IntegrityFailure(f"{path} makes a text many times longer before it is encoded")
             return cls(backend, end_token or _named_end(path.parent) or END_OF_TEXT)
         except (BadInput, IntegrityFailure):
@@ -286,11 +287,12 @@ def _growth(step: dict[str, Any]) -> int:
     return own * math.prod(map(_growth, step.get("normalizers", [])))
 
 
-def _kind(backend: Backend) -> dict[str, Any]:
-    """The tokenizer without its vocabulary."""
-    content: dict[str, Any] = parse_json(backend.to_str())
-    vocabulary = ("vocab", "merges")
-    return content | {"model": {name: value for name, value in content["model"].items() if name not in vocabulary}}
+def _kind(backend: Any) -> tuple[Any, ...]:
+    """All of a tokenizer but its vocabulary, to be compared with another's."""
+    steps = backend.normalizer, backend.pre_tokenizer, backend.post_processor, backend.decoder
+    model = [getattr(backend.model, name, None) for name in (*OTHER_IDS, "unk_token", "fuse_unk")]
+    after = backend.get_added_tokens_decoder(), backend.truncation, backend.padding
+    return type(backend.model), model, [step and step.__getstate__() for step in steps], after
 
 
 def _byte_level(vocabulary: dict[str, int], merges: list[tuple[str, str]], *, of_words: bool = False) -> Backend:
@@ -301,6 +303,6 @@ def _byte_level(vocabulary: dict[str, int], merges: list[tuple[str, str]], *, of
 
 
 @cache
-def _kinds() -> tuple[dict[str, Any], dict[str, Any]]:
+def _kinds() -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """GPT-2's kind of byte pairs, and a vocabulary of words."""
     return _kind(_byte_level({}, [])), _kind(_byte_level({}, [], of_words=True))
