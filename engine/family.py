@@ -73,8 +73,7 @@ class Family:
     def model_class(self) -> "type[StageModel]":
         """The model's class. The import is delayed because it needs torch."""
         module, name = self.model.split(":")
-        loaded: type[StageModel] = getattr(import_module(module), name)
-        return loaded
+        return getattr(import_module(module), name)
 
 
 def _training_order(config: RunConfig, parts: TokenFiles, iterations: int, tokenizer: Path | None) -> "TrainingOrder":
@@ -100,5 +99,4 @@ def family_of(model: ModelConfig) -> Family:
     """The family of a model."""
     if model.family == "gpt2":
         return GPT2
-    family: Family = import_module(f"engine.families.{model.family.replace('-', '_')}").FAMILY
-    return family
+    return import_module(f"engine.families.{model.family.replace('-', '_')}").FAMILY

@@ -100,8 +100,7 @@ def build_model(directory: Path) -> nn.Module:
             raise TypeError(f"{kind.__name__} is no model")
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            model: nn.Module = kind(config).eval()
-            return model
+            return kind(config).eval()
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise BadInput(f"{directory / CONFIG}: transformers builds no model of it ({one_line(error)})") from error
 
@@ -227,8 +226,7 @@ def outputs(model: nn.Module) -> Tensor:
     """The model's logits of some tokens, or its last hidden states."""
     with torch.no_grad():
         said = model(**some_tokens(model))
-    first: Tensor = said.logits if "logits" in said else said[0]
-    return first
+    return said.logits if "logits" in said else said[0]
 
 
 def divide(model: nn.Module, plan: TensorPlan, axis: Axis, seed: int = 0) -> nn.Module:

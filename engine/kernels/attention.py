@@ -50,15 +50,6 @@ def masked_softmax(scores: torch.Tensor, scale: float, visible: torch.Tensor | N
     return torch.softmax(scaled.masked_fill(~visible, float("-inf")), dim=-1, dtype=work).to(scores.dtype)
 
 
-def blocked(query_key_value: torch.Tensor, mask: DropoutMask | None) -> torch.Tensor:
-    """The same, one block of queries at a time.
-
-    One number per query is kept. Backward recomputes scores and dropout mask (Dao et al. 2022, arXiv 2205.14135).
-    """
-    context: torch.Tensor = _Blocked.apply(query_key_value, mask)
-    return context
-
-
 class _Blocked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv: torch.Tensor, mask: DropoutMask | None) -> torch.Tensor:
@@ -107,6 +98,13 @@ class _Blocked(torch.autograd.Function):
             if queries.start == 0:
                 to_key[heads], to_value[heads] = key_sum, value_sum
         return qkv_gradient, None
+
+
+blocked = _Blocked.apply
+"""The same as `reference`, one block of queries at a time.
+
+One number per query is kept. Backward recomputes scores and dropout mask (Dao et al. 2022, arXiv 2205.14135).
+"""
 
 
 def _by_head(qkv: torch.Tensor) -> torch.Tensor:

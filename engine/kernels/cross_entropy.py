@@ -47,15 +47,12 @@ class _CrossEntropy(torch.autograd.Function):
         return softmax.mul_(gradient.unsqueeze(-1)).to(ctx.dtype), None, None, None
 
 
-def vocab_parallel_cross_entropy(
-    logits: torch.Tensor, targets: torch.Tensor, vocab_size: int, axis: Axis
-) -> torch.Tensor:
-    """Loss of each target, [n], from logits [n, v/t], in fp32 (fp64 stays fp64).
+vocab_parallel_cross_entropy = _CrossEntropy.apply
+"""Loss of each target, [n], from logits [n, v/t], in fp32 (fp64 stays fp64); (logits, targets, vocab_size, axis).
 
-    Columns at or above `vocab_size` are padding and are ignored. Two sums and one maximum are all-reduced; logits are
-    never gathered (2019 paper, Section 3). Backward overwrites the saved softmax, so it can run only once.
-    """
-    return _CrossEntropy.apply(logits, targets, vocab_size, axis)
+Columns at or above `vocab_size` are padding and are ignored. Two sums and one maximum are all-reduced; logits are
+never gathered (2019 paper, Section 3). Backward overwrites the saved softmax, so it can run only once.
+"""
 
 
 def reference(
@@ -91,8 +88,7 @@ def in_chunks(
     hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, vocab_size: int, axis: Axis, loops: LogitLoops
 ) -> torch.Tensor:
     """`chunked` with a device's loops. In fp16 the loss scale and 1/n multiply the gradients in fp32."""
-    loss: torch.Tensor = _Chunked.apply(hidden, weight, targets, vocab_size, axis, loops)
-    return loss
+    return _Chunked.apply(hidden, weight, targets, vocab_size, axis, loops)
 
 
 class _Chunked(torch.autograd.Function):

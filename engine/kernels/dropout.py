@@ -46,8 +46,7 @@ class DropoutMask:
     def keep(self, rows: int, columns: int, device: torch.device) -> torch.Tensor:
         """Boolean [b, rows, columns], True if the element stays."""
         bits = implementation("dropout_bits", device.type)(self.keys, self.first_row, rows, columns, device)
-        stays: torch.Tensor = bits.to(torch.int32).bitwise_and_(0xFFFF) >= self.threshold
-        return stays
+        return bits.to(torch.int32).bitwise_and_(0xFFFF) >= self.threshold
 
     def factors(self, rows: int, columns: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
         """Factor of each element, [b, rows, columns]: 1/(1 − p) if it stays, else 0."""

@@ -12,9 +12,21 @@ from typing import Any
 import torch
 
 REFERENCE = "reference"
-KERNELS: dict[str, dict[str, str]] = {}
-"""Name → type of device or REFERENCE → module:function. `engine/kernels/__init__.py` fills it."""
-
+PLACES = {
+    "attention": ("attention:reference", "attention:blocked", "gpu.attention:flash"),
+    "linear_cross_entropy": ("cross_entropy:reference", "cross_entropy:chunked", "gpu.cross_entropy:chunked"),
+    "dropout": ("dropout:reference", "dropout:compiled", "gpu.bias_dropout_add:dropout"),
+    "bias_gelu": ("bias_gelu:reference", "bias_gelu:compiled", "gpu.bias_gelu:fused"),
+    "bias_dropout_add": ("dropout:bias_dropout_add", "dropout:compiled_bias_dropout_add", "gpu.bias_dropout_add:fused"),
+    "masked_softmax": ("attention:masked_softmax", None, "gpu.masked_softmax:fused"),
+    "dropout_bits": ("dropout:reference_bits", "dropout:compiled_bits", "gpu.masks:drawn_bits"),
+}
+"""module:function in this folder, or None: the reference, that for CPUs, that for GPUs."""
+KERNELS = {
+    name: {kind: place for kind, place in zip((REFERENCE, "cpu", "cuda"), places, strict=True) if place}
+    for name, places in PLACES.items()
+}
+"""Name → type of device or REFERENCE → module:function."""
 DTYPES: dict[str, tuple[torch.dtype, ...]] = {
     "cpu": (torch.float32, torch.bfloat16),
     "cuda": (torch.float32, torch.bfloat16, torch.float16),
@@ -34,5 +46,4 @@ def implementation(name: str, device: str) -> Callable[..., Any]:
     if device == "cuda" and find_spec("triton") is None:
         device = REFERENCE
     module, function = places.get(device, places[REFERENCE]).split(":")
-    loaded: Callable[..., Any] = getattr(import_module(module), function)
-    return loaded
+    return getattr(import_module(f".{module}", __package__), function)

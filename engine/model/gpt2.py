@@ -39,9 +39,7 @@ class GPT2(CausalModel):
     def batch_loss(self, hidden: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
         hidden = enter_tensor_parallel(hidden, self.mesh.tp, self.mesh.sequence_parallel).flatten(0, 1)  # [s·b, h]
         weight, targets = self.embedding.word_embeddings.weight, batch.targets.transpose(0, 1).flatten()
-        cross_entropy = kernel("linear_cross_entropy", hidden)
-        loss: torch.Tensor = cross_entropy(hidden, weight, targets, self.config.vocab_size, self.mesh.tp)
-        return loss
+        return kernel("linear_cross_entropy", hidden)(hidden, weight, targets, self.config.vocab_size, self.mesh.tp)
 
     def hidden_states(self, inputs: torch.Tensor, dropout: Dropout | None = None) -> torch.Tensor:
         x = self.embedding(inputs, dropout) if self.stage.is_first else inputs

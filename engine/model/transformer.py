@@ -204,17 +204,13 @@ def add_branch(
     x: torch.Tensor, branch: torch.Tensor, bias: torch.Tensor, site: str, dropout: Dropout | None, mesh: ParallelMesh
 ) -> torch.Tensor:
     """x + dropout(branch + bias), with x and branch [s, b, h] and bias [h]."""
-    added: torch.Tensor = kernel("bias_dropout_add", branch)(branch, bias, x, _mask(site, len(x), dropout, mesh))
-    return added
+    return kernel("bias_dropout_add", branch)(branch, bias, x, _mask(site, len(x), dropout, mesh))
 
 
 def drop(x: torch.Tensor, site: str, dropout: Dropout | None, mesh: ParallelMesh) -> torch.Tensor:
     """Dropout on the residual stream, [s, b, h]."""
     mask = _mask(site, len(x), dropout, mesh)
-    if mask is None:
-        return x
-    dropped: torch.Tensor = kernel("dropout", x)(x, mask)
-    return dropped
+    return x if mask is None else kernel("dropout", x)(x, mask)
 
 
 def _mask(site: str, rows: int, dropout: Dropout | None, mesh: ParallelMesh) -> DropoutMask | None:

@@ -35,38 +35,29 @@ class ColumnParallelLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.axis, self.sequence_parallel = axis, sequence_parallel
-        self.weight = nn.Parameter(torch.empty(out_features // axis.size, in_features))
-        self.register_parameter("bias", nn.Parameter(torch.empty(out_features // axis.size)) if bias else None)
+        shape = [out_features, in_features]
+        shape[self.shard_dims["weight"]] //= axis.size
+        self.weight = nn.Parameter(torch.empty(shape))
+        self.register_parameter("bias", nn.Parameter(torch.empty(shape[0])) if bias else None)
 
     def forward(self, x: Tensor, add_bias: bool = True) -> Tensor:
         bias = self.bias if add_bias else None
-        if self.axis.size == 1:
-            return linear(x, self.weight, bias)
-        entered: Tensor = _EnteredLinear.apply(x, self.weight, bias, self.axis, self.sequence_parallel)
-        return entered
+        return linear(x, self.weight, bias) if self.axis.size == 1 else self.divided(x, bias)
+
+    def divided(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """The product on an axis of several ranks."""
+        return _EnteredLinear.apply(x, self.weight, bias, self.axis, self.sequence_parallel)
 
 
-class RowParallelLinear(nn.Module):
+class RowParallelLinear(ColumnParallelLinear):
     """y = xAᵀ + b with the columns of A (input features) divided: [s, b, in/t] → [s, b, out].
 
     Every rank holds the whole bias, which is added once, after the all-reduce.
     """
 
     shard_dims: ClassVar[dict[str, int]] = {"weight": 1}
-    bias: nn.Parameter
 
-    def __init__(
-        self, in_features: int, out_features: int, axis: Axis, sequence_parallel: bool = False, bias: bool = True
-    ) -> None:
-        super().__init__()
-        self.axis, self.sequence_parallel = axis, sequence_parallel
-        self.weight = nn.Parameter(torch.empty(out_features, in_features // axis.size))
-        self.register_parameter("bias", nn.Parameter(torch.empty(out_features)) if bias else None)
-
-    def forward(self, x: Tensor, add_bias: bool = True) -> Tensor:
-        bias = self.bias if add_bias else None
-        if self.axis.size == 1:
-            return linear(x, self.weight, bias)
+    def divided(self, x: Tensor, bias: Tensor | None) -> Tensor:
         summed = leave_tensor_parallel(linear(x.contiguous(), self.weight), self.axis, self.sequence_parallel)
         return summed if bias is None else summed + bias
 
@@ -137,8 +128,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return _one_row(x, weight, bias)
     if not onednn if x.dtype == torch.float32 else multiplies_bf16:
         return F.linear(x, weight, bias)
-    product: Tensor = _Linear.apply(x, weight, bias) if has_gradient else _product(x, weight, bias)
-    return product
+    return _Linear.apply(x, weight, bias) if has_gradient else _product(x, weight, bias)
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
@@ -154,8 +144,7 @@ def widened(x: Tensor) -> Tensor:
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if (wide := widened(x)) is not x:
         return F.linear(wide, weight.float(), None if bias is None else bias.float()).to(x.dtype)
-    product: Tensor = onednn._linear_pointwise(x, weight, bias, "none", [], "")
-    return product
+    return onednn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
 def _one_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
