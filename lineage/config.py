@@ -11,6 +11,7 @@ import os
 import re
 import tomllib
 from collections.abc import Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,17 +41,12 @@ def load_config(path: Path, model: type[ConfigT], overrides: Sequence[str] = ())
 
     Raises BadInput naming the dotted key, with the nearest known key where one is close.
     """
-    values = read_toml(path)
-    for override in overrides:
-        values = _merge(values, _parse_override(override))
-    return parse_config(values, model, str(path))
+    return parse_config(reduce(_merge, map(_parse_override, overrides), read_toml(path)), model, str(path))
 
 
 def override_config(config: ConfigT, overrides: Sequence[str]) -> ConfigT:
     """Apply `section.key=value` overrides and validate again."""
-    values = config.model_dump(mode="json")
-    for override in overrides:
-        values = _merge(values, _parse_override(override))
+    values = reduce(_merge, map(_parse_override, overrides), config.model_dump(mode="json"))
     return parse_config(values, type(config), "--set")
 
 

@@ -7,7 +7,6 @@ On a terminal progress is a bar; elsewhere it is a plain line now and then. Work
 import os
 import sys
 import time
-from types import TracebackType
 from typing import Self
 
 from lineage.variables import is_first_rank
@@ -66,9 +65,7 @@ class Progress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         took_long = time.monotonic() - self._start >= SHOWN_AFTER_SECONDS
         if kind is None and took_long and not self._is_silent:
             self._show("", final=True)

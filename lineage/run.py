@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -71,28 +72,26 @@ class RunDirectory:
 
         Raises BadInput if the directory holds other work.
         """
-        if (self.path / MANIFEST).exists():
-            return self._of(identity)
-        made = not self.path.exists()
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise BadInput(f"the run directory {self.path} cannot be made: {error.strerror}") from error
-        manifest = Manifest(
-            name=name, kind=kind, identity=identity, created=datetime.now(UTC).isoformat(timespec="seconds"),
-            config=config, outside_identity=sorted(without), config_digest=sha256_json(config), parents=parents,
-            environment=describe_environment(),
-        )  # fmt: skip
-        is_new = write_json(self.path / MANIFEST, manifest.to_json(), replaces=False)
-        return RunDirectory(self.path, is_new, is_new and made)._of(identity)
-
-    def _of(self, identity: str) -> "RunDirectory":
-        if self.manifest["identity"] != identity:
+        run = self
+        if not (self.path / MANIFEST).exists():
+            made = not self.path.exists()
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise BadInput(f"the run directory {self.path} cannot be made: {error.strerror}") from error
+            manifest = Manifest(
+                name=name, kind=kind, identity=identity, created=datetime.now(UTC).isoformat(timespec="seconds"),
+                config=config, outside_identity=sorted(without), config_digest=sha256_json(config), parents=parents,
+                environment=describe_environment(),
+            )  # fmt: skip
+            is_new = write_json(self.path / MANIFEST, manifest.to_json(), replaces=False)
+            run = RunDirectory(self.path, is_new, is_new and made)
+        if run.manifest["identity"] != identity:
             raise BadInput(
                 f"{self.path} holds the result of other work, or of another state of this program: name another place, "
                 "or move it away"
             )
-        return self
+        return run
 
     def note_layout(self, iteration: int, parallel: dict[str, Any], ranks: int) -> None:
         """Add the layout of a training to the manifest if the last one there is another."""
@@ -142,9 +141,9 @@ class RunDirectory:
         """The manifest's values. Raises BadInput without a manifest, IntegrityFailure if it is damaged."""
         path = self.path / MANIFEST
         if not path.is_file():
-            named = self.path.parent.glob(f"{self.path.name}-*/{MANIFEST}")
-            begun = ", ".join(sorted(each.parent.name for each in named))
-            near = f"; there is {begun}" if begun else ""
+            name, runs = self.path.name, [each.parent.name for each in self.path.parent.glob(f"*/{MANIFEST}")]
+            begun = sorted(run for run in runs if run.startswith(f"{name}-")) or get_close_matches(name, runs, 1)
+            near = f"; there is {', '.join(begun)}" if begun else ""
             raise BadInput(f"{self.path} is not a run directory: it has no {MANIFEST}{near}")
         values = read_object(path)
         try:

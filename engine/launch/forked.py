@@ -39,7 +39,7 @@ def run_forked(function: Callable[..., Any], world_size: int, *args: Any, timeou
     answers: dict[int, _Answer] = {}
     waiting: dict[Any, int] = {}
     answered: Any
-    processes, has_failed, died = [], False, list[int]()
+    processes, died = [], list[int]()
     started = time.monotonic()
     deadline = started + timeout_seconds + GRACE_SECONDS
     with tempfile.TemporaryDirectory() as folder:
@@ -51,15 +51,15 @@ def run_forked(function: Callable[..., Any], world_size: int, *args: Any, timeou
                 processes.append(context.Process(target=_enter, args=of_rank))
                 processes[-1].start()
                 writer.close()  # the pipe then ends with the rank
-            while waiting and (ready := wait(list(waiting), max(deadline - time.monotonic(), 0))):
+            while waiting and not died and (ready := wait(list(waiting), max(deadline - time.monotonic(), 0))):
                 for answered in ready:
                     rank = waiting.pop(answered)
                     with suppress(EOFError, OSError):
                         answers[rank] = answered.recv()
                     if rank not in answers and time.monotonic() < started + timeout_seconds:
                         died.append(rank)
-                    if not has_failed and (rank not in answers or answers[rank].failure):
-                        has_failed, deadline = True, min(deadline, time.monotonic() + GRACE_SECONDS)
+                    if rank not in answers or answers[rank].failure:
+                        deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         finally:
             for process in processes:
                 process.join(GRACE_SECONDS if len(answers) == world_size else 0)

@@ -384,8 +384,16 @@ def test_no_forked_rank_starts_before_all_are_connected(monkeypatch: pytest.Monk
     assert min(run_forked(time.monotonic, 3)) >= connected.value
 
 
-def test_a_rank_that_hangs_or_dies_ends_the_call() -> None:
+def test_a_rank_that_hangs_or_dies_ends_the_call(tmp_path: Path) -> None:
     with pytest.raises(RanksFailed, match="rank 1 "):
         run_forked(hang_on_rank_1, 2, timeout_seconds=3)
-    with pytest.raises(RanksFailed, match="rank 0 ended with exit code 1"):
-        run_forked(lambda: os._exit(1), 1)
+
+    def die_before_the_other() -> None:
+        if os.environ["RANK"] == "0":
+            os._exit(9)
+        time.sleep(3)
+        (tmp_path / "late").touch()
+
+    with pytest.raises(RanksFailed, match="rank 0 ended with exit code 9"):
+        run_forked(die_before_the_other, 2)
+    assert not (tmp_path / "late").exists()

@@ -96,6 +96,8 @@ def test_the_link_is_relative_so_that_the_folder_can_be_moved(tmp_path: Path) ->
     begin(tmp_path / "here").complete()
     (tmp_path / "here").rename(tmp_path / "there")
     assert RunDirectory.open(tmp_path / "there" / "work").is_complete
+    with pytest.raises(BadInput, match=f"it has no {MANIFEST}; there is work$"):
+        RunDirectory.open(tmp_path / "there" / "wrk")
 
 
 def test_a_real_directory_in_the_links_place_is_left_alone(tmp_path: Path) -> None:
