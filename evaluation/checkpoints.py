@@ -41,14 +41,12 @@ from lineage.records import Kind
 
 
 @contextmanager
-def native_checkpoint(path: Path, vocab: Path | None = None, heads: int | None = None) -> Iterator[Path]:
-    """Yield a checkpoint or run directory of this suite: `path` itself, or a temporary import of it.
+def native_checkpoint(directory: Path, vocab: Path | None, heads: int | None) -> Iterator[Path]:
+    """Yield a checkpoint or run directory of this suite: `directory` itself, or a temporary import of it.
 
-    If `path` does not exist and has the form `owner/name`, the Hugging Face hub is asked. A Megatron-LM checkpoint has
-    no vocabulary: `vocab`, files beside it, or the published one is taken. Raises BadInput if there is no checkpoint,
-    and the errors of imports.
+    A Megatron-LM checkpoint has no vocabulary: `vocab`, files beside it, or the published one is taken. Raises the
+    errors of imports.
     """
-    directory = find_directory(path)
     if not directory.is_dir() or is_native(directory):
         yield directory
         return
@@ -61,7 +59,7 @@ def native_checkpoint(path: Path, vocab: Path | None = None, heads: int | None =
 
 
 def find_directory(path: Path) -> Path:
-    """The directory of a checkpoint, or of a hub's or a package's model of that name.
+    """The directory of a checkpoint, or of a package's or the Hugging Face hub's model of that name.
 
     Raises BadInput if there is none.
     """

@@ -111,7 +111,7 @@ def _score_all(tasks: Sequence[Task], evaluated: EvaluatedCheckpoint, settings: 
         mine = iter(places)
         return [
             score_with_memory(evaluated.model, task.requests, progress.advance) if task.with_memory or not shared
-            else take(shared, next(mine), task.requests) for task in tasks
+            else shared.taken(next(mine), task.requests) for task in tasks
         ]  # fmt: skip
 
 
@@ -138,14 +138,6 @@ def share(tasks: Sequence[Sequence[Request]]) -> tuple[list[Request], list[NDArr
             mine[number] = place
         places.append(mine)
     return [request for _, request in distinct.values()], places
-
-
-def take(scores: Scores, places: NDArray[np.int64], requests: Sequence[Request]) -> Scores:
-    """A task's scores, from the shared requests at `places`: the last tokens that its own requests score."""
-    counts = np.array([request.num_scored for request in requests], dtype=np.int64)
-    ends = (scores.starts + scores.num_scored)[places]
-    chosen = np.concatenate([np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)])
-    return Scores._make([*(column[chosen] for column in scores[:-1]), counts])
 
 
 class Difference(Config):

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from evaluation.checkpoints import open_checkpoint
-from evaluation.evaluate import share, take
+from evaluation.evaluate import share
 from evaluation.generate import generate
 from evaluation.heldout import SURROGATE
 from evaluation.protocol import Request, Scores, Tokens, with_first
@@ -141,7 +141,7 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
             return []
         shared, places = share(made)
         scores = score(self._loaded.model, shared, self._batch_size, self._workers, store=self._loaded.store)
-        return [take(scores, mine, requests) for mine, requests in zip(places, made, strict=True)]
+        return [scores.taken(mine, requests) for mine, requests in zip(places, made, strict=True)]
 
     def _prompt(self, context: str, settings: dict[str, Any]) -> list[int]:
         most = int(settings.get("max_gen_toks", NEW_TOKENS))

@@ -28,7 +28,9 @@ MOST_BYTES = 64 << 20
 def heldout_perplexity(dataset: Path, tokenizer: Encoder, context: int, reason: str) -> PerplexityTask:
     """Sliding-window perplexity of all validation documents, joined by blank lines."""
     source = _source("heldout-perplexity", dataset, reason, "WikiText-103")
-    return _perplexity(source, read_documents(dataset), tokenizer, context)
+    text = RunningText.of_documents(source, read_documents(dataset))
+    stream = sliding_stream(text, UNCHANGED, tokenizer, context, max(1, context // STRIDES_PER_WINDOW))
+    return PerplexityTask(text, stream, tokenizer)
 
 
 def heldout_cloze(dataset: Path, tokenizer: Encoder, context: int, reason: str) -> ClozeTask:
@@ -94,12 +96,6 @@ def cut_passages(text: str) -> Iterator[str]:
         passage = words[first : first + PASSAGE_WORDS]
         if len(passage) >= SHORTEST_PASSAGE_WORDS:
             yield text[passage[0].start() : passage[-1].end()]
-
-
-def _perplexity(source: SourceText, documents: list[str], tokenizer: Encoder, context: int) -> PerplexityTask:
-    text = RunningText.of_documents(source, documents)
-    stream = sliding_stream(text, UNCHANGED, tokenizer, context, max(1, context // STRIDES_PER_WINDOW))
-    return PerplexityTask(text, stream, tokenizer)
 
 
 def read_texts(path: Path, tokenizer: Encoder) -> tuple[list[str], tuple[str, ...]]:

@@ -109,13 +109,12 @@ def identify(checkpoint: Path, claimed: str, task: str, settings: Settings) -> I
     from data_pipeline.contamination.testsets import find_test_set
     from evaluation.checkpoints import open_checkpoint
     from evaluation.documents import lm_eval_documents
-    from evaluation.evaluate import share, take
+    from evaluation.evaluate import share
     from evaluation.lambada import openai_passages
     from evaluation.scoring import score
     from evaluation.wikitext103 import read_wikitext103
     from lineage.progress import Progress, announce
 
-    find(claimed, [], None, None)
     path = find_test_set(task)
     evaluated = open_checkpoint(checkpoint, settings)
     arguments, asked = (evaluated.tokenizer, evaluated.context), list[tuple[dict[str, str], ReadText | LastWords]]()
@@ -137,7 +136,7 @@ def identify(checkpoint: Path, claimed: str, task: str, settings: Settings) -> I
     conventions = [
         Convention(axes | {"average": average}, {task: value})
         for (axes, read), where in zip(asked, places, strict=True)
-        for average, value in read.averages(take(scores, where, read.requests))
+        for average, value in read.averages(scores.taken(where, read.requests))
     ]
     return find(claimed, conventions, None, None)
 

@@ -77,6 +77,13 @@ class Scores(NamedTuple):
         """True for each request whose scored tokens were all greedy."""
         return np.logical_and.reduceat(self.greedy, self.starts)
 
+    def taken(self, places: NDArray[np.intp], requests: Sequence[Request]) -> "Scores":
+        """The scores of requests that are at `places` here: the last tokens that they themselves score."""
+        counts = np.array([request.num_scored for request in requests], dtype=np.int64)
+        ends = (self.starts + self.num_scored)[places]
+        chosen = np.concatenate([np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)])
+        return Scores._make([*(column[chosen] for column in self[:-1]), counts])
+
 
 @dataclass(frozen=True)
 class Losses:

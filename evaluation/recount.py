@@ -11,7 +11,7 @@ from data_pipeline.contamination.testsets import find_test_set
 from data_pipeline.tokens.tokenizer import Tokenizer
 from evaluation.heldout import heldout_cloze, heldout_perplexity
 from evaluation.schema import ClozeResult, PerplexityResult
-from evaluation.tasks import TASKS
+from evaluation.tasks import TASKS, made_by
 from evaluation.uncertainty import mean_standard_error, ratio_standard_error
 from lineage.errors import DataMissing
 from lineage.files import SAME
@@ -76,7 +76,7 @@ def counts(result: PerplexityResult | ClozeResult, dataset: Path, context: int, 
         task = STAND_INS[result.task](dataset, tokenizer, context, "")
     else:
         protocol = TASKS[result.task]
-        task = protocol.build(result.task, find_test_set(protocol.test_set), tokenizer, context)
+        task = made_by(protocol.function, result.task, find_test_set(protocol.test_set), tokenizer, context)
     part = task.limited(limit)
     if part.source.digest != result.data_digest:
         raise DataMissing(f"the text of {result.task}")

@@ -13,7 +13,7 @@ import hashlib
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib.metadata import version
@@ -28,7 +28,6 @@ from torch import Tensor, nn
 from engine.compiled import Array, Compiled, array, exponential, largest, load
 from engine.families.transformer_xl.model import TransformerXL
 from engine.kernels.registry import DTYPES
-from engine.model.gpt2 import GPT2
 from engine.model.microbatch import PipelineInput, Recurrence
 from engine.model.stage_model import CausalModel
 from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear
@@ -102,14 +101,8 @@ def score(
     def score_one(batch: int) -> Scores | None:
         return score_batch(model, [requests[index] for index in batches[batch]], banned)
 
-    with ExitStack() as stack:
-        by_batch: dict[int, Scores] = {}
-        entry = None
-        if store:
-            settings = _describe(model, banned) | {"requests": digest_batches(requests, batches)}
-            entry = stack.enter_context(store(settings))
-            if mesh.is_first:
-                by_batch = entry.read([counts[batch] for batch in batches])
+    with store(_describe(model, banned, requests, batches)) if store else nullcontext() as entry:
+        by_batch = entry.read([counts[batch] for batch in batches]) if entry and mesh.is_first else {}
         by_batch = dict(mesh.world.gather_objects(by_batch)[0])  # ranks as threads share the object
         on_resumed(sum(len(batches[batch]) for batch in by_batch))
         mine = [batch for batch in range(len(batches)) if batch not in by_batch][mesh.dp.rank :: mesh.dp.size]
@@ -121,7 +114,8 @@ def score(
             on_progress(len(batches[batch]))
         for others in mesh.world.gather_objects(dict(by_batch)):
             by_batch |= others
-    return _in_request_order(batches, by_batch, counts)
+    in_batches = Scores._make(map(np.concatenate, zip(*(by_batch[n] for n in range(len(batches))), strict=True)))
+    return in_batches.taken(np.argsort(np.concatenate(batches)), requests)
 
 
 def _workers(model: ScoringModel, workers: int | None) -> int:
@@ -132,8 +126,10 @@ def _workers(model: ScoringModel, workers: int | None) -> int:
     return 1
 
 
-def _describe(model: ScoringModel, banned: NDArray[np.int64] | None) -> dict[str, Any]:
-    """Everything besides weights and batches that the bits of scores depend on."""
+def _describe(
+    model: ScoringModel, banned: NDArray[np.int64] | None, requests: Sequence[Request], batches: Batches
+) -> dict[str, Any]:
+    """Everything besides weights that the bits of scores depend on."""
     on_cpu = model.mesh.device.type == "cpu"
     return {
         "code": _code_digest(), "vocab_size": model.vocab_size,
@@ -141,6 +137,7 @@ def _describe(model: ScoringModel, banned: NDArray[np.int64] | None) -> dict[str
         "rows_per_head": model.rows_per_head(), "tp": model.mesh.tp.size, "torch": torch.__version__,
         **({"transformers": version("transformers")} if isinstance(model.network, PretrainedModel) else {}),
         "processor": cpu_name() if on_cpu else torch.cuda.get_device_name(model.mesh.device),
+        "requests": digest_batches(requests, batches),
     }  # fmt: skip
 
 
@@ -212,18 +209,6 @@ def _serve(work: Callable[[int], T], share: Sequence[int], writer: Connection, i
             writer.send((item, work(item)))
 
 
-def _in_request_order(
-    batches: Sequence[Sequence[int]], by_batch: dict[int, Scores], counts: NDArray[np.int64]
-) -> Scores:
-    starts = np.cumsum(counts) - counts
-    scores = Scores._make([np.empty(counts.sum()), *np.empty((3, counts.sum()), np.bool_), counts])
-    for batch, part in by_batch.items():
-        places = np.concatenate([np.arange(starts[i], starts[i] + counts[i]) for i in batches[batch]])
-        for column, values in zip(scores[:-1], part[:-1], strict=True):
-            column[places] = values
-    return scores
-
-
 @torch.inference_mode()
 def score_batch(
     model: ScoringModel, requests: Sequence[Request], banned: NDArray[np.int64] | None = None
@@ -238,7 +223,8 @@ def score_batch(
     q = counts.max()
     positions = np.maximum(lengths[:, None] - q + np.arange(q), 0)  # [b, q], those at the end are scored
     tokens, places = (torch.from_numpy(array).to(device) for array in (inputs, positions))
-    if (hidden := forward_at(model.network, model.mesh, tokens, places)) is None:
+    network, last = model.network, partial(model.network.hidden_states_at, positions=places)
+    if (hidden := forward(network, model.mesh, tokens, network.hidden_states, last)) is None:  # [q, b, h]
         return None
     is_scored = torch.from_numpy(np.arange(q) >= q - counts[:, None]).to(device)  # [b, q]
     rows = hidden.transpose(0, 1)[is_scored]  # [n, h]
@@ -329,30 +315,14 @@ def pack_weights(network: CausalModel) -> None:
             module.weight = nn.Parameter(ordered, requires_grad=False)
 
 
-def forward_at(
-    network: CausalModel | PretrainedModel, mesh: ParallelMesh, tokens: Tensor, positions: Tensor
-) -> Tensor | None:
-    """Final states [q, b, h] at positions [b, q] of token ids [b, s] on the last stage, None on the others.
-
-    Every rank of the pipeline calls it with the same tokens.
-    """
-    last = partial(network.hidden_states_at, positions=positions)
-    return _pass_down(network, mesh, tokens, network.hidden_states, last)
-
-
-def forward_next(network: GPT2 | PretrainedModel, mesh: ParallelMesh, tokens: Tensor, cache: Any) -> Tensor | None:
-    """Final states [q, b, h] of the token ids [b, q] that follow those in the cache on the last stage, else None.
-
-    Every rank of the pipeline calls it with the same tokens and the cache of its own stage.
-    """
-    step = partial(network.hidden_states_next, cache=cache)
-    return _pass_down(network, mesh, tokens, step, step)
-
-
-def _pass_down(
+def forward(
     network: CausalModel | PretrainedModel, mesh: ParallelMesh, tokens: Tensor,
     run: Callable[[Tensor], Tensor], run_last: Callable[[Tensor], Tensor],
 ) -> Tensor | None:  # fmt: skip
+    """What `run_last` gives on the last stage, None on the others, which give the next one their states by `run`.
+
+    Every rank of the pipeline calls it with the same token ids [b, s].
+    """
     stage, stages = mesh.pp.rank, mesh.pp.size
     inputs = tokens
     if stage > 0:

@@ -17,6 +17,7 @@ import stat
 import struct
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import IO, Any
 
@@ -35,7 +36,7 @@ WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class StoredScores:
-    """Scores of an evaluation by batch, a context manager. The first addition makes a file.
+    """Scores of an evaluation by batch. The first addition makes a file.
 
     If the folder cannot be written, nothing is kept; this is no error.
     """
@@ -45,10 +46,8 @@ class StoredScores:
         self._file: IO[bytes] | None = None
         self._is_writable = True
 
-    def __enter__(self) -> "StoredScores":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close the file of this process and remove the oldest evaluations."""
         if self._file:
             self._file.close()
             remove_oldest(self._directory.parent)
@@ -86,13 +85,14 @@ class StoredScores:
         return self._file if self._is_writable else None
 
 
-Store = Callable[[dict[str, Any]], StoredScores]
+Store = Callable[[dict[str, Any]], closing[StoredScores]]
 """`open_scores` for a checkpoint and its tokenizer."""
 
 
-def open_scores(folder: Path, checkpoint: str, tokenizer: str, settings: dict[str, Any]) -> StoredScores:
+def open_scores(folder: Path, checkpoint: str, tokenizer: str, settings: dict[str, Any]) -> closing[StoredScores]:
     """The scores of an evaluation, by digests and by JSON values of all else that its bits depend on."""
-    return StoredScores(folder / sha256_json({"checkpoint": checkpoint, "tokenizer": tokenizer, **settings})[:32])
+    facts = {"checkpoint": checkpoint, "tokenizer": tokenizer, **settings}
+    return closing(StoredScores(folder / sha256_json(facts)[:32]))
 
 
 def remove_oldest(folder: Path, largest_bytes: int = LARGEST_BYTES) -> None:

@@ -23,10 +23,6 @@ class NamedProtocol(NamedTuple):
     stand_in: str = ""
     """`module:function` of (dataset directory, tokenizer, context, reason) → task, for a machine without the file."""
 
-    def build(self, *arguments: Any) -> "Task":
-        """The task on the test file."""
-        return _call(self.function, *arguments)
-
 
 TASKS = {
     "wikitext103": NamedProtocol(
@@ -100,11 +96,12 @@ def build_task(name: str, tokenizer: "Encoder", context: int, dataset: Callable[
             directory = dataset()
         except DataMissing as also_missing:
             raise DataMissing(f"{missing}; and no held-out documents stand in, as {also_missing}") from also_missing
-        return _call(protocol.stand_in, directory, tokenizer, context, str(missing))
-    return protocol.build(name, path, tokenizer, context)
+        return made_by(protocol.stand_in, directory, tokenizer, context, str(missing))
+    return made_by(protocol.function, name, path, tokenizer, context)
 
 
-def _call(function: str, *arguments: Any) -> "Task":
+def made_by(function: str, *arguments: Any) -> "Task":
+    """The task that a function `module:function` makes."""
     module, _, name = function.partition(":")
     task: Task = getattr(import_module(module), name)(*arguments)
     return task

@@ -25,7 +25,7 @@ from engine.model.gpt2 import GPT2
 from engine.parallel.mesh import serial_mesh
 from engine.published import WEIGHTS
 from evaluation.conventions import AXES, LAST_WORD_AXES, Convention, LastWords, ReadText, readings
-from evaluation.evaluate import share, take
+from evaluation.evaluate import share
 from evaluation.oracle import FILES
 from evaluation.protocol import Request, Scores
 
@@ -134,7 +134,7 @@ def measure(model: Path, texts: Mapping[str, Sequence[str]]) -> list[Convention]
         requests, places = share([read.requests for *_, read in mine])
         scores = exact_scores(network, requests, tokenizer.vocab_size)
         for (text, axes, read), where in zip(mine, places, strict=True):
-            for average, value in read.averages(take(scores, where, read.requests)):
+            for average, value in read.averages(scores.taken(where, read.requests)):
                 key = {**axes, "average": average}
                 conventions.setdefault((*key.items(),), Convention(key, {})).values[text] = value
     every = list(conventions.values())

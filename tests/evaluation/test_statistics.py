@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluation.evaluate import paired_difference, share, take
+from evaluation.evaluate import paired_difference, share
 from evaluation.protocol import Losses, Request, Scores
 from evaluation.uncertainty import difference_standard_error, mean_standard_error, ratio_standard_error
 from lineage.errors import BadInput
@@ -74,6 +74,6 @@ def test_shared_scores_are_those_of_each_task(tasks: list[list[Request]]) -> Non
     shared, places = share(tasks)
     assert len({len(request.tokens) for request in shared}) == len(shared)
     for task, place in zip(tasks, places, strict=True):
-        mine, expected = take(answer(shared), place, task), answer(task)
+        mine, expected = answer(shared).taken(place, task), answer(task)
         for name in ("log_probabilities", "greedy", "among_best", "greedy_allowed", "num_scored"):
             np.testing.assert_array_equal(getattr(mine, name), getattr(expected, name))
