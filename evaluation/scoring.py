@@ -319,7 +319,7 @@ def forward(
     network: CausalModel | PretrainedModel, mesh: ParallelMesh, tokens: Tensor,
     run: Callable[[Tensor], Tensor], run_last: Callable[[Tensor], Tensor],
 ) -> Tensor | None:  # fmt: skip
-    """What `run_last` gives on the last stage, None on the others, which give the next one their states by `run`.
+    """The states that `run_last` gives on the last stage; None on the others, which pass theirs, by `run`, to the next.
 
     Every rank of the pipeline calls it with the same token ids [b, s].
     """
