@@ -32,7 +32,7 @@ from data_pipeline.contamination.decontaminate import decontaminate, ngrams_of_f
 from data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
 from data_pipeline.contamination.words import Ngrams, indexed_search, reference_search
 from data_pipeline.document import Document, Drop, size_bytes
-from data_pipeline.duplicates.lsh import band_keys, buckets, fingerprints
+from data_pipeline.duplicates.lsh import band_keys, buckets, fingerprints, required_agreement
 from data_pipeline.duplicates.near_duplicates import flatten, link, resolve
 from data_pipeline.fast.exact_ftfy import fix_text
 from data_pipeline.fast.language import detect, detect_reference
@@ -168,9 +168,9 @@ def measure_stages(
     signatures = run(signing(duplicates), long)
     pairs = run(grouping(duplicates), long, [((some,), (some,)) for some in (signatures[:2], signatures)])
     prints, labels = fingerprints(long, duplicates), np.arange(len(long))
-    keys, sketches = np.hsplit(prints, [duplicates.banding[0]])
+    keys, sketches = map(np.ascontiguousarray, np.hsplit(prints, [duplicates.banding[0]]))
     for band in keys.T:
-        link(labels, buckets(np.ascontiguousarray(band)), np.ascontiguousarray(sketches), duplicates)
+        link(labels, *buckets(np.ascontiguousarray(band)), sketches, required_agreement(duplicates))
     few = (long[:2], set[Pair]()), (long[:2], prints[:2], np.zeros(2, np.int64))
     decided = run(verification(duplicates), long, [few, ((long, pairs), (long, prints, flatten(labels)))])
     gone = {document for document, _ in decided}
@@ -401,8 +401,8 @@ def verification(config: DeduplicateConfig) -> StageRivals:
         for start, end in pairwise(bounds):
             if end - start > 1:
                 members = order[start:end]
-                decision = resolve(members, fingerprints[members], lambda number: texts[number], config)
-                decisions += [(each.document, each.survivor) for each in decision.decisions]
+                dropped, _ = resolve(members, fingerprints[members], lambda number: texts[number], config)
+                decisions += [(each.document, each.survivor) for each in dropped]
         return decisions
 
     def pairs(blocks: Sequence[list[Pair]]) -> set[Pair]:

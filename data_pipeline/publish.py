@@ -70,7 +70,7 @@ def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
 def name_duplicates(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Write the id of each duplicate, that of the document kept for it, and their similarity."""
     decisions, prepared, measured = inputs
-    corpus = Corpus(prepared, measured, np.concatenate([[0], np.cumsum(settings["counts"], dtype=np.int64)]))
+    corpus = Corpus(prepared, measured, settings["counts"])
     with (directory / DUPLICATES).open("wb") as file:
         for document, survivor, jaccard in np.load(decisions / "00000" / DECISIONS, mmap_mode="r"):
             gone, stays = corpus[document], corpus[survivor]

@@ -40,10 +40,21 @@ def fingerprint_words(config: DeduplicateConfig) -> int:
     return config.banding[0] + -(-config.num_permutations // WORD_BYTES)
 
 
+@compiled
 def band_keys(minima: NDArray[np.uint32], bands: int) -> NDArray[np.uint64]:
-    """A 64-bit hash of each band of signatures [..., permutations], [..., bands]: equal bands have equal keys."""
-    keys: NDArray[np.uint64] = _band_keys(minima.reshape(-1, bands, minima.shape[-1] // bands))
-    return keys.reshape(*minima.shape[:-1], bands)
+    """A 64-bit hash of each band of signatures [texts, permutations], [texts, bands]: equal bands have equal keys."""
+    documents, rows = minima.shape[0], minima.shape[1] // bands
+    keys = np.empty((documents, bands), np.uint64)
+    for document in range(documents):
+        for band in range(bands):
+            key = np.uint64(band)
+            for place in range(band * rows, (band + 1) * rows):
+                key = (key ^ np.uint64(minima[document, place])) * np.uint64(0x9E3779B97F4A7C15)
+                key ^= key >> np.uint64(29)
+                key *= np.uint64(0xBF58476D1CE4E5B9)
+                key ^= key >> np.uint64(32)
+            keys[document, band] = key
+    return keys
 
 
 def buckets(keys: NDArray[np.uint64]) -> Buckets:
@@ -97,22 +108,6 @@ def runs(documents: NDArray[np.int64], keys: NDArray[np.uint64]) -> Buckets:
             runs += 1
         start = end
     return shared[:filled].copy(), sizes[:runs].copy()
-
-
-@compiled
-def _band_keys(minima: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    documents, bands, rows = minima.shape
-    keys = np.empty((documents, bands), np.uint64)
-    for document in range(documents):
-        for band in range(bands):
-            key = np.uint64(band)
-            for row in range(rows):
-                key = (key ^ np.uint64(minima[document, band, row])) * np.uint64(0x9E3779B97F4A7C15)
-                key ^= key >> np.uint64(29)
-                key *= np.uint64(0xBF58476D1CE4E5B9)
-                key ^= key >> np.uint64(32)
-            keys[document, band] = key
-    return keys
 
 
 SIMILARITIES = (0.7, 0.75, 0.8, 0.9)

@@ -12,14 +12,13 @@ texts could count a shingle too many.
 from array import array
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.duplicates.lsh import Buckets, agreement, histogram, required_agreement
+from data_pipeline.duplicates.lsh import agreement, histogram, required_agreement
 from data_pipeline.fast.shingles import CHUNK, as_bytes, first_end, pack
 from data_pipeline.stages.deduplicate import DeduplicateConfig
 from lineage.loops import compiled
@@ -40,10 +39,16 @@ def shingle_keys(text: str, characters: int) -> Keys:
     return WHOLE | np.frombuffer(blake2b(data.tobytes(), digest_size=7).digest() + b"\0", "<u8")
 
 
+@compiled
 def similarity(left: Keys, right: Keys) -> float:
     """Shared keys over all keys."""
-    shared = _shared(left, right)
-    return float(shared / (len(left) + len(right) - shared))
+    shared = own = other = 0
+    while own < left.shape[0] and other < right.shape[0]:
+        first, second = left[own], right[other]
+        shared += first == second
+        own += first <= second
+        other += second <= first
+    return shared / (left.shape[0] + right.shape[0] - shared)
 
 
 class ShingledTexts:
@@ -56,7 +61,7 @@ class ShingledTexts:
 
     def similarity(self, left: int, right: int) -> float:
         """Similarity of two texts."""
-        return similarity(self[left], self[right])
+        return float(similarity(self[left], self[right]))
 
     def has_shingles(self, number: int) -> bool:
         """True if the text is at least one shingle long."""
@@ -86,26 +91,7 @@ def _keys(data: NDArray[np.uint8], characters: int) -> Keys:
     return every[:filled]
 
 
-@compiled
-def _shared(left: Keys, right: Keys) -> int:
-    shared = own = other = 0
-    while own < left.shape[0] and other < right.shape[0]:
-        first, second = left[own], right[other]
-        shared += first == second
-        own += first <= second
-        other += second <= first
-    return shared
-
-
 Forest = NDArray[np.int64]
-
-
-def link(forest: Forest, groups: Buckets, sketches: NDArray[np.uint64], config: DeduplicateConfig) -> None:
-    """Join, in place, the sets of linked documents of each bucket.
-
-    Members of one set are not compared again, so a bucket of near-duplicates costs one comparison for each.
-    """
-    _link(forest, *groups, np.asarray(sketches), required_agreement(config))
 
 
 @compiled
@@ -139,8 +125,12 @@ def join(forest: Forest, left: int, right: int) -> None:
 
 
 @compiled
-def _link(forest: Forest, documents: Forest, starts: Forest, sketches: NDArray[np.uint64], required: int) -> None:
-    """Members of a bucket that are in one set form a chain: `following` leads from `heads` to `tails`."""
+def link(forest: Forest, documents: Forest, starts: Forest, sketches: NDArray[np.uint64], required: int) -> None:
+    """Join, in place, the sets of documents of each bucket whose sketches agree in `required` bytes.
+
+    Members of one set are not compared again, so a bucket of near-duplicates costs one comparison for each. They form a
+    chain: `following` leads from `heads` to `tails`.
+    """
     longest = 0
     for bucket in range(starts.shape[0] - 1):
         longest = max(longest, starts[bucket + 1] - starts[bucket])
@@ -196,14 +186,8 @@ class Decision(NamedTuple):
     """Exact similarity of the two. With `megatron-2019`, the largest similarity of the document to any other."""
 
 
-@dataclass(frozen=True)
-class Resolution:
-    """The decisions for a component."""
-
-    decisions: list[Decision]
-    """Dropped documents, in order."""
-    compared: NDArray[np.int64]
-    """`lsh.histogram` of the similarities of all pairs whose texts were compared."""
+Resolution = tuple[list[Decision], NDArray[np.int64]]
+"""A component's dropped documents, in order; `lsh.histogram` of the similarities of pairs whose texts were compared."""
 
 
 def resolve(
@@ -291,7 +275,7 @@ def _verify(
                 break
         else:
             held.hold(place, len(documents))
-    return Resolution(decisions, histogram(similarities))
+    return decisions, histogram(similarities)
 
 
 def _group(documents: list[int], held: _Held, texts: ShingledTexts, threshold: float) -> Resolution:
@@ -309,4 +293,4 @@ def _group(documents: list[int], held: _Held, texts: ShingledTexts, threshold: f
     first = flatten(forest).tolist()
     dropped = [place for place, survivor in enumerate(first) if survivor != place]
     decisions = [Decision(documents[place], documents[first[place]], float(best[place])) for place in dropped]
-    return Resolution(decisions, histogram(similarities))
+    return decisions, histogram(similarities)

@@ -4,19 +4,20 @@ Every task here is sized by documents alone, never by shards or workers.
 """
 
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import lru_cache
 from itertools import pairwise
 from mmap import ACCESS_READ, MADV_DONTNEED, mmap
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.document import Document
-from data_pipeline.duplicates.lsh import HISTOGRAM_BINS, WORD_BYTES, buckets, fingerprint_words
-from data_pipeline.duplicates.near_duplicates import flatten, link, merge, resolve
+from data_pipeline.duplicates.lsh import HISTOGRAM_BINS, WORD_BYTES, buckets, fingerprint_words, required_agreement
+from data_pipeline.duplicates.near_duplicates import Decision, flatten, link, merge, resolve
 from data_pipeline.passes.measure import FINGERPRINTS, NUMBERS, read_fingerprints
 from data_pipeline.stages.deduplicate import DeduplicateConfig
 from data_pipeline.work.document_shard import DocumentShard
@@ -38,12 +39,12 @@ BAND, SKETCHES, FOREST, MEMBERS, COMPONENTS, DECISIONS, COMPARED = (
 
 
 class Corpus:
-    """Long documents in order of shard; `starts` [shards + 1] are the numbers at which shards begin."""
+    """Long documents in order of shard; `counts` are their numbers in each."""
 
-    def __init__(self, prepared: Path, measured: Path, starts: NDArray[np.int64]) -> None:
-        self._prepared, self._measured, self._starts = prepared, measured, starts
+    def __init__(self, prepared: Path, measured: Path, counts: Sequence[int]) -> None:
+        self._prepared, self._measured = prepared, measured
+        self._starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         self._shard = lru_cache(OPEN_SHARDS)(self._open_shard)
-        self._fingerprints = lru_cache(OPEN_SHARDS)(self._open_fingerprints)
 
     def place(self, number: int) -> tuple[int, int]:
         """Shard of a document, and its number there."""
@@ -52,12 +53,8 @@ class Corpus:
 
     def __getitem__(self, number: int) -> Document:
         shard, place = self.place(number)
-        documents, numbers = self._shard(shard)
+        documents, numbers, _ = self._shard(shard)
         return documents[int(numbers[place])]
-
-    def text(self, number: int) -> str:
-        """Text of a document."""
-        return self[number].text
 
     def fingerprints(self, numbers: NDArray[np.int64], config: DeduplicateConfig) -> NDArray[np.uint64]:
         """Fingerprints of documents, [documents, words]."""
@@ -65,15 +62,14 @@ class Corpus:
         rows = []
         for number in numbers:
             shard, place = self.place(int(number))
-            rows.append(os.pread(self._fingerprints(shard).fileno(), size, size * place))
+            rows.append(os.pread(self._shard(shard)[2].fileno(), size, size * place))
         return np.frombuffer(b"".join(rows), np.uint64).reshape(len(rows), -1)
 
-    def _open_shard(self, shard: int) -> tuple[DocumentShard, NDArray[np.int64]]:
-        name = f"{shard:05d}"
-        return DocumentShard(self._prepared / name), np.load(self._measured / name / NUMBERS, mmap_mode="r")
-
-    def _open_fingerprints(self, shard: int) -> BinaryIO:
-        return (self._measured / f"{shard:05d}" / FINGERPRINTS).open("rb")
+    def _open_shard(self, shard: int) -> tuple[DocumentShard, NDArray[np.int64], BinaryIO]:
+        """Documents, the numbers of the long ones, and their fingerprints."""
+        prepared, measured = (folder / f"{shard:05d}" for folder in (self._prepared, self._measured))
+        numbers = np.load(measured / NUMBERS, mmap_mode="r")
+        return DocumentShard(prepared), numbers, (measured / FINGERPRINTS).open("rb")
 
 
 def find_duplicates(
@@ -129,7 +125,7 @@ def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Count
     for band in settings["bands"]:
         documents, starts = buckets(np.fromfile(folder / BAND.format(band), np.uint64))
         for first in range(0, len(starts) - 1, BUCKETS_AT_ONCE):
-            link(forest, (documents, starts[first : first + BUCKETS_AT_ONCE + 1]), sketches, config)
+            link(forest, documents, starts[first : first + BUCKETS_AT_ONCE + 1], sketches, required_agreement(config))
             pages.madvise(MADV_DONTNEED)
     np.save(directory / FOREST, forest)
     return {}
@@ -159,15 +155,16 @@ def resolve_components(settings: Settings, inputs: list[Path], directory: Path) 
     config = DeduplicateConfig(**settings["config"])
     members = np.load(components / "00000" / MEMBERS, mmap_mode="r")
     starts = np.load(components / "00000" / COMPONENTS, mmap_mode="r")
-    corpus = Corpus(prepared, measured, np.concatenate([[0], np.cumsum(settings["counts"], dtype=np.int64)]))
-    decisions: list[Any] = []
+    corpus = Corpus(prepared, measured, settings["counts"])
+    decisions: list[Decision] = []
     compared = np.zeros(HISTOGRAM_BINS, np.int64)
     for component in range(settings["first"], settings["last"]):
         own = np.array(members[starts[component] : starts[component + 1]])
-        resolution = resolve(own, corpus.fingerprints(own, config), corpus.text, config, settings["held"])
-        decisions += resolution.decisions
-        compared += resolution.compared
-    np.save(directory / DECISIONS, np.array([tuple(each) for each in decisions], DECISION))
+        fingerprints = corpus.fingerprints(own, config)
+        dropped, similar = resolve(own, fingerprints, lambda number: corpus[number].text, config, settings["held"])
+        decisions += dropped
+        compared += similar
+    np.save(directory / DECISIONS, np.array(decisions, DECISION))
     np.save(directory / COMPARED, compared)
     return {}
 

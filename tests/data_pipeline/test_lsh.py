@@ -49,7 +49,7 @@ def components(bands: Iterable[np.ndarray], sketches: np.ndarray, config: Dedupl
     """First document of each document's component."""
     forest = np.arange(len(sketches))
     for keys in bands:
-        link(forest, buckets(keys), sketches, config)
+        link(forest, *buckets(keys), sketches, required_agreement(config))
     return flatten(forest)
 
 
@@ -67,7 +67,7 @@ def test_candidate_pairs_are_datasketchs(bands: int, rows: int) -> None:
         index.insert(number, as_sketch(values, bands * rows))
     expected = {(number, other) for number, values in enumerate(minima)
                 for other in index.query(as_sketch(values, bands * rows)) if number < other}  # fmt: skip
-    keys = np.stack([band_keys(values, bands) for values in minima])
+    keys = band_keys(np.stack(minima), bands)
     found = set().union(*(pairs_of(buckets(keys[:, band])) for band in range(bands)))
     assert found == expected
     assert len(expected) > 10
@@ -128,7 +128,7 @@ def test_components_are_those_of_the_graph_of_agreeing_pairs(
     assert sets_of(components(keys, sketches, config)) == expected
     forests = [np.arange(count) for _ in keys]
     for forest, band in zip(forests, keys, strict=True):
-        link(forest, buckets(band), sketches, config)
+        link(forest, *buckets(band), sketches, required_agreement(config))
     for forest in forests[1:]:
         merge(forests[0], forest)
     assert sets_of(flatten(forests[0])) == expected

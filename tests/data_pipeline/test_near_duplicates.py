@@ -31,9 +31,9 @@ def decide(texts: Sequence[str], config: DeduplicateConfig, held: int = 0) -> tu
     decisions, compared = [], np.zeros(20, np.int64)
     for one in np.unique(first):
         members = np.flatnonzero(first == one)
-        found = resolve(members, rows[members], texts.__getitem__, config, held)
-        decisions += found.decisions
-        compared += found.compared
+        dropped, similar = resolve(members, rows[members], texts.__getitem__, config, held)
+        decisions += dropped
+        compared += similar
     return sorted(decisions), compared
 
 
@@ -126,10 +126,10 @@ def test_decisions_are_those_of_the_rule_and_need_only_the_component(seed: int, 
     random.Random(seed).shuffle(texts)
     expected, similarities = decide_plainly(texts, config)
     by_component, compared = decide(texts, config)
-    at_once = resolve(np.arange(len(texts)), fingerprints(texts, config), texts.__getitem__, config)
-    assert by_component == at_once.decisions == expected
+    at_once, similar = resolve(np.arange(len(texts)), fingerprints(texts, config), texts.__getitem__, config)
+    assert by_component == at_once == expected
     assert np.array_equal(compared, similarities)
-    assert np.array_equal(at_once.compared, similarities)
+    assert np.array_equal(similar, similarities)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -218,4 +218,4 @@ def test_texts_are_not_read_without_candidates() -> None:
     def text_of(number: int) -> str:
         raise AssertionError(number)
 
-    assert resolve(np.arange(3), rows, text_of, DEFAULT).decisions == []
+    assert resolve(np.arange(3), rows, text_of, DEFAULT)[0] == []
