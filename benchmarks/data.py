@@ -35,7 +35,7 @@ from data_pipeline.document import Document, Drop, size_bytes
 from data_pipeline.duplicates.lsh import band_keys, buckets, fingerprints, required_agreement
 from data_pipeline.duplicates.near_duplicates import flatten, link, resolve
 from data_pipeline.fast.exact_ftfy import fix_text
-from data_pipeline.fast.language import detect, detect_reference
+from data_pipeline.fast.language import detect, reference_detection
 from data_pipeline.fast.minhash import as_sketch, reference_signature, signature
 from data_pipeline.fast.shingles import jaccard, shingles
 from data_pipeline.passes.prepare import QUARANTINE
@@ -160,7 +160,8 @@ def measure_stages(
 
     duplicates, contamination = config.deduplicate, config.decontaminate
     cleaned = [text for text in run(cleaning(), texts) if text.strip()]
-    languages = run(StageRivals("language", "langdetect", 25, _each(detect_reference), _each(detect)), cleaned)
+    plain = _each(lambda text: reference_detection(text)[0])
+    languages = run(StageRivals("language", "langdetect", 25, plain, _each(detect)), cleaned)
     spoken = [text for text, answer in zip(cleaned, languages, strict=True) if answer == Language().keep]
     tokens = run(encoding(tokenizer), spoken)
     enough = Length().min_tokens
@@ -394,15 +395,14 @@ def verification(config: DeduplicateConfig) -> StageRivals:
                     break
         return list(gone.items())
 
-    def ours(texts: Sequence[str], fingerprints: NDArray[np.uint64], components: NDArray[np.int64]) -> list[Pair]:
+    def ours(texts: Sequence[str], prints: NDArray[np.uint64], components: NDArray[np.int64]) -> list[Pair]:
         order = np.argsort(components, kind="stable")
         bounds = np.flatnonzero(np.diff(components[order], prepend=-1, append=-1))
         decisions = []
         for start, end in pairwise(bounds):
             if end - start > 1:
                 members = order[start:end]
-                dropped, _ = resolve(members, fingerprints[members], lambda number: texts[number], config)
-                decisions += [(each.document, each.survivor) for each in dropped]
+                decisions += [each[:2] for each in resolve(members, prints[members], texts.__getitem__, config)[0]]
         return decisions
 
     def pairs(blocks: Sequence[list[Pair]]) -> set[Pair]:

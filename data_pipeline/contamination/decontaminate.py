@@ -9,7 +9,6 @@ has there, so a passage ends at it and another begins.
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
@@ -21,11 +20,6 @@ from data_pipeline.reading.lines import parse_line
 from lineage.errors import BadInput, cause
 
 SENTENCE_END = ".!?"
-
-
-def count_matches(text: str, paths: tuple[Path, ...], words: int, min_words: int) -> Counter[str]:
-    """Occurrences in the text of each n-gram of the test-set files."""
-    return Counter(ngram for _, ngram in ngrams_of_files(paths, words, min_words).matches(text))
 
 
 def split_and_keep(text: str, ngrams: Ngrams, margin: int = 200, min_part: int = 200) -> list[str]:

@@ -15,6 +15,7 @@ from lineage.remembered import digest_of, recall, remember
 
 LAST_LETTER = 0x1FFFF
 """Last code point that can be an upper-case letter or a mark; all later ones are ideographs, tags or private."""
+Arrays = dict[str, NDArray[Any]]
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -43,34 +44,36 @@ def checked(
     return reference
 
 
-class Tables:
-    """Arrays that a fast path was checked with on this machine: its later processes need neither library nor check.
+def checked_with_tables(
+    name: str,
+    tables: tuple[str, str],
+    make: Callable[[], Arrays],
+    fast: Callable[[Arrays], Callable[[T], R]],
+    reference: Callable[[T], R],
+    samples: Iterable[T],
+    same: Callable[[R, R], bool] = eq,
+) -> Callable[[T], R]:
+    """`checked` for what `fast` makes of arrays, which are kept: later processes need neither the library nor a check.
 
-    They count as long as the library's files, those beside this one, Python, numpy, the compiler and the processor are
-    the same.
+    `tables` are the name that they are kept under and the library's. They count as long as the library's files, those
+    beside this one, Python, numpy, the compiler and the processor are the same.
     """
+    import numba
+    from llvmlite import binding  # type: ignore[import-untyped]
 
-    def __init__(self, name: str, library: str) -> None:
-        import numba
-        from llvmlite import binding  # type: ignore[import-untyped]
+    file, library = f"{tables[0]}.npz", find_spec(tables[1])
+    places = [Path(__file__).parent, Path(str(library and library.origin)).parent]
+    processor = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
+    made_of = digest_of(*places, facts=(np.__version__, numba.__version__, binding.llvm_version_info, processor))
+    content = recall(file, made_of)
+    arrays: Arrays = dict(np.load(io.BytesIO(content))) if content else {}
 
-        places = [Path(__file__).parent, _folder(library)]
-        processor = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
-        self._made_of = digest_of(
-            *places, facts=(np.__version__, numba.__version__, binding.llvm_version_info, processor)
-        )
-        self._name = f"{name}.npz"
-        content = recall(self._name, self._made_of)
-        self.arrays: dict[str, NDArray[Any]] = dict(np.load(io.BytesIO(content))) if content else {}
-        """The arrays by name; empty where none are kept."""
+    def with_arrays() -> Callable[[T], R]:
+        arrays.update({} if content else make())
+        return fast(arrays)
 
-    def keep(self, arrays: dict[str, NDArray[Any]]) -> None:
-        """Keep the arrays, which were checked."""
-        file = io.BytesIO()
-        np.savez(file, allow_pickle=False, **arrays)
-        remember(self._name, self._made_of, file.getvalue())
-
-
-def _folder(library: str) -> Path:
-    place = find_spec(library)
-    return Path(str(place and place.origin)).parent
+    found = checked(name, with_arrays, reference, () if content else samples, same)
+    if found is not reference and not content:
+        np.savez(written := io.BytesIO(), allow_pickle=False, **arrays)
+        remember(file, made_of, written.getvalue())
+    return found

@@ -47,20 +47,17 @@ def as_codes(text: str) -> Codes:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
-class Kinds:
-    """Table of the kinds of each character. A kind is one bit; a character may be of several kinds."""
+def kinds_search(characters: Mapping[int, Iterable[str]], others: int) -> Callable[[Codes], int]:
+    """A function that gives the kinds of characters in a text. A kind is one bit; a character may be of several kinds.
 
-    def __init__(self, characters: Mapping[int, Iterable[str]], others: int) -> None:
-        """`characters` holds the characters of each bit; `others` holds the kinds of all other characters."""
-        self._kinds = np.zeros(LAST + 1, np.uint8)
-        for bit, members in characters.items():
-            self._kinds[[ord(character) for character in members]] |= np.uint8(bit)
-        self._kinds[self._kinds == 0] = others
-        call_first(_kinds_of, as_codes(""), self._kinds)
-
-    def of(self, codes: Codes) -> int:
-        """Kinds that occur in the text."""
-        return int(_kinds_of(codes, self._kinds))
+    `characters` holds the characters of each bit; `others` holds the kinds of all other characters.
+    """
+    kinds = np.zeros(LAST + 1, np.uint8)
+    for bit, members in characters.items():
+        kinds[[ord(character) for character in members]] |= np.uint8(bit)
+    kinds[kinds == 0] = others
+    call_first(_kinds_of, as_codes(""), kinds)
+    return lambda codes: int(_kinds_of(codes, kinds))
 
 
 def badness_search(known: set[str]) -> Callable[[str, Codes], bool]:
@@ -223,7 +220,7 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
     quotes = sorted(_quotes())
     after_decoding = [FIXERS[repair] for repair in AFTER_DECODING if repair not in left_out]
     widths = {} if "fix_character_width" in left_out else chardata.WIDTH_MAP
-    kinds = Kinds(
+    kinds_of = kinds_search(
         {PLAIN_CHARACTER: PLAIN, AMPERSAND: "&", TRANSLATED: map(chr, (*chardata.LIGATURES, *widths)), QUOTE: quotes,
          REPAIRED: repaired, MARK: {min(mark, chr(LAST)) for mark in MARKS}}, OTHER
     )  # fmt: skip
@@ -234,7 +231,7 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
     def needs(text: str, entities: bool) -> int | None:
         """Kinds of characters in the text; None if it may need more than `settle` does."""
         codes = as_codes(text)
-        kinds_here = kinds.of(codes)
+        kinds_here = kinds_of(codes)
         if entities and kinds_here & AMPERSAND and find_entity(text):
             return None
         if kinds_here & REPAIRED or (kinds_here & ~UNTOUCHED and may_be_repaired(text, codes)):
@@ -243,7 +240,7 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
 
     def normalized(text: str) -> str:
         """Raises Unfit for too many marks in a row."""
-        if kinds.of(as_codes(text)) & MARK and any(len(run.group()) > MOST_MARKS for run in FIND_MARKS(text)):
+        if kinds_of(as_codes(text)) & MARK and any(len(run.group()) > MOST_MARKS for run in FIND_MARKS(text)):
             raise Unfit(f"more than {MOST_MARKS:,} marks on one character")
         return text if is_normalized(normalization, text) else normalize(normalization, text)
 
@@ -291,7 +288,7 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
 
     def fix_text(text: str) -> str:
         tag = 0 if "unescape_html" in left_out else text.find("<")
-        tagged = len(text) if tag < 0 else _segment_start(text, tag)
+        tagged = len(text) if tag < 0 else tag - (tag - text.rfind("\n", 0, tag) - 1) % SEGMENT
         fixed: list[str] = []
         for start, end in _blocks(text, tagged):
             block = settle(text[start:end], start < tagged)
@@ -308,11 +305,6 @@ def _passes() -> Iterator[int]:
     """Numbers of passes. Raises Unfit after the last."""
     yield from range(MOST_PASSES)
     raise Unfit(f"not repaired after {MOST_PASSES} passes")
-
-
-def _segment_start(text: str, place: int) -> int:
-    line = text.rfind("\n", 0, place) + 1
-    return place - (place - line) % SEGMENT
 
 
 def _segments(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:

@@ -218,14 +218,11 @@ def _features(characters: Bytes4, classes: Classes, upper: Flags, known: Words, 
 def _sum(values: Floats, count: int, compensated: bool) -> float:
     """The first `count` values added as `sum()` adds floats: from Python 3.12 on with Neumaier's compensation."""
     total = compensation = 0.0
-    if not compensated:
-        for j in range(count):
-            total += values[j]
-        return total
     for j in range(count):
         value = values[j]
         new = total + value
-        compensation += (total - new) + value if abs(total) >= abs(value) else (value - new) + total
+        if compensated:
+            compensation += (total - new) + value if abs(total) >= abs(value) else (value - new) + total
         total = new
     return total + compensation
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from langdetect import LangDetectException
 from langdetect.detector_factory import PROFILES_DIRECTORY, DetectorFactory
 
-from data_pipeline.fast.exact import Tables, checked
+from data_pipeline.fast.exact import checked_with_tables
 from data_pipeline.fast.exact_langdetect import Detection, fast_detect, tables_of
 
 SAMPLES = (
@@ -46,48 +46,27 @@ def probability(text: str) -> float:
     return max(_detection()(text)[1], default=0.0)
 
 
-def detect_reference(text: str) -> str | None:
-    """`detect` computed by langdetect itself."""
-    return reference_detection()(text)[0]
-
-
-@cache
-def reference_detection() -> Callable[[str], Detection]:
+def reference_detection(text: str) -> Detection:
     """Detection by langdetect itself, repeatable."""
-    factory = language_factory()
-
-    def detection(text: str) -> Detection:
-        detector = factory.create()
-        detector.append(text)
-        try:
-            language = detector.detect()
-        except LangDetectException:
-            return None, ()
-        return language, tuple(detector.langprob)
-
-    return detection
+    detector = language_factory().create()
+    detector.append(text)
+    try:
+        language = detector.detect()
+    except LangDetectException:
+        return None, ()
+    return language, tuple(detector.langprob)
 
 
 @cache
 def _detection() -> Callable[[str], Detection]:
-    """The fast detection if it is exact here, its tables kept for later processes; langdetect's own are then freed."""
-    tables = Tables("languages", "langdetect")
-    arrays = tables.arrays
-
-    def fast() -> Callable[[str], Detection]:
-        arrays.update({} if arrays else tables_of(language_factory()))
-        return fast_detect(arrays)
-
-    detection = checked("language detection", fast, _reference, () if arrays else SAMPLES)
-    if detection is not _reference and reference_detection.cache_info().currsize:
-        tables.keep(arrays)
-        reference_detection.cache_clear()
+    """The fast detection if it is exact here; langdetect's own tables are then freed."""
+    detection = checked_with_tables(
+        "language detection", ("languages", "langdetect"), lambda: tables_of(language_factory()), fast_detect,
+        reference_detection, SAMPLES,
+    )  # fmt: skip
+    if detection is not reference_detection:
         language_factory.cache_clear()
     return detection
-
-
-def _reference(text: str) -> Detection:
-    return reference_detection()(text)
 
 
 @cache

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.fast.exact import Tables, checked
+from data_pipeline.fast.exact import Arrays, checked_with_tables
 from data_pipeline.fast.shingles import CHUNK, EMPTY, as_bytes, first_end, pack, shingles
 from lineage.loops import call_first, compiled
 
@@ -136,36 +136,27 @@ def as_sketch(values: Numbers | None, num_permutations: int) -> "MinHash":
     """datasketch's object for a signature, or an empty one."""
     from datasketch import MinHash
 
-    return MinHash(
-        num_perm=num_permutations, hashvalues=values, permutations=_permutations(num_permutations), scheme=SCHEME
-    )
+    return MinHash(num_permutations, hashvalues=values, **_permutations(num_permutations), scheme=SCHEME)
 
 
 @cache
 def _signer(num_permutations: int, shingle_characters: int) -> Sign:
     reference = partial(reference_signature, num_permutations=num_permutations, shingle_characters=shingle_characters)
-    tables = Tables(f"permutations-{num_permutations}-{shingle_characters}", "datasketch")
-    permutations = tables.arrays.get("permutations")
-    fast = partial(_compiled_signer, num_permutations, shingle_characters, reference, permutations)
-    signer = checked("MinHash", fast, reference, SAMPLES if permutations is None else (), np.array_equal)
-    if permutations is None and signer is not reference:
-        tables.keep({"permutations": _permutations(num_permutations)})
-    return signer
+    tables = f"permutations-{num_permutations}-{shingle_characters}", "datasketch"
+    fast = partial(_compiled_signer, shingle_characters, reference)
+    make = partial(_permutations, num_permutations)
+    return checked_with_tables("MinHash", tables, make, fast, reference, SAMPLES, np.array_equal)
 
 
 @cache
-def _permutations(count: int) -> Numbers:
+def _permutations(count: int) -> dict[str, Numbers]:
     from datasketch import MinHash  # which brings scipy
 
-    return np.asarray(MinHash(num_perm=count, seed=1, scheme=SCHEME).permutations)
+    return {"permutations": np.asarray(MinHash(num_perm=count, seed=1, scheme=SCHEME).permutations)}
 
 
-def _compiled_signer(
-    num_permutations: int, shingle_characters: int, reference: Sign, permutations: Numbers | None
-) -> Sign:
-    multipliers, offsets = np.ascontiguousarray(
-        _permutations(num_permutations) if permutations is None else permutations
-    )
+def _compiled_signer(shingle_characters: int, reference: Sign, arrays: Arrays) -> Sign:
+    multipliers, offsets = np.ascontiguousarray(arrays["permutations"])
     known = np.full((1 << TABLE_BITS, 2), EMPTY)
     recent = np.zeros(RECENT_HASHES, np.uint64)
     tables = (multipliers, offsets, known, recent, *working_space())

@@ -6,7 +6,7 @@ documents are numbered from 0, and all shards' together are the corpus's numbers
 
 import time
 from array import array
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from data_pipeline.contamination.decontaminate import count_matches
+from data_pipeline.contamination.decontaminate import ngrams_of_files
 from data_pipeline.document import Document, size_bytes
 from data_pipeline.duplicates.lsh import fingerprint_words, fingerprints
 from data_pipeline.files import StageAttrition
@@ -50,7 +50,6 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     numbers, sizes, places = array("q"), array("q"), count()
     deduplicate = DeduplicateConfig(**settings["deduplicate"]) if settings["deduplicate"] else None
     search = settings["decontaminate"]
-    lengths = (search["ngram_words"], search["min_ngram_words"]) if search else ()
     paths = tuple(map(Path, settings["test_sets"]))
     with (
         (directory / TOKENS).open("wb") as token_file,
@@ -76,7 +75,8 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
                     fingerprint_file.write(fingerprints([document.text for document in long], deduplicate).data)
             if search:
                 with _timed(seconds, "decontaminate"):
-                    matching = [count_matches(document.text, paths, *lengths) for document in long]
+                    sought = ngrams_of_files(paths, search["ngram_words"], search["min_ngram_words"])
+                    matching = [Counter(ngram for _, ngram in sought.matches(document.text)) for document in long]
                 for number, ngrams in enumerate(matching, len(numbers) - len(long)):
                     if ngrams:
                         row = {"document": number, "ngrams": dict(ngrams)}

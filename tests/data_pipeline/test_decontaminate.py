@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ from hypothesis import strategies as st
 
 from data_pipeline.contamination.decontaminate import (
     SENTENCE_END,
-    count_matches,
     decontaminate,
     ngrams_of_files,
     read_documents,
@@ -107,7 +107,7 @@ def test_matches_are_counted_over_all_files(tmp_path: Path) -> None:
     (tmp_path / "lines.txt").write_text("one two three four five six seven eight nine\ntoo short\n", encoding="utf-8")
     paths = (tmp_path / "exam.jsonl", tmp_path / "lines.txt")
     text = f"{PASSAGE.upper()}! One, two, three four five six seven (eight) nine. {PASSAGE}; too short"
-    found = count_matches(text, paths, 8, 8)
+    found = Counter(ngram for _, ngram in ngrams_of_files(paths, 8, 8).matches(text))
     first = " ".join(words_of(PASSAGE)[:8])
     assert found[first] == 2
     assert found["one two three four five six seven eight"] == 1

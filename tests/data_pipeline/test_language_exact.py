@@ -16,7 +16,7 @@ from langdetect.utils.ngram import NGram
 
 from data_pipeline.fast import exact_langdetect, language
 from data_pipeline.fast.exact_langdetect import _character_classes, _sum, fast_detect, tables_of
-from data_pipeline.fast.language import SAMPLES, detect, detect_reference, language_factory, reference_detection
+from data_pipeline.fast.language import SAMPLES, detect, language_factory, reference_detection
 from lineage import remembered
 from lineage.loops import call_first, compiled
 from tests.data_pipeline.foreign_text import found_texts, made_texts, package_descriptions
@@ -24,7 +24,6 @@ from tests.made_data import ARTICLES, wikitext
 
 ROOT = Path(__file__).resolve().parents[2]
 FAST = fast_detect(tables_of(language_factory()))
-REFERENCE = reference_detection()
 
 PIECES = [
     "http://", "https://", "a@b", "@mail.example", "@", ".", "x" * 70, "word ", "the river ", "WENT ", "  ", "\u0301",
@@ -35,13 +34,13 @@ PIECES = [
 
 
 def assert_same(text: str) -> None:
-    assert FAST(text) == REFERENCE(text)
+    assert FAST(text) == reference_detection(text)
 
 
 @pytest.mark.parametrize("text", SAMPLES)
 def test_samples(text: str) -> None:
     assert_same(text)
-    assert detect(text) == detect_reference(text)
+    assert detect(text) == reference_detection(text)[0]
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=40).map("".join))
@@ -172,7 +171,7 @@ def test_checked_tables_are_kept_and_made_again_when_they_are_damaged(
             if damaged:
                 (tmp_path / "languages.npz").write_bytes((tmp_path / "languages.npz").read_bytes()[:-1])
             language._detection.cache_clear()
-            assert language._detection()(text) == REFERENCE(text)
+            assert language._detection()(text) == reference_detection(text)
     finally:
         language._detection.cache_clear()
     assert len(made) == 2
