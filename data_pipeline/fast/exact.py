@@ -72,8 +72,8 @@ def checked_with_tables(
         arrays.update({} if content else make())
         return fast(arrays)
 
-    found = checked(name, with_arrays, reference, () if content else samples, same)
-    if found is not reference and not content:
+    chosen = checked(name, with_arrays, reference, () if content else samples, same)
+    if chosen is not reference and not content:
         np.savez(written := io.BytesIO(), allow_pickle=False, **arrays)
         remember(file, made_of, written.getvalue())
-    return found
+    return chosen
