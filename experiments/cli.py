@@ -164,8 +164,8 @@ def mfu(
     from experiments.simulator.cluster import load_cluster
 
     read = planner.read_model(model)
-    given = planner.Given(gpus, batch or read.template.global_batch, tokens_per_second, milliseconds, tflops)
-    print(planner.utilisation(read, load_cluster(cluster), given))
+    sequences = batch or read.template.global_batch
+    print(planner.utilisation(read, load_cluster(cluster), gpus, sequences, tokens_per_second, milliseconds, tflops))
 
 
 @app.command("list")

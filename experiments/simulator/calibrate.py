@@ -34,8 +34,8 @@ from experiments.simulator.measurements import (
     all_reduces,
     h100_rows,
     megatron_2019,
+    observed,
     predicted,
-    ptd_p_table_1,
     published_values,
     time_ratios,
     ultrascale,
@@ -273,7 +273,7 @@ def a100_fit() -> Fit:
     folds = [*shuffled, *[None] * (len(rows) - count)]
     ways: dict[str, Sequence[Hashable]] = {"rows in 5 folds": folds, "figures and tables": published}
     known = {row.workload for row in rows}  # vTrain measured two of Table 1
-    apart = [*(row for row in ptd_p_table_1() if row.workload not in known), *zero_3()]
+    apart = [*(row for row in observed("2021/table-1") if row.workload not in known), *zero_3()]
     source = ("fit", "vTrain's single-node and multi-node rows; 2021 paper, Table 2 and Figures 11 to 16")
     table = ("micro-benchmark", "vTrain's NCCL all-reduces inside one A100 server")
     sources = dict.fromkeys(A100_CONSTANTS, source) | dict.fromkeys(NODE_CONSTANTS, table)

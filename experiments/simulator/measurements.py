@@ -74,19 +74,14 @@ def ultrascale() -> tuple[MeasuredRun, ...]:
     return tuple(runs)
 
 
-def ptd_p_table_1() -> list[Observation]:
-    """2021 paper, Table 1."""
-    return _published("2021/table-1")
-
-
 def zero_3() -> list[Observation]:
     """2021 paper, Table 2: the rows of ZeRO-3."""
-    return [row._replace(experiment="2021/table-2, ZeRO-3") for row in _published("2021/table-2") if row.workload.zero]
+    return [row._replace(experiment="2021/table-2, ZeRO-3") for row in observed("2021/table-2") if row.workload.zero]
 
 
 def megatron_2019() -> list[Observation]:
     """2019 paper, Figures 1 and 5, Tables 2, 7 and 8; the first row is the one on a single GPU."""
-    return _published(*(f"2019/{name}" for name in ("figure-1", "figure-5", "table-2", "table-7", "table-8")))
+    return observed(*(f"2019/{name}" for name in ("figure-1", "figure-5", "table-2", "table-7", "table-8")))
 
 
 def v100_rows() -> list[Observation]:
@@ -111,7 +106,7 @@ def a100_rows() -> list[Observation]:
     times = [Observation(name, workload_of(row), "iteration_seconds", float(row["iteration_ms"]) / 1e3)
              for name in ("vtrain-single-node", "vtrain-multi-node")
              for row in read_rows(HERE / f"{name}.csv")]  # fmt: skip
-    rows = _published("2021/table-2", *(f"2021/figure-{number}" for number in range(11, 17)))
+    rows = observed("2021/table-2", *(f"2021/figure-{number}" for number in range(11, 17)))
     return [*times, *(row for row in rows if row.workload.zero == 0)]
 
 
@@ -222,7 +217,7 @@ RATIOS = ("speedup", "scaling_percent")
 """Quantities that are 1 or 100 % for the first row by definition."""
 
 
-def _published(*names: str) -> list[Observation]:
+def observed(*names: str) -> list[Observation]:
     """The workloads that these experiments simulate, each with the claim about its part's first quantity."""
     return [Observation(experiment.name, workload_of(row), part.simulated[0], published_value(row, part.simulated[0]))
             for experiment in map(find_experiment, names) for part in experiment.parts if part.simulated

@@ -192,6 +192,9 @@ def format_plan(model: PlannedModel, cluster: Cluster, choices: Sequence[Choice]
     epoch = model.epoch_tokens or EPOCH_TOKENS
     tokens = model.tokens or epoch
     peak = cluster.constants.matmul_flops_per_second.value
+    interval, known = cluster.interval(gpus), fitted_workloads(cluster.software)
+    fitted = sum(choice.workload in known for choice in choices)
+    tried = f", which held {interval.coverage:.0%} of them," if interval.coverage is not None else ""
     whole = flops_of(choices[0].workload._replace(recompute="none")) / per_iteration
     llama = template.family == "llama"
     whose_times = "GPT-2" if template.family == "gpt2" else template.family
@@ -201,7 +204,8 @@ def format_plan(model: PlannedModel, cluster: Cluster, choices: Sequence[Choice]
     lines = [
         f"{model.name}: {model.parameters:,} parameters, {tokens:,} tokens in batches of "
         f"{template.global_batch}, on {gpus} of {cluster.title}{f', {cluster.software}' if cluster.software else ''}",
-        f"simulated; {_trust(cluster, choices)}; an epoch is {epoch:,} tokens "
+        f"simulated; 90 % intervals{tried} come of measurements ({interval.source}); the cost model was fitted on "
+        f"{fitted or 'none'} of these layouts; an epoch is {epoch:,} tokens "
         f"({'the dataset' if model.epoch_tokens else '2019 paper'})",
         f"memory is that of the fullest rank, {whose}, in {cluster.precision}; TFLOP/s and MFU count the whole of "
         f"attention, and no layer that is computed again; times are a {whose_times}'s",
@@ -226,28 +230,8 @@ def format_plan(model: PlannedModel, cluster: Cluster, choices: Sequence[Choice]
     return "\n".join(lines)
 
 
-def _trust(cluster: Cluster, choices: Sequence[Choice]) -> str:
-    """How far the numbers can be believed."""
-    interval = cluster.interval(choices[0].workload.gpus)
-    known = fitted_workloads(cluster.software)
-    fitted = sum(choice.workload in known for choice in choices)
-    tried = f", which held {interval.coverage:.0%} of them," if interval.coverage is not None else ""
-    return (f"90 % intervals{tried} come of measurements ({interval.source}); the cost model was fitted on "
-            f"{fitted or 'none'} of these layouts")  # fmt: skip
-
-
 def _divisors(number: int, most: int) -> list[int]:
     return [n for n in range(1, min(number, most) + 1) if number % n == 0]
-
-
-class Given(NamedTuple):
-    """A measured rate: one of the last three, on this many GPUs and sequences."""
-
-    gpus: int
-    batch: int
-    tokens_per_second: float | None = None
-    milliseconds: float | None = None
-    tflops: float | None = None
 
 
 class Flops(NamedTuple):
@@ -275,30 +259,33 @@ def token_flops(model: PlannedModel) -> Flops:
     return Flops(flops_of(w) / (w.global_batch * w.seq) - attention, attention, again)
 
 
-def utilisation(model: PlannedModel, cluster: Cluster, given: Given) -> str:
-    """The given rate turned into all others. Raises BadInput unless exactly one is given, above 0."""
-    stated = [value for value in given[2:] if value is not None]
+def utilisation(
+    model: PlannedModel, cluster: Cluster, gpus: int, batch: int, tokens_per_second: float | None = None,
+    milliseconds: float | None = None, tflops: float | None = None,
+) -> str:  # fmt: skip
+    """The rate on this many GPUs and sequences turned into all others. Raises BadInput unless one is given, above 0."""
+    stated = [value for value in (tokens_per_second, milliseconds, tflops) if value is not None]
     if len(stated) != 1 or stated[0] <= 0:
         raise BadInput("give one of --tokens-per-second, --milliseconds and --tflops, above 0")
-    flops, tokens = token_flops(model), given.batch * model.template.seq
+    flops, tokens = token_flops(model), batch * model.template.seq
     whole = flops.parameters + flops.attention
-    if given.tflops:
-        rate = given.tflops * 1e12 * given.gpus / whole
+    if tflops:
+        rate = tflops * 1e12 * gpus / whole
     else:
-        rate = given.tokens_per_second or 1e3 * tokens / (given.milliseconds or 1.0)
+        rate = tokens_per_second or 1e3 * tokens / (milliseconds or 1.0)
     peak = cluster.constants.matmul_flops_per_second
     conventions = {"attention whole": whole, "attention causal (half)": whole - flops.attention / 2,
                    "whole, layers computed again": whole + flops.again}  # fmt: skip
     lines = [
         f"{model.name}: 6 × {flops.parameters / 6:,.0f} parameters that multiply, 12 × layers × hidden × sequence = "
         f"{flops.attention:,.0f} of attention a token",
-        f"{rate:,.1f} tokens/s = {rate / given.gpus:,.1f} a GPU; {1e3 * tokens / rate:,.1f} ms for "
-        f"{given.batch} × {model.template.seq:,} tokens on {given.gpus:,} GPUs",
+        f"{rate:,.1f} tokens/s = {rate / gpus:,.1f} a GPU; {1e3 * tokens / rate:,.1f} ms for "
+        f"{batch} × {model.template.seq:,} tokens on {gpus:,} GPUs",
         f"dense peak, without sparsity, {peak.value / 1e12:g} TFLOP/s a GPU ({peak.source})",
         "utilisation = FLOPs a token × tokens/s / (GPUs × peak)",
         f"{'':<30}{'GFLOP a token':>15}{'TFLOP/s a GPU':>15}{'of peak':>9}",
     ]
     for name, each in conventions.items():
-        reached = each * rate / given.gpus
+        reached = each * rate / gpus
         lines.append(f"{name:<30}{each / 1e9:>15.4g}{reached / 1e12:>15.4g}{reached / peak.value:>9.1%}")
     return "\n".join(lines)

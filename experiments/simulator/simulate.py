@@ -6,11 +6,12 @@ computed; a message's time belongs to the computation that sends it. For equal s
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from statistics import NormalDist
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,13 +92,24 @@ class Prediction:
     """Mean iterations per second with and without stalls, times the probability that the layout fits."""
 
 
+class Walk(NamedTuple):
+    """Workloads of equal depth and schedule, whose pipelines are walked together."""
+
+    places: NDArray[np.int64]
+    order: "Order"
+    layers: NDArray[np.int64]
+    """Layers of every stage."""
+    heads: NDArray[np.int64] | NDArray[np.bool_]
+    """1 for a stage with the output head, otherwise 0."""
+
+
 def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
     """Time of every workload. They must have been checked (`checked_config`)."""
-    w = Workloads.of(workloads)
+    w, walks = _prepared(tuple(workloads))
     (layer, ahead), head = layer_passes(machine, w), head_passes(machine, w)
     message = collectives.stage_message_seconds(machine, w)
     computed, layer, exposed = layer, *_sharded(machine, w, layer)
-    pipeline = _pipeline_seconds(workloads, layer, head, message)
+    pipeline = _pipeline_seconds(walks, layer, head, message)
     parameters = (layer_weights(w) * np.ceil(w.layers / w.p) + (w.v + w.s * (1 - w.xl)) * w.h) / w.t
     most = np.ceil(w.layers / w.p)
     for place in np.flatnonzero(w.llama).tolist():
@@ -138,30 +150,6 @@ def _sharded(machine: Machine, w: Workloads, layer: Passes) -> tuple[Passes, Flo
     passes = Passes(*(np.where(w.zero == 3, np.maximum(*both), both[0]) for both in zip(layer, sent, strict=True)))
     ends = sum(np.minimum(*both) for both in zip(layer, sent, strict=True))
     return passes, w.m * (ends + half(embedding, element) + half(embedding, gradient))
-
-
-def stage_passes(like: Workload, layer: Passes, head: Passes, message_seconds: Floats) -> Passes:
-    """Forward and backward time of every stage, each with the message it sends to the next, [n, stages].
-
-    All times are of the same `n` workloads, which have the layers and the pipeline of `like`.
-    """
-    if like.family == "llama":
-        counts, heads = stage_blocks(like)
-    else:
-        counts = _layer_counts(like.layers, like.pp, like.chunks)
-        heads = np.arange(len(counts)) == len(counts) - 1
-    forward, backward = np.multiply.outer(layer.forward, counts), np.multiply.outer(layer.backward, counts)
-    forward[:, :-1] += message_seconds[:, None]
-    backward[:, 1:] += message_seconds[:, None]
-    forward += np.multiply.outer(head.forward, heads)
-    backward += np.multiply.outer(head.backward, heads)
-    return Passes(forward, backward)
-
-
-@cache
-def _layer_counts(layers: int, pp: int, chunks: int) -> NDArray[np.int64]:
-    """Layers of every stage; not to be changed."""
-    return np.array([len(stage.layers) for stage in split_layers(layers, pp, chunks)])
 
 
 def simulate(cluster: Cluster, workloads: Sequence[Workload], run: RunConfig | None = None) -> list[Prediction]:
@@ -251,18 +239,34 @@ def _memory(machine: Machine, workload: Workload, config: RunConfig, ahead: floa
     return {"memory_bytes": round(needed), "probability_fits": chance, "reason": reason}
 
 
-def _pipeline_seconds(workloads: Sequence[Workload], layer: Passes, head: Passes, message_seconds: Floats) -> Floats:
-    """Time from the first forward to the last backward pass; workloads of equal depth and schedule share a walk."""
-    seconds = np.empty(len(workloads))
-    alike: dict[tuple[Any, ...], list[int]] = {}
-    for place, workload in enumerate(workloads):
-        schedule = (workload.pp, workload.chunks, workload.microbatches)
-        sizes = (workload.hidden, workload.inner, workload.vocab) if workload.family == "llama" else ()
-        alike.setdefault((schedule, workload.layers, *sizes), []).append(place)
-    for (schedule, *_), places in alike.items():
-        of_layer, of_head = (Passes(*(times[places] for times in passes)) for passes in (layer, head))
-        stages = stage_passes(workloads[places[0]], of_layer, of_head, message_seconds[places])
-        seconds[places] = makespan_seconds(order_of(*schedule), *stages)
+@lru_cache(maxsize=8)  # a fit asks for the same rows thousands of times
+def _prepared(rows: tuple[Workload, ...]) -> tuple[Workloads, list[Walk]]:
+    """The columns of workloads, and how they are walked."""
+    alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for place, row in enumerate(rows):
+        sizes = (row.hidden, row.inner, row.vocab) if row.family == "llama" else ()
+        alike[row.pp, row.chunks, row.microbatches, row.layers, *sizes].append(place)
+    walks = []
+    for (pp, chunks, microbatches, layers, *_), places in alike.items():
+        if rows[places[0]].family == "llama":
+            counts, heads = stage_blocks(rows[places[0]])
+        else:
+            counts = np.array([len(stage.layers) for stage in split_layers(layers, pp, chunks)])
+            heads = np.arange(len(counts)) == len(counts) - 1
+        walks.append(Walk(np.array(places), order_of(pp, chunks, microbatches), counts, heads))
+    return Workloads.of(rows), walks
+
+
+def _pipeline_seconds(walks: Sequence[Walk], layer: Passes, head: Passes, message_seconds: Floats) -> Floats:
+    """Time from the first forward to the last backward pass; every stage sends a message to the next."""
+    seconds = np.empty(len(message_seconds))
+    for places, order, layers, heads in walks:
+        forward, backward = (np.multiply.outer(times[places], layers) for times in layer)
+        forward[:, :-1] += message_seconds[places, None]
+        backward[:, 1:] += message_seconds[places, None]
+        forward += np.multiply.outer(head.forward[places], heads)
+        backward += np.multiply.outer(head.backward[places], heads)
+        seconds[places] = makespan()(order, forward, backward)
     return seconds
 
 
@@ -283,13 +287,12 @@ def order_of(pp: int, chunks: int, microbatches: int) -> Order:
     )
 
 
-def makespan_seconds(codes: Order, forward: Floats, backward: Floats) -> Floats:
-    """Time from the first forward to the end of the last backward pass, [n]; durations are per stage, [n, stages]."""
-    return _compiled_makespan()(codes, forward, backward)
-
-
 @cache
-def _compiled_makespan() -> Callable[[Order, Floats, Floats], Floats]:
+def makespan() -> Callable[[Order, Floats, Floats], Floats]:
+    """The compiled walk: time from the first forward to the end of the last backward pass, [n].
+
+    Durations are per stage, [n, stages].
+    """
     from lineage.loops import compiled
 
     return compiled(_makespan)

@@ -8,7 +8,7 @@ from engine.pipeline.schedule import ideal_bubble
 from experiments.catalogue import find_experiment, read_rows
 from experiments.published import HERE, published_rows
 from experiments.simulator.measurements import workload_of
-from experiments.simulator.simulate import makespan_seconds, order_of
+from experiments.simulator.simulate import makespan, order_of
 from experiments.simulator.workload import Workload, checked_config
 
 RUNS = [row for name in ("ptd-p-runs.csv", "megatron-2019-runs.csv") for row in read_rows(HERE / name)]
@@ -56,7 +56,7 @@ def test_figure_6_of_2021() -> None:
         pp, microbatches = workload.pp, workload.microbatches
         bubble = ideal_bubble("1f1b", pp, 1, microbatches)
         assert bubble == pytest.approx(value, abs=0.0051)
-        (walked,) = makespan_seconds(order_of(pp, 1, microbatches), np.ones((1, pp)), 2 * np.ones((1, pp)))
+        (walked,) = makespan()(order_of(pp, 1, microbatches), np.ones((1, pp)), 2 * np.ones((1, pp)))
         assert walked / (3 * microbatches) - 1 == pytest.approx(bubble, rel=1e-12)
 
 
@@ -69,7 +69,7 @@ def test_figure_8_of_2021_from_figure_7() -> None:
 
     def rate(batch: int, micro_batch: int) -> float:
         forward = np.full((1, 8), micro_batch / tflops[micro_batch])
-        return 1 / float(makespan_seconds(order_of(8, 1, batch // micro_batch), forward, 2 * forward)[0])
+        return 1 / float(makespan()(order_of(8, 1, batch // micro_batch), forward, 2 * forward)[0])
 
     for workload, value in printed("2021/figure-8", "relative_throughput"):
         relative = rate(workload.global_batch, workload.micro_batch) / rate(workload.global_batch, 1)

@@ -29,8 +29,8 @@ from experiments.simulator.measurements import (
     Observation,
     all_reduces,
     megatron_2019,
+    observed,
     predicted,
-    ptd_p_table_1,
     published_values,
     zero_3,
 )
@@ -58,7 +58,7 @@ def test_the_sets_are_whole() -> None:
     assert Counter(row.experiment for row in A100_FIT.rows if row.quantity == "iteration_seconds") == {
         "vtrain-single-node": 724, "vtrain-multi-node": 61
     }  # fmt: skip
-    assert len(ptd_p_table_1()) == 10
+    assert len(observed("2021/table-1")) == 10
     assert sum(all_reduces(gpu).shape[1] for gpu in ("a100", "v100")) == 154
 
 
@@ -74,7 +74,7 @@ def test_held_out_rows_are_predicted(held: dict[str, HeldOut]) -> None:
 def test_the_papers_rows_are_predicted_without_having_been_fitted_on() -> None:
     figures = [[one for one in megatron_2019() if one.experiment.endswith(name)] for name in ("figure-1", "figure-5")]
     fitted_on = {(row.experiment, row.workload) for row in (*A100_FIT.rows, *V100_FIT.rows[1:])}
-    for machine, rows in ((A100_MACHINE, ptd_p_table_1()), *((V100_MACHINE, rows) for rows in figures)):
+    for machine, rows in ((A100_MACHINE, observed("2021/table-1")), *((V100_MACHINE, rows) for rows in figures)):
         assert len(rows) in (8, 10)
         assert not {(row.experiment, row.workload) for row in rows} & fitted_on
         assert mean_error(machine, rows) <= 0.08

@@ -11,7 +11,6 @@ from engine.run.resolved import read_run
 from experiments.simulator.cluster import load_cluster
 from experiments.simulator.planner import (
     OWN,
-    Given,
     model_of_run,
     possible_layouts,
     ranked_layouts,
@@ -136,14 +135,14 @@ def row(text: str, name: str) -> list[str]:
 
 def test_39_tflops_of_2019_are_with_layers_computed_again() -> None:
     """Megatron-LM#27: 528.9 ms on one V100, which the paper's count makes 40.8 TFLOP/s of a batch of 2."""
-    text = utilisation(GPT2, load_cluster("dgx-2h-v100"), Given(1, 2, milliseconds=528.9))
+    text = utilisation(GPT2, load_cluster("dgx-2h-v100"), 1, 2, milliseconds=528.9)
     assert row(text, "whole, layers computed again")[1:] == ["40.81", "31.4%"]
     assert row(text, "attention whole")[1:] == ["31.06", "23.9%"]
 
 
 def test_the_denominator_is_the_dense_peak(tmp_path: Path) -> None:
     """Megatron-LM#1276: 400 TFLOP/s of an H100 are 40 %, not 20. #1565: 420 of Qwen2.5-32B on H200s are 42.5 %."""
-    text = utilisation(GPT2, load_cluster("h100"), Given(1, 512, tflops=400.0))
+    text = utilisation(GPT2, load_cluster("h100"), 1, 512, tflops=400.0)
     assert row(text, "attention whole")[1:] == ["400", "40.4%"]
     qwen = {"model_type": "qwen2", "hidden_size": 5120, "num_attention_heads": 40, "num_key_value_heads": 8,
             "num_hidden_layers": 64, "intermediate_size": 27648, "max_position_embeddings": 131072,
@@ -157,12 +156,12 @@ def test_the_denominator_is_the_dense_peak(tmp_path: Path) -> None:
 
 def test_every_rate_leads_to_the_others() -> None:
     cluster = load_cluster("dgx-a100-80g")
-    text = utilisation(GPT2, cluster, Given(64, 512, milliseconds=1000.0))
+    text = utilisation(GPT2, cluster, 64, 512, milliseconds=1000.0)
     rate = 512 * 1024.0
     flops = token_flops(GPT2)
     tflops = (flops.parameters + flops.attention) * rate / 64 / 1e12
-    assert utilisation(GPT2, cluster, Given(64, 512, tokens_per_second=rate)) == text
-    assert utilisation(GPT2, cluster, Given(64, 512, tflops=tflops)) == text
+    assert utilisation(GPT2, cluster, 64, 512, tokens_per_second=rate) == text
+    assert utilisation(GPT2, cluster, 64, 512, tflops=tflops) == text
 
 
 def test_the_parts_of_a_token_s_operations_are_the_closed_forms() -> None:

@@ -17,7 +17,7 @@ from experiments.catalogue import find_experiment
 from experiments.published import published_rows, published_value
 from experiments.simulator.cluster import Cluster, Constants, Software, SoftwareConstants, load_cluster, machine_of
 from experiments.simulator.measurements import fitted_workloads, workload_of
-from experiments.simulator.simulate import Prediction, iteration_parts, makespan_seconds, order_of, simulate
+from experiments.simulator.simulate import Prediction, iteration_parts, makespan, order_of, simulate
 from experiments.simulator.workload import Workload, checked_config, flops_of
 from lineage.config import load_config
 from lineage.errors import BadInput
@@ -261,4 +261,4 @@ def test_stages_take_the_longest_path(shape: tuple[int, int, int], data: st.Data
 
     longest = max(end(rank, order[-1]) for rank, order in enumerate(orders))
     twice = np.stack([forward, 2 * forward]), np.stack([backward, 2 * backward])
-    assert makespan_seconds(order_of(pp, chunks, microbatches), *twice) == pytest.approx([longest, 2 * longest])
+    assert makespan()(order_of(pp, chunks, microbatches), *twice) == pytest.approx([longest, 2 * longest])
