@@ -16,12 +16,12 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, FiniteFloat, NonNegativeFloat, PositiveFloat
+from pydantic import Field, FiniteFloat, NonNegativeFloat
 
 from lineage.atomic import write_json
 from lineage.config import Config, parse_config
 from lineage.environment import describe_environment
-from lineage.files import Environment, read_values
+from lineage.files import Environment, Positive, read_values
 from lineage.numbers import MISSING, csv_cell, show, size_bytes
 
 AGAINST = "against.json"
@@ -29,7 +29,6 @@ AGAINST = "against.json"
 
 Name = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")]
 NotNegative = Annotated[NonNegativeFloat, Field(allow_inf_nan=False)]
-Positive = Annotated[PositiveFloat, Field(allow_inf_nan=False)]
 
 
 class Series(Config):
@@ -184,24 +183,19 @@ def setting_lines(result: Benchmark) -> list[str]:
 
 
 def show_benchmark(result: Benchmark) -> None:
-    """Print the shared settings, the tables, their summary and the method."""
-    print(result.title, *setting_lines(result), sep="\n")
-    for table in tables(result):
-        show_rows(table)
-    print(*(f"- {line}" for line in (*sentences(result), *result.disagreements, *result.notes)), sep="\n")
-
-
-def show_rows(rows: Table) -> None:
-    """Print a table, its numbers to the right."""
+    """Print the shared settings, the tables with their numbers to the right, their summary and the method."""
     from rich.console import Console
     from rich.table import Table as Drawn
 
-    table = Drawn(title=rows.title, title_justify="left")
-    for place, head in enumerate(rows.heads):
-        table.add_column(head, justify="left" if place < rows.words else "right")
-    for cells in rows.rows:
-        table.add_row(*cells)
-    Console(markup=False).print(table)
+    print(result.title, *setting_lines(result), sep="\n")
+    for table in tables(result):
+        drawn = Drawn(title=table.title, title_justify="left")
+        for place, head in enumerate(table.heads):
+            drawn.add_column(head, justify="left" if place < table.words else "right")
+        for cells in table.rows:
+            drawn.add_row(*cells)
+        Console(markup=False).print(drawn)
+    print(*(f"- {line}" for line in (*sentences(result), *result.disagreements, *result.notes)), sep="\n")
 
 
 def _measure_table(medians: dict[tuple[str, str], float], measure: str, unit: str) -> Table:

@@ -22,6 +22,10 @@ TOLERANCE = re.compile(r"digits|exact|±\d+(\.\d+)?|\d+(\.\d+)?%|-\d+(\.\d+)?\+\
 
 PAPERS: dict[str, str] = read_toml(CLAIMS / "papers.toml")
 """Titles, by what the names of their claims and experiments begin with."""
+FACTS: dict[str, list[str]] = read_toml(CLAIMS / "facts.toml")
+"""Ids of claims by the independent fact that decides them, where that is not what their own citation has."""
+NEEDS: dict[str, list[str]] = read_toml(CLAIMS / "needs.toml")
+"""Ids of claims by the means that an answer at the published size needs, the least first."""
 
 MEASUREMENTS = {
     "activations": "activations:measure_activations", "bubble": "bubble:measure_bubbles",
@@ -287,14 +291,6 @@ class UnansweredClaims(Config):
     missing: tuple[Unanswered, ...]
     """Numbers that wait for machines, data or weights."""
 
-    def reason(self, claim: Claim) -> tuple[bool, str] | None:
-        """True if the claim is context, and the reason for having no experiment; None if no row matches."""
-        for is_context, rows in ((True, self.context), (False, self.missing)):
-            for row in rows:
-                if matches(claim, row.claims):
-                    return is_context, row.reason
-        return None
-
 
 class Experiment(Config):
     """experiment.toml: a published table or figure."""
@@ -410,30 +406,9 @@ def erratum_of(claim: Claim) -> Erratum | None:
     return next((erratum for erratum in every_erratum() if matches(claim, erratum.claims)), None)
 
 
-@cache
-def _groups(name: str) -> dict[str, tuple[str, ...]]:
-    """Patterns of claims' ids by group, from a file of `claims`."""
-    return {group: tuple(patterns) for group, patterns in read_toml(CLAIMS / name).items()}
-
-
-def _group_of(claim: Claim, name: str) -> str | None:
-    groups = _groups(name).items()
-    return next((group for group, patterns in groups if matches(claim, patterns)), None)
-
-
-def fact_of(claim: Claim) -> str:
-    """The independent fact that decides a claim: claims of one fact hold or fail together. By default its citation."""
-    return _group_of(claim, "facts.toml") or claim.citation
-
-
-def need_of(claim: Claim) -> str:
-    """Means that an answer at the published size needs."""
-    return _group_of(claim, "needs.toml") or "a cluster"
-
-
-def every_need() -> tuple[str, ...]:
-    """The needs, the least first."""
-    return tuple(_groups("needs.toml"))
+def group_of(claim: Claim, groups: Mapping[str, Iterable[str]]) -> str | None:
+    """The first group, such as one of `FACTS` or `NEEDS`, that has the claim's id."""
+    return next((group for group, patterns in groups.items() if matches(claim, patterns)), None)
 
 
 @cache

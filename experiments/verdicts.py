@@ -5,18 +5,19 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from experiments.catalogue import (
     ABLATION,
+    FACTS,
+    NEEDS,
     PAPERS,
     Claim,
     Experiment,
     erratum_of,
     every_claim,
-    every_need,
-    fact_of,
-    need_of,
+    group_of,
+    matches,
     unanswered_claims,
 )
 from experiments.files import FITTED, NOT_RUN, STAND_IN, Refusals
@@ -25,7 +26,7 @@ from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import parse_document, read_values
 from lineage.numbers import aligned
 from lineage.records import RECORDS, Kind, Record, read_records
-from lineage.run import MANIFEST, RunDirectory
+from lineage.run import RunDirectory
 
 if TYPE_CHECKING:
     from experiments.scores import Finding
@@ -77,7 +78,7 @@ class Verdict:
     @property
     def needs(self) -> str:
         """Means that would answer a claim that was not run; empty for others."""
-        return need_of(self.claim) if self.outcome == "not-run" else ""
+        return group_of(self.claim, NEEDS) or "a cluster" if self.outcome == "not-run" else ""
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def load_results(folders: Iterable[Path]) -> Results:
     Raises IntegrityFailure where a sealed file was changed, a run holds a kind of number that it cannot have made or an
     ablation's forecast is not that of its trainings, BadInput where a folder is not there.
     """
-    runs: dict[Path, str] = {}
+    runs: dict[Path, dict[str, Any]] = {}
     left_out = []
     folders = list(folders)
     if other := next((folder for folder in folders if not folder.is_dir()), None):
@@ -111,21 +112,23 @@ def load_results(folders: Iterable[Path]) -> Results:
             left_out.append(f"{path} was never finished (it has no seal): left out")
         else:
             check_seal(path)
-            runs[path] = str(RunDirectory.open(path).manifest.get("created", ""))
+            runs[path] = RunDirectory.open(path).manifest
     records: list[Record] = []
     refused: dict[tuple[str, str, float | None], str] = {}
     findings: dict[str, Finding] = {}
-    for path in sorted(runs, key=lambda run: runs[run], reverse=True):
-        records += (own := _records(path))
-        kind = RunDirectory.open(path).manifest["kind"]
-        if kind == ABLATION:
+    for path, manifest in sorted(runs.items(), key=lambda run: str(run[1].get("created", "")), reverse=True):
+        records += (own := [record for record in read_records(path / RECORDS) if record.kind != "published"])
+        mode = str(manifest["config"].get("mode", ""))
+        if wrong := next((record for record in own if record.kind in NEVER.get(mode, frozenset())), None):
+            raise IntegrityFailure(f"{path} is of mode {mode} and yet calls a number {wrong.kind} ({wrong.series})")
+        if manifest["kind"] == ABLATION:
             from experiments.forecast.ablation import derive_effects
 
             effects, derived = derive_effects(path)
             if [record.model_copy(update={"note": ""}) for record in records[-len(derived) :]] != derived:
                 raise IntegrityFailure(f"{path} does not have the numbers of its trainings in {RECORDS}")
             findings = {finding.effect.claim: finding for finding in effects} | findings
-        elif kind == "reproduction":
+        elif manifest["kind"] == "reproduction":
             findings = findings_of(own) | findings
         if (path / NOT_RUN).is_file():
             for row in parse_document({"rows": read_values(path / NOT_RUN)}, Refusals, NOT_RUN).rows:
@@ -155,8 +158,10 @@ def unanswered(experiments: Iterable[Experiment]) -> list[Verdict]:
     verdicts = []
     for claim in every_claim():
         if claim.id not in answered:
-            is_context, reason = unanswered_claims().reason(claim) or (False, "no experiment runs it")
-            verdicts.append(Verdict("", claim, "of-others" if is_context else "not-run", None, reason))
+            rows = (row for rows in (unanswered_claims().context, unanswered_claims().missing) for row in rows)
+            row = next((row for row in rows if matches(claim, row.claims)), None)
+            outcome: Outcome = "of-others" if row in unanswered_claims().context else "not-run"
+            verdicts.append(Verdict("", claim, outcome, None, row.reason if row else "no experiment runs it"))
     return verdicts
 
 
@@ -191,7 +196,8 @@ def format_summary(verdicts: Sequence[Verdict]) -> str:
 def headlines(verdicts: Sequence[Verdict]) -> list[str]:
     """Sentences on what the counts of claims hide."""
     counts = Counter(verdict.outcome for verdict in verdicts)
-    behind = {fact_of(verdict.claim) for verdict in verdicts if verdict.outcome == "reproduced"}
+    held = [verdict.claim for verdict in verdicts if verdict.outcome == "reproduced"]
+    behind = {group_of(claim, FACTS) or claim.citation for claim in held}
     said = [f"Behind {counts['reproduced']} reproduced rows stand {len(behind)} independent facts."]
     fitted = sum(each.record.note == FITTED for each in verdicts if each.record and each.outcome == "simulated")
     if held_out := counts["simulated"] + counts["missed"] - fitted:
@@ -205,7 +211,7 @@ def headlines(verdicts: Sequence[Verdict]) -> list[str]:
         curves = Counter(each.claim.citation for each in verdicts if each.needs and each.claim.x is not None)
         points = sum(number for number in curves.values() if number > 2)
         figures = sum(number > 2 for number in curves.values())
-        means = "; ".join(f"{need}: {needs[need]}" for need in every_need() if needs[need])
+        means = "; ".join(f"{need}: {needs[need]}" for need in NEEDS if needs[need])
         said.append(
             f"Of {needs.total()} rows that were not run {points} are points of {figures} figures. They need {means}."
         )
@@ -227,17 +233,6 @@ def count_outcomes(verdicts: Iterable[Verdict]) -> str:
     """How many verdicts there are of each kind, the commonest first."""
     counts = Counter(verdict.outcome for verdict in verdicts)
     return ", ".join(f"{number} {named(outcome)}" for outcome, number in counts.most_common()) or "no claims"
-
-
-def _records(path: Path) -> list[Record]:
-    if not (path / MANIFEST).is_file():
-        raise IntegrityFailure(f"{path} holds records but no {MANIFEST}: nothing says what made them")
-    mode = str(RunDirectory.open(path).manifest["config"].get("mode", ""))
-    records = [record for record in read_records(path / RECORDS) if record.kind != "published"]
-    for record in records:
-        if record.kind in NEVER.get(mode, frozenset()):
-            raise IntegrityFailure(f"{path} is of mode {mode} and yet calls a number {record.kind} ({record.series})")
-    return records
 
 
 def _verdict(experiment: Experiment, claim: Claim, records: Rows, results: Results) -> Verdict:

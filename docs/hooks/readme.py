@@ -17,7 +17,7 @@ from pathlib import Path
 
 from docs.hooks.results import PRETRAINED_HEADS, pretrained_rows
 from experiments.benchmark import read_benchmark
-from experiments.catalogue import every_need, load_experiments
+from experiments.catalogue import NEEDS, load_experiments
 from experiments.files import LadderResult, ReproductionScores
 from experiments.reproduce.files import ModelShape, ReproductionSummary
 from experiments.reproduce.order import order_verdict
@@ -145,9 +145,7 @@ def verdicts_block() -> str:
     rows = count_by_paper(verdicts).items()
     lines += [f"|{title}|{'|'.join(cells)}|" for title, cells in rows if any(cells[:-1])]
     needs = Counter(verdict.needs for verdict in verdicts if verdict.needs)
-    told = ", ".join(
-        f"{need.removeprefix('a ').removeprefix('one ')} {needs[need]}" for need in every_need() if needs[need]
-    )
+    told = ", ".join(f"{need.removeprefix('a ').removeprefix('one ')} {needs[need]}" for need in NEEDS if needs[need])
     return "\n".join([*lines, "", f"Not run needs: {told}."])
 
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -161,7 +160,8 @@ class StepFailed(UserError):
 def run_step(program: str, *arguments: str) -> None:
     """Run a command of this suite, or of the system, and print it first. Raises StepFailed if it failed.
 
-    If this process is killed, the step is stopped as by SIGTERM: one that trains leaves a checkpoint.
+    If this process is killed, the step is stopped as by SIGTERM: one that trains leaves a checkpoint. So it does, and
+    ends by itself, where this process is stopped: a terminal sends the step Ctrl-C too, SIGTERM is passed on.
     """
     shown = shlex.join([program, *arguments])
     if not is_quiet():
@@ -169,20 +169,6 @@ def run_step(program: str, *arguments: str) -> None:
     own = Path(sys.executable).with_name(program)  # this environment's command of that name, or the system's
     command = [str(own) if own.is_file() else program, *arguments]
     process = subprocess.Popen(command, preexec_fn=partial(end_with_parent, signal.SIGTERM))
-    with _stops_left_to(process) as stopped:
-        code = process.wait()
-    if code:
-        raise StepFailed(shown, code if code > 0 else 1)
-    if stopped:
-        raise Interrupted(f"stopped after `{shown}`; the same command continues from there")
-
-
-@contextmanager
-def _stops_left_to(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
-    """Let a step end by itself, with a checkpoint if it trains: a terminal sends it Ctrl-C too, SIGTERM is passed on.
-
-    Yields the signals that came.
-    """
     stopped: list[int] = []
 
     def leave(number: int) -> None:
@@ -191,4 +177,8 @@ def _stops_left_to(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
             process.send_signal(signal.SIGINT)
 
     with when_stopped(leave):
-        yield stopped
+        code = process.wait()
+    if code:
+        raise StepFailed(shown, code if code > 0 else 1)
+    if stopped:
+        raise Interrupted(f"stopped after `{shown}`; the same command continues from there")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from experiments import mutation
-from experiments.catalogue import every_need, fact_of, find_experiment, load_experiments, unanswered_claims
+from experiments.catalogue import FACTS, NEEDS, find_experiment, group_of, load_experiments, unanswered_claims
 from experiments.files import FITTED, HELD_OUT, LAST_DIGIT, SIGN
 from experiments.runner import measure, run_experiment
 from experiments.verdicts import COLUMNS, Verdict, format_verdicts, judge, load_results, named, unanswered
@@ -219,8 +219,8 @@ def test_the_commands(tmp_path: Path) -> None:
 
 def test_every_claim_that_is_not_run_says_what_it_needs_and_reproduced_ones_a_fact() -> None:
     for verdict in (*judge(load_experiments().values(), KEPT), *unanswered(load_experiments().values())):
-        assert verdict.outcome != "not-run" or verdict.needs in every_need()
-        assert verdict.outcome != "reproduced" or fact_of(verdict.claim).endswith("."), verdict.claim.id
+        assert verdict.outcome != "not-run" or verdict.needs in NEEDS
+        assert verdict.outcome != "reproduced" or str(group_of(verdict.claim, FACTS)).endswith("."), verdict.claim.id
 
 
 @pytest.mark.parametrize(("note", "outcome"), [(FITTED, "simulated"), (HELD_OUT, "missed")])
