@@ -35,7 +35,14 @@ def run_experiment(experiment: Experiment, runs: Path) -> tuple[RunDirectory, in
     clusters: dict[str, Cluster] = {}
     for part in experiment.parts:
         rows = published_rows(experiment, part)
-        produced += [*_computed(part, rows), *_simulated(part, rows, clusters)]
+        first = {row["series"]: row for row in reversed(rows)}
+        produced += [
+            position(part, row)
+            | {"quantity": name, "kind": "computed", "value": FORMULAS[name](row, first[row["series"]])}
+            for row in rows
+            for name in part.computed
+        ]
+        produced += _simulated(part, rows, clusters)
     by_id = {claim.id: claim for claim in experiment.claims}
     for each in experiment.arithmetic:
         claim = by_id[each.claim]
@@ -47,17 +54,6 @@ def run_experiment(experiment: Experiment, runs: Path) -> tuple[RunDirectory, in
     simulated = {"clusters": {name: cluster.model_dump(mode="json") for name, cluster in clusters.items()}}
     run, _ = seal_numbers(experiment, "", numbers, runs, simulated=simulated, refused=refused)
     return run, len(numbers), len(refused)
-
-
-def _computed(part: Part, rows: Sequence[Row]) -> list[Line]:
-    first: dict[str, Row] = {}
-    for row in rows:
-        first.setdefault(row["series"], row)
-    return [
-        position(part, row) | {"quantity": name, "kind": "computed", "value": FORMULAS[name](row, first[row["series"]])}
-        for row in rows
-        for name in part.computed
-    ]
 
 
 def _simulated(part: Part, rows: Sequence[Row], clusters: dict[str, Cluster]) -> Iterator[Line]:

@@ -159,13 +159,6 @@ class KeptRungs:
         largest = len(self.plan.rungs) - 1
         return self.smaller() | {largest: self._of(largest, seeds_of(self.kept.folder / FORECAST, 1))}
 
-    def check_distinct(self) -> None:
-        """Raises IntegrityFailure if two trainings are the same."""
-        finished = [each for each in self.kept.trained.values() if each.is_finished]
-        curves = [each.losses for each in finished]
-        if same := [each.folder.name for each in finished if curves.count(each.losses) > 1]:
-            raise IntegrityFailure(f"{' and '.join(same)} have the same losses")
-
     def _of(self, rung: int, seeds: Sequence[int]) -> list[Trained]:
         return self.kept.of(whole_configs(self.plan, self.rates, rung, seeds), self.dataset)
 
@@ -233,12 +226,15 @@ def derive(ladder: Path) -> tuple[LadderResult, list[Record]]:
     """The result and the records of a ladder from its files.
 
     Raises IntegrityFailure if the trainings are not those of the plan, the rates or the forecast do not follow from
-    them, or the forecast did not precede the largest.
+    them, two are the same, or the forecast did not precede the largest.
     """
     rungs, forecast = KeptRungs(ladder), read_document(ladder / FORECAST, Forecast)
     plan, card = rungs.plan, read_document(ladder / DATASET, DataCard)
     smaller = rungs.smaller()
-    rungs.check_distinct()
+    finished = [each for each in rungs.kept.trained.values() if each.is_finished]
+    curves = [each.losses for each in finished]
+    if same := [each.folder.name for each in finished if curves.count(each.losses) > 1]:
+        raise IntegrityFailure(f"{' and '.join(same)} have the same losses")
     if not _agree(make_forecast(plan, smaller), forecast):
         raise IntegrityFailure(f"{FORECAST} is not what the trainings of the smaller rungs give")
     trained = rungs.all()

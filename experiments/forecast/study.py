@@ -125,7 +125,18 @@ def make_ladder(run: RunDirectory, dataset: Path, runs: Path) -> None:
         return whole_configs(plan, KeptRungs(run.path).rates, largest, seeds, dataset)
 
     def judge() -> list[Record]:
-        _evaluate(run, runs)
+        for each in first_of_rungs(KeptRungs(run.path).all()):
+            out = run.path / EVALUATIONS / f"{each.folder.name}.json"
+            if not out.is_file():
+                try:
+                    done = evaluate(runs / each.folder.name, {TEXT: named_task(TEXT)}, Settings()).done
+                except DataMissing as error:
+                    print(f"not scored: {error}")
+                    break
+                scored = done[TEXT].result
+                assert isinstance(scored, PerplexityResult)
+                name = scored.task.removesuffix("-perplexity")
+                write_document(out, LadderScores(texts={name: text_score(scored)}))
         result, records = derive(run.path)
         write_document(run.path / LADDER, result)
         return records
@@ -235,22 +246,6 @@ def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
         for process, _ in running.values():
             process.join()
         raise
-
-
-def _evaluate(run: RunDirectory, runs: Path) -> None:
-    """Score the first seed of every rung on WikiText-103, or on held-out documents where it is missing."""
-    for each in first_of_rungs(KeptRungs(run.path).all()):
-        out = run.path / EVALUATIONS / f"{each.folder.name}.json"
-        if not out.is_file():
-            try:
-                done = evaluate(runs / each.folder.name, {TEXT: named_task(TEXT)}, Settings()).done
-            except DataMissing as error:
-                print(f"not scored: {error}")
-                return
-            result = done[TEXT].result
-            assert isinstance(result, PerplexityResult)
-            name = result.task.removesuffix("-perplexity")
-            write_document(out, LadderScores(texts={name: text_score(result)}))
 
 
 def _sweep(name: str, ablation: Ablation, datasets: Sequence[Path], folder: Path) -> None:

@@ -83,27 +83,28 @@ class Kept:
 
         Raises IntegrityFailure if one is not kept, or was made otherwise or with another dataset.
         """
-        return [self._of(config, dataset) for config in configs]
+        trained = []
+        for config in configs:
+            self._asked.add(config.name)
+            training = self.trained.get(config.name)
+            if training is None:
+                raise IntegrityFailure(
+                    f"{self.folder.name} does not keep {config.name}, which {FORECAST} asks for: the forecast was "
+                    "changed or made after its trainings"
+                )
+            vocabulary = {name: getattr(training.config.model, name) for name in ("vocab_size", "padded_vocab_size")}
+            asked = config.model.model_copy(update=vocabulary), config.train
+            if (training.config.model, training.config.train) != asked:
+                raise IntegrityFailure(f"{training.folder.name} was not trained as {FORECAST} says")
+            if training.dataset != dataset:
+                raise IntegrityFailure(f"{training.folder.name} was trained on other data than {FORECAST} says")
+            trained.append(training)
+        return trained
 
     def check_no_more(self) -> None:
         """Raises IntegrityFailure if a training other than a trial is kept that was not asked for."""
         if more := [name for name, each in self.trained.items() if not (each.is_trial or name in self._asked)]:
             raise IntegrityFailure(f"{self.folder.name} keeps {', '.join(more)}, which its {FORECAST} does not ask for")
-
-    def _of(self, config: RunConfig, dataset: str) -> Trained:
-        self._asked.add(config.name)
-        training = self.trained.get(config.name)
-        if training is None:
-            raise IntegrityFailure(
-                f"{self.folder.name} does not keep {config.name}, which {FORECAST} asks for: the forecast was changed "
-                "or made after its trainings"
-            )
-        vocabulary = {name: getattr(training.config.model, name) for name in ("vocab_size", "padded_vocab_size")}
-        if (training.config.model, training.config.train) != (config.model.model_copy(update=vocabulary), config.train):
-            raise IntegrityFailure(f"{training.folder.name} was not trained as {FORECAST} says")
-        if training.dataset != dataset:
-            raise IntegrityFailure(f"{training.folder.name} was trained on other data than {FORECAST} says")
-        return training
 
 
 def _read(folder: Path) -> Trained:

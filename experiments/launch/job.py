@@ -32,7 +32,7 @@ ATTEMPTS_WITHOUT_PROGRESS = 3
 """Attempts in a row that may end without a new checkpoint and without having been told to stop."""
 MEETING = '--node-rank="$NODE_RANK" --master-addr="$MASTER_ADDR" --master-port="${MASTER_PORT:-29500}"'
 """How ranks of several nodes find each other; on a single node torchrun chooses a port itself."""
-TIME_LIMIT = r"(?:(?P<days>\d+)-)?(?P<hours>\d{1,3}):(?P<minutes>[0-5]\d):(?P<seconds>[0-5]\d)"
+TIME_LIMIT = r"(\d+-)?\d{1,3}(:[0-5]\d){2}"
 
 
 class Job(Config):
@@ -101,9 +101,8 @@ class Job(Config):
     @property
     def limit_seconds(self) -> int:
         """Time limit of one attempt."""
-        match = re.fullmatch(TIME_LIMIT, self.time_limit)
-        days, hours, minutes, seconds = (int(part or 0) for part in match.groups()) if match else (0, 0, 0, 0)
-        return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+        *days, hours, minutes, seconds = map(int, re.split("[-:]", self.time_limit))
+        return ((sum(days) * 24 + hours) * 60 + minutes) * 60 + seconds
 
     def config(self) -> RunConfig:
         """The run that the ranks are asked for. Raises BadInput where its layout does not divide over them."""

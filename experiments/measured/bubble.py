@@ -6,7 +6,7 @@ is the cost of the order in which the executor computes and sends.
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -35,7 +35,7 @@ CONFIG = ModelConfig(
 
 
 class Clock:
-    """A rank's time in units, waiting included, and its activations in flight."""
+    """A rank's time in units, waiting included, and its activations in flight, with the most of them."""
 
     def __init__(self) -> None:
         self.units, self.in_flight, self.peak = 0, 0, 0
@@ -84,29 +84,18 @@ class TimedStage(nn.Module):
         return hidden.mean()
 
 
-class Counted(NamedTuple):
-    """One rank's iteration."""
-
-    units: int
-    """Units computed and waited for."""
-    peak: int
-    """Most activations in flight."""
-    left: int
-    """Activations still in flight at the end."""
-
-
-def run_schedule(name: ScheduleName, pp: int, chunks: int, counts: Sequence[int]) -> list[Counted]:
-    """One iteration of this rank of `pp` for each number of microbatches."""
+def run_schedule(name: ScheduleName, pp: int, chunks: int, counts: Sequence[int]) -> list[Clock]:
+    """The clocks of one iteration of this rank of `pp` for each number of microbatches."""
     mesh = build_mesh(Layout(pp=pp))
     tokens = torch.ones(1, CONFIG.seq_length, dtype=torch.long)
-    counted = []
+    clocks = []
     for count in counts:
         clock = Clock()
         stages: list[Any] = [TimedStage(mesh.pp.rank == chunk == 0, clock) for chunk in range(chunks)]
         program = lower(compute_orders(name, pp, chunks, count), chunks).programs[mesh.pp.rank]
         PipelineExecutor(stages, mesh, False, [PipelineInput(tokens, tokens)] * count).run(program)
-        counted.append(Counted(clock.units, clock.peak, clock.in_flight))
-    return counted
+        clocks.append(clock)
+    return clocks
 
 
 SCHEDULES: dict[str, tuple[ScheduleName, int, int, int]] = {
@@ -125,7 +114,7 @@ def measure_schedules() -> list[Line]:
     numbers: list[Line] = []
     fractions = {}
     for series, (name, pp, chunks, count) in SCHEDULES.items():
-        ranks = [counted for (counted,) in run_forked(run_schedule, pp, name, pp, chunks, [count])]
+        ranks = [clock for (clock,) in run_forked(run_schedule, pp, name, pp, chunks, [count])]
         ideal, peak = count * chunks * (FORWARD + BACKWARD), ranks[0].peak / chunks
         fractions[series] = max(rank.units for rank in ranks) / ideal - 1
         values = {"bubble_fraction": fractions[series], "microbatches_in_flight": peak,

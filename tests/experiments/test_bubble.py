@@ -20,4 +20,4 @@ def test_counted_bubble_and_activations_in_flight(name: ScheduleName, chunks: in
     peaks = [rank.peak for rank in ranks]
     assert peaks == peaks_in_flight(name, PP, chunks, MICROBATCHES)
     assert peaks[0] == {"gpipe": MICROBATCHES, "1f1b": PP, "interleaved": 11}[name]
-    assert all(rank.left == 0 for rank in ranks)
+    assert all(rank.in_flight == 0 for rank in ranks)
