@@ -21,7 +21,7 @@ from data_pipeline.stages.stage import SOURCE
 from data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
 from data_pipeline.work.tasks import MARKER, Counts, Settings
 from data_pipeline.work.workspace import Job
-from lineage.atomic import read_json, sync_directory, sync_file
+from lineage.atomic import read_json, sync
 from lineage.files import write_document
 
 DUPLICATES = "duplicates.jsonl"
@@ -91,9 +91,9 @@ def _move(source: Path, target: Path) -> None:
     if target.is_dir():
         shutil.rmtree(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    sync_file(source)
+    sync(source)
     os.replace(source, target)
-    sync_directory(target.parent)
+    sync(target.parent)
 
 
 def _amounts(pipeline: Pipeline) -> dict[str, Amount]:

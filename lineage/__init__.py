@@ -11,11 +11,7 @@ def __getattr__(name: str) -> str:
     """Find `VERSION` at its first use, because finding it takes longer than many commands."""
     if name != "VERSION":
         raise AttributeError(name)
-    from importlib.metadata import PackageNotFoundError, version
+    from lineage.extras import installed
 
-    try:
-        number = version("mlm-repro")
-    except PackageNotFoundError:
-        number = "0+unknown"
-    globals()[name] = number
+    globals()[name] = number = installed("mlm-repro") or "0+unknown"
     return number

@@ -82,7 +82,7 @@ def write_bytes(path: Path, data: bytes, replaces: bool = True) -> bool:
         return False
     finally:
         temporary.unlink(missing_ok=True)
-    sync_directory(path.parent)
+    sync(path.parent)
     return True
 
 
@@ -126,10 +126,8 @@ def new_directory(path: Path, durable: bool = True, claims: bool = False) -> Ite
 
 def publish_directory(temporary: Path, path: Path, durable: bool = True) -> None:
     """Give a finished directory its name and replace the old one; with `durable`, flush its files to disk first."""
-    for file in sorted(temporary.rglob("*")) if durable else ():
-        (sync_file if file.is_file() else sync_directory)(file)
-    if durable:
-        sync_directory(temporary)
+    for written in [*temporary.rglob("*"), temporary] if durable else ():
+        sync(written)
     if path.exists() and any(path.iterdir()):
         old = hidden_beside(path, "old")
         os.replace(path, old)
@@ -138,21 +136,20 @@ def publish_directory(temporary: Path, path: Path, durable: bool = True) -> None
     else:
         os.replace(temporary, path)
     if durable:
-        sync_directory(path.parent)
+        sync(path.parent)
 
 
-def sync_file(path: Path) -> None:
-    """Make the content of a file durable."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+def sync(path: Path) -> None:
+    """Make the content of a file, or renames inside a directory, durable (a no-op where directories cannot be opened).
 
-
-def sync_directory(path: Path) -> None:
-    """Make renames inside `path` durable (a no-op where directories cannot be opened)."""
+    Raises OSError for a file that cannot be opened.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:
-        return
+        if path.is_dir():
+            return
+        raise
     try:
         os.fsync(descriptor)
     finally:

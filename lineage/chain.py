@@ -101,9 +101,8 @@ def _check_manifest(run: Path, manifest: dict[str, Any]) -> Iterator[str]:
     config = manifest["config"]
     if sha256_json(config) != manifest["config_digest"]:
         yield f"{run.name}: the configuration in {MANIFEST} is not the one its digest was made of"
-    version = manifest["environment"]["mlm_repro"]
-    what = {section: value for section, value in config.items() if section not in manifest["outside_identity"]}
-    if identity_of(manifest["kind"], what, manifest["parents"], version) != manifest["identity"]:
+    version, outside = manifest["environment"]["mlm_repro"], manifest["outside_identity"]
+    if identity_of(manifest["kind"], config, manifest["parents"], version, outside) != manifest["identity"]:
         yield f"{run.name}: the identity in {MANIFEST} is not that of its configuration and inputs"
 
 

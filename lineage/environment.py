@@ -6,11 +6,11 @@ import shutil
 import subprocess
 import sys
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from lineage import VERSION
+from lineage.extras import installed
 from lineage.files import Environment
 from lineage.shipped import HOME, wheel_state
 
@@ -27,7 +27,7 @@ def describe_environment() -> Environment:
         mlm_repro=VERSION, source=source_state(), python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}", cpu=cpu_name(), cores=available_cores(),
         memory_bytes=memory_bytes(), gpus=[gpu["name"] for gpu in list_gpus()],
-        packages={name: number for name in PACKAGES if (number := _installed(name))},
+        packages={name: number for name in PACKAGES if (number := installed(name))},
         variables={name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
         argv=[Path(sys.argv[0]).name, *sys.argv[1:]],
     )  # fmt: skip
@@ -125,10 +125,3 @@ def _output(*command: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None

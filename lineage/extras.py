@@ -33,16 +33,22 @@ def import_extra(module: str, extra: str) -> ModuleType:
 
 def check_torch() -> None:
     """Raise BadInput if torch is absent or outside `TORCH_RANGE`."""
+    if not (found := installed("torch")):
+        raise BadInput(f"torch is not installed: pip install 'torch{TORCH_RANGE}'")
+    first, end = (_release(part) for part in TORCH_RANGE.split(","))
+    if not first <= _release(found) < end:
+        wanted = f"torch{TORCH_RANGE}"
+        raise BadInput(f"torch {found} does not fit, {wanted} is needed: pip install '{wanted}'")
+
+
+def installed(package: str) -> str | None:
+    """Version of an installed package; None for one that is not there."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        installed = version("torch")
+        return version(package)
     except PackageNotFoundError:
-        raise BadInput(f"torch is not installed: pip install 'torch{TORCH_RANGE}'") from None
-    first, end = (_release(part) for part in TORCH_RANGE.split(","))
-    if not first <= _release(installed) < end:
-        wanted = f"torch{TORCH_RANGE}"
-        raise BadInput(f"torch {installed} does not fit, {wanted} is needed: pip install '{wanted}'")
+        return None
 
 
 def _release(text: str) -> tuple[int, ...]:

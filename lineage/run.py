@@ -7,7 +7,7 @@ overwrites an old result.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -49,8 +49,7 @@ class RunDirectory:
         """
         if (root / name / MANIFEST).is_file() and (other := read_object(root / name / MANIFEST).get("kind")) != kind:
             raise BadInput(f"{root / name} is the name of a {other} run: give this {kind} run another one")
-        what = {section: value for section, value in config.items() if section not in without}
-        identity = identity_of(kind, what, parents, VERSION)
+        identity = identity_of(kind, config, parents, VERSION, without)
         run = cls(root / f"{name}-{identity[:8]}")
         return run._begun(name, kind, identity, config, parents, without)
 
@@ -195,9 +194,12 @@ class RunDirectory:
             raise BadInput(f"{link} cannot be linked to {self.path.name}: {error.strerror}") from error
 
 
-def identity_of(kind: str, config: dict[str, Any], parents: dict[str, str], version: str) -> str:
-    """Digest of a run's kind, configuration, digests of inputs and version of this package."""
-    return sha256_json({"kind": kind, "config": config, "parents": parents, "version": version})
+def identity_of(
+    kind: str, config: dict[str, Any], parents: dict[str, str], version: str, without: Collection[str] = ()
+) -> str:
+    """Digest of a run's kind, configuration but for some sections, digests of inputs and version of this package."""
+    what = {section: value for section, value in config.items() if section not in without}
+    return sha256_json({"kind": kind, "config": what, "parents": parents, "version": version})
 
 
 def _is_leftover(path: Path) -> bool:

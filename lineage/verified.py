@@ -3,17 +3,16 @@
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from lineage.atomic import read_json, write_json
 from lineage.digest import check_seal, sha256_json
 from lineage.environment import user_cache
 
-_CHECKED: dict[Path, tuple[dict[str, list[int]], str]] = {}
-"""Touches and digests of the directories that this process found in order, for a user without a cache."""
+_CHECKED: dict[Path, dict[str, list[int]]] = {}
+"""Touches of the directories that this process found in order, for a user without a cache."""
 
 
-def check_seal_once(directory: Path) -> str:
+def check_seal_once(directory: Path) -> None:
     """Check a seal as `check_seal` does, but read the files only if one was touched since this user's last check.
 
     A file is touched if its size, inode, modification time or change time differs. No program can set back the change
@@ -22,19 +21,15 @@ def check_seal_once(directory: Path) -> str:
     directory = directory.resolve()
     memory = user_cache("verified") / f"{sha256_json(str(directory))[:32]}.json"
     before = _touches_of(directory)
-    touched, digest = _CHECKED.get(directory, (None, ""))
-    if touched == before:
-        return digest
+    if _CHECKED.get(directory) == before:
+        return
     with suppress(OSError, ValueError, KeyError, TypeError):
-        known: Any = read_json(memory)
-        if known["touches"] == before:
-            _CHECKED[directory] = before, str(known["digest"])
-            return str(known["digest"])
-    digest = check_seal(directory)
-    _CHECKED[directory] = before, digest
-    with suppress(OSError):
-        write_json(memory, {"directory": str(directory), "digest": digest, "touches": before})
-    return digest
+        _CHECKED[directory] = read_json(memory)["touches"]
+    if _CHECKED.get(directory) != before:
+        digest = check_seal(directory)
+        _CHECKED[directory] = before
+        with suppress(OSError):
+            write_json(memory, {"directory": str(directory), "digest": digest, "touches": before})
 
 
 def _touches_of(directory: Path) -> dict[str, list[int]]:

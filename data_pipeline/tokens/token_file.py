@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lineage.atomic import hidden_beside, sync_directory
+from lineage.atomic import hidden_beside, sync
 from lineage.errors import BadInput, IntegrityFailure
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -162,10 +162,10 @@ class TokenFileWriter:
         """Name both files; an index never stands beside tokens it does not describe."""
         directory = self._paths[0].parent
         self._paths[1].unlink(missing_ok=True)
-        sync_directory(directory)
+        sync(directory)
         for partial, path in zip(self._partial, self._paths, strict=True):
             os.replace(partial, path)
-        sync_directory(directory)
+        sync(directory)
 
     def _write_index(self) -> None:
         sizes = np.frombuffer(self._sizes, np.int32)

@@ -283,8 +283,7 @@ def resolve_begun(directory: RunDirectory, ranks: int | None = None, changed: Se
     try:
         original = f"{manifest['name']}-{manifest['identity'][:8]}"
         began, dataset = manifest["environment"]["mlm_repro"], manifest["parents"]["dataset"]
-        what = {section: value for section, value in manifest["config"].items() if section not in PLACES}
-        identity = identity_of(manifest["kind"], what, manifest["parents"], began)
+        identity = identity_of(manifest["kind"], manifest["config"], manifest["parents"], began, PLACES)
     except (KeyError, TypeError) as error:
         raise IntegrityFailure(f"{path / MANIFEST} does not say what was begun") from error
     if path.name != original:
