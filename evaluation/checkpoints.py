@@ -122,7 +122,7 @@ def open_checkpoint(path: Path, settings: Settings, row_by_row: bool = False) ->
     if settings.backend != "transformers" and (is_ours or settings.backend == "engine" or is_gpt2(directory)):
         try:
             with native_checkpoint(directory, settings.vocab, settings.heads) as native:
-                return load_checkpoint(native, mesh, row_by_row, dtype)
+                return read_newest(native, partial(load_checkpoint, mesh=mesh, row_by_row=row_by_row, dtype=dtype))
         except BadInput as reason:
             if is_ours or settings.backend == "engine":
                 raise
@@ -165,10 +165,7 @@ def load_checkpoint(
     for many rows at a time, or with `row_by_row` for one. Raises BadInput if nothing is at `path` or the mesh does not
     divide the model, and IntegrityFailure if what is there is incomplete or damaged.
     """
-    return read_newest(path, lambda chosen: _load(chosen, mesh or serial_mesh(local_device()), row_by_row, dtype))
-
-
-def _load(path: Path, mesh: ParallelMesh, row_by_row: bool, dtype: torch.dtype | None) -> EvaluatedCheckpoint:
+    mesh = mesh or serial_mesh(local_device())
     loaded = load_for_inference(path, mesh, as_stored=True)
     if not isinstance(loaded.model, CausalModel):
         raise BadInput(f"{path} is a {loaded.config.family}, which does not predict each token from those before it")

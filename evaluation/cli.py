@@ -16,7 +16,7 @@ from engine.launch.local import keep_large_buffers
 from engine.parallel.layout import Layout
 from evaluation.places import check_checkpoint
 from evaluation.settings import ONE_RANK, Sampling, Settings, parse_batch_size, parse_device, parse_layout, start_ranks
-from evaluation.tasks import TASKS, check_task_name
+from evaluation.tasks import TASKS, build_task, check_task_name
 from lineage.atomic import write_json, write_text
 from lineage.command import CommandLine, run_command
 from lineage.errors import BadInput
@@ -100,9 +100,10 @@ def run(
     check_place("--samples", samples, '"log_probabilities"')
     _start(settings, [ckpt], json, '"checkpoint_digest"')
     from evaluation import heldout, tables
-    from evaluation.evaluate import evaluate, file_task, named_task
+    from evaluation.evaluate import evaluate, file_task
 
-    tasks: dict[str, MakeTask] = {name: named_task(name) for name in (TASKS if protocol == ALL else (protocol,))}
+    names = TASKS if protocol == ALL else (protocol,)
+    tasks: dict[str, MakeTask] = {name: partial(build_task, name) for name in names}
     if file is not None:
         of_text = partial(heldout.file_perplexity, window=window, stride=stride, name=protocol)
         tasks = {protocol: file_task(heldout.file_cloze if protocol == "cloze" else of_text, file)}
@@ -138,9 +139,10 @@ def compare(
     settings = Settings(limit, batch_size, workers, vocab, heads, layout, backend, dtype, device)
     _start(settings, [first, second], json, '"checkpoint_digest"')
     from evaluation import tables
-    from evaluation.evaluate import evaluate, named_task, paired_difference
+    from evaluation.evaluate import evaluate, paired_difference
 
-    left, right = (evaluate(ckpt, {name: named_task(name) for name in task}, settings) for ckpt in (first, second))
+    tasks = {name: partial(build_task, name) for name in task}
+    left, right = (evaluate(ckpt, tasks, settings) for ckpt in (first, second))
     if not is_first_rank():
         return
     names = [name for name in left.done if name in right.done]

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -110,15 +110,11 @@ def cut_articles(text: RunningText, detokenized: str) -> list[str]:
     Detokenizers change white space and marks only, so an article begins after as many other characters as in
     the original. The cut is before white space, where byte-level BPE never joins.
     """
-    starts = _carry_over(text.text, detokenized, [start for _, start in text.articles])
+    stable = np.cumsum(_is_stable(text.text))
+    places = np.flatnonzero(_is_stable(detokenized))  # of each stable character
+    counts = [int(stable[start - 1]) if start else 0 for _, start in text.articles]
+    starts = [int(places[count - 1]) + 1 if count else 0 for count in counts]
     return [detokenized[start:stop] for start, stop in zip(starts, [*starts[1:], None], strict=True)]
-
-
-def _carry_over(original: str, changed: str, offsets: Iterable[int]) -> list[int]:
-    stable = np.cumsum(_is_stable(original))
-    places = np.flatnonzero(_is_stable(changed))  # of each stable character
-    counts = [int(stable[offset - 1]) if offset else 0 for offset in offsets]
-    return [int(places[count - 1]) + 1 if count else 0 for count in counts]
 
 
 def _is_stable(text: str) -> NDArray[np.bool_]:

@@ -15,7 +15,6 @@ from evaluation.protocol import Encoder, Losses, Request, Scores, Task
 from evaluation.schema import Provenance, Result
 from evaluation.scoring import NoMemory, remembering, score, score_with_memory
 from evaluation.settings import Settings
-from evaluation.tasks import build_task
 from evaluation.uncertainty import difference_standard_error, mean_standard_error
 from lineage.config import Config
 from lineage.environment import describe_environment
@@ -43,11 +42,6 @@ class Evaluations:
     """Evaluations by requested name."""
     missing: dict[str, str]
     """Reason for each task that could not be run."""
-
-
-def named_task(name: str) -> MakeTask:
-    """A protocol of the table."""
-    return lambda evaluated: build_task(name, evaluated.tokenizer, evaluated.context, evaluated.training_dataset)
 
 
 def file_task(make: Callable[[Path, Encoder, int], Task], path: Path) -> MakeTask:

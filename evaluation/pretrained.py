@@ -113,9 +113,9 @@ class PretrainedModel(nn.Module):
         """Length of a state."""
         return int(self._head.weight.size(1) if self._cuts else self.config.get_text_config().vocab_size)
 
-    def hidden_states(self, inputs: Tensor) -> Tensor:
-        """Token ids [b, s] → states [s, b, h]."""
-        states, logits = self._run(inputs, cuts=self._cuts)
+    def hidden_states(self, inputs: Tensor, **settings: Any) -> Tensor:
+        """Token ids [b, s] → states [s, b, h]; the settings are those of transformers' forward pass."""
+        states, logits = self._run(inputs, cuts=self._cuts, **settings)
         return (logits if states is None else states).transpose(0, 1)
 
     def hidden_states_at(self, inputs: Tensor, positions: Tensor) -> Tensor:
@@ -129,8 +129,7 @@ class PretrainedModel(nn.Module):
 
     def hidden_states_next(self, inputs: Tensor, cache: Any) -> Tensor:
         """States [q, b, h] of the token ids [b, q] after those in transformers' cache."""
-        states, logits = self._run(inputs, cuts=self._cuts, past_key_values=cache, use_cache=True)
-        return (logits if states is None else states).transpose(0, 1)
+        return self.hidden_states(inputs, past_key_values=cache, use_cache=True)
 
     def logits(self, states: Tensor) -> Tensor:
         """States [..., h] → logits [..., v]."""

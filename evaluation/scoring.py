@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib.metadata import version
 from multiprocessing.connection import Connection, wait
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,7 +48,6 @@ TOGETHER = 1024
 """Number of exponentials that are added in float32 before they join a float64 sum."""
 Batches = list[list[int]]
 """Indices of requests, batch by batch."""
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ def score(
         by_batch = dict(mesh.world.gather_objects(by_batch)[0])  # ranks as threads share the object
         on_resumed(sum(len(batches[batch]) for batch in by_batch))
         mine = [batch for batch in range(len(batches)) if batch not in by_batch][mesh.dp.rank :: mesh.dp.size]
-        for batch, scores in in_workers(score_one, mine, _workers(model, workers), mesh.device.type == "cpu"):
+        for batch, scores in in_workers(score_one, mine, _workers(model, workers)):
             if scores and mesh.tp.rank == 0:
                 by_batch[batch] = scores
                 if entry:
@@ -148,19 +147,19 @@ def _code_digest() -> str:
 
 
 def in_workers(
-    work: Callable[[int], T], items: Sequence[int], workers: int, one_thread: bool
-) -> Iterator[tuple[int, T]]:
+    work: Callable[[int], Scores | None], items: Sequence[int], workers: int
+) -> Iterator[tuple[int, Scores | None]]:
     """Yield `(item, work(item))` for every item as soon as it is done.
 
-    Items are dealt to worker processes of one thread each in turn. A single worker stays in this process; `one_thread`
-    limits it to one thread, so that values do not depend on the number of workers.
+    Items are dealt to worker processes of one thread each in turn. A single worker stays in this process, with one
+    thread too, so that values do not depend on the number of workers.
     """
     workers = min(workers, len(items))
     if workers > 1:
         yield from _in_processes(work, items, workers)
         return
     before = torch.get_num_threads()
-    torch.set_num_threads(1 if one_thread else before)
+    torch.set_num_threads(1)
     try:
         for item in items:
             yield item, work(item)
@@ -168,7 +167,7 @@ def in_workers(
         torch.set_num_threads(before)
 
 
-def _in_processes(work: Callable[[int], T], items: Sequence[int], workers: int) -> Iterator[tuple[int, T]]:
+def _in_processes(work: Callable[[int], Any], items: Sequence[int], workers: int) -> Iterator[tuple[int, Any]]:
     context = multiprocessing.get_context("fork")
     processes, readers = [], []
     try:
@@ -199,7 +198,7 @@ def _in_processes(work: Callable[[int], T], items: Sequence[int], workers: int) 
             process.join()
 
 
-def _serve(work: Callable[[int], T], share: Sequence[int], writer: Connection, inherited: list[Connection]) -> None:
+def _serve(work: Callable[[int], Any], share: Sequence[int], writer: Connection, inherited: list[Connection]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for reader in inherited:
         reader.close()

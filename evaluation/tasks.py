@@ -1,15 +1,14 @@
 """The protocols by name: title, test file and the function that builds the task. Imports nothing slow."""
 
 import difflib
-from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lineage.errors import BadInput, DataMissing
 
 if TYPE_CHECKING:
-    from evaluation.protocol import Encoder, Task
+    from evaluation.checkpoints import EvaluatedCheckpoint
+    from evaluation.protocol import Task
 
 
 class NamedProtocol(NamedTuple):
@@ -79,25 +78,25 @@ def check_task_name(name: str) -> None:
         raise BadInput(f"unknown protocol {name!r}; {hint}")
 
 
-def build_task(name: str, tokenizer: "Encoder", context: int, dataset: Callable[[], Path]) -> "Task":
-    """The task of a protocol, or its stand-in if the test file is missing.
+def build_task(name: str, evaluated: "EvaluatedCheckpoint") -> "Task":
+    """The task of a protocol for a checkpoint, or its stand-in if the test file is missing.
 
-    `dataset` gives the directory a checkpoint was trained on. Raises DataMissing if neither is there.
+    Raises DataMissing if the dataset that the checkpoint was trained on is not here either.
     """
     from data_pipeline.contamination.testsets import find_test_set
 
-    protocol = TASKS[name]
+    protocol, arguments = TASKS[name], (evaluated.tokenizer, evaluated.context)
     try:
         path = find_test_set(protocol.test_set)
     except DataMissing as missing:
         if not protocol.stand_in:
             raise
         try:
-            directory = dataset()
+            directory = evaluated.training_dataset()
         except DataMissing as also_missing:
             raise DataMissing(f"{missing}; and no held-out documents stand in, as {also_missing}") from also_missing
-        return made_by(protocol.stand_in, directory, tokenizer, context, str(missing))
-    return made_by(protocol.function, name, path, tokenizer, context)
+        return made_by(protocol.stand_in, directory, *arguments, str(missing))
+    return made_by(protocol.function, name, path, *arguments)
 
 
 def made_by(function: str, *arguments: Any) -> "Task":

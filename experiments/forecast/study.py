@@ -33,9 +33,10 @@ from engine.run.files import read_validations
 from engine.run.resolved import resolve
 from engine.step import NotFinite
 from engine.train import train
-from evaluation.evaluate import evaluate, named_task
+from evaluation.evaluate import evaluate
 from evaluation.schema import PerplexityResult
 from evaluation.settings import Settings
+from evaluation.tasks import build_task
 from experiments.catalogue import ABLATION, Ablation, Experiment, ablation_of
 from experiments.files import (
     EVALUATIONS,
@@ -129,7 +130,7 @@ def make_ladder(run: RunDirectory, dataset: Path, runs: Path) -> None:
             out = run.path / EVALUATIONS / f"{each.folder.name}.json"
             if not out.is_file():
                 try:
-                    done = evaluate(runs / each.folder.name, {TEXT: named_task(TEXT)}, Settings()).done
+                    done = evaluate(runs / each.folder.name, {TEXT: partial(build_task, TEXT)}, Settings()).done
                 except DataMissing as error:
                     print(f"not scored: {error}")
                     break

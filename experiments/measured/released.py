@@ -7,15 +7,15 @@ which is compared with the content. Other weights are a stand-in, whose numbers 
 
 import os
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from data_pipeline.contamination.testsets import find_test_set
-from evaluation.evaluate import Settings, evaluate, file_task, named_task
+from evaluation.evaluate import Settings, evaluate, file_task
 from evaluation.hub_models import cached_model, is_as_fetched
 from evaluation.perplexity import PerplexityTask, sliding_stream
 from evaluation.protocol import Encoder
-from evaluation.tasks import TASKS
+from evaluation.tasks import TASKS, build_task
 from evaluation.wikitext103 import MEGATRON, read_wikitext
 from evaluation.windows import megatron_windows
 from experiments.catalogue import Experiment
@@ -63,7 +63,7 @@ def measure_released(experiment: Experiment, limit: int | None = None) -> list[L
     for name, path, is_released in _found(experiment):
         series = MODELS[experiment.name][name]
         protocols = dict.fromkeys(each[0] for many in series.values() for each in many.values())
-        tasks = {each: named_task(each) if each in TASKS else file_task(_validation, find_test_set(each))
+        tasks = {each: partial(build_task, each) if each in TASKS else file_task(_validation, find_test_set(each))
                  for each in protocols}  # fmt: skip
         done = evaluate(path, tasks, Settings(limit=limit))
         weights = ", ".join(f"{file.name} {_digest(file)[:16]}" for file in _weights(path))

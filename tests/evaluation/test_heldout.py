@@ -4,26 +4,28 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from evaluation.evaluate import Settings, evaluate, named_task
+from evaluation.evaluate import Settings, evaluate
 from evaluation.heldout import cut_passages, file_cloze, file_perplexity, read_documents
 from evaluation.schema import ClozeResult, PerplexityResult
+from evaluation.tasks import build_task
 from lineage.digest import seal, sha256_file
 from lineage.errors import BadInput, DataMissing, IntegrityFailure
 from tests.evaluation.standins import Bytes, sentences, write_run
 
 
 def wikitext103(run: Path, limit: int | None = None) -> PerplexityResult:
-    result = evaluate(run, {"it": named_task("wikitext103")}, Settings(limit, workers=1)).done["it"].result
+    result = evaluate(run, {"it": partial(build_task, "wikitext103")}, Settings(limit, workers=1)).done["it"].result
     assert isinstance(result, PerplexityResult)
     return result
 
 
 def lambada(run: Path, limit: int | None = None) -> ClozeResult:
-    result = evaluate(run, {"it": named_task("lambada")}, Settings(limit, workers=1)).done["it"].result
+    result = evaluate(run, {"it": partial(build_task, "lambada")}, Settings(limit, workers=1)).done["it"].result
     assert isinstance(result, ClozeResult)
     return result
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -12,11 +13,10 @@ from evaluation.documents import count_original_tokens, lm_eval_documents
 from evaluation.perplexity import PerplexityTask
 from evaluation.tasks import TASKS, build_task
 from evaluation.wikitext103 import read_wikitext103
-from lineage.errors import DataMissing
 
 
-def no_dataset() -> Path:
-    raise DataMissing("no dataset is needed")
+def without_dataset(tokenizer: Tokenizer) -> Mock:
+    return Mock(["tokenizer", "context"], tokenizer=tokenizer, context=1024)
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +32,13 @@ def gpt2_tokenizer(published: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def perplexity_tasks(gpt2_tokenizer: Tokenizer) -> dict[str, PerplexityTask]:
-    tasks = {name: build_task(name, gpt2_tokenizer, 1024, no_dataset) for name in TASKS if "wiki" in name}
+    tasks = {name: build_task(name, without_dataset(gpt2_tokenizer)) for name in TASKS if "wiki" in name}
     return {name: task for name, task in tasks.items() if isinstance(task, PerplexityTask)}
 
 
 @pytest.fixture(scope="module")
 def cloze_tasks(gpt2_tokenizer: Tokenizer) -> dict[str, ClozeTask]:
-    tasks = {name: build_task(name, gpt2_tokenizer, 1024, no_dataset) for name in TASKS if "lambada" in name}
+    tasks = {name: build_task(name, without_dataset(gpt2_tokenizer)) for name in TASKS if "lambada" in name}
     return {name: task for name, task in tasks.items() if isinstance(task, ClozeTask)}
 
 

@@ -89,7 +89,7 @@ def climbed(tmp_path_factory: pytest.TempPathFactory) -> Climbed:
     }
     assert len(before) == 3 * (2 + 2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(study, "named_task", lambda name: small_text)
+        patch.setattr(study, "build_task", lambda name, evaluated: small_text(evaluated))
         study.make_ladder(run, dataset, runs)
     assert {path: path.stat().st_mtime_ns for path in before} == before
     return Climbed(run.path, next(runs.glob("ladder-forecast-*")))
