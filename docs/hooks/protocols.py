@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from evaluation.documents import RunningText
 from evaluation.protocol import Scores, SourceText, Task
 from evaluation.schema import Provenance
-from evaluation.tasks import TASKS
+from evaluation.tasks import TASKS, made_by
 from lineage.files import Environment
 
 CONTEXT = 8
@@ -68,7 +68,7 @@ def small_task(name: str, tokenizer: Pieces) -> Task:
         patch("evaluation.lambada.read_official", read_passage),
         patch("evaluation.lambada.NUM_EXAMPLES", 1),
     ):
-        return TASKS[name].build(name, Path(), tokenizer, CONTEXT)
+        return made_by(TASKS[name].function, name, Path(), tokenizer, CONTEXT)
 
 
 def section(name: str) -> str:
