@@ -33,12 +33,12 @@ def import_extra(module: str, extra: str) -> ModuleType:
 
 def check_torch() -> None:
     """Raise BadInput if torch is absent or outside `TORCH_RANGE`."""
-    if not (found := installed("torch")):
+    if not (number := installed("torch")):
         raise BadInput(f"torch is not installed: pip install 'torch{TORCH_RANGE}'")
     first, end = (_release(part) for part in TORCH_RANGE.split(","))
-    if not first <= _release(found) < end:
+    if not first <= _release(number) < end:
         wanted = f"torch{TORCH_RANGE}"
-        raise BadInput(f"torch {found} does not fit, {wanted} is needed: pip install '{wanted}'")
+        raise BadInput(f"torch {number} does not fit, {wanted} is needed: pip install '{wanted}'")
 
 
 def installed(package: str) -> str | None:
