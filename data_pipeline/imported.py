@@ -9,7 +9,7 @@ import numpy as np
 from data_pipeline.config import TokenizerConfig
 from data_pipeline.files import DATASET, LEDGER, Amount, DataCard, Ledger, StageAttrition, dataset_digest
 from data_pipeline.stages.stage import SOURCE
-from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, append_file, merge_token_files, token_paths
+from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, join_files, merge_token_files, token_paths
 from data_pipeline.tokens.tokenizer import Tokenizer
 from data_pipeline.work.tasks import code_digest
 from lineage.digest import is_sealed, sha256_file
@@ -83,8 +83,7 @@ def merge_datasets(datasets: list[Path], out: Path) -> RunDirectory:
             if all(path.is_file() for path in texts):
                 (run / "documents").mkdir(exist_ok=True)
                 with (run / "documents" / f"{name}.jsonl").open("wb") as whole:
-                    for path in texts:
-                        append_file(path, whole)
+                    join_files(texts, whole)
         return amounts
 
     parents = {"code": code_digest()}

@@ -90,7 +90,7 @@ class Pipeline:
         limit = self.config.sources.max_bad_files
         fixed = {"max_line_bytes": self.config.sources.max_line_bytes, "filters": filters, "goes_on": limit > 0}
         fixed["made_with"] = [platform.python_version(), *map(version, ("ftfy", "langdetect"))]
-        jobs: list[Job] = [({**fixed, "pieces": [piece.to_json() for piece in shard]}, ()) for shard in shards]
+        jobs: list[Job] = [({**fixed, "pieces": shard}, ()) for shard in shards]
         for settings, _ in jobs[: self.compared]:
             settings["filters"] = []
         prepared = self.workspace.all("prepare", prepare, jobs, " and ".join(["read", *names]))

@@ -1,17 +1,16 @@
 """Rearranges shards in input order into splits in training order: slices of the final files, then the files."""
 
 import os
-from contextlib import ExitStack, closing
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.passes.measure import NUMBERS, SIZES, TOKENS
 from data_pipeline.passes.selection import ENTRIES
-from data_pipeline.tokens.token_file import TokenFileWriter, append_file, merge_token_files
+from data_pipeline.tokens.token_file import TokenFileWriter, join_files, merge_token_files
 from data_pipeline.work.document_shard import DocumentShard
 from data_pipeline.work.tasks import Counts, Settings
 
@@ -69,14 +68,14 @@ def gather_slice(settings: Settings, inputs: list[Path], directory: Path) -> Cou
     total = np.zeros(2, np.int64)
     lines, tokens = [b""] * len(numbers), [np.empty(0, dtype)] * len(numbers)
     for number, slots in groupby(np.argsort(numbers).tolist(), lambda slot: int(shards[slot])):
-        with _Shard(inputs[1:], f"{number:05d}", dtype) as shard:
-            for slot in slots:
-                place = int(numbers[slot] - starts[number])
-                total += shard.entries[place, 1:]
-                if settings["lines"]:
-                    lines[slot] = shard.line(place)
-                if dtype:
-                    tokens[slot] = shard.tokens(place)
+        shard = _Shard(inputs[1:], f"{number:05d}", dtype)
+        for slot in slots:
+            place = int(numbers[slot] - starts[number])
+            total += shard.entries[place, 1:]
+            if settings["lines"]:
+                lines[slot] = shard.line(place)
+            if dtype:
+                tokens[slot] = shard.tokens(place)
     if settings["lines"]:
         with (directory / SLICE_LINES).open("wb") as file:
             file.writelines(lines)
@@ -92,8 +91,7 @@ def assemble(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     if settings["kind"] == "lines":
         (directory / "documents").mkdir()
         with (directory / "documents" / f"{settings['split']}.jsonl").open("wb") as whole:
-            for folder in folders:
-                append_file(folder / SLICE_LINES, whole)
+            join_files((folder / SLICE_LINES for folder in folders), whole)
     else:
         merge_token_files(
             [folder / SLICE_TOKENS for folder in folders], directory / f"{settings['split']}_text_document"
@@ -108,22 +106,14 @@ class _Shard:
         prepared, measured, selected = (stage / name for stage in stages)
         self.entries = np.load(selected / ENTRIES)
         self._numbers = np.load(measured / NUMBERS)
-        self._files = ExitStack()
-        keep = self._files.enter_context
-        self._documents, self._parts = (keep(closing(DocumentShard(folder))) for folder in (prepared, selected))
+        self._documents, self._parts = DocumentShard(prepared), DocumentShard(selected)
         if dtype:
             self._dtype = dtype
             sizes = np.load(measured / SIZES)[:, 1]
             self._starts = np.concatenate([[0], np.cumsum(sizes)])
             part_sizes = self.entries[self.entries[:, 0] < 0, 2]
             self._part_starts = np.concatenate([[0], np.cumsum(part_sizes)])
-            self._tokens, self._part_tokens = (keep((folder / TOKENS).open("rb")) for folder in (measured, selected))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._files.close()
+            self._tokens, self._part_tokens = ((folder / TOKENS).open("rb") for folder in (measured, selected))
 
     def line(self, place: int) -> bytes:
         """The line of an entry."""

@@ -18,7 +18,7 @@ from data_pipeline.config import DataConfig
 from data_pipeline.contamination.decontaminate import UNKNOWN_WORD, ngrams_of_files, read_documents
 from data_pipeline.contamination.words import runs_of, words_of
 from data_pipeline.document import Document
-from data_pipeline.reading.pieces import Piece, choose_shard_bytes
+from data_pipeline.reading.pieces import choose_shard_bytes
 from data_pipeline.reading.readers import read_pieces
 from data_pipeline.reading.sources import OpenedSources
 from data_pipeline.work.tasks import Counts, Settings
@@ -68,7 +68,7 @@ def measure_overlap(
     results: dict[str, Any] = {}
     for name, path in test_sets.items():
         fixed = {"max_line_bytes": config.sources.max_line_bytes, "test_set": str(path), "words": words}
-        jobs: list[Job] = [({**fixed, "pieces": [piece.to_json() for piece in shard]}, ()) for shard in shards]
+        jobs: list[Job] = [({**fixed, "pieces": shard}, ()) for shard in shards]
         counted = workspace.all(f"overlap-{len(results)}", count_shard, jobs, f"overlap with {name}")
         present = set[str]()
         for number in range(len(shards)):
@@ -81,8 +81,7 @@ def measure_overlap(
 
 def count_shard(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Write the n-grams of the test set that a shard of the input contains."""
-    pieces = [Piece(**piece) for piece in settings["pieces"]]
-    items = read_pieces(pieces, settings["max_line_bytes"])
+    items = read_pieces(settings["pieces"], settings["max_line_bytes"])
     texts = (item.text for item in items if isinstance(item, Document))
     read, present = count_overlap(texts, Path(settings["test_set"]), settings["words"])
     (directory / FOUND).write_text("".join(f"{ngram}\n" for ngram in sorted(present)), encoding="utf-8")

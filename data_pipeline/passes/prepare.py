@@ -14,7 +14,7 @@ from data_pipeline.reading.pieces import Piece
 from data_pipeline.reading.readers import GO_ON, Item, malformed, read_pieces
 from data_pipeline.stages import TEXT_FILTERS
 from data_pipeline.stages.stage import SOURCE, TextFilter
-from data_pipeline.tokens.token_file import append_file
+from data_pipeline.tokens.token_file import join_files
 from data_pipeline.work.document_shard import DocumentWriter
 from data_pipeline.work.tasks import Counts, Settings
 from lineage.errors import BadInput
@@ -31,7 +31,6 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """
     filters = [TEXT_FILTERS[name](**section) for name, section in settings["filters"]]
     entries = [StageAttrition.begin(name) for name in (SOURCE, *(each.name for each in filters))]
-    pieces = [Piece(**piece) for piece in settings["pieces"]]
     bad = blank = 0
     damaged: list[str] = []
     reasons: dict[str, str] = {}
@@ -46,7 +45,7 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
     start = time.perf_counter()
     with DocumentWriter(directory) as documents, (directory / QUARANTINE).open("wb") as quarantine:
-        for item in _read(pieces, settings["max_line_bytes"], settings["goes_on"], damaged):
+        for item in _read(settings["pieces"], settings["max_line_bytes"], settings["goes_on"], damaged):
             if item is None:
                 blank += 1
             elif isinstance(item, Malformed):
@@ -85,8 +84,7 @@ def _read(pieces: list[Piece], max_line_bytes: int, goes_on: bool, damaged: list
 def join_lists(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Join the files of a `name` of all `shards`, in order."""
     with (directory / settings["name"]).open("wb") as whole:
-        for shard in range(settings["shards"]):
-            append_file(inputs[0] / f"{shard:05d}" / settings["name"], whole)
+        join_files((inputs[0] / f"{n:05d}" / settings["name"] for n in range(settings["shards"])), whole)
     return {}
 
 

@@ -6,7 +6,7 @@ Megatron-LM section 4.1 names the corpora: Wikipedia, OpenWebText, RealNews, CC-
 import os
 import threading
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
@@ -100,15 +100,7 @@ LOCATIONS = {
     "openwebtext": Location("Skylion007/openwebtext", None, "refs/convert/parquet"),
 }
 WITHDRAWN = ("realnews", "cc-stories")
-
-
-def refuse_withdrawn(names: Sequence[str]) -> None:
-    """Raise DataMissing for corpora that nobody can download any more."""
-    if gone := [name for name in names if name in WITHDRAWN]:
-        raise DataMissing(
-            f"{' and '.join(gone)} can no longer be downloaded from the original hosts: "
-            f"get a copy from someone who has it and name it as jsonl:PATH in its place, or leave it out"
-        )
+"""Corpora that nobody can download any more."""
 
 
 class HubSource:
@@ -158,7 +150,7 @@ class HubSource:
         """Stream each file into a local one. Raises the errors of `asking_for`."""
         with asking_for(self.name):
             files = int(_open(self._location).num_shards)
-        settings = {"name": self.name, "location": asdict(self._location), "files": files, "keys": self._keys}
+        settings = {"name": self.name, "location": self._location, "files": files, "keys": self._keys}
         jobs: Iterator[Job] = (({**settings, "file": number}, ()) for number in range(files))
         for done in workspace.each(f"harvest-{self.name}", harvest, jobs, self.name, files):
             path = done.path / HARVESTED
@@ -169,7 +161,7 @@ def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Write one file of a corpus as JSON lines. Raises the errors of `asking_for`."""
     name, number = settings["name"], settings["file"]
     with (directory / HARVESTED).open("wb") as file, asking_for(name):
-        rows = _open(Location(**settings["location"])).shard(num_shards=settings["files"], index=number)
+        rows = _open(settings["location"]).shard(num_shards=settings["files"], index=number)
         for row_number, row in enumerate(rows, 1):
             piece = Piece("hub", f"{name}/{number}", "", "", 0, **settings["keys"])
             try:

@@ -1,9 +1,8 @@
 """Pieces of files, and shards made of pieces."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 GRAIN_BYTES = 1 << 16
 """Unit in which files of lines are cut."""
@@ -44,10 +43,6 @@ class Piece:
     """Split that the piece belongs to, for a corpus that is already split."""
     stamp: str = ""
     """`stamp_of` the file when its digest was taken; empty for a file that a task wrote."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
 
 
 def stamp_of(path: Path) -> str:

@@ -8,7 +8,7 @@ from itertools import chain
 
 from data_pipeline.reading.config import HUB, HUB_NAMES, INSTALLED_DOCS, SourcesConfig
 from data_pipeline.reading.file_sources import FileSource
-from data_pipeline.reading.hub import HubSource, hub_is_reachable, refuse_withdrawn
+from data_pipeline.reading.hub import WITHDRAWN, HubSource, hub_is_reachable
 from data_pipeline.reading.installed_docs import InstalledDocs
 from data_pipeline.reading.pieces import Piece, pack
 from data_pipeline.reading.readers import Limit, pieces_within
@@ -16,7 +16,6 @@ from data_pipeline.work.workspace import Workspace
 from lineage.errors import DataMissing
 
 TYPICAL_DOCUMENT_BYTES = 10_000
-
 
 Source = FileSource | HubSource | InstalledDocs
 
@@ -81,24 +80,27 @@ def open_sources(config: SourcesConfig, seed: int) -> OpenedSources:
 
     Raises DataMissing for a corpus that is withdrawn, or for the hub out of reach without a fallback.
     """
-    refuse_withdrawn(config.names)
-    wanted = [name for name in config.names if name in HUB_NAMES or name.startswith(HUB)]
-    if not wanted or hub_is_reachable():
-        return OpenedSources(tuple(_open(name, config, seed) for name in config.names), config)
-    if config.offline_fallback is None:
+    if gone := [name for name in config.names if name in WITHDRAWN]:
         raise DataMissing(
-            f"the Hugging Face hub cannot be reached for {' and '.join(wanted)}: connect, name local files as "
-            f"jsonl:PATH, or set sources.offline_fallback={INSTALLED_DOCS}"
+            f"{' and '.join(gone)} can no longer be downloaded from the original hosts: "
+            f"get a copy from someone who has it and name it as jsonl:PATH in its place, or leave it out"
         )
-    said = f"used in place of {' and '.join(wanted)}: the Hugging Face hub cannot be reached"
-    stand_in = f"{config.offline_fallback} {said}"
-    print(f"warning: {stand_in}", file=sys.stderr)
-    names = dict.fromkeys((config.offline_fallback, *(name for name in config.names if name not in wanted)))
-    return OpenedSources(tuple(_open(name, config, seed) for name in names), config, stand_in=stand_in)
+    wanted = [name for name in config.names if name in HUB_NAMES or name.startswith(HUB)]
+    names, stand_in = config.names, ""
+    if wanted and not hub_is_reachable():
+        if config.offline_fallback is None:
+            raise DataMissing(
+                f"the Hugging Face hub cannot be reached for {' and '.join(wanted)}: connect, name local files as "
+                f"jsonl:PATH, or set sources.offline_fallback={INSTALLED_DOCS}"
+            )
+        said = f"used in place of {' and '.join(wanted)}: the Hugging Face hub cannot be reached"
+        stand_in = f"{config.offline_fallback} {said}"
+        print(f"warning: {stand_in}", file=sys.stderr)
+        names = (config.offline_fallback, *(name for name in names if name not in (*wanted, config.offline_fallback)))
 
+    def opened(name: str) -> Source:
+        if name == INSTALLED_DOCS:
+            return InstalledDocs(config, seed)
+        return HubSource(name, config) if name in wanted else FileSource(name, config)
 
-def _open(name: str, config: SourcesConfig, seed: int) -> Source:
-    if name == INSTALLED_DOCS:
-        return InstalledDocs(config, seed)
-    is_on_hub = name in HUB_NAMES or name.startswith(HUB)
-    return HubSource(name, config) if is_on_hub else FileSource(name, config)
+    return OpenedSources(tuple(map(opened, names)), config, stand_in=stand_in)

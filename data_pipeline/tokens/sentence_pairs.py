@@ -25,16 +25,6 @@ SHORT_EVERY = 10
 Tokens = NDArray[np.int64]
 
 
-class Masked(NamedTuple):
-    """A sequence after masking."""
-
-    tokens: Tokens
-    targets: Tokens
-    """Original ids of masked tokens, -1 elsewhere."""
-    runs: list[list[int]]
-    """Positions of each masked run of words."""
-
-
 class PairSample(NamedTuple):
     """One sample; arrays are [s]."""
 
@@ -70,8 +60,8 @@ class Masking:
                 words[-1].append(position)
         return words
 
-    def apply(self, tokens: Tokens, target_length: int, random: np.random.RandomState) -> Masked:
-        """Mask a sequence that aimed at `target_length` tokens."""
+    def apply(self, tokens: Tokens, target_length: int, random: np.random.RandomState) -> tuple[Tokens, Tokens]:
+        """A sequence that aimed at `target_length` tokens, masked; original ids of masked tokens, -1 elsewhere."""
         words = self.words(tokens)
         wanted = min(MASKED_SHARE * target_length, max(1, round(len(tokens) * MASKED_SHARE)))
         lengths = np.arange(1, LONGEST_RUN + 1)
@@ -79,7 +69,6 @@ class Masking:
         order = np.arange(len(words))
         random.shuffle(order)
         masked, targets = tokens.copy(), np.full(len(tokens), -1, np.int64)
-        runs: list[list[int]] = []
         count = 0
         for first in order.tolist():
             if count >= wanted:
@@ -95,9 +84,8 @@ class Masking:
             for position in run:
                 targets[position] = tokens[position]
                 masked[position] = self._replacement(int(tokens[position]), random)
-            runs.append(run)
             count += len(run)
-        return Masked(masked, targets, runs)
+        return masked, targets
 
     def _replacement(self, token: int, random: np.random.RandomState) -> int:
         if random.random_sample() < 0.8:
@@ -141,10 +129,9 @@ class PairSamples:
         a, b = _trim(b, a, target, random) if is_swapped else _trim(a, b, target, random)
         cls, sep = self.masking.cls, self.masking.sep
         tokens = np.concatenate([[cls], a, [sep], b, [sep]])
-        masked = self.masking.apply(tokens, target, random)
         s = self._seq_length
         padded, targets, types = np.full(s, self.masking.pad), np.full(s, -1), np.zeros(s, np.int64)
-        padded[: len(tokens)], targets[: len(tokens)] = masked.tokens, masked.targets
+        padded[: len(tokens)], targets[: len(tokens)] = self.masking.apply(tokens, target, random)
         types[len(a) + 2 : len(tokens)] = 1
         return PairSample(padded, targets, types, len(tokens), int(is_swapped))
 

@@ -88,9 +88,6 @@ class Sentences:
                 spans = [np.empty(count, np.int64), np.empty(count, np.int64)]
         return cls(spans[0], spans[1], documents)
 
-    def __len__(self) -> int:
-        return len(self.starts)
-
 
 def _in_word(character: str) -> bool:
     return character.isalnum() or character == PART_OF_CHARACTER

@@ -10,7 +10,7 @@ import os
 import shutil
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
@@ -137,7 +137,7 @@ class TokenFileWriter:
         other = TokenFile(prefix)
         if other.dtype != self._dtype:
             raise BadInput(f"token file {prefix} holds {other.dtype} tokens, and {self._paths[0].stem} {self._dtype}")
-        append_file(token_paths(prefix)[0], self._bin)
+        join_files([token_paths(prefix)[0]], self._bin)
         self._extend(other.sizes, other.document_index[1:])
 
     def _extend(self, sizes: NDArray[np.int32], document_ends: NDArray[np.int64]) -> None:
@@ -192,7 +192,8 @@ def merge_token_files(prefixes: Sequence[Path], out: Path) -> None:
             writer.add_file(prefix)
 
 
-def append_file(path: Path, out: BinaryIO) -> None:
-    """Write the file at `path` at the end of `out`, in bounded memory."""
-    with path.open("rb") as file:
-        shutil.copyfileobj(file, out, 1 << 20)
+def join_files(paths: Iterable[Path], out: BinaryIO) -> None:
+    """Write files one after the other at the end of `out`, in bounded memory."""
+    for path in paths:
+        with path.open("rb") as file:
+            shutil.copyfileobj(file, out, 1 << 20)

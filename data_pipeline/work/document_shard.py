@@ -47,13 +47,6 @@ class DocumentShard:
         self._starts = np.asarray(np.load(directory / STARTS, mmap_mode="r"))
         self._file = (directory / LINES).open("rb", BUFFER_BYTES)
 
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-    def __len__(self) -> int:
-        return len(self._starts) - 1
-
     def line(self, number: int) -> bytes:
         """The JSON line of a document, with its newline."""
         start, end = int(self._starts[number]), int(self._starts[number + 1])

@@ -34,7 +34,7 @@ class Input:
 
 @dataclass(frozen=True)
 class WorkTask:
-    """One piece of work; `settings` and counts are JSON."""
+    """One piece of work; `settings` can be written as JSON, and counts are JSON."""
 
     work: Work
     settings: Settings

@@ -60,12 +60,13 @@ class Workspace:
                 progress.advance()
                 yield done
 
-    def all(self, stage: str, work: Work, jobs: list[Job], title: str = "", at_once: int | None = None) -> Finished:
+    def all(
+        self, stage: str, work: Work, jobs: list[Job], title: str | None = None, at_once: int | None = None
+    ) -> Finished:
         """Run every task of a stage."""
-        done = list(self.each(stage, work, jobs, title or stage, len(jobs), at_once))
+        done = list(self.each(stage, work, jobs, stage if title is None else title, len(jobs), at_once))
         return Finished(self.path / stage, [each.digest for each in done], [each.counts for each in done])
 
     def one(self, stage: str, work: Work, settings: Settings, *inputs: Input) -> Finished:
         """Run a stage of a single task."""
-        done = next(self.each(stage, work, [(settings, inputs)], "", 1))
-        return Finished(self.path / stage, [done.digest], [done.counts])
+        return self.all(stage, work, [(settings, inputs)], "")

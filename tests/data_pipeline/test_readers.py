@@ -68,7 +68,7 @@ def test_of_a_hundred_thousand_hostile_lines_none_is_lost(tmp_path: Path) -> Non
     path = tmp_path / "fuzz.jsonl"
     path.write_bytes(b"\n".join(lines) + b"\n")
     (tmp_path / "out").mkdir()
-    pieces = [piece.to_json() for piece in cut_lines(piece_of(path), 1 << 20)]
+    pieces = list(cut_lines(piece_of(path), 1 << 20))
     filters = [("clean", {"normalization": "NFC"})]
     counts = prepare(
         {"pieces": pieces, "max_line_bytes": 2000, "filters": filters, "goes_on": False}, [], tmp_path / "out"

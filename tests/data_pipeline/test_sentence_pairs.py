@@ -108,14 +108,14 @@ def test_words_are_masked_whole_and_special_tokens_never(tokens: list[int], seed
     masking = Masking(plain_vocabulary())
     middle = len(tokens) // 2
     sequence = np.array([masking.cls, *tokens[:middle], masking.sep, *tokens[middle:], masking.sep])
-    one = masking.apply(sequence, len(sequence), np.random.RandomState(seed))
+    _, targets = masking.apply(sequence, len(sequence), np.random.RandomState(seed))
     for word in masking.words(sequence):
-        assert len({bool(one.targets[position] >= 0) for position in word}) == 1
+        assert len({bool(targets[position] >= 0) for position in word}) == 1
         assert (sequence[word] < masking.cls).all()
     assert sorted(p for word in masking.words(sequence) for p in word) == np.flatnonzero(
         sequence < masking.cls
     ).tolist()  # fmt: skip
-    assert (one.targets >= 0).sum() <= max(1, round(len(sequence) * 0.15))
+    assert (targets >= 0).sum() <= max(1, round(len(sequence) * 0.15))
 
 
 def test_each_pass_has_every_sample_once_in_another_order_with_other_masks(samples: PairSamples) -> None:
