@@ -63,17 +63,14 @@ def catalogue_exhibit(numbers: ExperimentNumbers) -> Exhibit:
         command = f"mlm-experiment ablate {experiment.name} --dataset DATASET"
     name = experiment.name.replace("/", "-")
     data = _data(numbers)
-    if not quantity:
-        table = _table(numbers, set())
-        caption = [f"As published: {experiment.shows}", *_arms(numbers), *_agreement(numbers.claims)]
-        return Exhibit(name, experiment.title, caption, data, command, tables=(table,))
     layers = drawn_layers(numbers, quantity)
-    x_label = numbers.x_label
-    draw = partial(draw_curves, layers, x_label, named(quantity))
     caption = [f"As published: {experiment.shows}", *_arms(numbers), *_repeats(layers), *_agreement(numbers.claims)]
-    rest = _table(numbers, {quantity})
-    alt = f"Chart of {named(quantity)} against {x_label}. {' '.join(caption)}"
-    tables = (rest,) if rest.rows else ()
+    table = _table(numbers, quantity)
+    if not quantity:
+        return Exhibit(name, experiment.title, caption, data, command, tables=(table,))
+    draw = partial(draw_curves, layers, numbers.x_label, named(quantity))
+    alt = f"Chart of {named(quantity)} against {numbers.x_label}. {' '.join(caption)}"
+    tables = (table,) if table.rows else ()
     return Exhibit(name, experiment.title, caption, data, command, draw, alt, tables, column=True)
 
 
@@ -115,9 +112,9 @@ def _data(numbers: ExperimentNumbers) -> Table:
     return Table(RECORD_FIELDS, [*rows, *records_data(numbers.records).rows], 4)
 
 
-def _table(numbers: ExperimentNumbers, without: set[str]) -> Table:
+def _table(numbers: ExperimentNumbers, without: str) -> Table:
     """A row for each series and place with a published number, a column for each quantity and kind."""
-    wanted = list(dict.fromkeys(c.quantity for c in numbers.experiment.claims if c.quantity not in without))
+    wanted = list(dict.fromkeys(c.quantity for c in numbers.experiment.claims if c.quantity != without))
     shown = [row for row in numbers.rows if row.quantity in wanted]
     columns = sorted(dict.fromkeys((row.quantity, row.kind) for row in shown), key=lambda c: wanted.index(c[0]))
     positioned = any(row.x is not None for row in shown if row.kind == "published")

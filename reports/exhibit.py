@@ -40,11 +40,6 @@ class Exhibit:
     """True for a figure of column width, two of which stand beside each other on a wide page."""
 
     @property
-    def csv(self) -> bytes:
-        """The content of NAME.csv."""
-        return self.data.csv.encode("utf-8", "replace")
-
-    @property
     def kinds(self) -> tuple[str, ...]:
         """Kinds of numbers, if the data name them."""
         if "kind" not in self.data.heads:

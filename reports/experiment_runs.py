@@ -13,7 +13,7 @@ from lineage.files import Manifest, one_line, read_document
 from lineage.records import RECORDS, Record
 from lineage.run import MANIFEST, RunDirectory
 from reports.engines import read_engines
-from reports.load import Problem, Problems, newest_reproduction
+from reports.load import Problems, newest_reproduction
 
 LADDER = "ladder"
 """Kind of a ladder's run, and name of the link to the newest; its numbers stand beside Figure 6 of 2019."""
@@ -43,17 +43,6 @@ class Origin:
     def commit(self) -> str:
         """Commit of the code; empty if it was not recorded."""
         return str(self.manifest.environment.source.get("commit") or "")
-
-
-@dataclass(frozen=True)
-class ExperimentRuns:
-    """Results and origins of the given runs."""
-
-    results: Results
-    origins: tuple[Origin, ...]
-    """Runs that have records."""
-    problems: tuple[Problem, ...]
-    """Problems under the name of the experiment."""
 
 
 def seeds_of(records: Iterable[Record]) -> tuple[int, ...]:
@@ -102,14 +91,14 @@ def kind_of(path: Path) -> str:
         return "experiment"
 
 
-def load_experiment_runs(paths: Iterable[Path]) -> ExperimentRuns:
-    """Read the records of experiments' runs.
+def load_experiment_runs(paths: Iterable[Path]) -> tuple[Results, list[Origin], Problems]:
+    """Results and origins of the runs of experiments that have records, and problems under the experiments' names.
 
     An unfinished, empty or damaged run becomes a Problem, and so does a refused record.
     """
     known = load_experiments()
     loaded: list[Results] = []
-    origins, problems = [], Problems()
+    origins, problems = list[Origin](), Problems()
     for path in paths:
         name = path.name
         try:
@@ -132,7 +121,7 @@ def load_experiment_runs(paths: Iterable[Path]) -> ExperimentRuns:
     records = tuple(record for results in loaded for record in results.records)
     refused = {place: reason for results in reversed(loaded) for place, reason in results.refused.items()}
     findings = {claim: finding for results in reversed(loaded) for claim, finding in results.findings.items()}
-    return ExperimentRuns(Results(records, refused, (), findings), tuple(origins), tuple(problems))
+    return Results(records, refused, (), findings), origins, problems
 
 
 def _newest(folder: Path, kind: str) -> list[Path]:

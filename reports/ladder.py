@@ -3,11 +3,11 @@
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from experiments.files import Forecast, LadderPlan, LadderResult
+from experiments.files import FORECAST, LADDER, PLAN, Forecast, LadderPlan, LadderResult
 from lineage.errors import IntegrityFailure
 from lineage.files import read_document
 from lineage.numbers import compact, show
@@ -19,41 +19,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class Ladder(NamedTuple):
-    """Files of a ladder's directory."""
-
-    plan: LadderPlan
-    forecast: Forecast
-    result: LadderResult
-
-    @classmethod
-    def read(cls, run: Path) -> "Ladder":
-        """Read a sealed run. Raises IntegrityFailure for a damaged file."""
-        ladder = cls(
-            read_document(run / "plan.json", LadderPlan),
-            read_document(run / "forecast.json", Forecast),
-            read_document(run / "ladder.json", LadderResult),
-        )
-        places = {tuple(tokens for tokens, _ in each.curve) for each in ladder.result.runs}
-        if len(places) != 1 or not {each.rung for each in ladder.result.runs} <= set(range(len(ladder.plan.rungs))):
-            raise IntegrityFailure(f"ladder.json of {run.name} does not fit the rungs and lengths of plan.json")
-        return ladder
-
-    def curve(self, rung: int) -> tuple[list[int], list[float]]:
-        """Tokens, and the mean loss over seeds at each."""
-        curves = [run.curve for run in self.result.runs if run.rung == rung]
-        losses = zip(*([loss for _, loss in curve] for curve in curves), strict=True)
-        return [place[0] for place in curves[0]], [fmean(each) for each in losses]
-
-    def ends(self, rung: int) -> list[float]:
-        """Final loss of each seed."""
-        return [run.loss for run in self.result.runs if run.rung == rung]
-
-
 def ladder_exhibit(run: Path) -> Exhibit:
-    """Curves, law and forecast of a ladder."""
-    ladder = Ladder.read(run)
-    plan, forecast, result = ladder
+    """Curves, law and forecast of a ladder. Raises IntegrityFailure for a damaged file."""
+    plan, forecast = read_document(run / PLAN, LadderPlan), read_document(run / FORECAST, Forecast)
+    result = read_document(run / LADDER, LadderResult)
+    places = {tuple(tokens for tokens, _ in each.curve) for each in result.runs}
+    if len(places) != 1 or not {each.rung for each in result.runs} <= set(range(len(plan.rungs))):
+        raise IntegrityFailure(f"{LADDER} of {run.name} does not fit the rungs and lengths of {PLAN}")
     heads = ("parameters, N", "without embeddings", "seed", "learning rate", "loss", "bits per byte", "kind")
     rows = [
         (str(plan.rungs[each.rung].parameters), str(plan.rungs[each.rung].inner_parameters), str(each.seed),
@@ -72,24 +44,25 @@ def ladder_exhibit(run: Path) -> Exhibit:
     ]
     return Exhibit(
         "ladder", "Figure 6 as a law: a ladder of small models", caption, Table(heads, rows, words=0),
-        f"mlm-experiment ladder --rungs {len(plan.rungs)}", partial(draw, ladder),
+        f"mlm-experiment ladder --rungs {len(plan.rungs)}", partial(draw, plan, forecast, result),
         f"Validation loss of {len(plan.rungs)} models over tokens and over parameters. {result.sentence}",
     )  # fmt: skip
 
 
-def draw(ladder: Ladder) -> "Figure":
+def draw(plan: LadderPlan, forecast: Forecast, result: LadderResult) -> "Figure":
     """Draw losses over compute with the forecast as a band, and final losses over parameters beside the law."""
     figure = blank(4.6)
     panels = figure.subplot_mosaic([["curves", "ends"], ["curves", "misses"]], height_ratios=[3, 1.2])
     curves, ends, misses = panels["curves"], panels["ends"], panels["misses"]
-    plan, forecast, _ = ladder
     every = []
     for rung, sizes in enumerate(plan.rungs):
-        if not (reached := ladder.ends(rung)):
+        runs = [each for each in result.runs if each.rung == rung]
+        if not runs:
             continue
         color, marker = look(rung)
-        tokens, losses = ladder.curve(rung)
-        shown = [(6 * sizes.parameters * place, loss) for place, loss in zip(tokens, losses, strict=True) if place]
+        reached = [each.loss for each in runs]
+        points = zip(*(each.curve for each in runs), strict=True)  # each place with its loss for every seed
+        shown = [(6 * sizes.parameters * at[0][0], fmean(loss for _, loss in at)) for at in points if at[0][0]]
         name = compact(float(f"{sizes.parameters:.3g}"))
         curves.plot(*zip(*shown, strict=True), color=color, marker=marker, markersize=3, linewidth=1.2, label=name)
         across, by_law = [sizes.parameters] * len(reached), forecast.law.loss(sizes.parameters, plan.tokens)

@@ -1,7 +1,6 @@
 """The page: figures, tables and sentences in one self-contained HTML file."""
 
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
@@ -50,12 +49,8 @@ def write_report(report: Report, directory: Path) -> None:
 
 def render_page(report: Report, drawings: dict[str, Drawing]) -> str:
     """The HTML text; every value is escaped except our own drawings and script."""
-    return template_environment().get_template("page.html").render(_context(report), drawings=drawings)
-
-
-def _context(report: Report) -> dict[str, Any]:
     reproduction, folder = report.reproduction, Path(__file__).parent / "templates"
-    return {
+    context = {
         "style": Markup(theme_css() + (folder / "page.css").read_text(encoding="utf-8")),
         "script": Markup((folder / "page.js").read_text(encoding="utf-8")), "report": report,
         "order": order_verdict(reproduction.records, reproduction.scores), "run": reproduction,
@@ -67,3 +62,4 @@ def _context(report: Report) -> dict[str, Any]:
         "evaluations": by_protocol(reproduction.evaluations, reproduction.order), "tables": tables,
         "percent": percent, "size_bytes": size_bytes,
     }  # fmt: skip
+    return template_environment().get_template("page.html").render(context, drawings=drawings)

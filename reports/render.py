@@ -121,7 +121,7 @@ def _inline(svg: str, exhibit: Exhibit) -> Markup:
 
 def files_of(exhibit: Exhibit, drawing: Drawing | None) -> dict[str, bytes]:
     """Content of NAME.csv, and of NAME.svg and NAME.pdf if there is a figure, by form."""
-    return {"csv": exhibit.csv, **(drawing.files if drawing else {})}
+    return {"csv": exhibit.data.csv.encode("utf-8", "replace"), **(drawing.files if drawing else {})}
 
 
 def export_exhibit(exhibits: Iterable[Exhibit], name: str, form: str, folder: Path) -> Path:

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from experiments.catalogue import Experiment, load_experiments
 from experiments.files import VERDICTS, Mutations
-from experiments.verdicts import findings_of, headlines, judge, unanswered
+from experiments.verdicts import Results, findings_of, headlines, judge, unanswered
 from lineage.digest import MARKER
 from lineage.errors import Fault
 from lineage.files import FileSchema, read_document
@@ -28,7 +28,7 @@ from reports.claims import (
 )
 from reports.engines import engines_exhibit
 from reports.exhibit import Exhibit, Section
-from reports.experiment_runs import AGAINST, LADDER, ExperimentRuns, Origin, load_experiment_runs, seeds_of
+from reports.experiment_runs import AGAINST, LADDER, Origin, load_experiment_runs, seeds_of
 from reports.ladder import ladder_exhibit
 from reports.load import Problem, Reproduction, load_reproduction
 from reports.reproduced import reproduction_exhibits
@@ -114,28 +114,29 @@ class Report:
 
 def assemble(inputs: Inputs) -> Report:
     """Assemble a page. Raises Fault if two exhibits have one name."""
-    reproduction, runs = load_reproduction(inputs.reproduction), load_experiment_runs(inputs.runs)
+    reproduction = load_reproduction(inputs.reproduction)
+    results, run_origins, run_problems = load_experiment_runs(inputs.runs)
     own = Origin(reproduction.directory, reproduction.manifest, seeds_of(reproduction.records))
-    origins = (own, *runs.origins)
+    origins = (own, *run_origins)
     experiments = load_experiments()
     mine = () if reproduction.problems_of(MARKER) else reproduction.records  # unfinished or changed it does not count
-    records = (*runs.results.records, *(record for record in mine if record.kind != "published"))
-    findings = findings_of(mine) | runs.results.findings
-    verdicts = judge(experiments.values(), replace(runs.results, records=records, findings=findings))
+    records = (*results.records, *(record for record in mine if record.kind != "published"))
+    findings = findings_of(mine) | results.findings
+    verdicts = judge(experiments.values(), replace(results, records=records, findings=findings))
     claims = find_claims([*verdicts, *unanswered(experiments.values())], records)
     exhibits = reproduction_exhibits(reproduction)
-    drawn = _drawn(experiments, claims, runs, exhibits) if runs.origins or runs.problems else {}
+    drawn = _drawn(experiments, claims, results, run_problems, exhibits) if run_origins or run_problems else {}
     papers = paper_parts(claims, experiments, drawn, exhibits)
-    stray = tuple(problem.sentence for problem in runs.problems if problem.part not in experiments)
+    stray = tuple(problem.sentence for problem in run_problems if problem.part not in experiments)
     sections = []
-    if ladders := [origin for origin in runs.origins if origin.manifest.kind == LADDER]:
+    if ladders := [origin for origin in run_origins if origin.manifest.kind == LADDER]:
         newest = max(ladders, key=lambda origin: origin.created)
         exhibit = ladder_exhibit(newest.path)
         sections.append(Section("ladder-section", "How loss falls with size", [exhibit]))
-    if engines := [origin.path for origin in runs.origins if origin.manifest.kind == AGAINST]:
+    if engines := [origin.path for origin in run_origins if origin.manifest.kind == AGAINST]:
         sections.append(Section("engines", "Beside other engines", [engines_exhibit(path) for path in engines]))
     sections.append(Section("errata-section", "Errata found in the papers", [errata_exhibit(claims)]))
-    problems = (*reproduction.problems, *runs.problems)
+    problems = (*reproduction.problems, *run_problems)
     report = Report(reproduction, exhibits, claims, tuple(papers), stray, tuple(sections), origins, problems, inputs)
     exhibits["verdicts"] = verdicts_exhibit(claims, report.homes)
     names = Counter(exhibit.name for exhibit in report.all_exhibits)
@@ -145,16 +146,17 @@ def assemble(inputs: Inputs) -> Report:
 
 
 def _drawn(
-    experiments: Mapping[str, Experiment], claims: Claims, runs: ExperimentRuns, reproduced: Mapping[str, Exhibit]
-) -> dict[str, Exhibit]:
+    experiments: Mapping[str, Experiment], claims: Claims, results: Results, found: Sequence[Problem],
+    reproduced: Mapping[str, Exhibit],
+) -> dict[str, Exhibit]:  # fmt: skip
     """Tables and figures of the runs of experiments; one that the reproduction makes too is named NAME-runs."""
     by_experiment, drawn = claims.by("experiment"), {}
     for name, experiment in experiments.items():
-        records = [record for record in runs.results.records if record.experiment == name]
+        records = [record for record in results.records if record.experiment == name]
         if experiment.reproduction and not records:
             continue
         numbers = ExperimentNumbers(experiment, records, by_experiment.get(name, ()))
-        problems = [problem.sentence for problem in runs.problems if problem.part == name]
+        problems = [problem.sentence for problem in found if problem.part == name]
         if not problems and not numbers.records:
             problems = [f"No run of {name} was given: only what is published is shown."]
         exhibit = catalogue_exhibit(numbers)
