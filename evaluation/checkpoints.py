@@ -26,8 +26,7 @@ from engine.model.stage_model import CausalModel
 from engine.optim.precision import DTYPES
 from engine.parallel.mesh import ParallelMesh, serial_mesh
 from engine.published import CONFIG, is_megatron
-from evaluation.hub_models import cached_model
-from evaluation.places import SMOLLM2, SMOLLM2_NOTE, is_native, place_of
+from evaluation.places import SMOLLM2, SMOLLM2_NOTE, find_directory, is_native
 from evaluation.pretrained import Pretrained
 from evaluation.protocol import Encoder
 from evaluation.scoring import ScoringModel, pack_weights
@@ -56,19 +55,6 @@ def native_checkpoint(directory: Path, vocab: Path | None, heads: int | None) ->
     with tempfile.TemporaryDirectory(prefix="mlm-eval-") as temporary:
         write_checkpoint(imported := Path(temporary) / "imported", read_published(directory, vocab, heads))
         yield imported
-
-
-def find_directory(path: Path) -> Path:
-    """The directory of a checkpoint, or of a package's or the Hugging Face hub's model of that name.
-
-    Raises BadInput if there is none.
-    """
-    if (place := place_of(path)).exists():
-        return place
-    try:
-        return cached_model(str(path))
-    except (BadInput, DataMissing) as error:
-        raise BadInput(f"there is no checkpoint directory {path}: {error}") from error
 
 
 @dataclass(frozen=True)

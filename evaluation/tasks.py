@@ -1,10 +1,9 @@
 """The protocols by name: title, test file and the function that builds the task. Imports nothing slow."""
 
-import difflib
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lineage.errors import BadInput, DataMissing
+from lineage.errors import BadInput, DataMissing, did_you_mean
 
 if TYPE_CHECKING:
     from evaluation.checkpoints import EvaluatedCheckpoint
@@ -73,9 +72,7 @@ TASKS = {
 def check_task_name(name: str) -> None:
     """Raise BadInput, with the nearest known name, for a protocol that does not exist."""
     if name not in TASKS:
-        close = difflib.get_close_matches(name, TASKS, 1)
-        hint = f"did you mean {close[0]!r}?" if close else "`mlm-eval list` names them"
-        raise BadInput(f"unknown protocol {name!r}; {hint}")
+        raise BadInput(f"unknown protocol {name!r}; {did_you_mean(name, TASKS, '`mlm-eval list` names them')}")
 
 
 def build_task(name: str, evaluated: "EvaluatedCheckpoint") -> "Task":

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, FiniteFloat, model_validator
 
 from lineage.config import Config, load_config, parse_config, read_toml
-from lineage.errors import BadInput, cause
+from lineage.errors import BadInput, cause, did_you_mean
 
 HERE = Path(__file__).parent
 CLAIMS = HERE / "claims"
@@ -430,7 +430,8 @@ def find_experiment(name: str) -> Experiment:
     """The experiment of that name. Raises BadInput for any other."""
     experiments = load_experiments()
     if name not in experiments:
-        raise BadInput(f"there is no experiment {name!r}; `mlm-experiment list` shows the {len(experiments)} there are")
+        every = f"`mlm-experiment list` shows the {len(experiments)} there are"
+        raise BadInput(f"there is no experiment {name!r}; {did_you_mean(name, experiments, every)}")
     return experiments[name]
 
 

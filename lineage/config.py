@@ -5,7 +5,6 @@ The nearest file wins. One override syntax, `section.key=value`, has its value p
 model.
 """
 
-import difflib
 import json
 import os
 import re
@@ -18,7 +17,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lineage.atomic import read_bytes
-from lineage.errors import BadInput, cause
+from lineage.errors import BadInput, cause, did_you_mean
 from lineage.shipped import shipped_at
 
 
@@ -41,7 +40,8 @@ def load_config(path: Path, model: type[ConfigT], overrides: Sequence[str] = ())
 
     Raises BadInput naming the dotted key, with the nearest known key where one is close.
     """
-    return parse_config(reduce(_merge, map(_parse_override, overrides), read_toml(path)), model, str(path))
+    where = " --set ".join([str(path), *overrides])
+    return parse_config(reduce(_merge, map(_parse_override, overrides), read_toml(path)), model, where)
 
 
 def override_config(config: ConfigT, overrides: Sequence[str]) -> ConfigT:
@@ -148,12 +148,11 @@ def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
         schema = model.model_json_schema()
         sections = (schema, *schema.get("$defs", {}).values())
         keys = sorted({name for section in sections for name in section.get("properties", {})})
-        close = difflib.get_close_matches(str(location[-1]), keys, 1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        if known := getattr(model, "other_names", {}).get(location[-1]):
-            hint = f"; here it is {known}"
-        return f"unknown key {dotted!r}{hint}{more}"
+        known = getattr(model, "other_names", {}).get(location[-1])
+        hint = f"here it is {known}" if known else did_you_mean(str(location[-1]), keys, "")
+        return "; ".join(filter(None, (f"unknown key {dotted!r}", hint))) + more
     if first["type"] == "missing":
         return f"missing key {dotted!r}{more}"
-    message = first["msg"].removeprefix("Value error, ").replace("Input should", f"{first['input']!r:.60} should", 1)
+    said = first["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list, such as ['a']")
+    message = said.replace("Input should", f"{first['input']!r:.60} should", 1)
     return f"{dotted}: {message}{more}" if dotted else f"{message}{more}"

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Iterable
 
 STOPS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 """Signals that stop a command: a second one changes nothing, and one that was ignored from the start stays so."""
@@ -12,6 +13,14 @@ KEEPS_NOTHING = "MLM_KEEPS_NOTHING"
 def afterwards() -> str:
     """Says how the same command goes on after an interruption."""
     return "begins anew" if KEEPS_NOTHING in os.environ else "continues from what was finished"
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
+    """A question with the known name nearest to `name`; `otherwise` where none is near."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, known, 1)
+    return f"did you mean {near[0]!r}?" if near else otherwise
 
 
 def cause(error: Exception) -> str:

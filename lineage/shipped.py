@@ -5,7 +5,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from lineage.errors import BadInput, IntegrityFailure
+from lineage.errors import BadInput, IntegrityFailure, did_you_mean
 
 HOME = Path(__file__).resolve().parent.parent
 """The folder that holds `lineage` and the packages beside it: the root of a clone, or where a wheel was installed."""
@@ -40,10 +40,8 @@ def find_file(name: str | Path, kind: Shipped) -> Path:
         return match
     if os.path.exists(name):
         return Path(name)
-    import difflib
-
-    close = difflib.get_close_matches(str(name).removeprefix(folder).removesuffix(suffix), shipped, 1)
-    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    near = did_you_mean(str(name).removeprefix(folder).removesuffix(suffix), shipped, "")
+    hint = f" ({near})" if near else ""
     what = kind.name.lower().replace("_", " ")
     raise BadInput(f"there is no {what} '{name}'{hint}; there are {', '.join(shipped)}, and your own {suffix} files")
 

@@ -192,6 +192,8 @@ def layouts(
 
     for name in names.split(",") if names != "all" else ():
         parse_layout(name.strip())
+    if program not in ("megatron-core", "here") and ".py:" not in program:
+        raise BadInput(f"{program!r} is not megatron-core, here, or a function to build a program, PATH.py:build")
     if ":" in program and not Path(program.rpartition(":")[0]).is_file():
         raise BadInput(f"{program.rpartition(':')[0]} does not exist")
     from verify.layouts import run_layouts, write_page, write_reproductions

@@ -43,7 +43,7 @@ LAYOUTS = "(tensor_model|pipeline_model|context|expert_model)_parallel_size|sequ
 def subject(name: str, given: Sequence[str], seed: int) -> Iterator[tuple[type[Engine], Work]]:
     """The engine that `name` stands for and its work: megatron-core, here (this suite) or PATH.py:build.
 
-    Raises BadInput for another name, or for fields that the program does not have.
+    Raises BadInput for fields that the program does not have.
     """
     if bare := next((text for text in given if "=" not in text), None):
         raise BadInput(f"--with {bare} has no value: write FIELD=VALUE")
@@ -54,12 +54,10 @@ def subject(name: str, given: Sequence[str], seed: int) -> Iterator[tuple[type[E
         work = small_work(seed)
         with with_samples(override_config(work.config, ["model.dropout=0.1", *given]), work.iterations) as work:
             yield Ours, replace(work, first_rate=0)
-    elif ".py:" in name:
+    else:
         if given:
             raise BadInput(f"--with is for megatron-core and here; {name} builds what it builds")
         yield _builder(name), small_work(seed)
-    else:
-        raise BadInput(f"{name!r} is not megatron-core, here, or a function to build a program, PATH.py:build")
 
 
 def _builder(name: str) -> type[Engine]:

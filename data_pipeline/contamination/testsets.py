@@ -4,7 +4,6 @@ A published file is looked for in `$MLM_DATA_DIR`, then in `~/.cache/mlm-repro/`
 from the hub is cached only if its SHA-256 is the published one.
 """
 
-import difflib
 import hashlib
 import json
 import os
@@ -16,7 +15,7 @@ from data_pipeline.reading.hub import hub_is_reachable
 from lineage.atomic import write_bytes, write_text
 from lineage.config import Config, load_config
 from lineage.digest import sha256_file
-from lineage.errors import BadInput, DataMissing, IntegrityFailure
+from lineage.errors import BadInput, DataMissing, IntegrityFailure, did_you_mean
 
 
 class PublishedFile(Config):
@@ -60,9 +59,8 @@ def check_test_set_name(name: str) -> None:
         if not path or (kind == "jsonl") != path.endswith(".jsonl"):
             raise ValueError(f"test set {name!r}: jsonl: stands before a path that ends in .jsonl, text: before others")
     elif name not in TEST_SETS:
-        close = difflib.get_close_matches(name, TEST_SETS, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(TEST_SETS)}, jsonl:PATH, text:PATH"
-        raise ValueError(f"unknown test set {name!r}; {hint}")
+        others = f"known: {', '.join(TEST_SETS)}, jsonl:PATH, text:PATH"
+        raise ValueError(f"unknown test set {name!r}; {did_you_mean(name, TEST_SETS, others)}")
 
 
 def find_test_set(name: str) -> Path:

@@ -33,10 +33,10 @@ def check_schedule(name: ScheduleName, pp: int, chunks: int, microbatches: int) 
     """
     if name != "interleaved" and chunks != 1:
         raise BadInput(f"the {name} schedule has one chunk per rank, not {chunks}; interleaved has several")
-    if name == "interleaved" and microbatches % pp:
+    if name == "interleaved" and (beyond := microbatches % pp):
+        near = " or ".join(str(each) for each in (microbatches - beyond, microbatches - beyond + pp) if each)
         raise BadInput(
-            f"the interleaved schedule needs a multiple of pp = {pp} microbatches, not {microbatches}; "
-            f"the nearest are {max(microbatches // pp, 1) * pp} and {(microbatches // pp + 1) * pp}"
+            f"the interleaved schedule needs a multiple of pp = {pp} microbatches, not {microbatches}, such as {near}"
         )
 
 

@@ -79,7 +79,8 @@ def test_planted_faults_are_found() -> None:
 @pytest.mark.parametrize(
     ("name", "pp", "chunks", "microbatches", "sentence"),
     [
-        ("interleaved", 4, 2, 6, "needs a multiple of pp = 4 microbatches, not 6; the nearest are 4 and 8"),
+        ("interleaved", 4, 2, 6, "needs a multiple of pp = 4 microbatches, not 6, such as 4 or 8"),
+        ("interleaved", 4, 2, 3, "needs a multiple of pp = 4 microbatches, not 3, such as 4$"),
         ("1f1b", 2, 2, 4, "the 1f1b schedule has one chunk per rank, not 2"),
     ],
 )
