@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from lineage.atomic import HOLDER, MARKER, OVERWRITE, is_stream
-from lineage.errors import BadInput, Interrupted
+from lineage.atomic import HOLDER, MARKER, OVERWRITE, is_stream, new_directory
+from lineage.digest import is_sealed
+from lineage.errors import BadInput, Interrupted, cause
 from lineage.variables import is_first_rank
 
 LOCK = ".lock"
@@ -165,3 +166,25 @@ def _is_same(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False
+
+
+def check_output(out: Path) -> None:
+    """Raise BadInput if `out` exists or lies in a sealed directory."""
+    if out.exists() or out.is_symlink():
+        raise BadInput(f"{out} exists already: name a new directory")
+    for parent in out.resolve().parents:
+        if is_sealed(parent):
+            raise BadInput(f"{out} would lie in {parent}, which is complete: name another directory")
+
+
+@contextmanager
+def new_output(out: Path) -> Iterator[Path]:
+    """Context manager: a temporary directory that becomes `out`. Raises BadInput if it cannot be written."""
+    from safetensors import SafetensorError
+
+    check_output(out)
+    try:
+        with claimed(out), new_directory(out, claims=True) as temporary:
+            yield temporary
+    except (OSError, SafetensorError) as error:
+        raise BadInput(f"{out} cannot be written: {cause(error)}") from error

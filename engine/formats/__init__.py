@@ -5,14 +5,12 @@ Every import ends in `write_checkpoint`.
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.checkpoint.shards import describe, merge_descriptions, write_shard
@@ -22,13 +20,13 @@ from engine.config import ModelConfig, TwinScale
 from engine.family import family_of
 from engine.parallel.mesh import serial_mesh
 from engine.parallel.sharding import ShardedParameter, sharded_parameters
-from lineage.atomic import new_directory, write_json
+from lineage.atomic import write_json
 from lineage.chain import INDEX
 from lineage.config import parse_config
-from lineage.digest import is_sealed, seal, sha256_file
-from lineage.errors import BadInput, IntegrityFailure, cause
+from lineage.digest import seal, sha256_file
+from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import read_object
-from lineage.lock import claimed
+from lineage.lock import new_output
 from lineage.progress import Progress
 
 FILE = "model-tp00-pp000.safetensors"
@@ -138,23 +136,3 @@ def is_tied(head: torch.Tensor, words: torch.Tensor) -> bool:
 def digests(files: list[Path], directory: Path) -> dict[str, str]:
     """SHA-256 of each file, by its path below `directory`."""
     return {path.relative_to(directory).as_posix(): sha256_file(path) for path in files}
-
-
-def check_output(out: Path) -> None:
-    """Raise BadInput if `out` exists or lies in a sealed directory."""
-    if out.exists() or out.is_symlink():
-        raise BadInput(f"{out} exists already: name a new directory")
-    for parent in out.resolve().parents:
-        if is_sealed(parent):
-            raise BadInput(f"{out} would lie in {parent}, which is complete: name another directory")
-
-
-@contextmanager
-def new_output(out: Path) -> Iterator[Path]:
-    """Context manager: a temporary directory that becomes `out`. Raises BadInput if it cannot be written."""
-    check_output(out)
-    try:
-        with claimed(out), new_directory(out, claims=True) as temporary:
-            yield temporary
-    except (OSError, SafetensorError) as error:
-        raise BadInput(f"{out} cannot be written: {cause(error)}") from error

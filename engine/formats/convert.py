@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from engine.compare.recorder import NameMap, read_names
 from engine.config import ModelConfig
-from engine.formats import Imported, check_output, new_output, read_ours, write_checkpoint
+from engine.formats import Imported, read_ours, write_checkpoint
 from engine.formats.huggingface import read_huggingface, write_huggingface
 from engine.formats.megatron import read_megatron
 from engine.inference import LoadedCheckpoint, load_for_inference
@@ -29,6 +29,7 @@ from lineage.chain import read_newest
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.extras import import_extra
 from lineage.files import read_object
+from lineage.lock import check_output, new_output
 
 CARD = """\
 ---

@@ -20,7 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from engine.formats import check_output, digests, new_output
+from engine.formats import digests
 from engine.formats.huggingface import FOLDER, WEIGHT_FILE, companions, current_name, read_weights
 from engine.formats.tensor_plan import DividedBlock, Division, TensorPlan, describe_plan, make_plan, some_tokens
 from engine.launch.mesh import build_mesh
@@ -34,7 +34,7 @@ from lineage.digest import check_seal, seal
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.extras import import_extra
 from lineage.files import FileSchema, one_line, parse_document, read_object
-from lineage.lock import check_is_there
+from lineage.lock import check_is_there, check_output, new_output
 
 HEADS = frozenset({
     "num_heads", "num_attention_heads", "num_key_value_heads", "num_kv_heads", "n_heads", "n_head",
