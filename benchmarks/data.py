@@ -37,7 +37,7 @@ from data_pipeline.duplicates.near_duplicates import flatten, link, resolve
 from data_pipeline.fast.exact_ftfy import fix_text
 from data_pipeline.fast.language import detect, reference_detection
 from data_pipeline.fast.minhash import as_sketch, reference_signature, signature
-from data_pipeline.fast.shingles import jaccard, shingles
+from data_pipeline.fast.shingles import shingles
 from data_pipeline.passes.prepare import QUARANTINE
 from data_pipeline.reading.pieces import SHARD_BYTES, Piece
 from data_pipeline.reading.readers import read_pieces
@@ -387,10 +387,10 @@ def verification(config: DeduplicateConfig) -> StageRivals:
         gone: dict[int, int] = {}
         for document in sorted(earlier):
             mine = shingles(texts[document], config.shingle_characters)
-            for other in earlier[document]:
-                if other in gone:
-                    continue
-                if jaccard(shingles(texts[other], config.shingle_characters), mine) >= config.threshold:
+            for other in (each for each in earlier[document] if each not in gone):
+                theirs = shingles(texts[other], config.shingle_characters)
+                shared = len(theirs & mine)
+                if shared / (len(theirs) + len(mine) - shared) >= config.threshold:
                     gone[document] = other
                     break
         return list(gone.items())

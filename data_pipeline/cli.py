@@ -201,13 +201,12 @@ def _table(ledger: "Ledger") -> str:
     rows: list[tuple[str, ...]] = [("stage", "documents", "bytes", "tokens", "changed", "seconds")]
     notes = []
     for stage in ledger.stages:
-        counts = map(_cell, (stage.documents_out, stage.bytes_out, stage.tokens_out, stage.changed))
-        rows.append((stage.name, *counts, "" if stage.seconds is None else f"{stage.seconds:.1f}"))
+        rows.append((stage.name, *_cells(stage.kept), f"{stage.changed:,}", f"{stage.seconds:.1f}"))
         for reason, amount in stage.dropped.items():
-            rows.append((f"  {reason}", *_cells(amount, "-")))
+            rows.append((f"  {reason}", *_cells(amount, "-"), "", ""))
         if stage.note:
             notes.append(f"{stage.name}: {stage.note}")
-    rows += [(f"= {name}", *_cells(split)) for name, split in ledger.splits.items()]
+    rows += [(f"= {name}", *_cells(split), "", "") for name, split in ledger.splits.items()]
     first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
     lines = []
     for name, *cells in rows:
@@ -217,11 +216,8 @@ def _table(ledger: "Ledger") -> str:
 
 
 def _cells(amount: "Amount", sign: str = "") -> tuple[str, ...]:
-    return (*(_cell(number, sign) for number in (amount.documents, amount.bytes, amount.tokens)), "", "")
-
-
-def _cell(number: int | None, sign: str = "") -> str:
-    return "" if number is None else f"{sign}{number:,}"
+    numbers = (amount.documents, amount.bytes, amount.tokens)
+    return tuple("" if number is None else f"{sign}{number:,}" for number in numbers)
 
 
 def _open(dataset: Path) -> Path:

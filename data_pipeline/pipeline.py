@@ -88,11 +88,11 @@ class Pipeline:
         filters = [(name, self._section(name)) for name in self.stages if name in TEXT_FILTERS]
         names = [name for name, _ in filters]
         limit = self.config.sources.max_bad_files
-        fixed = {"max_line_bytes": self.config.sources.max_line_bytes, "filters": filters, "goes_on": limit > 0}
-        fixed["made_with"] = [platform.python_version(), *map(version, ("ftfy", "langdetect"))]
-        jobs: list[Job] = [({**fixed, "pieces": shard}, ()) for shard in shards]
-        for settings, _ in jobs[: self.compared]:
-            settings["filters"] = []
+        made_with = [platform.python_version(), *map(version, ("ftfy", "langdetect"))]
+        most = self.config.sources.max_line_bytes
+        fixed = {"max_line_bytes": most, "goes_on": limit > 0, "made_with": made_with}
+        jobs: list[Job] = [({**fixed, "pieces": shard, "filters": filters if number >= self.compared else []}, ())
+                           for number, shard in enumerate(shards)]  # fmt: skip
         prepared = self.workspace.all("prepare", prepare, jobs, " and ".join(["read", *names]))
         self.ledger.enter(prepared.counts[self.compared :])
         self.ledger.malformed_lines = sum(counts["malformed"] for counts in prepared.counts)
@@ -162,9 +162,9 @@ class Pipeline:
             "tokenizer": tokenizer.digest if tokenizer else None,
         }
         shared = (tokenizer.input,) if tokenizer else ()
-        jobs: list[Job] = [(settings, (prepared.task(number), *shared)) for number in range(len(prepared.counts))]
         alone = settings | {"filters": [], "decontaminate": None, "test_sets": [], "tokenizer": None}
-        jobs[: self.compared] = [(alone, inputs) for _, inputs in jobs[: self.compared]]
+        jobs: list[Job] = [(settings if number >= self.compared else alone, (prepared.task(number), *shared))
+                           for number in range(len(prepared.counts))]  # fmt: skip
         measured = self.workspace.all("measure", measure, jobs)
         self.ledger.enter(measured.counts[self.compared :])
         self.ledger.check()

@@ -40,7 +40,10 @@ def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
     if pipeline.left_in:
         files[LEFT_IN] = pipeline.joined("select", LEFT_IN)
     if "decisions" in pipeline.finished:
-        files[DUPLICATES] = _duplicates(pipeline)
+        inputs = (pipeline.finished[name].input for name in ("decisions", "prepare", "measure"))
+        settings = {"counts": [each["documents"] for each in pipeline.finished["measure"].counts]}
+        named = workspace.one("duplicates", name_duplicates, settings, *inputs)
+        files[DUPLICATES] = named.path / "00000" / DUPLICATES
     card, written = None, dict[str, Any]()
     if "tokenize" in stages:
         jobs: list[Job] = [
@@ -78,13 +81,6 @@ def name_duplicates(settings: Settings, inputs: list[Path], directory: Path) -> 
             row = {"id": gone.id + places[0], "survivor": stays.id + places[1], "jaccard": round(float(jaccard), 6)}
             file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
     return {}
-
-
-def _duplicates(pipeline: Pipeline) -> Path:
-    decisions, prepared, measured = (pipeline.finished[name] for name in ("decisions", "prepare", "measure"))
-    settings = {"counts": [each["documents"] for each in measured.counts]}
-    inputs = (decisions.input, prepared.input, measured.input)
-    return pipeline.workspace.one("duplicates", name_duplicates, settings, *inputs).path / "00000" / DUPLICATES
 
 
 def _move(source: Path, target: Path) -> None:

@@ -33,7 +33,7 @@ from data_pipeline.work.tasks import NO_ROOM, code_digest, disk_is_full
 from data_pipeline.work.workspace import FOLDER, Executor, Workspace
 from lineage.atomic import read_json, write_json
 from lineage.config import parse_config
-from lineage.digest import sha256_file
+from lineage.digest import bytes_below, sha256_file
 from lineage.environment import available_cores
 from lineage.errors import BadInput, DataMissing, Interrupted, UserError
 from lineage.files import read_document
@@ -260,7 +260,10 @@ def _workspace(run: RunDirectory, place: Executor, room: int) -> Iterator[Worksp
     work = run.path / FOLDER
     try:
         work.mkdir(mode=0o700, exist_ok=True)
-        _check_room(run.path, work, room)
+        free, needed = shutil.disk_usage(run.path).free, room - bytes_below(work)
+        if needed > free:
+            has = f"{run.path.parent} has {free / 1e9:,.1f} GB of free space"
+            raise BadInput(f"{has}, and the work may take {needed / 1e9:,.1f} GB")
         with place:
             yield Workspace(work.resolve(), place)
     except OSError as error:
@@ -285,15 +288,6 @@ def _found(run: RunDirectory) -> RunDirectory:
     print(f"already complete: {run.path}", file=sys.stderr)
     run.link()
     return run
-
-
-def _check_room(path: Path, work: Path, room: int) -> None:
-    used = sum(file.stat().st_size for file in work.rglob("*") if file.is_file())
-    free = shutil.disk_usage(path).free
-    if room - used > free:
-        raise BadInput(
-            f"{path.parent} has {free / 1e9:,.1f} GB of free space, and the work may take {(room - used) / 1e9:,.1f} GB"
-        )
 
 
 def _find_or_none(name: str) -> Path | None:

@@ -22,13 +22,6 @@ def shingles(text: str, characters: int = 5) -> frozenset[str]:
     return frozenset(text[start : start + characters] for start in range(max(1, len(text) - characters + 1)))
 
 
-def jaccard(left: frozenset[str], right: frozenset[str]) -> float:
-    """Shared shingles over all shingles, 0 to 1."""
-    shared = len(left & right)
-    union = len(left) + len(right) - shared
-    return shared / union if union else 1.0
-
-
 def as_bytes(text: str) -> NDArray[np.uint8]:
     """The text in UTF-8; a lone surrogate keeps its own three bytes."""
     return np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)

@@ -12,7 +12,6 @@ import struct
 from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 import numpy as np
@@ -144,9 +143,7 @@ class TokenFileWriter:
         self._document_ends.frombytes((document_ends.astype(np.int64) + len(self._sizes)).tobytes())
         self._sizes.frombytes(sizes.astype(np.int32).tobytes())
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         try:
             self._bin.flush()
             os.fsync(self._bin.fileno())

@@ -134,8 +134,7 @@ class Tokenizer:
         try:
             vocabulary = read_json(vocab_json)
             _, *lines = merges_txt.read_text(encoding="utf-8").split("\n")
-            merges = [(left, right) for left, right in (line.split(" ") for line in lines if line)]
-            backend = _byte_level(vocabulary, merges)
+            backend = _byte_level(vocabulary, (line.split(" ") for line in lines if line))
             _check_ids(backend, vocab_json)
             return cls(backend)
         except (BadInput, IntegrityFailure):
@@ -161,7 +160,7 @@ class Tokenizer:
                 f"the text is too small for a vocabulary of {vocab_size:,}: it gives {len(vocabulary) + 1:,} tokens"
             )
         vocabulary[END_OF_TEXT] = vocab_size - 1
-        return cls(_byte_level(vocabulary, [(left, right) for left, right in model["merges"]]))
+        return cls(_byte_level(vocabulary, model["merges"]))
 
     @classmethod
     def of_words(cls, texts: Iterable[str], vocab_size: int) -> Self:
@@ -269,7 +268,7 @@ def _without_extras(content: dict[str, Any]) -> Backend | None:
         return None
     vocabulary = model["vocab"] | {each["content"]: each["id"] for each in added}
     pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
-    return _byte_level(vocabulary, [(left, right) for left, right in pairs])
+    return _byte_level(vocabulary, pairs)
 
 
 def _check_ids(backend: Backend, path: Path) -> None:
@@ -295,8 +294,9 @@ def _kind(backend: Any) -> tuple[Any, ...]:
     return type(backend.model), model, [step and step.__getstate__() for step in steps], after
 
 
-def _byte_level(vocabulary: dict[str, int], merges: list[tuple[str, str]], *, of_words: bool = False) -> Backend:
-    backend: Any = Backend(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=of_words))
+def _byte_level(vocabulary: dict[str, int], merges: Iterable[Sequence[str]], *, of_words: bool = False) -> Backend:
+    pairs = [(left, right) for left, right in merges]
+    backend: Any = Backend(models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=of_words))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     backend.decoder = decoders.ByteLevel()
     return backend

@@ -54,6 +54,11 @@ def write_recipe(path: Path, *sources: str, extra: str = "") -> Path:
     return path
 
 
+def jaccard(left: frozenset[str], right: frozenset[str]) -> float:
+    """Shared shingles over all shingles, 0 to 1."""
+    return len(left & right) / len(left | right)
+
+
 @pytest.fixture
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command) -> Command:
     """Run `mlm-data` in an empty directory, without test sets, cache or hub unless a test provides them."""

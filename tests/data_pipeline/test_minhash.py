@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from data_pipeline.duplicates.near_duplicates import ShingledTexts, shingle_keys, similarity
 from data_pipeline.fast.minhash import LANES, LONGEST, sha1_hashes32, signature, working_space
-from data_pipeline.fast.shingles import as_bytes, first_end, jaccard, pack, shingles
-from tests.data_pipeline.conftest import sentences
+from data_pipeline.fast.shingles import as_bytes, first_end, pack, shingles
+from tests.data_pipeline.conftest import jaccard, sentences
 
 ALPHABET = st.one_of(
     st.characters(),

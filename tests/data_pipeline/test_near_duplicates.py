@@ -13,8 +13,8 @@ from scipy.sparse import csr_matrix
 from data_pipeline.config import DeduplicateConfig
 from data_pipeline.duplicates.lsh import agreement, fingerprints, histogram, required_agreement
 from data_pipeline.duplicates.near_duplicates import Decision, resolve
-from data_pipeline.fast.shingles import jaccard, shingles
-from tests.data_pipeline.conftest import sentences
+from data_pipeline.fast.shingles import shingles
+from tests.data_pipeline.conftest import jaccard, sentences
 from tests.data_pipeline.test_lsh import components, edited, related_texts
 from tests.made_data import invented_passages
 
