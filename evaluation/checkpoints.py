@@ -72,11 +72,6 @@ class EvaluatedCheckpoint:
     """Warning for a reader of its numbers."""
 
     @property
-    def context(self) -> int:
-        """Longest input of the model."""
-        return self.model.seq_length
-
-    @property
     def store(self) -> Store:
         """Store of the checkpoint's scores."""
         return partial(open_scores, user_cache("scores"), self.digest, self.tokenizer.digest)

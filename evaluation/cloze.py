@@ -99,13 +99,6 @@ LM_EVAL = ClozeRule(
 )
 
 
-def stop_word_tokens(tokenizer: Encoder) -> NDArray[np.int64]:
-    """Ids of sub-words that are a whole stop word, in any case, with or without a space before it."""
-    texts = (tokenizer.decode([token]) for token in range(tokenizer.vocab_size))
-    banned = [token for token, text in enumerate(texts) if text.strip().lower() in STOP_WORDS]
-    return np.asarray(banned, dtype=np.int64)
-
-
 class ClozeTask(Task):
     """The task of a list of passages and a rule."""
 
@@ -129,7 +122,10 @@ class ClozeTask(Task):
             return Request(np.asarray(ids[-(seq_length + 1) :], dtype=np.int64), count)
 
         super().__init__(source, tokenizer, Lazy(len(examples), request))
-        self.banned = stop_word_tokens(tokenizer) if rule.filters_stop_words else None
+        if rule.filters_stop_words:  # whole ones, in any case, with or without a space before them
+            texts = (tokenizer.decode([token]) for token in range(tokenizer.vocab_size))
+            banned = [token for token, text in enumerate(texts) if text.strip().lower() in STOP_WORDS]
+            self.banned = np.asarray(banned, dtype=np.int64)
         self._passages, self._seq_length = passages, seq_length
         self._rule = rule.sentence.replace("nothing before the", f"{shown_first(tokenizer)} before the")
         self._lengths = [len(with_first(tokenizer, ids)) for ids, _ in examples]

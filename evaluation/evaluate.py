@@ -46,7 +46,7 @@ class Evaluations:
 
 def file_task(make: Callable[[Path, Encoder, int], Task], path: Path) -> MakeTask:
     """A task on a user's file."""
-    return lambda evaluated: make(path, evaluated.tokenizer, evaluated.context)
+    return lambda evaluated: make(path, evaluated.tokenizer, evaluated.model.seq_length)
 
 
 def evaluate(checkpoint: Path, tasks: Mapping[str, MakeTask], settings: Settings) -> Evaluations:

@@ -62,7 +62,7 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         settings = Settings(vocab=folder, heads=heads, backend=backend, dtype=numbers, device=place)
         self._loaded = open_checkpoint(Path(pretrained), settings)
         if max_length:
-            shorter = replace(self._loaded.model, seq_length=min(int(max_length), self._loaded.context))
+            shorter = replace(self._loaded.model, seq_length=min(int(max_length), self._loaded.model.seq_length))
             self._loaded = replace(self._loaded, model=shorter)
         is_auto = batch_size is None or str(batch_size).startswith("auto")
         self._workers, self._batch_size = workers, None if is_auto else int(batch_size or 1)

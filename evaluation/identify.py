@@ -117,7 +117,8 @@ def identify(checkpoint: Path, claimed: str, task: str, settings: Settings) -> I
 
     path = find_test_set(task)
     evaluated = open_checkpoint(checkpoint, settings)
-    arguments, asked = (evaluated.tokenizer, evaluated.context), list[tuple[dict[str, str], ReadText | LastWords]]()
+    arguments = evaluated.tokenizer, evaluated.model.seq_length
+    asked: list[tuple[dict[str, str], ReadText | LastWords]] = []
     if task == "wikitext103":
         whole = read_wikitext103(task, path).text
         axes = {axis: AXES[axis] for axis in ("documents", "first", "literal")}

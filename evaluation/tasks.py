@@ -82,7 +82,7 @@ def build_task(name: str, evaluated: "EvaluatedCheckpoint") -> "Task":
     """
     from data_pipeline.contamination.testsets import find_test_set
 
-    protocol, arguments = TASKS[name], (evaluated.tokenizer, evaluated.context)
+    protocol, arguments = TASKS[name], (evaluated.tokenizer, evaluated.model.seq_length)
     try:
         path = find_test_set(protocol.test_set)
     except DataMissing as missing:

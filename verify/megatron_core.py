@@ -116,15 +116,15 @@ class MegatronCore(Engine):
         if self.config.bf16:
             wrapped = core("transformer.module").Float16Module(self.config, wrapped)
         self.model, self.optimizer, self.scheduler = alone.distribute(values, wrapped, self.config)
-        self.samples = self._samples() if work.tokens else self._random_samples()
+        count = work.iterations * self.train.global_batch_size
+        self.samples = self._samples(count) if work.tokens else self._random_samples(count)
 
-    def _random_samples(self) -> list[dict[str, torch.Tensor]]:
+    def _random_samples(self, count: int) -> list[dict[str, torch.Tensor]]:
         model, generator = self.work.config.model, torch.Generator().manual_seed(self.train.seed)
-        count = self.work.iterations * self.train.global_batch_size
         tokens = torch.randint(model.vocab_size, (count, model.seq_length + 1), generator=generator)
         return [{"tokens": row[:-1], "labels": row[1:]} for row in tokens]
 
-    def _samples(self) -> Any:
+    def _samples(self, count: int) -> Any:
         """Build Megatron-Core's GPTDataset over the token files; its BlendedDataset for several."""
         config, model = core("datasets.gpt_dataset"), self.work.config.model
         prefixes = [str(prefix) for prefix, _ in self.work.tokens]
@@ -136,7 +136,6 @@ class MegatronCore(Engine):
             tokenizer=SimpleNamespace(eod=0, pad=None, vocab_size=model.vocab_size, unique_identifiers={}),
         )  # fmt: skip
         builder = core("datasets.blended_megatron_dataset_builder").BlendedMegatronDatasetBuilder
-        count = self.work.iterations * self.train.global_batch_size
         return builder(config.GPTDataset, [count, 0, 0], lambda: True, described).build()[0]
 
     def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:

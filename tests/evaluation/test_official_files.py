@@ -25,7 +25,7 @@ def wikitext_file(made_data: Path) -> Path:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_protocol_is_built_under_its_name(name: str, made_tokenizer: Tokenizer) -> None:
-    without_dataset = Mock(["tokenizer", "context"], tokenizer=made_tokenizer, context=128)
+    without_dataset = Mock(["tokenizer", "model"], tokenizer=made_tokenizer, model=Mock(seq_length=128))
     task = build_task(name, without_dataset).limited(10)
     assert task.name == name
     assert len(task.requests) == 10

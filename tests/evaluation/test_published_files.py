@@ -16,7 +16,7 @@ from evaluation.wikitext103 import read_wikitext103
 
 
 def without_dataset(tokenizer: Tokenizer) -> Mock:
-    return Mock(["tokenizer", "context"], tokenizer=tokenizer, context=1024)
+    return Mock(["tokenizer", "model"], tokenizer=tokenizer, model=Mock(seq_length=1024))
 
 
 @pytest.fixture(scope="module")

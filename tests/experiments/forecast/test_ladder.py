@@ -114,7 +114,7 @@ def stop(*_: object) -> None:
 def small_text(evaluated: EvaluatedCheckpoint) -> Task:
     words = np.random.default_rng(0).choice(["one", "two", "three"], (8, 40))
     text = RunningText.of_documents(SourceText("small", "small", "0" * 64), [" ".join(line) for line in words])
-    window = evaluated.context
+    window = evaluated.model.seq_length
     stream = sliding_stream(text, UNCHANGED, evaluated.tokenizer, window, window // 2)
     return PerplexityTask(text, stream, evaluated.tokenizer)
 
