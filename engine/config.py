@@ -125,10 +125,6 @@ class ModelConfig(Config):
             raise ValueError(f"hidden_size = {self.hidden_size} is not a multiple of num_heads = {self.num_heads}")
         if self.padded_vocab_size < self.vocab_size:
             raise ValueError(f"padded_vocab_size = {self.padded_vocab_size} is below vocab_size = {self.vocab_size}")
-        return self
-
-    @model_validator(mode="after")
-    def _check_sections(self) -> Self:
         for name, section in (("bert", self.bert), ("transformer_xl", self.transformer_xl)):
             if section is not self.section and section != type(section)():
                 raise ValueError(f"{name} is not for family = {self.family!r}")
@@ -256,10 +252,6 @@ class TrainConfig(Config):
             raise ValueError("an exponential schedule begins at min_learning_rate, which must be above 0")
         if self.rampup_batch_size:
             self._check_rampup(*self.rampup_batch_size)
-        self._check_schedule()
-        return self
-
-    def _check_schedule(self) -> None:
         if self.continues and self.continues.iteration >= self.iterations:
             done = f"{self.continues.run} has {self.continues.iteration} already"
             raise ValueError(f"iterations = {self.iterations} leaves nothing to train: {done}")
@@ -278,6 +270,7 @@ class TrainConfig(Config):
             raise ValueError(
                 f"{floor}, the floor of the schedule, is above {peak}, its peak: set min_learning_rate too"
             )
+        return self
 
     @model_serializer(mode="wrap")
     def _as_before(self, handler: Callable[[Any], dict[str, Any]], info: Any) -> dict[str, Any]:

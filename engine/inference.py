@@ -1,7 +1,7 @@
 """The model of a checkpoint, ready to evaluate."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,13 +14,13 @@ from engine.config import ModelConfig
 from engine.family import family_of
 from engine.model.microbatch import PipelineInput
 from engine.model.stage_model import StageModel
-from engine.parallel.layout import check_tensor_parallel, split_layers
-from engine.parallel.mesh import ParallelMesh, serial_mesh
-from engine.parallel.sharding import sharded_parameters
+from engine.parallel.layout import PipelineStage, check_tensor_parallel, split_layers
+from engine.parallel.mesh import Axis, ParallelMesh, serial_mesh
+from engine.parallel.sharding import ShardedParameter, sharded_parameters
 from lineage.chain import CONFIG, INDEX, resolve_checkpoint
 from lineage.config import parse_config
 from lineage.digest import check_seal
-from lineage.errors import IntegrityFailure
+from lineage.errors import IntegrityFailure, cause
 from lineage.files import read_object
 
 OPTIMIZER_STATE = ("exp_avg.", "exp_avg_sq.", "master.")
@@ -54,12 +54,9 @@ def load_for_inference(path: Path, mesh: ParallelMesh | None = None, as_stored: 
     if len(index) < config.num_layers:  # before a model of that size is made
         raise IntegrityFailure(f"{directory} has {len(index)} tensors, too few for its {config.num_layers} layers")
     stage = split_layers(config.num_layers, mesh.layout.pp, chunks=1)[mesh.pp.rank]
-    model_class = family_of(config).model_class()
-    with torch.device("meta"):
-        whole = sharded_parameters(model_class(config, serial_mesh()), serial_mesh())
-    check_entries(directory, index, {parameter.name: parameter.global_shape for parameter in whole})
+    check_entries(directory, index, {parameter.name: parameter.global_shape for parameter in parameters_of(config)})
     stored = shards.stored_dtype(directory, index)
-    model = model_class(config, mesh, stage).to(mesh.device, stored if as_stored else torch.float32)
+    model = family_of(config).model_class()(config, mesh, stage).to(mesh.device, stored if as_stored else torch.float32)
     parameters = sharded_parameters(model, mesh)
     with torch.no_grad():
         shards.read_into(directory, index, [(p.name, p, 0, p.local.data) for p in parameters])
@@ -74,6 +71,13 @@ def load_for_inference(path: Path, mesh: ParallelMesh | None = None, as_stored: 
         with torch.no_grad():
             probe.compare(model.batch_loss(model.run_stage(batch.tokens, batch), batch).item(), directory)
     return LoadedCheckpoint(model, config, directory, digest)
+
+
+def parameters_of(config: ModelConfig, stage: PipelineStage | None = None, tp: int = 1) -> list[ShardedParameter]:
+    """Every parameter of a model, or of a stage on one of `tp` ranks, without values: name and shape."""
+    mesh = replace(serial_mesh(), tp=Axis(tp))
+    with torch.device("meta"):
+        return sharded_parameters(family_of(config).model_class()(config, mesh, stage), mesh)
 
 
 def check_entries(directory: Path, index: dict[str, shards.Entry], shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -98,7 +102,7 @@ def read_whole(directory: Path, index: dict[str, shards.Entry], name: str) -> to
                 parts.append(opened.get_tensor(name))
         whole = torch.cat(parts, index[name]["dim"]) if len(parts) > 1 else parts[0]
     except (SafetensorError, OSError, KeyError, TypeError, RuntimeError, IndexError) as error:
-        raise IntegrityFailure(f"{directory}: tensor {name!r} cannot be read: {error}") from error
+        raise IntegrityFailure(f"{directory}: tensor {name!r} cannot be read: {cause(error)}") from error
     if list(whole.shape) != index[name]["shape"]:
         raise IntegrityFailure(f"{directory}: {name} has shape {list(whole.shape)}, not {index[name]['shape']}")
     return whole

@@ -7,11 +7,11 @@ import torch
 
 from data_pipeline.tokens.samples import known_tokens
 from engine.checkpoint.checkpoint import LENGTH, SAMPLES
+from engine.checkpoint.stream_memory import StreamMemory
 from engine.config import RunConfig
 from engine.data.batches import validation_text
 from engine.family import TokenFiles, family_of
 from engine.model.microbatch import PipelineInput, Recurrence, to_input
-from engine.model.stream_memory import StreamMemory
 from engine.parallel.mesh import ParallelMesh
 from engine.rng import Dropout
 

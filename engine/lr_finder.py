@@ -170,7 +170,7 @@ def find_learning_rate(
         name, quiet = f"{run.config.name}, learning rates", not mesh.is_first
         with Progress(name, iterations, "iterations", quiet=quiet) as progress:
             for iteration in range(iterations):
-                before = trainer.step.optimizer.weights() if falling else []
+                before = [group.master.clone() for group in trainer.step.optimizer.groups] if falling else []
                 try:
                     line, _, _ = trainer.iterate(iteration)
                 except NotFinite:

@@ -225,10 +225,9 @@ def to_megatron(config: RunConfig) -> MegatronFlags:
     """
     if config.model.family != "gpt2":
         raise BadInput(f"a {config.model.family} is not trained by pretrain_gpt.py")
-    values = config.model_dump(mode="json")
     model, train, parallel = config.model, config.train, config.parallel
-    values["train"]["initial_loss_scale"] = train.initial_loss_scale
-    flags = {name: str(_get(values, flag["key"])) for name, flag in VALUES.items()}
+    values = flatten(config.model_dump(mode="json")) | {"train.initial_loss_scale": train.initial_loss_scale}
+    flags = {name: str(values[flag["key"]]) for name, flag in VALUES.items()}
     fits = padded_vocab_size(model.vocab_size, 128, parallel.tp) == model.padded_vocab_size
     flags |= {
         "lr-decay-style": train.decay.removeprefix("clipped-"), "max-position-embeddings": str(model.seq_length),
@@ -255,7 +254,7 @@ def to_megatron(config: RunConfig) -> MegatronFlags:
         words += ["--rampup-batch-size", *map(str, train.rampup_batch_size)]
     words += ["--load", str(train.init_from), "--finetune"] if train.init_from else []
     switches = {name: SWITCHES[name] for name in WRITTEN_SWITCHES}
-    words += [f"--{name}" for name, each in switches.items() if _get(values, each["key"]) == each["value"]]
+    words += [f"--{name}" for name, each in switches.items() if values[each["key"]] == each["value"]]
     ours, theirs = (flatten(each.model_dump(mode="json")) for each in (config, from_megatron(words).config))
     sections = ("model.", "train.", "parallel.", "record.")
     keys = [key for key in sorted(ours) if key.startswith(sections) and ours[key] != theirs.get(key)]
@@ -289,8 +288,3 @@ def _equal(text: str, values: list[str]) -> bool:
 def _put(values: dict[str, dict[str, Any]], key: str, value: Any) -> None:
     section, _, name = key.partition(".")
     values[section][name] = value
-
-
-def _get(values: dict[str, Any], key: str) -> Any:
-    section, _, name = key.partition(".")
-    return values[section][name]

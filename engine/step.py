@@ -16,21 +16,19 @@ from engine.config import ModelConfig, ParallelConfig, TrainConfig
 from engine.model.microbatch import PipelineInput
 from engine.optim.adam import build_optimizer
 from engine.optim.flat import FlatGroup
-from engine.optim.gradients import Reducer
+from engine.optim.gradients import GradientReducer
 from engine.optim.precision import DTYPES, LossScaler
 from engine.parallel.mesh import ParallelMesh
 from engine.parallel.sharding import ShardedParameter
 from engine.pipeline.executor import PartitionedModel
-from lineage.errors import UserError
+from lineage.errors import Diverged
 
 SHORT_SECONDS = 0.5
 """A rehearsed iteration below this is timed four times, others once."""
 
 
-class NotFinite(UserError):
+class NotFinite(Diverged):
     """The loss or the gradient is no longer a number (exit code 3)."""
-
-    exit_code = 3
 
 
 class TrainableModel(Protocol):
@@ -41,11 +39,11 @@ class TrainableModel(Protocol):
     storage_mesh: ParallelMesh
     """The mesh over which the optimizer's tensors are divided."""
 
-    def reducer(self, groups: Sequence[FlatGroup], measures_noise: bool = False) -> Reducer:
+    def reducer(self, groups: Sequence[FlatGroup], measures_noise: bool = False) -> GradientReducer:
         """Make the object that takes the gradients to the optimizer's flat groups."""
 
     def forward_backward(
-        self, microbatches: Sequence[PipelineInput], reducer: Reducer, loss_scale: float = 1.0
+        self, microbatches: Sequence[PipelineInput], reducer: GradientReducer, loss_scale: float = 1.0
     ) -> torch.Tensor:
         """Sum of (loss × sequences), float64, zero off the last stage; the gradients go to the reducer."""
 

@@ -29,7 +29,7 @@ def train(run: ResolvedRun, root: Path, until: int | None = None) -> RunDirector
     checkpoint written.
     """
     config = run.config
-    with begun_on_ranks(run, root) as (directory, mesh), run_locked(directory, mesh):
+    with begun_on_ranks(run, root) as (directory, mesh):
         if not directory.is_complete:
             if mesh.is_first:
                 begun_at = config.train.continues.iteration if config.train.continues else 0
@@ -56,24 +56,19 @@ def train(run: ResolvedRun, root: Path, until: int | None = None) -> RunDirector
 
 @contextmanager
 def begun_on_ranks(run: ResolvedRun, root: Path) -> Iterator[tuple[RunDirectory, ParallelMesh]]:
-    """The run's directory and the mesh of the started ranks.
+    """The run's directory, in which no other command trains meanwhile, and the mesh of the started ranks.
 
-    Raises BadInput if ranks were given different work, RanksMissing if one does not come or is lost.
+    Raises BadInput, on every rank, if ranks were given different work or another command trains the run already,
+    RanksMissing if one does not come or is lost.
     """
     join_ranks()
-    with telling_of_lost_ranks():
+    with telling_of_lost_ranks(), ExitStack() as held:
         check_agreement(run.config.model_dump(mode="json"))
         directory, layout = run.begin(root), run.layout
         if layout.world_size > 1:
             torch.set_num_threads(1)
-        yield directory, build_mesh(layout, run.config.parallel.sequence_parallel)
-
-
-@contextmanager
-def run_locked(run: RunDirectory, mesh: ParallelMesh) -> Iterator[None]:
-    """Keep other commands from training the same run. Raises BadInput, on every rank, if one does already."""
-    with ExitStack() as held:
+        mesh = build_mesh(layout, run.config.parallel.sequence_parallel)
         with mesh.all_or_none():
-            if mesh.is_first and not run.is_at_rest:
-                held.enter_context(locked(run.path))
-        yield
+            if mesh.is_first and not directory.is_at_rest:
+                held.enter_context(locked(directory.path))
+        yield directory, mesh

@@ -21,13 +21,14 @@ from engine.model.microbatch import to_input
 from engine.optim.precision import LossScaler
 from engine.optim.schedule import learning_rate
 from engine.parallel.mesh import ParallelMesh
-from engine.run.files import Step, Validation
-from engine.run.loggers import MetricsLog, Start, write_summary
+from engine.run.files import SUMMARY, Memory, Step, TrainingSummary, Validation
+from engine.run.loggers import MetricsLog, Start
 from engine.run.resolved import ResolvedRun
 from engine.step import NotFinite, build_step
 from lineage.chain import checkpoint_path, complete_checkpoints, resolve_checkpoint
 from lineage.environment import list_gpus
 from lineage.errors import Interrupted
+from lineage.files import write_document
 from lineage.processes import when_stopped
 from lineage.progress import Progress, announce, format_bytes, format_duration
 from lineage.run import RunDirectory
@@ -67,7 +68,7 @@ class Trainer:
         if self.step.scaler and self.state.loss_scaler:
             self.step.scaler = LossScaler(**self.state.loss_scaler)
         self.recent = RecentIterations(self.state.recent)
-        self.guards = guards_of(config, directory, self.step, self.memory, self.recent)
+        self.guards = guards_of(config, self.step, self.memory, self.recent)
         self.validation = ValidationSplit(config, dataset.token_files("valid"), mesh, dataset.tokenizer)
         self.validated = math.nan
         self.stop_requested = False
@@ -99,7 +100,7 @@ class Trainer:
                     log(self._validate(done, train.validation_samples))
                 self.state = TrainingState(
                     done, self.step.optimizer.steps, time.monotonic() - begun,
-                    asdict(self.step.scaler) if self.step.scaler else None, self.recent.state(),
+                    asdict(self.step.scaler) if self.step.scaler else None, tuple(self.recent.seen),
                     self.state.ancestors,
                 )  # fmt: skip
                 if is_last or stop or done % train.checkpoint_interval == 0:
@@ -116,8 +117,17 @@ class Trainer:
         if self.mesh.is_first:
             path = self.directory.path
             checkpoint.remove_old(path, train.keep_checkpoints)
-            newest = complete_checkpoints(path)[-1].name
-            write_summary(path, self.run, self.state.seconds, peaks, self.memory.measured_by, final, newest)
+            run, seconds = self.run, self.state.seconds
+            summary = TrainingSummary(
+                parameters=run.parameters, iterations=train.iterations, tokens=run.tokens, seed=train.seed,
+                layout=run.layout, train_seconds=round(seconds, 2), tokens_per_second=round(run.tokens / seconds, 1),
+                memory=Memory(
+                    closed_form_bytes=run.memory.total, measured_bytes=peaks, measured_by=self.memory.measured_by
+                ),
+                validation_samples=final.samples, validation_loss=final.loss, validation_perplexity=final.perplexity,
+                checkpoint=complete_checkpoints(path)[-1].name,
+            )  # fmt: skip
+            write_document(path / SUMMARY, summary)
             self.directory.complete()
         self.mesh.world.barrier()
 

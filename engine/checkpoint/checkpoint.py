@@ -22,9 +22,9 @@ from pydantic import Field, NonNegativeInt, field_validator
 
 from engine.checkpoint import shards, statistics
 from engine.checkpoint.statistics import Numbers
+from engine.checkpoint.stream_memory import StreamMemory
 from engine.config import RunConfig
 from engine.kernels.identity import numerics_identity
-from engine.model.stream_memory import StreamMemory
 from engine.optim.flat import FlatOptimizer, Written
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import ParallelMesh
@@ -188,9 +188,7 @@ def _write_facts(
     partial: Path, run: Path, config: RunConfig, state: TrainingState, descriptions: list[dict[str, Any]],
     probe: Probe | None,
 ) -> None:  # fmt: skip
-    index, measured = shards.merge_descriptions(descriptions)
-    write_json(partial / INDEX, index)
-    write_json(partial / statistics.FILE, measured)
+    shards.write_index(partial, descriptions)
     write_json(partial / CONFIG, config.model_dump(mode="json", include={"name", "model", "twin", "parallel"}))
     write_json(partial / STATE, {name: v for name, v in vars(state).items() if name != "ancestors"})
     manifest = RunDirectory(run).manifest if (run / MANIFEST).is_file() else {}

@@ -8,8 +8,9 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from engine.checkpoint.statistics import Numbers, merge, to_json
+from engine.checkpoint.statistics import FILE, Numbers, merge, to_json
 from engine.parallel.sharding import ShardedParameter
+from lineage.atomic import write_json
 from lineage.chain import INDEX
-from lineage.errors import IntegrityFailure
+from lineage.errors import IntegrityFailure, cause
 
 NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 FILE_NAME = re.compile(r"\w[\w.-]*")
@@ -59,8 +61,8 @@ def describe(
     return {name: {**place, "file": file, "numbers": numbers[name]} for name, place in places.items()}
 
 
-def merge_descriptions(descriptions: Iterable[dict[str, Entry]]) -> tuple[dict[str, Entry], dict[str, Any]]:
-    """Index and statistics of all ranks' files. An undivided tensor is taken from the first file that has it."""
+def write_index(directory: Path, descriptions: Iterable[dict[str, Entry]]) -> None:
+    """Write index and statistics of all ranks' files. An undivided tensor is taken from the first file that has it."""
     merged: dict[str, Entry] = {}
     for description in descriptions:
         for name, part in description.items():
@@ -72,7 +74,17 @@ def merge_descriptions(descriptions: Iterable[dict[str, Entry]]) -> tuple[dict[s
         files, numbers = zip(*(entry["parts"][i] for i in sorted(entry["parts"])), strict=True)
         index[name] = {"shape": entry["shape"], "dim": entry["dim"], "files": list(files)}
         statistics[name] = to_json(merge(numbers))
-    return index, statistics
+    write_json(directory / INDEX, index)
+    write_json(directory / FILE, statistics)
+
+
+@contextmanager
+def reading(place: Path) -> Iterator[None]:
+    """Context manager: raises IntegrityFailure if the block cannot read the tensors or the text at a place."""
+    try:
+        yield
+    except (SafetensorError, OSError, UnicodeDecodeError, KeyError, TypeError, IndexError, StopIteration) as error:
+        raise IntegrityFailure(f"{place} cannot be read: {cause(error)}") from error
 
 
 def read_into(directory: Path, index: dict[str, Entry], wanted: Wanted) -> None:
@@ -80,20 +92,15 @@ def read_into(directory: Path, index: dict[str, Entry], wanted: Wanted) -> None:
 
     Raises IntegrityFailure for missing, unexpected or misshapen tensors and for files that cannot be read.
     """
-    with ExitStack() as stack:
-        opened: dict[str, Any] = {}
+    with reading(directory), ExitStack() as stack:
 
+        @cache
         def file(name: str) -> Any:
-            if name not in opened:
-                opened[name] = stack.enter_context(safe_open(directory / name, framework="pt"))
-            return opened[name]
+            return stack.enter_context(safe_open(directory / name, framework="pt"))
 
-        try:
-            for name, parameter, start, target in wanted:
-                entry = entry_of(directory, index, name, parameter.global_shape)
-                _read_run(name, entry, parameter, start, target, file)
-        except (SafetensorError, OSError, KeyError, TypeError) as error:
-            raise IntegrityFailure(f"{directory} cannot be read: {error}") from error
+        for name, parameter, start, target in wanted:
+            entry = entry_of(directory, index, name, parameter.global_shape)
+            _read_run(name, entry, parameter, start, target, file)
 
 
 def stored_dtype(directory: Path, index: dict[str, Entry]) -> torch.dtype:
@@ -101,12 +108,10 @@ def stored_dtype(directory: Path, index: dict[str, Entry]) -> torch.dtype:
 
     Raises IntegrityFailure if it is not a training format or the file cannot be read.
     """
-    try:
+    with reading(directory):
         name, entry = next(iter(index.items()))
         with safe_open(directory / Path(entry["files"][0]).name, framework="pt") as file:
             stored = str(file.get_slice(name).get_dtype())
-    except (SafetensorError, OSError, KeyError, TypeError, IndexError, StopIteration) as error:
-        raise IntegrityFailure(f"{directory} cannot be read: {error}") from error
     formats = {name: dtype for dtype, name in NAMES.items()}
     if stored not in formats:
         raise IntegrityFailure(f"{directory}: {name} holds {stored} numbers, not one of {', '.join(formats)}")

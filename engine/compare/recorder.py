@@ -7,7 +7,9 @@ s sequence, h hidden, n heads, d head dim.
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +48,7 @@ class NameMap(Config):
     def ours(self, name: str, table: dict[str, str], first_layer: int) -> str | None:
         """Our name for theirs, or None if the map lacks it. Their layer 0 is our `first_layer`."""
         named = _renamed(WRAPPERS.sub("", name), table.items())
-        return named and re.sub(r"^layers\.(\d+)", lambda match: f"layers.{int(match[1]) + first_layer}", named)
+        return named and re.sub(r"^layers\.(\d{1,6})", lambda match: f"layers.{int(match[1]) + first_layer}", named)
 
     def theirs(self, name: str) -> str | None:
         """The engine's name for one of our parameters, or None if the map lacks it."""
@@ -116,31 +118,25 @@ class Recorder:
         The n-th call of a module belongs to the microbatch that begins at sequence `starts[n]` of the global batch.
         Recomputation in the backward pass is not recorded.
         """
-        hooks = []
+        hooks = ExitStack()
         for name, child in module.named_modules():
             if (ours := self.names.ours(name, self.names.outputs, self.place.first_layer)) is not None:
-                hooks.append(child.register_forward_hook(self._hook(ours, iter(starts), scale)))
-
-        def end() -> None:
-            for hook in hooks:
-                hook.remove()
-
-        return end
+                hooks.enter_context(child.register_forward_hook(partial(self._record, ours, iter(starts), scale)))
+        return hooks.close
 
     def loss(self, value: torch.Tensor, first: int, microbatch_size: int) -> None:
         """Record a microbatch's mean loss. `first` is the number of its first sequence in the global batch."""
         self.show("loss", value.view(1), (first // microbatch_size,))
 
-    def _hook(self, name: str, starts: Iterator[int], scale: float) -> Callable[..., None]:
-        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            if torch._C._current_graph_task_id() != -1:  # within a backward pass
-                return
-            tensor, first = output[0] if isinstance(output, tuple) else output, next(starts)
-            self._show_output(OUTPUT + name, tensor, first)
-            if tensor.requires_grad:
-                tensor.register_hook(lambda values: self._show_output(OUTPUT_GRADIENT + name, values * scale, first))
-
-        return hook
+    def _record(
+        self, name: str, starts: Iterator[int], scale: float, module: nn.Module, inputs: Any, output: Any
+    ) -> None:
+        if torch._C._current_graph_task_id() != -1:  # within a backward pass
+            return
+        tensor, first = output[0] if isinstance(output, tuple) else output, next(starts)
+        self._show_output(OUTPUT + name, tensor, first)
+        if tensor.requires_grad:
+            tensor.register_hook(lambda values: self._show_output(OUTPUT_GRADIENT + name, values * scale, first))
 
     def _show_output(self, name: str, value: torch.Tensor, first: int) -> None:
         value = value.detach().transpose(0, 1) if self.names.batch_first else value.detach()  # [s, b, ...]

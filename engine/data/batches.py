@@ -8,23 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_pipeline.tokens.samples import blending_indices, normalized
+from data_pipeline.tokens.sentence_pairs import PairSample
 from data_pipeline.tokens.token_file import TokenFile
 from engine.data.batch_schedule import BatchSchedule
 from lineage.errors import BadInput
-
-
-@dataclass(frozen=True)
-class PairArrays:
-    """Arrays that a BERT's sequences have besides tokens."""
-
-    targets: NDArray[np.int64]
-    """Original of each masked token, -1 elsewhere, [b, s]."""
-    token_types: NDArray[np.int64]
-    """Part of the pair that each token belongs to, [b, s]."""
-    lengths: NDArray[np.int64]
-    """Tokens before the padding, [b]."""
-    is_swapped: NDArray[np.int64]
-    """1 where the second part came first in its document, [b]."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +20,8 @@ class Microbatch:
 
     tokens: NDArray[np.int64]
     places: tuple[int, ...]
-    pairs: PairArrays | None = None
+    pairs: Sequence[PairSample] = ()
+    """A BERT's sequences with what they have besides tokens."""
 
 
 Take = Callable[[Sequence[int], tuple[int, ...]], Microbatch]

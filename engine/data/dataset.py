@@ -11,7 +11,7 @@ from data_pipeline.tokens.token_file import TokenFile
 from data_pipeline.tokens.tokenizer import FILE_NAME, padded_vocab_size
 from engine.config import ModelConfig
 from lineage.digest import is_sealed, sha256_file, sha256_json
-from lineage.errors import BadInput, DataMissing, IntegrityFailure
+from lineage.errors import BadInput, DataMissing, IntegrityFailure, cause
 from lineage.files import read_document
 from lineage.verified import check_seal_once
 
@@ -98,4 +98,4 @@ def _read_vocabulary(directory: Path) -> tuple[int, int, str, int | None]:
     try:
         return card.vocab_size, card.padded_vocab_size, sha256_file(file), card.end_of_text
     except OSError as error:
-        raise IntegrityFailure(f"the tokenizer of {directory} cannot be read: {error}") from error
+        raise IntegrityFailure(f"the tokenizer of {directory} cannot be read: {cause(error)}") from error

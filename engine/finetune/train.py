@@ -28,7 +28,7 @@ from engine.inference import load_for_inference
 from engine.launch.mesh import local_device
 from engine.model.microbatch import PipelineInput, SentencePairs
 from engine.optim.flat import FlatGroup
-from engine.optim.gradients import GradientReducer, Reducer
+from engine.optim.gradients import GradientReducer
 from engine.optim.schedule import learning_rate
 from engine.parallel.mesh import serial_mesh
 from engine.parallel.sharding import sharded_parameters
@@ -140,7 +140,7 @@ class Feature(NamedTuple):
 
 
 class FineTuneModel(nn.Module):
-    """A BERT body and a linear head over its pooled states, [b, c], or over every position, [b, s, c]."""
+    """A BERT body and a linear head: scores of each class or option of an example, [b, c], or of every position."""
 
     def __init__(self, body: BERT, outputs: int, over_positions: bool) -> None:
         super().__init__()
@@ -149,7 +149,9 @@ class FineTuneModel(nn.Module):
 
     def forward(self, batch: PipelineInput) -> torch.Tensor:
         hidden = self.body.run_stage(batch.tokens, batch)  # [s, b, h]
-        return self.head(hidden.transpose(0, 1) if self.over_positions else self.body.pooled(hidden))
+        if self.over_positions:
+            return self.head(hidden.transpose(0, 1))
+        return self.head(self.body.pooled(hidden)).view(len(batch.targets), -1)
 
 
 class FineTuner:
@@ -208,11 +210,9 @@ class FineTuner:
                 batch = examples[start : start + self.recipe.batch_size]
                 features = [list(self.features(example)) for example in batch]
                 if self.is_span:
-                    scored += [
-                        [self._scores(self._input([part]))[0].float().cpu() for part in each] for each in features
-                    ]
+                    scored += [[self.model(self._input([part]))[0].float().cpu() for part in each] for each in features]
                 else:
-                    rows = self._scores(self._input([feature for (feature,) in features])).float().cpu()
+                    rows = self.model(self._input([feature for (feature,) in features])).float().cpu()
                     scored += [[row] for row in rows]
                 progress.advance(len(batch))
         return scored
@@ -234,18 +234,18 @@ class FineTuner:
         stacks = [[torch.stack(tensors) for tensors in zip(*each, strict=True)] for each in zip(*members, strict=True)]
         return [[(each if self.is_span else each.softmax(dim=-1)).mean(dim=0) for each in stack] for stack in stacks]
 
-    def reducer(self, groups: Sequence[FlatGroup], measures_noise: bool = False) -> Reducer:
+    def reducer(self, groups: Sequence[FlatGroup], measures_noise: bool = False) -> GradientReducer:
         """The reducer that takes gradients to the optimizer."""
         return GradientReducer(groups, self.mesh, measures_noise)
 
     def forward_backward(
-        self, microbatches: Sequence[PipelineInput], reducer: Reducer, loss_scale: float = 1.0
+        self, microbatches: Sequence[PipelineInput], reducer: GradientReducer, loss_scale: float = 1.0
     ) -> torch.Tensor:
         """Sum of (loss × sequences), float64; gradients go to the reducer."""
         reducer.begin()
         total = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
         for microbatch in microbatches:
-            scores, labels = self._scores(microbatch).float(), microbatch.targets
+            scores, labels = self.model(microbatch).float(), microbatch.targets
             outputs = (scores[..., 0], scores[..., 1]) if self.is_span else (scores,)
             losses = [F.cross_entropy(output, labels[:, place]) for place, output in enumerate(outputs)]
             loss = torch.stack(losses).mean()
@@ -266,11 +266,6 @@ class FineTuner:
             answer = (example.starts[0], example.starts[0] + len(example.answers[0])) if example.answers else None
             for window in self.encoder.windows(example.question, example.context, length):
                 yield Feature([window], _span_in(window, answer))
-
-    def _scores(self, inputs: PipelineInput) -> torch.Tensor:
-        """Score of each class or option, [b, classes], or of each position as start and as end, [b, s, 2]."""
-        output = self.model(inputs)
-        return output if self.is_span or self.task.outputs > 1 else output.view(len(inputs.targets), -1)
 
     def _answer(self, example: SpanExample, windows: list[torch.Tensor]) -> str:
         """The part of the context with the best sum of start and end score; empty if [CLS] scores better."""

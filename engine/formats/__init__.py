@@ -3,7 +3,6 @@
 Every import ends in `write_checkpoint`.
 """
 
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,19 +12,13 @@ from typing import Any
 import torch
 
 from data_pipeline.tokens.tokenizer import Tokenizer
-from engine.checkpoint.shards import describe, merge_descriptions, write_shard
-from engine.checkpoint.statistics import FILE as STATISTICS
+from engine.checkpoint.shards import describe, write_index, write_shard
 from engine.checkpoint.statistics import check_written, measure
 from engine.config import ModelConfig, TwinScale
-from engine.family import family_of
-from engine.parallel.mesh import serial_mesh
-from engine.parallel.sharding import ShardedParameter, sharded_parameters
+from engine.inference import parameters_of
 from lineage.atomic import write_json
-from lineage.chain import INDEX
-from lineage.config import parse_config
 from lineage.digest import seal, sha256_file
 from lineage.errors import BadInput, IntegrityFailure
-from lineage.files import read_object
 from lineage.lock import new_output
 from lineage.progress import Progress
 
@@ -49,20 +42,6 @@ class Imported:
     """Files to copy into the checkpoint, by their place in it."""
 
 
-def describe_ours(directory: Path, digest: str) -> dict[str, Any]:
-    """Name, twin scale and digest of a checkpoint, which an export keeps."""
-    described = read_object(directory / "config.json")
-    return {"name": described.get("name"), "twin": described.get("twin"), "checkpoint": digest}
-
-
-def read_ours(values: Any, otherwise: str, where: object) -> tuple[str, TwinScale | None]:
-    """Name and twin scale written by `describe_ours`, if present. Raises BadInput for an invalid twin scale."""
-    values = values if isinstance(values, dict) else {}
-    name, twin = values.get("name"), values.get("twin")
-    known = isinstance(name, str) and re.fullmatch(r"\w[\w.-]{0,99}", name)
-    return name if known else otherwise, parse_config(twin, TwinScale, str(where)) if twin else None
-
-
 def write_checkpoint(out: Path, imported: Imported) -> str:
     """Write a sealed checkpoint for `load_for_inference`, in fp32, and return its digest.
 
@@ -81,9 +60,7 @@ def write_checkpoint(out: Path, imported: Imported) -> str:
         shapes = {name: (torch.float32, parts[name].global_shape) for name in sorted(parts)}
         write_shard(temporary / FILE, shapes, (imported.tensors[name] for name in shapes))
         check_written(temporary / FILE, numbers, parts)
-        index, statistics = merge_descriptions([describe(parts.items(), FILE, numbers)])
-        write_json(temporary / INDEX, index)
-        write_json(temporary / STATISTICS, statistics)
+        write_index(temporary, [describe(parts.items(), FILE, numbers)])
         twin, model = imported.twin and imported.twin.model_dump(mode="json"), imported.model.model_dump(mode="json")
         write_json(temporary / "config.json", {"name": imported.name, "model": model, "twin": twin})
         write_json(temporary / "origin.json", imported.origin)
@@ -93,12 +70,6 @@ def write_checkpoint(out: Path, imported: Imported) -> str:
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, temporary / name)
         return seal(temporary)
-
-
-def parameters_of(config: ModelConfig) -> list[ShardedParameter]:
-    """Every parameter of a model, without values: name and shape."""
-    with torch.device("meta"):
-        return sharded_parameters(family_of(config).model_class()(config, serial_mesh()), serial_mesh())
 
 
 def check_tensors(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, tuple[int, ...]], where: object) -> None:
@@ -119,13 +90,6 @@ def check_settings(values: Mapping[str, Any], required: Mapping[str, Sequence[An
     for key, allowed in required.items():
         if (value := values.get(key, allowed[0])) not in allowed:
             raise BadInput(f"{where}: {key} is {value!r}; a model with {allowed[0]!r} can be imported")
-
-
-def check_vocabulary(tokenizer: Tokenizer, rows: int, where: object) -> None:
-    """Raise IntegrityFailure if the tokenizer has more entries than the word embedding has rows."""
-    if tokenizer.vocab_size > rows:
-        entries = f"the tokenizer has {tokenizer.vocab_size} entries"
-        raise IntegrityFailure(f"{where}: {entries}, the word embedding only {rows} rows")
 
 
 def is_tied(head: torch.Tensor, words: torch.Tensor) -> bool:

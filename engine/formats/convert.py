@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 from engine.compare.recorder import NameMap, read_names
 from engine.config import ModelConfig
-from engine.formats import Imported, read_ours, write_checkpoint
-from engine.formats.huggingface import read_huggingface, write_huggingface
+from engine.formats import Imported, write_checkpoint
+from engine.formats.huggingface import read_huggingface, read_ours, write_huggingface
 from engine.formats.megatron import read_megatron
 from engine.inference import LoadedCheckpoint, load_for_inference
 from engine.model.gpt2 import GPT2

@@ -1,35 +1,26 @@
 """Hugging Face directories, read and written. `huggingface_gpt2` and `huggingface_bert` have names and row orders."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from data_pipeline.tokens.tokenizer import Tokenizer
-from engine.config import ModelConfig
-from engine.formats import (
-    Imported,
-    check_tensors,
-    check_vocabulary,
-    describe_ours,
-    digests,
-    huggingface_bert,
-    huggingface_gpt2,
-    is_tied,
-    parameters_of,
-    read_ours,
-)
-from engine.formats.vocabulary import read_vocabulary, read_vocabulary_files, write_vocabulary
-from engine.inference import LoadedCheckpoint
+from engine.checkpoint.shards import reading
+from engine.config import ModelConfig, TwinScale
+from engine.formats import Imported, check_tensors, digests, huggingface_bert, huggingface_gpt2, is_tied
+from engine.formats.vocabulary import check_vocabulary, read_vocabulary, read_vocabulary_files, write_vocabulary
+from engine.inference import LoadedCheckpoint, parameters_of
 from engine.published import CONFIG, INDEX, WEIGHTS
 from lineage.atomic import write_json
-from lineage.errors import BadInput, IntegrityFailure, cause
+from lineage.config import parse_config
+from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import read_object
 
 OURS = "mlm_repro"
@@ -56,10 +47,19 @@ def write_huggingface(loaded: LoadedCheckpoint, directory: Path) -> None:
     weights = gpt2_weights({name: tensor.float() for name, tensor in loaded.model.named_parameters()}, config)
     end = {"bos_token_id": tokenizer.end_of_text, "eos_token_id": tokenizer.end_of_text}
     save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
-    ours = {OURS: describe_ours(loaded.directory, loaded.digest)}
-    write_json(directory / CONFIG, huggingface_gpt2.their_config(config) | end | ours)
+    described = read_object(loaded.directory / "config.json")
+    ours = {"name": described.get("name"), "twin": described.get("twin"), "checkpoint": loaded.digest}
+    write_json(directory / CONFIG, huggingface_gpt2.their_config(config) | end | {OURS: ours})
     write_json(directory / "generation_config.json", {"_from_model_config": True, **end})
     write_vocabulary(loaded.directory / "tokenizer", directory, config.seq_length)
+
+
+def read_ours(values: Any, otherwise: str, where: object) -> tuple[str, TwinScale | None]:
+    """Name and twin scale of our own records, if present. Raises BadInput for an invalid twin scale."""
+    values = values if isinstance(values, dict) else {}
+    name, twin = values.get("name"), values.get("twin")
+    known = isinstance(name, str) and re.fullmatch(r"\w[\w.-]{0,99}", name)
+    return name if known else otherwise, parse_config(twin, TwinScale, str(where)) if twin else None
 
 
 def gpt2_weights(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
@@ -114,10 +114,13 @@ def read_huggingface(directory: Path, vocab: Path | None = None, heads: int | No
     tensor or file.
     """
     path = directory / CONFIG
-    kind = str(read_config(path, ()).get("model_type", "gpt2"))
+    values = read_object(path)
+    kind = str(values.get("model_type", "gpt2"))
     if (theirs := FORMATS.get(kind)) is None:
         raise BadInput(f"{path}: model_type is {kind!r}; this engine runs {' and '.join(FORMATS)}")
-    values = read_config(path, theirs.SIZES)
+    for key in theirs.SIZES:
+        if type(values.get(key)) is not int:
+            raise IntegrityFailure(f"{path}: {key} is {values.get(key)!r}, not a number")
     tensors, files = read_weights(directory, theirs.PREFIX, theirs.BUFFER)
     rows, is_gpt2 = values["vocab_size"], theirs is huggingface_gpt2
     tokenizer, sources, companion_files = None, list[Path](), dict[str, Path]()
@@ -151,15 +154,6 @@ def current_name(name: str) -> str:
     return re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"\.beta$", ".bias", name))
 
 
-def read_config(path: Path, sizes: Sequence[str]) -> dict[str, Any]:
-    """A directory's config.json. Raises IntegrityFailure if it cannot be read or one of `sizes` is not a number."""
-    values = read_object(path)
-    for key in sizes:
-        if type(values.get(key)) is not int:
-            raise IntegrityFailure(f"{path}: {key} is {values.get(key)!r}, not a number")
-    return values
-
-
 def read_weights(directory: Path, prefix: str, buffer: re.Pattern[str]) -> tuple[dict[str, Tensor], list[Path]]:
     """All weights, by their names without `prefix`, and the files with them, the index first.
 
@@ -170,21 +164,18 @@ def read_weights(directory: Path, prefix: str, buffer: re.Pattern[str]) -> tuple
     places = None if single.is_file() else _read_index(index)
     files = [single] if places is None else [directory / name for name in sorted(set(places.values()))]
     for path in files:
-        try:
-            with safe_open(path, framework="pt") as file:
-                names = set(file.keys())
-                listed = names if places is None else {name for name, place in places.items() if place == path.name}
-                if problem := sorted(names ^ listed):
-                    which = "not in the index" if problem[0] in names else "missing"
-                    raise IntegrityFailure(f"{path}: tensor {problem[0]!r} is {which}")
-                for name in names:
-                    short = name.removeprefix("_orig_mod.").removeprefix(prefix)  # the first is torch.compile's
-                    if short in tensors:
-                        raise IntegrityFailure(f"{path}: tensor {name!r} is there twice")
-                    if not buffer.fullmatch(short):
-                        tensors[short] = file.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise IntegrityFailure(f"{path} cannot be read: {cause(error)}") from error
+        with reading(path), safe_open(path, framework="pt") as file:
+            names = set(file.keys())
+            listed = names if places is None else {name for name, place in places.items() if place == path.name}
+            if problem := sorted(names ^ listed):
+                which = "not in the index" if problem[0] in names else "missing"
+                raise IntegrityFailure(f"{path}: tensor {problem[0]!r} is {which}")
+            for name in names:
+                short = name.removeprefix("_orig_mod.").removeprefix(prefix)  # the first is torch.compile's
+                if short in tensors:
+                    raise IntegrityFailure(f"{path}: tensor {name!r} is there twice")
+                if not buffer.fullmatch(short):
+                    tensors[short] = file.get_tensor(name)
     return tensors, files if places is None else [index, *files]
 
 

@@ -13,11 +13,13 @@ from typing import Any
 import torch
 
 from data_pipeline.tokens.tokenizer import padded_vocab_size
+from engine.compare.recorder import read_names
 from engine.config import ModelConfig
 from engine.formats import check_settings
 from lineage.config import parse_config
 from lineage.errors import BadInput
 
+NAMES = read_names(str(Path(__file__).with_suffix(".toml")))
 PREFIX = "bert."
 SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "max_position_embeddings", "vocab_size")
 """Keys of config.json that must be numbers."""
@@ -33,33 +35,18 @@ REQUIRED = {
     "is_decoder": (False,), "add_cross_attention": (False,),
 }  # fmt: skip
 """Allowed values of settings that would make another model, the default first."""
-OUTSIDE_LAYERS = {
-    "embedding.word_embeddings": "embeddings.word_embeddings",
-    "embedding.position_embeddings": "embeddings.position_embeddings",
-    "embedding.token_type_embeddings": "embeddings.token_type_embeddings",
-    "masked_head.dense": "cls.predictions.transform.dense",
-    "masked_head.layernorm": "cls.predictions.transform.LayerNorm", "masked_head": "cls.predictions",
-    "pooler": "pooler.dense", "order_head": "cls.seq_relationship",
-}  # fmt: skip
-IN_LAYERS = {
-    "self_attention.dense": "attention.output.dense", "post_attention_layernorm": "attention.output.LayerNorm",
-    "mlp.dense_h_to_4h": "intermediate.dense", "mlp.dense_4h_to_h": "output.dense",
-}  # fmt: skip
 
 
 def their_names(name: str, config: ModelConfig) -> list[str]:
     """Names of Hugging Face's tensors that make up one of ours."""
+    if theirs := NAMES.theirs(name):
+        return [theirs]
     layer, inner = re.fullmatch(r"(?:layers\.(\d+)\.)?(.*)", name).groups()  # type: ignore[union-attr]
     module, _, kind = inner.rpartition(".")
-    if module in OUTSIDE_LAYERS:
-        return [f"{OUTSIDE_LAYERS[module]}.{kind}"]
     if module in ("input_layernorm", "final_layernorm"):
         before = int(layer or config.num_layers) - 1
         return [f"encoder.layer.{before}.output.LayerNorm.{kind}" if before >= 0 else f"embeddings.LayerNorm.{kind}"]
-    start = f"encoder.layer.{layer}"
-    if module == "self_attention.query_key_value":
-        return [f"{start}.attention.self.{part}.{kind}" for part in ("query", "key", "value")]
-    return [f"{start}.{IN_LAYERS[module]}.{kind}"]
+    return [f"encoder.layer.{layer}.attention.self.{part}.{kind}" for part in ("query", "key", "value")]
 
 
 def join(name: str, parts: list[torch.Tensor], config: ModelConfig) -> torch.Tensor:

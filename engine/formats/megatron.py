@@ -8,7 +8,6 @@ and 2023, `megatron/core/models/gpt`.
 
 import re
 from argparse import Namespace
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,14 @@ from typing import Any
 import torch
 
 from data_pipeline.tokens.tokenizer import Tokenizer
+from engine.checkpoint.shards import reading
+from engine.compare.recorder import read_names
 from engine.config import ModelConfig
-from engine.formats import Imported, check_settings, check_tensors, check_vocabulary, digests, is_tied, parameters_of
+from engine.formats import Imported, check_settings, check_tensors, digests, is_tied
 from engine.formats.torch_files import files_of, read_torch_dist, read_torch_file
-from engine.formats.vocabulary import VOCABULARY, read_vocabulary_files
-from engine.parallel.sharding import ShardedParameter
+from engine.formats.vocabulary import VOCABULARY, check_vocabulary, read_vocabulary_files
+from engine.inference import parameters_of
+from engine.parallel.layout import PipelineStage
 from engine.published import METADATA, TRACKER
 from lineage.atomic import read_bytes
 from lineage.config import parse_config
@@ -28,25 +30,9 @@ from lineage.errors import BadInput, IntegrityFailure
 
 FILE = "model_optim_rng.pt"
 WORDS, POSITIONS = "embedding.word_embeddings.weight", "embedding.position_embeddings.weight"
-IN_LAYER = {
-    "input_layernorm": ("input_layernorm", "input_norm"),
-    "self_attention.query_key_value": (
-        "self_attention.query_key_value", "attention.query_key_value", "self_attention.linear_qkv",
-    ),
-    "self_attention.dense": ("self_attention.dense", "attention.dense", "self_attention.linear_proj"),
-    "post_attention_layernorm": ("post_attention_layernorm", "post_attention_norm", "pre_mlp_layernorm"),
-    "mlp.dense_h_to_4h": ("mlp.dense_h_to_4h", "mlp.linear_fc1"),
-    "mlp.dense_4h_to_h": ("mlp.dense_4h_to_h", "mlp.linear_fc2"),
-}  # fmt: skip
-"""Our module in a layer → its names in Megatron-LM."""
-FUSED = {"self_attention.linear_qkv.layer_norm_": "input_layernorm.", "mlp.linear_fc1.layer_norm_":
-         "post_attention_layernorm."}  # fmt: skip
-"""Layer norms that Transformer Engine keeps in the linear layer that follows."""
-OURS = {theirs: ours for ours, several in IN_LAYER.items() for theirs in several}
-LAYER = re.compile(r"(?:transformer|encoder|decoder)\.layers\.(\d{1,6})\.(.+)")
-FINAL = re.compile(r"(?:transformer|encoder|decoder)\.final_(?:layernorm|norm)\.(weight|bias)")
-EMBEDDING = re.compile(r"(?:embedding\.)?((?:word|position)_embeddings\.weight)")
-HEADS = ("word_embeddings_for_head.weight", "output_layer.weight")
+NAMES = read_names(str(Path(__file__).with_suffix(".toml")))
+STACK = re.compile(r"^(transformer|encoder)\.")
+"""Other names of the module that has the layers, `decoder`."""
 HEAD = "head"
 """Our name for the last pipeline stage's copy of the word embedding."""
 REQUIRED = {
@@ -111,10 +97,8 @@ def read_megatron(directory: Path, vocab: Path | None, heads: int | None = None)
 
 def _newest(directory: Path) -> Path:
     path = directory / TRACKER
-    try:
+    with reading(path):
         word = read_bytes(path, 1000).decode("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise IntegrityFailure(f"{path} cannot be read: {error}") from error
     if word != "release" and not re.fullmatch(r"[0-9]{1,9}", word):
         raise IntegrityFailure(f"{path} holds {word[:40]!r}, neither an iteration nor `release`")
     iteration = directory / (word if word == "release" else f"iter_{int(word):07d}")
@@ -203,44 +187,28 @@ def _read_config(files: list[list[RankFile]], tokenizer: Tokenizer, heads: int |
 def _merge(files: list[list[RankFile]], config: ModelConfig) -> dict[str, torch.Tensor]:
     """Whole tensors by global name, joined over stages and over tensor-parallel ranks."""
     tp = len(files[0])
-    parameters = {p.name: p for p in parameters_of(config)}
     merged: dict[str, torch.Tensor] = {}
     offset = 0
     for number, stage in enumerate(files):
-        last = number == len(files) - 1
-        wanted = _of_stage(parameters.values(), range(offset, offset + stage[0].layers), number == 0, last)
+        place = PipelineStage(range(stage[0].layers), is_first=number == 0, is_last=number == len(files) - 1)
+        wanted = {p.name: p for p in parameters_of(config, place, tp) if not p.is_copy}
         for file, words in zip(stage, files[0], strict=True):
-            shapes = {local: _local_shape(parameters[name], tp) for local, name in wanted.items()}
+            shapes = {local: tuple(p.local.shape) for local, p in wanted.items()}
             tensors = dict(file.tensors)
             head = tensors.pop(HEAD, None)
             check_tensors(tensors, shapes, file.path)
             if head is not None and not is_tied(head, words.tensors[WORDS]):
                 raise BadInput(f"{file.path}: its output layer is not the word embedding; tied models can be imported")
-        for local, name in wanted.items():
+        for local, parameter in wanted.items():
             shards = [file.tensors[local] for file in stage]
-            if "query_key_value" in name:
+            if "query_key_value" in local:
                 heads = config.num_heads // tp
                 shards = [reorder_query_key_value(shard, stage[0].version, heads) for shard in shards]
-            dim = parameters[name].dim
-            merged[name] = shards[0] if dim is None else torch.cat(shards, dim)
+            layer, _, rest = local.removeprefix("layers.").partition(".")
+            name = f"layers.{int(layer) + offset}.{rest}" if layer.isdigit() else local
+            merged[name] = shards[0] if parameter.dim is None else torch.cat(shards, parameter.dim)
         offset += stage[0].layers
     return merged
-
-
-def _of_stage(parameters: Iterable[ShardedParameter], layers: range, first: bool, last: bool) -> dict[str, str]:
-    """Name in the stage → global name, for every parameter of the stage."""
-    names = {}
-    for name in (p.name for p in parameters):
-        if match := re.match(r"layers\.(\d+)\.", name):
-            if int(match[1]) in layers:
-                names[f"layers.{int(match[1]) - layers.start}.{name[match.end() :]}"] = name
-        elif first if name.startswith("embedding.") else last:
-            names[name] = name
-    return names
-
-
-def _local_shape(parameter: ShardedParameter, tp: int) -> tuple[int, ...]:
-    return tuple(size // tp if dim == parameter.dim else size for dim, size in enumerate(parameter.global_shape))
 
 
 def flatten(values: dict[Any, Any], prefix: str = "", depth: int = 5) -> dict[str, Any]:
@@ -265,7 +233,7 @@ def our_names(model: Any, where: object) -> dict[str, torch.Tensor]:
     for name, value in flatten(model).items():
         if name.endswith("_extra_state"):
             continue
-        ours = _our_name(name)
+        ours = NAMES.ours(STACK.sub("decoder.", name), NAMES.parameters, 0)
         if ours is None:
             raise IntegrityFailure(f"{where}: tensor {name!r} is unexpected")
         if ours in tensors:
@@ -274,23 +242,6 @@ def our_names(model: Any, where: object) -> dict[str, torch.Tensor]:
             raise IntegrityFailure(f"{where}: {name!r} is not a tensor with values")
         tensors[ours] = value.detach()
     return tensors
-
-
-def _our_name(name: str) -> str | None:
-    if match := EMBEDDING.fullmatch(name):
-        return f"embedding.{match[1]}"
-    if match := FINAL.fullmatch(name):
-        return f"final_layernorm.{match[1]}"
-    if name in HEADS:
-        return HEAD
-    if not (match := LAYER.fullmatch(name)):
-        return None
-    number, inner = match.groups()
-    for theirs, ours in FUSED.items():
-        inner = inner.replace(theirs, ours) if inner.startswith(theirs) else inner
-    module, _, kind = inner.rpartition(".")
-    module = OURS.get(module, module)
-    return f"layers.{int(number)}.{module}.{kind}" if module in IN_LAYER else None
 
 
 def reorder_query_key_value(local: torch.Tensor, version: int, heads: int) -> torch.Tensor:

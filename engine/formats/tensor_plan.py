@@ -9,6 +9,7 @@ whole width, leaves its block undivided.
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
@@ -127,13 +128,10 @@ class _Tracer:
         self.generator = torch.Generator().manual_seed(0)
 
     def run(self, model: nn.Module) -> None:
-        handles = [module.register_forward_hook(self.ran) for module in self.linears]
-        try:
-            with torch.enable_grad():
-                model(**some_tokens(model))
-        finally:
-            for handle in handles:
-                handle.remove()
+        with ExitStack() as hooks, torch.enable_grad():
+            for module in self.linears:
+                hooks.enter_context(module.register_forward_hook(self.ran))
+            model(**some_tokens(model))
         for module in self.linears.keys() - self.done:
             self.plan.copied[self.linears[module]] = "no linear layer follows it" if module in self.open else "not run"
 

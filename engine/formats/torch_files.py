@@ -165,20 +165,16 @@ def read_torch_dist(directory: Path) -> dict[str, Any]:
         raise IntegrityFailure(f"{directory} cannot be read: {_first_line(cause)}") from error
     common = read_torch_file(directory / COMMON) if (directory / COMMON).is_file() else {}
     common = {key: common[key] for key in ("args", "iteration") if key in common} if isinstance(common, dict) else {}
-    return {"model": _unstack(tensors), "checkpoint_version": 3, **common}
+    single: dict[str, torch.Tensor] = {}
+    for name, whole in tensors.items():
+        if match := STACKED.fullmatch(name):
+            single |= {f"{match[1]}.{number}.{match[2]}": layer for number, layer in enumerate(whole)}
+        else:
+            single[name] = whole
+    return {"model": single, "checkpoint_version": 3, **common}
 
 
 def files_of(directory: Path) -> list[Path]:
     """The files of a distributed checkpoint."""
     named = [path for path in (directory / METADATA, directory / COMMON) if path.is_file()]
     return [*named, *sorted(directory.glob("*.distcp"))]
-
-
-def _unstack(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    single: dict[str, torch.Tensor] = {}
-    for name, tensor in tensors.items():
-        if match := STACKED.fullmatch(name):
-            single |= {f"{match[1]}.{number}.{match[2]}": layer for number, layer in enumerate(tensor)}
-        else:
-            single[name] = tensor
-    return single

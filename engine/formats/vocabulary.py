@@ -58,3 +58,10 @@ def read_vocabulary_files(directory: Path) -> tuple[Tokenizer, list[Path]]:
         return Tokenizer.from_gpt2_files(vocabulary, merges), [vocabulary, merges]
     except BadInput as error:
         raise IntegrityFailure(str(error)) from error
+
+
+def check_vocabulary(tokenizer: Tokenizer, rows: int, where: object) -> None:
+    """Raise IntegrityFailure if the tokenizer has more entries than the word embedding has rows."""
+    if tokenizer.vocab_size > rows:
+        entries = f"the tokenizer has {tokenizer.vocab_size} entries"
+        raise IntegrityFailure(f"{where}: {entries}, the word embedding only {rows} rows")

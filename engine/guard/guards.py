@@ -4,7 +4,8 @@ ones, and replicas that drift apart."""
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from statistics import fmean, median, stdev
 from typing import Any
@@ -13,10 +14,8 @@ import torch
 from torch import nn
 
 from engine.config import RunConfig
-from engine.guard import Guard
-from engine.guard import Iteration as Iteration
-from engine.guard.memory import MemoryGuard
-from engine.guard.memory import PeakMemory as PeakMemory
+from engine.guard import Guard, Iteration
+from engine.guard.memory import MemoryGuard, PeakMemory
 from engine.model.microbatch import PipelineInput
 from engine.optim.flat import FlatOptimizer
 from engine.parallel.layout import Layout
@@ -26,7 +25,6 @@ from engine.pipeline.executor import PartitionedModel
 from engine.run.files import NORM_EDGES
 from engine.step import NotFinite, TrainingStep
 from lineage.errors import Diverged
-from lineage.run import RunDirectory
 
 SPIKE_WINDOW, LEAST = 128, 64
 """Iterations that are remembered, and how many must be known before anything is called a spike."""
@@ -35,9 +33,7 @@ NOISE_WINDOW = 100
 """Iterations over which the noise scale is averaged."""
 
 
-def guards_of(
-    config: RunConfig, run: RunDirectory, step: TrainingStep, memory: PeakMemory, recent: "RecentIterations"
-) -> list[Guard]:
+def guards_of(config: RunConfig, step: TrainingStep, memory: PeakMemory, recent: "RecentIterations") -> list[Guard]:
     """The guards of a run, in the order in which they are asked."""
     mesh = step.mesh
     guards: list[Guard] = [
@@ -60,11 +56,8 @@ class RecentIterations:
     """
 
     def __init__(self, seen: Iterable[Sequence[float]] = ()) -> None:
-        self._seen = deque(((loss, norm) for loss, norm in seen), maxlen=SPIKE_WINDOW)
-
-    def state(self) -> tuple[tuple[float, float], ...]:
+        self.seen = deque(((loss, norm) for loss, norm in seen), maxlen=SPIKE_WINDOW)
         """(loss, gradient norm) of each, oldest first, as a checkpoint keeps them."""
-        return tuple(self._seen)
 
     def add(self, loss: float, gradient_norm: float) -> dict[str, float]:
         """Remember an iteration. Returns the limit of each value that exceeds it: `loss`, `gradient_norm`.
@@ -74,9 +67,9 @@ class RecentIterations:
         if not (math.isfinite(loss) and math.isfinite(gradient_norm)):
             return {}
         values = {"loss": loss, "gradient_norm": gradient_norm}
-        columns = zip(*self._seen, strict=True) if len(self._seen) >= LEAST else ()
+        columns = zip(*self.seen, strict=True) if len(self.seen) >= LEAST else ()
         limits = {name: fmean(seen) + DEVIATIONS * stdev(seen) for name, seen in zip(values, columns, strict=False)}
-        self._seen.append((loss, gradient_norm))
+        self.seen.append((loss, gradient_norm))
         return {name: limit for name, limit in limits.items() if values[name] > limit}
 
 
@@ -191,13 +184,13 @@ def diagnose(step: TrainingStep, microbatches: Sequence[PipelineInput]) -> str:
     assert isinstance(model, PartitionedModel)
     outputs: list[str] = []
     gradients: list[str] = []
-    hooks: list[Any] = [p.local.register_hook(partial(_note, gradients, p.name)) for p in model.parameters]
-    for name, module in (pair for chunk in model.chunks for pair in chunk.named_modules()):
-        if next(module.parameters(recurse=False), None) is not None:
-            hooks.append(module.register_forward_hook(_note_output(outputs, name)))
-    step.gradient(microbatches)
-    for hook in hooks:
-        hook.remove()
+    with ExitStack() as hooks:
+        for parameter in model.parameters:
+            hooks.enter_context(parameter.local.register_hook(partial(_note, gradients, parameter.name)))
+        for name, module in (pair for chunk in model.chunks for pair in chunk.named_modules()):
+            if next(module.parameters(recurse=False), None) is not None:
+                hooks.enter_context(module.register_forward_hook(partial(_note_output, outputs, name)))
+        step.gradient(microbatches)
     losses = [mesh.pp.all_reduce(model.evaluate([microbatch])).item() for microbatch in microbatches]
     without = [each for loss, each in zip(losses, microbatches, strict=True) if not math.isfinite(loss)]
     samples = [place for microbatch in without for place in microbatch.places]
@@ -219,14 +212,10 @@ def _note(names: list[str], name: str, tensor: torch.Tensor) -> None:
         names.append(name)
 
 
-def _note_output(names: list[str], name: str) -> Callable[[nn.Module, Any, torch.Tensor], None]:
-    """A hook that looks at a module's output, and at its bias, which a later kernel may add."""
-
-    def hook(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
-        bias = getattr(module, "bias", None)
-        _note(names, name, output if bias is None else torch.cat([output.flatten(), bias.flatten()]))
-
-    return hook
+def _note_output(names: list[str], name: str, module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+    """Look at a module's output, and at its bias, which a later kernel may add."""
+    bias = getattr(module, "bias", None)
+    _note(names, name, output if bias is None else torch.cat([output.flatten(), bias.flatten()]))
 
 
 SHOWN = 8

@@ -43,12 +43,6 @@ class RanksMissing(HardwareFault):
     """Some ranks did not start: exit code 4."""
 
 
-class FirstRankMissing(RanksMissing):
-    """Rank 0, which speaks to the user, did not start, so each rank speaks for itself."""
-
-    on_every_rank = True
-
-
 class RankLost(Interrupted):
     """Another rank ended or hangs in the middle of the work: exit code 7."""
 
@@ -90,8 +84,9 @@ def join_ranks() -> None:
             timeout=timedelta(seconds=int(waits)), wait_for_workers=False,
         )  # fmt: skip
     except dist.DistError as error:
-        alone = f"rank {rank} of {ranks} found nobody at {host}:{port} within {waits} seconds"
-        raise FirstRankMissing(alone) from error
+        alone = RanksMissing(f"rank {rank} of {ranks} found nobody at {host}:{port} within {waits} seconds")
+        alone.on_every_rank = True  # rank 0, which speaks to the user, did not start
+        raise alone from error
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps its store when it starts ranks again
     store = dist.PrefixStore(f"mlm/attempt-{attempt}", shared)
     came = store.add("mlm/ranks", 1)

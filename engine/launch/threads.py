@@ -210,10 +210,11 @@ class ThreadAxis(Axis):
     def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType = SUM) -> torch.Tensor:
         return tensor.copy_(self._meet(tensor, lambda parts: _reduced(parts, op)))
 
-    def reduce(self, tensor: torch.Tensor, owner: int = 0) -> None:
+    def start_reduce(self, tensor: torch.Tensor, owner: int) -> Pending:
         total = self._meet(tensor, _sum)
         if self.rank == owner:
             tensor.copy_(total)
+        return DONE
 
     def broadcast(self, tensor: torch.Tensor, owner: int = 0) -> None:
         tensor.copy_(self._meet(tensor, lambda tensors: tensors[owner].clone()))

@@ -1,5 +1,6 @@
 """Inputs of a model for one microbatch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.data.batches import PairArrays
+from data_pipeline.tokens.sentence_pairs import PairSample
 from engine.parallel.mesh import ParallelMesh
 from engine.rng import Dropout
 
@@ -53,15 +54,14 @@ class PipelineInput:
 
 def to_input(
     tokens: NDArray[np.int64], mesh: ParallelMesh, dropout: Dropout | None = None,
-    recurrence: Recurrence | None = None, pairs: PairArrays | None = None, places: tuple[int, ...] = (),
+    recurrence: Recurrence | None = None, pairs: Sequence[PairSample] = (), places: tuple[int, ...] = (),
 ) -> PipelineInput:  # fmt: skip
     """A microbatch on the mesh's device. Without `pairs` the tokens are [b, s + 1] and each predicts the next."""
     rows = _on_device(tokens, mesh)
-    if pairs is None:
+    if not pairs:
         return PipelineInput(rows[:, :-1], rows[:, 1:], dropout, recurrence, places=places)
-    targets, types, lengths, is_swapped = (
-        _on_device(array, mesh) for array in (pairs.targets, pairs.token_types, pairs.lengths, pairs.is_swapped)
-    )
+    _, *columns = zip(*pairs, strict=True)
+    targets, types, lengths, is_swapped = (_on_device(np.array(column), mesh) for column in columns)
     is_token = torch.arange(rows.size(1), device=mesh.device) < lengths[:, None]
     return PipelineInput(rows, targets, dropout, None, SentencePairs(types, is_token, is_swapped), places)
 

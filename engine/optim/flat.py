@@ -112,12 +112,8 @@ class FlatOptimizer(ABC):
             squares += torch.nn.utils.get_total_norm(counted).double() ** 2
         return self._over_ranks(squares).sqrt()
 
-    def weights(self) -> list[torch.Tensor]:
-        """Copies of this owner's master weights, one a group."""
-        return [group.master.clone() for group in self.groups]
-
     def update_moments(self, before: list[torch.Tensor]) -> list[float]:
-        """-w·u and |u|²/2 of the weights w that `weights` gave and their change u since, over all ranks."""
+        """-w·u and |u|²/2 of the groups' master weights w `before` and their change u since, over all ranks."""
         old, new = self._counted(before), self._counted([group.master for group in self.groups])
         sums = torch.zeros(2, dtype=torch.float64, device=self.groups[0].master.device)
         for w, u in ((was.double(), now.double() - was.double()) for was, now in zip(old, new, strict=True)):

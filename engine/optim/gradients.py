@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import Protocol
 
 import torch
 
@@ -14,24 +13,6 @@ from engine.parallel.sharding import TIED_EMBEDDING, ShardedParameter
 
 BUCKET_ELEMENTS, OF_RANK = 4_000_000, 1_000_000
 """Least number of elements reduced at a time, in all and for each rank, whose part of a step must fill a link."""
-
-
-class Reducer(Protocol):
-    """Takes a model's gradients to the optimizer."""
-
-    local_square: torch.Tensor
-
-    def begin(self) -> None:
-        """Prepare for the first backward pass of an iteration."""
-
-    def arm(self, parameters: Sequence[ShardedParameter]) -> None:
-        """Mark these parameters: the next gradient of each is its last in this iteration."""
-
-    def finish(self, divisor: float) -> None:
-        """Make every gradient the sum over microbatches and the mean over ranks, divided by `divisor`.
-
-        If the optimizer is divided, only the slice that this rank owns is valid afterwards.
-        """
 
 
 @dataclass
@@ -56,7 +37,7 @@ class _Bucket:
 
 @dataclass
 class GradientReducer:
-    """Watches the parameters of one rank's flat groups.
+    """Takes a model's gradients to the optimizer: watches the parameters of one rank's flat groups.
 
     A parameter's first gradient in an iteration is copied into the flat gradient; those of later microbatches are
     added. In the last backward pass of a chunk (`arm`) each bucket's all-reduce starts when its last parameter has its
@@ -95,6 +76,7 @@ class GradientReducer:
         over the tensor- and pipeline-parallel axes."""
 
     def begin(self) -> None:
+        """Prepare for the first backward pass of an iteration."""
         self._armed.clear()
         self._arrived.clear()
         self.local_square.zero_()
@@ -104,11 +86,13 @@ class GradientReducer:
             bucket.missing, bucket.works, bucket.is_launched = bucket.size, [], False
 
     def arm(self, parameters: Sequence[ShardedParameter]) -> None:
+        """Mark these parameters: the next gradient of each is its last in this iteration."""
         self._armed.update(id(parameter.local) for parameter in parameters)
 
     def finish(self, divisor: float) -> None:
-        """Reduce what is left, sum what the model's ranks share, and divide by `divisor` × dp.
+        """Make every gradient the sum over microbatches and the mean over ranks, divided by `divisor`.
 
+        If the optimizer is divided, only the slice that this rank owns is valid afterwards.
         Shared are the tied embedding, held by the first and the last stage, and with sequence parallelism every
         undivided parameter, of which each tensor-parallel rank saw its part of the sequence. The parts of one
         data-parallel rank are summed before those of the others; then the first stage hands the last stage the sum.
@@ -133,7 +117,9 @@ class GradientReducer:
             if self._is_tied(parameter) and self.mesh.dp.size == 1:
                 self.mesh.embedding.all_reduce(view)
             elif self._is_tied(parameter):
-                self.mesh.embedding.reduce(view)
+                work = self.mesh.embedding.start_reduce(view, 0)
+                with self.mesh.waiting:
+                    work.wait()
                 tied.append(view)
             if self._is_summed(parameter):
                 self.mesh.tp.all_reduce(view)

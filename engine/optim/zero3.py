@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from engine.model.stage_model import StageModel
 from engine.optim.flat import FlatGroup
+from engine.optim.gradients import GradientReducer
 from engine.parallel.mesh import GroupAxis, ParallelMesh
 from engine.parallel.sharding import ShardedParameter
 from lineage.errors import BadInput
@@ -39,7 +40,7 @@ def shard_zero3(model: StageModel, mesh: ParallelMesh) -> None:
     model.to_empty(device=mesh.device)
 
 
-class ShardedReducer:
+class ShardedReducer(GradientReducer):
     """Takes the shards' gradients, reduced by FSDP2 in every backward pass, to the optimizer's flat groups.
 
     FSDP2 is made to read the shards from the groups' storage, which the optimizer writes to.

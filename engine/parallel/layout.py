@@ -114,20 +114,15 @@ def layout_of(config: "RunConfig", ranks: int) -> Layout:
             f"{batch_in_microbatches // dp} for each data-parallel rank, or a multiple of that"
         )
     if config.parallel.shard_parameters:
-        _check_zero3(config, dp)
+        if config.model.family != "gpt2" or tp * pp > 1 or config.parallel.shard_optimizer:
+            raise BadInput(
+                "parallel.shard_parameters (ZeRO stage 3) divides a GPT-2 over data-parallel ranks alone: "
+                "set parallel.tp = 1, parallel.pp = 1 and parallel.shard_optimizer = false"
+            )
+        for name in ("hidden_size", "seq_length", "padded_vocab_size"):
+            if (size := getattr(config.model, name)) % dp:
+                raise BadInput(f"parallel.shard_parameters cannot divide {name} = {size} over {dp} ranks")
     return Layout(tp=tp, pp=pp, dp=dp)
-
-
-def _check_zero3(config: "RunConfig", dp: int) -> None:
-    parallel, model = config.parallel, config.model
-    if model.family != "gpt2" or parallel.tp * parallel.pp > 1 or parallel.shard_optimizer:
-        raise BadInput(
-            "parallel.shard_parameters (ZeRO stage 3) divides a GPT-2 over data-parallel ranks alone: "
-            "set parallel.tp = 1, parallel.pp = 1 and parallel.shard_optimizer = false"
-        )
-    for name in ("hidden_size", "seq_length", "padded_vocab_size"):
-        if getattr(model, name) % dp:
-            raise BadInput(f"parallel.shard_parameters cannot divide {name} = {getattr(model, name)} over {dp} ranks")
 
 
 def check_tensor_parallel(model: "ModelConfig", tp: int, where: Path) -> None:

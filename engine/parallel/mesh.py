@@ -71,12 +71,8 @@ class Axis:
         self.all_reduce(tensor)
         return DONE
 
-    def reduce(self, tensor: torch.Tensor, owner: int = 0) -> None:
-        """Sum in place on one rank of the axis; the others' values are undefined afterwards."""
-
     def start_reduce(self, tensor: torch.Tensor, owner: int) -> Pending:
-        """Begin `reduce`."""
-        self.reduce(tensor, owner)
+        """Begin to sum in place on one rank of the axis; the others' values are undefined afterwards."""
         return DONE
 
     def broadcast(self, tensor: torch.Tensor, owner: int = 0) -> None:
@@ -120,10 +116,6 @@ class GroupAxis(Axis):
 
     def start_all_reduce(self, tensor: torch.Tensor) -> Pending:
         return _begun(dist.all_reduce(tensor, group=self.group, async_op=True))
-
-    def reduce(self, tensor: torch.Tensor, owner: int = 0) -> None:
-        with self.waiting:
-            dist.reduce(tensor, group=self.group, group_dst=owner)
 
     def start_reduce(self, tensor: torch.Tensor, owner: int) -> Pending:
         return _begun(dist.reduce(tensor, group=self.group, group_dst=owner, async_op=True))

@@ -38,10 +38,6 @@ class ShardedParameter:
         """This rank's part of a tensor of the global shape."""
         return whole if self.dim is None else whole.chunk(self.axis.size, dim=self.dim)[self.axis.rank]
 
-    def gather(self, local: Tensor) -> Tensor:
-        """The whole tensor from the parts on every rank of the axis (a collective)."""
-        return local if self.dim is None else self.axis.all_gather(local, self.dim)
-
 
 def sharded_parameters(model: nn.Module, mesh: ParallelMesh) -> list[ShardedParameter]:
     """Parameters of a model or pipeline stage in definition order, by the whole model's names.

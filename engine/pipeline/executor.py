@@ -15,7 +15,7 @@ from engine.family import family_of
 from engine.model.microbatch import PipelineInput
 from engine.model.stage_model import StageModel
 from engine.optim.flat import FlatGroup
-from engine.optim.gradients import GradientReducer, Reducer
+from engine.optim.gradients import GradientReducer
 from engine.parallel.layout import PipelineStage, split_layers
 from engine.parallel.mesh import DONE, Axis, ParallelMesh, Pending
 from engine.parallel.sharding import sharded_parameters
@@ -51,7 +51,7 @@ class PartitionedModel:
         shard_zero3(chunk, self.mesh)
         return chunk
 
-    def reducer(self, groups: Sequence[FlatGroup], measures_noise: bool = False) -> Reducer:
+    def reducer(self, groups: Sequence[FlatGroup], measures_noise: bool = False) -> GradientReducer:
         if self.is_zero3:
             from engine.optim.zero3 import ShardedReducer
 
@@ -59,7 +59,7 @@ class PartitionedModel:
         return GradientReducer(groups, self.mesh, measures_noise)
 
     def forward_backward(
-        self, microbatches: Sequence[PipelineInput], reducer: Reducer, loss_scale: float = 1.0
+        self, microbatches: Sequence[PipelineInput], reducer: GradientReducer, loss_scale: float = 1.0
     ) -> torch.Tensor:
         for chunk in self.chunks:
             if not chunk.training:  # the flag is set on every module, which takes time

@@ -1,4 +1,4 @@
-"""Metrics and summary as a run writes them, and loggers people use: TensorBoard, W&B and MLflow. Imports no torch.
+"""Metrics as a run writes them, and loggers people use: TensorBoard, W&B and MLflow. Imports no torch.
 
 Each writes with its own library into a folder of the run directory that has its name, and empties that folder when a
 session begins. With WANDB_MODE=online or a MLFLOW_TRACKING_URI the numbers go to the user's server; there each session
@@ -10,17 +10,15 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
-from engine.run.files import METRICS, SUMMARY, Memory, Step, TrainingSummary, Validation, read_metrics
-from engine.run.resolved import ResolvedRun
+from engine.run.files import METRICS, Step, Validation, read_metrics
 from lineage.atomic import write_text
 from lineage.config import flatten
 from lineage.extras import import_extra
-from lineage.files import write_document
 
 EVENTS = Path("tensorboard") / "events.out.tfevents.mlm"
 PROJECT = "mlm-repro"
@@ -131,7 +129,7 @@ def _empty_folder(folder: Path) -> Path:
     return folder
 
 
-class MetricsLog:
+class MetricsLog(AbstractContextManager["MetricsLog"]):
     """Writes metrics.jsonl, and passes the same numbers to the loggers.
 
     A logger that fails gets no more numbers in this session, and `note` gets a sentence about it.
@@ -156,9 +154,6 @@ class MetricsLog:
                 self._sessions[name] = start(run, config)
         for line in before:
             self._log(line)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -192,19 +187,3 @@ class MetricsLog:
             if session := self._sessions.pop(name, None):
                 with suppress(Exception):
                     session.close(False)
-
-
-def write_summary(
-    directory: Path, run: ResolvedRun, seconds: float, peaks: list[int], measured_by: str, final: Validation,
-    checkpoint: str,
-) -> None:  # fmt: skip
-    """Write the summary of a run that has ended; `peaks` is memory by rank, `final` the last validation."""
-    summary = TrainingSummary(
-        parameters=run.parameters, iterations=run.config.train.iterations, tokens=run.tokens,
-        seed=run.config.train.seed, layout=run.layout,
-        train_seconds=round(seconds, 2), tokens_per_second=round(run.tokens / seconds, 1),
-        memory=Memory(closed_form_bytes=run.memory.total, measured_bytes=peaks, measured_by=measured_by),
-        validation_samples=final.samples, validation_loss=final.loss, validation_perplexity=final.perplexity,
-        checkpoint=checkpoint,
-    )  # fmt: skip
-    write_document(directory / SUMMARY, summary)

@@ -9,7 +9,7 @@ from data_pipeline.contamination.decontaminate import UNKNOWN_WORD
 from data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
 from data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
 from engine.config import ModelConfig
-from engine.formats import parameters_of
+from engine.inference import parameters_of
 from engine.run.resolved import read_run_config
 from evaluation.detokenize import detokenize_wikitext
 from evaluation.documents import count_original_tokens, read_official

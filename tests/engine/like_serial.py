@@ -4,15 +4,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from engine.compare.recorder import whole_gradients
 from engine.config import TrainConfig
 from engine.model.microbatch import PipelineInput
 from engine.optim.schedule import learning_rate
+from engine.parallel.sharding import ShardedParameter
 from engine.pipeline.executor import PartitionedModel
 from engine.step import TrainingStep
 
 Result = dict[str, Any]
+
+
+def whole(p: ShardedParameter, part: torch.Tensor) -> Any:
+    """The whole of a parameter's tensor from the parts on every rank; a collective."""
+    return (part if p.dim is None else p.axis.all_gather(part, p.dim)).numpy()
 
 
 def trained(
@@ -24,9 +31,9 @@ def trained(
         gradient = step.gradient(batch(iteration))
         losses.append(gradient.loss)
         norms.append(gradient.norm)
-        gradients = {p.name: p.gather(whole.clone()).numpy() for p, whole in whole_gradients(step.optimizer)}
+        gradients = {p.name: whole(p, each.clone()) for p, each in whole_gradients(step.optimizer)}
         step.update(gradient, learning_rate(train, iteration + 1))
-    weights = {p.name: p.gather(p.local.data).numpy() for p in model.parameters}
+    weights = {p.name: whole(p, p.local.data) for p in model.parameters}
     return {"losses": losses, "norms": norms, "gradients": gradients, "weights": weights}
 
 

@@ -16,10 +16,9 @@ from engine.compare.tensors import assemble
 from engine.config import BertConfig, ModelConfig, ParallelConfig, RunConfig, TrainConfig
 from engine.costs import flops_per_iteration, parameter_count
 from engine.families.bert.model import BERT
-from engine.formats import parameters_of
 from engine.formats.convert import import_checkpoint
 from engine.formats.huggingface_bert import split, their_names
-from engine.inference import load_for_inference
+from engine.inference import load_for_inference, parameters_of
 from engine.launch.mesh import build_mesh
 from engine.launch.threads import run_threads
 from engine.model.microbatch import PipelineInput, SentencePairs
@@ -32,7 +31,7 @@ from engine.run.resolved import read_run_config
 from engine.step import build_step
 from evaluation.checkpoints import load_checkpoint
 from lineage.errors import BadInput
-from tests.engine.like_serial import Result, assert_like_serial, trained
+from tests.engine.like_serial import Result, assert_like_serial, trained, whole
 from tests.engine.small_run import assert_same_training, in_two_sessions, small_config, train
 from verify.engines import Ours, Work, write_random_tokens
 from verify.parity import SERIAL
@@ -145,7 +144,7 @@ def loss_and_gradients(layout: Layout, checkpoint: Path) -> tuple[float, dict[st
     loss = model.batch_loss(model.run_stage(batch.tokens, batch), batch)
     loss.backward()
     parameters = sharded_parameters(model, mesh)
-    return loss.item(), {p.name: p.gather(p.local.grad).numpy() for p in parameters if p.local.grad is not None}
+    return loss.item(), {p.name: whole(p, p.local.grad) for p in parameters if p.local.grad is not None}
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])

@@ -147,7 +147,7 @@ def test_the_rule_is_six_deviations_above_the_last_128(seed: int, cut: int) -> N
     whole, recent = RecentIterations(), RecentIterations()
     for number, (loss, norm) in enumerate(seen):
         if number == cut:
-            recent = RecentIterations(recent.state())  # as a resumed run
+            recent = RecentIterations(recent.seen)  # as a resumed run
         spike = recent.add(loss, norm)
         assert spike == whole.add(loss, norm)
         before = np.array(seen[max(number - WINDOW, 0) : number])
@@ -167,7 +167,7 @@ def test_an_overflow_is_not_remembered(value: float) -> None:
     recent = RecentIterations()
     recent.add(2.0, 1.0)
     assert recent.add(2.0, value) == {}
-    assert recent.state() == ((2.0, 1.0),)
+    assert list(recent.seen) == [(2.0, 1.0)]
 
 
 @pytest.fixture

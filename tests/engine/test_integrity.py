@@ -18,7 +18,7 @@ from engine.launch.mesh import build_mesh
 from engine.launch.threads import run_threads
 from engine.parallel.layout import Layout
 from engine.run.resolved import resolve
-from engine.train import run_locked
+from engine.train import begun_on_ranks
 from engine.trainer import Trainer
 from lineage.digest import MARKER, seal, sha256_file
 from lineage.errors import BadInput, IntegrityFailure, UserError
@@ -152,7 +152,7 @@ def test_a_run_is_trained_by_one_command_at_a_time(dataset: Path, tmp_path: Path
     with locked(run.path), pytest.raises(BadInput, match="another process is at work in"):
         train(small_config(dataset), tmp_path)
     assert train(small_config(dataset, iterations=6, warmup_iterations=3), tmp_path).is_complete
-    with run_locked(run, build_mesh(Layout())):
+    with begun_on_ranks(resolved(small_config(dataset)), tmp_path):
         assert not leftover.exists()
     assert list(run.path.glob(".*")) == []
 

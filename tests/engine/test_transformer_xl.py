@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from data_pipeline.tokens.token_file import TokenFile
+from engine.checkpoint.stream_memory import StreamMemory
 from engine.config import ModelConfig, RunConfig, TrainConfig
 from engine.data.dataset import DatasetFacts
 from engine.families.transformer_xl import training_streams, validation_streams
@@ -20,7 +21,6 @@ from engine.families.transformer_xl.model import AdaptiveEmbedding, TransformerX
 from engine.launch.mesh import build_mesh
 from engine.launch.threads import run_threads
 from engine.model.microbatch import PipelineInput, Recurrence
-from engine.model.stream_memory import StreamMemory
 from engine.parallel.layout import Layout, layout_of
 from engine.parallel.mesh import serial_mesh
 from engine.run.files import read_metrics

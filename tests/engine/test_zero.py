@@ -22,6 +22,7 @@ from engine.parallel.layout import Layout
 from engine.parallel.sharding import ShardedParameter, sharded_parameters
 from lineage.chain import resolve_checkpoint
 from lineage.digest import check_seal, sha256_file
+from tests.engine.like_serial import whole
 from tests.ranks import run_ranks
 
 State = dict[str, np.ndarray]  # type: ignore[type-arg]
@@ -81,8 +82,8 @@ def load_on_a_rank(layout: Layout, shard: bool, path: Path) -> tuple[float, Stat
     load_checkpoint(path, parameters, optimizer)
     needed = sum(p.local.nbytes for p in parameters)
     needed += sum(part.nbytes for group in optimizer.groups for part in group.state.values())
-    whole = {f"{what}.{p.name}": p.gather(tensor).numpy() for p, what, tensor in whole_state(optimizer)}
-    return read / needed, whole
+    state = {f"{what}.{p.name}": whole(p, tensor) for p, what, tensor in whole_state(optimizer)}
+    return read / needed, state
 
 
 def test_a_checkpoint_takes_little_memory_and_is_read_in_part(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from data_pipeline.tokens.special_tokens import MASKED_SHARE
 from data_pipeline.tokens.tokenizer import Tokenizer
 from engine.config import RunConfig
 from engine.data.batch_schedule import BatchSchedule
-from engine.data.batches import Microbatch, PairArrays, Take, TrainingOrder, ValidationOrder
+from engine.data.batches import Microbatch, Take, TrainingOrder, ValidationOrder
 from engine.family import ClosedForms, Family, TokenFiles
 from engine.parallel.layout import PipelineStage
 
@@ -40,16 +40,7 @@ def pairs_of(samples: PairSamples) -> Take:
 
     def take(numbers: Sequence[int], places: tuple[int, ...]) -> Microbatch:
         pairs = [samples.sample(number) for number in numbers]
-        return Microbatch(
-            np.stack([pair.tokens for pair in pairs]),
-            places,
-            PairArrays(
-                targets=np.stack([pair.targets for pair in pairs]),
-                token_types=np.stack([pair.token_types for pair in pairs]),
-                lengths=np.array([pair.length for pair in pairs]),
-                is_swapped=np.array([pair.is_swapped for pair in pairs]),
-            ),
-        )
+        return Microbatch(np.stack([pair.tokens for pair in pairs]), places, pairs)
 
     return take
 

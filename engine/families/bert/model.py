@@ -106,7 +106,7 @@ class MaskedHead(nn.Module):
         super().__init__()
         self.mesh = mesh
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.layernorm = layer_norm(config)
+        self.layernorm = nn.LayerNorm(config.hidden_size, config.bert.layer_norm_epsilon)
         self.bias = nn.Parameter(torch.empty(config.padded_vocab_size // mesh.tp.size))
 
     def forward(self, hidden: torch.Tensor, words: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
@@ -125,7 +125,7 @@ class BERT(StageModel):
         layers = {str(i): BertLayer(config, mesh, i, self.recomputes_attention) for i in self.stage.layers}
         self.layers = nn.ModuleDict(layers)
         if self.stage.is_last:
-            self.final_layernorm = layer_norm(config)
+            self.final_layernorm = nn.LayerNorm(config.hidden_size, config.bert.layer_norm_epsilon)
             self.masked_head = MaskedHead(config, mesh)
             self.pooler = nn.Linear(config.hidden_size, config.hidden_size)
             self.order_head = nn.Linear(config.hidden_size, 2)
@@ -173,8 +173,3 @@ class BERT(StageModel):
 def _one_part(tokens: torch.Tensor) -> SentencePairs:
     none = torch.zeros_like(tokens)
     return SentencePairs(none, none == 0, none[:, 0])
-
-
-def layer_norm(config: ModelConfig) -> nn.LayerNorm:
-    """A layer norm over the hidden dim."""
-    return nn.LayerNorm(config.hidden_size, config.bert.layer_norm_epsilon)

@@ -238,7 +238,9 @@ class TransformerXL(CausalModel):
         for number, layer in zip(self.stage.layers, self.layers.values(), strict=True):
             memory = before.get(number)
             if recurrence:
-                recurrence.after[number] = self._remember(memory, x)
+                states = x if memory is None else torch.cat([memory, x])
+                first = max(len(states) - self.config.transformer_xl.memory_length, 0)
+                recurrence.after[number] = states[first:].detach()
             x = recomputed(self.recomputed_layers > 0, layer, x, memory, encoding, dropout)
         return drop(x, "output", dropout, self.mesh) if self.stage.is_last else x
 
@@ -249,7 +251,3 @@ class TransformerXL(CausalModel):
     def logits(self, hidden: Tensor) -> Tensor:
         """States [..., h] → this rank's logits [..., v/t], or log-probabilities of an adaptive softmax."""
         return self.embedding.logits(hidden)
-
-    def _remember(self, memory: Tensor | None, x: Tensor) -> Tensor:
-        states = x if memory is None else torch.cat([memory, x])
-        return states[max(len(states) - self.config.transformer_xl.memory_length, 0) :].detach()

@@ -7,13 +7,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 
+from engine.checkpoint.shards import reading
 from engine.config import ModelConfig
 from engine.model.microbatch import Recurrence
 from engine.parallel.mesh import ParallelMesh
-from lineage.errors import IntegrityFailure, cause
+from lineage.errors import IntegrityFailure
 
 Places = tuple[int, ...]
 
@@ -65,11 +66,8 @@ class StreamMemory:
         needed = {f"{layer}.{place}" for layer, places in wanted for place in places}
         saved: dict[str, torch.Tensor] = {}
         for path in sorted(directory.glob("memory-*.safetensors")):
-            try:
-                with safe_open(path, framework="pt") as file:
-                    saved |= {name: file.get_tensor(name) for name in needed & {*file.keys()}}
-            except (SafetensorError, OSError) as error:
-                raise IntegrityFailure(f"{path} cannot be read: {cause(error)}") from error
+            with reading(path), safe_open(path, framework="pt") as file:
+                saved |= {name: file.get_tensor(name) for name in needed & {*file.keys()}}
         if missing := needed - saved.keys():
             raise IntegrityFailure(f"{directory} has no memory of {len(missing)} streams and layers of the model")
         for layer, places in wanted:
