@@ -15,12 +15,12 @@ from engine.model.gpt2 import GPT2
 from engine.parallel.mesh import serial_mesh
 from experiments.benchmark import AGAINST, Benchmark, Case, Ratio, Series, write_benchmark
 from lineage.environment import describe_environment
-from lineage.errors import BadInput, Diverged
+from lineage.errors import Diverged
 from lineage.progress import announce
 from lineage.run import RunDirectory
 from verify.engines import Engine, Ours, StepResult, Work, with_samples, with_vocabulary
 from verify.megatron_core import MegatronCore
-from verify.parity import ParityLayout, misfit, parse_layout
+from verify.parity import ParityLayout, comparable_layout
 from verify.peers import Transformers
 from verify.runner import UNKNOWN, measured, on_ranks, train
 
@@ -43,7 +43,7 @@ def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) ->
     """
     kind, layers = engine_class(theirs), config.model.num_layers
     torch.set_num_threads(1)
-    with shared_work(config, layout, iterations, first_rate=int(theirs != "megatron-core")) as (work, chosen):
+    with shared_work(config, layout, iterations, theirs) as (work, chosen):
         announce(f"{2 + DRAWS} trainings of {iterations} iterations, each on {chosen.world_size} processes")
         first, *draws = [on_ranks(train, kind, work, chosen, UNKNOWN, draw, True) for draw in range(1 + DRAWS)]
         reference = measured(first, draws, config.train.precision)
@@ -103,27 +103,21 @@ def keep(result: Benchmark, name: str, config: RunConfig, runs: Path) -> Path:
 
 @contextmanager
 def shared_work(
-    config: RunConfig, layout: str, iterations: int, first_rate: int = 0
+    config: RunConfig, layout: str, iterations: int, engine: str = "megatron-core"
 ) -> Iterator[tuple[Work, ParityLayout]]:
-    """Prepare a training for two engines, and its layout. Raises BadInput if other engines cannot run it.
+    """Prepare a training for two engines, and its layout. Raises BadInput if the other `engine` cannot run it.
 
     The vocabulary has no padding rows, because other engines include them in the softmax. The schedule of 2019, which
     Megatron-Core no longer has, becomes a cosine.
     """
-    if config.model.family != "gpt2" or config.train.optimizer != "adam" or config.train.rampup_batch_size:
-        raise BadInput("only a GPT-2 trained by Adam without a growing batch can be compared with other engines")
-    if config.train.precision not in ("fp32", "bf16"):
-        raise BadInput(f"precision {config.train.precision} is not compared: --set train.precision=fp32 or bf16")
+    chosen = comparable_layout(config, layout, engine)
     decay = "cosine" if config.train.decay == "clipped-cosine" else config.train.decay
     config = with_vocabulary(config)
     model = config.model.model_copy(update={"vocab_size": config.model.padded_vocab_size, "dropout": 0.0})
     train = config.train.model_copy(update={"decay": decay})
     config = config.model_copy(update={"model": model, "train": train})
-    chosen = parse_layout(layout)
-    if reason := misfit(chosen, config):
-        raise BadInput(f"{chosen.name} does not fit: {reason}")
     built = GPT2(model, serial_mesh())
     built.initialize(train.seed)
     weights = {name: parameter.detach() for name, parameter in built.named_parameters()}
     with with_samples(config, iterations) as work:
-        yield replace(work, initial=weights, first_rate=first_rate), chosen
+        yield replace(work, initial=weights, first_rate=int(engine != "megatron-core")), chosen

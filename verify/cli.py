@@ -145,13 +145,13 @@ def against(
     from engine.run.resolved import read_run_config
     from experiments.benchmark import show_benchmark
     from lineage.run import MANIFEST
-    from verify.parity import parse_layout
+    from verify.parity import comparable_layout
 
     if engine not in ENGINES:
         raise BadInput(f"there is no engine {engine!r}; there are {', '.join(ENGINES)}")
     check_place("--out", out / MANIFEST, "")
     resolved = read_run_config(config, overrides or [], twin)
-    parse_layout(layout)
+    comparable_layout(resolved, layout, engine)
     from verify.against import keep, run_against
 
     result = run_against(resolved, engine, layout, iterations)

@@ -114,6 +114,20 @@ def misfit(layout: ParityLayout, config: RunConfig) -> str:
     return ""
 
 
+def comparable_layout(config: RunConfig, layout: str, engine: str) -> ParityLayout:
+    """The layout of that name. Raises BadInput where the engine cannot train the configuration on it."""
+    if config.model.family != "gpt2" or config.train.optimizer != "adam" or config.train.rampup_batch_size:
+        raise BadInput("only a GPT-2 trained by Adam without a growing batch can be compared with other engines")
+    if config.train.precision not in ("fp32", "bf16"):
+        raise BadInput(f"precision {config.train.precision} is not compared: --set train.precision=fp32 or bf16")
+    chosen = parse_layout(layout)
+    if reason := misfit(chosen, config):
+        raise BadInput(f"{chosen.name} does not fit: {reason}")
+    if engine == "transformers" and (chosen != SERIAL or config.train.precision != "fp32"):
+        raise BadInput("transformers is run on one rank and in fp32")
+    return chosen
+
+
 def choose_layouts(
     names: str, ranks: int, config: RunConfig, threads: bool = False
 ) -> tuple[list[ParityLayout], dict[str, list[ParityLayout]]]:

@@ -9,11 +9,10 @@ from engine.compare.recorder import Recorder, read_names
 from engine.config import ModelConfig, TrainConfig
 from engine.formats.huggingface_gpt2 import their_config
 from engine.parallel.mesh import serial_mesh
-from lineage.errors import BadInput
 from lineage.extras import import_extra
 from verify.alone import Shard
 from verify.engines import Engine, Work
-from verify.parity import SERIAL, ParityLayout
+from verify.parity import ParityLayout
 
 
 def huggingface(config: ModelConfig) -> torch.nn.Module:
@@ -43,12 +42,9 @@ class Transformers(Engine):
         import_extra("transformers.models.gpt2.modeling_gpt2", "bench")
 
     def __init__(self, work: Work, layout: ParityLayout) -> None:
-        train = work.config.train
-        if layout != SERIAL or train.precision != "fp32":
-            raise BadInput("transformers is run on one rank and in fp32")
         self.work, self.names_of_ours = work, read_names("transformers")
         self.module = huggingface(work.config.model)
-        self.optimizer = adamw(self.module, train)
+        self.optimizer = adamw(self.module, work.config.train)
         self.inputs = work.inputs(work.config, serial_mesh())
 
     def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
