@@ -49,7 +49,6 @@ SHELF, RECIPE, DEAR = ".stages", "recipe.json", ("harvest", "prepare", "tokenize
 REHEARSED_BYTES, REHEARSED_TOKENS = 4 << 20, 300
 """Text on which a time is rehearsed, and the tokens of a vocabulary that is trained on it."""
 
-Begin = Callable[[], RunDirectory]
 Build = Callable[[Workspace, Path], dict[str, str]]
 """Fills the directory of a run; returns the SHA-256 of files that are known, by name."""
 
@@ -208,8 +207,8 @@ def _open(
 
 
 def _complete(
-    begin: Begin, build: Build, config: DataConfig, workers: LocalExecutor | RayExecutor, room: int,
-    shelf: Path | None = None, part: str = "",
+    begin: Callable[[], RunDirectory], build: Build, config: DataConfig, workers: LocalExecutor | RayExecutor,
+    room: int, shelf: Path | None = None, part: str = "",
 ) -> RunDirectory:  # fmt: skip
     """Build in the locked directory of a run and seal it, or find it sealed.
 

@@ -63,8 +63,7 @@ def buckets(keys: NDArray[np.uint64]) -> Buckets:
     `keys` [documents] may be a memory map. Needs up to 32 bytes for each document.
     """
     order = np.argsort(keys)
-    documents, sizes = runs(order, keys[order])
-    return documents, np.concatenate([[0], np.cumsum(sizes)])
+    return runs(order, keys[order])
 
 
 def sketch(minima: NDArray[np.uint32]) -> NDArray[np.uint64]:
@@ -93,21 +92,20 @@ def required_agreement(config: DeduplicateConfig) -> int:
 
 @compiled
 def runs(documents: NDArray[np.int64], keys: NDArray[np.uint64]) -> Buckets:
-    """Documents of each run of two or more equal keys, in order, and the lengths of these runs."""
+    """Documents of each run of two or more equal keys, in order, and the starts of these runs; the total is last."""
     shared = np.empty(documents.shape[0], np.int64)
-    sizes = np.empty(documents.shape[0] // 2, np.int64)
+    starts = np.zeros(documents.shape[0] // 2 + 1, np.int64)
     start, filled, runs = 0, 0, 0
     for end in range(1, documents.shape[0] + 1):
         if end < documents.shape[0] and keys[end] == keys[start]:
             continue
         if end - start > 1:
-            size = end - start
-            shared[filled : filled + size] = np.sort(documents[start:end])
-            filled += size
-            sizes[runs] = size
+            shared[filled : filled + end - start] = np.sort(documents[start:end])
+            filled += end - start
             runs += 1
+            starts[runs] = filled
         start = end
-    return shared[:filled].copy(), sizes[:runs].copy()
+    return shared[:filled].copy(), starts[: runs + 1].copy()
 
 
 SIMILARITIES = (0.7, 0.75, 0.8, 0.9)

@@ -237,8 +237,7 @@ class _Held:
         others, agreements = others[agreements >= self._required], agreements[agreements >= self._required]
         if len(others) > MOST_COMPARED:
             others = np.sort(others[np.lexsort((others, -agreements))[:MOST_COMPARED]])
-        candidates: list[int] = others.tolist()
-        return candidates
+        return others.tolist()
 
     def hold(self, place: int, most: int) -> None:
         """Hold a document in each of its buckets that holds fewer than `most`."""

@@ -167,8 +167,7 @@ def _compiled_signer(shingle_characters: int, reference: Sign, arrays: Arrays) -
         if len(text) < shingle_characters:
             return reference(text)
         document += 1
-        minima: Numbers = _signature(as_bytes(text), shingle_characters, *tables, document)
-        return minima
+        return _signature(as_bytes(text), shingle_characters, *tables, document)
 
     call_first(_signature, as_bytes(""), shingle_characters, *tables, document)
     return sign

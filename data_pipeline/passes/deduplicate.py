@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from data_pipeline.document import Document
 from data_pipeline.duplicates.lsh import HISTOGRAM_BINS, WORD_BYTES, buckets, fingerprint_words, required_agreement
 from data_pipeline.duplicates.near_duplicates import Decision, flatten, link, merge, resolve
-from data_pipeline.passes.measure import FINGERPRINTS, NUMBERS, read_fingerprints
+from data_pipeline.passes.measure import FINGERPRINTS, NUMBERS
 from data_pipeline.stages.deduplicate import DeduplicateConfig
 from data_pipeline.work.document_shard import DocumentShard
 from data_pipeline.work.tasks import Counts, Settings
@@ -105,7 +105,8 @@ def lay_side_by_side(settings: Settings, inputs: list[Path], directory: Path) ->
         bands = [stack.enter_context((directory / BAND.format(band)).open("wb")) for band in range(config.banding[0])]
         sketches = stack.enter_context((directory / SKETCHES).open("wb"))
         for shard in range(len(settings["counts"])):
-            rows = read_fingerprints(inputs[0] / f"{shard:05d}", config)
+            written = inputs[0] / f"{shard:05d}" / FINGERPRINTS
+            rows = np.fromfile(written, np.uint64).reshape(-1, fingerprint_words(config))
             for band, file in enumerate(bands):
                 file.write(np.ascontiguousarray(rows[:, band]).data)
             sketches.write(np.ascontiguousarray(rows[:, config.banding[0] :]).data)

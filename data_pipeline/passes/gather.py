@@ -28,8 +28,7 @@ def choose_order(settings: Settings, inputs: list[Path], directory: Path) -> Cou
     np.save(directory / STARTS, starts)
     orders: dict[str, NDArray[np.int64]] = {}
     if shuffle := settings["shuffle"]:
-        train, valid = split(int(starts[-1]), shuffle["train"], shuffle["valid"], shuffle["seed"])
-        orders = {"train": train, "valid": valid}
+        orders = dict(zip(("train", "valid"), split(int(starts[-1]), **shuffle), strict=True))
     else:
         names = settings["splits"]
         for name in dict.fromkeys(names):

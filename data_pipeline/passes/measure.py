@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from data_pipeline.contamination.decontaminate import ngrams_of_files
 from data_pipeline.document import Document, size_bytes
-from data_pipeline.duplicates.lsh import fingerprint_words, fingerprints
+from data_pipeline.duplicates.lsh import fingerprints
 from data_pipeline.files import StageAttrition
 from data_pipeline.stages import TOKEN_FILTERS
 from data_pipeline.stages.deduplicate import DeduplicateConfig
@@ -60,8 +60,7 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
             with _timed(seconds, "tokens"):
                 encoded = [encode(tokenizer, document.text) if tokenizer else None for document in batch]
             long: list[Document] = []
-            for document, ids in zip(batch, encoded, strict=True):
-                place = next(places)
+            for document, ids, place in zip(batch, encoded, places, strict=False):
                 size, tokens = size_bytes(document.text), 0 if ids is None else len(ids)
                 if not _is_kept(document, size, tokens, filters, entries):
                     continue
@@ -97,11 +96,6 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 def encode(tokenizer: Tokenizer, text: str) -> NDArray[np.int32]:
     """Token ids of a text with the end-of-text token appended."""
     return np.concatenate([tokenizer.encode_ids(text), np.array([tokenizer.end_of_text], np.int32)])
-
-
-def read_fingerprints(directory: Path, config: DeduplicateConfig) -> NDArray[np.uint64]:
-    """The fingerprints of a measured shard, [documents, words]."""
-    return np.fromfile(directory / FINGERPRINTS, np.uint64).reshape(-1, fingerprint_words(config))
 
 
 def read_matches(directory: Path) -> Iterator[tuple[int, dict[str, int]]]:
