@@ -29,7 +29,7 @@ NEEDS: dict[str, list[str]] = read_toml(CLAIMS / "needs.toml")
 
 MEASUREMENTS = {
     "activations": "activations:measure_activations", "bubble": "bubble:measure_bubbles",
-    "interleaving": "interleaving:measure_interleaving", "parameters": "counted:measure_built",
+    "interleaving": "bubble:measure_interleaving", "parameters": "counted:measure_built",
     "peak-memory": "memory:measure_memory", "recipe": "counted:measure_recipe", "released": "released:measure_released",
     "schedules": "bubble:measure_schedules", "tensor-parallel": "huggingface:measure_huggingface",
     "transformer-xl": "counted:measure_transformer_xl", "traffic": "traffic:measure_traffic",

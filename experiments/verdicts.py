@@ -138,7 +138,7 @@ def load_results(folders: Iterable[Path]) -> Results:
 
 def findings_of(records: Iterable[Record]) -> "dict[str, Finding]":
     """Findings of a reproduction on the order of its models, by claim."""
-    from experiments.reproduce.order import order_findings
+    from experiments.scores import order_findings
 
     return {finding.effect.claim: finding for finding in order_findings(records)}
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from experiments.catalogue import PAPERS, load_experiments
-from experiments.reproduce.order import order_verdict
+from experiments.scores import order_verdict
 from experiments.verdicts import COLUMNS
 from lineage.atomic import new_directory
 from lineage.digest import seal
@@ -14,7 +14,6 @@ from lineage.lock import claimed
 from lineage.numbers import percent, size_bytes
 from reports import tables
 from reports.claims import APART, described
-from reports.evaluations import by_protocol
 from reports.render import Drawing, files_of, render_all
 from reports.report import REPORT, SOURCES, Report
 from reports.style import KIND_GLYPHS, KIND_MEANINGS, LOOKS, template_environment, theme_css
@@ -59,7 +58,7 @@ def render_page(report: Report, drawings: dict[str, Drawing]) -> str:
         "titles": {name: experiment.title for name, experiment in load_experiments().items()}, "glyphs": KIND_GLYPHS,
         "meanings": KIND_MEANINGS, "looks": LOOKS, "outcomes": list(LOOKS), "columns": COLUMNS, "apart": APART,
         "described": described, "ours": reproduction.own_kind,
-        "evaluations": by_protocol(reproduction.evaluations, reproduction.order), "tables": tables,
+        "evaluations": tables.by_protocol(reproduction.evaluations, reproduction.order), "tables": tables,
         "percent": percent, "size_bytes": size_bytes,
     }  # fmt: skip
     return template_environment().get_template("page.html").render(context, drawings=drawings)

@@ -7,7 +7,6 @@ from statistics import fmean
 from lineage.numbers import show
 from lineage.records import Kind, Record
 from reports import tables
-from reports.evaluations import evaluations_data, evaluations_tables
 from reports.exhibit import Exhibit, Table
 from reports.figures import Layer, draw_loss, draw_perplexity, layers_of
 from reports.load import Reproduction
@@ -66,8 +65,8 @@ def _tables(reproduction: Reproduction) -> Iterator[Exhibit]:
         data, command = tables.records_data(further), reproduction.command("validation")
         yield Exhibit("further-numbers", "Further numbers", (), data, command, tables=(data,))
     if evaluations := reproduction.evaluations:
-        data, command = evaluations_data(evaluations), reproduction.command("table-3")
-        shown = evaluations_tables(evaluations, reproduction.order)
+        data, command = tables.evaluations_data(evaluations), reproduction.command("table-3")
+        shown = tables.evaluations_tables(evaluations, reproduction.order)
         yield Exhibit("evaluations", "Evaluations by convention", (), data, command, tables=shown)
     if models := reproduction.summary.models:
         kind, command = reproduction.own_kind, reproduction.command("models")

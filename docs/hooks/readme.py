@@ -20,8 +20,8 @@ from experiments.benchmark import read_benchmark
 from experiments.catalogue import NEEDS, load_experiments
 from experiments.files import LadderResult, ReproductionScores
 from experiments.reproduce.files import ModelShape, ReproductionSummary
-from experiments.reproduce.order import order_verdict
 from experiments.reproduce.plan import make_plan
+from experiments.scores import order_verdict
 from experiments.verdicts import COLUMNS, Verdict, count_by_paper, judge, load_results, unanswered
 from lineage.atomic import write_text
 from lineage.errors import BadInput

@@ -168,7 +168,13 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
 
     def search() -> EffectForecast:
         train_all(trials, run.path, runs)
-        _sweep(name, ablation, datasets, run.path)
+        low, high = ablation.finder or (0.0, 0.0)
+        for arm in (each for each in ablation.arms if ablation.finder and not each.rate_of):
+            config = ablation_config(name, ablation, arm, SEARCH_SEED, high, datasets[arm.dataset])
+            sweep = resolve(config, 1)
+            (curve,) = run_forked(find_learning_rate, 1, sweep, low, high, config.train.iterations)
+            named = replace(sweep, config=config.model_copy(update={"name": slug(arm.name)}))
+            write_curve(run.path / SWEEPS, named, curve)
         rates, searched = searched_rates(name, ablation, Kept(run.path), digests)
         return EffectForecast(
             experiment=name, ablation=ablation.model_dump(mode="json"), datasets=digests, bits_per_nat=bits_per_nat,
@@ -247,18 +253,6 @@ def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
         for process, _ in running.values():
             process.join()
         raise
-
-
-def _sweep(name: str, ablation: Ablation, datasets: Sequence[Path], folder: Path) -> None:
-    """Run the learning-rate finder for every arm if the ablation asks for it, and keep the curves."""
-    if ablation.finder is None:
-        return
-    low, high = ablation.finder
-    for arm in (each for each in ablation.arms if not each.rate_of):
-        config = ablation_config(name, ablation, arm, SEARCH_SEED, high, datasets[arm.dataset])
-        sweep = resolve(config, 1)
-        (curve,) = run_forked(find_learning_rate, 1, sweep, low, high, config.train.iterations)
-        write_curve(folder / SWEEPS, replace(sweep, config=config.model_copy(update={"name": slug(arm.name)})), curve)
 
 
 def _bits_per_nat(datasets: Sequence[Path]) -> list[float]:

@@ -22,9 +22,8 @@ from experiments.launch.job import write_launch_files
 from experiments.published import published_records
 from experiments.reproduce import steps
 from experiments.reproduce.files import ModelShape, ReproducedModel, ReproductionSummary
-from experiments.reproduce.order import END, order_verdict
 from experiments.reproduce.plan import FULL_RECIPE, SMOKE, Plan, expected_seconds, model_name, training_job, twin_rule
-from experiments.scores import compared, text_score
+from experiments.scores import END, compared, order_verdict, text_score
 from lineage.atomic import write_text
 from lineage.chain import CHECKPOINTS
 from lineage.config import load_config

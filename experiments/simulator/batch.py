@@ -27,21 +27,16 @@ def simulate_file(rows_path: Path, out: Path) -> tuple[int, int]:
     nothing is then left behind.
     """
     check_place("--out", out, ",".join(INPUTS))
-    rows = _read(rows_path)
+    rows = read_rows(rows_path)
+    stated = {*Workload._field_defaults, "software"}.union(*rows[:1])
+    if missing := [name for name in INPUTS if name not in stated]:
+        raise BadInput(f"{rows_path} has no row with {', '.join(missing)}; it needs {', '.join(INPUTS)}")
     announce(f"predicts {len(rows):,} rows")
     predictions = _predict(rows)
     cells = [[*(row.get(name) or "" for name in INPUTS), *_cells(*prediction)]
              for row, prediction in zip(rows, predictions, strict=True)]  # fmt: skip
     write_text(out, Table((*INPUTS, *RESULTS), cells).csv)
     return len(rows), sum(bool(prediction.reason) for prediction, _ in predictions)
-
-
-def _read(path: Path) -> list[dict[str, str]]:
-    rows = read_rows(path)
-    stated = {*Workload._field_defaults, "software"}.union(*rows[:1])
-    if missing := [name for name in INPUTS if name not in stated]:
-        raise BadInput(f"{path} has no row with {', '.join(missing)}; it needs {', '.join(INPUTS)}")
-    return rows
 
 
 def _predict(rows: list[dict[str, str]]) -> list[tuple[Prediction, bool]]:

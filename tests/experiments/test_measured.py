@@ -11,7 +11,7 @@ from engine.launch.forked import run_forked
 from engine.parallel import layers
 from experiments import runner
 from experiments.catalogue import find_experiment
-from experiments.measured import activations, huggingface, interleaving, memory, traffic
+from experiments.measured import activations, bubble, huggingface, memory, traffic
 from experiments.runner import run_named
 from experiments.sealed import Line, seal_numbers
 from experiments.verdicts import judge, load_results
@@ -78,12 +78,12 @@ def test_an_experiment_that_measures_seals_scaled_numbers(
 
 def test_interleaving_is_timed_in_turns_beside_what_the_bubble_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     """(p-1)/m of the time of m microbatches is lost, (p-1)/(v m) with v chunks: 1.5 over 1.25 at p = m = v = 2."""
-    monkeypatch.setattr(interleaving, "MODEL", MODEL)
-    monkeypatch.setattr(interleaving, "CHUNKS", (1, 2))
-    monkeypatch.setattr(interleaving, "MICROBATCHES", (2, 4))
-    monkeypatch.setattr(interleaving, "TURNS", 2)
+    monkeypatch.setattr(bubble, "MODEL", MODEL)
+    monkeypatch.setattr(bubble, "CHUNKS", (1, 2))
+    monkeypatch.setattr(bubble, "MICROBATCHES", (2, 4))
+    monkeypatch.setattr(bubble, "TURNS", 2)
     values: dict[tuple[str, str, float], list[float]] = {}
-    for line in interleaving.measure_interleaving():
+    for line in bubble.measure_interleaving():
         values.setdefault((line["series"], line["quantity"], line["x"]), []).append(line["value"])
     assert values["2 chunks", "bubble_gain_percent", 2.0] == pytest.approx([20])
     assert values["2 chunks", "bubble_share", 4.0] == pytest.approx([1 / 9])

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from evaluation.schema import PerplexityResult
 from evaluation.uncertainty import ratio_standard_error
 from experiments.files import Comparison, ReproductionScores, TextScore
-from experiments.reproduce.order import order_findings, order_verdict
-from experiments.scores import NORMAL, compared, text_score
+from experiments.scores import NORMAL, compared, order_findings, order_verdict, text_score
 from lineage.errors import IntegrityFailure
 from lineage.files import parse_document, read_document
 from lineage.records import Record

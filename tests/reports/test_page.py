@@ -13,7 +13,7 @@ import pytest
 from jinja2 import DictLoader, Environment
 from matplotlib.figure import Figure
 
-from experiments.reproduce.order import order_verdict
+from experiments.scores import order_verdict
 from lineage import remembered
 from lineage.digest import check_seal
 from lineage.numbers import compact, exact

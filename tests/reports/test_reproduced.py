@@ -7,15 +7,14 @@ import pytest
 
 from evaluation.schema import Result
 from experiments.files import Comparison, ReproductionScores
-from experiments.reproduce.order import order_verdict
+from experiments.scores import order_verdict
 from lineage.files import write_document
 from lineage.numbers import show
 from lineage.records import Record
-from reports.evaluations import cells_of
 from reports.figures import Layer, draw_perplexity, layers_of
 from reports.load import Reproduction, load_reproduction
 from reports.reproduced import by_kind, reproduction_exhibits
-from reports.tables import comparison_tables
+from reports.tables import cells_of, comparison_tables
 from tests.reports.reproduction import evaluation, page_text, write_reproduction
 
 NAMES = ("355m", "2.5b", "8.3b")
