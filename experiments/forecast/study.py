@@ -37,7 +37,7 @@ from evaluation.evaluate import evaluate
 from evaluation.schema import PerplexityResult
 from evaluation.settings import Settings
 from evaluation.tasks import build_task
-from experiments.catalogue import ABLATION, Ablation, Experiment, ablation_of
+from experiments.catalogue import ABLATION, Experiment, ablation_of
 from experiments.files import (
     EVALUATIONS,
     FORECAST,
