@@ -15,7 +15,8 @@ from engine.costs import RankMemory, checkpoint_bytes, flops_per_token, fullest_
 from engine.data.batch_schedule import BatchSchedule
 from engine.data.dataset import DatasetFacts
 from engine.optim.schedule import learning_rate
-from engine.parallel.layout import Layout, layout_of
+from engine.parallel.layout import Layout, layout_of, split_layers
+from engine.pipeline.schedule import check_schedule
 from engine.pipeline.schedule import ideal_bubble
 from engine.twin import shrink
 from lineage import VERSION
@@ -176,7 +177,11 @@ def resolve(config: RunConfig, ranks: int | None = None, origin: StartingPoint |
         if origin is None:
             config = config.model_copy(update={"model": dataset.resize(config.model)})
             config, origin = _start_from(config, dataset.tokenizer)
-    return ResolvedRun(config, dataset, layout_of(config, ranks or default_ranks(config)), origin)
+    layout, parallel = layout_of(config, ranks or default_ranks(config)), config.parallel
+    split_layers(config.model.num_layers, layout.pp, parallel.chunks)
+    microbatches = config.train.batch_in_microbatches // layout.dp
+    check_schedule(parallel.schedule, layout.pp, parallel.chunks, microbatches)
+    return ResolvedRun(config, dataset, layout, origin)
 
 
 def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, StartingPoint | None]:
