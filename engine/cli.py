@@ -70,7 +70,7 @@ def resume(
     from engine.run.resolved import resolve_begun
     from lineage.run import RunDirectory
 
-    directory = RunDirectory.open(run)
+    directory = RunDirectory.open(run, "training")
     _train(resolve_begun(directory, launched_ranks() or ranks, overrides or ()), directory.path.parent)
 
 

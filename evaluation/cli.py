@@ -92,10 +92,14 @@ def run(
         check_task_name(protocol)
     if (file is None) == (protocol in FILE_TASKS):
         raise BadInput(f"{protocol} needs a text file" if file is None else f"{protocol} takes no file: {file}")
-    if file is not None and not file.exists():
-        raise BadInput(f"{file} cannot be read: No such file or directory")
+    if file is not None:
+        from evaluation.heldout import read_file
+
+        read_file(file)
     if (window or stride) and not protocol.startswith("perplexity"):
         raise BadInput(f"--window and --stride are for the perplexity of a file; {protocol} has its own")
+    if window and stride and stride > window:
+        raise BadInput(f"stride {stride} must be between 1 and the window's {window} tokens")
     settings = Settings(limit, batch_size, workers, vocab, heads, layout, backend, dtype, device)
     check_place("--samples", samples, '"log_probabilities"')
     _start(settings, [ckpt], json, '"checkpoint_digest"')

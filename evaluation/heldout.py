@@ -51,8 +51,6 @@ def file_perplexity(
     they are given; the protocol's name says so then. Raises BadInput for a window beyond the context.
     """
     documents, remarks = read_texts(path, tokenizer)
-    if not any(documents):
-        raise BadInput(f"{path} is empty")
     named = "".join(f"-{word}{size}" for word, size in (("window", window), ("stride", stride)) if size)
     text = RunningText.of_documents(SourceText(name + named, path.name, sha256_file(path), remarks=remarks), documents)
     if (window or context) > context:
@@ -99,20 +97,8 @@ def cut_passages(text: str) -> Iterator[str]:
 
 
 def read_texts(path: Path, tokenizer: Encoder) -> tuple[list[str], tuple[str, ...]]:
-    """The documents of a file of {"text": ...}, the text of any other file, and a remark on each oddity.
-
-    Raises BadInput for a file that cannot be read.
-    """
-    content, remarks = _read_text(path), []
-    if content.startswith(MARK):
-        content = content[1:]
-        remarks.append("its byte order mark is left out")
-    if path.suffix in DOCUMENTS:
-        documents = (_read_array if path.suffix == ".json" else _read_lines)(path, content)
-    else:
-        if lines := content.count("\r\n"):
-            remarks.append(f"its {lines:,} line ends of CRLF are scored as they stand")
-        documents = [content]
+    """The documents of a file, as `read_file` reads them, and a remark on each oddity."""
+    documents, remarks = read_file(path)
     clean = [SURROGATE.sub("\ufffd", document) for document in documents]
     if changed := [number for number, pair in enumerate(zip(documents, clean, strict=True), 1) if pair[0] != pair[1]]:
         remarks.append(f"a lone surrogate, which is no character, is read as U+FFFD in document {changed[0]:,}")
@@ -122,6 +108,26 @@ def read_texts(path: Path, tokenizer: Encoder) -> tuple[list[str], tuple[str, ..
         how = "one token" if is_token else "spelled in sub-words, as any other text"
         remarks.append(f"{end} stands in it {count:,} times: each is {how}")
     return clean, tuple(f"{path.name}: {remark}" for remark in remarks)
+
+
+def read_file(path: Path) -> tuple[list[str], list[str]]:
+    """The documents of a file of {"text": ...}, or the text of any other file, and remarks on how it was read.
+
+    Raises BadInput for a file that cannot be read or has no text.
+    """
+    content, remarks = _read_text(path), list[str]()
+    if content.startswith(MARK):
+        content = content[1:]
+        remarks.append("its byte order mark is left out")
+    if path.suffix in DOCUMENTS:
+        documents = (_read_array if path.suffix == ".json" else _read_lines)(path, content)
+    else:
+        if lines := content.count("\r\n"):
+            remarks.append(f"its {lines:,} line ends of CRLF are scored as they stand")
+        documents = [content]
+    if not any(documents):
+        raise BadInput(f"{path} is empty")
+    return documents, remarks
 
 
 def _read_text(path: Path) -> str:

@@ -145,11 +145,15 @@ def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
     if others := len(errors) - 1 - len(unknown):
         more += f" (and {others} more)"
     if first["type"] == "extra_forbidden":
-        schema = model.model_json_schema()
-        sections = (schema, *schema.get("$defs", {}).values())
-        keys = sorted({name for section in sections for name in section.get("properties", {})})
-        known = getattr(model, "other_names", {}).get(location[-1])
-        hint = f"here it is {known}" if known else did_you_mean(str(location[-1]), keys, "")
+        schema, name = model.model_json_schema(), str(location[-1])
+        sections = {f'"#/$defs/{title}"': each.get("properties", {}) for title, each in schema.get("$defs", {}).items()}
+        places = [(section, json.dumps(of)) for section, of in schema["properties"].items()]
+        homes = [
+            f"{place}.{name}" for place, of in places for ref, keys in sections.items() if ref in of and name in keys
+        ]
+        every = {key for keys in (schema["properties"], *sections.values()) for key in keys}
+        known = getattr(model, "other_names", {}).get(location[-1]) or next(iter(homes), "")
+        hint = f"here it is {known}" if known else did_you_mean(name, sorted(every), "")
         return "; ".join(filter(None, (f"unknown key {dotted!r}", hint))) + more
     if first["type"] == "missing":
         return f"missing key {dotted!r}{more}"

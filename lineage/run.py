@@ -121,10 +121,11 @@ class RunDirectory:
             raise
 
     @classmethod
-    def open(cls, path: Path) -> "RunDirectory":
-        """Open an existing run. Raises BadInput if `path` has none."""
+    def open(cls, path: Path, kind: str = "") -> "RunDirectory":
+        """Open an existing run. Raises BadInput if `path` has none, or one of another kind than `kind`."""
         run = cls(path.resolve())
-        run.manifest  # noqa: B018  (reading it is the check)
+        if (own := run.manifest.get("kind", kind)) != kind and kind:
+            raise BadInput(f"{path} is {own}, not a {kind} run")
         return run
 
     @classmethod

@@ -96,7 +96,7 @@ def replay(
     """
     from lineage.run import RunDirectory
 
-    RunDirectory.open(run)
+    RunDirectory.open(run, "training")
     from verify.replay import replay as replay_run
 
     replay_run(run, segments)

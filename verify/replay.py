@@ -49,9 +49,7 @@ def replay(run: Path, count: int | None) -> None:
     Raises BadInput for a run that cannot be replayed, HardwareMissing for a checkpoint of another numerics identity,
     Diverged where a metric, a weight or the optimizer's state differs.
     """
-    directory = RunDirectory.open(run)
-    if directory.manifest["kind"] != "training":
-        raise BadInput(f"{run} is not a training run")
+    directory = RunDirectory.open(run, "training")
     config = resolve_begun(directory).config
     check_seal(directory.path)
     ends = [iteration_of(path) for path in complete_checkpoints(directory.path)]

@@ -69,9 +69,7 @@ def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
     Every sequence of the global batch is shown with its place and, for a complete run, its data-parallel rank. Raises
     BadInput for a run without that iteration or without packed documents, DataMissing if its dataset is missing.
     """
-    manifest = RunDirectory.open(run).manifest
-    if manifest["kind"] != "training":
-        raise BadInput(f"{run} is {manifest['kind']}, not a training run")
+    manifest = RunDirectory.open(run, "training").manifest
     config = parse_document(manifest["config"], _Config, f"{run / MANIFEST}")
     if config.family != "gpt2":
         raise BadInput(f"{run} trains a {config.family}, whose samples are not packed documents")

@@ -16,8 +16,7 @@ from engine.data.batch_schedule import BatchSchedule
 from engine.data.dataset import DatasetFacts
 from engine.optim.schedule import learning_rate
 from engine.parallel.layout import Layout, layout_of, split_layers
-from engine.pipeline.schedule import check_schedule
-from engine.pipeline.schedule import ideal_bubble
+from engine.pipeline.schedule import check_schedule, ideal_bubble
 from engine.twin import shrink
 from lineage import VERSION
 from lineage.chain import CONFIG, checkpoint_path, iteration_of, resolve_checkpoint
@@ -213,7 +212,7 @@ def continue_run(config: RunConfig, run: Path) -> RunConfig:
 
     Raises BadInput for anything but a training run, for fewer iterations and for another precision.
     """
-    directory = RunDirectory.open(run)
+    directory = RunDirectory.open(run, "training")
     earlier = parse_config(directory.manifest["config"], RunConfig, str(directory.path / MANIFEST)).train
     if earlier.precision != config.train.precision:
         raise BadInput(f"{run} was trained in {earlier.precision}, and its optimizer's state continues in that alone")

@@ -132,6 +132,7 @@ def test_a_mistake_is_named_before_anything_heavy_is_imported(command: str, tmp_
     (tmp_path / "sealed").mkdir()
     for name in (MARKER, INDEX):
         (tmp_path / "sealed" / name).touch()
+    (tmp_path / "empty.txt").touch()
     (tmp_path / "texts.jsonl").write_text('{"text": "a text"}\n')
     module = importlib.import_module(command_names()[command].partition(":")[0])
     verbs = {verb.name or verb.callback.__name__ for verb in module.app.registered_commands} - {"harness"}

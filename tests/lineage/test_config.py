@@ -97,6 +97,7 @@ def test_an_override_of_another_form_is_refused(tmp_path: Path, override: str) -
     [
         ('nmae = "a"\n', (), "unknown key 'nmae'; did you mean 'name'?"),
         ('name = "a"\n[engine]\npwoer = 1\n', (), "unknown key 'engine.pwoer'; did you mean 'power'?"),
+        ('name = "a"\n', ("turbo=1",), "car.toml --set turbo=1: unknown key 'turbo'; here it is engine.turbo"),
         ('name = "a"\n', ("engine.turob=1",), "unknown key 'engine.turob'; did you mean 'turbo'?"),
         ('name = "a"\n[spare]\ndiametre = 1\ndiameter = 1\n', (), "'spare.diametre'; did you mean 'diameter'?"),
         (
