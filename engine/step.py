@@ -8,19 +8,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Protocol
 
 import torch
 
 from engine.config import ModelConfig, ParallelConfig, TrainConfig
 from engine.model.microbatch import PipelineInput
 from engine.optim.adam import build_optimizer
-from engine.optim.flat import FlatGroup
-from engine.optim.gradients import GradientReducer
 from engine.optim.precision import DTYPES, LossScaler
 from engine.parallel.mesh import ParallelMesh
-from engine.parallel.sharding import ShardedParameter
-from engine.pipeline.executor import PartitionedModel
+from engine.pipeline.executor import PartitionedModel, partition
 from lineage.errors import Diverged
 
 SHORT_SECONDS = 0.5
@@ -29,23 +25,6 @@ SHORT_SECONDS = 0.5
 
 class NotFinite(Diverged):
     """The loss or the gradient is no longer a number (exit code 3)."""
-
-
-class TrainableModel(Protocol):
-    """This rank's part of a model that can be trained. `PartitionedModel` is one."""
-
-    mesh: ParallelMesh
-    parameters: list[ShardedParameter]
-    storage_mesh: ParallelMesh
-    """The mesh over which the optimizer's tensors are divided."""
-
-    def reducer(self, groups: Sequence[FlatGroup], measures_noise: bool = False) -> GradientReducer:
-        """Make the object that takes the gradients to the optimizer's flat groups."""
-
-    def forward_backward(
-        self, microbatches: Sequence[PipelineInput], reducer: GradientReducer, loss_scale: float = 1.0
-    ) -> torch.Tensor:
-        """Sum of (loss × sequences), float64, zero off the last stage; the gradients go to the reducer."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +50,7 @@ class TrainingStep:
     """A rank's model, gradient reducer, optimizer and loss scale, and how a batch goes through them."""
 
     def __init__(
-        self, model: TrainableModel, train: TrainConfig, shard_optimizer: bool = False, measures_noise: bool = False
+        self, model: PartitionedModel, train: TrainConfig, shard_optimizer: bool = False, measures_noise: bool = False
     ) -> None:
         self.model, self.mesh = model, model.mesh
         self.optimizer = build_optimizer(model.parameters, train, model.storage_mesh, shard_optimizer)
@@ -141,5 +120,5 @@ def build_step(
     model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, mesh: ParallelMesh, measures_noise: bool = False
 ) -> tuple[PartitionedModel, TrainingStep]:
     """The configured model on this rank and the step that trains it."""
-    partitioned = PartitionedModel(model, parallel, mesh, DTYPES[train.precision], train.seed)
+    partitioned = partition(model, parallel, mesh, DTYPES[train.precision], train.seed)
     return partitioned, TrainingStep(partitioned, train, parallel.shard_optimizer, measures_noise)

@@ -21,17 +21,16 @@ from tokenizers.implementations import BertWordPieceTokenizer
 from torch import nn
 
 from data_pipeline.tokens.tokenizer import FILE_NAME
-from engine.config import TrainConfig
+from engine.config import SERIAL, ModelConfig, TrainConfig
 from engine.families.bert.model import BERT
 from engine.finetune.tasks import TASKS, FineTuneRecipe, LabelledExample, SpanExample, TaskExample, squad_scores
 from engine.inference import load_for_inference
 from engine.launch.mesh import local_device
 from engine.model.microbatch import PipelineInput, SentencePairs
-from engine.optim.flat import FlatGroup
-from engine.optim.gradients import GradientReducer
+from engine.model.stage_model import StageModel
 from engine.optim.schedule import learning_rate
-from engine.parallel.mesh import serial_mesh
-from engine.parallel.sharding import sharded_parameters
+from engine.parallel.mesh import ParallelMesh, serial_mesh
+from engine.pipeline.executor import PartitionedModel
 from engine.rng import Dropout, initial_normal
 from engine.step import TrainingStep
 from lineage.chain import read_newest
@@ -139,26 +138,35 @@ class Feature(NamedTuple):
     """Class or option; or first and last position of a span, 0 and 0 if the answer is not in the window."""
 
 
-class FineTuneModel(nn.Module):
+class FineTuneModel(StageModel):
     """A BERT body and a linear head: scores of each class or option of an example, [b, c], or of every position."""
 
     def __init__(self, body: BERT, outputs: int, over_positions: bool) -> None:
-        super().__init__()
+        super().__init__(body.config, body.mesh)
         self.body, self.over_positions = body, over_positions
         self.head = nn.Linear(body.config.hidden_size, outputs)
 
-    def forward(self, batch: PipelineInput) -> torch.Tensor:
-        hidden = self.body.run_stage(batch.tokens, batch)  # [s, b, h]
+    def build(self, config: ModelConfig, mesh: ParallelMesh) -> None:
+        """The body and the head come from outside."""
+
+    def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
+        hidden = self.body.run_stage(inputs, batch)  # [s, b, h]
         if self.over_positions:
             return self.head(hidden.transpose(0, 1))
         return self.head(self.body.pooled(hidden)).view(len(batch.targets), -1)
 
+    def batch_loss(self, hidden: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
+        scores = hidden.float()
+        outputs = (scores[..., 0], scores[..., 1]) if self.over_positions else (scores,)
+        losses = [F.cross_entropy(output, batch.targets[:, place]) for place, output in enumerate(outputs)]
+        return torch.stack(losses).mean()
+
 
 class FineTuner:
-    """A task on a checkpoint, as a model of `engine.step.TrainingStep`."""
+    """A task on a checkpoint."""
 
     def __init__(self, name: str, checkpoint: Path, recipe: FineTuneRecipe) -> None:
-        self.mesh = self.storage_mesh = serial_mesh(local_device())
+        self.mesh = serial_mesh(local_device())
         loaded, self.encoder = read_newest(checkpoint, lambda c: (load_for_inference(c, self.mesh), PairEncoder.of(c)))
         if not isinstance(loaded.model, BERT):
             raise BadInput(f"{checkpoint} is a {loaded.config.family}; a BERT is fine-tuned on {name}")
@@ -170,8 +178,9 @@ class FineTuner:
             head = self.model.head
             head.weight.copy_(initial_normal(recipe.seed, f"{name}.head", tuple(head.weight.shape), 0.02))
             head.bias.zero_()
-        idle = ("body.masked_head.", "body.order_head.", *(["body.pooler."] * self.is_span))
-        self.parameters = [p for p in sharded_parameters(self.model, self.mesh) if not p.name.startswith(idle)]
+        del loaded.model.masked_head, loaded.model.order_head
+        if self.is_span:
+            del loaded.model.pooler
 
     def train(self, examples: Sequence[TaskExample], label: str) -> None:
         """Train on the examples for the recipe's epochs, shuffled anew in each."""
@@ -188,7 +197,7 @@ class FineTuner:
             order = list(features)
             random.Random(f"{recipe.seed}/{epoch}").shuffle(order)
             batches += [order[start : start + size] for start in range(0, len(order), size)]
-        training = TrainingStep(self, train)
+        training = TrainingStep(PartitionedModel([self.model], SERIAL, self.mesh), train)
         self.model.train()
         with Progress(label, steps, "steps") as progress:
             for step, batch in enumerate(batches):
@@ -210,10 +219,9 @@ class FineTuner:
                 batch = examples[start : start + self.recipe.batch_size]
                 features = [list(self.features(example)) for example in batch]
                 if self.is_span:
-                    scored += [[self.model(self._input([part]))[0].float().cpu() for part in each] for each in features]
+                    scored += [[self._scores([part])[0] for part in each] for each in features]
                 else:
-                    rows = self.model(self._input([feature for (feature,) in features])).float().cpu()
-                    scored += [[row] for row in rows]
+                    scored += [[row] for row in self._scores([feature for (feature,) in features])]
                 progress.advance(len(batch))
         return scored
 
@@ -233,25 +241,6 @@ class FineTuner:
         """
         stacks = [[torch.stack(tensors) for tensors in zip(*each, strict=True)] for each in zip(*members, strict=True)]
         return [[(each if self.is_span else each.softmax(dim=-1)).mean(dim=0) for each in stack] for stack in stacks]
-
-    def reducer(self, groups: Sequence[FlatGroup], measures_noise: bool = False) -> GradientReducer:
-        """The reducer that takes gradients to the optimizer."""
-        return GradientReducer(groups, self.mesh, measures_noise)
-
-    def forward_backward(
-        self, microbatches: Sequence[PipelineInput], reducer: GradientReducer, loss_scale: float = 1.0
-    ) -> torch.Tensor:
-        """Sum of (loss × sequences), float64; gradients go to the reducer."""
-        reducer.begin()
-        total = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
-        for microbatch in microbatches:
-            scores, labels = self.model(microbatch).float(), microbatch.targets
-            outputs = (scores[..., 0], scores[..., 1]) if self.is_span else (scores,)
-            losses = [F.cross_entropy(output, labels[:, place]) for place, output in enumerate(outputs)]
-            loss = torch.stack(losses).mean()
-            (loss * loss_scale).backward()
-            total += loss.detach().double() * len(microbatch.tokens)
-        return total
 
     def features(self, example: TaskExample) -> Iterator[Feature]:
         """The example as model inputs; a long context gives several windows."""
@@ -284,6 +273,10 @@ class FineTuner:
                 low, high = divmod(int(place), last - first)
                 best, text = float(score), example.context[window.offsets[low][0] : window.offsets[high][1]]
         return "" if self.task is TASKS["squad2"] and nothing > best else text.strip()
+
+    def _scores(self, features: Sequence[Feature]) -> torch.Tensor:
+        batch = self._input(features)
+        return self.model.run_stage(batch.tokens, batch).float().cpu()
 
     def _input(self, batch: Sequence[Feature], dropout: Dropout | None = None) -> PipelineInput:
         """All sequences of the batch, [sequences, s]; the targets are the labels, [b, 1] or [b, 2]."""

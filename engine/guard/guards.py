@@ -21,7 +21,6 @@ from engine.optim.flat import FlatOptimizer
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import ParallelMesh
 from engine.parallel.sharding import TIED_EMBEDDING, ShardedParameter
-from engine.pipeline.executor import PartitionedModel
 from engine.run.files import NORM_EDGES
 from engine.step import NotFinite, TrainingStep
 from lineage.errors import Diverged
@@ -181,7 +180,6 @@ def diagnose(step: TrainingStep, microbatches: Sequence[PipelineInput]) -> str:
     up. Outputs are in the order of the forward pass, gradients in that of the backward pass.
     """
     model, mesh = step.model, step.mesh
-    assert isinstance(model, PartitionedModel)
     outputs: list[str] = []
     gradients: list[str] = []
     with ExitStack() as hooks:

@@ -16,7 +16,7 @@ from engine.model.microbatch import PipelineInput
 from engine.model.stage_model import StageModel
 from engine.optim.flat import FlatGroup
 from engine.optim.gradients import GradientReducer
-from engine.parallel.layout import PipelineStage, split_layers
+from engine.parallel.layout import split_layers
 from engine.parallel.mesh import DONE, Axis, ParallelMesh, Pending
 from engine.parallel.sharding import sharded_parameters
 from engine.pipeline.lowering import Instruction, Message, lower
@@ -26,32 +26,16 @@ from engine.pipeline.schedule import Compute, Op, ScheduleName, compute_orders, 
 class PartitionedModel:
     """This rank's stages of a model. On a mesh of one rank, the serial model."""
 
-    def __init__(
-        self, model: ModelConfig, parallel: ParallelConfig, mesh: ParallelMesh, dtype: torch.dtype, seed: int
-    ) -> None:
-        self.config, self.parallel, self.mesh = model, parallel, mesh
+    def __init__(self, chunks: Sequence[StageModel], parallel: ParallelConfig, mesh: ParallelMesh) -> None:
+        self.chunks, self.parallel, self.mesh = chunks, parallel, mesh
         self.is_zero3 = parallel.shard_parameters and mesh.dp.size > 1
-        stages = split_layers(model.num_layers, parallel.pp, parallel.chunks)
-        self.chunks = [self._build(stage, dtype) for stage in stages[mesh.pp.rank :: parallel.pp]]
-        for chunk in self.chunks:
-            chunk.initialize(seed)
-        self._by_chunk = [sharded_parameters(chunk, mesh) for chunk in self.chunks]
+        self._by_chunk = [sharded_parameters(chunk, mesh) for chunk in chunks]
         self.parameters = [parameter for chunk in self._by_chunk for parameter in chunk]
         # optimizer and checkpoints: in ZeRO stage 3 the data axis divides as the tensor axis does
         self.storage_mesh = replace(mesh, tp=mesh.dp, dp=Axis()) if self.is_zero3 else mesh
 
-    def _build(self, stage: PipelineStage, dtype: torch.dtype) -> StageModel:
-        model_class = family_of(self.config).model_class()
-        if not self.is_zero3:
-            return model_class(self.config, self.mesh, stage, self.parallel).to(self.mesh.device, dtype)
-        from engine.optim.zero3 import shard_zero3
-
-        with torch.device("meta"):
-            chunk = model_class(self.config, self.mesh, stage, self.parallel).to(dtype)
-        shard_zero3(chunk, self.mesh)
-        return chunk
-
     def reducer(self, groups: Sequence[FlatGroup], measures_noise: bool = False) -> GradientReducer:
+        """Make the object that takes the gradients to the optimizer's flat groups."""
         if self.is_zero3:
             from engine.optim.zero3 import ShardedReducer
 
@@ -61,6 +45,7 @@ class PartitionedModel:
     def forward_backward(
         self, microbatches: Sequence[PipelineInput], reducer: GradientReducer, loss_scale: float = 1.0
     ) -> torch.Tensor:
+        """Sum of (loss × sequences), float64, zero off the last stage; the gradients go to the reducer."""
         for chunk in self.chunks:
             if not chunk.training:  # the flag is set on every module, which takes time
                 chunk.train()
@@ -90,6 +75,26 @@ class PartitionedModel:
     def _program(self, microbatches: int, training: bool) -> list[Instruction]:
         schedule = self.parallel.schedule if training else None
         return _programs(schedule, self.parallel.pp, self.parallel.chunks, microbatches)[self.mesh.pp.rank]
+
+
+def partition(
+    model: ModelConfig, parallel: ParallelConfig, mesh: ParallelMesh, dtype: torch.dtype, seed: int
+) -> PartitionedModel:
+    """The configured model on this rank, with its initial values."""
+    stages, model_class = split_layers(model.num_layers, parallel.pp, parallel.chunks), family_of(model).model_class()
+    chunks = []
+    for stage in stages[mesh.pp.rank :: parallel.pp]:
+        if parallel.shard_parameters and mesh.dp.size > 1:
+            from engine.optim.zero3 import shard_zero3
+
+            with torch.device("meta"):
+                chunk = model_class(model, mesh, stage, parallel).to(dtype)
+            shard_zero3(chunk, mesh)
+        else:
+            chunk = model_class(model, mesh, stage, parallel).to(mesh.device, dtype)
+        chunk.initialize(seed)
+        chunks.append(chunk)
+    return PartitionedModel(chunks, parallel, mesh)
 
 
 @cache

@@ -11,7 +11,7 @@ from engine.launch.mesh import build_mesh
 from engine.optim.adam import build_optimizer
 from engine.optim.precision import DTYPES
 from engine.parallel.layout import Layout, layout_of
-from engine.pipeline.executor import PartitionedModel
+from engine.pipeline.executor import partition
 from engine.run.files import read_metrics
 from lineage.errors import BadInput
 from tests.engine.small_run import assert_same_training, in_two_sessions, small_config, train
@@ -88,7 +88,7 @@ def stop_and_go_on(config: RunConfig, root: Path) -> Path:
 def elements_held(config: RunConfig) -> tuple[int, int]:
     """Of parameters between iterations, and of the optimizer's state."""
     mesh = build_mesh(Layout(dp=2))
-    model = PartitionedModel(config.model, config.parallel, mesh, DTYPES["fp32"], 1)
+    model = partition(config.model, config.parallel, mesh, DTYPES["fp32"], 1)
     optimizer = build_optimizer(model.parameters, config.train, model.storage_mesh)
     model.reducer(optimizer.groups)
     own = [p.to_local() if hasattr(p, "to_local") else p for p in model.chunks[0].parameters()]

@@ -12,7 +12,7 @@ from engine.launch.mesh import build_mesh
 from engine.launch.threads import run_threads
 from engine.optim.adam import FlatAdamW
 from engine.parallel.layout import Layout
-from engine.pipeline.executor import PartitionedModel
+from engine.pipeline.executor import partition
 from evaluation.checkpoints import load_checkpoint
 from evaluation.protocol import Scores
 from evaluation.scoring import score
@@ -47,7 +47,7 @@ def write_part(run: Path, config: RunConfig, tokenizer: Path) -> None:
     import torch
 
     mesh = build_mesh(WRITTEN_AT)
-    model = PartitionedModel(config.model, config.parallel, mesh, torch.float32, config.train.seed)
+    model = partition(config.model, config.parallel, mesh, torch.float32, config.train.seed)
     optimizer = FlatAdamW(model.parameters, config.train, mesh)
     save_checkpoint(run, config, TrainingState(iteration=10), model.parameters, optimizer, mesh, tokenizer)
 
