@@ -2,8 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Literal
 
@@ -22,7 +22,7 @@ from engine.optim.precision import LossScaler
 from engine.optim.schedule import learning_rate
 from engine.parallel.mesh import ParallelMesh
 from engine.run.files import SUMMARY, Memory, Step, TrainingSummary, Validation
-from engine.run.loggers import MetricsLog, Start
+from engine.run.loggers import Start, writing_metrics
 from engine.run.resolved import ResolvedRun
 from engine.step import NotFinite, build_step
 from lineage.chain import checkpoint_path, complete_checkpoints, resolve_checkpoint
@@ -81,14 +81,22 @@ class Trainer:
         train, first = self.config.train, self.state.iteration
         begun = time.monotonic() - self.state.seconds
         progress = Progress(self.config.name, train.iterations, "iterations", quiet=not self.mesh.is_first)
-        with self._log(first, loggers or {}, progress.note) as log, when_stopped(self._request_stop), progress:
+        seam, config = train.continues, self.config.model_dump(mode="json")
+        earlier = seam.run if seam and seam.iteration == first else None
+        metrics = writing_metrics(self.directory.path, first, config, loggers or {}, progress.note, earlier)
+        log: Callable[[Step | Validation], None]
+        with (
+            metrics if self.mesh.is_first else nullcontext(lambda line: None) as log,
+            when_stopped(self._request_stop),
+            progress,
+        ):
             progress.start_at(first)
             announce(self._estimate(first))
             if first == 0:
                 log(self._validate(0, train.validation_samples))
             for number in range(first, train.iterations):
                 line, warnings, stop = self.iterate(number)
-                if (seam := train.continues) and number == seam.iteration:
+                if seam and number == seam.iteration:
                     line.warning = f"continues {seam.run} from iteration {number}"
                 log(line)
                 for warning in warnings:
@@ -167,20 +175,6 @@ class Trainer:
             seconds=round(seconds, 5), tokens_per_second=round(size * model.seq_length / seconds, 1),
             model_tflops=flops / seconds / 1e12, skipped=not is_updated,
         )  # fmt: skip
-
-    @contextmanager
-    def _log(
-        self, reached: int, loggers: dict[str, Start], note: Callable[[str], None]
-    ) -> Iterator[Callable[[Step | Validation], None]]:
-        """Open the metrics and yield a function that adds a line; only the first rank writes."""
-        if not self.mesh.is_first:
-            yield lambda line: None
-            return
-        seam = self.config.train.continues
-        earlier = seam.run if seam and seam.iteration == reached else None
-        config = self.config.model_dump(mode="json")
-        with MetricsLog(self.directory.path, reached, config, loggers, note, earlier) as log:
-            yield log.write
 
     def _validate(
         self, iteration: int, num_samples: int, kind: Literal["validation", "final-validation"] = "validation"

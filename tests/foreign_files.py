@@ -29,7 +29,7 @@ from engine.formats.huggingface_gpt2 import BUFFER
 from engine.formats.torch_files import read_torch_file
 from engine.inference import check_entries, load_for_inference, read_whole
 from engine.run.files import Validation, read_summary
-from engine.run.loggers import MetricsLog, open_loggers
+from engine.run.loggers import open_loggers, writing_metrics
 from engine.run.resolved import PLACES, resolve_begun
 from experiments.catalogue import CLAIMS, find_experiment, load_claims
 from experiments.files import NOT_RUN
@@ -139,8 +139,8 @@ METRICS = b"".join(
 
 
 def go_on_with(path: Path) -> None:
-    with MetricsLog(path.parent, 2, {}, open_loggers(["tensorboard"]), print) as log:
-        log.write(Validation(kind="validation", iteration=3, samples=1, loss=1.0, perplexity=2.7))
+    with writing_metrics(path.parent, 2, {}, open_loggers(["tensorboard"]), print) as write:
+        write(Validation(kind="validation", iteration=3, samples=1, loss=1.0, perplexity=2.7))
     shutil.rmtree(path.parent / "tensorboard")
 
 

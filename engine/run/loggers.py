@@ -10,9 +10,8 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from engine.run.files import METRICS, Step, Validation, read_metrics
@@ -129,61 +128,57 @@ def _empty_folder(folder: Path) -> Path:
     return folder
 
 
-class MetricsLog(AbstractContextManager["MetricsLog"]):
-    """Writes metrics.jsonl, and passes the same numbers to the loggers.
+@contextmanager
+def writing_metrics(
+    run: Path, reached: int, config: dict[str, Any], loggers: dict[str, Start], note: Callable[[str], None],
+    earlier: Path | None = None,
+) -> Iterator[Callable[[Step | Validation], None]]:  # fmt: skip
+    """A function that adds a line to metrics.jsonl and passes the same numbers to the loggers.
 
-    A logger that fails gets no more numbers in this session, and `note` gets a sentence about it.
+    The line is in the file when it returns. The file is first cut back to iteration `reached`, from which a session
+    starts, and each logger is given these lines; a run that continues another begins with the lines of `earlier`. A
+    logger that fails gets no more numbers in this session, and `note` gets a sentence about it.
     """
-
-    def __init__(
-        self, run: Path, reached: int, config: dict[str, Any], loggers: dict[str, Start], note: Callable[[str], None],
-        earlier: Path | None = None,
-    ) -> None:  # fmt: skip
-        """Cut the file back to iteration `reached`, from which a session starts, and give each logger these lines.
-
-        A run that continues another begins with the lines of `earlier`.
-        """
-        lines = read_metrics(earlier or run) if reached else []
-        before = [line for line in lines if line["iteration"] <= reached and line["kind"] != "final-validation"]
-        write_text(run / METRICS, "".join(json.dumps(line) + "\n" for line in before))
-        self._file = (run / METRICS).open("a", encoding="utf-8")
-        self._sessions: dict[str, Session] = {}
-        self._note = note
-        for name, start in loggers.items():
-            with self._leaving_out(name):
-                self._sessions[name] = start(run, config)
-        for line in before:
-            self._log(line)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
-        for name, session in list(self._sessions.items()):
-            with self._leaving_out(name):
-                session.close(kind is None)
-
-    def write(self, line: Step | Validation) -> None:
-        """Add a line; it is in the file when this returns."""
-        self._file.write(line.to_line())
-        self._file.flush()
-        self._log(line.to_json())
-
-    def _log(self, line: dict[str, Any]) -> None:
-        chosen = {name: line[name] for name in line if name != "iteration" and type(line[name]) in (int, float)}
-        numbers = {f"{line['kind']}/{name}": value for name, value in chosen.items()}
-        for name, session in list(self._sessions.items()):
-            with self._leaving_out(name):
-                session.write(line["iteration"], numbers)
+    lines = read_metrics(earlier or run) if reached else []
+    before = [line for line in lines if line["iteration"] <= reached and line["kind"] != "final-validation"]
+    write_text(run / METRICS, "".join(json.dumps(line) + "\n" for line in before))
+    sessions: dict[str, Session] = {}
 
     @contextmanager
-    def _leaving_out(self, name: str) -> Iterator[None]:
+    def leaving_out(name: str) -> Iterator[None]:
         """Leave a logger out from here on if the block fails."""
         try:
             yield
         except Exception as error:
             reason = str(error).partition("\n")[0] or type(error).__name__
-            self._note(f"{name} gets no more numbers in this session, metrics.jsonl has them all: {reason}")
-            if session := self._sessions.pop(name, None):
+            note(f"{name} gets no more numbers in this session, metrics.jsonl has them all: {reason}")
+            if session := sessions.pop(name, None):
                 with suppress(Exception):
                     session.close(False)
+
+    def log(line: dict[str, Any]) -> None:
+        chosen = {name: line[name] for name in line if name != "iteration" and type(line[name]) in (int, float)}
+        numbers = {f"{line['kind']}/{name}": value for name, value in chosen.items()}
+        for name, session in list(sessions.items()):
+            with leaving_out(name):
+                session.write(line["iteration"], numbers)
+
+    def write(line: Step | Validation) -> None:
+        file.write(line.to_line())
+        file.flush()
+        log(line.to_json())
+
+    has_ended = False
+    try:
+        for name, start in loggers.items():
+            with leaving_out(name):
+                sessions[name] = start(run, config)
+        for line in before:
+            log(line)
+        with (run / METRICS).open("a", encoding="utf-8") as file:
+            yield write
+        has_ended = True
+    finally:
+        for name, session in list(sessions.items()):
+            with leaving_out(name):
+                session.close(has_ended)
