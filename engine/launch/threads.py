@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -21,6 +21,8 @@ import torch.distributed as dist
 from engine.parallel.mesh import DONE, MAX, SUM, Axis, Pending
 
 _local = threading.local()
+_Number = tuple[int, int, int]
+"""Sender and receiver of a message, and how many it sent to it before."""
 
 
 class RanksFailed(RuntimeError):
@@ -103,7 +105,9 @@ class World:
         self.size, self.lock = size, threading.Lock()
         self.computing, self.failure = 0, None
         self.meetings: dict[tuple[int, ...], _Meeting] = defaultdict(_Meeting)
-        self.channels: dict[tuple[int, int], _Channel] = defaultdict(_Channel)
+        self.messages: dict[_Number, torch.Tensor] = {}
+        self.sent, self.expected = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
+        """Messages from one rank to another so far."""
         self._wakeups = [threading.Condition(self.lock) for _ in range(size)]
         self._awake, self._ended = set(range(size)), set[int]()
 
@@ -149,37 +153,26 @@ class World:
             self.fail(error, None)
 
 
-class _Meeting:
-    """Ranks of one axis in a collective."""
-
-    def __init__(self) -> None:
-        self.values: dict[int, Any] = {}
-        self.result: Any = None
-        self.count = 0
-
-
 @dataclass
-class _Channel:
-    """Messages from one rank to another, numbered in the order of sending and receiving."""
+class _Meeting:
+    """Ranks of one axis in a collective. It is over when the values are gone."""
 
-    sent: int = 0
-    expected: int = 0
-    messages: dict[int, torch.Tensor] = field(default_factory=dict)
+    values: dict[int, Any] = field(default_factory=dict)
+    result: Any = None
 
 
 @dataclass
 class _Receipt:
-    axis: "ThreadAxis"
-    channel: _Channel
-    number: int
+    world: World
+    number: _Number
     tensor: torch.Tensor
 
     def is_completed(self) -> bool:
-        return self.number in self.channel.messages
+        return self.number in self.world.messages
 
     def wait(self) -> None:
-        self.axis.world.wait(self.axis.members[self.axis.rank], self.is_completed)
-        self.tensor.copy_(self.channel.messages.pop(self.number))
+        self.world.wait(self.number[1], self.is_completed)
+        self.tensor.copy_(self.world.messages.pop(self.number))
 
 
 @dataclass(frozen=True)
@@ -198,12 +191,12 @@ class ThreadAxis(Axis):
             if len(meeting.values) == self.size:
                 with torch.no_grad():
                     meeting.result = combine([meeting.values[member] for member in self.members])
-                meeting.values, meeting.count = {}, meeting.count + 1
+                meeting.values.clear()
+                del self.world.meetings[self.members]
                 for member in self.members:
                     self.world.wake(member)
             else:
-                count = meeting.count
-                self.world.wait(me, lambda: meeting.count > count)
+                self.world.wait(me, lambda: not meeting.values)
         return meeting.result
 
     @torch.no_grad()
@@ -229,16 +222,16 @@ class ThreadAxis(Axis):
         return list(self._meet(value, list))
 
     def start_send(self, tensor: torch.Tensor, peer: int) -> Pending:
-        channel = self.world.channels[self.members[self.rank], self.members[peer]]
-        channel.messages[channel.sent] = tensor.clone()
-        channel.sent += 1
+        way = self.members[self.rank], self.members[peer]
+        self.world.messages[*way, self.world.sent[way]] = tensor.clone()
+        self.world.sent[way] += 1
         self.world.wake(self.members[peer])
         return DONE
 
     def start_receive(self, tensor: torch.Tensor, peer: int) -> Pending:
-        channel = self.world.channels[self.members[peer], self.members[self.rank]]
-        channel.expected += 1
-        return _Receipt(self, channel, channel.expected - 1, tensor)
+        way = self.members[peer], self.members[self.rank]
+        self.world.expected[way] += 1
+        return _Receipt(self.world, (*way, self.world.expected[way] - 1), tensor)
 
 
 def _reduced(parts: Sequence[torch.Tensor], op: dist.ReduceOp.RedOpType) -> torch.Tensor:
