@@ -80,10 +80,6 @@ def describe_computation(layout: Layout, device: torch.device) -> dict[str, Any]
     return {**vars(layout), **numerics_identity(device.type == "cuda"), "threads": torch.get_num_threads()}
 
 
-ProbeLoss = Callable[[Probe], float]
-"""Loss of the current model on a probe's samples; every rank calls it and has the result."""
-
-
 class Ancestor(NamedTuple):
     """A checkpoint that this one descends from."""
 
@@ -143,7 +139,16 @@ def save_checkpoint(
         everyone = [file for files in mesh.world.gather_objects(written) for file in files]
         with mesh.all_or_none():
             if mesh.is_first:
-                _write_facts(unfinished, run, config, state, [described for *_, described in everyone], probe)
+                shards.write_index(unfinished, [described for *_, described in everyone])
+                about = config.model_dump(mode="json", include={"name", "model", "twin", "parallel"})
+                write_json(unfinished / CONFIG, about)
+                write_json(unfinished / STATE, {name: v for name, v in vars(state).items() if name != "ancestors"})
+                begun = RunDirectory(run).manifest if (run / MANIFEST).is_file() else {}
+                origin = {"run": begun.get("identity"), "parents": begun.get("parents")}
+                ancestors = [ancestor._asdict() for ancestor in state.ancestors]
+                write_json(unfinished / LINEAGE, {**origin, "ancestors": ancestors})
+                if probe:
+                    write_json(unfinished / PROBE, probe.to_json())
                 shutil.copytree(tokenizer, unfinished / "tokenizer")
                 seal(unfinished, {name: sha256 for name, sha256, _ in everyone})
                 publish_directory(unfinished, path)
@@ -184,20 +189,6 @@ def _write(path: Path, dtype: torch.dtype, tensors: Written, rank: int) -> tuple
     return path.name, sha256, shards.describe(mine.items(), path.name, numbers)
 
 
-def _write_facts(
-    partial: Path, run: Path, config: RunConfig, state: TrainingState, descriptions: list[dict[str, Any]],
-    probe: Probe | None,
-) -> None:  # fmt: skip
-    shards.write_index(partial, descriptions)
-    write_json(partial / CONFIG, config.model_dump(mode="json", include={"name", "model", "twin", "parallel"}))
-    write_json(partial / STATE, {name: v for name, v in vars(state).items() if name != "ancestors"})
-    manifest = RunDirectory(run).manifest if (run / MANIFEST).is_file() else {}
-    origin = {"run": manifest.get("identity"), "parents": manifest.get("parents")}
-    write_json(partial / LINEAGE, {**origin, "ancestors": [ancestor._asdict() for ancestor in state.ancestors]})
-    if probe:
-        write_json(partial / PROBE, probe.to_json())
-
-
 def as_ancestor(path: Path, iteration: int) -> Ancestor:
     """The checkpoint as later checkpoints name it."""
     others = {name for name in sealed_files(path) if not name.startswith("model-")}
@@ -213,7 +204,7 @@ def remove_old(run: Path, keep: int) -> None:
 
 
 def resume(
-    run: Path, parameters: list[ShardedParameter], optimizer: FlatOptimizer, probe_loss: ProbeLoss
+    run: Path, parameters: list[ShardedParameter], optimizer: FlatOptimizer, probe_loss: Callable[[Probe], float]
 ) -> TrainingState:
     """Load the newest checkpoint of `run` that can be trusted; the state of iteration 0 if the run has none.
 

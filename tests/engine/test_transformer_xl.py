@@ -154,10 +154,10 @@ def test_what_cannot_be_divided_is_refused(model: dict[str, Any], parallel: dict
 @given(iterations=st.integers(1, 30), batch=st.sampled_from([1, 2, 4]), seed=st.integers(0, 5))
 @settings(max_examples=10)
 def test_each_place_reads_on_where_it_stopped(dataset: Path, iterations: int, batch: int, seed: int) -> None:
-    (file, _), *_ = DatasetFacts.read(dataset).token_files("train")
     model = ModelConfig(**SHAPE | {"seq_length": 32})
     train = TrainConfig(global_batch_size=2 * batch, microbatch_size=batch, seed=seed)
-    streams = training_streams(file, model, train, iterations)
+    config = RunConfig(name="xl", model=model, train=train)
+    streams = training_streams(config, DatasetFacts.read(dataset).token_files("train"), iterations, None)
     read: dict[int, list[np.ndarray[Any, Any]]] = {place: [] for place in range(2 * batch)}
     for iteration in range(iterations):
         for rank in range(2):
@@ -174,7 +174,8 @@ def test_each_place_reads_on_where_it_stopped(dataset: Path, iterations: int, ba
 def test_validation_streams_cover_the_split_in_order(dataset: Path) -> None:
     file = TokenFile(dataset / "valid_text_document")
     train = TrainConfig(global_batch_size=4, microbatch_size=2)
-    streams = validation_streams(file, ModelConfig(**SHAPE | {"seq_length": 16}), train)
+    config = RunConfig(name="xl", model=ModelConfig(**SHAPE | {"seq_length": 16}), train=train)
+    streams = validation_streams(config, [(file, 1.0)], dataset)
     rows: dict[int, list[int]] = {place: [] for place in range(4)}
     for rank in range(2):
         for microbatch in streams.microbatches(10**9, 8, rank, 2):
@@ -183,7 +184,8 @@ def test_validation_streams_cover_the_split_in_order(dataset: Path) -> None:
     expected = file.tokens[: streams.num_samples * 16]
     np.testing.assert_array_equal(np.concatenate([rows[place] for place in range(4)]), expected)
     with pytest.raises(BadInput, match="fewer than 4 streams"):
-        validation_streams(file, ModelConfig(**SHAPE | {"seq_length": len(file.tokens) // 3}), train)
+        short = ModelConfig(**SHAPE | {"seq_length": len(file.tokens) // 3})
+        validation_streams(config.model_copy(update={"model": short}), [(file, 1.0)], dataset)
 
 
 def small_xl(dataset: Path, memory_length: int = 32, **changed: Any) -> RunConfig:

@@ -2,16 +2,16 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
 from data_pipeline.tokens.samples import PackedSamples
-from data_pipeline.tokens.token_file import TokenFile
-from engine.config import ModelConfig, TrainConfig
+from engine.config import RunConfig
 from engine.data.batch_schedule import BatchSchedule
 from engine.data.batches import Microbatch, TrainingOrder, ValidationOrder, place_groups, text_of
-from engine.family import ClosedForms, Family
+from engine.family import ClosedForms, Family, TokenFiles
 from engine.parallel.layout import PipelineStage
 from lineage.errors import BadInput
 
@@ -81,27 +81,23 @@ class ValidationStreams(ValidationOrder):
                 yield self.take([place * rows + row for place in places], places)
 
 
-def training_streams(file: TokenFile, model: ModelConfig, train: TrainConfig, iterations: int) -> TrainingStreams:
+def training_streams(config: RunConfig, parts: TokenFiles, iterations: int, _: Path | None) -> TrainingStreams:
     """The training sequences of a token file."""
-    schedule = BatchSchedule(train)
+    train, schedule = config.train, BatchSchedule(config.train)
     count = iterations * schedule.batch_size(iterations - 1)
-    samples = PackedSamples(file, count, model.seq_length, train.seed)
+    samples = PackedSamples(parts[0][0], count, config.model.seq_length, train.seed)
     return TrainingStreams(schedule, train.microbatch_size, text_of(samples.consecutive), iterations)
 
 
-def validation_streams(file: TokenFile, model: ModelConfig, train: TrainConfig) -> ValidationStreams:
+def validation_streams(config: RunConfig, parts: TokenFiles, _: Path) -> ValidationStreams:
     """The validation sequences of a token file. Raises BadInput if it is too short for one row of streams."""
-    s, streams = model.seq_length, train.global_batch_size
+    file, s, streams = parts[0][0], config.model.seq_length, config.train.global_batch_size
     sequences = (len(file.tokens) - 1) // s // streams * streams
     if not sequences:
         raise BadInput(f"the validation split has {len(file.tokens)} tokens, fewer than {streams} streams of {s} + 1")
     sequence = text_of(lambda number: file.tokens[number * s : (number + 1) * s + 1].astype(np.int64))
-    return ValidationStreams(sequences, sequence, streams, train.microbatch_size)
+    return ValidationStreams(sequences, sequence, streams, config.train.microbatch_size)
 
 
-FAMILY = Family(
-    "engine.families.transformer_xl.model:TransformerXL",
-    TransformerXLForms,
-    lambda config, parts, iterations, _: training_streams(parts[0][0], config.model, config.train, iterations),
-    lambda config, parts, _: validation_streams(parts[0][0], config.model, config.train),
-)
+MODEL = "engine.families.transformer_xl.model:TransformerXL"
+FAMILY = Family(MODEL, TransformerXLForms, training_streams, validation_streams)
