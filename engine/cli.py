@@ -46,11 +46,11 @@ def run(
     ] = None,
 ) -> None:  # fmt: skip
     """Train a configuration, or resume its run, in a run directory of its own."""
-    from engine.config import OTHER_NAMES
+    from engine.config import RunConfig
     from engine.run.resolved import read_run
 
     if unknown := next((word for word in (str(config), *(others or ())) if word.startswith("-")), None):
-        key = OTHER_NAMES.get(unknown.partition("=")[0].lstrip("-").replace("-", "_"), "section.key")
+        key = RunConfig.other_names.get(unknown.partition("=")[0].lstrip("-").replace("-", "_"), "section.key")
         raise BadInput(f"there is no option {unknown}: --set changes a key of the configuration, here {key}")
     if others:
         raise BadInput(f"{others[0]!r} is one argument too many: give one configuration")

@@ -9,13 +9,18 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, PositiveInt, ValidationError, field_validator, model_serializer, model_validator
 
 from data_pipeline.tokens.special_tokens import SPECIAL_TOKENS
-from engine.optimizers import OPTIMIZERS
 from lineage.config import Config
 from lineage.environment import list_gpus
 from lineage.files import Positive
 
 Precision = Literal["fp64", "fp32", "bf16", "fp16", "fp16-pure"]
 ScheduleName = Literal["gpipe", "1f1b", "interleaved"]
+OPTIMIZERS = {
+    "adam": "engine.optim.adam:FlatAdamW",
+    "lamb": "engine.optim.adam:FlatLamb",
+    "lamb-clamped": "engine.optim.adam:ClampedLamb",
+}
+"""module:class of each optimizer, by its name in `train.optimizer`."""
 EARLIER = {"initial_loss_scale": 2.0**32, "decay_iterations": None, "init_from": None, "continues": None}
 """Values of `[train]` that runs of earlier versions had without saying so; written configurations leave them out."""
 LARGEST_SIZE = 1 << 28
@@ -384,18 +389,6 @@ class DataSection(Config):
         return self
 
 
-OTHER_NAMES = {
-    **dict.fromkeys(("lr", "max_lr"), "train.learning_rate"), "min_lr": "train.min_learning_rate",
-    **dict.fromkeys(("max_iters", "train_iters", "max_steps", "steps"), "train.iterations"),
-    **dict.fromkeys(("batch_size", "micro_batch_size"), "train.microbatch_size"),
-    "gradient_accumulation_steps": "train.global_batch_size, the sequences of an update",
-    **dict.fromkeys(("dp", "data_parallel_size"), "the ranks that tp and pp leave (--ranks)"),
-    **dict.fromkeys(("dtype", "bf16", "fp16"), "train.precision"), "block_size": "model.seq_length",
-    "n_layer": "model.num_layers", "n_head": "model.num_heads", "n_embd": "model.hidden_size",
-}  # fmt: skip
-"""Keys as other programs call them."""
-
-
 class RecordConfig(Config):
     """Records that a run writes beside its results; none changes them."""
 
@@ -425,7 +418,16 @@ class RecordConfig(Config):
 class RunConfig(Config):
     """One training run."""
 
-    other_names: ClassVar[dict[str, str]] = OTHER_NAMES
+    other_names: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("lr", "max_lr"), "train.learning_rate"), "min_lr": "train.min_learning_rate",
+        **dict.fromkeys(("max_iters", "train_iters", "max_steps", "steps"), "train.iterations"),
+        **dict.fromkeys(("batch_size", "micro_batch_size"), "train.microbatch_size"),
+        "gradient_accumulation_steps": "train.global_batch_size, the sequences of an update",
+        **dict.fromkeys(("dp", "data_parallel_size"), "the ranks that tp and pp leave (--ranks)"),
+        **dict.fromkeys(("dtype", "bf16", "fp16"), "train.precision"), "block_size": "model.seq_length",
+        "n_layer": "model.num_layers", "n_head": "model.num_heads", "n_embd": "model.hidden_size",
+    }  # fmt: skip
+    """Keys as other programs call them."""
     name: str
     """First part of the name of the run's directory."""
     model: ModelConfig

@@ -236,18 +236,14 @@ def to_megatron(config: RunConfig) -> MegatronFlags:
         "make-vocab-size-divisible-by": str(128 if fits else model.padded_vocab_size // parallel.tp),
         "vocab-size": str(model.vocab_size),
     }  # fmt: skip
-    if train.decay == "exponential":
-        del flags["lr-decay-style"]
-    if train.optimizer != "adam":
-        del flags["optimizer"]
-    if parallel.chunks == 1:
-        del flags["num-virtual-stages-per-pipeline-rank"]
-    if parallel.recompute == "none":
-        del flags["recompute-granularity"]
+    is_said = {
+        "lr-decay-style": train.decay != "exponential", "optimizer": train.optimizer == "adam",
+        "num-virtual-stages-per-pipeline-rank": parallel.chunks > 1,
+        "recompute-granularity": parallel.recompute != "none", "recompute-num-layers": parallel.recompute == "full",
+    }  # fmt: skip
+    flags = {name: value for name, value in flags.items() if is_said.get(name, True)}
     if parallel.recompute == "full":
         flags["recompute-method"] = "uniform"
-    else:
-        del flags["recompute-num-layers"]
     flags |= {flag: config.name for flag, logger in LOGGERS.items() if logger in config.record.loggers}
     words = [word for name, value in flags.items() for word in (f"--{name}", value)]
     if train.rampup_batch_size:

@@ -7,10 +7,9 @@ from importlib import import_module
 
 import torch
 
-from engine.config import TrainConfig
+from engine.config import OPTIMIZERS, TrainConfig
 from engine.kernels.adam import AdamStep, adam_direction, adamw
 from engine.optim.flat import FlatGroup, FlatOptimizer
-from engine.optimizers import OPTIMIZERS
 from engine.parallel.mesh import ParallelMesh
 from engine.parallel.sharding import TIED_EMBEDDING, ShardedParameter
 

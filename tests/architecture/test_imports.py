@@ -28,7 +28,7 @@ MAY_IMPORT = {
 
 
 CORE = (
-    "engine.config", "engine.optimizers", "engine.family", "engine.rng", "engine.torch_names", "engine.compiled",
+    "engine.config", "engine.family", "engine.rng", "engine.torch_names", "engine.compiled",
     "engine.model", "engine.parallel", "engine.pipeline", "engine.optim", "engine.data", "engine.kernels",
     "engine.inputs", "engine.step", "engine.checkpoint", "engine.trainer",
 )  # fmt: skip

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from engine.config import ParallelConfig, RecordConfig, RunConfig, TrainConfig
+from engine.config import OPTIMIZERS, ParallelConfig, RecordConfig, RunConfig, TrainConfig
 from engine.launch.threads import run_threads
 from engine.optim.adam import build_optimizer
-from engine.optimizers import OPTIMIZERS
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import serial_mesh
 from engine.parallel.sharding import sharded_parameters
