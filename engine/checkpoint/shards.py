@@ -63,17 +63,15 @@ def describe(
 
 def write_index(directory: Path, descriptions: Iterable[dict[str, Entry]]) -> None:
     """Write index and statistics of all ranks' files. An undivided tensor is taken from the first file that has it."""
-    merged: dict[str, Entry] = {}
-    for description in descriptions:
-        for name, part in description.items():
-            entry = merged.setdefault(name, {"shape": part["shape"], "dim": part["dim"], "parts": {}})
-            number = part["part"] if part["dim"] is not None else 0
-            entry["parts"].setdefault(number, (part["file"], part["numbers"]))
+    merged: dict[str, dict[int, Entry]] = {}
+    for name, part in chain.from_iterable(description.items() for description in descriptions):
+        merged.setdefault(name, {}).setdefault(part["part"] if part["dim"] is not None else 0, part)
     index, statistics = {}, {}
-    for name, entry in merged.items():
-        files, numbers = zip(*(entry["parts"][i] for i in sorted(entry["parts"])), strict=True)
-        index[name] = {"shape": entry["shape"], "dim": entry["dim"], "files": list(files)}
-        statistics[name] = to_json(merge(numbers))
+    for name, by_number in merged.items():
+        parts = [by_number[number] for number in sorted(by_number)]
+        whole = {key: parts[0][key] for key in ("shape", "dim")}
+        index[name] = {**whole, "files": [part["file"] for part in parts]}
+        statistics[name] = to_json(merge(part["numbers"] for part in parts))
     write_json(directory / INDEX, index)
     write_json(directory / FILE, statistics)
 

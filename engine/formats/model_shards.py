@@ -262,21 +262,15 @@ def divide(model: nn.Module, plan: TensorPlan, axis: Axis, seed: int = 0) -> nn.
 
 
 class _RankRandom:
-    """The random state of divided activations, different on each rank."""
+    """The random state of divided activations, different on each rank; within a block, that of the others."""
 
     def __init__(self, seed: int, rank: int) -> None:
-        self.state = torch.Generator().manual_seed(seed + 1 + rank).get_state()
-        self.shared: Tensor | None = None
+        self.other = torch.Generator().manual_seed(seed + 1 + rank).get_state()
 
-    def enter(self) -> None:
-        self.shared = torch.get_rng_state()
-        torch.set_rng_state(self.state)
-
-    def leave(self) -> None:
-        if self.shared is not None:
-            self.state = torch.get_rng_state()
-            torch.set_rng_state(self.shared)
-            self.shared = None
+    def swap(self) -> None:
+        current = torch.get_rng_state()
+        torch.set_rng_state(self.other)
+        self.other = current
 
 
 class _Region:
@@ -297,7 +291,7 @@ class _Region:
 
     def enter(self, column: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if not self.entered:
-            self.random.enter()
+            self.random.swap()
         for whole, entered in self.entered:
             if whole is inputs[0]:
                 return (entered,)
@@ -306,7 +300,8 @@ class _Region:
         return (entered,)
 
     def leave(self, row: Any, x: Tensor) -> Tensor:
-        self.random.leave()
+        if self.entered:
+            self.random.swap()
         self.entered.clear()
         product = x @ (row.weight.T if isinstance(row, nn.Linear) else row.weight)
         summed = leave_tensor_parallel(product, self.axis, sequence_parallel=False)

@@ -44,7 +44,7 @@ class SelfAttention(nn.Module):
     """Causal multi-head attention with heads divided over the tensor-parallel axis.
 
     The rows of `query_key_value` are ordered [n, 3, d] (Megatron checkpoint versions 2 and 3), so that a contiguous
-    slice holds whole heads. The bias of `dense` is left to `add_branch`. Positions are learned and added by
+    slice holds whole heads. The bias of `dense` is left to the layer. Positions are learned and added by
     `Embedding`; rotary ones would turn queries and keys here, in `forward`, `forward_at` and `forward_next`.
     """
 
@@ -90,7 +90,7 @@ class SelfAttention(nn.Module):
 class MLP(nn.Module):
     """h → 4h → h with tanh GeLU, divided by columns then by rows: one all-reduce.
 
-    The bias of the second product is left to `add_branch`.
+    The bias of the second product is left to the layer.
     """
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh) -> None:
@@ -119,27 +119,25 @@ class TransformerLayer(nn.Module):
         self.mlp = self.mlp_class(config, mesh)
 
     def forward(self, x: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
-        x = self._with_attention(x, self.self_attention(self.input_layernorm(x), dropout), dropout)
-        return self._with_mlp(x, self.mlp(self.post_attention_layernorm(x)), dropout)
+        x = self.add(x, self.self_attention(self.input_layernorm(x), dropout), "attention", dropout)
+        return self.add(x, self.mlp(self.post_attention_layernorm(x)), "mlp", dropout)
 
     def forward_at(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """The output at positions [b, q] alone, without dropout: [s, b, h] → [q, b, h]."""
         rows = x.gather(0, positions.T.unsqueeze(-1).expand(-1, -1, x.size(2)))
-        rows = self._with_attention(rows, self.self_attention.forward_at(self.input_layernorm(x), positions))
-        return self._with_mlp(rows, self.mlp(self.post_attention_layernorm(rows)))
+        rows = self.add(rows, self.self_attention.forward_at(self.input_layernorm(x), positions), "attention")
+        return self.add(rows, self.mlp(self.post_attention_layernorm(rows)), "mlp")
 
     def forward_next(self, x: torch.Tensor, cache: KeyValueCache) -> torch.Tensor:
         """The output at the positions after those in the cache, without dropout: [q, b, h] → [q, b, h]."""
-        x = self._with_attention(x, self.self_attention.forward_next(self.input_layernorm(x), cache))
-        return self._with_mlp(x, self.mlp(self.post_attention_layernorm(x)))
+        x = self.add(x, self.self_attention.forward_next(self.input_layernorm(x), cache), "attention")
+        return self.add(x, self.mlp(self.post_attention_layernorm(x)), "mlp")
 
-    def _with_attention(self, x: torch.Tensor, branch: torch.Tensor, dropout: Dropout | None = None) -> torch.Tensor:
-        bias = self.self_attention.dense.bias
-        return add_branch(x, branch, bias, f"layers.{self.layer}.attention_output", dropout, self.mesh)
-
-    def _with_mlp(self, x: torch.Tensor, branch: torch.Tensor, dropout: Dropout | None = None) -> torch.Tensor:
-        bias = self.mlp.dense_4h_to_h.bias
-        return add_branch(x, branch, bias, f"layers.{self.layer}.mlp_output", dropout, self.mesh)
+    def add(self, x: torch.Tensor, branch: torch.Tensor, of: str, dropout: Dropout | None = None) -> torch.Tensor:
+        """x + dropout(branch + bias), with x and the branch `of` attention or mlp [s, b, h] and its bias [h]."""
+        bias = (self.mlp.dense_4h_to_h if of == "mlp" else self.self_attention.dense).bias
+        mask = _mask(f"layers.{self.layer}.{of}_output", len(x), dropout, self.mesh)
+        return kernel("bias_dropout_add", branch)(branch, bias, x, mask)
 
 
 class Embedding(nn.Module):
@@ -198,13 +196,6 @@ def recomputed(is_wanted: bool, function: Callable[..., Any], *arguments: Any) -
     if not (is_wanted and torch.is_grad_enabled()):
         return function(*arguments)
     return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
-
-
-def add_branch(
-    x: torch.Tensor, branch: torch.Tensor, bias: torch.Tensor, site: str, dropout: Dropout | None, mesh: ParallelMesh
-) -> torch.Tensor:
-    """x + dropout(branch + bias), with x and branch [s, b, h] and bias [h]."""
-    return kernel("bias_dropout_add", branch)(branch, bias, x, _mask(site, len(x), dropout, mesh))
 
 
 def drop(x: torch.Tensor, site: str, dropout: Dropout | None, mesh: ParallelMesh) -> torch.Tensor:

@@ -35,7 +35,10 @@ PLACES = frozenset({"data", "parallel", "record"})
 """Sections of the configuration that change where a run takes place and what it notes down, not what it computes."""
 RECORDED = ("validation_", "checkpoint_", "keep_")
 """Prefixes of the keys of `train` that change what is recorded, not what is computed."""
-MEANINGS = ("another model", "another training", "other data", "the same numbers but for rounding", "the same numbers")
+MEANINGS = {
+    "model": "another model", "train": "another training", "data": "other data",
+    "parallel": "the same numbers but for rounding", "record": "the same numbers",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -308,22 +311,17 @@ def resolve_begun(directory: RunDirectory, ranks: int | None = None, changed: Se
 def describe_differences(first: ResolvedRun, second: ResolvedRun) -> list[str]:
     """Lines to print: the differing keys under their meaning, then derived quantities."""
     keys = [flatten(run.config.model_dump(mode="json")) for run in (first, second)]
-    groups: dict[str, list[str]] = {meaning: [] for meaning in MEANINGS}
+    groups: dict[str, list[str]] = {meaning: [] for meaning in MEANINGS.values()}
     for key in sorted(keys[0].keys() | keys[1].keys()):
         before, after = (each.get(key) for each in keys)
         if before != after:
-            groups[_meaning(key)].append(f"  {key}: {before} → {after}")
+            section, _, name = key.partition(".")
+            records = name.startswith(RECORDED) or section not in MEANINGS
+            groups[MEANINGS["record" if records else section]].append(f"  {key}: {before} → {after}")
     lines = [line for meaning, group in groups.items() if group for line in (meaning, *group)]
     pairs = zip(_quantities(first), _quantities(second), strict=True)
     follows = [f"  {name}: {a:{form}} → {b:{form}}" for (name, form, a), (_, _, b) in pairs if a != b]
     return [*lines, *(["what follows", *follows] if follows else [])] or ["nothing differs"]
-
-
-def _meaning(key: str) -> str:
-    section, _, name = key.partition(".")
-    if section == "train":
-        return MEANINGS[4] if name.startswith(RECORDED) else MEANINGS[1]
-    return {"model": MEANINGS[0], "data": MEANINGS[2], "parallel": MEANINGS[3]}.get(section, MEANINGS[4])
 
 
 def _quantities(run: ResolvedRun) -> Iterator[tuple[str, str, float]]:

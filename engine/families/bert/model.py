@@ -77,9 +77,9 @@ class BertLayer(TransformerLayer):
     def forward(self, x: torch.Tensor, dropout: Dropout | None, is_token: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         normed = self.input_layernorm(x)
         attention = self.self_attention(normed, dropout, is_token)
-        x = self._with_attention(normed if self.is_original else x, attention, dropout)
+        x = self.add(normed if self.is_original else x, attention, "attention", dropout)
         normed = self.post_attention_layernorm(x)
-        return self._with_mlp(normed if self.is_original else x, self.mlp(normed), dropout)
+        return self.add(normed if self.is_original else x, self.mlp(normed), "mlp", dropout)
 
 
 class BertEmbedding(Embedding):
