@@ -16,7 +16,7 @@ from engine.run.resolved import ResolvedRun
 from engine.trainer import Trainer
 from lineage.chain import complete_checkpoints, iteration_of
 from lineage.lock import locked
-from lineage.progress import announce
+from lineage.progress import announce, format_bytes
 from lineage.run import RunDirectory
 
 FP16_ON_A_PROCESSOR = "fp16 takes about eleven times as long as fp32 or bf16 on a processor: --set train.precision=fp32"
@@ -36,7 +36,8 @@ def train(run: ResolvedRun, root: Path, until: int | None = None) -> RunDirector
                 done = max(map(iteration_of, complete_checkpoints(directory.path)), default=begun_at)
                 directory.note_layout(done, config.parallel.model_dump(mode="json"), mesh.layout.world_size)
                 directory.link(yields=True)
-                announce(run.describe_work(done), run.describe_disk(), str(directory.path))
+                disk = (config.train.keep_checkpoints + 1) * run.checkpoint_bytes  # one more is written than is kept
+                announce(run.describe_work(done), f"up to {format_bytes(disk)} of checkpoints", str(directory.path))
                 if config.train.precision.startswith("fp16") and mesh.device.type == "cpu":
                     print(f"warning: {FP16_ON_A_PROCESSOR}", file=sys.stderr)
             with mesh.all_or_none():

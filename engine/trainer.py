@@ -160,21 +160,18 @@ class Trainer:
         skip = sum(guard.skips(iteration) for guard in self.guards) > 0  # every guard is asked
         is_updated = self.step.update(gradient, rate, skip)
         self.inputs.streams.commit()
-        iteration.line = self._line(iteration, rate, scale, time.monotonic() - start, is_updated)
-        warnings = [warning for guard in self.guards if (warning := guard.after(iteration))]
-        return iteration.line, warnings, gradient.signals > 0
-
-    def _line(self, iteration: Iteration, rate: float, scale: float, seconds: float, is_updated: bool) -> Step:
+        seconds = time.monotonic() - start
         train, model, size = self.config.train, self.config.model, iteration.batch_size
         flops = flops_per_iteration(model, train) * size / train.global_batch_size
-        norm = iteration.gradient.norm
-        return Step(
-            kind="train", iteration=iteration.number + 1, batch_size=size,
-            samples=self.schedule.samples_before(iteration.number + 1), loss=iteration.gradient.loss,
-            learning_rate=rate, gradient_norm=norm if math.isfinite(norm) else None, loss_scale=scale,
-            seconds=round(seconds, 5), tokens_per_second=round(size * model.seq_length / seconds, 1),
-            model_tflops=flops / seconds / 1e12, skipped=not is_updated,
+        iteration.line = Step(
+            kind="train", iteration=number + 1, batch_size=size, samples=self.schedule.samples_before(number + 1),
+            loss=gradient.loss, learning_rate=rate, loss_scale=scale, seconds=round(seconds, 5),
+            gradient_norm=gradient.norm if math.isfinite(gradient.norm) else None,
+            tokens_per_second=round(size * model.seq_length / seconds, 1), model_tflops=flops / seconds / 1e12,
+            skipped=not is_updated,
         )  # fmt: skip
+        warnings = [warning for guard in self.guards if (warning := guard.after(iteration))]
+        return iteration.line, warnings, gradient.signals > 0
 
     def _validate(
         self, iteration: int, num_samples: int, kind: Literal["validation", "final-validation"] = "validation"

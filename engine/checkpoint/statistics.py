@@ -37,10 +37,6 @@ def measure(tensor: torch.Tensor, parameter: ShardedParameter | None = None, sta
     With a parameter, the tensor is a run of elements, from `start` on, of this rank's part of it.
     """
     flat = tensor.detach().flatten()
-    return *_range(flat), _checksum(flat, parameter, start)
-
-
-def _checksum(flat: torch.Tensor, parameter: ShardedParameter | None, start: int) -> int:
     total = torch.zeros((), dtype=torch.int64, device=flat.device)
     for number, part in enumerate(flat.view(BITS[flat.element_size()]).split(PART)):
         position = torch.arange(len(part), device=flat.device).add_(start + number * PART)
@@ -49,7 +45,7 @@ def _checksum(flat: torch.Tensor, parameter: ShardedParameter | None, start: int
             above = torch.div(position, row, rounding_mode="floor").mul_(parameter.axis.size - 1)
             position.add_(above.add_(parameter.axis.rank), alpha=row)
         total += (part.long() * position.mul_(2).add_(1)).sum()
-    return int(total.item()) % 2**64
+    return *_range(flat), int(total.item()) % 2**64
 
 
 def _range(flat: torch.Tensor) -> tuple[float, float, float, int]:

@@ -83,7 +83,10 @@ def shard_model(directory: Path, out: Path, tp: int) -> list[str]:
         (temporary / FOLDER).mkdir()
         for name, path in companions(directory).items():
             shutil.copyfile(path, temporary / FOLDER / name)
-        written = {path.name: _describe(path) for path in files if path.name != INDEX}
+        written = {}
+        for path in (path for path in files if path.name != INDEX):
+            with safe_open(path, framework="pt") as file:
+                written[path.name] = {"tensors": sorted(file.keys()), "metadata": file.metadata()}
         write_json(temporary / FOLDER / WRITTEN, written)
         checked = _check(temporary, model, names, tensors, tp)
         seal(temporary)
@@ -147,11 +150,6 @@ def merge_model(checkpoint: Path, out: Path) -> Path:
             if path.name != WRITTEN:
                 shutil.copyfile(path, temporary / path.name)
     return out
-
-
-def _describe(path: Path) -> dict[str, Any]:
-    with safe_open(path, framework="pt") as file:
-        return {"tensors": sorted(file.keys()), "metadata": file.metadata()}
 
 
 def read_plan(directory: Path) -> TensorPlan:

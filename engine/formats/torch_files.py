@@ -11,8 +11,6 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, Self
@@ -70,27 +68,19 @@ def read_torch_file(path: Path) -> Any:
     Raises IntegrityFailure if the file is damaged or names a function or class outside the list.
     """
     names: list[Any] = [argparse.Namespace, *((Unread, name) for name in UNREAD)]
+    others = torch.serialization.get_safe_globals()  # what other libraries in this process allow
+    torch.serialization.clear_safe_globals()
     try:
         if is_zip := zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
                     raise ValueError("it is compressed, so it was not written by torch.save")
-        with _allowed(names):
+        with torch.serialization.safe_globals(names):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except Exception as error:  # a damaged file makes torch raise nearly anything
         if match := re.search(r"GLOBAL (\S+?)[,.;:]?(?:\s|$)", str(error)):
             raise _refused(path, match[1] if "." in match[1] else f"builtins.{match[1]}") from error
         raise IntegrityFailure(f"{path} cannot be read as a PyTorch file: {_first_line(error)}") from error
-
-
-@contextmanager
-def _allowed(names: list[Any]) -> Iterator[None]:
-    """Context manager: files may name these and nothing that other libraries in this process allow."""
-    others = torch.serialization.get_safe_globals()
-    torch.serialization.clear_safe_globals()
-    try:
-        with torch.serialization.safe_globals(names):
-            yield
     finally:
         torch.serialization.add_safe_globals(others)
 

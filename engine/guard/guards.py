@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from engine.checkpoint.statistics import BITS
 from engine.config import RunConfig
 from engine.guard import Guard, Iteration
 from engine.guard.memory import MemoryGuard, PeakMemory
@@ -223,7 +224,6 @@ RATIO, LEAST_SECONDS = 1.5, 0.5
 """A slow rank takes at least this many times what the others take, and this much longer in a window."""
 INTERVAL = 100
 """Iterations between comparisons of replicas; they are also compared before every checkpoint."""
-BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 
 class SlowRankGuard(Guard):
@@ -283,7 +283,7 @@ class ReplicaGuard(Guard):
             self.before_checkpoint()
 
     def before_checkpoint(self) -> None:
-        """Compare checksums. Raises Diverged, on every rank, naming tensor and ranks.
+        """Compare sums of the numbers' bit patterns. Raises Diverged, on every rank, naming tensor and ranks.
 
         Undivided parameters are compared over the tensor-parallel axis, all over the data-parallel axis, the tied
         embedding also between first and last stage.
@@ -292,7 +292,9 @@ class ReplicaGuard(Guard):
         if layout.world_size == 1:
             return
         by_tensor, _, by_data, ends = layout.lines(mesh.world.rank)
-        sums = {parameter.name: checksum(parameter.local.data) for parameter in self._parameters}
+        weights = ((parameter.name, parameter.local.data.contiguous()) for parameter in self._parameters)
+        bits = ((name, weight.view(BITS[weight.element_size()])) for name, weight in weights)
+        sums = {name: int(each.sum(dtype=torch.int64)) for name, each in bits}
         undivided = [parameter.name for parameter in self._parameters if parameter.dim is None]
         shared = [
             ("tensor-parallel", mesh.tp, by_tensor, undivided),
@@ -311,11 +313,6 @@ class ReplicaGuard(Guard):
                 said = f"{names[differing[0]]}{more} no longer the same on {kind} ranks: {who}; no checkpoint has it"
         if everywhere := [sentence for sentence in mesh.world.gather_objects(said) if sentence]:
             raise Diverged(everywhere[0])
-
-
-def checksum(tensor: torch.Tensor) -> int:
-    """Sum of the numbers' bit patterns, in 64 bits."""
-    return int(tensor.contiguous().view(BITS[tensor.element_size()]).sum(dtype=torch.int64))
 
 
 def _describe_parting(ranks: Sequence[int], sums: Sequence[int]) -> str:

@@ -38,7 +38,13 @@ def launch(work: Callable[[], object], ranks: int) -> int:
         port = probe.getsockname()[1]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
     context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=_be_rank, args=(work, rank, shared)) for rank in range(ranks)]
+
+    def be_rank(rank: int) -> None:
+        become_rank(rank, shared)
+        os.setsid()
+        run_command(lambda **_: work())
+
+    processes = [context.Process(target=be_rank, args=(rank,)) for rank in range(ranks)]
     for process in processes:
         process.start()
 
@@ -79,12 +85,6 @@ def become_rank(rank: int, shared: Mapping[str, str]) -> None:
     os.environ |= {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
-
-
-def _be_rank(work: Callable[[], object], rank: int, shared: Mapping[str, str]) -> None:
-    become_rank(rank, shared)
-    os.setsid()
-    run_command(lambda **_: work())
 
 
 def _wait(processes: Sequence[BaseProcess], grace_seconds: float = 10.0) -> int:

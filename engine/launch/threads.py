@@ -13,6 +13,7 @@ import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -201,7 +202,8 @@ class ThreadAxis(Axis):
 
     @torch.no_grad()
     def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType = SUM) -> torch.Tensor:
-        return tensor.copy_(self._meet(tensor, lambda parts: _reduced(parts, op)))
+        combine = _sum if op == SUM else partial(reduce, torch.maximum if op == MAX else torch.minimum)
+        return tensor.copy_(self._meet(tensor, combine))
 
     def start_reduce(self, tensor: torch.Tensor, owner: int) -> Pending:
         total = self._meet(tensor, _sum)
@@ -232,12 +234,6 @@ class ThreadAxis(Axis):
         way = self.members[peer], self.members[self.rank]
         self.world.expected[way] += 1
         return _Receipt(self.world, (*way, self.world.expected[way] - 1), tensor)
-
-
-def _reduced(parts: Sequence[torch.Tensor], op: dist.ReduceOp.RedOpType) -> torch.Tensor:
-    if op == SUM:
-        return _sum(parts)
-    return torch.stack(list(parts)).amax(dim=0) if op == MAX else torch.stack(list(parts)).amin(dim=0)
 
 
 def _sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:

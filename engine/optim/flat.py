@@ -96,7 +96,7 @@ class FlatOptimizer(ABC):
         is_pure = train.precision == "fp16-pure"
         self.groups = []
         for is_decayed, decay in ((True, train.weight_decay), (False, 0.0)):
-            if chosen := [parameter for parameter in parameters if _is_decayed(parameter.name) is is_decayed]:
+            if chosen := [p for p in parameters if (p.name.endswith("bias") or "layernorm" in p.name) != is_decayed]:
                 self.groups.append(FlatGroup(chosen, decay, owners, is_pure))
         self.steps = 0
 
@@ -197,7 +197,3 @@ class FlatOptimizer(ABC):
                     (parameter, name, max(group.own.start - start, 0), own)
                     for (parameter, start, _), own in zip(group.starts(), group.pieces(part), strict=True)
                 ])  # fmt: skip
-
-
-def _is_decayed(name: str) -> bool:
-    return not name.endswith("bias") and "layernorm" not in name

@@ -25,7 +25,6 @@ from lineage.digest import is_sealed, read_digest, sha256_file, sha256_json
 from lineage.environment import available_cores, list_gpus
 from lineage.errors import BadInput, IntegrityFailure
 from lineage.files import read_object
-from lineage.progress import format_bytes
 from lineage.run import MANIFEST, RunDirectory, identity_of
 from lineage.shipped import Shipped, find_file
 
@@ -126,6 +125,10 @@ class ResolvedRun:
     def describe(self) -> str:
         """The configuration, its digest and its costs, for a dry run."""
         memory, whole, causal = self.memory, self.flops(), self.flops(causal=True)
+        parallel, train, layout = self.config.parallel, self.config.train, self.layout
+        fall = "constant" if train.decay == "constant" else f"{train.decay} to {train.min_learning_rate:g}"
+        microbatches = train.global_batch_size // (train.microbatch_size * layout.dp)
+        bubble = ideal_bubble(parallel.schedule, parallel.pp, parallel.chunks, microbatches)
         half = f", {causal:.3e} with its causal half" if causal != whole else ""
         return "\n".join([
             self.config.model_dump_json(indent=2),
@@ -133,27 +136,14 @@ class ResolvedRun:
             f"parameters         {self.parameters:,}",
             f"tokens             {self.tokens:,}",
             f"FLOPs              {whole:.3e} with attention counted whole{half}",
-            f"learning rate      {self._describe_schedule()}",
-            f"layout             {self._describe_layout()}",
+            f"learning rate      {train.learning_rate:g} after {train.warmup_iterations:,} iterations of warm-up, then "
+            f"{fall} at {train.decay_iterations or train.iterations:,}",
+            f"layout             tp {layout.tp} × pp {layout.pp} × dp {layout.dp} = {layout.world_size} ranks, "
+            f"{microbatches} microbatches each, {parallel.schedule} schedule with a bubble of {100 * bubble:.1f} %",
             f"memory per rank    {memory.total:,} bytes, {memory.total / 2**30:.2f} GiB: model and optimizer "
             f"{memory.state / 2**30:.2f}, activations {memory.activations / 2**30:.2f}, of pipeline rank {memory.rank}",
             f"checkpoint         {self.checkpoint_bytes / 2**30:.2f} GiB",
         ])  # fmt: skip
-
-    def _describe_schedule(self) -> str:
-        train = self.config.train
-        fall = "constant" if train.decay == "constant" else f"{train.decay} to {train.min_learning_rate:g}"
-        then = f"{fall} at {train.decay_iterations or train.iterations:,}"
-        return f"{train.learning_rate:g} after {train.warmup_iterations:,} iterations of warm-up, then {then}"
-
-    def _describe_layout(self) -> str:
-        parallel, train, layout = self.config.parallel, self.config.train, self.layout
-        microbatches = train.global_batch_size // (train.microbatch_size * layout.dp)
-        bubble = ideal_bubble(parallel.schedule, parallel.pp, parallel.chunks, microbatches)
-        return (
-            f"tp {layout.tp} × pp {layout.pp} × dp {layout.dp} = {layout.world_size} ranks, {microbatches} "
-            f"microbatches each, {parallel.schedule} schedule with a bubble of {100 * bubble:.1f} %"
-        )
 
     def describe_work(self, iterations_done: int = 0) -> str:
         """The work that is left."""
@@ -161,10 +151,6 @@ class ResolvedRun:
         left = train.iterations - iterations_done
         flops = self.flops() * left / train.iterations
         return f"{left:,} iterations, {flops:.1e} FLOPs on {ranks} ranks"
-
-    def describe_disk(self) -> str:
-        """Disk space of the checkpoints: one more is written than is kept."""
-        return f"up to {format_bytes((self.config.train.keep_checkpoints + 1) * self.checkpoint_bytes)} of checkpoints"
 
 
 def resolve(config: RunConfig, ranks: int | None = None, origin: StartingPoint | None = None) -> ResolvedRun:

@@ -7,15 +7,14 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.config import RunConfig
-from engine.run.files import Step, Validation, read_metrics
+from engine.run.files import Step, read_metrics
 from engine.run.loggers import EVENTS, LOGGERS, Session, open_loggers, start_tensorboard, writing_metrics
 from engine.trainer import Trainer
 from lineage.config import override_config
@@ -134,17 +133,14 @@ def test_asking_does_not_make_it_another_run(dataset: Path, copied: Path) -> Non
     assert train(with_loggers(small_config(dataset), "tensorboard"), copied.parent).path == copied
 
 
-Log = AbstractContextManager[Callable[[Step | Validation], None]]
-
-
-def log_of(run: Path, *names: str) -> tuple[Log, list[str]]:
+def log_of(run: Path, *names: str) -> tuple[Any, list[str]]:
     """A new log that tells loggers of these names, and where its sentences go."""
     run.mkdir(exist_ok=True)
     sentences: list[str] = []
     return writing_metrics(run, 0, {"model": {"hidden_size": 32}}, open_loggers(names), sentences.append), sentences
 
 
-def write_three(log: Log) -> Iterator[int]:
+def write_three(log: Any) -> Iterator[int]:
     with log as write:
         for iteration in range(3):
             write(Step.model_construct(kind="train", iteration=iteration, loss=0.5, gradient_norm=None, skipped=False))
