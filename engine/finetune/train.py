@@ -171,7 +171,6 @@ class FineTuner:
         if not isinstance(loaded.model, BERT):
             raise BadInput(f"{checkpoint} is a {loaded.config.family}; a BERT is fine-tuned on {name}")
         self.task, self.recipe, self.digest = TASKS[name], recipe, loaded.digest
-        self.config = loaded.config
         self.is_span = name.startswith("squad")
         self.model = FineTuneModel(loaded.model, self.task.outputs, self.is_span).to(self.mesh.device)
         with torch.no_grad():
@@ -202,8 +201,8 @@ class FineTuner:
         with Progress(label, steps, "steps") as progress:
             for step, batch in enumerate(batches):
                 rows = sum(len(feature.sequences) for feature in batch)
-                dropout = Dropout(self.config.dropout, recipe.seed, step, tuple(range(rows)))
-                inputs = self._input(batch, dropout if self.config.dropout else None)
+                dropout = Dropout(self.model.config.dropout, recipe.seed, step, tuple(range(rows)))
+                inputs = self._input(batch, dropout if self.model.config.dropout else None)
                 gradient = training.run([inputs], learning_rate(train, step + 1))
                 if not gradient.is_finite:
                     raise UserError(f"step {step + 1}: the gradient is no longer a number; try a lower learning rate")
@@ -244,7 +243,7 @@ class FineTuner:
 
     def features(self, example: TaskExample) -> Iterator[Feature]:
         """The example as model inputs; a long context gives several windows."""
-        length = self.config.seq_length
+        length = self.model.config.seq_length
         if isinstance(example, LabelledExample):
             if len(example.pairs) == 1:
                 pairs = [self.encoder.pair(*example.pairs[0], length)]
@@ -259,7 +258,7 @@ class FineTuner:
     def _answer(self, example: SpanExample, windows: list[torch.Tensor]) -> str:
         """The part of the context with the best sum of start and end score; empty if [CLS] scores better."""
         best, text, nothing = -float("inf"), "", float("inf")
-        encoded = self.encoder.windows(example.question, example.context, self.config.seq_length)
+        encoded = self.encoder.windows(example.question, example.context, self.model.config.seq_length)
         for window, positions in zip(encoded, windows, strict=True):
             start, end = positions.T
             first, last = window.second_start, window.second_start + len(window.offsets)
@@ -323,12 +322,11 @@ def finetune(
         tuner.train(sets["train"], label)
         for split, part in held_out.items():
             scores[split].append(tuner.scores(part, f"{label} {split}"))
-    of_members = {split: [tuner.metrics(part, each) for each in scores[split]] for split, part in held_out.items()}
-    medians = {
-        split: {metric: median(member[metric] for member in each) for metric in each[0]}
-        for split, each in of_members.items()
-    }
-    ensemble = {split: tuner.metrics(part, tuner.ensemble(scores[split])) for split, part in held_out.items()}
+    of_members, medians, ensemble = {}, {}, {}
+    for split, part in held_out.items():
+        of_members[split] = members_metrics = [tuner.metrics(part, each) for each in scores[split]]
+        medians[split] = {name: median(each[name] for each in members_metrics) for name in members_metrics[0]}
+        ensemble[split] = tuner.metrics(part, tuner.ensemble(scores[split]))
     sizes = {split: len(part) for split, part in sets.items()}
     return FineTuned(
         name, checkpoint.name, tuner.digest, asdict(recipe), sizes, medians, time.monotonic() - begun, of_members,

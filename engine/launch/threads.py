@@ -98,13 +98,11 @@ class _OtherRankFailed(BaseException):
 class World:
     """The ranks of one `run_threads`. Every method is called by a thread that holds the lock."""
 
-    computing: int
-    """The rank that holds the lock."""
-    failure: BaseException | None
-
     def __init__(self, size: int) -> None:
         self.size, self.lock = size, threading.Lock()
-        self.computing, self.failure = 0, None
+        self.computing = 0
+        """The rank that holds the lock."""
+        self.failure: BaseException | None = None
         self.meetings: dict[tuple[int, ...], _Meeting] = defaultdict(_Meeting)
         self.messages: dict[_Number, torch.Tensor] = {}
         self.sent, self.expected = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
