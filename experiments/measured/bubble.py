@@ -20,7 +20,7 @@ from engine.launch.forked import run_forked
 from engine.launch.mesh import build_mesh
 from engine.model.microbatch import PipelineInput
 from engine.parallel.layout import Layout
-from engine.pipeline.executor import PartitionedModel, PipelineExecutor
+from engine.pipeline.executor import PipelineExecutor, partition
 from engine.pipeline.lowering import lower
 from engine.pipeline.schedule import compute_orders, ideal_bubble
 from experiments.catalogue import Experiment
@@ -173,7 +173,7 @@ def time_schedules() -> Spent:
     models = {}
     for chunks in CHUNKS:
         parallel = ParallelConfig(pp=PP, chunks=chunks, schedule=NAMES[chunks])
-        models[chunks] = PartitionedModel(MODEL, parallel, mesh, torch.float32, seed=0)
+        models[chunks] = partition(MODEL, parallel, mesh, torch.float32, seed=0)
     for _ in range(1 + TURNS):
         for (chunks, count), turns in spent.items():
             program = lower(compute_orders(NAMES[chunks], PP, chunks, count), chunks).programs[mesh.pp.rank]
