@@ -256,7 +256,13 @@ class TrainConfig(Config):
         if self.decay == "exponential" and not self.min_learning_rate:
             raise ValueError("an exponential schedule begins at min_learning_rate, which must be above 0")
         if self.rampup_batch_size:
-            self._check_rampup(*self.rampup_batch_size)
+            start, increment, samples = self.rampup_batch_size
+            shown, size = f"rampup_batch_size = {[start, increment, samples]}", self.microbatch_size
+            if start > self.global_batch_size or (self.global_batch_size - start) % increment:
+                steps = f"global_batch_size = {self.global_batch_size} from {start} in steps of {increment}"
+                raise ValueError(f"{shown} does not reach {steps}")
+            if start % size or increment % size:
+                raise ValueError(f"{shown}: start and increment must be multiples of microbatch_size = {size}")
         if self.continues and self.continues.iteration >= self.iterations:
             done = f"{self.continues.run} has {self.continues.iteration} already"
             raise ValueError(f"iterations = {self.iterations} leaves nothing to train: {done}")
@@ -287,14 +293,6 @@ class TrainConfig(Config):
         if self.precision != "fp16" and self.initial_loss_scale == usual:
             values.pop("initial_loss_scale", None)
         return {name: value for name, value in values.items() if name not in EARLIER or value != EARLIER[name]}
-
-    def _check_rampup(self, start: int, increment: int, samples: int) -> None:
-        shown = f"rampup_batch_size = {[start, increment, samples]}"
-        if start > self.global_batch_size or (self.global_batch_size - start) % increment:
-            steps = f"global_batch_size = {self.global_batch_size} from {start} in steps of {increment}"
-            raise ValueError(f"{shown} does not reach {steps}")
-        if start % (size := self.microbatch_size) or increment % size:
-            raise ValueError(f"{shown}: start and increment must be multiples of microbatch_size = {size}")
 
     @property
     def batch_in_microbatches(self) -> int:

@@ -101,11 +101,11 @@ def from_megatron(words: Sequence[str]) -> Translation:
     given = _Given(flags)
     _count_in_iterations(given)
     values: dict[str, dict[str, Any]] = {"model": {}, "train": {"precision": "fp32"}, "parallel": {}}
-    for name, flag in VALUES.items():
-        _put(values, flag["key"], given.text(name, flag.get("default")))
-    for name, switch in SWITCHES.items():
-        if given.has(name):
-            _put(values, **switch)
+    settings = {flag["key"]: given.text(name, flag.get("default")) for name, flag in VALUES.items()}
+    settings |= {switch["key"]: switch["value"] for name, switch in SWITCHES.items() if given.has(name)}
+    for key, value in settings.items():
+        section, _, name = key.partition(".")
+        values[section][name] = value
     missing = _derive(values, given)
     loggers = [logger for flag, logger in LOGGERS.items() if given.has(flag)]
     data, without_effect = [], []
@@ -279,8 +279,3 @@ def _equal(text: str, values: list[str]) -> bool:
         return len(values) == 1 and (text == values[0] or float(text) == float(values[0]))
     except ValueError:
         return False
-
-
-def _put(values: dict[str, dict[str, Any]], key: str, value: Any) -> None:
-    section, _, name = key.partition(".")
-    values[section][name] = value
