@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
@@ -126,7 +126,7 @@ def task_marker(folder: Path) -> Path:
 
 def scores(folder: Path) -> Path:
     flags = np.ones(3, dtype=np.bool_)
-    with StoredScores(folder / "kept") as store:
+    with closing(StoredScores(folder / "kept")) as store:
         for batch in range(2):
             store.add(batch, Scores(-np.arange(3.0), flags, flags, flags, np.array([3])))
     (path,) = (folder / "kept").iterdir()

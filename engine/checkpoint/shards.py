@@ -174,8 +174,11 @@ def _read_part(name: str, entry: Entry, parameter: ShardedParameter, first: int,
         low, high = max(start, number * size), min(end, (number + 1) * size)
         if low < high:
             cut[dim] = slice(low - number * size, high - number * size)
-            part, read = target.narrow(dim, low - start, high - low), file(source).get_slice(name)[tuple(cut)]
-            if read.shape != part.shape or not read.is_floating_point():
-                holds = f"{read.dtype} of shape {list(read.shape)}, not weights of shape {list(part.shape)}"
-                raise IntegrityFailure(f"{name}: a file holds {holds}")
-            part.copy_(read)
+            _copy(name, target.narrow(dim, low - start, high - low), file(source).get_slice(name)[tuple(cut)])
+
+
+def _copy(name: str, target: Tensor, source: Tensor) -> None:
+    if source.shape != target.shape or not source.is_floating_point():
+        holds = f"{source.dtype} of shape {list(source.shape)}, not weights of shape {list(target.shape)}"
+        raise IntegrityFailure(f"{name}: a file holds {holds}")
+    target.copy_(source)

@@ -92,7 +92,13 @@ def test_a_user_s_own_text(run: Path, tmp_path: Path, evaluated: Evaluated) -> N
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(None, "cannot be read"), (b"\xff\xfe", "not UTF-8"), (b"one", "no words before its last"), (b"", "no passage")],
+    [
+        (None, "cannot be read"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b"one", "no words before its last"),
+        (b"", "is empty"),
+        (b" \n", "no passage"),
+    ],
 )
 def test_a_text_that_cannot_be_used(
     content: bytes | None, words: str, run: Path, tmp_path: Path, mlm_eval: Command
