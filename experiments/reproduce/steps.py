@@ -1,5 +1,6 @@
 """The commands of a reproduction: in words, and as processes. Imports no torch."""
 
+import math
 import os
 import shlex
 import signal
@@ -177,7 +178,7 @@ def run_step(program: str, *arguments: str) -> None:
             process.send_signal(signal.SIGINT)
 
     with when_stopped(leave):
-        code = process.wait()
+        code = process.wait(math.inf)  # with a limit it wakes often: another thread may have taken the signal
     if code:
         raise StepFailed(shown, code if code > 0 else 1)
     if stopped:
