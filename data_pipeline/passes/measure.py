@@ -60,7 +60,8 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
             with _timed(seconds, "tokens"):
                 encoded = [encode(tokenizer, document.text) if tokenizer else None for document in batch]
             long: list[Document] = []
-            for document, ids, place in zip(batch, encoded, places, strict=False):
+            for document, ids in zip(batch, encoded, strict=True):
+                place = next(places)
                 size, tokens = size_bytes(document.text), 0 if ids is None else len(ids)
                 if not _is_kept(document, size, tokens, filters, entries):
                     continue
