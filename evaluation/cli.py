@@ -17,6 +17,7 @@ from engine.parallel.layout import Layout
 from evaluation.places import check_checkpoint
 from evaluation.settings import ONE_RANK, Sampling, Settings, parse_batch_size, parse_device, parse_layout, start_ranks
 from evaluation.tasks import TASKS, build_task, check_task_name
+from evaluation.windows import check_stride
 from lineage.atomic import write_json, write_text
 from lineage.command import CommandLine, run_command
 from lineage.errors import BadInput
@@ -98,8 +99,8 @@ def run(
         read_file(file)
     if (window or stride) and not protocol.startswith("perplexity"):
         raise BadInput(f"--window and --stride are for the perplexity of a file; {protocol} has its own")
-    if window and stride and stride > window:
-        raise BadInput(f"stride {stride} must be between 1 and the window's {window} tokens")
+    if window and stride:
+        check_stride(stride, window)
     settings = Settings(limit, batch_size, workers, vocab, heads, layout, backend, dtype, device)
     check_place("--samples", samples, '"log_probabilities"')
     _start(settings, [ckpt], json, '"checkpoint_digest"')

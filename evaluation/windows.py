@@ -44,6 +44,12 @@ class Lazy(Sequence[T]):
         return self._make(chosen) if isinstance(chosen, int) else [self._make(index) for index in chosen]
 
 
+def check_stride(stride: int, seq_length: int) -> None:
+    """Raise BadInput if windows of `seq_length` targets, `stride` apart, would skip some."""
+    if not 1 <= stride <= seq_length:
+        raise BadInput(f"stride {stride} must be between 1 and the window's {seq_length} tokens")
+
+
 def sliding_windows(num_tokens: int, seq_length: int, stride: int) -> Lazy[Window]:
     """Windows over `num_tokens` tokens that score each target 1 .. num_tokens-1 once and in order.
 
@@ -52,8 +58,7 @@ def sliding_windows(num_tokens: int, seq_length: int, stride: int) -> Lazy[Windo
     never scored. Windows that would score nothing are left out. Raises BadInput if `stride` would skip
     targets or there is nothing to score.
     """
-    if not 1 <= stride <= seq_length:
-        raise BadInput(f"stride {stride} must be between 1 and the window's {seq_length} tokens")
+    check_stride(stride, seq_length)
     if num_tokens < 2:
         raise BadInput(f"a text of {num_tokens} tokens has nothing to score")
     size = seq_length + 1

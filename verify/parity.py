@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any, get_args
 
 from engine.config import ParallelConfig, RunConfig
-from engine.parallel.layout import layout_of, split_layers
-from engine.pipeline.schedule import ScheduleName, compute_orders
+from engine.pipeline.schedule import ScheduleName
+from engine.run.resolved import checked_layout
 from lineage.config import parse_config
 from lineage.errors import BadInput
 
@@ -104,11 +104,7 @@ def misfit(layout: ParityLayout, config: RunConfig) -> str:
     if layout.cp * layout.ep > 1:
         return "context and expert parallelism are in `mlm-verify layouts` alone"
     try:
-        run = layout.configure(config)
-        layout_of(run, layout.world_size)
-        split_layers(run.model.num_layers, layout.pp, layout.chunks)
-        microbatches = run.train.global_batch_size // (run.train.microbatch_size * layout.dp)
-        compute_orders(layout.schedule, layout.pp, layout.chunks, microbatches)
+        checked_layout(layout.configure(config), layout.world_size)
     except BadInput as error:
         return str(error)
     return ""

@@ -165,11 +165,16 @@ def resolve(config: RunConfig, ranks: int | None = None, origin: StartingPoint |
         if origin is None:
             config = config.model_copy(update={"model": dataset.resize(config.model)})
             config, origin = _start_from(config, dataset.tokenizer)
-    layout, parallel = layout_of(config, ranks or default_ranks(config)), config.parallel
+    return ResolvedRun(config, dataset, checked_layout(config, ranks or default_ranks(config)), origin)
+
+
+def checked_layout(config: RunConfig, ranks: int) -> Layout:
+    """The layout of a run on `ranks` ranks. Raises BadInput if it does not divide sizes, layers or microbatches."""
+    layout, parallel = layout_of(config, ranks), config.parallel
     split_layers(config.model.num_layers, layout.pp, parallel.chunks)
     microbatches = config.train.batch_in_microbatches // layout.dp
     check_schedule(parallel.schedule, layout.pp, parallel.chunks, microbatches)
-    return ResolvedRun(config, dataset, layout, origin)
+    return layout
 
 
 def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, StartingPoint | None]:
