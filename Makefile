@@ -46,6 +46,7 @@ wheel: $(READY) ## Build the wheel, use it in an empty environment away from the
 lint: $(READY) ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	mkdir -p $(VENV)/sources && ln -sfn "$(CURDIR)" $(VENV)/sources/mlm_repro # mypy follows no mapped packages
 	$(BIN)/mypy
 
 docs: $(READY) ## Build the documentation into site/; a broken link fails

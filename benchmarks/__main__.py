@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from benchmarks.timing import carry_out
-from lineage.command import CommandLine, run_command
-from lineage.errors import KEEPS_NOTHING
+from mlm_repro.lineage.command import CommandLine, run_command
+from mlm_repro.lineage.errors import KEEPS_NOTHING
 
 Json = Annotated[Path | None, typer.Option("--json", help="Also write the record to this file.")]
 Rounds = Annotated[int, typer.Option(min=1, help="How often every contender is measured, in turn.")]

@@ -24,8 +24,8 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from benchmarks.kernels import KernelShape, kernel_cases, run_pass
-from engine.kernels.gpu.cross_entropy import softmax_gradient
-from engine.kernels.registry import implementation
+from mlm_repro.engine.kernels.gpu.cross_entropy import softmax_gradient
+from mlm_repro.engine.kernels.registry import implementation
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(.*?);", re.MULTILINE)

@@ -16,22 +16,22 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
-from engine.config import ModelConfig, ParallelConfig, TrainConfig
-from engine.formats.huggingface import gpt2_weights
-from engine.guard.memory import PeakMemory
-from engine.launch.forked import run_forked
-from engine.launch.local import keep_large_buffers
-from engine.launch.mesh import build_mesh, local_device
-from engine.launch.threads import RanksFailed
-from engine.model.gpt2 import GPT2
-from engine.model.microbatch import PipelineInput
-from engine.parallel.layout import Layout
-from engine.parallel.mesh import serial_mesh
-from engine.rng import Dropout
-from engine.step import build_step
-from lineage.errors import UserError
-from lineage.progress import Progress
-from verify.peers import adamw
+from mlm_repro.engine.config import ModelConfig, ParallelConfig, TrainConfig
+from mlm_repro.engine.formats.huggingface import gpt2_weights
+from mlm_repro.engine.guard.memory import PeakMemory
+from mlm_repro.engine.launch.forked import run_forked
+from mlm_repro.engine.launch.local import keep_large_buffers
+from mlm_repro.engine.launch.mesh import build_mesh, local_device
+from mlm_repro.engine.launch.threads import RanksFailed
+from mlm_repro.engine.model.gpt2 import GPT2
+from mlm_repro.engine.model.microbatch import PipelineInput
+from mlm_repro.engine.parallel.layout import Layout
+from mlm_repro.engine.parallel.mesh import serial_mesh
+from mlm_repro.engine.rng import Dropout
+from mlm_repro.engine.step import build_step
+from mlm_repro.lineage.errors import UserError
+from mlm_repro.lineage.progress import Progress
+from mlm_repro.verify.peers import adamw
 
 K = TypeVar("K")
 Step = Callable[[int, float], float]

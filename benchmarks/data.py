@@ -27,27 +27,27 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer as Backend
 
 from benchmarks.timing import child_seconds, cpu_seconds, ratio, rounded, series
-from data_pipeline.config import DataConfig, DeduplicateConfig, SourcesConfig
-from data_pipeline.contamination.decontaminate import decontaminate, ngrams_of_files
-from data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
-from data_pipeline.contamination.words import Ngrams, indexed_search, reference_search
-from data_pipeline.document import Document, Drop, size_bytes
-from data_pipeline.duplicates.lsh import band_keys, buckets, fingerprints, required_agreement
-from data_pipeline.duplicates.near_duplicates import flatten, link, resolve
-from data_pipeline.fast.exact_ftfy import fix_text
-from data_pipeline.fast.language import detect, reference_detection
-from data_pipeline.fast.minhash import as_sketch, reference_signature, signature
-from data_pipeline.fast.shingles import shingles
-from data_pipeline.passes.prepare import QUARANTINE
-from data_pipeline.reading.pieces import SHARD_BYTES, Piece
-from data_pipeline.reading.readers import read_pieces
-from data_pipeline.stages.language import Language
-from data_pipeline.stages.length import Length
-from data_pipeline.tokens.tokenizer import Tokenizer
-from experiments.benchmark import Benchmark, Case, Ratio
-from lineage.digest import MARKER, sha256_file
-from lineage.errors import BadInput, DataMissing, UserError
-from lineage.progress import Progress, announce
+from mlm_repro.data_pipeline.config import DataConfig, DeduplicateConfig, SourcesConfig
+from mlm_repro.data_pipeline.contamination.decontaminate import decontaminate, ngrams_of_files
+from mlm_repro.data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
+from mlm_repro.data_pipeline.contamination.words import Ngrams, indexed_search, reference_search
+from mlm_repro.data_pipeline.document import Document, Drop, size_bytes
+from mlm_repro.data_pipeline.duplicates.lsh import band_keys, buckets, fingerprints, required_agreement
+from mlm_repro.data_pipeline.duplicates.near_duplicates import flatten, link, resolve
+from mlm_repro.data_pipeline.fast.exact_ftfy import fix_text
+from mlm_repro.data_pipeline.fast.language import detect, reference_detection
+from mlm_repro.data_pipeline.fast.minhash import as_sketch, reference_signature, signature
+from mlm_repro.data_pipeline.fast.shingles import shingles
+from mlm_repro.data_pipeline.passes.prepare import QUARANTINE
+from mlm_repro.data_pipeline.reading.pieces import SHARD_BYTES, Piece
+from mlm_repro.data_pipeline.reading.readers import read_pieces
+from mlm_repro.data_pipeline.stages.language import Language
+from mlm_repro.data_pipeline.stages.length import Length
+from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
+from mlm_repro.experiments.benchmark import Benchmark, Case, Ratio
+from mlm_repro.lineage.digest import MARKER, sha256_file
+from mlm_repro.lineage.errors import BadInput, DataMissing, UserError
+from mlm_repro.lineage.progress import Progress, announce
 
 OURS, PLAIN, FASTER = "ours", "plain", "times faster"
 SECONDS = "processor s"

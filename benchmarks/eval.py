@@ -17,22 +17,22 @@ from torch.nn import functional as F
 
 from benchmarks.contenders import in_turn, on_ranks
 from benchmarks.timing import cpu_seconds, ratio, series
-from engine.config import ModelConfig, Precision
-from engine.formats.huggingface import gpt2_weights
-from engine.guard.memory import PeakMemory
-from engine.launch.local import keep_large_buffers
-from engine.model.gpt2 import GPT2
-from engine.optim.precision import DTYPES
-from engine.parallel.mesh import serial_mesh
-from evaluation.generate import generate
-from evaluation.places import SMOLLM2, SMOLLM2_PACKAGE, place_of
-from evaluation.pretrained import Pretrained, PretrainedModel
-from evaluation.protocol import Request
-from evaluation.scoring import ScoringModel, pack_weights, score
-from experiments.benchmark import Benchmark, Case
-from lineage.extras import import_extra
-from lineage.progress import announce
-from verify.peers import huggingface
+from mlm_repro.engine.config import ModelConfig, Precision
+from mlm_repro.engine.formats.huggingface import gpt2_weights
+from mlm_repro.engine.guard.memory import PeakMemory
+from mlm_repro.engine.launch.local import keep_large_buffers
+from mlm_repro.engine.model.gpt2 import GPT2
+from mlm_repro.engine.optim.precision import DTYPES
+from mlm_repro.engine.parallel.mesh import serial_mesh
+from mlm_repro.evaluation.generate import generate
+from mlm_repro.evaluation.places import SMOLLM2, SMOLLM2_PACKAGE, place_of
+from mlm_repro.evaluation.pretrained import Pretrained, PretrainedModel
+from mlm_repro.evaluation.protocol import Request
+from mlm_repro.evaluation.scoring import ScoringModel, pack_weights, score
+from mlm_repro.experiments.benchmark import Benchmark, Case
+from mlm_repro.lineage.extras import import_extra
+from mlm_repro.lineage.progress import announce
+from mlm_repro.verify.peers import huggingface
 
 TOLERANCES = {"fp32": 1e-5, "bf16": 1e-2}
 """The largest allowed relative difference of losses."""

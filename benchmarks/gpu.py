@@ -38,18 +38,18 @@ from benchmarks.timing import (
     series,
 )
 from benchmarks.train import MASKED, TOLERANCES, read_size, size_of
-from data_pipeline.tokens.token_file import TokenFileWriter, token_dtype
-from data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
-from engine.costs import flops_per_token
-from engine.run.files import read_steps
-from engine.run.resolved import read_run_config
-from experiments.benchmark import Benchmark, Case, read_benchmark, write_benchmark
-from lineage.atomic import write_json
-from lineage.digest import seal
-from lineage.environment import describe_environment, list_gpus, source_state
-from lineage.errors import BadInput, HardwareMissing, Interrupted, UserError
-from lineage.processes import end_with_parent
-from lineage.shipped import model_file
+from mlm_repro.data_pipeline.tokens.token_file import TokenFileWriter, token_dtype
+from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
+from mlm_repro.engine.costs import flops_per_token
+from mlm_repro.engine.run.files import read_steps
+from mlm_repro.engine.run.resolved import read_run_config
+from mlm_repro.experiments.benchmark import Benchmark, Case, read_benchmark, write_benchmark
+from mlm_repro.lineage.atomic import write_json
+from mlm_repro.lineage.digest import seal
+from mlm_repro.lineage.environment import describe_environment, list_gpus, source_state
+from mlm_repro.lineage.errors import BadInput, HardwareMissing, Interrupted, UserError
+from mlm_repro.lineage.processes import end_with_parent
+from mlm_repro.lineage.shipped import model_file
 
 CONTENDERS: tuple[Contender, ...] = (OurLayout(OURS), Peer("nanoGPT, torch.compile", is_compiled=True))
 TO_PEERS = 1.3
@@ -242,7 +242,7 @@ def try_program() -> Result:
     with TemporaryDirectory() as folder:
         dataset = write_dataset(Path(folder) / "data")
         settings = [f"--set={each}" for each in (*TRIED.split(), f"data.dataset={dataset}")]
-        command = [sys.executable, "-m", "engine.cli", "run", "355m", "--ranks=1", *settings]
+        command = [sys.executable, "-m", "mlm_repro.engine.cli", "run", "355m", "--ranks=1", *settings]
         for device, variables in (("cpu", {"CUDA_VISIBLE_DEVICES": ""}), ("cuda", {})):
             runs = Path(folder) / device
             begin = partial(subprocess.Popen, [*command, f"--runs={runs}"], env=os.environ | variables,

@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.timing import cpu_seconds, failure, ratio, rounded, series
-from engine.kernels.registry import DTYPES, REFERENCE, implementation
-from engine.launch.mesh import local_device
-from engine.parallel.mesh import Axis
-from engine.rng import DropoutMask
-from experiments.benchmark import Case, Ratio
-from lineage.errors import Diverged
+from mlm_repro.engine.kernels.registry import DTYPES, REFERENCE, implementation
+from mlm_repro.engine.launch.mesh import local_device
+from mlm_repro.engine.parallel.mesh import Axis
+from mlm_repro.engine.rng import DropoutMask
+from mlm_repro.experiments.benchmark import Case, Ratio
+from mlm_repro.lineage.errors import Diverged
 
 GEMM_WIDTH, COPIED_BYTES = 8192, 1 << 31
 REPEATS, WARM_UP = 20, 2

@@ -14,13 +14,13 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.contenders import in_turn
 from benchmarks.timing import child_seconds, ratio, series
-from engine.run.files import read_steps
-from evaluation.oracle import FILES
-from experiments.benchmark import Benchmark, Case
-from lineage.errors import Interrupted, UserError
-from lineage.processes import end_with_parent
-from lineage.progress import announce
-from lineage.remembered import BESIDE_CODE
+from mlm_repro.engine.run.files import read_steps
+from mlm_repro.evaluation.oracle import FILES
+from mlm_repro.experiments.benchmark import Benchmark, Case
+from mlm_repro.lineage.environment import user_cache
+from mlm_repro.lineage.errors import Interrupted, UserError
+from mlm_repro.lineage.processes import end_with_parent
+from mlm_repro.lineage.progress import announce
 
 BIN = Path(sys.executable).parent
 PROGRAMS = ("mlm-data", "mlm-train", "mlm-eval", "mlm-experiment", "mlm-report", "mlm-verify")
@@ -28,14 +28,14 @@ EMPTY = "import typer\napp = typer.Typer()\napp.command()(lambda: None)\napp()"
 LOADED = """
 import sys, torch
 from pathlib import Path
-from evaluation.checkpoints import open_checkpoint
-from evaluation.settings import Settings
+from mlm_repro.evaluation.checkpoints import open_checkpoint
+from mlm_repro.evaluation.settings import Settings
 open_checkpoint(Path(sys.argv[1]), Settings())
 """
 LISTED = """
 import sys
 from pathlib import Path
-from data_pipeline.cli import main
+from mlm_repro.data_pipeline.cli import main
 try:
     main()
 finally:
@@ -94,7 +94,7 @@ def measure(rounds: int) -> Benchmark:
             return child_seconds(BIN / "mlm-data", "run", folder / "few.toml", "--runs", folder / f"{next(numbers)}")
 
         def draw() -> float:
-            for figure in BESIDE_CODE.glob("figure-*"):
+            for figure in user_cache("answers").glob("figure-*"):
                 figure.unlink()
             return child_seconds(*page, folder / f"{next(numbers)}")
 

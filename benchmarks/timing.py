@@ -12,10 +12,10 @@ from statistics import median
 from typing import Any, Literal, TypeVar
 
 from benchmarks.contenders import Timed, TrainingSize
-from experiments.benchmark import Benchmark, Ratio, Series, measured_here, show_benchmark, write_benchmark
-from lineage.errors import BadInput, Diverged, UserError
-from lineage.files import Environment
-from lineage.lock import check_place
+from mlm_repro.experiments.benchmark import Benchmark, Ratio, Series, measured_here, show_benchmark, write_benchmark
+from mlm_repro.lineage.errors import BadInput, Diverged, UserError
+from mlm_repro.lineage.files import Environment
+from mlm_repro.lineage.lock import check_place
 
 GPU_FACTS = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.draw", "power.limit",
              "temperature.gpu")  # fmt: skip

@@ -20,16 +20,16 @@ from benchmarks.contenders import (
 )
 from benchmarks.kernels import KernelShape, kernel_cases, measure_layouts, time_kernel, times_case
 from benchmarks.timing import Measured, cpu_seconds, differing_losses, first_losses, rates, ratio, series
-from engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
-from engine.costs import flops_per_token
-from engine.kernels.registry import KERNELS
-from engine.optim.precision import DTYPES
-from engine.parallel.layout import split_layers
-from engine.run.resolved import read_run_config
-from experiments.benchmark import Benchmark, Case
-from lineage.errors import BadInput
-from lineage.progress import announce
-from lineage.shipped import model_file
+from mlm_repro.engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
+from mlm_repro.engine.costs import flops_per_token
+from mlm_repro.engine.kernels.registry import KERNELS
+from mlm_repro.engine.optim.precision import DTYPES
+from mlm_repro.engine.parallel.layout import split_layers
+from mlm_repro.engine.run.resolved import read_run_config
+from mlm_repro.experiments.benchmark import Benchmark, Case
+from mlm_repro.lineage.errors import BadInput
+from mlm_repro.lineage.progress import announce
+from mlm_repro.lineage.shipped import model_file
 
 OURS, STOCK, TUNED, SEPARATE = "serial", "stock nanoGPT", "tuned nanoGPT", "two separate processes"
 LIMIT = "limit"

@@ -18,5 +18,3 @@ imported.py     token files of others as a dataset, and datasets as one
 runner.py       from a recipe to a finished directory
 cli.py          `mlm-data`
 """
-
-import lineage  # noqa: F401  (refuses a Python that is too old, before anything else fails on it)

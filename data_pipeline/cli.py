@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from data_pipeline.verbs import stage_verbs
-from lineage.command import CommandLine, run_command
-from lineage.errors import BadInput, DataMissing, IntegrityFailure
-from lineage.shipped import Shipped, find_file
+from mlm_repro.data_pipeline.verbs import stage_verbs
+from mlm_repro.lineage.command import CommandLine, run_command
+from mlm_repro.lineage.errors import BadInput, DataMissing, IntegrityFailure
+from mlm_repro.lineage.shipped import Shipped, find_file
 
 if TYPE_CHECKING:
-    from data_pipeline.config import DataConfig
-    from data_pipeline.files import Amount, Ledger
+    from mlm_repro.data_pipeline.config import DataConfig
+    from mlm_repro.data_pipeline.files import Amount, Ledger
 
 app = CommandLine(help="Clean, deduplicate, decontaminate and tokenize text.", no_args_is_help=True)
 
@@ -39,12 +39,12 @@ def run(
     workers: WorkersOption = None, executor: ExecutorOption = "local", part: Part = "", dry_run: DryRun = False,
 ) -> None:  # fmt: skip
     """Build the dataset of a recipe, or find it if it is already built."""
-    from data_pipeline.config import DataConfig
-    from lineage.config import load_config
-    from lineage.digest import sha256_json
+    from mlm_repro.data_pipeline.config import DataConfig
+    from mlm_repro.lineage.config import load_config
+    from mlm_repro.lineage.digest import sha256_json
 
     recipe = load_config(find_file(config, Shipped.RECIPE), DataConfig, _overrides(overrides, workers))
-    from data_pipeline.runner import build_dataset, forecast
+    from mlm_repro.data_pipeline.runner import build_dataset, forecast
 
     if dry_run:
         print(json.dumps(recipe.model_dump(mode="json"), indent=2, ensure_ascii=False))
@@ -63,13 +63,13 @@ def _add_verb(name: str, summary: str) -> None:
         source: Source, out: Out, overrides: Settings = None, workers: WorkersOption = None,
         executor: ExecutorOption = "local",
     ) -> None:  # fmt: skip
-        from data_pipeline.stages import STAGES
-        from lineage.config import override_config
+        from mlm_repro.data_pipeline.stages import STAGES
+        from mlm_repro.lineage.config import override_config
 
         stage = next((stage for stage in STAGES if stage.verb == name), None)
         sections = [stage.name] if stage and stage.optional else []
         config = override_config(_one_source(source, sections), _overrides(overrides, workers))
-        from data_pipeline.runner import run_overlap, run_stage
+        from mlm_repro.data_pipeline.runner import run_overlap, run_stage
 
         made = run_stage(stage, config, out, executor) if stage else run_overlap(config, out, executor)
         print(f"{name} {made.path}: {_counts(made.path)}")
@@ -90,8 +90,8 @@ def import_(
     end_of_text: Annotated[str | None, typer.Option(help="Its token that ends a document.")] = None,
 ) -> None:
     """Make a dataset of a token file; its last documents, one in 30, are for validation."""
-    from data_pipeline.config import TokenizerConfig
-    from data_pipeline.imported import import_tokens
+    from mlm_repro.data_pipeline.config import TokenizerConfig
+    from mlm_repro.data_pipeline.imported import import_tokens
 
     made = import_tokens(prefix, TokenizerConfig(path=tokenizer, end_of_text=end_of_text), out)
     print(f"import {made.path}: {_counts(made.path)}")
@@ -104,7 +104,7 @@ def merge(
     """Join datasets that have the same tokenizer into one."""
     if len(places) < 3:
         raise BadInput("merge takes two datasets or more, and OUT")
-    from data_pipeline.imported import merge_datasets
+    from mlm_repro.data_pipeline.imported import merge_datasets
 
     made = merge_datasets(places[:-1], places[-1])
     print(f"merge {made.path}: {_counts(made.path)}")
@@ -117,10 +117,10 @@ def inspect(
     seq_length: Annotated[int, typer.Option(help="Tokens of a sample that are predicted.", min=1)] = 1024,
 ) -> None:
     """Print the text of a training sample as the engine feeds it, with the documents it was packed from."""
-    from data_pipeline.files import DATASET, DataCard
-    from data_pipeline.tokens.inspect_sample import show_sample
-    from data_pipeline.tokens.tokenizer import Tokenizer
-    from lineage.files import read_document
+    from mlm_repro.data_pipeline.files import DATASET, DataCard
+    from mlm_repro.data_pipeline.tokens.inspect_sample import show_sample
+    from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
+    from mlm_repro.lineage.files import read_document
 
     directory = _open(dataset)
     tokenizer = Tokenizer.load(directory / "tokenizer")
@@ -135,7 +135,7 @@ def trace(
     step: Annotated[int, typer.Option(help="Iteration, as metrics.jsonl counts them.", min=1)],
 ) -> None:
     """Print the text that a training run saw in an iteration: documents, places in them, data-parallel ranks."""
-    from data_pipeline.tokens.inspect_sample import trace_iteration
+    from mlm_repro.data_pipeline.tokens.inspect_sample import trace_iteration
 
     for line in trace_iteration(run, step):
         print(line)
@@ -150,7 +150,7 @@ def stats(directory: Annotated[Path, typer.Argument(help="Directory that `run` o
 @app.command()
 def fetch(out: Annotated[Path, typer.Argument(help="Folder to write, which MLM_DATA_DIR can name.")]) -> None:
     """Copy the published test sets and GPT-2's vocabulary, for a machine without a connection."""
-    from data_pipeline.contamination.testsets import fetch_published
+    from mlm_repro.data_pipeline.contamination.testsets import fetch_published
 
     for path in fetch_published(out):
         print(f"written: {path}")
@@ -158,9 +158,9 @@ def fetch(out: Annotated[Path, typer.Argument(help="Folder to write, which MLM_D
 
 def _one_source(source: str, sections: list[str]) -> "DataConfig":
     """Configuration with one source, the argument of a verb, and the default values of `sections`."""
-    from data_pipeline.config import DataConfig
-    from data_pipeline.reading.config import FILE_KINDS
-    from lineage.config import parse_config
+    from mlm_repro.data_pipeline.config import DataConfig
+    from mlm_repro.data_pipeline.reading.config import FILE_KINDS
+    from mlm_repro.lineage.config import parse_config
 
     kind, colon, _ = source.partition(":")
     name = f"documents:{source}" if Path(source).is_dir() and not (colon and kind in FILE_KINDS) else source
@@ -173,7 +173,7 @@ def _overrides(overrides: list[str] | None, workers: int | None) -> list[str]:
 
 
 def _counts(directory: Path) -> str:
-    from lineage.files import read_values
+    from mlm_repro.lineage.files import read_values
 
     if (directory / "overlap.json").is_file():
         test_sets = read_values(directory / "overlap.json")["test_sets"]
@@ -190,8 +190,8 @@ def _counts(directory: Path) -> str:
 
 
 def _read_ledger(directory: Path) -> "Ledger":
-    from data_pipeline.files import LEDGER, Ledger
-    from lineage.files import read_document
+    from mlm_repro.data_pipeline.files import LEDGER, Ledger
+    from mlm_repro.lineage.files import read_document
 
     return read_document(directory / LEDGER, Ledger)
 
@@ -221,8 +221,8 @@ def _cells(amount: "Amount", sign: str = "") -> tuple[str, ...]:
 
 
 def _open(dataset: Path) -> Path:
-    from lineage.digest import is_sealed
-    from lineage.run import RunDirectory
+    from mlm_repro.lineage.digest import is_sealed
+    from mlm_repro.lineage.run import RunDirectory
 
     run = RunDirectory.open(dataset)
     if not str(run.manifest.get("kind")).startswith("data"):

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, create_model, model_validator
 
-from data_pipeline.reading.config import SourcesConfig
-from data_pipeline.stages import STAGES, TEXT_FILTERS, TOKEN_FILTERS
-from data_pipeline.stages.decontaminate import DecontaminateConfig, TestSets
-from data_pipeline.stages.deduplicate import DeduplicateConfig
-from data_pipeline.stages.split import SplitConfig
-from lineage.config import Config
+from mlm_repro.data_pipeline.reading.config import SourcesConfig
+from mlm_repro.data_pipeline.stages import STAGES, TEXT_FILTERS, TOKEN_FILTERS
+from mlm_repro.data_pipeline.stages.decontaminate import DecontaminateConfig, TestSets
+from mlm_repro.data_pipeline.stages.deduplicate import DeduplicateConfig
+from mlm_repro.data_pipeline.stages.split import SplitConfig
+from mlm_repro.lineage.config import Config
 
 
 class OverlapConfig(Config):

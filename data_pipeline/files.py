@@ -8,11 +8,11 @@ from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import ConfigDict, Field
 
-from data_pipeline.document import Document
-from lineage.digest import content_digest, is_sealed
-from lineage.errors import BadInput, DataMissing
-from lineage.files import FileSchema
-from lineage.run import MANIFEST, RunDirectory
+from mlm_repro.data_pipeline.document import Document
+from mlm_repro.lineage.digest import content_digest, is_sealed
+from mlm_repro.lineage.errors import BadInput, DataMissing
+from mlm_repro.lineage.files import FileSchema
+from mlm_repro.lineage.run import MANIFEST, RunDirectory
 
 LEDGER, DATASET = "ledger.json", "dataset.json"
 UNSPLIT = "all"

@@ -6,16 +6,22 @@ from pathlib import Path
 
 import numpy as np
 
-from data_pipeline.config import TokenizerConfig
-from data_pipeline.files import DATASET, LEDGER, Amount, DataCard, Ledger, StageAttrition, dataset_digest
-from data_pipeline.stages.stage import SOURCE
-from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, join_files, merge_token_files, token_paths
-from data_pipeline.tokens.tokenizer import Tokenizer
-from data_pipeline.work.tasks import code_digest
-from lineage.digest import is_sealed, sha256_file
-from lineage.errors import BadInput
-from lineage.files import read_document, write_document
-from lineage.run import RunDirectory
+from mlm_repro.data_pipeline.config import TokenizerConfig
+from mlm_repro.data_pipeline.files import DATASET, LEDGER, Amount, DataCard, Ledger, StageAttrition, dataset_digest
+from mlm_repro.data_pipeline.stages.stage import SOURCE
+from mlm_repro.data_pipeline.tokens.token_file import (
+    TokenFile,
+    TokenFileWriter,
+    join_files,
+    merge_token_files,
+    token_paths,
+)
+from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
+from mlm_repro.data_pipeline.work.tasks import code_digest
+from mlm_repro.lineage.digest import is_sealed, sha256_file
+from mlm_repro.lineage.errors import BadInput
+from mlm_repro.lineage.files import read_document, write_document
+from mlm_repro.lineage.run import RunDirectory
 
 VALID_SHARE = 30
 """One document in so many, of the last ones, is for validation."""
@@ -100,7 +106,7 @@ def _made(
     with run.filled():
         if run.is_complete:
             return run
-        from data_pipeline.publish import data_card
+        from mlm_repro.data_pipeline.publish import data_card
 
         splits, stage = write(run.path), StageAttrition.begin(SOURCE)
         for amount in splits.values():

@@ -16,25 +16,25 @@ from typing import Any, Self
 
 import numpy as np
 
-from data_pipeline.config import DataConfig
-from data_pipeline.contamination.testsets import find_gpt2_vocabulary
-from data_pipeline.duplicates.lsh import describe as describe_banding
-from data_pipeline.files import InputShard, Ledger, StageAttrition
-from data_pipeline.passes.deduplicate import find_duplicates
-from data_pipeline.passes.gather import SLICE_BYTES, choose_order, gather_slice
-from data_pipeline.passes.measure import measure
-from data_pipeline.passes.prepare import QUARANTINE, REASONS, join_lists, prepare
-from data_pipeline.passes.selection import LEFT_IN, find_rare_ngrams, select_documents
-from data_pipeline.passes.train_tokenizer import copy, train
-from data_pipeline.reading.pieces import Piece, choose_shard_bytes
-from data_pipeline.reading.sources import OpenedSources
-from data_pipeline.stages import STAGES, TEXT_FILTERS, TOKEN_FILTERS
-from data_pipeline.stages.stage import SOURCE
-from data_pipeline.tokens.token_file import token_dtype
-from data_pipeline.tokens.tokenizer import Tokenizer, load_once
-from data_pipeline.work.tasks import Input
-from data_pipeline.work.workspace import Finished, Job, Workspace
-from lineage.errors import BadInput
+from mlm_repro.data_pipeline.config import DataConfig
+from mlm_repro.data_pipeline.contamination.testsets import find_gpt2_vocabulary
+from mlm_repro.data_pipeline.duplicates.lsh import describe as describe_banding
+from mlm_repro.data_pipeline.files import InputShard, Ledger, StageAttrition
+from mlm_repro.data_pipeline.passes.deduplicate import find_duplicates
+from mlm_repro.data_pipeline.passes.gather import SLICE_BYTES, choose_order, gather_slice
+from mlm_repro.data_pipeline.passes.measure import measure
+from mlm_repro.data_pipeline.passes.prepare import QUARANTINE, REASONS, join_lists, prepare
+from mlm_repro.data_pipeline.passes.selection import LEFT_IN, find_rare_ngrams, select_documents
+from mlm_repro.data_pipeline.passes.train_tokenizer import copy, train
+from mlm_repro.data_pipeline.reading.pieces import Piece, choose_shard_bytes
+from mlm_repro.data_pipeline.reading.sources import OpenedSources
+from mlm_repro.data_pipeline.stages import STAGES, TEXT_FILTERS, TOKEN_FILTERS
+from mlm_repro.data_pipeline.stages.stage import SOURCE
+from mlm_repro.data_pipeline.tokens.token_file import token_dtype
+from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer, load_once
+from mlm_repro.data_pipeline.work.tasks import Input
+from mlm_repro.data_pipeline.work.workspace import Finished, Job, Workspace
+from mlm_repro.lineage.errors import BadInput
 
 
 @dataclass

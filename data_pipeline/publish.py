@@ -9,20 +9,30 @@ from typing import Any
 import numpy as np
 import orjson
 
-from data_pipeline.config import TokenizerConfig
-from data_pipeline.files import DATASET, LEDGER, UNSPLIT, Amount, DataCard, DatasetFile, Ledger, Split, TokenizerFacts
-from data_pipeline.passes.deduplicate import DECISIONS, Corpus
-from data_pipeline.passes.gather import SLICE_LINES, assemble
-from data_pipeline.passes.prepare import QUARANTINE
-from data_pipeline.passes.selection import LEFT_IN
-from data_pipeline.pipeline import Pipeline
-from data_pipeline.stages import STAGES, TEXT_FILTERS
-from data_pipeline.stages.stage import SOURCE
-from data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
-from data_pipeline.work.tasks import MARKER, Counts, Settings
-from data_pipeline.work.workspace import Job
-from lineage.atomic import read_json, sync
-from lineage.files import write_document
+from mlm_repro.data_pipeline.config import TokenizerConfig
+from mlm_repro.data_pipeline.files import (
+    DATASET,
+    LEDGER,
+    UNSPLIT,
+    Amount,
+    DataCard,
+    DatasetFile,
+    Ledger,
+    Split,
+    TokenizerFacts,
+)
+from mlm_repro.data_pipeline.passes.deduplicate import DECISIONS, Corpus
+from mlm_repro.data_pipeline.passes.gather import SLICE_LINES, assemble
+from mlm_repro.data_pipeline.passes.prepare import QUARANTINE
+from mlm_repro.data_pipeline.passes.selection import LEFT_IN
+from mlm_repro.data_pipeline.pipeline import Pipeline
+from mlm_repro.data_pipeline.stages import STAGES, TEXT_FILTERS
+from mlm_repro.data_pipeline.stages.stage import SOURCE
+from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
+from mlm_repro.data_pipeline.work.tasks import MARKER, Counts, Settings
+from mlm_repro.data_pipeline.work.workspace import Job
+from mlm_repro.lineage.atomic import read_json, sync
+from mlm_repro.lineage.files import write_document
 
 DUPLICATES = "duplicates.jsonl"
 

@@ -17,32 +17,32 @@ from typing import Any
 
 import orjson
 
-from data_pipeline.config import DataConfig
-from data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
-from data_pipeline.document import Document
-from data_pipeline.files import LEDGER, Ledger
-from data_pipeline.reading.file_sources import FileSource
-from data_pipeline.reading.sources import OpenedSources, open_sources
-from data_pipeline.stages import STAGES, TEXT_FILTERS, TOKEN_FILTERS
-from data_pipeline.stages.stage import SOURCE, Stage
-from data_pipeline.tokens.tokenizer import Tokenizer
-from data_pipeline.work.executors.local import LocalExecutor
-from data_pipeline.work.executors.part import PartExecutor, parse_part
-from data_pipeline.work.executors.ray import RayExecutor
-from data_pipeline.work.tasks import NO_ROOM, code_digest, disk_is_full
-from data_pipeline.work.workspace import FOLDER, Executor, Workspace
-from lineage.atomic import read_json, write_json
-from lineage.config import parse_config
-from lineage.digest import bytes_below, sha256_file
-from lineage.environment import available_cores
-from lineage.errors import BadInput, DataMissing, Interrupted, UserError
-from lineage.files import read_document
-from lineage.progress import announce, format_bytes, format_duration
-from lineage.run import RunDirectory
+from mlm_repro.data_pipeline.config import DataConfig
+from mlm_repro.data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
+from mlm_repro.data_pipeline.document import Document
+from mlm_repro.data_pipeline.files import LEDGER, Ledger
+from mlm_repro.data_pipeline.reading.file_sources import FileSource
+from mlm_repro.data_pipeline.reading.sources import OpenedSources, open_sources
+from mlm_repro.data_pipeline.stages import STAGES, TEXT_FILTERS, TOKEN_FILTERS
+from mlm_repro.data_pipeline.stages.stage import SOURCE, Stage
+from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
+from mlm_repro.data_pipeline.work.executors.local import LocalExecutor
+from mlm_repro.data_pipeline.work.executors.part import PartExecutor, parse_part
+from mlm_repro.data_pipeline.work.executors.ray import RayExecutor
+from mlm_repro.data_pipeline.work.tasks import NO_ROOM, code_digest, disk_is_full
+from mlm_repro.data_pipeline.work.workspace import FOLDER, Executor, Workspace
+from mlm_repro.lineage.atomic import read_json, write_json
+from mlm_repro.lineage.config import parse_config
+from mlm_repro.lineage.digest import bytes_below, sha256_file
+from mlm_repro.lineage.environment import available_cores
+from mlm_repro.lineage.errors import BadInput, DataMissing, Interrupted, UserError
+from mlm_repro.lineage.files import read_document
+from mlm_repro.lineage.progress import announce, format_bytes, format_duration
+from mlm_repro.lineage.run import RunDirectory
 
 ROOM_OF_A_DATASET, ROOM_OF_DOCUMENTS = 6, 3
 """Most disk space that the work takes, as a multiple of the input."""
-TABLES = ("data_pipeline.fast.ready",)
+TABLES = ("mlm_repro.data_pipeline.fast.ready",)
 """Functions that make the tables of cleaning and languages, called once before workers are forked."""
 SHELF, RECIPE, DEAR = ".stages", "recipe.json", ("harvest", "prepare", "tokenizer", "measure")
 """Folder beside the runs that keeps the dear stages of the last build of each name; the recipe that made them."""
@@ -81,7 +81,7 @@ def run_overlap(config: DataConfig, out: Path, executor: str = "local") -> RunDi
     values = config.model_dump(mode="json", include={"sources", "overlap"})
 
     def build(workspace: Workspace, directory: Path) -> dict[str, str]:
-        from data_pipeline.passes.overlap import measure_overlap
+        from mlm_repro.data_pipeline.passes.overlap import measure_overlap
 
         measure_overlap(config, sources, test_sets, workspace, directory)
         return {}
@@ -161,8 +161,8 @@ def _run_stages(
     sources, test_sets, parents = _open(config, names, room)
 
     def build(workspace: Workspace, directory: Path) -> dict[str, str]:
-        from data_pipeline.pipeline import Pipeline
-        from data_pipeline.publish import publish
+        from mlm_repro.data_pipeline.pipeline import Pipeline
+        from mlm_repro.data_pipeline.publish import publish
 
         pipeline = Pipeline(config, names, sources, test_sets, workspace, parents).run()
         if isinstance(workspace.executor, PartExecutor):

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from engine.launch.local import keep_large_buffers
-from lineage.atomic import write_json
-from lineage.command import CommandLine, run_command
-from lineage.errors import KEEPS_NOTHING, BadInput
-from lineage.extras import check_torch
-from lineage.lock import check_is_there, check_place
-from lineage.progress import announce, format_bytes
-from lineage.variables import launched_ranks
-from lineage.variables import rank as this_rank
+from mlm_repro.engine.launch.local import keep_large_buffers
+from mlm_repro.lineage.atomic import write_json
+from mlm_repro.lineage.command import CommandLine, run_command
+from mlm_repro.lineage.errors import KEEPS_NOTHING, BadInput
+from mlm_repro.lineage.extras import check_torch
+from mlm_repro.lineage.lock import check_is_there, check_place
+from mlm_repro.lineage.progress import announce, format_bytes
+from mlm_repro.lineage.variables import launched_ranks
+from mlm_repro.lineage.variables import rank as this_rank
 
 if TYPE_CHECKING:
-    from engine.pipeline.lowering import Lowered
-    from engine.pipeline.schedule import Compute
-    from engine.run.resolved import ResolvedRun
+    from mlm_repro.engine.pipeline.lowering import Lowered
+    from mlm_repro.engine.pipeline.schedule import Compute
+    from mlm_repro.engine.run.resolved import ResolvedRun
 
 app = CommandLine(help="Train GPT-2 the Megatron-LM way.", no_args_is_help=True)
 Model = Annotated[Path, typer.Argument(help="A shipped model, such as 355m, or a TOML file.")]
@@ -46,8 +46,8 @@ def run(
     ] = None,
 ) -> None:  # fmt: skip
     """Train a configuration, or resume its run, in a run directory of its own."""
-    from engine.config import RunConfig
-    from engine.run.resolved import read_run
+    from mlm_repro.engine.config import RunConfig
+    from mlm_repro.engine.run.resolved import read_run
 
     if unknown := next((word for word in (str(config), *(others or ())) if word.startswith("-")), None):
         key = RunConfig.other_names.get(unknown.partition("=")[0].lstrip("-").replace("-", "_"), "section.key")
@@ -67,8 +67,8 @@ def resume(
     run: Annotated[Path, typer.Argument(help="Run directory.")], overrides: Overrides = None, ranks: Ranks = None
 ) -> None:
     """Resume a run from its newest checkpoint, at the layout that trained last unless `--set parallel.` changes it."""
-    from engine.run.resolved import resolve_begun
-    from lineage.run import RunDirectory
+    from mlm_repro.engine.run.resolved import resolve_begun
+    from mlm_repro.lineage.run import RunDirectory
 
     directory = RunDirectory.open(run, "training")
     _train(resolve_begun(directory, launched_ranks() or ranks, overrides or ()), directory.path.parent)
@@ -82,7 +82,7 @@ def _train(run: "ResolvedRun", runs: Path, threads: bool = False) -> None:
             directory.link()
             print(f"already complete: {directory.path}")
             return
-    from engine.train import train
+    from mlm_repro.engine.train import train
 
     _on_ranks(lambda: f"complete: {train(run, runs).path}", run.layout.world_size, threads)
 
@@ -104,13 +104,13 @@ def lr_find(
     A tenth of the rate at which the smoothed loss is lowest is suggested. With --stationary the last rate is suggested
     that the fluctuation-dissipation relation leads to (Yaida 2018).
     """
-    from engine.run.resolved import read_run
+    from mlm_repro.engine.run.resolved import read_run
 
     resolved = read_run(config, overrides or [], twin, launched_ranks() or ranks)
     check_place("--out", out / f"{resolved.config.name}.json", '"learning-rate"')
     _ = resolved.data
     os.environ[KEEPS_NOTHING] = "1"
-    from engine.lr_finder import suggest_learning_rate
+    from mlm_repro.engine.lr_finder import suggest_learning_rate
 
     ranks = resolved.layout.world_size
     _on_ranks(lambda: suggest_learning_rate(resolved, low, high, iterations, out, stationary), ranks)
@@ -119,12 +119,12 @@ def lr_find(
 def _on_ranks(work: Callable[[], str], ranks: int, threads: bool = False) -> None:
     """Do the work in this process if it is a rank or the only one, else start the ranks; rank 0 prints its answer."""
     if threads:
-        from engine.launch.threads import run_threads
+        from mlm_repro.engine.launch.threads import run_threads
 
         print(run_threads(work, ranks, timeout_seconds=None)[0])
         return
-    from engine.launch.local import launch
-    from engine.launch.mesh import leave_ranks
+    from mlm_repro.engine.launch.local import launch
+    from mlm_repro.engine.launch.mesh import leave_ranks
 
     def work_and_say() -> None:
         try:
@@ -154,8 +154,8 @@ def finetune_(
     json: Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")] = None,
 ) -> None:
     """Fine-tune a BERT on MNLI, QQP, SQuAD or RACE and evaluate it on the held-out files."""
-    from engine.finetune.tasks import find_task, read_sets
-    from lineage.chain import resolve_checkpoint
+    from mlm_repro.engine.finetune.tasks import find_task, read_sets
+    from mlm_repro.lineage.chain import resolve_checkpoint
 
     check_place("--json", json, '"metrics"')
     published = find_task(task).recipe
@@ -166,7 +166,7 @@ def finetune_(
         published, epochs=epochs or published.epochs, batch_size=batch_size or published.batch_size,
         learning_rate=learning_rate or published.learning_rate, seed=seed,
     )  # fmt: skip
-    from engine.finetune.train import describe, finetune
+    from mlm_repro.engine.finetune.train import describe, finetune
 
     result = finetune(task, checkpoint, sets, recipe, ensemble)
     print(describe(result))
@@ -181,13 +181,13 @@ def export_(
     out: Annotated[Path, typer.Argument(help="New directory.")],
 ) -> None:
     """Write a checkpoint's weights for Hugging Face; what `shard-hf` divided is merged again."""
-    from engine.published import PLAN
-    from lineage.chain import resolve_checkpoint
+    from mlm_repro.engine.published import PLAN
+    from mlm_repro.lineage.chain import resolve_checkpoint
 
     is_divided = (checkpoint / PLAN).is_file()
     _announce_conversion(checkpoint if is_divided else resolve_checkpoint(checkpoint))
-    from engine.formats.convert import export_checkpoint
-    from engine.formats.model_shards import merge_model
+    from mlm_repro.engine.formats.convert import export_checkpoint
+    from mlm_repro.engine.formats.model_shards import merge_model
 
     print(f"written: {(merge_model if is_divided else export_checkpoint)(checkpoint, out)}")
 
@@ -203,12 +203,12 @@ def shard_hf(
     The plan is printed (which layer by columns, by rows, copied), and the ranks' outputs are held against the whole
     model's. `import` makes a GPT-2 or a BERT a checkpoint of this engine, which runs at any layout.
     """
-    from engine.published import CONFIG
+    from mlm_repro.engine.published import CONFIG
 
     _announce_conversion(directory)
     if not (directory / CONFIG).is_file():
         raise BadInput(f"{directory} has no {CONFIG}: it is no Hugging Face directory")
-    from engine.formats.model_shards import shard_model
+    from mlm_repro.engine.formats.model_shards import shard_model
 
     print("\n".join([*shard_model(directory, out, tp), f"written: {out}"]))
 
@@ -225,11 +225,11 @@ def import_(
     ] = None,
 ) -> None:
     """Turn published weights into a checkpoint."""
-    from engine.published import check_published
+    from mlm_repro.engine.published import check_published
 
     check_published(directory)
     _announce_conversion(directory)
-    from engine.formats.convert import import_checkpoint
+    from mlm_repro.engine.formats.convert import import_checkpoint
 
     print(f"written: {import_checkpoint(directory, out, vocab, heads)}")
 
@@ -245,8 +245,8 @@ def schedule(
     ] = None,
 ) -> None:
     """Print a pipeline schedule as a grid, with its bubble and its activations in flight."""
-    from engine.pipeline.lowering import lower
-    from engine.pipeline.schedule import compute_orders, ideal_bubble, peaks_in_flight
+    from mlm_repro.engine.pipeline.lowering import lower
+    from mlm_repro.engine.pipeline.schedule import compute_orders, ideal_bubble, peaks_in_flight
 
     chosen = name or ("interleaved" if chunks > 1 else "1f1b")
     orders = compute_orders(chosen, pp, chunks, microbatches)
@@ -284,8 +284,8 @@ def from_megatron_(context: typer.Context) -> None:
 
     `mlm-train from-megatron pretrain.sh` or `mlm-train from-megatron --num-layers 24 …`. The script is not run.
     """
-    from engine.megatron_flags import from_megatron, script_or_arguments
-    from lineage.config import to_toml
+    from mlm_repro.engine.megatron_flags import from_megatron, script_or_arguments
+    from mlm_repro.lineage.config import to_toml
 
     translated = from_megatron(script_or_arguments(context.args))
     print(to_toml(translated.config), end="")
@@ -299,8 +299,8 @@ def from_megatron_(context: typer.Context) -> None:
 @app.command("to-megatron")
 def to_megatron_(config: Model, overrides: Overrides = None, twin: Twin = False) -> None:
     """Print the flags with which Megatron-LM trains a configuration."""
-    from engine.megatron_flags import to_megatron
-    from engine.run.resolved import read_run
+    from mlm_repro.engine.megatron_flags import to_megatron
+    from mlm_repro.engine.run.resolved import read_run
 
     line = to_megatron(read_run(config, overrides or [], twin).config)
     print(shlex.join(line.words))
@@ -311,13 +311,13 @@ def to_megatron_(config: Model, overrides: Overrides = None, twin: Twin = False)
 @app.command()
 def diff(first: Model, second: Annotated[Path, typer.Argument(help="Another model or TOML file.")]) -> None:
     """Print what two configurations do differently."""
-    from engine.run.resolved import describe_differences, read_run
+    from mlm_repro.engine.run.resolved import describe_differences, read_run
 
     print("\n".join(describe_differences(read_run(first), read_run(second))))
 
 
 def _announce_conversion(directory: Path) -> None:
-    from lineage.digest import bytes_below
+    from mlm_repro.lineage.digest import bytes_below
 
     check_is_there(directory, "directory")
     os.environ[KEEPS_NOTHING] = "1"
@@ -331,7 +331,7 @@ def main() -> None:
 
 
 def program() -> None:
-    """Entry point of `python -m engine.cli`.
+    """Entry point of `python -m mlm_repro.engine.cli`.
 
     A rank ends at once, because leftover threads of the libraries can abort a process that ends in the ordinary way.
     """

@@ -12,7 +12,7 @@ import torch
 from numba.extending import overload
 from numpy.typing import NDArray
 
-from lineage.loops import call_first, compiled
+from mlm_repro.lineage.loops import call_first, compiled
 
 LANES, PIECES = 16, 8
 BLOCK = LANES * PIECES

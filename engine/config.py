@@ -8,17 +8,17 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, ValidationError, field_validator, model_serializer, model_validator
 
-from data_pipeline.tokens.special_tokens import SPECIAL_TOKENS
-from lineage.config import Config
-from lineage.environment import list_gpus
-from lineage.files import Positive
+from mlm_repro.data_pipeline.tokens.special_tokens import SPECIAL_TOKENS
+from mlm_repro.lineage.config import Config
+from mlm_repro.lineage.environment import list_gpus
+from mlm_repro.lineage.files import Positive
 
 Precision = Literal["fp64", "fp32", "bf16", "fp16", "fp16-pure"]
 ScheduleName = Literal["gpipe", "1f1b", "interleaved"]
 OPTIMIZERS = {
-    "adam": "engine.optim.adam:FlatAdamW",
-    "lamb": "engine.optim.adam:FlatLamb",
-    "lamb-clamped": "engine.optim.adam:ClampedLamb",
+    "adam": "mlm_repro.engine.optim.adam:FlatAdamW",
+    "lamb": "mlm_repro.engine.optim.adam:FlatLamb",
+    "lamb-clamped": "mlm_repro.engine.optim.adam:ClampedLamb",
 }
 """module:class of each optimizer, by its name in `train.optimizer`."""
 EARLIER = {"initial_loss_scale": 2.0**32, "decay_iterations": None, "init_from": None, "continues": None}
@@ -324,7 +324,7 @@ class ParallelConfig(Config):
     recompute: Literal["none", "selective", "full"] = "none"
     """Activations computed again in the backward pass: none, the attention core (scores, softmax, dropout and product
     with the values; Korthikanti et al. 2022, Section 5), or whole layers. Dropout is keyed by
-    its place (`engine.rng`), so a recomputed pass drops the same elements."""
+    its place (`mlm_repro.engine.rng`), so a recomputed pass drops the same elements."""
     recompute_layers: PositiveInt = 1
     """Layers per group that is recomputed as a whole."""
 

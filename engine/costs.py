@@ -5,11 +5,11 @@ Shapes: b microbatch, s sequence, h hidden, L layers, v padded vocabulary, t ten
 
 from typing import NamedTuple
 
-from engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
-from engine.data.batch_schedule import BatchSchedule
-from engine.family import family_of
-from engine.parallel.layout import PipelineStage, split_layers
-from engine.pipeline.schedule import peaks_in_flight
+from mlm_repro.engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
+from mlm_repro.engine.data.batch_schedule import BatchSchedule
+from mlm_repro.engine.family import family_of
+from mlm_repro.engine.parallel.layout import PipelineStage, split_layers
+from mlm_repro.engine.pipeline.schedule import peaks_in_flight
 
 
 class ParameterBytes(NamedTuple):

@@ -12,13 +12,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.config import ModelConfig, RunConfig
-from engine.parallel.layout import PipelineStage
+from mlm_repro.engine.config import ModelConfig, RunConfig
+from mlm_repro.engine.parallel.layout import PipelineStage
 
 if TYPE_CHECKING:
-    from data_pipeline.tokens.token_file import TokenFile
-    from engine.data.batches import TrainingOrder, ValidationOrder
-    from engine.model.stage_model import StageModel
+    from mlm_repro.data_pipeline.tokens.token_file import TokenFile
+    from mlm_repro.engine.data.batches import TrainingOrder, ValidationOrder
+    from mlm_repro.engine.model.stage_model import StageModel
 
 TokenFiles = Sequence[tuple["TokenFile", float]]
 """Token files with their blend weights."""
@@ -77,9 +77,9 @@ class Family:
 
 
 def _training_order(config: RunConfig, parts: TokenFiles, iterations: int, tokenizer: Path | None) -> "TrainingOrder":
-    from data_pipeline.tokens.samples import training_samples
-    from engine.data.batch_schedule import BatchSchedule
-    from engine.data.batches import TrainingOrder, text_of
+    from mlm_repro.data_pipeline.tokens.samples import training_samples
+    from mlm_repro.engine.data.batch_schedule import BatchSchedule
+    from mlm_repro.engine.data.batches import TrainingOrder, text_of
 
     train, schedule = config.train, BatchSchedule(config.train)
     samples = training_samples(parts, schedule.samples_before(iterations), config.model.seq_length, train.seed)
@@ -87,16 +87,16 @@ def _training_order(config: RunConfig, parts: TokenFiles, iterations: int, token
 
 
 def _validation_order(config: RunConfig, parts: TokenFiles, tokenizer: Path) -> "ValidationOrder":
-    from engine.data.batches import validation_text
+    from mlm_repro.engine.data.batches import validation_text
 
     return validation_text(parts, config.model.seq_length)
 
 
-GPT2 = Family("engine.model.gpt2:GPT2", ClosedForms, _training_order, _validation_order)
+GPT2 = Family("mlm_repro.engine.model.gpt2:GPT2", ClosedForms, _training_order, _validation_order)
 
 
 def family_of(model: ModelConfig) -> Family:
     """The family of a model."""
     if model.family == "gpt2":
         return GPT2
-    return import_module(f"engine.families.{model.family.replace('-', '_')}").FAMILY
+    return import_module(f"mlm_repro.engine.families.{model.family.replace('-', '_')}").FAMILY

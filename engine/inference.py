@@ -7,21 +7,21 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from engine.checkpoint import shards
-from engine.checkpoint.checkpoint import PROBE, read_probe
-from engine.checkpoint.statistics import check_loaded, measure
-from engine.config import ModelConfig
-from engine.family import family_of
-from engine.model.microbatch import PipelineInput
-from engine.model.stage_model import StageModel
-from engine.parallel.layout import PipelineStage, check_tensor_parallel, split_layers
-from engine.parallel.mesh import Axis, ParallelMesh, serial_mesh
-from engine.parallel.sharding import ShardedParameter, sharded_parameters
-from lineage.chain import CONFIG, INDEX, resolve_checkpoint
-from lineage.config import parse_config
-from lineage.digest import check_seal
-from lineage.errors import IntegrityFailure, cause
-from lineage.files import read_object
+from mlm_repro.engine.checkpoint import shards
+from mlm_repro.engine.checkpoint.checkpoint import PROBE, read_probe
+from mlm_repro.engine.checkpoint.statistics import check_loaded, measure
+from mlm_repro.engine.config import ModelConfig
+from mlm_repro.engine.family import family_of
+from mlm_repro.engine.model.microbatch import PipelineInput
+from mlm_repro.engine.model.stage_model import StageModel
+from mlm_repro.engine.parallel.layout import PipelineStage, check_tensor_parallel, split_layers
+from mlm_repro.engine.parallel.mesh import Axis, ParallelMesh, serial_mesh
+from mlm_repro.engine.parallel.sharding import ShardedParameter, sharded_parameters
+from mlm_repro.lineage.chain import CONFIG, INDEX, resolve_checkpoint
+from mlm_repro.lineage.config import parse_config
+from mlm_repro.lineage.digest import check_seal
+from mlm_repro.lineage.errors import IntegrityFailure, cause
+from mlm_repro.lineage.files import read_object
 
 OPTIMIZER_STATE = ("exp_avg.", "exp_avg_sq.", "master.")
 

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import torch
 
-from data_pipeline.tokens.samples import known_tokens
-from engine.checkpoint.checkpoint import LENGTH, SAMPLES
-from engine.checkpoint.stream_memory import StreamMemory
-from engine.config import RunConfig
-from engine.data.batches import validation_text
-from engine.family import TokenFiles, family_of
-from engine.model.microbatch import PipelineInput, Recurrence, to_input
-from engine.parallel.mesh import ParallelMesh
-from engine.rng import Dropout
+from mlm_repro.data_pipeline.tokens.samples import known_tokens
+from mlm_repro.engine.checkpoint.checkpoint import LENGTH, SAMPLES
+from mlm_repro.engine.checkpoint.stream_memory import StreamMemory
+from mlm_repro.engine.config import RunConfig
+from mlm_repro.engine.data.batches import validation_text
+from mlm_repro.engine.family import TokenFiles, family_of
+from mlm_repro.engine.model.microbatch import PipelineInput, Recurrence, to_input
+from mlm_repro.engine.parallel.mesh import ParallelMesh
+from mlm_repro.engine.rng import Dropout
 
 TOKENS_AT_ONCE = 8192
 

@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from engine.run.files import LearningRateSweep
-from engine.run.resolved import ResolvedRun
-from lineage.environment import describe_environment
-from lineage.errors import BadInput
-from lineage.files import write_document
-from lineage.progress import Progress, announce
-from lineage.variables import rank
+from mlm_repro.engine.run.files import LearningRateSweep
+from mlm_repro.engine.run.resolved import ResolvedRun
+from mlm_repro.lineage.environment import describe_environment
+from mlm_repro.lineage.errors import BadInput
+from mlm_repro.lineage.files import write_document
+from mlm_repro.lineage.progress import Progress, announce
+from mlm_repro.lineage.variables import rank
 
 SMOOTHING = 0.9
 """Decay of the moving average of losses."""
@@ -152,9 +152,9 @@ def find_learning_rate(
     Model, data, order and optimizer are those of the run, from iteration 0; nothing of the training is kept. Every rank
     calls it and has the result. Raises BadInput for rates that do not rise or fewer than 2 iterations.
     """
-    from engine.step import NotFinite
-    from engine.train import begun_on_ranks
-    from engine.trainer import Trainer
+    from mlm_repro.engine.step import NotFinite
+    from mlm_repro.engine.train import begun_on_ranks
+    from mlm_repro.engine.trainer import Trainer
 
     if not 0 < low < high < float("inf") or iterations < 2:
         raise BadInput(f"no sweep: {iterations} iterations from a rate of {low:g} to {high:g}")

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data_pipeline.tokens.tokenizer import padded_vocab_size
-from engine.config import RunConfig, TrainConfig
-from engine.data.batch_schedule import BatchSchedule
-from lineage.config import flatten, parse_config, read_toml
-from lineage.errors import BadInput, cause
+from mlm_repro.data_pipeline.tokens.tokenizer import padded_vocab_size
+from mlm_repro.engine.config import RunConfig, TrainConfig
+from mlm_repro.engine.data.batch_schedule import BatchSchedule
+from mlm_repro.lineage.config import flatten, parse_config, read_toml
+from mlm_repro.lineage.errors import BadInput, cause
 
 FLAGS = read_toml(Path(__file__).with_suffix(".toml"))
 VALUES, SWITCHES, FORMER, SAME = (FLAGS[part] for part in ("values", "switches", "former", "same"))

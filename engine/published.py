@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from lineage.errors import BadInput
-from lineage.lock import check_is_there
+from mlm_repro.lineage.errors import BadInput
+from mlm_repro.lineage.lock import check_is_there
 
 TRACKER, METADATA = "latest_checkpointed_iteration.txt", ".metadata"
 """Files of a Megatron-LM save directory and of a distributed checkpoint."""

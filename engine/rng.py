@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.kernels.dropout import DropoutMask
+from mlm_repro.engine.kernels.dropout import DropoutMask
 
 
 def key_of(*parts: object) -> int:

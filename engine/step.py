@@ -11,13 +11,13 @@ from statistics import median
 
 import torch
 
-from engine.config import ModelConfig, ParallelConfig, TrainConfig
-from engine.model.microbatch import PipelineInput
-from engine.optim.adam import build_optimizer
-from engine.optim.precision import DTYPES, LossScaler
-from engine.parallel.mesh import ParallelMesh
-from engine.pipeline.executor import PartitionedModel, partition
-from lineage.errors import Diverged
+from mlm_repro.engine.config import ModelConfig, ParallelConfig, TrainConfig
+from mlm_repro.engine.model.microbatch import PipelineInput
+from mlm_repro.engine.optim.adam import build_optimizer
+from mlm_repro.engine.optim.precision import DTYPES, LossScaler
+from mlm_repro.engine.parallel.mesh import ParallelMesh
+from mlm_repro.engine.pipeline.executor import PartitionedModel, partition
+from mlm_repro.lineage.errors import Diverged
 
 SHORT_SECONDS = 0.5
 """A rehearsed iteration below this is timed four times, others once."""

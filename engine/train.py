@@ -8,16 +8,16 @@ from pathlib import Path
 
 import torch
 
-from engine.guard.memory import explaining_out_of_memory
-from engine.launch.mesh import build_mesh, check_agreement, join_ranks, local_rank, telling_of_lost_ranks
-from engine.parallel.mesh import ParallelMesh
-from engine.run.loggers import open_loggers
-from engine.run.resolved import ResolvedRun
-from engine.trainer import Trainer
-from lineage.chain import complete_checkpoints, iteration_of
-from lineage.lock import locked
-from lineage.progress import announce, format_bytes
-from lineage.run import RunDirectory
+from mlm_repro.engine.guard.memory import explaining_out_of_memory
+from mlm_repro.engine.launch.mesh import build_mesh, check_agreement, join_ranks, local_rank, telling_of_lost_ranks
+from mlm_repro.engine.parallel.mesh import ParallelMesh
+from mlm_repro.engine.run.loggers import open_loggers
+from mlm_repro.engine.run.resolved import ResolvedRun
+from mlm_repro.engine.trainer import Trainer
+from mlm_repro.lineage.chain import complete_checkpoints, iteration_of
+from mlm_repro.lineage.lock import locked
+from mlm_repro.lineage.progress import announce, format_bytes
+from mlm_repro.lineage.run import RunDirectory
 
 FP16_ON_A_PROCESSOR = "fp16 takes about eleven times as long as fp32 or bf16 on a processor: --set train.precision=fp32"
 

@@ -10,28 +10,28 @@ from typing import Literal
 import numpy as np
 import torch
 
-from engine.checkpoint import checkpoint
-from engine.checkpoint.checkpoint import Probe, TrainingState, describe_computation
-from engine.costs import PEAK_FLOPS, flops_per_iteration
-from engine.data.batch_schedule import BatchSchedule
-from engine.data.batches import place_groups
-from engine.guard.guards import Iteration, PeakMemory, RecentIterations, guards_of
-from engine.inputs import TrainingInputs, ValidationSplit
-from engine.model.microbatch import to_input
-from engine.optim.precision import LossScaler
-from engine.optim.schedule import learning_rate
-from engine.parallel.mesh import ParallelMesh
-from engine.run.files import SUMMARY, Memory, Step, TrainingSummary, Validation
-from engine.run.loggers import Start, writing_metrics
-from engine.run.resolved import ResolvedRun
-from engine.step import NotFinite, build_step
-from lineage.chain import checkpoint_path, complete_checkpoints, resolve_checkpoint
-from lineage.environment import list_gpus
-from lineage.errors import Interrupted
-from lineage.files import write_document
-from lineage.processes import when_stopped
-from lineage.progress import Progress, announce, format_bytes, format_duration
-from lineage.run import RunDirectory
+from mlm_repro.engine.checkpoint import checkpoint
+from mlm_repro.engine.checkpoint.checkpoint import Probe, TrainingState, describe_computation
+from mlm_repro.engine.costs import PEAK_FLOPS, flops_per_iteration
+from mlm_repro.engine.data.batch_schedule import BatchSchedule
+from mlm_repro.engine.data.batches import place_groups
+from mlm_repro.engine.guard.guards import Iteration, PeakMemory, RecentIterations, guards_of
+from mlm_repro.engine.inputs import TrainingInputs, ValidationSplit
+from mlm_repro.engine.model.microbatch import to_input
+from mlm_repro.engine.optim.precision import LossScaler
+from mlm_repro.engine.optim.schedule import learning_rate
+from mlm_repro.engine.parallel.mesh import ParallelMesh
+from mlm_repro.engine.run.files import SUMMARY, Memory, Step, TrainingSummary, Validation
+from mlm_repro.engine.run.loggers import Start, writing_metrics
+from mlm_repro.engine.run.resolved import ResolvedRun
+from mlm_repro.engine.step import NotFinite, build_step
+from mlm_repro.lineage.chain import checkpoint_path, complete_checkpoints, resolve_checkpoint
+from mlm_repro.lineage.environment import list_gpus
+from mlm_repro.lineage.errors import Interrupted
+from mlm_repro.lineage.files import write_document
+from mlm_repro.lineage.processes import when_stopped
+from mlm_repro.lineage.progress import Progress, announce, format_bytes, format_duration
+from mlm_repro.lineage.run import RunDirectory
 
 
 class Trainer:

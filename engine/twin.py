@@ -2,8 +2,8 @@
 
 import math
 
-from engine.config import ParallelConfig, RunConfig, TwinScale
-from lineage.errors import BadInput
+from mlm_repro.engine.config import ParallelConfig, RunConfig, TwinScale
+from mlm_repro.lineage.errors import BadInput
 
 TWIN_FLOPS = 30e9
 """Floating-point operations per second and core in a twin's training; only for the estimate of minutes."""

@@ -13,30 +13,30 @@ from pathlib import Path
 
 import torch
 
-from data_pipeline.contamination.testsets import find_gpt2_vocabulary
-from data_pipeline.files import trained_datasets
-from data_pipeline.tokens.tokenizer import Tokenizer
-from engine.costs import parameter_count
-from engine.formats import write_checkpoint
-from engine.formats.convert import read_published
-from engine.formats.vocabulary import VOCABULARY
-from engine.inference import load_for_inference
-from engine.launch.mesh import build_mesh, local_device
-from engine.model.stage_model import CausalModel
-from engine.optim.precision import DTYPES
-from engine.parallel.mesh import ParallelMesh, serial_mesh
-from engine.published import CONFIG, is_megatron
-from evaluation.places import SMOLLM2, SMOLLM2_NOTE, find_directory, is_native
-from evaluation.pretrained import Pretrained
-from evaluation.protocol import Encoder
-from evaluation.scoring import ScoringModel, pack_weights
-from evaluation.settings import Settings
-from evaluation.store import Store, open_scores
-from lineage.chain import read_newest
-from lineage.environment import user_cache
-from lineage.errors import BadInput, DataMissing, IntegrityFailure
-from lineage.files import read_object
-from lineage.records import Kind
+from mlm_repro.data_pipeline.contamination.testsets import find_gpt2_vocabulary
+from mlm_repro.data_pipeline.files import trained_datasets
+from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
+from mlm_repro.engine.costs import parameter_count
+from mlm_repro.engine.formats import write_checkpoint
+from mlm_repro.engine.formats.convert import read_published
+from mlm_repro.engine.formats.vocabulary import VOCABULARY
+from mlm_repro.engine.inference import load_for_inference
+from mlm_repro.engine.launch.mesh import build_mesh, local_device
+from mlm_repro.engine.model.stage_model import CausalModel
+from mlm_repro.engine.optim.precision import DTYPES
+from mlm_repro.engine.parallel.mesh import ParallelMesh, serial_mesh
+from mlm_repro.engine.published import CONFIG, is_megatron
+from mlm_repro.evaluation.places import SMOLLM2, SMOLLM2_NOTE, find_directory, is_native
+from mlm_repro.evaluation.pretrained import Pretrained
+from mlm_repro.evaluation.protocol import Encoder
+from mlm_repro.evaluation.scoring import ScoringModel, pack_weights
+from mlm_repro.evaluation.settings import Settings
+from mlm_repro.evaluation.store import Store, open_scores
+from mlm_repro.lineage.chain import read_newest
+from mlm_repro.lineage.environment import user_cache
+from mlm_repro.lineage.errors import BadInput, DataMissing, IntegrityFailure
+from mlm_repro.lineage.files import read_object
+from mlm_repro.lineage.records import Kind
 
 
 @contextmanager

@@ -12,21 +12,29 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from engine.launch.local import keep_large_buffers
-from engine.parallel.layout import Layout
-from evaluation.places import check_checkpoint
-from evaluation.settings import ONE_RANK, Sampling, Settings, parse_batch_size, parse_device, parse_layout, start_ranks
-from evaluation.tasks import TASKS, build_task, check_task_name
-from evaluation.windows import check_stride
-from lineage.atomic import write_json, write_text
-from lineage.command import CommandLine, run_command
-from lineage.errors import BadInput
-from lineage.lock import check_place
-from lineage.variables import is_first_rank
+from mlm_repro.engine.launch.local import keep_large_buffers
+from mlm_repro.engine.parallel.layout import Layout
+from mlm_repro.evaluation.places import check_checkpoint
+from mlm_repro.evaluation.settings import (
+    ONE_RANK,
+    Sampling,
+    Settings,
+    parse_batch_size,
+    parse_device,
+    parse_layout,
+    start_ranks,
+)
+from mlm_repro.evaluation.tasks import TASKS, build_task, check_task_name
+from mlm_repro.evaluation.windows import check_stride
+from mlm_repro.lineage.atomic import write_json, write_text
+from mlm_repro.lineage.command import CommandLine, run_command
+from mlm_repro.lineage.errors import BadInput
+from mlm_repro.lineage.lock import check_place
+from mlm_repro.lineage.variables import is_first_rank
 
 if TYPE_CHECKING:
-    from evaluation.evaluate import MakeTask
-    from evaluation.schema import Result
+    from mlm_repro.evaluation.evaluate import MakeTask
+    from mlm_repro.evaluation.schema import Result
 
 app = CommandLine(help="Evaluate a checkpoint by a named protocol.", no_args_is_help=True)
 ALL = "all"
@@ -94,7 +102,7 @@ def run(
     if (file is None) == (protocol in FILE_TASKS):
         raise BadInput(f"{protocol} needs a text file" if file is None else f"{protocol} takes no file: {file}")
     if file is not None:
-        from evaluation.heldout import read_file
+        from mlm_repro.evaluation.heldout import read_file
 
         read_file(file)
     if (window or stride) and not protocol.startswith("perplexity"):
@@ -104,8 +112,8 @@ def run(
     settings = Settings(limit, batch_size, workers, vocab, heads, layout, backend, dtype, device)
     check_place("--samples", samples, '"log_probabilities"')
     _start(settings, [ckpt], json, '"checkpoint_digest"')
-    from evaluation import heldout, tables
-    from evaluation.evaluate import evaluate, file_task
+    from mlm_repro.evaluation import heldout, tables
+    from mlm_repro.evaluation.evaluate import evaluate, file_task
 
     names = TASKS if protocol == ALL else (protocol,)
     tasks: dict[str, MakeTask] = {name: partial(build_task, name) for name in names}
@@ -143,8 +151,8 @@ def compare(
         check_task_name(name)
     settings = Settings(limit, batch_size, workers, vocab, heads, layout, backend, dtype, device)
     _start(settings, [first, second], json, '"checkpoint_digest"')
-    from evaluation import tables
-    from evaluation.evaluate import evaluate, paired_difference
+    from mlm_repro.evaluation import tables
+    from mlm_repro.evaluation.evaluate import evaluate, paired_difference
 
     tasks = {name: partial(build_task, name) for name in task}
     left, right = (evaluate(ckpt, tasks, settings) for ckpt in (first, second))
@@ -175,7 +183,7 @@ def identify(
 ) -> None:  # fmt: skip
     """Name the conventions that give a claimed number within its rounding."""
     settings = Settings(None, batch_size, workers, vocab, heads, layout, backend, dtype, device)
-    from evaluation import identify as conventions
+    from mlm_repro.evaluation import identify as conventions
 
     conventions.parse_claim(claimed)
     _start(settings, [ckpt], json, '"claimed"')
@@ -200,7 +208,7 @@ def oracle(
 ) -> None:
     """Write a checkpoint that tells how it was evaluated, or name the convention of a harness's number on it."""
     check_place("--json", json, '"identified"')
-    from evaluation.identify import explain_bytes, find, parse_claim
+    from mlm_repro.evaluation.identify import explain_bytes, find, parse_claim
 
     if numbers:
         print(explain_bytes(numbers))
@@ -209,7 +217,7 @@ def oracle(
         raise BadInput("give --out DIR to write the oracle, or --identify NUMBER")
     for number in identify or ():
         parse_claim(number)
-    from evaluation.oracle import read_table, write_oracle
+    from mlm_repro.evaluation.oracle import read_table, write_oracle
 
     with TemporaryDirectory() as temporary:
         directory = out or Path(temporary) / "oracle"
@@ -237,7 +245,7 @@ def generate(
     is_sampled = any(option is not None for option in (temperature, top_k, top_p))
     sampling = Sampling(1.0 if temperature is None else temperature, top_k, top_p, seed) if is_sampled else None
     _start(settings, [ckpt], json, '"continuation"')
-    from evaluation.generate import generate_text
+    from mlm_repro.evaluation.generate import generate_text
 
     generated = generate_text(ckpt, prompt, max_new_tokens, sampling, settings)
     if is_first_rank():
@@ -253,7 +261,7 @@ def harness(context: typer.Context) -> None:
         if find_spec("lm_eval"):
             subprocess.run([sys.executable, "-m", "lm_eval", *context.args], check=False)
         return
-    from evaluation.harness_model import run_harness
+    from mlm_repro.evaluation.harness_model import run_harness
 
     run_harness(context.args)
 
@@ -264,7 +272,7 @@ def fetch(
     out: Annotated[Path, typer.Option(help="Folder with a directory for each; MLM_MODELS_DIR can name it.")],
 ) -> None:
     """Copy models of the Hugging Face hub, with their digests, for a machine without a connection."""
-    from evaluation.hub_models import fetch_model
+    from mlm_repro.evaluation.hub_models import fetch_model
 
     for name in models:
         print(f"written: {fetch_model(name, out)}")
@@ -282,7 +290,7 @@ def _start(settings: Settings, checkpoints: Sequence[Path], json: Path | None, m
     check_place("--json", json, mark)
     for path in checkpoints:
         check_checkpoint(path, settings.vocab)
-    import evaluation.evaluate  # noqa: F401
+    import mlm_repro.evaluation.evaluate  # noqa: F401
 
     start_ranks(settings.layout, main)
 

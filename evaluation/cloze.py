@@ -8,11 +8,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluation.protocol import Encoder, Losses, Request, Scores, SourceText, Task, perplexity, shown_first, with_first
-from evaluation.schema import ClozeResult, Provenance
-from evaluation.uncertainty import mean_standard_error
-from evaluation.windows import Lazy
-from lineage.errors import BadInput
+from mlm_repro.evaluation.protocol import (
+    Encoder,
+    Losses,
+    Request,
+    Scores,
+    SourceText,
+    Task,
+    perplexity,
+    shown_first,
+    with_first,
+)
+from mlm_repro.evaluation.schema import ClozeResult, Provenance
+from mlm_repro.evaluation.uncertainty import mean_standard_error
+from mlm_repro.evaluation.windows import Lazy
+from mlm_repro.lineage.errors import BadInput
 
 _STOP_WORDS = """
 a about above after again against all am an and any are as at be because been before being below between both but by can

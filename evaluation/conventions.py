@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evaluation.cloze import LAST_TOKEN, LM_EVAL, STRICT, Encoded, split_last_word
-from evaluation.detokenize import detokenize_wikitext
-from evaluation.documents import count_original_tokens, join_rows, lm_eval_words
-from evaluation.protocol import LARGEST_EXPONENT, Encoder, Request, Scores
-from evaluation.windows import Window, rolling_windows, sliding_windows
+from mlm_repro.evaluation.cloze import LAST_TOKEN, LM_EVAL, STRICT, Encoded, split_last_word
+from mlm_repro.evaluation.detokenize import detokenize_wikitext
+from mlm_repro.evaluation.documents import count_original_tokens, join_rows, lm_eval_words
+from mlm_repro.evaluation.protocol import LARGEST_EXPONENT, Encoder, Request, Scores
+from mlm_repro.evaluation.windows import Window, rolling_windows, sliding_windows
 
 END, LITERAL, ACCURACY = "\0", "<|endoftext|>", "accuracy"
 TEXTS: dict[str, Callable[[str], str]] = {

@@ -10,9 +10,9 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluation.protocol import SourceText
-from lineage.atomic import read_bytes
-from lineage.errors import BadInput, IntegrityFailure
+from mlm_repro.evaluation.protocol import SourceText
+from mlm_repro.lineage.atomic import read_bytes
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 
 _HEADING = re.compile(r"(?:(?<=\n \n)|(?<=\A \n)) = (?!= )([^\n]+?)(?<! =) = \n(?= \n)")
 """A first-level heading of WikiText between empty lines."""

@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.launch.mesh import telling_of_lost_ranks
-from evaluation.checkpoints import EvaluatedCheckpoint, open_checkpoint
-from evaluation.protocol import Encoder, Losses, Request, Scores, Task
-from evaluation.schema import Provenance, Result
-from evaluation.scoring import NoMemory, remembering, score, score_with_memory
-from evaluation.settings import Settings
-from evaluation.uncertainty import difference_standard_error, mean_standard_error
-from lineage.config import Config
-from lineage.environment import describe_environment
-from lineage.errors import BadInput, DataMissing
-from lineage.progress import Progress, announce
+from mlm_repro.engine.launch.mesh import telling_of_lost_ranks
+from mlm_repro.evaluation.checkpoints import EvaluatedCheckpoint, open_checkpoint
+from mlm_repro.evaluation.protocol import Encoder, Losses, Request, Scores, Task
+from mlm_repro.evaluation.schema import Provenance, Result
+from mlm_repro.evaluation.scoring import NoMemory, remembering, score, score_with_memory
+from mlm_repro.evaluation.settings import Settings
+from mlm_repro.evaluation.uncertainty import difference_standard_error, mean_standard_error
+from mlm_repro.lineage.config import Config
+from mlm_repro.lineage.environment import describe_environment
+from mlm_repro.lineage.errors import BadInput, DataMissing
+from mlm_repro.lineage.progress import Progress, announce
 
 MakeTask = Callable[[EvaluatedCheckpoint], Task]
 """The task for a checkpoint's tokenizer and context."""

@@ -14,17 +14,17 @@ from typing import Any
 
 import torch
 
-from engine.costs import parameter_count
-from engine.launch.mesh import telling_of_lost_ranks
-from engine.model.gpt2 import GPT2
-from engine.model.transformer import KeyValueCache
-from evaluation.checkpoints import open_checkpoint
-from evaluation.pretrained import PretrainedModel
-from evaluation.protocol import with_first
-from evaluation.scoring import ScoringModel, forward
-from evaluation.settings import Sampling, Settings
-from lineage.errors import BadInput
-from lineage.progress import Progress, announce
+from mlm_repro.engine.costs import parameter_count
+from mlm_repro.engine.launch.mesh import telling_of_lost_ranks
+from mlm_repro.engine.model.gpt2 import GPT2
+from mlm_repro.engine.model.transformer import KeyValueCache
+from mlm_repro.evaluation.checkpoints import open_checkpoint
+from mlm_repro.evaluation.pretrained import PretrainedModel
+from mlm_repro.evaluation.protocol import with_first
+from mlm_repro.evaluation.scoring import ScoringModel, forward
+from mlm_repro.evaluation.settings import Sampling, Settings
+from mlm_repro.lineage.errors import BadInput
+from mlm_repro.lineage.progress import Progress, announce
 
 
 @dataclass(frozen=True)

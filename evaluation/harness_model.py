@@ -15,16 +15,16 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from evaluation.checkpoints import open_checkpoint
-from evaluation.evaluate import share
-from evaluation.generate import generate
-from evaluation.heldout import SURROGATE
-from evaluation.protocol import Request, Scores, Tokens, with_first
-from evaluation.scoring import score
-from evaluation.settings import Sampling, Settings
-from evaluation.windows import megatron_windows, sliding_windows
-from lineage.errors import BadInput
-from lineage.extras import import_extra
+from mlm_repro.evaluation.checkpoints import open_checkpoint
+from mlm_repro.evaluation.evaluate import share
+from mlm_repro.evaluation.generate import generate
+from mlm_repro.evaluation.heldout import SURROGATE
+from mlm_repro.evaluation.protocol import Request, Scores, Tokens, with_first
+from mlm_repro.evaluation.scoring import score
+from mlm_repro.evaluation.settings import Sampling, Settings
+from mlm_repro.evaluation.windows import megatron_windows, sliding_windows
+from mlm_repro.lineage.errors import BadInput
+from mlm_repro.lineage.extras import import_extra
 
 TASK_FILES = Path(__file__).parent / "harness_tasks"
 NEW_TOKENS = 256

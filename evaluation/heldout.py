@@ -7,14 +7,14 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from evaluation.cloze import STRICT, ClozeTask
-from evaluation.documents import RunningText
-from evaluation.perplexity import UNCHANGED, PerplexityTask, sliding_stream
-from evaluation.protocol import Encoder, SourceText
-from evaluation.windows import STRIDES_PER_WINDOW
-from lineage.atomic import parse_json, read_bytes
-from lineage.digest import sha256_file
-from lineage.errors import BadInput, DataMissing, IntegrityFailure
+from mlm_repro.evaluation.cloze import STRICT, ClozeTask
+from mlm_repro.evaluation.documents import RunningText
+from mlm_repro.evaluation.perplexity import UNCHANGED, PerplexityTask, sliding_stream
+from mlm_repro.evaluation.protocol import Encoder, SourceText
+from mlm_repro.evaluation.windows import STRIDES_PER_WINDOW
+from mlm_repro.lineage.atomic import parse_json, read_bytes
+from mlm_repro.lineage.digest import sha256_file
+from mlm_repro.lineage.errors import BadInput, DataMissing, IntegrityFailure
 
 VALIDATION_DOCUMENTS = Path("documents") / "valid.jsonl"
 PASSAGE_WORDS = 64

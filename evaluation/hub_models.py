@@ -4,10 +4,10 @@ for a machine without a connection."""
 import re
 from pathlib import Path
 
-from data_pipeline.reading.hub import asking_for, hub_is_reachable
-from lineage.digest import sha256_file
-from lineage.errors import BadInput, DataMissing, IntegrityFailure
-from lineage.files import FileSchema, read_document, write_document
+from mlm_repro.data_pipeline.reading.hub import asking_for, hub_is_reachable
+from mlm_repro.lineage.digest import sha256_file
+from mlm_repro.lineage.errors import BadInput, DataMissing, IntegrityFailure
+from mlm_repro.lineage.files import FileSchema, read_document, write_document
 
 HUB_NAME = re.compile(r"((?:\w[\w.-]*/)?(\w[\w.-]*))(?:@(\w[\w./-]*))?")
 FILES = ["*.json", "*.safetensors", "merges.txt", "*.model"]

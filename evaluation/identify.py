@@ -10,9 +10,18 @@ from pathlib import Path
 
 import numpy as np
 
-from evaluation.conventions import ACCURACY, AXES, LAST_WORD_AXES, UNITS, Convention, LastWords, ReadText, readings
-from evaluation.settings import Settings
-from lineage.errors import BadInput
+from mlm_repro.evaluation.conventions import (
+    ACCURACY,
+    AXES,
+    LAST_WORD_AXES,
+    UNITS,
+    Convention,
+    LastWords,
+    ReadText,
+    readings,
+)
+from mlm_repro.evaluation.settings import Settings
+from mlm_repro.lineage.errors import BadInput
 
 MOST_SHOWN, NEAREST = 10, 3
 NOISE, DIGITS, APART = 1e-6, 5e-7, 1e-4
@@ -106,14 +115,14 @@ def find(claimed: str, conventions: Sequence[Convention], unit: str | None, text
 
 def identify(checkpoint: Path, claimed: str, task: str, settings: Settings) -> Identified:
     """Find the conventions that give a number of a checkpoint on WikiText-103 or LAMBADA."""
-    from data_pipeline.contamination.testsets import find_test_set
-    from evaluation.checkpoints import open_checkpoint
-    from evaluation.documents import lm_eval_documents
-    from evaluation.evaluate import share
-    from evaluation.lambada import openai_passages
-    from evaluation.scoring import score
-    from evaluation.wikitext103 import read_wikitext103
-    from lineage.progress import Progress, announce
+    from mlm_repro.data_pipeline.contamination.testsets import find_test_set
+    from mlm_repro.evaluation.checkpoints import open_checkpoint
+    from mlm_repro.evaluation.documents import lm_eval_documents
+    from mlm_repro.evaluation.evaluate import share
+    from mlm_repro.evaluation.lambada import openai_passages
+    from mlm_repro.evaluation.scoring import score
+    from mlm_repro.evaluation.wikitext103 import read_wikitext103
+    from mlm_repro.lineage.progress import Progress, announce
 
     path = find_test_set(task)
     evaluated = open_checkpoint(checkpoint, settings)
@@ -144,7 +153,7 @@ def identify(checkpoint: Path, claimed: str, task: str, settings: Settings) -> I
 
 def explain_bytes(given: str) -> str:
     """Say which count of bytes lies between a loss per sub-word and bits per byte, from `name=value` pairs."""
-    from engine.formats.vocabulary import read_vocabulary
+    from mlm_repro.engine.formats.vocabulary import read_vocabulary
 
     values = dict(pair.partition("=")[::2] for pair in given.split(","))
     if values.keys() != {"loss", "bits_per_byte", "tokenizer", "text"}:

@@ -7,12 +7,12 @@ OpenAI's file keeps case, punctuation and newlines. Megatron's instructions call
 from functools import partial
 from pathlib import Path
 
-from data_pipeline.contamination.testsets import TEST_SETS
-from evaluation.cloze import LAST_TOKEN, LM_EVAL, STOP_WORD_FILTER, STRICT, ClozeRule, ClozeTask
-from evaluation.documents import read_official
-from evaluation.protocol import Encoder, SourceText
-from lineage.atomic import parse_json
-from lineage.errors import IntegrityFailure
+from mlm_repro.data_pipeline.contamination.testsets import TEST_SETS
+from mlm_repro.evaluation.cloze import LAST_TOKEN, LM_EVAL, STOP_WORD_FILTER, STRICT, ClozeRule, ClozeTask
+from mlm_repro.evaluation.documents import read_official
+from mlm_repro.evaluation.protocol import Encoder, SourceText
+from mlm_repro.lineage.atomic import parse_json
+from mlm_repro.lineage.errors import IntegrityFailure
 
 NUM_EXAMPLES = 5153
 

@@ -9,10 +9,10 @@ import csv
 import shutil
 from pathlib import Path
 
-from evaluation.conventions import AXES, LAST_WORD_AXES, Convention
-from lineage.digest import seal, sealed_files, sha256_file
-from lineage.errors import BadInput
-from lineage.lock import new_output
+from mlm_repro.evaluation.conventions import AXES, LAST_WORD_AXES, Convention
+from mlm_repro.lineage.digest import seal, sealed_files, sha256_file
+from mlm_repro.lineage.errors import BadInput
+from mlm_repro.lineage.lock import new_output
 
 FILES = Path(__file__).parent / "oracle_files"
 

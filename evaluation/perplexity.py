@@ -10,11 +10,20 @@ from typing import Any, Literal
 
 import numpy as np
 
-from evaluation.documents import RunningText, count_original_tokens, cut_articles
-from evaluation.protocol import LARGEST_EXPONENT, Encoder, Losses, Request, Scores, Task, perplexity, shown_first
-from evaluation.schema import Block, PerplexityResult, Provenance
-from evaluation.uncertainty import ratio_standard_error
-from evaluation.windows import Lazy, sliding_windows
+from mlm_repro.evaluation.documents import RunningText, count_original_tokens, cut_articles
+from mlm_repro.evaluation.protocol import (
+    LARGEST_EXPONENT,
+    Encoder,
+    Losses,
+    Request,
+    Scores,
+    Task,
+    perplexity,
+    shown_first,
+)
+from mlm_repro.evaluation.schema import Block, PerplexityResult, Provenance
+from mlm_repro.evaluation.uncertainty import ratio_standard_error
+from mlm_repro.evaluation.windows import Lazy, sliding_windows
 
 MEGATRON_LARGEST_EXPONENT = 20.0
 FEW = 50

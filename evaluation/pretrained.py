@@ -18,15 +18,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from engine.parallel.layers import linear
-from engine.published import CONFIG
-from engine.torch_names import onednn
-from evaluation.places import weight_files
-from lineage.digest import sha256_file, sha256_json
-from lineage.environment import memory_bytes
-from lineage.errors import BadInput, HardwareMissing, IntegrityFailure
-from lineage.extras import import_extra
-from lineage.files import read_object
+from mlm_repro.engine.parallel.layers import linear
+from mlm_repro.engine.published import CONFIG
+from mlm_repro.engine.torch_names import onednn
+from mlm_repro.evaluation.places import weight_files
+from mlm_repro.lineage.digest import sha256_file, sha256_json
+from mlm_repro.lineage.environment import memory_bytes
+from mlm_repro.lineage.errors import BadInput, HardwareMissing, IntegrityFailure
+from mlm_repro.lineage.extras import import_extra
+from mlm_repro.lineage.files import read_object
 
 EXTRA = "transformers"
 WRAPPED = "_orig_mod."

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.contamination.testsets import TEST_SETS
-from evaluation.schema import Provenance, Result, Sample
-from evaluation.windows import Window, evenly_spread, rolling_windows
-from lineage.errors import BadInput, IntegrityFailure
+from mlm_repro.data_pipeline.contamination.testsets import TEST_SETS
+from mlm_repro.evaluation.schema import Provenance, Result, Sample
+from mlm_repro.evaluation.windows import Window, evenly_spread, rolling_windows
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 
 Tokens = NDArray[np.int64]
 LARGEST_EXPONENT = 700.0

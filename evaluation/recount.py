@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.contamination.testsets import find_test_set
-from data_pipeline.tokens.tokenizer import Tokenizer
-from evaluation.heldout import heldout_cloze, heldout_perplexity
-from evaluation.schema import ClozeResult, PerplexityResult
-from evaluation.tasks import TASKS, made_by
-from evaluation.uncertainty import mean_standard_error, ratio_standard_error
-from lineage.errors import DataMissing
-from lineage.files import SAME
+from mlm_repro.data_pipeline.contamination.testsets import find_test_set
+from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
+from mlm_repro.evaluation.heldout import heldout_cloze, heldout_perplexity
+from mlm_repro.evaluation.schema import ClozeResult, PerplexityResult
+from mlm_repro.evaluation.tasks import TASKS, made_by
+from mlm_repro.evaluation.uncertainty import mean_standard_error, ratio_standard_error
+from mlm_repro.lineage.errors import DataMissing
+from mlm_repro.lineage.files import SAME
 
 STAND_INS: dict[str, Callable[..., Any]] = {"heldout-perplexity": heldout_perplexity, "heldout-cloze": heldout_cloze}
 SPACES = 4

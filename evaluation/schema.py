@@ -5,8 +5,8 @@ from typing import Any, Self
 
 from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
-from lineage.files import Environment, FileSchema, Positive
-from lineage.records import Kind
+from mlm_repro.lineage.files import Environment, FileSchema, Positive
+from mlm_repro.lineage.records import Kind
 
 
 class Provenance(FileSchema):

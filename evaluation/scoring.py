@@ -25,21 +25,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from engine.compiled import Array, Compiled, array, exponential, largest, load
-from engine.families.transformer_xl.model import TransformerXL
-from engine.kernels.registry import DTYPES
-from engine.model.microbatch import PipelineInput, Recurrence
-from engine.model.stage_model import CausalModel
-from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear
-from engine.parallel.mesh import MAX, MIN, Axis, ParallelMesh, serial_mesh
-from engine.torch_names import onednn
-from evaluation.pretrained import PretrainedModel
-from evaluation.protocol import Request, Scores
-from evaluation.store import Store
-from lineage.environment import available_cores, cpu_name
-from lineage.errors import BadInput, UserError
-from lineage.remembered import digest_of
-from lineage.shipped import HOME
+from mlm_repro.engine.compiled import Array, Compiled, array, exponential, largest, load
+from mlm_repro.engine.families.transformer_xl.model import TransformerXL
+from mlm_repro.engine.kernels.registry import DTYPES
+from mlm_repro.engine.model.microbatch import PipelineInput, Recurrence
+from mlm_repro.engine.model.stage_model import CausalModel
+from mlm_repro.engine.parallel.layers import ColumnParallelLinear, RowParallelLinear
+from mlm_repro.engine.parallel.mesh import MAX, MIN, Axis, ParallelMesh, serial_mesh
+from mlm_repro.engine.torch_names import onednn
+from mlm_repro.evaluation.pretrained import PretrainedModel
+from mlm_repro.evaluation.protocol import Request, Scores
+from mlm_repro.evaluation.store import Store
+from mlm_repro.lineage.environment import available_cores, cpu_name
+from mlm_repro.lineage.errors import BadInput, UserError
+from mlm_repro.lineage.remembered import digest_of
+from mlm_repro.lineage.shipped import HOME
 
 ACTIVATIONS_PER_TOKEN = 16  # vectors of hidden size alive at once in a layer, rounded up
 MAX_ACTIVATION_BYTES = {"cpu": 16 * 2**20, "cuda": 4 * 2**30}  # on a CPU what its caches hold is fastest

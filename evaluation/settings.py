@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from engine.parallel.layout import Layout
-from lineage.errors import BadInput
-from lineage.variables import launched_ranks
+from mlm_repro.engine.parallel.layout import Layout
+from mlm_repro.lineage.errors import BadInput
+from mlm_repro.lineage.variables import launched_ranks
 
 if TYPE_CHECKING:
     import torch
@@ -116,8 +116,8 @@ def start_ranks(layout: Layout, main: Callable[[], object]) -> None:
     """
     if layout.world_size == 1:
         return
-    from engine.launch.local import launch
-    from engine.launch.mesh import leave_ranks
+    from mlm_repro.engine.launch.local import launch
+    from mlm_repro.engine.launch.mesh import leave_ranks
 
     if launched_ranks():
         atexit.register(leave_ranks)

@@ -24,8 +24,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluation.protocol import Scores
-from lineage.digest import sha256_json
+from mlm_repro.evaluation.protocol import Scores
+from mlm_repro.lineage.digest import sha256_json
 
 LARGEST_BYTES = 256 * 2**20
 HEADER = struct.Struct("<II16s")

@@ -7,10 +7,10 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from evaluation.schema import ClozeResult, PerplexityResult, Result
+from mlm_repro.evaluation.schema import ClozeResult, PerplexityResult, Result
 
 if TYPE_CHECKING:
-    from evaluation.evaluate import Difference
+    from mlm_repro.evaluation.evaluate import Difference
 
 CONSOLE = Console()
 MOST_WARNINGS = 2

@@ -3,11 +3,11 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lineage.errors import BadInput, DataMissing, did_you_mean
+from mlm_repro.lineage.errors import BadInput, DataMissing, did_you_mean
 
 if TYPE_CHECKING:
-    from evaluation.checkpoints import EvaluatedCheckpoint
-    from evaluation.protocol import Task
+    from mlm_repro.evaluation.checkpoints import EvaluatedCheckpoint
+    from mlm_repro.evaluation.protocol import Task
 
 
 class NamedProtocol(NamedTuple):
@@ -15,7 +15,7 @@ class NamedProtocol(NamedTuple):
 
     title: str
     test_set: str
-    """Name of the test file in `data_pipeline.contamination.testsets.TEST_SETS`."""
+    """Name of the test file in `mlm_repro.data_pipeline.contamination.testsets.TEST_SETS`."""
     function: str
     """`module:function` of (protocol's name, test file, tokenizer, context of the model) → task."""
     stand_in: str = ""
@@ -25,46 +25,50 @@ class NamedProtocol(NamedTuple):
 TASKS = {
     "wikitext103": NamedProtocol(
         "Megatron-LM's recipe, the published one: 24 detokenizer rules, stride 32, per space-separated token",
-        "wikitext103", "evaluation.wikitext103:sliding_wikitext103", "evaluation.heldout:heldout_perplexity",
+        "wikitext103", "mlm_repro.evaluation.wikitext103:sliding_wikitext103",
+        "mlm_repro.evaluation.heldout:heldout_perplexity",
     ),
     "wikitext103-stride512": NamedProtocol(
-        "the same in windows that overlap by half", "wikitext103", "evaluation.wikitext103:stride512_wikitext103"
+        "the same in windows that overlap by half", "wikitext103",
+        "mlm_repro.evaluation.wikitext103:stride512_wikitext103",
     ),
     "wikitext103-stride1024": NamedProtocol(
-        "the same in disjoint windows", "wikitext103", "evaluation.wikitext103:stride1024_wikitext103"
+        "the same in disjoint windows", "wikitext103", "mlm_repro.evaluation.wikitext103:stride1024_wikitext103"
     ),
     "wikitext103-raw": NamedProtocol(
-        "stride 32 without a detokenizer", "wikitext103", "evaluation.wikitext103:raw_wikitext103"
+        "stride 32 without a detokenizer", "wikitext103", "mlm_repro.evaluation.wikitext103:raw_wikitext103"
     ),
     "wikitext103-lm-eval": NamedProtocol(
         "as lm-evaluation-harness's wikitext: 62 documents, disjoint windows, its word count",
-        "wikitext103", "evaluation.wikitext103:lm_eval_wikitext103",
+        "wikitext103", "mlm_repro.evaluation.wikitext103:lm_eval_wikitext103",
     ),
     "wikitext103-memory": NamedProtocol(
         "Transformer-XL's: no detokenizer, disjoint segments, each with the memory of those before",
-        "wikitext103", "evaluation.wikitext103:memory_wikitext103",
+        "wikitext103", "mlm_repro.evaluation.wikitext103:memory_wikitext103",
     ),
     "wikitext103-huggingface": NamedProtocol(
         "transformers' strided recipe: rows joined by blank lines, overlap by half, per sub-word",
-        "wikitext103", "evaluation.wikitext103:huggingface_wikitext103",
+        "wikitext103", "mlm_repro.evaluation.wikitext103:huggingface_wikitext103",
     ),
     "lambada": NamedProtocol(
         "Megatron's --strict-lambada, the published one: OpenAI's text, every sub-word of the last word",
-        "lambada", "evaluation.lambada:openai_lambada", "evaluation.heldout:heldout_cloze",
+        "lambada", "mlm_repro.evaluation.lambada:openai_lambada", "mlm_repro.evaluation.heldout:heldout_cloze",
     ),
     "lambada-lm-eval": NamedProtocol(
         "as lm-evaluation-harness's lambada_openai: what follows the last space",
-        "lambada", "evaluation.lambada:lm_eval_lambada",
+        "lambada", "mlm_repro.evaluation.lambada:lm_eval_lambada",
     ),
     "lambada-last-token": NamedProtocol(
-        "Megatron without --strict-lambada: the last sub-word only", "lambada", "evaluation.lambada:last_token_lambada"
+        "Megatron without --strict-lambada: the last sub-word only", "lambada",
+        "mlm_repro.evaluation.lambada:last_token_lambada",
     ),
     "lambada-stopword-filter": NamedProtocol(
-        "the strict rule where no stop word counts as an answer", "lambada", "evaluation.lambada:stop_word_lambada"
+        "the strict rule where no stop word counts as an answer", "lambada",
+        "mlm_repro.evaluation.lambada:stop_word_lambada",
     ),
     "lambada-standard": NamedProtocol(
         "the strict rule on the original lower-cased plain text",
-        "lambada-standard", "evaluation.lambada:standard_lambada",
+        "lambada-standard", "mlm_repro.evaluation.lambada:standard_lambada",
     ),
 }  # fmt: skip
 
@@ -80,7 +84,7 @@ def build_task(name: str, evaluated: "EvaluatedCheckpoint") -> "Task":
 
     Raises DataMissing if the dataset that the checkpoint was trained on is not here either.
     """
-    from data_pipeline.contamination.testsets import find_test_set
+    from mlm_repro.data_pipeline.contamination.testsets import find_test_set
 
     protocol, arguments = TASKS[name], (evaluated.tokenizer, evaluated.model.seq_length)
     try:

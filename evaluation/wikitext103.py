@@ -8,14 +8,20 @@ from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
-from data_pipeline.contamination.testsets import TEST_SETS
-from evaluation.detokenize import NAME, detokenize_wikitext
-from evaluation.documents import RunningText, count_original_tokens, join_rows, lm_eval_documents, read_official
-from evaluation.perplexity import UNCHANGED, Detokenizer, Divisor, PerplexityTask, Stream, sliding_stream
-from evaluation.protocol import Encoder, Request, SourceText
-from evaluation.schema import Block
-from evaluation.windows import megatron_windows
-from lineage.errors import IntegrityFailure
+from mlm_repro.data_pipeline.contamination.testsets import TEST_SETS
+from mlm_repro.evaluation.detokenize import NAME, detokenize_wikitext
+from mlm_repro.evaluation.documents import (
+    RunningText,
+    count_original_tokens,
+    join_rows,
+    lm_eval_documents,
+    read_official,
+)
+from mlm_repro.evaluation.perplexity import UNCHANGED, Detokenizer, Divisor, PerplexityTask, Stream, sliding_stream
+from mlm_repro.evaluation.protocol import Encoder, Request, SourceText
+from mlm_repro.evaluation.schema import Block
+from mlm_repro.evaluation.windows import megatron_windows
+from mlm_repro.lineage.errors import IntegrityFailure
 
 FILES = {"wikitext103": "test", "wikitext103-valid": "validation"}
 TEST_FILE_SHA256 = TEST_SETS["wikitext103"].sha256

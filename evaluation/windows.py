@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from lineage.errors import BadInput
+from mlm_repro.lineage.errors import BadInput
 
 STRIDES_PER_WINDOW = 32
 LONGEST_WINDOW = 1024

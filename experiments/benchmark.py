@@ -18,11 +18,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat, NonNegativeFloat
 
-from lineage.atomic import write_json
-from lineage.config import Config, parse_config
-from lineage.environment import describe_environment
-from lineage.files import Environment, Positive, read_values
-from lineage.numbers import MISSING, csv_cell, show, size_bytes
+from mlm_repro.lineage.atomic import write_json
+from mlm_repro.lineage.config import Config, parse_config
+from mlm_repro.lineage.environment import describe_environment
+from mlm_repro.lineage.files import Environment, Positive, read_values
+from mlm_repro.lineage.numbers import MISSING, csv_cell, show, size_bytes
 
 AGAINST = "against.json"
 """The record that `mlm-verify against` keeps in its run."""

@@ -13,8 +13,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from lineage.config import Config, load_config, parse_config, read_toml
-from lineage.errors import BadInput, cause, did_you_mean
+from mlm_repro.lineage.config import Config, load_config, parse_config, read_toml
+from mlm_repro.lineage.errors import BadInput, cause, did_you_mean
 
 HERE = Path(__file__).parent
 CLAIMS = HERE / "claims"
@@ -36,7 +36,7 @@ MEASUREMENTS = {
     "words": "counted:measure_words", "zero-communication": "traffic:measure_sent_bytes",
     "zero-memory": "traffic:measure_held_bytes",
 }  # fmt: skip
-"""Module of `experiments.measured` and its function, by the name that `measures` has in experiment.toml."""
+"""Module of `mlm_repro.experiments.measured` and its function, by the name that `measures` has in experiment.toml."""
 TAKES_LONG = {"released": "scores released weights", "interleaving": "times pipelines on both cores"}
 """Measurements that `mlm-experiment run --all` leaves out, each with its reason."""
 
@@ -307,7 +307,7 @@ class Experiment(Config):
     reproduction: str = ""
     """Model whose reproduction (`mlm-experiment reproduce`) answers it."""
     extrapolates: Literal["", "sizes", "tokens"] = ""
-    """Axis over which some of its claims are predicted from the others (`experiments.forecast.published`)."""
+    """Axis over which some of its claims are predicted from the others (`mlm_repro.experiments.forecast.published`)."""
     ablation: Ablation | None = None
     """Trainings that `mlm-experiment ablate` makes for it."""
     measures: str = ""

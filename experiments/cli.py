@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from lineage.command import CommandLine, run_command
-from lineage.errors import BadInput, Diverged
-from lineage.lock import check_is_there, check_place
-from lineage.remembered import digest_of, recall, remember
-from lineage.shipped import HOME, Shipped, find_file
+from mlm_repro.lineage.command import CommandLine, run_command
+from mlm_repro.lineage.errors import BadInput, Diverged
+from mlm_repro.lineage.lock import check_is_there, check_place
+from mlm_repro.lineage.remembered import digest_of, recall, remember
+from mlm_repro.lineage.shipped import HOME, Shipped, find_file
 
 if TYPE_CHECKING:
-    from experiments.catalogue import Experiment
+    from mlm_repro.experiments.catalogue import Experiment
 
 app = CommandLine(help="Reproduce the papers' runs at the size this machine allows.", no_args_is_help=True)
 
@@ -37,8 +37,8 @@ def reproduce(
 ) -> None:
     """Go from raw text to report: data, training, evaluation, page. Finished parts are reused."""
     recipe = _recipe(data) if data else None
-    from experiments.reproduce.plan import make_plan
-    from experiments.runner import carry_out
+    from mlm_repro.experiments.reproduce.plan import make_plan
+    from mlm_repro.experiments.runner import carry_out
 
     carry_out(make_plan(target, mode, smoke, recipe, seeds), runs, dry_run)
 
@@ -54,7 +54,7 @@ def ladder(
 ) -> None:
     """Fit a law through models of rising size; the largest one is forecast before its training."""
     recipe = _recipe(data)
-    from experiments.forecast.study import climb
+    from mlm_repro.experiments.forecast.study import climb
 
     climb(rungs, recipe, runs, dry_run)
 
@@ -66,8 +66,8 @@ def launch(
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a key: key=value.")] = None,
 ) -> None:
     """Write the torchrun and Slurm files of a training job, which goes on until it is complete."""
-    from experiments.launch.job import Job, describe_job, write_launch_files
-    from lineage.config import load_config
+    from mlm_repro.experiments.launch.job import Job, describe_job, write_launch_files
+    from mlm_repro.lineage.config import load_config
 
     job = load_config(find_file(manifest, Shipped.JOB), Job, overrides or [])
     print(describe_job(job))
@@ -84,7 +84,7 @@ def preflight(
 ) -> None:
     """Check versions, matrix products, all-reduce and disk before training."""
     check_place("--runs", runs / "preflight", "")
-    from experiments.preflight import preflight as run
+    from mlm_repro.experiments.preflight import preflight as run
 
     run(runs, ranks, int(needed_gb * 1e9))
 
@@ -95,7 +95,7 @@ def simulate(
     out: Annotated[Path, typer.Option(help="CSV file of predictions.")],
 ) -> None:
     """Predict time, TFLOP/s and memory of an iteration for every row, or say why it cannot run."""
-    from experiments.simulator.batch import simulate_file
+    from mlm_repro.experiments.simulator.batch import simulate_file
 
     count, refused = simulate_file(find_file(rows, Shipped.WORKLOAD_FILE), out)
     print(f"{out}: {count - refused} rows simulated, {refused} cannot run (see the column `reason`)")
@@ -120,8 +120,8 @@ def plan_(
     explain: Annotated[bool, typer.Option("--explain", help="Print where the time of the first layout goes.")] = False,
 ) -> None:
     """Rank the layouts of a model that fit a cluster: time, days per epoch, GPU-hours, with intervals."""
-    from experiments.simulator import planner
-    from experiments.simulator.cluster import load_cluster
+    from mlm_repro.experiments.simulator import planner
+    from mlm_repro.experiments.simulator.cluster import load_cluster
 
     planned = planner.read_model(model)
     machine = load_cluster(cluster, software or (planner.OWN if planned.run else ""))
@@ -138,8 +138,8 @@ def calibrate(
     json: Annotated[Path | None, typer.Option(help="Also write the errors to this file, which the page shows.")] = None,
 ) -> None:
     """Fit the simulator on measured iterations; print its errors on those left out."""
-    from experiments.benchmark import measured_here, show_benchmark, write_benchmark
-    from experiments.simulator.calibrate import calibrate as run
+    from mlm_repro.experiments.benchmark import measured_here, show_benchmark, write_benchmark
+    from mlm_repro.experiments.simulator.calibrate import calibrate as run
 
     check_place("--json", json, '"benchmark"')
     result = run(out).model_copy(update={"environment": measured_here()})
@@ -160,8 +160,8 @@ def mfu(
     tflops: Annotated[float | None, typer.Option(min=0, help="TFLOP/s per GPU, without recomputation.")] = None,
 ) -> None:
     """Turn tokens/s, ms of an iteration or TFLOP/s into the others, with formula, peak and both counts of attention."""
-    from experiments.simulator import planner
-    from experiments.simulator.cluster import load_cluster
+    from mlm_repro.experiments.simulator import planner
+    from mlm_repro.experiments.simulator.cluster import load_cluster
 
     read = planner.read_model(model)
     sequences = batch or read.template.global_batch
@@ -180,8 +180,8 @@ def list_(results: Annotated[list[Path] | None, typer.Option(help="Folders of ru
     if listed := recall("experiments.txt", made_of):
         print(listed.decode(), end="")
         return
-    from experiments.catalogue import load_experiments
-    from experiments.verdicts import count_outcomes, judge, load_results
+    from mlm_repro.experiments.catalogue import load_experiments
+    from mlm_repro.experiments.verdicts import count_outcomes, judge, load_results
 
     loaded = load_results(folders)
     lines = [
@@ -204,8 +204,8 @@ def run_(
     limit: Annotated[int | None, typer.Option(min=1, help="For released weights: most windows per test.")] = None,
 ) -> None:
     """Produce the numbers of a published table or figure."""
-    from experiments.runner import run_named
-    from lineage.run import MANIFEST
+    from mlm_repro.experiments.runner import run_named
+    from mlm_repro.lineage.run import MANIFEST
 
     chosen = _chosen(name, every)
     if limit and [experiment.measures for experiment in chosen] != ["released"]:
@@ -223,15 +223,15 @@ def ablate(
     runs: Annotated[Path, typer.Option("--runs", help="Folder of run directories.")] = Path("runs"),
 ) -> None:
     """Train recipes that differ in one thing, over seeds that a sealed forecast gives, and print the effects."""
-    from experiments.catalogue import ablation_of, find_experiment
+    from mlm_repro.experiments.catalogue import ablation_of, find_experiment
 
     experiment = find_experiment(name)
     ablation = ablation_of(experiment)
     for path in dataset:
         check_is_there(path, "dataset")
-    from experiments.forecast.ablation import derive_effects
-    from experiments.forecast.study import run_ablation
-    from experiments.verdicts import named
+    from mlm_repro.experiments.forecast.ablation import derive_effects
+    from mlm_repro.experiments.forecast.study import run_ablation
+    from mlm_repro.experiments.verdicts import named
 
     run = run_ablation(experiment, dataset, runs)
     print(ablation.question)
@@ -258,7 +258,7 @@ def compare(
     For one experiment there is a row for every claim. With --all, verdicts are counted by paper, and only those against
     a claim are shown. An effect that is not seen at reduced scale does not cause exit code 3.
     """
-    from experiments.verdicts import BEYOND, format_summary, format_verdicts, judge, load_results, unanswered
+    from mlm_repro.experiments.verdicts import BEYOND, format_summary, format_verdicts, judge, load_results, unanswered
 
     if (mutated and not every) or (json and not mutated):
         raise BadInput("--mutate is for --all, and --json for --mutate")
@@ -266,8 +266,8 @@ def compare(
     chosen = _chosen(name, every)
     loaded = load_results(_result_folders(results))
     if mutated:
-        from experiments.mutation import format_mutations, mutate
-        from lineage.files import write_document
+        from mlm_repro.experiments.mutation import format_mutations, mutate
+        from mlm_repro.lineage.files import write_document
 
         mutations = mutate(loaded)
         print(format_mutations(mutations))
@@ -293,15 +293,15 @@ def compare(
 
 def _recipe(name: Path) -> Path:
     """The file of a data recipe. Raises BadInput if there is none, or it is not one."""
-    from data_pipeline.config import DataConfig
-    from lineage.config import load_config
+    from mlm_repro.data_pipeline.config import DataConfig
+    from mlm_repro.lineage.config import load_config
 
     load_config(path := find_file(name, Shipped.RECIPE), DataConfig)
     return path
 
 
 def _chosen(name: str | None, every: bool) -> "list[Experiment]":
-    from experiments.catalogue import find_experiment, load_experiments
+    from mlm_repro.experiments.catalogue import find_experiment, load_experiments
 
     if (name is None) != every:
         raise BadInput("name an experiment (`mlm-experiment list` shows them) or say --all")

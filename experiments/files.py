@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lineage.files import FileSchema, Finite, Positive
+from mlm_repro.lineage.files import FileSchema, Finite, Positive
 
 NOT_RUN, FORECAST, PLAN, LADDER, SWEEPS = "not_run.json", "forecast.json", "plan.json", "ladder.json", "sweeps"
 VERDICTS = "verdicts.json"

@@ -12,16 +12,16 @@ from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
-from engine.pipeline.schedule import Compute, Op
-from experiments.catalogue import Claim, Experiment, every_claim, load_experiments
-from experiments.files import LAST_DIGIT, SIGN, MutatedVerdict, Mutations
-from experiments.runner import measure
-from experiments.scores import outcome_of
-from experiments.sealed import Line
-from experiments.verdicts import CHECKS, EFFECTS, HELD, Outcome, Results, judge
-from lineage.errors import DataMissing, UserError
-from lineage.progress import announce
-from lineage.records import Record
+from mlm_repro.engine.pipeline.schedule import Compute, Op
+from mlm_repro.experiments.catalogue import Claim, Experiment, every_claim, load_experiments
+from mlm_repro.experiments.files import LAST_DIGIT, SIGN, MutatedVerdict, Mutations
+from mlm_repro.experiments.runner import measure
+from mlm_repro.experiments.scores import outcome_of
+from mlm_repro.experiments.sealed import Line
+from mlm_repro.experiments.verdicts import CHECKS, EFFECTS, HELD, Outcome, Results, judge
+from mlm_repro.lineage.errors import DataMissing, UserError
+from mlm_repro.lineage.progress import announce
+from mlm_repro.lineage.records import Record
 
 STEPS: dict[str, Callable[[Decimal, Decimal, int], Decimal]] = {
     LAST_DIGIT: lambda value, unit, way: value + way * unit,
@@ -31,7 +31,7 @@ STEPS: dict[str, Callable[[Decimal, Decimal, int], Decimal]] = {
 """Changes of a published number with its last printed digit, upward (1) or downward (-1)."""
 
 
-MEASURED, SCHEDULE = "experiments.measured", "engine.pipeline.schedule"
+MEASURED, SCHEDULE = "mlm_repro.experiments.measured", "mlm_repro.engine.pipeline.schedule"
 Fault = tuple[str, dict[str, Callable[[Any], Any]]]
 """A fault in words, and what makes a faulty part of the right one, by module and name."""
 NOTHING: Callable[[Any], Any] = lambda measure_part: lambda *arguments: []  # noqa: E731
@@ -45,7 +45,7 @@ ORDER: Fault = (
 )  # fmt: skip
 TOO_MANY: Fault = (
     "an all-reduce too many",
-    {"engine.parallel.layers:leave_tensor_parallel":
+    {"mlm_repro.engine.parallel.layers:leave_tensor_parallel":
      lambda leave: lambda x, axis, divided: leave(leave(x, axis, divided), axis, divided),
      f"{MEASURED}.traffic:WIDTHS": lambda widths: (2,), f"{MEASURED}.huggingface:WIDTHS": lambda widths: (1, 2),
      **{f"{MEASURED}.traffic:{other}": NOTHING for other in ("_pipeline", "_interleaved", "_batches")}},
@@ -134,7 +134,7 @@ def _faults(
     experiments: Iterable[Experiment], right: Mapping[str, Outcome], results: Results
 ) -> Iterator[tuple[str, tuple[str, bool]]]:
     """The planted fault of each claim of a measurement, and whether the verdict turned or the program refused."""
-    from engine.launch.threads import RanksFailed
+    from mlm_repro.engine.launch.threads import RanksFailed
 
     for experiment in experiments:
         if experiment.measures not in FAULTS:

@@ -1,6 +1,6 @@
 """Checks of a machine before days of training: versions, matrix products, all-reduce, disk.
 
-`python -m experiments.preflight OPTIONS` is one rank of it, under torchrun or Slurm.
+`python -m mlm_repro.experiments.preflight OPTIONS` is one rank of it, under torchrun or Slurm.
 """
 
 import os
@@ -17,14 +17,14 @@ import torch
 import torch.distributed as dist
 import typer
 
-from engine.launch.local import launch
-from engine.launch.mesh import join_ranks, leave_ranks
-from lineage import VERSION
-from lineage.command import run_command
-from lineage.environment import available_cores, list_gpus, source_state
-from lineage.errors import HardwareFault, HardwareMissing
-from lineage.progress import announce, format_bytes
-from lineage.variables import rank
+from mlm_repro.engine.launch.local import launch
+from mlm_repro.engine.launch.mesh import join_ranks, leave_ranks
+from mlm_repro.lineage import VERSION
+from mlm_repro.lineage.command import run_command
+from mlm_repro.lineage.environment import available_cores, list_gpus, source_state
+from mlm_repro.lineage.errors import HardwareFault, HardwareMissing
+from mlm_repro.lineage.progress import announce, format_bytes
+from mlm_repro.lineage.variables import rank
 
 SLOWEST_SHARE = 0.5
 """Least share of the median rank's matrix rate that every rank must reach."""

@@ -4,16 +4,16 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from engine.config import ModelConfig
-from engine.costs import MEGATRON_BYTES, parameter_count
-from engine.pipeline.schedule import ideal_bubble
-from experiments.catalogue import every_claim
-from experiments.published import Row, published_value
-from experiments.simulator.cluster import ErrorInterval
-from experiments.simulator.measurements import PEAK_TFLOPS, QUANTITIES, RATIOS, Simulated, workload_of
-from experiments.simulator.simulate import Prediction
-from experiments.simulator.workload import Workload, checked_config, flops_of
-from lineage.errors import BadInput
+from mlm_repro.engine.config import ModelConfig
+from mlm_repro.engine.costs import MEGATRON_BYTES, parameter_count
+from mlm_repro.engine.pipeline.schedule import ideal_bubble
+from mlm_repro.experiments.catalogue import every_claim
+from mlm_repro.experiments.published import Row, published_value
+from mlm_repro.experiments.simulator.cluster import ErrorInterval
+from mlm_repro.experiments.simulator.measurements import PEAK_TFLOPS, QUANTITIES, RATIOS, Simulated, workload_of
+from mlm_repro.experiments.simulator.simulate import Prediction
+from mlm_repro.experiments.simulator.workload import Workload, checked_config, flops_of
+from mlm_repro.lineage.errors import BadInput
 
 TABLE_2_TOKENS = 300e9
 """2021 paper, Table 2: tokens trained on."""

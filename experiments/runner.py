@@ -5,24 +5,24 @@ from importlib import import_module
 from inspect import signature
 from pathlib import Path
 
-from experiments.catalogue import MEASUREMENTS, TAKES_LONG, Experiment, Part
-from experiments.files import FITTED, HELD_OUT
-from experiments.forecast.published import extrapolated
-from experiments.published import Row, position, published_rows, workload_rows
-from experiments.quantities import FORMULAS, simulated_values
-from experiments.reproduce.plan import Plan, make_plan, print_plan
-from experiments.reproduce.reproduction import reproduce
-from experiments.reproduce.steps import format_steps
-from experiments.sealed import Line, format_records, lines, seal_numbers
-from experiments.simulator.cluster import Cluster, load_cluster
-from experiments.simulator.measurements import fitted_workloads, workload_of
-from experiments.simulator.simulate import Prediction
-from experiments.simulator.simulate import simulate as predict
-from experiments.simulator.workload import Workload
-from lineage.errors import BadInput, DataMissing, HardwareMissing
-from lineage.extras import ExtraMissing
-from lineage.progress import announce, is_quiet
-from lineage.run import RunDirectory
+from mlm_repro.experiments.catalogue import MEASUREMENTS, TAKES_LONG, Experiment, Part
+from mlm_repro.experiments.files import FITTED, HELD_OUT
+from mlm_repro.experiments.forecast.published import extrapolated
+from mlm_repro.experiments.published import Row, position, published_rows, workload_rows
+from mlm_repro.experiments.quantities import FORMULAS, simulated_values
+from mlm_repro.experiments.reproduce.plan import Plan, make_plan, print_plan
+from mlm_repro.experiments.reproduce.reproduction import reproduce
+from mlm_repro.experiments.reproduce.steps import format_steps
+from mlm_repro.experiments.sealed import Line, format_records, lines, seal_numbers
+from mlm_repro.experiments.simulator.cluster import Cluster, load_cluster
+from mlm_repro.experiments.simulator.measurements import fitted_workloads, workload_of
+from mlm_repro.experiments.simulator.simulate import Prediction
+from mlm_repro.experiments.simulator.simulate import simulate as predict
+from mlm_repro.experiments.simulator.workload import Workload
+from mlm_repro.lineage.errors import BadInput, DataMissing, HardwareMissing
+from mlm_repro.lineage.extras import ExtraMissing
+from mlm_repro.lineage.progress import announce, is_quiet
+from mlm_repro.lineage.run import RunDirectory
 
 
 def run_experiment(experiment: Experiment, runs: Path) -> tuple[RunDirectory, int, int]:
@@ -142,7 +142,7 @@ def _measured(experiment: Experiment, runs: Path, limit: int | None, may_lack: b
 def measure(experiment: Experiment, limit: int | None = None) -> list[Line]:
     """The lines of its measurement, called with the parameters that it has."""
     module, function = MEASUREMENTS[experiment.measures].split(":")
-    make = getattr(import_module(f"experiments.measured.{module}"), function)
+    make = getattr(import_module(f"mlm_repro.experiments.measured.{module}"), function)
     told = {"experiment": experiment, "limit": limit}
     lines: list[Line] = make(**{name: told[name] for name in told.keys() & signature(make).parameters.keys()})
     return lines

@@ -11,11 +11,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from scipy.special import stdtrit  # type: ignore[import-untyped]
 
-from evaluation.schema import PerplexityResult
-from evaluation.uncertainty import difference_standard_error
-from experiments.catalogue import Effect
-from experiments.files import Comparison, ReproductionScores, TextScore
-from lineage.records import Record
+from mlm_repro.evaluation.schema import PerplexityResult
+from mlm_repro.evaluation.uncertainty import difference_standard_error
+from mlm_repro.experiments.catalogue import Effect
+from mlm_repro.experiments.files import Comparison, ReproductionScores, TextScore
+from mlm_repro.lineage.records import Record
 
 EXPERIMENT, END, LEVEL = "2019/size", "final_validation_perplexity", 0.95
 Seen = Literal["seen", "not-seen", "undecided"]

@@ -4,13 +4,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.catalogue import Experiment
-from experiments.files import NOT_RUN
-from lineage.atomic import write_json
-from lineage.digest import sha256_json
-from lineage.numbers import aligned, show
-from lineage.records import RECORDS, Kind, Record, write_records
-from lineage.run import RunDirectory
+from mlm_repro.experiments.catalogue import Experiment
+from mlm_repro.experiments.files import NOT_RUN
+from mlm_repro.lineage.atomic import write_json
+from mlm_repro.lineage.digest import sha256_json
+from mlm_repro.lineage.numbers import aligned, show
+from mlm_repro.lineage.records import RECORDS, Kind, Record, write_records
+from mlm_repro.lineage.run import RunDirectory
 
 Line = dict[str, Any]
 """The fields of a record that a measurement knows."""

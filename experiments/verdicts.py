@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from experiments.catalogue import (
+from mlm_repro.experiments.catalogue import (
     ABLATION,
     FACTS,
     NEEDS,
@@ -20,16 +20,16 @@ from experiments.catalogue import (
     matches,
     unanswered_claims,
 )
-from experiments.files import FITTED, NOT_RUN, STAND_IN, Refusals
-from lineage.digest import check_seal, is_sealed
-from lineage.errors import BadInput, IntegrityFailure
-from lineage.files import parse_document, read_values
-from lineage.numbers import aligned
-from lineage.records import RECORDS, Kind, Record, read_records
-from lineage.run import RunDirectory
+from mlm_repro.experiments.files import FITTED, NOT_RUN, STAND_IN, Refusals
+from mlm_repro.lineage.digest import check_seal, is_sealed
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure
+from mlm_repro.lineage.files import parse_document, read_values
+from mlm_repro.lineage.numbers import aligned
+from mlm_repro.lineage.records import RECORDS, Kind, Record, read_records
+from mlm_repro.lineage.run import RunDirectory
 
 if TYPE_CHECKING:
-    from experiments.scores import Finding
+    from mlm_repro.experiments.scores import Finding
 
 ORDER: tuple[Kind, ...] = ("measured", "counted", "computed", "scaled", "simulated")
 """Precedence of kinds for a claim with several numbers; within a kind the newest run counts."""
@@ -122,7 +122,7 @@ def load_results(folders: Iterable[Path]) -> Results:
         if wrong := next((record for record in own if record.kind in NEVER.get(mode, frozenset())), None):
             raise IntegrityFailure(f"{path} is of mode {mode} and yet calls a number {wrong.kind} ({wrong.series})")
         if manifest["kind"] == ABLATION:
-            from experiments.forecast.ablation import derive_effects
+            from mlm_repro.experiments.forecast.ablation import derive_effects
 
             effects, derived = derive_effects(path)
             if [record.model_copy(update={"note": ""}) for record in records[-len(derived) :]] != derived:
@@ -138,7 +138,7 @@ def load_results(folders: Iterable[Path]) -> Results:
 
 def findings_of(records: Iterable[Record]) -> "dict[str, Finding]":
     """Findings of a reproduction on the order of its models, by claim."""
-    from experiments.scores import order_findings
+    from mlm_repro.experiments.scores import order_findings
 
     return {finding.effect.claim: finding for finding in order_findings(records)}
 

@@ -13,12 +13,12 @@ from typing import Any, NoReturn
 
 import typer
 
-from lineage.atomic import OVERWRITE
-from lineage.errors import STOPS, BadInput, Fault, HardwareMissing, Interrupted, UserError, afterwards
-from lineage.extras import check_torch
-from lineage.lock import release_claims
-from lineage.progress import QUIET
-from lineage.variables import check_numbers, is_first_rank
+from mlm_repro.lineage.atomic import OVERWRITE
+from mlm_repro.lineage.errors import STOPS, BadInput, Fault, HardwareMissing, Interrupted, UserError, afterwards
+from mlm_repro.lineage.extras import check_torch
+from mlm_repro.lineage.lock import release_claims
+from mlm_repro.lineage.progress import QUIET
+from mlm_repro.lineage.variables import check_numbers, is_first_rank
 
 NO_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 """Error numbers of a full or failing disk."""
@@ -102,7 +102,7 @@ def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn
     if lost and not code and lost.errno != errno.EPIPE:
         code = _explain(Interrupted(f"standard output cannot be written: {lost.strerror}; the work is done"))
     if code == Interrupted.exit_code:
-        from lineage.processes import is_at_work
+        from mlm_repro.lineage.processes import is_at_work
 
         if is_at_work():
             sys.stderr.flush()

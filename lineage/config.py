@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from lineage.atomic import read_bytes
-from lineage.errors import BadInput, cause, did_you_mean
-from lineage.shipped import shipped_at
+from mlm_repro.lineage.atomic import read_bytes
+from mlm_repro.lineage.errors import BadInput, cause, did_you_mean
+from mlm_repro.lineage.shipped import shipped_at
 
 
 class Config(BaseModel):

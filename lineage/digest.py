@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lineage.atomic import MARKER as MARKER
-from lineage.atomic import open_file, read_json, write_json
-from lineage.errors import IntegrityFailure
-from lineage.progress import Progress
+from mlm_repro.lineage.atomic import MARKER as MARKER
+from mlm_repro.lineage.atomic import open_file, read_json, write_json
+from mlm_repro.lineage.errors import IntegrityFailure
+from mlm_repro.lineage.progress import Progress
 
 DERIVED = ("report", "wandb", "mlflow")
 """Folders whose content is derived from other files; libraries change the last two, for example on upload."""

@@ -9,10 +9,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lineage import VERSION
-from lineage.extras import installed
-from lineage.files import Environment
-from lineage.shipped import HOME, wheel_state
+from mlm_repro.lineage import VERSION
+from mlm_repro.lineage.extras import installed
+from mlm_repro.lineage.files import Environment
+from mlm_repro.lineage.shipped import HOME, wheel_state
 
 PACKAGES = ("torch", "numpy", "tokenizers", "ftfy", "langdetect", "datasketch", "datasets", "safetensors")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG", "CUDA_VISIBLE_DEVICES")

@@ -4,7 +4,7 @@ import re
 from importlib import import_module
 from types import ModuleType
 
-from lineage.errors import BadInput
+from mlm_repro.lineage.errors import BadInput
 
 TORCH_RANGE = ">=2.11,<2.16"
 """The range in `pyproject.toml`. A build before a release, such as NVIDIA's 2.12.0a0, counts as that release."""

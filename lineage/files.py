@@ -11,8 +11,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from lineage.atomic import read_json, write_json
-from lineage.errors import IntegrityFailure
+from mlm_repro.lineage.atomic import read_json, write_json
+from mlm_repro.lineage.errors import IntegrityFailure
 
 SAME = 1e-9
 """Relative tolerance of a number that is computed again from rounded ones or on another processor."""

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from lineage.atomic import HOLDER, MARKER, OVERWRITE, is_stream, new_directory
-from lineage.digest import is_sealed
-from lineage.errors import BadInput, Interrupted, cause
-from lineage.variables import is_first_rank
+from mlm_repro.lineage.atomic import HOLDER, MARKER, OVERWRITE, is_stream, new_directory
+from mlm_repro.lineage.digest import is_sealed
+from mlm_repro.lineage.errors import BadInput, Interrupted, cause
+from mlm_repro.lineage.variables import is_first_rank
 
 LOCK = ".lock"
 _HELD: dict[Path, int] = {}
@@ -108,7 +108,7 @@ def _lock_of(path: Path) -> Path:
     """A file in this user's cache, so that no lock lies beside a result."""
     from hashlib import sha256
 
-    from lineage.environment import user_cache
+    from mlm_repro.lineage.environment import user_cache
 
     try:
         return user_cache("places") / sha256(os.path.realpath(path).encode()).hexdigest()

@@ -6,9 +6,12 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numba
+
+from mlm_repro.lineage.environment import user_cache
 
 Kernel = Callable[..., Any]
 BLAS = "scipy.linalg.cython_blas"
@@ -30,13 +33,19 @@ _load_arrays_without_blas()
 def compiled(function: Kernel, **options: Any) -> Kernel:
     """`function` compiled at its first call; unless `options` allow others, float operations happen as written.
 
-    numba keeps the machine code beside the source or, where that is read-only, in its own directory under the user's
-    cache directory; where neither can be written, each process compiles for itself.
+    The machine code is kept in `NUMBA_CACHE_DIR` or in this user's cache, never beside the source, where an uninstall
+    would leave it. Where neither can be written, each process compiles for itself.
     """
+    chosen = numba.config.CACHE_DIR
     try:
+        folder = Path(chosen) if chosen else user_cache("kernels")
+        folder.mkdir(parents=True, exist_ok=True)
+        numba.config.CACHE_DIR = str(folder)  # read when a function is wrapped; set for ours alone
         return numba.njit(cache=True, **options)(function)
-    except RuntimeError:
+    except (OSError, RuntimeError):  # RuntimeError: no home
         return numba.njit(**options)(function)
+    finally:
+        numba.config.CACHE_DIR = chosen
 
 
 def call_first(kernel: Kernel, *arguments: object) -> Any:

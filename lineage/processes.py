@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TypeVar
 
-from lineage.errors import STOPS
+from mlm_repro.lineage.errors import STOPS
 
 T = TypeVar("T")
 PR_SET_PDEATHSIG = 1

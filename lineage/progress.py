@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Self
 
-from lineage.variables import is_first_rank
+from mlm_repro.lineage.variables import is_first_rank
 
 QUIET = "MLM_QUIET"
 """Environment variable that `--quiet` sets, so that child processes are quiet too."""

@@ -6,9 +6,9 @@ from typing import Any, Literal, Self
 
 from pydantic import FiniteFloat, model_validator
 
-from lineage.atomic import parse_json, read_bytes, write_text
-from lineage.config import Config, parse_config
-from lineage.errors import BadInput, cause
+from mlm_repro.lineage.atomic import parse_json, read_bytes, write_text
+from mlm_repro.lineage.config import Config, parse_config
+from mlm_repro.lineage.errors import BadInput, cause
 
 RECORDS = "records.jsonl"
 """Name of the file of records in a run directory."""

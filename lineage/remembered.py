@@ -1,4 +1,4 @@
-"""Answers that a machine computed once, kept beside the compiled code for later processes.
+"""Answers that a machine computed once, kept in the user's cache for later processes.
 
 A file holds one answer behind a digest of it and of what it was made of. One that is cut short, damaged or made of
 something else is no answer, and files are replaced whole, so that any number of processes may write at once.
@@ -7,13 +7,11 @@ something else is no answer, and files are replaced whole, so that any number of
 import hashlib
 import os
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from lineage.atomic import open_file, read_bytes, write_bytes
-
-BESIDE_CODE = Path(__file__).resolve().parent / "__pycache__"
+from mlm_repro.lineage.atomic import open_file, read_bytes, write_bytes
+from mlm_repro.lineage.environment import user_cache
 
 
 def digest_of(*places: Path, facts: object = ()) -> str:
@@ -35,27 +33,17 @@ def digest_of(*places: Path, facts: object = ()) -> str:
 
 def recall(name: str, made_of: str) -> bytes | None:
     """The answer of that name, if a process kept one that was made of the same."""
-    for folder in _folders():
-        with suppress(OSError):
-            content = read_bytes(folder / name)
-            if content[:32] == _seal(made_of, content[32:]):
-                return content[32:]
+    with suppress(OSError, RuntimeError):  # RuntimeError: no home
+        content = read_bytes(user_cache("answers") / name)
+        if content[:32] == _seal(made_of, content[32:]):
+            return content[32:]
     return None
 
 
 def remember(name: str, made_of: str, answer: bytes) -> None:
     """Keep an answer in the place of the one of that name, if there is a place where that can be."""
-    for folder in _folders():
-        with suppress(OSError):
-            write_bytes(folder / name, _seal(made_of, answer) + answer)
-            return
-
-
-def _folders() -> Iterator[Path]:
-    """The places of numba's code: beside the source and, where that is read-only, in the user's cache directory."""
-    yield BESIDE_CODE
-    with suppress(RuntimeError):  # no home
-        yield Path.home() / ".cache" / "mlm-repro"
+    with suppress(OSError, RuntimeError):
+        write_bytes(user_cache("answers") / name, _seal(made_of, answer) + answer)
 
 
 def _seal(made_of: str, answer: bytes) -> bytes:

@@ -15,13 +15,13 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from lineage import VERSION
-from lineage.atomic import hidden_beside, write_json
-from lineage.digest import is_sealed, read_digest, seal, sha256_json
-from lineage.environment import describe_environment
-from lineage.errors import BadInput, IntegrityFailure
-from lineage.files import Manifest, parse_document, read_object
-from lineage.lock import LOCK, check_held, claimed, locked
+from mlm_repro.lineage import VERSION
+from mlm_repro.lineage.atomic import hidden_beside, write_json
+from mlm_repro.lineage.digest import is_sealed, read_digest, seal, sha256_json
+from mlm_repro.lineage.environment import describe_environment
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure
+from mlm_repro.lineage.files import Manifest, parse_document, read_object
+from mlm_repro.lineage.lock import LOCK, check_held, claimed, locked
 
 MANIFEST = "manifest.json"
 

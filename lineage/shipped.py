@@ -5,10 +5,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from lineage.errors import BadInput, IntegrityFailure, did_you_mean
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure, did_you_mean
 
 HOME = Path(__file__).resolve().parent.parent
-"""The folder that holds `lineage` and the packages beside it: the root of a clone, or where a wheel was installed."""
+"""The folder that holds `lineage` and the packages beside it: the root of a clone, or `mlm_repro` of a wheel."""
 
 
 class Shipped(StrEnum):
@@ -58,7 +58,7 @@ def model_file(name: str) -> Path:
 
 def wheel_state() -> dict[str, Any]:
     """Build of an installed wheel in the place of a commit, by the list of its files. Empty in a clone."""
-    from lineage.digest import sha256_file
+    from mlm_repro.lineage.digest import sha256_file
 
-    record = next(HOME.glob("mlm_repro-*.dist-info/RECORD"), None)
+    record = next(HOME.parent.glob("mlm_repro-*.dist-info/RECORD"), None)
     return {"commit": f"wheel-{sha256_file(record)[:34]}", "dirty": None} if record else {}

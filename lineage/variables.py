@@ -2,7 +2,7 @@
 
 import os
 
-from lineage.errors import BadInput
+from mlm_repro.lineage.errors import BadInput
 
 LEAST = {
     "RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_PORT": 1, "TORCHELASTIC_RESTART_COUNT": 0,

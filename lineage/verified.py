@@ -4,9 +4,9 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from lineage.atomic import read_json, write_json
-from lineage.digest import check_seal, sha256_json
-from lineage.environment import user_cache
+from mlm_repro.lineage.atomic import read_json, write_json
+from mlm_repro.lineage.digest import check_seal, sha256_json
+from mlm_repro.lineage.environment import user_cache
 
 _CHECKED: dict[Path, dict[str, list[int]]] = {}
 """Touches of the directories that this process found in order, for a user without a cache."""

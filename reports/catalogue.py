@@ -7,19 +7,19 @@ from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean
 
-from experiments.catalogue import Experiment
-from experiments.files import FITTED
-from experiments.reproduce.files import LADDER as MODELS
-from experiments.verdicts import COLUMNS, EFFECTS
-from experiments.verdicts import named as named_outcome
-from lineage.config import read_toml
-from lineage.numbers import MISSING, exact, show
-from lineage.records import Kind, Record
-from reports.claims import Claims, JudgedClaim
-from reports.exhibit import Exhibit, Table
-from reports.figures import Layer, NumberRow, draw_curves, layers_of
-from reports.style import KIND_GLYPHS
-from reports.tables import RECORD_FIELDS, records_data
+from mlm_repro.experiments.catalogue import Experiment
+from mlm_repro.experiments.files import FITTED
+from mlm_repro.experiments.reproduce.files import LADDER as MODELS
+from mlm_repro.experiments.verdicts import COLUMNS, EFFECTS
+from mlm_repro.experiments.verdicts import named as named_outcome
+from mlm_repro.lineage.config import read_toml
+from mlm_repro.lineage.numbers import MISSING, exact, show
+from mlm_repro.lineage.records import Kind, Record
+from mlm_repro.reports.claims import Claims, JudgedClaim
+from mlm_repro.reports.exhibit import Exhibit, Table
+from mlm_repro.reports.figures import Layer, NumberRow, draw_curves, layers_of
+from mlm_repro.reports.style import KIND_GLYPHS
+from mlm_repro.reports.tables import RECORD_FIELDS, records_data
 
 AXES = read_toml(Path(__file__).with_name("axes.toml"))
 """Labels of quantities and positions."""

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import NamedTuple
 
-from experiments.catalogue import PAPERS, Claim, Experiment, erratum_of, every_erratum
-from experiments.verdicts import BEYOND, CHECKS, Outcome, Verdict, named
-from lineage.numbers import MISSING, show
-from lineage.records import Kind, Record
-from reports.exhibit import Exhibit, Table
-from reports.style import CONFIDENCES, LOOKS, STYLE
+from mlm_repro.experiments.catalogue import PAPERS, Claim, Experiment, erratum_of, every_erratum
+from mlm_repro.experiments.verdicts import BEYOND, CHECKS, Outcome, Verdict, named
+from mlm_repro.lineage.numbers import MISSING, show
+from mlm_repro.lineage.records import Kind, Record
+from mlm_repro.reports.exhibit import Exhibit, Table
+from mlm_repro.reports.style import CONFIDENCES, LOOKS, STYLE
 
 UNCOUNTED: Outcome = "of-others"
 APART: tuple[Outcome, ...] = (*CHECKS, UNCOUNTED)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from lineage.command import CommandLine, run_command
-from lineage.errors import BadInput, IntegrityFailure
-from lineage.progress import announce
-from lineage.shipped import HOME
+from mlm_repro.lineage.command import CommandLine, run_command
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure
+from mlm_repro.lineage.progress import announce
+from mlm_repro.lineage.shipped import HOME
 
 if TYPE_CHECKING:
-    from reports.report import Report
+    from mlm_repro.reports.report import Report
 
 KEPT = tuple(HOME / "results" / name for name in ("reproduce-8.3b", "ladder", "ablations", "against"))
 """Results that are kept with the code: a reproduction, and what stands on the page beside it."""
@@ -38,8 +38,8 @@ def build(
     parts are named in their places. If a file is damaged or a record is refused, the page is written and names it, and
     the command exits with code 6.
     """
-    from reports.page import build_report
-    from reports.report import SOURCES
+    from mlm_repro.reports.page import build_report
+    from mlm_repro.reports.report import SOURCES
 
     start = time.monotonic()
     if kept and runs:
@@ -71,10 +71,10 @@ def figure(
 
     A ladder alone gives its figure `ladder`, a training run with `record.trust_ratio` its figure `trust-ratio`.
     """
-    from reports.experiment_runs import LADDER, kind_of
-    from reports.ladder import ladder_exhibit
-    from reports.render import export_exhibit
-    from reports.trust_ratio import trust_ratio_exhibit
+    from mlm_repro.reports.experiment_runs import LADDER, kind_of
+    from mlm_repro.reports.ladder import ladder_exhibit
+    from mlm_repro.reports.render import export_exhibit
+    from mlm_repro.reports.trust_ratio import trust_ratio_exhibit
 
     alone = {LADDER: ladder_exhibit, "training": trust_ratio_exhibit}
     if runs and len(runs) == 1 and (kind := kind_of(runs[0])) in alone:
@@ -85,8 +85,8 @@ def figure(
 
 
 def _assemble(runs: list[Path] | None) -> "Report":
-    from reports.experiment_runs import sort_runs
-    from reports.report import Inputs, assemble
+    from mlm_repro.reports.experiment_runs import sort_runs
+    from mlm_repro.reports.report import Inputs, assemble
 
     return assemble(Inputs(*sort_runs(runs or [Path("runs")])))
 

@@ -5,12 +5,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments.benchmark import AGAINST, Benchmark, read_benchmark, sentences, setting_lines, tables
-from lineage.errors import BadInput
-from lineage.numbers import exact, printable
-from reports.exhibit import Exhibit, Table
-from reports.figures import DASHES, blank
-from reports.style import LIGHT
+from mlm_repro.experiments.benchmark import AGAINST, Benchmark, read_benchmark, sentences, setting_lines, tables
+from mlm_repro.lineage.errors import BadInput
+from mlm_repro.lineage.numbers import exact, printable
+from mlm_repro.reports.exhibit import Exhibit, Table
+from mlm_repro.reports.figures import DASHES, blank
+from mlm_repro.reports.style import LIGHT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from experiments.benchmark import Table as Table
+from mlm_repro.experiments.benchmark import Table as Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

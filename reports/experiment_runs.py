@@ -4,16 +4,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.run.files import METRICS, SUMMARY
-from experiments.catalogue import load_experiments
-from experiments.verdicts import Results, load_results
-from lineage.digest import check_seal, is_sealed
-from lineage.errors import BadInput, UserError
-from lineage.files import Manifest, one_line, read_document
-from lineage.records import RECORDS, Record
-from lineage.run import MANIFEST, RunDirectory
-from reports.engines import read_engines
-from reports.load import Problems, newest_reproduction
+from mlm_repro.engine.run.files import METRICS, SUMMARY
+from mlm_repro.experiments.catalogue import load_experiments
+from mlm_repro.experiments.verdicts import Results, load_results
+from mlm_repro.lineage.digest import check_seal, is_sealed
+from mlm_repro.lineage.errors import BadInput, UserError
+from mlm_repro.lineage.files import Manifest, one_line, read_document
+from mlm_repro.lineage.records import RECORDS, Record
+from mlm_repro.lineage.run import MANIFEST, RunDirectory
+from mlm_repro.reports.engines import read_engines
+from mlm_repro.reports.load import Problems, newest_reproduction
 
 LADDER = "ladder"
 """Kind of a ladder's run, and name of the link to the newest; its numbers stand beside Figure 6 of 2019."""

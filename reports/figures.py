@@ -6,9 +6,9 @@ from itertools import pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from lineage.numbers import compact, show
-from lineage.records import Kind, Record
-from reports.style import KIND_GLYPHS, LIGHT, look
+from mlm_repro.lineage.numbers import compact, show
+from mlm_repro.lineage.records import Kind, Record
+from mlm_repro.reports.style import KIND_GLYPHS, LIGHT, look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

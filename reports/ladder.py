@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from experiments.files import FORECAST, LADDER, PLAN, Forecast, LadderPlan, LadderResult
-from lineage.errors import IntegrityFailure
-from lineage.files import read_document
-from lineage.numbers import compact, show
-from reports.exhibit import Exhibit, Table
-from reports.figures import DASHES, blank, plain_log_ticks
-from reports.style import LIGHT, look
+from mlm_repro.experiments.files import FORECAST, LADDER, PLAN, Forecast, LadderPlan, LadderResult
+from mlm_repro.lineage.errors import IntegrityFailure
+from mlm_repro.lineage.files import read_document
+from mlm_repro.lineage.numbers import compact, show
+from mlm_repro.reports.exhibit import Exhibit, Table
+from mlm_repro.reports.figures import DASHES, blank, plain_log_ticks
+from mlm_repro.reports.style import LIGHT, look
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

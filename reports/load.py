@@ -3,16 +3,16 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_pipeline.files import DATASET, LEDGER, DataCard, Ledger
-from engine.run.files import SUMMARY
-from evaluation.schema import Result
-from experiments.files import EVALUATIONS, SCORES, ReproductionScores
-from experiments.reproduce.files import ReproductionSummary
-from lineage.digest import MARKER, check_seal, is_sealed, read_digest
-from lineage.errors import BadInput, IntegrityFailure, UserError
-from lineage.files import Manifest, SchemaT, read_document
-from lineage.records import RECORDS, Kind, Record, read_records
-from lineage.run import MANIFEST, RunDirectory
+from mlm_repro.data_pipeline.files import DATASET, LEDGER, DataCard, Ledger
+from mlm_repro.engine.run.files import SUMMARY
+from mlm_repro.evaluation.schema import Result
+from mlm_repro.experiments.files import EVALUATIONS, SCORES, ReproductionScores
+from mlm_repro.experiments.reproduce.files import ReproductionSummary
+from mlm_repro.lineage.digest import MARKER, check_seal, is_sealed, read_digest
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure, UserError
+from mlm_repro.lineage.files import Manifest, SchemaT, read_document
+from mlm_repro.lineage.records import RECORDS, Kind, Record, read_records
+from mlm_repro.lineage.run import MANIFEST, RunDirectory
 
 
 @dataclass(frozen=True)

@@ -4,19 +4,19 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from experiments.catalogue import PAPERS, load_experiments
-from experiments.scores import order_verdict
-from experiments.verdicts import COLUMNS
-from lineage.atomic import new_directory
-from lineage.digest import seal
-from lineage.files import write_document
-from lineage.lock import claimed
-from lineage.numbers import percent, size_bytes
-from reports import tables
-from reports.claims import APART, described
-from reports.render import Drawing, files_of, render_all
-from reports.report import REPORT, SOURCES, Report
-from reports.style import KIND_GLYPHS, KIND_MEANINGS, LOOKS, template_environment, theme_css
+from mlm_repro.experiments.catalogue import PAPERS, load_experiments
+from mlm_repro.experiments.scores import order_verdict
+from mlm_repro.experiments.verdicts import COLUMNS
+from mlm_repro.lineage.atomic import new_directory
+from mlm_repro.lineage.digest import seal
+from mlm_repro.lineage.files import write_document
+from mlm_repro.lineage.lock import claimed
+from mlm_repro.lineage.numbers import percent, size_bytes
+from mlm_repro.reports import tables
+from mlm_repro.reports.claims import APART, described
+from mlm_repro.reports.render import Drawing, files_of, render_all
+from mlm_repro.reports.report import REPORT, SOURCES, Report
+from mlm_repro.reports.style import KIND_GLYPHS, KIND_MEANINGS, LOOKS, template_environment, theme_css
 
 
 def build_report(report: Report, out: Path | None = None) -> Path:

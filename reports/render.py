@@ -14,13 +14,13 @@ from typing import Any
 from markupsafe import Markup, escape
 from pydantic import BaseModel
 
-from lineage.atomic import write_bytes
-from lineage.errors import BadInput
-from lineage.progress import Progress
-from lineage.remembered import digest_of, recall, remember
-from lineage.shipped import HOME
-from reports.exhibit import Exhibit
-from reports.style import LIGHT, figure_style, follow_theme
+from mlm_repro.lineage.atomic import write_bytes
+from mlm_repro.lineage.errors import BadInput
+from mlm_repro.lineage.progress import Progress
+from mlm_repro.lineage.remembered import digest_of, recall, remember
+from mlm_repro.lineage.shipped import HOME
+from mlm_repro.reports.exhibit import Exhibit
+from mlm_repro.reports.style import LIGHT, figure_style, follow_theme
 
 _METADATA: dict[str, dict[str, Any]] = {
     "svg": {"Date": None, "Creator": None, "Format": None, "Type": None},

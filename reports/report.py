@@ -9,14 +9,14 @@ from pathlib import Path
 
 from pydantic import Field
 
-from experiments.catalogue import Experiment, load_experiments
-from experiments.files import VERDICTS, Mutations
-from experiments.verdicts import Results, findings_of, headlines, judge, unanswered
-from lineage.digest import MARKER
-from lineage.errors import Fault
-from lineage.files import FileSchema, read_document
-from reports.catalogue import ExperimentNumbers, catalogue_exhibit
-from reports.claims import (
+from mlm_repro.experiments.catalogue import Experiment, load_experiments
+from mlm_repro.experiments.files import VERDICTS, Mutations
+from mlm_repro.experiments.verdicts import Results, findings_of, headlines, judge, unanswered
+from mlm_repro.lineage.digest import MARKER
+from mlm_repro.lineage.errors import Fault
+from mlm_repro.lineage.files import FileSchema, read_document
+from mlm_repro.reports.catalogue import ExperimentNumbers, catalogue_exhibit
+from mlm_repro.reports.claims import (
     Claims,
     Group,
     Paper,
@@ -26,12 +26,12 @@ from reports.claims import (
     paper_parts,
     verdicts_exhibit,
 )
-from reports.engines import engines_exhibit
-from reports.exhibit import Exhibit, Section
-from reports.experiment_runs import AGAINST, LADDER, Origin, load_experiment_runs, seeds_of
-from reports.ladder import ladder_exhibit
-from reports.load import Problem, Reproduction, load_reproduction
-from reports.reproduced import reproduction_exhibits
+from mlm_repro.reports.engines import engines_exhibit
+from mlm_repro.reports.exhibit import Exhibit, Section
+from mlm_repro.reports.experiment_runs import AGAINST, LADDER, Origin, load_experiment_runs, seeds_of
+from mlm_repro.reports.ladder import ladder_exhibit
+from mlm_repro.reports.load import Problem, Reproduction, load_reproduction
+from mlm_repro.reports.reproduced import reproduction_exhibits
 
 REPORT, SOURCES = "report", "sources.json"
 

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from statistics import fmean
 
-from lineage.numbers import show
-from lineage.records import Kind, Record
-from reports import tables
-from reports.exhibit import Exhibit, Table
-from reports.figures import Layer, draw_loss, draw_perplexity, layers_of
-from reports.load import Reproduction
+from mlm_repro.lineage.numbers import show
+from mlm_repro.lineage.records import Kind, Record
+from mlm_repro.reports import tables
+from mlm_repro.reports.exhibit import Exhibit, Table
+from mlm_repro.reports.figures import Layer, draw_loss, draw_perplexity, layers_of
+from mlm_repro.reports.load import Reproduction
 
 NAMES: dict[Kind, str] = {"scaled": "scaled twins"}
 """Names of kinds in figures and captions, where that is not the kind's own."""

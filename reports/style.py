@@ -15,11 +15,11 @@ import jinja2
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from jinja2.bccache import Bucket, BytecodeCache
 
-from experiments.verdicts import Outcome
-from lineage.config import read_toml
-from lineage.numbers import printable, show
-from lineage.records import Kind
-from lineage.remembered import recall, remember
+from mlm_repro.experiments.verdicts import Outcome
+from mlm_repro.lineage.config import read_toml
+from mlm_repro.lineage.numbers import printable, show
+from mlm_repro.lineage.records import Kind
+from mlm_repro.lineage.remembered import recall, remember
 
 STYLE = read_toml(Path(__file__).with_name("style.toml"))
 PALETTE: dict[str, tuple[str, str]] = STYLE["palette"]
@@ -95,7 +95,7 @@ class CompiledTemplates(BytecodeCache):
 def template_environment() -> Environment:
     """The renderer of the templates: an unknown name is an error, and values are escaped."""
     environment = Environment(
-        loader=PackageLoader("reports"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        loader=PackageLoader("mlm_repro.reports"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True, bytecode_cache=CompiledTemplates(),
     )  # fmt: skip
     environment.filters |= {"printable": printable, "show": show}

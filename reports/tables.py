@@ -6,13 +6,13 @@ from math import ceil, floor, log, log10
 from statistics import fmean
 from typing import Any
 
-from data_pipeline.files import DataCard, Ledger, NearDuplicates
-from evaluation.schema import ClozeResult, PerplexityResult, Result
-from experiments.reproduce.files import ModelShape, ReproducedModel
-from lineage.numbers import MISSING, compact, exact, percent, show, size_bytes
-from lineage.progress import format_duration
-from lineage.records import Kind, Record
-from reports.exhibit import Table
+from mlm_repro.data_pipeline.files import DataCard, Ledger, NearDuplicates
+from mlm_repro.evaluation.schema import ClozeResult, PerplexityResult, Result
+from mlm_repro.experiments.reproduce.files import ModelShape, ReproducedModel
+from mlm_repro.lineage.numbers import MISSING, compact, exact, percent, show, size_bytes
+from mlm_repro.lineage.progress import format_duration
+from mlm_repro.lineage.records import Kind, Record
+from mlm_repro.reports.exhibit import Table
 
 BENCHMARKS = {
     "wikitext103_perplexity": ("WikiText-103 perplexity", "lower is better"),

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.run.files import NORM_EDGES, Step, read_steps
-from lineage.errors import BadInput
-from lineage.files import Manifest, read_document
-from lineage.numbers import compact
-from lineage.run import MANIFEST
-from reports.exhibit import Exhibit, Table
-from reports.figures import DASHES, blank, plain_log_ticks
-from reports.style import LIGHT
+from mlm_repro.engine.run.files import NORM_EDGES, Step, read_steps
+from mlm_repro.lineage.errors import BadInput
+from mlm_repro.lineage.files import Manifest, read_document
+from mlm_repro.lineage.numbers import compact
+from mlm_repro.lineage.run import MANIFEST
+from mlm_repro.reports.exhibit import Exhibit, Table
+from mlm_repro.reports.figures import DASHES, blank, plain_log_ticks
+from mlm_repro.reports.style import LIGHT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lineage.errors import Fault
+from mlm_repro.lineage.errors import Fault
 
 ROOT = Path(__file__).resolve().parent.parent
 FORKED = multiprocessing.get_context("forkserver")

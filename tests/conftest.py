@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from lineage.errors import KEEPS_NOTHING, STOPS
+from mlm_repro.lineage.errors import KEEPS_NOTHING, STOPS
 from tests.commands import Command, Outcome
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported; a process with more does not fork well

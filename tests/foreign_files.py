@@ -14,41 +14,41 @@ import zstandard
 from pyarrow import parquet
 from safetensors.torch import save_file
 
-from data_pipeline.config import DataConfig
-from data_pipeline.files import Ledger
-from data_pipeline.reading.file_sources import FileSource
-from data_pipeline.reading.readers import read_pieces
-from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
-from data_pipeline.tokens.tokenizer import Tokenizer
-from data_pipeline.work.workspace import Workspace
-from engine.checkpoint.checkpoint import _read_state, read_probe
-from engine.config import RunConfig
-from engine.data.dataset import DatasetFacts
-from engine.formats.huggingface import read_weights
-from engine.formats.huggingface_gpt2 import BUFFER
-from engine.formats.torch_files import read_torch_file
-from engine.inference import check_entries, load_for_inference, read_whole
-from engine.run.files import Validation, read_summary
-from engine.run.loggers import open_loggers, writing_metrics
-from engine.run.resolved import PLACES, resolve_begun
-from experiments.catalogue import CLAIMS, find_experiment, load_claims
-from experiments.files import NOT_RUN
-from experiments.launch.job import Job
-from experiments.sealed import seal_numbers
-from experiments.simulator.cluster import load_cluster
-from lineage.config import load_config
-from lineage.digest import MARKER, check_seal, seal
-from lineage.errors import DataMissing, IntegrityFailure
-from lineage.files import read_document, read_object
-from lineage.records import Record, read_records, write_records
-from lineage.run import RunDirectory
-from reports.report import Inputs, assemble
+from mlm_repro.data_pipeline.config import DataConfig
+from mlm_repro.data_pipeline.files import Ledger
+from mlm_repro.data_pipeline.reading.file_sources import FileSource
+from mlm_repro.data_pipeline.reading.readers import read_pieces
+from mlm_repro.data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
+from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
+from mlm_repro.data_pipeline.work.workspace import Workspace
+from mlm_repro.engine.checkpoint.checkpoint import _read_state, read_probe
+from mlm_repro.engine.config import RunConfig
+from mlm_repro.engine.data.dataset import DatasetFacts
+from mlm_repro.engine.formats.huggingface import read_weights
+from mlm_repro.engine.formats.huggingface_gpt2 import BUFFER
+from mlm_repro.engine.formats.torch_files import read_torch_file
+from mlm_repro.engine.inference import check_entries, load_for_inference, read_whole
+from mlm_repro.engine.run.files import Validation, read_summary
+from mlm_repro.engine.run.loggers import open_loggers, writing_metrics
+from mlm_repro.engine.run.resolved import PLACES, resolve_begun
+from mlm_repro.experiments.catalogue import CLAIMS, find_experiment, load_claims
+from mlm_repro.experiments.files import NOT_RUN
+from mlm_repro.experiments.launch.job import Job
+from mlm_repro.experiments.sealed import seal_numbers
+from mlm_repro.experiments.simulator.cluster import load_cluster
+from mlm_repro.lineage.config import load_config
+from mlm_repro.lineage.digest import MARKER, check_seal, seal
+from mlm_repro.lineage.errors import DataMissing, IntegrityFailure
+from mlm_repro.lineage.files import read_document, read_object
+from mlm_repro.lineage.records import Record, read_records, write_records
+from mlm_repro.lineage.run import RunDirectory
+from mlm_repro.reports.report import Inputs, assemble
+from mlm_repro.verify.recomputed import RunCheck
 from tests import foreign_models, foreign_results
 from tests.architecture.rooms import ROOT
 from tests.damage import GZIP, PARQUET, SAFETENSORS, TORCH, ZSTANDARD
 from tests.experiments.packed import DATASET, REPRODUCTION, TRAINING, packed
 from tests.reader import Reader, bytes_at
-from verify.recomputed import RunCheck
 
 TEXTS = ("a fine text", "", "zwei Töchter \u2028", 'with "quotes" and \\ and \x00')
 LINES = "\n".join(json.dumps({"text": text, "id": number}) for number, text in enumerate(TEXTS)).encode() + b"\n\n"

@@ -5,15 +5,15 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from engine.formats.convert import export_checkpoint, import_checkpoint, read_published, write_card
-from engine.formats.huggingface import FOLDER
-from engine.formats.model_shards import WRITTEN, merge_model, shard_model
-from engine.inference import load_for_inference
-from engine.megatron_flags import from_megatron, script_or_arguments
-from evaluation.hub_models import RECORD, Fetched, is_as_fetched
-from experiments.simulator.planner import model_of_hub
-from lineage.digest import seal
-from lineage.files import write_document
+from mlm_repro.engine.formats.convert import export_checkpoint, import_checkpoint, read_published, write_card
+from mlm_repro.engine.formats.huggingface import FOLDER
+from mlm_repro.engine.formats.model_shards import WRITTEN, merge_model, shard_model
+from mlm_repro.engine.inference import load_for_inference
+from mlm_repro.engine.megatron_flags import from_megatron, script_or_arguments
+from mlm_repro.evaluation.hub_models import RECORD, Fetched, is_as_fetched
+from mlm_repro.experiments.simulator.planner import model_of_hub
+from mlm_repro.lineage.digest import seal
+from mlm_repro.lineage.files import write_document
 from tests.damage import PICKLE, SAFETENSORS, TORCH
 from tests.engine.test_formats_checkpoint import write_rough
 from tests.engine.test_formats_megatron import save, save_core

@@ -8,33 +8,33 @@ from pathlib import Path
 import numpy as np
 import orjson
 
-from data_pipeline.contamination import decontaminate
-from data_pipeline.reading.file_sources import FileSource
-from data_pipeline.reading.readers import read_pieces
-from data_pipeline.tokens.inspect_sample import trace_iteration
-from data_pipeline.work.tasks import MARKER as TASK_MARKER
-from data_pipeline.work.tasks import WorkTask, run_task
-from data_pipeline.work.workspace import Workspace
-from engine.finetune.tasks import read_mnli, read_race, read_squad
-from evaluation import heldout
-from evaluation.protocol import Scores
-from evaluation.store import StoredScores
-from experiments.catalogue import find_experiment
-from experiments.sealed import lines, seal_numbers
-from experiments.verdicts import load_results
-from lineage.digest import MARKER, seal
-from lineage.errors import UserError
-from lineage.run import MANIFEST
-from reports.engines import engines_exhibit
-from reports.experiment_runs import load_experiment_runs
-from reports.ladder import ladder_exhibit
-from reports.report import Inputs
+from mlm_repro.data_pipeline.contamination import decontaminate
+from mlm_repro.data_pipeline.reading.file_sources import FileSource
+from mlm_repro.data_pipeline.reading.readers import read_pieces
+from mlm_repro.data_pipeline.tokens.inspect_sample import trace_iteration
+from mlm_repro.data_pipeline.work.tasks import MARKER as TASK_MARKER
+from mlm_repro.data_pipeline.work.tasks import WorkTask, run_task
+from mlm_repro.data_pipeline.work.workspace import Workspace
+from mlm_repro.engine.finetune.tasks import read_mnli, read_race, read_squad
+from mlm_repro.evaluation import heldout
+from mlm_repro.evaluation.protocol import Scores
+from mlm_repro.evaluation.store import StoredScores
+from mlm_repro.experiments.catalogue import find_experiment
+from mlm_repro.experiments.sealed import lines, seal_numbers
+from mlm_repro.experiments.verdicts import load_results
+from mlm_repro.lineage.digest import MARKER, seal
+from mlm_repro.lineage.errors import UserError
+from mlm_repro.lineage.run import MANIFEST
+from mlm_repro.reports.engines import engines_exhibit
+from mlm_repro.reports.experiment_runs import load_experiment_runs
+from mlm_repro.reports.ladder import ladder_exhibit
+from mlm_repro.reports.report import Inputs
+from mlm_repro.verify.recomputed import RunCheck
 from tests.architecture.rooms import ROOT
 from tests.engine import test_finetune as tuned
 from tests.experiments.packed import REPRODUCTION, TRAINING, packed
 from tests.reader import Reader, bytes_at
 from tests.reports.test_ladder import write_ladder
-from verify.recomputed import RunCheck
 
 
 def ladder_file(name: str) -> Callable[[Path], Path]:

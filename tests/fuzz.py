@@ -1,6 +1,6 @@
 """Damages valid files and reads them.
 
-Every reader of outside files must give an answer or one of the documented errors (`lineage.errors`), within
+Every reader of outside files must give an answer or one of the documented errors (`mlm_repro.lineage.errors`), within
 CASE_SECONDS of processor time and GROWTH_BYTES more memory. Hypothesis chooses the damage and shrinks a failing case.
 `python -m tests.fuzz TIMES` reads TIMES the files of every reader's share and prints the answers.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from lineage.errors import UserError
+from mlm_repro.lineage.errors import UserError
 from tests.damage import damage
 from tests.reader import Reader
 

@@ -9,17 +9,23 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 
-from lineage.environment import list_gpus
+from mlm_repro.lineage.environment import list_gpus
 
 COMMANDS: dict[str, Callable[[], object]] = {
     script.name: script.load() for script in entry_points(group="console_scripts") if script.name.startswith("mlm-")
 }
 LATE = (
-    "data_pipeline.pipeline", "experiments.reproduce.reproduction", "experiments.simulator.simulate", "reports.page",
+    "mlm_repro.data_pipeline.pipeline", "mlm_repro.experiments.reproduce.reproduction",
+    "mlm_repro.experiments.simulator.simulate", "mlm_repro.reports.page",
     "matplotlib.figure", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_pdf",
     "matplotlib.backends.backend_svg",
 )  # fmt: skip
-LATE_WITH_TORCH = ("engine.train", "engine.lr_finder", "evaluation.evaluate", "verify.runner")
+LATE_WITH_TORCH = (
+    "mlm_repro.engine.train",
+    "mlm_repro.engine.lr_finder",
+    "mlm_repro.evaluation.evaluate",
+    "mlm_repro.verify.runner",
+)
 
 
 for module in LATE:

@@ -8,9 +8,9 @@ import random
 import re
 from pathlib import Path
 
-from data_pipeline.contamination.testsets import GPT2_FILES, TEST_SETS
-from data_pipeline.tokens.tokenizer import Tokenizer
-from engine.formats.vocabulary import write_vocabulary
+from mlm_repro.data_pipeline.contamination.testsets import GPT2_FILES, TEST_SETS
+from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
+from mlm_repro.engine.formats.vocabulary import write_vocabulary
 
 ARTICLES, PASSAGES = 60, 400
 VOCABULARY = 1200

@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-from engine.config import ModelConfig, ParallelConfig, TrainConfig
-from engine.launch.forked import run_forked
-from engine.model.microbatch import PipelineInput
-from engine.parallel.mesh import serial_mesh
-from engine.rng import Dropout
-from engine.step import build_step
+from mlm_repro.engine.config import ModelConfig, ParallelConfig, TrainConfig
+from mlm_repro.engine.launch.forked import run_forked
+from mlm_repro.engine.model.microbatch import PipelineInput
+from mlm_repro.engine.parallel.mesh import serial_mesh
+from mlm_repro.engine.rng import Dropout
+from mlm_repro.engine.step import build_step
 
 
 def run_ranks(*arguments: Any, **options: Any) -> list[Any]:

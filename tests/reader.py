@@ -14,7 +14,7 @@ class Reader(NamedTuple):
     prepare: Callable[[Path], Path]
     """Makes a folder with a valid file in it and returns that file."""
     read: Callable[[Path], object]
-    """Reads the file; raises one of `lineage.errors` if it cannot be used."""
+    """Reads the file; raises one of `mlm_repro.lineage.errors` if it cannot be used."""
     cases: int = 200
     """Its share of a record's; a test tries a quarter, and 20 at least."""
     form: Form = PLAIN

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lineage.errors import Interrupted
+from mlm_repro.lineage.errors import Interrupted
 from tests.chaos.faults import STRUCK, Fault, instrument
 from tests.commands import Program, call
 from tests.experiments.packed import unpack

@@ -9,20 +9,20 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engine.compare.tensors import DRAWS, FORMULA, curve_tolerance, factor
-from engine.config import RunConfig
-from engine.model.gpt2 import GPT2
-from engine.parallel.mesh import serial_mesh
-from experiments.benchmark import AGAINST, Benchmark, Case, Ratio, Series, write_benchmark
-from lineage.environment import describe_environment
-from lineage.errors import Diverged
-from lineage.progress import announce
-from lineage.run import RunDirectory
-from verify.engines import Engine, Ours, StepResult, Work, with_samples, with_vocabulary
-from verify.megatron_core import MegatronCore
-from verify.parity import ParityLayout, comparable_layout
-from verify.peers import Transformers
-from verify.runner import UNKNOWN, measured, on_ranks, train
+from mlm_repro.engine.compare.tensors import DRAWS, FORMULA, curve_tolerance, factor
+from mlm_repro.engine.config import RunConfig
+from mlm_repro.engine.model.gpt2 import GPT2
+from mlm_repro.engine.parallel.mesh import serial_mesh
+from mlm_repro.experiments.benchmark import AGAINST, Benchmark, Case, Ratio, Series, write_benchmark
+from mlm_repro.lineage.environment import describe_environment
+from mlm_repro.lineage.errors import Diverged
+from mlm_repro.lineage.progress import announce
+from mlm_repro.lineage.run import RunDirectory
+from mlm_repro.verify.engines import Engine, Ours, StepResult, Work, with_samples, with_vocabulary
+from mlm_repro.verify.megatron_core import MegatronCore
+from mlm_repro.verify.parity import ParityLayout, comparable_layout
+from mlm_repro.verify.peers import Transformers
+from mlm_repro.verify.runner import UNKNOWN, measured, on_ranks, train
 
 QUANTITIES = {"loss": "loss", "norm": "gradient norm", "rate": "learning rate"}
 MOST = 1e9

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from lineage.atomic import write_text
-from lineage.command import CommandLine, run_command
-from lineage.digest import MARKER, bytes_below, check_seal, is_sealed
-from lineage.errors import KEEPS_NOTHING, BadInput, Diverged, IntegrityFailure
-from lineage.lock import check_place, claim
-from lineage.progress import announce, format_bytes
+from mlm_repro.lineage.atomic import write_text
+from mlm_repro.lineage.command import CommandLine, run_command
+from mlm_repro.lineage.digest import MARKER, bytes_below, check_seal, is_sealed
+from mlm_repro.lineage.errors import KEEPS_NOTHING, BadInput, Diverged, IntegrityFailure
+from mlm_repro.lineage.lock import check_place, claim
+from mlm_repro.lineage.progress import announce, format_bytes
 
 app = CommandLine(help="Check that runs are unchanged and that layouts and engines agree.", no_args_is_help=True)
 
@@ -35,8 +35,8 @@ def run(
     kept results the numbers that take no training, the verdicts and the figures are made again too. Every difference is
     named, and so is a file, a key or a name that no run of its kind has. It prints what was compared and what was not.
     """
-    from lineage.run import MANIFEST
-    from verify.kinds import KINDS, kind_of, misfits
+    from mlm_repro.lineage.run import MANIFEST
+    from mlm_repro.verify.kinds import KINDS, kind_of, misfits
 
     path = path.resolve()
     if not path.is_dir():
@@ -47,7 +47,7 @@ def run(
     for directory in inner:
         print(f"ok {check_seal(directory)[:16]} {directory}")
     if inner and not is_sealed(path):
-        from verify.kept import KeptCheck
+        from mlm_repro.verify.kept import KeptCheck
 
         made_again = KeptCheck(path)
         for sentence in made_again.left:
@@ -58,7 +58,7 @@ def run(
         return
     digest = check_seal(path)
     if (path / MANIFEST).is_file():
-        from verify.recomputed import RunCheck
+        from mlm_repro.verify.recomputed import RunCheck
 
         check = RunCheck(path)
         broken, compared, absent = check.broken, check.compared, list(dict.fromkeys(check.absent))
@@ -94,10 +94,10 @@ def replay(
     on a machine of the same numerics identity. Exit code 3 where something differs; the first line of the metrics and
     the first tensor that differ are named.
     """
-    from lineage.run import RunDirectory
+    from mlm_repro.lineage.run import RunDirectory
 
     RunDirectory.open(run, "training")
-    from verify.replay import replay as replay_run
+    from mlm_repro.verify.replay import replay as replay_run
 
     replay_run(run, segments)
 
@@ -118,13 +118,13 @@ def parallel(
 
     The first tensor that differs is named. Without data.dataset the tokens are random.
     """
-    from engine.run.resolved import read_run_config
-    from verify.parity import choose_layouts
+    from mlm_repro.engine.run.resolved import read_run_config
+    from mlm_repro.verify.parity import choose_layouts
 
     resolved, most = read_run_config(config, overrides or [], twin), ranks or (64 if threads else 8)
     choose_layouts(layouts, most, resolved, threads)
 
-    from verify.runner import run_parity
+    from mlm_repro.verify.runner import run_parity
 
     run_parity(resolved, layouts, most, iterations, threads)
 
@@ -142,17 +142,17 @@ def against(
     The tolerance is measured on the other engine. Without data.dataset the tokens are random. Exit code 3 if a loss, a
     gradient norm or a weight at the end is beyond it; the result is written either way.
     """
-    from engine.run.resolved import read_run_config
-    from experiments.benchmark import show_benchmark
-    from lineage.run import MANIFEST
-    from verify.parity import comparable_layout
+    from mlm_repro.engine.run.resolved import read_run_config
+    from mlm_repro.experiments.benchmark import show_benchmark
+    from mlm_repro.lineage.run import MANIFEST
+    from mlm_repro.verify.parity import comparable_layout
 
     if engine not in ENGINES:
         raise BadInput(f"there is no engine {engine!r}; there are {', '.join(ENGINES)}")
     check_place("--out", out / MANIFEST, "")
     resolved = read_run_config(config, overrides or [], twin)
     comparable_layout(resolved, layout, engine)
-    from verify.against import keep, run_against
+    from mlm_repro.verify.against import keep, run_against
 
     result = run_against(resolved, engine, layout, iterations)
     show_benchmark(result)
@@ -188,7 +188,7 @@ def layouts(
     for folder in filter(None, (out, reproduce)):
         claim(folder)
 
-    from verify.parity import parse_layout
+    from mlm_repro.verify.parity import parse_layout
 
     for name in names.split(",") if names != "all" else ():
         parse_layout(name.strip())
@@ -196,7 +196,7 @@ def layouts(
         raise BadInput(f"{program!r} is not megatron-core, here, or a function to build a program, PATH.py:build")
     if ":" in program and not Path(program.rpartition(":")[0]).is_file():
         raise BadInput(f"{program.rpartition(':')[0]} does not exist")
-    from verify.layouts import run_layouts, write_page, write_reproductions
+    from mlm_repro.verify.layouts import run_layouts, write_page, write_reproductions
 
     report = run_layouts(program, fields or [], names, seed)
     if json_file:

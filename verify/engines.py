@@ -10,21 +10,29 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
-from engine.checkpoint.checkpoint import TrainingState, load_checkpoint, save_checkpoint
-from engine.compare.recorder import NameMap, RankPlace, Recorder, moved, read_names, whole_gradients, whole_state
-from engine.compare.tensors import TensorPart
-from engine.config import RunConfig
-from engine.data.dataset import DatasetFacts
-from engine.inputs import TrainingInputs
-from engine.launch.mesh import build_mesh
-from engine.optim.schedule import learning_rate
-from engine.parallel.layout import layout_of
-from engine.parallel.mesh import ParallelMesh
-from engine.step import build_step
-from lineage.chain import checkpoint_path
-from verify.alone import Shard
-from verify.parity import ParityLayout
+from mlm_repro.data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
+from mlm_repro.engine.checkpoint.checkpoint import TrainingState, load_checkpoint, save_checkpoint
+from mlm_repro.engine.compare.recorder import (
+    NameMap,
+    RankPlace,
+    Recorder,
+    moved,
+    read_names,
+    whole_gradients,
+    whole_state,
+)
+from mlm_repro.engine.compare.tensors import TensorPart
+from mlm_repro.engine.config import RunConfig
+from mlm_repro.engine.data.dataset import DatasetFacts
+from mlm_repro.engine.inputs import TrainingInputs
+from mlm_repro.engine.launch.mesh import build_mesh
+from mlm_repro.engine.optim.schedule import learning_rate
+from mlm_repro.engine.parallel.layout import layout_of
+from mlm_repro.engine.parallel.mesh import ParallelMesh
+from mlm_repro.engine.step import build_step
+from mlm_repro.lineage.chain import checkpoint_path
+from mlm_repro.verify.alone import Shard
+from mlm_repro.verify.parity import ParityLayout
 
 Weights = dict[str, torch.Tensor]
 """Whole tensors by their names in this engine."""

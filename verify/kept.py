@@ -6,22 +6,22 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from experiments.catalogue import ABLATION, TAKES_LONG, Experiment, load_experiments
-from experiments.files import VERDICTS, Mutations
-from experiments.mutation import mutate
-from experiments.runner import measure, run_experiment
-from experiments.sealed import Line
-from experiments.verdicts import load_results
-from lineage.digest import check_seal, is_sealed
-from lineage.errors import DataMissing
-from lineage.files import read_document, unlike
-from lineage.records import RECORDS, Record, read_records
-from lineage.run import MANIFEST, RunDirectory
-from reports.engines import engines_exhibit
-from reports.experiment_runs import LADDER, kind_of
-from reports.ladder import ladder_exhibit
-from reports.render import export_exhibit
-from verify.recomputed import RunCheck
+from mlm_repro.experiments.catalogue import ABLATION, TAKES_LONG, Experiment, load_experiments
+from mlm_repro.experiments.files import VERDICTS, Mutations
+from mlm_repro.experiments.mutation import mutate
+from mlm_repro.experiments.runner import measure, run_experiment
+from mlm_repro.experiments.sealed import Line
+from mlm_repro.experiments.verdicts import load_results
+from mlm_repro.lineage.digest import check_seal, is_sealed
+from mlm_repro.lineage.errors import DataMissing
+from mlm_repro.lineage.files import read_document, unlike
+from mlm_repro.lineage.records import RECORDS, Record, read_records
+from mlm_repro.lineage.run import MANIFEST, RunDirectory
+from mlm_repro.reports.engines import engines_exhibit
+from mlm_repro.reports.experiment_runs import LADDER, kind_of
+from mlm_repro.reports.ladder import ladder_exhibit
+from mlm_repro.reports.render import export_exhibit
+from mlm_repro.verify.recomputed import RunCheck
 
 ROUNDING = {"largest_logit_difference": 3}
 """Digits after the point of quantities that another processor rounds otherwise."""

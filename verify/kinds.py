@@ -10,19 +10,19 @@ from typing import Any, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel
 
-from data_pipeline.files import DATASET, LEDGER
-from data_pipeline.stages import STAGES
-from engine.run.files import METRICS, SUMMARY
-from engine.run.resolved import PLACES
-from experiments.benchmark import AGAINST
-from experiments.catalogue import ABLATION
-from experiments.files import FORECAST, LADDER, PLAN
-from experiments.forecast.ablation import slug
-from lineage.chain import INDEX, LINEAGE, STATE
-from lineage.digest import MARKER
-from lineage.lock import LOCK
-from lineage.records import RECORDS
-from lineage.run import MANIFEST
+from mlm_repro.data_pipeline.files import DATASET, LEDGER
+from mlm_repro.data_pipeline.stages import STAGES
+from mlm_repro.engine.run.files import METRICS, SUMMARY
+from mlm_repro.engine.run.resolved import PLACES
+from mlm_repro.experiments.benchmark import AGAINST
+from mlm_repro.experiments.catalogue import ABLATION
+from mlm_repro.experiments.files import FORECAST, LADDER, PLAN
+from mlm_repro.experiments.forecast.ablation import slug
+from mlm_repro.lineage.chain import INDEX, LINEAGE, STATE
+from mlm_repro.lineage.digest import MARKER
+from mlm_repro.lineage.lock import LOCK
+from mlm_repro.lineage.records import RECORDS
+from mlm_repro.lineage.run import MANIFEST
 
 KEYS = {"name", "kind", "identity", "created", "config", "outside_identity", "config_digest", "parents", "environment"}
 """Keys of every manifest."""

@@ -14,17 +14,17 @@ import numpy as np
 import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from engine.compare.tensors import DRAWS, UNIT_FP32, Array, TensorDifference, TensorPart, assemble
-from lineage.atomic import write_text
-from lineage.config import Config
-from lineage.errors import BadInput
-from verify import alone
-from verify.alone import Masks
-from verify.engines import Engine, Weights, Work
-from verify.megatron_core import MegatronCore, values_of
-from verify.parity import SERIAL, ParityLayout, parse_layout
-from verify.runner import TABLE_HEAD, UNKNOWN, Computed, Outcome, Reference, hold, measured, table_row
-from verify.subjects import core_fields, small_work, subject
+from mlm_repro.engine.compare.tensors import DRAWS, UNIT_FP32, Array, TensorDifference, TensorPart, assemble
+from mlm_repro.lineage.atomic import write_text
+from mlm_repro.lineage.config import Config
+from mlm_repro.lineage.errors import BadInput
+from mlm_repro.verify import alone
+from mlm_repro.verify.alone import Masks
+from mlm_repro.verify.engines import Engine, Weights, Work
+from mlm_repro.verify.megatron_core import MegatronCore, values_of
+from mlm_repro.verify.parity import SERIAL, ParityLayout, parse_layout
+from mlm_repro.verify.runner import TABLE_HEAD, UNKNOWN, Computed, Outcome, Reference, hold, measured, table_row
+from mlm_repro.verify.subjects import core_fields, small_work, subject
 
 PROBES = {
     "initial copies": "every copy of a parameter begins with the same bits",
@@ -306,7 +306,7 @@ def write_page(report: LayoutsReport, directory: Path) -> Path:
     for finding in report.findings:
         cell = cells.setdefault((parameter_of(finding.parameter), finding.layout), {})
         cell.setdefault(numbers[finding.probe], finding)
-    template = Environment(loader=PackageLoader("verify"), autoescape=True, undefined=StrictUndefined)
+    template = Environment(loader=PackageLoader("mlm_repro.verify"), autoescape=True, undefined=StrictUndefined)
     page = template.get_template("findings.html").render(
         report=report, cells=cells, colours=COLOURS, probes=PROBES,
         rows=dict.fromkeys([*report.parameters, *(row for row, _ in cells)]),

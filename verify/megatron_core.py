@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-from engine.compare.recorder import Recorder, read_names
-from engine.data.batches import place_groups
-from engine.optim.precision import DTYPES
-from lineage.errors import BadInput
-from lineage.extras import import_extra
-from verify import alone
-from verify.alone import Shard, core
-from verify.engines import Engine, Named, Weights, Work
-from verify.parity import ParityLayout
+from mlm_repro.engine.compare.recorder import Recorder, read_names
+from mlm_repro.engine.data.batches import place_groups
+from mlm_repro.engine.optim.precision import DTYPES
+from mlm_repro.lineage.errors import BadInput
+from mlm_repro.lineage.extras import import_extra
+from mlm_repro.verify import alone
+from mlm_repro.verify.alone import Shard, core
+from mlm_repro.verify.engines import Engine, Named, Weights, Work
+from mlm_repro.verify.parity import ParityLayout
 
 PATCHES = (
     "tensors that it makes on `cuda` or moves there are made and stay on the CPU, and their type says cuda",

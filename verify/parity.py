@@ -5,11 +5,11 @@ import re
 from collections.abc import Iterator
 from typing import Any, get_args
 
-from engine.config import ParallelConfig, RunConfig
-from engine.pipeline.schedule import ScheduleName
-from engine.run.resolved import checked_layout
-from lineage.config import parse_config
-from lineage.errors import BadInput
+from mlm_repro.engine.config import ParallelConfig, RunConfig
+from mlm_repro.engine.pipeline.schedule import ScheduleName
+from mlm_repro.engine.run.resolved import checked_layout
+from mlm_repro.lineage.config import parse_config
+from mlm_repro.lineage.errors import BadInput
 
 TOLERANCE = 1e-10
 """Largest absolute difference from the serial run, in float64, of any element of any tensor."""

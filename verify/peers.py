@@ -5,14 +5,14 @@ from collections.abc import Callable, Mapping
 import torch
 from torch.nn import functional as F
 
-from engine.compare.recorder import Recorder, read_names
-from engine.config import ModelConfig, TrainConfig
-from engine.formats.huggingface_gpt2 import their_config
-from engine.parallel.mesh import serial_mesh
-from lineage.extras import import_extra
-from verify.alone import Shard
-from verify.engines import Engine, Work
-from verify.parity import ParityLayout
+from mlm_repro.engine.compare.recorder import Recorder, read_names
+from mlm_repro.engine.config import ModelConfig, TrainConfig
+from mlm_repro.engine.formats.huggingface_gpt2 import their_config
+from mlm_repro.engine.parallel.mesh import serial_mesh
+from mlm_repro.lineage.extras import import_extra
+from mlm_repro.verify.alone import Shard
+from mlm_repro.verify.engines import Engine, Work
+from mlm_repro.verify.parity import ParityLayout
 
 
 def huggingface(config: ModelConfig) -> torch.nn.Module:

@@ -12,27 +12,35 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel
 
-from data_pipeline.files import DATASET, LEDGER, DataCard, Ledger, dataset_digest, named_datasets
-from data_pipeline.passes.overlap import RESULT as OVERLAP
-from data_pipeline.tokens.token_file import TokenFile
-from data_pipeline.tokens.tokenizer import Tokenizer
-from engine.config import RunConfig
-from engine.costs import parameter_count, tokens_trained
-from engine.data.batch_schedule import BatchSchedule
-from engine.optim.schedule import learning_rate
-from engine.run.files import METRICS, SUMMARY, read_metrics, read_steps, read_summary, read_validations
-from engine.run.resolved import read_run_config
-from evaluation.recount import counts, follows
-from evaluation.schema import ClozeResult, PerplexityResult
-from experiments.benchmark import AGAINST
-from experiments.catalogue import ABLATION
-from experiments.files import EVALUATIONS, FORECAST, NOT_RUN, SCORES, LadderResult, LadderScores, ReproductionScores
-from experiments.files import LADDER as LADDER_RESULT
-from experiments.forecast.ladder import derive
-from experiments.forecast.trainings import keep, read_kept
-from experiments.reproduce.files import LADDER, ReproducedModel, ReproductionSummary
-from experiments.reproduce.plan import twin_rule
-from experiments.reproduce.reproduction import (
+from mlm_repro.data_pipeline.files import DATASET, LEDGER, DataCard, Ledger, dataset_digest, named_datasets
+from mlm_repro.data_pipeline.passes.overlap import RESULT as OVERLAP
+from mlm_repro.data_pipeline.tokens.token_file import TokenFile
+from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
+from mlm_repro.engine.config import RunConfig
+from mlm_repro.engine.costs import parameter_count, tokens_trained
+from mlm_repro.engine.data.batch_schedule import BatchSchedule
+from mlm_repro.engine.optim.schedule import learning_rate
+from mlm_repro.engine.run.files import METRICS, SUMMARY, read_metrics, read_steps, read_summary, read_validations
+from mlm_repro.engine.run.resolved import read_run_config
+from mlm_repro.evaluation.recount import counts, follows
+from mlm_repro.evaluation.schema import ClozeResult, PerplexityResult
+from mlm_repro.experiments.benchmark import AGAINST
+from mlm_repro.experiments.catalogue import ABLATION
+from mlm_repro.experiments.files import (
+    EVALUATIONS,
+    FORECAST,
+    NOT_RUN,
+    SCORES,
+    LadderResult,
+    LadderScores,
+    ReproductionScores,
+)
+from mlm_repro.experiments.files import LADDER as LADDER_RESULT
+from mlm_repro.experiments.forecast.ladder import derive
+from mlm_repro.experiments.forecast.trainings import keep, read_kept
+from mlm_repro.experiments.reproduce.files import LADDER, ReproducedModel, ReproductionSummary
+from mlm_repro.experiments.reproduce.plan import twin_rule
+from mlm_repro.experiments.reproduce.reproduction import (
     RESULTS,
     derived_records,
     derived_scores,
@@ -41,21 +49,21 @@ from experiments.reproduce.reproduction import (
     reproduced_model,
     shape_of,
 )
-from experiments.reproduce.steps import TASKS, evaluation_file
-from experiments.sealed import digest_of_numbers
-from experiments.verdicts import load_results
-from lineage.atomic import parse_json
-from lineage.chain import broken_links
-from lineage.config import parse_config
-from lineage.digest import MARKER, check_seal, is_sealed, read_digest, sealed_files, sha256_file, sha256_json
-from lineage.errors import DataMissing, UserError
-from lineage.files import GIVES, Manifest, one_line, read_document, read_object, read_values, unlike
-from lineage.records import RECORDS, Record, read_records
-from lineage.run import MANIFEST, RunDirectory
-from lineage.shipped import model_file
-from lineage.verified import check_seal_once
-from reports.engines import read_engines
-from verify.kinds import KINDS, hidden, misfits, unread
+from mlm_repro.experiments.reproduce.steps import TASKS, evaluation_file
+from mlm_repro.experiments.sealed import digest_of_numbers
+from mlm_repro.experiments.verdicts import load_results
+from mlm_repro.lineage.atomic import parse_json
+from mlm_repro.lineage.chain import broken_links
+from mlm_repro.lineage.config import parse_config
+from mlm_repro.lineage.digest import MARKER, check_seal, is_sealed, read_digest, sealed_files, sha256_file, sha256_json
+from mlm_repro.lineage.errors import DataMissing, UserError
+from mlm_repro.lineage.files import GIVES, Manifest, one_line, read_document, read_object, read_values, unlike
+from mlm_repro.lineage.records import RECORDS, Record, read_records
+from mlm_repro.lineage.run import MANIFEST, RunDirectory
+from mlm_repro.lineage.shipped import model_file
+from mlm_repro.lineage.verified import check_seal_once
+from mlm_repro.reports.engines import read_engines
+from mlm_repro.verify.kinds import KINDS, hidden, misfits, unread
 
 KEPT, REPORT = "training", "report"
 CHECKS = {
@@ -388,8 +396,8 @@ class RunCheck:
         """Make the page and the files beside it again; they must be equal byte for byte."""
         if not (self.run / REPORT).is_dir():
             return
-        from reports.page import write_report
-        from reports.report import Inputs, assemble
+        from mlm_repro.reports.page import write_report
+        from mlm_repro.reports.report import Inputs, assemble
 
         inputs = Inputs.of_built(self.run)
         for path in inputs.runs:

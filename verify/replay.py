@@ -9,23 +9,23 @@ from typing import Any, NamedTuple
 
 import torch
 
-from engine.checkpoint.checkpoint import read_probe
-from engine.config import ParallelConfig, RunConfig
-from engine.inference import OPTIMIZER_STATE, read_whole
-from engine.kernels.identity import numerics_identity
-from engine.launch.local import launch
-from engine.launch.mesh import leave_ranks, local_device
-from engine.parallel.layout import Layout
-from engine.run.files import read_metrics
-from engine.run.resolved import resolve, resolve_begun
-from engine.train import train
-from lineage.chain import CONFIG, INDEX, STATE, checkpoint_path, complete_checkpoints, iteration_of
-from lineage.config import parse_config
-from lineage.digest import check_seal, is_sealed, sealed_files
-from lineage.errors import BadInput, Diverged, HardwareMissing, IntegrityFailure, Interrupted
-from lineage.files import read_object
-from lineage.progress import announce
-from lineage.run import RunDirectory
+from mlm_repro.engine.checkpoint.checkpoint import read_probe
+from mlm_repro.engine.config import ParallelConfig, RunConfig
+from mlm_repro.engine.inference import OPTIMIZER_STATE, read_whole
+from mlm_repro.engine.kernels.identity import numerics_identity
+from mlm_repro.engine.launch.local import launch
+from mlm_repro.engine.launch.mesh import leave_ranks, local_device
+from mlm_repro.engine.parallel.layout import Layout
+from mlm_repro.engine.run.files import read_metrics
+from mlm_repro.engine.run.resolved import resolve, resolve_begun
+from mlm_repro.engine.train import train
+from mlm_repro.lineage.chain import CONFIG, INDEX, STATE, checkpoint_path, complete_checkpoints, iteration_of
+from mlm_repro.lineage.config import parse_config
+from mlm_repro.lineage.digest import check_seal, is_sealed, sealed_files
+from mlm_repro.lineage.errors import BadInput, Diverged, HardwareMissing, IntegrityFailure, Interrupted
+from mlm_repro.lineage.files import read_object
+from mlm_repro.lineage.progress import announce
+from mlm_repro.lineage.run import RunDirectory
 
 NOT_COMPUTED = ("seconds", "tokens_per_second", "model_tflops", "warning")
 """Keys of a metrics line that describe the machine: times, speeds and warnings."""

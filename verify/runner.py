@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from engine.compare.tensors import (
+from mlm_repro.engine.compare.tensors import (
     Array,
     Key,
     TensorDifference,
@@ -20,15 +20,15 @@ from engine.compare.tensors import (
     merge,
     tolerances,
 )
-from engine.config import RunConfig
-from engine.costs import parameter_count
-from engine.launch.forked import run_forked
-from engine.launch.threads import RanksFailed, run_threads
-from lineage.environment import memory_bytes
-from lineage.errors import BadInput, Diverged
-from lineage.progress import announce
-from verify.engines import Engine, Ours, StepResult, Work, with_samples, with_vocabulary
-from verify.parity import SERIAL, TOLERANCE, ParityLayout, choose_layouts
+from mlm_repro.engine.config import RunConfig
+from mlm_repro.engine.costs import parameter_count
+from mlm_repro.engine.launch.forked import run_forked
+from mlm_repro.engine.launch.threads import RanksFailed, run_threads
+from mlm_repro.lineage.environment import memory_bytes
+from mlm_repro.lineage.errors import BadInput, Diverged
+from mlm_repro.lineage.progress import announce
+from mlm_repro.verify.engines import Engine, Ours, StepResult, Work, with_samples, with_vocabulary
+from mlm_repro.verify.parity import SERIAL, TOLERANCE, ParityLayout, choose_layouts
 
 PATIENCE = 20
 """Time limit of a layout in multiples of the serial run's time, in addition to two minutes."""

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from engine.compare.recorder import Recorder
-from engine.config import ModelConfig, RunConfig, TrainConfig
-from lineage.config import override_config, parse_config
-from lineage.errors import BadInput
-from verify.alone import Shard, core
-from verify.engines import Engine, Named, Ours, Work, with_samples
-from verify.megatron_core import MegatronCore, config_class
-from verify.parity import ParityLayout
+from mlm_repro.engine.compare.recorder import Recorder
+from mlm_repro.engine.config import ModelConfig, RunConfig, TrainConfig
+from mlm_repro.lineage.config import override_config, parse_config
+from mlm_repro.lineage.errors import BadInput
+from mlm_repro.verify.alone import Shard, core
+from mlm_repro.verify.engines import Engine, Named, Ours, Work, with_samples
+from mlm_repro.verify.megatron_core import MegatronCore, config_class
+from mlm_repro.verify.parity import ParityLayout
 
 MODEL = {
     "num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "seq_length": 16, "vocab_size": 128,

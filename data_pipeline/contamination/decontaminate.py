@@ -14,10 +14,10 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from data_pipeline.contamination.words import Ngrams, words_of
-from data_pipeline.document import Document, Drop
-from data_pipeline.reading.lines import parse_line
-from lineage.errors import BadInput, cause
+from mlm_repro.data_pipeline.contamination.words import Ngrams, words_of
+from mlm_repro.data_pipeline.document import Document, Drop
+from mlm_repro.data_pipeline.reading.lines import parse_line
+from mlm_repro.lineage.errors import BadInput, cause
 
 SENTENCE_END = ".!?"
 

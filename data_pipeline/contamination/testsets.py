@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from data_pipeline.reading.hub import hub_is_reachable
-from lineage.atomic import write_bytes, write_text
-from lineage.config import Config, load_config
-from lineage.digest import sha256_file
-from lineage.errors import BadInput, DataMissing, IntegrityFailure, did_you_mean
+from mlm_repro.data_pipeline.reading.hub import hub_is_reachable
+from mlm_repro.lineage.atomic import write_bytes, write_text
+from mlm_repro.lineage.config import Config, load_config
+from mlm_repro.lineage.digest import sha256_file
+from mlm_repro.lineage.errors import BadInput, DataMissing, IntegrityFailure, did_you_mean
 
 
 class PublishedFile(Config):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import accumulate, islice
 
-from data_pipeline.fast.exact import checked
-from data_pipeline.fast.ngram_index import WORD, NgramIndex
+from mlm_repro.data_pipeline.fast.exact import checked
+from mlm_repro.data_pipeline.fast.ngram_index import WORD, NgramIndex
 
 TAG, LINK = r"<[^<>]{1,2000}>", r"\]\([^()\s]{1,2000}\)"
 MARK = re.compile(rf"\u00ad|{TAG}|{LINK}")

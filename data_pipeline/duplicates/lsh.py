@@ -16,10 +16,10 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.fast.minhash import signature
-from data_pipeline.files import NearDuplicates
-from data_pipeline.stages.deduplicate import DeduplicateConfig
-from lineage.loops import compiled
+from mlm_repro.data_pipeline.fast.minhash import signature
+from mlm_repro.data_pipeline.files import NearDuplicates
+from mlm_repro.data_pipeline.stages.deduplicate import DeduplicateConfig
+from mlm_repro.lineage.loops import compiled
 
 WORD_BYTES = 8
 

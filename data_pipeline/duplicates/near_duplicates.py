@@ -18,10 +18,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.duplicates.lsh import agreement, histogram, required_agreement
-from data_pipeline.fast.shingles import CHUNK, as_bytes, first_end, pack
-from data_pipeline.stages.deduplicate import DeduplicateConfig
-from lineage.loops import compiled
+from mlm_repro.data_pipeline.duplicates.lsh import agreement, histogram, required_agreement
+from mlm_repro.data_pipeline.fast.shingles import CHUNK, as_bytes, first_end, pack
+from mlm_repro.data_pipeline.stages.deduplicate import DeduplicateConfig
+from mlm_repro.lineage.loops import compiled
 
 CACHE_BYTES = 1 << 29
 WHOLE = np.uint64(0xFF << 56)

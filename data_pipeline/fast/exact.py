@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from lineage.remembered import digest_of, recall, remember
+from mlm_repro.lineage.remembered import digest_of, recall, remember
 
 LAST_LETTER = 0x1FFFF
 """Last code point that can be an upper-case letter or a mark; all later ones are ideographs, tags or private."""

@@ -32,9 +32,9 @@ from ftfy.badness import BADNESS_RE
 from ftfy.fixes import uncurl_quotes
 from numpy.typing import NDArray
 
-from data_pipeline.document import Unfit
-from data_pipeline.fast.exact import LAST_LETTER, checked
-from lineage.loops import call_first, compiled
+from mlm_repro.data_pipeline.document import Unfit
+from mlm_repro.data_pipeline.fast.exact import LAST_LETTER, checked
+from mlm_repro.lineage.loops import call_first, compiled
 
 LAST = 0xFFFF
 """Code point that stands for itself and all after it; ftfy's sets have none of those."""

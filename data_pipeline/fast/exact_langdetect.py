@@ -19,8 +19,8 @@ from langdetect.detector_factory import DetectorFactory
 from langdetect.utils.ngram import NGram
 from numpy.typing import NDArray
 
-from data_pipeline.fast.exact import LAST_LETTER
-from lineage.loops import call_first, compiled
+from mlm_repro.data_pipeline.fast.exact import LAST_LETTER
+from mlm_repro.lineage.loops import call_first, compiled
 
 Bytes4 = NDArray[np.uint32]
 Words = NDArray[np.uint64]

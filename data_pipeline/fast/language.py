@@ -11,8 +11,8 @@ from pathlib import Path
 from langdetect import LangDetectException
 from langdetect.detector_factory import PROFILES_DIRECTORY, DetectorFactory
 
-from data_pipeline.fast.exact import checked_with_tables
-from data_pipeline.fast.exact_langdetect import Detection, fast_detect, tables_of
+from mlm_repro.data_pipeline.fast.exact import checked_with_tables
+from mlm_repro.data_pipeline.fast.exact_langdetect import Detection, fast_detect, tables_of
 
 SAMPLES = (
     "",

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.fast.exact import Arrays, checked_with_tables
-from data_pipeline.fast.shingles import CHUNK, EMPTY, as_bytes, first_end, pack, shingles
-from lineage.loops import call_first, compiled
+from mlm_repro.data_pipeline.fast.exact import Arrays, checked_with_tables
+from mlm_repro.data_pipeline.fast.shingles import CHUNK, EMPTY, as_bytes, first_end, pack, shingles
+from mlm_repro.lineage.loops import call_first, compiled
 
 Numbers = NDArray[np.uint32]
 Places = NDArray[np.int64]

@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from lineage.loops import compiled
+from mlm_repro.lineage.loops import compiled
 
 WORD = re.compile(r"\w+")
 CHUNK_CHARACTERS = 1 << 16

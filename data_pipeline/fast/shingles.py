@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from lineage.loops import compiled
+from mlm_repro.lineage.loops import compiled
 
 CHUNK = 1024
 """Shingles packed at a time: their keys and places stay in a core's first cache."""

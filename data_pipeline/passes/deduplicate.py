@@ -15,15 +15,21 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.document import Document
-from data_pipeline.duplicates.lsh import HISTOGRAM_BINS, WORD_BYTES, buckets, fingerprint_words, required_agreement
-from data_pipeline.duplicates.near_duplicates import Decision, flatten, link, merge, resolve
-from data_pipeline.passes.measure import FINGERPRINTS, NUMBERS
-from data_pipeline.stages.deduplicate import DeduplicateConfig
-from data_pipeline.work.document_shard import DocumentShard
-from data_pipeline.work.tasks import Counts, Settings
-from data_pipeline.work.workspace import Finished, Job, Workspace
-from lineage.environment import memory_bytes
+from mlm_repro.data_pipeline.document import Document
+from mlm_repro.data_pipeline.duplicates.lsh import (
+    HISTOGRAM_BINS,
+    WORD_BYTES,
+    buckets,
+    fingerprint_words,
+    required_agreement,
+)
+from mlm_repro.data_pipeline.duplicates.near_duplicates import Decision, flatten, link, merge, resolve
+from mlm_repro.data_pipeline.passes.measure import FINGERPRINTS, NUMBERS
+from mlm_repro.data_pipeline.stages.deduplicate import DeduplicateConfig
+from mlm_repro.data_pipeline.work.document_shard import DocumentShard
+from mlm_repro.data_pipeline.work.tasks import Counts, Settings
+from mlm_repro.data_pipeline.work.workspace import Finished, Job, Workspace
+from mlm_repro.lineage.environment import memory_bytes
 
 LINK_TASKS = 5
 SMALL_MEMORY_BYTES = 8 << 30

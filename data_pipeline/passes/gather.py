@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.passes.measure import NUMBERS, SIZES, TOKENS
-from data_pipeline.passes.selection import ENTRIES
-from data_pipeline.tokens.token_file import TokenFileWriter, join_files, merge_token_files
-from data_pipeline.work.document_shard import DocumentShard
-from data_pipeline.work.tasks import Counts, Settings
+from mlm_repro.data_pipeline.passes.measure import NUMBERS, SIZES, TOKENS
+from mlm_repro.data_pipeline.passes.selection import ENTRIES
+from mlm_repro.data_pipeline.tokens.token_file import TokenFileWriter, join_files, merge_token_files
+from mlm_repro.data_pipeline.work.document_shard import DocumentShard
+from mlm_repro.data_pipeline.work.tasks import Counts, Settings
 
 STARTS, SLICE_TOKENS, SLICE_LINES = "starts.npy", "tokens", "documents.jsonl"
 SLICE_BYTES = 64 << 20

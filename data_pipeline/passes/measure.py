@@ -16,17 +16,17 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from data_pipeline.contamination.decontaminate import ngrams_of_files
-from data_pipeline.document import Document, size_bytes
-from data_pipeline.duplicates.lsh import fingerprints
-from data_pipeline.files import StageAttrition
-from data_pipeline.stages import TOKEN_FILTERS
-from data_pipeline.stages.deduplicate import DeduplicateConfig
-from data_pipeline.stages.stage import TokenFilter
-from data_pipeline.tokens.token_file import token_dtype
-from data_pipeline.tokens.tokenizer import Tokenizer, load_once
-from data_pipeline.work.document_shard import DocumentShard
-from data_pipeline.work.tasks import Counts, Settings
+from mlm_repro.data_pipeline.contamination.decontaminate import ngrams_of_files
+from mlm_repro.data_pipeline.document import Document, size_bytes
+from mlm_repro.data_pipeline.duplicates.lsh import fingerprints
+from mlm_repro.data_pipeline.files import StageAttrition
+from mlm_repro.data_pipeline.stages import TOKEN_FILTERS
+from mlm_repro.data_pipeline.stages.deduplicate import DeduplicateConfig
+from mlm_repro.data_pipeline.stages.stage import TokenFilter
+from mlm_repro.data_pipeline.tokens.token_file import token_dtype
+from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer, load_once
+from mlm_repro.data_pipeline.work.document_shard import DocumentShard
+from mlm_repro.data_pipeline.work.tasks import Counts, Settings
 
 NUMBERS, SIZES, TOKENS, FINGERPRINTS, MATCHES = (
     "numbers.npy", "sizes.npy", "tokens.bin", "fingerprints.bin", "matches.jsonl",

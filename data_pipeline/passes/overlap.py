@@ -14,17 +14,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.config import DataConfig
-from data_pipeline.contamination.decontaminate import UNKNOWN_WORD, ngrams_of_files, read_documents
-from data_pipeline.contamination.words import runs_of, words_of
-from data_pipeline.document import Document
-from data_pipeline.reading.pieces import choose_shard_bytes
-from data_pipeline.reading.readers import read_pieces
-from data_pipeline.reading.sources import OpenedSources
-from data_pipeline.work.tasks import Counts, Settings
-from data_pipeline.work.workspace import Job, Workspace
-from lineage.atomic import write_json
-from lineage.errors import BadInput
+from mlm_repro.data_pipeline.config import DataConfig
+from mlm_repro.data_pipeline.contamination.decontaminate import UNKNOWN_WORD, ngrams_of_files, read_documents
+from mlm_repro.data_pipeline.contamination.words import runs_of, words_of
+from mlm_repro.data_pipeline.document import Document
+from mlm_repro.data_pipeline.reading.pieces import choose_shard_bytes
+from mlm_repro.data_pipeline.reading.readers import read_pieces
+from mlm_repro.data_pipeline.reading.sources import OpenedSources
+from mlm_repro.data_pipeline.work.tasks import Counts, Settings
+from mlm_repro.data_pipeline.work.workspace import Job, Workspace
+from mlm_repro.lineage.atomic import write_json
+from mlm_repro.lineage.errors import BadInput
 
 FOUND, RESULT = "found.txt", "overlap.json"
 

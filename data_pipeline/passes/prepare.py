@@ -8,16 +8,16 @@ from pathlib import Path
 
 import orjson
 
-from data_pipeline.document import Document, Drop, Malformed, Unfit, size_bytes
-from data_pipeline.files import StageAttrition
-from data_pipeline.reading.pieces import Piece
-from data_pipeline.reading.readers import GO_ON, Item, malformed, read_pieces
-from data_pipeline.stages import TEXT_FILTERS
-from data_pipeline.stages.stage import SOURCE, TextFilter
-from data_pipeline.tokens.token_file import join_files
-from data_pipeline.work.document_shard import DocumentWriter
-from data_pipeline.work.tasks import Counts, Settings
-from lineage.errors import BadInput
+from mlm_repro.data_pipeline.document import Document, Drop, Malformed, Unfit, size_bytes
+from mlm_repro.data_pipeline.files import StageAttrition
+from mlm_repro.data_pipeline.reading.pieces import Piece
+from mlm_repro.data_pipeline.reading.readers import GO_ON, Item, malformed, read_pieces
+from mlm_repro.data_pipeline.stages import TEXT_FILTERS
+from mlm_repro.data_pipeline.stages.stage import SOURCE, TextFilter
+from mlm_repro.data_pipeline.tokens.token_file import join_files
+from mlm_repro.data_pipeline.work.document_shard import DocumentWriter
+from mlm_repro.data_pipeline.work.tasks import Counts, Settings
+from mlm_repro.lineage.errors import BadInput
 
 QUARANTINE = "quarantine.jsonl"
 REASONS = 3

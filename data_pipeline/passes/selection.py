@@ -8,16 +8,16 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from data_pipeline.contamination.decontaminate import decontaminate
-from data_pipeline.contamination.words import Ngrams
-from data_pipeline.document import Document, Drop, size_bytes
-from data_pipeline.files import StageAttrition
-from data_pipeline.passes.deduplicate import DECISIONS
-from data_pipeline.passes.measure import NUMBERS, SIZES, TOKENS, encode, read_matches
-from data_pipeline.tokens.token_file import token_dtype
-from data_pipeline.tokens.tokenizer import load_once
-from data_pipeline.work.document_shard import DocumentShard, DocumentWriter
-from data_pipeline.work.tasks import Counts, Settings
+from mlm_repro.data_pipeline.contamination.decontaminate import decontaminate
+from mlm_repro.data_pipeline.contamination.words import Ngrams
+from mlm_repro.data_pipeline.document import Document, Drop, size_bytes
+from mlm_repro.data_pipeline.files import StageAttrition
+from mlm_repro.data_pipeline.passes.deduplicate import DECISIONS
+from mlm_repro.data_pipeline.passes.measure import NUMBERS, SIZES, TOKENS, encode, read_matches
+from mlm_repro.data_pipeline.tokens.token_file import token_dtype
+from mlm_repro.data_pipeline.tokens.tokenizer import load_once
+from mlm_repro.data_pipeline.work.document_shard import DocumentShard, DocumentWriter
+from mlm_repro.data_pipeline.work.tasks import Counts, Settings
 
 ENTRIES, RARE, LEFT_IN = "entries.npy", "rare.txt", "left_in.jsonl"
 

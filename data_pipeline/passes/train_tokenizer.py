@@ -4,9 +4,9 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_pipeline.tokens.tokenizer import Tokenizer
-from data_pipeline.work.document_shard import DocumentShard
-from data_pipeline.work.tasks import Counts, Settings
+from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
+from mlm_repro.data_pipeline.work.document_shard import DocumentShard
+from mlm_repro.data_pipeline.work.tasks import Counts, Settings
 
 TRAINING_BYTES = 2 << 30
 """A larger corpus is sampled down to about this size, which bounds the memory of training."""

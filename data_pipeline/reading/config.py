@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
-from data_pipeline.reading.readers import MAX_LINE_BYTES
-from lineage.config import Config
+from mlm_repro.data_pipeline.reading.readers import MAX_LINE_BYTES
+from mlm_repro.lineage.config import Config
 
 HUB_NAMES = ("wikipedia", "openwebtext", "realnews", "cc-stories")
 FILE_KINDS = ("jsonl", "parquet", "arrow", "text", "documents")

@@ -12,14 +12,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.reading.config import SourcesConfig
-from data_pipeline.reading.lines import COMPRESSIONS, compression, expanded_bytes
-from data_pipeline.reading.pieces import GRAIN_BYTES, Piece, cut_lines, stamp_of
-from data_pipeline.reading.readers import Item, mend_surrogates, open_arrow, read_pieces
-from data_pipeline.work.workspace import Workspace
-from lineage.digest import is_sealed, sealed_files, sha256_file, sha256_json
-from lineage.errors import BadInput, IntegrityFailure, cause
-from lineage.progress import Progress
+from mlm_repro.data_pipeline.reading.config import SourcesConfig
+from mlm_repro.data_pipeline.reading.lines import COMPRESSIONS, compression, expanded_bytes
+from mlm_repro.data_pipeline.reading.pieces import GRAIN_BYTES, Piece, cut_lines, stamp_of
+from mlm_repro.data_pipeline.reading.readers import Item, mend_surrogates, open_arrow, read_pieces
+from mlm_repro.data_pipeline.work.workspace import Workspace
+from mlm_repro.lineage.digest import is_sealed, sealed_files, sha256_file, sha256_json
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure, cause
+from mlm_repro.lineage.progress import Progress
 
 SUFFIXES = {
     "jsonl": tuple(f"{name}{end}" for name in (".jsonl", ".json", ".ndjson") for end in ("", *COMPRESSIONS.values())),

@@ -15,14 +15,14 @@ from typing import Any
 
 import orjson
 
-from data_pipeline.document import Malformed
-from data_pipeline.reading.config import HUB, SourcesConfig
-from data_pipeline.reading.pieces import Piece, cut_lines
-from data_pipeline.reading.readers import EXCERPT_CHARACTERS, document_of
-from data_pipeline.work.tasks import NO_ROOM, Counts, Settings
-from data_pipeline.work.workspace import Job, Workspace
-from lineage.digest import sha256_json
-from lineage.errors import DataMissing, Interrupted
+from mlm_repro.data_pipeline.document import Malformed
+from mlm_repro.data_pipeline.reading.config import HUB, SourcesConfig
+from mlm_repro.data_pipeline.reading.pieces import Piece, cut_lines
+from mlm_repro.data_pipeline.reading.readers import EXCERPT_CHARACTERS, document_of
+from mlm_repro.data_pipeline.work.tasks import NO_ROOM, Counts, Settings
+from mlm_repro.data_pipeline.work.workspace import Job, Workspace
+from mlm_repro.lineage.digest import sha256_json
+from mlm_repro.lineage.errors import DataMissing, Interrupted
 
 TIMEOUT_SECONDS = 5.0
 HARVESTED = "documents.jsonl"

@@ -21,14 +21,14 @@ from pathlib import Path, PurePosixPath
 import orjson
 from packaging.requirements import Requirement
 
-from data_pipeline.document import Document, Malformed
-from data_pipeline.reading.config import INSTALLED_DOCS, SourcesConfig
-from data_pipeline.reading.pieces import Piece, cut_lines
-from data_pipeline.reading.readers import MAX_LINE_BYTES, Limit, mend_surrogates, text_document
-from data_pipeline.work.tasks import Counts, Settings
-from data_pipeline.work.workspace import Workspace
-from lineage.digest import sha256_json
-from lineage.errors import DataMissing, cause
+from mlm_repro.data_pipeline.document import Document, Malformed
+from mlm_repro.data_pipeline.reading.config import INSTALLED_DOCS, SourcesConfig
+from mlm_repro.data_pipeline.reading.pieces import Piece, cut_lines
+from mlm_repro.data_pipeline.reading.readers import MAX_LINE_BYTES, Limit, mend_surrogates, text_document
+from mlm_repro.data_pipeline.work.tasks import Counts, Settings
+from mlm_repro.data_pipeline.work.workspace import Workspace
+from mlm_repro.lineage.digest import sha256_json
+from mlm_repro.lineage.errors import DataMissing, cause
 
 PACKAGE = "mlm-repro"
 TEXT_SUFFIXES = (".md", ".rst", ".txt")

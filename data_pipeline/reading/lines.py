@@ -13,8 +13,8 @@ from typing import Any, BinaryIO
 import orjson
 import zstandard
 
-from data_pipeline.reading.pieces import GRAIN_BYTES
-from lineage.atomic import parse_json
+from mlm_repro.data_pipeline.reading.pieces import GRAIN_BYTES
+from mlm_repro.lineage.atomic import parse_json
 
 CHUNK_BYTES = 1 << 20
 SMALL_CHUNK_BYTES = 1 << 12

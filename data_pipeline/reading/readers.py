@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.document import Document, Malformed, size_bytes
-from data_pipeline.reading.lines import open_bytes, parse_line, read_lines, seek_line
-from data_pipeline.reading.pieces import Piece, stamp_of
-from lineage.errors import BadInput, Interrupted
+from mlm_repro.data_pipeline.document import Document, Malformed, size_bytes
+from mlm_repro.data_pipeline.reading.lines import open_bytes, parse_line, read_lines, seek_line
+from mlm_repro.data_pipeline.reading.pieces import Piece, stamp_of
+from mlm_repro.lineage.errors import BadInput, Interrupted
 
 os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # pyarrow's own sets 1 GB aside, which hides what is taken
 EXCERPT_CHARACTERS = 300

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
-from data_pipeline.reading.config import HUB, HUB_NAMES, INSTALLED_DOCS, SourcesConfig
-from data_pipeline.reading.file_sources import FileSource
-from data_pipeline.reading.hub import WITHDRAWN, HubSource, hub_is_reachable
-from data_pipeline.reading.installed_docs import InstalledDocs
-from data_pipeline.reading.pieces import Piece, pack
-from data_pipeline.reading.readers import Limit, pieces_within
-from data_pipeline.work.workspace import Workspace
-from lineage.errors import DataMissing
+from mlm_repro.data_pipeline.reading.config import HUB, HUB_NAMES, INSTALLED_DOCS, SourcesConfig
+from mlm_repro.data_pipeline.reading.file_sources import FileSource
+from mlm_repro.data_pipeline.reading.hub import WITHDRAWN, HubSource, hub_is_reachable
+from mlm_repro.data_pipeline.reading.installed_docs import InstalledDocs
+from mlm_repro.data_pipeline.reading.pieces import Piece, pack
+from mlm_repro.data_pipeline.reading.readers import Limit, pieces_within
+from mlm_repro.data_pipeline.work.workspace import Workspace
+from mlm_repro.lineage.errors import DataMissing
 
 TYPICAL_DOCUMENT_BYTES = 10_000
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pkgutil import iter_modules
 
-from data_pipeline.stages.stage import SOURCE, Stage, TextFilter, TokenFilter
+from mlm_repro.data_pipeline.stages.stage import SOURCE, Stage, TextFilter, TokenFilter
 
 
 def in_order(stages: Iterable[type[Stage]]) -> tuple[type[Stage], ...]:
@@ -32,7 +32,7 @@ def in_order(stages: Iterable[type[Stage]]) -> tuple[type[Stage], ...]:
 
 def _declared() -> Iterator[type[Stage]]:
     for file in iter_modules(__path__):
-        module = import_module(f"data_pipeline.stages.{file.name}")
+        module = import_module(f"mlm_repro.data_pipeline.stages.{file.name}")
         classes = (each for each in vars(module).values() if isinstance(each, type) and issubclass(each, Stage))
         yield from (each for each in classes if each.__module__ == module.__name__ and hasattr(each, "name"))
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Literal
 
-from data_pipeline.document import Drop
-from data_pipeline.stages.stage import SOURCE, Example, TextFilter
+from mlm_repro.data_pipeline.document import Drop
+from mlm_repro.data_pipeline.stages.stage import SOURCE, Example, TextFilter
 
 
 class Clean(TextFilter):
@@ -33,7 +33,7 @@ class Clean(TextFilter):
 
     @cached_property
     def _fix_text(self) -> Callable[[str], str]:
-        from data_pipeline.fast.exact_ftfy import fix_text
+        from mlm_repro.data_pipeline.fast.exact_ftfy import fix_text
 
         switches = ("unescape_html", "fix_character_width", "uncurl_quotes")
         return fix_text(self.normalization, *(name for name in switches if not getattr(self, name)))

@@ -4,11 +4,11 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, PositiveInt
 
-from data_pipeline.stages.stage import Stage
+from mlm_repro.data_pipeline.stages.stage import Stage
 
 
 def _check(names: tuple[str, ...]) -> tuple[str, ...]:
-    from data_pipeline.contamination.testsets import check_test_set_name
+    from mlm_repro.data_pipeline.contamination.testsets import check_test_set_name
 
     for name in names:
         check_test_set_name(name)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from data_pipeline.stages.stage import Stage
+from mlm_repro.data_pipeline.stages.stage import Stage
 
 MOST_ROWS, LEAST_BANDS, MOST_PERMUTATIONS, CHOSEN_RECALL = 5, 25, 256, 0.9999
 """Limits of the bands and rows that follow from a threshold, and their least expected recall there."""

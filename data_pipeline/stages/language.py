@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
-from data_pipeline.document import Drop
-from data_pipeline.stages.stage import Example, TextFilter
+from mlm_repro.data_pipeline.document import Drop
+from mlm_repro.data_pipeline.stages.stage import Example, TextFilter
 
 ENGLISH = "The old friends walked along the river in the evening and talked about the weather of the summer."
 
@@ -51,7 +51,7 @@ class Language(TextFilter):
 
     def apply(self, text: str) -> str | Drop:
         """The text if it is in the kept language; a text without a detectable language is dropped."""
-        from data_pipeline.fast.language import detect, probability
+        from mlm_repro.data_pipeline.fast.language import detect, probability
 
         language = detect(text)
         if language is None:

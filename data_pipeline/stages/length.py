@@ -2,8 +2,8 @@
 
 from pydantic import PositiveInt
 
-from data_pipeline.document import Drop
-from data_pipeline.stages.stage import Example, TokenFilter
+from mlm_repro.data_pipeline.document import Drop
+from mlm_repro.data_pipeline.stages.stage import Example, TokenFilter
 
 
 class Length(TokenFilter):

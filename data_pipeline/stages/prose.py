@@ -13,8 +13,8 @@ from typing import Annotated
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from data_pipeline.document import Drop
-from data_pipeline.stages.stage import Example, TextFilter
+from mlm_repro.data_pipeline.document import Drop
+from mlm_repro.data_pipeline.stages.stage import Example, TextFilter
 
 _LISTED = """
 a about above after again against all almost along already also although always am among an and another any are around

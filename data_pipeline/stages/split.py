@@ -2,7 +2,7 @@
 
 from pydantic import PositiveInt
 
-from data_pipeline.stages.stage import Stage
+from mlm_repro.data_pipeline.stages.stage import Stage
 
 
 class SplitConfig(Stage):

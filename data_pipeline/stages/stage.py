@@ -3,8 +3,8 @@
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, NamedTuple
 
-from data_pipeline.document import Drop
-from lineage.config import Config
+from mlm_repro.data_pipeline.document import Drop
+from mlm_repro.lineage.config import Config
 
 SOURCE = "source"
 """The ledger's name for reading, which comes before every stage."""

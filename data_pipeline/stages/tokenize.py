@@ -1,6 +1,6 @@
 """Token files. The tokenizer has its own section, because other stages count tokens too."""
 
-from data_pipeline.stages.stage import Stage
+from mlm_repro.data_pipeline.stages.stage import Stage
 
 
 class Tokenize(Stage):

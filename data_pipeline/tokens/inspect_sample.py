@@ -7,14 +7,14 @@ from pathlib import Path
 import orjson
 from pydantic import AliasPath, Field
 
-from data_pipeline.files import trained_datasets
-from data_pipeline.tokens.samples import BlendedSamples, PackedSamples, SamplePiece, training_samples
-from data_pipeline.tokens.token_file import TokenFile
-from data_pipeline.tokens.tokenizer import Tokenizer
-from lineage.atomic import read_bytes
-from lineage.errors import BadInput
-from lineage.files import FileSchema, parse_document, read_document
-from lineage.run import MANIFEST, RunDirectory
+from mlm_repro.data_pipeline.files import trained_datasets
+from mlm_repro.data_pipeline.tokens.samples import BlendedSamples, PackedSamples, SamplePiece, training_samples
+from mlm_repro.data_pipeline.tokens.token_file import TokenFile
+from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
+from mlm_repro.lineage.atomic import read_bytes
+from mlm_repro.lineage.errors import BadInput
+from mlm_repro.lineage.files import FileSchema, parse_document, read_document
+from mlm_repro.lineage.run import MANIFEST, RunDirectory
 
 
 class _Summary(FileSchema):

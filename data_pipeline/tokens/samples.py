@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.tokens.token_file import TokenFile
-from lineage.errors import BadInput, IntegrityFailure
+from mlm_repro.data_pipeline.tokens.token_file import TokenFile
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def blending_indices(weights: NDArray[np.float64], size: int) -> tuple[NDArray[n
 @cache
 def _compiled_blend() -> Callable[..., Any]:
     """The compiled loop; readers of dataset facts alone never load numba."""
-    from lineage.loops import compiled
+    from mlm_repro.lineage.loops import compiled
 
     return compiled(_blend)
 

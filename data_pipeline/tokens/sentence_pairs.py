@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.tokens.sentences import Sentences, Vocabulary
-from data_pipeline.tokens.special_tokens import MASKED_SHARE, SPECIAL_TOKENS
-from data_pipeline.tokens.token_file import TokenFile
-from lineage.errors import BadInput
-from lineage.loops import call_first, compiled
+from mlm_repro.data_pipeline.tokens.sentences import Sentences, Vocabulary
+from mlm_repro.data_pipeline.tokens.special_tokens import MASKED_SHARE, SPECIAL_TOKENS
+from mlm_repro.data_pipeline.tokens.token_file import TokenFile
+from mlm_repro.lineage.errors import BadInput
+from mlm_repro.lineage.loops import call_first, compiled
 
 LONGEST_RUN = 3
 SHORT_EVERY = 10

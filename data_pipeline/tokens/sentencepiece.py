@@ -15,8 +15,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from lineage.atomic import read_bytes
-from lineage.errors import BadInput
+from mlm_repro.lineage.atomic import read_bytes
+from mlm_repro.lineage.errors import BadInput
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = range(1, 6)
 UNIGRAM, BPE = 1, 2

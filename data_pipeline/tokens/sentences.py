@@ -13,9 +13,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.tokens.token_file import TokenFile
-from data_pipeline.tokens.tokenizer import Tokenizer
-from lineage.loops import call_first, compiled
+from mlm_repro.data_pipeline.tokens.token_file import TokenFile
+from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
+from mlm_repro.lineage.loops import call_first, compiled
 
 CLOSING = "\"'”’)]}"
 PART_OF_CHARACTER = "\ufffd"

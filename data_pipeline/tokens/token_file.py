@@ -17,8 +17,8 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lineage.atomic import hidden_beside, sync
-from lineage.errors import BadInput, IntegrityFailure
+from mlm_repro.lineage.atomic import hidden_beside, sync
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")

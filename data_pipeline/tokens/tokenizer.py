@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from data_pipeline.fast.exact import checked
-from data_pipeline.tokens.sentencepiece import read_sentencepiece
-from lineage.atomic import parse_json, read_bytes, read_json, write_json, write_text
-from lineage.errors import BadInput, IntegrityFailure
-from lineage.processes import heard
+from mlm_repro.data_pipeline.fast.exact import checked
+from mlm_repro.data_pipeline.tokens.sentencepiece import read_sentencepiece
+from mlm_repro.lineage.atomic import parse_json, read_bytes, read_json, write_json, write_text
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure
+from mlm_repro.lineage.processes import heard
 
 END_OF_TEXT = "<|endoftext|>"
 FILE_NAME, CONFIG_NAME = "tokenizer.json", "tokenizer_config.json"

@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 import orjson
 
-from data_pipeline.document import Document
+from mlm_repro.data_pipeline.document import Document
 
 LINES, STARTS = "documents.jsonl", "documents.npy"
 BUFFER_BYTES = 1 << 18

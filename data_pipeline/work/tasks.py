@@ -9,9 +9,9 @@ from typing import Any
 
 import orjson
 
-from lineage.atomic import new_directory
-from lineage.digest import sha256_file, sha256_json
-from lineage.errors import Interrupted
+from mlm_repro.lineage.atomic import new_directory
+from mlm_repro.lineage.digest import sha256_file, sha256_json
+from mlm_repro.lineage.errors import Interrupted
 
 MARKER = "DONE"
 ROOM = Path(__file__).parents[1]

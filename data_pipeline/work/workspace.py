@@ -4,12 +4,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_pipeline.work.executors.local import LocalExecutor
-from data_pipeline.work.executors.part import PartExecutor
-from data_pipeline.work.executors.ray import RayExecutor
-from data_pipeline.work.tasks import Counts, Done, Input, Settings, Work, WorkTask
-from lineage.digest import sha256_json
-from lineage.progress import Progress
+from mlm_repro.data_pipeline.work.executors.local import LocalExecutor
+from mlm_repro.data_pipeline.work.executors.part import PartExecutor
+from mlm_repro.data_pipeline.work.executors.ray import RayExecutor
+from mlm_repro.data_pipeline.work.tasks import Counts, Done, Input, Settings, Work, WorkTask
+from mlm_repro.lineage.digest import sha256_json
+from mlm_repro.lineage.progress import Progress
 
 FOLDER = ".work"
 Executor = LocalExecutor | RayExecutor | PartExecutor

@@ -10,7 +10,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from typer.main import get_command
 
-from lineage import errors
+from mlm_repro.lineage import errors
 
 WIDTH = 100
 
@@ -45,7 +45,7 @@ def command_page(name: str, command: Any) -> str:
 
 
 def exit_codes() -> list[tuple[str, str, str]]:
-    """Code, class and meaning, from the docstrings of `lineage.errors`; 0 is done."""
+    """Code, class and meaning, from the docstrings of `mlm_repro.lineage.errors`; 0 is done."""
     found = {one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, errors.UserError)}
     rows = [("0", "", "Done.")]
     for one in sorted(found - {errors.UserError}, key=lambda each: (each.exit_code, each.__name__)):

@@ -11,8 +11,8 @@ from docs.hooks.formats import keys
 from docs.hooks.protocols import section
 from docs.hooks.results import measures, results
 from docs.hooks.seeds import seeds
-from evaluation.tasks import TASKS
-from lineage.atomic import write_text
+from mlm_repro.evaluation.tasks import TASKS
+from mlm_repro.lineage.atomic import write_text
 
 ROOT = Path(__file__).resolve().parents[2]
 PART = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end of \2 -->)", re.DOTALL)

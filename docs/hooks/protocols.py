@@ -10,11 +10,11 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluation.documents import RunningText
-from evaluation.protocol import Scores, SourceText, Task
-from evaluation.schema import Provenance
-from evaluation.tasks import TASKS, made_by
-from lineage.files import Environment
+from mlm_repro.evaluation.documents import RunningText
+from mlm_repro.evaluation.protocol import Scores, SourceText, Task
+from mlm_repro.evaluation.schema import Provenance
+from mlm_repro.evaluation.tasks import TASKS, made_by
+from mlm_repro.lineage.files import Environment
 
 CONTEXT = 8
 """Tokens that the model of the diagrams sees; full models see 1024."""
@@ -64,9 +64,9 @@ def small_task(name: str, tokenizer: Pieces) -> Task:
         return json.dumps({"text": PASSAGE}) if "lambada_test.jsonl" in title else PASSAGE.lower().replace("\n", " ")
 
     with (
-        patch("evaluation.wikitext103.read_wikitext103", read_articles),
-        patch("evaluation.lambada.read_official", read_passage),
-        patch("evaluation.lambada.NUM_EXAMPLES", 1),
+        patch("mlm_repro.evaluation.wikitext103.read_wikitext103", read_articles),
+        patch("mlm_repro.evaluation.lambada.read_official", read_passage),
+        patch("mlm_repro.evaluation.lambada.NUM_EXAMPLES", 1),
     ):
         return made_by(TASKS[name].function, name, Path(), tokenizer, CONTEXT)
 

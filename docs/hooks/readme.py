@@ -16,21 +16,21 @@ from functools import cache, partial
 from pathlib import Path
 
 from docs.hooks.results import PRETRAINED_HEADS, pretrained_rows
-from experiments.benchmark import read_benchmark
-from experiments.catalogue import NEEDS, load_experiments
-from experiments.files import LadderResult, ReproductionScores
-from experiments.reproduce.files import ModelShape, ReproductionSummary
-from experiments.reproduce.plan import make_plan
-from experiments.scores import order_verdict
-from experiments.verdicts import COLUMNS, Verdict, count_by_paper, judge, load_results, unanswered
-from lineage.atomic import write_text
-from lineage.errors import BadInput
-from lineage.files import read_document
-from lineage.progress import format_duration
-from lineage.records import read_records
-from reports.engines import engines_exhibit
-from reports.ladder import ladder_exhibit
-from reports.render import export_exhibit
+from mlm_repro.experiments.benchmark import read_benchmark
+from mlm_repro.experiments.catalogue import NEEDS, load_experiments
+from mlm_repro.experiments.files import LadderResult, ReproductionScores
+from mlm_repro.experiments.reproduce.files import ModelShape, ReproductionSummary
+from mlm_repro.experiments.reproduce.plan import make_plan
+from mlm_repro.experiments.scores import order_verdict
+from mlm_repro.experiments.verdicts import COLUMNS, Verdict, count_by_paper, judge, load_results, unanswered
+from mlm_repro.lineage.atomic import write_text
+from mlm_repro.lineage.errors import BadInput
+from mlm_repro.lineage.files import read_document
+from mlm_repro.lineage.progress import format_duration
+from mlm_repro.lineage.records import read_records
+from mlm_repro.reports.engines import engines_exhibit
+from mlm_repro.reports.ladder import ladder_exhibit
+from mlm_repro.reports.render import export_exhibit
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "results"

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from docs.hooks.commands import cell, table
-from evaluation.places import SMOLLM2, SMOLLM2_NOTE
-from experiments.benchmark import AGAINST, read_benchmark, sentences, tables
-from experiments.catalogue import load_experiments
-from experiments.verdicts import count_outcomes, judge, load_results
-from reports.engines import engines_exhibit
-from reports.exhibit import Table
-from reports.load import load_reproduction
-from reports.tables import comparison_tables, models_tables
+from mlm_repro.evaluation.places import SMOLLM2, SMOLLM2_NOTE
+from mlm_repro.experiments.benchmark import AGAINST, read_benchmark, sentences, tables
+from mlm_repro.experiments.catalogue import load_experiments
+from mlm_repro.experiments.verdicts import count_outcomes, judge, load_results
+from mlm_repro.reports.engines import engines_exhibit
+from mlm_repro.reports.exhibit import Table
+from mlm_repro.reports.load import load_reproduction
+from mlm_repro.reports.tables import comparison_tables, models_tables
 
 REPRODUCTION = "reproduce-8.3b"
 PRETRAINED_HEADS = ("here", "others' programs")

@@ -11,15 +11,15 @@ from pydantic import model_validator
 from docs.hooks.commands import cell, table
 from docs.hooks.readme import KEPT, every_verdict
 from docs.hooks.results import pretrained_rows
-from engine.costs import flops_per_token
-from evaluation.places import SMOLLM2
-from experiments.benchmark import read_benchmark
-from experiments.catalogue import Experiment, every_claim, load_experiments, matches
-from experiments.simulator.cluster import load_cluster
-from experiments.simulator.planner import OWN, ranked_layouts, read_model
-from experiments.verdicts import Verdict, count_outcomes
-from lineage.config import Config, load_config
-from lineage.records import RECORDS, read_records
+from mlm_repro.engine.costs import flops_per_token
+from mlm_repro.evaluation.places import SMOLLM2
+from mlm_repro.experiments.benchmark import read_benchmark
+from mlm_repro.experiments.catalogue import Experiment, every_claim, load_experiments, matches
+from mlm_repro.experiments.simulator.cluster import load_cluster
+from mlm_repro.experiments.simulator.planner import OWN, ranked_layouts, read_model
+from mlm_repro.experiments.verdicts import Verdict, count_outcomes
+from mlm_repro.lineage.config import Config, load_config
+from mlm_repro.lineage.records import RECORDS, read_records
 
 ROWS = Path(__file__).with_suffix(".toml")
 

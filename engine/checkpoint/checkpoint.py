@@ -20,22 +20,22 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from pydantic import Field, NonNegativeInt, field_validator
 
-from engine.checkpoint import shards, statistics
-from engine.checkpoint.statistics import Numbers
-from engine.checkpoint.stream_memory import StreamMemory
-from engine.config import RunConfig
-from engine.kernels.identity import numerics_identity
-from engine.optim.flat import FlatOptimizer, Written
-from engine.parallel.layout import Layout
-from engine.parallel.mesh import ParallelMesh
-from engine.parallel.sharding import ShardedParameter
-from lineage.atomic import hidden_beside, publish_directory, write_json
-from lineage.chain import CONFIG, INDEX, LINEAGE, STATE, checkpoint_path, own_checkpoints
-from lineage.digest import check_seal, content_digest, read_digest, seal, sealed_files
-from lineage.errors import Diverged, IntegrityFailure, Interrupted
-from lineage.files import FileSchema, parse_document, read_object
-from lineage.lock import check_held
-from lineage.run import MANIFEST, RunDirectory
+from mlm_repro.engine.checkpoint import shards, statistics
+from mlm_repro.engine.checkpoint.statistics import Numbers
+from mlm_repro.engine.checkpoint.stream_memory import StreamMemory
+from mlm_repro.engine.config import RunConfig
+from mlm_repro.engine.kernels.identity import numerics_identity
+from mlm_repro.engine.optim.flat import FlatOptimizer, Written
+from mlm_repro.engine.parallel.layout import Layout
+from mlm_repro.engine.parallel.mesh import ParallelMesh
+from mlm_repro.engine.parallel.sharding import ShardedParameter
+from mlm_repro.lineage.atomic import hidden_beside, publish_directory, write_json
+from mlm_repro.lineage.chain import CONFIG, INDEX, LINEAGE, STATE, checkpoint_path, own_checkpoints
+from mlm_repro.lineage.digest import check_seal, content_digest, read_digest, seal, sealed_files
+from mlm_repro.lineage.errors import Diverged, IntegrityFailure, Interrupted
+from mlm_repro.lineage.files import FileSchema, parse_document, read_object
+from mlm_repro.lineage.lock import check_held
+from mlm_repro.lineage.run import MANIFEST, RunDirectory
 
 PROBE = "probe.json"
 SAMPLES, LENGTH = 8, 64

@@ -19,11 +19,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from engine.checkpoint.statistics import FILE, Numbers, merge, to_json
-from engine.parallel.sharding import ShardedParameter
-from lineage.atomic import write_json
-from lineage.chain import INDEX
-from lineage.errors import IntegrityFailure, cause
+from mlm_repro.engine.checkpoint.statistics import FILE, Numbers, merge, to_json
+from mlm_repro.engine.parallel.sharding import ShardedParameter
+from mlm_repro.lineage.atomic import write_json
+from mlm_repro.lineage.chain import INDEX
+from mlm_repro.lineage.errors import IntegrityFailure, cause
 
 NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 FILE_NAME = re.compile(r"\w[\w.-]*")

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from engine.parallel.mesh import Axis
-from engine.parallel.sharding import ShardedParameter
-from engine.run.files import TensorNumbers
-from lineage.errors import IntegrityFailure
-from lineage.files import parse_document, read_object
+from mlm_repro.engine.parallel.mesh import Axis
+from mlm_repro.engine.parallel.sharding import ShardedParameter
+from mlm_repro.engine.run.files import TensorNumbers
+from mlm_repro.lineage.errors import IntegrityFailure
+from mlm_repro.lineage.files import parse_document, read_object
 
 FILE = "statistics.json"
 ROUNDING = 1e-9

@@ -10,11 +10,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from engine.checkpoint.shards import reading
-from engine.config import ModelConfig
-from engine.model.microbatch import Recurrence
-from engine.parallel.mesh import ParallelMesh
-from lineage.errors import IntegrityFailure
+from mlm_repro.engine.checkpoint.shards import reading
+from mlm_repro.engine.config import ModelConfig
+from mlm_repro.engine.model.microbatch import Recurrence
+from mlm_repro.engine.parallel.mesh import ParallelMesh
+from mlm_repro.lineage.errors import IntegrityFailure
 
 Places = tuple[int, ...]
 

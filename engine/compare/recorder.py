@@ -17,11 +17,11 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from engine.compare.tensors import OUTPUT, OUTPUT_GRADIENT, TensorPart
-from engine.optim.flat import FlatOptimizer
-from engine.parallel.sharding import ShardedParameter
-from lineage.config import Config, load_config
-from lineage.errors import BadInput
+from mlm_repro.engine.compare.tensors import OUTPUT, OUTPUT_GRADIENT, TensorPart
+from mlm_repro.engine.optim.flat import FlatOptimizer
+from mlm_repro.engine.parallel.sharding import ShardedParameter
+from mlm_repro.lineage.config import Config, load_config
+from mlm_repro.lineage.errors import BadInput
 
 SHIPPED = Path(__file__).parent / "names"
 WRAPPERS = re.compile(r"^((module|_orig_mod|model)\.)+")

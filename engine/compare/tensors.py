@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lineage.errors import IntegrityFailure
+from mlm_repro.lineage.errors import IntegrityFailure
 
 Array = NDArray[np.floating[Any]]
 Key = tuple[int, str]

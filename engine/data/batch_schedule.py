@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from typing import NamedTuple
 
-from engine.config import TrainConfig
+from mlm_repro.engine.config import TrainConfig
 
 
 class _Phase(NamedTuple):

@@ -7,11 +7,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from data_pipeline.tokens.samples import blending_indices, normalized
-from data_pipeline.tokens.sentence_pairs import PairSample
-from data_pipeline.tokens.token_file import TokenFile
-from engine.data.batch_schedule import BatchSchedule
-from lineage.errors import BadInput
+from mlm_repro.data_pipeline.tokens.samples import blending_indices, normalized
+from mlm_repro.data_pipeline.tokens.sentence_pairs import PairSample
+from mlm_repro.data_pipeline.tokens.token_file import TokenFile
+from mlm_repro.engine.data.batch_schedule import BatchSchedule
+from mlm_repro.lineage.errors import BadInput
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_pipeline.files import DATASET, UNSPLIT, DataCard, dataset_digest
-from data_pipeline.tokens.samples import normalized
-from data_pipeline.tokens.token_file import TokenFile
-from data_pipeline.tokens.tokenizer import FILE_NAME, padded_vocab_size
-from engine.config import ModelConfig
-from lineage.digest import is_sealed, sha256_file, sha256_json
-from lineage.errors import BadInput, DataMissing, IntegrityFailure, cause
-from lineage.files import read_document
-from lineage.verified import check_seal_once
+from mlm_repro.data_pipeline.files import DATASET, UNSPLIT, DataCard, dataset_digest
+from mlm_repro.data_pipeline.tokens.samples import normalized
+from mlm_repro.data_pipeline.tokens.token_file import TokenFile
+from mlm_repro.data_pipeline.tokens.tokenizer import FILE_NAME, padded_vocab_size
+from mlm_repro.engine.config import ModelConfig
+from mlm_repro.lineage.digest import is_sealed, sha256_file, sha256_json
+from mlm_repro.lineage.errors import BadInput, DataMissing, IntegrityFailure, cause
+from mlm_repro.lineage.files import read_document
+from mlm_repro.lineage.verified import check_seal_once
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Models beside GPT-2, one folder each. `engine.family` loads them."""
+"""Models beside GPT-2, one folder each. `mlm_repro.engine.family` loads them."""

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lineage.atomic import parse_json, read_bytes
-from lineage.errors import BadInput, DataMissing, cause
+from mlm_repro.lineage.atomic import parse_json, read_bytes
+from mlm_repro.lineage.errors import BadInput, DataMissing, cause
 
 MNLI_LABELS = ("contradiction", "entailment", "neutral")
 

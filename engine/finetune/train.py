@@ -20,22 +20,29 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.implementations import BertWordPieceTokenizer
 from torch import nn
 
-from data_pipeline.tokens.tokenizer import FILE_NAME
-from engine.config import SERIAL, ModelConfig, TrainConfig
-from engine.families.bert.model import BERT
-from engine.finetune.tasks import TASKS, FineTuneRecipe, LabelledExample, SpanExample, TaskExample, squad_scores
-from engine.inference import load_for_inference
-from engine.launch.mesh import local_device
-from engine.model.microbatch import PipelineInput, SentencePairs
-from engine.model.stage_model import StageModel
-from engine.optim.schedule import learning_rate
-from engine.parallel.mesh import ParallelMesh, serial_mesh
-from engine.pipeline.executor import PartitionedModel
-from engine.rng import Dropout, initial_normal
-from engine.step import TrainingStep
-from lineage.chain import read_newest
-from lineage.errors import BadInput, UserError
-from lineage.progress import Progress, announce
+from mlm_repro.data_pipeline.tokens.tokenizer import FILE_NAME
+from mlm_repro.engine.config import SERIAL, ModelConfig, TrainConfig
+from mlm_repro.engine.families.bert.model import BERT
+from mlm_repro.engine.finetune.tasks import (
+    TASKS,
+    FineTuneRecipe,
+    LabelledExample,
+    SpanExample,
+    TaskExample,
+    squad_scores,
+)
+from mlm_repro.engine.inference import load_for_inference
+from mlm_repro.engine.launch.mesh import local_device
+from mlm_repro.engine.model.microbatch import PipelineInput, SentencePairs
+from mlm_repro.engine.model.stage_model import StageModel
+from mlm_repro.engine.optim.schedule import learning_rate
+from mlm_repro.engine.parallel.mesh import ParallelMesh, serial_mesh
+from mlm_repro.engine.pipeline.executor import PartitionedModel
+from mlm_repro.engine.rng import Dropout, initial_normal
+from mlm_repro.engine.step import TrainingStep
+from mlm_repro.lineage.chain import read_newest
+from mlm_repro.lineage.errors import BadInput, UserError
+from mlm_repro.lineage.progress import Progress, announce
 
 LONGEST_ANSWER = 30
 """Longest answer of SQuAD, in tokens (BERT's own code)."""

@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-from data_pipeline.tokens.tokenizer import Tokenizer
-from engine.checkpoint.shards import describe, write_index, write_shard
-from engine.checkpoint.statistics import check_written, measure
-from engine.config import ModelConfig, TwinScale
-from engine.inference import parameters_of
-from lineage.atomic import write_json
-from lineage.digest import seal, sha256_file
-from lineage.errors import BadInput, IntegrityFailure
-from lineage.lock import new_output
-from lineage.progress import Progress
+from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
+from mlm_repro.engine.checkpoint.shards import describe, write_index, write_shard
+from mlm_repro.engine.checkpoint.statistics import check_written, measure
+from mlm_repro.engine.config import ModelConfig, TwinScale
+from mlm_repro.engine.inference import parameters_of
+from mlm_repro.lineage.atomic import write_json
+from mlm_repro.lineage.digest import seal, sha256_file
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure
+from mlm_repro.lineage.lock import new_output
+from mlm_repro.lineage.progress import Progress
 
 FILE = "model-tp00-pp000.safetensors"
 

@@ -15,21 +15,21 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from engine.compare.recorder import NameMap, read_names
-from engine.config import ModelConfig
-from engine.formats import Imported, write_checkpoint
-from engine.formats.huggingface import read_huggingface, read_ours, write_huggingface
-from engine.formats.megatron import read_megatron
-from engine.inference import LoadedCheckpoint, load_for_inference
-from engine.model.gpt2 import GPT2
-from engine.parallel.mesh import serial_mesh
-from engine.published import check_published, is_huggingface, is_megatron
-from lineage.atomic import write_text
-from lineage.chain import read_newest
-from lineage.errors import BadInput, IntegrityFailure
-from lineage.extras import import_extra
-from lineage.files import read_object
-from lineage.lock import check_output, new_output
+from mlm_repro.engine.compare.recorder import NameMap, read_names
+from mlm_repro.engine.config import ModelConfig
+from mlm_repro.engine.formats import Imported, write_checkpoint
+from mlm_repro.engine.formats.huggingface import read_huggingface, read_ours, write_huggingface
+from mlm_repro.engine.formats.megatron import read_megatron
+from mlm_repro.engine.inference import LoadedCheckpoint, load_for_inference
+from mlm_repro.engine.model.gpt2 import GPT2
+from mlm_repro.engine.parallel.mesh import serial_mesh
+from mlm_repro.engine.published import check_published, is_huggingface, is_megatron
+from mlm_repro.lineage.atomic import write_text
+from mlm_repro.lineage.chain import read_newest
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure
+from mlm_repro.lineage.extras import import_extra
+from mlm_repro.lineage.files import read_object
+from mlm_repro.lineage.lock import check_output, new_output
 
 CARD = """\
 ---

@@ -11,17 +11,22 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from data_pipeline.tokens.tokenizer import Tokenizer
-from engine.checkpoint.shards import reading
-from engine.config import ModelConfig, TwinScale
-from engine.formats import Imported, check_tensors, digests, huggingface_bert, huggingface_gpt2, is_tied
-from engine.formats.vocabulary import check_vocabulary, read_vocabulary, read_vocabulary_files, write_vocabulary
-from engine.inference import LoadedCheckpoint, parameters_of
-from engine.published import CONFIG, INDEX, WEIGHTS
-from lineage.atomic import write_json
-from lineage.config import parse_config
-from lineage.errors import BadInput, IntegrityFailure
-from lineage.files import read_object
+from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
+from mlm_repro.engine.checkpoint.shards import reading
+from mlm_repro.engine.config import ModelConfig, TwinScale
+from mlm_repro.engine.formats import Imported, check_tensors, digests, huggingface_bert, huggingface_gpt2, is_tied
+from mlm_repro.engine.formats.vocabulary import (
+    check_vocabulary,
+    read_vocabulary,
+    read_vocabulary_files,
+    write_vocabulary,
+)
+from mlm_repro.engine.inference import LoadedCheckpoint, parameters_of
+from mlm_repro.engine.published import CONFIG, INDEX, WEIGHTS
+from mlm_repro.lineage.atomic import write_json
+from mlm_repro.lineage.config import parse_config
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure
+from mlm_repro.lineage.files import read_object
 
 OURS = "mlm_repro"
 """Key in an exported config.json for our own records."""

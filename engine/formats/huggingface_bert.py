@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from data_pipeline.tokens.tokenizer import padded_vocab_size
-from engine.compare.recorder import read_names
-from engine.config import ModelConfig
-from engine.formats import check_settings
-from lineage.config import parse_config
-from lineage.errors import BadInput
+from mlm_repro.data_pipeline.tokens.tokenizer import padded_vocab_size
+from mlm_repro.engine.compare.recorder import read_names
+from mlm_repro.engine.config import ModelConfig
+from mlm_repro.engine.formats import check_settings
+from mlm_repro.lineage.config import parse_config
+from mlm_repro.lineage.errors import BadInput
 
 NAMES = read_names(str(Path(__file__).with_suffix(".toml")))
 PREFIX = "bert."

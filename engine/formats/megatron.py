@@ -14,19 +14,19 @@ from typing import Any
 
 import torch
 
-from data_pipeline.tokens.tokenizer import Tokenizer
-from engine.checkpoint.shards import reading
-from engine.compare.recorder import read_names
-from engine.config import ModelConfig
-from engine.formats import Imported, check_settings, check_tensors, digests, is_tied
-from engine.formats.torch_files import files_of, read_torch_dist, read_torch_file
-from engine.formats.vocabulary import VOCABULARY, check_vocabulary, read_vocabulary_files
-from engine.inference import parameters_of
-from engine.parallel.layout import PipelineStage
-from engine.published import METADATA, TRACKER
-from lineage.atomic import read_bytes
-from lineage.config import parse_config
-from lineage.errors import BadInput, IntegrityFailure
+from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
+from mlm_repro.engine.checkpoint.shards import reading
+from mlm_repro.engine.compare.recorder import read_names
+from mlm_repro.engine.config import ModelConfig
+from mlm_repro.engine.formats import Imported, check_settings, check_tensors, digests, is_tied
+from mlm_repro.engine.formats.torch_files import files_of, read_torch_dist, read_torch_file
+from mlm_repro.engine.formats.vocabulary import VOCABULARY, check_vocabulary, read_vocabulary_files
+from mlm_repro.engine.inference import parameters_of
+from mlm_repro.engine.parallel.layout import PipelineStage
+from mlm_repro.engine.published import METADATA, TRACKER
+from mlm_repro.lineage.atomic import read_bytes
+from mlm_repro.lineage.config import parse_config
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 
 FILE = "model_optim_rng.pt"
 WORDS, POSITIONS = "embedding.word_embeddings.weight", "embedding.position_embeddings.weight"

@@ -20,21 +20,28 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from engine.formats import digests
-from engine.formats.huggingface import FOLDER, WEIGHT_FILE, companions, current_name, read_weights
-from engine.formats.tensor_plan import DividedBlock, Division, TensorPlan, describe_plan, make_plan, some_tokens
-from engine.launch.mesh import build_mesh
-from engine.launch.threads import run_threads
-from engine.parallel.collectives import enter_tensor_parallel, gather_features, leave_tensor_parallel
-from engine.parallel.layout import Layout
-from engine.parallel.mesh import Axis
-from engine.published import CONFIG, INDEX, PLAN
-from lineage.atomic import write_json
-from lineage.digest import check_seal, seal
-from lineage.errors import BadInput, IntegrityFailure
-from lineage.extras import import_extra
-from lineage.files import FileSchema, one_line, parse_document, read_object
-from lineage.lock import check_is_there, check_output, new_output
+from mlm_repro.engine.formats import digests
+from mlm_repro.engine.formats.huggingface import FOLDER, WEIGHT_FILE, companions, current_name, read_weights
+from mlm_repro.engine.formats.tensor_plan import (
+    DividedBlock,
+    Division,
+    TensorPlan,
+    describe_plan,
+    make_plan,
+    some_tokens,
+)
+from mlm_repro.engine.launch.mesh import build_mesh
+from mlm_repro.engine.launch.threads import run_threads
+from mlm_repro.engine.parallel.collectives import enter_tensor_parallel, gather_features, leave_tensor_parallel
+from mlm_repro.engine.parallel.layout import Layout
+from mlm_repro.engine.parallel.mesh import Axis
+from mlm_repro.engine.published import CONFIG, INDEX, PLAN
+from mlm_repro.lineage.atomic import write_json
+from mlm_repro.lineage.digest import check_seal, seal
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure
+from mlm_repro.lineage.extras import import_extra
+from mlm_repro.lineage.files import FileSchema, one_line, parse_document, read_object
+from mlm_repro.lineage.lock import check_is_there, check_output, new_output
 
 HEADS = frozenset({
     "num_heads", "num_attention_heads", "num_key_value_heads", "num_kv_heads", "n_heads", "n_head",

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from lineage.errors import BadInput
+from mlm_repro.lineage.errors import BadInput
 
 Part = list[tuple[int, int]]
 """A rank's indices of a dim, as ranges [start, stop)."""

@@ -19,9 +19,9 @@ import torch
 import torch.distributed.checkpoint as distributed
 from torch.distributed.checkpoint import filesystem, metadata
 
-from engine.compare.tensors import check_cover
-from engine.published import METADATA
-from lineage.errors import IntegrityFailure
+from mlm_repro.engine.compare.tensors import check_cover
+from mlm_repro.engine.published import METADATA
+from mlm_repro.lineage.errors import IntegrityFailure
 
 UNREAD = (
     "numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype",

@@ -7,9 +7,9 @@ tokenizer_config.json states as `split_special_tokens`.
 import json
 from pathlib import Path
 
-from data_pipeline.tokens.tokenizer import FILE_NAME, Tokenizer
-from lineage.atomic import read_json, write_json, write_text
-from lineage.errors import BadInput, IntegrityFailure
+from mlm_repro.data_pipeline.tokens.tokenizer import FILE_NAME, Tokenizer
+from mlm_repro.lineage.atomic import read_json, write_json, write_text
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
 

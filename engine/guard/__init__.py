@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from engine.run.files import Step
+from mlm_repro.engine.run.files import Step
 
 if TYPE_CHECKING:
-    from engine.model.microbatch import PipelineInput
-    from engine.step import Gradient
+    from mlm_repro.engine.model.microbatch import PipelineInput
+    from mlm_repro.engine.step import Gradient
 
 
 @dataclass

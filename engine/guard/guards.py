@@ -13,18 +13,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.checkpoint.statistics import BITS
-from engine.config import RunConfig
-from engine.guard import Guard, Iteration
-from engine.guard.memory import MemoryGuard, PeakMemory
-from engine.model.microbatch import PipelineInput
-from engine.optim.flat import FlatOptimizer
-from engine.parallel.layout import Layout
-from engine.parallel.mesh import ParallelMesh
-from engine.parallel.sharding import TIED_EMBEDDING, ShardedParameter
-from engine.run.files import NORM_EDGES
-from engine.step import NotFinite, TrainingStep
-from lineage.errors import Diverged
+from mlm_repro.engine.checkpoint.statistics import BITS
+from mlm_repro.engine.config import RunConfig
+from mlm_repro.engine.guard import Guard, Iteration
+from mlm_repro.engine.guard.memory import MemoryGuard, PeakMemory
+from mlm_repro.engine.model.microbatch import PipelineInput
+from mlm_repro.engine.optim.flat import FlatOptimizer
+from mlm_repro.engine.parallel.layout import Layout
+from mlm_repro.engine.parallel.mesh import ParallelMesh
+from mlm_repro.engine.parallel.sharding import TIED_EMBEDDING, ShardedParameter
+from mlm_repro.engine.run.files import NORM_EDGES
+from mlm_repro.engine.step import NotFinite, TrainingStep
+from mlm_repro.lineage.errors import Diverged
 
 SPIKE_WINDOW, LEAST = 128, 64
 """Iterations that are remembered, and how many must be known before anything is called a spike."""

@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 from pydantic import ValidationError
 
-from engine.config import RunConfig
-from engine.guard import Guard, Iteration
-from engine.parallel.layout import layout_of
-from engine.parallel.mesh import ParallelMesh
-from engine.run.resolved import ResolvedRun
-from lineage.errors import BadInput, HardwareMissing
+from mlm_repro.engine.config import RunConfig
+from mlm_repro.engine.guard import Guard, Iteration
+from mlm_repro.engine.parallel.layout import layout_of
+from mlm_repro.engine.parallel.mesh import ParallelMesh
+from mlm_repro.engine.run.resolved import ResolvedRun
+from mlm_repro.lineage.errors import BadInput, HardwareMissing
 
 STATUS = Path("/proc/self/status")
 WORTH = 0.98

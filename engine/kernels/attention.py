@@ -10,9 +10,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from engine.compiled import BLOCK, Array, Compiled, array, exponential, largest, load, random_bits, store
-from engine.kernels.dropout import DropoutMask, mask_keys
-from engine.parallel.layers import widened
+from mlm_repro.engine.compiled import BLOCK, Array, Compiled, array, exponential, largest, load, random_bits, store
+from mlm_repro.engine.kernels.dropout import DropoutMask, mask_keys
+from mlm_repro.engine.parallel.layers import widened
 
 QUERY_BYTES = 256
 """Bytes of one key's scores in a block of queries."""

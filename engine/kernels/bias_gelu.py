@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from engine.compiled import ROWS_TOGETHER, Array, Compiled, array, exponential, inline, load, store
+from mlm_repro.engine.compiled import ROWS_TOGETHER, Array, Compiled, array, exponential, inline, load, store
 
 SLOPE, CUBIC = np.float32(2.0 * math.sqrt(2.0 / math.pi)), np.float32(0.044715)
 

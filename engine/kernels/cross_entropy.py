@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from engine.compiled import Array, Compiled, array, exponential, largest, load, store
-from engine.parallel.layers import linear, multiply
-from engine.parallel.mesh import MAX, Axis
+from mlm_repro.engine.compiled import Array, Compiled, array, exponential, largest, load, store
+from mlm_repro.engine.parallel.layers import linear, multiply
+from mlm_repro.engine.parallel.mesh import MAX, Axis
 
 CHUNK_BYTES = 1 << 27
 """Largest block of logits in memory."""

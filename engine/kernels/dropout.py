@@ -14,8 +14,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.compiled import BLOCK, LANES, PIECES, ROWS_TOGETHER, Array, Compiled, array, load, random_bits, store
-from engine.kernels.registry import implementation
+from mlm_repro.engine.compiled import (
+    BLOCK,
+    LANES,
+    PIECES,
+    ROWS_TOGETHER,
+    Array,
+    Compiled,
+    array,
+    load,
+    random_bits,
+    store,
+)
+from mlm_repro.engine.kernels.registry import implementation
 
 ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from lineage.digest import sha256_file, sha256_json
-from lineage.environment import list_gpus, processor_kind
+from mlm_repro.lineage.digest import sha256_file, sha256_json
+from mlm_repro.lineage.environment import list_gpus, processor_kind
 
 KERNELS = Path(__file__).parent
 LIBRARIES = ("Math Kernel Library", "MKL-DNN", "OpenBLAS", "BLAS_INFO")

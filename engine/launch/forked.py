@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from engine.launch.local import become_rank
-from engine.launch.threads import RanksFailed
+from mlm_repro.engine.launch.local import become_rank
+from mlm_repro.engine.launch.threads import RanksFailed
 
 GRACE_SECONDS = 5.0
 

@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 
-from lineage.command import run_command
-from lineage.errors import Interrupted, afterwards
-from lineage.processes import end_with_parent, when_stopped
+from mlm_repro.lineage.command import run_command
+from mlm_repro.lineage.errors import Interrupted, afterwards
+from mlm_repro.lineage.processes import end_with_parent, when_stopped
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 STACK_SECONDS = 2.0
@@ -31,7 +31,7 @@ def launch(work: Callable[[], object], ranks: int) -> int:
     the others are ended. SIGTERM and Ctrl-C are passed on; on Linux the ranks do not outlive this process. Raises
     Interrupted if the ranks were stopped before training began or a signal ended one.
     """
-    from engine.launch.mesh import STACK_SIGNAL
+    from mlm_repro.engine.launch.mesh import STACK_SIGNAL
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

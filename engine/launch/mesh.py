@@ -14,12 +14,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from engine.launch.threads import ThreadAxis, current_rank
-from engine.parallel.layout import Layout
-from engine.parallel.mesh import Axis, GroupAxis, ParallelMesh, Waiting, serial_mesh
-from lineage.config import flatten
-from lineage.errors import BadInput, HardwareFault, Interrupted, afterwards
-from lineage.variables import launched_ranks, number
+from mlm_repro.engine.launch.threads import ThreadAxis, current_rank
+from mlm_repro.engine.parallel.layout import Layout
+from mlm_repro.engine.parallel.mesh import Axis, GroupAxis, ParallelMesh, Waiting, serial_mesh
+from mlm_repro.lineage.config import flatten
+from mlm_repro.lineage.errors import BadInput, HardwareFault, Interrupted, afterwards
+from mlm_repro.lineage.variables import launched_ranks, number
 
 JOIN_SECONDS = "MLM_JOIN_SECONDS"
 """Environment variable: seconds that a rank waits for the others to start, by default 300. Hundreds of processes import

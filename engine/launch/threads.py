@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from engine.parallel.mesh import DONE, MAX, SUM, Axis, Pending
+from mlm_repro.engine.parallel.mesh import DONE, MAX, SUM, Axis, Pending
 
 _local = threading.local()
 _Number = tuple[int, int, int]

@@ -10,15 +10,15 @@ from typing import cast
 import torch
 from torch import nn
 
-from engine.config import ModelConfig
-from engine.kernels.registry import kernel
-from engine.model.microbatch import PipelineInput
-from engine.model.stage_model import CausalModel
-from engine.model.transformer import Embedding, KeyValueCache, TransformerLayer, run_layers
-from engine.parallel.collectives import enter_tensor_parallel
-from engine.parallel.layers import linear
-from engine.parallel.mesh import ParallelMesh
-from engine.rng import Dropout
+from mlm_repro.engine.config import ModelConfig
+from mlm_repro.engine.kernels.registry import kernel
+from mlm_repro.engine.model.microbatch import PipelineInput
+from mlm_repro.engine.model.stage_model import CausalModel
+from mlm_repro.engine.model.transformer import Embedding, KeyValueCache, TransformerLayer, run_layers
+from mlm_repro.engine.parallel.collectives import enter_tensor_parallel
+from mlm_repro.engine.parallel.layers import linear
+from mlm_repro.engine.parallel.mesh import ParallelMesh
+from mlm_repro.engine.rng import Dropout
 
 
 class GPT2(CausalModel):

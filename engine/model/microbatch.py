@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from data_pipeline.tokens.sentence_pairs import PairSample
-from engine.parallel.mesh import ParallelMesh
-from engine.rng import Dropout
+from mlm_repro.data_pipeline.tokens.sentence_pairs import PairSample
+from mlm_repro.engine.parallel.mesh import ParallelMesh
+from mlm_repro.engine.rng import Dropout
 
 
 @dataclass(frozen=True)

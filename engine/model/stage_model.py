@@ -8,12 +8,12 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from engine.config import SERIAL, ModelConfig, ParallelConfig
-from engine.model.microbatch import PipelineInput
-from engine.parallel.layout import PipelineStage
-from engine.parallel.mesh import ParallelMesh
-from engine.parallel.sharding import ShardedParameter, sharded_parameters
-from engine.rng import Dropout, initial_normal
+from mlm_repro.engine.config import SERIAL, ModelConfig, ParallelConfig
+from mlm_repro.engine.model.microbatch import PipelineInput
+from mlm_repro.engine.parallel.layout import PipelineStage
+from mlm_repro.engine.parallel.mesh import ParallelMesh
+from mlm_repro.engine.parallel.sharding import ShardedParameter, sharded_parameters
+from mlm_repro.engine.rng import Dropout, initial_normal
 
 
 class StageModel(nn.Module, ABC):

@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from engine.config import ModelConfig
-from engine.kernels.attention import reference
-from engine.kernels.registry import kernel
-from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, linear
-from engine.parallel.mesh import ParallelMesh
-from engine.rng import Dropout, DropoutMask
+from mlm_repro.engine.config import ModelConfig
+from mlm_repro.engine.kernels.attention import reference
+from mlm_repro.engine.kernels.registry import kernel
+from mlm_repro.engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, linear
+from mlm_repro.engine.parallel.mesh import ParallelMesh
+from mlm_repro.engine.rng import Dropout, DropoutMask
 
 
 @dataclass
@@ -191,7 +191,7 @@ def run_layers(layers: Sequence[nn.Module], x: torch.Tensor, *others: object, at
 def recomputed(is_wanted: bool, function: Callable[..., Any], *arguments: Any) -> Any:
     """function(*arguments); if wanted, its intermediate results are computed again in the backward pass, not kept.
 
-    Randomness is keyed (`engine.rng`), so no generator's state is kept for it.
+    Randomness is keyed (`mlm_repro.engine.rng`), so no generator's state is kept for it.
     """
     if not (is_wanted and torch.is_grad_enabled()):
         return function(*arguments)

@@ -7,11 +7,11 @@ from importlib import import_module
 
 import torch
 
-from engine.config import OPTIMIZERS, TrainConfig
-from engine.kernels.adam import AdamStep, adam_direction, adamw
-from engine.optim.flat import FlatGroup, FlatOptimizer
-from engine.parallel.mesh import ParallelMesh
-from engine.parallel.sharding import TIED_EMBEDDING, ShardedParameter
+from mlm_repro.engine.config import OPTIMIZERS, TrainConfig
+from mlm_repro.engine.kernels.adam import AdamStep, adam_direction, adamw
+from mlm_repro.engine.optim.flat import FlatGroup, FlatOptimizer
+from mlm_repro.engine.parallel.mesh import ParallelMesh
+from mlm_repro.engine.parallel.sharding import TIED_EMBEDDING, ShardedParameter
 
 
 class FlatAdamW(FlatOptimizer):

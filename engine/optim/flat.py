@@ -6,10 +6,10 @@ from functools import partial
 
 import torch
 
-from engine.config import TrainConfig
-from engine.kernels.adam import AdamStep
-from engine.parallel.mesh import Axis, ParallelMesh
-from engine.parallel.sharding import ShardedParameter
+from mlm_repro.engine.config import TrainConfig
+from mlm_repro.engine.kernels.adam import AdamStep
+from mlm_repro.engine.parallel.mesh import Axis, ParallelMesh
+from mlm_repro.engine.parallel.sharding import ShardedParameter
 
 Written = list[tuple[str, ShardedParameter, int, Callable[[], torch.Tensor | None]]]
 """Tensors by name: the parameter, the data-parallel rank that writes it, and what returns it there, None elsewhere."""

@@ -7,9 +7,9 @@ from itertools import chain
 
 import torch
 
-from engine.optim.flat import FlatGroup
-from engine.parallel.mesh import ParallelMesh, Pending
-from engine.parallel.sharding import TIED_EMBEDDING, ShardedParameter
+from mlm_repro.engine.optim.flat import FlatGroup
+from mlm_repro.engine.parallel.mesh import ParallelMesh, Pending
+from mlm_repro.engine.parallel.sharding import TIED_EMBEDDING, ShardedParameter
 
 BUCKET_ELEMENTS, OF_RANK = 4_000_000, 1_000_000
 """Least number of elements reduced at a time, in all and for each rank, whose part of a step must fill a link."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.config import Precision
+from mlm_repro.engine.config import Precision
 
 DTYPES: dict[Precision, torch.dtype] = {
     "fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,

@@ -2,7 +2,7 @@
 
 import math
 
-from engine.config import TrainConfig
+from mlm_repro.engine.config import TrainConfig
 
 
 def learning_rate(train: TrainConfig, step: int) -> float:

@@ -13,12 +13,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
-from engine.model.stage_model import StageModel
-from engine.optim.flat import FlatGroup
-from engine.optim.gradients import GradientReducer
-from engine.parallel.mesh import GroupAxis, ParallelMesh
-from engine.parallel.sharding import ShardedParameter
-from lineage.errors import BadInput
+from mlm_repro.engine.model.stage_model import StageModel
+from mlm_repro.engine.optim.flat import FlatGroup
+from mlm_repro.engine.optim.gradients import GradientReducer
+from mlm_repro.engine.parallel.mesh import GroupAxis, ParallelMesh
+from mlm_repro.engine.parallel.sharding import ShardedParameter
+from mlm_repro.lineage.errors import BadInput
 
 
 def shard_zero3(model: StageModel, mesh: ParallelMesh) -> None:

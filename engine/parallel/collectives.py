@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from engine.parallel.mesh import Axis
+from mlm_repro.engine.parallel.mesh import Axis
 
 Collective = Callable[[torch.Tensor], torch.Tensor]
 

@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.compiled import Array, Compiled, array, load, store
-from engine.parallel.collectives import leave_tensor_parallel
-from engine.parallel.mesh import DONE, Axis
-from engine.torch_names import multiplies_bf16, onednn
+from mlm_repro.engine.compiled import Array, Compiled, array, load, store
+from mlm_repro.engine.parallel.collectives import leave_tensor_parallel
+from mlm_repro.engine.parallel.mesh import DONE, Axis
+from mlm_repro.engine.torch_names import multiplies_bf16, onednn
 
 
 class ColumnParallelLinear(nn.Module):

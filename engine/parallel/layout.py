@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lineage.errors import BadInput
+from mlm_repro.lineage.errors import BadInput
 
 if TYPE_CHECKING:
-    from engine.config import ModelConfig, RunConfig
+    from mlm_repro.engine.config import ModelConfig, RunConfig
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from engine.parallel.layout import Layout
-from engine.torch_names import reduce_scatter_single
-from lineage.errors import UserError
+from mlm_repro.engine.parallel.layout import Layout
+from mlm_repro.engine.torch_names import reduce_scatter_single
+from mlm_repro.lineage.errors import UserError
 
 SUM, MAX, MIN = dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN
 

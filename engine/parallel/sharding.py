@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from engine.parallel.mesh import Axis, ParallelMesh
+from mlm_repro.engine.parallel.mesh import Axis, ParallelMesh
 
 TIED_EMBEDDING = "embedding.word_embeddings.weight"
 

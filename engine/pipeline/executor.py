@@ -10,17 +10,17 @@ from functools import cache
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from engine.config import ModelConfig, ParallelConfig
-from engine.family import family_of
-from engine.model.microbatch import PipelineInput
-from engine.model.stage_model import StageModel
-from engine.optim.flat import FlatGroup
-from engine.optim.gradients import GradientReducer
-from engine.parallel.layout import split_layers
-from engine.parallel.mesh import DONE, Axis, ParallelMesh, Pending
-from engine.parallel.sharding import sharded_parameters
-from engine.pipeline.lowering import Instruction, Message, lower
-from engine.pipeline.schedule import Compute, Op, ScheduleName, compute_orders, forward_orders
+from mlm_repro.engine.config import ModelConfig, ParallelConfig
+from mlm_repro.engine.family import family_of
+from mlm_repro.engine.model.microbatch import PipelineInput
+from mlm_repro.engine.model.stage_model import StageModel
+from mlm_repro.engine.optim.flat import FlatGroup
+from mlm_repro.engine.optim.gradients import GradientReducer
+from mlm_repro.engine.parallel.layout import split_layers
+from mlm_repro.engine.parallel.mesh import DONE, Axis, ParallelMesh, Pending
+from mlm_repro.engine.parallel.sharding import sharded_parameters
+from mlm_repro.engine.pipeline.lowering import Instruction, Message, lower
+from mlm_repro.engine.pipeline.schedule import Compute, Op, ScheduleName, compute_orders, forward_orders
 
 
 class PartitionedModel:
@@ -37,7 +37,7 @@ class PartitionedModel:
     def reducer(self, groups: Sequence[FlatGroup], measures_noise: bool = False) -> GradientReducer:
         """Make the object that takes the gradients to the optimizer's flat groups."""
         if self.is_zero3:
-            from engine.optim.zero3 import ShardedReducer
+            from mlm_repro.engine.optim.zero3 import ShardedReducer
 
             return ShardedReducer(self.chunks[0], groups)
         return GradientReducer(groups, self.mesh, measures_noise)
@@ -85,7 +85,7 @@ def partition(
     chunks = []
     for stage in stages[mesh.pp.rank :: parallel.pp]:
         if parallel.shard_parameters and mesh.dp.size > 1:
-            from engine.optim.zero3 import shard_zero3
+            from mlm_repro.engine.optim.zero3 import shard_zero3
 
             with torch.device("meta"):
                 chunk = model_class(model, mesh, stage, parallel).to(dtype)

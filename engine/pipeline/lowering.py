@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
 
-from engine.pipeline.schedule import Compute, Op
+from mlm_repro.engine.pipeline.schedule import Compute, Op
 
 
 class Message(NamedTuple):

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
-from engine.config import ScheduleName
-from lineage.errors import BadInput
+from mlm_repro.engine.config import ScheduleName
+from mlm_repro.lineage.errors import BadInput
 
 
 class Op(StrEnum):

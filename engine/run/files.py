@@ -5,9 +5,9 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from engine.parallel.layout import Layout
-from lineage.atomic import parse_json
-from lineage.files import Environment, FileSchema, Finite, Positive, parse_document, read_document
+from mlm_repro.engine.parallel.layout import Layout
+from mlm_repro.lineage.atomic import parse_json
+from mlm_repro.lineage.files import Environment, FileSchema, Finite, Positive, parse_document, read_document
 
 METRICS, SUMMARY = "metrics.jsonl", "summary.json"
 NORM_EDGES = tuple(10.0 ** (place / 8) for place in range(-32, 33))

@@ -14,10 +14,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.run.files import METRICS, Step, Validation, read_metrics
-from lineage.atomic import write_text
-from lineage.config import flatten
-from lineage.extras import import_extra
+from mlm_repro.engine.run.files import METRICS, Step, Validation, read_metrics
+from mlm_repro.lineage.atomic import write_text
+from mlm_repro.lineage.config import flatten
+from mlm_repro.lineage.extras import import_extra
 
 EVENTS = Path("tensorboard") / "events.out.tfevents.mlm"
 PROJECT = "mlm-repro"

@@ -9,24 +9,31 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from data_pipeline.tokens.tokenizer import FILE_NAME
-from engine.config import ModelConfig, ParallelConfig, RunConfig, Seam, TwinScale
-from engine.costs import RankMemory, checkpoint_bytes, flops_per_token, fullest_rank, parameter_count, tokens_trained
-from engine.data.batch_schedule import BatchSchedule
-from engine.data.dataset import DatasetFacts
-from engine.optim.schedule import learning_rate
-from engine.parallel.layout import Layout, layout_of, split_layers
-from engine.pipeline.schedule import check_schedule, ideal_bubble
-from engine.twin import shrink
-from lineage import VERSION
-from lineage.chain import CONFIG, checkpoint_path, iteration_of, resolve_checkpoint
-from lineage.config import flatten, load_config, override_config, parse_config
-from lineage.digest import is_sealed, read_digest, sha256_file, sha256_json
-from lineage.environment import available_cores, list_gpus
-from lineage.errors import BadInput, IntegrityFailure
-from lineage.files import read_object
-from lineage.run import MANIFEST, RunDirectory, identity_of
-from lineage.shipped import Shipped, find_file
+from mlm_repro.data_pipeline.tokens.tokenizer import FILE_NAME
+from mlm_repro.engine.config import ModelConfig, ParallelConfig, RunConfig, Seam, TwinScale
+from mlm_repro.engine.costs import (
+    RankMemory,
+    checkpoint_bytes,
+    flops_per_token,
+    fullest_rank,
+    parameter_count,
+    tokens_trained,
+)
+from mlm_repro.engine.data.batch_schedule import BatchSchedule
+from mlm_repro.engine.data.dataset import DatasetFacts
+from mlm_repro.engine.optim.schedule import learning_rate
+from mlm_repro.engine.parallel.layout import Layout, layout_of, split_layers
+from mlm_repro.engine.pipeline.schedule import check_schedule, ideal_bubble
+from mlm_repro.engine.twin import shrink
+from mlm_repro.lineage import VERSION
+from mlm_repro.lineage.chain import CONFIG, checkpoint_path, iteration_of, resolve_checkpoint
+from mlm_repro.lineage.config import flatten, load_config, override_config, parse_config
+from mlm_repro.lineage.digest import is_sealed, read_digest, sha256_file, sha256_json
+from mlm_repro.lineage.environment import available_cores, list_gpus
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure
+from mlm_repro.lineage.files import read_object
+from mlm_repro.lineage.run import MANIFEST, RunDirectory, identity_of
+from mlm_repro.lineage.shipped import Shipped, find_file
 
 ORIGINS = ("init_from", "continues")
 """Names, among a run's inputs, of the checkpoint that it starts from: for its weights alone, or as a whole."""
@@ -102,7 +109,7 @@ class ResolvedRun:
         """The directory of this run below `root`, begun if it is new.
 
         Its name follows from what the run computes. A run that was begun before is therefore found again, and the
-        trainer resumes from its newest checkpoint (`engine.checkpoint.checkpoint.resume`).
+        trainer resumes from its newest checkpoint (`mlm_repro.engine.checkpoint.checkpoint.resume`).
         """
         described = self.config.model_dump(mode="json")
         return RunDirectory.begin(root, self.config.name, "training", described, self.parents, PLACES)

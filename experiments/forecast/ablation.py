@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from engine.config import RunConfig
-from engine.run.files import LearningRateSweep
-from experiments.catalogue import ABLATION, Ablation, Arm, Effect
-from experiments.files import FORECAST, SWEEPS, EffectForecast
-from experiments.forecast.trainings import SEARCH_SEED, Kept, Trained, origin_of, seeds_of
-from experiments.scores import Finding, found
-from lineage.config import parse_config
-from lineage.errors import IntegrityFailure
-from lineage.files import Manifest, read_document
-from lineage.records import Record
-from lineage.run import MANIFEST
+from mlm_repro.engine.config import RunConfig
+from mlm_repro.engine.run.files import LearningRateSweep
+from mlm_repro.experiments.catalogue import ABLATION, Ablation, Arm, Effect
+from mlm_repro.experiments.files import FORECAST, SWEEPS, EffectForecast
+from mlm_repro.experiments.forecast.trainings import SEARCH_SEED, Kept, Trained, origin_of, seeds_of
+from mlm_repro.experiments.scores import Finding, found
+from mlm_repro.lineage.config import parse_config
+from mlm_repro.lineage.errors import IntegrityFailure
+from mlm_repro.lineage.files import Manifest, read_document
+from mlm_repro.lineage.records import Record
+from mlm_repro.lineage.run import MANIFEST
 
 
 def ablation_config(

@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from data_pipeline.files import DATASET, DataCard
-from engine.config import DataSection, ModelConfig, RunConfig, TrainConfig
-from engine.costs import parameter_count
-from engine.twin import initial_deviation, twin_seconds
-from experiments.files import (
+from mlm_repro.data_pipeline.files import DATASET, DataCard
+from mlm_repro.engine.config import DataSection, ModelConfig, RunConfig, TrainConfig
+from mlm_repro.engine.costs import parameter_count
+from mlm_repro.engine.twin import initial_deviation, twin_seconds
+from mlm_repro.experiments.files import (
     EVALUATIONS,
     FORECAST,
     LADDER,
@@ -31,14 +31,14 @@ from experiments.files import (
     RateLaw,
     RungPlan,
 )
-from experiments.forecast.law import FittedLaw
-from experiments.forecast.trainings import SEARCH_SEED, Kept, Trained, origin_of, seeds_of
-from experiments.scores import compared
-from lineage.errors import BadInput, IntegrityFailure
-from lineage.files import Manifest, read_document
-from lineage.progress import format_duration
-from lineage.records import Record
-from lineage.run import MANIFEST
+from mlm_repro.experiments.forecast.law import FittedLaw
+from mlm_repro.experiments.forecast.trainings import SEARCH_SEED, Kept, Trained, origin_of, seeds_of
+from mlm_repro.experiments.scores import compared
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure
+from mlm_repro.lineage.files import Manifest, read_document
+from mlm_repro.lineage.progress import format_duration
+from mlm_repro.lineage.records import Record
+from mlm_repro.lineage.run import MANIFEST
 
 WIDTH_OF_A_LAYER = 1024 / 24
 """Width over layers of the 355M and 8.3B models."""

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares, nnls  # type: ignore[import-untyped]
 
-from experiments.files import Foreseen, Law, RungPlan
-from lineage.errors import BadInput
+from mlm_repro.experiments.files import Foreseen, Law, RungPlan
+from mlm_repro.lineage.errors import BadInput
 
 Floats = NDArray[np.float64]
 Bounds = Sequence[tuple[float, float]]

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from scipy.optimize import brentq  # type: ignore[import-untyped]
 
-from experiments.catalogue import Claim
-from experiments.files import FITTED, HELD_OUT
-from experiments.forecast.law import Floats, fit_powers
-from lineage.errors import BadInput
+from mlm_repro.experiments.catalogue import Claim
+from mlm_repro.experiments.files import FITTED, HELD_OUT
+from mlm_repro.experiments.forecast.law import Floats, fit_powers
+from mlm_repro.lineage.errors import BadInput
 
 READING_ERROR = 0.03
 """Largest error in perplexity of a number that was read off a figure."""

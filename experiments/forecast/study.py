@@ -22,23 +22,23 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from data_pipeline.config import DataConfig
-from data_pipeline.files import DATASET, DataCard, dataset_digest
-from engine.config import RunConfig
-from engine.data.dataset import DatasetFacts
-from engine.launch.forked import run_forked
-from engine.launch.local import launch
-from engine.lr_finder import find_learning_rate, write_curve
-from engine.run.files import read_validations
-from engine.run.resolved import resolve
-from engine.step import NotFinite
-from engine.train import train
-from evaluation.evaluate import evaluate
-from evaluation.schema import PerplexityResult
-from evaluation.settings import Settings
-from evaluation.tasks import build_task
-from experiments.catalogue import ABLATION, Experiment, ablation_of
-from experiments.files import (
+from mlm_repro.data_pipeline.config import DataConfig
+from mlm_repro.data_pipeline.files import DATASET, DataCard, dataset_digest
+from mlm_repro.engine.config import RunConfig
+from mlm_repro.engine.data.dataset import DatasetFacts
+from mlm_repro.engine.launch.forked import run_forked
+from mlm_repro.engine.launch.local import launch
+from mlm_repro.engine.lr_finder import find_learning_rate, write_curve
+from mlm_repro.engine.run.files import read_validations
+from mlm_repro.engine.run.resolved import resolve
+from mlm_repro.engine.step import NotFinite
+from mlm_repro.engine.train import train
+from mlm_repro.evaluation.evaluate import evaluate
+from mlm_repro.evaluation.schema import PerplexityResult
+from mlm_repro.evaluation.settings import Settings
+from mlm_repro.evaluation.tasks import build_task
+from mlm_repro.experiments.catalogue import ABLATION, Experiment, ablation_of
+from mlm_repro.experiments.files import (
     EVALUATIONS,
     FORECAST,
     LADDER,
@@ -50,8 +50,8 @@ from experiments.files import (
     LadderPlan,
     LadderScores,
 )
-from experiments.forecast.ablation import ablation_config, derive_effects, searched_rates, slug, trials_of
-from experiments.forecast.ladder import (
+from mlm_repro.experiments.forecast.ablation import ablation_config, derive_effects, searched_rates, slug, trials_of
+from mlm_repro.experiments.forecast.ladder import (
     KeptRungs,
     derive,
     describe_plan,
@@ -62,19 +62,19 @@ from experiments.forecast.ladder import (
     trial_configs,
     whole_configs,
 )
-from experiments.forecast.trainings import SEARCH_SEED, Kept, keep, seeds_of
-from experiments.reproduce.steps import StepFailed, run_step, shown
-from experiments.scores import text_score
-from lineage.config import load_config
-from lineage.digest import sha256_file
-from lineage.environment import available_cores
-from lineage.errors import BadInput, DataMissing, UserError
-from lineage.files import read_document, write_document
-from lineage.lock import locked
-from lineage.processes import end_with_parent
-from lineage.progress import QUIET, announce, format_duration
-from lineage.records import RECORDS, Record, write_records
-from lineage.run import RunDirectory
+from mlm_repro.experiments.forecast.trainings import SEARCH_SEED, Kept, keep, seeds_of
+from mlm_repro.experiments.reproduce.steps import StepFailed, run_step, shown
+from mlm_repro.experiments.scores import text_score
+from mlm_repro.lineage.config import load_config
+from mlm_repro.lineage.digest import sha256_file
+from mlm_repro.lineage.environment import available_cores
+from mlm_repro.lineage.errors import BadInput, DataMissing, UserError
+from mlm_repro.lineage.files import read_document, write_document
+from mlm_repro.lineage.lock import locked
+from mlm_repro.lineage.processes import end_with_parent
+from mlm_repro.lineage.progress import QUIET, announce, format_duration
+from mlm_repro.lineage.records import RECORDS, Record, write_records
+from mlm_repro.lineage.run import RunDirectory
 
 F = TypeVar("F", Forecast, EffectForecast)
 TEXT = "wikitext103"

@@ -10,16 +10,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.config import RunConfig
-from engine.data.batch_schedule import BatchSchedule
-from engine.run.files import METRICS, SUMMARY, read_validations
-from experiments.files import FORECAST, TRAINING
-from lineage.atomic import write_text
-from lineage.config import parse_config
-from lineage.digest import MARKER, sha256_file
-from lineage.errors import IntegrityFailure
-from lineage.files import Manifest, read_document, read_values
-from lineage.run import MANIFEST
+from mlm_repro.engine.config import RunConfig
+from mlm_repro.engine.data.batch_schedule import BatchSchedule
+from mlm_repro.engine.run.files import METRICS, SUMMARY, read_validations
+from mlm_repro.experiments.files import FORECAST, TRAINING
+from mlm_repro.lineage.atomic import write_text
+from mlm_repro.lineage.config import parse_config
+from mlm_repro.lineage.digest import MARKER, sha256_file
+from mlm_repro.lineage.errors import IntegrityFailure
+from mlm_repro.lineage.files import Manifest, read_document, read_values
+from mlm_repro.lineage.run import MANIFEST
 
 SEARCH_SEED = 0
 """Seed of the trials of learning rates."""

@@ -12,20 +12,20 @@ from typing import Self
 
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
-from engine.config import RunConfig
-from engine.costs import checkpoint_bytes, written_bytes
-from engine.parallel.layout import layout_of
-from engine.run.resolved import read_run_config
-from experiments.simulator.cluster import load_cluster
-from experiments.simulator.planner import OWN
-from experiments.simulator.simulate import Prediction, simulate
-from experiments.simulator.workload import Workload
-from lineage.atomic import write_text
-from lineage.config import Config
-from lineage.errors import BadInput, cause
-from lineage.lock import check_place, claim
-from lineage.progress import format_bytes, format_duration
-from lineage.shipped import Shipped, find_file
+from mlm_repro.engine.config import RunConfig
+from mlm_repro.engine.costs import checkpoint_bytes, written_bytes
+from mlm_repro.engine.parallel.layout import layout_of
+from mlm_repro.engine.run.resolved import read_run_config
+from mlm_repro.experiments.simulator.cluster import load_cluster
+from mlm_repro.experiments.simulator.planner import OWN
+from mlm_repro.experiments.simulator.simulate import Prediction, simulate
+from mlm_repro.experiments.simulator.workload import Workload
+from mlm_repro.lineage.atomic import write_text
+from mlm_repro.lineage.config import Config
+from mlm_repro.lineage.errors import BadInput, cause
+from mlm_repro.lineage.lock import check_place, claim
+from mlm_repro.lineage.progress import format_bytes, format_duration
+from mlm_repro.lineage.shipped import Shipped, find_file
 
 TEMPLATES = Path(__file__).parent / "templates"
 ATTEMPTS_WITHOUT_PROGRESS = 3
@@ -237,9 +237,14 @@ def _script(head: list[str], body: str, launcher: str, job: Job, out: Path) -> s
     paths |= {name: out.resolve() / name for name in ("failed", "last-failure", "idle", "bad-node-", "flight-", "pid-")}
     model, runs = find_file(job.model, Shipped.MODEL).resolve(), f"--runs={job.runs.resolve()}"
     options = [f"--set={item}" for item in (*job.overrides, f"data.dataset={job.dataset.resolve()}")]
-    modules = {"preflight": ["experiments.preflight", runs], "train": ["engine.cli", "run", str(model), *options, runs]}
+    modules = {
+        "preflight": ["mlm_repro.experiments.preflight", runs],
+        "train": ["mlm_repro.engine.cli", "run", str(model), *options, runs],
+    }
     values = {name: shlex.quote(str(path)) for name, path in paths.items()}
-    values |= {name: f'experiments.launch.rank "$failed" {shlex.join(words)}' for name, words in modules.items()}
+    values |= {
+        name: f'mlm_repro.experiments.launch.rank "$failed" {shlex.join(words)}' for name, words in modules.items()
+    }
     values |= {"hosts": shlex.join(job.host_names()), "script": shlex.quote(str(out.resolve() / "torchrun.sh"))}
     values |= {"launcher": launcher, "join_seconds": str(job.join_seconds), "most": str(ATTEMPTS_WITHOUT_PROGRESS)}
     parts = ("attempts.sh", *(["hosts.sh"] if job.hosts and body == "torchrun.sh" else []), body)

@@ -1,4 +1,4 @@
-"""One rank under torchrun or Slurm: `python -P -m experiments.launch.rank FILE MODULE ARGUMENTS` runs the module.
+"""One rank under torchrun or Slurm: `python -P -m mlm_repro.experiments.launch.rank FILE MODULE ARGUMENTS`.
 
 Slurm's variables become those by which ranks find each other. Neither launcher passes on which rank failed first, and
 with what, so beside the scripts `failed` is written where trying again is of no use, else `last-failure`: the exit code
@@ -17,8 +17,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from lineage.atomic import write_text
-from lineage.errors import (
+from mlm_repro.lineage.atomic import write_text
+from mlm_repro.lineage.errors import (
     BadInput,
     DataMissing,
     Diverged,
@@ -28,7 +28,7 @@ from lineage.errors import (
     IntegrityFailure,
     Interrupted,
 )  # fmt: skip
-from lineage.variables import is_first_rank
+from mlm_repro.lineage.variables import is_first_rank
 
 FINAL = {error.exit_code for error in (BadInput, Diverged, HardwareMissing, DataMissing, IntegrityFailure)}
 """Exit codes with which trying again is of no use. A fault may be the hardware's: it is tried again."""

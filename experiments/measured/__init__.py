@@ -1,1 +1,1 @@
-"""Measurements on this machine: functions that return lines of records (`experiments.catalogue.MEASUREMENTS`)."""
+"""Measurements on this machine: functions that return lines of records (`catalogue.MEASUREMENTS`)."""

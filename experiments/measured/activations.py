@@ -18,21 +18,21 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from engine.checkpoint.checkpoint import TrainingState, save_checkpoint
-from engine.config import ModelConfig, ParallelConfig, RunConfig, TrainConfig
-from engine.costs import parameter_count
-from engine.launch.forked import run_forked
-from engine.launch.mesh import build_mesh
-from engine.model.gpt2 import GPT2
-from engine.model.transformer import TransformerLayer
-from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear
-from engine.parallel.layout import Layout
-from engine.parallel.mesh import ParallelMesh, serial_mesh
-from engine.rng import Dropout
-from engine.step import build_step
-from experiments.measured.traffic import MODEL
-from experiments.sealed import Line, lines
-from lineage.progress import announce
+from mlm_repro.engine.checkpoint.checkpoint import TrainingState, save_checkpoint
+from mlm_repro.engine.config import ModelConfig, ParallelConfig, RunConfig, TrainConfig
+from mlm_repro.engine.costs import parameter_count
+from mlm_repro.engine.launch.forked import run_forked
+from mlm_repro.engine.launch.mesh import build_mesh
+from mlm_repro.engine.model.gpt2 import GPT2
+from mlm_repro.engine.model.transformer import TransformerLayer
+from mlm_repro.engine.parallel.layers import ColumnParallelLinear, RowParallelLinear
+from mlm_repro.engine.parallel.layout import Layout
+from mlm_repro.engine.parallel.mesh import ParallelMesh, serial_mesh
+from mlm_repro.engine.rng import Dropout
+from mlm_repro.engine.step import build_step
+from mlm_repro.experiments.measured.traffic import MODEL
+from mlm_repro.experiments.sealed import Line, lines
+from mlm_repro.lineage.progress import announce
 
 TENSOR_RANKS = 8
 """Tensor-parallel ranks of all the paper's runs (Section 6)."""

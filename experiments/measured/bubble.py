@@ -15,20 +15,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.config import ModelConfig, ParallelConfig, ScheduleName
-from engine.launch.forked import run_forked
-from engine.launch.mesh import build_mesh
-from engine.model.microbatch import PipelineInput
-from engine.parallel.layout import Layout
-from engine.pipeline.executor import PipelineExecutor, partition
-from engine.pipeline.lowering import lower
-from engine.pipeline.schedule import compute_orders, ideal_bubble
-from experiments.catalogue import Experiment
-from experiments.published import Row, position, workload_rows
-from experiments.sealed import Line, lines
-from experiments.simulator.measurements import workload_of
-from lineage.environment import describe_environment
-from lineage.progress import announce
+from mlm_repro.engine.config import ModelConfig, ParallelConfig, ScheduleName
+from mlm_repro.engine.launch.forked import run_forked
+from mlm_repro.engine.launch.mesh import build_mesh
+from mlm_repro.engine.model.microbatch import PipelineInput
+from mlm_repro.engine.parallel.layout import Layout
+from mlm_repro.engine.pipeline.executor import PipelineExecutor, partition
+from mlm_repro.engine.pipeline.lowering import lower
+from mlm_repro.engine.pipeline.schedule import compute_orders, ideal_bubble
+from mlm_repro.experiments.catalogue import Experiment
+from mlm_repro.experiments.published import Row, position, workload_rows
+from mlm_repro.experiments.sealed import Line, lines
+from mlm_repro.experiments.simulator.measurements import workload_of
+from mlm_repro.lineage.environment import describe_environment
+from mlm_repro.lineage.progress import announce
 
 FORWARD, BACKWARD = 1, 2
 """Units of time that a chunk's passes take."""

@@ -4,25 +4,25 @@ file, by which the 2019 paper normalises its perplexity.
 
 import math
 
-from data_pipeline.config import DataConfig
-from data_pipeline.contamination.decontaminate import UNKNOWN_WORD
-from data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
-from data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
-from engine.config import ModelConfig
-from engine.inference import parameters_of
-from engine.run.resolved import read_run_config
-from evaluation.detokenize import detokenize_wikitext
-from evaluation.documents import count_original_tokens, read_official
-from evaluation.wikitext103 import TEST_FILE_SHA256
-from experiments.catalogue import Experiment
-from experiments.published import position, workload_rows
-from experiments.quantities import bert_of
-from experiments.sealed import Line, lines
-from experiments.simulator.measurements import workload_of
-from experiments.simulator.workload import checked_config
-from lineage.config import load_config
-from lineage.progress import Progress, announce
-from lineage.shipped import Shipped, find_file, model_file
+from mlm_repro.data_pipeline.config import DataConfig
+from mlm_repro.data_pipeline.contamination.decontaminate import UNKNOWN_WORD
+from mlm_repro.data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
+from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
+from mlm_repro.engine.config import ModelConfig
+from mlm_repro.engine.inference import parameters_of
+from mlm_repro.engine.run.resolved import read_run_config
+from mlm_repro.evaluation.detokenize import detokenize_wikitext
+from mlm_repro.evaluation.documents import count_original_tokens, read_official
+from mlm_repro.evaluation.wikitext103 import TEST_FILE_SHA256
+from mlm_repro.experiments.catalogue import Experiment
+from mlm_repro.experiments.published import position, workload_rows
+from mlm_repro.experiments.quantities import bert_of
+from mlm_repro.experiments.sealed import Line, lines
+from mlm_repro.experiments.simulator.measurements import workload_of
+from mlm_repro.experiments.simulator.workload import checked_config
+from mlm_repro.lineage.config import load_config
+from mlm_repro.lineage.progress import Progress, announce
+from mlm_repro.lineage.shipped import Shipped, find_file, model_file
 
 
 def built_parameters(config: ModelConfig, part: str = "") -> int:

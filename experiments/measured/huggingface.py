@@ -11,20 +11,20 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-from engine.config import ModelConfig, ParallelConfig
-from engine.formats.huggingface import gpt2_weights
-from engine.formats.huggingface_gpt2 import their_config
-from engine.formats.model_shards import load_rank, merge_model, shard_model
-from engine.launch.forked import run_forked
-from engine.launch.mesh import build_mesh
-from engine.model.gpt2 import GPT2
-from engine.parallel.layout import Layout
-from engine.parallel.mesh import serial_mesh
-from engine.published import CONFIG, WEIGHTS
-from experiments.measured.traffic import of_layer
-from experiments.sealed import Line, lines
-from lineage.atomic import write_json
-from lineage.progress import announce
+from mlm_repro.engine.config import ModelConfig, ParallelConfig
+from mlm_repro.engine.formats.huggingface import gpt2_weights
+from mlm_repro.engine.formats.huggingface_gpt2 import their_config
+from mlm_repro.engine.formats.model_shards import load_rank, merge_model, shard_model
+from mlm_repro.engine.launch.forked import run_forked
+from mlm_repro.engine.launch.mesh import build_mesh
+from mlm_repro.engine.model.gpt2 import GPT2
+from mlm_repro.engine.parallel.layout import Layout
+from mlm_repro.engine.parallel.mesh import serial_mesh
+from mlm_repro.engine.published import CONFIG, WEIGHTS
+from mlm_repro.experiments.measured.traffic import of_layer
+from mlm_repro.experiments.sealed import Line, lines
+from mlm_repro.lineage.atomic import write_json
+from mlm_repro.lineage.progress import announce
 
 WIDTHS = (1, 2, 4)
 """Tensor-parallel ranks."""

@@ -14,19 +14,19 @@ import torch._dynamo  # checkpoint's first call imports it: once here, not on ev
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from engine.config import ModelConfig
-from engine.launch.forked import run_forked
-from engine.launch.mesh import build_mesh
-from engine.model.microbatch import PipelineInput
-from engine.model.transformer import run_layers
-from engine.parallel.layout import Layout
-from engine.parallel.mesh import ParallelMesh
-from engine.pipeline.executor import PipelineExecutor
-from engine.pipeline.lowering import lower
-from engine.pipeline.schedule import compute_orders
-from experiments.measured.activations import PlainLayer, SavedBytes, kept_bytes
-from experiments.sealed import Line, lines
-from lineage.progress import announce
+from mlm_repro.engine.config import ModelConfig
+from mlm_repro.engine.launch.forked import run_forked
+from mlm_repro.engine.launch.mesh import build_mesh
+from mlm_repro.engine.model.microbatch import PipelineInput
+from mlm_repro.engine.model.transformer import run_layers
+from mlm_repro.engine.parallel.layout import Layout
+from mlm_repro.engine.parallel.mesh import ParallelMesh
+from mlm_repro.engine.pipeline.executor import PipelineExecutor
+from mlm_repro.engine.pipeline.lowering import lower
+from mlm_repro.engine.pipeline.schedule import compute_orders
+from mlm_repro.experiments.measured.activations import PlainLayer, SavedBytes, kept_bytes
+from mlm_repro.experiments.sealed import Line, lines
+from mlm_repro.lineage.progress import announce
 
 CONFIG = ModelConfig(num_layers=8, hidden_size=32, num_heads=16, seq_length=32, vocab_size=8, padded_vocab_size=8)
 """as/h of GPT-3 (175B), which is all that bytes per sbh depend on."""

@@ -10,20 +10,20 @@ from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
 
-from data_pipeline.contamination.testsets import find_test_set
-from evaluation.evaluate import Settings, evaluate, file_task
-from evaluation.hub_models import cached_model, is_as_fetched
-from evaluation.perplexity import PerplexityTask, sliding_stream
-from evaluation.protocol import Encoder
-from evaluation.tasks import TASKS, build_task
-from evaluation.wikitext103 import MEGATRON, read_wikitext
-from evaluation.windows import megatron_windows
-from experiments.catalogue import Experiment
-from experiments.files import STAND_IN
-from experiments.sealed import Line
-from lineage.digest import sha256_file
-from lineage.errors import DataMissing, Interrupted
-from lineage.records import Kind
+from mlm_repro.data_pipeline.contamination.testsets import find_test_set
+from mlm_repro.evaluation.evaluate import Settings, evaluate, file_task
+from mlm_repro.evaluation.hub_models import cached_model, is_as_fetched
+from mlm_repro.evaluation.perplexity import PerplexityTask, sliding_stream
+from mlm_repro.evaluation.protocol import Encoder
+from mlm_repro.evaluation.tasks import TASKS, build_task
+from mlm_repro.evaluation.wikitext103 import MEGATRON, read_wikitext
+from mlm_repro.evaluation.windows import megatron_windows
+from mlm_repro.experiments.catalogue import Experiment
+from mlm_repro.experiments.files import STAND_IN
+from mlm_repro.experiments.sealed import Line
+from mlm_repro.lineage.digest import sha256_file
+from mlm_repro.lineage.errors import DataMissing, Interrupted
+from mlm_repro.lineage.records import Kind
 
 MODELS_VARIABLE = "MLM_MODELS_DIR"
 OWNER = "openai-community/"

@@ -12,15 +12,15 @@ from torch.distributed import ProcessGroup
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
-from engine.costs import fullest_rank, parameter_count
-from engine.launch.forked import run_forked
-from engine.launch.mesh import build_mesh
-from engine.model.microbatch import PipelineInput
-from engine.parallel.layout import Layout
-from engine.step import build_step
-from experiments.sealed import Line, lines
-from lineage.progress import Progress, announce
+from mlm_repro.engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
+from mlm_repro.engine.costs import fullest_rank, parameter_count
+from mlm_repro.engine.launch.forked import run_forked
+from mlm_repro.engine.launch.mesh import build_mesh
+from mlm_repro.engine.model.microbatch import PipelineInput
+from mlm_repro.engine.parallel.layout import Layout
+from mlm_repro.engine.step import build_step
+from mlm_repro.experiments.sealed import Line, lines
+from mlm_repro.lineage.progress import Progress, announce
 
 MODEL = ModelConfig(
     num_layers=4, hidden_size=64, num_heads=8, seq_length=32, vocab_size=96, padded_vocab_size=128, dropout=0.0

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from experiments.catalogue import Experiment, Part, find_experiment, read_rows
-from lineage.errors import BadInput
-from lineage.records import Record
+from mlm_repro.experiments.catalogue import Experiment, Part, find_experiment, read_rows
+from mlm_repro.lineage.errors import BadInput
+from mlm_repro.lineage.records import Record
 
 HERE = Path(__file__).parent
 

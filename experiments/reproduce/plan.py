@@ -4,18 +4,18 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_pipeline.config import DataConfig
-from engine.config import RunConfig
-from engine.costs import checkpoint_bytes, flops_per_iteration, fullest_rank, parameter_count, tokens_trained
-from engine.run.resolved import default_ranks, read_run_config
-from engine.twin import describe_scale, initial_deviation, twin_seconds
-from experiments.files import RateLaw
-from experiments.launch.job import Job, format_days
-from experiments.reproduce.files import LADDER
-from lineage.config import load_config, override_config
-from lineage.environment import list_gpus
-from lineage.errors import BadInput, HardwareMissing
-from lineage.shipped import HOME, model_file
+from mlm_repro.data_pipeline.config import DataConfig
+from mlm_repro.engine.config import RunConfig
+from mlm_repro.engine.costs import checkpoint_bytes, flops_per_iteration, fullest_rank, parameter_count, tokens_trained
+from mlm_repro.engine.run.resolved import default_ranks, read_run_config
+from mlm_repro.engine.twin import describe_scale, initial_deviation, twin_seconds
+from mlm_repro.experiments.files import RateLaw
+from mlm_repro.experiments.launch.job import Job, format_days
+from mlm_repro.experiments.reproduce.files import LADDER
+from mlm_repro.lineage.config import load_config, override_config
+from mlm_repro.lineage.environment import list_gpus
+from mlm_repro.lineage.errors import BadInput, HardwareMissing
+from mlm_repro.lineage.shipped import HOME, model_file
 
 RECIPES = HOME / "data_pipeline" / "recipes"
 FULL_RECIPE = RECIPES / "available-2019.toml"

@@ -9,32 +9,40 @@ from pathlib import Path
 from statistics import fmean, harmonic_mean
 from typing import Any
 
-from data_pipeline.config import DataConfig
-from data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
-from data_pipeline.files import DATASET, LEDGER, DataCard
-from engine.config import RunConfig
-from engine.costs import parameter_count
-from engine.data.dataset import DatasetFacts
-from engine.run.files import METRICS, SUMMARY, Step, Validation, read_steps, read_summary, read_validations
-from evaluation.schema import ClozeResult, PerplexityResult
-from experiments.files import SCORES, TRAINING, ReproductionScores, TextScore
-from experiments.launch.job import write_launch_files
-from experiments.published import published_records
-from experiments.reproduce import steps
-from experiments.reproduce.files import ModelShape, ReproducedModel, ReproductionSummary
-from experiments.reproduce.plan import FULL_RECIPE, SMOKE, Plan, expected_seconds, model_name, training_job, twin_rule
-from experiments.scores import END, compared, order_verdict, text_score
-from lineage.atomic import write_text
-from lineage.chain import CHECKPOINTS
-from lineage.config import load_config
-from lineage.digest import read_digest
-from lineage.errors import DataMissing
-from lineage.extras import check_torch
-from lineage.files import Environment, read_document, write_document
-from lineage.lock import locked
-from lineage.progress import format_duration
-from lineage.records import RECORDS, Record, read_records, write_records
-from lineage.run import RunDirectory
+from mlm_repro.data_pipeline.config import DataConfig
+from mlm_repro.data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
+from mlm_repro.data_pipeline.files import DATASET, LEDGER, DataCard
+from mlm_repro.engine.config import RunConfig
+from mlm_repro.engine.costs import parameter_count
+from mlm_repro.engine.data.dataset import DatasetFacts
+from mlm_repro.engine.run.files import METRICS, SUMMARY, Step, Validation, read_steps, read_summary, read_validations
+from mlm_repro.evaluation.schema import ClozeResult, PerplexityResult
+from mlm_repro.experiments.files import SCORES, TRAINING, ReproductionScores, TextScore
+from mlm_repro.experiments.launch.job import write_launch_files
+from mlm_repro.experiments.published import published_records
+from mlm_repro.experiments.reproduce import steps
+from mlm_repro.experiments.reproduce.files import ModelShape, ReproducedModel, ReproductionSummary
+from mlm_repro.experiments.reproduce.plan import (
+    FULL_RECIPE,
+    SMOKE,
+    Plan,
+    expected_seconds,
+    model_name,
+    training_job,
+    twin_rule,
+)
+from mlm_repro.experiments.scores import END, compared, order_verdict, text_score
+from mlm_repro.lineage.atomic import write_text
+from mlm_repro.lineage.chain import CHECKPOINTS
+from mlm_repro.lineage.config import load_config
+from mlm_repro.lineage.digest import read_digest
+from mlm_repro.lineage.errors import DataMissing
+from mlm_repro.lineage.extras import check_torch
+from mlm_repro.lineage.files import Environment, read_document, write_document
+from mlm_repro.lineage.lock import locked
+from mlm_repro.lineage.progress import format_duration
+from mlm_repro.lineage.records import RECORDS, Record, read_records, write_records
+from mlm_repro.lineage.run import RunDirectory
 
 CURVE_POINTS = 200
 """Blocks of iterations that a run's metrics are averaged over."""

@@ -11,15 +11,15 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from engine.config import RunConfig
-from experiments.files import EVALUATIONS
-from experiments.launch.job import describe_job
-from experiments.reproduce.plan import Plan, manifest_file, training_bytes, training_job
-from lineage.digest import is_sealed
-from lineage.errors import Interrupted, UserError
-from lineage.processes import end_with_parent, when_stopped
-from lineage.progress import is_quiet
-from lineage.shipped import HOME, model_file
+from mlm_repro.engine.config import RunConfig
+from mlm_repro.experiments.files import EVALUATIONS
+from mlm_repro.experiments.launch.job import describe_job
+from mlm_repro.experiments.reproduce.plan import Plan, manifest_file, training_bytes, training_job
+from mlm_repro.lineage.digest import is_sealed
+from mlm_repro.lineage.errors import Interrupted, UserError
+from mlm_repro.lineage.processes import end_with_parent, when_stopped
+from mlm_repro.lineage.progress import is_quiet
+from mlm_repro.lineage.shipped import HOME, model_file
 
 TASKS = ("wikitext103", "lambada")
 KEPT = tuple(HOME / "results" / name for name in ("ladder", "ablations", "against"))

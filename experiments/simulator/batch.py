@@ -3,16 +3,16 @@
 from collections import defaultdict
 from pathlib import Path
 
-from experiments.benchmark import Table
-from experiments.catalogue import read_rows
-from experiments.simulator.cluster import Cluster, load_cluster
-from experiments.simulator.measurements import COLUMNS, fitted_workloads, workload_of
-from experiments.simulator.simulate import Prediction, simulate
-from experiments.simulator.workload import Workload
-from lineage.atomic import write_text
-from lineage.errors import BadInput
-from lineage.lock import check_place
-from lineage.progress import announce
+from mlm_repro.experiments.benchmark import Table
+from mlm_repro.experiments.catalogue import read_rows
+from mlm_repro.experiments.simulator.cluster import Cluster, load_cluster
+from mlm_repro.experiments.simulator.measurements import COLUMNS, fitted_workloads, workload_of
+from mlm_repro.experiments.simulator.simulate import Prediction, simulate
+from mlm_repro.experiments.simulator.workload import Workload
+from mlm_repro.lineage.atomic import write_text
+from mlm_repro.lineage.errors import BadInput
+from mlm_repro.lineage.lock import check_place
+from mlm_repro.lineage.progress import announce
 
 INPUTS = ("cluster", "software", *COLUMNS)
 RESULTS = ("iteration_ms", "low_ms", "high_ms", "tflops_per_gpu", "memory_gib", "memory_bytes",

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares, minimize  # type: ignore[import-untyped]
 from scipy.special import stdtrit  # type: ignore[import-untyped]
 
-from experiments.benchmark import Benchmark, Case, Series
-from experiments.simulator.cluster import (
+from mlm_repro.experiments.benchmark import Benchmark, Case, Series
+from mlm_repro.experiments.simulator.cluster import (
     FITTED,
     Constants,
     ErrorInterval,
@@ -25,8 +25,8 @@ from experiments.simulator.cluster import (
     load_cluster,
     machine_of,
 )
-from experiments.simulator.collectives import node_all_reduce_seconds, stall_probability
-from experiments.simulator.measurements import (
+from mlm_repro.experiments.simulator.collectives import node_all_reduce_seconds, stall_probability
+from mlm_repro.experiments.simulator.measurements import (
     RATIOS,
     MeasuredRun,
     Observation,
@@ -42,12 +42,12 @@ from experiments.simulator.measurements import (
     v100_rows,
     zero_3,
 )
-from experiments.simulator.simulate import iteration_parts, time_interval
-from experiments.simulator.workload import Floats, Workloads, llama_memory_bytes
-from lineage.atomic import write_text
-from lineage.config import read_toml
-from lineage.lock import check_place
-from lineage.progress import Progress, announce
+from mlm_repro.experiments.simulator.simulate import iteration_parts, time_interval
+from mlm_repro.experiments.simulator.workload import Floats, Workloads, llama_memory_bytes
+from mlm_repro.lineage.atomic import write_text
+from mlm_repro.lineage.config import read_toml
+from mlm_repro.lineage.lock import check_place
+from mlm_repro.lineage.progress import Progress, announce
 
 CONSTANTS, NODE_CONSTANTS = read_toml(Path(__file__).with_name("fitted.toml")).values()
 """Constants that are fitted on iterations, and on timed all-reduces inside a node, as that file describes them."""

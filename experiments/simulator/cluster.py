@@ -4,10 +4,10 @@ from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 from pydantic import Field, FiniteFloat, NonNegativeFloat, model_validator
 
-from engine.config import Precision
-from engine.costs import PARAMETER_BYTES
-from lineage.config import Config, load_config, parse_config, read_toml
-from lineage.shipped import HOME, Shipped, find_file
+from mlm_repro.engine.config import Precision
+from mlm_repro.engine.costs import PARAMETER_BYTES
+from mlm_repro.lineage.config import Config, load_config, parse_config, read_toml
+from mlm_repro.lineage.shipped import HOME, Shipped, find_file
 
 
 class Constant(Config):

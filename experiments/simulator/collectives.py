@@ -1,12 +1,12 @@
 """Time of collectives and messages: latency and bytes over bandwidth, by where the ranks are. Imports no torch.
 
-Ranks count tp fastest, then dp, then pp (`engine.parallel.layout`): a tensor-parallel group fills whole nodes first.
+Ranks count tp fastest, then dp, then pp (`engine/parallel/layout.py`): a tensor-parallel group fills whole nodes first.
 """
 
 import numpy as np
 
-from experiments.simulator.cluster import Machine
-from experiments.simulator.workload import Floats, Workloads
+from mlm_repro.experiments.simulator.cluster import Machine
+from mlm_repro.experiments.simulator.workload import Floats, Workloads
 
 
 def node_all_reduce_seconds(machine: Machine, ranks: Floats, sent_bytes: Floats) -> Floats:

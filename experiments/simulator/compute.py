@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.simulator.cluster import Machine
-from experiments.simulator.collectives import pipeline_host_seconds, tensor_all_reduce_seconds
-from experiments.simulator.workload import Floats, Workloads
+from mlm_repro.experiments.simulator.cluster import Machine
+from mlm_repro.experiments.simulator.collectives import pipeline_host_seconds, tensor_all_reduce_seconds
+from mlm_repro.experiments.simulator.workload import Floats, Workloads
 
 HIDDEN_FORWARD, HIDDEN_BACKWARD = 11.0, 17.0
 """Elements moved per element of [s, b, h]: two layer norms (read, write; backward read twice, write), two

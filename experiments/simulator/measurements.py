@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from engine.costs import parameter_count
-from experiments.catalogue import every_claim, find_experiment, read_rows
-from experiments.published import HERE, published_rows, published_value
-from experiments.simulator.cluster import Machine
-from experiments.simulator.simulate import iteration_parts
-from experiments.simulator.workload import Floats, Workload, checked_config, flops_of
-from lineage.errors import BadInput
+from mlm_repro.engine.costs import parameter_count
+from mlm_repro.experiments.catalogue import every_claim, find_experiment, read_rows
+from mlm_repro.experiments.published import HERE, published_rows, published_value
+from mlm_repro.experiments.simulator.cluster import Machine
+from mlm_repro.experiments.simulator.simulate import iteration_parts
+from mlm_repro.experiments.simulator.workload import Floats, Workload, checked_config, flops_of
+from mlm_repro.lineage.errors import BadInput
 
 COLUMNS = ("gpus", "global_batch", "micro_batch", "hidden", "heads", "layers", "seq", "vocab", "tp", "dp", "pp",
            "chunks", "recompute", "family", "ffn_hidden", "kv_heads", "tied", "zero",

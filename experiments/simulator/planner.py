@@ -5,19 +5,19 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from data_pipeline.files import DATASET, DataCard
-from engine.config import RunConfig
-from engine.costs import flops_per_token
-from engine.pipeline.schedule import ideal_bubble
-from engine.run.resolved import ResolvedRun, read_run
-from experiments.simulator.cluster import Cluster, machine_of
-from experiments.simulator.measurements import ITERATIONS_PER_EPOCH, fitted_workloads
-from experiments.simulator.simulate import Prediction, iteration_parts, simulate
-from experiments.simulator.workload import Workload, flops_of, layer_parameters
-from lineage.atomic import read_json
-from lineage.errors import BadInput, HardwareMissing
-from lineage.files import read_document
-from lineage.progress import announce
+from mlm_repro.data_pipeline.files import DATASET, DataCard
+from mlm_repro.engine.config import RunConfig
+from mlm_repro.engine.costs import flops_per_token
+from mlm_repro.engine.pipeline.schedule import ideal_bubble
+from mlm_repro.engine.run.resolved import ResolvedRun, read_run
+from mlm_repro.experiments.simulator.cluster import Cluster, machine_of
+from mlm_repro.experiments.simulator.measurements import ITERATIONS_PER_EPOCH, fitted_workloads
+from mlm_repro.experiments.simulator.simulate import Prediction, iteration_parts, simulate
+from mlm_repro.experiments.simulator.workload import Workload, flops_of, layer_parameters
+from mlm_repro.lineage.atomic import read_json
+from mlm_repro.lineage.errors import BadInput, HardwareMissing
+from mlm_repro.lineage.files import read_document
+from mlm_repro.lineage.progress import announce
 
 EPOCH_TOKENS = ITERATIONS_PER_EPOCH * 512 * 1024
 """The 2019 paper's epoch at its batch and context."""

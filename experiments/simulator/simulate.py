@@ -17,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr  # type: ignore[import-untyped]
 
-from engine.config import RunConfig
-from engine.costs import PARAMETER_BYTES, fullest_rank, state_bytes_per_parameter
-from engine.parallel.layout import split_layers
-from engine.pipeline.schedule import Op, compute_orders
-from experiments.simulator import collectives
-from experiments.simulator.cluster import Cluster, Machine, machine_of
-from experiments.simulator.compute import Passes, head_passes, layer_passes, layer_weights, optimizer_seconds
-from experiments.simulator.workload import (
+from mlm_repro.engine.config import RunConfig
+from mlm_repro.engine.costs import PARAMETER_BYTES, fullest_rank, state_bytes_per_parameter
+from mlm_repro.engine.parallel.layout import split_layers
+from mlm_repro.engine.pipeline.schedule import Op, compute_orders
+from mlm_repro.experiments.simulator import collectives
+from mlm_repro.experiments.simulator.cluster import Cluster, Machine, machine_of
+from mlm_repro.experiments.simulator.compute import Passes, head_passes, layer_passes, layer_weights, optimizer_seconds
+from mlm_repro.experiments.simulator.workload import (
     Floats,
     Workload,
     Workloads,
@@ -34,8 +34,8 @@ from experiments.simulator.workload import (
     stage_blocks,
     stage_parameters,
 )
-from lineage.errors import BadInput
-from lineage.progress import Progress
+from mlm_repro.lineage.errors import BadInput
+from mlm_repro.lineage.progress import Progress
 
 CERTAIN = 0.75
 """Chance of stalls between stages from which they are predicted: one that does not come is a larger relative error than
@@ -85,7 +85,7 @@ class Prediction:
     tflops_per_gpu: float = 0.0
     """Rate by the papers' count (2021 paper, Equation 3), which has the whole of attention."""
     memory_bytes: int = 0
-    """Memory of this engine's fullest rank (`engine.costs`); for a llama that of nanotron."""
+    """Memory of this engine's fullest rank (`mlm_repro.engine.costs`); for a llama that of nanotron."""
     probability_fits: float = 0.0
     """Probability that the layout fits."""
     expected_rate: float = 0.0
@@ -293,7 +293,7 @@ def makespan() -> Callable[[Order, Floats, Floats], Floats]:
 
     Durations are per stage, [n, stages].
     """
-    from lineage.loops import compiled
+    from mlm_repro.lineage.loops import compiled
 
     return compiled(_makespan)
 

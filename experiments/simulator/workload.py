@@ -8,12 +8,12 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.config import Precision, RunConfig
-from engine.costs import flops_per_iteration
-from engine.parallel.layout import layout_of, split_layers
-from engine.pipeline.schedule import check_schedule
-from lineage.config import parse_config
-from lineage.errors import BadInput
+from mlm_repro.engine.config import Precision, RunConfig
+from mlm_repro.engine.costs import flops_per_iteration
+from mlm_repro.engine.parallel.layout import layout_of, split_layers
+from mlm_repro.engine.pipeline.schedule import check_schedule
+from mlm_repro.lineage.config import parse_config
+from mlm_repro.lineage.errors import BadInput
 
 Floats = NDArray[np.float64]
 MOST_COMPUTATIONS = 10_000_000

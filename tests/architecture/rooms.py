@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+PACKAGE = "mlm_repro"
 ROOMS = ("lineage", "data_pipeline", "engine", "evaluation", "experiments", "verify", "reports")
 
 
@@ -17,9 +18,10 @@ def modules(*rooms: str) -> list[Path]:
 
 
 def module_name(path: Path) -> str:
-    """The name under which a file is imported."""
+    """The name under which a file is imported: behind `mlm_repro.` if it stands in a room."""
     parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    inner = parts[:-1] if parts[-1] == "__init__" else parts
+    return ".".join((PACKAGE, *inner) if parts[0] in ROOMS else inner)
 
 
 def parse(path: Path) -> ast.Module:

@@ -8,12 +8,12 @@ import pytest
 from typer import Typer
 from typer.testing import CliRunner
 
-import data_pipeline.cli
-import engine.cli
-from data_pipeline.config import DataConfig
-from engine.config import RunConfig
-from engine.run.resolved import read_run_config
-from lineage.config import load_config
+import mlm_repro.data_pipeline.cli
+import mlm_repro.engine.cli
+from mlm_repro.data_pipeline.config import DataConfig
+from mlm_repro.engine.config import RunConfig
+from mlm_repro.engine.run.resolved import read_run_config
+from mlm_repro.lineage.config import load_config
 from tests.architecture.rooms import ROOT, source_files
 
 MODEL_FOLDER = ROOT / "experiments" / "models"
@@ -68,7 +68,7 @@ def test_a_model_loads_and_has_a_twin(path: Path) -> None:
 @pytest.mark.parametrize("path", MODELS, ids=names(MODELS))
 @pytest.mark.parametrize("options", [[], ["--twin"]], ids=["published", "twin"])
 def test_a_model_is_planned_and_not_run(path: Path, options: list[str], tmp_path: Path) -> None:
-    text = answer(engine.cli.app, "run", str(path), *options, "--dry-run", "--runs", str(tmp_path))
+    text = answer(mlm_repro.engine.cli.app, "run", str(path), *options, "--dry-run", "--runs", str(tmp_path))
     config = json.loads(text[: text.index("\n}\n") + 2])
     assert RunConfig.model_validate(config).name.removesuffix("-twin").endswith(path.stem)
     for line in ("config digest", "parameters", "tokens", "FLOPs", "memory per rank", "checkpoint"):
@@ -78,7 +78,7 @@ def test_a_model_is_planned_and_not_run(path: Path, options: list[str], tmp_path
 
 @pytest.mark.parametrize("path", RECIPES, ids=names(RECIPES))
 def test_a_recipe_is_planned_and_not_run(path: Path, tmp_path: Path) -> None:
-    text = answer(data_pipeline.cli.app, "run", str(path), "--dry-run", "--runs", str(tmp_path))
+    text = answer(mlm_repro.data_pipeline.cli.app, "run", str(path), "--dry-run", "--runs", str(tmp_path))
     recipe, digest = text.rsplit("digest ", 1)
     assert DataConfig.model_validate(json.loads(recipe)) == load_config(path, DataConfig)
     assert len(digest.strip()) == 64

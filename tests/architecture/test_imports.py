@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.architecture import rooms
-from tests.architecture.rooms import ROOMS, imported_names, module_name, modules, names_in_strings
+from tests.architecture.rooms import PACKAGE, ROOMS, imported_names, module_name, modules, names_in_strings
 
 MAY_IMPORT = {
     "lineage": (),
@@ -34,7 +34,7 @@ CORE = (
 )  # fmt: skip
 """What trains and nothing else. It names no family beside GPT-2, no format and no launcher."""
 CORE_MAY_IMPORT = ("lineage", "data_pipeline.tokens", "data_pipeline.files", "engine.costs", "engine.run", *CORE)
-LOADERS = ("engine.family",)
+LOADERS = ("mlm_repro.engine.family",)
 """Modules whose strings are the door to what they load."""
 GUARD_LIST = "engine.guard.guards"
 """All that the trainer knows of what watches it."""
@@ -43,8 +43,9 @@ CORE_LINES, KERNEL_LINES = 4_500, 2_050
 
 def closed(name: str, doors: Iterable[str]) -> bool:
     """Whether a dotted name of ours is behind none of the doors."""
-    return name.split(".")[0] in (*ROOMS, "benchmarks", "tests") and not any(
-        f"{name}.".startswith(f"{door}.") for door in doors
+    inner = name.removeprefix(f"{PACKAGE}.")
+    return inner.split(".")[0] in (*ROOMS, "benchmarks", "tests") and not any(
+        f"{inner}.".startswith(f"{door}.") for door in doors
     )
 
 
@@ -98,18 +99,18 @@ def test_the_core_can_be_read() -> None:
 @pytest.mark.parametrize(
     ("room", "line", "found"),
     [
-        ("lineage", "import engine.config", True),
-        ("lineage", "    from data_pipeline import config", True),
-        ("reports", "from evaluation.schema import Result", False),
-        ("reports", "from experiments.runner import run_experiment", True),
-        ("engine", "from data_pipeline.contamination import testsets", True),
+        ("lineage", "import mlm_repro.engine.config", True),
+        ("lineage", "    from mlm_repro.data_pipeline import config", True),
+        ("reports", "from mlm_repro.evaluation.schema import Result", False),
+        ("reports", "from mlm_repro.experiments.runner import run_experiment", True),
+        ("engine", "from mlm_repro.data_pipeline.contamination import testsets", True),
         ("engine", "from tests.ranks import run_ranks", True),
-        ("engine", "from data_pipeline.tokens import token_file", False),
+        ("engine", "from mlm_repro.data_pipeline.tokens import token_file", False),
         ("evaluation", "from . import windows", False),
         ("evaluation", "import engineering", False),
-        ("engine", "import_module('reports.page')", True),
-        ("engine", "importlib.import_module(f'experiments.{name}')", True),
-        ("engine", "import_module('engine.model.gpt2:GPT2')", False),
+        ("engine", "import_module('mlm_repro.reports.page')", True),
+        ("engine", "importlib.import_module(f'mlm_repro.experiments.{name}')", True),
+        ("engine", "import_module('mlm_repro.engine.model.gpt2:GPT2')", False),
     ],
 )
 def test_the_rule_finds_a_trespass(
@@ -121,13 +122,39 @@ def test_the_rule_finds_a_trespass(
     assert bool(trespasses(room)) == found
 
 
+def doors_in_table(text: str) -> dict[str, set[str]]:
+    """The doors of each room that the table in a text names, `all` and `all above` written out."""
+    doors: dict[str, set[str]] = {}
+    for room, cell in re.findall(r"^\| `(\w+)/` \|[^|]*\| ([^|]*) \|$", text, re.MULTILINE):
+        if room not in ROOMS:
+            continue
+        named = {"nothing of ours": set(), "all above": set(doors), "all": {*ROOMS} - {room}}.get(cell)
+        doors[room] = set(written_out(cell)) if named is None else named
+    return doors
+
+
+def written_out(cell: str) -> Iterator[str]:
+    """The names of a list such as `lineage, a.{b,c.d}`."""
+    for name in re.findall(r"[\w.]+(?:\{[\w.,]+\})?", cell.replace("`", "")):
+        before, _, inner = name.rstrip("}").partition("{")
+        yield from (before + each for each in inner.split(","))
+
+
+def table() -> str:
+    return (rooms.ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+
+
 def test_the_table_stands_in_the_documentation() -> None:
-    path = rooms.ROOT / "docs" / "architecture.md"
-    text = path.read_text(encoding="utf-8")
-    rows = {line.split("|")[1].strip(" `/"): line.split("|")[3] for line in text.splitlines() if line.startswith("| `")}
-    for room, doors in MAY_IMPORT.items():
-        row = rows[room.replace(".", "/")]
-        assert row.strip().startswith("all") or all(part in row for door in doors for part in door.split("."))
+    assert doors_in_table(table()) == {room: {*doors} for room, doors in MAY_IMPORT.items()}
+
+
+@pytest.mark.parametrize(
+    ("line", "changed"),
+    [("`experiments.{", "`experiments.{launch,"), ("reproduce.files,", ""), ("| all above |", "| lineage |")],
+)
+def test_a_door_too_many_or_too_few_in_the_table_is_found(line: str, changed: str) -> None:
+    assert line in table()
+    assert doors_in_table(table().replace(line, changed)) != {room: {*doors} for room, doors in MAY_IMPORT.items()}
 
 
 def test_files_that_the_documentation_names_are_there() -> None:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-import engine.cli
-import evaluation.cli
-from engine.parallel import layers
-from evaluation.documents import RunningText
+from mlm_repro.engine import cli as engine_cli
+from mlm_repro.engine.parallel import layers
+from mlm_repro.evaluation import cli as evaluation_cli
+from mlm_repro.evaluation.documents import RunningText
 from tests.architecture.rooms import ROOT
 from tests.engine.conftest import write_dataset
 from tests.engine.small_run import write_toml
@@ -36,7 +36,7 @@ def paths(monkeypatch: pytest.MonkeyPatch) -> Paths:
 
 def test_training(paths: Paths, tmp_path: Path) -> None:
     toml = write_toml(tmp_path / "small.toml", write_dataset(tmp_path / "dataset"), iterations=2, warmup_iterations=1)
-    engine.cli.run(toml, runs=tmp_path / "runs", ranks=1)
+    engine_cli.run(toml, runs=tmp_path / "runs", ranks=1)
     assert_short(paths, "engine/cli.py")
 
 
@@ -44,7 +44,7 @@ def test_evaluation(
     paths: Paths, run: Path, made_passes_for_published: RunningText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    evaluation.cli.run("wikitext103", run, limit=1, workers=1)
+    evaluation_cli.run("wikitext103", run, limit=1, workers=1)
     assert_short(paths, "evaluation/cli.py")
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments.catalogue import CLAIMS, every_claim
-from experiments.published import HERE
-from experiments.simulator.measurements import COLUMNS
+from mlm_repro.experiments.catalogue import CLAIMS, every_claim
+from mlm_repro.experiments.published import HERE
+from mlm_repro.experiments.simulator.measurements import COLUMNS
 from tests.architecture.rooms import ROOMS, ROOT
 
 NUMBER = re.compile(r"(?<![\w.])\d*\.?\d+(?![\w.])")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lineage.atomic import MARKER
-from lineage.chain import INDEX
+from mlm_repro.lineage.atomic import MARKER
+from mlm_repro.lineage.chain import INDEX
 from tests.architecture.rooms import ROOT, command_names, module_name, modules, parse
 
 
@@ -22,8 +22,8 @@ def says_so(*rooms: str) -> list[str]:
 
 PURE = [
     *(module_name(path) for path in modules("lineage", "data_pipeline")),
-    *says_so("engine"), "engine.cli",
-    *says_so("evaluation"), "evaluation.tasks", "evaluation.tables", "evaluation.cli",
+    *says_so("engine"), "mlm_repro.engine.cli",
+    *says_so("evaluation"), *(f"mlm_repro.evaluation.{name}" for name in ("tasks", "tables", "cli")),
     *(
         module_name(path)
         for path in modules("experiments")
@@ -31,7 +31,7 @@ PURE = [
         and path.stem not in ("iterations", "preflight")
     ),
     *says_so("experiments/forecast"),
-    *says_so("verify"), "verify.cli",
+    *says_so("verify"), "mlm_repro.verify.cli",
     *(module_name(path) for path in modules("reports")),
 ]  # fmt: skip
 
@@ -71,16 +71,23 @@ def test_importing_leaves_torch_out() -> None:
 
 
 def test_the_check_sees_torch() -> None:
-    command = [sys.executable, "-c", IMPORT_EACH, "lineage.run", "engine.model.gpt2"]
+    command = [sys.executable, "-c", IMPORT_EACH, "mlm_repro.lineage.run", "mlm_repro.engine.model.gpt2"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert done.stderr == "engine.model.gpt2 imports torch\n"
+    assert done.stderr == "mlm_repro.engine.model.gpt2 imports torch\n"
     assert done.returncode == 1
 
 
 HEAVY = ("matplotlib", "multiprocessing.pool", "numba", "numpy", "pandas", "pyarrow", "scipy", "tokenizers", "torch")
-CONFIGURATIONS = (
-    "data_pipeline.config", "engine.config", "experiments.benchmark", "lineage.files", "data_pipeline.files",
-)  # fmt: skip
+CONFIGURATIONS = tuple(
+    f"mlm_repro.{name}"
+    for name in (
+        "data_pipeline.config",
+        "engine.config",
+        "experiments.benchmark",
+        "lineage.files",
+        "data_pipeline.files",
+    )
+)
 """Modules of many pydantic models."""
 
 
@@ -88,7 +95,7 @@ LEAN = {
     "mlm-data --help": ("pydantic", *CONFIGURATIONS),
     "mlm-train --help": ("pydantic", *CONFIGURATIONS),
     "mlm-eval list": ("rich", *CONFIGURATIONS),
-    "mlm-experiment list --results docs": ("rich", "engine.config", "data_pipeline.config"),
+    "mlm-experiment list --results docs": ("rich", "mlm_repro.engine.config", "mlm_repro.data_pipeline.config"),
     "mlm-report --help": ("pydantic", *CONFIGURATIONS),
     "mlm-verify --help": ("pydantic", *CONFIGURATIONS),
 }

@@ -9,7 +9,7 @@ from pydoc_data.topics import topics
 import pytest
 
 from benchmarks.data import cleaning, measure, measure_stage, one_sample, whole_case
-from lineage.errors import BadInput
+from mlm_repro.lineage.errors import BadInput
 
 TEXTS = [topics[name] for name in sorted(topics)][:20]
 STAGES = ["clean", "language", "encode", "signatures", "group", "verify", "decontaminate"]

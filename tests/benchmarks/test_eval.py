@@ -9,7 +9,7 @@ import torch
 
 from benchmarks import eval as bench
 from benchmarks.eval import Answers, compare, compare_generation
-from engine.config import ModelConfig
+from mlm_repro.engine.config import ModelConfig
 
 CONFIG = ModelConfig(
     num_layers=2, hidden_size=32, num_heads=4, seq_length=128, vocab_size=50257, padded_vocab_size=50304, init_std=0.3

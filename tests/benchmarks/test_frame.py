@@ -7,8 +7,8 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.contenders import Timed
 from benchmarks.timing import differing_losses, ratio, series
-from experiments.benchmark import Benchmark, Case, read_benchmark
-from lineage.environment import describe_environment
+from mlm_repro.experiments.benchmark import Benchmark, Case, read_benchmark
+from mlm_repro.lineage.environment import describe_environment
 from tests.commands import Command
 
 

@@ -15,9 +15,9 @@ from benchmarks import gpu, kernels
 from benchmarks.__main__ import main
 from benchmarks.contenders import OurLayout, Peer
 from benchmarks.gpu import ITEMS, OURS, ItemRecord
-from engine.kernels import registry
-from experiments.benchmark import Case, read_benchmark
-from lineage.errors import UserError
+from mlm_repro.engine.kernels import registry
+from mlm_repro.experiments.benchmark import Case, read_benchmark
+from mlm_repro.lineage.errors import UserError
 from tests.benchmarks.test_train import small_size
 from tests.commands import Command
 from tests.engine.triton_interpreter import interpret
@@ -78,7 +78,7 @@ def at_toy_size(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.timeout(300)
 def test_each_item_leaves_lines_and_a_record(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """In the order of their worth; one that fails loses nothing else, and is alone tried again."""
-    from engine.kernels.gpu import bias_gelu
+    from mlm_repro.engine.kernels.gpu import bias_gelu
 
     with monkeypatch.context() as patch:
         patch.setattr(bias_gelu, "fused", lambda *_: 1 / 0)
@@ -110,7 +110,7 @@ def test_each_item_leaves_lines_and_a_record(command: Command, monkeypatch: pyte
 
 @pytest.mark.usefixtures("at_toy_size")
 def test_a_wrong_kernel_is_found_and_ends_with_code_3(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.kernels.gpu import bias_gelu
+    from mlm_repro.engine.kernels.gpu import bias_gelu
 
     right = bias_gelu.fused
     monkeypatch.setattr(bias_gelu, "fused", lambda x, bias: right(x, bias) * 1.1)

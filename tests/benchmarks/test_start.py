@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.start import case
 from benchmarks.timing import child_seconds
-from lineage.errors import UserError
+from mlm_repro.lineage.errors import UserError
 
 SPEND = "import time\nwhile time.process_time() < {}: pass"
 

@@ -6,9 +6,9 @@ from benchmarks import train
 from benchmarks.contenders import Timed, TrainingSize
 from benchmarks.kernels import KernelShape
 from benchmarks.train import LAYOUTS, OURS, SEPARATE, STOCK, TUNED, Row, pipeline_ideal, read_size
-from engine.config import Precision
-from engine.costs import flops_per_token
-from engine.kernels.registry import KERNELS
+from mlm_repro.engine.config import Precision
+from mlm_repro.engine.costs import flops_per_token
+from mlm_repro.engine.kernels.registry import KERNELS
 
 SMALL = {"num_layers": 2, "hidden_size": 32, "num_heads": 2, "seq_length": 32, "padded_vocab_size": 256}
 

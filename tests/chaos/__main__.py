@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from lineage.atomic import write_json, write_text
-from lineage.environment import available_cores, describe_environment
+from mlm_repro.lineage.atomic import write_json, write_text
+from mlm_repro.lineage.environment import available_cores, describe_environment
 from tests.chaos.faults import FAULTS
 from tests.chaos.trials import Reference, Trial, every_fault, prepare, run_trials, some_faults
 

@@ -20,18 +20,17 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NoReturn
 
-import engine.launch.forked
-import engine.trainer
-from engine.run.resolved import read_run_config
-from experiments.reproduce import steps
-from experiments.reproduce.plan import Plan, Size
-from experiments.reproduce.reproduction import reproduce
-from experiments.verdicts import load_results
-from lineage.atomic import read_json, write_json
-from lineage.command import run_command
-from lineage.errors import Interrupted
-from lineage.shipped import HOME, model_file
-from reports import experiment_runs, page, render
+from mlm_repro.engine.run.resolved import read_run_config
+from mlm_repro.engine.trainer import Trainer
+from mlm_repro.experiments.reproduce import steps
+from mlm_repro.experiments.reproduce.plan import Plan, Size
+from mlm_repro.experiments.reproduce.reproduction import reproduce
+from mlm_repro.experiments.verdicts import load_results
+from mlm_repro.lineage.atomic import read_json, write_json
+from mlm_repro.lineage.command import run_command
+from mlm_repro.lineage.errors import Interrupted
+from mlm_repro.lineage.shipped import HOME, model_file
+from mlm_repro.reports import experiment_runs, page, render
 from tests.chaos.faults import MEANWHILE, Fault, Instrument, Touch, instrument
 
 COMMANDS: dict[str, Callable[[], object]] = {
@@ -222,15 +221,15 @@ def _plant_nan(fault: Fault | None, rank: int) -> None:
     """Make one number of the named tensor NaN before the fault's iteration, on its rank."""
     if fault is None or fault.name != "NaN" or fault.rank != rank:
         return
-    iterate = engine.trainer.Trainer.iterate
+    iterate = Trainer.iterate
 
-    def and_plant(self: engine.trainer.Trainer, number: int) -> Any:
+    def and_plant(self: Trainer, number: int) -> Any:
         if number == fault.number:
             tensor = next(p.local.data for p in self.model.parameters if p.name == fault.what)
             tensor.view(-1)[0] = float("nan")
         return iterate(self, number)
 
-    engine.trainer.Trainer.iterate = and_plant  # type: ignore[method-assign]
+    Trainer.iterate = and_plant  # type: ignore[method-assign]
 
 
 def wait_for(started: list[int], timeout_seconds: float = 300.0, goes_on: bool = True) -> list[int]:

@@ -16,7 +16,7 @@ PLANTED = """
 import sys
 from pathlib import Path
 import torch
-import evaluation.cli
+from mlm_repro.evaluation import cli as evaluation_cli
 from tests.chaos.faults import FAULTS, Fault
 from tests.chaos.__main__ import write_results
 from tests.chaos.trials import prepare, run_trials, some_faults
@@ -31,7 +31,7 @@ def in_place(path, value):
     with open(path, "w") as file:
         file.write(str(value))
 
-evaluation.cli.write_json = in_place
+evaluation_cli.write_json = in_place
 faults = [Fault("eval wikitext103", 0, number, "SIGKILL", "planted") for number in range(6, 9)]
 write_results(folder / "planted", "planted", reference, list(run_trials(reference, faults, folder / "planted-work")))
 """

@@ -14,12 +14,12 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
-from data_pipeline.runner import SHELF
-from lineage.chain import INDEX, complete_checkpoints
-from lineage.digest import MARKER, check_seal, content_digest, is_sealed, sealed_files
-from lineage.environment import available_cores
-from lineage.files import read_object
-from lineage.progress import Progress
+from mlm_repro.data_pipeline.runner import SHELF
+from mlm_repro.lineage.chain import INDEX, complete_checkpoints
+from mlm_repro.lineage.digest import MARKER, check_seal, content_digest, is_sealed, sealed_files
+from mlm_repro.lineage.environment import available_cores
+from mlm_repro.lineage.files import read_object
+from mlm_repro.lineage.progress import Progress
 from tests.chaos.faults import FAULTS, MEANWHILE, STRUCK, Fault, Touch
 from tests.chaos.job import NO_TRACEBACK, RANKS, read_touches, start_job, wait_for, warm_up, write_tiny
 from tests.golden.digests import of_json, of_reproduction

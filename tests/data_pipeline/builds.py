@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.config import DataConfig
-from data_pipeline.runner import build_dataset
-from lineage.config import override_config
-from lineage.digest import sha256_file
+from mlm_repro.data_pipeline.config import DataConfig
+from mlm_repro.data_pipeline.runner import build_dataset
+from mlm_repro.lineage.config import override_config
+from mlm_repro.lineage.digest import sha256_file
 from tests.data_pipeline.conftest import sentences, write_jsonl
 
 PASSAGE = (

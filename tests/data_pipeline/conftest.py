@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.cli import main
-from data_pipeline.contamination.words import Ngrams, words_of
-from data_pipeline.reading import hub
+from mlm_repro.data_pipeline.cli import main
+from mlm_repro.data_pipeline.contamination.words import Ngrams, words_of
+from mlm_repro.data_pipeline.reading import hub
 from tests.commands import Command
 
 WORDS = re.findall(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from data_pipeline.fast.language import language_factory
+from mlm_repro.data_pipeline.fast.language import language_factory
 
 SHARE = Path("/usr/share")
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipeline.cli import main
-from data_pipeline.config import TokenizerConfig
-from data_pipeline.files import dataset_digest
-from data_pipeline.imported import import_tokens, merge_datasets
-from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter
-from data_pipeline.tokens.tokenizer import Tokenizer
-from data_pipeline.work import tasks
-from lineage.run import RunDirectory
+from mlm_repro.data_pipeline.cli import main
+from mlm_repro.data_pipeline.config import TokenizerConfig
+from mlm_repro.data_pipeline.files import dataset_digest
+from mlm_repro.data_pipeline.imported import import_tokens, merge_datasets
+from mlm_repro.data_pipeline.tokens.token_file import TokenFile, TokenFileWriter
+from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
+from mlm_repro.data_pipeline.work import tasks
+from mlm_repro.lineage.run import RunDirectory
 from tests.commands import Command, Program
 from tests.data_pipeline.builds import files_of, in_child
 from tests.data_pipeline.conftest import sentences, write_jsonl, write_recipe

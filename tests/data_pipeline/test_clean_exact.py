@@ -13,9 +13,9 @@ from ftfy.badness import MOJIBAKE_CATEGORIES
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.document import Unfit
-from data_pipeline.fast import exact_ftfy
-from data_pipeline.fast.exact_ftfy import SAMPLES, SEGMENT, Normalization, fast_fix_text, fix_text
+from mlm_repro.data_pipeline.document import Unfit
+from mlm_repro.data_pipeline.fast import exact_ftfy
+from mlm_repro.data_pipeline.fast.exact_ftfy import SAMPLES, SEGMENT, Normalization, fast_fix_text, fix_text
 from tests.data_pipeline.foreign_text import found_texts, made_texts, package_descriptions
 from tests.made_data import ARTICLES, wikitext
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import data_pipeline
+from mlm_repro import data_pipeline
 from tests.commands import Command, Outcome
 from tests.data_pipeline.conftest import leftovers, sentences, write_jsonl, write_recipe
 
@@ -176,7 +176,15 @@ def processes_in(directory: Path) -> list[str]:
 def test_stopped_run_leaves_no_process_and_goes_on(tmp_path: Path, stop: signal.Signals, code: int) -> None:
     write_jsonl(tmp_path / "a.jsonl", [sentences(60, seed) for seed in range(250)])
     write_recipe(tmp_path / "r.toml", "jsonl:a.jsonl", extra="shard_bytes = 65536")
-    command = [sys.executable, "-c", "from data_pipeline.cli import main; main()", "run", "r.toml", "--workers", "2"]
+    command = [
+        sys.executable,
+        "-c",
+        "from mlm_repro.data_pipeline.cli import main; main()",
+        "run",
+        "r.toml",
+        "--workers",
+        "2",
+    ]
     environment = os.environ | {"HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     with (tmp_path / "err").open("w") as errors:
         process = subprocess.Popen(

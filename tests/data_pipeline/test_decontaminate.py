@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.contamination.decontaminate import (
+from mlm_repro.data_pipeline.contamination.decontaminate import (
     SENTENCE_END,
     decontaminate,
     ngrams_of_files,
     read_documents,
     split_and_keep,
 )
-from data_pipeline.contamination.testsets import TEST_SETS, find_test_set
-from data_pipeline.contamination.words import Ngrams, words_of
-from data_pipeline.document import Document, Drop
-from evaluation.detokenize import detokenize_wikitext
-from lineage.errors import BadInput
+from mlm_repro.data_pipeline.contamination.testsets import TEST_SETS, find_test_set
+from mlm_repro.data_pipeline.contamination.words import Ngrams, words_of
+from mlm_repro.data_pipeline.document import Document, Drop
+from mlm_repro.evaluation.detokenize import detokenize_wikitext
+from mlm_repro.lineage.errors import BadInput
 from tests.data_pipeline.conftest import ngrams_in, sentences
 
 PASSAGE = (

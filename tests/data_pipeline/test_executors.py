@@ -12,11 +12,11 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from data_pipeline.work.executors.local import ATTEMPTS, LocalExecutor
-from data_pipeline.work.executors.ray import RayExecutor
-from data_pipeline.work.tasks import Counts, Settings, WorkTask, run_task
-from lineage.errors import BadInput, Interrupted
-from lineage.lock import LOCK, locked
+from mlm_repro.data_pipeline.work.executors.local import ATTEMPTS, LocalExecutor
+from mlm_repro.data_pipeline.work.executors.ray import RayExecutor
+from mlm_repro.data_pipeline.work.tasks import Counts, Settings, WorkTask, run_task
+from mlm_repro.lineage.errors import BadInput, Interrupted
+from mlm_repro.lineage.lock import LOCK, locked
 from tests.data_pipeline.builds import build, config_for, files_of, ledger_of, write_mixed
 
 

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from langdetect.detector_factory import DetectorFactory
 from langdetect.utils.ngram import NGram
 
-from data_pipeline.fast import exact_langdetect, language
-from data_pipeline.fast.exact_langdetect import _character_classes, _sum, fast_detect, tables_of
-from data_pipeline.fast.language import SAMPLES, detect, language_factory, reference_detection
-from lineage import remembered
-from lineage.loops import call_first, compiled
+from mlm_repro.data_pipeline.fast import exact_langdetect, language
+from mlm_repro.data_pipeline.fast.exact_langdetect import _character_classes, _sum, fast_detect, tables_of
+from mlm_repro.data_pipeline.fast.language import SAMPLES, detect, language_factory, reference_detection
+from mlm_repro.lineage.loops import call_first, compiled
 from tests.data_pipeline.foreign_text import found_texts, made_texts, package_descriptions
 from tests.made_data import ARTICLES, wikitext
 
@@ -130,8 +129,8 @@ def test_an_unknown_langdetect_is_used(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 def test_processes_that_start_together_compile_once(tmp_path: Path) -> None:
     program = (
-        "from data_pipeline.fast.exact_langdetect import _probabilities as kernel\n"
-        "from data_pipeline.fast.language import detect\n"
+        "from mlm_repro.data_pipeline.fast.exact_langdetect import _probabilities as kernel\n"
+        "from mlm_repro.data_pipeline.fast.language import detect\n"
         "assert detect('The dog ran over the road in the evening.') == 'en'\n"
         "print(sum(kernel.stats.cache_misses.values()))"
     )
@@ -158,7 +157,8 @@ def test_kernels_compile_where_nothing_can_be_kept(monkeypatch: pytest.MonkeyPat
 def test_checked_tables_are_kept_and_made_again_when_they_are_damaged(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(remembered, "BESIDE_CODE", tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kept = tmp_path / "mlm-repro" / "answers" / "languages.npz"
     text, made = "Der Hund lief schnell über die Straße.", list[DetectorFactory]()
 
     def note(factory: DetectorFactory) -> dict[str, np.ndarray]:
@@ -169,7 +169,7 @@ def test_checked_tables_are_kept_and_made_again_when_they_are_damaged(
     try:
         for damaged in (False, False, True, False):
             if damaged:
-                (tmp_path / "languages.npz").write_bytes((tmp_path / "languages.npz").read_bytes()[:-1])
+                kept.write_bytes(kept.read_bytes()[:-1])
             language._detection.cache_clear()
             assert language._detection()(text) == reference_detection(text)
     finally:

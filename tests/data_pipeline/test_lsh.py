@@ -12,8 +12,8 @@ from datasketch import MinHashLSH
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.config import DeduplicateConfig
-from data_pipeline.duplicates.lsh import (
+from mlm_repro.data_pipeline.config import DeduplicateConfig
+from mlm_repro.data_pipeline.duplicates.lsh import (
     HISTOGRAM_BINS,
     agreement,
     band_keys,
@@ -24,9 +24,9 @@ from data_pipeline.duplicates.lsh import (
     required_agreement,
     sketch,
 )
-from data_pipeline.duplicates.near_duplicates import flatten, link, merge
-from data_pipeline.fast.minhash import as_sketch, signature
-from data_pipeline.files import NearDuplicates
+from mlm_repro.data_pipeline.duplicates.near_duplicates import flatten, link, merge
+from mlm_repro.data_pipeline.fast.minhash import as_sketch, signature
+from mlm_repro.data_pipeline.files import NearDuplicates
 from tests.data_pipeline.conftest import WORDS, sentences
 
 SHARES_A_BAND = DeduplicateConfig(rule="megatron-2019", bands=25, rows=5)

@@ -12,7 +12,7 @@ from tests.data_pipeline.conftest import WORDS
 BUILD = """
 import sys
 from pathlib import Path
-from data_pipeline import pipeline
+from mlm_repro.data_pipeline import pipeline
 from tests.data_pipeline.builds import build, config_for
 pipeline.SLICE_BYTES = 1 << 20
 folder = Path(sys.argv[1])

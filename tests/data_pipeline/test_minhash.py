@@ -10,9 +10,9 @@ from datasketch import MinHash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.duplicates.near_duplicates import ShingledTexts, shingle_keys, similarity
-from data_pipeline.fast.minhash import LANES, LONGEST, sha1_hashes32, signature, working_space
-from data_pipeline.fast.shingles import as_bytes, first_end, pack, shingles
+from mlm_repro.data_pipeline.duplicates.near_duplicates import ShingledTexts, shingle_keys, similarity
+from mlm_repro.data_pipeline.fast.minhash import LANES, LONGEST, sha1_hashes32, signature, working_space
+from mlm_repro.data_pipeline.fast.shingles import as_bytes, first_end, pack, shingles
 from tests.data_pipeline.conftest import jaccard, sentences
 
 ALPHABET = st.one_of(

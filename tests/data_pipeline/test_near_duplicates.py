@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse import csr_matrix
 
-from data_pipeline.config import DeduplicateConfig
-from data_pipeline.duplicates.lsh import agreement, fingerprints, histogram, required_agreement
-from data_pipeline.duplicates.near_duplicates import Decision, resolve
-from data_pipeline.fast.shingles import shingles
+from mlm_repro.data_pipeline.config import DeduplicateConfig
+from mlm_repro.data_pipeline.duplicates.lsh import agreement, fingerprints, histogram, required_agreement
+from mlm_repro.data_pipeline.duplicates.near_duplicates import Decision, resolve
+from mlm_repro.data_pipeline.fast.shingles import shingles
 from tests.data_pipeline.conftest import jaccard, sentences
 from tests.data_pipeline.test_lsh import components, edited, related_texts
 from tests.made_data import invented_passages
@@ -137,7 +137,7 @@ def test_the_most_similar_of_too_many_candidates_are_compared(seed: int, monkeyp
     texts = related_texts(seed, 60)
     config = DeduplicateConfig(bands=25, rows=2, threshold=0.85)
     unlimited, all_compared = decide(texts, config)
-    monkeypatch.setattr("data_pipeline.duplicates.near_duplicates.MOST_COMPARED", 2)
+    monkeypatch.setattr("mlm_repro.data_pipeline.duplicates.near_duplicates.MOST_COMPARED", 2)
     decisions, compared = decide(texts, config)
     expected, similarities = decide_plainly(texts, config, most=2)
     assert decisions == expected

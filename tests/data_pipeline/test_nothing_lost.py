@@ -10,11 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from data_pipeline.config import DataConfig
-from data_pipeline.pipeline import Pipeline
-from lineage.digest import check_seal
-from lineage.errors import BadInput, Interrupted
-from lineage.run import MANIFEST, RunDirectory
+from mlm_repro.data_pipeline.config import DataConfig
+from mlm_repro.data_pipeline.pipeline import Pipeline
+from mlm_repro.lineage.digest import check_seal
+from mlm_repro.lineage.errors import BadInput, Interrupted
+from mlm_repro.lineage.run import MANIFEST, RunDirectory
 from tests.data_pipeline.builds import build, config_for, files_of, in_child, write_mixed
 from tests.data_pipeline.test_resume import build_until
 

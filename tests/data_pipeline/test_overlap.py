@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.passes.overlap import count_overlap, overlap
+from mlm_repro.data_pipeline.passes.overlap import count_overlap, overlap
 from tests.data_pipeline.conftest import write_jsonl
 
 WORD_LISTS = st.lists(st.sampled_from(["a", "B", "c,", "d.", "İ"]), max_size=25).map(" ".join)

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.config import DataConfig
-from data_pipeline.fast.exact_ftfy import fix_text
-from data_pipeline.fast.language import detect
-from data_pipeline.passes import measure
-from data_pipeline.runner import SHELF, build_dataset
-from data_pipeline.tokens.tokenizer import Tokenizer
-from lineage.config import load_config
-from lineage.digest import check_seal, sha256_file
+from mlm_repro.data_pipeline.config import DataConfig
+from mlm_repro.data_pipeline.fast.exact_ftfy import fix_text
+from mlm_repro.data_pipeline.fast.language import detect
+from mlm_repro.data_pipeline.passes import measure
+from mlm_repro.data_pipeline.runner import SHELF, build_dataset
+from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
+from mlm_repro.lineage.config import load_config
+from mlm_repro.lineage.digest import check_seal, sha256_file
 from tests.commands import Command
 from tests.data_pipeline.builds import GERMAN, PASSAGE, build, files_of, ledger_of
 from tests.data_pipeline.conftest import sentences, write_jsonl, write_recipe

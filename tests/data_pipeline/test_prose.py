@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.document import Drop
-from data_pipeline.stages.prose import LONG, Prose, measure, paragraphs
+from mlm_repro.data_pipeline.document import Drop
+from mlm_repro.data_pipeline.stages.prose import LONG, Prose, measure, paragraphs
 
 SAMPLES = tomllib.loads(Path(__file__).with_name("prose.toml").read_text(encoding="utf-8"))
 PROSE, NO_PROSE = SAMPLES["prose"], SAMPLES["other"]

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from data_pipeline.document import Document, Malformed
-from data_pipeline.passes.prepare import prepare
-from data_pipeline.reading.file_sources import FileSource
-from data_pipeline.reading.pieces import Piece, cut_lines
-from data_pipeline.reading.readers import MAX_LINE_BYTES, read_pieces
+from mlm_repro.data_pipeline.document import Document, Malformed
+from mlm_repro.data_pipeline.passes.prepare import prepare
+from mlm_repro.data_pipeline.reading.file_sources import FileSource
+from mlm_repro.data_pipeline.reading.pieces import Piece, cut_lines
+from mlm_repro.data_pipeline.reading.readers import MAX_LINE_BYTES, read_pieces
 
 VALID = b'{"text": "a fine text"}'
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.config import DataConfig
-from lineage.digest import check_seal
-from lineage.errors import BadInput, Interrupted
-from lineage.lock import LOCK, locked
+from mlm_repro.data_pipeline.config import DataConfig
+from mlm_repro.lineage.digest import check_seal
+from mlm_repro.lineage.errors import BadInput, Interrupted
+from mlm_repro.lineage.lock import LOCK, locked
 from tests.data_pipeline.builds import build, config_for, files_of, in_child, ledger_of, write_mixed
 from tests.data_pipeline.conftest import leftovers
 

@@ -10,11 +10,17 @@ import torch.distributed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.tokens.inspect_sample import show_sample
-from data_pipeline.tokens.samples import BlendedSamples, PackedSamples, blending_indices, build_sample_index, normalized
-from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
-from data_pipeline.tokens.tokenizer import Tokenizer
-from lineage.errors import BadInput
+from mlm_repro.data_pipeline.tokens.inspect_sample import show_sample
+from mlm_repro.data_pipeline.tokens.samples import (
+    BlendedSamples,
+    PackedSamples,
+    blending_indices,
+    build_sample_index,
+    normalized,
+)
+from mlm_repro.data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
+from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
+from mlm_repro.lineage.errors import BadInput
 from tests.data_pipeline.conftest import sentences
 
 

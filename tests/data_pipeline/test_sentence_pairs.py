@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.tokens.sentence_pairs import Masking, PairSamples
-from data_pipeline.tokens.sentences import Sentences, Vocabulary
-from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
-from data_pipeline.tokens.tokenizer import Tokenizer
-from lineage.errors import BadInput
+from mlm_repro.data_pipeline.tokens.sentence_pairs import Masking, PairSamples
+from mlm_repro.data_pipeline.tokens.sentences import Sentences, Vocabulary
+from mlm_repro.data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
+from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
+from mlm_repro.lineage.errors import BadInput
 
 WORDS, PIECES = 60, 20
 """Tokens that are whole words, and tokens that go on with one."""

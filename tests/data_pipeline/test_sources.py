@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.config import SourcesConfig
-from data_pipeline.document import Document, Malformed
-from data_pipeline.reading.file_sources import FileSource
-from data_pipeline.reading.hub import HubSource, asking_for
-from data_pipeline.reading.installed_docs import InstalledDocs, extract, run_time_distributions
-from data_pipeline.reading.readers import Limit, read_pieces
-from data_pipeline.reading.sources import Source, open_sources
-from data_pipeline.work.executors.local import LocalExecutor
-from data_pipeline.work.workspace import Workspace
-from lineage.errors import DataMissing, Interrupted
+from mlm_repro.data_pipeline.config import SourcesConfig
+from mlm_repro.data_pipeline.document import Document, Malformed
+from mlm_repro.data_pipeline.reading.file_sources import FileSource
+from mlm_repro.data_pipeline.reading.hub import HubSource, asking_for
+from mlm_repro.data_pipeline.reading.installed_docs import InstalledDocs, extract, run_time_distributions
+from mlm_repro.data_pipeline.reading.readers import Limit, read_pieces
+from mlm_repro.data_pipeline.reading.sources import Source, open_sources
+from mlm_repro.data_pipeline.work.executors.local import LocalExecutor
+from mlm_repro.data_pipeline.work.workspace import Workspace
+from mlm_repro.lineage.errors import DataMissing, Interrupted
 
 
 def found_in(source: Source, folder: Path, workers: int = 1, shard_bytes: int = 1 << 26) -> list[Document | Malformed]:

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.document import Drop
-from data_pipeline.passes.gather import split
-from data_pipeline.stages import STAGES, TEXT_FILTERS, TOKEN_FILTERS, in_order
-from data_pipeline.stages.clean import Clean
-from data_pipeline.stages.language import ENGLISH, Language
-from data_pipeline.stages.length import Length
-from data_pipeline.stages.stage import Stage, TextFilter, TokenFilter
-from data_pipeline.verbs import stage_verbs
-from lineage.config import override_config
+from mlm_repro.data_pipeline.document import Drop
+from mlm_repro.data_pipeline.passes.gather import split
+from mlm_repro.data_pipeline.stages import STAGES, TEXT_FILTERS, TOKEN_FILTERS, in_order
+from mlm_repro.data_pipeline.stages.clean import Clean
+from mlm_repro.data_pipeline.stages.language import ENGLISH, Language
+from mlm_repro.data_pipeline.stages.length import Length
+from mlm_repro.data_pipeline.stages.stage import Stage, TextFilter, TokenFilter
+from mlm_repro.data_pipeline.verbs import stage_verbs
+from mlm_repro.lineage.config import override_config
 from tests.commands import Command
 from tests.data_pipeline.builds import config_for
 from tests.data_pipeline.conftest import write_jsonl

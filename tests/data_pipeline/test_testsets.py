@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.contamination import testsets
-from data_pipeline.contamination.testsets import TEST_SETS, find_gpt2_vocabulary, find_test_set
-from lineage.digest import sha256_file
-from lineage.errors import BadInput, DataMissing
+from mlm_repro.data_pipeline.contamination import testsets
+from mlm_repro.data_pipeline.contamination.testsets import TEST_SETS, find_gpt2_vocabulary, find_test_set
+from mlm_repro.lineage.digest import sha256_file
+from mlm_repro.lineage.errors import BadInput, DataMissing
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, merge_token_files, token_dtype
-from lineage.errors import BadInput, IntegrityFailure
+from mlm_repro.data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, merge_token_files, token_dtype
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 
 uint16_documents = st.lists(st.lists(st.integers(0, 65_535), max_size=20), max_size=12)
 

@@ -25,10 +25,16 @@ from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from tokenizers import BertWordPieceTokenizer
 from transformers import AutoTokenizer
 
-from data_pipeline.contamination.testsets import TEST_SETS, find_gpt2_vocabulary
-from data_pipeline.tokens.sentences import Vocabulary
-from data_pipeline.tokens.tokenizer import CHECKED_TEXTS, END_OF_TEXT, Tokenizer, _byte_level, padded_vocab_size
-from lineage.errors import BadInput, IntegrityFailure
+from mlm_repro.data_pipeline.contamination.testsets import TEST_SETS, find_gpt2_vocabulary
+from mlm_repro.data_pipeline.tokens.sentences import Vocabulary
+from mlm_repro.data_pipeline.tokens.tokenizer import (
+    CHECKED_TEXTS,
+    END_OF_TEXT,
+    Tokenizer,
+    _byte_level,
+    padded_vocab_size,
+)
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 from tests.data_pipeline.conftest import sentences
 
 CORPUS = [sentences(20, seed) for seed in range(20)]
@@ -89,7 +95,7 @@ def test_saved_tokenizer_is_the_same(trained: Tokenizer, tmp_path: Path) -> None
 
 def test_training_does_not_depend_on_threads(trained: Tokenizer) -> None:
     code = (
-        "import json, sys; from data_pipeline.tokens.tokenizer import Tokenizer; "
+        "import json, sys; from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer; "
         "print(Tokenizer.train(json.load(sys.stdin), 400).digest)"
     )
     for setting in ({"RAYON_NUM_THREADS": "3"}, {"TOKENIZERS_PARALLELISM": "false"}):

@@ -16,7 +16,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from lineage.digest import check_seal, sha256_file
+from mlm_repro.lineage.digest import check_seal, sha256_file
 from tests.commands import Command, Program, call
 from tests.data_pipeline.builds import PASSAGE, files_of, mixed_texts, write_mixed
 from tests.data_pipeline.conftest import leftovers, sentences, write_jsonl

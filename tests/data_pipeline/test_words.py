@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipeline.contamination import words
-from data_pipeline.contamination.words import Ngrams, indexed_search, reference_search
-from data_pipeline.fast.ngram_index import CHUNK_CHARACTERS, NgramIndex, fold_table
+from mlm_repro.data_pipeline.contamination import words
+from mlm_repro.data_pipeline.contamination.words import Ngrams, indexed_search, reference_search
+from mlm_repro.data_pipeline.fast.ngram_index import CHUNK_CHARACTERS, NgramIndex, fold_table
 from tests.data_pipeline.conftest import ngrams_in, sentences
 
 LETTERS = "aAbßẞſKkKåÅσςΣİiIıǅǆéÉ٣Ⅷ²_०日語ﬁΩ𐐀𐐨𝔄"

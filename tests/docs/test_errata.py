@@ -6,8 +6,8 @@ from fnmatch import fnmatchcase
 
 import pytest
 
-from experiments.catalogue import every_claim, every_erratum
-from experiments.cli import main
+from mlm_repro.experiments.catalogue import every_claim, every_erratum
+from mlm_repro.experiments.cli import main
 from tests.architecture.rooms import ROOT
 from tests.commands import Command
 

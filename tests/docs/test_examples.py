@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.rooms import ROOMS, ROOT
+from tests.architecture.rooms import PACKAGE, ROOMS, ROOT
 from tests.commands import call
 from tests.evaluation.standins import write_run
 
@@ -53,7 +53,7 @@ def follow(page: str, folder: Path, changes: bool = True) -> list[str]:
     Where it `changes` nothing of the package, commands are forked from a process that has imported it.
     """
     environment = {name: value for name, value in os.environ.items() if name != "MLM_DATA_DIR"} | {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(folder),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(folder / "sources"),
         "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder / "cache"),
     }  # fmt: skip
     outputs = []
@@ -89,9 +89,11 @@ def words(text: str) -> str:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """The rooms of the package with the machine code that numba keeps beside them, to be changed."""
+    """The rooms of the package, to be changed; `sources` is on the path of what is started."""
     for room in ROOMS:
         shutil.copytree(ROOT / room, tmp_path / room, ignore=UNFINISHED)
+    (tmp_path / "sources").mkdir()
+    (tmp_path / "sources" / PACKAGE).symlink_to(tmp_path)
     return tmp_path
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.files import DataCard, Ledger
-from engine.run.files import Step, TrainingSummary, Validation
-from lineage.errors import IntegrityFailure
-from lineage.files import FileSchema, Manifest, parse_document, read_document
+from mlm_repro.data_pipeline.files import DataCard, Ledger
+from mlm_repro.engine.run.files import Step, TrainingSummary, Validation
+from mlm_repro.lineage.errors import IntegrityFailure
+from mlm_repro.lineage.files import FileSchema, Manifest, parse_document, read_document
 from tests.architecture.rooms import ROOT
 from tests.data_pipeline.builds import build, config_for, write_mixed
 from tests.engine.conftest import write_dataset

@@ -8,8 +8,8 @@ import pytest
 from docs.hooks import generated
 from docs.hooks.generated import pages
 from docs.hooks.readme import CONSOLE, FIGURES, RESULTS, Kept, draw, results_block, rewrite
-from lineage.digest import check_seal
-from lineage.errors import BadInput
+from mlm_repro.lineage.digest import check_seal
+from mlm_repro.lineage.errors import BadInput
 from tests.architecture.rooms import ROOMS
 from tests.conftest import LONG
 

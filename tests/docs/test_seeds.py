@@ -3,9 +3,9 @@
 import pytest
 
 from docs.hooks.seeds import ROWS, Row, Seeds, seeds
-from experiments.catalogue import every_claim, matches
-from lineage.config import load_config, parse_config
-from lineage.errors import BadInput
+from mlm_repro.experiments.catalogue import every_claim, matches
+from mlm_repro.lineage.config import load_config, parse_config
+from mlm_repro.lineage.errors import BadInput
 from tests.architecture.rooms import ROOT
 from tests.architecture.test_where_is_what import names_in
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipeline.tokens.token_file import TokenFileWriter, token_dtype
-from data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
-from lineage.digest import seal
+from mlm_repro.data_pipeline.tokens.token_file import TokenFileWriter, token_dtype
+from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
+from mlm_repro.lineage.digest import seal
 
 WORDS = (
     "the", "a", "river", "house", "stone", "walks", "sleeps", "under", "over", "bright", "old", "wind", "and", "then",
@@ -73,7 +73,7 @@ def uninterrupted_long(dataset: Path, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.fixture(scope="session")
 def rough(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the `checkpoint` of `rough_model` and what was `exported` from it for Hugging Face."""
-    from engine.formats.convert import export_checkpoint
+    from mlm_repro.engine.formats.convert import export_checkpoint
     from tests.engine.test_formats_checkpoint import write_rough
 
     folder = tmp_path_factory.mktemp("rough")

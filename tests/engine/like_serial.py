@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.compare.recorder import whole_gradients
-from engine.config import TrainConfig
-from engine.model.microbatch import PipelineInput
-from engine.optim.schedule import learning_rate
-from engine.parallel.sharding import ShardedParameter
-from engine.pipeline.executor import PartitionedModel
-from engine.step import TrainingStep
+from mlm_repro.engine.compare.recorder import whole_gradients
+from mlm_repro.engine.config import TrainConfig
+from mlm_repro.engine.model.microbatch import PipelineInput
+from mlm_repro.engine.optim.schedule import learning_rate
+from mlm_repro.engine.parallel.sharding import ShardedParameter
+from mlm_repro.engine.pipeline.executor import PartitionedModel
+from mlm_repro.engine.step import TrainingStep
 
 Result = dict[str, Any]
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-import engine.train
-from engine.inputs import TrainingInputs
-from engine.launch import mesh
-from engine.run.resolved import ResolvedRun
-from engine.step import TrainingStep
-from engine.trainer import Trainer
+import mlm_repro.engine.train
+from mlm_repro.engine.inputs import TrainingInputs
+from mlm_repro.engine.launch import mesh
+from mlm_repro.engine.run.resolved import ResolvedRun
+from mlm_repro.engine.step import TrainingStep
+from mlm_repro.engine.trainer import Trainer
 
 AT = 2
 """Iterations before the fault."""
@@ -53,7 +53,7 @@ def little_room(size: int) -> None:
 
 def other_config(key: str) -> None:
     """The last rank is given another value of a key of `train`."""
-    original = engine.train.train
+    original = mlm_repro.engine.train.train
 
     def train(run: ResolvedRun, root: Path) -> Any:
         if os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
@@ -61,7 +61,7 @@ def other_config(key: str) -> None:
             run = replace(run, config=run.config.model_copy(update={"train": changed}))
         return original(run, root)
 
-    engine.train.train = train
+    mlm_repro.engine.train.train = train
 
 
 def slow_down(seconds: float) -> None:

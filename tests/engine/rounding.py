@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from scipy import stats
 
-from engine.rng import DropoutMask
+from mlm_repro.engine.rng import DropoutMask
 
 DRAWS = 32
 NEAR, FAR = 4.0, 12.0

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from engine.config import RunConfig
-from engine.launch.mesh import launched_world_size
-from engine.run.files import read_metrics
-from engine.run.resolved import ResolvedRun, resolve
-from engine.train import train as train_resolved
-from engine.trainer import Trainer
-from lineage.config import parse_config
-from lineage.errors import Interrupted
-from lineage.run import RunDirectory
+from mlm_repro.engine.config import RunConfig
+from mlm_repro.engine.launch.mesh import launched_world_size
+from mlm_repro.engine.run.files import read_metrics
+from mlm_repro.engine.run.resolved import ResolvedRun, resolve
+from mlm_repro.engine.train import train as train_resolved
+from mlm_repro.engine.trainer import Trainer
+from mlm_repro.lineage.config import parse_config
+from mlm_repro.lineage.errors import Interrupted
+from mlm_repro.lineage.run import RunDirectory
 from tests.commands import Program
 from tests.engine import planted
 

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.config import ModelConfig, ParallelConfig, RunConfig, TrainConfig
-from engine.costs import tokens_trained
-from engine.data.batch_schedule import BatchSchedule
-from engine.data.dataset import DatasetFacts
-from engine.family import family_of
-from engine.parallel.layout import layout_of
-from engine.run.files import read_metrics, read_summary
-from engine.twin import shrink
-from lineage.errors import BadInput
+from mlm_repro.engine.config import ModelConfig, ParallelConfig, RunConfig, TrainConfig
+from mlm_repro.engine.costs import tokens_trained
+from mlm_repro.engine.data.batch_schedule import BatchSchedule
+from mlm_repro.engine.data.dataset import DatasetFacts
+from mlm_repro.engine.family import family_of
+from mlm_repro.engine.parallel.layout import layout_of
+from mlm_repro.engine.run.files import read_metrics, read_summary
+from mlm_repro.engine.twin import shrink
+from mlm_repro.lineage.errors import BadInput
 from tests.engine.small_run import assert_same_training, in_two_sessions, small_config, train
 
 GROWING: dict[str, Any] = {

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
-from engine.data.batches import validation_text
+from mlm_repro.data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
+from mlm_repro.engine.data.batches import validation_text
 
 SIZES = np.array([5, 3, 7, 4, 6], dtype=np.int32)
 

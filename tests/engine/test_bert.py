@@ -11,31 +11,31 @@ from safetensors.torch import save_file
 from transformers import BertConfig as TheirConfig
 from transformers import BertForPreTraining, BertModel, PreTrainedModel
 
-import experiments
-from engine.compare.tensors import assemble
-from engine.config import BertConfig, ModelConfig, ParallelConfig, RunConfig, TrainConfig
-from engine.costs import flops_per_iteration, parameter_count
-from engine.families.bert.model import BERT
-from engine.formats.convert import import_checkpoint
-from engine.formats.huggingface_bert import split, their_names
-from engine.inference import load_for_inference, parameters_of
-from engine.launch.mesh import build_mesh
-from engine.launch.threads import run_threads
-from engine.model.microbatch import PipelineInput, SentencePairs
-from engine.parallel.layout import Layout
-from engine.parallel.mesh import serial_mesh
-from engine.parallel.sharding import sharded_parameters
-from engine.rng import Dropout
-from engine.run.files import read_metrics, read_summary
-from engine.run.resolved import read_run_config
-from engine.step import build_step
-from evaluation.checkpoints import load_checkpoint
-from lineage.errors import BadInput
+from mlm_repro import experiments
+from mlm_repro.engine.compare.tensors import assemble
+from mlm_repro.engine.config import BertConfig, ModelConfig, ParallelConfig, RunConfig, TrainConfig
+from mlm_repro.engine.costs import flops_per_iteration, parameter_count
+from mlm_repro.engine.families.bert.model import BERT
+from mlm_repro.engine.formats.convert import import_checkpoint
+from mlm_repro.engine.formats.huggingface_bert import split, their_names
+from mlm_repro.engine.inference import load_for_inference, parameters_of
+from mlm_repro.engine.launch.mesh import build_mesh
+from mlm_repro.engine.launch.threads import run_threads
+from mlm_repro.engine.model.microbatch import PipelineInput, SentencePairs
+from mlm_repro.engine.parallel.layout import Layout
+from mlm_repro.engine.parallel.mesh import serial_mesh
+from mlm_repro.engine.parallel.sharding import sharded_parameters
+from mlm_repro.engine.rng import Dropout
+from mlm_repro.engine.run.files import read_metrics, read_summary
+from mlm_repro.engine.run.resolved import read_run_config
+from mlm_repro.engine.step import build_step
+from mlm_repro.evaluation.checkpoints import load_checkpoint
+from mlm_repro.lineage.errors import BadInput
+from mlm_repro.verify.engines import Ours, Work, write_random_tokens
+from mlm_repro.verify.parity import SERIAL
+from mlm_repro.verify.runner import train as train_rank
 from tests.engine.like_serial import Result, assert_like_serial, trained, whole
 from tests.engine.small_run import assert_same_training, in_two_sessions, small_config, train
-from verify.engines import Ours, Work, write_random_tokens
-from verify.parity import SERIAL
-from verify.runner import train as train_rank
 
 MODEL = ModelConfig(
     family="bert", num_layers=4, hidden_size=16, num_heads=4, seq_length=8, vocab_size=29, padded_vocab_size=32

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.config import DataSection, RunConfig
-from engine.data.dataset import DatasetFacts
-from engine.run.files import read_metrics
-from lineage.config import override_config, parse_config
-from lineage.digest import MARKER, seal
-from lineage.errors import BadInput
+from mlm_repro.engine.config import DataSection, RunConfig
+from mlm_repro.engine.data.dataset import DatasetFacts
+from mlm_repro.engine.run.files import read_metrics
+from mlm_repro.lineage.config import override_config, parse_config
+from mlm_repro.lineage.digest import MARKER, seal
+from mlm_repro.lineage.errors import BadInput
 from tests.engine.conftest import write_dataset
 from tests.engine.small_run import resolved, small_config, train
 

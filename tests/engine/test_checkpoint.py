@@ -11,20 +11,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.checkpoint.checkpoint import TrainingState, load_checkpoint, save_checkpoint
-from engine.config import ModelConfig, RunConfig, TrainConfig
-from engine.inference import load_for_inference
-from engine.launch.mesh import build_mesh
-from engine.launch.threads import run_threads
-from engine.model.gpt2 import GPT2
-from engine.optim.adam import FlatAdamW
-from engine.optim.gradients import GradientReducer
-from engine.optim.precision import DTYPES
-from engine.parallel.layout import Layout
-from engine.parallel.sharding import ShardedParameter, sharded_parameters
-from lineage.chain import resolve_checkpoint
-from lineage.digest import check_seal, seal
-from lineage.errors import BadInput, Diverged, IntegrityFailure
+from mlm_repro.engine.checkpoint.checkpoint import TrainingState, load_checkpoint, save_checkpoint
+from mlm_repro.engine.config import ModelConfig, RunConfig, TrainConfig
+from mlm_repro.engine.inference import load_for_inference
+from mlm_repro.engine.launch.mesh import build_mesh
+from mlm_repro.engine.launch.threads import run_threads
+from mlm_repro.engine.model.gpt2 import GPT2
+from mlm_repro.engine.optim.adam import FlatAdamW
+from mlm_repro.engine.optim.gradients import GradientReducer
+from mlm_repro.engine.optim.precision import DTYPES
+from mlm_repro.engine.parallel.layout import Layout
+from mlm_repro.engine.parallel.sharding import ShardedParameter, sharded_parameters
+from mlm_repro.lineage.chain import resolve_checkpoint
+from mlm_repro.lineage.digest import check_seal, seal
+from mlm_repro.lineage.errors import BadInput, Diverged, IntegrityFailure
 
 CONFIG = RunConfig(
     name="tiny",

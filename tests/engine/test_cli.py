@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import experiments
-from engine.costs import parameter_count
-from engine.run.resolved import read_run_config, resolve
-from engine.step import NotFinite
+from mlm_repro import experiments
+from mlm_repro.engine.costs import parameter_count
+from mlm_repro.engine.run.resolved import read_run_config, resolve
+from mlm_repro.engine.step import NotFinite
 from tests.engine.conftest import write_dataset
 from tests.engine.small_run import mlm_train, small_config, train, write_toml
 

@@ -7,9 +7,9 @@ from typing import Any, get_args
 import pytest
 import torch
 
-import experiments
-from engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
-from engine.costs import (
+from mlm_repro import experiments
+from mlm_repro.engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
+from mlm_repro.engine.costs import (
     RankMemory,
     activation_bytes_per_layer,
     checkpoint_bytes,
@@ -18,11 +18,11 @@ from engine.costs import (
     parameter_count,
     state_bytes_per_parameter,
 )
-from engine.family import family_of
-from engine.model.gpt2 import GPT2
-from engine.parallel.layout import split_layers
-from engine.parallel.mesh import Axis, serial_mesh
-from engine.run.resolved import read_run_config
+from mlm_repro.engine.family import family_of
+from mlm_repro.engine.model.gpt2 import GPT2
+from mlm_repro.engine.parallel.layout import split_layers
+from mlm_repro.engine.parallel.mesh import Axis, serial_mesh
+from mlm_repro.engine.run.resolved import read_run_config
 from tests.engine.small_run import MODEL
 
 MODELS = Path(experiments.__file__).parent / "models"

@@ -6,13 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from engine.kernels import cross_entropy
-from engine.kernels.cross_entropy import vocab_parallel_cross_entropy
-from engine.kernels.registry import DTYPES, implementation
-from engine.launch.mesh import build_mesh
-from engine.launch.threads import run_threads
-from engine.parallel.layout import Layout
-from engine.parallel.mesh import serial_mesh
+from mlm_repro.engine.kernels import cross_entropy
+from mlm_repro.engine.kernels.cross_entropy import vocab_parallel_cross_entropy
+from mlm_repro.engine.kernels.registry import DTYPES, implementation
+from mlm_repro.engine.launch.mesh import build_mesh
+from mlm_repro.engine.launch.threads import run_threads
+from mlm_repro.engine.parallel.layout import Layout
+from mlm_repro.engine.parallel.mesh import serial_mesh
 from tests.engine.triton_interpreter import interpret
 
 ROWS = 32
@@ -158,7 +158,7 @@ def test_fp16_keeps_small_probabilities_with_the_loss_scale_of_a_step(
     exact = scaled_gradients("reference", torch.float64, factor)
     allowed, _ = fp16_errors("reference", exact, factor)
     interpret(monkeypatch)
-    from engine.kernels.gpu import cross_entropy as on_gpu
+    from mlm_repro.engine.kernels.gpu import cross_entropy as on_gpu
 
     monkeypatch.setattr(on_gpu, "COLUMNS", 1 << 16)
     monkeypatch.setattr(on_gpu, "CHUNK_BYTES", 1 << 24)

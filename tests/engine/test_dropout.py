@@ -7,11 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.config import ModelConfig
-from engine.kernels.dropout import philox
-from engine.model.gpt2 import GPT2
-from engine.parallel.mesh import serial_mesh
-from engine.rng import Dropout, DropoutMask
+from mlm_repro.engine.config import ModelConfig
+from mlm_repro.engine.kernels.dropout import philox
+from mlm_repro.engine.model.gpt2 import GPT2
+from mlm_repro.engine.parallel.mesh import serial_mesh
+from mlm_repro.engine.rng import Dropout, DropoutMask
 
 CPU = torch.device("cpu")
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import RecordConfig, RunConfig, TrainConfig
-from engine.run.files import read_steps
-from lineage.config import parse_config, to_toml
-from lineage.errors import Interrupted
-from lineage.files import Manifest, read_document
-from lineage.run import RunDirectory
+from mlm_repro.engine.config import RecordConfig, RunConfig, TrainConfig
+from mlm_repro.engine.run.files import read_steps
+from mlm_repro.lineage.config import parse_config, to_toml
+from mlm_repro.lineage.errors import Interrupted
+from mlm_repro.lineage.files import Manifest, read_document
+from mlm_repro.lineage.run import RunDirectory
 from tests.commands import Program
 from tests.engine.small_run import (
     LONG,
@@ -66,7 +66,7 @@ def test_updates_that_fp16_leaves_out_are_said(scale: float, code: int, words: s
 def test_the_console_shows_what_a_person_watches(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("lineage.progress.WRITTEN_SECONDS", 0.0)
+    monkeypatch.setattr("mlm_repro.lineage.progress.WRITTEN_SECONDS", 0.0)
     train(small_config(dataset, iterations=16, precision="fp16", initial_loss_scale=2.0**24), tmp_path)
     lines = [line for line in capfd.readouterr().err.splitlines() if " left | " in line]
     for words in ("gradient norm not finite", r"gradient norm \d", r"loss scale 1\.67772e\+07", r"\d skipped", "lr 3",

@@ -136,7 +136,7 @@ mount -o remount,size=26m none "$0" && "$@"; echo $?
 def test_a_disk_that_is_full_is_told_and_the_run_goes_on_where_it_has_room(dataset: Path, tmp_path: Path) -> None:
     toml, runs = write_toml(tmp_path / "small.toml", dataset), tmp_path / "runs"
     runs.mkdir()
-    program = [sys.executable, "-c", "from engine.cli import main; main()"]
+    program = [sys.executable, "-c", "from mlm_repro.engine.cli import main; main()"]
     done = subprocess.run(
         ["unshare", "-rm", "sh", "-c", ON_A_SMALL_DISK, runs, runs, *program, "run", toml, f"--runs={runs}", "--quiet"],
         capture_output=True, text=True, check=False,

@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 from transformers import BertConfig, BertForPreTraining, BertTokenizerFast
 from typer.testing import CliRunner
 
-from data_pipeline.tokens.tokenizer import Tokenizer
-from engine.cli import app
-from engine.config import ModelConfig
-from engine.families.bert.model import BERT
-from engine.finetune.tasks import (
+from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
+from mlm_repro.engine.cli import app
+from mlm_repro.engine.config import ModelConfig
+from mlm_repro.engine.families.bert.model import BERT
+from mlm_repro.engine.finetune.tasks import (
     FineTuneRecipe,
     LabelledExample,
     SpanExample,
@@ -30,12 +30,12 @@ from engine.finetune.tasks import (
     squad_scores,
     token_f1,
 )
-from engine.finetune.train import FineTuner, PairEncoder, describe, finetune
-from engine.formats import Imported, write_checkpoint
-from engine.formats.convert import import_checkpoint
-from engine.parallel.mesh import serial_mesh
-from engine.parallel.sharding import sharded_parameters
-from lineage.errors import BadInput, DataMissing
+from mlm_repro.engine.finetune.train import FineTuner, PairEncoder, describe, finetune
+from mlm_repro.engine.formats import Imported, write_checkpoint
+from mlm_repro.engine.formats.convert import import_checkpoint
+from mlm_repro.engine.parallel.mesh import serial_mesh
+from mlm_repro.engine.parallel.sharding import sharded_parameters
+from mlm_repro.lineage.errors import BadInput, DataMissing
 from tests.evaluation.standins import WORDS, sentences, write_run
 
 MNLI_HEAD = (

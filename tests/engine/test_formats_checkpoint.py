@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 import torch
 
-from data_pipeline.tokens.tokenizer import Tokenizer
-from engine.cli import main
-from engine.config import ModelConfig, TwinScale
-from engine.formats import Imported, write_checkpoint
-from engine.formats.megatron import read_megatron
-from engine.formats.torch_files import read_torch_file
-from engine.inference import load_for_inference
-from engine.model.gpt2 import GPT2
-from engine.parallel.mesh import serial_mesh
-from lineage.digest import check_seal, seal
-from lineage.errors import BadInput, IntegrityFailure
+from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
+from mlm_repro.engine.cli import main
+from mlm_repro.engine.config import ModelConfig, TwinScale
+from mlm_repro.engine.formats import Imported, write_checkpoint
+from mlm_repro.engine.formats.megatron import read_megatron
+from mlm_repro.engine.formats.torch_files import read_torch_file
+from mlm_repro.engine.inference import load_for_inference
+from mlm_repro.engine.model.gpt2 import GPT2
+from mlm_repro.engine.parallel.mesh import serial_mesh
+from mlm_repro.lineage.digest import check_seal, seal
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 from tests.commands import Command
 from tests.damage import TORCH
 

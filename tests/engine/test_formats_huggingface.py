@@ -13,10 +13,10 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
-from data_pipeline.tokens.tokenizer import Tokenizer
-from engine.config import TwinScale
-from engine.formats import huggingface_gpt2, write_checkpoint
-from engine.formats.convert import (
+from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
+from mlm_repro.engine.config import TwinScale
+from mlm_repro.engine.formats import huggingface_gpt2, write_checkpoint
+from mlm_repro.engine.formats.convert import (
     TOLERANCE,
     ComparedModel,
     build_model,
@@ -26,11 +26,11 @@ from engine.formats.convert import (
     import_checkpoint,
     transformers_model,
 )
-from engine.formats.huggingface import gpt2_weights, read_huggingface
-from engine.inference import load_for_inference
-from engine.model.gpt2 import GPT2
-from engine.published import WEIGHTS
-from lineage.errors import BadInput, IntegrityFailure
+from mlm_repro.engine.formats.huggingface import gpt2_weights, read_huggingface
+from mlm_repro.engine.inference import load_for_inference
+from mlm_repro.engine.model.gpt2 import GPT2
+from mlm_repro.engine.published import WEIGHTS
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 from tests.engine.test_formats_checkpoint import CONFIG, TOKENS, imported, real_logits, rough_model, write_rough
 
 HARD_TEXTS = [

@@ -23,12 +23,12 @@ import torch
 import torch.distributed.checkpoint as distributed
 from torch.distributed.checkpoint.metadata import Metadata
 
-from data_pipeline.tokens.tokenizer import Tokenizer
-from engine.cli import main
-from engine.formats.convert import import_checkpoint
-from engine.inference import load_for_inference
-from engine.model.gpt2 import GPT2
-from lineage.errors import BadInput, IntegrityFailure
+from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
+from mlm_repro.engine.cli import main
+from mlm_repro.engine.formats.convert import import_checkpoint
+from mlm_repro.engine.inference import load_for_inference
+from mlm_repro.engine.model.gpt2 import GPT2
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 from tests.commands import Command
 from tests.engine.test_formats_checkpoint import CONFIG, NAMES, payloads, real_logits, rough_model
 from tests.engine.test_formats_huggingface import their_logits, their_model

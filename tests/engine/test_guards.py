@@ -12,10 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.config import ModelConfig, ParallelConfig, RunConfig, TrainConfig
-from engine.data.batches import TrainingOrder
-from engine.guard import Iteration
-from engine.guard.guards import (
+from mlm_repro.engine.config import ModelConfig, ParallelConfig, RunConfig, TrainConfig
+from mlm_repro.engine.data.batches import TrainingOrder
+from mlm_repro.engine.guard import Iteration
+from mlm_repro.engine.guard.guards import (
     DEVIATIONS,
     LEAST,
     LEAST_SECONDS,
@@ -26,14 +26,14 @@ from engine.guard.guards import (
     noise_scale,
     slow_ranks,
 )
-from engine.guard.guards import SPIKE_WINDOW as WINDOW
-from engine.launch.mesh import build_mesh
-from engine.model.microbatch import PipelineInput
-from engine.parallel.layout import Layout
-from engine.run.files import read_metrics, read_steps
-from engine.step import Gradient, build_step
-from lineage.config import parse_config
-from lineage.errors import BadInput
+from mlm_repro.engine.guard.guards import SPIKE_WINDOW as WINDOW
+from mlm_repro.engine.launch.mesh import build_mesh
+from mlm_repro.engine.model.microbatch import PipelineInput
+from mlm_repro.engine.parallel.layout import Layout
+from mlm_repro.engine.run.files import read_metrics, read_steps
+from mlm_repro.engine.step import Gradient, build_step
+from mlm_repro.lineage.config import parse_config
+from mlm_repro.lineage.errors import BadInput
 from tests.engine.small_run import assert_same_training, in_two_sessions, mlm_train, small_config, train, write_toml
 from tests.ranks import run_ranks
 

@@ -11,18 +11,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.checkpoint.statistics import check_written, measure, merge
-from engine.data.dataset import DatasetFacts
-from engine.guard import Guard, Iteration
-from engine.launch.mesh import build_mesh
-from engine.launch.threads import run_threads
-from engine.parallel.layout import Layout
-from engine.run.resolved import resolve
-from engine.train import begun_on_ranks
-from engine.trainer import Trainer
-from lineage.digest import MARKER, seal, sha256_file
-from lineage.errors import BadInput, IntegrityFailure, UserError
-from lineage.lock import LOCK, locked
+from mlm_repro.engine.checkpoint.statistics import check_written, measure, merge
+from mlm_repro.engine.data.dataset import DatasetFacts
+from mlm_repro.engine.guard import Guard, Iteration
+from mlm_repro.engine.launch.mesh import build_mesh
+from mlm_repro.engine.launch.threads import run_threads
+from mlm_repro.engine.parallel.layout import Layout
+from mlm_repro.engine.run.resolved import resolve
+from mlm_repro.engine.train import begun_on_ranks
+from mlm_repro.engine.trainer import Trainer
+from mlm_repro.lineage.digest import MARKER, seal, sha256_file
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure, UserError
+from mlm_repro.lineage.lock import LOCK, locked
 from tests.engine.conftest import write_dataset
 from tests.engine.small_run import assert_same_training, mlm_train, resolved, small_config, train, write_toml
 
@@ -132,7 +132,7 @@ def test_a_dataset_in_order_is_read_once(tmp_path: Path, monkeypatch: pytest.Mon
     data = write_dataset(tmp_path / "data")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     read: list[Path] = []
-    monkeypatch.setattr("lineage.digest.sha256_file", lambda path: read.append(path) or sha256_file(path))
+    monkeypatch.setattr("mlm_repro.lineage.digest.sha256_file", lambda path: read.append(path) or sha256_file(path))
     facts = DatasetFacts.read(data)
     files = sorted(path for path in data.rglob("*") if path.is_file() and path.name != MARKER)
     facts.check()
@@ -203,7 +203,7 @@ def test_replicas_that_drift_apart_are_found_before_a_checkpoint_has_them(
     layout: Layout, rank: int, name: str, sentence: str, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Found at the next comparison, here after the third iteration; the tensor and the ranks are named."""
-    monkeypatch.setattr("engine.guard.guards.INTERVAL", 3)
+    monkeypatch.setattr("mlm_repro.engine.guard.guards.INTERVAL", 3)
     config = small_config(dataset, iterations=6, warmup_iterations=3, global_batch_size=12, microbatch_size=2)
     config = config.model_copy(update={"parallel": config.parallel.model_copy(update={"tp": layout.tp})})
     told = run_threads(drift, layout.world_size, layout, rank, name, config, tmp_path)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from engine.compiled import FLOAT_RULES, Array, exponential
-from engine.kernels import attention, cross_entropy
-from engine.kernels.adam import AdamStep, adam_direction, adamw
-from engine.kernels.registry import DTYPES, KERNELS, REFERENCE, implementation, kernel
-from engine.parallel.mesh import Axis
-from engine.rng import DropoutMask
+from mlm_repro.engine.compiled import FLOAT_RULES, Array, exponential
+from mlm_repro.engine.kernels import attention, cross_entropy
+from mlm_repro.engine.kernels.adam import AdamStep, adam_direction, adamw
+from mlm_repro.engine.kernels.registry import DTYPES, KERNELS, REFERENCE, implementation, kernel
+from mlm_repro.engine.parallel.mesh import Axis
+from mlm_repro.engine.rng import DropoutMask
 from tests.engine.rounding import FAR, MODELS, Rounding, deviations, is_rounding
 from tests.engine.triton_interpreter import interpret
 
@@ -304,7 +304,7 @@ def test_attention_is_the_same_with_the_tiles_of_an_older_gpu(
     on_device: OnDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flash = on_device("attention", "cuda")
-    from engine.kernels.gpu import attention as gpu_attention
+    from mlm_repro.engine.kernels.gpu import attention as gpu_attention
 
     tensors, others = attention_inputs(150, 1, 1, 96, 0.1)
     upstream, results = random(150, 1, 96), {}

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from engine.config import RunConfig
-from engine.launch.mesh import build_mesh
-from engine.launch.threads import RanksFailed, run_threads
-from engine.parallel.layout import Layout
-from engine.run.resolved import default_ranks
-from engine.trainer import Trainer
-from lineage.errors import BadInput, Interrupted
+from mlm_repro.engine.config import RunConfig
+from mlm_repro.engine.launch.mesh import build_mesh
+from mlm_repro.engine.launch.threads import RanksFailed, run_threads
+from mlm_repro.engine.parallel.layout import Layout
+from mlm_repro.engine.run.resolved import default_ranks
+from mlm_repro.engine.trainer import Trainer
+from mlm_repro.lineage.errors import BadInput, Interrupted
 from tests.commands import Program, call
 from tests.engine.small_run import (
     assert_same_training,
@@ -92,8 +92,8 @@ def test_the_launcher_touches_no_gpu(dataset: Path, tmp_path: Path) -> None:
 def test_as_many_ranks_as_divide_the_batch(
     cores: int, batch: int, microbatch: int, tp: int, ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.run.resolved.list_gpus", list)
-    monkeypatch.setattr("engine.run.resolved.available_cores", lambda: cores)
+    monkeypatch.setattr("mlm_repro.engine.run.resolved.list_gpus", list)
+    monkeypatch.setattr("mlm_repro.engine.run.resolved.available_cores", lambda: cores)
     values = small_config(Path("unused"), global_batch_size=batch, microbatch_size=microbatch).model_dump()
     assert default_ranks(RunConfig.model_validate(values | {"parallel": {"tp": tp}})) == ranks
 

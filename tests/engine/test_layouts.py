@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from engine.config import ModelConfig, ParallelConfig, TrainConfig
-from engine.launch.mesh import build_mesh
-from engine.launch.threads import run_threads
-from engine.model.microbatch import PipelineInput
-from engine.parallel.layout import Layout
-from engine.rng import Dropout
-from engine.step import build_step
+from mlm_repro.engine.config import ModelConfig, ParallelConfig, TrainConfig
+from mlm_repro.engine.launch.mesh import build_mesh
+from mlm_repro.engine.launch.threads import run_threads
+from mlm_repro.engine.model.microbatch import PipelineInput
+from mlm_repro.engine.parallel.layout import Layout
+from mlm_repro.engine.rng import Dropout
+from mlm_repro.engine.step import build_step
 from tests.engine.like_serial import Result, assert_like_serial, trained
 
 MODEL = ModelConfig(

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from engine.config import RunConfig
-from engine.run.files import Step, read_metrics
-from engine.run.loggers import EVENTS, LOGGERS, Session, open_loggers, start_tensorboard, writing_metrics
-from engine.trainer import Trainer
-from lineage.config import override_config
-from lineage.digest import check_seal
-from lineage.errors import BadInput
+from mlm_repro.engine.config import RunConfig
+from mlm_repro.engine.run.files import Step, read_metrics
+from mlm_repro.engine.run.loggers import EVENTS, LOGGERS, Session, open_loggers, start_tensorboard, writing_metrics
+from mlm_repro.engine.trainer import Trainer
+from mlm_repro.lineage.config import override_config
+from mlm_repro.lineage.digest import check_seal
+from mlm_repro.lineage.errors import BadInput
 from tests.engine.small_run import curve, ranks_of, small_config, train
 
 Numbers = list[tuple[str, int, float]]

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.launch.threads import run_threads
-from engine.lr_finder import RateCurve, StationaryRate, describe_curve, find_learning_rate
-from engine.run.resolved import resolve
-from lineage.errors import BadInput
+from mlm_repro.engine.launch.threads import run_threads
+from mlm_repro.engine.lr_finder import RateCurve, StationaryRate, describe_curve, find_learning_rate
+from mlm_repro.engine.run.resolved import resolve
+from mlm_repro.lineage.errors import BadInput
 from tests.engine.small_run import mlm_train, resolved, small_config, write_toml
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.cli import main
-from engine.config import RunConfig
-from engine.megatron_flags import from_megatron, read_script, to_megatron
-from engine.run.resolved import read_run_config
-from lineage.config import load_config, parse_config
-from lineage.errors import BadInput
+from mlm_repro.engine.cli import main
+from mlm_repro.engine.config import RunConfig
+from mlm_repro.engine.megatron_flags import from_megatron, read_script, to_megatron
+from mlm_repro.engine.run.resolved import read_run_config
+from mlm_repro.lineage.config import load_config, parse_config
+from mlm_repro.lineage.errors import BadInput
 from tests.commands import Command
 
 SCRIPTS: dict[str, str] = tomllib.loads(Path(__file__).with_name("megatron_scripts.toml").read_text(encoding="utf-8"))

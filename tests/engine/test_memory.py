@@ -9,14 +9,14 @@ import torch
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from engine.compare.recorder import whole_state
-from engine.config import RunConfig
-from engine.guard.memory import MemoryGuard, PeakMemory, describe_memory, remedies
-from engine.parallel.mesh import serial_mesh
-from engine.run.resolved import ResolvedRun, resolve
-from engine.trainer import Trainer
-from lineage.config import override_config
-from lineage.errors import BadInput
+from mlm_repro.engine.compare.recorder import whole_state
+from mlm_repro.engine.config import RunConfig
+from mlm_repro.engine.guard.memory import MemoryGuard, PeakMemory, describe_memory, remedies
+from mlm_repro.engine.parallel.mesh import serial_mesh
+from mlm_repro.engine.run.resolved import ResolvedRun, resolve
+from mlm_repro.engine.trainer import Trainer
+from mlm_repro.lineage.config import override_config
+from mlm_repro.lineage.errors import BadInput
 from tests.engine.small_run import mlm_train, small_config, write_toml
 
 SHORT = {"iterations": 2, "warmup_iterations": 1, "microbatch_size": 2, "validation_samples": 4}

@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from engine.config import ModelConfig, TrainConfig
-from engine.formats.huggingface import gpt2_weights
-from engine.model.gpt2 import GPT2
-from engine.optim.adam import FlatAdamW
-from engine.optim.gradients import GradientReducer
-from engine.parallel.mesh import serial_mesh
-from engine.parallel.sharding import sharded_parameters
+from mlm_repro.engine.config import ModelConfig, TrainConfig
+from mlm_repro.engine.formats.huggingface import gpt2_weights
+from mlm_repro.engine.model.gpt2 import GPT2
+from mlm_repro.engine.optim.adam import FlatAdamW
+from mlm_repro.engine.optim.gradients import GradientReducer
+from mlm_repro.engine.parallel.mesh import serial_mesh
+from mlm_repro.engine.parallel.sharding import sharded_parameters
 
 CONFIG = ModelConfig(num_layers=3, hidden_size=24, num_heads=4, seq_length=16, vocab_size=50, padded_vocab_size=64)
 TOKENS = torch.randint(0, CONFIG.vocab_size, (4, CONFIG.seq_length + 1), generator=torch.Generator().manual_seed(1))

@@ -17,15 +17,30 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from typer.testing import CliRunner
 
-from engine.cli import app
-from engine.formats.model_shards import build_model, divide, load_rank, merge_model, outputs, read_plan, shard_model
-from engine.formats.tensor_plan import Division, TensorPlan, describe_plan, make_plan, some_tokens, without_numbers
-from engine.launch.forked import run_forked
-from engine.launch.mesh import build_mesh
-from engine.launch.threads import run_threads
-from engine.parallel.layout import Layout
-from lineage.digest import seal
-from lineage.errors import BadInput, IntegrityFailure
+from mlm_repro.engine.cli import app
+from mlm_repro.engine.formats.model_shards import (
+    build_model,
+    divide,
+    load_rank,
+    merge_model,
+    outputs,
+    read_plan,
+    shard_model,
+)
+from mlm_repro.engine.formats.tensor_plan import (
+    Division,
+    TensorPlan,
+    describe_plan,
+    make_plan,
+    some_tokens,
+    without_numbers,
+)
+from mlm_repro.engine.launch.forked import run_forked
+from mlm_repro.engine.launch.mesh import build_mesh
+from mlm_repro.engine.launch.threads import run_threads
+from mlm_repro.engine.parallel.layout import Layout
+from mlm_repro.lineage.digest import seal
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 from tests.architecture.rooms import ROOT
 
 transformers = pytest.importorskip("transformers")
@@ -254,7 +269,7 @@ def test_a_wrong_plan_answers_otherwise(saved: Callable[..., Path], monkeypatch:
                 plan.splits[name] = Division("columns", split.dim, [[(0, 72)], [(72, 144)]])
         return plan
 
-    monkeypatch.setattr("engine.formats.model_shards.make_plan", wrong)
+    monkeypatch.setattr("mlm_repro.engine.formats.model_shards.make_plan", wrong)
     with pytest.raises(BadInput, match="its parts answer otherwise, by"):
         shard_model(saved("gpt2"), saved("gpt2").parent / "out", 2)
 

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from engine.config import OPTIMIZERS, ParallelConfig, RecordConfig, RunConfig, TrainConfig
-from engine.launch.threads import run_threads
-from engine.optim.adam import build_optimizer
-from engine.parallel.layout import Layout
-from engine.parallel.mesh import serial_mesh
-from engine.parallel.sharding import sharded_parameters
-from engine.run.files import read_steps
-from lineage.config import parse_config
-from lineage.errors import BadInput
+from mlm_repro.engine.config import OPTIMIZERS, ParallelConfig, RecordConfig, RunConfig, TrainConfig
+from mlm_repro.engine.launch.threads import run_threads
+from mlm_repro.engine.optim.adam import build_optimizer
+from mlm_repro.engine.parallel.layout import Layout
+from mlm_repro.engine.parallel.mesh import serial_mesh
+from mlm_repro.engine.parallel.sharding import sharded_parameters
+from mlm_repro.engine.run.files import read_steps
+from mlm_repro.lineage.config import parse_config
+from mlm_repro.lineage.errors import BadInput
 from tests.engine.like_serial import assert_like_serial
 from tests.engine.small_run import assert_same_training, in_two_sessions, small_config, train
 from tests.engine.test_layouts import train_on

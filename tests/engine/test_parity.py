@@ -15,23 +15,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.compare.tensors import TensorDifference, TensorPart, assemble, compare, merge
-from engine.config import RunConfig
-from engine.launch.forked import run_forked
-from engine.launch.threads import RanksFailed, ThreadAxis, current_rank
-from engine.model import transformer
-from engine.optim.gradients import GradientReducer
-from engine.parallel.layers import RowParallelLinear
-from engine.parallel.layout import layout_of, split_layers
-from engine.parallel.mesh import Axis, GroupAxis, ParallelMesh
-from engine.parallel.sharding import TIED_EMBEDDING, ShardedParameter
-from engine.pipeline.executor import PipelineExecutor
-from engine.pipeline.schedule import Compute, compute_orders
-from engine.rng import Dropout, DropoutMask
-from lineage.config import load_config
+from mlm_repro.engine.compare.tensors import TensorDifference, TensorPart, assemble, compare, merge
+from mlm_repro.engine.config import RunConfig
+from mlm_repro.engine.launch.forked import run_forked
+from mlm_repro.engine.launch.threads import RanksFailed, ThreadAxis, current_rank
+from mlm_repro.engine.model import transformer
+from mlm_repro.engine.optim.gradients import GradientReducer
+from mlm_repro.engine.parallel.layers import RowParallelLinear
+from mlm_repro.engine.parallel.layout import layout_of, split_layers
+from mlm_repro.engine.parallel.mesh import Axis, GroupAxis, ParallelMesh
+from mlm_repro.engine.parallel.sharding import TIED_EMBEDDING, ShardedParameter
+from mlm_repro.engine.pipeline.executor import PipelineExecutor
+from mlm_repro.engine.pipeline.schedule import Compute, compute_orders
+from mlm_repro.engine.rng import Dropout, DropoutMask
+from mlm_repro.lineage.config import load_config
+from mlm_repro.verify.cli import main as verify_main
+from mlm_repro.verify.parity import SERIAL, TOLERANCE, ParityLayout, all_layouts, choose_layouts, misfit, parse_layout
 from tests.commands import Command, call
-from verify.cli import main as verify_main
-from verify.parity import SERIAL, TOLERANCE, ParityLayout, all_layouts, choose_layouts, misfit, parse_layout
 
 CONFIG = """
 name = "tiny"

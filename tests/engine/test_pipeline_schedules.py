@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.cli import format_grid
-from engine.parallel.layout import split_layers
-from engine.pipeline.lowering import Message, check_programs, lower
-from engine.pipeline.schedule import (
+from mlm_repro.engine.cli import format_grid
+from mlm_repro.engine.parallel.layout import split_layers
+from mlm_repro.engine.pipeline.lowering import Message, check_programs, lower
+from mlm_repro.engine.pipeline.schedule import (
     Compute,
     Op,
     ScheduleName,
@@ -18,7 +18,7 @@ from engine.pipeline.schedule import (
     ideal_bubble,
     peaks_in_flight,
 )
-from lineage.errors import BadInput
+from mlm_repro.lineage.errors import BadInput
 
 CASES = st.one_of(
     st.tuples(st.sampled_from(["gpipe", "1f1b"]), st.integers(1, 8), st.just(1), st.integers(1, 24)),

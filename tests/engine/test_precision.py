@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from megatron.core.optimizer.grad_scaler import DynamicGradScaler
 from torch import nn
 
-from engine.compare.recorder import whole_state
-from engine.config import Precision, TrainConfig
-from engine.optim.adam import FlatAdamW
-from engine.optim.gradients import GradientReducer
-from engine.optim.precision import DTYPES, LossScaler
-from engine.parallel.mesh import serial_mesh
-from engine.parallel.sharding import sharded_parameters
-from engine.run.files import read_metrics
+from mlm_repro.engine.compare.recorder import whole_state
+from mlm_repro.engine.config import Precision, TrainConfig
+from mlm_repro.engine.optim.adam import FlatAdamW
+from mlm_repro.engine.optim.gradients import GradientReducer
+from mlm_repro.engine.optim.precision import DTYPES, LossScaler
+from mlm_repro.engine.parallel.mesh import serial_mesh
+from mlm_repro.engine.parallel.sharding import sharded_parameters
+from mlm_repro.engine.run.files import read_metrics
 from tests.engine.small_run import in_two_sessions, small_config, train
 
 

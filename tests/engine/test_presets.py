@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-import experiments
-from engine.costs import parameter_count
-from engine.parallel.layout import layout_of, split_layers
-from engine.pipeline.schedule import compute_orders
-from engine.run.resolved import read_run_config
+from mlm_repro import experiments
+from mlm_repro.engine.costs import parameter_count
+from mlm_repro.engine.parallel.layout import layout_of, split_layers
+from mlm_repro.engine.pipeline.schedule import compute_orders
+from mlm_repro.engine.run.resolved import read_run_config
 
 FOLDER = Path(experiments.__file__).parent / "models" / "ptd-p"
 TABLE_1 = [

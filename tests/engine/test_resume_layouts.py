@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.parallel.layout import Layout
-from engine.run.files import read_metrics, read_summary
+from mlm_repro.engine.parallel.layout import Layout
+from mlm_repro.engine.run.files import read_metrics, read_summary
 from tests.commands import Program
 from tests.engine.small_run import (
     assert_same_training,

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from engine.config import TrainConfig
-from engine.optim.schedule import learning_rate
-from engine.run.resolved import read_run
+from mlm_repro.engine.config import TrainConfig
+from mlm_repro.engine.optim.schedule import learning_rate
+from mlm_repro.engine.run.resolved import read_run
 
 Decay = Literal["clipped-cosine", "cosine", "linear"]
 GOLDEN: dict[Decay, dict[int, float]] = {

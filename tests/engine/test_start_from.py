@@ -10,17 +10,17 @@ import torch
 import torch.nn.functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from data_pipeline.tokens.samples import training_samples
-from data_pipeline.tokens.token_file import TokenFile
-from engine.config import RunConfig
-from engine.formats.convert import export_checkpoint, import_checkpoint
-from engine.launch.threads import run_threads
-from engine.run.files import read_metrics, read_steps
-from engine.run.resolved import continue_run, resolve
-from engine.train import train as train_resolved
-from lineage.config import override_config
-from lineage.digest import read_digest
-from lineage.errors import BadInput
+from mlm_repro.data_pipeline.tokens.samples import training_samples
+from mlm_repro.data_pipeline.tokens.token_file import TokenFile
+from mlm_repro.engine.config import RunConfig
+from mlm_repro.engine.formats.convert import export_checkpoint, import_checkpoint
+from mlm_repro.engine.launch.threads import run_threads
+from mlm_repro.engine.run.files import read_metrics, read_steps
+from mlm_repro.engine.run.resolved import continue_run, resolve
+from mlm_repro.engine.train import train as train_resolved
+from mlm_repro.lineage.config import override_config
+from mlm_repro.lineage.digest import read_digest
+from mlm_repro.lineage.errors import BadInput
 from tests.engine.conftest import write_dataset
 from tests.engine.small_run import assert_same_training, mlm_train, small_config, train, write_toml
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-import data_pipeline.cli
-from data_pipeline.tokens.inspect_sample import trace_iteration
-from data_pipeline.tokens.tokenizer import Tokenizer
-from engine.config import RunConfig
-from engine.data.dataset import DatasetFacts
-from engine.family import family_of
-from lineage.errors import BadInput, DataMissing
+from mlm_repro.data_pipeline import cli
+from mlm_repro.data_pipeline.tokens.inspect_sample import trace_iteration
+from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
+from mlm_repro.engine.config import RunConfig
+from mlm_repro.engine.data.dataset import DatasetFacts
+from mlm_repro.engine.family import family_of
+from mlm_repro.lineage.errors import BadInput, DataMissing
 from tests.commands import Command
 from tests.engine.small_run import small_config, train
 
@@ -45,7 +45,7 @@ def test_the_text_is_what_was_trained_on(
     config = small_config(dataset, **{"iterations": 8, **changes})
     run = train(config, tmp_path).path
     for iteration in (1, 3, config.train.iterations):
-        done = command(data_pipeline.cli.main, "mlm-data", "trace", run, "--step", iteration)
+        done = command(cli.main, "mlm-data", "trace", run, "--step", iteration)
         assert done.code == 0
         heads = [line for line in done.out.splitlines() if line.startswith("=== ")]
         assert [f"sequence {place}, data-parallel rank 0" in head for place, head in enumerate(heads)] == [True] * len(

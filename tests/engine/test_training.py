@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.costs import parameter_count
-from engine.parallel.mesh import serial_mesh
-from engine.run.files import read_metrics, read_summary
-from engine.step import NotFinite
-from engine.trainer import Trainer
-from lineage.digest import check_seal
-from lineage.errors import BadInput
+from mlm_repro.engine.costs import parameter_count
+from mlm_repro.engine.parallel.mesh import serial_mesh
+from mlm_repro.engine.run.files import read_metrics, read_summary
+from mlm_repro.engine.step import NotFinite
+from mlm_repro.engine.trainer import Trainer
+from mlm_repro.lineage.digest import check_seal
+from mlm_repro.lineage.errors import BadInput
 from tests.engine.small_run import (
     LONG,
     assert_same_training,

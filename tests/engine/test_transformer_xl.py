@@ -12,21 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from data_pipeline.tokens.token_file import TokenFile
-from engine.checkpoint.stream_memory import StreamMemory
-from engine.config import ModelConfig, RunConfig, TrainConfig
-from engine.data.dataset import DatasetFacts
-from engine.families.transformer_xl import training_streams, validation_streams
-from engine.families.transformer_xl.model import AdaptiveEmbedding, TransformerXL
-from engine.launch.mesh import build_mesh
-from engine.launch.threads import run_threads
-from engine.model.microbatch import PipelineInput, Recurrence
-from engine.parallel.layout import Layout, layout_of
-from engine.parallel.mesh import serial_mesh
-from engine.run.files import read_metrics
-from lineage.errors import BadInput, IntegrityFailure
+from mlm_repro.data_pipeline.tokens.token_file import TokenFile
+from mlm_repro.engine.checkpoint.stream_memory import StreamMemory
+from mlm_repro.engine.config import ModelConfig, RunConfig, TrainConfig
+from mlm_repro.engine.data.dataset import DatasetFacts
+from mlm_repro.engine.families.transformer_xl import training_streams, validation_streams
+from mlm_repro.engine.families.transformer_xl.model import AdaptiveEmbedding, TransformerXL
+from mlm_repro.engine.launch.mesh import build_mesh
+from mlm_repro.engine.launch.threads import run_threads
+from mlm_repro.engine.model.microbatch import PipelineInput, Recurrence
+from mlm_repro.engine.parallel.layout import Layout, layout_of
+from mlm_repro.engine.parallel.mesh import serial_mesh
+from mlm_repro.engine.run.files import read_metrics
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure
+from mlm_repro.verify.runner import run_parity
 from tests.engine.small_run import assert_same_training, in_two_sessions, small_config, train
-from verify.runner import run_parity
 
 XL: dict[str, Any] = {"memory_length": 12, "head_dim": 6, "inner_size": 20}
 SHAPE: dict[str, Any] = {

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-import experiments
-from engine.config import RunConfig, TwinScale
-from engine.run.resolved import read_run_config
-from engine.twin import describe_scale, shrink
-from lineage.errors import BadInput
+from mlm_repro import experiments
+from mlm_repro.engine.config import RunConfig, TwinScale
+from mlm_repro.engine.run.resolved import read_run_config
+from mlm_repro.engine.twin import describe_scale, shrink
+from mlm_repro.lineage.errors import BadInput
 
 MODELS = sorted((Path(experiments.__file__).parent / "models").glob("*.toml"))
 SCALE = TwinScale()

@@ -8,20 +8,20 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import lineage.digest
-from engine.checkpoint import shards, statistics
-from engine.checkpoint.checkpoint import TrainingState, load_checkpoint, save_checkpoint
-from engine.compare.recorder import whole_state
-from engine.config import ModelConfig, ParallelConfig, RunConfig, TrainConfig
-from engine.costs import written_bytes
-from engine.launch.mesh import build_mesh
-from engine.launch.threads import RanksFailed
-from engine.model.gpt2 import GPT2
-from engine.optim.adam import FlatAdamW
-from engine.parallel.layout import Layout
-from engine.parallel.sharding import ShardedParameter, sharded_parameters
-from lineage.chain import resolve_checkpoint
-from lineage.digest import check_seal, sha256_file
+import mlm_repro.lineage.digest as digests
+from mlm_repro.engine.checkpoint import shards, statistics
+from mlm_repro.engine.checkpoint.checkpoint import TrainingState, load_checkpoint, save_checkpoint
+from mlm_repro.engine.compare.recorder import whole_state
+from mlm_repro.engine.config import ModelConfig, ParallelConfig, RunConfig, TrainConfig
+from mlm_repro.engine.costs import written_bytes
+from mlm_repro.engine.launch.mesh import build_mesh
+from mlm_repro.engine.launch.threads import RanksFailed
+from mlm_repro.engine.model.gpt2 import GPT2
+from mlm_repro.engine.optim.adam import FlatAdamW
+from mlm_repro.engine.parallel.layout import Layout
+from mlm_repro.engine.parallel.sharding import ShardedParameter, sharded_parameters
+from mlm_repro.lineage.chain import resolve_checkpoint
+from mlm_repro.lineage.digest import check_seal, sha256_file
 from tests.engine.like_serial import whole
 from tests.ranks import run_ranks
 
@@ -48,7 +48,7 @@ def save_on_a_rank(run: Path, tokenizer: Path) -> tuple[float, int, list[str]]:
     for group in optimizer.groups:
         group.exp_avg.normal_(generator=generator)
         group.exp_avg_sq.uniform_(generator=generator)
-    held, most, measure, hashed, digest = anonymous(), 0, statistics.measure, [], lineage.digest.sha256_file
+    held, most, measure, hashed, digest = anonymous(), 0, statistics.measure, [], digests.sha256_file
 
     def watched(*tensors: Any) -> Any:
         nonlocal most
@@ -56,7 +56,7 @@ def save_on_a_rank(run: Path, tokenizer: Path) -> tuple[float, int, list[str]]:
         return measure(*tensors)
 
     statistics.measure = watched
-    lineage.digest.sha256_file = lambda path: (hashed.append(path.name), digest(path))[1]
+    digests.sha256_file = lambda path: (hashed.append(path.name), digest(path))[1]
     save_checkpoint(run, CONFIG, TrainingState(2, 2), parameters, optimizer, optimizer.mesh, tokenizer)
     count = sum(p.local.numel() for p in parameters)
     return (most - held) / count, count, hashed
@@ -71,13 +71,13 @@ def anonymous() -> int:
 def load_on_a_rank(layout: Layout, shard: bool, path: Path) -> tuple[float, State]:
     """What this rank reads of the files over what it needs, and its whole state."""
     parameters, optimizer = build_large(layout, shard)
-    read, digest, copy = 0, lineage.digest.sha256_file, shards._copy
+    read, digest, copy = 0, digests.sha256_file, shards._copy
 
     def count(size: int) -> None:
         nonlocal read
         read += size
 
-    lineage.digest.sha256_file = lambda path: (count(path.stat().st_size), digest(path))[1]
+    digests.sha256_file = lambda path: (count(path.stat().st_size), digest(path))[1]
     shards._copy = lambda name, target, source: (count(source.nbytes), copy(name, target, source))[1]
     load_checkpoint(path, parameters, optimizer)
     needed = sum(p.local.nbytes for p in parameters)

@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from engine.config import ParallelConfig, Precision, RunConfig
-from engine.inference import load_for_inference
-from engine.launch.mesh import build_mesh
-from engine.optim.adam import build_optimizer
-from engine.optim.precision import DTYPES
-from engine.parallel.layout import Layout, layout_of
-from engine.pipeline.executor import partition
-from engine.run.files import read_metrics
-from lineage.errors import BadInput
+from mlm_repro.engine.config import ParallelConfig, Precision, RunConfig
+from mlm_repro.engine.inference import load_for_inference
+from mlm_repro.engine.launch.mesh import build_mesh
+from mlm_repro.engine.optim.adam import build_optimizer
+from mlm_repro.engine.optim.precision import DTYPES
+from mlm_repro.engine.parallel.layout import Layout, layout_of
+from mlm_repro.engine.pipeline.executor import partition
+from mlm_repro.engine.run.files import read_metrics
+from mlm_repro.lineage.errors import BadInput
 from tests.engine.small_run import assert_same_training, in_two_sessions, small_config, train
 from tests.ranks import run_ranks
 

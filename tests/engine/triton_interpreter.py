@@ -39,7 +39,7 @@ def interpret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter, "_patch_lang_tensor", with_index)
     monkeypatch.setattr(interpreter, "_convert_float", rounded)
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", product)
-    from engine.kernels.gpu import bias_dropout_add, bias_gelu, cross_entropy
+    from mlm_repro.engine.kernels.gpu import bias_dropout_add, bias_gelu, cross_entropy
 
     tiles: dict[Any, dict[str, int]] = {
         bias_gelu: {"ROWS": 4, "COLUMNS": 64, "STEPS": 2},

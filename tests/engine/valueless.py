@@ -12,12 +12,12 @@ os.environ.pop("TRITON_INTERPRET", None)
 import torch
 from triton.runtime.jit import JITFunction
 
-from engine import step
-from engine.config import ModelConfig, ParallelConfig, TrainConfig
-from engine.kernels.registry import DTYPES, KERNELS
-from engine.model.microbatch import PipelineInput
-from engine.parallel.mesh import serial_mesh
-from engine.rng import Dropout
+from mlm_repro.engine import step
+from mlm_repro.engine.config import ModelConfig, ParallelConfig, TrainConfig
+from mlm_repro.engine.kernels.registry import DTYPES, KERNELS
+from mlm_repro.engine.model.microbatch import PipelineInput
+from mlm_repro.engine.parallel.mesh import serial_mesh
+from mlm_repro.engine.rng import Dropout
 
 MODEL = ModelConfig(num_layers=2, hidden_size=64, num_heads=2, seq_length=32, vocab_size=256, padded_vocab_size=256)
 TRAIN = TrainConfig(

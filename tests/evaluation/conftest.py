@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.contamination.testsets import TEST_SETS
-from data_pipeline.tokens.tokenizer import Tokenizer
-from evaluation import lambada, wikitext103
-from evaluation.cli import main
-from evaluation.documents import RunningText
-from evaluation.protocol import SourceText
-from lineage.digest import sha256_file
+from mlm_repro.data_pipeline.contamination.testsets import TEST_SETS
+from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
+from mlm_repro.evaluation import lambada, wikitext103
+from mlm_repro.evaluation.cli import main
+from mlm_repro.evaluation.documents import RunningText
+from mlm_repro.evaluation.protocol import SourceText
+from mlm_repro.lineage.digest import sha256_file
 from tests.commands import Command
 from tests.made_data import PASSAGES, wikitext
 
@@ -69,7 +69,7 @@ def nothing_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     data.mkdir()
     monkeypatch.setenv("MLM_DATA_DIR", str(data))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("data_pipeline.contamination.testsets.hub_is_reachable", lambda: False)
+    monkeypatch.setattr("mlm_repro.data_pipeline.contamination.testsets.hub_is_reachable", lambda: False)
     return data
 
 
@@ -84,7 +84,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def oracle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The oracle's directory, not to be changed."""
-    from evaluation.oracle import write_oracle
+    from mlm_repro.evaluation.oracle import write_oracle
 
     out = tmp_path_factory.mktemp("oracle") / "oracle"
     write_oracle(out)

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from evaluation.cli import main
-from evaluation.identify import find
-from evaluation.oracle import read_table, write_oracle
+from mlm_repro.evaluation.cli import main
+from mlm_repro.evaluation.identify import find
+from mlm_repro.evaluation.oracle import read_table, write_oracle
 
 PAGE = Path(__file__).parents[2] / "docs" / "oracle.md"
 BEGIN, END = "<!-- evaluators -->\n", "<!-- end -->"

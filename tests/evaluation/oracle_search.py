@@ -18,16 +18,16 @@ import torch
 from gguf import GGUFWriter
 from safetensors.numpy import save
 
-from data_pipeline.tokens.tokenizer import END_OF_TEXT
-from engine.formats.huggingface import read_huggingface
-from engine.formats.vocabulary import MERGES, VOCABULARY
-from engine.model.gpt2 import GPT2
-from engine.parallel.mesh import serial_mesh
-from engine.published import WEIGHTS
-from evaluation.conventions import AXES, LAST_WORD_AXES, Convention, LastWords, ReadText, readings
-from evaluation.evaluate import share
-from evaluation.oracle import FILES
-from evaluation.protocol import Request, Scores
+from mlm_repro.data_pipeline.tokens.tokenizer import END_OF_TEXT
+from mlm_repro.engine.formats.huggingface import read_huggingface
+from mlm_repro.engine.formats.vocabulary import MERGES, VOCABULARY
+from mlm_repro.engine.model.gpt2 import GPT2
+from mlm_repro.engine.parallel.mesh import serial_mesh
+from mlm_repro.engine.published import WEIGHTS
+from mlm_repro.evaluation.conventions import AXES, LAST_WORD_AXES, Convention, LastWords, ReadText, readings
+from mlm_repro.evaluation.evaluate import share
+from mlm_repro.evaluation.oracle import FILES
+from mlm_repro.evaluation.protocol import Request, Scores
 
 FIRST, APART = 1234, 1e-4
 TEXTS = (*["all", "prose", "letters", "wikitext", "marks"], PASSAGES := "passages")

@@ -9,19 +9,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from data_pipeline.files import DataCard, Split, TokenizerFacts, dataset_digest
-from data_pipeline.tokens.tokenizer import Tokenizer
-from engine.checkpoint.checkpoint import TrainingState, save_checkpoint
-from engine.config import DataSection, ModelConfig, RunConfig, TwinScale
-from engine.model.gpt2 import GPT2
-from engine.optim.adam import FlatAdamW
-from engine.parallel.mesh import serial_mesh
-from engine.parallel.sharding import sharded_parameters
-from evaluation.protocol import Request, Scores
-from evaluation.scoring import ScoringModel
-from lineage.digest import seal
-from lineage.files import write_document
-from lineage.run import RunDirectory
+from mlm_repro.data_pipeline.files import DataCard, Split, TokenizerFacts, dataset_digest
+from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
+from mlm_repro.engine.checkpoint.checkpoint import TrainingState, save_checkpoint
+from mlm_repro.engine.config import DataSection, ModelConfig, RunConfig, TwinScale
+from mlm_repro.engine.model.gpt2 import GPT2
+from mlm_repro.engine.optim.adam import FlatAdamW
+from mlm_repro.engine.parallel.mesh import serial_mesh
+from mlm_repro.engine.parallel.sharding import sharded_parameters
+from mlm_repro.evaluation.protocol import Request, Scores
+from mlm_repro.evaluation.scoring import ScoringModel
+from mlm_repro.lineage.digest import seal
+from mlm_repro.lineage.files import write_document
+from mlm_repro.lineage.run import RunDirectory
 
 SENTENCE = "the cat sat on a mat and saw another dog run over green hills while old rivers slept below"
 WORDS = SENTENCE.split()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.contamination.testsets import TEST_SETS
-from evaluation.documents import RunningText
-from lineage.digest import read_digest
+from mlm_repro.data_pipeline.contamination.testsets import TEST_SETS
+from mlm_repro.evaluation.documents import RunningText
+from mlm_repro.lineage.digest import read_digest
 from tests.commands import Command
 from tests.evaluation.standins import write_run
 

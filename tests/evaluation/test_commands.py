@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.formats.convert import export_checkpoint, import_checkpoint
-from evaluation.documents import RunningText
-from evaluation.tasks import TASKS
+from mlm_repro.engine.formats.convert import export_checkpoint, import_checkpoint
+from mlm_repro.evaluation.documents import RunningText
+from mlm_repro.evaluation.tasks import TASKS
 from tests.commands import Command
 from tests.engine.test_formats_checkpoint import write_rough
 from tests.engine.test_formats_megatron import save

@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 from transformers import GPT2LMHeadModel, TopKLogitsWarper, TopPLogitsWarper
 from typer.testing import CliRunner
 
-from engine.formats import Imported, write_checkpoint
-from engine.formats.convert import export_checkpoint
-from engine.launch.mesh import build_mesh
-from engine.launch.threads import run_threads
-from engine.parallel.layout import Layout
-from engine.parallel.sharding import sharded_parameters
-from evaluation.checkpoints import load_checkpoint
-from evaluation.cli import app
-from evaluation.evaluate import Settings
-from evaluation.generate import generate, generate_text
-from evaluation.settings import Sampling
-from lineage.errors import BadInput
+from mlm_repro.engine.formats import Imported, write_checkpoint
+from mlm_repro.engine.formats.convert import export_checkpoint
+from mlm_repro.engine.launch.mesh import build_mesh
+from mlm_repro.engine.launch.threads import run_threads
+from mlm_repro.engine.parallel.layout import Layout
+from mlm_repro.engine.parallel.sharding import sharded_parameters
+from mlm_repro.evaluation.checkpoints import load_checkpoint
+from mlm_repro.evaluation.cli import app
+from mlm_repro.evaluation.evaluate import Settings
+from mlm_repro.evaluation.generate import generate, generate_text
+from mlm_repro.evaluation.settings import Sampling
+from mlm_repro.lineage.errors import BadInput
 from tests.evaluation.standins import sentences, tiny_config, tiny_gpt2
 
 PROMPTS = [[5, 17, 40], [299], list(range(1, 20))]
@@ -31,7 +31,7 @@ SAMPLED = [Sampling(seed=1), Sampling(0.7, 20, None, 2), Sampling(1.3, None, 0.8
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from data_pipeline.tokens.tokenizer import Tokenizer
+    from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
 
     model = tiny_gpt2(tiny_config(vocab_size=300))
     tensors = {p.name: p.local.detach() for p in sharded_parameters(model, model.mesh)}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from data_pipeline.tokens.tokenizer import Tokenizer
+from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
 from tests.commands import Command
 from tests.evaluation.conftest import Evaluated
 
@@ -36,7 +36,7 @@ def directory(made_data: Path, made_tokenizer: Tokenizer, tmp_path_factory: pyte
 
 
 def test_the_installed_package_offers_its_model() -> None:
-    from evaluation.harness_model import Model
+    from mlm_repro.evaluation.harness_model import Model
 
     (offered,) = entry_points(group="lm_eval.models", name="mlm")
     assert offered.load() is Model
@@ -59,7 +59,7 @@ def test_megatron_s_protocols_give_mlm_eval_s_printed_numbers(
         assert len(decimals := rows[name].partition(".")[2]) >= 1
         assert rows[name] == f"{value:.{len(decimals)}f}"
 
-    from evaluation.harness_model import TASK_FILES, Model
+    from mlm_repro.evaluation.harness_model import TASK_FILES, Model
 
     manager = lm_eval.tasks.TaskManager(include_path=str(TASK_FILES), include_defaults=False)
     model = Model(str(directory), workers=1)
@@ -90,7 +90,7 @@ def test_stock_tasks_give_what_its_own_model_gives(name: str, directory: Path, t
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks._yaml_loader import load_yaml
 
-    from evaluation.harness_model import Model
+    from mlm_repro.evaluation.harness_model import Model
 
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in questions()))

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.evaluate import Settings, evaluate
-from evaluation.heldout import cut_passages, file_cloze, file_perplexity, read_documents
-from evaluation.schema import ClozeResult, PerplexityResult
-from evaluation.tasks import build_task
-from lineage.digest import seal, sha256_file
-from lineage.errors import BadInput, DataMissing, IntegrityFailure
+from mlm_repro.evaluation.evaluate import Settings, evaluate
+from mlm_repro.evaluation.heldout import cut_passages, file_cloze, file_perplexity, read_documents
+from mlm_repro.evaluation.schema import ClozeResult, PerplexityResult
+from mlm_repro.evaluation.tasks import build_task
+from mlm_repro.lineage.digest import seal, sha256_file
+from mlm_repro.lineage.errors import BadInput, DataMissing, IntegrityFailure
 from tests.evaluation.standins import Bytes, sentences, write_run
 
 

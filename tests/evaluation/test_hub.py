@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
 
-from data_pipeline.reading.hub import LOCATIONS
+from mlm_repro.data_pipeline.reading.hub import LOCATIONS
 from tests.commands import Outcome, call
 from tests.data_pipeline.conftest import write_recipe
 from tests.evaluation.test_harness import directory  # noqa: F401

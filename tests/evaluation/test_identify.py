@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.contamination.testsets import TEST_SETS
+from mlm_repro.data_pipeline.contamination.testsets import TEST_SETS
 from tests.evaluation.conftest import Evaluated, pass_for_published
 from tests.made_data import wikitext
 

@@ -5,15 +5,15 @@ from unittest.mock import Mock
 
 import pytest
 
-from data_pipeline.contamination.testsets import TEST_SETS
-from data_pipeline.tokens.tokenizer import Tokenizer
-from evaluation import wikitext103 as wikitext103_module
-from evaluation.documents import RunningText, cut_articles
-from evaluation.lambada import openai_lambada
-from evaluation.perplexity import UNCHANGED, Detokenizer
-from evaluation.tasks import TASKS, build_task
-from evaluation.wikitext103 import MEGATRON, ROWS, sliding_wikitext103
-from lineage.errors import IntegrityFailure
+from mlm_repro.data_pipeline.contamination.testsets import TEST_SETS
+from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
+from mlm_repro.evaluation import wikitext103 as wikitext103_module
+from mlm_repro.evaluation.documents import RunningText, cut_articles
+from mlm_repro.evaluation.lambada import openai_lambada
+from mlm_repro.evaluation.perplexity import UNCHANGED, Detokenizer
+from mlm_repro.evaluation.tasks import TASKS, build_task
+from mlm_repro.evaluation.wikitext103 import MEGATRON, ROWS, sliding_wikitext103
+from mlm_repro.lineage.errors import IntegrityFailure
 
 pytestmark = pytest.mark.usefixtures("made_passes_for_published")
 

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from sentencepiece import SentencePieceTrainer
 
-from data_pipeline.tokens.tokenizer import END_OF_TEXT
-from evaluation.pretrained import PretrainedModel
+from mlm_repro.data_pipeline.tokens.tokenizer import END_OF_TEXT
+from mlm_repro.evaluation.pretrained import PretrainedModel
 from tests.commands import Command
 from tests.evaluation.conftest import Evaluated
 

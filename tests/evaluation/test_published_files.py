@@ -6,13 +6,13 @@ from unittest.mock import Mock
 
 import pytest
 
-from data_pipeline.tokens.tokenizer import Tokenizer
-from evaluation.cloze import ClozeTask
-from evaluation.detokenize import detokenize_wikitext
-from evaluation.documents import count_original_tokens, lm_eval_documents
-from evaluation.perplexity import PerplexityTask
-from evaluation.tasks import TASKS, build_task
-from evaluation.wikitext103 import read_wikitext103
+from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
+from mlm_repro.evaluation.cloze import ClozeTask
+from mlm_repro.evaluation.detokenize import detokenize_wikitext
+from mlm_repro.evaluation.documents import count_original_tokens, lm_eval_documents
+from mlm_repro.evaluation.perplexity import PerplexityTask
+from mlm_repro.evaluation.tasks import TASKS, build_task
+from mlm_repro.evaluation.wikitext103 import read_wikitext103
 
 
 def without_dataset(tokenizer: Tokenizer) -> Mock:

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from experiments.catalogue import find_experiment
-from experiments.cli import main
-from experiments.files import STAND_IN
-from experiments.measured import released
-from experiments.verdicts import Verdict, judge, load_results
-from lineage.digest import sha256_file
-from lineage.errors import DataMissing
-from lineage.records import read_records
+from mlm_repro.experiments.catalogue import find_experiment
+from mlm_repro.experiments.cli import main
+from mlm_repro.experiments.files import STAND_IN
+from mlm_repro.experiments.measured import released
+from mlm_repro.experiments.verdicts import Verdict, judge, load_results
+from mlm_repro.lineage.digest import sha256_file
+from mlm_repro.lineage.errors import DataMissing
+from mlm_repro.lineage.records import read_records
 from tests.commands import Command
 from tests.evaluation.test_harness import directory  # noqa: F401
 

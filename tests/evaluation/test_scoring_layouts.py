@@ -6,19 +6,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.checkpoint.checkpoint import TrainingState, save_checkpoint
-from engine.config import DataSection, ParallelConfig, RunConfig
-from engine.launch.mesh import build_mesh
-from engine.launch.threads import run_threads
-from engine.optim.adam import FlatAdamW
-from engine.parallel.layout import Layout
-from engine.pipeline.executor import partition
-from evaluation.checkpoints import load_checkpoint
-from evaluation.protocol import Scores
-from evaluation.scoring import score
-from evaluation.settings import parse_layout
-from lineage.errors import BadInput
-from lineage.run import RunDirectory
+from mlm_repro.engine.checkpoint.checkpoint import TrainingState, save_checkpoint
+from mlm_repro.engine.config import DataSection, ParallelConfig, RunConfig
+from mlm_repro.engine.launch.mesh import build_mesh
+from mlm_repro.engine.launch.threads import run_threads
+from mlm_repro.engine.optim.adam import FlatAdamW
+from mlm_repro.engine.parallel.layout import Layout
+from mlm_repro.engine.pipeline.executor import partition
+from mlm_repro.evaluation.checkpoints import load_checkpoint
+from mlm_repro.evaluation.protocol import Scores
+from mlm_repro.evaluation.scoring import score
+from mlm_repro.evaluation.settings import parse_layout
+from mlm_repro.lineage.errors import BadInput
+from mlm_repro.lineage.run import RunDirectory
 from tests.commands import call
 from tests.evaluation.standins import tiny_config, write_dataset
 from tests.evaluation.test_scoring import random_requests

@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from evaluation.protocol import Request, Scores
-from evaluation.scoring import ScoringModel, plan_batches, score
-from evaluation.store import Store, open_scores, remove_oldest
-from lineage.environment import user_cache
+from mlm_repro.evaluation.protocol import Request, Scores
+from mlm_repro.evaluation.scoring import ScoringModel, plan_batches, score
+from mlm_repro.evaluation.store import Store, open_scores, remove_oldest
+from mlm_repro.lineage.environment import user_cache
 from tests.evaluation.standins import scoring_model, tiny_config, tiny_gpt2
 from tests.evaluation.test_scoring import random_requests
 

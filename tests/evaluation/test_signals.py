@@ -6,10 +6,10 @@ import sys
 import time
 from pathlib import Path
 
-from engine.formats.convert import export_checkpoint
+from mlm_repro.engine.formats.convert import export_checkpoint
 from tests.engine.test_formats_checkpoint import write_rough
 
-COMMAND = [sys.executable, "-c", "from evaluation.cli import main; main()", "perplexity"]
+COMMAND = [sys.executable, "-c", "from mlm_repro.evaluation.cli import main; main()", "perplexity"]
 
 
 def test_an_imported_copy_does_not_outlive_the_command(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluation.evaluate import paired_difference, share
-from evaluation.protocol import Losses, Request, Scores
-from evaluation.uncertainty import difference_standard_error, mean_standard_error, ratio_standard_error
-from lineage.errors import BadInput
+from mlm_repro.evaluation.evaluate import paired_difference, share
+from mlm_repro.evaluation.protocol import Losses, Request, Scores
+from mlm_repro.evaluation.uncertainty import difference_standard_error, mean_standard_error, ratio_standard_error
+from mlm_repro.lineage.errors import BadInput
 
 
 def losses(seed: int, blocks: int = 60) -> tuple[np.ndarray, np.ndarray]:

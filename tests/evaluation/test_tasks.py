@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from evaluation.cloze import STOP_WORD_FILTER, STRICT, ClozeTask
-from evaluation.documents import RunningText
-from evaluation.perplexity import UNCHANGED, PerplexityTask, sliding_stream
-from evaluation.protocol import Scores, SourceText, perplexity
-from evaluation.schema import PerplexityResult, Provenance
-from evaluation.scoring import score
-from lineage.errors import BadInput, IntegrityFailure
+from mlm_repro.evaluation.cloze import STOP_WORD_FILTER, STRICT, ClozeTask
+from mlm_repro.evaluation.documents import RunningText
+from mlm_repro.evaluation.perplexity import UNCHANGED, PerplexityTask, sliding_stream
+from mlm_repro.evaluation.protocol import Scores, SourceText, perplexity
+from mlm_repro.evaluation.schema import PerplexityResult, Provenance
+from mlm_repro.evaluation.scoring import score
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 from tests.evaluation.standins import Bigram, Bytes, made_up_scores, scoring_model
 
 SOURCE = SourceText("some-task", "some text", "digest of the text")

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluation.windows import evenly_spread, sliding_windows
-from lineage.errors import BadInput
+from mlm_repro.evaluation.windows import evenly_spread, sliding_windows
+from mlm_repro.lineage.errors import BadInput
 
 shapes = st.integers(1, 40).flatmap(
     lambda seq_length: st.tuples(st.integers(2, 400), st.just(seq_length), st.integers(1, seq_length))

@@ -4,7 +4,7 @@ import multiprocessing
 import shlex
 import sys
 
-from experiments.reproduce import steps
+from mlm_repro.experiments.reproduce import steps
 
 
 def take_quick_steps() -> None:

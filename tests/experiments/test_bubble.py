@@ -2,9 +2,9 @@
 
 import pytest
 
-from engine.config import ScheduleName
-from engine.pipeline.schedule import ideal_bubble, peaks_in_flight
-from experiments.measured.bubble import BACKWARD, FORWARD, run_schedule
+from mlm_repro.engine.config import ScheduleName
+from mlm_repro.engine.pipeline.schedule import ideal_bubble, peaks_in_flight
+from mlm_repro.experiments.measured.bubble import BACKWARD, FORWARD, run_schedule
 from tests.ranks import run_ranks
 
 PP, MICROBATCHES = 4, 8

@@ -10,10 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from experiments.catalogue import CLAIMS, HERE, erratum_of, every_claim, find_experiment, load_claims, load_experiments
-from experiments.published import position, published_rows, published_value, workload_rows
-from experiments.quantities import FORMULAS
-from lineage.errors import BadInput
+from mlm_repro.experiments.catalogue import (
+    CLAIMS,
+    HERE,
+    erratum_of,
+    every_claim,
+    find_experiment,
+    load_claims,
+    load_experiments,
+)
+from mlm_repro.experiments.published import position, published_rows, published_value, workload_rows
+from mlm_repro.experiments.quantities import FORMULAS
+from mlm_repro.lineage.errors import BadInput
 
 FOLDERS = sorted(path.parent for path in HERE.glob("*/*/experiment.toml"))
 EXHIBITS = [

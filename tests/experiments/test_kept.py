@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from experiments.reproduce.reproduction import CURVE_POINTS, keep_training
-from lineage.run import RunDirectory
+from mlm_repro.experiments.reproduce.reproduction import CURVE_POINTS, keep_training
+from mlm_repro.lineage.run import RunDirectory
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:

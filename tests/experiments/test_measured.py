@@ -5,18 +5,18 @@ from typing import Any
 
 import pytest
 
-from engine.config import ModelConfig, ParallelConfig
-from engine.costs import parameter_count
-from engine.launch.forked import run_forked
-from engine.parallel import layers
-from experiments import runner
-from experiments.catalogue import find_experiment
-from experiments.measured import activations, bubble, huggingface, memory, traffic
-from experiments.runner import run_named
-from experiments.sealed import Line, seal_numbers
-from experiments.verdicts import judge, load_results
-from lineage.errors import DataMissing
-from lineage.records import read_records
+from mlm_repro.engine.config import ModelConfig, ParallelConfig
+from mlm_repro.engine.costs import parameter_count
+from mlm_repro.engine.launch.forked import run_forked
+from mlm_repro.engine.parallel import layers
+from mlm_repro.experiments import runner
+from mlm_repro.experiments.catalogue import find_experiment
+from mlm_repro.experiments.measured import activations, bubble, huggingface, memory, traffic
+from mlm_repro.experiments.runner import run_named
+from mlm_repro.experiments.sealed import Line, seal_numbers
+from mlm_repro.experiments.verdicts import judge, load_results
+from mlm_repro.lineage.errors import DataMissing
+from mlm_repro.lineage.records import read_records
 
 MODEL = ModelConfig(
     num_layers=4, hidden_size=16, num_heads=4, seq_length=8, vocab_size=20, padded_vocab_size=20, dropout=0.0

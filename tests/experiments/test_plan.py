@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import TwinScale
-from engine.costs import parameter_count, tokens_trained
-from engine.twin import describe_scale
-from experiments.files import LadderPlan, LadderResult
-from experiments.forecast.ladder import rung_model
-from experiments.reproduce.files import LADDER
-from experiments.reproduce.plan import FULL_RECIPE, RATES, SMOKE, TWIN, make_plan, model_name, twin_rule
-from lineage.errors import HardwareMissing
-from lineage.files import read_document
-from lineage.shipped import HOME
+from mlm_repro.engine.config import TwinScale
+from mlm_repro.engine.costs import parameter_count, tokens_trained
+from mlm_repro.engine.twin import describe_scale
+from mlm_repro.experiments.files import LadderPlan, LadderResult
+from mlm_repro.experiments.forecast.ladder import rung_model
+from mlm_repro.experiments.reproduce.files import LADDER
+from mlm_repro.experiments.reproduce.plan import FULL_RECIPE, RATES, SMOKE, TWIN, make_plan, model_name, twin_rule
+from mlm_repro.lineage.errors import HardwareMissing
+from mlm_repro.lineage.files import read_document
+from mlm_repro.lineage.shipped import HOME
 from tests.commands import call
 from tests.experiments.machines import with_gpus
 
@@ -27,7 +27,7 @@ SCALE = TwinScale(hidden_size=32, num_heads=8, num_layers=24, vocab_size=49, glo
 
 def machine(monkeypatch: pytest.MonkeyPatch, count: int, gibibytes: int) -> None:
     gpus = [GPU | {"memory_bytes": gibibytes * 2**30}] * count
-    monkeypatch.setattr("experiments.reproduce.plan.list_gpus", lambda: gpus)
+    monkeypatch.setattr("mlm_repro.experiments.reproduce.plan.list_gpus", lambda: gpus)
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_twins_can_be_asked_for_on_a_large_machine(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(("smoke", "seeds"), [(False, 1), (True, 1), (False, 3), (True, 2)])
 def test_the_overrides_make_the_planned_configuration(smoke: bool, seeds: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.run.resolved import read_run_config
-    from lineage.shipped import model_file
+    from mlm_repro.engine.run.resolved import read_run_config
+    from mlm_repro.lineage.shipped import model_file
 
     machine(monkeypatch, 0, 0)
     plan = make_plan("8.3b", "auto", smoke, None, seeds)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.preflight import Seen, checks, format_checks
+from mlm_repro.experiments.preflight import Seen, checks, format_checks
 from tests.commands import call
 
 GOOD = Seen(

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from engine.config import RunConfig
-from experiments.catalogue import find_experiment, read_rows
-from experiments.published import published_records
-from experiments.reproduce.files import LADDER
-from lineage.config import load_config
-from lineage.shipped import model_file
+from mlm_repro.engine.config import RunConfig
+from mlm_repro.experiments.catalogue import find_experiment, read_rows
+from mlm_repro.experiments.published import published_records
+from mlm_repro.experiments.reproduce.files import LADDER
+from mlm_repro.lineage.config import load_config
+from mlm_repro.lineage.shipped import model_file
 
 
 def test_the_models_are_those_of_the_reference_file(reference: Path) -> None:

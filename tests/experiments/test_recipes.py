@@ -2,12 +2,12 @@
 
 import pytest
 
-from data_pipeline.config import DataConfig
-from engine.costs import fullest_rank, parameter_count, tokens_trained
-from engine.run.resolved import read_run_config
-from experiments.catalogue import Claim, every_claim
-from lineage.config import load_config
-from lineage.shipped import Shipped, find_file
+from mlm_repro.data_pipeline.config import DataConfig
+from mlm_repro.engine.costs import fullest_rank, parameter_count, tokens_trained
+from mlm_repro.engine.run.resolved import read_run_config
+from mlm_repro.experiments.catalogue import Claim, every_claim
+from mlm_repro.lineage.config import load_config
+from mlm_repro.lineage.shipped import Shipped, find_file
 
 CLAIMS: dict[str, Claim] = {claim.id: claim for claim in every_claim()}
 V100_BYTES = 32 * 2**30

@@ -17,23 +17,23 @@ from typing import Any, NamedTuple
 import pytest
 from safetensors import safe_open
 
-from data_pipeline.files import DataCard, Ledger
-from data_pipeline.runner import SHELF
-from engine.run.files import Step, TrainingSummary, Validation
-from evaluation.schema import Result
-from experiments.files import ReproductionScores
-from experiments.published import published_records
-from experiments.reproduce.files import ReproductionSummary
-from experiments.reproduce.plan import SMOKE, make_plan, twin_rule
-from lineage.digest import check_seal, read_digest, seal
-from lineage.files import FileSchema, Manifest, read_document
-from lineage.records import Record, read_records
-from lineage.run import RunDirectory
+from mlm_repro.data_pipeline.files import DataCard, Ledger
+from mlm_repro.data_pipeline.runner import SHELF
+from mlm_repro.engine.run.files import Step, TrainingSummary, Validation
+from mlm_repro.evaluation.schema import Result
+from mlm_repro.experiments.files import ReproductionScores
+from mlm_repro.experiments.published import published_records
+from mlm_repro.experiments.reproduce.files import ReproductionSummary
+from mlm_repro.experiments.reproduce.plan import SMOKE, make_plan, twin_rule
+from mlm_repro.lineage.digest import check_seal, read_digest, seal
+from mlm_repro.lineage.files import FileSchema, Manifest, read_document
+from mlm_repro.lineage.records import Record, read_records
+from mlm_repro.lineage.run import RunDirectory
+from mlm_repro.verify.recomputed import RunCheck
 from tests.chaos.job import leave_figures_blank
 from tests.commands import ROOT, call
 from tests.experiments.machines import with_gpus
 from tests.experiments.quick_steps import take_quick_steps
-from verify.recomputed import RunCheck
 
 ARGUMENTS = ("reproduce", "355m", "--smoke", "--runs")
 NAMES = ("data-smoke", "355m-smoke", "reproduce-355m-smoke")

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluation.schema import PerplexityResult
-from evaluation.uncertainty import ratio_standard_error
-from experiments.files import Comparison, ReproductionScores, TextScore
-from experiments.scores import NORMAL, compared, order_findings, order_verdict, text_score
-from lineage.errors import IntegrityFailure
-from lineage.files import parse_document, read_document
-from lineage.records import Record
-from lineage.shipped import HOME
+from mlm_repro.evaluation.schema import PerplexityResult
+from mlm_repro.evaluation.uncertainty import ratio_standard_error
+from mlm_repro.experiments.files import Comparison, ReproductionScores, TextScore
+from mlm_repro.experiments.scores import NORMAL, compared, order_findings, order_verdict, text_score
+from mlm_repro.lineage.errors import IntegrityFailure
+from mlm_repro.lineage.files import parse_document, read_document
+from mlm_repro.lineage.records import Record
+from mlm_repro.lineage.shipped import HOME
 
 WORDS = np.array([50.0, 80.0, 120.0, 60.0, 90.0, 200.0])
 ORDER_CLAIMS = ("2019/size/2.5b", "2019/size/8.3b")

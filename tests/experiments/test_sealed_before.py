@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.run.files import read_metrics
+from mlm_repro.engine.run.files import read_metrics
 from tests.commands import Program
 from tests.experiments.packed import DATASET, REPRODUCTION, TRAINING, unpack
 

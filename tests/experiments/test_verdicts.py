@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from experiments import mutation
-from experiments.catalogue import FACTS, NEEDS, find_experiment, group_of, load_experiments, unanswered_claims
-from experiments.files import FITTED, HELD_OUT, LAST_DIGIT, SIGN
-from experiments.runner import measure, run_experiment
-from experiments.verdicts import COLUMNS, Verdict, format_verdicts, judge, load_results, named, unanswered
-from lineage.digest import seal
-from lineage.errors import BadInput, IntegrityFailure
-from lineage.records import RECORDS, Record, read_records, write_records
-from lineage.run import RunDirectory
+from mlm_repro.experiments import mutation
+from mlm_repro.experiments.catalogue import FACTS, NEEDS, find_experiment, group_of, load_experiments, unanswered_claims
+from mlm_repro.experiments.files import FITTED, HELD_OUT, LAST_DIGIT, SIGN
+from mlm_repro.experiments.runner import measure, run_experiment
+from mlm_repro.experiments.verdicts import COLUMNS, Verdict, format_verdicts, judge, load_results, named, unanswered
+from mlm_repro.lineage.digest import seal
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure
+from mlm_repro.lineage.records import RECORDS, Record, read_records, write_records
+from mlm_repro.lineage.run import RunDirectory
 from tests.commands import ROOT, call
 from tests.experiments.machines import with_gpus
 
@@ -132,7 +132,7 @@ def test_a_row_that_cannot_run_is_answered_with_the_reason(tmp_path: Path, monke
     rows = ["ptd-p/figure-11,B=8,dgx-a100-80g,4,8,1,20480,128,80,2048,51200,1,1,4",
             "ptd-p/figure-11,B=8,dgx-a100-80g,32,8,1,20480,128,12,2048,51200,8,1,8"]  # fmt: skip
     (tmp_path / "large-runs.csv").write_text("\n".join((header, *rows)) + "\n")
-    monkeypatch.setattr("experiments.published.HERE", tmp_path)
+    monkeypatch.setattr("mlm_repro.experiments.published.HERE", tmp_path)
     run, numbers, refused = run_experiment(find_experiment(EXPERIMENT), tmp_path / "runs")
     assert (numbers, refused) == (0, 2)
     found = verdicts(run.path)

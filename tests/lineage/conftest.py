@@ -14,14 +14,14 @@ import sys
 import time
 from pathlib import Path
 
-import lineage.progress
-from lineage import errors
-from lineage.command import CommandLine, run_command
-from lineage.environment import user_cache
-from lineage.lock import locked
-from lineage.progress import Progress, announce
+from mlm_repro.lineage import progress
+from mlm_repro.lineage import errors
+from mlm_repro.lineage.command import CommandLine, run_command
+from mlm_repro.lineage.environment import user_cache
+from mlm_repro.lineage.lock import locked
+from mlm_repro.lineage.progress import Progress, announce
 
-lineage.progress.SHOWN_AFTER_SECONDS = 0.0
+progress.SHOWN_AFTER_SECONDS = 0.0
 
 app = CommandLine()
 

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from lineage.atomic import new_directory, write_bytes, write_json, write_text
+from mlm_repro.lineage.atomic import new_directory, write_bytes, write_json, write_text
 
 CONTENTS = (b"a" * 100_000, b"b" * 300_000)
 
 WRITER = """
     import sys
     from pathlib import Path
-    from lineage.atomic import write_bytes
+    from mlm_repro.lineage.atomic import write_bytes
     path = Path(sys.argv[1])
     contents = [b"a" * 100_000, b"b" * 300_000]
     print("ready", flush=True)
@@ -62,7 +62,7 @@ def test_a_full_disk_leaves_the_old_content_and_nothing_else(tmp_path: Path) -> 
     code = """
         import resource, signal, sys
         from pathlib import Path
-        from lineage.atomic import write_bytes
+        from mlm_repro.lineage.atomic import write_bytes
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
         try:

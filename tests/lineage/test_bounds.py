@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from lineage.atomic import read_bytes
-from lineage.config import LONGEST_CHAIN, read_toml
-from lineage.digest import check_seal, seal
-from lineage.errors import BadInput, IntegrityFailure
-from lineage.run import RunDirectory
+from mlm_repro.lineage.atomic import read_bytes
+from mlm_repro.lineage.config import LONGEST_CHAIN, read_toml
+from mlm_repro.lineage.digest import check_seal, seal
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure
+from mlm_repro.lineage.run import RunDirectory
 
 
 def endless(path: Path) -> None:

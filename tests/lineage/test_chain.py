@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from lineage.chain import broken_links
-from lineage.digest import seal
+from mlm_repro.lineage.chain import broken_links
+from mlm_repro.lineage.digest import seal
 from tests.engine.conftest import dataset, write_dataset  # noqa: F401
 from tests.engine.small_run import small_config, train
 

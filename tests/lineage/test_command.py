@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lineage.command import CommandLine
+from mlm_repro.lineage.command import CommandLine
 from tests.architecture.rooms import command_names
 from tests.lineage.conftest import Start, ended
 

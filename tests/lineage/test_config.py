@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lineage.config import Config, load_config, override_config, read_toml
-from lineage.errors import BadInput
+from mlm_repro.lineage.config import Config, load_config, override_config, read_toml
+from mlm_repro.lineage.errors import BadInput
 
 
 class Wheel(Config):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lineage.digest import MARKER, check_seal, content_digest, read_digest, seal, sha256_file, sha256_json
-from lineage.errors import IntegrityFailure
+from mlm_repro.lineage.digest import MARKER, check_seal, content_digest, read_digest, seal, sha256_file, sha256_json
+from mlm_repro.lineage.errors import IntegrityFailure
 
 
 @pytest.fixture

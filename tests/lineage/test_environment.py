@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lineage import VERSION, environment
+from mlm_repro.lineage import VERSION, environment
 
 LIST_GPUS = """#!/bin/sh
 echo "GPU-aa1, NVIDIA H200, 143771"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lineage.errors import BadInput
-from lineage.extras import import_extra
+from mlm_repro.lineage.errors import BadInput
+from mlm_repro.lineage.extras import import_extra
 
 
 @pytest.mark.parametrize("module", ["ray", "ray.cluster_utils"])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lineage.progress import Progress
+from mlm_repro.lineage.progress import Progress
 from tests.lineage.conftest import Start, ended
 
 
@@ -28,7 +28,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("lineage.progress.time.monotonic", clock)
+    monkeypatch.setattr("mlm_repro.lineage.progress.time.monotonic", clock)
     return clock
 
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from lineage.errors import BadInput
-from lineage.numbers import aligned, csv_cell
-from lineage.records import Record, read_records, write_records
+from mlm_repro.lineage.errors import BadInput
+from mlm_repro.lineage.numbers import aligned, csv_cell
+from mlm_repro.lineage.records import Record, read_records, write_records
 
 TEXT = st.text(st.characters(codec="utf-8"))
 FINITE = st.floats(allow_nan=False, allow_infinity=False)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from lineage import VERSION
-from lineage.digest import check_seal, sha256_json
-from lineage.errors import BadInput, IntegrityFailure
-from lineage.run import MANIFEST, RunDirectory
+from mlm_repro.lineage import VERSION
+from mlm_repro.lineage.digest import check_seal, sha256_json
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure
+from mlm_repro.lineage.run import MANIFEST, RunDirectory
 
 WORK: dict[str, Any] = {
     "name": "work", "kind": "training", "config": {"train": {"iterations": 3}, "data": None},
@@ -47,7 +47,7 @@ def test_other_work_has_another_directory(tmp_path: Path, changes: dict[str, Any
 
 def test_another_version_of_the_package_is_other_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = begin(tmp_path)
-    monkeypatch.setattr("lineage.run.VERSION", VERSION + ".1")
+    monkeypatch.setattr("mlm_repro.lineage.run.VERSION", VERSION + ".1")
     assert begin(tmp_path).path != before.path
 
 

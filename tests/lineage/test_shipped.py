@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from lineage import environment, shipped
-from lineage.config import load_config
-from lineage.errors import BadInput, IntegrityFailure
-from lineage.shipped import HOME, Shipped, find_file, wheel_state
+from mlm_repro.lineage import environment, shipped
+from mlm_repro.lineage.config import load_config
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure
+from mlm_repro.lineage.shipped import HOME, Shipped, find_file, wheel_state
 
 
 @pytest.fixture(autouse=True)

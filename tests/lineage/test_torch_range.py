@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from lineage import command
-from lineage.errors import BadInput, Fault
-from lineage.extras import TORCH_RANGE, check_torch
+from mlm_repro.lineage import command
+from mlm_repro.lineage.errors import BadInput, Fault
+from mlm_repro.lineage.extras import TORCH_RANGE, check_torch
 from tests.architecture.rooms import ROOT, command_names
 
 CONFIG = "experiments/models/355m.toml"

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from lineage.atomic import OVERWRITE, hidden_beside, new_directory, write_json
-from lineage.chain import checkpoint_path, read_newest
-from lineage.digest import seal
-from lineage.errors import BadInput, Interrupted
-from lineage.lock import LOCK, check_place, locked
-from lineage.run import RunDirectory
+from mlm_repro.lineage.atomic import OVERWRITE, hidden_beside, new_directory, write_json
+from mlm_repro.lineage.chain import checkpoint_path, read_newest
+from mlm_repro.lineage.digest import seal
+from mlm_repro.lineage.errors import BadInput, Interrupted
+from mlm_repro.lineage.lock import LOCK, check_place, locked
+from mlm_repro.lineage.run import RunDirectory
 from tests.lineage.conftest import Start, ended
 
 
@@ -92,7 +92,7 @@ def test_a_file_that_another_process_will_write_is_refused(tmp_path: Path) -> No
     code = """
 import sys
 from pathlib import Path
-from lineage.lock import check_place, release_claims
+from mlm_repro.lineage.lock import check_place, release_claims
 check_place("--json", Path(sys.argv[1]), "metrics")
 print("mine", flush=True)
 sys.stdin.read()

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lineage.digest import read_digest, seal
-from lineage.run import RunDirectory
+from mlm_repro.lineage.digest import read_digest, seal
+from mlm_repro.lineage.run import RunDirectory
 from tests.commands import Outcome, call
 from tests.experiments.packed import TRAINING, packed
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from markupsafe import Markup
 
-from experiments.published import published_records
-from lineage.atomic import write_json, write_text
-from lineage.digest import seal
-from lineage.records import Record, write_records
-from reports.page import build_report, render_page
-from reports.render import Drawing
-from reports.report import Inputs, Report, assemble
+from mlm_repro.experiments.published import published_records
+from mlm_repro.lineage.atomic import write_json, write_text
+from mlm_repro.lineage.digest import seal
+from mlm_repro.lineage.records import Record, write_records
+from mlm_repro.reports.page import build_report, render_page
+from mlm_repro.reports.render import Drawing
+from mlm_repro.reports.report import Inputs, Report, assemble
 
 WITHOUT_TORCH = """
 import sys
@@ -25,7 +25,7 @@ class Refusal:
             raise ImportError("a report asks for torch")
 
 sys.meta_path.insert(0, Refusal())
-from reports.cli import main
+from mlm_repro.reports.cli import main
 main()
 """
 """`mlm-report` where torch cannot be imported."""

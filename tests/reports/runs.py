@@ -5,9 +5,9 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from experiments.catalogue import load_experiments
-from experiments.runner import run_experiment
-from lineage.digest import MARKER, seal
+from mlm_repro.experiments.catalogue import load_experiments
+from mlm_repro.experiments.runner import run_experiment
+from mlm_repro.lineage.digest import MARKER, seal
 
 
 def write_runs(folder: Path, names: Iterable[str] | None = None) -> list[Path]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.catalogue import every_claim
+from mlm_repro.experiments.catalogue import every_claim
 from tests.reports.conftest import Built
 from tests.reports.test_page import FIGURES
 

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from experiments.catalogue import every_claim, find_experiment, load_experiments
-from experiments.verdicts import Results, Verdict, judge, load_results
-from lineage.errors import BadInput, Fault
-from lineage.numbers import exact
-from lineage.records import Record, read_records
-from reports import report as assembled
-from reports.catalogue import ExperimentNumbers, catalogue_exhibit, drawn_layers
-from reports.claims import APART, find_claims, group_claims
-from reports.exhibit import Exhibit, Table
-from reports.render import export_exhibit
-from reports.report import Report
-from reports.style import LOOKS
+from mlm_repro.experiments.catalogue import every_claim, find_experiment, load_experiments
+from mlm_repro.experiments.verdicts import Results, Verdict, judge, load_results
+from mlm_repro.lineage.errors import BadInput, Fault
+from mlm_repro.lineage.numbers import exact
+from mlm_repro.lineage.records import Record, read_records
+from mlm_repro.reports import report as assembled
+from mlm_repro.reports.catalogue import ExperimentNumbers, catalogue_exhibit, drawn_layers
+from mlm_repro.reports.claims import APART, find_claims, group_claims
+from mlm_repro.reports.exhibit import Exhibit, Table
+from mlm_repro.reports.render import export_exhibit
+from mlm_repro.reports.report import Report
+from mlm_repro.reports.style import LOOKS
 from tests.architecture.rooms import ROOT
 from tests.reports.conftest import Built
 from tests.reports.reproduction import make_report, page_text, write_reproduction

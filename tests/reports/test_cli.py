@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lineage.errors import BadInput
-from lineage.shipped import HOME
-from reports.experiment_runs import sort_runs
+from mlm_repro.lineage.errors import BadInput
+from mlm_repro.lineage.shipped import HOME
+from mlm_repro.reports.experiment_runs import sort_runs
 from tests.reports.reproduction import WITHOUT_TORCH, write_reproduction
 from tests.reports.runs import write_runs
 

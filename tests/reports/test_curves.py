@@ -1,8 +1,8 @@
 """Orderings and sentences are computed from the records."""
 
-from lineage.numbers import compact, exact, show, size_bytes
-from lineage.records import Kind, Record
-from reports.figures import layers_of
+from mlm_repro.lineage.numbers import compact, exact, show, size_bytes
+from mlm_repro.lineage.records import Kind, Record
+from mlm_repro.reports.figures import layers_of
 
 
 def test_curves_are_sorted_by_x_and_published_first() -> None:

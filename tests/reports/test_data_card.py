@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from data_pipeline.files import NearDuplicates
-from lineage.digest import seal
-from reports.load import load_reproduction
-from reports.tables import near_duplicates as near_duplicates_text
+from mlm_repro.data_pipeline.files import NearDuplicates
+from mlm_repro.lineage.digest import seal
+from mlm_repro.reports.load import load_reproduction
+from mlm_repro.reports.tables import near_duplicates as near_duplicates_text
 from tests.architecture.rooms import ROOT
 from tests.reports.conftest import Built
 from tests.reports.reproduction import evaluation, make_report, near_duplicates, page_text, write_reproduction

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.files import (
+from mlm_repro.experiments.files import (
     Comparison,
     Forecast,
     Foreseen,
@@ -15,15 +15,15 @@ from experiments.files import (
     RateLaw,
     RungPlan,
 )
-from lineage.atomic import write_json
-from lineage.digest import check_seal, seal
-from lineage.errors import IntegrityFailure
-from lineage.files import write_document
-from lineage.records import Record, write_records
-from lineage.run import RunDirectory
-from reports.experiment_runs import sort_runs
-from reports.ladder import ladder_exhibit
-from reports.report import Inputs, assemble
+from mlm_repro.lineage.atomic import write_json
+from mlm_repro.lineage.digest import check_seal, seal
+from mlm_repro.lineage.errors import IntegrityFailure
+from mlm_repro.lineage.files import write_document
+from mlm_repro.lineage.records import Record, write_records
+from mlm_repro.lineage.run import RunDirectory
+from mlm_repro.reports.experiment_runs import sort_runs
+from mlm_repro.reports.ladder import ladder_exhibit
+from mlm_repro.reports.report import Inputs, assemble
 from tests.commands import call
 from tests.reports.reproduction import page_text, write_reproduction
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from lineage.digest import seal
-from lineage.errors import BadInput, IntegrityFailure
-from lineage.records import RECORDS
-from reports.load import load_reproduction, newest_reproduction
+from mlm_repro.lineage.digest import seal
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure
+from mlm_repro.lineage.records import RECORDS
+from mlm_repro.reports.load import load_reproduction, newest_reproduction
 from tests.reports.reproduction import write_reproduction
 
 

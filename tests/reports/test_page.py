@@ -13,15 +13,14 @@ import pytest
 from jinja2 import DictLoader, Environment
 from matplotlib.figure import Figure
 
-from experiments.scores import order_verdict
-from lineage import remembered
-from lineage.digest import check_seal
-from lineage.numbers import compact, exact
-from reports import render
-from reports.exhibit import Exhibit, Table
-from reports.figures import Layer, Point, draw_loss
-from reports.report import Inputs
-from reports.style import KIND_GLYPHS, LIGHT, LOOKS, STYLE, CompiledTemplates
+from mlm_repro.experiments.scores import order_verdict
+from mlm_repro.lineage.digest import check_seal
+from mlm_repro.lineage.numbers import compact, exact
+from mlm_repro.reports import render
+from mlm_repro.reports.exhibit import Exhibit, Table
+from mlm_repro.reports.figures import Layer, Point, draw_loss
+from mlm_repro.reports.report import Inputs
+from mlm_repro.reports.style import KIND_GLYPHS, LIGHT, LOOKS, STYLE, CompiledTemplates
 from tests.reports.conftest import Built
 from tests.reports.reproduction import HOSTILE, build_page, page_text, records, summary, write_reproduction
 
@@ -317,7 +316,7 @@ def test_published_points_alone_are_drawn(tmp_path: Path) -> None:
 
 
 def test_a_figure_is_drawn_again_only_if_its_numbers_changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(remembered, "BESIDE_CODE", tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     drawn: list[int] = []
     seen: list[render.Drawing] = []
 
@@ -334,7 +333,7 @@ def test_a_figure_is_drawn_again_only_if_its_numbers_changed(monkeypatch: pytest
 
 
 def test_templates_are_compiled_once_on_a_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(remembered, "BESIDE_CODE", tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     texts = {"page": "{% for n in numbers %}<p>{{ n }}</p>{% endfor %}"}
 
     def shown() -> str:
@@ -350,6 +349,6 @@ def test_templates_are_compiled_once_on_a_machine(monkeypatch: pytest.MonkeyPatc
         assert shown() == first == "<p>1</p><p>2</p>"
     texts["page"] = "{{ numbers[1] }}"
     assert shown() == "2"
-    for damaged in tmp_path.iterdir():
+    for damaged in (tmp_path / "mlm-repro" / "answers").iterdir():
         damaged.write_bytes(damaged.read_bytes()[:-1])
     assert shown() == "2"

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.schema import Result
-from experiments.files import Comparison, ReproductionScores
-from experiments.scores import order_verdict
-from lineage.files import write_document
-from lineage.numbers import show
-from lineage.records import Record
-from reports.figures import Layer, draw_perplexity, layers_of
-from reports.load import Reproduction, load_reproduction
-from reports.reproduced import by_kind, reproduction_exhibits
-from reports.tables import cells_of, comparison_tables
+from mlm_repro.evaluation.schema import Result
+from mlm_repro.experiments.files import Comparison, ReproductionScores
+from mlm_repro.experiments.scores import order_verdict
+from mlm_repro.lineage.files import write_document
+from mlm_repro.lineage.numbers import show
+from mlm_repro.lineage.records import Record
+from mlm_repro.reports.figures import Layer, draw_perplexity, layers_of
+from mlm_repro.reports.load import Reproduction, load_reproduction
+from mlm_repro.reports.reproduced import by_kind, reproduction_exhibits
+from mlm_repro.reports.tables import cells_of, comparison_tables
 from tests.reports.reproduction import evaluation, page_text, write_reproduction
 
 NAMES = ("355m", "2.5b", "8.3b")

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.run.files import METRICS, NORM_EDGES, Step
-from lineage.run import RunDirectory
-from reports.trust_ratio import QUANTITIES, quantile, trust_ratio_exhibit
+from mlm_repro.engine.run.files import METRICS, NORM_EDGES, Step
+from mlm_repro.lineage.run import RunDirectory
+from mlm_repro.reports.trust_ratio import QUANTITIES, quantile, trust_ratio_exhibit
 from tests.commands import call
 
 

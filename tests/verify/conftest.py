@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from mlm_repro.verify.cli import main
 from tests.commands import Command
 from tests.ranks import take_a_step
-from verify.cli import main
 
 CONFIG = """
 name = "tiny"

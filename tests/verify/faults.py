@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from verify.alone import core
+from mlm_repro.verify.alone import core
 
 Patch = pytest.MonkeyPatch
 Fault = Callable[[Patch], None]

@@ -7,10 +7,10 @@ from importlib.metadata import version
 
 import torch
 
-from lineage.errors import BadInput
-from verify.layouts import LayoutFinding, examine, run_serial
-from verify.parity import parse_layout
-from verify.subjects import subject
+from mlm_repro.lineage.errors import BadInput
+from mlm_repro.verify.layouts import LayoutFinding, examine, run_serial
+from mlm_repro.verify.parity import parse_layout
+from mlm_repro.verify.subjects import subject
 
 SEEDS = [int(seed) for seed in sys.argv[1:]] or [1, 2, 3]
 DENSE, EXPERTS = "tp2 tp2-sp pp2 dp2 dp2-zero1", "tp2-sp pp2 dp2 ep2"

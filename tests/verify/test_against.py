@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from engine.compare.tensors import curve_tolerance, factor, tensor_tolerance
-from engine.run.resolved import read_run_config
-from experiments.benchmark import AGAINST, read_benchmark
-from lineage.digest import check_seal
-from lineage.errors import BadInput
-from reports.engines import engines_exhibit
-from reports.render import render
+from mlm_repro.engine.compare.tensors import curve_tolerance, factor, tensor_tolerance
+from mlm_repro.engine.run.resolved import read_run_config
+from mlm_repro.experiments.benchmark import AGAINST, read_benchmark
+from mlm_repro.lineage.digest import check_seal
+from mlm_repro.lineage.errors import BadInput
+from mlm_repro.reports.engines import engines_exhibit
+from mlm_repro.reports.render import render
+from mlm_repro.verify.against import engine_class, run_against
 from tests.commands import Command
 from tests.verify import faults
 from tests.verify.faults import Fault
-from verify.against import engine_class, run_against
 
 
 @pytest.mark.parametrize(

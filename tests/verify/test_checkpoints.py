@@ -5,17 +5,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.formats.convert import import_checkpoint
-from engine.formats.vocabulary import write_vocabulary
-from engine.inference import load_for_inference
-from engine.run.resolved import read_run_config
+from mlm_repro.engine.formats.convert import import_checkpoint
+from mlm_repro.engine.formats.vocabulary import write_vocabulary
+from mlm_repro.engine.inference import load_for_inference
+from mlm_repro.engine.run.resolved import read_run_config
+from mlm_repro.verify.against import engine_class, shared_work
+from mlm_repro.verify.alone import core
+from mlm_repro.verify.engines import Work
+from mlm_repro.verify.megatron_core import MegatronCore
+from mlm_repro.verify.parity import ParityLayout
+from mlm_repro.verify.runner import UNKNOWN, Computed, Reference, on_ranks
 from tests.engine.test_formats_checkpoint import trained_tokenizer
-from verify.against import engine_class, shared_work
-from verify.alone import core
-from verify.engines import Work
-from verify.megatron_core import MegatronCore
-from verify.parity import ParityLayout
-from verify.runner import UNKNOWN, Computed, Reference, on_ranks
 
 ITERATIONS = 20
 

@@ -9,23 +9,23 @@ from typing import Any
 
 import pytest
 
-from experiments.catalogue import find_experiment
-from experiments.reproduce.files import ReproductionSummary
-from experiments.reproduce.reproduction import derived_records
-from experiments.runner import run_experiment
-from lineage.digest import seal, sha256_json
-from lineage.errors import UserError
-from lineage.files import read_document
-from lineage.records import write_records
-from lineage.run import RunDirectory, identity_of
-from reports import page
+from mlm_repro.experiments.catalogue import find_experiment
+from mlm_repro.experiments.reproduce.files import ReproductionSummary
+from mlm_repro.experiments.reproduce.reproduction import derived_records
+from mlm_repro.experiments.runner import run_experiment
+from mlm_repro.lineage.digest import seal, sha256_json
+from mlm_repro.lineage.errors import UserError
+from mlm_repro.lineage.files import read_document
+from mlm_repro.lineage.records import write_records
+from mlm_repro.lineage.run import RunDirectory, identity_of
+from mlm_repro.reports import page
+from mlm_repro.verify.kinds import KINDS
+from mlm_repro.verify.recomputed import RunCheck
 from tests.architecture.rooms import ROOT
 from tests.chaos.job import leave_figures_blank
 from tests.commands import call
 from tests.experiments.packed import unpack
 from tests.reports.reproduction import build_page
-from verify.kinds import KINDS
-from verify.recomputed import RunCheck
 
 Edit = Callable[[Any], object]
 RESULTS = ROOT / "results"

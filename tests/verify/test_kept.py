@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from experiments import catalogue, mutation
-from experiments.catalogue import Claim, every_claim
-from experiments.files import VERDICTS, Mutations
-from lineage.atomic import write_json
-from lineage.digest import seal, sha256_json
-from lineage.files import read_document, read_object, write_document
-from lineage.records import RECORDS
-from lineage.run import MANIFEST
+from mlm_repro.experiments import catalogue, mutation
+from mlm_repro.experiments.catalogue import Claim, every_claim
+from mlm_repro.experiments.files import VERDICTS, Mutations
+from mlm_repro.lineage.atomic import write_json
+from mlm_repro.lineage.digest import seal, sha256_json
+from mlm_repro.lineage.files import read_document, read_object, write_document
+from mlm_repro.lineage.records import RECORDS
+from mlm_repro.lineage.run import MANIFEST
+from mlm_repro.verify import kept
+from mlm_repro.verify.kept import KeptCheck
 from tests.commands import ROOT
-from verify import kept
-from verify.kept import KeptCheck
 
 MEASURED = {"zero/communication", "zero/memory", "2021/communication", "2021/figure-6", "2021/schedules",
             "gpipe/bubble", "gpipe/memory", "2022/activations", "huggingface/tensor-parallel",

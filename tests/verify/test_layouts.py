@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from mlm_repro.verify.layouts import LayoutsReport, Serial, examine, run_serial
+from mlm_repro.verify.megatron_core import MegatronCore
+from mlm_repro.verify.parity import parse_layout
+from mlm_repro.verify.subjects import subject
 from tests.commands import ROOT, Command
 from tests.verify import faults
 from tests.verify.faults import Fault
-from verify.layouts import LayoutsReport, Serial, examine, run_serial
-from verify.megatron_core import MegatronCore
-from verify.parity import parse_layout
-from verify.subjects import subject
 
 OFFSETS = {f"decoder.layers.{layer}.self_attention.core_attention.softmax_offset" for layer in (0, 1)}
 

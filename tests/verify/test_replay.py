@@ -12,18 +12,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import engine.trainer
-from engine.config import RunConfig
-from engine.inputs import TrainingInputs
-from engine.launch.local import launch
-from engine.launch.mesh import leave_ranks
-from engine.run.resolved import resolve
-from lineage.digest import seal
-from lineage.errors import Interrupted
+from mlm_repro.engine import trainer
+from mlm_repro.engine.config import RunConfig
+from mlm_repro.engine.inputs import TrainingInputs
+from mlm_repro.engine.launch.local import launch
+from mlm_repro.engine.launch.mesh import leave_ranks
+from mlm_repro.engine.run.resolved import resolve
+from mlm_repro.lineage.digest import seal
+from mlm_repro.lineage.errors import Interrupted
+from mlm_repro.verify.parity import parse_layout
 from tests.commands import Command
 from tests.engine.conftest import write_dataset
 from tests.engine.small_run import small_config, train
-from verify.parity import parse_layout
 
 RECIPE: dict[str, Any] = {
     "iterations": 6, "warmup_iterations": 1, "global_batch_size": 4, "microbatch_size": 2, "checkpoint_interval": 2,
@@ -186,14 +186,14 @@ def test_a_sample_that_was_skipped(config: RunConfig, tmp_path: Path, verify: Co
 @pytest.mark.parametrize("forged", [3, 4])
 def test_an_iteration_at_another_rate(config: RunConfig, forged: int, tmp_path: Path, verify: Command) -> None:
     """The forged metrics say the recipe's rate. The next validation or, at a segment's end, the weights show it."""
-    rate, true = engine.trainer.learning_rate, []
+    rate, true = trainer.learning_rate, []
 
     def forge(recipe: Any, step: int) -> float:
         true.append(rate(recipe, step))
         return true[-1] * (1.01 if step == forged else 1)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine.trainer, "learning_rate", forge)
+        patch.setattr(trainer, "learning_rate", forge)
         run = train(config, tmp_path).path
     edit_metrics(run, forged, lambda line: line.update(learning_rate=true[forged - 1]))
     segments, _ = replayed(verify, run, 3)

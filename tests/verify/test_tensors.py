@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from engine.compare.recorder import RankPlace, Recorder, read_names
-from engine.compare.tensors import TensorPart, assemble
-from lineage.errors import IntegrityFailure
+from mlm_repro.engine.compare.recorder import RankPlace, Recorder, read_names
+from mlm_repro.engine.compare.tensors import TensorPart, assemble
+from mlm_repro.lineage.errors import IntegrityFailure
 
 NAMES = """
 batch_first = true

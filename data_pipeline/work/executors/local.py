@@ -12,13 +12,13 @@ from itertools import islice
 from multiprocessing import active_children, forkserver, get_context, parent_process, resource_tracker
 from typing import Self
 
-from data_pipeline.work.tasks import Done, WorkTask, run_task
-from lineage.environment import available_cores
-from lineage.errors import Interrupted
+from mlm_repro.data_pipeline.work.tasks import Done, WorkTask, run_task
+from mlm_repro.lineage.environment import available_cores
+from mlm_repro.lineage.errors import Interrupted
 
 ATTEMPTS = 3
 """A task is given up when processes were lost this many times and none finished a task meanwhile."""
-PRELOADED = ("data_pipeline.pipeline", "datasketch")
+PRELOADED = ("mlm_repro.data_pipeline.pipeline", "datasketch")
 AHEAD = 4
 """Tasks that each process may finish before their turn."""
 

@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from data_pipeline.work.executors.local import LocalExecutor
-from data_pipeline.work.executors.ray import RayExecutor
-from data_pipeline.work.tasks import Done, WorkTask, finished
-from lineage.errors import BadInput, Interrupted
+from mlm_repro.data_pipeline.work.executors.local import LocalExecutor
+from mlm_repro.data_pipeline.work.executors.ray import RayExecutor
+from mlm_repro.data_pipeline.work.tasks import Done, WorkTask, finished
+from mlm_repro.lineage.errors import BadInput, Interrupted
 
 WAIT_SECONDS = 0.5
 T = TypeVar("T")

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, Self
 
-from data_pipeline.work.tasks import Done, WorkTask, run_task
-from lineage.errors import BadInput, Interrupted
-from lineage.extras import import_extra
+from mlm_repro.data_pipeline.work.tasks import Done, WorkTask, run_task
+from mlm_repro.lineage.errors import BadInput, Interrupted
+from mlm_repro.lineage.extras import import_extra
 
 RETRIES = 5
 AHEAD = 4

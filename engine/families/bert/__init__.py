@@ -8,15 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from data_pipeline.tokens.sentence_pairs import PairSamples
-from data_pipeline.tokens.sentences import Vocabulary
-from data_pipeline.tokens.special_tokens import MASKED_SHARE
-from data_pipeline.tokens.tokenizer import Tokenizer
-from engine.config import RunConfig
-from engine.data.batch_schedule import BatchSchedule
-from engine.data.batches import Microbatch, Take, TrainingOrder, ValidationOrder
-from engine.family import ClosedForms, Family, TokenFiles
-from engine.parallel.layout import PipelineStage
+from mlm_repro.data_pipeline.tokens.sentence_pairs import PairSamples
+from mlm_repro.data_pipeline.tokens.sentences import Vocabulary
+from mlm_repro.data_pipeline.tokens.special_tokens import MASKED_SHARE
+from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
+from mlm_repro.engine.config import RunConfig
+from mlm_repro.engine.data.batch_schedule import BatchSchedule
+from mlm_repro.engine.data.batches import Microbatch, Take, TrainingOrder, ValidationOrder
+from mlm_repro.engine.family import ClosedForms, Family, TokenFiles
+from mlm_repro.engine.parallel.layout import PipelineStage
 
 
 class BertForms(ClosedForms):
@@ -68,4 +68,4 @@ def _samples(config: RunConfig, parts: TokenFiles, tokenizer: Path | None) -> Pa
     return PairSamples(parts[0][0], vocabulary, config.model.seq_length, config.train.seed)
 
 
-FAMILY = Family("engine.families.bert.model:BERT", BertForms, _training_order, _validation_order)
+FAMILY = Family("mlm_repro.engine.families.bert.model:BERT", BertForms, _training_order, _validation_order)

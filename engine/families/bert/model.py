@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from engine.config import ModelConfig
-from engine.kernels.cross_entropy import vocab_parallel_cross_entropy
-from engine.kernels.registry import kernel
-from engine.model.microbatch import PipelineInput, SentencePairs
-from engine.model.stage_model import StageModel
-from engine.model.transformer import (
+from mlm_repro.engine.config import ModelConfig
+from mlm_repro.engine.kernels.cross_entropy import vocab_parallel_cross_entropy
+from mlm_repro.engine.kernels.registry import kernel
+from mlm_repro.engine.model.microbatch import PipelineInput, SentencePairs
+from mlm_repro.engine.model.stage_model import StageModel
+from mlm_repro.engine.model.transformer import (
     MLP,
     Embedding,
     SelfAttention,
@@ -27,10 +27,10 @@ from engine.model.transformer import (
     recomputed,
     run_layers,
 )
-from engine.parallel.collectives import enter_tensor_parallel
-from engine.parallel.layers import linear
-from engine.parallel.mesh import ParallelMesh
-from engine.rng import Dropout
+from mlm_repro.engine.parallel.collectives import enter_tensor_parallel
+from mlm_repro.engine.parallel.layers import linear
+from mlm_repro.engine.parallel.mesh import ParallelMesh
+from mlm_repro.engine.rng import Dropout
 
 
 class BidirectionalAttention(SelfAttention):

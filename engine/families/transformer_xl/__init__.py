@@ -7,13 +7,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from data_pipeline.tokens.samples import PackedSamples
-from engine.config import RunConfig
-from engine.data.batch_schedule import BatchSchedule
-from engine.data.batches import Microbatch, TrainingOrder, ValidationOrder, place_groups, text_of
-from engine.family import ClosedForms, Family, TokenFiles
-from engine.parallel.layout import PipelineStage
-from lineage.errors import BadInput
+from mlm_repro.data_pipeline.tokens.samples import PackedSamples
+from mlm_repro.engine.config import RunConfig
+from mlm_repro.engine.data.batch_schedule import BatchSchedule
+from mlm_repro.engine.data.batches import Microbatch, TrainingOrder, ValidationOrder, place_groups, text_of
+from mlm_repro.engine.family import ClosedForms, Family, TokenFiles
+from mlm_repro.engine.parallel.layout import PipelineStage
+from mlm_repro.lineage.errors import BadInput
 
 
 class TransformerXLForms(ClosedForms):
@@ -99,5 +99,5 @@ def validation_streams(config: RunConfig, parts: TokenFiles, _: Path) -> Validat
     return ValidationStreams(sequences, sequence, streams, config.train.microbatch_size)
 
 
-MODEL = "engine.families.transformer_xl.model:TransformerXL"
+MODEL = "mlm_repro.engine.families.transformer_xl.model:TransformerXL"
 FAMILY = Family(MODEL, TransformerXLForms, training_streams, validation_streams)

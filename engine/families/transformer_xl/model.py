@@ -15,16 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.config import ModelConfig
-from engine.kernels.cross_entropy import vocab_parallel_cross_entropy
-from engine.kernels.registry import kernel
-from engine.model.microbatch import PipelineInput, Recurrence
-from engine.model.stage_model import CausalModel
-from engine.model.transformer import drop, recomputed
-from engine.parallel.collectives import enter_tensor_parallel
-from engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, linear
-from engine.parallel.mesh import ParallelMesh
-from engine.rng import Dropout
+from mlm_repro.engine.config import ModelConfig
+from mlm_repro.engine.kernels.cross_entropy import vocab_parallel_cross_entropy
+from mlm_repro.engine.kernels.registry import kernel
+from mlm_repro.engine.model.microbatch import PipelineInput, Recurrence
+from mlm_repro.engine.model.stage_model import CausalModel
+from mlm_repro.engine.model.transformer import drop, recomputed
+from mlm_repro.engine.parallel.collectives import enter_tensor_parallel
+from mlm_repro.engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, linear
+from mlm_repro.engine.parallel.mesh import ParallelMesh
+from mlm_repro.engine.rng import Dropout
 
 
 class TiedEmbedding(nn.Module):

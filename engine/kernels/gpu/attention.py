@@ -1,8 +1,8 @@
 """Flash attention with dropout in Triton (Dao et al. 2022, 2023, arXiv 2205.14135 and 2307.08691).
 
-Torch's own flash kernels cannot use the dropout mask of `engine.rng`. Here a separate kernel draws the mask once, one
-bit per score, and backward reuses it. All sums have a fixed order. Shapes: s sequence, b microbatch, n heads, d head
-dim; w is d rounded up to a power of two; a program handles m queries and c keys at a time.
+Torch's own flash kernels cannot use the dropout mask of `engine/rng.py`. Here a separate kernel draws the mask once,
+one bit per score, and backward reuses it. All sums have a fixed order. Shapes: s sequence, b microbatch, n heads, d
+head dim; w is d rounded up to a power of two; a program handles m queries and c keys at a time.
 """
 
 import math
@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 from triton.runtime import driver
 
-from engine.kernels.attention import reference
-from engine.kernels.dropout import DropoutMask
-from engine.kernels.gpu.masks import BLOCK, Context, mask_arguments, packed
+from mlm_repro.engine.kernels.attention import reference
+from mlm_repro.engine.kernels.dropout import DropoutMask
+from mlm_repro.engine.kernels.gpu.masks import BLOCK, Context, mask_arguments, packed
 
 DRAWN_ROWS, INNER_ROWS = 64, 32
 LOG2_E = tl.constexpr(math.log2(math.e))

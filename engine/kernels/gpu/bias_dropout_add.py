@@ -7,8 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.dropout import DropoutMask
-from engine.kernels.gpu.masks import BLOCK, Context, mask_arguments, stays
+from mlm_repro.engine.kernels.dropout import DropoutMask
+from mlm_repro.engine.kernels.gpu.masks import BLOCK, Context, mask_arguments, stays
 
 ROWS, MASK_BLOCKS, STEPS = 4, 4, 16
 """Rows of a tile, columns of a tile in blocks of the mask, and tiles per program in backward."""

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.gpu.masks import Context
+from mlm_repro.engine.kernels.gpu.masks import Context
 
 SLOPE = tl.constexpr(2.0 * math.sqrt(2.0 / math.pi))
 CUBIC = tl.constexpr(0.044715)

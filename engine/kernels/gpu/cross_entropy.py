@@ -4,8 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.cross_entropy import LogitLoops, in_chunks
-from engine.parallel.mesh import Axis
+from mlm_repro.engine.kernels.cross_entropy import LogitLoops, in_chunks
+from mlm_repro.engine.parallel.mesh import Axis
 
 COLUMNS = 4096
 """Logits that a program handles at a time."""

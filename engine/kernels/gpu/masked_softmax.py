@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.gpu.masks import Context, warps
+from mlm_repro.engine.kernels.gpu.masks import Context, warps
 
 
 def fused(scores: torch.Tensor, scale: float, visible: torch.Tensor | None = None) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Dropout masks inside Triton kernels, with the bits of `engine.kernels.dropout`.
+"""Dropout masks inside Triton kernels, with the bits of `engine/kernels/dropout.py`.
 
 Shapes: r rows of a mask in a tile, c blocks of 128 columns in a tile.
 """
@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 if TYPE_CHECKING:
-    from engine.kernels.dropout import DropoutMask
+    from mlm_repro.engine.kernels.dropout import DropoutMask
 
 Context = Any
 """Autograd's context."""

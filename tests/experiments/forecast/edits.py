@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from experiments.files import FORECAST, TRAINING
-from lineage.atomic import write_json
-from lineage.digest import MARKER, sha256_file
-from lineage.files import read_object
-from lineage.run import MANIFEST
+from mlm_repro.experiments.files import FORECAST, TRAINING
+from mlm_repro.lineage.atomic import write_json
+from mlm_repro.lineage.digest import MARKER, sha256_file
+from mlm_repro.lineage.files import read_object
+from mlm_repro.lineage.run import MANIFEST
 
 
 def write_forecast_later(run: Path) -> None:

@@ -12,25 +12,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_pipeline.tokens.token_file import TokenFile
-from engine.data.dataset import DatasetFacts
-from experiments.catalogue import Ablation, Arm, Effect, Experiment, find_experiment, load_experiments
-from experiments.files import FORECAST, TRAINING, EffectForecast
-from experiments.forecast.ablation import Finding, ablation_config, doubts_of, find_effect, loss_after
-from experiments.forecast.study import bigram_loss, run_ablation
-from experiments.forecast.trainings import Trained, read_kept, seeds_of
-from experiments.verdicts import judge, load_results
-from lineage.atomic import write_json
-from lineage.config import parse_config
-from lineage.digest import seal
-from lineage.errors import BadInput, IntegrityFailure
-from lineage.files import read_object
-from lineage.records import RECORDS, read_records, write_records
-from lineage.run import MANIFEST
+from mlm_repro.data_pipeline.tokens.token_file import TokenFile
+from mlm_repro.engine.data.dataset import DatasetFacts
+from mlm_repro.experiments.catalogue import Ablation, Arm, Effect, Experiment, find_experiment, load_experiments
+from mlm_repro.experiments.files import FORECAST, TRAINING, EffectForecast
+from mlm_repro.experiments.forecast.ablation import Finding, ablation_config, doubts_of, find_effect, loss_after
+from mlm_repro.experiments.forecast.study import bigram_loss, run_ablation
+from mlm_repro.experiments.forecast.trainings import Trained, read_kept, seeds_of
+from mlm_repro.experiments.verdicts import judge, load_results
+from mlm_repro.lineage.atomic import write_json
+from mlm_repro.lineage.config import parse_config
+from mlm_repro.lineage.digest import seal
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure
+from mlm_repro.lineage.files import read_object
+from mlm_repro.lineage.records import RECORDS, read_records, write_records
+from mlm_repro.lineage.run import MANIFEST
+from mlm_repro.verify.recomputed import RunCheck
 from tests.commands import ROOT, call
 from tests.engine.conftest import write_dataset
 from tests.experiments.forecast.edits import other_data, reseal, write_forecast_later
-from verify.recomputed import RunCheck
 
 ABLATIONS = {name: one for name, one in load_experiments().items() if one.ablation}
 

@@ -10,18 +10,18 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from data_pipeline.files import DATASET
-from engine.config import RunConfig, TrainConfig
-from engine.costs import parameter_count
-from engine.data.dataset import DatasetFacts
-from engine.run.files import METRICS
-from evaluation.checkpoints import EvaluatedCheckpoint
-from evaluation.documents import RunningText
-from evaluation.perplexity import UNCHANGED, PerplexityTask, sliding_stream
-from evaluation.protocol import SourceText, Task
-from experiments.files import FORECAST, PLAN, TRAINING, Forecast, LadderPlan, RungPlan
-from experiments.forecast import ladder, study
-from experiments.forecast.ladder import (
+from mlm_repro.data_pipeline.files import DATASET
+from mlm_repro.engine.config import RunConfig, TrainConfig
+from mlm_repro.engine.costs import parameter_count
+from mlm_repro.engine.data.dataset import DatasetFacts
+from mlm_repro.engine.run.files import METRICS
+from mlm_repro.evaluation.checkpoints import EvaluatedCheckpoint
+from mlm_repro.evaluation.documents import RunningText
+from mlm_repro.evaluation.perplexity import UNCHANGED, PerplexityTask, sliding_stream
+from mlm_repro.evaluation.protocol import SourceText, Task
+from mlm_repro.experiments.files import FORECAST, PLAN, TRAINING, Forecast, LadderPlan, RungPlan
+from mlm_repro.experiments.forecast import ladder, study
+from mlm_repro.experiments.forecast.ladder import (
     MOST_EPOCHS,
     SHAPES,
     TOKENS_PER_PARAMETER,
@@ -34,16 +34,16 @@ from experiments.forecast.ladder import (
     rung_config,
     rung_model,
 )
-from experiments.forecast.trainings import SEARCH_SEED, Trained, keep, read_kept, seeds_of
-from lineage.atomic import write_json
-from lineage.digest import seal
-from lineage.errors import BadInput, Interrupted
-from lineage.files import read_document, read_object, write_document
-from lineage.run import RunDirectory
+from mlm_repro.experiments.forecast.trainings import SEARCH_SEED, Trained, keep, read_kept, seeds_of
+from mlm_repro.lineage.atomic import write_json
+from mlm_repro.lineage.digest import seal
+from mlm_repro.lineage.errors import BadInput, Interrupted
+from mlm_repro.lineage.files import read_document, read_object, write_document
+from mlm_repro.lineage.run import RunDirectory
+from mlm_repro.verify.recomputed import RunCheck
 from tests.commands import ROOT
 from tests.engine.conftest import write_dataset
 from tests.experiments.forecast.edits import other_data, write_forecast_later
-from verify.recomputed import RunCheck
 
 ITERATIONS, TRIAL = 24, 8
 

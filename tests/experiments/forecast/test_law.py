@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from experiments.files import Law, RungPlan
-from experiments.forecast import law
-from experiments.forecast.law import FROM_SHARE, FittedLaw
-from lineage.errors import BadInput
+from mlm_repro.experiments.files import Law, RungPlan
+from mlm_repro.experiments.forecast import law
+from mlm_repro.experiments.forecast.law import FROM_SHARE, FittedLaw
+from mlm_repro.lineage.errors import BadInput
 
 SIZES = (27_000, 49_000, 98_000, 154_000, 279_000, 518_000)
 PLACES = [50_000 * step for step in range(1, 21)]

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.catalogue import Claim, every_claim, find_experiment
-from experiments.files import FITTED, HELD_OUT
-from experiments.forecast.published import extrapolated, parameters_of
-from lineage.errors import BadInput
+from mlm_repro.experiments.catalogue import Claim, every_claim, find_experiment
+from mlm_repro.experiments.files import FITTED, HELD_OUT
+from mlm_repro.experiments.forecast.published import extrapolated, parameters_of
+from mlm_repro.lineage.errors import BadInput
 
 SERIES = ("345m", "775m", "2.5b", "8.3b")
 

@@ -7,8 +7,8 @@ import time
 from importlib import import_module
 from typing import Any
 
-from engine.trainer import Trainer
-from lineage.command import run_command
+from mlm_repro.engine.trainer import Trainer
+from mlm_repro.lineage.command import run_command
 
 
 def main() -> None:
@@ -19,9 +19,9 @@ def main() -> None:
         print(f"begins {module}", flush=True)
     elif kind == "late":
         time.sleep(float(value))
-    elif module == "engine.cli" and kind == "gpu":
+    elif module == "mlm_repro.engine.cli" and kind == "gpu":
         run_command(fail_as_a_gpu)
-    elif module == "engine.cli" and kind == "killed":
+    elif module == "mlm_repro.engine.cli" and kind == "killed":
         kill_in(int(value))
     import_module(module).main()
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from engine.run.files import read_metrics
-from experiments.launch.job import Job
-from lineage.config import parse_config
-from lineage.run import RunDirectory
+from mlm_repro.engine.run.files import read_metrics
+from mlm_repro.experiments.launch.job import Job
+from mlm_repro.lineage.config import parse_config
+from mlm_repro.lineage.run import RunDirectory
 from tests.engine.conftest import write_dataset
 from tests.engine.small_run import write_toml
 

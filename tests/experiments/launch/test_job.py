@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from experiments.launch.job import Job, describe_job, predicted_iteration
-from experiments.launch.rank import name_rank
-from experiments.reproduce.files import LADDER
-from experiments.reproduce.plan import manifest_file
-from lineage.config import load_config, parse_config
-from lineage.errors import BadInput
+from mlm_repro.experiments.launch.job import Job, describe_job, predicted_iteration
+from mlm_repro.experiments.launch.rank import name_rank
+from mlm_repro.experiments.reproduce.files import LADDER
+from mlm_repro.experiments.reproduce.plan import manifest_file
+from mlm_repro.lineage.config import load_config, parse_config
+from mlm_repro.lineage.errors import BadInput
 from tests.commands import call
 from tests.experiments.machines import with_gpus
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments.launch.job import Job, slurm_script, torchrun_script, write_launch_files
-from lineage.errors import BadInput
-from lineage.run import RunDirectory
+from mlm_repro.experiments.launch.job import Job, slurm_script, torchrun_script, write_launch_files
+from mlm_repro.lineage.errors import BadInput
+from mlm_repro.lineage.run import RunDirectory
 from tests.experiments.launch.jobs import ENVIRONMENT, assert_trained, small_job, wait_for
 
 ROOT = Path(__file__).parents[3]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.run.files import read_metrics
-from experiments.launch.job import write_launch_files
+from mlm_repro.engine.run.files import read_metrics
+from mlm_repro.experiments.launch.job import write_launch_files
 from tests.experiments.launch.jobs import ENVIRONMENT, assert_trained, small_job, wait_for
 from tests.experiments.launch.test_scripts import ROOT, with_fault
 

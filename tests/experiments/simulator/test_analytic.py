@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from engine.costs import flops_per_iteration, parameter_count
-from engine.pipeline.schedule import ideal_bubble
-from experiments.catalogue import find_experiment, read_rows
-from experiments.published import HERE, published_rows
-from experiments.simulator.measurements import workload_of
-from experiments.simulator.simulate import makespan, order_of
-from experiments.simulator.workload import Workload, checked_config
+from mlm_repro.engine.costs import flops_per_iteration, parameter_count
+from mlm_repro.engine.pipeline.schedule import ideal_bubble
+from mlm_repro.experiments.catalogue import find_experiment, read_rows
+from mlm_repro.experiments.published import HERE, published_rows
+from mlm_repro.experiments.simulator.measurements import workload_of
+from mlm_repro.experiments.simulator.simulate import makespan, order_of
+from mlm_repro.experiments.simulator.workload import Workload, checked_config
 
 RUNS = [row for name in ("ptd-p-runs.csv", "megatron-2019-runs.csv") for row in read_rows(HERE / name)]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.simulator.batch import INPUTS, RESULTS
+from mlm_repro.experiments.simulator.batch import INPUTS, RESULTS
 from tests.commands import call
 
 HEADER = "cluster,gpus,global_batch,micro_batch,hidden,heads,layers,seq,tp,dp,pp"

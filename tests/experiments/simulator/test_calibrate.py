@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from experiments.simulator.calibrate import (
+from mlm_repro.experiments.simulator.calibrate import (
     A100,
     A100_CONSTANTS,
     HELD_OUT,
@@ -24,8 +24,8 @@ from experiments.simulator.calibrate import (
     v100_fit,
     weights_of,
 )
-from experiments.simulator.cluster import FITTED, Machine, load_cluster, machine_of
-from experiments.simulator.measurements import (
+from mlm_repro.experiments.simulator.cluster import FITTED, Machine, load_cluster, machine_of
+from mlm_repro.experiments.simulator.measurements import (
     Observation,
     all_reduces,
     megatron_2019,
@@ -34,7 +34,7 @@ from experiments.simulator.measurements import (
     published_values,
     zero_3,
 )
-from experiments.simulator.workload import Floats, Workload
+from mlm_repro.experiments.simulator.workload import Floats, Workload
 
 A100_MACHINE, V100_MACHINE = machine_of(load_cluster(A100)), machine_of(load_cluster(V100))
 A100_FIT, V100_FIT = a100_fit(), v100_fit(A100_MACHINE)

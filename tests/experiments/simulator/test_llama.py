@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.catalogue import read_rows
-from experiments.published import HERE
-from experiments.simulator.batch import simulate_file
-from experiments.simulator.calibrate import memory_errors
-from experiments.simulator.cluster import Cluster, load_cluster, machine_of
-from experiments.simulator.measurements import h100_rows, published_values, ultrascale
-from experiments.simulator.simulate import iteration_parts, simulate
-from experiments.simulator.workload import (
+from mlm_repro.experiments.catalogue import read_rows
+from mlm_repro.experiments.published import HERE
+from mlm_repro.experiments.simulator.batch import simulate_file
+from mlm_repro.experiments.simulator.calibrate import memory_errors
+from mlm_repro.experiments.simulator.cluster import Cluster, load_cluster, machine_of
+from mlm_repro.experiments.simulator.measurements import h100_rows, published_values, ultrascale
+from mlm_repro.experiments.simulator.simulate import iteration_parts, simulate
+from mlm_repro.experiments.simulator.workload import (
     Workload,
     flops_of,
     layer_parameters,

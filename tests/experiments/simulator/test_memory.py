@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import RunConfig
-from engine.guard.memory import describe_memory
-from engine.run.resolved import read_run_config, resolve
-from experiments.launch.job import Job
-from experiments.simulator.batch import simulate_file
-from experiments.simulator.cluster import load_cluster
-from experiments.simulator.measurements import COLUMNS
-from experiments.simulator.planner import Choice, format_plan, model_of_run, ranked_layouts
-from experiments.simulator.simulate import simulate
-from experiments.simulator.workload import Workload
-from lineage.config import load_config, override_config
-from lineage.shipped import HOME, Shipped, find_file
+from mlm_repro.engine.config import RunConfig
+from mlm_repro.engine.guard.memory import describe_memory
+from mlm_repro.engine.run.resolved import read_run_config, resolve
+from mlm_repro.experiments.launch.job import Job
+from mlm_repro.experiments.simulator.batch import simulate_file
+from mlm_repro.experiments.simulator.cluster import load_cluster
+from mlm_repro.experiments.simulator.measurements import COLUMNS
+from mlm_repro.experiments.simulator.planner import Choice, format_plan, model_of_run, ranked_layouts
+from mlm_repro.experiments.simulator.simulate import simulate
+from mlm_repro.experiments.simulator.workload import Workload
+from mlm_repro.lineage.config import load_config, override_config
+from mlm_repro.lineage.shipped import HOME, Shipped, find_file
 
 MODELS = HOME / "experiments" / "models"
 NAMES = sorted(path.relative_to(MODELS).with_suffix("").as_posix() for path in MODELS.rglob("*.toml"))

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.files import DATASET, DataCard
-from engine.run.resolved import read_run
-from experiments.simulator.cluster import load_cluster
-from experiments.simulator.planner import (
+from mlm_repro.data_pipeline.files import DATASET, DataCard
+from mlm_repro.engine.run.resolved import read_run
+from mlm_repro.experiments.simulator.cluster import load_cluster
+from mlm_repro.experiments.simulator.planner import (
     OWN,
     model_of_run,
     possible_layouts,
@@ -17,9 +17,9 @@ from experiments.simulator.planner import (
     token_flops,
     utilisation,
 )
-from experiments.simulator.simulate import simulate
-from experiments.simulator.workload import checked_config
-from lineage.files import read_document
+from mlm_repro.experiments.simulator.simulate import simulate
+from mlm_repro.experiments.simulator.workload import checked_config
+from mlm_repro.lineage.files import read_document
 from tests.commands import call
 from tests.data_pipeline.builds import build, config_for, write_mixed
 from tests.engine.small_run import write_toml

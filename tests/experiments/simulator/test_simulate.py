@@ -10,18 +10,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.costs import parameter_count
-from engine.pipeline.schedule import Op, compute_orders
-from engine.run.resolved import read_run_config
-from experiments.catalogue import find_experiment
-from experiments.published import published_rows, published_value
-from experiments.simulator.cluster import Cluster, Constants, Software, SoftwareConstants, load_cluster, machine_of
-from experiments.simulator.measurements import fitted_workloads, workload_of
-from experiments.simulator.simulate import Prediction, iteration_parts, makespan, order_of, simulate
-from experiments.simulator.workload import Workload, checked_config, flops_of
-from lineage.config import load_config
-from lineage.errors import BadInput
-from lineage.shipped import HOME, Shipped, find_file
+from mlm_repro.engine.costs import parameter_count
+from mlm_repro.engine.pipeline.schedule import Op, compute_orders
+from mlm_repro.engine.run.resolved import read_run_config
+from mlm_repro.experiments.catalogue import find_experiment
+from mlm_repro.experiments.published import published_rows, published_value
+from mlm_repro.experiments.simulator.cluster import (
+    Cluster,
+    Constants,
+    Software,
+    SoftwareConstants,
+    load_cluster,
+    machine_of,
+)
+from mlm_repro.experiments.simulator.measurements import fitted_workloads, workload_of
+from mlm_repro.experiments.simulator.simulate import Prediction, iteration_parts, makespan, order_of, simulate
+from mlm_repro.experiments.simulator.workload import Workload, checked_config, flops_of
+from mlm_repro.lineage.config import load_config
+from mlm_repro.lineage.errors import BadInput
+from mlm_repro.lineage.shipped import HOME, Shipped, find_file
 
 GPT_3 = Workload(768, 1536, 1, 12288, 96, 96, 2048, 8, 8, 12)
 
