@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numba
+from numba.core import config as _config
 
 from mlm_repro.lineage.environment import user_cache
 
 Kernel = Callable[..., Any]
+config: Any = _config
 BLAS = "scipy.linalg.cython_blas"
 
 
@@ -36,16 +38,16 @@ def compiled(function: Kernel, **options: Any) -> Kernel:
     The machine code is kept in `NUMBA_CACHE_DIR` or in this user's cache, never beside the source, where an uninstall
     would leave it. Where neither can be written, each process compiles for itself.
     """
-    chosen = numba.config.CACHE_DIR
+    chosen = config.CACHE_DIR
     try:
         folder = Path(chosen) if chosen else user_cache("kernels")
         folder.mkdir(parents=True, exist_ok=True)
-        numba.config.CACHE_DIR = str(folder)  # read when a function is wrapped; set for ours alone
+        config.CACHE_DIR = str(folder)  # read when a function is wrapped; set for ours alone
         return numba.njit(cache=True, **options)(function)
     except (OSError, RuntimeError):  # RuntimeError: no home
         return numba.njit(**options)(function)
     finally:
-        numba.config.CACHE_DIR = chosen
+        config.CACHE_DIR = chosen
 
 
 def call_first(kernel: Kernel, *arguments: object) -> Any:
