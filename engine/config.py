@@ -21,8 +21,6 @@ OPTIMIZERS = {
     "lamb-clamped": "mlm_repro.engine.optim.adam:ClampedLamb",
 }
 """module:class of each optimizer, by its name in `train.optimizer`."""
-EARLIER = {"initial_loss_scale": 2.0**32, "decay_iterations": None, "init_from": None, "continues": None}
-"""Values of `[train]` that runs of earlier versions had without saying so; written configurations leave them out."""
 LARGEST_SIZE = 1 << 28
 """Largest size of a model; the bytes of a matrix with two such sides are counted in 64 bits."""
 Size = Annotated[int, Field(ge=1, le=LARGEST_SIZE)]
@@ -236,15 +234,14 @@ class TrainConfig(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _read_earlier(cls, values: Any) -> Any:
-        """Reads what runs wrote, in which `EARLIER` values are left out, and gives the warm-up that is not named."""
+    def _give_warmup(cls, values: Any) -> Any:
+        """Gives the warm-up that is not named: one in a hundred of the schedule's iterations, at most 3,000."""
         if not isinstance(values, dict):
             return values
         end = values.get("decay_iterations") or values.get("iterations")
         if "warmup_iterations" not in values and type(end) is int:
             values = values | {"warmup_iterations": max(min(-(-end // 100), 3000), 0)}
-        is_written = cls.model_fields.keys() <= values.keys() | EARLIER.keys()
-        return (EARLIER | values) if is_written and values["precision"] == "fp16" else values
+        return values
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -284,15 +281,9 @@ class TrainConfig(Config):
         return self
 
     @model_serializer(mode="wrap")
-    def _as_before(self, handler: Callable[[Any], dict[str, Any]], info: Any) -> dict[str, Any]:
-        """Leaves out what earlier runs did not state, so that identities do not move; always states the precision."""
-        values: dict[str, Any] = {**handler(self), "precision": self.precision}
-        if info.exclude_defaults:
-            return values
-        usual = type(self).model_fields["initial_loss_scale"].default
-        if self.precision != "fp16" and self.initial_loss_scale == usual:
-            values.pop("initial_loss_scale", None)
-        return {name: value for name, value in values.items() if name not in EARLIER or value != EARLIER[name]}
+    def _state_what_depends(self, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        """States what has a default by machine or by other values, even where it is equal to it."""
+        return {**handler(self), "precision": self.precision, "warmup_iterations": self.warmup_iterations}
 
     @property
     def batch_in_microbatches(self) -> int:

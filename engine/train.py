@@ -38,6 +38,8 @@ def train(run: ResolvedRun, root: Path, until: int | None = None) -> RunDirector
                 directory.link(yields=True)
                 disk = (config.train.keep_checkpoints + 1) * run.checkpoint_bytes  # one more is written than is kept
                 announce(run.describe_work(done), f"up to {format_bytes(disk)} of checkpoints", str(directory.path))
+                if other := directory.other_code:
+                    print(f"note: {other}", file=sys.stderr)
                 if config.train.precision.startswith("fp16") and mesh.device.type == "cpu":
                     print(f"warning: {FP16_ON_A_PROCESSOR}", file=sys.stderr)
             with mesh.all_or_none():

@@ -34,15 +34,16 @@ def seal_numbers(
     about: Line = {"experiment": experiment.name, "source": ""}
     records = [Record(**about | line) for line in numbers]
     measured = "measure" if any(record.kind in ("measured", "counted") for record in records) else "scaled"
-    config: dict[str, Any] = {
-        "experiment": experiment.model_dump(mode="json") | {"proxies": []},  # a key of earlier versions
+    facts: dict[str, Any] = {
         "mode": measured if simulated is None else "simulate",
         **(simulated or {}),
         "records": digest_of_numbers(records),
         "refused": sha256_json(list(refused)),
     }
     name = f"experiment-{experiment.name.replace('/', '-')}{ending}"
-    run = RunDirectory.begin(runs, name, "experiment", config, {})
+    config = facts | {"experiment": experiment.model_dump(mode="json")}
+    settings = facts | {"experiment": experiment.model_dump(mode="json", exclude_defaults=True)}
+    run = RunDirectory.begin(runs, name, "experiment", config, {}, settings=settings)
     origin = {"source": run.path.name, "digest": sha256_json(config)}
     records = [record.model_copy(update=origin) for record in records]
     if run.is_complete:

@@ -14,7 +14,7 @@ from mlm_repro.lineage.digest import content_digest, is_sealed, read_digest, sea
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure, UserError
 from mlm_repro.lineage.files import read_object, unlike
 from mlm_repro.lineage.lock import check_held
-from mlm_repro.lineage.run import MANIFEST, identity_of
+from mlm_repro.lineage.run import MANIFEST, identity_in
 
 T = TypeVar("T")
 CHECKPOINTS = "checkpoints"
@@ -101,9 +101,20 @@ def _check_manifest(run: Path, manifest: dict[str, Any]) -> Iterator[str]:
     config = manifest["config"]
     if sha256_json(config) != manifest["config_digest"]:
         yield f"{run.name}: the configuration in {MANIFEST} is not the one its digest was made of"
-    version, outside = manifest["environment"]["mlm_repro"], manifest["outside_identity"]
-    if identity_of(manifest["kind"], config, manifest["parents"], version, outside) != manifest["identity"]:
+    if identity_in(manifest) != manifest["identity"]:
         yield f"{run.name}: the identity in {MANIFEST} is not that of its configuration and inputs"
+    for section, value in manifest.get("settings", {}).items():
+        if not _states(config.get(section), value):
+            yield f"{run.name}: the {section} in `settings` of {MANIFEST} is not the one in `config`"
+
+
+def _states(whole: Any, part: Any) -> bool:
+    """True if a value has everything of another that leaves keys out."""
+    if isinstance(part, dict) and isinstance(whole, dict):
+        return all(key in whole and _states(whole[key], value) for key, value in part.items())
+    if isinstance(part, list) and isinstance(whole, list):
+        return len(whole) == len(part) and all(map(_states, whole, part))
+    return bool(whole == part)
 
 
 def _check_checkpoint(path: Path, manifest: dict[str, Any]) -> Iterator[str]:

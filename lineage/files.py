@@ -124,6 +124,12 @@ class Environment(FileSchema):
         return ", ".join(part for part in parts if part) or "hardware not recorded"
 
     @property
+    def code(self) -> str:
+        """Release and commit of this package."""
+        commit = str(self.source.get("commit") or "")[:12]
+        return f"mlm-repro {self.mlm_repro}" + (f" at {commit}" if commit else "")
+
+    @property
     def sentence(self) -> str:
         """Machine and commit of a measurement, as a sentence."""
         commit = str(self.source.get("commit") or "")[:12]
@@ -137,6 +143,10 @@ class Manifest(FileSchema):
     kind: str
     identity: str = ""
     created: str
+    schema_version: int | None = None
+    """Version of the schema of the run's kind; None for a run of the first release."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """The values of the configuration that differed from their defaults, on which the identity depends."""
     config: dict[str, Any] = Field(default_factory=dict)
     outside_identity: list[str] = Field(default_factory=list)
     """Sections of the configuration that do not count in the identity."""

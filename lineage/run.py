@@ -1,6 +1,9 @@
 """A run directory: manifest first, completion marker last, everything between in plain files.
 
-A run's identity is a digest of its kind, its configuration, the digests of its inputs and the version of this package.
+A run's identity is a digest of what it computes: its kind, the version of that kind's schema, the settings that differ
+from their defaults, and its inputs. A key that is added with a default moves no identity, nor does a release of this
+package; a default that changes what is computed moves the schema's version.
+
 Its directory is `<root>/<name>-<first 8 of identity>`, and `<root>/<name>` links to the newest complete one, or to a
 training in progress if there is none. The same work asked for twice finds the first result, and changed work never
 overwrites an old result.
@@ -15,12 +18,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from mlm_repro.lineage import VERSION
 from mlm_repro.lineage.atomic import hidden_beside, write_json
 from mlm_repro.lineage.digest import is_sealed, read_digest, seal, sha256_json
 from mlm_repro.lineage.environment import describe_environment
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
-from mlm_repro.lineage.files import Manifest, parse_document, read_object
+from mlm_repro.lineage.files import Environment, Manifest, parse_document, read_object
 from mlm_repro.lineage.lock import LOCK, check_held, claimed, locked
 
 MANIFEST = "manifest.json"
@@ -38,35 +40,39 @@ class RunDirectory:
 
     @classmethod
     def begin(
-        cls, root: Path, name: str, kind: str, config: dict[str, Any], parents: dict[str, str],
+        cls,
+        root: Path,
+        name: str,
+        kind: str,
+        config: dict[str, Any],
+        parents: dict[str, str],
         without: frozenset[str] = frozenset(),
-    ) -> "RunDirectory":  # fmt: skip
+        settings: dict[str, Any] | None = None,
+        schema: int = 1,
+    ) -> "RunDirectory":
         """Open the directory for this work, writing its manifest if it is new.
 
-        `parents` maps the name of each input to its digest. Sections of `config` named in `without` only locate the
-        inputs and do not count in the identity. Raises BadInput if `root` cannot hold directories, or if `name` there
-        leads to a run of another kind.
+        `parents` maps the name of each input to its digest. `settings` are the values of `config` that differ from
+        their defaults; all of it where they are not given. Sections named in `without` only say where the run takes
+        place, and do not count in the identity. `schema` is the version of the kind's schema. Raises BadInput if `root`
+        cannot hold directories, or if `name` there leads to a run of another kind.
         """
         if (root / name / MANIFEST).is_file() and (other := read_object(root / name / MANIFEST).get("kind")) != kind:
             raise BadInput(f"{root / name} is the name of a {other} run: give this {kind} run another one")
-        identity = identity_of(kind, config, parents, VERSION, without)
-        run = cls(root / f"{name}-{identity[:8]}")
-        return run._begun(name, kind, identity, config, parents, without)
+        manifest = _manifest(name, kind, config, parents, without, settings, schema)
+        return cls(root / f"{name}-{manifest.identity[:8]}")._begun(manifest)
 
     @classmethod
     def begin_at(cls, path: Path, kind: str, config: dict[str, Any], parents: dict[str, str]) -> "RunDirectory":
         """Open the directory `path` for this work. Raises BadInput if it holds anything else."""
-        identity = identity_of(kind, config, parents, VERSION)
+        manifest = _manifest(path.name, kind, config, parents)
         with claimed(path):
             is_begun = (path / MANIFEST).exists()
             if not is_begun and (path.is_file() or (path.is_dir() and not all(map(_is_leftover, path.iterdir())))):
                 raise BadInput(f"{path} is in use: name a place that is empty or new")
-            return cls(path)._begun(path.name, kind, identity, config, parents)
+            return cls(path)._begun(manifest)
 
-    def _begun(
-        self, name: str, kind: str, identity: str, config: dict[str, Any], parents: dict[str, str],
-        without: frozenset[str] = frozenset(),
-    ) -> "RunDirectory":  # fmt: skip
+    def _begun(self, manifest: Manifest) -> "RunDirectory":
         """Write the manifest if no other process has; several may begin the run at once.
 
         Raises BadInput if the directory holds other work.
@@ -78,14 +84,11 @@ class RunDirectory:
                 self.path.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise BadInput(f"the run directory {self.path} cannot be made: {error.strerror}") from error
-            manifest = Manifest(
-                name=name, kind=kind, identity=identity, created=datetime.now(UTC).isoformat(timespec="seconds"),
-                config=config, outside_identity=sorted(without), config_digest=sha256_json(config), parents=parents,
-                environment=describe_environment(),
-            )  # fmt: skip
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            manifest = manifest.model_copy(update={"created": now, "environment": describe_environment()})
             is_new = write_json(self.path / MANIFEST, manifest.to_json(), replaces=False)
             run = RunDirectory(self.path, is_new, is_new and made)
-        if run.manifest["identity"] != identity:
+        if run.manifest["identity"] != manifest.identity:
             raise BadInput(
                 f"{self.path} holds the result of other work, or of another state of this program: name another place, "
                 "or move it away"
@@ -152,6 +155,12 @@ class RunDirectory:
             raise IntegrityFailure(f"{path} holds half a character, which is no text") from error
 
     @property
+    def other_code(self) -> str:
+        """A sentence if another release or commit of this program began the run than the one that works now."""
+        began, here = (each.code for each in (Environment(**self.manifest["environment"]), describe_environment()))
+        return f"{self.path.name} began under {began} and goes on under {here}" if began != here else ""
+
+    @property
     def is_complete(self) -> bool:
         """True if the run is sealed."""
         return is_sealed(self.path)
@@ -195,12 +204,43 @@ class RunDirectory:
             raise BadInput(f"{link} cannot be linked to {self.path.name}: {error.strerror}") from error
 
 
-def identity_of(
-    kind: str, config: dict[str, Any], parents: dict[str, str], version: str, without: Collection[str] = ()
-) -> str:
-    """Digest of a run's kind, configuration but for some sections, digests of inputs and version of this package."""
-    what = {section: value for section, value in config.items() if section not in without}
-    return sha256_json({"kind": kind, "config": what, "parents": parents, "version": version})
+def _manifest(
+    name: str,
+    kind: str,
+    config: dict[str, Any],
+    parents: dict[str, str],
+    without: Collection[str] = (),
+    settings: dict[str, Any] | None = None,
+    schema: int = 1,
+) -> Manifest:
+    """The manifest of a run that is asked for, without the time and the machine of its beginning."""
+    everything = config if settings is None else settings
+    manifest = Manifest(
+        name=name,
+        kind=kind,
+        created="",
+        schema_version=schema,
+        settings={section: value for section, value in everything.items() if section not in without},
+        config=config,
+        outside_identity=sorted(without),
+        config_digest=sha256_json(config),
+        parents=parents,
+    )
+    return manifest.model_copy(update={"identity": identity_in(manifest.model_dump())})
+
+
+def identity_in(manifest: Mapping[str, Any]) -> str:
+    """Digest of what a manifest says that its run computes.
+
+    A manifest without a schema's version is of the first release. There the identity was of the whole configuration and
+    of the package's version.
+    """
+    if manifest.get("schema_version") is not None:
+        names = {"kind": "kind", "schema": "schema_version", "settings": "settings", "parents": "parents"}
+        return sha256_json({name: manifest[key] for name, key in names.items()})
+    without, version = manifest["outside_identity"], manifest["environment"]["mlm_repro"]
+    config = {section: value for section, value in manifest["config"].items() if section not in without}
+    return sha256_json({"kind": manifest["kind"], "config": config, "parents": manifest["parents"], "version": version})
 
 
 def _is_leftover(path: Path) -> bool:

@@ -93,8 +93,12 @@ def _share(name: str, distances: list[float], allowed: list[float]) -> Ratio:
 
 def keep(result: Benchmark, name: str, config: RunConfig, runs: Path) -> Path:
     """Write the result into a sealed run `name`; the same work gets the same directory."""
-    what = {"title": result.title, "setting": result.setting, "notes": result.notes} | config.model_dump(mode="json")
-    run = RunDirectory.begin(runs, name, "against", what, {}, frozenset({"data"}))
+    about = {"title": result.title, "setting": result.setting, "notes": result.notes}
+    what, settings = (
+        about | config.model_dump(mode="json"),
+        about | config.model_dump(mode="json", exclude_defaults=True),
+    )
+    run = RunDirectory.begin(runs, name, "against", what, {}, frozenset({"data"}), settings)
     if not run.is_complete:
         write_benchmark(run.path / AGAINST, result)
         run.complete()

@@ -12,14 +12,16 @@ from pydantic import BaseModel
 
 from mlm_repro.data_pipeline.files import DATASET, LEDGER
 from mlm_repro.data_pipeline.stages import STAGES
+from mlm_repro.engine.config import RunConfig
 from mlm_repro.engine.run.files import METRICS, SUMMARY
-from mlm_repro.engine.run.resolved import PLACES
+from mlm_repro.engine.run.resolved import PLACES, SCHEMA
 from mlm_repro.experiments.benchmark import AGAINST
-from mlm_repro.experiments.catalogue import ABLATION
+from mlm_repro.experiments.catalogue import ABLATION, Ablation, Experiment
 from mlm_repro.experiments.files import FORECAST, LADDER, PLAN
 from mlm_repro.experiments.forecast.ablation import slug
 from mlm_repro.lineage.chain import INDEX, LINEAGE, STATE
 from mlm_repro.lineage.digest import MARKER
+from mlm_repro.lineage.files import unlike
 from mlm_repro.lineage.lock import LOCK
 from mlm_repro.lineage.records import RECORDS
 from mlm_repro.lineage.run import MANIFEST
@@ -49,10 +51,28 @@ class Kind(NamedTuple):
     """Regular expression of the name that its configuration gives."""
     outside: frozenset[str] = frozenset()
     """Sections of its configuration outside its identity."""
+    settings: Callable[[dict[str, Any]], dict[str, Any]] = lambda config: config
+    """The values of its configuration that differ from their defaults; its identity is of them."""
+    schema: int = 1
+    """Version of its schema, by which this program reads its settings."""
 
 
 def _experiment(config: dict[str, Any]) -> str:
     return f"experiment-{re.escape(slug(config['experiment']['name']))}"
+
+
+def _differing(model: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
+    """The values that differ from the defaults of a model."""
+    return model.model_validate(values).model_dump(mode="json", exclude_defaults=True)
+
+
+def _differing_of(section: str, model: type[BaseModel]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda config: config | {section: _differing(model, config[section])}
+
+
+def _against(config: dict[str, Any]) -> dict[str, Any]:
+    recipe = {key: value for key, value in config.items() if key in RunConfig.model_fields}
+    return {key: value for key, value in config.items() if key not in recipe} | _differing(RunConfig, recipe)
 
 
 KINDS = {
@@ -62,12 +82,14 @@ KINDS = {
     "data": Kind((LEDGER, DATASET), DATASETS, lambda config: re.escape(config["name"])),
     "training": Kind(
         (METRICS, SUMMARY), rf"timeline\.json|tensorboard/events\.{NAME}|checkpoints/iter_\d{{7}}/({CHECKPOINT})",
-        lambda config: re.escape(config["name"]), PLACES,
+        lambda config: re.escape(config["name"]), PLACES, lambda config: _differing(RunConfig, config), SCHEMA,
     ),
-    "experiment": Kind((RECORDS,), r"not_run\.json", lambda config: f"{_experiment(config)}(-measured)?"),
+    "experiment": Kind((RECORDS,), r"not_run\.json", lambda config: f"{_experiment(config)}(-measured)?",
+                       settings=_differing_of("experiment", Experiment)),
     "forecast": Kind((FORECAST,), name=lambda config: f"{min(config.keys() - {'sha256'})}-forecast"),
     ABLATION: Kind(
-        (FORECAST, RECORDS), rf"{TRAININGS}|sweeps/{NAME}\.json", lambda config: f"{_experiment(config)}-effects"
+        (FORECAST, RECORDS), rf"{TRAININGS}|sweeps/{NAME}\.json", lambda config: f"{_experiment(config)}-effects",
+        settings=_differing_of(ABLATION, Ablation),
     ),
     "ladder": Kind(
         (DATASET, PLAN, FORECAST, LADDER, RECORDS), rf"{TRAININGS}|evaluations/{NAME}\.json|report/ladder\.\w+",
@@ -78,7 +100,7 @@ KINDS = {
         rf"scores\.json|examples\.jsonl|evaluations/{NAME}\.json|training/{NAME}/({METRICS}|{SUMMARY}|timeline\.json)"
         "|report/.+", lambda config: rf"reproduce-{re.escape(config['target'])}(-\w+)?",
     ),
-    "against": Kind((AGAINST,), name=lambda config: f"against-{NAME}", outside=frozenset({"data"})),
+    "against": Kind((AGAINST,), name=lambda config: f"against-{NAME}", outside=frozenset({"data"}), settings=_against),
     "checkpoint": Kind((INDEX, LINEAGE, STATE), CHECKPOINT),
     "imported checkpoint": Kind((INDEX, "origin.json"), rf"config\.json|{PIECES}|huggingface/.+"),
     "report": Kind(("index.html", "sources.json"), rf"figures/{NAME}\.(csv|svg|pdf|tex)"),
@@ -106,6 +128,11 @@ def misfits(directory: Path, kind: Kind, values: dict[str, Any] | None = None) -
     yield from (f"{MANIFEST} of {directory.name} has no {key}" for key in sorted(KEYS - values.keys()))
     if not set(values["outside_identity"]) <= kind.outside:
         yield f"{MANIFEST} of {directory.name} has more outside of its identity than where the run takes place"
+    if values.get("schema_version") == kind.schema:
+        counted = {key: value for key, value in kind.settings(values["config"]).items() if key not in kind.outside}
+        yield from unlike(
+            f"{MANIFEST} of {directory.name}: settings", values["settings"], counted, "its configuration has"
+        )
     name, named = values["name"], f"{values['name']}-{values['identity'][:8]}"
     if not re.fullmatch(kind.name(values["config"]), name):
         yield f"{directory.name} is called {name}, which is not the name of what it computes"

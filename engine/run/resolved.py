@@ -4,10 +4,13 @@ Every command resolves its run once and passes it on: dry run, training, resume,
 no torch.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from mlm_repro.data_pipeline.tokens.tokenizer import FILE_NAME
 from mlm_repro.engine.config import ModelConfig, ParallelConfig, RunConfig, Seam, TwinScale
@@ -25,20 +28,25 @@ from mlm_repro.engine.optim.schedule import learning_rate
 from mlm_repro.engine.parallel.layout import Layout, layout_of, split_layers
 from mlm_repro.engine.pipeline.schedule import check_schedule, ideal_bubble
 from mlm_repro.engine.twin import shrink
-from mlm_repro.lineage import VERSION
 from mlm_repro.lineage.chain import CONFIG, checkpoint_path, iteration_of, resolve_checkpoint
 from mlm_repro.lineage.config import flatten, load_config, override_config, parse_config
 from mlm_repro.lineage.digest import is_sealed, read_digest, sha256_file, sha256_json
 from mlm_repro.lineage.environment import available_cores, list_gpus
-from mlm_repro.lineage.errors import BadInput, IntegrityFailure
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure, UserError
 from mlm_repro.lineage.files import read_object
-from mlm_repro.lineage.run import MANIFEST, RunDirectory, identity_of
+from mlm_repro.lineage.run import MANIFEST, RunDirectory, identity_in
 from mlm_repro.lineage.shipped import Shipped, find_file
 
 ORIGINS = ("init_from", "continues")
 """Names, among a run's inputs, of the checkpoint that it starts from: for its weights alone, or as a whole."""
+SCHEMA = 1
+"""Version of what a training's settings mean. Raise it when a default or the arithmetic behind a key changes."""
+SCHEMA_OF_FIRST_RELEASE = 1
+"""The first release stated no version. Its settings mean what those of version 1 do."""
 PLACES = frozenset({"data", "parallel", "record"})
 """Sections of the configuration that change where a run takes place and what it notes down, not what it computes."""
+FIRST_RELEASE = {"initial_loss_scale": 2.0**32, "decay_iterations": None, "init_from": None, "continues": None}
+"""Values of `[train]` that the first release left out of its manifests; its fp16 began at another loss scale."""
 RECORDED = ("validation_", "checkpoint_", "keep_")
 """Prefixes of the keys of `train` that change what is recorded, not what is computed."""
 MEANINGS = {
@@ -68,6 +76,8 @@ class ResolvedRun:
     layout: Layout
     origin: StartingPoint | None = None
     """None for a run that starts from random weights."""
+    begun: RunDirectory | None = None
+    """The directory to resume in; None for a run that is found, or begun, by what it computes."""
 
     @cached_property
     def parameters(self) -> int:
@@ -106,31 +116,49 @@ class ResolvedRun:
         return self.data.parents | ({self.origin.kind: self.origin.digest} if self.origin else {})
 
     def begin(self, root: Path) -> RunDirectory:
-        """The directory of this run below `root`, begun if it is new.
+        """The directory of this run: the one to resume in, or the one below `root`, begun if it is new.
 
-        Its name follows from what the run computes. A run that was begun before is therefore found again, and the
-        trainer resumes from its newest checkpoint (`mlm_repro.engine.checkpoint.checkpoint.resume`).
+        The name below `root` follows from what the run computes. A run that was begun before is therefore found again,
+        and the trainer resumes from its newest checkpoint (`mlm_repro.engine.checkpoint.checkpoint.resume`). A new one
+        says which runs of the same recipe are there under an older identity.
         """
-        described = self.config.model_dump(mode="json")
-        return RunDirectory.begin(root, self.config.name, "training", described, self.parents, PLACES)
+        if self.begun:
+            return self.begun
+        name, described = self.config.name, self.config.model_dump(mode="json")
+        settings = settings_of(self.config)
+        run = RunDirectory.begin(root, name, "training", described, self.parents, PLACES, settings, SCHEMA)
+        if run.is_new:
+            for path in self._earlier_identities(root, run.path):
+                end = "complete" if is_sealed(path) else f"unfinished: `mlm-train resume {path}` goes on with it"
+                print(f"note: {path} is the same work under an older identity, {end}", file=sys.stderr)
+        return run
+
+    def _earlier_identities(self, root: Path, own: Path) -> Iterator[Path]:
+        """Directories of runs below `root`, other than `own`, that were begun with the same settings and inputs."""
+        for path in sorted(root.glob(f"{self.config.name}-*/{MANIFEST}")):
+            with suppress(UserError):
+                manifest = RunDirectory.open(path.parent, "training").manifest
+                same = settings_of(read_config(manifest, path)) == settings_of(self.config)
+                if same and manifest["parents"] == self.parents and path.parent != own:
+                    yield path.parent
 
     def check_not_longer(self, root: Path) -> None:
         """Raise BadInput if the newest complete run of this name has the same configuration but fewer iterations."""
-        named, ours = root / self.config.name, self.config.model_dump(mode="json")
-        if not is_sealed(named) or self.config.train.continues or not (named / MANIFEST).is_file():
+        named, train = root / self.config.name, self.config.train
+        if not is_sealed(named) or train.continues or not (named / MANIFEST).is_file():
             return
-        theirs = read_object(named / MANIFEST).get("config", {})
-        train = {**theirs.get("train", {}), "iterations": self.config.train.iterations}
-        train.pop("continues", None)
-        same = all(({**theirs, "train": train}).get(key) == value for key, value in ours.items() if key not in PLACES)
-        if same and (length := theirs["train"]["iterations"]) < self.config.train.iterations:
+        theirs = read_config(RunDirectory.open(named, "training").manifest, named / MANIFEST)
+        length = theirs.train.iterations
+        as_long = theirs.train.model_copy(update={"iterations": train.iterations, "continues": None})
+        same = settings_of(theirs.model_copy(update={"train": as_long})) == settings_of(self.config)
+        if same and length < train.iterations:
             raise BadInput(
                 f"{named} is complete with {length} iterations: --continue {named} trains the others, with its "
                 "optimizer; to begin anew, give the run another name with --set name=…"
             )
 
     def describe(self) -> str:
-        """The configuration, its digest and its costs, for a dry run."""
+        """The configuration, the digest of what differs from the defaults, and the costs, for a dry run."""
         memory, whole, causal = self.memory, self.flops(), self.flops(causal=True)
         parallel, train, layout = self.config.parallel, self.config.train, self.layout
         fall = "constant" if train.decay == "constant" else f"{train.decay} to {train.min_learning_rate:g}"
@@ -139,7 +167,7 @@ class ResolvedRun:
         half = f", {causal:.3e} with its causal half" if causal != whole else ""
         return "\n".join([
             self.config.model_dump_json(indent=2),
-            f"config digest      {sha256_json(self.config.model_dump(mode='json'))}",
+            f"config digest      {sha256_json(settings_of(self.config))}",
             f"parameters         {self.parameters:,}",
             f"tokens             {self.tokens:,}",
             f"FLOPs              {whole:.3e} with attention counted whole{half}",
@@ -208,13 +236,26 @@ def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, Starting
     return config.model_copy(update={"model": ours}), StartingPoint(kind, place, read_digest(checkpoint))
 
 
+def settings_of(config: RunConfig) -> dict[str, Any]:
+    """What a training computes: the values that differ from their defaults, as plain JSON."""
+    return config.model_dump(mode="json", exclude_defaults=True, exclude=set(PLACES))
+
+
+def read_config(manifest: Mapping[str, Any], path: Path) -> RunConfig:
+    """The configuration of a training's manifest. Raises BadInput naming `path` where this program has no such key."""
+    values = manifest.get("config", {})
+    if manifest.get("schema_version") is None and values.get("train", {}).get("precision") == "fp16":
+        values = values | {"train": FIRST_RELEASE | values["train"]}
+    return parse_config(values, RunConfig, str(path))
+
+
 def continue_run(config: RunConfig, run: Path) -> RunConfig:
     """The configuration that continues a run from its newest checkpoint.
 
     Raises BadInput for anything but a training run, for fewer iterations and for another precision.
     """
     directory = RunDirectory.open(run, "training")
-    earlier = parse_config(directory.manifest["config"], RunConfig, str(directory.path / MANIFEST)).train
+    earlier = read_config(directory.manifest, directory.path / MANIFEST).train
     if earlier.precision != config.train.precision:
         raise BadInput(f"{run} was trained in {earlier.precision}, and its optimizer's state continues in that alone")
     iteration = iteration_of(resolve_checkpoint(directory.path))
@@ -270,16 +311,24 @@ def read_run(
 def resolve_begun(directory: RunDirectory, ranks: int | None = None, changed: Sequence[str] = ()) -> ResolvedRun:
     """The run that was begun in a directory, to be resumed there, at the layout that trained last or a changed one.
 
-    Raises IntegrityFailure or BadInput when its dataset, its name or the version has changed since it began, because
-    the same configuration would now be another run.
+    Raises IntegrityFailure or BadInput, with the command that goes on in a new run, when its dataset, its name or what
+    its settings mean has changed since it began: this directory would then hold two kinds of iterations.
     """
     manifest, path = directory.manifest, directory.path
+    elsewhere = f"`mlm-train run CONFIG --continue {path}` goes on in a new run"
     if wrong := next((item for item in changed if item.partition(".")[0] not in PLACES), None):
         raise BadInput(
-            f"--set {wrong} would change what the run computes; `mlm-train run CONFIG --continue {path}` does that in "
-            f"a new run, and `resume` changes only {', '.join(sorted(PLACES))}"
+            f"--set {wrong} would change what the run computes, and `resume` changes only "
+            f"{', '.join(sorted(PLACES))}; {elsewhere}"
         )
-    config = parse_config(manifest.get("config", {}), RunConfig, str(path / MANIFEST))
+    schema = manifest.get("schema_version") or SCHEMA_OF_FIRST_RELEASE
+    if schema != SCHEMA:
+        other = f"settings that mean something else here (schema {schema} of trainings, this program has {SCHEMA})"
+        raise BadInput(f"{path} began with {other}; {elsewhere}")
+    try:
+        config = read_config(manifest, path / MANIFEST)
+    except BadInput as error:
+        raise BadInput(f"{error}; {elsewhere}") from error
     if layouts := manifest.get("layouts"):
         parallel = parse_config(layouts[-1]["parallel"], ParallelConfig, str(path / MANIFEST))
         config = config.model_copy(update={"parallel": parallel})
@@ -287,23 +336,20 @@ def resolve_begun(directory: RunDirectory, ranks: int | None = None, changed: Se
     config = override_config(config, changed) if changed else config
     try:
         original = f"{manifest['name']}-{manifest['identity'][:8]}"
-        began, dataset = manifest["environment"]["mlm_repro"], manifest["parents"]["dataset"]
-        identity = identity_of(manifest["kind"], manifest["config"], manifest["parents"], began, PLACES)
+        identity, dataset = identity_in(manifest), manifest["parents"]["dataset"]
     except (KeyError, TypeError) as error:
         raise IntegrityFailure(f"{path / MANIFEST} does not say what was begun") from error
     if path.name != original:
         raise BadInput(f"{path} was renamed: it began as {original}")
     if manifest["identity"] != identity:
         raise IntegrityFailure(f"{path / MANIFEST} was changed: its identity is not that of its configuration")
-    if began != VERSION:
-        raise BadInput(f"{path} began under version {began} and this is {VERSION}: begin a new run")
     train, parents = config.train, manifest["parents"]
     place = checkpoint_path(train.continues.run, train.continues.iteration) if train.continues else train.init_from
     origin = next((StartingPoint(kind, place, parents[kind]) for kind in ORIGINS if kind in parents and place), None)
     run = resolve(config, ranks, origin)
     if run.data.digest != dataset:
-        raise IntegrityFailure(f"the dataset {config.data.dataset} has changed since {path} began")
-    return run
+        raise IntegrityFailure(f"the dataset {config.data.dataset} has changed since {path} began; {elsewhere}")
+    return replace(run, begun=directory)
 
 
 def describe_differences(first: ResolvedRun, second: ResolvedRun) -> list[str]:

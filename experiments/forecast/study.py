@@ -156,9 +156,11 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
     if len(datasets) != needed:
         raise BadInput(f"{name} takes --dataset {needed} times; it was given {len(datasets)}")
     bits_per_nat, digests = _bits_per_nat(datasets), [dataset_digest(path) for path in datasets]
-    about = {"experiment": {"name": name}, "mode": "scaled", ABLATION: ablation.model_dump(mode="json")}
+    facts: dict[str, Any] = {"experiment": {"name": name}, "mode": "scaled"}
+    about = facts | {ABLATION: ablation.model_dump(mode="json")}
+    settings = facts | {ABLATION: ablation.model_dump(mode="json", exclude_defaults=True)}
     parents = {f"dataset-{place}": digest for place, digest in enumerate(digests)}
-    run = RunDirectory.begin(runs, f"experiment-{slug(name)}-effects", ABLATION, about, parents)
+    run = RunDirectory.begin(runs, f"experiment-{slug(name)}-effects", ABLATION, about, parents, settings=settings)
     if run.is_complete:
         run.link()
         return run

@@ -79,7 +79,6 @@ def test_a_written_configuration_is_read_as_it_was() -> None:
         config = parse_config({"name": "x", "model": MODEL, "train": values}, RunConfig, "here")
         written = config.model_dump(mode="json")
         assert RunConfig.model_validate(written) == config
-        assert ("initial_loss_scale" in written["train"]) == (values == {"precision": "fp16"})
         assert f'precision = "{config.train.precision}"' in to_toml(config) or not values
 
 
@@ -101,7 +100,7 @@ def test_a_run_is_resumed_by_its_short_name_at_the_layout_that_trained_last(data
     ]
     assert RunDirectory(tmp_path / "small").is_complete
     code, _, err = mlm_train(*resume, "--set", "train.learning_rate=1")
-    assert (code, "would change what the run computes; `mlm-train run CONFIG --continue" in err) == (2, True)
+    assert (code, "`mlm-train run CONFIG --continue" in err) == (2, True)
 
 
 @pytest.mark.parametrize(

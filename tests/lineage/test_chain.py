@@ -95,6 +95,10 @@ def configuration(run: Path, others: dict[str, Path]) -> None:
     edit(run / "manifest.json", lambda values: values["config"]["train"].update(learning_rate=1.0))
 
 
+def settings(run: Path, others: dict[str, Path]) -> None:
+    edit(run / "manifest.json", lambda values: values["settings"]["train"].update(learning_rate=1.0))
+
+
 def inputs(run: Path, others: dict[str, Path]) -> None:
     edit(run / "manifest.json", lambda values: values["parents"].update(dataset="0" * 64))
 
@@ -115,6 +119,7 @@ def test_a_run_holds_together(run: Path) -> None:
         (another_model, "iter_0000006: model: init_std is 0.5; the run's is 0.02"),
         (another_middle, "iter_0000006 descends from another iter_0000004 ("),
         (configuration, "the configuration in manifest.json is not the one its digest was made of"),
+        (settings, "the train in `settings` of manifest.json is not the one in `config`"),
         (inputs, "the identity in manifest.json is not that of its configuration and inputs"),
     ],
 )  # fmt: skip

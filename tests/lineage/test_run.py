@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from mlm_repro.lineage import VERSION
 from mlm_repro.lineage.digest import check_seal, sha256_json
+from mlm_repro.lineage.environment import describe_environment
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
-from mlm_repro.lineage.run import MANIFEST, RunDirectory
+from mlm_repro.lineage.run import MANIFEST, RunDirectory, identity_in
 
 WORK: dict[str, Any] = {
     "name": "work", "kind": "training", "config": {"train": {"iterations": 3}, "data": None},
@@ -35,6 +35,7 @@ def test_the_same_work_has_the_same_directory_and_keeps_its_manifest(tmp_path: P
         {"kind": "data"},
         {"config": {"train": {"iterations": 4}, "data": None}},
         {"config": {"train": {"iterations": 3}, "data": "x"}},
+        {"settings": {"train": {"iterations": 4}}},
         {"parents": {"dataset": "abd"}},
         {"parents": {"dataset": "abc", "other": "x"}},
         {"parents": {}},
@@ -45,10 +46,36 @@ def test_other_work_has_another_directory(tmp_path: Path, changes: dict[str, Any
     assert begin(tmp_path, **changes).path != begin(tmp_path).path
 
 
-def test_another_version_of_the_package_is_other_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_release_of_the_package_is_the_same_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = begin(tmp_path)
-    monkeypatch.setattr("mlm_repro.lineage.run.VERSION", VERSION + ".1")
-    assert begin(tmp_path).path != before.path
+    assert before.other_code == ""
+    later = describe_environment().model_copy(update={"mlm_repro": "9.9.9", "source": {"commit": "f" * 40}})
+    monkeypatch.setattr("mlm_repro.lineage.run.describe_environment", lambda: later)
+    again = begin(tmp_path)
+    assert (again.path, again.is_new) == (before.path, False)
+    assert again.other_code.endswith(" and goes on under mlm-repro 9.9.9 at ffffffffffff")
+
+
+def test_another_schema_is_other_work(tmp_path: Path) -> None:
+    assert begin(tmp_path, schema=2).path != begin(tmp_path).path
+
+
+def test_what_is_equal_to_its_default_does_not_count(tmp_path: Path) -> None:
+    settings = {"train": {"iterations": 3}}
+    before = begin(tmp_path, settings=settings)
+    more = {"train": {"iterations": 3, "new": 1}, "data": None, "other": {}}
+    assert begin(tmp_path, settings=settings, config=more).path == before.path
+    assert begin(tmp_path, settings={"train": {"iterations": 3, "new": 2}}).path != before.path
+    assert begin(tmp_path, settings=settings | {"data": "x"}, without=frozenset({"data"})).path == before.path
+
+
+def test_a_manifest_of_the_first_release_keeps_its_identity() -> None:
+    manifest = {
+        "kind": "training", "config": {"a": 1, "data": 2}, "outside_identity": ["data"], "parents": {},
+        "environment": {"mlm_repro": "0.1.0"},
+    }  # fmt: skip
+    what = {"kind": "training", "config": {"a": 1}, "parents": {}, "version": "0.1.0"}
+    assert identity_in(manifest) == sha256_json(what)
 
 
 def test_the_manifest_says_what_went_in_and_what_it_ran_on(tmp_path: Path) -> None:

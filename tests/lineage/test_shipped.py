@@ -78,8 +78,8 @@ def test_a_file_extends_a_shipped_one_from_anywhere() -> None:
 def test_a_build_stands_for_the_commit_and_another_has_another_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shipped, "HOME", tmp_path)
-    monkeypatch.setattr(environment, "HOME", tmp_path)
+    monkeypatch.setattr(shipped, "HOME", tmp_path / "mlm_repro")
+    monkeypatch.setattr(environment, "HOME", tmp_path / "mlm_repro")
     record = tmp_path / "mlm_repro-9.dist-info" / "RECORD"
     record.parent.mkdir()
     record.write_text("lineage/errors.py,sha256=abc,3\n", encoding="utf-8")

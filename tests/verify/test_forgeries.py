@@ -17,7 +17,7 @@ from mlm_repro.lineage.digest import seal, sha256_json
 from mlm_repro.lineage.errors import UserError
 from mlm_repro.lineage.files import read_document
 from mlm_repro.lineage.records import write_records
-from mlm_repro.lineage.run import RunDirectory, identity_of
+from mlm_repro.lineage.run import RunDirectory, identity_in
 from mlm_repro.reports import page
 from mlm_repro.verify.kinds import KINDS
 from mlm_repro.verify.recomputed import RunCheck
@@ -144,9 +144,11 @@ def remade(edit: Edit) -> Edit:
     def whole(it: dict[str, Any]) -> None:
         edit(it)
         it["config_digest"], it["identity"] = sha256_json(it["config"]), ZEROS
+        with suppress(ValueError, KeyError):  # a configuration that no settings follow from keeps its own
+            counted = KINDS[it["kind"]].settings(it["config"])
+            it["settings"] = {key: value for key, value in counted.items() if key not in it["outside_identity"]}
         if "outside_identity" in it:
-            what = {name: value for name, value in it["config"].items() if name not in it["outside_identity"]}
-            it["identity"] = identity_of(it["kind"], what, it["parents"], it["environment"]["mlm_repro"])
+            it["identity"] = identity_in(it)
 
     return whole
 
