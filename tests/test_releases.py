@@ -127,7 +127,7 @@ def test_a_training_goes_on_in_its_directory_bit_for_bit(change: Change, whole: 
     with pytest.raises(Interrupted):
         train(small_config(whole / "dataset"), tmp_path / "runs", until=40)
     (run,) = (path for path in (tmp_path / "runs").iterdir() if not path.is_symlink())
-    code, out, err = call(later(tmp_path / "later", change), RESUME, "resume", run, "--ranks", 1)
+    code, _, err = call(later(tmp_path / "later", change), RESUME, "resume", run, "--ranks", 1)
     assert (code, "20 iterations" in err) == (0, True), err
     assert ("goes on under mlm-repro 0.1.1" in err) == (change is another_release)
     assert [path.name for path in (tmp_path / "runs").iterdir() if not path.is_symlink()] == [run.name]
