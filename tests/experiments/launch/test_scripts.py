@@ -30,7 +30,9 @@ def job(tmp_path: Path) -> Job:
 def with_fault(script: Path) -> Path:
     """The script, with `faulty` before every module of a rank."""
     text = script.read_text()
-    changed = re.sub(r"(experiments\.launch\.rank .*?) (experiments\.preflight|engine\.cli)", rf"\1 {FAULTY} \2", text)
+    changed = re.sub(
+        r"(experiments\.launch\.rank .*?) (mlm_repro\.(?:experiments\.preflight|engine\.cli))", rf"\1 {FAULTY} \2", text
+    )
     assert changed.count(FAULTY) == 2
     script.write_text(changed)
     return script
@@ -82,7 +84,7 @@ def test_ranks_are_started_again_where_that_is_of_use(
     done = subprocess.run(
         ["bash", str(with_fault(script))], env=environment, capture_output=True, text=True, timeout=600
     )
-    assert (done.returncode, done.stdout.count("begins engine.cli")) == (code, trained), done.stderr
+    assert (done.returncode, done.stdout.count("begins mlm_repro.engine.cli")) == (code, trained), done.stderr
     assert re.search(said, done.stderr), done.stderr
     if code == 0:
         assert_trained(job.runs, 60)
