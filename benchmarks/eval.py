@@ -25,10 +25,10 @@ from mlm_repro.engine.model.gpt2 import GPT2
 from mlm_repro.engine.optim.precision import DTYPES
 from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.evaluation.generate import generate
-from mlm_repro.evaluation.places import SMOLLM2, SMOLLM2_PACKAGE, place_of
-from mlm_repro.evaluation.pretrained import Pretrained, PretrainedModel
+from mlm_repro.evaluation.models.places import SMOLLM2, SMOLLM2_PACKAGE, place_of
+from mlm_repro.evaluation.models.pretrained import Pretrained, PretrainedModel
 from mlm_repro.evaluation.protocol import Request
-from mlm_repro.evaluation.scoring import ScoringModel, pack_weights, score
+from mlm_repro.evaluation.scoring.scores import ScoringModel, pack_weights, score
 from mlm_repro.experiments.benchmark import Benchmark, Case
 from mlm_repro.lineage.extras import import_extra
 from mlm_repro.lineage.progress import announce

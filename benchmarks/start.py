@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from benchmarks.contenders import in_turn
 from benchmarks.timing import child_seconds, ratio, series
 from mlm_repro.engine.run.files import read_steps
-from mlm_repro.evaluation.oracle import FILES
+from mlm_repro.evaluation.conventions.oracle import FILES
 from mlm_repro.experiments.benchmark import Benchmark, Case
 from mlm_repro.lineage.environment import user_cache
 from mlm_repro.lineage.errors import Interrupted, UserError
@@ -29,8 +29,9 @@ LOADED = """
 import sys, torch
 from pathlib import Path
 from mlm_repro.evaluation.checkpoints import open_checkpoint
+from mlm_repro.evaluation.models.places import Place
 from mlm_repro.evaluation.settings import Settings
-open_checkpoint(Path(sys.argv[1]), Settings())
+open_checkpoint(Place.find(Path(sys.argv[1])), Settings())
 """
 LISTED = """
 import sys

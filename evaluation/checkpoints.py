@@ -26,12 +26,12 @@ from mlm_repro.engine.model.stage_model import CausalModel
 from mlm_repro.engine.optim.precision import DTYPES
 from mlm_repro.engine.parallel.mesh import ParallelMesh, serial_mesh
 from mlm_repro.engine.published import CONFIG, is_megatron
-from mlm_repro.evaluation.places import SMOLLM2, SMOLLM2_NOTE, find_directory, is_native
-from mlm_repro.evaluation.pretrained import Pretrained
+from mlm_repro.evaluation.models.places import SMOLLM2, SMOLLM2_NOTE, Place
+from mlm_repro.evaluation.models.pretrained import Pretrained
 from mlm_repro.evaluation.protocol import Encoder
-from mlm_repro.evaluation.scoring import ScoringModel, pack_weights
+from mlm_repro.evaluation.scoring.scores import ScoringModel, pack_weights
+from mlm_repro.evaluation.scoring.store import Store, open_scores
 from mlm_repro.evaluation.settings import Settings
-from mlm_repro.evaluation.store import Store, open_scores
 from mlm_repro.lineage.chain import read_newest
 from mlm_repro.lineage.environment import user_cache
 from mlm_repro.lineage.errors import BadInput, DataMissing, IntegrityFailure
@@ -40,13 +40,14 @@ from mlm_repro.lineage.records import Kind
 
 
 @contextmanager
-def native_checkpoint(directory: Path, vocab: Path | None, heads: int | None) -> Iterator[Path]:
-    """Yield a checkpoint or run directory of this suite: `directory` itself, or a temporary import of it.
+def native_checkpoint(place: Place, vocab: Path | None, heads: int | None) -> Iterator[Path]:
+    """Yield a checkpoint or run directory of this suite: the place itself, or a temporary import of it.
 
     A Megatron-LM checkpoint has no vocabulary: `vocab`, files beside it, or the published one is taken. Raises the
     errors of imports.
     """
-    if not directory.is_dir() or is_native(directory):
+    directory = place.directory
+    if place.format == "native":
         yield directory
         return
     if vocab is None and is_megatron(directory) and not (directory / VOCABULARY).is_file():
@@ -86,23 +87,24 @@ class EvaluatedCheckpoint:
         return dataset
 
 
-def open_checkpoint(path: Path, settings: Settings, row_by_row: bool = False) -> EvaluatedCheckpoint:
-    """Load a checkpoint of any format, or a hub's or a package's model, by the program that the settings name.
+def open_checkpoint(place: Place, settings: Settings, row_by_row: bool = False) -> EvaluatedCheckpoint:
+    """Load a checkpoint of any format by the program that the settings name.
 
     Without a name the engine computes each GPT-2 that it can, transformers every other model. Raises what
     `native_checkpoint`, `load_checkpoint` and `Pretrained` raise.
     """
-    mesh, directory = build_mesh(settings.layout), find_directory(path)
+    mesh, directory = build_mesh(settings.layout), place.directory
     dtype = DTYPES[settings.dtype] if settings.dtype else None
     if settings.device and mesh.layout.world_size == 1:
         mesh = serial_mesh(_device(settings.device))
-    is_ours = not directory.is_dir() or is_native(directory) or not (directory / CONFIG).is_file()
-    is_ours = is_ours and not list(directory.glob("*.gguf"))
+    is_ours = place.format != "transformers"
     if settings.backend == "transformers" and is_ours:
-        raise BadInput(f"{directory} is no directory of transformers: leave out --backend, or export it first")
-    if settings.backend != "transformers" and (is_ours or settings.backend == "engine" or is_gpt2(directory)):
+        raise BadInput(
+            f"{directory} is no directory of transformers: leave out backend = transformers, or export it first"
+        )
+    if settings.backend != "transformers" and (is_ours or settings.backend == "engine" or place.is_gpt2):
         try:
-            with native_checkpoint(directory, settings.vocab, settings.heads) as native:
+            with native_checkpoint(place, settings.vocab, settings.heads) as native:
                 return read_newest(native, partial(load_checkpoint, mesh=mesh, row_by_row=row_by_row, dtype=dtype))
         except BadInput as reason:
             if is_ours or settings.backend == "engine":
@@ -110,7 +112,7 @@ def open_checkpoint(path: Path, settings: Settings, row_by_row: bool = False) ->
             if mesh.is_first:
                 print(f"warning: transformers computes this model: {reason}", file=sys.stderr)
     if mesh.layout.world_size > 1 or settings.vocab or settings.heads:
-        raise BadInput(f"{directory} is computed by transformers, which takes no --layout, --vocab or --heads")
+        raise BadInput(f"{directory} is computed by transformers, which takes no layout, vocab or heads")
     loaded = Pretrained(directory, dtype or torch.float32, mesh.device)
     network, tokenizer = loaded.model, loaded.tokenizer
     if not row_by_row:
@@ -119,13 +121,8 @@ def open_checkpoint(path: Path, settings: Settings, row_by_row: bool = False) ->
     model = ScoringModel(network, *sizes, dtype or torch.float32, mesh)
     note = f"{loaded.padding:,} rows of the embedding stand for no sub-word: they are left out of the softmax"
     note = f"{note}, in which transformers' own loop has them" if loaded.padding > 0 else ""
-    note = SMOLLM2_NOTE if str(path) == SMOLLM2 else note
+    note = SMOLLM2_NOTE if str(place.asked) == SMOLLM2 else note
     return EvaluatedCheckpoint(directory, loaded.digest, tokenizer, model, "measured", network.num_parameters, note)
-
-
-def is_gpt2(directory: Path) -> bool:
-    """True if there is a config.json that names GPT-2."""
-    return (directory / CONFIG).is_file() and read_object(directory / CONFIG).get("model_type") == "gpt2"
 
 
 def _device(name: str) -> torch.device:

@@ -13,21 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from mlm_repro.engine.launch.local import keep_large_buffers
-from mlm_repro.engine.parallel.layout import Layout
-from mlm_repro.evaluation.places import check_checkpoint
-from mlm_repro.evaluation.settings import (
-    ONE_RANK,
-    Sampling,
-    Settings,
-    parse_batch_size,
-    parse_device,
-    parse_layout,
-    start_ranks,
-)
-from mlm_repro.evaluation.tasks import TASKS, build_task, check_task_name
+from mlm_repro.evaluation.models.places import Place
+from mlm_repro.evaluation.settings import Sampling, Settings, start_ranks
+from mlm_repro.evaluation.tasks.names import TASKS, build_task, check_task_name
 from mlm_repro.evaluation.windows import check_stride
 from mlm_repro.lineage.atomic import write_json, write_text
 from mlm_repro.lineage.command import CommandLine, run_command
+from mlm_repro.lineage.config import override_config
 from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.lock import check_place
 from mlm_repro.lineage.variables import is_first_rank
@@ -48,30 +40,14 @@ Json = Annotated[Path | None, typer.Option("--json", help="Also write the result
 Limit = Annotated[int | None, typer.Option(
     min=1, help="Score only so many windows or examples, spread evenly; the result is partial."
 )]  # fmt: skip
-BatchSize = Annotated[int | None, typer.Option(
-    parser=parse_batch_size, metavar="<int|auto>", help="Rows per forward pass; auto is as many as fit in memory."
+Scoring = Annotated[list[str] | None, typer.Option(
+    "--set", help="Override a setting: batch_size, workers, layout, backend, dtype, device, vocab or heads=VALUE."
 )]  # fmt: skip
 Window = Annotated[
     int | None, typer.Option(min=2, help="Longest input for a file's perplexity; by default the model's context.")
 ]
 Stride = Annotated[int | None, typer.Option(
     min=1, help="Tokens from window to window; by default a 32nd of one, by transformers' recipe half."
-)]  # fmt: skip
-Backend = Annotated[Literal["engine", "transformers"] | None, typer.Option(
-    help="Program that computes the model; by default the engine for a GPT-2, transformers for another."
-)]  # fmt: skip
-Dtype = Annotated[Literal["fp32", "bf16", "fp16"] | None, typer.Option(
-    help="Number format computed in; by default that of a checkpoint of this suite, fp32 for others."
-)]  # fmt: skip
-Device = Annotated[str | None, typer.Option(
-    parser=parse_device, metavar="<str>", help="Such as cpu or cuda:1; by default the GPU, if there is one."
-)]  # fmt: skip
-Workers = Annotated[int | None, typer.Option(min=1, help="Processes on a CPU; by default one per available core.")]
-Vocab = Annotated[Path | None, typer.Option(help="Folder with vocab.json and merges.txt for a Megatron-LM checkpoint.")]
-Heads = Annotated[int | None, typer.Option(min=1, help="Attention heads of a Megatron-LM checkpoint without them.")]
-Ranks = Annotated[Layout, typer.Option(
-    parser=parse_layout, metavar="<str>", show_default="tp=1",
-    help="Ranks that share the model, such as tp=2,pp=2; started here if they do not run yet.",
 )]  # fmt: skip
 
 
@@ -84,9 +60,7 @@ def run(
     file: Annotated[Path | None, typer.Argument(
         help='Your text file, .jsonl file of {"text": ...} lines or .json array of them.', show_default=False
     )] = None,
-    window: Window = None, stride: Stride = None, limit: Limit = None,
-    batch_size: BatchSize = None, workers: Workers = None, vocab: Vocab = None, heads: Heads = None,
-    layout: Ranks = ONE_RANK, backend: Backend = None, dtype: Dtype = None, device: Device = None, json: Json = None,
+    window: Window = None, stride: Stride = None, limit: Limit = None, scoring: Scoring = None, json: Json = None,
     samples: Annotated[
         Path | None, typer.Option("--samples", help="Also write every window or example to this .jsonl file.")
     ] = None,
@@ -102,25 +76,26 @@ def run(
     if (file is None) == (protocol in FILE_TASKS):
         raise BadInput(f"{protocol} needs a text file" if file is None else f"{protocol} takes no file: {file}")
     if file is not None:
-        from mlm_repro.evaluation.heldout import read_file
+        from mlm_repro.evaluation.tasks.heldout import read_file
 
         read_file(file)
     if (window or stride) and not protocol.startswith("perplexity"):
         raise BadInput(f"--window and --stride are for the perplexity of a file; {protocol} has its own")
     if window and stride:
         check_stride(stride, window)
-    settings = Settings(limit, batch_size, workers, vocab, heads, layout, backend, dtype, device)
+    settings = override_config(Settings(), scoring or ())
     check_place("--samples", samples, '"log_probabilities"')
-    _start(settings, [ckpt], json, '"checkpoint_digest"')
-    from mlm_repro.evaluation import heldout, tables
+    (place,) = _start(settings, [ckpt], json, '"checkpoint_digest"')
+    from mlm_repro.evaluation import tables
     from mlm_repro.evaluation.evaluate import evaluate, file_task
+    from mlm_repro.evaluation.tasks import heldout
 
     names = TASKS if protocol == ALL else (protocol,)
     tasks: dict[str, MakeTask] = {name: partial(build_task, name) for name in names}
     if file is not None:
         of_text = partial(heldout.file_perplexity, window=window, stride=stride, name=protocol)
         tasks = {protocol: file_task(heldout.file_cloze if protocol == "cloze" else of_text, file)}
-    evaluations = evaluate(ckpt, tasks, settings)
+    evaluations = evaluate(place, tasks, settings, limit)
     if not is_first_rank():
         return
     results = {name: evaluation.result for name, evaluation in evaluations.done.items()}
@@ -142,20 +117,18 @@ def compare(
     task: Annotated[
         list[str], typer.Option("--task", help="A protocol of `mlm-eval list`; may be given several times.")
     ] = ["wikitext103", "lambada"],  # noqa: B006
-    limit: Limit = None,
-    batch_size: BatchSize = None, workers: Workers = None, vocab: Vocab = None, heads: Heads = None,
-    layout: Ranks = ONE_RANK, backend: Backend = None, dtype: Dtype = None, device: Device = None, json: Json = None,
+    limit: Limit = None, scoring: Scoring = None, json: Json = None,
 ) -> None:  # fmt: skip
     """Compare two checkpoints on the same tests: the paired difference with its standard error."""
     for name in task:
         check_task_name(name)
-    settings = Settings(limit, batch_size, workers, vocab, heads, layout, backend, dtype, device)
-    _start(settings, [first, second], json, '"checkpoint_digest"')
+    settings = override_config(Settings(), scoring or ())
+    places = _start(settings, [first, second], json, '"checkpoint_digest"')
     from mlm_repro.evaluation import tables
     from mlm_repro.evaluation.evaluate import evaluate, paired_difference
 
     tasks = {name: partial(build_task, name) for name in task}
-    left, right = (evaluate(ckpt, tasks, settings) for ckpt in (first, second))
+    left, right = (evaluate(place, tasks, settings, limit) for place in places)
     if not is_first_rank():
         return
     names = [name for name in left.done if name in right.done]
@@ -178,16 +151,15 @@ def identify(
     ckpt: Checkpoint,
     claimed: Annotated[str, typer.Option(help="The number, with the digits that were printed.")],
     task: Annotated[Literal["wikitext103", "lambada"], typer.Option(help="The test.")] = "wikitext103",
-    batch_size: BatchSize = None, workers: Workers = None, vocab: Vocab = None, heads: Heads = None,
-    layout: Ranks = ONE_RANK, backend: Backend = None, dtype: Dtype = None, device: Device = None, json: Json = None,
+    scoring: Scoring = None, json: Json = None,
 ) -> None:  # fmt: skip
     """Name the conventions that give a claimed number within its rounding."""
-    settings = Settings(None, batch_size, workers, vocab, heads, layout, backend, dtype, device)
-    from mlm_repro.evaluation import identify as conventions
+    settings = override_config(Settings(), scoring or ())
+    from mlm_repro.evaluation.conventions import identify as conventions
 
     conventions.parse_claim(claimed)
-    _start(settings, [ckpt], json, '"claimed"')
-    identified = conventions.identify(ckpt, claimed, task, settings)
+    (place,) = _start(settings, [ckpt], json, '"claimed"')
+    identified = conventions.identify(place, claimed, task, settings)
     if is_first_rank():
         print(identified.describe())
         _write(json, asdict(identified))
@@ -208,7 +180,7 @@ def oracle(
 ) -> None:
     """Write a checkpoint that tells how it was evaluated, or name the convention of a harness's number on it."""
     check_place("--json", json, '"identified"')
-    from mlm_repro.evaluation.identify import explain_bytes, find, parse_claim
+    from mlm_repro.evaluation.conventions.identify import explain_bytes, find, parse_claim
 
     if numbers:
         print(explain_bytes(numbers))
@@ -217,7 +189,7 @@ def oracle(
         raise BadInput("give --out DIR to write the oracle, or --identify NUMBER")
     for number in identify or ():
         parse_claim(number)
-    from mlm_repro.evaluation.oracle import read_table, write_oracle
+    from mlm_repro.evaluation.conventions.oracle import read_table, write_oracle
 
     with TemporaryDirectory() as temporary:
         directory = out or Path(temporary) / "oracle"
@@ -237,17 +209,16 @@ def generate(
     top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest tokens of this probability.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 1234,
-    vocab: Vocab = None, heads: Heads = None, layout: Ranks = ONE_RANK, backend: Backend = None,
-    dtype: Dtype = None, device: Device = None, json: Json = None,
+    scoring: Scoring = None, json: Json = None,
 ) -> None:  # fmt: skip
     """Continue a text: greedily, or sampled if a temperature, top-k or top-p is given."""
-    settings = Settings(None, None, None, vocab, heads, layout, backend, dtype, device)
+    settings = override_config(Settings(), scoring or ())
     is_sampled = any(option is not None for option in (temperature, top_k, top_p))
     sampling = Sampling(1.0 if temperature is None else temperature, top_k, top_p, seed) if is_sampled else None
-    _start(settings, [ckpt], json, '"continuation"')
+    (place,) = _start(settings, [ckpt], json, '"continuation"')
     from mlm_repro.evaluation.generate import generate_text
 
-    generated = generate_text(ckpt, prompt, max_new_tokens, sampling, settings)
+    generated = generate_text(place, prompt, max_new_tokens, sampling, settings)
     if is_first_rank():
         print(generated.prompt + generated.continuation)
         _write(json, asdict(generated))
@@ -272,7 +243,7 @@ def fetch(
     out: Annotated[Path, typer.Option(help="Folder with a directory for each; MLM_MODELS_DIR can name it.")],
 ) -> None:
     """Copy models of the Hugging Face hub, with their digests, for a machine without a connection."""
-    from mlm_repro.evaluation.hub_models import fetch_model
+    from mlm_repro.evaluation.models.hub_models import fetch_model
 
     for name in models:
         print(f"written: {fetch_model(name, out)}")
@@ -285,14 +256,14 @@ def list_() -> None:
         print(f"{name:<24} {protocol.title}")
 
 
-def _start(settings: Settings, checkpoints: Sequence[Path], json: Path | None, mark: str) -> None:
-    """Check places and checkpoints, then start the ranks; they are forked from a process that has the engine."""
+def _start(settings: Settings, checkpoints: Sequence[Path], json: Path | None, mark: str) -> list[Place]:
+    """Find the checkpoints, then start the ranks; they are forked from a process that has the engine."""
     check_place("--json", json, mark)
-    for path in checkpoints:
-        check_checkpoint(path, settings.vocab)
+    places = [Place.find(path, settings.vocab) for path in checkpoints]
     import mlm_repro.evaluation.evaluate  # noqa: F401
 
     start_ranks(settings.layout, main)
+    return places
 
 
 def _dump(results: "dict[str, Result]") -> dict[str, Any]:

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from mlm_repro.engine.launch.mesh import telling_of_lost_ranks
 from mlm_repro.evaluation.checkpoints import EvaluatedCheckpoint, open_checkpoint
+from mlm_repro.evaluation.models.places import Place
 from mlm_repro.evaluation.protocol import Encoder, Losses, Request, Scores, Task
 from mlm_repro.evaluation.schema import Provenance, Result
-from mlm_repro.evaluation.scoring import NoMemory, remembering, score, score_with_memory
+from mlm_repro.evaluation.scoring.scores import NoMemory, remembering, score, score_with_memory
 from mlm_repro.evaluation.settings import Settings
-from mlm_repro.evaluation.uncertainty import difference_standard_error, mean_standard_error
+from mlm_repro.evaluation.tasks.uncertainty import difference_standard_error, mean_standard_error
 from mlm_repro.lineage.config import Config
 from mlm_repro.lineage.environment import describe_environment
 from mlm_repro.lineage.errors import BadInput, DataMissing
@@ -49,21 +50,23 @@ def file_task(make: Callable[[Path, Encoder, int], Task], path: Path) -> MakeTas
     return lambda evaluated: make(path, evaluated.tokenizer, evaluated.model.seq_length)
 
 
-def evaluate(checkpoint: Path, tasks: Mapping[str, MakeTask], settings: Settings) -> Evaluations:
+def evaluate(place: Place, tasks: Mapping[str, MakeTask], settings: Settings, limit: int | None = None) -> Evaluations:
     """Run tasks on a checkpoint of any format, or on a run's newest checkpoint, in one pass over shared requests.
+
+    `limit` is a number of windows or examples of each task, spread evenly over the test.
 
     A task whose data or kind of model is missing is left out. Raises DataMissing or NoMemory if no task is left.
     """
     started = time.monotonic()
     made: dict[str, Task] = {}
     missing: dict[str, DataMissing | NoMemory] = {}
-    evaluated = open_checkpoint(checkpoint, settings)
+    evaluated = open_checkpoint(place, settings)
     for name, make in tasks.items():
         try:
             task = make(evaluated)
             if task.with_memory:
                 remembering(evaluated.model)
-            made[name] = task.limited(settings.limit)
+            made[name] = task.limited(limit)
         except (DataMissing, NoMemory) as error:
             missing[name] = error
     if not made:
@@ -73,7 +76,7 @@ def evaluate(checkpoint: Path, tasks: Mapping[str, MakeTask], settings: Settings
             print(f"warning: {task.note}", file=sys.stderr)
     scored = _score_all(list(made.values()), evaluated, settings)
     provenance = Provenance(
-        kind=evaluated.kind, checkpoint=_shown(evaluated.directory, checkpoint), checkpoint_digest=evaluated.digest,
+        kind=evaluated.kind, checkpoint=_shown(evaluated.directory, place.asked), checkpoint_digest=evaluated.digest,
         tokenizer_digest=evaluated.tokenizer.digest, dtype=str(evaluated.model.dtype).removeprefix("torch."),
         seconds=time.monotonic() - started, environment=describe_environment(),
     )  # fmt: skip

@@ -18,11 +18,13 @@ import torch
 from mlm_repro.evaluation.checkpoints import open_checkpoint
 from mlm_repro.evaluation.evaluate import share
 from mlm_repro.evaluation.generate import generate
-from mlm_repro.evaluation.heldout import SURROGATE
+from mlm_repro.evaluation.models.places import Place
 from mlm_repro.evaluation.protocol import Request, Scores, Tokens, with_first
-from mlm_repro.evaluation.scoring import score
+from mlm_repro.evaluation.scoring.scores import score
 from mlm_repro.evaluation.settings import Sampling, Settings
+from mlm_repro.evaluation.tasks.heldout import SURROGATE
 from mlm_repro.evaluation.windows import megatron_windows, sliding_windows
+from mlm_repro.lineage.config import parse_config
 from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.extras import import_extra
 
@@ -58,9 +60,15 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
             raise BadInput(f"--model_args of mlm has no {wrong}; it takes {ARGUMENTS}")
         super().__init__()
         place = device if device not in (None, "cuda", "cuda:0") or torch.cuda.is_available() else None
-        folder, numbers = Path(vocab) if vocab else None, HARNESS_DTYPES[dtype]
-        settings = Settings(vocab=folder, heads=heads, backend=backend, dtype=numbers, device=place)
-        self._loaded = open_checkpoint(Path(pretrained), settings)
+        values = {
+            "vocab": vocab or None,
+            "heads": heads,
+            "backend": backend,
+            "dtype": HARNESS_DTYPES[dtype],
+            "device": place,
+        }
+        settings = parse_config(values, Settings, "--model_args of mlm")
+        self._loaded = open_checkpoint(Place.find(Path(pretrained), settings.vocab), settings)
         if max_length:
             shorter = replace(self._loaded.model, seq_length=min(int(max_length), self._loaded.model.seq_length))
             self._loaded = replace(self._loaded, model=shorter)

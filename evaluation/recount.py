@@ -9,10 +9,10 @@ import numpy as np
 
 from mlm_repro.data_pipeline.contamination.testsets import find_test_set
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
-from mlm_repro.evaluation.heldout import heldout_cloze, heldout_perplexity
 from mlm_repro.evaluation.schema import ClozeResult, PerplexityResult
-from mlm_repro.evaluation.tasks import TASKS, made_by
-from mlm_repro.evaluation.uncertainty import mean_standard_error, ratio_standard_error
+from mlm_repro.evaluation.tasks.heldout import heldout_cloze, heldout_perplexity
+from mlm_repro.evaluation.tasks.names import TASKS, made_by
+from mlm_repro.evaluation.tasks.uncertainty import mean_standard_error, ratio_standard_error
 from mlm_repro.lineage.errors import DataMissing
 from mlm_repro.lineage.files import SAME
 

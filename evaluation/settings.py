@@ -1,13 +1,15 @@
 """Settings of a scoring, the ranks it runs on, and how tokens are drawn. Imports no torch."""
 
 import atexit
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from mlm_repro.engine.parallel.layout import Layout
+from mlm_repro.lineage.config import Config
 from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.variables import launched_ranks
 
@@ -17,59 +19,46 @@ if TYPE_CHECKING:
 ONE_RANK = Layout()
 
 
-def parse_layout(text: str | Layout) -> Layout:
-    """The layout of `tp=2,pp=2`; an axis without a name has size 1, and a layout stays as it is.
+class Settings(Config):
+    """How a model is scored, as `--set KEY=VALUE` of `mlm-eval` changes it. None of it changes what is measured."""
 
-    Raises BadInput for anything else.
-    """
-    if isinstance(text, Layout):
-        return text
-    sizes: dict[str, int] = {}
-    for part in text.split(","):
-        axis, _, size = part.strip().partition("=")
-        if axis not in ("tp", "pp", "dp") or axis in sizes or not size.isdecimal() or int(size) < 1:
-            raise BadInput(f"{text!r} is not a layout such as tp=2,pp=2: axes are tp, pp and dp, each with its ranks")
-        sizes[axis] = int(size)
-    return Layout(**sizes)
-
-
-def parse_device(text: str) -> str:
-    """A device by torch's name, such as `cuda:1`, which may not be there. Raises BadInput for anything else."""
-    if not re.fullmatch(r"(cpu|cuda|mps|xpu)(:[0-9]+)?", text):
-        raise BadInput(f"{text!r} is no device: give cpu, cuda, mps or xpu, with a number after a colon if need be")
-    return text
-
-
-def parse_batch_size(text: str | int) -> int | None:
-    """The number of rows; None for `auto`. Raises BadInput for anything else."""
-    if text == "auto":
-        return None
-    if not str(text).isdecimal() or int(text) < 1:
-        raise BadInput(f"{text!r} is no batch size: give a number of rows from 1 on, or auto")
-    return int(text)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Settings of a scoring; `limit` changes what is measured, `backend` and `dtype` how it is rounded."""
-
-    limit: int | None = None
-    """Windows or examples to score, spread evenly over the test."""
-    batch_size: int | None = None
-    workers: int | None = None
-    vocab: Path | None = None
-    heads: int | None = None
+    batch_size: PositiveInt | None = None
+    """Rows per forward pass; by default as many as fit in memory."""
+    workers: PositiveInt | None = None
+    """Processes on a processor; by default one per available core."""
     layout: Layout = ONE_RANK
+    """Ranks that share the model, such as `tp=2,pp=2`; they are started here if they do not run yet."""
     backend: Literal["engine", "transformers"] | None = None
     """Program that computes the model; by default the engine for a GPT-2, transformers for another."""
     dtype: Literal["fp32", "bf16", "fp16"] | None = None
-    """Number format that is computed in; by default that of a checkpoint of this suite, fp32 for others."""
-    device: str | None = None
-    """torch's name of a device; by default the GPU, if there is one."""
+    """Number format computed in; by default that of a checkpoint of this suite, fp32 for others."""
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda|mps|xpu)(:[0-9]+)?$")] | None = None
+    """torch's name of a device, such as `cuda:1`; by default the GPU, if there is one."""
+    vocab: Path | None = None
+    """Folder with vocab.json and merges.txt, for a Megatron-LM checkpoint."""
+    heads: PositiveInt | None = None
+    """Attention heads of a Megatron-LM checkpoint that does not say how many it has."""
 
-    def __post_init__(self) -> None:
+    @field_validator("layout", mode="before")
+    @classmethod
+    def _read_layout(cls, value: Any) -> Any:
+        """Reads `tp=2,pp=2`; an axis that is not named has size 1."""
+        if not isinstance(value, str):
+            return value
+        sizes: dict[str, int] = {}
+        for part in value.split(","):
+            axis, _, size = part.strip().partition("=")
+            if axis not in ("tp", "pp", "dp") or axis in sizes or not size.isdecimal() or int(size) < 1:
+                needed = "axes are tp, pp and dp, each with its ranks"
+                raise ValueError(f"{value!r} is not a layout such as tp=2,pp=2: {needed}")
+            sizes[axis] = int(size)
+        return Layout(**sizes)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         if self.device and self.layout.world_size > 1:
-            raise BadInput("--device is for one rank: several take a GPU each, or share the processor")
+            raise ValueError("device is for one rank: several take a GPU each, or share the processor")
+        return self
 
 
 @dataclass(frozen=True)

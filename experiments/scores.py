@@ -12,7 +12,7 @@ import numpy as np
 from scipy.special import stdtrit  # type: ignore[import-untyped]
 
 from mlm_repro.evaluation.schema import PerplexityResult
-from mlm_repro.evaluation.uncertainty import difference_standard_error
+from mlm_repro.evaluation.tasks.uncertainty import difference_standard_error
 from mlm_repro.experiments.catalogue import Effect
 from mlm_repro.experiments.files import Comparison, ReproductionScores, TextScore
 from mlm_repro.lineage.records import Record

@@ -10,7 +10,7 @@ from mlm_repro.engine.formats.huggingface import FOLDER
 from mlm_repro.engine.formats.model_shards import WRITTEN, merge_model, shard_model
 from mlm_repro.engine.inference import load_for_inference
 from mlm_repro.engine.megatron_flags import from_megatron, script_or_arguments
-from mlm_repro.evaluation.hub_models import RECORD, Fetched, is_as_fetched
+from mlm_repro.evaluation.models.hub_models import RECORD, Fetched, is_as_fetched
 from mlm_repro.experiments.simulator.planner import model_of_hub
 from mlm_repro.lineage.digest import seal
 from mlm_repro.lineage.files import write_document

@@ -16,9 +16,9 @@ from mlm_repro.data_pipeline.work.tasks import MARKER as TASK_MARKER
 from mlm_repro.data_pipeline.work.tasks import WorkTask, run_task
 from mlm_repro.data_pipeline.work.workspace import Workspace
 from mlm_repro.engine.finetune.tasks import read_mnli, read_race, read_squad
-from mlm_repro.evaluation import heldout
 from mlm_repro.evaluation.protocol import Scores
-from mlm_repro.evaluation.store import StoredScores
+from mlm_repro.evaluation.scoring.store import StoredScores
+from mlm_repro.evaluation.tasks import heldout
 from mlm_repro.experiments.catalogue import find_experiment
 from mlm_repro.experiments.sealed import lines, seal_numbers
 from mlm_repro.experiments.verdicts import load_results

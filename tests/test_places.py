@@ -18,11 +18,11 @@ from tests.engine.small_run import write_toml
 from tests.engine.test_formats_checkpoint import write_rough
 
 COMMANDS = {
-    "mlm-data": ["run recipe.toml --runs {}", "clean jsonl:corpus.jsonl {} --workers 1", "fetch {}"],
+    "mlm-data": ["run recipe.toml --runs {}", "clean jsonl:corpus.jsonl {} --set workers=1", "fetch {}"],
     "mlm-train": ["run small.toml --runs {}", "lr-find small.toml --out {}", "export checkpoint {}"],
     "mlm-eval": [
-        "perplexity corpus.jsonl --ckpt checkpoint --workers 1 --json {}/a",
-        "perplexity corpus.jsonl --ckpt checkpoint --workers 1 --samples {}/a", "oracle --out {}",
+        "perplexity corpus.jsonl --ckpt checkpoint --set workers=1 --json {}/a",
+        "perplexity corpus.jsonl --ckpt checkpoint --set workers=1 --samples {}/a", "oracle --out {}",
     ],
     "mlm-experiment": [
         "launch 8.3b --out {}", "simulate ptd-p-runs --out {}/a", "calibrate --out {}",

@@ -11,7 +11,7 @@ from docs.hooks.formats import keys
 from docs.hooks.protocols import section
 from docs.hooks.results import measures, results
 from docs.hooks.seeds import seeds
-from mlm_repro.evaluation.tasks import TASKS
+from mlm_repro.evaluation.tasks.names import TASKS
 from mlm_repro.lineage.atomic import write_text
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,10 +10,10 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-from mlm_repro.evaluation.documents import RunningText
 from mlm_repro.evaluation.protocol import Scores, SourceText, Task
 from mlm_repro.evaluation.schema import Provenance
-from mlm_repro.evaluation.tasks import TASKS, made_by
+from mlm_repro.evaluation.tasks.documents import RunningText
+from mlm_repro.evaluation.tasks.names import TASKS, made_by
 from mlm_repro.lineage.files import Environment
 
 CONTEXT = 8
@@ -64,9 +64,9 @@ def small_task(name: str, tokenizer: Pieces) -> Task:
         return json.dumps({"text": PASSAGE}) if "lambada_test.jsonl" in title else PASSAGE.lower().replace("\n", " ")
 
     with (
-        patch("mlm_repro.evaluation.wikitext103.read_wikitext103", read_articles),
-        patch("mlm_repro.evaluation.lambada.read_official", read_passage),
-        patch("mlm_repro.evaluation.lambada.NUM_EXAMPLES", 1),
+        patch("mlm_repro.evaluation.tasks.wikitext103.read_wikitext103", read_articles),
+        patch("mlm_repro.evaluation.tasks.lambada.read_official", read_passage),
+        patch("mlm_repro.evaluation.tasks.lambada.NUM_EXAMPLES", 1),
     ):
         return made_by(TASKS[name].function, name, Path(), tokenizer, CONTEXT)
 

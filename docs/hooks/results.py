@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from docs.hooks.commands import cell, table
-from mlm_repro.evaluation.places import SMOLLM2, SMOLLM2_NOTE
+from mlm_repro.evaluation.models.places import SMOLLM2, SMOLLM2_NOTE
 from mlm_repro.experiments.benchmark import AGAINST, read_benchmark, sentences, tables
 from mlm_repro.experiments.catalogue import load_experiments
 from mlm_repro.experiments.verdicts import count_outcomes, judge, load_results

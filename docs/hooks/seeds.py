@@ -12,7 +12,7 @@ from docs.hooks.commands import cell, table
 from docs.hooks.readme import KEPT, every_verdict
 from docs.hooks.results import pretrained_rows
 from mlm_repro.engine.costs import flops_per_token
-from mlm_repro.evaluation.places import SMOLLM2
+from mlm_repro.evaluation.models.places import SMOLLM2
 from mlm_repro.experiments.benchmark import read_benchmark
 from mlm_repro.experiments.catalogue import Experiment, every_claim, load_experiments, matches
 from mlm_repro.experiments.simulator.cluster import load_cluster

@@ -136,7 +136,7 @@ def read_huggingface(directory: Path, vocab: Path | None = None, heads: int | No
         companion_files = {f"{FOLDER}/{name}": place for name, place in companions(directory).items()}
     config = theirs.our_config(values, tokenizer.vocab_size if tokenizer else rows, path)
     if heads is not None and heads != config.num_heads:
-        raise BadInput(f"{path}: {theirs.SIZES[2]} is {config.num_heads}, but --heads says {heads}")
+        raise BadInput(f"{path}: {theirs.SIZES[2]} is {config.num_heads}, but {heads} were given")
     stored = config.model_copy(update={"vocab_size": rows, "padded_vocab_size": rows}) if is_gpt2 else config
     ours = our_tensors(tensors, stored, theirs, directory)
     if tokenizer:

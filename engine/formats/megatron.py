@@ -73,7 +73,9 @@ def read_megatron(directory: Path, vocab: Path | None, heads: int | None = None)
     if vocab is None and (directory / VOCABULARY).is_file():
         vocab = directory
     if vocab is None:
-        raise BadInput(f"{directory} is a Megatron-LM checkpoint, which has no vocabulary: give --vocab")
+        raise BadInput(
+            f"{directory} is a Megatron-LM checkpoint, which has no vocabulary: give it (--vocab, or --set vocab=)"
+        )
     tokenizer, vocabulary_files = read_vocabulary_files(vocab)
     newest = directory if (directory / METADATA).is_file() else _newest(directory)
     grid = _find_files(newest)
@@ -167,9 +169,11 @@ def _read_config(files: list[list[RankFile]], tokenizer: Tokenizer, heads: int |
             raise IntegrityFailure(f"{first.path}: {name} is {args[name]!r} in its arguments, {size} in its tensors")
     written = args.get("num_attention_heads")
     if written is None and heads is None:
-        raise BadInput(f"{first.path} does not say how many attention heads it has: give --heads")
+        raise BadInput(
+            f"{first.path} does not say how many attention heads it has: give the number (--heads, or --set heads=)"
+        )
     if written is not None and heads is not None and written != heads:
-        raise BadInput(f"{first.path} has {written} attention heads, but --heads says {heads}")
+        raise BadInput(f"{first.path} has {written} attention heads, but {heads} were given")
     num_heads = heads if written is None else written
     values = {
         "num_layers": sizes["num_layers"], "hidden_size": sizes["hidden_size"], "num_heads": num_heads,

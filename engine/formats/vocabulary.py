@@ -41,7 +41,9 @@ def read_vocabulary(directory: Path) -> tuple[Tokenizer, list[Path]]:
     if path.is_file():
         return Tokenizer.load(directory), [path]
     if not (directory / VOCABULARY).is_file():
-        raise BadInput(f"{directory} has neither {FILE_NAME} nor {VOCABULARY} with {MERGES}: give --vocab")
+        raise BadInput(
+            f"{directory} has neither {FILE_NAME} nor {VOCABULARY} with {MERGES}: give it (--vocab, or --set vocab=)"
+        )
     return read_vocabulary_files(directory)
 
 

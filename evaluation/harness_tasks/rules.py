@@ -5,10 +5,10 @@ from typing import Any
 from datasets import Dataset
 
 from mlm_repro.data_pipeline.contamination.testsets import find_test_set
-from mlm_repro.evaluation.cloze import split_last_word
-from mlm_repro.evaluation.detokenize import detokenize_wikitext
-from mlm_repro.evaluation.lambada import openai_passages
-from mlm_repro.evaluation.wikitext103 import read_wikitext103
+from mlm_repro.evaluation.tasks.cloze import split_last_word
+from mlm_repro.evaluation.tasks.detokenize import detokenize_wikitext
+from mlm_repro.evaluation.tasks.lambada import openai_passages
+from mlm_repro.evaluation.tasks.wikitext103 import read_wikitext103
 
 Rows = dict[str, Dataset]
 

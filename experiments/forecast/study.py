@@ -34,9 +34,10 @@ from mlm_repro.engine.run.resolved import resolve
 from mlm_repro.engine.step import NotFinite
 from mlm_repro.engine.train import train
 from mlm_repro.evaluation.evaluate import evaluate
+from mlm_repro.evaluation.models.places import Place
 from mlm_repro.evaluation.schema import PerplexityResult
 from mlm_repro.evaluation.settings import Settings
-from mlm_repro.evaluation.tasks import build_task
+from mlm_repro.evaluation.tasks.names import build_task
 from mlm_repro.experiments.catalogue import ABLATION, Experiment, ablation_of
 from mlm_repro.experiments.files import (
     EVALUATIONS,
@@ -130,7 +131,9 @@ def make_ladder(run: RunDirectory, dataset: Path, runs: Path) -> None:
             out = run.path / EVALUATIONS / f"{each.folder.name}.json"
             if not out.is_file():
                 try:
-                    done = evaluate(runs / each.folder.name, {TEXT: partial(build_task, TEXT)}, Settings()).done
+                    done = evaluate(
+                        Place.find(runs / each.folder.name), {TEXT: partial(build_task, TEXT)}, Settings()
+                    ).done
                 except DataMissing as error:
                     print(f"not scored: {error}")
                     break

@@ -11,9 +11,9 @@ from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_siz
 from mlm_repro.engine.config import ModelConfig
 from mlm_repro.engine.inference import parameters_of
 from mlm_repro.engine.run.resolved import read_run_config
-from mlm_repro.evaluation.detokenize import detokenize_wikitext
-from mlm_repro.evaluation.documents import count_original_tokens, read_official
-from mlm_repro.evaluation.wikitext103 import TEST_FILE_SHA256
+from mlm_repro.evaluation.tasks.detokenize import detokenize_wikitext
+from mlm_repro.evaluation.tasks.documents import count_original_tokens, read_official
+from mlm_repro.evaluation.tasks.wikitext103 import TEST_FILE_SHA256
 from mlm_repro.experiments.catalogue import Experiment
 from mlm_repro.experiments.published import position, workload_rows
 from mlm_repro.experiments.quantities import bert_of

@@ -12,11 +12,12 @@ from pathlib import Path
 
 from mlm_repro.data_pipeline.contamination.testsets import find_test_set
 from mlm_repro.evaluation.evaluate import Settings, evaluate, file_task
-from mlm_repro.evaluation.hub_models import cached_model, is_as_fetched
-from mlm_repro.evaluation.perplexity import PerplexityTask, sliding_stream
+from mlm_repro.evaluation.models.hub_models import cached_model, is_as_fetched
+from mlm_repro.evaluation.models.places import Place
 from mlm_repro.evaluation.protocol import Encoder
-from mlm_repro.evaluation.tasks import TASKS, build_task
-from mlm_repro.evaluation.wikitext103 import MEGATRON, read_wikitext
+from mlm_repro.evaluation.tasks.names import TASKS, build_task
+from mlm_repro.evaluation.tasks.perplexity import PerplexityTask, sliding_stream
+from mlm_repro.evaluation.tasks.wikitext103 import MEGATRON, read_wikitext
 from mlm_repro.evaluation.windows import megatron_windows
 from mlm_repro.experiments.catalogue import Experiment
 from mlm_repro.experiments.files import STAND_IN
@@ -65,7 +66,7 @@ def measure_released(experiment: Experiment, limit: int | None = None) -> list[L
         protocols = dict.fromkeys(each[0] for many in series.values() for each in many.values())
         tasks = {each: partial(build_task, each) if each in TASKS else file_task(_validation, find_test_set(each))
                  for each in protocols}  # fmt: skip
-        done = evaluate(path, tasks, Settings(limit=limit))
+        done = evaluate(Place.find(path), tasks, Settings(), limit)
         weights = ", ".join(f"{file.name} {_digest(file)[:16]}" for file in _weights(path))
         for title, quantities in series.items():
             for quantity, (protocol, field, factor) in quantities.items():

@@ -10,7 +10,7 @@ MODULE_OF = {"megatron-core": "megatron", "mkdocs-material": "material", "mlflow
 PROGRAMS = {
     "benchmarks/compiled.py": {"triton"},  # imported by what has found Triton
     "engine/kernels/gpu": {"triton"},  # imported where the registry has found Triton
-    "evaluation/oracle_files/tasks": {"lm_eval"},  # read by lm-evaluation-harness alone
+    "evaluation/conventions/oracle_files/tasks": {"lm_eval"},  # read by lm-evaluation-harness alone
 }
 
 

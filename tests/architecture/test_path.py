@@ -8,7 +8,7 @@ import pytest
 from mlm_repro.engine import cli as engine_cli
 from mlm_repro.engine.parallel import layers
 from mlm_repro.evaluation import cli as evaluation_cli
-from mlm_repro.evaluation.documents import RunningText
+from mlm_repro.evaluation.tasks.documents import RunningText
 from tests.architecture.rooms import ROOT
 from tests.engine.conftest import write_dataset
 from tests.engine.small_run import write_toml

@@ -23,7 +23,7 @@ def says_so(*rooms: str) -> list[str]:
 PURE = [
     *(module_name(path) for path in modules("lineage", "data_pipeline")),
     *says_so("engine"), "mlm_repro.engine.cli",
-    *says_so("evaluation"), *(f"mlm_repro.evaluation.{name}" for name in ("tasks", "tables", "cli")),
+    *says_so("evaluation"), *(f"mlm_repro.evaluation.{name}" for name in ("tasks.names", "tables", "cli")),
     *(
         module_name(path)
         for path in modules("experiments")

@@ -20,7 +20,7 @@ from mlm_repro.data_pipeline.contamination.decontaminate import (
 from mlm_repro.data_pipeline.contamination.testsets import TEST_SETS, find_test_set
 from mlm_repro.data_pipeline.contamination.words import Ngrams, words_of
 from mlm_repro.data_pipeline.document import Document, Drop
-from mlm_repro.evaluation.detokenize import detokenize_wikitext
+from mlm_repro.evaluation.tasks.detokenize import detokenize_wikitext
 from mlm_repro.lineage.errors import BadInput
 from tests.data_pipeline.conftest import ngrams_in, sentences
 

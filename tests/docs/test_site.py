@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from mlm_repro.evaluation.tasks import TASKS
+from mlm_repro.evaluation.tasks.names import TASKS
 from tests.architecture.rooms import ROOT, command_names
 
 

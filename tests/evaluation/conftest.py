@@ -11,10 +11,10 @@ import pytest
 
 from mlm_repro.data_pipeline.contamination.testsets import TEST_SETS
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
-from mlm_repro.evaluation import lambada, wikitext103
 from mlm_repro.evaluation.cli import main
-from mlm_repro.evaluation.documents import RunningText
 from mlm_repro.evaluation.protocol import SourceText
+from mlm_repro.evaluation.tasks import lambada, wikitext103
+from mlm_repro.evaluation.tasks.documents import RunningText
 from mlm_repro.lineage.digest import sha256_file
 from tests.commands import Command
 from tests.made_data import PASSAGES, wikitext
@@ -84,7 +84,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def oracle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The oracle's directory, not to be changed."""
-    from mlm_repro.evaluation.oracle import write_oracle
+    from mlm_repro.evaluation.conventions.oracle import write_oracle
 
     out = tmp_path_factory.mktemp("oracle") / "oracle"
     write_oracle(out)

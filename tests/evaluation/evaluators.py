@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import torch
 
 from mlm_repro.evaluation.cli import main
-from mlm_repro.evaluation.identify import find
-from mlm_repro.evaluation.oracle import read_table, write_oracle
+from mlm_repro.evaluation.conventions.identify import find
+from mlm_repro.evaluation.conventions.oracle import read_table, write_oracle
 
 PAGE = Path(__file__).parents[2] / "docs" / "oracle.md"
 BEGIN, END = "<!-- evaluators -->\n", "<!-- end -->"
@@ -122,7 +122,7 @@ def ours(quantity: str) -> Callable[[Path], float]:
             target, kept = Path(folder) / "result.json", sys.argv
             verb = ["cloze", "passages.jsonl"] if quantity == "accuracy" else ["perplexity", "all.txt"]
             sys.argv = ["mlm-eval", verb[0], str(oracle / "texts" / verb[1]), "--ckpt", str(oracle / "model"),
-                        "--workers", "1", "--json", str(target)]  # fmt: skip
+                        "--set", "workers=1", "--json", str(target)]  # fmt: skip
             with suppress(SystemExit):
                 main()
             sys.argv = kept

@@ -24,9 +24,9 @@ from mlm_repro.engine.formats.vocabulary import MERGES, VOCABULARY
 from mlm_repro.engine.model.gpt2 import GPT2
 from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.engine.published import WEIGHTS
-from mlm_repro.evaluation.conventions import AXES, LAST_WORD_AXES, Convention, LastWords, ReadText, readings
+from mlm_repro.evaluation.conventions.oracle import FILES
+from mlm_repro.evaluation.conventions.table import AXES, LAST_WORD_AXES, Convention, LastWords, ReadText, readings
 from mlm_repro.evaluation.evaluate import share
-from mlm_repro.evaluation.oracle import FILES
 from mlm_repro.evaluation.protocol import Request, Scores
 
 FIRST, APART = 1234, 1e-4

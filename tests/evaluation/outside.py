@@ -20,8 +20,8 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mlm_repro.data_pipeline.contamination.testsets import find_test_set
-from mlm_repro.evaluation.places import SMOLLM2, place_of
-from mlm_repro.evaluation.wikitext103 import MEGATRON, read_wikitext103
+from mlm_repro.evaluation.models.places import SMOLLM2, place_of
+from mlm_repro.evaluation.tasks.wikitext103 import MEGATRON, read_wikitext103
 
 WINDOW = 1024
 PROMPTS = 8

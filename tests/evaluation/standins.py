@@ -18,7 +18,7 @@ from mlm_repro.engine.optim.adam import FlatAdamW
 from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.engine.parallel.sharding import sharded_parameters
 from mlm_repro.evaluation.protocol import Request, Scores
-from mlm_repro.evaluation.scoring import ScoringModel
+from mlm_repro.evaluation.scoring.scores import ScoringModel
 from mlm_repro.lineage.digest import seal
 from mlm_repro.lineage.files import write_document
 from mlm_repro.lineage.run import RunDirectory

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from mlm_repro.evaluation.checkpoints import load_checkpoint
-from mlm_repro.evaluation.scoring import score
+from mlm_repro.evaluation.scoring.scores import score
 from tests.evaluation.standins import write_run
 from tests.evaluation.test_scoring import random_requests
 

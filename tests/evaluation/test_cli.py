@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlm_repro.data_pipeline.contamination.testsets import TEST_SETS
-from mlm_repro.evaluation.documents import RunningText
+from mlm_repro.evaluation.tasks.documents import RunningText
 from mlm_repro.lineage.digest import read_digest
 from tests.commands import Command
 from tests.evaluation.standins import write_run
@@ -18,7 +18,19 @@ def test_wikitext103_on_a_file_that_passes_for_the_published(
     run: Path, made_passes_for_published: RunningText, tmp_path: Path, mlm_eval: Command
 ) -> None:
     target = tmp_path / "deep" / "result.json"
-    arguments = ("wikitext103", "--ckpt", run, "--json", target, "--limit", 7, "--batch-size", 2, "--workers", 2)
+    arguments = (
+        "wikitext103",
+        "--ckpt",
+        run,
+        "--json",
+        target,
+        "--limit",
+        7,
+        "--set",
+        "batch_size=2",
+        "--set",
+        "workers=2",
+    )
     done = mlm_eval(*arguments, ends=0)
     result = json.loads(target.read_text())
     checkpoint = run / "checkpoints" / "iter_0000010"

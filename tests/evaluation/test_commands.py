@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mlm_repro.engine.formats.convert import export_checkpoint, import_checkpoint
-from mlm_repro.evaluation.documents import RunningText
-from mlm_repro.evaluation.tasks import TASKS
+from mlm_repro.evaluation.tasks.documents import RunningText
+from mlm_repro.evaluation.tasks.names import TASKS
 from tests.commands import Command
 from tests.engine.test_formats_checkpoint import write_rough
 from tests.engine.test_formats_megatron import save
@@ -145,7 +145,7 @@ def test_a_megatron_checkpoint_with_its_vocabulary(tmp_path: Path, evaluated: Ev
     text = tmp_path / "mine.txt"
     text.write_text(" ".join(sentences(3)))
     native = import_checkpoint(tmp_path / "megatron", tmp_path / "native", vocab)
-    direct = evaluated("perplexity", text, "--ckpt", tmp_path / "megatron", "--vocab", vocab)
+    direct = evaluated("perplexity", text, "--ckpt", tmp_path / "megatron", "--set", f"vocab={vocab}")
     ours = evaluated("perplexity", text, "--ckpt", native)
     assert direct["perplexity"] == ours["perplexity"]
     assert (direct["checkpoint"], direct["checkpoint_digest"]) == ("megatron", ours["checkpoint_digest"])

@@ -20,6 +20,7 @@ from mlm_repro.evaluation.checkpoints import load_checkpoint
 from mlm_repro.evaluation.cli import app
 from mlm_repro.evaluation.evaluate import Settings
 from mlm_repro.evaluation.generate import generate, generate_text
+from mlm_repro.evaluation.models.places import Place
 from mlm_repro.evaluation.settings import Sampling
 from mlm_repro.lineage.errors import BadInput
 from tests.evaluation.standins import sentences, tiny_config, tiny_gpt2
@@ -145,7 +146,7 @@ def test_the_command(checkpoint: Path, tmp_path: Path) -> None:
 
 def test_an_empty_prompt_begins_a_document(checkpoint: Path) -> None:
     loaded = load_checkpoint(checkpoint)
-    found = generate_text(checkpoint, "", 4, None, Settings())
+    found = generate_text(Place.find(checkpoint), "", 4, None, Settings())
     assert [found.tokens] == generate(loaded.model, [[loaded.tokenizer.end_of_text]], 4, loaded.tokenizer.end_of_text)
 
 
@@ -173,4 +174,4 @@ def test_what_cannot_be_continued_is_refused(checkpoint: Path) -> None:
         with pytest.raises(BadInput, match=sentence):
             generate(model, prompts, new, None)
     with pytest.raises(BadInput, match="takes tp and pp"):
-        generate_text(checkpoint, "the", 4, None, Settings(layout=Layout(dp=2)))
+        generate_text(Place.find(checkpoint), "the", 4, None, Settings(layout=Layout(dp=2)))

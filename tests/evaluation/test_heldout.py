@@ -10,22 +10,29 @@ from pathlib import Path
 import pytest
 
 from mlm_repro.evaluation.evaluate import Settings, evaluate
-from mlm_repro.evaluation.heldout import cut_passages, file_cloze, file_perplexity, read_documents
+from mlm_repro.evaluation.models.places import Place
 from mlm_repro.evaluation.schema import ClozeResult, PerplexityResult
-from mlm_repro.evaluation.tasks import build_task
+from mlm_repro.evaluation.tasks.heldout import cut_passages, file_cloze, file_perplexity, read_documents
+from mlm_repro.evaluation.tasks.names import build_task
 from mlm_repro.lineage.digest import seal, sha256_file
 from mlm_repro.lineage.errors import BadInput, DataMissing, IntegrityFailure
 from tests.evaluation.standins import Bytes, sentences, write_run
 
 
 def wikitext103(run: Path, limit: int | None = None) -> PerplexityResult:
-    result = evaluate(run, {"it": partial(build_task, "wikitext103")}, Settings(limit, workers=1)).done["it"].result
+    result = (
+        evaluate(Place.find(run), {"it": partial(build_task, "wikitext103")}, Settings(workers=1), limit)
+        .done["it"]
+        .result
+    )
     assert isinstance(result, PerplexityResult)
     return result
 
 
 def lambada(run: Path, limit: int | None = None) -> ClozeResult:
-    result = evaluate(run, {"it": partial(build_task, "lambada")}, Settings(limit, workers=1)).done["it"].result
+    result = (
+        evaluate(Place.find(run), {"it": partial(build_task, "lambada")}, Settings(workers=1), limit).done["it"].result
+    )
     assert isinstance(result, ClozeResult)
     return result
 

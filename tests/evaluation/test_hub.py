@@ -118,7 +118,7 @@ def test_what_the_hub_refuses_is_one_sentence(
 def test_a_model_is_evaluated_by_name_and_offline_from_the_cache(hub: Hub, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("the river sleeps under the old house " * 20)
-    command = ("mlm-eval", "perplexity", text, "--ckpt", "openai-community/gpt2", "--workers", 1)
+    command = ("mlm-eval", "perplexity", text, "--ckpt", "openai-community/gpt2", "--set", "workers=1")
     first = ask(hub, *command, "--json", tmp_path / "first.json", ends=0)
     assert "openai-community/gpt2" in (tmp_path / "first.json").read_text()
     hub.requests.clear()

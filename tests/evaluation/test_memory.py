@@ -11,7 +11,7 @@ from mlm_repro.engine.config import ModelConfig
 from mlm_repro.engine.families.transformer_xl.model import TransformerXL
 from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.evaluation.protocol import Request
-from mlm_repro.evaluation.scoring import ScoringModel, score_with_memory
+from mlm_repro.evaluation.scoring.scores import ScoringModel, score_with_memory
 from mlm_repro.lineage.errors import BadInput
 from tests.evaluation.standins import scoring_model, tiny_config, tiny_gpt2
 

@@ -7,12 +7,12 @@ import pytest
 
 from mlm_repro.data_pipeline.contamination.testsets import TEST_SETS
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
-from mlm_repro.evaluation import wikitext103 as wikitext103_module
-from mlm_repro.evaluation.documents import RunningText, cut_articles
-from mlm_repro.evaluation.lambada import openai_lambada
-from mlm_repro.evaluation.perplexity import UNCHANGED, Detokenizer
-from mlm_repro.evaluation.tasks import TASKS, build_task
-from mlm_repro.evaluation.wikitext103 import MEGATRON, ROWS, sliding_wikitext103
+from mlm_repro.evaluation.tasks import wikitext103 as wikitext103_module
+from mlm_repro.evaluation.tasks.documents import RunningText, cut_articles
+from mlm_repro.evaluation.tasks.lambada import openai_lambada
+from mlm_repro.evaluation.tasks.names import TASKS, build_task
+from mlm_repro.evaluation.tasks.perplexity import UNCHANGED, Detokenizer
+from mlm_repro.evaluation.tasks.wikitext103 import MEGATRON, ROWS, sliding_wikitext103
 from mlm_repro.lineage.errors import IntegrityFailure
 
 pytestmark = pytest.mark.usefixtures("made_passes_for_published")

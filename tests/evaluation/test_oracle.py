@@ -21,9 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from mlm_repro.evaluation.detokenize import detokenize_wikitext
-from mlm_repro.evaluation.identify import find
-from mlm_repro.evaluation.oracle import read_table
+from mlm_repro.evaluation.conventions.identify import find
+from mlm_repro.evaluation.conventions.oracle import read_table
+from mlm_repro.evaluation.tasks.detokenize import detokenize_wikitext
 from tests.commands import Command
 
 transformers = pytest.importorskip("transformers")

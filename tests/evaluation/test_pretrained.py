@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from sentencepiece import SentencePieceTrainer
 
 from mlm_repro.data_pipeline.tokens.tokenizer import END_OF_TEXT
-from mlm_repro.evaluation.pretrained import PretrainedModel
+from mlm_repro.evaluation.models.pretrained import PretrainedModel
 from tests.commands import Command
 from tests.evaluation.conftest import Evaluated
 
@@ -100,7 +100,16 @@ def test_every_architecture_scores_as_a_plain_loop(kind: str, tmp_path: Path, ml
     directory, file = made(tmp_path / "model", kind, rows=3), tmp_path / "text.txt"
     file.write_text(TEXT)
     for dtype, name, window, stride in ((torch.float32, "fp32", 64, 2), (torch.bfloat16, "bf16", 48, 40)):
-        asked = ("--window", window, "--stride", stride, "--dtype", name, "--samples", tmp_path / "samples.jsonl")
+        asked = (
+            "--window",
+            window,
+            "--stride",
+            stride,
+            "--set",
+            f"dtype={name}",
+            "--samples",
+            tmp_path / "samples.jsonl",
+        )
         mlm_eval("perplexity", file, "--ckpt", directory, "--workers", 1, "--batch-size", 1, *asked, ends=0)
         lines = (tmp_path / "samples.jsonl").read_text().splitlines()
         losses = [-sum(json.loads(line)["log_probabilities"]) for line in lines]
@@ -143,12 +152,13 @@ def test_both_programs_agree_on_a_gpt2(
     directory = made(tmp_path / "model", "GPT2Config", rows=3, **usual)
     for name in ("wikitext103", "wikitext103-huggingface", "lambada"):
         ours, theirs = (
-            evaluated(name, "--ckpt", directory, "--limit", 4, "--backend", each) for each in ("engine", "transformers")
+            evaluated(name, "--ckpt", directory, "--limit", 4, "--set", f"backend={each}")
+            for each in ("engine", "transformers")
         )
         assert theirs["perplexity"] == pytest.approx(ours["perplexity"], rel=1e-5)
         assert any("3 rows of the embedding" in warning for warning in theirs["warnings"])
-    prompt = ("generate", "--ckpt", directory, "--prompt", "the cat", "--max-new-tokens", 9, "--backend")
-    assert mlm_eval(*prompt, "engine", ends=0).out == mlm_eval(*prompt, "transformers", ends=0).out
+    prompt = ("generate", "--ckpt", directory, "--prompt", "the cat", "--max-new-tokens", 9, "--set")
+    assert mlm_eval(*prompt, "backend=engine", ends=0).out == mlm_eval(*prompt, "backend=transformers", ends=0).out
 
 
 def test_texts_as_they_are(tmp_path: Path, evaluated: Evaluated) -> None:

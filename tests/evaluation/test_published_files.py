@@ -7,12 +7,12 @@ from unittest.mock import Mock
 import pytest
 
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
-from mlm_repro.evaluation.cloze import ClozeTask
-from mlm_repro.evaluation.detokenize import detokenize_wikitext
-from mlm_repro.evaluation.documents import count_original_tokens, lm_eval_documents
-from mlm_repro.evaluation.perplexity import PerplexityTask
-from mlm_repro.evaluation.tasks import TASKS, build_task
-from mlm_repro.evaluation.wikitext103 import read_wikitext103
+from mlm_repro.evaluation.tasks.cloze import ClozeTask
+from mlm_repro.evaluation.tasks.detokenize import detokenize_wikitext
+from mlm_repro.evaluation.tasks.documents import count_original_tokens, lm_eval_documents
+from mlm_repro.evaluation.tasks.names import TASKS, build_task
+from mlm_repro.evaluation.tasks.perplexity import PerplexityTask
+from mlm_repro.evaluation.tasks.wikitext103 import read_wikitext103
 
 
 def without_dataset(tokenizer: Tokenizer) -> Mock:

@@ -14,7 +14,7 @@ from torch import Tensor
 from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.engine.torch_names import onednn
 from mlm_repro.evaluation.protocol import Request, Scores
-from mlm_repro.evaluation.scoring import TOGETHER, ScoringModel, pack_weights, score, sum_exponentials
+from mlm_repro.evaluation.scoring.scores import TOGETHER, ScoringModel, pack_weights, score, sum_exponentials
 from mlm_repro.lineage.errors import BadInput, UserError
 from tests.evaluation.standins import Bigram, scoring_model, tiny_config, tiny_gpt2
 

@@ -15,8 +15,9 @@ from mlm_repro.engine.parallel.layout import Layout
 from mlm_repro.engine.pipeline.executor import partition
 from mlm_repro.evaluation.checkpoints import load_checkpoint
 from mlm_repro.evaluation.protocol import Scores
-from mlm_repro.evaluation.scoring import score
-from mlm_repro.evaluation.settings import parse_layout
+from mlm_repro.evaluation.scoring.scores import score
+from mlm_repro.evaluation.settings import Settings
+from mlm_repro.lineage.config import override_config
 from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.run import RunDirectory
 from tests.commands import call
@@ -115,13 +116,13 @@ def test_a_layout_that_does_not_divide_the_model_is_refused(divided: Path) -> No
     ("text", "layout"), [("tp=2,pp=2", Layout(2, 2)), ("dp=3", Layout(dp=3)), (" pp=4 , tp=1", Layout(pp=4))]
 )
 def test_a_layout_is_read(text: str, layout: Layout) -> None:
-    assert parse_layout(text) == layout
+    assert override_config(Settings(), [f"layout={text}"]).layout == layout
 
 
 @pytest.mark.parametrize("text", ["", "2", "tp", "tp=0", "tp=-1", "tp=two", "cp=2", "tp=2,tp=2", "tp=2;pp=2", "tp=²"])
 def test_what_is_no_layout_is_refused(text: str) -> None:
-    with pytest.raises(BadInput, match="is not a layout"):
-        parse_layout(text)
+    with pytest.raises(BadInput, match="layout"):
+        override_config(Settings(), [f"layout={text}"])
 
 
 def test_the_command_starts_its_ranks_and_speaks_once(divided: Path, tmp_path: Path) -> None:
@@ -131,11 +132,13 @@ def test_the_command_starts_its_ranks_and_speaks_once(divided: Path, tmp_path: P
     for layout in ("tp=1", "pp=2"):
         target = tmp_path / f"{layout}.json"
         own = {"XDG_CACHE_HOME": str(tmp_path)}
-        done = call(own, "mlm-eval", "cloze", text, "--ckpt", divided, "--layout", layout, "--json", target, ends=0)
+        done = call(
+            own, "mlm-eval", "cloze", text, "--ckpt", divided, "--set", f"layout={layout}", "--json", target, ends=0
+        )
         assert done.out.count("accuracy") == 1
         assert done.err.count("cost: 2 examples") == 1
         results.append(json.loads(target.read_text()))
     assert results[1]["perplexity"] == pytest.approx(results[0]["perplexity"], rel=1e-6)
     assert results[1]["num_correct"] == results[0]["num_correct"]
-    refused = call({}, "mlm-eval", "cloze", text, "--ckpt", divided, "--layout", "tp=3", ends=2)
+    refused = call({}, "mlm-eval", "cloze", text, "--ckpt", divided, "--set", "layout=tp=3", ends=2)
     assert refused.err.count("tp = 3 does not divide") == 1

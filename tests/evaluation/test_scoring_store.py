@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mlm_repro.evaluation.protocol import Request, Scores
-from mlm_repro.evaluation.scoring import ScoringModel, plan_batches, score
-from mlm_repro.evaluation.store import Store, open_scores, remove_oldest
+from mlm_repro.evaluation.scoring.scores import ScoringModel, plan_batches, score
+from mlm_repro.evaluation.scoring.store import Store, open_scores, remove_oldest
 from mlm_repro.lineage.environment import user_cache
 from tests.evaluation.standins import scoring_model, tiny_config, tiny_gpt2
 from tests.evaluation.test_scoring import random_requests

@@ -19,7 +19,7 @@ def test_an_imported_copy_does_not_outlive_the_command(tmp_path: Path) -> None:
     )  # fmt: skip
     place.mkdir()
     text.write_text(" ".join(f"the river {number} sleeps" for number in range(100_000)))
-    command = [*COMMAND, str(text), "--ckpt", str(theirs), "--workers", "1"]
+    command = [*COMMAND, str(text), "--ckpt", str(theirs), "--set", "workers=1"]
     environment = {**os.environ, "TMPDIR": str(place)}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 120

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from docs.hooks.results import pretrained_rows
-from mlm_repro.evaluation.places import SMOLLM2, SMOLLM2_NOTE, SMOLLM2_PACKAGE
+from mlm_repro.evaluation.models.places import SMOLLM2, SMOLLM2_NOTE, SMOLLM2_PACKAGE
 from tests.commands import Command
 
 KEPT = Path(__file__).resolve().parents[2] / "results" / SMOLLM2

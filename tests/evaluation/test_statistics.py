@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mlm_repro.evaluation.evaluate import paired_difference, share
 from mlm_repro.evaluation.protocol import Losses, Request, Scores
-from mlm_repro.evaluation.uncertainty import difference_standard_error, mean_standard_error, ratio_standard_error
+from mlm_repro.evaluation.tasks.uncertainty import difference_standard_error, mean_standard_error, ratio_standard_error
 from mlm_repro.lineage.errors import BadInput
 
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from mlm_repro.evaluation.cloze import STOP_WORD_FILTER, STRICT, ClozeTask
-from mlm_repro.evaluation.documents import RunningText
-from mlm_repro.evaluation.perplexity import UNCHANGED, PerplexityTask, sliding_stream
 from mlm_repro.evaluation.protocol import Scores, SourceText, perplexity
 from mlm_repro.evaluation.schema import PerplexityResult, Provenance
-from mlm_repro.evaluation.scoring import score
+from mlm_repro.evaluation.scoring.scores import score
+from mlm_repro.evaluation.tasks.cloze import STOP_WORD_FILTER, STRICT, ClozeTask
+from mlm_repro.evaluation.tasks.documents import RunningText
+from mlm_repro.evaluation.tasks.perplexity import UNCHANGED, PerplexityTask, sliding_stream
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 from tests.evaluation.standins import Bigram, Bytes, made_up_scores, scoring_model
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlm_repro.evaluation.schema import PerplexityResult
-from mlm_repro.evaluation.uncertainty import ratio_standard_error
+from mlm_repro.evaluation.tasks.uncertainty import ratio_standard_error
 from mlm_repro.experiments.files import Comparison, ReproductionScores, TextScore
 from mlm_repro.experiments.scores import NORMAL, compared, order_findings, order_verdict, text_score
 from mlm_repro.lineage.errors import IntegrityFailure

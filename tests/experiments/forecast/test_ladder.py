@@ -16,9 +16,9 @@ from mlm_repro.engine.costs import parameter_count
 from mlm_repro.engine.data.dataset import DatasetFacts
 from mlm_repro.engine.run.files import METRICS
 from mlm_repro.evaluation.checkpoints import EvaluatedCheckpoint
-from mlm_repro.evaluation.documents import RunningText
-from mlm_repro.evaluation.perplexity import UNCHANGED, PerplexityTask, sliding_stream
 from mlm_repro.evaluation.protocol import SourceText, Task
+from mlm_repro.evaluation.tasks.documents import RunningText
+from mlm_repro.evaluation.tasks.perplexity import UNCHANGED, PerplexityTask, sliding_stream
 from mlm_repro.experiments.files import FORECAST, PLAN, TRAINING, Forecast, LadderPlan, RungPlan
 from mlm_repro.experiments.forecast import ladder, study
 from mlm_repro.experiments.forecast.ladder import (

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlm_repro.evaluation.cloze import LAST_TOKEN, LM_EVAL, STRICT, Encoded, split_last_word
-from mlm_repro.evaluation.detokenize import detokenize_wikitext
-from mlm_repro.evaluation.documents import count_original_tokens, join_rows, lm_eval_words
 from mlm_repro.evaluation.protocol import LARGEST_EXPONENT, Encoder, Request, Scores
+from mlm_repro.evaluation.tasks.cloze import LAST_TOKEN, LM_EVAL, STRICT, Encoded, split_last_word
+from mlm_repro.evaluation.tasks.detokenize import detokenize_wikitext
+from mlm_repro.evaluation.tasks.documents import count_original_tokens, join_rows, lm_eval_words
 from mlm_repro.evaluation.windows import Window, rolling_windows, sliding_windows
 
 END, LITERAL, ACCURACY = "\0", "<|endoftext|>", "accuracy"

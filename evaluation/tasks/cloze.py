@@ -20,7 +20,7 @@ from mlm_repro.evaluation.protocol import (
     with_first,
 )
 from mlm_repro.evaluation.schema import ClozeResult, Provenance
-from mlm_repro.evaluation.uncertainty import mean_standard_error
+from mlm_repro.evaluation.tasks.uncertainty import mean_standard_error
 from mlm_repro.evaluation.windows import Lazy
 from mlm_repro.lineage.errors import BadInput
 

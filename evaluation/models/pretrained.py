@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from mlm_repro.engine.parallel.layers import linear
 from mlm_repro.engine.published import CONFIG
 from mlm_repro.engine.torch_names import onednn
-from mlm_repro.evaluation.places import weight_files
+from mlm_repro.evaluation.models.places import weight_files
 from mlm_repro.lineage.digest import sha256_file, sha256_json
 from mlm_repro.lineage.environment import memory_bytes
 from mlm_repro.lineage.errors import BadInput, HardwareMissing, IntegrityFailure

@@ -33,9 +33,9 @@ from mlm_repro.engine.model.stage_model import CausalModel
 from mlm_repro.engine.parallel.layers import ColumnParallelLinear, RowParallelLinear
 from mlm_repro.engine.parallel.mesh import MAX, MIN, Axis, ParallelMesh, serial_mesh
 from mlm_repro.engine.torch_names import onednn
-from mlm_repro.evaluation.pretrained import PretrainedModel
+from mlm_repro.evaluation.models.pretrained import PretrainedModel
 from mlm_repro.evaluation.protocol import Request, Scores
-from mlm_repro.evaluation.store import Store
+from mlm_repro.evaluation.scoring.store import Store
 from mlm_repro.lineage.environment import available_cores, cpu_name
 from mlm_repro.lineage.errors import BadInput, UserError
 from mlm_repro.lineage.remembered import digest_of
@@ -190,7 +190,7 @@ def _in_processes(work: Callable[[int], Any], items: Sequence[int], workers: int
         for process in processes:
             process.join()
             if process.exitcode:
-                advice = "if memory ran out, use a smaller --batch-size or fewer --workers"
+                advice = "if memory ran out, --set a smaller batch_size or fewer workers"
                 raise UserError(f"a scoring worker ended with status {process.exitcode}; {advice}")
     finally:
         for process in processes:
@@ -377,7 +377,7 @@ def remembering(model: ScoringModel) -> TransformerXL:
     if not isinstance(network, TransformerXL) or not network.config.transformer_xl.memory_length:
         raise NoMemory("this protocol is for a model with memory: a Transformer-XL with memory_length above 0")
     if model.mesh.layout.world_size > 1:
-        raise NoMemory("a text is scored with memory by one rank: leave out --layout")
+        raise NoMemory("a text is scored with memory by one rank: leave out its layout")
     return network
 
 

@@ -25,50 +25,51 @@ class NamedProtocol(NamedTuple):
 TASKS = {
     "wikitext103": NamedProtocol(
         "Megatron-LM's recipe, the published one: 24 detokenizer rules, stride 32, per space-separated token",
-        "wikitext103", "mlm_repro.evaluation.wikitext103:sliding_wikitext103",
-        "mlm_repro.evaluation.heldout:heldout_perplexity",
+        "wikitext103", "mlm_repro.evaluation.tasks.wikitext103:sliding_wikitext103",
+        "mlm_repro.evaluation.tasks.heldout:heldout_perplexity",
     ),
     "wikitext103-stride512": NamedProtocol(
         "the same in windows that overlap by half", "wikitext103",
-        "mlm_repro.evaluation.wikitext103:stride512_wikitext103",
+        "mlm_repro.evaluation.tasks.wikitext103:stride512_wikitext103",
     ),
     "wikitext103-stride1024": NamedProtocol(
-        "the same in disjoint windows", "wikitext103", "mlm_repro.evaluation.wikitext103:stride1024_wikitext103"
+        "the same in disjoint windows", "wikitext103", "mlm_repro.evaluation.tasks.wikitext103:stride1024_wikitext103"
     ),
     "wikitext103-raw": NamedProtocol(
-        "stride 32 without a detokenizer", "wikitext103", "mlm_repro.evaluation.wikitext103:raw_wikitext103"
+        "stride 32 without a detokenizer", "wikitext103", "mlm_repro.evaluation.tasks.wikitext103:raw_wikitext103"
     ),
     "wikitext103-lm-eval": NamedProtocol(
         "as lm-evaluation-harness's wikitext: 62 documents, disjoint windows, its word count",
-        "wikitext103", "mlm_repro.evaluation.wikitext103:lm_eval_wikitext103",
+        "wikitext103", "mlm_repro.evaluation.tasks.wikitext103:lm_eval_wikitext103",
     ),
     "wikitext103-memory": NamedProtocol(
         "Transformer-XL's: no detokenizer, disjoint segments, each with the memory of those before",
-        "wikitext103", "mlm_repro.evaluation.wikitext103:memory_wikitext103",
+        "wikitext103", "mlm_repro.evaluation.tasks.wikitext103:memory_wikitext103",
     ),
     "wikitext103-huggingface": NamedProtocol(
         "transformers' strided recipe: rows joined by blank lines, overlap by half, per sub-word",
-        "wikitext103", "mlm_repro.evaluation.wikitext103:huggingface_wikitext103",
+        "wikitext103", "mlm_repro.evaluation.tasks.wikitext103:huggingface_wikitext103",
     ),
     "lambada": NamedProtocol(
         "Megatron's --strict-lambada, the published one: OpenAI's text, every sub-word of the last word",
-        "lambada", "mlm_repro.evaluation.lambada:openai_lambada", "mlm_repro.evaluation.heldout:heldout_cloze",
+        "lambada", "mlm_repro.evaluation.tasks.lambada:openai_lambada",
+        "mlm_repro.evaluation.tasks.heldout:heldout_cloze",
     ),
     "lambada-lm-eval": NamedProtocol(
         "as lm-evaluation-harness's lambada_openai: what follows the last space",
-        "lambada", "mlm_repro.evaluation.lambada:lm_eval_lambada",
+        "lambada", "mlm_repro.evaluation.tasks.lambada:lm_eval_lambada",
     ),
     "lambada-last-token": NamedProtocol(
         "Megatron without --strict-lambada: the last sub-word only", "lambada",
-        "mlm_repro.evaluation.lambada:last_token_lambada",
+        "mlm_repro.evaluation.tasks.lambada:last_token_lambada",
     ),
     "lambada-stopword-filter": NamedProtocol(
         "the strict rule where no stop word counts as an answer", "lambada",
-        "mlm_repro.evaluation.lambada:stop_word_lambada",
+        "mlm_repro.evaluation.tasks.lambada:stop_word_lambada",
     ),
     "lambada-standard": NamedProtocol(
         "the strict rule on the original lower-cased plain text",
-        "lambada-standard", "mlm_repro.evaluation.lambada:standard_lambada",
+        "lambada-standard", "mlm_repro.evaluation.tasks.lambada:standard_lambada",
     ),
 }  # fmt: skip
 

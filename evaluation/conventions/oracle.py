@@ -9,7 +9,7 @@ import csv
 import shutil
 from pathlib import Path
 
-from mlm_repro.evaluation.conventions import AXES, LAST_WORD_AXES, Convention
+from mlm_repro.evaluation.conventions.table import AXES, LAST_WORD_AXES, Convention
 from mlm_repro.lineage.digest import seal, sealed_files, sha256_file
 from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.lock import new_output

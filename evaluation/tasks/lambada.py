@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 
 from mlm_repro.data_pipeline.contamination.testsets import TEST_SETS
-from mlm_repro.evaluation.cloze import LAST_TOKEN, LM_EVAL, STOP_WORD_FILTER, STRICT, ClozeRule, ClozeTask
-from mlm_repro.evaluation.documents import read_official
 from mlm_repro.evaluation.protocol import Encoder, SourceText
+from mlm_repro.evaluation.tasks.cloze import LAST_TOKEN, LM_EVAL, STOP_WORD_FILTER, STRICT, ClozeRule, ClozeTask
+from mlm_repro.evaluation.tasks.documents import read_official
 from mlm_repro.lineage.atomic import parse_json
 from mlm_repro.lineage.errors import IntegrityFailure
 

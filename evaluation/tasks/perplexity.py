@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mlm_repro.evaluation.documents import RunningText, count_original_tokens, cut_articles
 from mlm_repro.evaluation.protocol import (
     LARGEST_EXPONENT,
     Encoder,
@@ -22,7 +21,8 @@ from mlm_repro.evaluation.protocol import (
     shown_first,
 )
 from mlm_repro.evaluation.schema import Block, PerplexityResult, Provenance
-from mlm_repro.evaluation.uncertainty import ratio_standard_error
+from mlm_repro.evaluation.tasks.documents import RunningText, count_original_tokens, cut_articles
+from mlm_repro.evaluation.tasks.uncertainty import ratio_standard_error
 from mlm_repro.evaluation.windows import Lazy, sliding_windows
 
 MEGATRON_LARGEST_EXPONENT = 20.0

@@ -9,17 +9,24 @@ from itertools import accumulate
 from pathlib import Path
 
 from mlm_repro.data_pipeline.contamination.testsets import TEST_SETS
-from mlm_repro.evaluation.detokenize import NAME, detokenize_wikitext
-from mlm_repro.evaluation.documents import (
+from mlm_repro.evaluation.protocol import Encoder, Request, SourceText
+from mlm_repro.evaluation.schema import Block
+from mlm_repro.evaluation.tasks.detokenize import NAME, detokenize_wikitext
+from mlm_repro.evaluation.tasks.documents import (
     RunningText,
     count_original_tokens,
     join_rows,
     lm_eval_documents,
     read_official,
 )
-from mlm_repro.evaluation.perplexity import UNCHANGED, Detokenizer, Divisor, PerplexityTask, Stream, sliding_stream
-from mlm_repro.evaluation.protocol import Encoder, Request, SourceText
-from mlm_repro.evaluation.schema import Block
+from mlm_repro.evaluation.tasks.perplexity import (
+    UNCHANGED,
+    Detokenizer,
+    Divisor,
+    PerplexityTask,
+    Stream,
+    sliding_stream,
+)
 from mlm_repro.evaluation.windows import megatron_windows
 from mlm_repro.lineage.errors import IntegrityFailure
 

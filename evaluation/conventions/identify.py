@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlm_repro.evaluation.conventions import (
+from mlm_repro.evaluation.conventions.table import (
     ACCURACY,
     AXES,
     LAST_WORD_AXES,
@@ -20,6 +20,7 @@ from mlm_repro.evaluation.conventions import (
     ReadText,
     readings,
 )
+from mlm_repro.evaluation.models.places import Place
 from mlm_repro.evaluation.settings import Settings
 from mlm_repro.lineage.errors import BadInput
 
@@ -113,19 +114,19 @@ def find(claimed: str, conventions: Sequence[Convention], unit: str | None, text
     return Identified(claimed, matches, [row[-1] for row in ranked[:NEAREST]], next_text)
 
 
-def identify(checkpoint: Path, claimed: str, task: str, settings: Settings) -> Identified:
+def identify(place: Place, claimed: str, task: str, settings: Settings) -> Identified:
     """Find the conventions that give a number of a checkpoint on WikiText-103 or LAMBADA."""
     from mlm_repro.data_pipeline.contamination.testsets import find_test_set
     from mlm_repro.evaluation.checkpoints import open_checkpoint
-    from mlm_repro.evaluation.documents import lm_eval_documents
     from mlm_repro.evaluation.evaluate import share
-    from mlm_repro.evaluation.lambada import openai_passages
-    from mlm_repro.evaluation.scoring import score
-    from mlm_repro.evaluation.wikitext103 import read_wikitext103
+    from mlm_repro.evaluation.scoring.scores import score
+    from mlm_repro.evaluation.tasks.documents import lm_eval_documents
+    from mlm_repro.evaluation.tasks.lambada import openai_passages
+    from mlm_repro.evaluation.tasks.wikitext103 import read_wikitext103
     from mlm_repro.lineage.progress import Progress, announce
 
     path = find_test_set(task)
-    evaluated = open_checkpoint(checkpoint, settings)
+    evaluated = open_checkpoint(place, settings)
     arguments = evaluated.tokenizer, evaluated.model.seq_length
     asked: list[tuple[dict[str, str], ReadText | LastWords]] = []
     if task == "wikitext103":

@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from mlm_repro.evaluation.cloze import STRICT, ClozeTask
-from mlm_repro.evaluation.documents import RunningText
-from mlm_repro.evaluation.perplexity import UNCHANGED, PerplexityTask, sliding_stream
 from mlm_repro.evaluation.protocol import Encoder, SourceText
+from mlm_repro.evaluation.tasks.cloze import STRICT, ClozeTask
+from mlm_repro.evaluation.tasks.documents import RunningText
+from mlm_repro.evaluation.tasks.perplexity import UNCHANGED, PerplexityTask, sliding_stream
 from mlm_repro.evaluation.windows import STRIDES_PER_WINDOW
 from mlm_repro.lineage.atomic import parse_json, read_bytes
 from mlm_repro.lineage.digest import sha256_file

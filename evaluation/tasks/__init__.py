@@ -1,0 +1,1 @@
+"""What is asked of a model: the protocols, their test files, and how answers become numbers."""
