@@ -29,7 +29,7 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class FamilySection(Config):
-    """Family-specific options, and what a family cannot be combined with. The base class is GPT-2's."""
+    """Base of the options that belong to one family, and what that family cannot be combined with."""
 
     special_tokens: ClassVar[int] = 0
     """Entries of the vocabulary that are added to the tokenizer's."""
@@ -38,6 +38,10 @@ class FamilySection(Config):
 
     def check(self, model: "ModelConfig") -> None:
         """Raises ValueError if a model of this family cannot have these sizes."""
+
+
+class GPT2Config(FamilySection):
+    """Options of a GPT-2; it has none beside the shape."""
 
 
 class BertConfig(FamilySection):
@@ -117,6 +121,8 @@ class ModelConfig(Config):
     """Probability of dropping an element, in attention and on the residual stream."""
     init_std: Positive = 0.02
     """Standard deviation of weights; divided by √(2·num_layers) before residual additions."""
+    gpt2: GPT2Config = GPT2Config()
+    """Options of family `gpt2`; other families leave them out."""
     bert: BertConfig = BertConfig()
     """Options of family `bert`; other families leave them out."""
     transformer_xl: TransformerXLConfig = TransformerXLConfig()
@@ -128,8 +134,8 @@ class ModelConfig(Config):
             raise ValueError(f"hidden_size = {self.hidden_size} is not a multiple of num_heads = {self.num_heads}")
         if self.padded_vocab_size < self.vocab_size:
             raise ValueError(f"padded_vocab_size = {self.padded_vocab_size} is below vocab_size = {self.vocab_size}")
-        for name, section in (("bert", self.bert), ("transformer_xl", self.transformer_xl)):
-            if section is not self.section and section != type(section)():
+        for name, section in self:
+            if isinstance(section, FamilySection) and section is not self.section and section != type(section)():
                 raise ValueError(f"{name} is not for family = {self.family!r}")
         self.section.check(self)
         return self
@@ -137,8 +143,8 @@ class ModelConfig(Config):
     @property
     def section(self) -> FamilySection:
         """The options of this model's family."""
-        sections: dict[str, FamilySection] = {"bert": self.bert, "transformer-xl": self.transformer_xl}
-        return sections.get(self.family, FamilySection())
+        section: FamilySection = getattr(self, self.family.replace("-", "_"))
+        return section
 
     @property
     def text_vocab_size(self) -> int:

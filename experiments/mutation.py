@@ -52,7 +52,7 @@ TOO_MANY: Fault = (
 )  # fmt: skip
 FAULTS: dict[str, Fault] = {
     "parameters": ("biases are missing", {f"{MEASURED}.counted:parameters_of": lambda parameters_of: lambda config: [
-        each for each in parameters_of(config) if not each.name.endswith("bias")]}),
+        each for each in parameters_of(config) if each.role.value != "bias"]}),
     "words": ("a detokeniser's rule is missing", {f"{MEASURED}.counted:detokenize_wikitext":
               lambda detokenize: lambda text: detokenize(text.replace(" @-@ ", " @_@ "))}),
     "schedules": ORDER,

@@ -24,7 +24,9 @@ def keys(dotted: str) -> str:
     parts = [_table(schema, meant[name])]
     for inner, one in schema.get("$defs", {}).items():
         if "properties" in one:
-            parts += [f"**{inner}.** {cell(one.get('description', ''))}", _table(one, meant[inner])]
+            parts.append(f"**{inner}.** {cell(one.get('description', ''))}")
+        if one.get("properties"):
+            parts.append(_table(one, meant[inner]))
     return "\n\n".join(parts)
 
 

@@ -21,7 +21,7 @@ from mlm_repro.engine.model.microbatch import PipelineInput
 from mlm_repro.engine.optim.flat import FlatOptimizer
 from mlm_repro.engine.parallel.layout import Layout
 from mlm_repro.engine.parallel.mesh import ParallelMesh
-from mlm_repro.engine.parallel.sharding import TIED_EMBEDDING, ShardedParameter
+from mlm_repro.engine.parallel.sharding import Role, ShardedParameter
 from mlm_repro.engine.run.files import NORM_EDGES
 from mlm_repro.engine.step import NotFinite, TrainingStep
 from mlm_repro.lineage.errors import Diverged
@@ -300,8 +300,8 @@ class ReplicaGuard(Guard):
             ("tensor-parallel", mesh.tp, by_tensor, undivided),
             ("data-parallel", mesh.dp, by_data, list(sums)),
         ]
-        if TIED_EMBEDDING in sums:
-            shared.append(("first and last pipeline", mesh.embedding, ends, [TIED_EMBEDDING]))
+        if tied := [parameter.name for parameter in self._parameters if parameter.role is Role.TIED_EMBEDDING]:
+            shared.append(("first and last pipeline", mesh.embedding, ends, tied))
         said = ""
         for kind, axis, ranks, names in shared:
             own = torch.tensor([[sums[name] for name in names]], dtype=torch.int64, device=mesh.device)

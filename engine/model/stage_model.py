@@ -12,7 +12,7 @@ from mlm_repro.engine.config import SERIAL, ModelConfig, ParallelConfig
 from mlm_repro.engine.model.microbatch import PipelineInput
 from mlm_repro.engine.parallel.layout import PipelineStage
 from mlm_repro.engine.parallel.mesh import ParallelMesh
-from mlm_repro.engine.parallel.sharding import ShardedParameter, sharded_parameters
+from mlm_repro.engine.parallel.sharding import Role, ShardedParameter, sharded_parameters
 from mlm_repro.engine.rng import Dropout, initial_normal
 
 
@@ -26,7 +26,7 @@ class StageModel(nn.Module, ABC):
     layers: nn.ModuleDict
     """This stage's layers by their global numbers."""
     scales_residual: ClassVar = True
-    """True if the two weights before residual additions begin smaller, by √(2L)."""
+    """True if the last weight of each branch begins smaller, by √(2L)."""
 
     def __init__(
         self, config: ModelConfig, mesh: ParallelMesh, stage: PipelineStage | None = None,
@@ -47,22 +47,21 @@ class StageModel(nn.Module, ABC):
     def initialize(self, seed: int) -> None:
         """Give every parameter its initial value, which depends only on (seed, global name, global shape).
 
-        N(0, std) for weights, embeddings and vectors, std/√(2L) before residual additions, 0 for biases, 1 for layer
-        norms (2019 paper, Section 4.2).
+        Its distribution follows from the parameter's role (`mlm_repro.engine.parallel.sharding.Role`).
         """
-        std = self.config.init_std
+        std, last_std = self.config.init_std, self.config.init_std
+        if self.scales_residual:
+            last_std /= math.sqrt(2 * self.config.num_layers)
 
         @torch.no_grad()
         def fill(parameter: ShardedParameter) -> None:
-            name = parameter.name
-            if name.endswith(".bias"):
+            if parameter.role is Role.BIAS:
                 parameter.local.zero_()
-            elif "layernorm" in name:
+            elif parameter.role is Role.NORM:
                 parameter.local.fill_(1.0)
             else:
-                before_residual = name.endswith(("self_attention.dense.weight", "mlp.dense_4h_to_h.weight"))
-                depth = 2 * self.config.num_layers if self.scales_residual and before_residual else 1
-                whole = initial_normal(seed, name, parameter.global_shape, std / math.sqrt(depth))
+                deviation = last_std if parameter.role is Role.LAST_WEIGHT else std
+                whole = initial_normal(seed, parameter.name, parameter.global_shape, deviation)
                 parameter.local.copy_(parameter.shard(whole))
 
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # torch draws normal values on one thread

@@ -11,7 +11,7 @@ from mlm_repro.engine.config import OPTIMIZERS, TrainConfig
 from mlm_repro.engine.kernels.adam import AdamStep, adam_direction, adamw
 from mlm_repro.engine.optim.flat import FlatGroup, FlatOptimizer
 from mlm_repro.engine.parallel.mesh import ParallelMesh
-from mlm_repro.engine.parallel.sharding import TIED_EMBEDDING, ShardedParameter
+from mlm_repro.engine.parallel.sharding import Role, ShardedParameter
 
 
 class FlatAdamW(FlatOptimizer):
@@ -54,7 +54,7 @@ class FlatLamb(FlatOptimizer):
         divided = torch.tensor([p.dim is not None for p in group.parameters], device=squares.device)
         squares = torch.where(divided, self.mesh.tp.all_reduce(squares * divided), squares)
         for number, parameter in enumerate(group.parameters):
-            if parameter.name == TIED_EMBEDDING:
+            if parameter.role is Role.TIED_EMBEDDING:
                 self.mesh.embedding.all_reduce(squares[number].mul_(not parameter.is_copy))
         return squares.sqrt()
 

@@ -85,7 +85,7 @@ class FlatGroup:
 
 
 class FlatOptimizer(ABC):
-    """Global-norm clipping and decoupled weight decay. Biases and layer norms are not decayed, embeddings are."""
+    """Global-norm clipping and decoupled weight decay of the parameters whose role is decayed."""
 
     def __init__(
         self, parameters: list[ShardedParameter], train: TrainConfig, mesh: ParallelMesh, shard: bool = False
@@ -96,7 +96,7 @@ class FlatOptimizer(ABC):
         is_pure = train.precision == "fp16-pure"
         self.groups = []
         for is_decayed, decay in ((True, train.weight_decay), (False, 0.0)):
-            if chosen := [p for p in parameters if (p.name.endswith("bias") or "layernorm" in p.name) != is_decayed]:
+            if chosen := [p for p in parameters if p.role.is_decayed == is_decayed]:
                 self.groups.append(FlatGroup(chosen, decay, owners, is_pure))
         self.steps = 0
 

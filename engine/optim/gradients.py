@@ -9,7 +9,7 @@ import torch
 
 from mlm_repro.engine.optim.flat import FlatGroup
 from mlm_repro.engine.parallel.mesh import ParallelMesh, Pending
-from mlm_repro.engine.parallel.sharding import TIED_EMBEDDING, ShardedParameter
+from mlm_repro.engine.parallel.sharding import Role, ShardedParameter
 
 BUCKET_ELEMENTS, OF_RANK = 4_000_000, 1_000_000
 """Least number of elements reduced at a time, in all and for each rank, whose part of a step must fill a link."""
@@ -129,7 +129,7 @@ class GradientReducer:
         return chain.from_iterable(group.gradients for group in self.groups)
 
     def _is_tied(self, parameter: ShardedParameter) -> bool:
-        return parameter.name == TIED_EMBEDDING and self.mesh.embedding.size > 1
+        return parameter.role is Role.TIED_EMBEDDING and self.mesh.embedding.size > 1
 
     def _is_summed(self, parameter: ShardedParameter) -> bool:
         return self.mesh.sequence_parallel and parameter.dim is None

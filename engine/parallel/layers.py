@@ -1,7 +1,7 @@
 """Linear layers and embedding divided over the tensor-parallel axis; on an axis of size 1 they are ordinary layers.
 
 With sequence parallelism activations outside are divided along the sequence, [s/t, b, h]. A caller whose next kernel
-adds the bias asks for the product alone. Each layer states in `shard_dims` along which dim its parameters are divided.
+adds the bias asks for the product alone.
 
 Below are their products, by the library that is fastest on this CPU. With AVX-512, oneDNN is faster than MKL (AMD Zen
 4), except for a weight's gradient. Without it MKL is faster, and torch multiplies bf16 one number at a time, so bf16 is
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from mlm_repro.engine.compiled import Array, Compiled, array, load, store
 from mlm_repro.engine.parallel.collectives import leave_tensor_parallel
 from mlm_repro.engine.parallel.mesh import DONE, Axis
+from mlm_repro.engine.parallel.sharding import Role, Roles
 from mlm_repro.engine.torch_names import multiplies_bf16, onednn
 
 
@@ -28,6 +29,7 @@ class ColumnParallelLinear(nn.Module):
     """y = xAᵀ + b with the rows of A (output features) divided: [s, b, in] → [s, b, out/t]."""
 
     shard_dims: ClassVar[dict[str, int]] = {"weight": 0, "bias": 0}
+    roles: ClassVar[Roles] = {"weight": Role.WEIGHT, "bias": Role.BIAS}
     bias: nn.Parameter
 
     def __init__(
@@ -56,6 +58,7 @@ class RowParallelLinear(ColumnParallelLinear):
     """
 
     shard_dims: ClassVar[dict[str, int]] = {"weight": 1}
+    roles: ClassVar[Roles] = {"weight": Role.LAST_WEIGHT, "bias": Role.BIAS}
 
     def divided(self, x: Tensor, bias: Tensor | None) -> Tensor:
         summed = leave_tensor_parallel(linear(x.contiguous(), self.weight), self.axis, self.sequence_parallel)
@@ -69,6 +72,7 @@ class VocabParallelEmbedding(nn.Module):
     """
 
     shard_dims: ClassVar[dict[str, int]] = {"weight": 0}
+    roles: ClassVar[Roles] = {"weight": Role.TIED_EMBEDDING}
 
     def __init__(
         self, padded_vocab_size: int, hidden_size: int, axis: Axis, sequence_parallel: bool = False,

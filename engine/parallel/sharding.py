@@ -1,12 +1,49 @@
-"""Global names, shapes and shards of a model's parameters; initial values and state dicts are built on them."""
+"""Global names, roles, shapes and shards of a model's parameters; initial values and state dicts are built on them.
 
+A module says in `roles` what each of its parameters is, and in `shard_dims` along which dim it is divided over the
+tensor-parallel axis; parameters that are not named there are whole on every rank.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 
 from torch import Tensor, nn
 
 from mlm_repro.engine.parallel.mesh import Axis, ParallelMesh
 
-TIED_EMBEDDING = "embedding.word_embeddings.weight"
+
+class Role(Enum):
+    """Kind of a parameter, from which its initial value and its weight decay follow (2019 paper, Section 4.2)."""
+
+    WEIGHT = "weight"
+    """Matrix of a product: N(0, std), decayed."""
+    LAST_WEIGHT = "last weight"
+    """Last matrix of a branch, before its residual addition: N(0, std/√(2L)), decayed."""
+    EMBEDDING = "embedding"
+    """Table of vectors that are looked up: N(0, std), decayed."""
+    TIED_EMBEDDING = "tied embedding"
+    """The same, held by the first pipeline stage, and by the last as its output head."""
+    VECTOR = "vector"
+    """Vector that is no bias of a product: N(0, std), not decayed."""
+    BIAS = "bias"
+    """0, not decayed."""
+    NORM = "norm"
+    """Scale of a norm: 1, not decayed."""
+
+    @property
+    def is_decayed(self) -> bool:
+        """True for what is multiplied or looked up."""
+        return self in (Role.WEIGHT, Role.LAST_WEIGHT, Role.EMBEDDING, Role.TIED_EMBEDDING)
+
+
+Roles = Mapping[str, Role]
+"""Role of each parameter of a module, by the module's own name for it."""
+ROLES_IN_TORCH: dict[type[nn.Module], Roles] = {
+    nn.Linear: {"weight": Role.WEIGHT, "bias": Role.BIAS},
+    nn.LayerNorm: {"weight": Role.NORM, "bias": Role.BIAS},
+    nn.Embedding: {"weight": Role.EMBEDDING},
+}
 
 
 @dataclass(frozen=True)
@@ -16,6 +53,7 @@ class ShardedParameter:
     name: str
     local: nn.Parameter
     axis: Axis
+    role: Role
     dim: int | None
     """Dim along which the parameter is divided over `axis`; None if every rank holds it whole."""
     is_copy: bool = False
@@ -42,7 +80,8 @@ class ShardedParameter:
 def sharded_parameters(model: nn.Module, mesh: ParallelMesh) -> list[ShardedParameter]:
     """Parameters of a model or pipeline stage in definition order, by the whole model's names.
 
-    Under ZeRO stage 3 they are this rank's shards, divided along dim 0 over the data axis.
+    Under ZeRO stage 3 they are this rank's shards, divided along dim 0 over the data axis. Raises TypeError for a
+    parameter whose role is not declared.
     """
     stage = getattr(model, "stage", None)
     has_copy = stage is not None and stage.is_last and not stage.is_first
@@ -51,9 +90,24 @@ def sharded_parameters(model: nn.Module, mesh: ParallelMesh) -> list[ShardedPara
         dims: dict[str, int] = getattr(module, "shard_dims", {})
         for name, parameter in module.named_parameters(recurse=False):
             full = f"{prefix}.{name}" if prefix else name
+            role = _role(model, full)
             if hasattr(parameter, "to_local"):  # a DTensor, whose module takes half a second to import
-                parameters.append(ShardedParameter(full, nn.Parameter(parameter.to_local().detach()), mesh.dp, 0))
+                parameters.append(ShardedParameter(full, nn.Parameter(parameter.to_local().detach()), mesh.dp, role, 0))
                 continue
-            is_copy = has_copy and full == TIED_EMBEDDING
-            parameters.append(ShardedParameter(full, parameter, mesh.tp, dims.get(name), is_copy))
+            is_copy = has_copy and role is Role.TIED_EMBEDDING
+            parameters.append(ShardedParameter(full, parameter, mesh.tp, role, dims.get(name), is_copy))
     return parameters
+
+
+def _role(model: nn.Module, full: str) -> Role:
+    """The role that the owner of a parameter, or of a list of parameters, declares for it."""
+    prefix, _, name = full.rpartition(".")
+    owner = model.get_submodule(prefix)
+    if isinstance(owner, nn.ParameterList):
+        return _role(model, prefix)
+    of_torch = next((roles for kind, roles in ROLES_IN_TORCH.items() if isinstance(owner, kind)), {})
+    roles: Roles = getattr(owner, "roles", of_torch)
+    if name not in roles:
+        known = ", ".join(map(str, Role))
+        raise TypeError(f"nothing says what {full} is: declare it in {type(owner).__name__}.roles, as one of {known}")
+    return roles[name]

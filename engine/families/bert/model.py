@@ -8,6 +8,8 @@ GeLU is exact (erf). Shapes: b microbatch, s sequence, h hidden, n heads, d head
 tensor-parallel ranks, m masked positions of the microbatch.
 """
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -30,6 +32,7 @@ from mlm_repro.engine.model.transformer import (
 from mlm_repro.engine.parallel.collectives import enter_tensor_parallel
 from mlm_repro.engine.parallel.layers import linear
 from mlm_repro.engine.parallel.mesh import ParallelMesh
+from mlm_repro.engine.parallel.sharding import Role, Roles
 from mlm_repro.engine.rng import Dropout
 
 
@@ -100,7 +103,8 @@ class BertEmbedding(Embedding):
 class MaskedHead(nn.Module):
     """Prediction of masked tokens: dense layer, GeLU, layer norm, then the word embedding and a bias."""
 
-    shard_dims = {"bias": 0}  # noqa: RUF012
+    shard_dims: ClassVar[dict[str, int]] = {"bias": 0}
+    roles: ClassVar[Roles] = {"bias": Role.BIAS}
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh) -> None:
         super().__init__()

@@ -24,6 +24,7 @@ from mlm_repro.engine.model.transformer import drop, recomputed
 from mlm_repro.engine.parallel.collectives import enter_tensor_parallel
 from mlm_repro.engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, linear
 from mlm_repro.engine.parallel.mesh import ParallelMesh
+from mlm_repro.engine.parallel.sharding import Role, Roles
 from mlm_repro.engine.rng import Dropout
 
 
@@ -55,6 +56,8 @@ class AdaptiveEmbedding(nn.Module):
     cluster has a projection and a width smaller by `div_value`. Input and output share embeddings and projections
     (Grave et al. 2017; Baevski & Auli 2019).
     """
+
+    roles: ClassVar[Roles] = {"words": Role.EMBEDDING, "projections": Role.WEIGHT, "clusters": Role.EMBEDDING}
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -131,6 +134,7 @@ class RelativeAttention(nn.Module):
     """
 
     shard_dims: ClassVar[dict[str, int]] = {"content_bias": 0, "position_bias": 0}
+    roles: ClassVar[Roles] = {"content_bias": Role.VECTOR, "position_bias": Role.VECTOR}
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute: bool = False) -> None:
         super().__init__()
