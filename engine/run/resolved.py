@@ -237,7 +237,7 @@ def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, Starting
 
 
 def settings_of(config: RunConfig) -> dict[str, Any]:
-    """What a training computes: the values that differ from their defaults, as plain JSON."""
+    """The values that differ from their defaults and change what is computed, as plain JSON."""
     return config.model_dump(mode="json", exclude_defaults=True, exclude=set(PLACES))
 
 

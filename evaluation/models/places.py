@@ -28,7 +28,7 @@ def place_of(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a checkpoint lies and whose it is, found once before torch is imported."""
+    """A checkpoint's directory and its format, found once before torch is imported."""
 
     asked: Path
     """The path or name that was given."""

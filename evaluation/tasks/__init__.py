@@ -1,1 +1,1 @@
-"""What is asked of a model: the protocols, their test files, and how answers become numbers."""
+"""The protocols: their test files, their requests to a model, and the numbers that its answers become."""

@@ -44,7 +44,7 @@ def test_evaluation(
     paths: Paths, run: Path, made_passes_for_published: RunningText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    evaluation_cli.run("wikitext103", run, limit=1, workers=1)
+    evaluation_cli.run("wikitext103", run, limit=1, scoring=["workers=1"])
     assert_short(paths, "evaluation/cli.py")
 
 

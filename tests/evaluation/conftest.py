@@ -104,7 +104,7 @@ def evaluated(mlm_eval: Command, tmp_path: Path) -> Evaluated:
     def evaluate(verb: str, *words: object) -> Any:
         target = tmp_path / "deep" / "result.json"
         target.unlink(missing_ok=True)
-        mlm_eval(verb, "--workers", 1, *words, "--json", target, ends=0)
+        mlm_eval(verb, "--set", "workers=1", *words, "--json", target, ends=0)
         return json.loads(target.read_text())
 
     return evaluate

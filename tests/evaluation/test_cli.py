@@ -83,6 +83,6 @@ def test_failures_are_one_sentence_and_leave_nothing(
     assert damage == "json is a directory" or not target.parent.exists()
 
 
-@pytest.mark.parametrize("option", ["--limit", "--batch-size", "--workers"])
+@pytest.mark.parametrize("option", ["--limit=0", "--set=batch_size=0", "--set=workers=0"])
 def test_counts_must_be_positive(run: Path, option: str, mlm_eval: Command) -> None:
-    assert mlm_eval("lambada", "--ckpt", run, option, 0).code == 2
+    assert mlm_eval("lambada", "--ckpt", run, option).code == 2

@@ -20,7 +20,7 @@ def test_all_protocols_in_one_pass(
     run: Path, made_passes_for_published: RunningText, tmp_path: Path, mlm_eval: Command, evaluated: Evaluated,
 ) -> None:  # fmt: skip
     target, samples = tmp_path / "all.json", tmp_path / "samples.jsonl"
-    done = mlm_eval("all", "--ckpt", run, "--limit", 5, "--samples", samples, "--json", target, "--workers", 1)
+    done = mlm_eval("all", "--ckpt", run, "--limit", 5, "--samples", samples, "--json", target, "--set", "workers=1")
     found = json.loads(target.read_text())
     results, out = found["results"], done.out
     assert found["missing"].keys() == {"wikitext103-memory"}  # a GPT-2 remembers nothing
@@ -60,7 +60,7 @@ def test_two_checkpoints(
 ) -> None:
     uniform, target = write_run(tmp_path / "runs", zero=True), tmp_path / "compared.json"
     tasks = ("--task", "wikitext103", "--task", "lambada")
-    done = mlm_eval("compare", run, uniform, "--limit", 6, *tasks, "--json", target, "--workers", 1)
+    done = mlm_eval("compare", run, uniform, "--limit", 6, *tasks, "--json", target, "--set", "workers=1")
     found = json.loads(target.read_text())
     words, cloze = found["differences"]
     first, second = (found[which]["wikitext103"]["perplexity"] for which in ("first", "second"))
@@ -131,7 +131,7 @@ def test_all_without_the_files_says_what_was_not_run(
     tmp_path: Path, nothing_published: Path, mlm_eval: Command
 ) -> None:
     run, target = write_run(tmp_path / "runs"), tmp_path / "all.json"
-    done = mlm_eval("all", "--ckpt", run, "--limit", 3, "--json", target, "--workers", 1)
+    done = mlm_eval("all", "--ckpt", run, "--limit", 3, "--json", target, "--set", "workers=1")
     found = json.loads(target.read_text())
     assert [result["task"] for result in found["results"].values()] == ["heldout-perplexity", "heldout-cloze"]
     assert found["missing"].keys() == TASKS.keys() - {"wikitext103", "lambada"}

@@ -35,7 +35,7 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mlm_eval: Command) 
 
     def refused(path: Path) -> tuple[int, str]:
         started = time.monotonic()
-        done = mlm_eval("cloze", "passages.txt", "--ckpt", path, "--limit", 2, "--workers", 1)
+        done = mlm_eval("cloze", "passages.txt", "--ckpt", path, "--limit", 2, "--set", "workers=1")
         assert time.monotonic() - started < 60
         return done.code, done.error
 

