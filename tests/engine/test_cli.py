@@ -9,8 +9,10 @@ import pytest
 
 from mlm_repro import experiments
 from mlm_repro.engine.costs import parameter_count
-from mlm_repro.engine.run.resolved import read_run_config, resolve
+from mlm_repro.engine.run.resolved import read_run_config, resolve, resolve_begun
 from mlm_repro.engine.step import NotFinite
+from mlm_repro.lineage.errors import BadInput, Interrupted
+from mlm_repro.lineage.run import RunDirectory
 from tests.engine.conftest import write_dataset
 from tests.engine.small_run import mlm_train, small_config, train, write_toml
 
@@ -175,3 +177,36 @@ def test_resume_refuses_what_it_would_not_go_on_with(tmp_path: Path) -> None:
     assert code == 6
     assert f"the dataset {dataset} has changed" in err
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == sorted(["renamed", "small", run.name])
+
+
+def test_a_run_whose_settings_mean_something_else_now_is_not_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    dataset = write_dataset(tmp_path / "dataset")
+    config = small_config(dataset, iterations=6, warmup_iterations=3)
+    with pytest.raises(Interrupted):
+        train(config, tmp_path, until=3)
+    (begun,) = (path for path in tmp_path.glob("small-*"))
+    assert "older identity" not in capfd.readouterr().err
+    monkeypatch.setattr("mlm_repro.engine.run.resolved.SCHEMA", 2)
+    with pytest.raises(BadInput, match=r"mean something else here \(schema 1 of .* 2\); `mlm-train run CONFIG --cont"):
+        resolve_begun(RunDirectory.open(begun, "training"))
+    with pytest.raises(Interrupted):
+        train(config, tmp_path, until=3)
+    note = f"note: {begun} is the same work under an older identity, unfinished: `mlm-train resume {begun}` goes on"
+    assert note in capfd.readouterr().err
+    assert len([path for path in tmp_path.glob("small-*") if path.is_dir()]) == 2
+
+
+def test_a_key_that_this_program_does_not_have_is_named_with_the_way_on(tmp_path: Path) -> None:
+    dataset = write_dataset(tmp_path / "dataset")
+    with pytest.raises(Interrupted):
+        train(small_config(dataset, iterations=6, warmup_iterations=3), tmp_path, until=3)
+    (begun,) = (path for path in tmp_path.glob("small-*"))
+    manifest = json.loads((begun / "manifest.json").read_text(encoding="utf-8"))
+    manifest["config"]["train"]["of_tomorrow"] = 1
+    (begun / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    code, _, err = mlm_train("resume", begun)
+    assert code == 2
+    assert "unknown key 'train.of_tomorrow'" in err
+    assert f"`mlm-train run CONFIG --continue {begun}` goes on in a new run" in err

@@ -173,5 +173,5 @@ def test_what_cannot_be_continued_is_refused(checkpoint: Path) -> None:
     ):  # fmt: skip
         with pytest.raises(BadInput, match=sentence):
             generate(model, prompts, new, None)
-    with pytest.raises(BadInput, match="takes tp and pp"):
+    with pytest.raises(BadInput, match="has tp and pp alone"):
         generate_text(Place.find(checkpoint), "the", 4, None, Settings(layout=Layout(dp=2)))
