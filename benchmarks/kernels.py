@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from benchmarks.timing import cpu_seconds, failure, ratio, rounded, series
 from mlm_repro.engine.kernels.registry import DTYPES, REFERENCE, implementation
 from mlm_repro.engine.launch.mesh import local_device
-from mlm_repro.engine.parallel.mesh import Axis
+from mlm_repro.engine.parallel.mesh import LoneAxis
 from mlm_repro.engine.rng import DropoutMask
 from mlm_repro.experiments.benchmark import Case, Ratio
 from mlm_repro.lineage.errors import Diverged
@@ -80,7 +80,7 @@ def kernel_cases(shape: KernelShape, dtype: torch.dtype, device: torch.device | 
         KernelCase("masked_softmax", [leaf(b, n, s, s)], (d**-0.5,), 5 * scores),
         KernelCase("attention", [leaf(s, b, n, 3, d)], (mask,), 11 * stream, 7 * scores * d),
         KernelCase(
-            "linear_cross_entropy", [leaf(s * b, h), leaf(v, h, scale=0.02)], (targets, v, Axis()),
+            "linear_cross_entropy", [leaf(s * b, h), leaf(v, h, scale=0.02)], (targets, v, LoneAxis()),
             4 * s * b * h + 3 * v * h, 6 * s * b * h * v,
         ),
     ]  # fmt: skip

@@ -15,7 +15,7 @@ from mlm_repro.engine.family import family_of
 from mlm_repro.engine.model.microbatch import PipelineInput
 from mlm_repro.engine.model.stage_model import StageModel
 from mlm_repro.engine.parallel.layout import PipelineStage, check_tensor_parallel, split_layers
-from mlm_repro.engine.parallel.mesh import Axis, ParallelMesh, serial_mesh
+from mlm_repro.engine.parallel.mesh import LoneAxis, ParallelMesh, serial_mesh
 from mlm_repro.engine.parallel.sharding import ShardedParameter, sharded_parameters
 from mlm_repro.lineage.chain import CONFIG, INDEX, resolve_checkpoint
 from mlm_repro.lineage.config import parse_config
@@ -75,7 +75,7 @@ def load_for_inference(path: Path, mesh: ParallelMesh | None = None, as_stored: 
 
 def parameters_of(config: ModelConfig, stage: PipelineStage | None = None, tp: int = 1) -> list[ShardedParameter]:
     """Every parameter of a model, or of a stage on one of `tp` ranks, without values: name and shape."""
-    mesh = replace(serial_mesh(), tp=Axis(tp))
+    mesh = replace(serial_mesh(), tp=LoneAxis(tp))
     with torch.device("meta"):
         return sharded_parameters(family_of(config).model_class()(config, mesh, stage), mesh)
 

@@ -15,8 +15,8 @@ import torch
 
 from mlm_repro.engine.costs import parameter_count
 from mlm_repro.engine.launch.mesh import telling_of_lost_ranks
+from mlm_repro.engine.model.cache import KeyValueCache
 from mlm_repro.engine.model.gpt2 import GPT2
-from mlm_repro.engine.model.transformer import KeyValueCache
 from mlm_repro.evaluation.checkpoints import open_checkpoint
 from mlm_repro.evaluation.models.places import Place
 from mlm_repro.evaluation.models.pretrained import PretrainedModel
@@ -94,7 +94,7 @@ def generate(
         for _ in range(max_new_tokens):
             if seen.size(1) > context:
                 tokens, cache = seen[:, -context:], _new_cache(network, context)
-            step = partial(network.hidden_states_next, cache=cache)
+            step = partial(network.hidden_states, cache=cache)
             hidden = forward(network, mesh, tokens, step, step)  # [q, b, h]
             tokens = torch.zeros(len(prompts), 1, dtype=torch.int64, device=mesh.device)
             if hidden is not None:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from mlm_repro.engine.compiled import BLOCK, Array, Compiled, array, exponential, largest, load, random_bits, store
 from mlm_repro.engine.kernels.dropout import DropoutMask, mask_keys
-from mlm_repro.engine.parallel.layers import widened
+from mlm_repro.engine.kernels.products import widened
 
 QUERY_BYTES = 256
 """Bytes of one key's scores in a block of queries."""

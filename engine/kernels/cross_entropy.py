@@ -4,14 +4,14 @@ Shapes: n positions, h hidden, v padded vocabulary, t tensor-parallel ranks.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from torch.distributed import ReduceOp
 
 from mlm_repro.engine.compiled import Array, Compiled, array, exponential, largest, load, store
-from mlm_repro.engine.parallel.layers import linear, multiply
-from mlm_repro.engine.parallel.mesh import MAX, Axis
+from mlm_repro.engine.kernels.products import linear, multiply
 
 CHUNK_BYTES = 1 << 27
 """Largest block of logits in memory."""
@@ -19,14 +19,31 @@ HALF_SCALE = 2.0**15
 """Slopes of logits, between -1 and 1, are stored in fp16 times this: small probabilities do not underflow."""
 
 
+class VocabAxis(Protocol):
+    """The axis over which the vocabulary is divided, as far as a loss needs it."""
+
+    @property
+    def size(self) -> int:
+        """Number of its ranks."""
+
+    @property
+    def rank(self) -> int:
+        """This rank's number among them."""
+
+    def all_reduce(self, tensor: torch.Tensor, op: ReduceOp.RedOpType = ...) -> torch.Tensor:
+        """Sum, or reduce by `op`, in place."""
+
+
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor, vocab_size: int, axis: Axis) -> torch.Tensor:
+    def forward(
+        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, vocab_size: int, axis: VocabAxis
+    ) -> torch.Tensor:
         rows = logits.size(-1)
         start = axis.rank * rows
         work = logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32, copy=True)
         work[:, max(vocab_size - start, 0) :] = float("-inf")
-        largest = axis.all_reduce(work.amax(dim=-1), MAX)
+        largest = axis.all_reduce(work.amax(dim=-1), ReduceOp.MAX)
         work.sub_(largest.unsqueeze(-1))
         local = targets - start
         elsewhere = (local < 0) | (local >= rows)
@@ -56,7 +73,7 @@ never gathered (2019 paper, Section 3). Backward overwrites the saved softmax, s
 
 
 def reference(
-    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, vocab_size: int, axis: Axis
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, vocab_size: int, axis: VocabAxis
 ) -> torch.Tensor:
     """Mean loss of targets [n], a scalar in fp32 (fp64 stays fp64), from hidden [n, h] and weight [v/t, h].
 
@@ -67,7 +84,7 @@ def reference(
 
 
 def chunked(
-    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, vocab_size: int, axis: Axis
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, vocab_size: int, axis: VocabAxis
 ) -> torch.Tensor:
     """The same, with a block of logits at a time. The gradients are computed along with the loss.
 
@@ -85,7 +102,12 @@ class LogitLoops(NamedTuple):
 
 
 def in_chunks(
-    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, vocab_size: int, axis: Axis, loops: LogitLoops
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    vocab_size: int,
+    axis: VocabAxis,
+    loops: LogitLoops,
 ) -> torch.Tensor:
     """`chunked` with a device's loops. In fp16 the loss scale and 1/n multiply the gradients in fp32."""
     return _Chunked.apply(hidden, weight, targets, vocab_size, axis, loops)
@@ -94,7 +116,7 @@ def in_chunks(
 class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, vocab_size: int, axis: Axis,
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, vocab_size: int, axis: VocabAxis,
         loops: LogitLoops,
     ) -> torch.Tensor:  # fmt: skip
         hidden, is_whole, is_trained = hidden.contiguous(), axis.size == 1, any(ctx.needs_input_grad)
@@ -116,7 +138,7 @@ class _Chunked(torch.autograd.Function):
             top, sums = numbers[0], numbers[1:]
             loops.log_sum(logits, columns, targets[here], top, sums, factor, is_whole)
             if not is_whole:
-                own_top, top = top, axis.all_reduce(top.clone(), MAX)
+                own_top, top = top, axis.all_reduce(top.clone(), ReduceOp.MAX)
                 sums[0] *= (own_top - top).exp_()
                 sums = axis.all_reduce(sums)
                 if is_trained:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from mlm_repro.engine.launch.threads import ThreadAxis, current_rank
 from mlm_repro.engine.parallel.layout import Layout
-from mlm_repro.engine.parallel.mesh import Axis, GroupAxis, ParallelMesh, Waiting, serial_mesh
+from mlm_repro.engine.parallel.mesh import Axis, GroupAxis, LoneAxis, ParallelMesh, Waiting, serial_mesh
 from mlm_repro.lineage.config import flatten
 from mlm_repro.lineage.errors import BadInput, HardwareFault, Interrupted, afterwards
 from mlm_repro.lineage.variables import launched_ranks, number
@@ -189,7 +189,7 @@ def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
         return ThreadAxis(*place, here.world, members) if here else GroupAxis(*place, group)
 
     def axis(number: int) -> Axis:
-        own = Axis(waiting=waiting)
+        own: Axis = LoneAxis(waiting=waiting)
         for members in dict.fromkeys(line[number] for line in lines if len(line[number]) > 1):
             group = None if here else dist.new_group(members, timeout=COLLECTIVE_TIMEOUT)  # every process makes it
             own = joined(members, group) if members == lines[rank][number] else own

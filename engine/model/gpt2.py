@@ -5,18 +5,17 @@ The one definition of the model. On a mesh of one rank its layers are ordinary l
 Shapes: b microbatch, s sequence, h hidden, n heads, d head dim, v padded vocabulary, t tensor-parallel ranks.
 """
 
-from typing import cast
-
 import torch
 from torch import nn
 
 from mlm_repro.engine.config import ModelConfig
+from mlm_repro.engine.kernels.products import linear
 from mlm_repro.engine.kernels.registry import kernel
+from mlm_repro.engine.model.cache import Cache, ScoredPositions
 from mlm_repro.engine.model.microbatch import PipelineInput
 from mlm_repro.engine.model.stage_model import CausalModel
-from mlm_repro.engine.model.transformer import Embedding, KeyValueCache, TransformerLayer, run_layers
+from mlm_repro.engine.model.transformer import Embedding, TransformerLayer, run_layers
 from mlm_repro.engine.parallel.collectives import enter_tensor_parallel
-from mlm_repro.engine.parallel.layers import linear
 from mlm_repro.engine.parallel.mesh import ParallelMesh
 from mlm_repro.engine.rng import Dropout
 
@@ -41,28 +40,15 @@ class GPT2(CausalModel):
         weight, targets = self.embedding.word_embeddings.weight, batch.targets.transpose(0, 1).flatten()
         return kernel("linear_cross_entropy", hidden)(hidden, weight, targets, self.config.vocab_size, self.mesh.tp)
 
-    def hidden_states(self, inputs: torch.Tensor, dropout: Dropout | None = None) -> torch.Tensor:
-        x = self.embedding(inputs, dropout) if self.stage.is_first else inputs
-        x = run_layers(list(self.layers.values()), x, dropout, at_once=self.recomputed_layers)
+    def hidden_states(
+        self, inputs: torch.Tensor, dropout: Dropout | None = None, cache: Cache | None = None
+    ) -> torch.Tensor:
+        x = self.embedding(inputs, dropout, cache.length if cache else 0) if self.stage.is_first else inputs
+        x = run_layers(list(self.layers.values()), x, dropout, cache, at_once=self.recomputed_layers)
         return self.final_layernorm(x) if self.stage.is_last else x
 
     def hidden_states_at(self, inputs: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        # the last layer computes only keys and values at every position; not for a divided sequence
-        x = self.embedding(inputs, None) if self.stage.is_first else inputs
-        *layers, last = self.layers.values()
-        x = run_layers(layers, x, None)
-        return self.final_layernorm(cast(TransformerLayer, last).forward_at(x, positions))
-
-    def hidden_states_next(self, inputs: torch.Tensor, cache: KeyValueCache) -> torch.Tensor:
-        """Output of the stage at the positions after those in the cache, [q, b, h]; no dropout.
-
-        `inputs` are token ids [b, q] on the first stage. Not for a divided sequence.
-        """
-        x = self.embedding(inputs, None, cache.length) if self.stage.is_first else inputs
-        for layer in self.layers.values():
-            x = cast(TransformerLayer, layer).forward_next(x, cache)
-        cache.length += x.size(0)
-        return self.final_layernorm(x) if self.stage.is_last else x
+        return self.hidden_states(inputs, cache=ScoredPositions(positions, self.config.num_layers - 1))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         hidden = enter_tensor_parallel(hidden, self.mesh.tp, self.mesh.sequence_parallel)

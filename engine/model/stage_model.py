@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from mlm_repro.engine.config import SERIAL, ModelConfig, ParallelConfig
+from mlm_repro.engine.model.cache import rows_at
 from mlm_repro.engine.model.microbatch import PipelineInput
 from mlm_repro.engine.parallel.layout import PipelineStage
 from mlm_repro.engine.parallel.mesh import ParallelMesh
@@ -83,9 +84,9 @@ class CausalModel(StageModel):
     def hidden_states(self, inputs: torch.Tensor, dropout: Dropout | None = None) -> torch.Tensor:
         """Output of the stage, [s, b, h]; on the last stage, after the final layer norm, the input of `logits`."""
 
-    @abstractmethod
     def hidden_states_at(self, inputs: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """The last stage's `hidden_states` at positions [b, q], [q, b, h], up to rounding; no dropout."""
+        return rows_at(self.hidden_states(inputs), positions)
 
     @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,6 @@ Shapes: b microbatch, s sequence, h hidden, n heads, d head dim, v padded vocabu
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,28 +15,10 @@ from torch.utils.checkpoint import checkpoint
 from mlm_repro.engine.config import ModelConfig
 from mlm_repro.engine.kernels.attention import reference
 from mlm_repro.engine.kernels.registry import kernel
-from mlm_repro.engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, linear
+from mlm_repro.engine.model.cache import Cache
+from mlm_repro.engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from mlm_repro.engine.parallel.mesh import ParallelMesh
 from mlm_repro.engine.rng import Dropout, DropoutMask
-
-
-@dataclass
-class KeyValueCache:
-    """Keys and values of one stage's layers, for sequences of at most `capacity` positions."""
-
-    capacity: int
-    length: int = 0
-    """Positions that every layer has seen."""
-    _stored: dict[int, torch.Tensor] = field(default_factory=dict)
-
-    def extend(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store keys and values of the next positions, [b, n/t, q, d]; return those of every position so far."""
-        if layer not in self._stored:
-            b, n, _, d = key.shape
-            self._stored[layer] = key.new_empty(2, b, n, self.capacity, d)
-        stored, end = self._stored[layer], self.length + key.size(2)
-        stored[0, :, :, self.length : end], stored[1, :, :, self.length : end] = key, value
-        return stored[0, :, :, :end], stored[1, :, :, :end]
 
 
 class SelfAttention(nn.Module):
@@ -45,7 +26,7 @@ class SelfAttention(nn.Module):
 
     The rows of `query_key_value` are ordered [n, 3, d] (Megatron checkpoint versions 2 and 3), so that a contiguous
     slice holds whole heads. The bias of `dense` is left to the layer. Positions are learned and added by
-    `Embedding`; rotary ones would turn queries and keys here, in `forward`, `forward_at` and `forward_next`.
+    `Embedding`; rotary ones would turn queries and keys here, in `forward`.
     """
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute: bool = False) -> None:
@@ -56,35 +37,14 @@ class SelfAttention(nn.Module):
         self.query_key_value = ColumnParallelLinear(h, 3 * h, mesh.tp, mesh.sequence_parallel)
         self.dense = RowParallelLinear(h, h, mesh.tp, mesh.sequence_parallel)
 
-    def forward(self, x: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, dropout: Dropout | None = None, cache: Cache | None = None) -> torch.Tensor:
         qkv = self.query_key_value(x).unflatten(2, (self.heads, 3, self.head_dim))  # [s, b, n/t, 3, d]
+        if cache:
+            return self.dense(cache.attend(self.layer, qkv), add_bias=False)  # [q, b, h]
         attend, first_row = kernel("attention", qkv), self.axis.rank * self.heads * len(qkv)
         mask = dropout.mask(f"layers.{self.layer}.attention", first_row) if dropout else None
         context = recomputed(self.recompute and attend is reference, attend, qkv, mask)  # [s, b, h/t]
         return self.dense(context, add_bias=False)  # [s, b, h]
-
-    def forward_at(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """The output at positions [b, q] alone, without dropout: [s, b, h] → [q, b, h]."""
-        rows = x.gather(0, positions.T.unsqueeze(-1).expand(-1, -1, x.size(2)))  # [q, b, h]
-        is_past = torch.arange(x.size(0), device=x.device) <= positions[:, None, :, None]  # [b, 1, q, s]
-        weight = self.query_key_value.weight.to_dense().view(-1, 3, self.head_dim, x.size(2))  # [n/t, 3, d, h]
-        bias = self.query_key_value.bias.view(-1, 3, self.head_dim)
-        query = linear(rows, weight[:, 0].flatten(0, 1), bias[:, 0].flatten())  # [q, b, h/t]
-        query = query.unflatten(2, (self.heads, self.head_dim)).permute(1, 2, 0, 3)  # [b, n/t, q, d]
-        key_value = linear(x, weight[:, 1:].flatten(0, 2), bias[:, 1:].flatten())  # [s, b, 2h/t]
-        key, value = key_value.unflatten(2, (self.heads, 2, self.head_dim)).permute(3, 1, 2, 0, 4)  # [b, n/t, s, d]
-        context = F.scaled_dot_product_attention(query, key, value, attn_mask=is_past)
-        return self.dense(context.permute(2, 0, 1, 3).flatten(2), add_bias=False)
-
-    def forward_next(self, x: torch.Tensor, cache: KeyValueCache) -> torch.Tensor:
-        """The output at the positions after those in the cache, which is extended; no dropout: [q, b, h]."""
-        qkv = self.query_key_value(x).unflatten(2, (self.heads, 3, self.head_dim))  # [q, b, n/t, 3, d]
-        query, key, value = qkv.permute(3, 1, 2, 0, 4).unbind(0)  # each [b, n/t, q, d]
-        key, value = cache.extend(self.layer, key, value)  # each [b, n/t, s, d]
-        positions = torch.arange(key.size(2), device=x.device)
-        is_past = positions <= positions[cache.length :, None]  # [q, s]
-        context = F.scaled_dot_product_attention(query, key, value, attn_mask=is_past)
-        return self.dense(context.permute(2, 0, 1, 3).flatten(2), add_bias=False)
 
 
 class MLP(nn.Module):
@@ -105,7 +65,10 @@ class MLP(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """x + attention(LN(x)), then x + MLP(LN(x)), each branch with dropout: [s, b, h] → [s, b, h]."""
+    """x + attention(LN(x)), then x + MLP(LN(x)), each branch with dropout: [s, b, h] → [s, b, h].
+
+    With a cache, which is not for training, the output is that at its positions, [q, b, h].
+    """
 
     attention_class: type[SelfAttention] = SelfAttention
     mlp_class: type[MLP] = MLP
@@ -118,20 +81,11 @@ class TransformerLayer(nn.Module):
         self.post_attention_layernorm = nn.LayerNorm(config.hidden_size)
         self.mlp = self.mlp_class(config, mesh)
 
-    def forward(self, x: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
-        x = self.add(x, self.self_attention(self.input_layernorm(x), dropout), "attention", dropout)
+    def forward(self, x: torch.Tensor, dropout: Dropout | None = None, cache: Cache | None = None) -> torch.Tensor:
+        attention = self.self_attention(self.input_layernorm(x), dropout, cache)
+        x = cache.rows(self.layer, x) if cache else x
+        x = self.add(x, attention, "attention", dropout)
         return self.add(x, self.mlp(self.post_attention_layernorm(x)), "mlp", dropout)
-
-    def forward_at(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """The output at positions [b, q] alone, without dropout: [s, b, h] → [q, b, h]."""
-        rows = x.gather(0, positions.T.unsqueeze(-1).expand(-1, -1, x.size(2)))
-        rows = self.add(rows, self.self_attention.forward_at(self.input_layernorm(x), positions), "attention")
-        return self.add(rows, self.mlp(self.post_attention_layernorm(rows)), "mlp")
-
-    def forward_next(self, x: torch.Tensor, cache: KeyValueCache) -> torch.Tensor:
-        """The output at the positions after those in the cache, without dropout: [q, b, h] → [q, b, h]."""
-        x = self.add(x, self.self_attention.forward_next(self.input_layernorm(x), cache), "attention")
-        return self.add(x, self.mlp(self.post_attention_layernorm(x)), "mlp")
 
     def add(self, x: torch.Tensor, branch: torch.Tensor, of: str, dropout: Dropout | None = None) -> torch.Tensor:
         """x + dropout(branch + bias), with x and the branch `of` attention or mlp [s, b, h] and its bias [h]."""

@@ -8,7 +8,7 @@ import torch
 
 from mlm_repro.engine.config import TrainConfig
 from mlm_repro.engine.kernels.adam import AdamStep
-from mlm_repro.engine.parallel.mesh import Axis, ParallelMesh
+from mlm_repro.engine.parallel.mesh import Axis, LoneAxis, ParallelMesh
 from mlm_repro.engine.parallel.sharding import ShardedParameter
 
 Written = list[tuple[str, ShardedParameter, int, Callable[[], torch.Tensor | None]]]
@@ -92,7 +92,7 @@ class FlatOptimizer(ABC):
     ) -> None:
         """Divide the state over the data-parallel ranks (ZeRO stage 1) if `shard` is set."""
         self.mesh, self.train = mesh, train
-        owners = mesh.dp if shard else Axis()
+        owners = mesh.dp if shard else LoneAxis()
         is_pure = train.precision == "fp16-pure"
         self.groups = []
         for is_decayed, decay in ((True, train.weight_decay), (False, 0.0)):

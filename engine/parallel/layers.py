@@ -1,32 +1,32 @@
 """Linear layers and embedding divided over the tensor-parallel axis; on an axis of size 1 they are ordinary layers.
 
-With sequence parallelism activations outside are divided along the sequence, [s/t, b, h]. A caller whose next kernel
-adds the bias asks for the product alone.
-
-Below are their products, by the library that is fastest on this CPU. With AVX-512, oneDNN is faster than MKL (AMD Zen
-4), except for a weight's gradient. Without it MKL is faster, and torch multiplies bf16 one number at a time, so bf16 is
-multiplied in float32. The product of a single row takes as long as reading the weight, and our loop reads faster than
-both libraries.
+A product is Y = XA + b, and `weight` is A transposed. With sequence parallelism activations outside are divided along
+the sequence, [s/t, b, h]. A caller whose next kernel adds the bias asks for the product alone.
 
 Shapes: `s` sequence, `b` microbatch, `t` tensor-parallel ranks.
 """
 
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mlm_repro.engine.compiled import Array, Compiled, array, load, store
+from mlm_repro.engine.kernels.products import linear, multiply
 from mlm_repro.engine.parallel.collectives import leave_tensor_parallel
 from mlm_repro.engine.parallel.mesh import DONE, Axis
 from mlm_repro.engine.parallel.sharding import Role, Roles
-from mlm_repro.engine.torch_names import multiplies_bf16, onednn
 
 
 class ColumnParallelLinear(nn.Module):
-    """y = xAᵀ + b with the rows of A (output features) divided: [s, b, in] → [s, b, out/t]."""
+    """Y = XA + b with the columns of A, the output features, divided: [s, b, in] → [s, b, out/t].
+
+                     A = [A_1 … A_t]
+        X whole      Y = [Y_1 … Y_t],   Y_i = X A_i + b_i
+
+    Rank i holds A_iᵀ [out/t, in] and b_i [out/t], both cut along dim 0. Its input goes through f: nothing forward, an
+    all-reduce of the gradient backward; where the sequence is divided, an all-gather and a reduce-scatter.
+    """
 
     shard_dims: ClassVar[dict[str, int]] = {"weight": 0, "bias": 0}
     roles: ClassVar[Roles] = {"weight": Role.WEIGHT, "bias": Role.BIAS}
@@ -37,32 +37,46 @@ class ColumnParallelLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.axis, self.sequence_parallel = axis, sequence_parallel
-        shape = [out_features, in_features]
-        shape[self.shard_dims["weight"]] //= axis.size
-        self.weight = nn.Parameter(torch.empty(shape))
-        self.register_parameter("bias", nn.Parameter(torch.empty(shape[0])) if bias else None)
+        own = out_features // axis.size
+        self.weight = nn.Parameter(torch.empty(own, in_features))
+        self.register_parameter("bias", nn.Parameter(torch.empty(own)) if bias else None)
 
     def forward(self, x: Tensor, add_bias: bool = True) -> Tensor:
         bias = self.bias if add_bias else None
-        return linear(x, self.weight, bias) if self.axis.size == 1 else self.divided(x, bias)
-
-    def divided(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """The product on an axis of several ranks."""
+        if self.axis.size == 1:
+            return linear(x, self.weight, bias)
         return _EnteredLinear.apply(x, self.weight, bias, self.axis, self.sequence_parallel)
 
 
-class RowParallelLinear(ColumnParallelLinear):
-    """y = xAᵀ + b with the columns of A (input features) divided: [s, b, in/t] → [s, b, out].
+class RowParallelLinear(nn.Module):
+    """Y = XA + b with the rows of A, the input features, divided: [s, b, in/t] → [s, b, out].
 
-    Every rank holds the whole bias, which is added once, after the all-reduce.
+                             ⎡ A_1 ⎤
+        X = [X_1 … X_t]  A = ⎢  ⋮  ⎥   Y = X_1 A_1 + … + X_t A_t + b
+                             ⎣ A_t ⎦
+
+    Rank i holds A_iᵀ [out, in/t], cut along dim 1, and the whole b, which is added once, after the sum. This is g: an
+    all-reduce forward, nothing backward; where the sequence is divided, a reduce-scatter and an all-gather.
     """
 
     shard_dims: ClassVar[dict[str, int]] = {"weight": 1}
     roles: ClassVar[Roles] = {"weight": Role.LAST_WEIGHT, "bias": Role.BIAS}
+    bias: nn.Parameter
 
-    def divided(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        summed = leave_tensor_parallel(linear(x.contiguous(), self.weight), self.axis, self.sequence_parallel)
-        return summed if bias is None else summed + bias
+    def __init__(
+        self, in_features: int, out_features: int, axis: Axis, sequence_parallel: bool = False, bias: bool = True
+    ) -> None:
+        super().__init__()
+        self.axis, self.sequence_parallel = axis, sequence_parallel
+        self.weight = nn.Parameter(torch.empty(out_features, in_features // axis.size))
+        self.register_parameter("bias", nn.Parameter(torch.empty(out_features)) if bias else None)
+
+    def forward(self, x: Tensor, add_bias: bool = True) -> Tensor:
+        bias = self.bias if add_bias else None
+        if self.axis.size == 1:
+            return linear(x, self.weight, bias)
+        y = leave_tensor_parallel(linear(x.contiguous(), self.weight), self.axis, self.sequence_parallel)
+        return y if bias is None else y + bias
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -95,7 +109,7 @@ class VocabParallelEmbedding(nn.Module):
 
 
 class _EnteredLinear(torch.autograd.Function):
-    """f, then xAᵀ + b. Backward, the input's gradient is summed over the ranks while the weight's is computed.
+    """f and the product in one, so that f's all-reduce runs while the weight's gradient is computed.
 
     A sequence that is divided, [s/t, b, in], is gathered in place of f, and gathered again in the backward pass instead
     of kept (arXiv 2205.05198, Section 4.2.2).
@@ -119,66 +133,3 @@ class _EnteredLinear(torch.autograd.Function):
         with axis.waiting:
             work.wait()
         return to_x, to_weight, to_bias, None, None
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [..., in], weight [out, in] and bias [out], of any strides → [..., out]."""
-    if weight.is_mkldnn:
-        return _product(x, weight, bias)
-    if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.bfloat16):
-        return F.linear(x, weight, bias)
-    has_gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias))
-    if not has_gradient and x.numel() == x.size(-1) > 0:
-        return _one_row(x, weight, bias)
-    if not onednn if x.dtype == torch.float32 else multiplies_bf16:
-        return F.linear(x, weight, bias)
-    return _Linear.apply(x, weight, bias) if has_gradient else _product(x, weight, bias)
-
-
-def multiply(a: Tensor, b: Tensor) -> Tensor:
-    """a [..., m, k] times b [..., k, n] → [..., m, n], without a gradient."""
-    return (widened(a) @ widened(b)).to(a.dtype)
-
-
-def widened(x: Tensor) -> Tensor:
-    """x, converted to float32 if it is bf16 and this processor cannot multiply bf16."""
-    return x.float() if x.dtype == torch.bfloat16 and x.device.type == "cpu" and not multiplies_bf16 else x
-
-
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if (wide := widened(x)) is not x:
-        return F.linear(wide, weight.float(), None if bias is None else bias.float()).to(x.dtype)
-    return onednn._linear_pointwise(x, weight, bias, "none", [], "")
-
-
-def _one_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    output, bias = x.new_empty(*x.shape[:-1], len(weight)), x.new_zeros(1) if bias is None else bias.contiguous()
-    _multiply_row(array(x.reshape(-1)), array(weight.contiguous()), array(bias), array(output.view(-1)))
-    return output
-
-
-@Compiled
-def _multiply_row(x: Array, weight: Array, bias: Array, output: Array) -> None:
-    for o in range(output.size):
-        row, total = weight[o], np.float32(0.0)
-        for i in range(row.size):
-            total += load(row, i) * load(x, i)
-        store(output, o, total + load(bias, o if bias.size > 1 else 0))
-
-
-class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return _product(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        x, weight = ctx.saved_tensors
-        to_x, to_weight, to_bias = ctx.needs_input_grad
-        rows = gradient.reshape(-1, gradient.size(-1))
-        return (
-            _product(gradient, weight.t(), None) if to_x else None,
-            multiply(rows.t(), x.reshape(-1, x.size(-1))) if to_weight else None,
-            rows.sum(dim=0) if to_bias else None,
-        )

@@ -1,10 +1,11 @@
 """The mesh of ranks, an object that is passed in; there is no module-level parallel state.
 
-An `Axis` is what a rank needs of the ranks beside it: collectives and messages. `Axis` itself is one rank alone;
-`GroupAxis` speaks through a process group; in `engine/launch/threads.py` the ranks are threads of one process.
+An `Axis` is what a rank needs of the ranks beside it: collectives and messages. `LoneAxis` has one rank; `GroupAxis`
+speaks through a process group; in `engine/launch/threads.py` the ranks are threads of one process.
 """
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -55,51 +56,87 @@ DONE = _Done()
 
 
 @dataclass(frozen=True)
-class Axis:
-    """One axis of the mesh as this rank sees it. This class has one rank: its collectives do nothing."""
+class Axis(ABC):
+    """One axis of the mesh as this rank sees it. Every collective is called by all ranks of the axis, in one order."""
 
-    size: int = 1
-    rank: int = 0
+    size: int
+    rank: int
     waiting: Waiting = field(default_factory=Waiting, compare=False)
 
+    @abstractmethod
     def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType = SUM) -> torch.Tensor:
         """Reduce in place over the axis."""
-        return tensor
 
     def start_all_reduce(self, tensor: torch.Tensor) -> Pending:
         """Begin to sum in place over the axis."""
         self.all_reduce(tensor)
         return DONE
 
+    @abstractmethod
     def start_reduce(self, tensor: torch.Tensor, owner: int) -> Pending:
         """Begin to sum in place on one rank of the axis; the others' values are undefined afterwards."""
-        return DONE
 
+    @abstractmethod
     def broadcast(self, tensor: torch.Tensor, owner: int = 0) -> None:
         """Copy one rank's values to every rank of the axis, in place."""
 
+    @abstractmethod
     def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
         """Join the shards of every rank of the axis along `dim`."""
-        return tensor
 
+    @abstractmethod
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         """This rank's part, along dim 0, of the sum over the axis."""
-        return tensor
 
+    @abstractmethod
     def gather_objects(self, value: Any) -> list[Any]:
         """Every rank's value in rank order, on every rank."""
-        return [value]
 
     def barrier(self) -> None:
         """Wait for every rank of the axis."""
         self.gather_objects(None)
 
+    @abstractmethod
     def start_send(self, tensor: torch.Tensor, peer: int) -> Pending:
         """Begin to send a contiguous tensor to another rank of the axis; it must not change until the work is over."""
+
+    @abstractmethod
+    def start_receive(self, tensor: torch.Tensor, peer: int) -> Pending:
+        """Begin to fill a contiguous tensor with the next one that another rank of the axis sends."""
+
+
+@dataclass(frozen=True)
+class LoneAxis(Axis):
+    """An axis of one rank: a collective leaves its tensor as it is, and there is nobody to send to.
+
+    With another size it gives the shapes on a rank whose peers are not there, for models that are built on `meta`.
+    """
+
+    size: int = 1
+    rank: int = 0
+
+    def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType = SUM) -> torch.Tensor:
+        return tensor
+
+    def start_reduce(self, tensor: torch.Tensor, owner: int) -> Pending:
+        return DONE
+
+    def broadcast(self, tensor: torch.Tensor, owner: int = 0) -> None:
+        pass
+
+    def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        return tensor
+
+    def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        return [value]
+
+    def start_send(self, tensor: torch.Tensor, peer: int) -> Pending:
         raise NotImplementedError("one rank alone sends no messages")
 
     def start_receive(self, tensor: torch.Tensor, peer: int) -> Pending:
-        """Begin to fill a contiguous tensor with the next one that another rank of the axis sends."""
         raise NotImplementedError("one rank alone receives no messages")
 
 
@@ -169,7 +206,7 @@ class ParallelMesh:
     device: torch.device
     sequence_parallel: bool = False
     """True if activations outside tensor-parallel regions are divided along the sequence over the tp axis."""
-    world: Axis = Axis()
+    world: Axis = LoneAxis()
     """Every rank, by its global number."""
 
     @property
@@ -202,5 +239,5 @@ class ParallelMesh:
 
 def serial_mesh(device: str | torch.device = "cpu") -> ParallelMesh:
     """The mesh of one rank."""
-    axis = Axis()
-    return ParallelMesh(Layout(), axis, axis, axis, Axis(), torch.device(device))
+    axis = LoneAxis()
+    return ParallelMesh(Layout(), axis, axis, axis, LoneAxis(), torch.device(device))

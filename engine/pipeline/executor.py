@@ -17,7 +17,7 @@ from mlm_repro.engine.model.stage_model import StageModel
 from mlm_repro.engine.optim.flat import FlatGroup
 from mlm_repro.engine.optim.gradients import GradientReducer
 from mlm_repro.engine.parallel.layout import split_layers
-from mlm_repro.engine.parallel.mesh import DONE, Axis, ParallelMesh, Pending
+from mlm_repro.engine.parallel.mesh import DONE, LoneAxis, ParallelMesh, Pending
 from mlm_repro.engine.parallel.sharding import sharded_parameters
 from mlm_repro.engine.pipeline.lowering import Instruction, Message, lower
 from mlm_repro.engine.pipeline.schedule import Compute, Op, ScheduleName, compute_orders, forward_orders
@@ -32,7 +32,7 @@ class PartitionedModel:
         self._by_chunk = [sharded_parameters(chunk, mesh) for chunk in chunks]
         self.parameters = [parameter for chunk in self._by_chunk for parameter in chunk]
         # optimizer and checkpoints: in ZeRO stage 3 the data axis divides as the tensor axis does
-        self.storage_mesh = replace(mesh, tp=mesh.dp, dp=Axis()) if self.is_zero3 else mesh
+        self.storage_mesh = replace(mesh, tp=mesh.dp, dp=LoneAxis()) if self.is_zero3 else mesh
 
     def reducer(self, groups: Sequence[FlatGroup], measures_noise: bool = False) -> GradientReducer:
         """Make the object that takes the gradients to the optimizer's flat groups."""

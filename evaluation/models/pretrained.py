@@ -18,7 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from mlm_repro.engine.parallel.layers import linear
+from mlm_repro.engine.kernels.products import linear
+from mlm_repro.engine.model.cache import rows_at
 from mlm_repro.engine.published import CONFIG
 from mlm_repro.engine.torch_names import onednn
 from mlm_repro.evaluation.models.places import weight_files
@@ -113,23 +114,19 @@ class PretrainedModel(nn.Module):
         """Length of a state."""
         return int(self._head.weight.size(1) if self._cuts else self.config.get_text_config().vocab_size)
 
-    def hidden_states(self, inputs: Tensor, **settings: Any) -> Tensor:
-        """Token ids [b, s] → states [s, b, h]; the settings are those of transformers' forward pass."""
+    def hidden_states(self, inputs: Tensor, cache: Any = None) -> Tensor:
+        """Token ids [b, s] → states [s, b, h]; with transformers' cache the tokens are those after it."""
+        settings = {} if cache is None else {"past_key_values": cache, "use_cache": True}
         states, logits = self._run(inputs, cuts=self._cuts, **settings)
         return (logits if states is None else states).transpose(0, 1)
 
     def hidden_states_at(self, inputs: Tensor, positions: Tensor) -> Tensor:
         """The states at positions [b, q], [q, b, h]."""
-        states = self.hidden_states(inputs)
-        return states.gather(0, positions.T[..., None].expand(-1, -1, states.size(2)))
+        return rows_at(self.hidden_states(inputs), positions)
 
     def new_cache(self) -> Any:
         """An empty cache of keys and values."""
         return import_extra("transformers", EXTRA).DynamicCache(config=self.config)
-
-    def hidden_states_next(self, inputs: Tensor, cache: Any) -> Tensor:
-        """States [q, b, h] of the token ids [b, q] after those in transformers' cache."""
-        return self.hidden_states(inputs, past_key_values=cache, use_cache=True)
 
     def logits(self, states: Tensor) -> Tensor:
         """States [..., h] → logits [..., v]."""

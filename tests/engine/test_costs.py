@@ -21,7 +21,7 @@ from mlm_repro.engine.costs import (
 from mlm_repro.engine.family import family_of
 from mlm_repro.engine.model.gpt2 import GPT2
 from mlm_repro.engine.parallel.layout import split_layers
-from mlm_repro.engine.parallel.mesh import Axis, serial_mesh
+from mlm_repro.engine.parallel.mesh import LoneAxis, serial_mesh
 from mlm_repro.engine.run.resolved import read_run_config
 from tests.engine.small_run import MODEL
 
@@ -55,7 +55,7 @@ def test_the_count_is_that_of_the_model(config: ModelConfig) -> None:
 @pytest.mark.parametrize("family", get_args(ModelConfig.model_fields["family"].annotation))
 def test_the_count_of_a_stage_is_that_of_its_ranks(family: str, tp: int) -> None:
     model = ModelConfig.model_validate(MODEL | {"family": family, "vocab_size": 250, "padded_vocab_size": 256})
-    mesh = replace(serial_mesh("meta"), tp=Axis(tp), pp=Axis(2))
+    mesh = replace(serial_mesh("meta"), tp=LoneAxis(tp), pp=LoneAxis(2))
     for stage in split_layers(model.num_layers, 2, 1):
         with torch.device("meta"):
             held = family_of(model).model_class()(model, mesh, stage)

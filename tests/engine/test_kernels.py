@@ -13,7 +13,7 @@ from mlm_repro.engine.compiled import FLOAT_RULES, Array, exponential
 from mlm_repro.engine.kernels import attention, cross_entropy
 from mlm_repro.engine.kernels.adam import AdamStep, adam_direction, adamw
 from mlm_repro.engine.kernels.registry import DTYPES, KERNELS, REFERENCE, implementation, kernel
-from mlm_repro.engine.parallel.mesh import Axis
+from mlm_repro.engine.parallel.mesh import LoneAxis
 from mlm_repro.engine.rng import DropoutMask
 from tests.engine.rounding import FAR, MODELS, Rounding, deviations, is_rounding
 from tests.engine.triton_interpreter import interpret
@@ -36,7 +36,7 @@ def attention_inputs(s: int, b: int, n: int, d: int, probability: float) -> Inpu
 
 
 def cross_entropy_inputs(n: int, h: int, v: int, vocab_size: int) -> Inputs:
-    return [random(n, h), random(v, h, scale=0.3)], (torch.randint(0, vocab_size, (n,)), vocab_size, Axis())
+    return [random(n, h), random(v, h, scale=0.3)], (torch.randint(0, vocab_size, (n,)), vocab_size, LoneAxis())
 
 
 def softmax_inputs(b: int, n: int, s: int, k: int, is_causal: bool) -> Inputs:
@@ -165,7 +165,7 @@ def attention_sharp(mask: DropoutMask | None) -> Inputs:
 SHARP: dict[str, Callable[[int], Inputs]] = {
     "attention": lambda row: attention_sharp(DropoutMask(0.2, (1, 2, 3, 4), row)),
     "linear_cross_entropy": lambda _: (
-        [near_one(8, 4) / 4, near_one(8, 4) * sign(8, 4)], (torch.randint(0, 7, (8,)), 7, Axis())
+        [near_one(8, 4) / 4, near_one(8, 4) * sign(8, 4)], (torch.randint(0, 7, (8,)), 7, LoneAxis())
     ),
     "dropout": lambda row: ([near_one(2, 2, 130)], (DropoutMask(0.2, (1, 2), row),)),
     "bias_gelu": lambda _: ([near_one(2, 2, 130), near_one(130)], ()),
@@ -296,7 +296,7 @@ def test_what_is_not_a_number_stays_so(device: str, on_device: OnDevice) -> None
     assert on_device("attention", device)(qkv, DropoutMask(0.0, (1,)))[3:].isnan().any(dim=-1).all()
     hidden, weight = torch.randn(4, 8), torch.randn(40, 8)
     hidden[1, 2] = torch.nan
-    loss = on_device("linear_cross_entropy", device)(hidden, weight, torch.zeros(4, dtype=torch.int64), 40, Axis())
+    loss = on_device("linear_cross_entropy", device)(hidden, weight, torch.zeros(4, dtype=torch.int64), 40, LoneAxis())
     assert loss.isnan()
 
 

@@ -23,7 +23,7 @@ from mlm_repro.engine.model import transformer
 from mlm_repro.engine.optim.gradients import GradientReducer
 from mlm_repro.engine.parallel.layers import RowParallelLinear
 from mlm_repro.engine.parallel.layout import layout_of, split_layers
-from mlm_repro.engine.parallel.mesh import Axis, GroupAxis, ParallelMesh
+from mlm_repro.engine.parallel.mesh import GroupAxis, LoneAxis, ParallelMesh
 from mlm_repro.engine.parallel.sharding import ShardedParameter
 from mlm_repro.engine.pipeline.executor import PipelineExecutor
 from mlm_repro.engine.pipeline.schedule import Compute, compute_orders
@@ -180,7 +180,7 @@ def forget_tied_embedding(monkeypatch: pytest.MonkeyPatch) -> None:
     def planted(self: GradientReducer, divisor: float) -> None:
         mesh = self.mesh
         object.__setattr__(self, "mesh", ParallelMesh(
-            mesh.layout, mesh.tp, mesh.pp, mesh.dp, Axis(), mesh.device, mesh.sequence_parallel
+            mesh.layout, mesh.tp, mesh.pp, mesh.dp, LoneAxis(), mesh.device, mesh.sequence_parallel
         ))  # fmt: skip
         finish(self, divisor)
 
@@ -267,7 +267,7 @@ def test_only_the_layout_with_the_fault_differs(verify: Verify, monkeypatch: pyt
 def test_a_rank_that_fails_is_named_with_its_error(
     verify: Verify, monkeypatch: pytest.MonkeyPatch, processes: bool
 ) -> None:
-    def planted(self: Axis, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    def planted(self: GroupAxis | ThreadAxis, tensor: torch.Tensor, dim: int) -> torch.Tensor:
         if self.rank == 1:
             raise ValueError("no gather")
         return torch.cat([tensor] * self.size, dim)

@@ -16,6 +16,7 @@ from torch import nn
 
 from mlm_repro.engine.config import ModelConfig
 from mlm_repro.engine.kernels.cross_entropy import vocab_parallel_cross_entropy
+from mlm_repro.engine.kernels.products import linear
 from mlm_repro.engine.kernels.registry import kernel
 from mlm_repro.engine.model.microbatch import PipelineInput, SentencePairs
 from mlm_repro.engine.model.stage_model import StageModel
@@ -30,7 +31,6 @@ from mlm_repro.engine.model.transformer import (
     run_layers,
 )
 from mlm_repro.engine.parallel.collectives import enter_tensor_parallel
-from mlm_repro.engine.parallel.layers import linear
 from mlm_repro.engine.parallel.mesh import ParallelMesh
 from mlm_repro.engine.parallel.sharding import Role, Roles
 from mlm_repro.engine.rng import Dropout

@@ -17,12 +17,13 @@ from torch import Tensor, nn
 
 from mlm_repro.engine.config import ModelConfig
 from mlm_repro.engine.kernels.cross_entropy import vocab_parallel_cross_entropy
+from mlm_repro.engine.kernels.products import linear
 from mlm_repro.engine.kernels.registry import kernel
 from mlm_repro.engine.model.microbatch import PipelineInput, Recurrence
 from mlm_repro.engine.model.stage_model import CausalModel
 from mlm_repro.engine.model.transformer import drop, recomputed
 from mlm_repro.engine.parallel.collectives import enter_tensor_parallel
-from mlm_repro.engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, linear
+from mlm_repro.engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from mlm_repro.engine.parallel.mesh import ParallelMesh
 from mlm_repro.engine.parallel.sharding import Role, Roles
 from mlm_repro.engine.rng import Dropout
@@ -247,10 +248,6 @@ class TransformerXL(CausalModel):
                 recurrence.after[number] = states[first:].detach()
             x = recomputed(self.recomputed_layers > 0, layer, x, memory, encoding, dropout)
         return drop(x, "output", dropout, self.mesh) if self.stage.is_last else x
-
-    def hidden_states_at(self, inputs: Tensor, positions: Tensor) -> Tensor:
-        x = self.hidden_states(inputs)
-        return x.gather(0, positions.T.unsqueeze(-1).expand(-1, -1, x.size(2)))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """States [..., h] → this rank's logits [..., v/t], or log-probabilities of an adaptive softmax."""

@@ -4,8 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from mlm_repro.engine.kernels.cross_entropy import LogitLoops, in_chunks
-from mlm_repro.engine.parallel.mesh import Axis
+from mlm_repro.engine.kernels.cross_entropy import LogitLoops, VocabAxis, in_chunks
 
 COLUMNS = 4096
 """Logits that a program handles at a time."""
@@ -15,7 +14,7 @@ fp32 over the blocks, which takes longer than a block's softmax."""
 
 
 def chunked(
-    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, vocab_size: int, axis: Axis
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, vocab_size: int, axis: VocabAxis
 ) -> torch.Tensor:
     """Mean loss of targets [n] from hidden [n, h] and weight [v/t, h]. Gradients are computed along with the loss."""
     return in_chunks(hidden, weight, targets, vocab_size, axis, LogitLoops(log_sum, softmax_gradient, CHUNK_BYTES))

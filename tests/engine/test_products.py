@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlm_repro.engine.parallel import layers
-from mlm_repro.engine.parallel.layers import linear, multiply
+from mlm_repro.engine.kernels import products
+from mlm_repro.engine.kernels.products import linear, multiply
 
 SIZES = st.integers(0, 9)
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
@@ -63,7 +63,7 @@ def test_without_gradient_a_row_alone_is_multiplied_as_exactly(
 def test_a_processor_without_bf16_multiplies_float32_and_rounds_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(layers, "multiplies_bf16", False)
+    monkeypatch.setattr(products, "multiplies_bf16", False)
     operands = [torch.randn(*shape).bfloat16() for shape in ((2, 300, 40), (50, 40), (50,))]
     upstream = torch.randn(2, 300, 50).bfloat16()
     found = results(linear, operands, upstream)

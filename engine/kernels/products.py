@@ -1,0 +1,79 @@
+"""Matrix products by the library that is fastest on this processor.
+
+With AVX-512, oneDNN is faster than MKL (AMD Zen 4), except for a weight's gradient. Without it MKL is faster, and torch
+multiplies bf16 one number at a time, so bf16 is multiplied in float32. The product of a single row takes as long as
+reading the weight, and our loop reads faster than both libraries.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mlm_repro.engine.compiled import Array, Compiled, array, load, store
+from mlm_repro.engine.torch_names import multiplies_bf16, onednn
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [..., in], weight [out, in] and bias [out], of any strides → [..., out]."""
+    if weight.is_mkldnn:
+        return _product(x, weight, bias)
+    if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.bfloat16):
+        return F.linear(x, weight, bias)
+    has_gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias))
+    if not has_gradient and x.numel() == x.size(-1) > 0:
+        return _one_row(x, weight, bias)
+    if not onednn if x.dtype == torch.float32 else multiplies_bf16:
+        return F.linear(x, weight, bias)
+    return _Linear.apply(x, weight, bias) if has_gradient else _product(x, weight, bias)
+
+
+def multiply(a: Tensor, b: Tensor) -> Tensor:
+    """a [..., m, k] times b [..., k, n] → [..., m, n], without a gradient."""
+    return (widened(a) @ widened(b)).to(a.dtype)
+
+
+def widened(x: Tensor) -> Tensor:
+    """x, converted to float32 if it is bf16 and this processor cannot multiply bf16."""
+    return x.float() if x.dtype == torch.bfloat16 and x.device.type == "cpu" and not multiplies_bf16 else x
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if (wide := widened(x)) is not x:
+        return F.linear(wide, weight.float(), None if bias is None else bias.float()).to(x.dtype)
+    return onednn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
+def _one_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    output, bias = x.new_empty(*x.shape[:-1], len(weight)), x.new_zeros(1) if bias is None else bias.contiguous()
+    _multiply_row(array(x.reshape(-1)), array(weight.contiguous()), array(bias), array(output.view(-1)))
+    return output
+
+
+@Compiled
+def _multiply_row(x: Array, weight: Array, bias: Array, output: Array) -> None:
+    for o in range(output.size):
+        row, total = weight[o], np.float32(0.0)
+        for i in range(row.size):
+            total += load(row, i) * load(x, i)
+        store(output, o, total + load(bias, o if bias.size > 1 else 0))
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _product(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        to_x, to_weight, to_bias = ctx.needs_input_grad
+        rows = gradient.reshape(-1, gradient.size(-1))
+        return (
+            _product(gradient, weight.t(), None) if to_x else None,
+            multiply(rows.t(), x.reshape(-1, x.size(-1))) if to_weight else None,
+            rows.sum(dim=0) if to_bias else None,
+        )
