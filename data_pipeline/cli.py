@@ -13,7 +13,7 @@ from mlm_repro.lineage.errors import BadInput, DataMissing, IntegrityFailure
 from mlm_repro.lineage.shipped import Shipped, find_file
 
 if TYPE_CHECKING:
-    from mlm_repro.data_pipeline.config import DataConfig
+    from mlm_repro.data_pipeline.config import VerbConfig
     from mlm_repro.data_pipeline.files import Amount, Ledger
 
 app = CommandLine(help="Clean, deduplicate, decontaminate and tokenize text.", no_args_is_help=True)
@@ -67,8 +67,7 @@ def _add_verb(name: str, summary: str) -> None:
         from mlm_repro.lineage.config import override_config
 
         stage = next((stage for stage in STAGES if stage.verb == name), None)
-        sections = [stage.name] if stage and stage.optional else []
-        config = override_config(_one_source(source, sections), _overrides(overrides, workers))
+        config = override_config(_one_source(source, [stage.name] if stage else []), _overrides(overrides, workers))
         from mlm_repro.data_pipeline.runner import run_overlap, run_stage
 
         made = run_stage(stage, config, out, executor) if stage else run_overlap(config, out, executor)
@@ -148,6 +147,21 @@ def stats(directory: Annotated[Path, typer.Argument(help="Directory that `run` o
 
 
 @app.command()
+def leftovers(
+    runs: Annotated[Path, typer.Option(help="Directory that holds run directories.")] = Path("runs"),
+    remove: Annotated[bool, typer.Option("--remove", help="Remove them.")] = False,
+) -> None:
+    """List what killed builds left, with its size. Where a process is at work, nothing is listed or removed."""
+    from mlm_repro.data_pipeline.earlier import leftovers as found
+
+    for left in [*found(runs)]:
+        sentence = left.sentence
+        if remove:
+            left.remove()
+        print(f"{'removed' if remove else 'left'}: {sentence}")
+
+
+@app.command()
 def fetch(out: Annotated[Path, typer.Argument(help="Folder to write, which MLM_DATA_DIR can name.")]) -> None:
     """Copy the published test sets and GPT-2's vocabulary, for a machine without a connection."""
     from mlm_repro.data_pipeline.contamination.testsets import fetch_published
@@ -156,16 +170,16 @@ def fetch(out: Annotated[Path, typer.Argument(help="Folder to write, which MLM_D
         print(f"written: {path}")
 
 
-def _one_source(source: str, sections: list[str]) -> "DataConfig":
-    """Configuration with one source, the argument of a verb, and the default values of `sections`."""
-    from mlm_repro.data_pipeline.config import DataConfig
+def _one_source(source: str, stages: list[str]) -> "VerbConfig":
+    """Configuration with one source, the argument of a verb, and its stage."""
+    from mlm_repro.data_pipeline.config import VerbConfig
     from mlm_repro.data_pipeline.reading.config import FILE_KINDS
     from mlm_repro.lineage.config import parse_config
 
     kind, colon, _ = source.partition(":")
     name = f"documents:{source}" if Path(source).is_dir() and not (colon and kind in FILE_KINDS) else source
-    values: dict[str, Any] = {"name": "documents", "sources": {"names": [name]}, **{each: {} for each in sections}}
-    return parse_config(values, DataConfig, "IN")
+    values: dict[str, Any] = {"name": "documents", "stages": stages, "sources": {"names": [name]}}
+    return parse_config(values, VerbConfig, "IN")
 
 
 def _overrides(overrides: list[str] | None, workers: int | None) -> list[str]:

@@ -1,16 +1,21 @@
 """The recipe of a dataset, assembled from the sections that sources and stages declare."""
 
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveInt, create_model, model_validator
+from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, create_model, model_serializer, model_validator
 
 from mlm_repro.data_pipeline.reading.config import SourcesConfig
-from mlm_repro.data_pipeline.stages import STAGES, TEXT_FILTERS, TOKEN_FILTERS
+from mlm_repro.data_pipeline.stages import PAPER, STAGES, TEXT_FILTERS, TOKEN_FILTERS
 from mlm_repro.data_pipeline.stages.decontaminate import DecontaminateConfig, TestSets
 from mlm_repro.data_pipeline.stages.deduplicate import DeduplicateConfig
 from mlm_repro.data_pipeline.stages.split import SplitConfig
 from mlm_repro.lineage.config import Config
+from mlm_repro.lineage.errors import did_you_mean
+
+BY_NAME = {stage.name: stage for stage in STAGES}
+ORDER = "filters of text, then filters of tokens, deduplicate, decontaminate, split, tokenize"
 
 
 class OverlapConfig(Config):
@@ -64,21 +69,24 @@ class _Beginning(Config):
     """Worker processes; 0 means one for each core. The dataset does not depend on it."""
     shard_bytes: PositiveInt | None = None
     """Input bytes in a unit of work: 64 MiB, less for a corpus under 4 GiB. The dataset does not depend on it."""
-    without: tuple[Literal["clean", "language", "length", "deduplicate", "decontaminate"], ...] = ()
-    """Stages that are left out. A verb does the work of one stage, in any order."""
+    stages: tuple[str, ...] = PAPER
+    """All that is done, in order: filters of text, then filters of tokens such as `length`, `deduplicate`,
+    `decontaminate`, and at the end `split` and `tokenize`. A stage that is not listed has no section either."""
     sources: SourcesConfig
 
 
 if TYPE_CHECKING:
     _WithFilters = _Beginning
 else:
-    _FILTERS = {name: (stage | None, None) if stage.optional else (stage, stage())
-                for name, stage in (TEXT_FILTERS | TOKEN_FILTERS).items()}  # fmt: skip
+    _FILTERS = {name: (stage, stage()) for name, stage in (TEXT_FILTERS | TOKEN_FILTERS).items()}
     _WithFilters = create_model("_WithFilters", __base__=_Beginning, **_FILTERS)
 
 
 class DataConfig(_WithFilters):
     """One dataset."""
+
+    other_names: ClassVar[dict[str, str]] = {"without": "stages"}
+    ends_with: ClassVar[tuple[str, ...]] = ("split", "tokenize")
 
     deduplicate: DeduplicateConfig = DeduplicateConfig()
     decontaminate: DecontaminateConfig = DecontaminateConfig()
@@ -86,12 +94,40 @@ class DataConfig(_WithFilters):
     split: SplitConfig = SplitConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()
 
+    @model_validator(mode="after")
+    def _stages_can_be_done(self) -> Self:
+        for name in self.stages:
+            if name not in BY_NAME:
+                said = did_you_mean(name, BY_NAME, f"known: {', '.join(BY_NAME)}")
+                raise ValueError(f"`stages` names {name!r}, which is no stage; {said}")
+            if self.stages.count(name) > 1:
+                raise ValueError(f"`stages` names {name!r} twice")
+        for before, after in pairwise(self.stages):
+            if BY_NAME[before].step > BY_NAME[after].step:
+                raise ValueError(f"`stages` cannot have {before!r} before {after!r}: a build does {ORDER}")
+        if self.stages[len(self.stages) - len(self.ends_with) :] != self.ends_with:
+            raise ValueError(f"`stages` must end with {' and '.join(self.ends_with)}, as every dataset does")
+        if idle := sorted(BY_NAME.keys() & self.model_fields_set - {*self.stages}):
+            raise ValueError(f"there is a section {idle[0]!r}, and `stages` does not name it: {', '.join(self.stages)}")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_idle_sections(self, values_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Plain values without the sections of stages that are not done: a new stage's is in no recipe."""
+        idle = BY_NAME.keys() - {*self.stages}
+        return {name: value for name, value in values_of(self).items() if name not in idle}
+
     @property
-    def stages(self) -> tuple[str, ...]:
-        """The stages that the recipe runs, in order."""
-        named = (stage.name for stage in STAGES if not stage.optional or getattr(self, stage.name))
-        return tuple(name for name in named if name not in self.without)
+    def needs_tokenizer(self) -> bool:
+        """True if a stage counts or writes tokens."""
+        return any(BY_NAME[name].needs_tokenizer for name in self.stages)
 
     def identity(self) -> dict[str, Any]:
-        """The plain values the dataset depends on."""
-        return self.model_dump(mode="json", exclude={"workers", "shard_bytes", "overlap"})
+        """The plain values that the dataset depends on, where they differ from their defaults."""
+        return self.model_dump(mode="json", exclude_defaults=True, exclude={"workers", "shard_bytes", "overlap"})
+
+
+class VerbConfig(DataConfig):
+    """The work of one stage, or of none."""
+
+    ends_with = ()

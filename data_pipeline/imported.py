@@ -17,7 +17,7 @@ from mlm_repro.data_pipeline.tokens.token_file import (
     token_paths,
 )
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
-from mlm_repro.data_pipeline.work.tasks import code_digest
+from mlm_repro.data_pipeline.work.origin import made_by
 from mlm_repro.lineage.digest import is_sealed, sha256_file
 from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.files import read_document, write_document
@@ -60,7 +60,7 @@ def import_tokens(prefix: Path, config: TokenizerConfig, out: Path) -> RunDirect
         return amounts
 
     values = {"prefix": str(prefix), "tokenizer": config.model_dump(mode="json")}
-    parents = {"code": code_digest(), "tokenizer": tokenizer.digest}
+    parents = made_by(["import", "tokenizer"]) | {"tokenizer": tokenizer.digest}
     parents |= {path.name: sha256_file(path) for path in token_paths(prefix)}
     run = RunDirectory.begin_at(out, "data-import", values, parents)
     return _made(run, f"tokens:{prefix}", tokenizer, config, write)
@@ -92,7 +92,7 @@ def merge_datasets(datasets: list[Path], out: Path) -> RunDirectory:
                     join_files(texts, whole)
         return amounts
 
-    parents = {"code": code_digest()}
+    parents = made_by(["import", "tokenizer"])
     parents |= {f"dataset {number}": dataset_digest(path) for number, path in enumerate(datasets, 1)}
     run = RunDirectory.begin_at(out, "data-merge", {"datasets": list(map(str, datasets))}, parents)
     return _made(run, "; ".join(card.source for card in cards), Tokenizer.open(datasets[0]), config, write)

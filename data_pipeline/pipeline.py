@@ -5,12 +5,10 @@ rest needs to know). Then decisions are made about numbers, `select` keeps or cu
 writes them in their final order.
 """
 
-import platform
 import shutil
 import sys
 import time
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,7 +26,7 @@ from mlm_repro.data_pipeline.passes.selection import LEFT_IN, find_rare_ngrams, 
 from mlm_repro.data_pipeline.passes.train_tokenizer import copy, train
 from mlm_repro.data_pipeline.reading.pieces import Piece, choose_shard_bytes
 from mlm_repro.data_pipeline.reading.sources import OpenedSources
-from mlm_repro.data_pipeline.stages import STAGES, TEXT_FILTERS, TOKEN_FILTERS
+from mlm_repro.data_pipeline.stages import TEXT_FILTERS, TOKEN_FILTERS
 from mlm_repro.data_pipeline.stages.stage import SOURCE
 from mlm_repro.data_pipeline.tokens.token_file import token_dtype
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer, load_once
@@ -39,13 +37,12 @@ from mlm_repro.lineage.errors import BadInput
 
 @dataclass
 class Pipeline:
-    """The stages named in `stages` over the sources, in `workspace`.
+    """The stages of a recipe over its sources, in `workspace`.
 
     `test_sets` are the files to search for, None for one that is missing.
     """
 
     config: DataConfig
-    stages: tuple[str, ...]
     sources: OpenedSources
     test_sets: dict[str, Path | None]
     workspace: Workspace
@@ -59,6 +56,11 @@ class Pipeline:
     """Number of shards, the first ones, that are of datasets to compare with."""
     splits: dict[str, list[int]] = field(init=False, default_factory=dict)
     """The tasks of `gather` that wrote each split."""
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The stages, in order."""
+        return self.config.stages
 
     def run(self) -> Self:
         """Run the tasks that are not done yet. Raises BadInput if nothing is left of the corpus."""
@@ -88,9 +90,7 @@ class Pipeline:
         filters = [(name, self._section(name)) for name in self.stages if name in TEXT_FILTERS]
         names = [name for name, _ in filters]
         limit = self.config.sources.max_bad_files
-        made_with = [platform.python_version(), *map(version, ("ftfy", "langdetect"))]
-        most = self.config.sources.max_line_bytes
-        fixed = {"max_line_bytes": most, "goes_on": limit > 0, "made_with": made_with}
+        fixed = {"max_line_bytes": self.config.sources.max_line_bytes, "goes_on": limit > 0}
         jobs: list[Job] = [({**fixed, "pieces": shard, "filters": filters if number >= self.compared else []}, ())
                            for number, shard in enumerate(shards)]  # fmt: skip
         prepared = self.workspace.all("prepare", prepare, jobs, " and ".join(["read", *names]))
@@ -133,7 +133,7 @@ class Pipeline:
         return self.workspace.one(f"join-{name}", join_lists, settings, made.input).path / "00000" / name
 
     def _make_tokenizer(self, prepared: Finished) -> Finished | None:
-        if not any(stage.needs_tokenizer for stage in STAGES if stage.name in self.stages):
+        if not self.config.needs_tokenizer:
             return None
         config, shards = self.config.tokenizer, (self.compared, len(prepared.counts))
         if config.origin not in ("gpt2", "path"):

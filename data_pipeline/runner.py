@@ -13,39 +13,37 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import orjson
 
 from mlm_repro.data_pipeline.config import DataConfig
 from mlm_repro.data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
 from mlm_repro.data_pipeline.document import Document
+from mlm_repro.data_pipeline.earlier import DEAR, RECIPE, SHELF, Earlier, recipe_made_by
 from mlm_repro.data_pipeline.files import LEDGER, Ledger
 from mlm_repro.data_pipeline.reading.file_sources import FileSource
 from mlm_repro.data_pipeline.reading.sources import OpenedSources, open_sources
-from mlm_repro.data_pipeline.stages import STAGES, TEXT_FILTERS, TOKEN_FILTERS
 from mlm_repro.data_pipeline.stages.stage import SOURCE, Stage
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
 from mlm_repro.data_pipeline.work.executors.local import LocalExecutor
 from mlm_repro.data_pipeline.work.executors.part import PartExecutor, parse_part
 from mlm_repro.data_pipeline.work.executors.ray import RayExecutor
-from mlm_repro.data_pipeline.work.tasks import NO_ROOM, code_digest, disk_is_full
+from mlm_repro.data_pipeline.work.meeting import MEETINGS, Meeting
+from mlm_repro.data_pipeline.work.origin import SETTING, made_by
+from mlm_repro.data_pipeline.work.tasks import NO_ROOM, disk_is_full
 from mlm_repro.data_pipeline.work.workspace import FOLDER, Executor, Workspace
-from mlm_repro.lineage.atomic import read_json, write_json
-from mlm_repro.lineage.config import parse_config
+from mlm_repro.lineage.config import flatten, parse_config
 from mlm_repro.lineage.digest import bytes_below, sha256_file
 from mlm_repro.lineage.environment import available_cores
 from mlm_repro.lineage.errors import BadInput, DataMissing, Interrupted, UserError
 from mlm_repro.lineage.files import read_document
 from mlm_repro.lineage.progress import announce, format_bytes, format_duration
-from mlm_repro.lineage.run import RunDirectory
+from mlm_repro.lineage.run import MANIFEST, RunDirectory
 
 ROOM_OF_A_DATASET, ROOM_OF_DOCUMENTS = 6, 3
 """Most disk space that the work takes, as a multiple of the input."""
 TABLES = ("mlm_repro.data_pipeline.fast.ready",)
 """Functions that make the tables of cleaning and languages, called once before workers are forked."""
-SHELF, RECIPE, DEAR = ".stages", "recipe.json", ("harvest", "prepare", "tokenizer", "measure")
-"""Folder beside the runs that keeps the dear stages of the last build of each name; the recipe that made them."""
 REHEARSED_BYTES, REHEARSED_TOKENS = 4 << 20, 300
 """Text on which a time is rehearsed, and the tokens of a vocabulary that is trained on it."""
 
@@ -57,28 +55,34 @@ def build_dataset(config: DataConfig, root: Path, executor: str = "local", part:
     """Build the dataset of `config` under `root`, or return it at once, saying so, if it is complete there.
 
     Finished tasks stay in a hidden directory of the run until all are done, and the same call continues from there
-    after any interruption. What the last build of the same name made is used again as far as it is the same. Of
-    several machines each does its `part`, such as 2/8. Nothing is left after bad input. Raises BadInput for input or a
-    root that cannot be used, DataMissing for missing input, Interrupted when stopped.
+    after any interruption. What earlier builds of the same name made is used again as far as it is the same, and how
+    they differ is printed. Of several machines each does its `part`, such as 2/8. Nothing is left after bad input.
+    Raises BadInput for input or a root that cannot be used, and for a part that differs from one that is at work,
+    DataMissing for missing input, Interrupted when stopped.
     """
     begin = partial(RunDirectory.begin, root, config.name, "data", config.identity())
-    return _run_stages(config.stages, config, begin, executor, ROOM_OF_A_DATASET, root / SHELF / config.name, part)
+    if not part:
+        return _run_stages(config, begin, executor, ROOM_OF_A_DATASET, root)
+    with Meeting(root / MEETINGS / config.name, *parse_part(part)) as meeting:
+        settings = flatten(config.identity()) | {"shard_bytes": config.shard_bytes, "parts": meeting.parts}
+        stated = {f"{SETTING}: {key}": str(value) for key, value in settings.items()}
+        meeting.agree("work", stated | recipe_made_by(config, config.sources.names))
+        return _run_stages(config, begin, executor, ROOM_OF_A_DATASET, root, meeting)
 
 
 def run_stage(stage: type[Stage], config: DataConfig, out: Path, executor: str = "local") -> RunDirectory:
     """Run one stage over the sources of `config` into the directory `out`, as `build_dataset` does with all stages."""
-    sections = {"sources", "seed", "shard_bytes", stage.name} | ({"tokenizer"} if stage.needs_tokenizer else set())
-    values = config.model_dump(mode="json", include=sections)
-    begin = partial(RunDirectory.begin_at, out, f"data-{stage.verb}", values)
-    return _run_stages((stage.name,), config, begin, executor, ROOM_OF_DOCUMENTS)
+    begin = partial(RunDirectory.begin_at, out, f"data-{stage.verb}", config.identity())
+    return _run_stages(config, begin, executor, ROOM_OF_DOCUMENTS)
 
 
 def run_overlap(config: DataConfig, out: Path, executor: str = "local") -> RunDirectory:
     """Measure how much of the test sets the sources of `config` contain, into `overlap.json` in `out`."""
     test_sets = {name: find_test_set(name).resolve() for name in config.overlap.test_sets}
-    sources, _, parents = _open(config, (), 0)
-    parents |= {f"test set {name}": sha256_file(path) for name, path in test_sets.items()}
-    values = config.model_dump(mode="json", include={"sources", "overlap"})
+    sources = announce_cost(config, 0)
+    parents = sources.fingerprints() | {f"test set {name}": sha256_file(path) for name, path in test_sets.items()}
+    parents |= made_by([SOURCE, "decontaminate", "overlap"], {name.partition(":")[0] for name in sources.names})
+    values = config.model_dump(mode="json", include={"sources", "overlap"}, exclude_defaults=True)
 
     def build(workspace: Workspace, directory: Path) -> dict[str, str]:
         from mlm_repro.data_pipeline.passes.overlap import measure_overlap
@@ -86,8 +90,7 @@ def run_overlap(config: DataConfig, out: Path, executor: str = "local") -> RunDi
         measure_overlap(config, sources, test_sets, workspace, directory)
         return {}
 
-    begin = partial(RunDirectory.begin_at, out, "data-overlap", values, parents)
-    return _complete(begin, build, config, _workers(executor, config), 0)
+    return _complete(RunDirectory.begin_at(out, "data-overlap", values, parents), build, _workers(executor, config), 0)
 
 
 def announce_cost(config: DataConfig, room: int = ROOM_OF_A_DATASET) -> OpenedSources:
@@ -103,27 +106,17 @@ def announce_cost(config: DataConfig, room: int = ROOM_OF_A_DATASET) -> OpenedSo
 
 def forecast(config: DataConfig, root: Path) -> None:
     """Print the cost of a build, what it would use again, and the time of the rest, rehearsed on the first text."""
-    sources, reused = announce_cost(config), _reusable(config, root / SHELF / config.name)
+    sources = announce_cost(config)
+    earlier = Earlier(root, config, recipe_made_by(config, sources.names))
+    offer = next(iter(earlier.offers()), None)
+    reused = offer.stages if offer else []
     try:
         seconds = _rehearse(config, sources, reused) * sources.total_bytes / (config.workers or available_cores())
         said = f"about {format_duration(seconds)} by a rehearsal on the first {format_bytes(REHEARSED_BYTES)}"
     except UserError as error:
         said = f"no time: {error}"
-    announce(said, f"uses again what {', '.join(reused)} made, where its input is the same" if reused else "")
-
-
-def _reusable(config: DataConfig, shelf: Path) -> list[str]:
-    """Stages of the last build of that name whose settings, and those of all before them, are the same."""
-    old, new = read_json(shelf / RECIPE) if (shelf / RECIPE).is_file() else {}, _recipe(config)
-    texts = [SOURCE, *(name for name in config.stages if name in TEXT_FILTERS)]
-    if any(old.get(name) != new[name] for name in ("code", "sources", "seed", "shard_bytes", "without", *TEXT_FILTERS)):
-        return []
-    sections = (*TOKEN_FILTERS, "tokenizer", "deduplicate", "decontaminate")
-    return [*texts, *TOKEN_FILTERS] if all(old[name] == new[name] for name in sections) else texts
-
-
-def _recipe(config: DataConfig) -> dict[str, Any]:
-    return config.model_dump(mode="json") | {"code": code_digest()}
+    announce(said)
+    earlier.say(earlier.alike(), offer)
 
 
 def _rehearse(config: DataConfig, sources: OpenedSources, reused: list[str]) -> float:
@@ -135,7 +128,8 @@ def _rehearse(config: DataConfig, sources: OpenedSources, reused: list[str]) -> 
     if len(local) < len(sources.sources):
         raise BadInput("only local files are rehearsed")
     values = config.model_dump(mode="json", exclude={"sources"}) | {"workers": 1}
-    values["deduplicate"]["against"] = []
+    if "deduplicate" in config.stages:
+        values["deduplicate"]["against"] = []
     if config.tokenizer.origin in ("train", "words"):
         values["tokenizer"]["vocab_size"] = REHEARSED_TOKENS
     with tempfile.TemporaryDirectory() as name, contextlib.redirect_stderr(io.StringIO()):
@@ -154,52 +148,53 @@ def _rehearse(config: DataConfig, sources: OpenedSources, reused: list[str]) -> 
 
 
 def _run_stages(
-    names: tuple[str, ...], config: DataConfig, begin: Callable[..., RunDirectory], executor: str, room: int,
-    shelf: Path | None = None, part: str = "",
+    config: DataConfig, begin: Callable[..., RunDirectory], executor: str, room: int, root: Path | None = None,
+    meeting: Meeting | None = None,
 ) -> RunDirectory:  # fmt: skip
-    """Run these stages in the directory that `begin` makes of the digests of what is read."""
-    sources, test_sets, parents = _open(config, names, room)
+    """Run the stages of `config` in the directory, below `root`, that `begin` makes of the digests of what is read."""
+    sources, test_sets, parents = _open(config, room)
+    if meeting:
+        meeting.agree("input", parents)
 
     def build(workspace: Workspace, directory: Path) -> dict[str, str]:
         from mlm_repro.data_pipeline.pipeline import Pipeline
         from mlm_repro.data_pipeline.publish import publish
 
-        pipeline = Pipeline(config, names, sources, test_sets, workspace, parents).run()
+        pipeline = Pipeline(config, sources, test_sets, workspace, parents).run()
         if isinstance(workspace.executor, PartExecutor):
-            if workspace.executor.part > 1:
+            if workspace.executor.meeting.part > 1:
                 return {}
             workspace.executor = workspace.executor.workers
         return publish(pipeline, directory)
 
-    workers = _workers(executor, config, names)
-    return _complete(partial(begin, parents), build, config, workers, room * sources.total_bytes, shelf, part)
+    run = begin(parents)
+    earlier = Earlier(root, config, parents, run.path.name) if root else None
+    return _complete(run, build, _workers(executor, config), room * sources.total_bytes, earlier, meeting)
 
 
-def _workers(executor: str, config: DataConfig, stages: tuple[str, ...] = ()) -> LocalExecutor | RayExecutor:
+def _workers(executor: str, config: DataConfig) -> LocalExecutor | RayExecutor:
     """The executor of that name, its processes with the tables of cleaning and languages where both stages run."""
     if executor == "ray":
         return RayExecutor(config.workers)
-    return LocalExecutor(config.workers, TABLES if {"clean", "language"} <= set(stages) else ())
+    return LocalExecutor(config.workers, TABLES if {"clean", "language"} <= {*config.stages} else ())
 
 
-def _open(
-    config: DataConfig, stages: tuple[str, ...], room: int
-) -> tuple[OpenedSources, dict[str, Path | None], dict[str, str]]:
-    """Open the sources and test sets, and compute the digests of code and all input; print the cost first."""
-    sources, parents = announce_cost(config, room), {"code": code_digest()}
-    if "deduplicate" in stages:
+def _open(config: DataConfig, room: int) -> tuple[OpenedSources, dict[str, Path | None], dict[str, str]]:
+    """Open sources and test sets; print the cost; digests of all input, and of the code and libraries that are run."""
+    sources = announce_cost(config, room)
+    parents = recipe_made_by(config, sources.names)
+    if "deduplicate" in config.stages:
         paths = config.deduplicate.against
         sources.compared = tuple(FileSource(f"documents:{path}", is_compared=True) for path in paths)
-    wanted = config.decontaminate.test_sets if "decontaminate" in stages else ()
+    wanted = config.decontaminate.test_sets if "decontaminate" in config.stages else ()
     test_sets = {name: _find_or_none(name) for name in wanted}
-    needs_tokenizer = any(stage.needs_tokenizer for stage in STAGES if stage.name in stages)
     path, end_of_text = config.tokenizer.path, config.tokenizer.end_of_text
-    if needs_tokenizer and path:
+    if config.needs_tokenizer and path:
         tokenizer = Tokenizer.open(path, end_of_text)
         parents["tokenizer"] = tokenizer.digest
         if change := tokenizer.changes():
             print(f"warning: {path} does not keep every text: {change}", file=sys.stderr)
-    elif needs_tokenizer and config.tokenizer.kind == "gpt2":
+    elif config.needs_tokenizer and config.tokenizer.kind == "gpt2":
         parents["tokenizer"] = Tokenizer.from_gpt2_files(*find_gpt2_vocabulary()).digest
     for name, place in test_sets.items():
         parents[f"test set {name}"] = sha256_file(place) if place else "missing"
@@ -207,32 +202,30 @@ def _open(
 
 
 def _complete(
-    begin: Callable[[], RunDirectory], build: Build, config: DataConfig, workers: LocalExecutor | RayExecutor,
-    room: int, shelf: Path | None = None, part: str = "",
+    run: RunDirectory, build: Build, workers: LocalExecutor | RayExecutor, room: int, earlier: Earlier | None = None,
+    meeting: Meeting | None = None,
 ) -> RunDirectory:  # fmt: skip
     """Build in the locked directory of a run and seal it, or find it sealed.
 
     All parts but the first work in the directory without its lock, and end when it is sealed.
     """
-    number, parts = parse_part(part) if part else (1, 1)
-    run = begin()
     work = run.path / FOLDER
     if run.is_at_rest and not work.exists():
         return _found(run)
-    array = PartExecutor(workers, number, parts, work)
-    if number > 1:
-        return _help(run, build, array, room)
+    place = PartExecutor(workers, meeting) if meeting else workers
+    if meeting and meeting.part > 1:
+        return _help(run, build, place, meeting, room)
+    shelf = earlier.root / SHELF / earlier.config.name if earlier else None
     with run.filled():
         if run.is_complete:
             shutil.rmtree(work, ignore_errors=True)
             return _found(run)
-        if shelf and not work.exists():
-            with contextlib.suppress(OSError):
-                os.rename(shelf, work)
+        if earlier and not work.exists():
+            earlier.take_over(work, is_alone=meeting is None)
         try:
-            with _workspace(run, array if part else workers, room) as workspace:
+            with _workspace(run, place, room) as workspace:
                 run.complete(build(workspace, run.path))
-                write_json(work / RECIPE, _recipe(config))
+                shutil.copyfile(run.path / MANIFEST, work / RECIPE)
                 _put_away(work, shelf)
         except BadInput:
             if run.is_new:
@@ -241,12 +234,15 @@ def _complete(
     return run
 
 
-def _help(run: RunDirectory, build: Build, place: PartExecutor, room: int) -> RunDirectory:
-    """Do a part of the work until the first part has sealed the run."""
+def _help(run: RunDirectory, build: Build, place: Executor, meeting: Meeting, room: int) -> RunDirectory:
+    """Do a part of the work, which the first part begins, until the first part has sealed the run."""
+    work = run.path / FOLDER
     try:
-        with _workspace(run, place, room) as workspace:
-            build(workspace, run.path)
-            place.wait_for(lambda: run.is_complete or None)
+        meeting.wait_for(lambda: work.exists() or run.is_complete or None, 1, lambda: "it did not begin")
+        if not run.is_complete:
+            with _workspace(run, place, room) as workspace:
+                build(workspace, run.path)
+                meeting.wait_for(lambda: run.is_complete or None, 1, lambda: "the dataset is being written")
     except UserError:
         if not run.is_complete:
             raise

@@ -6,17 +6,13 @@ from pathlib import Path
 
 
 def stage_verbs() -> dict[str, str]:
-    """The first sentence on each stage by its verb, a stage behind the one that it follows."""
-    facts: dict[str, dict[str, str]] = {}
-    for path in (Path(__file__).parent / "stages").glob("[a-z]*.py"):
+    """The first sentence on each stage by its verb, in order of the files' names."""
+    verbs: dict[str, str] = {}
+    for path in sorted((Path(__file__).parent / "stages").glob("[a-z]*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef) and (fields := _constants(node)).get("verb"):
-                facts[fields["name"]] = {"help": re.split(r"(?<=\.)\s", ast.get_docstring(node) or "")[0], **fields}
-
-    def depth(name: str) -> int:
-        return 1 + depth(facts[name]["after"]) if name in facts else 0
-
-    return {facts[name]["verb"]: facts[name]["help"] for name in sorted(facts, key=lambda name: (depth(name), name))}
+            if isinstance(node, ast.ClassDef) and (verb := _constants(node).get("verb")):
+                verbs[verb] = re.split(r"(?<=\.)\s", ast.get_docstring(node) or "")[0]
+    return verbs
 
 
 def _constants(node: ast.ClassDef) -> dict[str, str]:

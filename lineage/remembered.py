@@ -5,12 +5,15 @@ something else is no answer, and files are replaced whole, so that any number of
 """
 
 import hashlib
+import json
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from mlm_repro.lineage.atomic import open_file, read_bytes, write_bytes
+from mlm_repro.lineage.atomic import open_file, parse_json, read_bytes, write_bytes
 from mlm_repro.lineage.environment import user_cache
 
 
@@ -44,6 +47,30 @@ def remember(name: str, made_of: str, answer: bytes) -> None:
     """Keep an answer in the place of the one of that name, if there is a place where that can be."""
     with suppress(OSError, RuntimeError):
         write_bytes(user_cache("answers") / name, _seal(made_of, answer) + answer)
+
+
+def stamp_of(path: Path) -> str:
+    """A string that changes whenever the file does: inode, size and time of change."""
+    status = path.stat()
+    return f"{status.st_ino}-{status.st_size}-{status.st_ctime_ns}"
+
+
+@contextmanager
+def answers_on_files(name: str, made_of: str, answer_on: Callable[[Path], Any]) -> Iterator[Callable[[Path], Any]]:
+    """A function that gives `answer_on` of a file, a JSON value, and asks for it only if the file was changed since."""
+    content = recall(name, made_of)
+    known: dict[str, tuple[str, Any]] = parse_json(content) if content else {}
+    fresh: dict[str, tuple[str, Any]] = {}
+
+    def answer(path: Path) -> Any:
+        stamp = stamp_of(path)
+        if known.get(str(path), ("",))[0] != stamp:
+            known[str(path)] = fresh[str(path)] = (stamp, answer_on(path))
+        return known[str(path)][1]
+
+    yield answer
+    if fresh:
+        remember(name, made_of, json.dumps(known).encode())
 
 
 def _seal(made_of: str, answer: bytes) -> bytes:

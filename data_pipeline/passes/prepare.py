@@ -11,13 +11,12 @@ import orjson
 from mlm_repro.data_pipeline.document import Document, Drop, Malformed, Unfit, size_bytes
 from mlm_repro.data_pipeline.files import StageAttrition
 from mlm_repro.data_pipeline.reading.pieces import Piece
-from mlm_repro.data_pipeline.reading.readers import GO_ON, Item, malformed, read_pieces
+from mlm_repro.data_pipeline.reading.readers import GO_ON, Damaged, Item, malformed, read_pieces
 from mlm_repro.data_pipeline.stages import TEXT_FILTERS
 from mlm_repro.data_pipeline.stages.stage import SOURCE, TextFilter
 from mlm_repro.data_pipeline.tokens.token_file import join_files
 from mlm_repro.data_pipeline.work.document_shard import DocumentWriter
 from mlm_repro.data_pipeline.work.tasks import Counts, Settings
-from mlm_repro.lineage.errors import BadInput
 
 QUARANTINE = "quarantine.jsonl"
 REASONS = 3
@@ -74,7 +73,7 @@ def _read(pieces: list[Piece], max_line_bytes: int, goes_on: bool, damaged: list
     for piece in pieces:
         try:
             yield from read_pieces([piece], max_line_bytes)
-        except BadInput as error:
+        except Damaged as error:
             if not goes_on:
                 raise
             damaged.append(str(error).removesuffix(GO_ON))

@@ -14,12 +14,13 @@ from typing import Any
 
 from mlm_repro.data_pipeline.reading.config import SourcesConfig
 from mlm_repro.data_pipeline.reading.lines import COMPRESSIONS, compression, expanded_bytes
-from mlm_repro.data_pipeline.reading.pieces import GRAIN_BYTES, Piece, cut_lines, stamp_of
+from mlm_repro.data_pipeline.reading.pieces import GRAIN_BYTES, Piece, cut_lines
 from mlm_repro.data_pipeline.reading.readers import Item, mend_surrogates, open_arrow, read_pieces
 from mlm_repro.data_pipeline.work.workspace import Workspace
 from mlm_repro.lineage.digest import is_sealed, sealed_files, sha256_file, sha256_json
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure, cause
 from mlm_repro.lineage.progress import Progress
+from mlm_repro.lineage.remembered import stamp_of
 
 SUFFIXES = {
     "jsonl": tuple(f"{name}{end}" for name in (".jsonl", ".json", ".ndjson") for end in ("", *COMPRESSIONS.values())),

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 GRAIN_BYTES = 1 << 16
 """Unit in which files of lines are cut."""
@@ -43,12 +42,6 @@ class Piece:
     """Split that the piece belongs to, for a corpus that is already split."""
     stamp: str = ""
     """`stamp_of` the file when its digest was taken; empty for a file that a task wrote."""
-
-
-def stamp_of(path: Path) -> str:
-    """A string that changes whenever the file does: inode, size and time of change."""
-    status = path.stat()
-    return f"{status.st_ino}-{status.st_size}-{status.st_ctime_ns}"
 
 
 def choose_shard_bytes(wanted: int | None, total_bytes: int) -> int:

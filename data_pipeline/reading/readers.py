@@ -12,8 +12,9 @@ from typing import Any
 
 from mlm_repro.data_pipeline.document import Document, Malformed, size_bytes
 from mlm_repro.data_pipeline.reading.lines import open_bytes, parse_line, read_lines, seek_line
-from mlm_repro.data_pipeline.reading.pieces import Piece, stamp_of
+from mlm_repro.data_pipeline.reading.pieces import Piece
 from mlm_repro.lineage.errors import BadInput, Interrupted
+from mlm_repro.lineage.remembered import stamp_of
 
 os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # pyarrow's own sets 1 GB aside, which hides what is taken
 EXCERPT_CHARACTERS = 300
@@ -30,6 +31,10 @@ AGAIN = "the same command reads it again, and what was finished of other files i
 
 Item = Document | Malformed | None
 """A document, malformed input, or None for a blank line."""
+
+
+class Damaged(BadInput):
+    """A file cannot be read to its end. Where a build goes on, the sentence stands in its quarantine."""
 
 
 class Limit:
@@ -57,7 +62,7 @@ class Limit:
 def read_pieces(pieces: Iterable[Piece], max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[Item]:
     """All items of the pieces, in order.
 
-    Raises BadInput for a file that cannot be read, Interrupted for one that was changed or removed meanwhile.
+    Raises Damaged for a file that cannot be read, Interrupted for one that was changed or removed meanwhile.
     """
     for piece in pieces:
         read = {"parquet": _read_table, "arrow": _read_table, "text": _read_text}.get(piece.kind, _read_lines)
@@ -73,7 +78,7 @@ def read_pieces(pieces: Iterable[Piece], max_line_bytes: int = MAX_LINE_BYTES) -
         except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
             if piece.stamp and isinstance(error, OSError) and error.errno:  # it was read once, for its digest
                 raise Interrupted(f"{piece.path} can no longer be read ({error.strerror}); {AGAIN}") from error
-            raise BadInput(f"{piece.path} cannot be read: {error}{GO_ON}") from error
+            raise Damaged(f"{piece.path} cannot be read: {error}{GO_ON}") from error
 
 
 def _check_stamp(piece: Piece) -> None:
@@ -197,7 +202,7 @@ def _read_table(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
                     item = malformed(piece.name, number, said, item.text[:1000].encode())
                 yield item
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
-        raise BadInput(f"{piece.path} is not a readable table: {error}{GO_ON}") from error
+        raise Damaged(f"{piece.path} is not a readable table: {error}{GO_ON}") from error
 
 
 def _batches(piece: Piece) -> Iterator[Any]:

@@ -40,6 +40,11 @@ class OpenedSources:
         for source in files:
             source.is_named = any(names[name] > 1 for name, _ in source.files)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the sources."""
+        return tuple(source.name for source in self.sources)
+
     def fingerprints(self) -> dict[str, str]:
         """Digest of each source."""
         every = enumerate((*self.sources, *self.compared))

@@ -5,14 +5,13 @@ from functools import cached_property
 from typing import Literal
 
 from mlm_repro.data_pipeline.document import Drop
-from mlm_repro.data_pipeline.stages.stage import SOURCE, Example, TextFilter
+from mlm_repro.data_pipeline.stages.stage import Example, TextFilter
 
 
 class Clean(TextFilter):
     """Repair broken Unicode with ftfy. A document that becomes empty is dropped."""
 
     name = verb = "clean"
-    after = SOURCE
     examples = (
         Example("as it was", "as it was"),
         Example("âœ” No problem, schÃ¶n", "✔ No problem, schön"),

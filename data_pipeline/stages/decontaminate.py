@@ -22,7 +22,7 @@ class DecontaminateConfig(Stage):
     """Cut the text of test sets out. Test-set text is recognised by its word n-grams."""
 
     name = verb = "decontaminate"
-    after = "deduplicate"
+    step = 4
 
     test_sets: TestSets = ("wikitext103", "lambada")
     """Test sets whose text is removed: `wikitext103`, `wikitext103-valid`, `lambada`, `lambada-standard`,

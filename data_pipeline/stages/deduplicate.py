@@ -31,7 +31,7 @@ class DeduplicateConfig(Stage):
 
     name = "deduplicate"
     verb = "dedup"
-    after = "length"
+    step = 3
 
     rule: Literal["verified", "megatron-2019"] = "verified"
     """`verified`: a document is dropped if its similarity to an earlier kept one is at least the threshold.

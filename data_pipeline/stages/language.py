@@ -17,7 +17,6 @@ class Language(TextFilter):
     """Keep the documents in one language, or in several. Language detection with langdetect, its seed fixed at 0."""
 
     name = verb = "language"
-    after = "clean"
     examples = (
         Example(ENGLISH, ENGLISH),
         Example(

@@ -10,7 +10,6 @@ class Length(TokenFilter):
     """Drop documents with too few tokens."""
 
     name = verb = "length"
-    after = "language"
     examples = (
         Example("a text", "a text", tokens=128),
         Example("a text", Drop("fewer than 128 tokens"), tokens=127),

@@ -85,8 +85,6 @@ class Prose(TextFilter):
     """Keep the paragraphs of English prose, each as one line. A document with too few words of them is dropped."""
 
     name = verb = "prose"
-    after = "language"
-    optional = True
     examples = (
         Example(LONG, LONG),
         Example(f"A Title\n=======\n\n{LONG}\n\nx : int\n    The number.", LONG),

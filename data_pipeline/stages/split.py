@@ -9,7 +9,7 @@ class SplitConfig(Stage):
     """Shuffle, and part training from validation documents. Shares of training and validation documents."""
 
     name = verb = "split"
-    after = "decontaminate"
+    step = 5
 
     train: PositiveInt = 29
     valid: PositiveInt = 1

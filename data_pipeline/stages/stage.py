@@ -26,13 +26,9 @@ class Stage(Config):
     """Name of the stage, of its section and of its entry in the ledger."""
     verb: ClassVar[str]
     """Verb of `mlm-data`."""
-    after: ClassVar[str]
-    """Stage that this one follows; stages that follow the same one are ordered by name."""
-    step: ClassVar[int] = 3
-    """Pass in which the stage runs: 1 on text, 2 on text with tokens, 3 on the whole corpus."""
+    step: ClassVar[int]
+    """Place among the steps of a build: 1 on text, 2 on text with tokens, from 3 on one by one on the whole corpus."""
     needs_tokenizer: ClassVar[bool] = False
-    optional: ClassVar[bool] = False
-    """True if the stage runs only for a recipe that has its section."""
     examples: ClassVar[tuple[Example, ...]] = ()
 
     @classmethod

@@ -7,5 +7,5 @@ class Tokenize(Stage):
     """Write a token file for each split, or one if there are no splits."""
 
     name = verb = "tokenize"
-    after = "split"
+    step = 6
     needs_tokenizer = True

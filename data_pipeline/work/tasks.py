@@ -3,18 +3,17 @@
 import errno
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from mlm_repro.data_pipeline.work.origin import task_made_by
 from mlm_repro.lineage.atomic import new_directory
 from mlm_repro.lineage.digest import sha256_file, sha256_json
 from mlm_repro.lineage.errors import Interrupted
 
 MARKER = "DONE"
-ROOM = Path(__file__).parents[1]
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Settings = dict[str, Any]
@@ -43,17 +42,12 @@ class WorkTask:
 
     @property
     def digest(self) -> str:
-        """Digest of code, work, settings and inputs, in any workspace; equal tasks have equal results."""
+        """Digest of work, code, libraries, settings and inputs, in any workspace; equal tasks have equal results."""
         workspace = str(self.output.parent.parent).encode()
         what = {"work": f"{self.work.__module__}.{self.work.__qualname__}"}
         what["settings"] = orjson.dumps(self.settings).replace(workspace, b"").decode()
-        return sha256_json({**what, "inputs": [each.digest for each in self.inputs], "code": code_digest()})
-
-
-@cache
-def code_digest() -> str:
-    """SHA-256 of the names and content of this package's source files, on which a dataset depends as on its texts."""
-    return sha256_json({str(path.relative_to(ROOM)): sha256_file(path) for path in sorted(ROOM.rglob("*.py"))})
+        made_by = task_made_by(self.work.__module__, self.settings)
+        return sha256_json({**what, "inputs": [each.digest for each in self.inputs], "made_by": made_by})
 
 
 @dataclass(frozen=True)

@@ -60,10 +60,13 @@ def jaccard(left: frozenset[str], right: frozenset[str]) -> float:
 
 
 @pytest.fixture
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command) -> Command:
-    """Run `mlm-data` in an empty directory, without test sets, cache or hub unless a test provides them."""
+def cli(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, command: Command
+) -> Command:
+    """Run `mlm-data` in an empty directory, without test sets or hub unless a test provides them."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.delenv("MLM_DATA_DIR", raising=False)
     hub.hub_is_reachable.cache_clear()

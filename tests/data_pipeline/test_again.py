@@ -1,7 +1,6 @@
 """A build uses again what does not depend on a changed setting, is done in parts, and joins token files of others."""
 
 import os
-import shutil
 import signal
 import sys
 import time
@@ -14,11 +13,9 @@ import pytest
 
 from mlm_repro.data_pipeline.cli import main
 from mlm_repro.data_pipeline.config import TokenizerConfig
-from mlm_repro.data_pipeline.files import dataset_digest
 from mlm_repro.data_pipeline.imported import import_tokens, merge_datasets
 from mlm_repro.data_pipeline.tokens.token_file import TokenFile, TokenFileWriter
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
-from mlm_repro.data_pipeline.work import tasks
 from mlm_repro.lineage.run import RunDirectory
 from tests.commands import Command, Program
 from tests.data_pipeline.builds import files_of, in_child
@@ -42,36 +39,17 @@ def test_a_changed_split_reads_and_measures_nothing_again(command: Command, fold
     other = ("--set", "split.train=4")
     said = command(main, "mlm-data", "run", "r.toml", *other, "--dry-run", ends=0).err
     assert "by a rehearsal on the first" in said
-    assert "uses again what source, clean, language, length made" in said
-    command(main, "mlm-data", "run", "r.toml", *other, ends=0)
+    taken = (
+        "note: taken from {}/.stages/small: source, clean, language, length; "
+        "made anew: deduplicate, decontaminate, split, tokenize"
+    )
+    assert taken.format("runs") in said
+    assert taken.format("runs") in command(main, "mlm-data", "run", "r.toml", *other, ends=0).err
     assert [path.stat().st_mtime_ns for path in made] == before
     command(main, "mlm-data", "run", "r.toml", *other, "--runs", "fresh", ends=0)
     assert files_of(folder / "runs/small") == files_of(folder / "fresh/small")
     command(main, "mlm-data", "run", "r.toml", "--set", "clean.uncurl_quotes=false", ends=0)
     assert not set(before) & {path.stat().st_mtime_ns for path in made if "prepare" in path.parts}
-
-
-def test_other_code_finds_no_result_and_uses_nothing_again(
-    command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    command(main, "mlm-data", "run", "r.toml", ends=0)
-    assert "already complete" in command(main, "mlm-data", "run", "r.toml", ends=0).err
-    before = {path: path.stat().st_mtime_ns for path in folder.glob("runs/.stages/small/*/*/DONE")}
-    shutil.copytree(tasks.ROOM, folder / "code", ignore=shutil.ignore_patterns("__pycache__"))
-    with (folder / "code/passes/measure.py").open("a", encoding="utf-8") as file:
-        file.write("# mended\n")
-    monkeypatch.setattr(tasks, "ROOM", folder / "code")
-    tasks.code_digest.cache_clear()
-    try:
-        assert "uses again" not in command(main, "mlm-data", "run", "r.toml", "--dry-run", ends=0).err
-        assert "already complete" not in command(main, "mlm-data", "run", "r.toml", ends=0).err
-    finally:
-        tasks.code_digest.cache_clear()
-    assert len(list(folder.glob("runs/small-*"))) == 2
-    after = {path: path.stat().st_mtime_ns for path in before}
-    assert all(after[path] > before[path] for path in before)
-    datasets = [dataset_digest(path) for path in folder.glob("runs/small-*")]
-    assert datasets[0] == datasets[1], "a training finds its run again where the text is the same"
 
 
 def test_parts_of_an_array_give_the_bytes_of_one_command(command: Command, folder: Path) -> None:

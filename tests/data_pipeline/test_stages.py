@@ -1,24 +1,25 @@
-"""Every filter does what its examples say, alone and as a verb; the order of the stages; the split."""
+"""Every filter does what its examples say, alone and as a verb; the list of stages of a recipe; the split."""
 
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlm_repro import data_pipeline
+from mlm_repro.data_pipeline.config import DataConfig, VerbConfig
 from mlm_repro.data_pipeline.document import Drop
 from mlm_repro.data_pipeline.passes.gather import split
-from mlm_repro.data_pipeline.stages import STAGES, TEXT_FILTERS, TOKEN_FILTERS, in_order
+from mlm_repro.data_pipeline.stages import PAPER, STAGES, TEXT_FILTERS, TOKEN_FILTERS
 from mlm_repro.data_pipeline.stages.clean import Clean
 from mlm_repro.data_pipeline.stages.language import ENGLISH, Language
 from mlm_repro.data_pipeline.stages.length import Length
-from mlm_repro.data_pipeline.stages.stage import Stage, TextFilter, TokenFilter
 from mlm_repro.data_pipeline.verbs import stage_verbs
-from mlm_repro.lineage.config import override_config
+from mlm_repro.lineage.config import load_config, override_config, parse_config, read_toml
+from mlm_repro.lineage.errors import BadInput
 from tests.commands import Command
 from tests.data_pipeline.builds import config_for
 from tests.data_pipeline.conftest import write_jsonl
@@ -58,40 +59,64 @@ def test_language_answers_the_same_every_time() -> None:
     assert len({Language().apply("Sint in te pro et a no in me") for _ in range(20)}) == 1
 
 
-def test_stages_have_an_order_that_does_not_depend_on_that_of_their_files() -> None:
+RECIPES = sorted((Path(data_pipeline.__file__).parent / "recipes").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_shipped_recipe_names_its_stages(path: Path) -> None:
+    recipe = load_config(path, DataConfig)
+    assert list(recipe.stages) == read_toml(path)["stages"]
+    assert recipe.model_dump().keys() & {stage.name for stage in STAGES} <= {*recipe.stages}
+    assert {*recipe.stages} - {*PAPER} <= {"prose"}
+
+
+def test_a_recipe_without_a_list_has_the_stages_of_the_paper() -> None:
     config = config_for("jsonl:a.jsonl")
     assert config.stages == ("clean", "language", "length", "deduplicate", "decontaminate", "split", "tokenize")
-    assert override_config(config, ["prose.min_words=9"]).stages[:4] == ("clean", "language", "prose", "length")
-    assert in_order(STAGES[::-1]) == STAGES
+    assert config == override_config(config, [f"stages={list(config.stages)}"])
+    assert "stages" not in config.identity()
+
+
+PLAIN = ["clean", "language", "length", "deduplicate", "decontaminate"]
+
+
+@pytest.mark.parametrize(
+    ("stages", "said"),
+    [
+        (["lenght", "split", "tokenize"], "names 'lenght', which is no stage; did you mean 'length'"),
+        (["clean", "language", "clean", "split", "tokenize"], "names 'clean' twice"),
+        (["length", "clean", "split", "tokenize"], "cannot have 'length' before 'clean'"),
+        (["decontaminate", "deduplicate", "split", "tokenize"], "cannot have 'decontaminate' before 'deduplicate'"),
+        (["tokenize", "split"], "cannot have 'tokenize' before 'split'"),
+        (PLAIN, "must end with split and tokenize"),
+        ([*PLAIN, "tokenize"], "must end with split and tokenize"),
+        ([], "must end with split and tokenize"),
+        (["clean", "split", "tokenize"], "there is a section 'language', and `stages` does not name it"),
+    ],
+)
+def test_a_list_that_cannot_be_done_is_one_sentence(stages: list[str], said: str) -> None:
+    recipe = {"name": "a", "sources": {"names": ["jsonl:a.jsonl"]}, "language": {}}
+    with pytest.raises(BadInput, match=said):
+        parse_config(recipe | {"stages": stages}, DataConfig, "a.toml")
+
+
+@given(st.permutations([stage.name for stage in STAGES]), st.integers(0, len(STAGES)))
+def test_a_list_is_taken_if_no_stage_stands_before_one_of_an_earlier_step(names: list[str], count: int) -> None:
+    steps = {stage.name: stage.step for stage in STAGES}
+    listed, values = names[:count], {"name": "a", "sources": {"names": ["jsonl:a.jsonl"]}}
+    if [steps[name] for name in listed] == sorted(steps[name] for name in listed):
+        config = VerbConfig.model_validate(values | {"stages": listed})
+        assert VerbConfig.model_validate(config.model_dump()) == config
+    else:
+        with pytest.raises(ValueError, match="a build does"):
+            VerbConfig.model_validate(values | {"stages": listed})
 
 
 def test_the_verbs_that_are_read_from_the_source_are_those_of_the_stages() -> None:
     assert stage_verbs().keys() == {stage.verb for stage in STAGES}
     for stage in STAGES:
         assert str(stage.__doc__).startswith(stage_verbs()[stage.verb])
-    assert list(stage_verbs())[-2:] == ["split", "tokenize"]
-
-
-def declare(base: type[Stage], name: str, after: str) -> type[Stage]:
-    members: dict[str, Any] = {"name": name, "verb": name, "after": after, "examples": ()}
-    return type(name.capitalize(), (base,), {**members, "__module__": __name__, "__doc__": "A stage."})
-
-
-def test_a_new_filter_stands_behind_the_stage_that_it_names() -> None:
-    new = [
-        declare(TextFilter, "zeal", "clean"),
-        declare(TextFilter, "abc", "zeal"),
-        declare(TokenFilter, "less", "language"),
-    ]
-    names = [stage.name for stage in in_order([*STAGES, *new])]
-    assert names[:7] == ["clean", "language", "prose", "zeal", "abc", "length", "less"]
-
-
-def test_a_stage_that_cannot_stand_where_it_says_is_refused() -> None:
-    with pytest.raises(ValueError, match="no stage is called cleen"):
-        in_order([*STAGES, declare(TextFilter, "new", "cleen")])
-    with pytest.raises(ValueError, match="new cannot follow length, which runs in a later step"):
-        in_order([*STAGES, declare(TextFilter, "new", "length")])
+        assert stage.__module__.endswith(f".stages.{stage.name}"), "a stage is found by the name of its file"
 
 
 @given(documents=st.integers(2, 2000), train=st.integers(1, 50), valid=st.integers(1, 50), seed=st.integers(0, 99))
