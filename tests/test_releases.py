@@ -160,7 +160,7 @@ def defaults() -> dict[str, Any]:
     models = {"training": (SCHEMA, RunConfig), "data": (1, DataConfig), "experiment": (1, Experiment)}
     found: dict[str, Any] = {}
     for kind, (schema, model) in models.items():
-        sections = {model.__name__: model.model_json_schema(mode="serialization")}
+        sections = {model.__name__: model.model_json_schema()}
         sections |= sections[model.__name__].pop("$defs", {})
         found[kind] = {"schema": schema} | {
             f"{section}.{key}": about["default"]
