@@ -14,6 +14,7 @@ config.py       the recipe of a dataset
 passes/         the tasks of a build
 pipeline.py     their order
 publish.py      the files of a finished dataset
+earlier.py      what earlier builds have for a new one, and what killed ones left
 imported.py     token files of others as a dataset, and datasets as one
 runner.py       from a recipe to a finished directory
 cli.py          `mlm-data`

@@ -146,15 +146,17 @@ def stats(directory: Annotated[Path, typer.Argument(help="Directory that `run` o
     print(_table(_read_ledger(_open(directory))))
 
 
-@app.command()
-def leftovers(
+@app.command("leftovers")
+def leftovers_(
     runs: Annotated[Path, typer.Option(help="Directory that holds run directories.")] = Path("runs"),
     remove: Annotated[bool, typer.Option("--remove", help="Remove them.")] = False,
 ) -> None:
     """List what killed builds left, with its size. Where a process is at work, nothing is listed or removed."""
-    from mlm_repro.data_pipeline.earlier import leftovers as found
+    from mlm_repro.data_pipeline.earlier import leftovers
+    from mlm_repro.lineage.lock import check_is_there
 
-    for left in [*found(runs)]:
+    check_is_there(runs, "folder of runs")
+    for left in [*leftovers(runs)]:
         sentence = left.sentence
         if remove:
             left.remove()

@@ -4,7 +4,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, create_model, model_serializer, model_validator
+from pydantic import Field, PositiveInt, create_model, model_validator
 
 from mlm_repro.data_pipeline.reading.config import SourcesConfig
 from mlm_repro.data_pipeline.stages import PAPER, STAGES, TEXT_FILTERS, TOKEN_FILTERS
@@ -111,11 +111,10 @@ class DataConfig(_WithFilters):
             raise ValueError(f"there is a section {idle[0]!r}, and `stages` does not name it: {', '.join(self.stages)}")
         return self
 
-    @model_serializer(mode="wrap")
-    def _without_idle_sections(self, values_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Plain values without the sections of stages that are not done: a new stage's is in no recipe."""
+    def model_dump(self, **options: Any) -> dict[str, Any]:
+        """Plain values, without the sections of stages that are not done: a new stage's is in no recipe."""
         idle = BY_NAME.keys() - {*self.stages}
-        return {name: value for name, value in values_of(self).items() if name not in idle}
+        return {name: value for name, value in super().model_dump(**options).items() if name not in idle}
 
     @property
     def needs_tokenizer(self) -> bool:

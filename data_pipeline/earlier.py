@@ -59,7 +59,7 @@ def levels(config: DataConfig) -> list[Level]:
     """The stages of a recipe in their order, as far as each depends on those before it."""
     texts, after = TEXT_FILTERS.keys(), TOKEN_FILTERS.keys() | {"deduplicate", "decontaminate"}
     groups = [
-        Level([SOURCE], {SOURCE, INSTALLED_DOCS, "hub", *texts}, {"sources", "seed", "shard_bytes", *texts}),
+        Level([SOURCE], {SOURCE, INSTALLED_DOCS, "hub", *texts}, {"sources", "seed", *texts}),
         Level([], {"tokenizer", "measure", *after}, {"tokenizer", *after}),
         Level([], {"select"}, set()),
         Level([], {"gather", "split", "tokenize"}, {"split"}),
@@ -96,26 +96,26 @@ class Build:
         """Stages of the first `most` levels that it made of the same code, libraries and settings."""
         facts = {key for key in {*self.parents, *made_of} if self.parents.get(key) != made_of.get(key)}
         changed = {key.rpartition(": ")[0] for key in facts if not INPUT.match(key)}
-        new, found = config.model_dump(mode="json"), list[str]()
+        new, same = config.model_dump(mode="json"), list[str]()
         for level in levels(config)[:most]:
             before = [name for name in self.config.get("stages", ()) if name in level.sections]
             is_same = before == [name for name in config.stages if name in level.sections]
             if level.parts & changed or not is_same or any(self.config.get(n) != new.get(n) for n in level.sections):
                 break
-            found += level.stages
-        return found
+            same += level.stages
+        return same
 
 
 def builds(root: Path, name: str = "") -> list[Build]:
     """Builds of datasets of a name below a folder, the oldest first; without a name all, and what verbs wrote too."""
-    found = []
+    dated = []
     for path in root.glob(f"{name}*/{MANIFEST}"):
         with suppress(UserError, OSError):
             manifest = read_document(path, Manifest)
             is_meant = (manifest.kind, manifest.name) == ("data", name) if name else manifest.kind.startswith("data")
             if is_meant and not path.parent.is_symlink():
-                found.append((manifest.created, Build.read(path.parent, manifest)))
-    return [build for _, build in sorted(found, key=lambda each: each[0])]
+                dated.append((manifest.created, Build.read(path.parent, manifest)))
+    return [build for _, build in sorted(dated, key=lambda each: each[0])]
 
 
 class Offer(NamedTuple):
@@ -129,7 +129,7 @@ class Offer(NamedTuple):
 
 @dataclass(frozen=True)
 class Earlier:
-    """What a new build of a recipe, made of `parents`, finds below a folder; `own` is its directory there."""
+    """Builds below a folder before that of a recipe which is made of `parents`; `own` is the new one's directory."""
 
     root: Path
     config: DataConfig
@@ -142,22 +142,23 @@ class Earlier:
         return [build for build in others if build.is_of(self.config)]
 
     def offers(self, is_alone: bool = True) -> list[Offer]:
-        """All that is there, the most stages first; if this build `is_alone`, no array of the name may be at work."""
-        shelf, found = self.root / SHELF / self.config.name, list[Offer]()
+        """All that there is, the most stages first; if this build `is_alone`, no array of the name may be at work."""
+        shelf, offers = self.root / SHELF / self.config.name, list[Offer]()
         if not (is_alone and is_alive(self.root / MEETINGS / self.config.name)):
             for build in reversed(self.alike()):
-                if (build.path / FOLDER).is_dir() and not is_sealed(build.path):
-                    stages = build.has(self.config, self.parents, 4)
-                    found.append(Offer(stages, build.path / FOLDER, build.path))
+                stages = build.has(self.config, self.parents, 4)
+                if stages and (build.path / FOLDER).is_dir() and not is_sealed(build.path):
+                    offers.append(Offer(stages, build.path / FOLDER, build.path))
         with suppress(UserError, OSError):
             build = Build.read(shelf, read_document(shelf / RECIPE, Manifest))
-            found.append(Offer(build.has(self.config, self.parents, 2), shelf, shelf))
-        return sorted(found, key=lambda offer: -len(offer.stages))
+            offers.append(Offer(build.has(self.config, self.parents, 2), shelf, shelf))
+        return sorted(offers, key=lambda offer: -len(offer.stages))
 
     def take_over(self, work: Path, is_alone: bool) -> None:
-        """Move the best offer to `work`, unless another process holds it; print what this build has of others."""
+        """Move the best offer to `work`, if nothing is there and no process holds it; print that, and leftovers."""
         alike, taken = self.alike(), None
-        for offer in self.offers(is_alone):
+        is_begun = work.exists()
+        for offer in [] if is_begun else self.offers(is_alone):
             is_run = offer.holder != offer.place
             with suppress(BadInput, FileNotFoundError), locked(offer.holder) if is_run else nullcontext():
                 os.rename(offer.place, work)
@@ -165,7 +166,8 @@ class Earlier:
                 if is_run and {path.name for path in offer.holder.iterdir()} <= {MANIFEST, LOCK}:
                     shutil.rmtree(offer.holder)
                 break
-        self.say(alike, taken)
+        if not is_begun:
+            self.say(alike, taken)
         for left in leftovers(self.root, self.config.name):
             if self.own not in left.path.parts:
                 print(f"note: {left.sentence}; `mlm-data leftovers` can remove it", file=sys.stderr)
@@ -175,8 +177,10 @@ class Earlier:
         stages = taken.stages if taken else []
         if alike:
             state = "complete" if is_sealed(alike[-1].path) else "unfinished"
-            differ = "; ".join(differences(alike[-1].parents, self.parents))
-            print(f"note: {alike[-1].path} ({state}) has the same settings and differs in {differ}", file=sys.stderr)
+            is_read = any(map(INPUT.match, self.parents))
+            old = {key: value for key, value in alike[-1].parents.items() if is_read or not INPUT.match(key)}
+            said = f"the earlier build {alike[-1].path} ({state}) has the same settings and differs in"
+            print(f"note: {said} {'; '.join(differences(old, self.parents))}", file=sys.stderr)
         if alike or stages:
             anew = [name for level in levels(self.config) for name in level.stages if name not in stages]
             source = f"taken from {taken.holder}: {', '.join(stages)}; " if taken and stages else ""
@@ -184,7 +188,7 @@ class Earlier:
 
 
 class Leftover(NamedTuple):
-    """What a killed build left."""
+    """A directory that a killed build left."""
 
     path: Path
     holder: Path | None
@@ -203,7 +207,7 @@ class Leftover(NamedTuple):
 
 
 def leftovers(root: Path, name: str = "") -> Iterator[Leftover]:
-    """What killed builds of a name, or of all, left below a folder; where a process is at work nothing is left."""
+    """Directories that killed builds of a name, or of all, left below a folder; none where a process is at work."""
     for build in builds(root, name):
         work, is_whole = build.path / FOLDER, is_sealed(build.path)
         if (is_whole and not work.exists()) or _is_at_work(root, build):

@@ -220,7 +220,7 @@ def _complete(
         if run.is_complete:
             shutil.rmtree(work, ignore_errors=True)
             return _found(run)
-        if earlier and not work.exists():
+        if earlier:
             earlier.take_over(work, is_alone=meeting is None)
         try:
             with _workspace(run, place, room) as workspace:

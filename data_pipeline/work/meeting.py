@@ -24,7 +24,7 @@ from mlm_repro.lineage.variables import JOIN_SECONDS, number
 MEETINGS = ".parts"
 """Folder beside the runs with a meeting for each name of a run."""
 BEAT_SECONDS, LOOK_SECONDS, ASK_SECONDS = 0.5, 3.0, 0.25
-"""From one count of a sign to the next; how long a sign may stay the same; from one look to the next."""
+"""Seconds from one count of a sign to the next, that a sign may stay the same, and from one look to the next."""
 SAID_AFTER_SECONDS = 5.0
 """After so long a part says whom it awaits, and again each time after four times as long."""
 DEFAULT_JOIN_SECONDS = 300
@@ -75,10 +75,9 @@ class Meeting:
             if last.get("facts") == facts:
                 break
             if made and is_alive(self._folder, topic, made[-1].name):
-                said = "; ".join(differences(last["facts"], facts))
                 raise BadInput(
-                    f"part {self.part} of {self.parts} is not part of the array that is at work: part {last['part']} "
-                    f"came first and differs in {said}"
+                    f"part {self.part} of {self.parts} differs from part {last['part']}, which is at work, in "
+                    f"{'; '.join(differences(last['facts'], facts))}: parts need one recipe, input, code and Python"
                 )
             made.append(self._folder / f"agreed-{topic}-{len(made):06d}.json")
             if write_json(made[-1], {"part": self.part, "facts": facts}, replaces=False):

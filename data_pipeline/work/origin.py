@@ -1,4 +1,4 @@
-"""What decides the bytes of a stage beside input and settings: the code that it runs, and the libraries this calls.
+"""The code that a stage runs and the libraries that this calls: with input and settings they decide its bytes.
 
 Code is that of a stage's own modules and of all modules of this package that they import, also inside functions. It is
 compared as a syntax tree: comments, docstrings, layout and what is said on a terminal do not count. A library counts
@@ -30,9 +30,9 @@ SILENT = {
     "lineage.digest": "takes SHA-256 sums",
     "lineage.environment": "describes the machine and finds folders",
     ERRORS: "has the errors that end a command",
-    "lineage.extras": "finds libraries",
+    "lineage.extras": "finds libraries that may be missing",
     "lineage.files": "checks JSON files that are read",
-    "lineage.lock": "locks directories",
+    "lineage.lock": "locks directories for a process",
     "lineage.processes": "starts and ends threads and processes",
     "lineage.progress": "prints how far the work is",
     "lineage.remembered": "keeps answers with a digest of what made them",
@@ -103,7 +103,7 @@ def made_by(parts: Iterable[str], kinds: Collection[str] = ()) -> dict[str, str]
 
 
 def differences(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """What differs in what two builds are made of, in words. Keys are those of `made_by`, of INPUT and of SETTING."""
+    """Differences between two builds in words; the keys are those of `made_by`, of inputs and of settings."""
     said, code = list[str](), list[str]()
     for key in [key for key in {**new, **old} if old.get(key) != new.get(key)]:
         before, now = old.get(key), new.get(key)
@@ -167,7 +167,7 @@ def _reach(
 
 def _summaries() -> AbstractContextManager[Callable[[Path], Any]]:
     made_of = f"{sys.version_info[:2]} {stamp_of(Path(__file__))}"
-    return answers_on_files(f"code-{_short(str(HOME))}", made_of, _summary)
+    return answers_on_files(f"code-{_short(str(HOME))}", made_of, summary)
 
 
 def _short(text: str | bytes) -> str:
@@ -181,7 +181,7 @@ def _path_of(module: str) -> str:
     return next(filter(os.path.isfile, (f"{place}.py", os.path.join(place, "__init__.py"))), "")
 
 
-def _summary(path: Path) -> tuple[str, list[str]]:
+def summary(path: Path) -> tuple[str, list[str]]:
     """Digest of a module's code, and the dotted names of all that it imports."""
     tree, imports, errors = ast.parse(path.read_bytes()), set[str](), set[str]()
     for node in ast.walk(tree):

@@ -1,9 +1,7 @@
-"""A build uses again what does not depend on a changed setting, is done in parts, and joins token files of others."""
+"""A build uses again what does not depend on a changed setting, and joins token files of others."""
 
 import os
-import signal
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,7 +15,7 @@ from mlm_repro.data_pipeline.imported import import_tokens, merge_datasets
 from mlm_repro.data_pipeline.tokens.token_file import TokenFile, TokenFileWriter
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
 from mlm_repro.lineage.run import RunDirectory
-from tests.commands import Command, Program
+from tests.commands import Command
 from tests.data_pipeline.builds import files_of, in_child
 from tests.data_pipeline.conftest import sentences, write_jsonl, write_recipe
 from tests.data_pipeline.test_resume import Killer
@@ -50,26 +48,6 @@ def test_a_changed_split_reads_and_measures_nothing_again(command: Command, fold
     assert files_of(folder / "runs/small") == files_of(folder / "fresh/small")
     command(main, "mlm-data", "run", "r.toml", "--set", "clean.uncurl_quotes=false", ends=0)
     assert not set(before) & {path.stat().st_mtime_ns for path in made if "prepare" in path.parts}
-
-
-def test_parts_of_an_array_give_the_bytes_of_one_command(command: Command, folder: Path) -> None:
-    """One of them is killed at work and started again."""
-
-    def start(number: int) -> Program:
-        return Program("mlm-data", "run", "r.toml", "--runs", "parts", "--part", f"{number}/3", folder=folder)
-
-    parts = [start(number) for number in (3, 2, 1)]
-    while not list(folder.glob("parts/*/.work/prepare/00001/DONE")):
-        assert [part.poll() for part in parts] == [None] * 3
-        time.sleep(0.01)
-    parts[1].send_signal(signal.SIGKILL)
-    assert parts[1].wait(60) == -signal.SIGKILL
-    assert parts[2].poll() is None
-    parts[1] = start(2)
-    assert [part.wait(300) for part in parts] == [0, 0, 0]
-    command(main, "mlm-data", "run", "r.toml", ends=0)
-    assert files_of(folder / "parts/small") == files_of(folder / "runs/small")
-    assert "such as 2/8" in command(main, "mlm-data", "run", "r.toml", "--part", "4/3", ends=2).error
 
 
 def until(make: Callable[[Path], RunDirectory], out: Path, at: int, report: Path) -> None:

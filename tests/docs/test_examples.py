@@ -52,11 +52,7 @@ def follow(page: str, folder: Path, changes: bool = True) -> list[str]:
 
     Where it `changes` nothing of the package, commands are forked from a process that has imported it.
     """
-    environment = {name: value for name, value in os.environ.items() if name != "MLM_DATA_DIR"} | {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(folder / "sources"),
-        "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder / "cache"),
-    }  # fmt: skip
-    outputs = []
+    environment, outputs = variables(folder), list[str]()
     for block in blocks(page):
         path = folder / block.title
         if block.language == "diff":
@@ -80,6 +76,14 @@ def follow(page: str, folder: Path, changes: bool = True) -> list[str]:
             for line in block.text.splitlines():
                 assert words(line) in words(outputs[-1]), f"{line!r} is not in\n{outputs[-1]}"
     return outputs
+
+
+def variables(folder: Path) -> dict[str, str]:
+    """Environment of commands of the package in `folder`."""
+    return {name: value for name, value in os.environ.items() if name != "MLM_DATA_DIR"} | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(folder / "sources"),
+        "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder / "cache"),
+    }  # fmt: skip
 
 
 def words(text: str) -> str:
@@ -106,6 +110,27 @@ def test_an_example_does_what_it_shows(page: Path, copy: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert follow(text, copy)
     assert {block.language for block in blocks(text) if block.title}
+
+
+def test_a_new_stage_changes_no_recipe_and_passes_the_tests_of_stages(copy: Path) -> None:
+    before = dry_runs(copy)
+    page = (ROOT / "docs" / "extend" / "stage.md").read_text(encoding="utf-8")
+    (new,) = (block for block in blocks(page) if block.title.startswith("data_pipeline/stages/"))
+    (copy / new.title).write_text(new.text, encoding="utf-8")
+    assert dry_runs(copy) == before
+    tests = [sys.executable, "-m", "pytest", "-vv", "-p", "no:cacheprovider", "tests/data_pipeline/test_stages.py"]
+    done = subprocess.run(tests, cwd=ROOT, env=variables(copy), capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout
+    assert "test_a_filter_of_texts_does_what_its_examples_say[letters] PASSED" in done.stdout
+
+
+def dry_runs(copy: Path) -> list[str]:
+    """Recipe and digest that a dry run of each shipped recipe prints."""
+    recipes = sorted((copy / "data_pipeline" / "recipes").glob("*.toml"))
+    commands = (["mlm-data", "run", str(recipe), "--dry-run"] for recipe in recipes)
+    done = [subprocess.run(each, cwd=copy, env=variables(copy), capture_output=True, timeout=300) for each in commands]
+    assert len({each.stdout.split()[-1] for each in done}) == len(recipes) > 4
+    return [each.stdout.decode() for each in done]
 
 
 def test_a_corpus_of_ones_own_trains(tmp_path: Path) -> None:
