@@ -17,6 +17,7 @@ from mlm_repro.data_pipeline.config import DataConfig
 from mlm_repro.engine.config import RunConfig
 from mlm_repro.engine.run.resolved import SCHEMA
 from mlm_repro.experiments.catalogue import Experiment
+from mlm_repro.lineage.chain import broken_links
 from mlm_repro.lineage.errors import Interrupted
 from tests.architecture.rooms import PACKAGE, ROOMS, ROOT
 from tests.engine.conftest import write_dataset
@@ -135,6 +136,7 @@ def test_a_training_goes_on_in_its_directory_bit_for_bit(change: Change, whole: 
     expected, found = final_weights(uninterrupted), final_weights(run)
     assert found.keys() == expected.keys()
     assert all((found[name] == value).all() for name, value in expected.items())
+    assert broken_links(run) == []
 
 
 def test_the_same_work_is_found_again_after_all_of_them(whole: Path, tmp_path: Path) -> None:

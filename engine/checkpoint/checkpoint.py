@@ -140,10 +140,14 @@ def save_checkpoint(
         with mesh.all_or_none():
             if mesh.is_first:
                 shards.write_index(unfinished, [described for *_, described in everyone])
+                begun = RunDirectory(run).manifest if (run / MANIFEST).is_file() else {}
                 about = config.model_dump(mode="json", include={"name", "model", "twin", "parallel"})
+                # in the words of the release that began the run: this one may have keys that its manifest does not state
+                about |= {
+                    key: value for key, value in begun.get("config", {}).items() if key in ("name", "model", "twin")
+                }
                 write_json(unfinished / CONFIG, about)
                 write_json(unfinished / STATE, {name: v for name, v in vars(state).items() if name != "ancestors"})
-                begun = RunDirectory(run).manifest if (run / MANIFEST).is_file() else {}
                 origin = {"run": begun.get("identity"), "parents": begun.get("parents")}
                 ancestors = [ancestor._asdict() for ancestor in state.ancestors]
                 write_json(unfinished / LINEAGE, {**origin, "ancestors": ancestors})
