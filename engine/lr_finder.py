@@ -167,6 +167,7 @@ def find_learning_rate(
         if mesh.is_first:
             announce(run.describe_work(), "only the losses are kept")
         trainer = Trainer(run, directory, mesh)
+        trainer.prepare()
         name, quiet = f"{run.config.name}, learning rates", not mesh.is_first
         with Progress(name, iterations, "iterations", quiet=quiet) as progress:
             for iteration in range(iterations):

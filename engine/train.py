@@ -48,6 +48,7 @@ def train(run: ResolvedRun, root: Path, until: int | None = None) -> RunDirector
                 loggers = open_loggers(config.record.loggers if mesh.is_first else ())
             with explaining_out_of_memory(run, mesh, "before the first iteration"):
                 trainer = Trainer(run, directory, mesh)
+                trainer.prepare()
             gc.collect()
             gc.freeze()  # what stays is not looked through again: other ranks would wait meanwhile
             with explaining_out_of_memory(run, mesh, "while training"):

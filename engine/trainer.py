@@ -38,6 +38,7 @@ class Trainer:
     """One rank's share of a training run."""
 
     def __init__(self, run: ResolvedRun, directory: RunDirectory, mesh: ParallelMesh) -> None:
+        """Build the model, and what feeds and watches it. Nothing is computed or loaded before `prepare`."""
         self.run, self.directory, self.mesh = run, directory, mesh
         self.config, self.dataset = config, dataset = run.config, run.data
         train = config.train
@@ -46,38 +47,53 @@ class Trainer:
         measures_noise = config.record.noise_scale and mesh.dp.size > 1
         self.model, self.step = build_step(config.model, train, config.parallel, mesh, measures_noise)
         self.inputs = TrainingInputs(config, train.iterations, dataset.token_files("train"), dataset.tokenizer, mesh)
-        microbatches, most_held = self.inputs.of(train.iterations - 1), 2 * config.parallel.pp
-        rehearsed = microbatches if config.parallel.schedule == "gpipe" else microbatches[:most_held]
-        computing, updating = self.step.rehearse(rehearsed)
-        waits = config.parallel.pp - 1  # of a pipeline that fills and drains
-        computing *= (len(microbatches) + waits) / (len(rehearsed) + waits)
-        self.rehearsed_seconds = computing + updating
+        self.validation = ValidationSplit(config, dataset.token_files("valid"), mesh, dataset.tokenizer)
+        self.state, self.recent = TrainingState(), RecentIterations()
+        self.guards = guards_of(config, self.step, self.memory, self.recent)
+        self.rehearsed_seconds = math.nan
         """Estimate of an iteration's time; a sequence of validation takes a third of one of training."""
+        self.validated = math.nan
+        self.is_prepared = self.stop_requested = False
+
+    def prepare(self) -> None:
+        """Rehearse an iteration, which changes nothing, and load what the run goes on from. Every rank calls it."""
+        self._rehearse()
+        self._resume()
+        self.is_prepared = True
+
+    def _rehearse(self) -> None:
+        parallel = self.config.parallel
+        microbatches, most_held = self.inputs.of(self.config.train.iterations - 1), 2 * parallel.pp
+        rehearsed = microbatches if parallel.schedule == "gpipe" else microbatches[:most_held]
+        computing, updating = self.step.rehearse(rehearsed)
+        waits = parallel.pp - 1  # of a pipeline that fills and drains
+        self.rehearsed_seconds = computing * (len(microbatches) + waits) / (len(rehearsed) + waits) + updating
         self.inputs.streams.discard()
-        ours = self.model.parameters, self.step.optimizer
-        self.state = checkpoint.resume(directory.path, *ours, lambda probe: self._loss_of(probe.tokens))
-        place = checkpoint_path(directory.path, self.state.iteration)
+
+    def _resume(self) -> None:
+        """Go on from the newest checkpoint, else from the one that the run starts from, if there is one."""
+        run, own = self.run, (self.model.parameters, self.step.optimizer)
+        self.state = checkpoint.resume(self.directory.path, *own, lambda probe: self._loss_of(probe.tokens))
+        place = checkpoint_path(self.directory.path, self.state.iteration)
         if run.origin and not self.state.iteration:
             place, is_whole = resolve_checkpoint(run.origin.place), run.origin.kind == "continues"
-            self.state = checkpoint.start_from(place, run.origin.digest, *ours, is_whole)
+            self.state = checkpoint.start_from(place, run.origin.digest, *own, is_whole)
         if self.state.iteration:
-            batch_size = self.schedule.batch_size(self.state.iteration - 1)
-            groups = place_groups(batch_size, train.microbatch_size, mesh.dp.rank, mesh.dp.size)
+            batch_size, dp = self.schedule.batch_size(self.state.iteration - 1), self.mesh.dp
+            groups = place_groups(batch_size, self.config.train.microbatch_size, dp.rank, dp.size)
             layers = [number for chunk in self.model.chunks for number in chunk.stage.layers]
             self.inputs.streams.load(place, groups, layers)
         if self.step.scaler and self.state.loss_scaler:
             self.step.scaler = LossScaler(**self.state.loss_scaler)
-        self.recent = RecentIterations(self.state.recent)
-        self.guards = guards_of(config, self.step, self.memory, self.recent)
-        self.validation = ValidationSplit(config, dataset.token_files("valid"), mesh, dataset.tokenizer)
-        self.validated = math.nan
-        self.stop_requested = False
+        self.recent.seen.extend(self.state.recent)
 
     def run_to_end(self, loggers: dict[str, Start] | None = None, until: int | None = None) -> None:
         """Run the iterations that are left, then validate, write the summary and seal the run.
 
         Raises Interrupted, with a checkpoint written, when it is stopped by a signal or after iteration `until`.
         """
+        if not self.is_prepared:
+            self.prepare()
         train, first = self.config.train, self.state.iteration
         begun = time.monotonic() - self.state.seconds
         progress = Progress(self.config.name, train.iterations, "iterations", quiet=not self.mesh.is_first)

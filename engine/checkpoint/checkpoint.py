@@ -100,7 +100,7 @@ class TrainingState:
     seconds: float = 0.0
     """Training time so far, over all sessions."""
     loss_scaler: dict[str, Any] | None = None
-    recent: tuple[tuple[float, ...], ...] = ()
+    recent: tuple[tuple[float, float], ...] = ()
     """Loss and gradient norm of the last iterations, oldest first."""
     ancestors: tuple[Ancestor, ...] = ()
     """Every earlier checkpoint, oldest first, removed ones included; the last is the parent."""

@@ -55,8 +55,8 @@ class RecentIterations:
     a level that stays is soon no spike.
     """
 
-    def __init__(self, seen: Iterable[Sequence[float]] = ()) -> None:
-        self.seen = deque(((loss, norm) for loss, norm in seen), maxlen=SPIKE_WINDOW)
+    def __init__(self) -> None:
+        self.seen = deque[tuple[float, float]](maxlen=SPIKE_WINDOW)
         """(loss, gradient norm) of each, oldest first, as a checkpoint keeps them."""
 
     def add(self, loss: float, gradient_norm: float) -> dict[str, float]:

@@ -147,7 +147,8 @@ def test_the_rule_is_six_deviations_above_the_last_128(seed: int, cut: int) -> N
     whole, recent = RecentIterations(), RecentIterations()
     for number, (loss, norm) in enumerate(seen):
         if number == cut:
-            recent = RecentIterations(recent.seen)  # as a resumed run
+            before, recent = recent, RecentIterations()  # as a resumed run
+            recent.seen.extend(before.seen)
         spike = recent.add(loss, norm)
         assert spike == whole.add(loss, norm)
         before = np.array(seen[max(number - WINDOW, 0) : number])

@@ -122,6 +122,7 @@ def test_a_model_that_nothing_makes_smaller_is_said_to_be_so() -> None:
 def test_the_batch_that_is_tried_changes_nothing(train: dict[str, Any], dataset: Path, tmp_path: Path) -> None:
     run = resolve(small_config(dataset, **train), 1)
     trainer = Trainer(run, run.begin(tmp_path), serial_mesh())
+    trainer.prepare()
     fresh = [parameter.local.detach().clone() for parameter in trainer.model.parameters]
     for chunk in trainer.model.chunks:
         chunk.initialize(run.config.train.seed)

@@ -11,6 +11,7 @@ import torch
 
 from mlm_repro.engine.costs import parameter_count
 from mlm_repro.engine.parallel.mesh import serial_mesh
+from mlm_repro.engine.pipeline.executor import PartitionedModel
 from mlm_repro.engine.run.files import read_metrics, read_summary
 from mlm_repro.engine.step import NotFinite
 from mlm_repro.engine.trainer import Trainer
@@ -126,6 +127,25 @@ def test_a_torn_last_line_of_metrics_is_written_again(dataset: Path, uninterrupt
     (copied / "metrics.jsonl").write_text(text[: text.index('"iteration": 52') + 30], encoding="utf-8")
     train(small_config(dataset), copied.parent)
     assert curve(copied) == curve(uninterrupted)
+
+
+def test_a_trainer_is_made_without_a_training_step(
+    dataset: Path, copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It computes, reads checkpoints and writes from `prepare` on, which `run_to_end` calls unless it was called."""
+    shutil.rmtree(copied / "checkpoints" / "iter_0000060")
+    (copied / "COMPLETE").unlink()
+    files = {path: path.stat().st_mtime_ns for path in copied.rglob("*")}
+    run = resolved(small_config(dataset))
+    with monkeypatch.context() as patch:
+        patch.setattr(PartitionedModel, "forward_backward", None)
+        patch.setattr(PartitionedModel, "evaluate", None)
+        trainer = Trainer(run, run.begin(copied.parent), serial_mesh())
+    assert trainer.state.iteration == 0
+    assert {path: path.stat().st_mtime_ns for path in copied.rglob("*")} == files
+    trainer.run_to_end()
+    assert trainer.state.iteration == 60
+    assert [line["iteration"] for line in read_metrics(copied) if line["kind"] == "train"] == list(range(1, 61))
 
 
 def test_an_infinite_loss_with_a_finite_gradient_updates_nothing(
