@@ -142,10 +142,8 @@ def save_checkpoint(
                 shards.write_index(unfinished, [described for *_, described in everyone])
                 begun = RunDirectory(run).manifest if (run / MANIFEST).is_file() else {}
                 about = config.model_dump(mode="json", include={"name", "model", "twin", "parallel"})
-                # in the words of the release that began the run: this one may have keys that its manifest does not state
-                about |= {
-                    key: value for key, value in begun.get("config", {}).items() if key in ("name", "model", "twin")
-                }
+                stated = begun.get("config", {})  # by the release that began the run; this one may have more keys
+                about |= {key: stated[key] for key in ("name", "model", "twin") if key in stated}
                 write_json(unfinished / CONFIG, about)
                 write_json(unfinished / STATE, {name: v for name, v in vars(state).items() if name != "ancestors"})
                 origin = {"run": begun.get("identity"), "parents": begun.get("parents")}
