@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from mlm_repro.engine.config import RunConfig
-from mlm_repro.experiments.files import EVALUATIONS
+from mlm_repro.experiments.files import EVALUATIONS_APART
 from mlm_repro.experiments.launch.job import describe_job
 from mlm_repro.experiments.reproduce.plan import Plan, manifest_file, training_bytes, training_job
 from mlm_repro.lineage.digest import is_sealed
@@ -95,9 +95,14 @@ def evaluation_step(plan: Plan, task: str, checkpoint: Path, out: Path) -> Step:
     return ["mlm-eval", task, "--ckpt", shown(checkpoint), "--json", shown(out), *limit]
 
 
+def evaluation_name(model: str, task: str) -> str:
+    """Name of an evaluation's result in a reproduction."""
+    return f"{model}-{task}"
+
+
 def evaluation_file(reproduction: Path, model: str, task: str) -> Path:
-    """File of an evaluation's result."""
-    return reproduction / EVALUATIONS / f"{model}-{task}.json"
+    """File that an evaluation writes its result to; it is joined to the others when all are made."""
+    return reproduction / EVALUATIONS_APART / f"{evaluation_name(model, task)}.json"
 
 
 def report_steps(directory: Path, runs: Path) -> list[Step]:

@@ -21,7 +21,7 @@ from mlm_repro.data_pipeline.files import DataCard, Ledger
 from mlm_repro.data_pipeline.runner import SHELF
 from mlm_repro.engine.run.files import Step, TrainingSummary, Validation
 from mlm_repro.evaluation.schema import Result
-from mlm_repro.experiments.files import ReproductionScores
+from mlm_repro.experiments.files import ReproductionScores, read_evaluations, read_runs
 from mlm_repro.experiments.published import published_records
 from mlm_repro.experiments.reproduce.files import ReproductionSummary
 from mlm_repro.experiments.reproduce.plan import SMOKE, make_plan, twin_rule
@@ -121,8 +121,7 @@ def test_curves_are_those_of_the_training_run(finished: Finished) -> None:
 def test_scores_are_those_of_the_evaluations_and_say_where_they_are_partial(finished: Finished) -> None:
     reproduction = finished.directory("reproduce-355m-smoke")
     checkpoint = finished.directory("355m-smoke") / "checkpoints" / "iter_0000012"
-    words = json_of(reproduction / "evaluations" / "355m-wikitext103.json")
-    cloze = json_of(reproduction / "evaluations" / "355m-lambada.json")
+    words, cloze = (read_evaluations(reproduction)[f"355m-{task}"] for task in ("wikitext103", "lambada"))
     text, last = words["task"].removesuffix("-perplexity"), cloze["task"].replace("-", "_")
     part = f"partial: {words['num_scored_tokens']:,} tokens scored"
     some = f"partial: {cloze['num_examples']:,} examples scored" * cloze["partial"]
@@ -168,20 +167,22 @@ def test_the_summary_is_that_of_the_runs(finished: Finished) -> None:
 
 def test_everything_that_it_hands_on_is_read_whole(finished: Finished) -> None:
     reproduction = finished.directory("reproduce-355m-smoke")
-    kept = reproduction / "training" / "355m"
     documents: dict[Path, type[FileSchema]] = {
         reproduction / "manifest.json": Manifest, reproduction / "summary.json": ReproductionSummary,
         reproduction / "ledger.json": Ledger, reproduction / "dataset.json": DataCard,
         reproduction / "scores.json": ReproductionScores,
-        kept / "summary.json": TrainingSummary,
     }  # fmt: skip
     for path, schema in documents.items():
         assert read_document(path, schema).to_json() == json_of(path), path
-    for line in (kept / "metrics.jsonl").read_bytes().splitlines():
-        model: type[FileSchema] = Step if json.loads(line)["kind"] == "train" else Validation
-        assert model.model_validate_json(line).to_json() == json.loads(line)
-    for path in (reproduction / "evaluations").glob("*.json"):
-        assert read_document(path, Result).to_json() == json_of(path)
+    (kept,) = read_runs(reproduction).values()
+    assert kept.name == "355m"
+    for values, model in ((kept.manifest, Manifest), (kept.summary, TrainingSummary)):
+        assert model.model_validate(values).to_json() == values
+    for line in kept.metrics:
+        of_line: type[FileSchema] = Step if line["kind"] == "train" else Validation
+        assert of_line.model_validate(line).to_json() == line
+    for result in read_evaluations(reproduction).values():
+        assert Result.model_validate(result).to_json() == result
 
 
 def test_the_ledger_is_a_copy_and_the_report_is_there(finished: Finished) -> None:
@@ -250,8 +251,11 @@ def test_a_lost_report_is_built_again_and_nothing_else(finished: Finished, repro
 def test_an_evaluation_is_not_made_again_and_keeps_its_name(finished: Finished, reproduction: Path) -> None:
     for name in ("COMPLETE", "records.jsonl", "scores.json", "summary.json"):
         (reproduction / name).unlink()
-    path = reproduction / "evaluations" / "355m-wikitext103.json"
-    path.write_text(json.dumps(json_of(path) | {"task": "heldout-perplexity", "perplexity": 123.5, "partial": False}))
+    path = reproduction / "evaluations.jsonl"
+    first, second = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+    assert second["name"] == "355m-wikitext103"
+    second["result"] |= {"task": "heldout-perplexity", "perplexity": 123.5, "partial": False}
+    path.write_text(f"{json.dumps(first)}\n{json.dumps(second)}\n")
     done = call(finished.machine, "mlm-experiment", *ARGUMENTS, finished.runs, ends=0, prepare=take_quick_steps)
     assert "mlm-eval" not in done.out
     found = {r.quantity: (r.value, r.note) for r in read_records(reproduction / "records.jsonl") if r.kind == "scaled"}
