@@ -18,6 +18,8 @@ from mlm_repro.lineage.run import MANIFEST
 NOT_RUN, FORECAST, PLAN, LADDER, SWEEPS = "not_run.json", "forecast.json", "plan.json", "ladder.json", "sweeps"
 SCORES, VERDICTS = "scores.json", "verdicts.json"
 RUNS, EVALUATIONS = "runs.jsonl", "evaluations.jsonl"
+EXPERIMENTS = "experiments"
+"""Kind and name of a study of the runs of several experiments."""
 TRAININGS_APART, EVALUATIONS_APART = "training", "evaluations"
 """Folders that a reproduction of the first release has in their place. In the second, evaluations are written before
 they are joined."""

@@ -40,6 +40,7 @@ from mlm_repro.experiments.files import (
     EVALUATIONS,
     FORECAST,
     NOT_RUN,
+    RUNS,
     SCORES,
     LadderResult,
     ReproductionScores,
@@ -65,7 +66,7 @@ from mlm_repro.experiments.reproduce.steps import evaluation_name
 from mlm_repro.experiments.sealed import digest_of_numbers
 from mlm_repro.experiments.verdicts import load_results
 from mlm_repro.lineage.atomic import parse_json
-from mlm_repro.lineage.chain import broken_links
+from mlm_repro.lineage.chain import broken_links, broken_manifest
 from mlm_repro.lineage.config import parse_config
 from mlm_repro.lineage.digest import MARKER, check_seal, is_sealed, read_digest, sealed_files, sha256_file, sha256_json
 from mlm_repro.lineage.errors import DataMissing, UserError
@@ -79,7 +80,7 @@ from mlm_repro.lineage.files import (
     read_values,
     unlike,
 )
-from mlm_repro.lineage.records import RECORDS, Record, read_records
+from mlm_repro.lineage.records import RECORDS, Record, read_records, records_bytes
 from mlm_repro.lineage.run import MANIFEST, RunDirectory
 from mlm_repro.lineage.shipped import model_file
 from mlm_repro.lineage.verified import check_seal_once
@@ -88,7 +89,7 @@ from mlm_repro.verify.kinds import KINDS, hidden, misfits, unread
 
 REPORT = "report"
 CHECKS = {
-    "reproduction": "models trainings evaluations records report", "experiment": "numbers",
+    "reproduction": "models trainings evaluations records report", "experiment": "numbers", "experiments": "study",
     "training": "datasets metrics", "data": "card", "ladder": "ladder", ABLATION: "ablation", "forecast": "forecast",
     "against": "against",
 }  # fmt: skip
@@ -368,17 +369,32 @@ class RunCheck:
 
     def _numbers(self) -> Iterator[str]:
         """Compare the records with the digest that the run was begun with."""
-        config, records = self.manifest.config, read_records(self.run / RECORDS)
         load_results([self.run])
-        of = (f"{self.manifest.name}-{self.manifest.identity[:8]}", sha256_json(config), config["experiment"]["name"])
+        refused = read_values(self.run / NOT_RUN) if (self.run / NOT_RUN).is_file() else []
+        yield from self._begun_with(self.manifest, read_records(self.run / RECORDS), refused)
+
+    def _study(self) -> Iterator[str]:
+        """Compare the records of each run that a study of experiments keeps with what that run was sealed with."""
+        load_results([self.run])
+        records, due = read_records(self.run / RECORDS), {}
+        for name, run in read_runs(self.run).items():
+            due[name] = run.manifest and run.manifest["identity"]
+            manifest = parse_document(run.manifest, Manifest, f"{MANIFEST} of {name}")
+            yield from broken_manifest(name, manifest.model_dump(mode="json", exclude_unset=True))
+            own = [record for record in records if record.source == name]
+            run.check_seal({RECORDS: records_bytes(own)})
+            yield from self._begun_with(manifest, own, run.refused or [])
+        yield from unlike(f"{MANIFEST}: runs", self.manifest.config["runs"], due, f"{RUNS} gives")
+
+    def _begun_with(self, manifest: Manifest, records: Sequence[Record], refused: object) -> Iterator[str]:
+        name, config = f"{manifest.name}-{manifest.identity[:8]}", manifest.config
+        of = (name, sha256_json(config), config["experiment"]["name"])
         if any((record.source, record.digest, record.experiment) != of for record in records):
             yield f"{RECORDS} of {self.run.name} has records of another run"
         if "records" not in config:  # a run of an earlier version
-            self.absent.append(f"the digest of the records of {self.run.name}")
-            return
-        refused = read_values(self.run / NOT_RUN) if (self.run / NOT_RUN).is_file() else []
-        if (digest_of_numbers(records), sha256_json(refused)) != (config["records"], config["refused"]):
-            yield f"{RECORDS} of {self.run.name} does not have the numbers that the run was begun with"
+            self.absent.append(f"the digest of the records of {name}")
+        elif (digest_of_numbers(records), sha256_json(refused)) != (config["records"], config["refused"]):
+            yield f"{RECORDS} of {self.run.name} does not have the numbers that {name} was begun with"
 
     def _ladder(self) -> Iterator[str]:
         """Derive result and records again from the kept trainings, whose scores are of one text."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean, harmonic_mean
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from mlm_repro.data_pipeline.config import DataConfig
@@ -81,8 +82,9 @@ def reproduce(plan: Plan, runs: Path) -> Path:
     course = steps.Course(expected_seconds(plan))
     published = _are_here(partial(find_test_set, "wikitext103"), find_gpt2_vocabulary)
     course.begin("first results")
-    for step in steps.first_steps(plan, runs, published):
-        steps.run_step(*step)
+    with TemporaryDirectory() as scratch:
+        for step in steps.first_steps(plan, runs, Path(scratch) if published else None):
+            steps.run_step(*step)
     course.begin("making the text")
     steps.run_step(*steps.data_step(plan, runs))
     dataset = RunDirectory.open_named(runs, load_config(plan.recipe, DataConfig).name)
@@ -130,12 +132,14 @@ def reproduce(plan: Plan, runs: Path) -> Path:
             write_document(run.path / SUMMARY, summary)
             write_document(run.path / SCORES, derived_scores(run, summary))
             write_records(run.path / RECORDS, derived_records(run, summary))
+            if published:
+                steps.run_step(*steps.words_step(run.path))
+            steps.run_step(*steps.prediction_step(run.path))
             run.complete()
         page = run.path / "report" / "index.html"
         course.begin("making the page")
         if not page.is_file():
-            for step in steps.report_steps(run.path, runs):
-                steps.run_step(*step)
+            steps.run_step(*steps.report_step(run.path, runs))
     _print_results(run.path)
     print(f"report: {page}")
     print(f"done in {format_duration(course.elapsed)}")

@@ -21,10 +21,12 @@ from mlm_repro.data_pipeline.files import DataCard, Ledger
 from mlm_repro.data_pipeline.runner import SHELF
 from mlm_repro.engine.run.files import Step, TrainingSummary, Validation
 from mlm_repro.evaluation.schema import Result
-from mlm_repro.experiments.files import ReproductionScores, read_evaluations, read_runs
+from mlm_repro.experiments.catalogue import load_experiments
+from mlm_repro.experiments.files import EXPERIMENTS, ReproductionScores, read_evaluations, read_runs
 from mlm_repro.experiments.published import published_records
 from mlm_repro.experiments.reproduce.files import ReproductionSummary
 from mlm_repro.experiments.reproduce.plan import SMOKE, make_plan, twin_rule
+from mlm_repro.experiments.verdicts import judge, load_results
 from mlm_repro.lineage.digest import check_seal, read_digest, seal
 from mlm_repro.lineage.files import FileSchema, Manifest, read_document
 from mlm_repro.lineage.records import Record, read_records
@@ -61,14 +63,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 @pytest.fixture
 def with_data(finished: Finished, tmp_path: Path) -> Path:
-    """A folder of runs in which only the dataset is there, and what was simulated."""
-    runs = tmp_path / "runs"
-    for path in (finished.directory("data-smoke"), *finished.runs.glob("experiment-*")):
-        if path.is_symlink():
-            (runs / path.name).symlink_to(path.readlink())
-        else:
-            shutil.copytree(path, runs / path.name)
-    return runs
+    """A folder of runs in which only the dataset is there."""
+    path = finished.directory("data-smoke")
+    shutil.copytree(path, tmp_path / "runs" / path.name)
+    return tmp_path / "runs"
 
 
 def json_of(path: Path) -> Any:
@@ -88,14 +86,27 @@ def of_run(finished: Finished) -> list[Record]:
 
 def test_there_are_three_complete_runs_and_each_verifies(finished: Finished) -> None:
     directories = [path for path in finished.runs.iterdir() if not path.is_symlink() and path.name != SHELF]
-    simulated = [path for path in directories if RunDirectory.open(path).manifest["kind"] == "experiment"]
-    assert all(check_seal(path) for path in simulated)
-    directories = [path for path in directories if path not in simulated]
     assert {RunDirectory.open(path).manifest["name"] for path in directories} == set(NAMES)
     assert len(directories) == len(NAMES)
     for path in directories:
         done = call(finished.machine, "mlm-verify", "run", path, ends=0, prepare=leave_figures_blank)
         assert f"ok {read_digest(path)[:16]} {path}" in done.out
+
+
+def test_what_was_predicted_is_one_study_inside_the_reproduction(finished: Finished) -> None:
+    assert len(list(finished.runs.iterdir())) <= 2 * len(NAMES) + 1  # each with its link, and the shelf of the data
+    reproduction = finished.directory("reproduce-355m-smoke")
+    (study,) = (
+        path.parent for path in reproduction.glob("*/COMPLETE") if path.parent.name not in ("report", EXPERIMENTS)
+    )
+    assert (reproduction / EXPERIMENTS).resolve() == study
+    check_seal(study)
+    kept = read_runs(study)
+    assert len(kept) > 20
+    assert {record.source for record in read_records(study / "records.jsonl")} <= kept.keys()
+    found = {verdict.outcome for verdict in judge(load_experiments().values(), load_results([finished.runs]))}
+    assert "simulated" in found
+    assert "consistent" in found
 
 
 def test_curves_are_those_of_the_training_run(finished: Finished) -> None:

@@ -232,7 +232,7 @@ def last_weights(runs: Path) -> None:
 def older_in_place_of_newer(runs: Path) -> None:
     newer = (runs / SIMULATED).resolve()
     shutil.rmtree(newer)
-    shutil.copytree(next(KEPT.glob("experiment-2021-figure-6-measured-*")), newer)
+    shutil.copytree(KEPT / "experiments", newer)
 
 
 ACCURACY = 0.5 / 3**0.5
@@ -311,7 +311,7 @@ OF_AN_EXPERIMENT: list[tuple[Callable[[Path], None], str]] = [
     (simulated(value=163.0), "does not have the numbers that the run was begun with"),
     (simulated(kind="measured", low=None, high=None), "is of mode simulate and yet calls"),
     (simulated(source="another-run"), "has records of another run"),
-    (older_in_place_of_newer, "renamed or copied over another: it began as experiment-2021-figure-6-measured-"),
+    (older_in_place_of_newer, "renamed or copied over another: it began as experiments-"),
 ]  # fmt: skip
 ON_THE_PAGE: list[tuple[str, Edit, str]] = [
     ("index.html", said("not-run", "reproduced"), "report/index.html is not what"),
@@ -437,14 +437,15 @@ def kinds(honest: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     ours = [*((honest / name).resolve() for name in RUNS), cleaned]
     kept = [
         *(RESULTS / "against").iterdir(),
-        *(next(KEPT.glob(name)) for name in ("ablation-forecast-*", "*-effects-*")),
+        *(next(KEPT.glob(name)) for name in ("ablation-forecast-*", "*-effects-*", "experiments")),
     ]
     return {kind_in(run): run for run in [*ours, *kept]}
 
 
 @pytest.mark.parametrize("name", EVERY_KIND)
 @pytest.mark.parametrize(
-    "kind", ["reproduction", "training", "data", "data-clean", "experiment", "ablation", "forecast", "against"]
+    "kind",
+    ["reproduction", "training", "data", "data-clean", "experiment", "experiments", "ablation", "forecast", "against"],
 )
 def test_what_no_run_of_its_kind_has_is_named(kind: str, name: str, kinds: dict[str, Path], tmp_path: Path) -> None:
     edit, sentence = EVERY_KIND[name]
@@ -463,7 +464,7 @@ def test_what_was_made_honestly_holds_and_nothing_of_it_is_left_out(kinds: dict[
 @pytest.mark.parametrize(
     "path",
     [RESULTS / "reproduce-8.3b", RESULTS / "ladder",
-     *(path.parent for path in sorted(RESULTS.glob("a*/*-*/manifest.json"))[::3])],
+     *(path.parent for path in sorted(RESULTS.glob("a*/*/manifest.json"))[::3])],
     ids=lambda path: path.name,
 )  # fmt: skip
 def test_what_is_kept_of_earlier_versions_holds(path: Path) -> None:
