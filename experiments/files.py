@@ -61,6 +61,8 @@ class KeptRun(FileSchema):
     """Lines of the metrics of a training: its validations, of a reproduction also means of its iterations."""
     refused: list[dict[str, Any]] | None = None
     """not_run.json of a run of an experiment."""
+    timeline: dict[str, Any] | None = None
+    """timeline.json, which trainings of the first release have: when each microbatch was computed in one iteration."""
 
     @classmethod
     def of(cls, run: Path, **more: Any) -> Self:

@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from mlm_repro.engine.run.files import METRICS, SUMMARY, read_metrics
-from mlm_repro.experiments.files import EVALUATIONS, LADDER, KeptRun, LadderScores, join_evaluations, write_runs
+from mlm_repro.experiments.files import (
+    EVALUATIONS,
+    LADDER,
+    KeptRun,
+    LadderScores,
+    join_evaluations,
+    read_evaluations,
+    write_runs,
+)
 from mlm_repro.lineage.atomic import json_bytes
 from mlm_repro.lineage.digest import MARKER, seal
 from mlm_repro.lineage.files import read_object, write_lines
@@ -41,11 +49,14 @@ def join(run: Path) -> None:
     kept = []
     for folder in sorted((run / "training").iterdir()):
         line: dict[str, Any] = {"name": folder.name}
-        for field, file in (("manifest", MANIFEST), ("seal", MARKER), ("summary", SUMMARY)):
-            path = next((path for path in (folder / f"training-{file}", folder / file) if path.is_file()), None)
-            if path:
+        places = {path.name.removeprefix("training-"): path for path in folder.iterdir()}
+        files = {"manifest": MANIFEST, "seal": MARKER, "summary": SUMMARY, "timeline": "timeline.json"}
+        for field, file in files.items():
+            if path := places.pop(file, None):
                 line[field] = read_object(path)
-                assert json_bytes(line[field]) == path.read_bytes()
+                written = json_bytes(line[field]) if field != "timeline" else json.dumps(line[field]).encode()
+                assert written.strip() == path.read_bytes().strip()
+        assert places.keys() == {METRICS}
         line["metrics"] = read_metrics(folder)
         texts = [json.dumps(one, ensure_ascii=False) + "\n" for one in line["metrics"]]
         assert "".join(texts) == (folder / METRICS).read_text(encoding="utf-8")
@@ -54,8 +65,11 @@ def join(run: Path) -> None:
     shutil.rmtree(run / "training")
     if (run / LADDER).is_file():
         files = sorted((run / "evaluations").iterdir())
+        assert all(json_bytes(read_object(path)) == path.read_bytes() for path in files)
         write_lines(run / EVALUATIONS, (LadderScores(name=path.stem, **read_object(path)) for path in files))
         shutil.rmtree(run / "evaluations")
     elif (run / "evaluations").is_dir():
+        before = {path.stem: path.read_bytes() for path in (run / "evaluations").iterdir()}
         join_evaluations(run)
+        assert {name: json_bytes(result) for name, result in read_evaluations(run).items()} == before
     seal(run)
