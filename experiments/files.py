@@ -1,15 +1,28 @@
 """Names and schemas of the files that experiments write. Imports no torch."""
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from mlm_repro.lineage.files import FileSchema, Finite, Positive
+from mlm_repro.engine.run.files import METRICS, SUMMARY, read_metrics
+from mlm_repro.lineage.atomic import json_bytes
+from mlm_repro.lineage.digest import MARKER, sha256_json
+from mlm_repro.lineage.errors import IntegrityFailure
+from mlm_repro.lineage.files import FileSchema, Finite, Positive, read_lines, read_object, write_lines
+from mlm_repro.lineage.run import MANIFEST
 
 NOT_RUN, FORECAST, PLAN, LADDER, SWEEPS = "not_run.json", "forecast.json", "plan.json", "ladder.json", "sweeps"
-VERDICTS = "verdicts.json"
-SCORES, EVALUATIONS, TRAINING = "scores.json", "evaluations", "training"
+SCORES, VERDICTS = "scores.json", "verdicts.json"
+RUNS, EVALUATIONS = "runs.jsonl", "evaluations.jsonl"
+EXPERIMENTS = "experiments"
+"""Kind and name of a study of the runs of several experiments."""
+TRAININGS_APART, EVALUATIONS_APART = "training", "evaluations"
+"""Folders that a reproduction of the first release has in their place. In the second, evaluations are written before
+they are joined."""
 STAND_IN = "a stand-in for the released weights"
 """Beginning of the note on a record of other weights, or of a part of the test."""
 FITTED, HELD_OUT = "fitted on this row", "held out of the fit"
@@ -33,6 +46,89 @@ class Refusals(FileSchema):
     """not_run.json, which is a list."""
 
     rows: list[Refused]
+
+
+class KeptRun(FileSchema):
+    """A line of runs.jsonl: what a study keeps of a run that it was made of."""
+
+    name: str
+    """Name of the run in the study."""
+    manifest: dict[str, Any] | None = None
+    seal: dict[str, Any] | None = None
+    """Its completion marker; None for a training whose loss stopped being a number."""
+    summary: dict[str, Any] | None = None
+    metrics: list[dict[str, Any]] = Field(default_factory=list)
+    """Lines of the metrics of a training: its validations, of a reproduction also means of its iterations."""
+    refused: list[dict[str, Any]] | None = None
+    """not_run.json of a run of an experiment."""
+    timeline: dict[str, Any] | None = None
+    """timeline.json, which trainings of the first release have: when each microbatch was computed in one iteration."""
+
+    @classmethod
+    def of(cls, run: Path, **more: Any) -> Self:
+        """What is kept of any run: its manifest, its completion marker and its summary, as far as it has them."""
+        files = {"manifest": MANIFEST, "seal": MARKER, "summary": SUMMARY}
+        here = {field: read_object(run / file) for field, file in files.items() if (run / file).is_file()}
+        return cls(**{"name": run.name, **here, **more})
+
+    def check_seal(self, others: Mapping[str, bytes] | None = None) -> None:
+        """Compare manifest, summary and the content of `others`, by file, with the completion marker.
+
+        Raises IntegrityFailure for one that is not what was sealed. Without a marker nothing is compared.
+        """
+        if self.seal is None:
+            return
+        kept = {MANIFEST: self.manifest, SUMMARY: self.summary, NOT_RUN: self.refused}
+        contents = {name: json_bytes(value) for name, value in kept.items() if value is not None}
+        for name, content in {**contents, **(others or {})}.items():
+            if self.seal["files"].get(name, {}).get("sha256") != sha256(content).hexdigest():
+                raise IntegrityFailure(f"{self.name}: the {name.partition('.')[0]} is not the one that was sealed")
+        if sha256_json(self.seal["files"]) != self.seal["digest"]:
+            raise IntegrityFailure(f"{self.name}: the digest of its seal is not that of the files in it")
+
+
+def read_runs(study: Path) -> dict[str, KeptRun]:
+    """What a study keeps of its runs, by name; nothing before it keeps one.
+
+    Raises IntegrityFailure for a damaged line.
+    """
+    if (study / RUNS).is_file():
+        lines = read_lines(study / RUNS, KeptRun)
+    else:
+        folders = (path.parent for path in sorted((study / TRAININGS_APART).glob(f"*/{METRICS}")))
+        lines = [KeptRun.of(folder, metrics=read_metrics(folder)) for folder in folders]
+    return {run.name: run for run in lines}
+
+
+def write_runs(study: Path, runs: Iterable[KeptRun]) -> None:
+    """Keep these runs, in the order of their names."""
+    in_order: list[KeptRun] = sorted(runs, key=lambda run: run.name)
+    write_lines(study / RUNS, in_order)
+
+
+class KeptEvaluation(FileSchema):
+    """A line of evaluations.jsonl of a reproduction: a file that `mlm-eval --json` wrote."""
+
+    name: str
+    """Model and protocol."""
+    result: dict[str, Any]
+
+
+def read_evaluations(study: Path) -> dict[str, dict[str, Any]]:
+    """The results that a reproduction keeps, by model and protocol, and those that are not joined to them yet.
+
+    Raises IntegrityFailure for a damaged file.
+    """
+    lines = read_lines(study / EVALUATIONS, KeptEvaluation) if (study / EVALUATIONS).is_file() else []
+    apart = {path.stem: read_object(path) for path in sorted((study / EVALUATIONS_APART).glob("*.json"))}
+    return {line.name: line.result for line in lines} | apart
+
+
+def join_evaluations(study: Path) -> None:
+    """Put all results into one file in place of a folder of them."""
+    results = sorted(read_evaluations(study).items())
+    write_lines(study / EVALUATIONS, (KeptEvaluation(name=name, result=result) for name, result in results))
+    shutil.rmtree(study / EVALUATIONS_APART, ignore_errors=True)
 
 
 class Comparison(FileSchema):
@@ -308,8 +404,10 @@ class LadderRun(FileSchema):
 
 
 class LadderScores(FileSchema):
-    """A file of evaluations/: the scores of one model of a ladder."""
+    """A line of evaluations.jsonl of a ladder: the scores of one model."""
 
+    name: str
+    """Name of its training."""
     texts: dict[str, TextScore]
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from mlm_repro.experiments.catalogue import MEASUREMENTS, TAKES_LONG, Experiment, Part
 from mlm_repro.experiments.files import FITTED, HELD_OUT
@@ -13,7 +14,7 @@ from mlm_repro.experiments.quantities import FORMULAS, simulated_values
 from mlm_repro.experiments.reproduce.plan import Plan, make_plan, print_plan
 from mlm_repro.experiments.reproduce.reproduction import reproduce
 from mlm_repro.experiments.reproduce.steps import format_steps
-from mlm_repro.experiments.sealed import Line, format_records, lines, seal_numbers
+from mlm_repro.experiments.sealed import Line, format_records, gather, lines, seal_numbers
 from mlm_repro.experiments.simulator.cluster import Cluster, load_cluster
 from mlm_repro.experiments.simulator.measurements import fitted_workloads, workload_of
 from mlm_repro.experiments.simulator.simulate import Prediction
@@ -84,35 +85,49 @@ def _predict(row: Row, clusters: dict[str, Cluster]) -> tuple[Workload, Predicti
 
 
 def run_named(experiments: Sequence[Experiment], mode: str, runs: Path, limit: int | None = None) -> None:
-    """Do what `mode` says for each experiment and print what came of it; of several, those that train or that score
-    released weights are left out.
+    """Do what `mode` says for each experiment and print its numbers; the runs of several become one study.
 
-    Raises HardwareMissing if one is to be measured here of which this machine can measure nothing.
+    Of several, those that train or that score released weights are left out. Raises HardwareMissing if one is to be
+    measured here of which this machine can measure nothing.
     """
-    several = len(experiments) > 1
-    if several:
-        announce(f"{len(experiments)} experiments one after the other, without those that train models")
-    for experiment in experiments:
-        is_predicted = mode == "simulate" and bool(experiment.extrapolates)
-        if several and not is_predicted and (why := _left_out(experiment)):
-            print(f"{experiment.name}: left out; {why}")
-        elif experiment.reproduction and not is_predicted:
-            if mode == "simulate":
-                raise BadInput(f"{experiment.name} is about trained models, which nothing simulates; leave --mode out")
-            carry_out(make_plan(experiment.reproduction, {"here": "scaled"}.get(mode, mode), False, None), runs)
-        elif experiment.ablation:
-            raise BadInput(f"{experiment.name} is about models trained here: {_left_out(experiment)}")
-        elif mode == "here" and not (experiment.measures or several):
-            raise HardwareMissing(
-                f"{experiment.name} is measured on the published machines alone; `--mode simulate` predicts it"
-            )
-        else:
-            if mode != "here" and (experiment.parts or experiment.extrapolates or experiment.arithmetic):
-                run, numbers, refused = run_experiment(experiment, runs)
-                what = "simulated or computed, not measured"
-                print(f"{experiment.name}: {numbers} numbers {what}; {refused} rows cannot run; {run.path}")
-            if mode != "simulate" and experiment.measures:
-                _measured(experiment, runs, limit, several)
+    if len(experiments) == 1:
+        for run in _runs_of(experiments[0], mode, runs, limit, several=False):
+            print(run.path)
+        return
+    announce(f"{len(experiments)} experiments one after the other, without those that train models")
+    made: list[RunDirectory] = []
+    with TemporaryDirectory() as folder:
+        try:
+            for experiment in experiments:
+                made += _runs_of(experiment, mode, Path(folder), limit, several=True)
+        finally:
+            if made:  # what was finished before an error or a stop is not lost
+                print(gather(made, runs).path)
+
+
+def _runs_of(experiment: Experiment, mode: str, runs: Path, limit: int | None, several: bool) -> Iterator[RunDirectory]:
+    """Carry out an experiment, print its numbers, and give their sealed runs."""
+    is_predicted = mode == "simulate" and bool(experiment.extrapolates)
+    if several and not is_predicted and (why := _left_out(experiment)):
+        print(f"{experiment.name}: left out; {why}")
+    elif experiment.reproduction and not is_predicted:
+        if mode == "simulate":
+            raise BadInput(f"{experiment.name} is about trained models, which nothing simulates; leave --mode out")
+        carry_out(make_plan(experiment.reproduction, {"here": "scaled"}.get(mode, mode), False, None), runs)
+    elif experiment.ablation:
+        raise BadInput(f"{experiment.name} is about models trained here: {_left_out(experiment)}")
+    elif mode == "here" and not (experiment.measures or several):
+        raise HardwareMissing(
+            f"{experiment.name} is measured on the published machines alone; `--mode simulate` predicts it"
+        )
+    else:
+        if mode != "here" and (experiment.parts or experiment.extrapolates or experiment.arithmetic):
+            run, numbers, refused = run_experiment(experiment, runs)
+            what = "simulated or computed, not measured"
+            print(f"{experiment.name}: {numbers} numbers {what}; {refused} rows cannot run")
+            yield run
+        if mode != "simulate" and experiment.measures:
+            yield from _measured(experiment, runs, limit, several)
 
 
 def _left_out(experiment: Experiment) -> str:
@@ -124,7 +139,7 @@ def _left_out(experiment: Experiment) -> str:
     return ""
 
 
-def _measured(experiment: Experiment, runs: Path, limit: int | None, may_lack: bool) -> None:
+def _measured(experiment: Experiment, runs: Path, limit: int | None, may_lack: bool) -> Iterator[RunDirectory]:
     """Make its measurement on this machine. Raises what says that files or a library are missing, or prints it."""
     if may_lack and (long := TAKES_LONG.get(experiment.measures)):
         print(f"{experiment.name}: left out; `mlm-experiment run {experiment.name}` {long}")
@@ -136,7 +151,8 @@ def _measured(experiment: Experiment, runs: Path, limit: int | None, may_lack: b
             raise
         print(f"{experiment.name}: left out; {missing}")
     else:
-        print(f"{experiment.name}: measured on this machine; {run.path}\n{format_records(records)}")
+        print(f"{experiment.name}: measured on this machine\n{format_records(records)}")
+        yield run
 
 
 def measure(experiment: Experiment, limit: int | None = None) -> list[Line]:

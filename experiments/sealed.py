@@ -1,15 +1,16 @@
-"""Seals what was measured on this machine as a run."""
+"""Seals the numbers of an experiment as a run, and the runs of several experiments as one study."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mlm_repro.experiments.catalogue import Experiment
-from mlm_repro.experiments.files import NOT_RUN
+from mlm_repro.experiments.files import EXPERIMENTS, NOT_RUN, KeptRun, write_runs
 from mlm_repro.lineage.atomic import write_json
 from mlm_repro.lineage.digest import sha256_json
+from mlm_repro.lineage.files import read_values
 from mlm_repro.lineage.numbers import aligned, show
-from mlm_repro.lineage.records import RECORDS, Kind, Record, write_records
+from mlm_repro.lineage.records import RECORDS, Kind, Record, read_records, write_records
 from mlm_repro.lineage.run import RunDirectory
 
 Line = dict[str, Any]
@@ -54,6 +55,29 @@ def seal_numbers(
             write_json(run.path / NOT_RUN, list(refused))
         run.complete()
     return run, records
+
+
+def gather(made: Sequence[RunDirectory], runs: Path) -> RunDirectory:
+    """A sealed study of the runs of several experiments below `runs`: it keeps a line of each, and joins their records.
+
+    A study of the same runs is found again.
+    """
+    about = {"runs": {run.path.name: run.manifest["identity"] for run in made}}
+    study = RunDirectory.begin(runs, EXPERIMENTS, EXPERIMENTS, about, {})
+    if study.is_complete:
+        study.link()
+        return study
+    kept = {run.path.name: _kept(run.path) for run in made}
+    write_runs(study.path, kept.values())
+    in_order = sorted(made, key=lambda run: run.path.name)
+    write_records(study.path / RECORDS, [record for run in in_order for record in read_records(run.path / RECORDS)])
+    study.complete()
+    return study
+
+
+def _kept(run: Path) -> KeptRun:
+    refused = {"refused": read_values(run / NOT_RUN)} if (run / NOT_RUN).is_file() else {}
+    return KeptRun.of(run, **refused)
 
 
 def digest_of_numbers(records: Iterable[Record]) -> str:

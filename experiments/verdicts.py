@@ -2,10 +2,10 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from mlm_repro.experiments.catalogue import (
     ABLATION,
@@ -20,13 +20,13 @@ from mlm_repro.experiments.catalogue import (
     matches,
     unanswered_claims,
 )
-from mlm_repro.experiments.files import FITTED, NOT_RUN, STAND_IN, Refusals
+from mlm_repro.experiments.files import EXPERIMENTS, FITTED, NOT_RUN, STAND_IN, Refusals, Refused, read_runs
 from mlm_repro.lineage.digest import check_seal, is_sealed
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
-from mlm_repro.lineage.files import parse_document, read_values
+from mlm_repro.lineage.files import Manifest, parse_document, read_values
 from mlm_repro.lineage.numbers import aligned
 from mlm_repro.lineage.records import RECORDS, Kind, Record, read_records
-from mlm_repro.lineage.run import RunDirectory
+from mlm_repro.lineage.run import MANIFEST, RunDirectory
 
 if TYPE_CHECKING:
     from mlm_repro.experiments.scores import Finding
@@ -101,23 +101,19 @@ def load_results(folders: Iterable[Path]) -> Results:
     Raises IntegrityFailure where a sealed file was changed, a run holds a kind of number that it cannot have made or an
     ablation's forecast is not that of its trainings, BadInput where a folder is not there.
     """
-    runs: dict[Path, dict[str, Any]] = {}
+    parts: list[Part] = []
     left_out = []
-    folders = list(folders)
-    if other := next((folder for folder in folders if not folder.is_dir()), None):
-        raise BadInput(f"{other} is not a directory of results")
-    every = (path for folder in folders for path in (folder, *sorted(folder.iterdir())) if not path.is_symlink())
-    for path in (path.resolve() for path in every if (path / RECORDS).is_file()):
+    for path in runs_in(folders):
         if not is_sealed(path):
             left_out.append(f"{path} was never finished (it has no seal): left out")
         else:
             check_seal(path)
-            runs[path] = RunDirectory.open(path).manifest
+            parts += parts_of(path)
     records: list[Record] = []
     refused: dict[tuple[str, str, float | None], str] = {}
     findings: dict[str, Finding] = {}
-    for path, manifest in sorted(runs.items(), key=lambda run: str(run[1].get("created", "")), reverse=True):
-        records += (own := [record for record in read_records(path / RECORDS) if record.kind != "published"])
+    for path, manifest, own, rows in sorted(parts, key=lambda part: str(part.manifest["created"]), reverse=True):
+        records += own
         mode = str(manifest["config"].get("mode", ""))
         if wrong := next((record for record in own if record.kind in NEVER.get(mode, frozenset())), None):
             raise IntegrityFailure(f"{path} is of mode {mode} and yet calls a number {wrong.kind} ({wrong.series})")
@@ -125,15 +121,64 @@ def load_results(folders: Iterable[Path]) -> Results:
             from mlm_repro.experiments.forecast.ablation import derive_effects
 
             effects, derived = derive_effects(path)
-            if [record.model_copy(update={"note": ""}) for record in records[-len(derived) :]] != derived:
+            if [record.model_copy(update={"note": ""}) for record in own[-len(derived) :]] != derived:
                 raise IntegrityFailure(f"{path} does not have the numbers of its trainings in {RECORDS}")
             findings = {finding.effect.claim: finding for finding in effects} | findings
         elif manifest["kind"] == "reproduction":
             findings = findings_of(own) | findings
-        if (path / NOT_RUN).is_file():
-            for row in parse_document({"rows": read_values(path / NOT_RUN)}, Refusals, NOT_RUN).rows:
-                refused.setdefault((row.experiment, row.series, row.x), row.reason)
+        for row in rows:
+            refused.setdefault((row.experiment, row.series, row.x), row.reason)
     return Results(tuple(records), refused, tuple(left_out), findings)
+
+
+class Part(NamedTuple):
+    """The numbers of a run, or of a run that a study keeps."""
+
+    path: Path
+    manifest: dict[str, Any]
+    records: list[Record]
+    """All but the published ones."""
+    refused: list[Refused]
+
+    @property
+    def name(self) -> str:
+        """Name of the run."""
+        return f"{self.manifest['name']}-{self.manifest['identity'][:8]}"
+
+
+def runs_in(folders: Iterable[Path]) -> list[Path]:
+    """Runs with records among the folders, in them, and studies of experiments inside of those.
+
+    Raises BadInput where a folder is not there.
+    """
+    places = [RECORDS, f"*/{RECORDS}", f"*/{EXPERIMENTS}*/{RECORDS}"]
+    runs: dict[Path, None] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise BadInput(f"{folder} is not a directory of results")
+        paths = [path.parent for place in places for path in sorted(folder.glob(place))]
+        runs |= dict.fromkeys(path.resolve() for path in paths if path == folder or not path.is_symlink())
+    return list(runs)
+
+
+def parts_of(path: Path) -> Iterator[Part]:
+    """The numbers of a sealed run, of a study those of each run that it keeps.
+
+    Raises IntegrityFailure for numbers of another run.
+    """
+    manifest = RunDirectory.open(path).manifest
+    own = [record for record in read_records(path / RECORDS) if record.kind != "published"]
+    if manifest["kind"] != EXPERIMENTS:
+        rows = read_values(path / NOT_RUN) if (path / NOT_RUN).is_file() else []
+        yield Part(path, manifest, own, parse_document({"rows": rows}, Refusals, NOT_RUN).rows)
+        return
+    kept = read_runs(path)
+    if strangers := {record.source for record in own} - kept.keys():
+        raise IntegrityFailure(f"{path} has records of another run, {min(strangers)}")
+    for name, run in kept.items():
+        about = parse_document(run.manifest, Manifest, f"{MANIFEST} of {name}").model_dump(mode="json")
+        rows = parse_document({"rows": run.refused or []}, Refusals, f"{NOT_RUN} of {name}").rows
+        yield Part(path, about, [record for record in own if record.source == name], rows)
 
 
 def findings_of(records: Iterable[Record]) -> "dict[str, Finding]":

@@ -91,10 +91,14 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode("utf-8"))
 
 
+def json_bytes(value: Any) -> bytes:
+    """The content of a JSON file that this suite writes: equal values give equal bytes."""
+    return (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")
+
+
 def write_json(path: Path, value: Any, replaces: bool = True) -> bool:
     """Put indented JSON at `path`, as `write_bytes` does."""
-    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    return write_bytes(path, text.encode("utf-8"), replaces)
+    return write_bytes(path, json_bytes(value), replaces)
 
 
 @contextmanager

@@ -86,7 +86,7 @@ def read_newest(path: Path, read: Callable[[Path], T]) -> T:
 def broken_links(run: Path) -> list[str]:
     """A sentence for each broken link of a run that has a manifest."""
     manifest = read_object(run / MANIFEST)
-    broken = list(_check_manifest(run, manifest))
+    broken = list(broken_manifest(run.name, manifest))
     checkpoints = [path for path in complete_checkpoints(run) if (path / LINEAGE).is_file()]
     for path in checkpoints:
         broken += _check_checkpoint(path, manifest)
@@ -96,16 +96,16 @@ def broken_links(run: Path) -> list[str]:
     return broken
 
 
-def _check_manifest(run: Path, manifest: dict[str, Any]) -> Iterator[str]:
-    """Compare the identity with the configuration and the inputs."""
+def broken_manifest(name: str, manifest: dict[str, Any]) -> Iterator[str]:
+    """Compare the identity in the manifest of the run of that name with the configuration and the inputs."""
     config = manifest["config"]
     if sha256_json(config) != manifest["config_digest"]:
-        yield f"{run.name}: the configuration in {MANIFEST} is not the one its digest was made of"
+        yield f"{name}: the configuration in {MANIFEST} is not the one its digest was made of"
     if identity_in(manifest) != manifest["identity"]:
-        yield f"{run.name}: the identity in {MANIFEST} is not that of its configuration and inputs"
+        yield f"{name}: the identity in {MANIFEST} is not that of its configuration and inputs"
     for section, value in manifest.get("settings", {}).items():
         if not _states(config.get(section), value):
-            yield f"{run.name}: the {section} in `settings` of {MANIFEST} is not the one in `config`"
+            yield f"{name}: the {section} in `settings` of {MANIFEST} is not the one in `config`"
 
 
 def _states(whole: Any, part: Any) -> bool:

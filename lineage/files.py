@@ -5,13 +5,13 @@ Writer and reader of a file use one class, which stands in the folder of the wri
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mlm_repro.lineage.atomic import read_json, write_json
+from mlm_repro.lineage.atomic import parse_json, read_bytes, read_json, write_json, write_text
 from mlm_repro.lineage.errors import IntegrityFailure
 
 SAME = 1e-9
@@ -44,6 +44,20 @@ def write_document(path: Path, document: FileSchema) -> None:
 def read_document(path: Path, model: type[SchemaT]) -> SchemaT:
     """Read a file and check it against a schema. Raises IntegrityFailure if it does not fit."""
     return parse_document(read_values(path), model, path.name)
+
+
+def write_lines(path: Path, lines: Iterable[FileSchema]) -> None:
+    """Replace `path` with a line of JSON for each of them."""
+    write_text(path, "".join(line.to_line() for line in lines))
+
+
+def read_lines(path: Path, model: type[SchemaT]) -> list[SchemaT]:
+    """Read a file of lines and check each against a schema. Raises IntegrityFailure, which names the line."""
+    try:
+        values = [parse_json(line) for line in read_bytes(path).splitlines()]
+    except (ValueError, OSError) as error:
+        raise IntegrityFailure(f"{path.name} cannot be read: {one_line(error)}") from error
+    return [parse_document(value, model, f"line {number} of {path.name}") for number, value in enumerate(values, 1)]
 
 
 def read_values(path: Path) -> Any:

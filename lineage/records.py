@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import FiniteFloat, model_validator
 
-from mlm_repro.lineage.atomic import parse_json, read_bytes, write_text
+from mlm_repro.lineage.atomic import parse_json, read_bytes, write_bytes
 from mlm_repro.lineage.config import Config, parse_config
 from mlm_repro.lineage.errors import BadInput, cause
 
@@ -52,9 +52,14 @@ class Record(Config):
         return self
 
 
+def records_bytes(records: Iterable[Record]) -> bytes:
+    """The content of a file of records: one line of JSON for each."""
+    return "".join(record.model_dump_json() + "\n" for record in records).encode("utf-8")
+
+
 def write_records(path: Path, records: Iterable[Record]) -> None:
-    """Replace `path` with one line of JSON for each record."""
-    write_text(path, "".join(record.model_dump_json() + "\n" for record in records))
+    """Replace `path` with the records."""
+    write_bytes(path, records_bytes(records))
 
 
 def read_records(path: Path) -> list[Record]:

@@ -1,15 +1,17 @@
 """Runs of experiments, ladders and engines, the origins of the page's numbers."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from mlm_repro.engine.run.files import METRICS, SUMMARY
 from mlm_repro.experiments.catalogue import load_experiments
+from mlm_repro.experiments.files import EXPERIMENTS, read_runs
 from mlm_repro.experiments.verdicts import Results, load_results
 from mlm_repro.lineage.digest import check_seal, is_sealed
 from mlm_repro.lineage.errors import BadInput, UserError
-from mlm_repro.lineage.files import Manifest, one_line, read_document
+from mlm_repro.lineage.files import Manifest, one_line, parse_document, read_document
 from mlm_repro.lineage.records import RECORDS, Record
 from mlm_repro.lineage.run import MANIFEST, RunDirectory
 from mlm_repro.reports.engines import read_engines
@@ -26,13 +28,23 @@ class Origin:
     """A run behind numbers on the page."""
 
     path: Path
+    """Its directory, or that of the study that keeps it."""
     manifest: Manifest
     seeds: tuple[int, ...] = ()
+    is_kept: bool = False
+    """True if a study of experiments keeps it."""
 
     @property
     def name(self) -> str:
         """Name of the run's directory."""
         return f"{self.manifest.name}-{self.manifest.identity[:8]}"
+
+    @property
+    def experiment(self) -> str:
+        """Name of the experiment that it is of."""
+        if self.manifest.kind == LADDER:
+            return "2019/figure-6"
+        return str(self.manifest.config["experiment"]["name"])
 
     @property
     def created(self) -> str:
@@ -53,14 +65,15 @@ def seeds_of(records: Iterable[Record]) -> tuple[int, ...]:
 def sort_runs(paths: Iterable[Path]) -> tuple[Path, list[Path]]:
     """Find the reproduction and the runs of experiments among `paths`.
 
-    A folder of runs gives the newest run of each experiment, and the newest reproduction if none is named.
+    A folder of runs gives the newest run of each experiment, and the newest reproduction if none is named. A
+    reproduction gives the runs of experiments inside it.
 
     Raises BadInput without a reproduction, with two, or for a path that is neither a run nor a folder of runs.
     """
     named, folders, experiments = [], [], []
     for path in paths:
         kind = kind_of(path)
-        if kind in ("experiment", "ablation", LADDER, AGAINST):
+        if kind in ("experiment", EXPERIMENTS, "ablation", LADDER, AGAINST):
             experiments.append(path)
         elif kind == "reproduction":
             named.append(path)
@@ -68,12 +81,13 @@ def sort_runs(paths: Iterable[Path]) -> tuple[Path, list[Path]]:
             raise BadInput(f"{path} is neither a reproduction nor a run of an experiment: its kind is {kind}")
         else:
             folders.append(path)
-            experiments += [*_newest(path, "experiment"), *_newest(path, AGAINST)]
+            experiments += _newest(path)
             experiments += [path / LADDER] if (path / LADDER / RECORDS).is_file() else []
     reproductions = list(dict.fromkeys(path.resolve() for path in named or map(newest_reproduction, folders)))
     if len(reproductions) != 1:
         names = ", ".join(path.name for path in reproductions) or "none"
         raise BadInput(f"a page is made of one reproduction; named here: {names}")
+    experiments = [*_newest(reproductions[0]), *experiments]
     return reproductions[0], list({path.resolve().name: path.resolve() for path in experiments}.values())
 
 
@@ -98,43 +112,57 @@ def load_experiment_runs(paths: Iterable[Path]) -> tuple[Results, list[Origin], 
     """
     known = load_experiments()
     loaded: list[Results] = []
-    origins, problems = list[Origin](), Problems()
+    origins, problems = dict[str, Origin](), Problems()
+    read = cache(lambda path: load_results([path]))
     for path in paths:
-        name = path.name
+        part = path.name
         try:
-            run = RunDirectory.open(path).path
-            origin = Origin(run, read_document(run / MANIFEST, Manifest))
-            if origin.manifest.kind == AGAINST:
-                check_seal(run)
-                read_engines(run)
-                origins.append(origin)
-                continue
-            is_ladder = origin.manifest.kind == LADDER
-            name = "2019/figure-6" if is_ladder else str(origin.manifest.config["experiment"]["name"])
-            results = _read(origin, name, name in known, problems)
+            for origin in _origins(path):
+                if origin.name in origins:
+                    continue
+                if origin.manifest.kind == AGAINST:
+                    check_seal(origin.path)
+                    read_engines(origin.path)
+                    origins[origin.name] = origin
+                    continue
+                part = path.name if origin.is_kept else origin.experiment
+                results = _read(origin, origin.experiment in known, problems, read)
+                loaded.append(results)
+                if results.records:
+                    origins[origin.name] = replace(origin, seeds=seeds_of(results.records))
         except (UserError, KeyError, TypeError) as error:
-            problems.add(name, f"The run {path.name} is left out: {one_line(error)}.")
-            continue
-        loaded.append(results)
-        if results.records:
-            origins.append(replace(origin, seeds=seeds_of(results.records)))
+            problems.add(part, f"The run {path.name} is left out: {one_line(error)}.")
     records = tuple(record for results in loaded for record in results.records)
     refused = {place: reason for results in reversed(loaded) for place, reason in results.refused.items()}
     findings = {claim: finding for results in reversed(loaded) for claim, finding in results.findings.items()}
-    return Results(records, refused, (), findings), origins, problems
+    return Results(records, refused, (), findings), list(origins.values()), problems
 
 
-def _newest(folder: Path, kind: str) -> list[Path]:
-    """Runs that the links `KIND-*` lead to, and runs without a link."""
-    linked = [path for path in sorted(folder.glob(f"{kind}-*")) if path.is_symlink() and path.is_dir()]
-    names = tuple(f"{path.name}-" for path in linked)
-    others = (path for path in sorted(folder.glob(f"{kind}-*")) if path.is_dir() and not path.is_symlink())
-    return [*linked, *(path for path in others if path.name.rpartition("-")[0] + "-" not in names)]
+def _origins(path: Path) -> Iterator[Origin]:
+    """A run, or each that a study of experiments keeps."""
+    run = RunDirectory.open(path).path
+    manifest = read_document(run / MANIFEST, Manifest)
+    if manifest.kind != EXPERIMENTS:
+        yield Origin(run, manifest)
+        return
+    for name, kept in read_runs(run).items():
+        yield Origin(run, parse_document(kept.manifest, Manifest, f"{MANIFEST} of {name}"), is_kept=True)
 
 
-def _read(origin: Origin, experiment: str, is_known: bool, problems: Problems) -> Results:
+def _newest(folder: Path) -> list[Path]:
+    """Runs of experiments and engines that links lead to, and those without a link."""
+    here = [path for kind in ("experiment-", EXPERIMENTS, f"{AGAINST}-") for path in sorted(folder.glob(f"{kind}*"))]
+    linked = [path for path in here if path.is_symlink() and path.is_dir()]
+    names = {path.name for path in linked}
+    others = [path for path in here if path.is_dir() and not path.is_symlink()]
+    return [*linked, *(path for path in others if path.name.rpartition("-")[0] not in names)]
+
+
+def _read(origin: Origin, is_known: bool, problems: Problems, load: Callable[[Path], Results]) -> Results:
     """Results of a run that may be shown; a Problem for each that may not."""
-    run, path = f"The run {origin.path.name}", origin.path
+    path, experiment = origin.path, origin.experiment
+    name = origin.name if origin.is_kept else path.name
+    run = f"The run {name}"
     if not is_known:
         problems.add(experiment, f"{run} is left out: there is no experiment {experiment} now.", damaged=False)
     elif not is_sealed(path):
@@ -142,10 +170,14 @@ def _read(origin: Origin, experiment: str, is_known: bool, problems: Problems) -
     elif not (path / RECORDS).is_file():
         problems.add(experiment, f"{run} has no result records ({RECORDS}).")
     else:
-        results, shown = load_results([path]), []
+        results, shown = load(path), []
+        if origin.is_kept:
+            records = tuple(record for record in results.records if record.source == name)
+            refused = {place: reason for place, reason in results.refused.items() if place[0] == experiment}
+            results = replace(results, records=records, refused=refused)
         for record in results.records:
             if reason := _refusal(record, experiment, origin.name):
-                what = f"A number of {path.name} ({record.series}, {record.quantity})"
+                what = f"A number of {name} ({record.series}, {record.quantity})"
                 problems.add(experiment, f"{what} is left out: {reason}.")
             else:
                 shown.append(record)

@@ -1,16 +1,18 @@
 """The files of a reproduction as typed values, with a sentence for each that is unusable."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from mlm_repro.data_pipeline.files import DATASET, LEDGER, DataCard, Ledger
 from mlm_repro.engine.run.files import SUMMARY
 from mlm_repro.evaluation.schema import Result
-from mlm_repro.experiments.files import EVALUATIONS, SCORES, ReproductionScores
+from mlm_repro.experiments.files import EVALUATIONS, SCORES, ReproductionScores, read_evaluations
 from mlm_repro.experiments.reproduce.files import ReproductionSummary
 from mlm_repro.lineage.digest import MARKER, check_seal, is_sealed, read_digest
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure, UserError
-from mlm_repro.lineage.files import Manifest, SchemaT, read_document
+from mlm_repro.lineage.files import Manifest, SchemaT, parse_document, read_document
 from mlm_repro.lineage.records import RECORDS, Kind, Record, read_records
 from mlm_repro.lineage.run import MANIFEST, RunDirectory
 
@@ -35,11 +37,17 @@ class Problems(list[Problem]):
 
     def document(self, path: Path, model: type[SchemaT], part: str, what: str) -> SchemaT | None:
         """Read a file with a schema; None if it is absent, or if it does not fit, which becomes a Problem."""
-        try:
+        with self.noting(part, what):
             return read_document(path, model) if path.is_file() else None
+        return None
+
+    @contextmanager
+    def noting(self, part: str, what: str) -> Iterator[None]:
+        """Make a Problem of an error in the block."""
+        try:
+            yield
         except UserError as error:
             self.add(part, f"{what} cannot be shown: {error}.")
-            return None
 
 
 @dataclass(frozen=True)
@@ -134,8 +142,11 @@ def load_reproduction(directory: Path) -> Reproduction:
         problems.add(LEDGER, f"This reproduction has no data ledger ({LEDGER}).", damaged=False)
     card = problems.document(directory / DATASET, DataCard, DATASET, "The data card")
     scores = problems.document(directory / SCORES, ReproductionScores, SCORES, "Bits per byte with intervals")
-    evaluations = {path.stem: evaluation for path in sorted((directory / EVALUATIONS).glob("*.json"))
-                   if (evaluation := problems.document(path, Result, EVALUATIONS, "An evaluation"))}  # fmt: skip
+    evaluations: dict[str, Result] = {}
+    with problems.noting(EVALUATIONS, "The evaluations"):
+        for name, values in read_evaluations(directory).items():
+            with problems.noting(EVALUATIONS, "An evaluation"):
+                evaluations[name] = parse_document(values, Result, f"{name} in {EVALUATIONS}")
     return Reproduction(
         directory, manifest, read_digest(directory) if is_sealed(directory) else None, summary, tuple(records), ledger,
         card, scores, evaluations, tuple(problems),

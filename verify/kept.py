@@ -11,12 +11,12 @@ from mlm_repro.experiments.files import VERDICTS, Mutations
 from mlm_repro.experiments.mutation import mutate
 from mlm_repro.experiments.runner import measure, run_experiment
 from mlm_repro.experiments.sealed import Line
-from mlm_repro.experiments.verdicts import load_results
+from mlm_repro.experiments.verdicts import load_results, parts_of
 from mlm_repro.lineage.digest import check_seal, is_sealed
 from mlm_repro.lineage.errors import DataMissing
 from mlm_repro.lineage.files import read_document, unlike
 from mlm_repro.lineage.records import RECORDS, Record, read_records
-from mlm_repro.lineage.run import MANIFEST, RunDirectory
+from mlm_repro.lineage.run import MANIFEST
 from mlm_repro.reports.engines import engines_exhibit
 from mlm_repro.reports.experiment_runs import LADDER, kind_of
 from mlm_repro.reports.ladder import ladder_exhibit
@@ -46,27 +46,28 @@ class KeptCheck:
 
     def _numbers(self, run: Path) -> Iterator[str]:
         """Make a run's records again where that takes no training and no time."""
-        manifest, experiment = RunDirectory.open(run).manifest, None
-        if manifest["kind"] == "experiment":
-            experiment = load_experiments().get(manifest["config"]["experiment"]["name"])
-        if not (run / RECORDS).is_file():
-            return
-        records = read_records(run / RECORDS)
-        if experiment is None:
-            what = "curves" if manifest["kind"] in ("ladder", ABLATION) else "evaluations"
-            self.left.append(f"{run.name}: its numbers follow from its kept {what}, which need its trainings")
-            return
-        try:
-            made = self._make(experiment, str(manifest["config"].get("mode")))
-        except DataMissing as missing:
-            self.left.append(f"{run.name}: {missing}")
-            return
-        self.compared["records"] += len(records)
-        says, gives = (
-            {f"{x.series} {x.quantity} ({x.kind}) at {x.x}": round(x.value, ROUNDING.get(x.quantity, 99)) for x in each}
-            for each in (records, made)
-        )
-        yield from unlike(run.name, says, gives, "made again it is")
+        for part in parts_of(run) if (run / RECORDS).is_file() else ():
+            manifest, experiment = part.manifest, None
+            if manifest["kind"] == "experiment":
+                experiment = load_experiments().get(manifest["config"]["experiment"]["name"])
+            if experiment is None:
+                what = "curves" if manifest["kind"] in ("ladder", ABLATION) else "evaluations"
+                self.left.append(f"{part.name}: its numbers follow from its kept {what}, which need its trainings")
+                continue
+            try:
+                made = self._make(experiment, str(manifest["config"].get("mode")))
+            except DataMissing as missing:
+                self.left.append(f"{part.name}: {missing}")
+                continue
+            self.compared["records"] += len(part.records)
+            says, gives = (
+                {
+                    f"{x.series} {x.quantity} ({x.kind}) at {x.x}": round(x.value, ROUNDING.get(x.quantity, 99))
+                    for x in records
+                }
+                for records in (part.records, made)
+            )
+            yield from unlike(part.name, says, gives, "made again it is")
 
     def _make(self, experiment: Experiment, mode: str) -> list[Record]:
         if mode == "simulate":

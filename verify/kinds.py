@@ -17,7 +17,7 @@ from mlm_repro.engine.run.files import METRICS, SUMMARY
 from mlm_repro.engine.run.resolved import PLACES, SCHEMA
 from mlm_repro.experiments.benchmark import AGAINST
 from mlm_repro.experiments.catalogue import ABLATION, Ablation, Experiment
-from mlm_repro.experiments.files import FORECAST, LADDER, PLAN
+from mlm_repro.experiments.files import EXPERIMENTS, FORECAST, LADDER, PLAN, RUNS
 from mlm_repro.experiments.forecast.ablation import slug
 from mlm_repro.lineage.chain import INDEX, LINEAGE, STATE
 from mlm_repro.lineage.digest import MARKER
@@ -33,7 +33,10 @@ PIECES = rf"(model|optimizer|memory)-{NAME}\.safetensors|(statistics|probe|token
 CHECKPOINT = rf"(config|index|lineage|state)\.json|{PIECES}|{MARKER}"
 DOCUMENTS = rf"(quarantine|duplicates|left_in|({NAME}/)?shard-\d+)\.jsonl"
 DATASETS = rf"{DOCUMENTS}|documents/{NAME}\.jsonl|{NAME}_text_document\.(bin|idx)|tokenizer/tokenizer(_config)?\.json"
-TRAININGS = rf"training/{NAME}/(metrics\.jsonl|training-(manifest\.json|summary\.json|{MARKER}))"
+INNER_RUNS = rf"experiments?-{NAME}/(manifest\.json|(runs|records)\.jsonl|not_run\.json|{MARKER})"
+"""Files of the runs of experiments inside a reproduction."""
+FORMER_PARTS = rf"examples\.jsonl|evaluations/{NAME}\.json|training/{NAME}/(metrics\.jsonl|(summary|timeline)\.json)"
+"""Files of a reproduction of the first release."""
 FORMER = {"english", "expected_candidate_precision", "matrix_gflops"}
 """Keys that earlier versions wrote into documents."""
 OUTSIDE = re.compile(r"(.*/)?\..*|(wandb|mlflow)/.*")
@@ -86,19 +89,20 @@ KINDS = {
     ),
     "experiment": Kind((RECORDS,), r"not_run\.json", lambda config: f"{_experiment(config)}(-measured)?",
                        settings=_differing_of("experiment", Experiment)),
+    EXPERIMENTS: Kind((RUNS, RECORDS), name=lambda config: EXPERIMENTS),
     "forecast": Kind((FORECAST,), name=lambda config: f"{min(config.keys() - {'sha256'})}-forecast"),
     ABLATION: Kind(
-        (FORECAST, RECORDS), rf"{TRAININGS}|sweeps/{NAME}\.json", lambda config: f"{_experiment(config)}-effects",
+        (FORECAST, RUNS, RECORDS), rf"sweeps/{NAME}\.json", lambda config: f"{_experiment(config)}-effects",
         settings=_differing_of(ABLATION, Ablation),
     ),
     "ladder": Kind(
-        (DATASET, PLAN, FORECAST, LADDER, RECORDS), rf"{TRAININGS}|evaluations/{NAME}\.json|report/ladder\.\w+",
+        (DATASET, PLAN, FORECAST, LADDER, RUNS, RECORDS), r"evaluations\.jsonl|report/ladder\.\w+",
         lambda config: "ladder",
     ),
     "reproduction": Kind(
         (DATASET, LEDGER, RECORDS, SUMMARY),
-        rf"scores\.json|examples\.jsonl|evaluations/{NAME}\.json|training/{NAME}/({METRICS}|{SUMMARY}|timeline\.json)"
-        "|report/.+", lambda config: rf"reproduce-{re.escape(config['target'])}(-\w+)?",
+        rf"scores\.json|(runs|evaluations)\.jsonl|report/.+|{INNER_RUNS}|{FORMER_PARTS}",
+        lambda config: rf"reproduce-{re.escape(config['target'])}(-\w+)?",
     ),
     "against": Kind((AGAINST,), name=lambda config: f"against-{NAME}", outside=frozenset({"data"}), settings=_against),
     "checkpoint": Kind((INDEX, LINEAGE, STATE), CHECKPOINT),

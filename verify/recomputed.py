@@ -5,7 +5,7 @@ If somebody edits files and seals them anew, the other files of the run, and the
 
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise, zip_longest
 from pathlib import Path
 
@@ -20,7 +20,17 @@ from mlm_repro.engine.config import RunConfig
 from mlm_repro.engine.costs import parameter_count, tokens_trained
 from mlm_repro.engine.data.batch_schedule import BatchSchedule
 from mlm_repro.engine.optim.schedule import learning_rate
-from mlm_repro.engine.run.files import METRICS, SUMMARY, read_metrics, read_steps, read_summary, read_validations
+from mlm_repro.engine.run.files import (
+    METRICS,
+    SUMMARY,
+    TrainingSummary,
+    Validation,
+    read_metrics,
+    read_steps,
+    read_summary,
+    read_validations,
+    validations_in,
+)
 from mlm_repro.engine.run.resolved import read_run_config
 from mlm_repro.evaluation.recount import counts, follows
 from mlm_repro.evaluation.schema import ClozeResult, PerplexityResult
@@ -30,14 +40,16 @@ from mlm_repro.experiments.files import (
     EVALUATIONS,
     FORECAST,
     NOT_RUN,
+    RUNS,
     SCORES,
     LadderResult,
-    LadderScores,
     ReproductionScores,
+    read_evaluations,
+    read_runs,
 )
 from mlm_repro.experiments.files import LADDER as LADDER_RESULT
-from mlm_repro.experiments.forecast.ladder import derive
-from mlm_repro.experiments.forecast.trainings import keep, read_kept
+from mlm_repro.experiments.forecast.ladder import derive, read_scores
+from mlm_repro.experiments.forecast.trainings import kept
 from mlm_repro.experiments.reproduce.files import LADDER, ReproducedModel, ReproductionSummary
 from mlm_repro.experiments.reproduce.plan import twin_rule
 from mlm_repro.experiments.reproduce.reproduction import (
@@ -47,27 +59,37 @@ from mlm_repro.experiments.reproduce.reproduction import (
     hardware_of,
     keep_training,
     reproduced_model,
+    results_of,
     shape_of,
 )
-from mlm_repro.experiments.reproduce.steps import TASKS, evaluation_file
+from mlm_repro.experiments.reproduce.steps import evaluation_name
 from mlm_repro.experiments.sealed import digest_of_numbers
 from mlm_repro.experiments.verdicts import load_results
 from mlm_repro.lineage.atomic import parse_json
-from mlm_repro.lineage.chain import broken_links
+from mlm_repro.lineage.chain import broken_links, broken_manifest
 from mlm_repro.lineage.config import parse_config
 from mlm_repro.lineage.digest import MARKER, check_seal, is_sealed, read_digest, sealed_files, sha256_file, sha256_json
 from mlm_repro.lineage.errors import DataMissing, UserError
-from mlm_repro.lineage.files import GIVES, Manifest, one_line, read_document, read_object, read_values, unlike
-from mlm_repro.lineage.records import RECORDS, Record, read_records
+from mlm_repro.lineage.files import (
+    GIVES,
+    Manifest,
+    one_line,
+    parse_document,
+    read_document,
+    read_object,
+    read_values,
+    unlike,
+)
+from mlm_repro.lineage.records import RECORDS, Record, read_records, records_bytes
 from mlm_repro.lineage.run import MANIFEST, RunDirectory
 from mlm_repro.lineage.shipped import model_file
 from mlm_repro.lineage.verified import check_seal_once
 from mlm_repro.reports.engines import read_engines
 from mlm_repro.verify.kinds import KINDS, hidden, misfits, unread
 
-KEPT, REPORT = "training", "report"
+REPORT = "report"
 CHECKS = {
-    "reproduction": "models trainings evaluations records report", "experiment": "numbers",
+    "reproduction": "models trainings evaluations records report", "experiment": "numbers", "experiments": "study",
     "training": "datasets metrics", "data": "card", "ladder": "ladder", ABLATION: "ablation", "forecast": "forecast",
     "against": "against",
 }  # fmt: skip
@@ -104,8 +126,7 @@ class RunCheck:
         yield from misfits(self.run, KINDS[self.manifest.kind], read_object(self.run / MANIFEST))
         schemas: dict[str, type[BaseModel]] = {MANIFEST: Manifest, DATASET: DataCard, LEDGER: Ledger}
         if self.manifest.kind == "reproduction":
-            evaluations = {f"{EVALUATIONS}/*-{task}.json": of for task, of in RESULTS.items()}
-            schemas |= {SUMMARY: ReproductionSummary, **evaluations}
+            schemas[SUMMARY] = ReproductionSummary
         for pattern, schema in schemas.items():
             for path in self.run.glob(pattern):
                 yield from unread(read_object(path), schema, f"{path.name} of {self.run.name}")
@@ -211,7 +232,7 @@ class RunCheck:
             updates += not line.get("skipped")
             for name, value in due.items():
                 yield from unlike(f"{METRICS}: {name} at {line['iteration']}", line[name], value, "its schedule gives")
-        yield from _ending(self.run)
+        yield from _ending(done, read_validations(self.run), self.run.name)
 
     @property
     def _summary(self) -> ReproductionSummary:
@@ -220,23 +241,25 @@ class RunCheck:
     def _trainings(self) -> Iterator[str]:
         """Compare the summary and the kept curves with the training run of every model."""
         parents = {model.run.rpartition("-")[0]: model for model in self._summary.models}
+        runs = read_runs(self.run)
         yield from unlike(f"{MANIFEST}: parents", sorted(self.manifest.parents), sorted({"dataset", *parents}))
         for name, model in parents.items():
-            place, copy = self.run.parent / model.run, self.run / KEPT / model.name
+            place, copy = self.run.parent / model.run, runs.get(model.name)
             yield from self._made_of(name, place, read_digest)
-            if copy.is_dir():
-                yield from _ending(copy)
+            if copy:
+                copy.check_seal()
+                done = parse_document(copy.summary, TrainingSummary, f"{SUMMARY} of {model.name}")
+                yield from _ending(done, validations_in(copy.metrics), model.name)
             if not is_sealed(place):
                 continue
             training = RunDirectory(place)
             made = reproduced_model(read_run_config(model_file(model.series)), training)
             yield from unlike(f"{SUMMARY}: {model.name}", model, made, f"{model.run} gives")
             yield from unlike(f"{SUMMARY}: twin_rule", self._summary.twin_rule, twin_rule(_recipe(place)))
-            with tempfile.TemporaryDirectory() as folder:
-                keep_training(training, Path(folder))
-                yield from _differing(copy, Path(folder), (SUMMARY,), model.run)
-                if read_metrics(copy) != read_metrics(Path(folder)):
-                    yield f"{KEPT}/{model.name}/{METRICS} is not what {model.run} gives"
+            again = keep_training(training)
+            if copy and copy.manifest is None:  # of the first release
+                again = again.model_copy(update={"manifest": None, "seal": None})
+            yield from unlike(f"kept training {model.name}", copy, again, f"{model.run} gives")
             data = [run.manifest["parents"]["dataset"] for run in (training, RunDirectory(self.run))]
             yield from unlike(f"{MANIFEST}: dataset", data[1], data[0], f"{model.run} was trained on")
             for dataset in named_datasets(place):
@@ -269,15 +292,14 @@ class RunCheck:
     def _evaluations(self) -> Iterator[str]:
         """Check the checkpoint, the kind and the derived numbers of every evaluation."""
         kind = "scaled" if self._summary.mode == "scaled" else "measured"
-        files = {evaluation_file(self.run, model.name, task) for model in self._summary.models for task in TASKS}
-        here = set((self.run / EVALUATIONS).iterdir())
-        said, due = (sorted(path.name for path in paths) for paths in (here, files))
-        yield from unlike(EVALUATIONS, said, due)
+        results, kept = results_of(self.run, self._summary), read_evaluations(self.run)
+        yield from unlike(EVALUATIONS, sorted(kept), sorted(results))
         tokenizer = read_document(self.run / DATASET, DataCard).tokenizer.digest
         for model in self._summary.models:
             for task, of in RESULTS.items():
-                path = evaluation_file(self.run, model.name, task)
-                result, where = read_document(path, of), f"{EVALUATIONS}/{path.name}"
+                name = evaluation_name(model.name, task)
+                result, where = results[name], f"{EVALUATIONS}: {name}"
+                yield from unread(kept[name], of, where)
                 facts = {"kind": kind, "checkpoint_digest": model.checkpoint_digest, "tokenizer_digest": tokenizer,
                        "partial": "; only " in result.protocol}  # fmt: skip
                 yield from _as_said(result, facts, where)
@@ -316,7 +338,7 @@ class RunCheck:
             scores = read_document(self.run / SCORES, ReproductionScores)
             yield from unlike(SCORES, scores, derived_scores(run, summary))
         actual = read_records(self.run / RECORDS)
-        if not (self.run / KEPT).is_dir():
+        if not read_runs(self.run):
             self.absent.append(f"the metrics behind {RECORDS}")
             actual = [record for record in actual if record.x is None or record.kind == "published"]
         for says, gives in zip_longest(*map(_in_order, (actual, derived_records(run, summary)))):
@@ -347,23 +369,38 @@ class RunCheck:
 
     def _numbers(self) -> Iterator[str]:
         """Compare the records with the digest that the run was begun with."""
-        config, records = self.manifest.config, read_records(self.run / RECORDS)
         load_results([self.run])
-        of = (f"{self.manifest.name}-{self.manifest.identity[:8]}", sha256_json(config), config["experiment"]["name"])
+        refused = read_values(self.run / NOT_RUN) if (self.run / NOT_RUN).is_file() else []
+        yield from self._begun_with(self.manifest, read_records(self.run / RECORDS), refused)
+
+    def _study(self) -> Iterator[str]:
+        """Compare the records of each run that a study of experiments keeps with what that run was sealed with."""
+        load_results([self.run])
+        records, due = read_records(self.run / RECORDS), {}
+        for name, run in read_runs(self.run).items():
+            due[name] = run.manifest and run.manifest["identity"]
+            manifest = parse_document(run.manifest, Manifest, f"{MANIFEST} of {name}")
+            yield from broken_manifest(name, manifest.model_dump(mode="json", exclude_unset=True))
+            own = [record for record in records if record.source == name]
+            run.check_seal({RECORDS: records_bytes(own)})
+            yield from self._begun_with(manifest, own, run.refused or [])
+        yield from unlike(f"{MANIFEST}: runs", self.manifest.config["runs"], due, f"{RUNS} gives")
+
+    def _begun_with(self, manifest: Manifest, records: Sequence[Record], refused: object) -> Iterator[str]:
+        name, config = f"{manifest.name}-{manifest.identity[:8]}", manifest.config
+        of = (name, sha256_json(config), config["experiment"]["name"])
         if any((record.source, record.digest, record.experiment) != of for record in records):
             yield f"{RECORDS} of {self.run.name} has records of another run"
         if "records" not in config:  # a run of an earlier version
-            self.absent.append(f"the digest of the records of {self.run.name}")
-            return
-        refused = read_values(self.run / NOT_RUN) if (self.run / NOT_RUN).is_file() else []
-        if (digest_of_numbers(records), sha256_json(refused)) != (config["records"], config["refused"]):
-            yield f"{RECORDS} of {self.run.name} does not have the numbers that the run was begun with"
+            self.absent.append(f"the digest of the records of {name}")
+        elif (digest_of_numbers(records), sha256_json(refused)) != (config["records"], config["refused"]):
+            yield f"{RECORDS} of {self.run.name} does not have the numbers that {name} was begun with"
 
     def _ladder(self) -> Iterator[str]:
         """Derive result and records again from the kept trainings, whose scores are of one text."""
         sizes: dict[str, list[float]] = {}
-        for path in sorted((self.run / EVALUATIONS).glob("*.json")):
-            for text, score in read_document(path, LadderScores).texts.items():
+        for scores in read_scores(self.run).values():
+            for text, score in scores.texts.items():
                 sizes.setdefault(text, []).append(sum(score.nll) / score.bits_per_byte / sum(score.words))
         for text, bytes_of in sizes.items():
             if not np.allclose(bytes_of, bytes_of[0], rtol=1e-4):
@@ -380,17 +417,13 @@ class RunCheck:
 
     def _kept_trainings(self) -> Iterator[str]:
         """Compare kept trainings with their runs, as far as those are on disk."""
-        for trained in read_kept(self.run):
-            place = self.run.parent / trained.folder.name
+        for name, run in read_runs(self.run).items():
+            place = self.run.parent / name
             if not place.is_dir():
-                self.absent.append(trained.folder.name)
-            elif trained.is_finished:
+                self.absent.append(name)
+            elif run.seal:
                 check_seal_once(place)
-                with tempfile.TemporaryDirectory() as folder:
-                    keep(place, Path(folder))
-                    made = Path(folder) / trained.folder.parent.name / place.name
-                    names = sorted(_files(made) | _files(trained.folder))
-                    yield from _differing(trained.folder, made, names, place.name)
+                yield from unlike(f"kept training {name}", run, kept(place), f"{name} gives")
 
     def _report(self) -> Iterator[str]:
         """Make the page and the files beside it again; they must be equal byte for byte."""
@@ -428,10 +461,9 @@ def _in_order(records: Iterable[Record]) -> list[Record]:
     return [*sorted(bare, key=Record.model_dump_json), *(record for record in records if record.kind != "published")]
 
 
-def _ending(folder: Path) -> Iterator[str]:
+def _ending(done: TrainingSummary, validations: Sequence[Validation], name: str) -> Iterator[str]:
     """Compare the last validation in the metrics with the summary."""
-    done, validations = read_summary(folder), read_validations(folder)
-    where, by = f"{SUMMARY} of {folder.name}", f"its {METRICS} gives"
+    where, by = f"{SUMMARY} of {name}", f"its {METRICS} gives"
     said = {"iteration": done.iterations, "loss": done.validation_loss, "perplexity": done.validation_perplexity}
     yield from unlike(where, said, {name: getattr(validations[-1], name) for name in said} if validations else None, by)
     for each in validations:

@@ -15,6 +15,7 @@ from mlm_repro.engine.costs import flops_per_token
 from mlm_repro.evaluation.models.places import SMOLLM2
 from mlm_repro.experiments.benchmark import read_benchmark
 from mlm_repro.experiments.catalogue import Experiment, every_claim, load_experiments, matches
+from mlm_repro.experiments.files import EXPERIMENTS
 from mlm_repro.experiments.simulator.cluster import load_cluster
 from mlm_repro.experiments.simulator.planner import OWN, ranked_layouts, read_model
 from mlm_repro.experiments.verdicts import Verdict, count_outcomes
@@ -87,10 +88,11 @@ def seeds() -> Iterator[str]:
 
 def _interleaved() -> str:
     """The interleaved schedule's gains at each number of microbatches: medians, and what all turns say of the claim."""
-    (run,) = (KEPT / "ablations").glob("experiment-2021-figure-12-measured-*")
+    every = read_records(KEPT / "ablations" / EXPERIMENTS / RECORDS)
     claim = next(each for each in every_claim() if each.id == "2021/text/interleaving-gain")
     values: dict[float | None, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for record in (records := [each for each in read_records(run / RECORDS) if each.series == "4 chunks"]):
+    records = [each for each in every if (each.experiment, each.series) == ("2021/figure-12", "4 chunks")]
+    for record in records:
         values[record.x][record.quantity].append(record.value)
     said = []
     for count, of in values.items():

@@ -1,5 +1,6 @@
 """The files that a training run writes: names, schemas and readers. Imports no torch."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -135,13 +136,23 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 
 def read_steps(run: Path) -> list[Step]:
     """The iterations in a run's metrics. Raises IntegrityFailure where one is damaged."""
-    lines = [line for line in read_metrics(run) if line["kind"] == "train"]
-    return [parse_document(line, Step, f"iteration {line['iteration']} in {METRICS}") for line in lines]
+    return steps_in(read_metrics(run))
 
 
 def read_validations(run: Path) -> list[Validation]:
     """The validations in a run's metrics, the final one included. Raises IntegrityFailure where one is damaged."""
-    lines = [line for line in read_metrics(run) if line["kind"] != "train"]
+    return validations_in(read_metrics(run))
+
+
+def steps_in(metrics: Iterable[dict[str, Any]]) -> list[Step]:
+    """The iterations among lines of metrics. Raises IntegrityFailure where one is damaged."""
+    lines = [line for line in metrics if line["kind"] == "train"]
+    return [parse_document(line, Step, f"iteration {line['iteration']} in {METRICS}") for line in lines]
+
+
+def validations_in(metrics: Iterable[dict[str, Any]]) -> list[Validation]:
+    """The validations among lines of metrics. Raises IntegrityFailure where one is damaged."""
+    lines = [line for line in metrics if line["kind"] != "train"]
     return [parse_document(line, Validation, f"a validation in {METRICS}") for line in lines]
 
 

@@ -35,7 +35,7 @@ from mlm_repro.experiments.forecast.law import FittedLaw
 from mlm_repro.experiments.forecast.trainings import SEARCH_SEED, Kept, Trained, origin_of, seeds_of
 from mlm_repro.experiments.scores import compared
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
-from mlm_repro.lineage.files import Manifest, read_document
+from mlm_repro.lineage.files import Manifest, read_document, read_lines
 from mlm_repro.lineage.progress import format_duration
 from mlm_repro.lineage.records import Record
 from mlm_repro.lineage.run import MANIFEST
@@ -169,6 +169,12 @@ def first_of_rungs(trained: Mapping[int, Iterable[Trained]]) -> list[Trained]:
     return [first for seeds in finished if (first := next(seeds, None))]
 
 
+def read_scores(ladder: Path) -> dict[str, LadderScores]:
+    """The scores of a ladder's models by training; empty before one is scored, and without the text."""
+    path = ladder / EVALUATIONS
+    return {each.name: each for each in read_lines(path, LadderScores)} if path.is_file() else {}
+
+
 def rate_law(plan: LadderPlan, trials: Mapping[int, Iterable[Trained]]) -> RateLaw:
     """The learning rate for every size and length, from the trials of the smaller rungs.
 
@@ -209,12 +215,12 @@ def make_forecast(plan: LadderPlan, smaller: Mapping[int, Iterable[Trained]]) ->
     made_of, left_out = {}, {}
     for rung, each in ((rung, each) for rung, seeds in smaller.items() for each in seeds):
         if not each.is_finished:
-            left_out[each.folder.name] = "its loss stopped being a number"
+            left_out[each.name] = "its loss stopped being a number"
         elif each.is_diverged:
-            left_out[each.folder.name] = "its loss ended above that of the untrained model"
+            left_out[each.name] = "its loss ended above that of the untrained model"
         else:
             curves.setdefault(rung, []).append(each.losses)
-            made_of[each.folder.name] = each.digest
+            made_of[each.name] = each.digest
     fitted = FittedLaw(plan.rungs, curves)
     return Forecast(
         law=fitted.law, misfit=float(np.abs(fitted.misfits).max()), rung=plan.rungs[largest],
@@ -233,7 +239,7 @@ def derive(ladder: Path) -> tuple[LadderResult, list[Record]]:
     smaller = rungs.smaller()
     finished = [each for each in rungs.kept.trained.values() if each.is_finished]
     curves = [each.losses for each in finished]
-    if same := [each.folder.name for each in finished if curves.count(each.losses) > 1]:
+    if same := [each.name for each in finished if curves.count(each.losses) > 1]:
         raise IntegrityFailure(f"{' and '.join(same)} have the same losses")
     if not _agree(make_forecast(plan, smaller), forecast):
         raise IntegrityFailure(f"{FORECAST} is not what the trainings of the smaller rungs give")
@@ -241,7 +247,7 @@ def derive(ladder: Path) -> tuple[LadderResult, list[Record]]:
     rungs.kept.check_no_more()
     runs = [
         LadderRun(
-            name=each.folder.name, rung=rung, seed=each.config.train.seed,
+            name=each.name, rung=rung, seed=each.config.train.seed,
             learning_rate=each.config.train.learning_rate, curve=list(each.losses.items()),
             bits_per_byte=each.final * card.splits["valid"].bits_per_nat,
         )
@@ -249,8 +255,8 @@ def derive(ladder: Path) -> tuple[LadderResult, list[Record]]:
     ]  # fmt: skip
     reached, foreseen = runs[-1].loss, forecast.curve[-1]
     verdict: Literal["HIT", "MISS"] = "HIT" if foreseen.low <= reached <= foreseen.high else "MISS"
-    paths = [ladder / EVALUATIONS / f"{each.folder.name}.json" for each in first_of_rungs(trained)]
-    scores = [read_document(path, LadderScores) for path in paths] if all(path.is_file() for path in paths) else []
+    scored, first = read_scores(ladder), [each.name for each in first_of_rungs(trained)]
+    scores = [scored[name] for name in first] if scored.keys() >= {*first} else []
     common = [text for text in scores[0].texts if all(text in each.texts for each in scores)] if scores else []
     texts = {text: [each.texts[text] for each in scores] for text in common}
     comparisons = [compared(text, larger - 2, larger, [[each] for each in models])

@@ -45,11 +45,11 @@ from mlm_repro.experiments.files import (
     LADDER,
     PLAN,
     SWEEPS,
-    TRAINING,
     EffectForecast,
     Forecast,
     LadderPlan,
     LadderScores,
+    read_runs,
 )
 from mlm_repro.experiments.forecast.ablation import ablation_config, derive_effects, searched_rates, slug, trials_of
 from mlm_repro.experiments.forecast.ladder import (
@@ -60,6 +60,7 @@ from mlm_repro.experiments.forecast.ladder import (
     format_ladder,
     make_forecast,
     make_plan,
+    read_scores,
     trial_configs,
     whole_configs,
 )
@@ -70,7 +71,7 @@ from mlm_repro.lineage.config import load_config
 from mlm_repro.lineage.digest import sha256_file
 from mlm_repro.lineage.environment import available_cores
 from mlm_repro.lineage.errors import BadInput, DataMissing, UserError
-from mlm_repro.lineage.files import read_document, write_document
+from mlm_repro.lineage.files import read_document, write_document, write_lines
 from mlm_repro.lineage.lock import locked
 from mlm_repro.lineage.processes import end_with_parent
 from mlm_repro.lineage.progress import QUIET, announce, format_duration
@@ -127,20 +128,19 @@ def make_ladder(run: RunDirectory, dataset: Path, runs: Path) -> None:
         return whole_configs(plan, KeptRungs(run.path).rates, largest, seeds, dataset)
 
     def judge() -> list[Record]:
+        scores = read_scores(run.path)
         for each in first_of_rungs(KeptRungs(run.path).all()):
-            out = run.path / EVALUATIONS / f"{each.folder.name}.json"
-            if not out.is_file():
+            if each.name not in scores:
                 try:
-                    done = evaluate(
-                        Place.find(runs / each.folder.name), {TEXT: partial(build_task, TEXT)}, Settings()
-                    ).done
+                    done = evaluate(Place.find(runs / each.name), {TEXT: partial(build_task, TEXT)}, Settings()).done
                 except DataMissing as error:
                     print(f"not scored: {error}")
                     break
                 scored = done[TEXT].result
                 assert isinstance(scored, PerplexityResult)
-                name = scored.task.removesuffix("-perplexity")
-                write_document(out, LadderScores(texts={name: text_score(scored)}))
+                text = scored.task.removesuffix("-perplexity")
+                scores[each.name] = LadderScores(name=each.name, texts={text: text_score(scored)})
+                write_lines(run.path / EVALUATIONS, scores.values())
         result, records = derive(run.path)
         write_document(run.path / LADDER, result)
         return records
@@ -184,7 +184,7 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
         return EffectForecast(
             experiment=name, ablation=ablation.model_dump(mode="json"), datasets=digests, bits_per_nat=bits_per_nat,
             bigram_nats=[bigram_loss(path) for path in datasets], rates=rates,
-            searched={each.folder.name: each.digest for each in searched},
+            searched={each.name: each.digest for each in searched},
         )  # fmt: skip
 
     def arms(forecast: EffectForecast, seeds: list[int]) -> list[RunConfig]:
@@ -232,7 +232,8 @@ def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
     Trainings that are kept there already are skipped. Raises Interrupted if a training was stopped and StepFailed if it
     failed, after stopping the others.
     """
-    waiting = [config for config in configs if not (folder / TRAINING / _directory_of(config, runs).name).is_dir()]
+    done_before = read_runs(folder)
+    waiting = [config for config in configs if _directory_of(config, runs).name not in done_before]
     context, total, start = multiprocessing.get_context("fork"), len(waiting), time.monotonic()
     running: dict[Any, tuple[ForkProcess, RunConfig]] = {}
     done = 0

@@ -5,20 +5,18 @@ written, and a forecast that is edited later no longer matches its trainings.
 """
 
 import math
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlm_repro.engine.config import RunConfig
 from mlm_repro.engine.data.batch_schedule import BatchSchedule
-from mlm_repro.engine.run.files import METRICS, SUMMARY, read_validations
-from mlm_repro.experiments.files import FORECAST, TRAINING
-from mlm_repro.lineage.atomic import write_text
+from mlm_repro.engine.run.files import METRICS, read_validations, validations_in
+from mlm_repro.experiments.files import FORECAST, KeptRun, read_runs, write_runs
 from mlm_repro.lineage.config import parse_config
-from mlm_repro.lineage.digest import MARKER, sha256_file
+from mlm_repro.lineage.digest import sha256_file
 from mlm_repro.lineage.errors import IntegrityFailure
-from mlm_repro.lineage.files import Manifest, read_document, read_values
+from mlm_repro.lineage.files import Manifest, parse_document
 from mlm_repro.lineage.run import MANIFEST
 
 SEARCH_SEED = 0
@@ -28,7 +26,8 @@ SEARCH_SEED = 0
 class Trained(NamedTuple):
     """A kept training."""
 
-    folder: Path
+    name: str
+    """Name of its directory."""
     config: RunConfig
     dataset: str
     """Digest of its dataset."""
@@ -56,19 +55,19 @@ class Trained(NamedTuple):
         return not self.is_finished or self.end > self.losses[0]
 
 
-def keep(training: Path, folder: Path) -> None:
-    """Copy a training's manifest, marker, summary and validations below `folder`."""
-    place = folder / TRAINING / training.name
-    place.mkdir(parents=True, exist_ok=True)
-    for name in (MANIFEST, MARKER, SUMMARY):
-        if (training / name).is_file():
-            shutil.copyfile(training / name, place / f"training-{name}")
-    write_text(place / METRICS, "".join(line.to_line() for line in read_validations(training)))
+def kept(training: Path) -> KeptRun:
+    """What a ladder or an ablation keeps of a training: of its metrics the validations."""
+    return KeptRun.of(training, metrics=[line.to_json() for line in read_validations(training)])
 
 
-def read_kept(folder: Path) -> list[Trained]:
-    """The trainings kept in a folder. Raises IntegrityFailure for a damaged one, or one that contradicts its seal."""
-    return [_read(manifest.parent) for manifest in sorted((folder / TRAINING).glob(f"*/training-{MANIFEST}"))]
+def keep(training: Path, study: Path) -> None:
+    """Add a training to those that the study keeps."""
+    write_runs(study, (read_runs(study) | {training.name: kept(training)}).values())
+
+
+def read_kept(study: Path) -> list[Trained]:
+    """The trainings that a study keeps. Raises IntegrityFailure for a damaged one, or one that contradicts its seal."""
+    return [_read(run) for run in read_runs(study).values()]
 
 
 class Kept:
@@ -95,9 +94,9 @@ class Kept:
             vocabulary = {name: getattr(training.config.model, name) for name in ("vocab_size", "padded_vocab_size")}
             asked = config.model.model_copy(update=vocabulary), config.train
             if (training.config.model, training.config.train) != asked:
-                raise IntegrityFailure(f"{training.folder.name} was not trained as {FORECAST} says")
+                raise IntegrityFailure(f"{training.name} was not trained as {FORECAST} says")
             if training.dataset != dataset:
-                raise IntegrityFailure(f"{training.folder.name} was trained on other data than {FORECAST} says")
+                raise IntegrityFailure(f"{training.name} was trained on other data than {FORECAST} says")
             trained.append(training)
         return trained
 
@@ -107,23 +106,17 @@ class Kept:
             raise IntegrityFailure(f"{self.folder.name} keeps {', '.join(more)}, which its {FORECAST} does not ask for")
 
 
-def _read(folder: Path) -> Trained:
-    manifest = read_document(folder / f"training-{MANIFEST}", Manifest)
-    config = parse_config(manifest.config, RunConfig, f"{folder.name}/{MANIFEST}")
-    marker = folder / f"training-{MARKER}"
-    digest = ""
-    if marker.is_file():
-        sealed = read_values(marker)
-        digest = sealed["digest"]
-        if sealed["files"][MANIFEST]["sha256"] != sha256_file(folder / f"training-{MANIFEST}"):
-            raise IntegrityFailure(f"{folder.name}: the manifest is not the one that was sealed")
+def _read(run: KeptRun) -> Trained:
+    manifest = parse_document(run.manifest, Manifest, f"{MANIFEST} of {run.name}")
+    config = parse_config(manifest.config, RunConfig, f"{run.name}/{MANIFEST}")
+    run.check_seal()
     batches, length = BatchSchedule(config.train), config.model.seq_length
-    lines = read_validations(folder)
+    lines = validations_in(run.metrics)
     losses = {batches.samples_before(line.iteration) * length: line.loss for line in lines if line.kind == "validation"}
-    if marker.is_file() and max(losses, default=0) != batches.samples_before(config.train.iterations) * length:
-        raise IntegrityFailure(f"{folder.name}: {METRICS} does not end where the training did")
-    final = lines[-1].loss if lines else math.nan
-    return Trained(folder, config, manifest.parents["dataset"], digest, losses, final, marker.is_file())
+    if run.seal and max(losses, default=0) != batches.samples_before(config.train.iterations) * length:
+        raise IntegrityFailure(f"{run.name}: {METRICS} does not end where the training did")
+    final, digest = lines[-1].loss if lines else math.nan, run.seal["digest"] if run.seal else ""
+    return Trained(run.name, config, manifest.parents["dataset"], digest, losses, final, run.seal is not None)
 
 
 def seeds_of(forecast: Path, count: int) -> list[int]:

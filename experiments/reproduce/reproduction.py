@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean, harmonic_mean
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from mlm_repro.data_pipeline.config import DataConfig
@@ -15,9 +16,28 @@ from mlm_repro.data_pipeline.files import DATASET, LEDGER, DataCard
 from mlm_repro.engine.config import RunConfig
 from mlm_repro.engine.costs import parameter_count
 from mlm_repro.engine.data.dataset import DatasetFacts
-from mlm_repro.engine.run.files import METRICS, SUMMARY, Step, Validation, read_steps, read_summary, read_validations
+from mlm_repro.engine.run.files import (
+    SUMMARY,
+    Step,
+    Validation,
+    read_steps,
+    read_summary,
+    read_validations,
+    steps_in,
+    validations_in,
+)
 from mlm_repro.evaluation.schema import ClozeResult, PerplexityResult
-from mlm_repro.experiments.files import SCORES, TRAINING, ReproductionScores, TextScore
+from mlm_repro.experiments.files import (
+    EVALUATIONS,
+    SCORES,
+    KeptRun,
+    ReproductionScores,
+    TextScore,
+    join_evaluations,
+    read_evaluations,
+    read_runs,
+    write_runs,
+)
 from mlm_repro.experiments.launch.job import write_launch_files
 from mlm_repro.experiments.published import published_records
 from mlm_repro.experiments.reproduce import steps
@@ -32,13 +52,12 @@ from mlm_repro.experiments.reproduce.plan import (
     twin_rule,
 )
 from mlm_repro.experiments.scores import END, compared, order_verdict, text_score
-from mlm_repro.lineage.atomic import write_text
 from mlm_repro.lineage.chain import CHECKPOINTS
 from mlm_repro.lineage.config import load_config
 from mlm_repro.lineage.digest import read_digest
 from mlm_repro.lineage.errors import DataMissing
 from mlm_repro.lineage.extras import check_torch
-from mlm_repro.lineage.files import Environment, read_document, write_document
+from mlm_repro.lineage.files import Environment, parse_document, read_document, write_document
 from mlm_repro.lineage.lock import locked
 from mlm_repro.lineage.progress import format_duration
 from mlm_repro.lineage.records import RECORDS, Record, read_records, write_records
@@ -63,8 +82,9 @@ def reproduce(plan: Plan, runs: Path) -> Path:
     course = steps.Course(expected_seconds(plan))
     published = _are_here(partial(find_test_set, "wikitext103"), find_gpt2_vocabulary)
     course.begin("first results")
-    for step in steps.first_steps(plan, runs, published):
-        steps.run_step(*step)
+    with TemporaryDirectory() as scratch:
+        for step in steps.first_steps(plan, runs, Path(scratch) if published else None):
+            steps.run_step(*step)
     course.begin("making the text")
     steps.run_step(*steps.data_step(plan, runs))
     dataset = RunDirectory.open_named(runs, load_config(plan.recipe, DataConfig).name)
@@ -97,45 +117,48 @@ def reproduce(plan: Plan, runs: Path) -> Path:
             run.link()
             print(f"already complete: {run.path}")
         else:
+            done = read_evaluations(run.path)
             for training in trained:
                 name = model_name(training.manifest["name"])
                 for task in steps.TASKS:
-                    if not (path := steps.evaluation_file(run.path, name, task)).is_file():
-                        steps.run_step(*steps.evaluation_step(plan, task, training.path, path))
-                keep_training(training, run.path / TRAINING / name)
+                    if steps.evaluation_name(name, task) not in done:
+                        out = steps.evaluation_file(run.path, name, task)
+                        steps.run_step(*steps.evaluation_step(plan, task, training.path, out))
+            join_evaluations(run.path)
+            write_runs(run.path, map(keep_training, trained))
             for name in (LEDGER, DATASET):
                 shutil.copyfile(dataset.path / name, run.path / name)
             summary = _summary(plan, trained, run)
             write_document(run.path / SUMMARY, summary)
             write_document(run.path / SCORES, derived_scores(run, summary))
             write_records(run.path / RECORDS, derived_records(run, summary))
+            if published:
+                steps.run_step(*steps.words_step(run.path))
+            steps.run_step(*steps.prediction_step(run.path))
             run.complete()
         page = run.path / "report" / "index.html"
         course.begin("making the page")
         if not page.is_file():
-            for step in steps.report_steps(run.path, runs):
-                steps.run_step(*step)
+            steps.run_step(*steps.report_step(run.path, runs))
     _print_results(run.path)
     print(f"report: {page}")
     print(f"done in {format_duration(course.elapsed)}")
     return run.path
 
 
-def keep_training(training: RunDirectory, folder: Path) -> None:
-    """Put a run's summary and metrics into `folder`, the metrics as means of blocks of iterations.
+def keep_training(training: RunDirectory) -> KeptRun:
+    """What a reproduction keeps of a training: of its metrics the validations, and means of blocks of iterations.
 
     Losses, rates and norms are means over the block that ends at `iteration`; tokens/s and TFLOP/s are those of the
     whole block's work in the whole block's time.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    if (training.path / SUMMARY).is_file():
-        shutil.copyfile(training.path / SUMMARY, folder / SUMMARY)
     steps = read_steps(training.path)
     block = max(len(steps) // CURVE_POINTS, 1)
     lines: list[Step | Validation] = [_mean(steps[start : start + block]) for start in range(0, len(steps), block)]
     lines += read_validations(training.path)
     lines.sort(key=lambda line: line.iteration)
-    write_text(folder / METRICS, "".join(line.to_line() for line in lines))
+    name = model_name(training.manifest["name"])
+    return KeptRun.of(training.path, name=name, metrics=[line.to_json() for line in lines])
 
 
 def _mean(steps: Sequence[Step]) -> Step:
@@ -155,14 +178,28 @@ def derived_records(run: RunDirectory, summary: ReproductionSummary) -> list[Rec
     A run of an earlier version, which has no scores.json, has neither bits per byte nor log-likelihoods.
     """
     records = list(published_records(tuple(dict.fromkeys(model.series for model in summary.models))))
+    kept, results = read_runs(run.path), results_of(run.path, summary)
     for model in summary.models:
-        records += _curve_records(model, summary.mode, run)
-        for task, of in RESULTS.items():
-            result = read_document(steps.evaluation_file(run.path, model.name, task), of)
-            records += _evaluation_records(model, result)
+        if training := kept.get(model.name):
+            records += _curve_records(model, summary.mode, run, training)
+        for task in RESULTS:
+            records += _evaluation_records(model, results[steps.evaluation_name(model.name, task)])
     if not (run.path / SCORES).is_file():
         return [record for record in records if not record.quantity.endswith(UNITS_OF_TWINS)]
     return [*records, *_bands(records, run)]
+
+
+def results_of(reproduction: Path, summary: ReproductionSummary) -> dict[str, PerplexityResult | ClozeResult]:
+    """The results of a reproduction's models, by model and protocol.
+
+    Raises IntegrityFailure for one that is not there, or that is not what its protocol gives.
+    """
+    kept, results = read_evaluations(reproduction), {}
+    for model in summary.models:
+        for task, of in RESULTS.items():
+            name = steps.evaluation_name(model.name, task)
+            results[name] = parse_document(kept.get(name), of, f"{name} in {EVALUATIONS}")
+    return results
 
 
 def _bands(records: list[Record], run: RunDirectory) -> Iterator[Record]:
@@ -183,8 +220,10 @@ def _bands(records: list[Record], run: RunDirectory) -> Iterator[Record]:
 def derived_scores(run: RunDirectory, summary: ReproductionSummary) -> ReproductionScores:
     """Paired differences between neighbouring models, from the evaluations that a reproduction keeps."""
     by_size: dict[str, list[TextScore]] = {}
+    results = results_of(run.path, summary)
     for model in summary.models:
-        result = read_document(steps.evaluation_file(run.path, model.name, steps.TASKS[0]), PerplexityResult)
+        result = results[steps.evaluation_name(model.name, steps.TASKS[0])]
+        assert isinstance(result, PerplexityResult)
         by_size.setdefault(model.series, []).append(text_score(result))
     scores = [*by_size.values()]
     articles = len(scores[0][0].nll)
@@ -213,13 +252,12 @@ def _evaluation_records(model: ReproducedModel, result: PerplexityResult | Cloze
         )  # fmt: skip
 
 
-def _curve_records(model: ReproducedModel, mode: str, run: RunDirectory) -> list[Record]:
+def _curve_records(model: ReproducedModel, mode: str, run: RunDirectory, training: KeptRun) -> list[Record]:
     origin: dict[str, Any] = {
         "series": model.series, "kind": "scaled" if mode == "scaled" else "measured", "source": model.run,
         "digest": run.manifest["parents"][model.run.rpartition("-")[0]], "seed": model.seed, "x_name": "iteration",
     }  # fmt: skip
-    folder = run.path / TRAINING / model.name
-    means = read_steps(folder)
+    means = steps_in(training.metrics)
     block = means[0].iteration if means else 1
     records = [
         Record(
@@ -230,7 +268,7 @@ def _curve_records(model: ReproducedModel, mode: str, run: RunDirectory) -> list
         if mean.iteration % block == 0
     ]  # fmt: skip
     places = {"validation": ("2019/figure-6", "validation_perplexity"), "final-validation": ("2019/validation", END)}
-    for validation in read_validations(folder):
+    for validation in validations_in(training.metrics):
         if validation.iteration:
             experiment, quantity = places[validation.kind]
             value, x = validation.perplexity, validation.iteration

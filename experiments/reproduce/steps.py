@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from mlm_repro.engine.config import RunConfig
-from mlm_repro.experiments.files import EVALUATIONS
+from mlm_repro.experiments.files import EVALUATIONS_APART
 from mlm_repro.experiments.launch.job import describe_job
 from mlm_repro.experiments.reproduce.plan import Plan, manifest_file, training_bytes, training_job
 from mlm_repro.lineage.digest import is_sealed
@@ -64,14 +64,27 @@ def _minutes(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 60 else "less than a minute"
 
 
-def first_steps(plan: Plan, runs: Path, published: bool) -> Iterator[Step]:
-    """Steps that show a result at once: a schedule, and words of the published file; preflight before the full size."""
+def first_steps(plan: Plan, runs: Path, scratch: Path | None) -> Iterator[Step]:
+    """Steps that show a result at once: a schedule, and below `scratch`, if the published file is here, its words.
+
+    The full size begins with a preflight.
+    """
     if plan.size is None:
         needed = sum(training_bytes(config) for config in plan.configs if not is_sealed(runs / config.name))
         yield ["mlm-experiment", "preflight", "--runs", str(runs), "--needed-gb", f"{needed / 1e9:.0f}"]
     yield ["mlm-train", "schedule", "--pp", "4", "--microbatches", "8"]
-    if published:
-        yield ["mlm-experiment", "run", "2019/words", "--runs", str(runs)]
+    if scratch:
+        yield words_step(scratch)
+
+
+def words_step(runs: Path) -> Step:
+    """Count the words of the published file."""
+    return ["mlm-experiment", "run", "2019/words", "--runs", shown(runs)]
+
+
+def prediction_step(reproduction: Path) -> Step:
+    """Predict, inside the reproduction, what cannot run here."""
+    return ["mlm-experiment", "run", "--all", "--mode", "simulate", "--runs", shown(reproduction)]
 
 
 def data_step(plan: Plan, runs: Path) -> Step:
@@ -95,18 +108,20 @@ def evaluation_step(plan: Plan, task: str, checkpoint: Path, out: Path) -> Step:
     return ["mlm-eval", task, "--ckpt", shown(checkpoint), "--json", shown(out), *limit]
 
 
+def evaluation_name(model: str, task: str) -> str:
+    """Name of an evaluation's result in a reproduction."""
+    return f"{model}-{task}"
+
+
 def evaluation_file(reproduction: Path, model: str, task: str) -> Path:
-    """File of an evaluation's result."""
-    return reproduction / EVALUATIONS / f"{model}-{task}.json"
+    """File that an evaluation writes its result to; it is joined to the others when all are made."""
+    return reproduction / EVALUATIONS_APART / f"{evaluation_name(model, task)}.json"
 
 
-def report_steps(directory: Path, runs: Path) -> list[Step]:
-    """Predict what cannot run here, and build the page of everything."""
+def report_step(reproduction: Path, runs: Path) -> Step:
+    """Build the page of everything."""
     studies = [shown(path) for path in KEPT if path.is_dir()]
-    return [
-        ["mlm-experiment", "run", "--all", "--mode", "simulate", "--runs", str(runs)],
-        ["mlm-report", "build", str(directory), str(runs), *studies],
-    ]
+    return ["mlm-report", "build", shown(reproduction), str(runs), *studies]
 
 
 def launch_folder(config: RunConfig, runs: Path) -> Path:
@@ -118,7 +133,7 @@ def format_steps(plan: Plan, runs: Path) -> str:
     """Every command of the full size in order; `ID` stands for digits not yet known."""
     directory = runs / f"reproduce-{plan.target}-ID"
     lines = [
-        *map(_line, first_steps(plan, runs, published=False)),
+        *map(_line, first_steps(plan, runs, scratch=None)),
         _line(data_step(plan, runs)),
         *(line for config in plan.configs for line in _training_lines(plan, config, runs)),
         *(
@@ -126,7 +141,8 @@ def format_steps(plan: Plan, runs: Path) -> str:
             for config in plan.published
             for task in TASKS
         ),
-        *map(_line, report_steps(directory, runs)),
+        _line(prediction_step(directory)),
+        _line(report_step(directory, runs)),
     ]
     return "\n".join(lines)
 

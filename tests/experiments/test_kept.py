@@ -7,11 +7,8 @@ from typing import Any
 import pytest
 
 from mlm_repro.experiments.reproduce.reproduction import CURVE_POINTS, keep_training
+from mlm_repro.lineage.atomic import write_json
 from mlm_repro.lineage.run import RunDirectory
-
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def write_metrics(run: Path, iterations: int) -> list[dict[str, Any]]:
@@ -26,6 +23,7 @@ def write_metrics(run: Path, iterations: int) -> list[dict[str, Any]]:
     final = {"kind": "final-validation", "iteration": iterations, "samples": 16}
     lines.append(final | {"loss": 1.0, "perplexity": 2.7})
     run.mkdir()
+    write_json(run / "manifest.json", {"name": "355m-twin-seed-1235", "kind": "training", "created": ""})
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     (run / "summary.json").write_text("{}", encoding="utf-8")
     return lines
@@ -33,18 +31,18 @@ def write_metrics(run: Path, iterations: int) -> list[dict[str, Any]]:
 
 def test_a_short_run_is_kept_as_it_is(tmp_path: Path) -> None:
     lines = write_metrics(tmp_path / "run", CURVE_POINTS)
-    keep_training(RunDirectory(tmp_path / "run"), tmp_path / "kept")
-    found = lines_of(tmp_path / "kept" / "metrics.jsonl")
+    kept = keep_training(RunDirectory(tmp_path / "run"))
+    assert (kept.name, kept.summary, kept.seal) == ("355m-seed-1235", {}, None)
+    assert kept.manifest
+    found = kept.metrics
     assert [line["kind"] for line in found] == [line["kind"] for line in lines]
     for line, expected in zip(found, lines, strict=True):
         assert line == pytest.approx(expected)
-    assert {path.name for path in (tmp_path / "kept").iterdir()} == {"metrics.jsonl", "summary.json"}
 
 
 def test_a_long_run_is_kept_in_blocks(tmp_path: Path) -> None:
     write_metrics(tmp_path / "run", 3 * CURVE_POINTS + 2)
-    keep_training(RunDirectory(tmp_path / "run"), tmp_path / "kept")
-    first, *steps, rest, final = lines_of(tmp_path / "kept" / "metrics.jsonl")
+    first, *steps, rest, final = keep_training(RunDirectory(tmp_path / "run")).metrics
     assert (first["kind"], final["kind"]) == ("validation", "final-validation")
     assert [step["iteration"] for step in steps] == list(range(3, 3 * CURVE_POINTS + 1, 3))
     assert steps[1]["loss"] == pytest.approx(5.0)

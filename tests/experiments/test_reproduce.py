@@ -21,10 +21,12 @@ from mlm_repro.data_pipeline.files import DataCard, Ledger
 from mlm_repro.data_pipeline.runner import SHELF
 from mlm_repro.engine.run.files import Step, TrainingSummary, Validation
 from mlm_repro.evaluation.schema import Result
-from mlm_repro.experiments.files import ReproductionScores
+from mlm_repro.experiments.catalogue import load_experiments
+from mlm_repro.experiments.files import EXPERIMENTS, ReproductionScores, read_evaluations, read_runs
 from mlm_repro.experiments.published import published_records
 from mlm_repro.experiments.reproduce.files import ReproductionSummary
 from mlm_repro.experiments.reproduce.plan import SMOKE, make_plan, twin_rule
+from mlm_repro.experiments.verdicts import judge, load_results
 from mlm_repro.lineage.digest import check_seal, read_digest, seal
 from mlm_repro.lineage.files import FileSchema, Manifest, read_document
 from mlm_repro.lineage.records import Record, read_records
@@ -61,14 +63,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 @pytest.fixture
 def with_data(finished: Finished, tmp_path: Path) -> Path:
-    """A folder of runs in which only the dataset is there, and what was simulated."""
-    runs = tmp_path / "runs"
-    for path in (finished.directory("data-smoke"), *finished.runs.glob("experiment-*")):
-        if path.is_symlink():
-            (runs / path.name).symlink_to(path.readlink())
-        else:
-            shutil.copytree(path, runs / path.name)
-    return runs
+    """A folder of runs in which only the dataset is there."""
+    path = finished.directory("data-smoke")
+    shutil.copytree(path, tmp_path / "runs" / path.name)
+    return tmp_path / "runs"
 
 
 def json_of(path: Path) -> Any:
@@ -88,14 +86,27 @@ def of_run(finished: Finished) -> list[Record]:
 
 def test_there_are_three_complete_runs_and_each_verifies(finished: Finished) -> None:
     directories = [path for path in finished.runs.iterdir() if not path.is_symlink() and path.name != SHELF]
-    simulated = [path for path in directories if RunDirectory.open(path).manifest["kind"] == "experiment"]
-    assert all(check_seal(path) for path in simulated)
-    directories = [path for path in directories if path not in simulated]
     assert {RunDirectory.open(path).manifest["name"] for path in directories} == set(NAMES)
     assert len(directories) == len(NAMES)
     for path in directories:
         done = call(finished.machine, "mlm-verify", "run", path, ends=0, prepare=leave_figures_blank)
         assert f"ok {read_digest(path)[:16]} {path}" in done.out
+
+
+def test_what_was_predicted_is_one_study_inside_the_reproduction(finished: Finished) -> None:
+    assert len(list(finished.runs.iterdir())) <= 2 * len(NAMES) + 1  # each with its link, and the shelf of the data
+    reproduction = finished.directory("reproduce-355m-smoke")
+    (study,) = (
+        path.parent for path in reproduction.glob("*/COMPLETE") if path.parent.name not in ("report", EXPERIMENTS)
+    )
+    assert (reproduction / EXPERIMENTS).resolve() == study
+    check_seal(study)
+    kept = read_runs(study)
+    assert len(kept) > 20
+    assert {record.source for record in read_records(study / "records.jsonl")} <= kept.keys()
+    found = {verdict.outcome for verdict in judge(load_experiments().values(), load_results([finished.runs]))}
+    assert "simulated" in found
+    assert "consistent" in found
 
 
 def test_curves_are_those_of_the_training_run(finished: Finished) -> None:
@@ -121,8 +132,7 @@ def test_curves_are_those_of_the_training_run(finished: Finished) -> None:
 def test_scores_are_those_of_the_evaluations_and_say_where_they_are_partial(finished: Finished) -> None:
     reproduction = finished.directory("reproduce-355m-smoke")
     checkpoint = finished.directory("355m-smoke") / "checkpoints" / "iter_0000012"
-    words = json_of(reproduction / "evaluations" / "355m-wikitext103.json")
-    cloze = json_of(reproduction / "evaluations" / "355m-lambada.json")
+    words, cloze = (read_evaluations(reproduction)[f"355m-{task}"] for task in ("wikitext103", "lambada"))
     text, last = words["task"].removesuffix("-perplexity"), cloze["task"].replace("-", "_")
     part = f"partial: {words['num_scored_tokens']:,} tokens scored"
     some = f"partial: {cloze['num_examples']:,} examples scored" * cloze["partial"]
@@ -168,20 +178,22 @@ def test_the_summary_is_that_of_the_runs(finished: Finished) -> None:
 
 def test_everything_that_it_hands_on_is_read_whole(finished: Finished) -> None:
     reproduction = finished.directory("reproduce-355m-smoke")
-    kept = reproduction / "training" / "355m"
     documents: dict[Path, type[FileSchema]] = {
         reproduction / "manifest.json": Manifest, reproduction / "summary.json": ReproductionSummary,
         reproduction / "ledger.json": Ledger, reproduction / "dataset.json": DataCard,
         reproduction / "scores.json": ReproductionScores,
-        kept / "summary.json": TrainingSummary,
     }  # fmt: skip
     for path, schema in documents.items():
         assert read_document(path, schema).to_json() == json_of(path), path
-    for line in (kept / "metrics.jsonl").read_bytes().splitlines():
-        model: type[FileSchema] = Step if json.loads(line)["kind"] == "train" else Validation
-        assert model.model_validate_json(line).to_json() == json.loads(line)
-    for path in (reproduction / "evaluations").glob("*.json"):
-        assert read_document(path, Result).to_json() == json_of(path)
+    (kept,) = read_runs(reproduction).values()
+    assert kept.name == "355m"
+    for values, model in ((kept.manifest, Manifest), (kept.summary, TrainingSummary)):
+        assert model.model_validate(values).to_json() == values
+    for line in kept.metrics:
+        of_line: type[FileSchema] = Step if line["kind"] == "train" else Validation
+        assert of_line.model_validate(line).to_json() == line
+    for result in read_evaluations(reproduction).values():
+        assert Result.model_validate(result).to_json() == result
 
 
 def test_the_ledger_is_a_copy_and_the_report_is_there(finished: Finished) -> None:
@@ -250,8 +262,11 @@ def test_a_lost_report_is_built_again_and_nothing_else(finished: Finished, repro
 def test_an_evaluation_is_not_made_again_and_keeps_its_name(finished: Finished, reproduction: Path) -> None:
     for name in ("COMPLETE", "records.jsonl", "scores.json", "summary.json"):
         (reproduction / name).unlink()
-    path = reproduction / "evaluations" / "355m-wikitext103.json"
-    path.write_text(json.dumps(json_of(path) | {"task": "heldout-perplexity", "perplexity": 123.5, "partial": False}))
+    path = reproduction / "evaluations.jsonl"
+    first, second = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+    assert second["name"] == "355m-wikitext103"
+    second["result"] |= {"task": "heldout-perplexity", "perplexity": 123.5, "partial": False}
+    path.write_text(f"{json.dumps(first)}\n{json.dumps(second)}\n")
     done = call(finished.machine, "mlm-experiment", *ARGUMENTS, finished.runs, ends=0, prepare=take_quick_steps)
     assert "mlm-eval" not in done.out
     found = {r.quantity: (r.value, r.note) for r in read_records(reproduction / "records.jsonl") if r.kind == "scaled"}

@@ -64,13 +64,22 @@ def of_reproduction(runs: Path) -> dict[str, str]:
             digests[f"losses {name}"] = of_json(map(timeless, read_lines(folder / "metrics.jsonl")))
         if (folder / "records.jsonl").exists():
             digests[f"records {name}"] = of_json(map(timeless, read_lines(folder / "records.jsonl")))
-        for path in sorted(folder.glob("evaluations/*.json")):
-            digests[f"scores {name} {path.stem}"] = of_json([timeless(json.loads(path.read_text()))])
+            digests |= of_study(next(path for path in folder.glob("experiments-*") if path.is_dir()))
+            for line in read_lines(folder / "evaluations.jsonl"):
+                digests[f"scores {name} {line['name']}"] = of_json([timeless(line["result"])])
         for path in sorted(folder.glob("report/figures/*.csv")):
             if path.stem not in UNREPEATABLE:
                 with path.open(encoding="utf-8", newline="") as file:
                     digests[f"table {path.stem}"] = of_json(map(timeless, csv.DictReader(file)))
     return digests
+
+
+def of_study(folder: Path) -> dict[str, str]:
+    """Records of each run that a study of experiments keeps."""
+    records: dict[str, list[Any]] = {line["name"].rpartition("-")[0]: [] for line in read_lines(folder / "runs.jsonl")}
+    for record in read_lines(folder / "records.jsonl"):
+        records[record["source"].rpartition("-")[0]].append(timeless(record))
+    return {f"records {name}": of_json(lines) for name, lines in records.items()}
 
 
 def timeless(value: Any) -> Any:

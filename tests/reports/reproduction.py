@@ -150,10 +150,10 @@ def write_reproduction(root: Path, name: str = "reproduce-8.3b-5e6f7a8b", sealed
     write_text(path / "ledger.json", json.dumps(ledger()))
     write_text(path / "dataset.json", json.dumps(data_card()))
     write_records(path / "records.jsonl", records())
-    (path / "evaluations").mkdir()
-    write_text(path / "evaluations" / "8.3b-wikitext103.json", json.dumps(evaluation()))
     cloze = evaluation("lambada", accuracy=0.0125, standard_error=0.0015, num_correct=5, num_examples=400)
-    write_text(path / "evaluations" / "8.3b-lambada.json", json.dumps(cloze))
+    kept = {"8.3b-lambada": cloze, "8.3b-wikitext103": evaluation()}
+    lines = (json.dumps({"name": name, "result": result}) + "\n" for name, result in kept.items())
+    write_text(path / "evaluations.jsonl", "".join(lines))
     if sealed:
         seal(path)
     return path

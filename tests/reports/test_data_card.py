@@ -91,7 +91,7 @@ def test_an_older_reproduction_says_what_it_does_not_keep(tmp_path: Path) -> Non
     ("name", "sentence"),
     [
         ("dataset.json", "The data card cannot be shown"),
-        ("evaluations/8.3b-wikitext103.json", "An evaluation cannot be shown"),
+        ("evaluations.jsonl", "The evaluations cannot be shown"),
     ],
 )
 def test_a_corrupted_file_is_named_in_its_place(tmp_path: Path, name: str, sentence: str) -> None:

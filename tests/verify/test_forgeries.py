@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from mlm_repro.experiments.catalogue import find_experiment
+from mlm_repro.experiments.files import write_runs
 from mlm_repro.experiments.reproduce.files import ReproductionSummary
-from mlm_repro.experiments.reproduce.reproduction import derived_records
+from mlm_repro.experiments.reproduce.reproduction import derived_records, keep_training
 from mlm_repro.experiments.runner import run_experiment
 from mlm_repro.lineage.digest import seal, sha256_json
 from mlm_repro.lineage.errors import UserError
@@ -24,15 +25,16 @@ from mlm_repro.verify.recomputed import RunCheck
 from tests.architecture.rooms import ROOT
 from tests.chaos.job import leave_figures_blank
 from tests.commands import call
-from tests.experiments.packed import unpack
+from tests.experiments.packed import join, unpack
 from tests.reports.reproduction import build_page
 
 Edit = Callable[[Any], object]
 RESULTS = ROOT / "results"
 KEPT = RESULTS / "ablations"
 REPRODUCTION, TRAINING, DATA, SIMULATED = RUNS = "reproduce-355m", "355m-tiny", "tiny", "experiment-2021-figure-6"
-TEXTS, CLOZES = (f"{REPRODUCTION}/evaluations/355m-{task}.json" for task in ("wikitext103", "lambada"))
-SUMMARY, RECORDS, PAGE = (f"{REPRODUCTION}/{name}" for name in ("summary.json", "records.jsonl", "report"))
+SUMMARY, EVALUATIONS, TRAININGS, RECORDS, PAGE = (
+    f"{REPRODUCTION}/{name}" for name in ("summary.json", "evaluations.jsonl", "runs.jsonl", "records.jsonl", "report")
+)
 ZEROS = "0" * 64
 
 
@@ -66,9 +68,14 @@ def _blank(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of runs: what an earlier version sealed, and a simulated experiment; not to be changed."""
+    """The folder of runs: what an earlier version sealed, its reproduction as one of today keeps its parts, and a
+    simulated experiment; not to be changed."""
     folder = unpack(tmp_path_factory.mktemp("honest"))
     run_experiment(find_experiment("2021/figure-6"), folder / "runs")
+    reproduction, training = (next((folder / "runs").glob(f"{name}-*")) for name in RUNS[:2])
+    join(reproduction)
+    write_runs(reproduction, [keep_training(RunDirectory(training))])
+    seal(reproduction)
     for name in RUNS[:3]:
         (folder / "runs" / name).symlink_to(next((folder / "runs").glob(f"{name}-*")).name)
     with pytest.MonkeyPatch.context() as patch:
@@ -128,6 +135,16 @@ def divided(*names: str) -> Edit:
     return lambda it: it.update({name: it[name] / 10 for name in names})
 
 
+def cloze(edit: Edit) -> Edit:
+    """An edit of the first of the kept evaluations."""
+    return lambda lines: edit(lines[0]["result"])
+
+
+def text(edit: Edit) -> Edit:
+    """An edit of the second of the kept evaluations."""
+    return lambda lines: edit(lines[1]["result"])
+
+
 def said(old: str, new: str) -> Edit:
     """Of a page."""
     return lambda text: text.replace(old.encode(), new.encode(), 1)
@@ -169,8 +186,8 @@ def full_size(runs: Path) -> None:
     """A twin called the published model everywhere that says so."""
     manifest(REPRODUCTION, put("config", mode="full"))(runs)
     change(runs / SUMMARY, put(mode="full"))
-    for path in (TEXTS, CLOZES):
-        change(runs / path, put(kind="measured"))
+    for of_task in (text, cloze):
+        change(runs / EVALUATIONS, of_task(put(kind="measured")))
     change(runs / RECORDS, lambda lines: [it.update(kind="measured") for it in lines if it["kind"] == "scaled"])
 
 
@@ -185,7 +202,7 @@ def four_times_the_words(runs: Path) -> None:
         it["log_perplexity_standard_error"] /= 4
         it["token_ratio"] = (it["num_tokens"] - 1) / (it["num_original_tokens"] - 1)
 
-    change(runs / TEXTS, edit)
+    change(runs / EVALUATIONS, text(edit))
     run = RunDirectory((runs / REPRODUCTION).resolve())
     write_records(runs / RECORDS, derived_records(run, read_document(runs / SUMMARY, ReproductionSummary)))
 
@@ -201,7 +218,7 @@ def both_of_data(edit: Edit) -> Callable[[Path], None]:
 
 
 def copied(runs: Path) -> None:
-    shutil.copy(runs / CLOZES, runs / TEXTS)
+    change(runs / EVALUATIONS, lambda lines: lines[1].update(result=lines[0]["result"]))
 
 
 def simulated(**values: Any) -> Callable[[Path], None]:
@@ -215,7 +232,7 @@ def last_weights(runs: Path) -> None:
 def older_in_place_of_newer(runs: Path) -> None:
     newer = (runs / SIMULATED).resolve()
     shutil.rmtree(newer)
-    shutil.copytree(next(KEPT.glob("experiment-2021-figure-6-measured-*")), newer)
+    shutil.copytree(KEPT / "experiments", newer)
 
 
 ACCURACY = 0.5 / 3**0.5
@@ -238,26 +255,30 @@ MADE_AGAIN: list[tuple[str, Edit, str]] = [
     (SUMMARY, put("models", 0, tokens_per_second=1e6), "summary.json: 355m: "),
     (SUMMARY, put(twin_rule=""), "summary.json: twin_rule is "),
     (SUMMARY, put("commands", models="make tea"), "a command that makes something else"),
-    (SUMMARY, put("models", 0, checkpoint_digest=ZEROS), ".json: checkpoint_digest is "),
+    (SUMMARY, put("models", 0, checkpoint_digest=ZEROS), "lambada: checkpoint_digest is "),
     (SUMMARY, lambda it: it["models"].clear(), "summary.json: models is []; "),
     (SUMMARY, put("models", 0, run="other-00000000"), "manifest.json: parents"),
     (f"{REPRODUCTION}/manifest.json", put("config", windows=5000), "is not the one its digest was made of"),
-    (TEXTS, divided("perplexity"), "wikitext103.json: perplexity is "),
-    (TEXTS, divided("perplexity", "original_token_perplexity", "lm_eval_word_perplexity", "subword_perplexity"),
+    (EVALUATIONS, text(divided("perplexity")), "wikitext103: perplexity is "),
+    (EVALUATIONS,
+     text(divided("perplexity", "original_token_perplexity", "lm_eval_word_perplexity", "subword_perplexity")),
      "subword_perplexity is "),
-    (TEXTS, put(bits_per_byte=0.97), "bits_per_byte is 0.97; its own sums give"),
-    (TEXTS, put("blocks", 0, nll=1.0), "loss_per_token is "),
-    (TEXTS, lambda it: it.update(partial=not it["partial"]), "wikitext103.json: partial is "),
-    (CLOZES, put(standard_error=0.5), "standard_error is 0.5; its own sums give"),
-    (CLOZES, put(num_correct=2, accuracy=0.5, standard_error=ACCURACY), "2 right answers; examples.jsonl has 0 in 4"),
-    (CLOZES, put(num_original_tokens=5153), "its text gives 5"),
-    (CLOZES, put(**OLDER), "355m-lambada.json: checkpoint"),
-    (CLOZES, put(lambada_accuracy=66.51), " has lambada_accuracy, which no file of its kind has"),
+    (EVALUATIONS, text(put(bits_per_byte=0.97)), "bits_per_byte is 0.97; its own sums give"),
+    (EVALUATIONS, text(put("blocks", 0, nll=1.0)), "loss_per_token is "),
+    (EVALUATIONS, text(lambda it: it.update(partial=not it["partial"])), "wikitext103: partial is "),
+    (EVALUATIONS, cloze(put(standard_error=0.5)), "standard_error is 0.5; its own sums give"),
+    (EVALUATIONS, cloze(put(num_correct=2, accuracy=0.5, standard_error=ACCURACY)),
+     "2 right answers; examples.jsonl has 0 in 4"),
+    (EVALUATIONS, cloze(put(num_original_tokens=5153)), "its text gives 5"),
+    (EVALUATIONS, cloze(put(**OLDER)), "355m-lambada: checkpoint"),
+    (EVALUATIONS, cloze(put(lambada_accuracy=66.51)), " has lambada_accuracy, which no file of its kind has"),
     (f"{REPRODUCTION}/manifest.json", put(verified=True), " has verified, which no file of its kind has"),
-    (CLOZES, put(kind="measured"), "lambada.json: kind is measured"),
-    (CLOZES, put(tokenizer_digest=ZEROS), ".json: "),
-    (f"{REPRODUCTION}/training/355m/metrics.jsonl", put(1, loss=1.0), "training/355m/metrics.jsonl is not what"),
-    (f"{REPRODUCTION}/training/355m/summary.json", put(validation_perplexity=9.3), "is 9.3; its metrics.jsonl gives"),
+    (EVALUATIONS, cloze(put(kind="measured")), "lambada: kind is measured"),
+    (EVALUATIONS, cloze(put(tokenizer_digest=ZEROS)), "lambada: tokenizer_digest is "),
+    (TRAININGS, put(0, "metrics", 1, loss=1.0), "kept training 355m: metrics, 2: loss is 1.0; "),
+    (TRAININGS, put(0, "manifest", "config", "train", seed=1), "355m: the manifest is not the one that was sealed"),
+    (TRAININGS, put(0, "seal", digest=ZEROS), "355m: the digest of its seal is not that of the files in it"),
+    (TRAININGS, put(0, "summary", validation_perplexity=9.3), "355m: the summary is not the one that was sealed"),
     (f"{REPRODUCTION}/ledger.json", put("stages", 0, documents_out=9), "ledger.json is not what"),
     (f"{REPRODUCTION}/dataset.json", put(seed=99), "dataset.json is not what"),
     (f"{TRAINING}/metrics.jsonl", put(1, loss=1.0), " as it is here: its digest"),
@@ -276,8 +297,10 @@ IN_SEVERAL: list[tuple[Callable[[Path], None], str]] = [
     (full_size, "355m is called full and is a smaller model"),
     (manifest(REPRODUCTION, put("parents", **{TRAINING: ZEROS})), " as it is here: its digest differs"),
     (manifest(REPRODUCTION, put("parents", dataset=ZEROS)), "manifest.json: dataset is 0000"),
-    (four_times_the_words, "; its text gives 304"), (copied, "wikitext103.json is not what it should be"),
-    (removed(CLOZES), "evaluations is "), (removed(f"{REPRODUCTION}/training"), "355m/summary.json is not what"),
+    (four_times_the_words, "; its text gives 304"),
+    (copied, "wikitext103 in evaluations.jsonl is not what it should be"),
+    (removed(EVALUATIONS), "wikitext103 in evaluations.jsonl is not what it should be"),
+    (removed(TRAININGS), "kept training 355m is None; "),
     (manifest(TRAINING, put("config", "train", seed=1)), " belongs to another run"),
     (last_weights, "355m-tiny-387328e9 as it is here: its digest differs"),
     (manifest(TRAINING, put("parents", dataset=ZEROS)), " was not made of tiny-1d71ab2f as it is here"),
@@ -288,7 +311,7 @@ OF_AN_EXPERIMENT: list[tuple[Callable[[Path], None], str]] = [
     (simulated(value=163.0), "does not have the numbers that the run was begun with"),
     (simulated(kind="measured", low=None, high=None), "is of mode simulate and yet calls"),
     (simulated(source="another-run"), "has records of another run"),
-    (older_in_place_of_newer, "renamed or copied over another: it began as experiment-2021-figure-6-measured-"),
+    (older_in_place_of_newer, "renamed or copied over another: it began as experiments-"),
 ]  # fmt: skip
 ON_THE_PAGE: list[tuple[str, Edit, str]] = [
     ("index.html", said("not-run", "reproduced"), "report/index.html is not what"),
@@ -312,6 +335,21 @@ def test_an_edit_of_several_files_is_named(edit: Callable[[Path], None], sentenc
     with suppress(UserError, ValueError, KeyError):  # of what no page can be made of any more
         publish(runs)
     is_named(sentence, runs / REPRODUCTION)
+
+
+OF_THE_FIRST_RELEASE: list[tuple[str, Edit, str]] = [
+    ("training/355m/metrics.jsonl", put(1, loss=1.0), "kept training 355m: metrics, 2: loss is 1.0; "),
+    ("training/355m/summary.json", put(validation_perplexity=9.3), "is 9.3; its metrics.jsonl gives"),
+    ("evaluations/355m-lambada.json", put(standard_error=0.5), "standard_error is 0.5; its own sums give"),
+]
+
+
+@pytest.mark.parametrize(("file", "edit", "sentence"), OF_THE_FIRST_RELEASE)
+def test_an_edit_of_what_the_first_release_kept_is_named(file: str, edit: Edit, sentence: str, tmp_path: Path) -> None:
+    (run,) = (unpack(tmp_path) / "runs").glob("reproduce-355m-*")
+    change(run / file, edit)
+    seal(run)
+    is_named(sentence, run)
 
 
 @pytest.mark.parametrize(("edit", "sentence"), OF_AN_EXPERIMENT)
@@ -399,14 +437,15 @@ def kinds(honest: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     ours = [*((honest / name).resolve() for name in RUNS), cleaned]
     kept = [
         *(RESULTS / "against").iterdir(),
-        *(next(KEPT.glob(name)) for name in ("ablation-forecast-*", "*-effects-*")),
+        *(next(KEPT.glob(name)) for name in ("ablation-forecast-*", "*-effects-*", "experiments")),
     ]
     return {kind_in(run): run for run in [*ours, *kept]}
 
 
 @pytest.mark.parametrize("name", EVERY_KIND)
 @pytest.mark.parametrize(
-    "kind", ["reproduction", "training", "data", "data-clean", "experiment", "ablation", "forecast", "against"]
+    "kind",
+    ["reproduction", "training", "data", "data-clean", "experiment", "experiments", "ablation", "forecast", "against"],
 )
 def test_what_no_run_of_its_kind_has_is_named(kind: str, name: str, kinds: dict[str, Path], tmp_path: Path) -> None:
     edit, sentence = EVERY_KIND[name]
@@ -425,7 +464,7 @@ def test_what_was_made_honestly_holds_and_nothing_of_it_is_left_out(kinds: dict[
 @pytest.mark.parametrize(
     "path",
     [RESULTS / "reproduce-8.3b", RESULTS / "ladder",
-     *(path.parent for path in sorted(RESULTS.glob("a*/*-*/manifest.json"))[::3])],
+     *(path.parent for path in sorted(RESULTS.glob("a*/*/manifest.json"))[::3])],
     ids=lambda path: path.name,
 )  # fmt: skip
 def test_what_is_kept_of_earlier_versions_holds(path: Path) -> None:
@@ -448,7 +487,7 @@ OF_A_KIND: list[tuple[str, str, Edit, str]] = [
     ("ablation-forecast-*", "forecast.json", lambda it: it["bits_per_nat"].append(1), ".json: digest is "),
     ("against-megatron-core-355m-twin-tp2-*", "against.json",
      lambda it: it["cases"][0]["series"][0]["samples"].reverse(), "against.json: differences of the loss, 1 is "),
-    ("ladder", "evaluations/*.json", put("texts", "wikitext103", bits_per_byte=0.9),
+    ("ladder", "evaluations.jsonl", put(0, "texts", "wikitext103", bits_per_byte=0.9),
      "the bits per byte of wikitext103 in ladder are not of the losses beside them"),
 ]  # fmt: skip
 
@@ -466,7 +505,7 @@ def test_a_sum_that_its_own_parts_contradict_is_named(
 
 def test_the_command_names_every_forgery(runs: Path) -> None:
     change(runs / RECORDS, record("training_loss", value=2.5))
-    change(runs / CLOZES, put(standard_error=0.5))
+    change(runs / EVALUATIONS, cloze(put(standard_error=0.5)))
     seal_all(runs)
     done = call({}, "mlm-verify", "run", (runs / REPRODUCTION).resolve(), ends=6, prepare=leave_figures_blank)
     assert "records.jsonl: 355m training_loss (scaled): value is 2.5" in done.err

@@ -1,5 +1,6 @@
 """A resealed edit of kept records, claims, tolerances and figures is named, and what is honest passes."""
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -10,11 +11,11 @@ import pytest
 
 from mlm_repro.experiments import catalogue, mutation
 from mlm_repro.experiments.catalogue import Claim, every_claim
-from mlm_repro.experiments.files import VERDICTS, Mutations
-from mlm_repro.lineage.atomic import write_json
+from mlm_repro.experiments.files import VERDICTS, Mutations, read_runs, write_runs
+from mlm_repro.lineage.atomic import json_bytes
 from mlm_repro.lineage.digest import seal, sha256_json
-from mlm_repro.lineage.files import read_document, read_object, write_document
-from mlm_repro.lineage.records import RECORDS
+from mlm_repro.lineage.files import read_document, write_document
+from mlm_repro.lineage.records import RECORDS, Record, read_records, records_bytes, write_records
 from mlm_repro.lineage.run import MANIFEST
 from mlm_repro.verify import kept
 from mlm_repro.verify.kept import KeptCheck
@@ -24,8 +25,9 @@ MEASURED = {"zero/communication", "zero/memory", "2021/communication", "2021/fig
             "gpipe/bubble", "gpipe/memory", "2022/activations", "huggingface/tensor-parallel",
             "2019/words"}  # fmt: skip
 """Experiments whose numbers take processes or files; here they are made again from what is kept."""
-RUNS = {path.name.split("-measured-")[0].removeprefix("experiment-"): path.name
-        for path in (ROOT / "results" / "ablations").glob("*-measured-*")}  # fmt: skip
+STUDY = ROOT / "results" / "ablations" / "experiments"
+RUNS = {name.split("-measured-")[0].removeprefix("experiment-"): name
+        for name in read_runs(STUDY) if "-measured-" in name}  # fmt: skip
 
 
 @pytest.fixture
@@ -38,8 +40,8 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def again(experiment: Any) -> Any:
         if experiment.name not in MEASURED:
             return measure(experiment)
-        path = ROOT / "results" / "ablations" / RUNS[experiment.name.replace("/", "-")] / RECORDS
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        name, lines = RUNS[experiment.name.replace("/", "-")], (STUDY / RECORDS).read_text(encoding="utf-8")
+        return [line for line in map(json.loads, lines.splitlines()) if line["source"] == name]
 
     monkeypatch.setattr(kept, "measure", lambda experiment: [
         {key: value for key, value in line.items() if key not in ("experiment", "source")}
@@ -48,19 +50,27 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def forge(run: Path, edit: Callable[[dict[str, Any]], None], place: int = 0) -> None:
-    """Edit a record, write the digest that the manifest has of the records anew, and seal everything."""
-    lines = [json.loads(line) for line in (run / RECORDS).read_text(encoding="utf-8").splitlines()]
-    edit(lines[place])
-    manifest = read_object(run / MANIFEST)
+def forge(study: Path, name: str, edit: Callable[[dict[str, Any]], None]) -> None:
+    """Edit a record of a kept run, and write anew every digest that is of it, up to the study's seal."""
+    records, runs = read_records(study / RECORDS), read_runs(study)
+    run, lines = runs[name], [record.model_dump() for record in records if record.source == name]
+    edit(lines[0])
+    assert run.manifest
+    assert run.seal
+    config = run.manifest["config"]
     bare = [{key: value for key, value in line.items() if key not in ("source", "digest")} for line in lines]
-    if "records" in manifest["config"]:
-        manifest["config"]["records"] = sha256_json(bare)
-        manifest["config_digest"] = sha256_json(manifest["config"])
-    lines = [line | {"digest": manifest["config_digest"]} for line in lines]
-    write_json(run / MANIFEST, manifest)
-    (run / RECORDS).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    seal(run)
+    if "records" in config:
+        config["records"] = sha256_json(bare)
+        run.manifest["config_digest"] = sha256_json(config)
+    own = [Record(**line | {"digest": run.manifest["config_digest"]}) for line in lines]
+    contents = {MANIFEST: json_bytes(run.manifest), RECORDS: records_bytes(own)}
+    for file, content in contents.items():
+        run.seal["files"][file] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    run.seal["digest"] = sha256_json(run.seal["files"])
+    write_runs(study, runs.values())
+    first = next(place for place, record in enumerate(records) if record.source == name)
+    write_records(study / RECORDS, [*records[:first], *own, *records[first + len(own) :]])
+    seal(study)
 
 
 def test_what_is_kept_is_made_again(results: Path) -> None:
@@ -84,7 +94,7 @@ EDITED = {
 def test_every_resealed_forgery_is_named(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A number of every measured run, claims, a figure and a verdict, all at once."""
     for name in RUNS.values():
-        forge(results / "ablations" / name, lambda line: line.update(value=line["value"] * 1.01 + 0.001))
+        forge(results / "ablations" / "experiments", name, lambda line: line.update(value=line["value"] * 1.01 + 0.001))
     edited = tuple(Claim.model_validate(one.model_dump() | EDITED.get(one.id, {})) for one in every_claim())
     monkeypatch.setattr(catalogue, "every_claim", lambda: edited)
     monkeypatch.setattr(mutation, "every_claim", lambda: edited)

@@ -1,12 +1,11 @@
 """Edits of a study's sealed run, each with what is said of it."""
 
+import hashlib
 from pathlib import Path
-from typing import Any
 
-from mlm_repro.experiments.files import FORECAST, TRAINING
-from mlm_repro.lineage.atomic import write_json
-from mlm_repro.lineage.digest import MARKER, sha256_file
-from mlm_repro.lineage.files import read_object
+from mlm_repro.experiments.files import FORECAST, KeptRun, read_runs, write_runs
+from mlm_repro.lineage.atomic import json_bytes
+from mlm_repro.lineage.digest import sha256_json
 from mlm_repro.lineage.run import MANIFEST
 
 
@@ -16,14 +15,16 @@ def write_forecast_later(run: Path) -> None:
 
 
 def other_data(run: Path) -> None:
-    training = sorted((run / TRAINING).iterdir())[0]
-    manifest = read_object(training / f"training-{MANIFEST}")
-    manifest["parents"]["dataset"] = "0" * 64
-    reseal(training, manifest)
+    training = next(iter(read_runs(run).values()))
+    assert training.manifest
+    training.manifest["parents"]["dataset"] = "0" * 64
+    reseal(run, training)
 
 
-def reseal(training: Path, manifest: dict[str, Any]) -> None:
-    write_json(training / f"training-{MANIFEST}", manifest)
-    sealed = read_object(training / f"training-{MARKER}")
-    sealed["files"][MANIFEST]["sha256"] = sha256_file(training / f"training-{MANIFEST}")
-    write_json(training / f"training-{MARKER}", sealed)
+def reseal(run: Path, training: KeptRun) -> None:
+    """Keep an edited training in place of the one of its name, with a seal that agrees with its manifest."""
+    assert training.seal
+    files = training.seal["files"]
+    files[MANIFEST]["sha256"] = hashlib.sha256(json_bytes(training.manifest)).hexdigest()
+    training.seal["digest"] = sha256_json(files)
+    write_runs(run, (read_runs(run) | {training.name: training}).values())

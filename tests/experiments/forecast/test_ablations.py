@@ -15,7 +15,7 @@ import pytest
 from mlm_repro.data_pipeline.tokens.token_file import TokenFile
 from mlm_repro.engine.data.dataset import DatasetFacts
 from mlm_repro.experiments.catalogue import Ablation, Arm, Effect, Experiment, find_experiment, load_experiments
-from mlm_repro.experiments.files import FORECAST, TRAINING, EffectForecast
+from mlm_repro.experiments.files import FORECAST, RUNS, EffectForecast, read_runs, write_runs
 from mlm_repro.experiments.forecast.ablation import Finding, ablation_config, doubts_of, find_effect, loss_after
 from mlm_repro.experiments.forecast.study import bigram_loss, run_ablation
 from mlm_repro.experiments.forecast.trainings import Trained, read_kept, seeds_of
@@ -134,7 +134,7 @@ def test_a_run_is_judged_by_its_intervals_and_verifies(trained: Path) -> None:
 def ended(loss: float, is_finished: bool = True) -> Trained:
     """A training whose last loss, after 512 tokens, is this."""
     config = ablation_config("x", memory().ablation, Arm(name="one"), 1, 1e-3)  # type: ignore[arg-type]
-    return Trained(Path(), config, "", "", {0: 9.0, 512: loss}, loss, is_finished)
+    return Trained("", config, "", "", {0: 9.0, 512: loss}, loss, is_finished)
 
 
 def grid(losses: list[list[float]], rate: float, bigrams: float, is_finished: bool = True) -> tuple[Finding, str]:
@@ -207,7 +207,7 @@ def test_what_is_finished_is_found_again(trained: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in runs.glob("*/COMPLETE")} == before
 
 
-KEPT = sorted(path.parent for path in (ROOT / "results" / "ablations").glob(f"*/{TRAINING}/"))
+KEPT = sorted(path.parent for path in (ROOT / "results" / "ablations").glob(f"*-effects-*/{RUNS}"))
 
 
 @pytest.mark.parametrize("run", KEPT, ids=lambda run: run.name)
@@ -228,10 +228,24 @@ def test_the_newest_kept_ablation_is_that_of_its_experiment() -> None:
 
 
 def shorten(run: Path) -> None:
-    path = next((run / TRAINING).glob("*-no-memory-seed-*"))
-    manifest = read_object(path / f"training-{MANIFEST}")
-    manifest["config"]["train"]["learning_rate"] = 0.5
-    reseal(path, manifest)
+    training = next(each for name, each in read_runs(run).items() if "-no-memory-seed-" in name)
+    assert training.manifest
+    training.manifest["config"]["train"]["learning_rate"] = 0.5
+    reseal(run, training)
+
+
+def edit_a_manifest_alone(run: Path) -> None:
+    training = next(iter(read_runs(run).values()))
+    assert training.manifest
+    training.manifest["config"]["train"]["weight_decay"] = 0.5
+    write_runs(run, (read_runs(run) | {training.name: training}).values())
+
+
+def edit_a_seal_alone(run: Path) -> None:
+    training = next(iter(read_runs(run).values()))
+    assert training.seal
+    training.seal["files"]["summary.json"]["bytes"] += 1
+    write_runs(run, (read_runs(run) | {training.name: training}).values())
 
 
 def another_rate(run: Path) -> None:
@@ -249,6 +263,8 @@ def double_records(run: Path) -> None:
     ("edit", "words"),
     [
         (write_forecast_later, "the forecast was changed or made after its trainings"),
+        (edit_a_manifest_alone, "the manifest is not the one that was sealed"),
+        (edit_a_seal_alone, "the digest of its seal is not that of the files in it"),
         (shorten, "was not trained as forecast.json says"),
         (other_data, "was trained on other data than forecast.json says"),
         (another_rate, "has other rates than its search gives"),

@@ -5,7 +5,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -14,12 +14,19 @@ from mlm_repro.data_pipeline.files import DATASET
 from mlm_repro.engine.config import RunConfig, TrainConfig
 from mlm_repro.engine.costs import parameter_count
 from mlm_repro.engine.data.dataset import DatasetFacts
-from mlm_repro.engine.run.files import METRICS
 from mlm_repro.evaluation.checkpoints import EvaluatedCheckpoint
 from mlm_repro.evaluation.protocol import SourceText, Task
 from mlm_repro.evaluation.tasks.documents import RunningText
 from mlm_repro.evaluation.tasks.perplexity import UNCHANGED, PerplexityTask, sliding_stream
-from mlm_repro.experiments.files import FORECAST, PLAN, TRAINING, Forecast, LadderPlan, RungPlan
+from mlm_repro.experiments.files import (
+    FORECAST,
+    PLAN,
+    Forecast,
+    LadderPlan,
+    RungPlan,
+    read_runs,
+    write_runs,
+)
 from mlm_repro.experiments.forecast import ladder, study
 from mlm_repro.experiments.forecast.ladder import (
     MOST_EPOCHS,
@@ -144,7 +151,7 @@ def test_the_largest_rung_has_the_seed_of_its_sealed_forecast(climbed: Climbed) 
 def trial(rate: float, loss: float, rung: int = 0) -> Trained:
     train = TrainConfig(seed=SEARCH_SEED, learning_rate=rate, min_learning_rate=rate)
     config = RunConfig(name="trial", model=rung_model(*SHAPES[rung]), train=train)
-    return Trained(Path(f"{rate:g}"), config, "", "", {0: 7.0, 1: loss}, loss, math.isfinite(loss))
+    return Trained(f"{rate:g}", config, "", "", {0: 7.0, 1: loss}, loss, math.isfinite(loss))
 
 
 @pytest.mark.parametrize(
@@ -204,10 +211,10 @@ def test_an_honest_ladder_verifies_and_keeps_what_was_trained(climbed: Climbed, 
     check = RunCheck(climbed.run)
     assert not check.broken
     assert not check.absent
-    kept = {each.folder.name: each.losses for each in read_kept(climbed.run)}
+    kept = {each.name: each.losses for each in read_kept(climbed.run)}
     for name in kept:
         keep(climbed.run.parent / name, tmp_path)
-    assert {each.folder.name: each.losses for each in read_kept(tmp_path)} == kept
+    assert {each.name: each.losses for each in read_kept(tmp_path)} == kept
 
 
 def edit_forecast(run: Path) -> None:
@@ -216,20 +223,29 @@ def edit_forecast(run: Path) -> None:
     write_document(run / FORECAST, forecast.model_copy(update={"curve": [*forecast.curve[:-1], end]}))
 
 
+def edit_metrics(run: Path, name: str, edit: Callable[[list[dict[str, Any]]], object]) -> None:
+    """Edit the validations that a ladder keeps of the first training whose name begins so."""
+    runs = read_runs(run)
+    edit(next(each for each in runs.values() if each.name.startswith(name)).metrics)
+    write_runs(run, runs.values())
+
+
 def reuse_a_seed(run: Path) -> None:
-    first, second = (next((run / TRAINING).glob(f"ladder-2x36-rate-*-seed-{seed}-*")) for seed in (1, 2))
-    shutil.copyfile(first / METRICS, second / METRICS)
+    first = next(each for each in read_runs(run).values() if re.match("ladder-2x36-rate-.*-seed-1-", each.name))
+    (second,) = (name for name in read_runs(run) if re.match("ladder-2x36-rate-.*-seed-2-", name))
+
+    def edit(lines: list[dict[str, Any]]) -> None:
+        lines[:] = first.metrics
+
+    edit_metrics(run, second, edit)
 
 
 def cut_short(run: Path) -> None:
-    path = next(run.glob(f"{TRAINING}/ladder-2x84-rate-*/{METRICS}"))
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-2]))
+    edit_metrics(run, "ladder-2x84-rate-", lambda lines: [lines.pop(), lines.pop()])
 
 
 def another_end(run: Path) -> None:
-    path = next(run.glob(f"{TRAINING}/ladder-2x84-rate-*/{METRICS}"))
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join([*lines[:-1], re.sub(r'"loss": [0-9.]+', '"loss": 1.5', lines[-1])]))
+    edit_metrics(run, "ladder-2x84-rate-", lambda lines: lines[-1].update(loss=1.5))
 
 
 @pytest.mark.parametrize(
