@@ -60,6 +60,10 @@ class TokenizerConfig(Config):
         return self
 
 
+WITHOUT = {"workers", "shard_bytes", "overlap"}
+"""Keys on which a dataset does not depend."""
+
+
 class _Beginning(Config):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     """Name of the run; its directory is `<name>-<identity>`."""
@@ -123,7 +127,7 @@ class DataConfig(_WithFilters):
 
     def identity(self) -> dict[str, Any]:
         """The plain values that the dataset depends on, where they differ from their defaults."""
-        return self.model_dump(mode="json", exclude_defaults=True, exclude={"workers", "shard_bytes", "overlap"})
+        return self.model_dump(mode="json", exclude_defaults=True, exclude=WITHOUT)
 
 
 class VerbConfig(DataConfig):

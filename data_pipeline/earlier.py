@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from mlm_repro.data_pipeline.config import DataConfig
+from mlm_repro.data_pipeline.config import WITHOUT, DataConfig
 from mlm_repro.data_pipeline.reading.config import HUB, HUB_NAMES, INSTALLED_DOCS
 from mlm_repro.data_pipeline.stages import STAGES, TEXT_FILTERS, TOKEN_FILTERS
 from mlm_repro.data_pipeline.stages.stage import SOURCE
@@ -30,7 +30,6 @@ from mlm_repro.lineage.run import MANIFEST
 
 SHELF, RECIPE, DEAR = ".stages", "recipe.json", ("harvest", "prepare", "tokenizer", "measure")
 """Folder beside the runs with the shelf of each name; the manifest of the build that made it; what lies there."""
-WITHOUT = {"workers", "shard_bytes", "overlap"}
 
 
 def recipe_made_by(config: DataConfig, sources: tuple[str, ...]) -> dict[str, str]:

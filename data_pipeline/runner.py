@@ -16,7 +16,7 @@ from pathlib import Path
 
 import orjson
 
-from mlm_repro.data_pipeline.config import DataConfig
+from mlm_repro.data_pipeline.config import WITHOUT, DataConfig
 from mlm_repro.data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
 from mlm_repro.data_pipeline.document import Document
 from mlm_repro.data_pipeline.earlier import DEAR, RECIPE, SHELF, Earlier, recipe_made_by
@@ -60,7 +60,8 @@ def build_dataset(config: DataConfig, root: Path, executor: str = "local", part:
     Raises BadInput for input or a root that cannot be used, and for a part that differs from one that is at work,
     DataMissing for missing input, Interrupted when stopped.
     """
-    begin = partial(RunDirectory.begin, root, config.name, "data", config.identity())
+    stated = config.model_dump(mode="json", exclude=WITHOUT)
+    begin = partial(RunDirectory.begin, root, config.name, "data", stated, settings=config.identity())
     if not part:
         return _run_stages(config, begin, executor, ROOM_OF_A_DATASET, root)
     with Meeting(root / MEETINGS / config.name, *parse_part(part)) as meeting:

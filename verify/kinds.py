@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel
 
+from mlm_repro.data_pipeline.config import DataConfig
 from mlm_repro.data_pipeline.files import DATASET, LEDGER
 from mlm_repro.data_pipeline.stages import STAGES
 from mlm_repro.engine.config import RunConfig
@@ -82,7 +83,10 @@ KINDS = {
     **{f"data-{stage.verb}": Kind((LEDGER,), DOCUMENTS) for stage in STAGES},
     **{f"data-{verb}": Kind((LEDGER, DATASET), DATASETS) for verb in ("tokenize", "import", "merge")},
     "data-overlap": Kind(("overlap.json",)),
-    "data": Kind((LEDGER, DATASET), DATASETS, lambda config: re.escape(config["name"])),
+    "data": Kind(
+        (LEDGER, DATASET), DATASETS, lambda config: re.escape(config["name"]),
+        settings=lambda config: DataConfig.model_validate(config).identity(),
+    ),
     "training": Kind(
         (METRICS, SUMMARY), rf"timeline\.json|tensorboard/events\.{NAME}|checkpoints/iter_\d{{7}}/({CHECKPOINT})",
         lambda config: re.escape(config["name"]), PLACES, lambda config: _differing(RunConfig, config), SCHEMA,
