@@ -38,84 +38,89 @@ class Meeting:
     def __init__(self, folder: Path, part: int, parts: int) -> None:
         self.part, self.parts, self._folder = part, parts, folder
         self._limit = number(JOIN_SECONDS) or DEFAULT_JOIN_SECONDS
-        self._sign: Sign = {"session": os.urandom(8).hex(), "count": 0, "agreed": {}, "said": ""}
-        self._heard: dict[int, tuple[Sign, float]] = {}
+        self._place = folder / f"part-{part}-{os.urandom(8).hex()}.json"
+        self._sign: Sign = {"count": 0, "agreed": {}, "said": ""}
         self._ended, self._thread = threading.Event(), threading.Thread(target=self._beat, daemon=True)
+        self._writing = threading.Lock()
 
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
-        for part in range(1, self.parts + 1):
-            self._hear(part)
-        self._entered = time.monotonic()
+        self._before = read_signs(self._folder)
+        self._thread.start()
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self._ended.set()
-        if self._thread.ident:
-            self._thread.join()
-            if error is None:
-                self._place(self.part).unlink(missing_ok=True)
-                for path in self._folder.glob("agreed-*") if self.part == 1 else ():
-                    path.unlink(missing_ok=True)
-            else:
-                self._sign["said"] = str(error) or "it was interrupted"
-                self._write()
+        self._thread.join()
+        if error is not None and self._sign["agreed"]:
+            self._sign["said"] = str(error) or "it was interrupted"
+            self._write()
+            return
+        is_done = error is None and self.part == 1
         with suppress(OSError):  # others are there
+            for path in self._folder.iterdir() if is_done else [self._place]:
+                path.unlink(missing_ok=True)
             self._folder.rmdir()
             self._folder.parent.rmdir()
 
     def agree(self, topic: str, facts: Mapping[str, str]) -> None:
         """Agree with the other parts. Raises BadInput, with what differs, if a living part agreed on other facts."""
+        agreed = self._sign["agreed"]
         while True:
             made = sorted(self._folder.glob(f"agreed-{topic}-*.json"))
             try:
                 last = read_json(made[-1]) if made else {}
             except (OSError, ValueError):  # the first part has ended and removed it
                 continue
-            if last.get("facts") == facts:
-                break
-            if made and is_alive(self._folder, topic, made[-1].name):
+            is_same = last.get("facts") == facts
+            if made and not is_same and is_alive(self._folder, topic, made[-1].name):
                 raise BadInput(
                     f"part {self.part} of {self.parts} differs from part {last['part']}, which is at work, in "
                     f"{'; '.join(differences(last['facts'], facts))}: parts need one recipe, input, code and Python"
                 )
-            made.append(self._folder / f"agreed-{topic}-{len(made):06d}.json")
-            if write_json(made[-1], {"part": self.part, "facts": facts}, replaces=False):
-                break
-        self._sign["agreed"] = self._sign["agreed"] | {topic: made[-1].name}
-        if not self._thread.ident:
-            self._thread.start()
+            place = made[-1] if is_same else self._folder / f"agreed-{topic}-{len(made):06d}.json"
+            self._sign["agreed"] = agreed | {topic: place.name}
+            self._write()  # before it is there, so that it is held from its beginning on
+            if is_same or self._make(place, {"part": self.part, "facts": facts}):
+                return
+            self._sign["agreed"] = agreed
+
+    def _make(self, place: Path, agreement: dict[str, Any]) -> bool:
+        """Make an agreement, unless another part has; processes of two machines may have one number."""
+        own = self._place.with_name(f"{self._place.stem}.own")
+        write_json(own, agreement)
+        try:
+            os.link(own, place)
+        except FileExistsError:
+            return False
+        finally:
+            own.unlink()
+        return True
 
     def wait_for(self, ready: Callable[[], T | None], part: int, state: Callable[[], str]) -> T:
         """The first result of `ready` that is not None, which another part makes; `state` says how far that is.
 
         Raises Interrupted when that part ends without it, or gives no sign of life for MLM_JOIN_SECONDS.
         """
-        began, told = time.monotonic(), SAID_AFTER_SECONDS
+        began = heard = time.monotonic()
+        told, signs = SAID_AFTER_SECONDS, read_signs(self._folder, part)
         while (value := ready()) is None:
-            sign, heard = self._hear(part)
-            now, said = time.monotonic(), sign.get("said")
-            if said and heard > self._entered:
-                raise Interrupted(f"part {part} has ended: {said}; give the commands of all parts again")
-            if now - max(heard, began) > self._limit:
-                before = f"; before that it said: {said}" if said else ""
+            before, signs, now = signs, read_signs(self._folder, part), time.monotonic()
+            heard = now if signs != before else heard
+            said = {name: sign["said"] for name, sign in signs.items() if sign["said"]}
+            if new := [words for name, words in said.items() if signs[name] != self._before.get(name)]:
+                raise Interrupted(f"part {part} has ended: {new[0]}; give the commands of all parts again")
+            if now - heard > self._limit:
+                words = f"; before that it said: {[*said.values()][-1]}" if said else ""
                 raise Interrupted(
                     f"part {part} of {self.parts} gave no sign of life for {self._limit} seconds ({JOIN_SECONDS}), and "
-                    f"{state()}: give its command again, and those of all parts that ended{before}"
+                    f"{state()}: give its command again, and those of all parts that ended{words}"
                 )
             if now - began > told and not is_quiet():
                 print(f"waiting for part {part} of {self.parts}: {state()}", file=sys.stderr, flush=True)
                 told *= 4
             time.sleep(ASK_SECONDS)
         return value
-
-    def _hear(self, part: int) -> tuple[Sign, float]:
-        """A part's sign, and when this part first saw it as it is."""
-        before = self._heard.get(part)
-        sign = _read(self._place(part), before[0] if before else {})
-        if before is None or before[0] != sign:
-            self._heard[part] = sign, time.monotonic()
-        return self._heard[part]
 
     def _beat(self) -> None:
         while True:
@@ -125,31 +130,25 @@ class Meeting:
                 return
 
     def _write(self) -> None:
-        with suppress(OSError):  # the first part has ended and removed the folder
-            self._place(self.part).write_text(json.dumps(self._sign), encoding="utf-8")
-
-    def _place(self, part: int) -> Path:
-        return self._folder / f"part-{part}.json"
+        with self._writing, suppress(OSError):  # the first part has ended and removed the folder
+            self._place.write_text(json.dumps(self._sign), encoding="utf-8")
 
 
 def is_alive(folder: Path, topic: str = "", name: str = "") -> bool:
     """True if a sign of a meeting, of those that agreed to `name`, changes while it is looked at."""
-    until, before = time.monotonic() + LOOK_SECONDS, _signs(folder, topic, name)
-    while (now := _signs(folder, topic, name)) == before or not now:
-        if time.monotonic() > until or not folder.exists():
-            return False
+    until, before = time.monotonic() + LOOK_SECONDS, read_signs(folder)
+    while folder.exists() and time.monotonic() < until:
+        for path, sign in read_signs(folder).items():
+            if before.get(path) != sign and not sign["said"] and (not topic or sign["agreed"].get(topic) == name):
+                return True
         time.sleep(ASK_SECONDS)
-    return True
+    return False
 
 
-def _signs(folder: Path, topic: str, name: str) -> list[Sign]:
-    """Signs of the parts that have not said why they ended."""
-    signs = (_read(path, {}) for path in sorted(folder.glob("part-*.json")))
-    return [sign for sign in signs if sign and not sign["said"] and (not topic or sign["agreed"].get(topic) == name)]
-
-
-def _read(path: Path, otherwise: Sign) -> Sign:
-    try:
-        return dict(read_json(path))
-    except (OSError, ValueError):  # it is being written
-        return otherwise
+def read_signs(folder: Path, part: int | str = "*") -> dict[str, Sign]:
+    """Signs of a part, or of all, by the names of their files; one that is being written is not there."""
+    signs = {}
+    for path in folder.glob(f"part-{part}-*.json"):
+        with suppress(OSError, ValueError):
+            signs[path.name] = dict(read_json(path))
+    return signs

@@ -1,0 +1,276 @@
+"""Parts of an array agree before they work, wait for each other with words, and outlive none of them for long."""
+
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mlm_repro.data_pipeline.work import meeting as meetings
+from mlm_repro.data_pipeline.work.meeting import Meeting, is_alive, read_signs
+from mlm_repro.lineage.errors import BadInput, Interrupted
+from tests.data_pipeline.builds import files_of
+from tests.data_pipeline.conftest import sentences, write_jsonl, write_recipe
+from tests.data_pipeline.copies import change, copy_of_library, copy_of_package, run, start
+
+ARRAY = "runs/.parts/small"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_jsonl(tmp_path / "a.jsonl", [sentences(40, seed) for seed in range(90)])
+    write_recipe(tmp_path / "r.toml", "jsonl:a.jsonl", extra="shard_bytes = 65536\ndecontaminate.test_sets = []")
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def edited(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for the path with a package whose filter is another."""
+    copy = copy_of_package(tmp_path_factory.mktemp("edited"))
+    change(copy / "data_pipeline/stages/length.py", "tokens >= self.min_tokens", "tokens > self.min_tokens")
+    return copy / "sources"
+
+
+@pytest.fixture
+def begin(folder: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+    """Start parts that end with the test."""
+    parts = []
+
+    def begun(part: str, *words: object, **given: object) -> "subprocess.Popen[str]":
+        parts.append(start("run", "r.toml", "--part", part, *words, folder=folder, **given))  # type: ignore[arg-type]
+        return parts[-1]
+
+    yield begun
+    for part in parts:
+        part.kill()
+        part.communicate()
+
+
+def until(happens: Callable[[], object], process: "subprocess.Popen[str] | None" = None) -> None:
+    end = time.monotonic() + 120
+    while not happens():
+        assert time.monotonic() < end
+        assert process is None or process.poll() is None, process.communicate()
+        time.sleep(0.02)
+
+
+def prepared(folder: Path) -> list[Path]:
+    return list(folder.glob("runs/*/.work/prepare/*/DONE"))
+
+
+def has_agreed(folder: Path, part: int) -> bool:
+    return any(sign["agreed"] for sign in read_signs(folder / ARRAY, part).values())
+
+
+def test_parts_give_the_bytes_of_one_command_though_one_is_killed(
+    folder: Path, begin: Callable[..., "subprocess.Popen[str]"]
+) -> None:
+    parts = [begin(f"{number}/3") for number in (3, 2, 1)]
+    until(lambda: list(folder.glob("runs/*/.work/prepare/00001/DONE")), parts[2])
+    parts[1].send_signal(signal.SIGKILL)
+    parts[1].wait(60)
+    assert [parts[0].poll(), parts[2].poll()] == [None, None]
+    parts[1] = begin("2/3")
+    assert [part.wait(300) for part in parts] == [0, 0, 0]
+    assert not (folder / "runs/.parts").exists()
+    run("run", "r.toml", "--runs", "alone", folder=folder)
+    assert files_of(folder / "runs/small") == files_of(folder / "alone/small")
+
+
+def test_a_part_that_differs_is_refused_at_once(
+    folder: Path, begin: Callable[..., "subprocess.Popen[str]"], edited: Path, tmp_path: Path
+) -> None:
+    """Code, a library of the same version, a setting, the number of parts; the array goes on."""
+    first = begin("1/2")
+    until(lambda: has_agreed(folder, 1), first)
+    library = copy_of_library("ftfy", tmp_path / "libraries")
+    (library / "ftfy/fixes.py").open("a").write("more = 1\n")
+    differing = [
+        (("2/2",), [edited], "in the code of length"),
+        (("2/2",), [library], "in ftfy 6."),
+        (("2/2", "--set", "split.train=5"), [], "in split.train = its default → 5"),
+        (("2/3",), [], "in parts = 2 → 3"),
+    ]
+    for words, places, said in differing:
+        began = time.monotonic()
+        text = run("run", "r.toml", "--part", *words, folder=folder, places=places, ends=2)
+        assert time.monotonic() - began < 5
+        assert "differs from part 1, which is at work, in " in sentence_of(text)
+        assert said in sentence_of(text)
+        assert "cost: " not in text, "nothing was read"
+    assert run("run", "r.toml", "--part", "2/2", folder=folder)
+    assert first.wait(120) == 0
+    assert [path.name for path in (folder / "runs").glob("small-*")] == [os.readlink(folder / "runs/small")]
+
+
+def sentence_of(text: str) -> str:
+    (line,) = (line for line in text.splitlines() if line.startswith("error: "))
+    return line.removeprefix("error: ")
+
+
+def test_parts_that_read_other_input_are_refused(folder: Path, begin: Callable[..., "subprocess.Popen[str]"]) -> None:
+    first = begin("1/2")
+    until(lambda: len(prepared(folder)) == 2, first)
+    write_jsonl(folder / "a.jsonl", [sentences(40, seed) for seed in range(91)])
+    text = run("run", "r.toml", "--part", "2/2", folder=folder, ends=2)
+    assert "source 0 jsonl:a.jsonl, which is other content" in sentence_of(text)
+
+
+def test_a_killed_part_ends_the_wait_with_a_sentence(
+    folder: Path, begin: Callable[..., "subprocess.Popen[str]"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLM_JOIN_SECONDS", "7")
+    first, second = begin("1/2"), begin("2/2")
+    until(lambda: has_agreed(folder, 2), second)
+    second.kill()
+    began = time.monotonic()
+    _, err = first.communicate(timeout=120)
+    assert first.returncode == 7, err
+    assert time.monotonic() - began > 7
+    waits = [line for line in err.splitlines() if line.startswith("waiting for part 2 of 2: ")]
+    assert len(waits) == 1
+    assert " tasks of prepare are done" in waits[0]
+    assert "part 2 of 2 gave no sign of life for 7 seconds (MLM_JOIN_SECONDS)" in sentence_of(err)
+    text = run("leftovers", folder=folder)
+    assert "an unfinished build" in text
+    assert "the meeting place of an array that ended" in text
+    monkeypatch.delenv("MLM_JOIN_SECONDS")
+    both = [begin("1/2"), begin("2/2")]
+    assert [part.wait(120) for part in both] == [0, 0]
+
+
+def test_parts_that_never_start_are_awaited_for_a_stated_time(
+    folder: Path, begin: Callable[..., "subprocess.Popen[str]"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLM_JOIN_SECONDS", "1")
+    third = begin("3/3")
+    assert third.wait(60) == 7
+    assert "part 1 of 3 gave no sign of life for 1 seconds" in sentence_of(third.communicate()[1])
+    assert not prepared(folder), "the first part begins the work"
+    first = begin("1/3")
+    assert first.wait(60) == 7
+    assert "part 2 of 3 gave no sign of life" in sentence_of(first.communicate()[1])
+
+
+def test_a_part_that_fails_ends_the_others_with_its_words(
+    folder: Path, begin: Callable[..., "subprocess.Popen[str]"]
+) -> None:
+    first = begin("1/2")
+    until(lambda: prepared(folder), first)
+    second = begin("2/2")
+    until(lambda: has_agreed(folder, 2), second)
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(60) == 7
+    assert first.wait(60) == 7
+    assert "part 2 has ended: it was interrupted; give the commands of all parts again" in first.communicate()[1]
+
+
+def test_an_array_that_died_holds_nobody_up(
+    folder: Path, begin: Callable[..., "subprocess.Popen[str]"], edited: Path
+) -> None:
+    first = begin("1/2")
+    until(lambda: prepared(folder), first)
+    first.kill()
+    first.wait(60)
+    assert read_signs(folder / ARRAY, 1)
+    both = [begin("1/2", places=[edited]), begin("2/2", places=[edited])]
+    assert [part.wait(120) for part in both] == [0, 0]
+    said = both[0].communicate()[1]
+    assert "differs in the code of length" in said
+    assert "source, clean, language; made anew: length, deduplicate" in said
+    assert not (folder / "runs/.parts").exists()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meetings, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(meetings, "ASK_SECONDS", 0.01)
+    monkeypatch.setattr(meetings, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(meetings, "DEFAULT_JOIN_SECONDS", 1)
+    monkeypatch.setattr(meetings, "SAID_AFTER_SECONDS", 0.1)
+
+
+def test_an_agreement_holds_as_long_as_one_lives_that_agreed(tmp_path: Path, quick: None) -> None:
+    with Meeting(tmp_path / "m", 1, 3) as first:
+        first.agree("work", {"clean: code": "a"})
+        with Meeting(tmp_path / "m", 2, 3) as second:
+            second.agree("work", {"clean: code": "a"})
+        with Meeting(tmp_path / "m", 3, 3) as third, pytest.raises(BadInput, match="in the code of clean"):
+            third.agree("work", {"clean: code": "b"})
+        assert is_alive(tmp_path / "m")
+        dead = shutil.copytree(tmp_path / "m", tmp_path / "dead")
+    assert not (tmp_path / "m").exists()
+    assert not is_alive(dead)
+    with Meeting(dead, 3, 3) as third:
+        third.agree("work", {"clean: code": "b"})
+        with Meeting(dead, 2, 3) as second, pytest.raises(BadInput, match="differs from part 3, which is at work"):
+            second.agree("work", {"clean: code": "a"})
+
+
+def test_of_two_that_replace_a_dead_agreement_one_is_refused(tmp_path: Path, quick: None) -> None:
+    with Meeting(tmp_path / "m", 1, 9) as first:
+        first.agree("work", {"clean: code": "old"})
+        dead = shutil.copytree(tmp_path / "m", tmp_path / "dead")
+    ends: dict[int, str] = {}
+    together, stop = threading.Barrier(8), threading.Event()
+
+    def join(part: int) -> None:
+        with Meeting(dead, part, 9) as meeting:
+            together.wait()
+            try:
+                meeting.agree("work", {"clean: code": f"new {part % 2}"})
+                ends[part] = f"new {part % 2}"
+                stop.wait(30)
+            except BadInput as error:
+                ends[part] = str(error)
+
+    threads = [threading.Thread(target=join, args=(part,)) for part in range(2, 10)]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(ends) == 8)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert len([said for said in ends.values() if said.startswith("new")]) == 4
+    assert len({said for said in ends.values() if said.startswith("new")}) == 1
+    assert len([said for said in ends.values() if "differs from part" in said]) == 4
+
+
+def fails(folder: Path, words: str) -> None:
+    """Part 2 agrees and ends with an error."""
+    with Meeting(folder, 2, 2) as second:
+        second.agree("work", {})
+        raise BadInput(words)
+
+
+def test_a_sign_from_before_says_nothing_of_now(
+    tmp_path: Path, quick: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "m"
+    with pytest.raises(BadInput):
+        fails(folder, "the disk of yesterday")
+    assert [sign["said"] for sign in read_signs(folder).values()] == ["the disk of yesterday"]
+    with Meeting(folder, 1, 2) as first:
+        first.agree("work", {})
+        began = time.monotonic()
+        with pytest.raises(Interrupted, match=r"no sign of life for 1 seconds.*before that it said: the disk of yest"):
+            first.wait_for(lambda: None, 2, lambda: "nothing is done")
+        assert time.monotonic() - began > 1
+        with pytest.raises(BadInput):
+            fails(folder, "the disk of today")
+        with pytest.raises(Interrupted, match="part 2 has ended: the disk of today"):
+            first.wait_for(lambda: None, 2, lambda: "nothing is done")
+    assert capsys.readouterr().err.count("waiting for part 2 of 2: nothing is done") == 2
+
+
+def test_a_part_that_works_long_is_awaited(tmp_path: Path, quick: None) -> None:
+    with Meeting(tmp_path / "m", 1, 2) as first, Meeting(tmp_path / "m", 2, 2) as second:
+        first.agree("work", {})
+        second.agree("work", {})
+        end = time.monotonic() + 3
+        assert first.wait_for(lambda: time.monotonic() > end or None, 2, lambda: "so far") is True
