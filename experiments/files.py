@@ -79,10 +79,11 @@ class KeptRun(FileSchema):
         if self.seal is None:
             return
         kept = {MANIFEST: self.manifest, SUMMARY: self.summary, NOT_RUN: self.refused}
-        contents = {name: json_bytes(value) for name, value in kept.items() if value is not None}
+        contents = {name: None if value is None else json_bytes(value) for name, value in kept.items()}
         for name, content in {**contents, **(others or {})}.items():
-            if self.seal["files"].get(name, {}).get("sha256") != sha256(content).hexdigest():
-                raise IntegrityFailure(f"{self.name}: the {name.partition('.')[0]} is not the one that was sealed")
+            sealed = self.seal["files"].get(name, {}).get("sha256")
+            if sealed != (None if content is None else sha256(content).hexdigest()):
+                raise IntegrityFailure(f"{self.name}: its {name} is not the one that was sealed")
         if sha256_json(self.seal["files"]) != self.seal["digest"]:
             raise IntegrityFailure(f"{self.name}: the digest of its seal is not that of the files in it")
 

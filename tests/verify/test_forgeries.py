@@ -276,9 +276,9 @@ MADE_AGAIN: list[tuple[str, Edit, str]] = [
     (EVALUATIONS, cloze(put(kind="measured")), "lambada: kind is measured"),
     (EVALUATIONS, cloze(put(tokenizer_digest=ZEROS)), "lambada: tokenizer_digest is "),
     (TRAININGS, put(0, "metrics", 1, loss=1.0), "kept training 355m: metrics, 2: loss is 1.0; "),
-    (TRAININGS, put(0, "manifest", "config", "train", seed=1), "355m: the manifest is not the one that was sealed"),
+    (TRAININGS, put(0, "manifest", "config", "train", seed=1), "355m: its manifest.json is not the one"),
     (TRAININGS, put(0, "seal", digest=ZEROS), "355m: the digest of its seal is not that of the files in it"),
-    (TRAININGS, put(0, "summary", validation_perplexity=9.3), "355m: the summary is not the one that was sealed"),
+    (TRAININGS, put(0, "summary", validation_perplexity=9.3), "355m: its summary.json is not the one that was sealed"),
     (f"{REPRODUCTION}/ledger.json", put("stages", 0, documents_out=9), "ledger.json is not what"),
     (f"{REPRODUCTION}/dataset.json", put(seed=99), "dataset.json is not what"),
     (f"{TRAINING}/metrics.jsonl", put(1, loss=1.0), " as it is here: its digest"),
@@ -308,7 +308,7 @@ IN_SEVERAL: list[tuple[Callable[[Path], None], str]] = [
     (both_of_data(put("splits", "valid", bytes=1)), "documents and bytes of its splits"),
 ]  # fmt: skip
 OF_AN_EXPERIMENT: list[tuple[Callable[[Path], None], str]] = [
-    (simulated(value=163.0), "does not have the numbers that the run was begun with"),
+    (simulated(value=163.0), "does not have the numbers that experiment-2021-figure-6-"),
     (simulated(kind="measured", low=None, high=None), "is of mode simulate and yet calls"),
     (simulated(source="another-run"), "has records of another run"),
     (older_in_place_of_newer, "renamed or copied over another: it began as experiments-"),
@@ -365,7 +365,7 @@ def test_an_experiment_on_the_page_that_was_edited_or_is_gone_is_named(runs: Pat
     OF_AN_EXPERIMENT[0][0](runs)
     seal_all(runs)
     publish(runs, SIMULATED)
-    is_named("does not have the numbers that the run was begun with", runs / REPRODUCTION)
+    is_named("does not have the numbers that experiment-2021-figure-6-", runs / REPRODUCTION)
     shutil.rmtree((runs / SIMULATED).resolve())
     is_named("report was made of experiment-2021-figure-6-", runs / REPRODUCTION)
 
@@ -487,6 +487,13 @@ OF_A_KIND: list[tuple[str, str, Edit, str]] = [
     ("ablation-forecast-*", "forecast.json", lambda it: it["bits_per_nat"].append(1), ".json: digest is "),
     ("against-megatron-core-355m-twin-tp2-*", "against.json",
      lambda it: it["cases"][0]["series"][0]["samples"].reverse(), "against.json: differences of the loss, 1 is "),
+    ("experiments", "records.jsonl", put(0, value=1.0), "217f54a5: its records.jsonl is not the one that was sealed"),
+    ("experiments", "records.jsonl", put(0, source="another"), "has records of another run, another"),
+    ("experiments", "records.jsonl", lambda lines: lines.pop(), "its records.jsonl is not the one that was sealed"),
+    ("experiments", "runs.jsonl", put(0, "manifest", created=""), "its manifest.json is not the one that was sealed"),
+    ("experiments", "runs.jsonl", lambda lines: lines.pop(0), "has records of another run, experiment-2019-bert-"),
+    ("experiments", "runs.jsonl", put(1, refused=[{}]), "not_run.json of experiment-2019-multiples-"),
+    ("experiments", "runs.jsonl", put(1, refused=None), "its not_run.json is not the one that was sealed"),
     ("ladder", "evaluations.jsonl", put(0, "texts", "wikitext103", bits_per_byte=0.9),
      "the bits per byte of wikitext103 in ladder are not of the losses beside them"),
 ]  # fmt: skip

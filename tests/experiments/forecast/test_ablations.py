@@ -263,7 +263,7 @@ def double_records(run: Path) -> None:
     ("edit", "words"),
     [
         (write_forecast_later, "the forecast was changed or made after its trainings"),
-        (edit_a_manifest_alone, "the manifest is not the one that was sealed"),
+        (edit_a_manifest_alone, "its manifest.json is not the one that was sealed"),
         (edit_a_seal_alone, "the digest of its seal is not that of the files in it"),
         (shorten, "was not trained as forecast.json says"),
         (other_data, "was trained on other data than forecast.json says"),
