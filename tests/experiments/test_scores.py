@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from mlm_repro.evaluation.schema import PerplexityResult
 from mlm_repro.evaluation.tasks.uncertainty import ratio_standard_error
-from mlm_repro.experiments.files import Comparison, ReproductionScores, TextScore
+from mlm_repro.experiments.files import Comparison, ReproductionScores, TextScore, read_evaluations
 from mlm_repro.experiments.scores import NORMAL, compared, order_findings, order_verdict, text_score
 from mlm_repro.lineage.errors import IntegrityFailure
-from mlm_repro.lineage.files import parse_document, read_document
+from mlm_repro.lineage.files import parse_document
 from mlm_repro.lineage.records import Record
 from mlm_repro.lineage.shipped import HOME
 
@@ -81,8 +81,8 @@ def test_the_other_way_round_is_the_same_with_another_sign(first: list[float], s
 
 
 def test_words_of_an_article_are_those_of_the_part_that_was_scored() -> None:
-    path = HOME / "results" / "reproduce-8.3b" / "evaluations" / "8.3b-wikitext103.json"
-    result = read_document(path, PerplexityResult)
+    kept = read_evaluations(HOME / "results" / "reproduce-8.3b")["8.3b-wikitext103"]
+    result = parse_document(kept, PerplexityResult, "8.3b-wikitext103")
     found = text_score(result)
     assert sum(found.words) == pytest.approx(result.normaliser, rel=0.01)
     assert sum(found.nll) == pytest.approx(result.loss_per_token * result.num_scored_tokens, rel=1e-5)
