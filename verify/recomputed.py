@@ -394,7 +394,7 @@ class RunCheck:
         if "records" not in config:  # a run of an earlier version
             self.absent.append(f"the digest of the records of {name}")
         elif (digest_of_numbers(records), sha256_json(refused)) != (config["records"], config["refused"]):
-            yield f"{RECORDS} of {self.run.name} does not have the numbers that the run was begun with: {name}"
+            yield f"{RECORDS} of {self.run.name} does not have the numbers that {name} was begun with"
 
     def _ladder(self) -> Iterator[str]:
         """Derive result and records again from the kept trainings, whose scores are of one text."""
