@@ -156,7 +156,10 @@ def leftovers_(
     from mlm_repro.lineage.lock import check_is_there
 
     check_is_there(runs, "folder of runs")
-    for left in [*leftovers(runs)]:
+    every = [*leftovers(runs)]
+    if not every:
+        print(f"nothing is left of killed builds in {runs}")
+    for left in every:
         sentence = left.sentence
         if remove:
             left.remove()

@@ -175,11 +175,16 @@ class Earlier:
         """Print which build of the same settings is there, how this one differs, and what is not made anew."""
         stages = taken.stages if taken else []
         if alike:
-            state = "complete" if is_sealed(alike[-1].path) else "unfinished"
             is_read = any(map(INPUT.match, self.parents))
-            old = {key: value for key, value in alike[-1].parents.items() if is_read or not INPUT.match(key)}
-            said = f"the earlier build {alike[-1].path} ({state}) has the same settings and differs in"
-            print(f"note: {said} {'; '.join(differences(old, self.parents))}", file=sys.stderr)
+
+            def apart(build: Build) -> list[str]:
+                old = {key: value for key, value in build.parents.items() if is_read or not INPUT.match(key)}
+                return differences(old, self.parents)
+
+            nearest = min(reversed(alike), key=lambda build: len(apart(build)))
+            state = "complete" if is_sealed(nearest.path) else "unfinished"
+            said = f"the earlier build {nearest.path} ({state}) has the same settings and differs in"
+            print(f"note: {said} {'; '.join(apart(nearest))}", file=sys.stderr)
         if alike or stages:
             anew = [name for level in levels(self.config) for name in level.stages if name not in stages]
             source = f"taken from {taken.holder}: {', '.join(stages)}; " if taken and stages else ""

@@ -35,6 +35,7 @@ def run(
     kept results the numbers that take no training, the verdicts and the figures are made again too. Every difference is
     named, and so is a file, a key or a name that no run of its kind has. It prints what was compared and what was not.
     """
+    from mlm_repro.lineage.chain import broken_links
     from mlm_repro.lineage.run import MANIFEST
     from mlm_repro.verify.kinds import KINDS, kind_of, misfits
 
@@ -46,6 +47,10 @@ def run(
     announce(f"reads {format_bytes(bytes_below(path))} in {len(inner) + 1} sealed directories")
     for directory in inner:
         print(f"ok {check_seal(directory)[:16]} {directory}")
+    if (path / MANIFEST).is_file() and not is_sealed(path):
+        _refuse([*broken_links(path), *[f"{path.name} is unfinished"] * strict])
+        print(f"unfinished {path}: its {len(inner)} checkpoints belong together; its other files are not sealed yet")
+        return
     if inner and not is_sealed(path):
         from mlm_repro.verify.kept import KeptCheck
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mlm_repro.data_pipeline.tokens.tokenizer import FILE_NAME
-from mlm_repro.engine.config import ModelConfig, ParallelConfig, RunConfig, Seam, TwinScale
+from mlm_repro.engine.config import ModelConfig, ParallelConfig, RunConfig, Seam, TrainConfig, TwinScale
 from mlm_repro.engine.costs import (
     RankMemory,
     checkpoint_bytes,
@@ -249,13 +249,23 @@ def read_config(manifest: Mapping[str, Any], path: Path) -> RunConfig:
     return parse_config(values, RunConfig, str(path))
 
 
+def _known_training(directory: RunDirectory) -> TrainConfig:
+    """The recipe of an earlier run, of which keys that this program does not have are left out and named."""
+    manifest, path = directory.manifest, directory.path / MANIFEST
+    stated = manifest.get("config", {}).get("train", {})
+    unknown = sorted(stated.keys() - TrainConfig.model_fields.keys())
+    if unknown:
+        print(f"note: {path} has train.{', train.'.join(unknown)}, which this program does not know", file=sys.stderr)
+    return parse_config({key: value for key, value in stated.items() if key not in unknown}, TrainConfig, str(path))
+
+
 def continue_run(config: RunConfig, run: Path) -> RunConfig:
     """The configuration that continues a run from its newest checkpoint.
 
     Raises BadInput for anything but a training run, for fewer iterations and for another precision.
     """
     directory = RunDirectory.open(run, "training")
-    earlier = read_config(directory.manifest, directory.path / MANIFEST).train
+    earlier = _known_training(directory)
     if earlier.precision != config.train.precision:
         raise BadInput(f"{run} was trained in {earlier.precision}, and its optimizer's state continues in that alone")
     iteration = iteration_of(resolve_checkpoint(directory.path))
@@ -340,7 +350,7 @@ def resolve_begun(directory: RunDirectory, ranks: int | None = None, changed: Se
     except (KeyError, TypeError) as error:
         raise IntegrityFailure(f"{path / MANIFEST} does not say what was begun") from error
     if path.name != original:
-        raise BadInput(f"{path} was renamed: it began as {original}")
+        raise BadInput(f"{path} was renamed: give it its name again with `mv {path} {path.with_name(original)}`")
     if manifest["identity"] != identity:
         raise IntegrityFailure(f"{path / MANIFEST} was changed: its identity is not that of its configuration")
     train, parents = config.train, manifest["parents"]

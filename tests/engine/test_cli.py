@@ -165,7 +165,7 @@ def test_resume_refuses_what_it_would_not_go_on_with(tmp_path: Path) -> None:
     assert mlm_train("resume", tmp_path / "runs" / "small")[0] == 0
     renamed = shutil.copytree(run, run.with_name("renamed"))
     cases = [(tmp_path / "nowhere", 2, "not a run directory"), (tmp_path, 2, "not a run directory")]
-    cases.append((renamed, 2, f"was renamed: it began as {run.name}"))
+    cases.append((renamed, 2, f"was renamed: give it its name again with `mv {renamed} {run}`"))
     for path, code, sentence in cases:
         found, _, err = mlm_train("resume", path)
         assert found == code
@@ -210,3 +210,7 @@ def test_a_key_that_this_program_does_not_have_is_named_with_the_way_on(tmp_path
     assert code == 2
     assert "unknown key 'train.of_tomorrow'" in err
     assert f"`mlm-train run CONFIG --continue {begun}` goes on in a new run" in err
+    toml = write_toml(tmp_path / "small.toml", dataset, iterations=9, warmup_iterations=3)
+    code, out, err = mlm_train(toml, "--continue", begun, "--runs", tmp_path / "on", "--ranks", 1)
+    assert (code, "train.of_tomorrow, which this program does not know" in err) == (0, True), err
+    assert "complete: " in out
