@@ -64,7 +64,8 @@ def of_reproduction(runs: Path) -> dict[str, str]:
             digests[f"losses {name}"] = of_json(map(timeless, read_lines(folder / "metrics.jsonl")))
         if (folder / "records.jsonl").exists():
             digests[f"records {name}"] = of_json(map(timeless, read_lines(folder / "records.jsonl")))
-            digests |= of_study(next(path for path in folder.glob("experiments-*") if path.is_dir()))
+            for study in (path for path in folder.glob("experiments-*") if path.is_dir()):
+                digests |= of_study(study)
             for line in read_lines(folder / "evaluations.jsonl"):
                 digests[f"scores {name} {line['name']}"] = of_json([timeless(line["result"])])
         for path in sorted(folder.glob("report/figures/*.csv")):
