@@ -162,8 +162,10 @@ class Earlier:
             with suppress(BadInput, FileNotFoundError), locked(offer.holder) if is_run else nullcontext():
                 os.rename(offer.place, work)
                 taken = offer
-                if is_run and {path.name for path in offer.holder.iterdir()} <= {MANIFEST, LOCK}:
-                    shutil.rmtree(offer.holder)
+                if is_run:
+                    shutil.copyfile(offer.holder / MANIFEST, work / RECIPE)  # to the shelf, if this build is refused
+                    if {path.name for path in offer.holder.iterdir()} <= {MANIFEST, LOCK}:
+                        shutil.rmtree(offer.holder)
                 break
         if not is_begun:
             self.say(alike, taken)

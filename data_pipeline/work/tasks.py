@@ -1,6 +1,7 @@
 """Units of work that may be lost, repeated and moved: files in, one directory out, whole or not at all."""
 
 import errno
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ import orjson
 from mlm_repro.data_pipeline.work.origin import task_made_by
 from mlm_repro.lineage.atomic import new_directory
 from mlm_repro.lineage.digest import sha256_file, sha256_json
-from mlm_repro.lineage.errors import Interrupted
+from mlm_repro.lineage.errors import BadInput, Interrupted
 
 MARKER = "DONE"
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -60,12 +61,15 @@ class Done:
     counts: Counts
 
 
-def run_task(task: WorkTask) -> Done:
+def run_task(task: WorkTask, digest: str = "") -> Done:
     """Do the work, unless its marker names the same task and its files are as written.
 
     Files damaged by a power cut differ from the marker, so the work is done again. Raises Interrupted
-    when the disk or the memory is full.
+    when the disk or the memory is full, BadInput if the task has another `digest` on the machine that gave it.
     """
+    if digest not in ("", task.digest):
+        here = "has other code, libraries or another Python than the machine that gives it work"
+        raise BadInput(f"the worker on {platform.node()} {here}: install the same on both")
     if (done := finished(task)) is not None:
         return done
     try:

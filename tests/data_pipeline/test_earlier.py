@@ -3,6 +3,7 @@
 import json
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -36,10 +37,10 @@ class Package:
 
     def killed_at(self, stage: str, *words: object) -> Path:
         """The directory of a build that is killed when it has finished tasks of a stage."""
-        before = {path: path.stat().st_mtime_ns for path in self.done(stage)}
+        before = {*self.done(stage).values()}
         process = start("run", "r.toml", *words, folder=self.folder, places=[self.path / "sources"])
         end = time.monotonic() + 120
-        while not (new := [path for path in self.done(stage) if path.stat().st_mtime_ns != before.get(path)]):
+        while not (new := [path for path, when in self.done(stage).items() if when not in before]):
             assert time.monotonic() < end
             assert process.poll() is None, process.communicate()
             time.sleep(0.01)
@@ -47,8 +48,13 @@ class Package:
         process.communicate()
         return new[0].parents[3]
 
-    def done(self, stage: str) -> list[Path]:
-        return sorted(self.folder.glob(f"runs/*/.work/{stage}/*/DONE"))
+    def done(self, stage: str) -> dict[Path, int]:
+        """When each finished task of a stage in an unfinished build was done."""
+        times = {}
+        for path in self.folder.glob(f"runs/*/.work/{stage}/*/DONE"):
+            with suppress(FileNotFoundError):  # its folder was taken over at this moment
+                times[path] = path.stat().st_mtime_ns
+        return times
 
     def runs(self) -> list[str]:
         return sorted(path.name for path in self.folder.glob("runs/small-*"))
@@ -112,12 +118,12 @@ def test_an_upgrade_is_said_and_makes_anew_what_it_changes(folder: Path, package
 
 def test_unfinished_work_is_taken_over_and_its_directory_goes(folder: Path, package: Package) -> None:
     first = package.killed_at("measure")
-    done = {path.parts[-2]: path.stat().st_mtime_ns for path in package.done("prepare")}
+    done = {path.parts[-2]: when for path, when in package.done("prepare").items()}
     package.edit("data_pipeline/passes/measure.py", "BATCH_CHARACTERS = 1 << 20", "BATCH_CHARACTERS = 1 << 21")
     second = package.killed_at("measure")
     assert second != first
     assert not first.exists()
-    assert {path.parts[-2]: path.stat().st_mtime_ns for path in package.done("prepare")} == done
+    assert {path.parts[-2]: when for path, when in package.done("prepare").items()} == done
     package.edit("data_pipeline/passes/gather.py", "SLICE_BYTES = 64 << 20", "SLICE_BYTES = 32 << 20")
     said = package.run("run", "r.toml")
     assert (
@@ -129,6 +135,21 @@ def test_unfinished_work_is_taken_over_and_its_directory_goes(folder: Path, pack
     assert not second.exists()
     package.run("run", "r.toml", "--runs", "fresh")
     assert files_of(folder / "runs/small") == files_of(folder / "fresh/small")
+
+
+def test_a_build_that_is_refused_keeps_what_it_took_over(folder: Path, package: Package) -> None:
+    package.killed_at("measure")
+    done = {path.parts[-2]: when for path, when in package.done("prepare").items()}
+    package.edit("data_pipeline/stages/length.py", "tokens >= self.min_tokens", "tokens > 10**9")
+    said = package.run("run", "r.toml", ends=2)
+    assert "error: nothing is left of the corpus after the length stage" in said
+    assert package.runs() == []
+    assert kept(folder, "prepare") == done
+    package.edit("data_pipeline/stages/length.py", "tokens > 10**9", "tokens > self.min_tokens - 1")
+    assert "note: taken from runs/.stages/small: source, clean, language; made anew: length" in package.run(
+        "run", "r.toml"
+    )
+    assert kept(folder, "prepare") == done
 
 
 def test_work_that_is_held_or_of_no_use_is_left_alone(folder: Path, package: Package) -> None:

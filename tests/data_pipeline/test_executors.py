@@ -161,6 +161,14 @@ def test_a_cluster_that_loses_a_worker_gives_the_same_bytes(folder: Path, one: P
     assert ledger_of(other) == ledger_of(one)
 
 
+def test_a_worker_with_other_code_does_nothing(tmp_path: Path) -> None:
+    (task, *_) = squares(tmp_path)
+    with pytest.raises(BadInput, match="has other code, libraries or another Python"):
+        run_task(task, "0" * 64)
+    assert not task.output.exists()
+    assert run_task(task, task.digest).counts == {"square": 0}
+
+
 def test_ray_that_is_unreachable_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(BadInput, match="nothing answers"), RayExecutor(1):

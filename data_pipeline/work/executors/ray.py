@@ -48,7 +48,7 @@ class RayExecutor:
         remote = ray.remote(max_retries=RETRIES, num_cpus=1)(run_task)
         window = at_once or AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
         iterator = iter(tasks)
-        pending = deque((task, remote.remote(task)) for task in islice(iterator, window))
+        pending = deque((task, remote.remote(task, task.digest)) for task in islice(iterator, window))
         try:
             while pending:
                 task, reference = pending.popleft()
@@ -61,7 +61,7 @@ class RayExecutor:
                 if not task.output.is_dir():
                     raise BadInput(f"{task.output} was written on another node: the cluster's nodes must share it")
                 yield done
-                pending.extend((task, remote.remote(task)) for task in islice(iterator, 1))
+                pending.extend((task, remote.remote(task, task.digest)) for task in islice(iterator, 1))
         finally:
             for _, reference in pending:
                 ray.cancel(reference, force=True)
