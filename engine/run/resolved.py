@@ -347,7 +347,7 @@ def resolve_begun(directory: RunDirectory, ranks: int | None = None, changed: Se
     try:
         original = f"{manifest['name']}-{manifest['identity'][:8]}"
         identity, dataset = identity_in(manifest), manifest["parents"]["dataset"]
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise IntegrityFailure(f"{path / MANIFEST} does not say what was begun") from error
     if path.name != original:
         raise BadInput(f"{path} was renamed: give it its name again with `mv {path} {path.with_name(original)}`")
