@@ -55,7 +55,7 @@ class KeptRun(FileSchema):
     """Name of the run in the study."""
     manifest: dict[str, Any] | None = None
     seal: dict[str, Any] | None = None
-    """Its completion marker; None for a training whose loss stopped being a number."""
+    """Completion marker of the run; None for a training whose loss stopped being a number."""
     summary: dict[str, Any] | None = None
     metrics: list[dict[str, Any]] = Field(default_factory=list)
     """Lines of the metrics of a training: its validations, of a reproduction also means of its iterations."""
@@ -66,7 +66,7 @@ class KeptRun(FileSchema):
 
     @classmethod
     def of(cls, run: Path, **more: Any) -> Self:
-        """What is kept of any run: its manifest, its completion marker and its summary, as far as it has them."""
+        """The line of any run: its manifest, its completion marker and its summary, as far as it has them."""
         files = {"manifest": MANIFEST, "seal": MARKER, "summary": SUMMARY}
         here = {field: read_object(run / file) for field, file in files.items() if (run / file).is_file()}
         return cls(**{"name": run.name, **here, **more})
@@ -78,8 +78,8 @@ class KeptRun(FileSchema):
         """
         if self.seal is None:
             return
-        kept = {MANIFEST: self.manifest, SUMMARY: self.summary, NOT_RUN: self.refused}
-        contents = {name: None if value is None else json_bytes(value) for name, value in kept.items()}
+        values = {MANIFEST: self.manifest, SUMMARY: self.summary, NOT_RUN: self.refused}
+        contents = {name: None if value is None else json_bytes(value) for name, value in values.items()}
         for name, content in {**contents, **(others or {})}.items():
             sealed = self.seal["files"].get(name, {}).get("sha256")
             if sealed != (None if content is None else sha256(content).hexdigest()):
@@ -89,7 +89,7 @@ class KeptRun(FileSchema):
 
 
 def read_runs(study: Path) -> dict[str, KeptRun]:
-    """What a study keeps of its runs, by name; nothing before it keeps one.
+    """The runs that a study keeps, by name; empty before it keeps one.
 
     Raises IntegrityFailure for a damaged line.
     """

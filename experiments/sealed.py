@@ -67,8 +67,7 @@ def gather(made: Sequence[RunDirectory], runs: Path) -> RunDirectory:
     if study.is_complete:
         study.link()
         return study
-    kept = {run.path.name: _kept(run.path) for run in made}
-    write_runs(study.path, kept.values())
+    write_runs(study.path, {run.path.name: _kept(run.path) for run in made}.values())
     in_order = sorted(made, key=lambda run: run.path.name)
     write_records(study.path / RECORDS, [record for run in in_order for record in read_records(run.path / RECORDS)])
     study.complete()

@@ -101,7 +101,7 @@ def load_results(folders: Iterable[Path]) -> Results:
     Raises IntegrityFailure where a sealed file was changed, a run holds a kind of number that it cannot have made or an
     ablation's forecast is not that of its trainings, BadInput where a folder is not there.
     """
-    parts: list[Part] = []
+    parts: list[RunNumbers] = []
     left_out = []
     for path in runs_in(folders):
         if not is_sealed(path):
@@ -131,7 +131,7 @@ def load_results(folders: Iterable[Path]) -> Results:
     return Results(tuple(records), refused, tuple(left_out), findings)
 
 
-class Part(NamedTuple):
+class RunNumbers(NamedTuple):
     """The numbers of a run, or of a run that a study keeps."""
 
     path: Path
@@ -161,7 +161,7 @@ def runs_in(folders: Iterable[Path]) -> list[Path]:
     return list(runs)
 
 
-def parts_of(path: Path) -> Iterator[Part]:
+def parts_of(path: Path) -> Iterator[RunNumbers]:
     """The numbers of a sealed run, of a study those of each run that it keeps.
 
     Raises IntegrityFailure for numbers of another run.
@@ -170,15 +170,15 @@ def parts_of(path: Path) -> Iterator[Part]:
     own = [record for record in read_records(path / RECORDS) if record.kind != "published"]
     if manifest["kind"] != EXPERIMENTS:
         rows = read_values(path / NOT_RUN) if (path / NOT_RUN).is_file() else []
-        yield Part(path, manifest, own, parse_document({"rows": rows}, Refusals, NOT_RUN).rows)
+        yield RunNumbers(path, manifest, own, parse_document({"rows": rows}, Refusals, NOT_RUN).rows)
         return
-    kept = read_runs(path)
-    if strangers := {record.source for record in own} - kept.keys():
+    lines = read_runs(path)
+    if strangers := {record.source for record in own} - lines.keys():
         raise IntegrityFailure(f"{path} has records of another run, {min(strangers)}")
-    for name, run in kept.items():
+    for name, run in lines.items():
         about = parse_document(run.manifest, Manifest, f"{MANIFEST} of {name}").model_dump(mode="json")
         rows = parse_document({"rows": run.refused or []}, Refusals, f"{NOT_RUN} of {name}").rows
-        yield Part(path, about, [record for record in own if record.source == name], rows)
+        yield RunNumbers(path, about, [record for record in own if record.source == name], rows)
 
 
 def findings_of(records: Iterable[Record]) -> "dict[str, Finding]":

@@ -28,7 +28,7 @@ class Origin:
     """A run behind numbers on the page."""
 
     path: Path
-    """Its directory, or that of the study that keeps it."""
+    """Directory of the run, or of the study that keeps it."""
     manifest: Manifest
     seeds: tuple[int, ...] = ()
     is_kept: bool = False
@@ -145,8 +145,8 @@ def _origins(path: Path) -> Iterator[Origin]:
     if manifest.kind != EXPERIMENTS:
         yield Origin(run, manifest)
         return
-    for name, kept in read_runs(run).items():
-        yield Origin(run, parse_document(kept.manifest, Manifest, f"{MANIFEST} of {name}"), is_kept=True)
+    for name, line in read_runs(run).items():
+        yield Origin(run, parse_document(line.manifest, Manifest, f"{MANIFEST} of {name}"), is_kept=True)
 
 
 def _newest(folder: Path) -> list[Path]:

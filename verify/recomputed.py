@@ -292,14 +292,14 @@ class RunCheck:
     def _evaluations(self) -> Iterator[str]:
         """Check the checkpoint, the kind and the derived numbers of every evaluation."""
         kind = "scaled" if self._summary.mode == "scaled" else "measured"
-        results, kept = results_of(self.run, self._summary), read_evaluations(self.run)
-        yield from unlike(EVALUATIONS, sorted(kept), sorted(results))
+        results, lines = results_of(self.run, self._summary), read_evaluations(self.run)
+        yield from unlike(EVALUATIONS, sorted(lines), sorted(results))
         tokenizer = read_document(self.run / DATASET, DataCard).tokenizer.digest
         for model in self._summary.models:
             for task, of in RESULTS.items():
                 name = evaluation_name(model.name, task)
                 result, where = results[name], f"{EVALUATIONS}: {name}"
-                yield from unread(kept[name], of, where)
+                yield from unread(lines[name], of, where)
                 facts = {"kind": kind, "checkpoint_digest": model.checkpoint_digest, "tokenizer_digest": tokenizer,
                        "partial": "; only " in result.protocol}  # fmt: skip
                 yield from _as_said(result, facts, where)

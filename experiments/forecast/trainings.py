@@ -56,7 +56,7 @@ class Trained(NamedTuple):
 
 
 def kept(training: Path) -> KeptRun:
-    """What a ladder or an ablation keeps of a training: of its metrics the validations."""
+    """The line of a training in a ladder or an ablation, with the validations of its metrics."""
     return KeptRun.of(training, metrics=[line.to_json() for line in read_validations(training)])
 
 

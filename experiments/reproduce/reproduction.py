@@ -147,7 +147,7 @@ def reproduce(plan: Plan, runs: Path) -> Path:
 
 
 def keep_training(training: RunDirectory) -> KeptRun:
-    """What a reproduction keeps of a training: of its metrics the validations, and means of blocks of iterations.
+    """The line of a training in a reproduction, with the validations of its metrics and means of blocks of iterations.
 
     Losses, rates and norms are means over the block that ends at `iteration`; tokens/s and TFLOP/s are those of the
     whole block's work in the whole block's time.
@@ -178,9 +178,9 @@ def derived_records(run: RunDirectory, summary: ReproductionSummary) -> list[Rec
     A run of an earlier version, which has no scores.json, has neither bits per byte nor log-likelihoods.
     """
     records = list(published_records(tuple(dict.fromkeys(model.series for model in summary.models))))
-    kept, results = read_runs(run.path), results_of(run.path, summary)
+    lines, results = read_runs(run.path), results_of(run.path, summary)
     for model in summary.models:
-        if training := kept.get(model.name):
+        if training := lines.get(model.name):
             records += _curve_records(model, summary.mode, run, training)
         for task in RESULTS:
             records += _evaluation_records(model, results[steps.evaluation_name(model.name, task)])
@@ -194,11 +194,11 @@ def results_of(reproduction: Path, summary: ReproductionSummary) -> dict[str, Pe
 
     Raises IntegrityFailure for one that is not there, or that is not what its protocol gives.
     """
-    kept, results = read_evaluations(reproduction), {}
+    lines, results = read_evaluations(reproduction), {}
     for model in summary.models:
         for task, of in RESULTS.items():
             name = steps.evaluation_name(model.name, task)
-            results[name] = parse_document(kept.get(name), of, f"{name} in {EVALUATIONS}")
+            results[name] = parse_document(lines.get(name), of, f"{name} in {EVALUATIONS}")
     return results
 
 

@@ -169,7 +169,7 @@ def test_work_that_is_held_or_of_no_use_is_left_alone(folder: Path, package: Pac
 def test_leftovers_are_listed_with_their_size_and_removed_where_nobody_works(folder: Path, package: Package) -> None:
     assert package.run("leftovers", ends=2).endswith("error: there is no folder of runs runs\n")
     package.run("run", "r.toml")
-    assert package.run("leftovers") == ""
+    assert package.run("leftovers") == "nothing is left of killed builds in runs\n"
     (whole,) = package.runs()
     (folder / "runs" / whole / ".work").mkdir()
     (folder / "runs" / whole / ".work/a").write_bytes(b"a" * 1000)
@@ -185,7 +185,7 @@ def test_leftovers_are_listed_with_their_size_and_removed_where_nobody_works(fol
         )
         assert killed.exists()
     assert package.run("leftovers", "--remove").startswith(f"removed: runs/{killed.name} is")
-    assert package.run("leftovers") == ""
+    assert package.run("leftovers") == "nothing is left of killed builds in runs\n"
     assert package.runs() == [whole]
     assert not (folder / "runs" / whole / ".work").exists()
     assert (folder / "runs" / whole / "COMPLETE").exists()
