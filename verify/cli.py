@@ -47,7 +47,7 @@ def run(
     announce(f"reads {format_bytes(bytes_below(path))} in {len(inner) + 1} sealed directories")
     for directory in inner:
         print(f"ok {check_seal(directory)[:16]} {directory}")
-    if (path / MANIFEST).is_file() and not is_sealed(path):
+    if inner and (path / MANIFEST).is_file() and not is_sealed(path):
         _refuse([*broken_links(path), *[f"{path.name} is unfinished"] * strict])
         print(f"unfinished {path}: its {len(inner)} checkpoints belong together; its other files are not sealed yet")
         return
