@@ -195,6 +195,11 @@ class Task(ABC):
         """True for each request that is right by the protocol's rule; None if it has no such rule."""
         return None
 
+    @property
+    @abstractmethod
+    def counts(self) -> dict[str, Any]:
+        """Counts of the result that need no scores."""
+
     @abstractmethod
     def text(self, place: int) -> str:
         """Text of a request, for a sample."""

@@ -1,7 +1,6 @@
-"""Numbers of an evaluation that follow from others in it, and from its text. Imports no torch."""
+"""What a kept evaluation says by its own sums, and by its text where that is here. Imports no torch."""
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,82 +8,69 @@ import numpy as np
 
 from mlm_repro.data_pipeline.contamination.testsets import find_test_set
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
+from mlm_repro.evaluation.protocol import Task
 from mlm_repro.evaluation.schema import ClozeResult, PerplexityResult
-from mlm_repro.evaluation.tasks.heldout import heldout_cloze, heldout_perplexity
+from mlm_repro.evaluation.tasks.cloze import accuracy_of, outcomes
 from mlm_repro.evaluation.tasks.names import TASKS, made_by
-from mlm_repro.evaluation.tasks.uncertainty import mean_standard_error, ratio_standard_error
+from mlm_repro.evaluation.tasks.perplexity import PerplexityTask, columns
+from mlm_repro.evaluation.tasks.uncertainty import ratio_standard_error
+from mlm_repro.lineage.derived import SAME, Partly
 from mlm_repro.lineage.errors import DataMissing
-from mlm_repro.lineage.files import SAME
 
-STAND_INS: dict[str, Callable[..., Any]] = {"heldout-perplexity": heldout_perplexity, "heldout-cloze": heldout_cloze}
 SPACES = 4
 """Most spaces between two articles, which are words of the text and of no article."""
 
 
-def follows(result: PerplexityResult | ClozeResult) -> dict[str, float]:
-    """Numbers of an evaluation that follow from others in it."""
+def task_of(
+    protocol: str, result: PerplexityResult | ClozeResult, dataset: Path, context: int, limit: int | None
+) -> Task:
+    """The task that a result is of, for a model of that context. Raises DataMissing if its text is not here."""
+    named, tokenizer = TASKS[protocol], Tokenizer.load(dataset / "tokenizer")
+    if result.task == protocol:
+        task = made_by(named.function, protocol, find_test_set(named.test_set), tokenizer, context)
+    else:
+        task = made_by(named.stand_in, dataset, tokenizer, context, "")
+    if task.source.digest != result.data_digest:
+        raise DataMissing(f"the text of {result.task}")
+    return task.limited(limit)
+
+
+def follows(result: PerplexityResult | ClozeResult, task: Task | None) -> Partly:
+    """What follows of a result from the losses that it keeps and from its task; without one, from its own counts."""
+    counted = Partly()
+    if task is not None:
+        scored = sum(request.num_scored for request in task.requests)
+        counted = Partly(partial=task.is_partial, num_scored_tokens=scored, **task.counts)
     if isinstance(result, ClozeResult):
-        return _cloze_follows(result)
-    share = result.normaliser / result.num_original_tokens
-    nll, blocks = result.loss_per_token * result.num_scored_tokens, result.blocks
-    scored = np.array([block.nll for block in blocks])
+        answers = accuracy_of(result.num_correct, result.num_examples)  # of the first release, which kept no examples
+        if result.examples:
+            losses, correct = zip(*result.examples, strict=True)
+            answers = outcomes(np.array(losses), np.array(correct))
+        return Partly(answers | counted | ({"num_examples": len(task.requests)} if task else {}))
+    if isinstance(task, PerplexityTask):
+        blocks = task.scored_blocks(np.zeros(counted["num_scored_tokens"]))
+        shapes = [Partly(block.model_dump(exclude={"nll"})) for block in blocks]
+        counted |= {"blocks": shapes, "num_windows": len(task.requests)}
+        return Partly(_columns(result, task.running_text.num_bytes) | counted)
+    return Partly(_columns(result, None) | {"num_original_tokens": _words(result)})
+
+
+def _columns(result: PerplexityResult, num_bytes: int | None) -> dict[str, Any]:
+    """The columns of a result by the losses of its blocks; without a number of bytes, by the nearest whole one."""
+    blocks, targets = result.blocks, result.num_tokens - 1
+    losses = np.array([block.nll for block in blocks])
     weights = np.array([block.num_original_tokens * block.num_scored / block.num_targets for block in blocks])
-    size = nll / math.log(2) / share
-    given: dict[str, float] = {
-        "num_scored_tokens": sum(block.num_scored for block in blocks),
-        "loss_per_token": math.fsum(scored) / result.num_scored_tokens,
-        "normaliser": result.num_original_tokens * result.num_scored_tokens / (result.num_tokens - 1),
-        "token_ratio": (result.num_tokens - 1) / (result.num_original_tokens - 1),
-        "perplexity": math.exp(nll / result.normaliser),
-        "subword_perplexity": math.exp(result.loss_per_token),
-        "original_token_perplexity": math.exp(nll / result.normaliser),
-        "lm_eval_word_perplexity": math.exp(nll / (result.num_lm_eval_words * share)),
-        "bits_per_byte": size / round(size / result.bits_per_byte),  # of a whole number of bytes
-    }
-    if (spread := ratio_standard_error(scored, weights)) is not None:
-        given["log_perplexity_standard_error"] = spread * weights.sum() / result.normaliser
+    nll, scored = math.fsum(losses), sum(block.num_scored for block in blocks)
+    num_bytes = num_bytes or round(nll / math.log(2) / (scored / targets) / result.bits_per_byte)
+    made = columns(nll, scored, targets, result.num_original_tokens, result.num_lm_eval_words, num_bytes)
+    spread = ratio_standard_error(losses, weights * (made["normaliser"] / weights.sum()))
+    return made | {"num_scored_tokens": scored, "log_perplexity_standard_error": spread}
+
+
+def _words(result: PerplexityResult) -> float:
+    """The number of words nearest to the stated one that the words of its blocks allow."""
+    blocks = result.blocks
     words, targets = sum(block.num_original_tokens for block in blocks), sum(block.num_targets for block in blocks)
     most = words + result.num_tokens - 1 - targets + SPACES * (len(blocks) + 2)
     least = words - (len(blocks) - 1) - SAME * words  # where no spaces part two blocks, their words meet
-    given["num_original_tokens"] = min(max(result.num_original_tokens, least), most)
-    return given
-
-
-def _cloze_follows(result: ClozeResult) -> dict[str, float]:
-    accuracy = result.num_correct / result.num_examples
-    given: dict[str, float] = {
-        "accuracy": accuracy,
-        "standard_error": math.sqrt(accuracy * (1 - accuracy) / max(1, result.num_examples - 1)),
-    }
-    if result.examples:
-        losses = np.array([loss for loss, _ in result.examples])
-        num_correct = sum(correct for _, correct in result.examples)
-        given |= {"num_examples": len(losses), "num_correct": num_correct}
-        given["perplexity"] = math.exp(math.fsum(losses) / len(losses))
-        if (spread := mean_standard_error(losses)) is not None:
-            given["perplexity_standard_error"] = given["perplexity"] * spread
-    return given
-
-
-def counts(result: PerplexityResult | ClozeResult, dataset: Path, context: int, limit: int | None) -> dict[str, float]:
-    """Numbers of an evaluation that its text and the dataset's tokenizer give.
-
-    Raises DataMissing if the text is not here.
-    """
-    tokenizer = Tokenizer.load(dataset / "tokenizer")
-    if result.task in STAND_INS:
-        task = STAND_INS[result.task](dataset, tokenizer, context, "")
-    else:
-        protocol = TASKS[result.task]
-        task = made_by(protocol.function, result.task, find_test_set(protocol.test_set), tokenizer, context)
-    part = task.limited(limit)
-    if part.source.digest != result.data_digest:
-        raise DataMissing(f"the text of {result.task}")
-    given = part.counts | {"num_scored_tokens": sum(request.num_scored for request in part.requests)}
-    if isinstance(result, ClozeResult):
-        return {**given, "num_examples": len(part.requests)}
-    blocks = {(block.title, block.num_targets, block.num_original_tokens) for block in part.stream.blocks}
-    if not blocks.issuperset((block.title, block.num_targets, block.num_original_tokens) for block in result.blocks):
-        given["num_tokens"] = -1
-    bits = result.loss_per_token * (result.num_tokens - 1) / math.log(2) / part.running_text.num_bytes
-    return {**given, "num_windows": len(part.requests), "bits_per_byte": bits}
+    return min(max(result.num_original_tokens, least), most)

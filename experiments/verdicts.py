@@ -20,7 +20,7 @@ from mlm_repro.experiments.catalogue import (
     matches,
     unanswered_claims,
 )
-from mlm_repro.experiments.files import EXPERIMENTS, FITTED, NOT_RUN, STAND_IN, Refusals, Refused, read_runs
+from mlm_repro.experiments.files import EXPERIMENTS, FITTED, NOT_RUN, STAND_IN, Refusals, read_runs
 from mlm_repro.lineage.digest import check_seal, is_sealed
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 from mlm_repro.lineage.files import Manifest, parse_document, read_values
@@ -101,7 +101,7 @@ def load_results(folders: Iterable[Path]) -> Results:
     Raises IntegrityFailure where a sealed file was changed, a run holds a kind of number that it cannot have made or an
     ablation's forecast is not that of its trainings, BadInput where a folder is not there.
     """
-    parts: list[Part] = []
+    parts: list[Numbers] = []
     left_out = []
     for path in runs_in(folders):
         if not is_sealed(path):
@@ -126,19 +126,20 @@ def load_results(folders: Iterable[Path]) -> Results:
             findings = {finding.effect.claim: finding for finding in effects} | findings
         elif manifest["kind"] == "reproduction":
             findings = findings_of(own) | findings
-        for row in rows:
+        for row in parse_document({"rows": rows}, Refusals, NOT_RUN).rows:
             refused.setdefault((row.experiment, row.series, row.x), row.reason)
     return Results(tuple(records), refused, tuple(left_out), findings)
 
 
-class Part(NamedTuple):
+class Numbers(NamedTuple):
     """The numbers of a run, or of a run that a study keeps."""
 
     path: Path
     manifest: dict[str, Any]
     records: list[Record]
     """All but the published ones."""
-    refused: list[Refused]
+    refused: list[Any]
+    """Rows of not_run.json."""
 
     @property
     def name(self) -> str:
@@ -161,7 +162,7 @@ def runs_in(folders: Iterable[Path]) -> list[Path]:
     return list(runs)
 
 
-def parts_of(path: Path) -> Iterator[Part]:
+def parts_of(path: Path) -> Iterator[Numbers]:
     """The numbers of a sealed run, of a study those of each run that it keeps.
 
     Raises IntegrityFailure for numbers of another run.
@@ -169,16 +170,14 @@ def parts_of(path: Path) -> Iterator[Part]:
     manifest = RunDirectory.open(path).manifest
     own = [record for record in read_records(path / RECORDS) if record.kind != "published"]
     if manifest["kind"] != EXPERIMENTS:
-        rows = read_values(path / NOT_RUN) if (path / NOT_RUN).is_file() else []
-        yield Part(path, manifest, own, parse_document({"rows": rows}, Refusals, NOT_RUN).rows)
+        yield Numbers(path, manifest, own, read_values(path / NOT_RUN) if (path / NOT_RUN).is_file() else [])
         return
     kept = read_runs(path)
     if strangers := {record.source for record in own} - kept.keys():
         raise IntegrityFailure(f"{path} has records of another run, {min(strangers)}")
     for name, run in kept.items():
         about = parse_document(run.manifest, Manifest, f"{MANIFEST} of {name}").model_dump(mode="json")
-        rows = parse_document({"rows": run.refused or []}, Refusals, f"{NOT_RUN} of {name}").rows
-        yield Part(path, about, [record for record in own if record.source == name], rows)
+        yield Numbers(path, about, [record for record in own if record.source == name], run.refused or [])
 
 
 def findings_of(records: Iterable[Record]) -> "dict[str, Finding]":

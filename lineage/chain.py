@@ -10,9 +10,10 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mlm_repro.lineage.derived import unlike
 from mlm_repro.lineage.digest import content_digest, is_sealed, read_digest, sealed_files, sha256_json
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure, UserError
-from mlm_repro.lineage.files import read_object, unlike
+from mlm_repro.lineage.files import read_object
 from mlm_repro.lineage.lock import check_held
 from mlm_repro.lineage.run import MANIFEST, identity_in
 

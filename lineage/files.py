@@ -4,8 +4,7 @@ Writer and reader of a file use one class, which stands in the folder of the wri
 """
 
 import json
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -13,10 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mlm_repro.lineage.atomic import parse_json, read_bytes, read_json, write_json, write_text
 from mlm_repro.lineage.errors import IntegrityFailure
-
-SAME = 1e-9
-"""Relative tolerance of a number that is computed again from rounded ones or on another processor."""
-GIVES = "what it is made of gives"
 
 
 class FileSchema(BaseModel):
@@ -92,21 +87,6 @@ def parse_document(values: Any, model: type[SchemaT], name: str) -> SchemaT:
 def one_line(error: object) -> str:
     """The error's message, or another value's text, short and without line breaks."""
     return " ".join(str(error).split())[:200]
-
-
-def unlike(where: str, said: object, gives: object, by: str = GIVES) -> Iterator[str]:
-    """A sentence for each part of a stated value, such as a key of a file, that is not what was made again."""
-    said, gives = (value.model_dump() if isinstance(value, BaseModel) else value for value in (said, gives))
-    if isinstance(said, dict) and isinstance(gives, dict):
-        for key in {**said, **gives}:
-            yield from unlike(f"{where}: {key}", said.get(key), gives.get(key), by)
-    elif isinstance(said, list | tuple) and isinstance(gives, list | tuple) and len(said) == len(gives):
-        for number, (stated, made) in enumerate(zip(said, gives, strict=True), 1):
-            yield from unlike(f"{where}, {number}", stated, made, by)
-    elif isinstance(said, float | int) and isinstance(gives, float) and math.isclose(said, gives, rel_tol=SAME):
-        return
-    elif said != gives:
-        yield f"{where} is {one_line(said)}; {by} {one_line(gives)}"
 
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

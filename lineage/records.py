@@ -45,6 +45,11 @@ class Record(Config):
     seed: int | None = None
     note: str = ""
 
+    @property
+    def label(self) -> str:
+        """Series, quantity and kind, by which a sentence names the number."""
+        return f"{self.series} {self.quantity} ({self.kind})"
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.kind not in ("simulated", "scaled") and (self.low, self.high) != (None, None):

@@ -1,11 +1,15 @@
 """Runs of `mlm-verify against` on the page: the losses of two engines on each other, and how far they are apart."""
 
 import shlex
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from mlm_repro.experiments.benchmark import AGAINST, Benchmark, read_benchmark, sentences, setting_lines, tables
+from mlm_repro.lineage.derived import Checked, Partly
 from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.numbers import exact, printable
 from mlm_repro.reports.exhibit import Exhibit, Table
@@ -23,6 +27,24 @@ def read_engines(run: Path) -> Benchmark:
         if len(case.series) != 4 or len({len(series.samples) for series in case.series}) > 1:
             raise BadInput(f"{AGAINST} of {run.name} does not have two engines' {case.name}, difference and tolerance")
     return result
+
+
+def by_its_curves(run: Checked) -> Iterator[tuple[str, Any, Any]]:
+    """The record, by the curves in it and by the manifest."""
+    said, config = read_engines(run.path), run.manifest.config
+    cases = []
+    for case in said.cases:
+        cases.append(Partly())
+        if case.series:
+            mine, theirs, apart, allowed = (np.array(series.samples) for series in case.series)
+            share = np.divide(apart, allowed, out=np.where(apart > 0, np.inf, 0.0), where=allowed > 0).max()
+            differences = Partly(samples=np.abs(mine - theirs).tolist())
+            shares = [Partly(value=max(float(share), case.ratios[0].value)), *(Partly() for _ in case.ratios[1:])]
+            cases[-1] |= {"series": [Partly(), Partly(), differences, Partly()], "ratios": shares}
+    beyond = [ratio.name for case in said.cases for ratio in case.ratios if not ratio.is_reached]
+    named = [*said.disagreements, *beyond][: len(beyond)]
+    about = {name: config[name] for name in ("title", "setting", "notes")}
+    yield AGAINST, said, Partly(about, cases=cases, disagreements=named)
 
 
 def engines_exhibit(run: Path) -> Exhibit:

@@ -12,9 +12,10 @@ from mlm_repro.experiments.mutation import mutate
 from mlm_repro.experiments.runner import measure, run_experiment
 from mlm_repro.experiments.sealed import Line
 from mlm_repro.experiments.verdicts import load_results, parts_of
+from mlm_repro.lineage.derived import unlike
 from mlm_repro.lineage.digest import check_seal, is_sealed
 from mlm_repro.lineage.errors import DataMissing
-from mlm_repro.lineage.files import read_document, unlike
+from mlm_repro.lineage.files import read_document
 from mlm_repro.lineage.records import RECORDS, Record, read_records
 from mlm_repro.lineage.run import MANIFEST
 from mlm_repro.reports.engines import engines_exhibit

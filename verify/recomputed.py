@@ -1,489 +1,93 @@
-"""Check a run against its inputs by making its numbers, sums and page again. Imports no torch.
+"""Check a run: every file of it against what it is made of, in one loop. Imports no torch.
 
 If somebody edits files and seals them anew, the other files of the run, and the runs it was made of, contradict it.
 """
 
-import math
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice, pairwise, zip_longest
+import re
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-from pydantic import BaseModel
-
-from mlm_repro.data_pipeline.files import DATASET, LEDGER, DataCard, Ledger, dataset_digest, named_datasets
-from mlm_repro.data_pipeline.passes.overlap import RESULT as OVERLAP
-from mlm_repro.data_pipeline.tokens.token_file import TokenFile
-from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
-from mlm_repro.engine.config import RunConfig
-from mlm_repro.engine.costs import parameter_count, tokens_trained
-from mlm_repro.engine.data.batch_schedule import BatchSchedule
-from mlm_repro.engine.optim.schedule import learning_rate
-from mlm_repro.engine.run.files import (
-    METRICS,
-    SUMMARY,
-    TrainingSummary,
-    Validation,
-    read_metrics,
-    read_steps,
-    read_summary,
-    read_validations,
-    validations_in,
-)
-from mlm_repro.engine.run.resolved import read_run_config
-from mlm_repro.evaluation.recount import counts, follows
-from mlm_repro.evaluation.schema import ClozeResult, PerplexityResult
-from mlm_repro.experiments.benchmark import AGAINST
-from mlm_repro.experiments.catalogue import ABLATION
-from mlm_repro.experiments.files import (
-    EVALUATIONS,
-    FORECAST,
-    NOT_RUN,
-    RUNS,
-    SCORES,
-    LadderResult,
-    ReproductionScores,
-    read_evaluations,
-    read_runs,
-)
-from mlm_repro.experiments.files import LADDER as LADDER_RESULT
-from mlm_repro.experiments.forecast.ladder import derive, read_scores
-from mlm_repro.experiments.forecast.trainings import kept
-from mlm_repro.experiments.reproduce.files import LADDER, ReproducedModel, ReproductionSummary
-from mlm_repro.experiments.reproduce.plan import twin_rule
-from mlm_repro.experiments.reproduce.reproduction import (
-    RESULTS,
-    derived_records,
-    derived_scores,
-    hardware_of,
-    keep_training,
-    reproduced_model,
-    results_of,
-    shape_of,
-)
-from mlm_repro.experiments.reproduce.steps import evaluation_name
-from mlm_repro.experiments.sealed import digest_of_numbers
-from mlm_repro.experiments.verdicts import load_results
-from mlm_repro.lineage.atomic import parse_json
-from mlm_repro.lineage.chain import broken_links, broken_manifest
-from mlm_repro.lineage.config import parse_config
-from mlm_repro.lineage.digest import MARKER, check_seal, is_sealed, read_digest, sealed_files, sha256_file, sha256_json
-from mlm_repro.lineage.errors import DataMissing, UserError
-from mlm_repro.lineage.files import (
-    GIVES,
-    Manifest,
-    one_line,
-    parse_document,
-    read_document,
-    read_object,
-    read_values,
-    unlike,
-)
-from mlm_repro.lineage.records import RECORDS, Record, read_records, records_bytes
-from mlm_repro.lineage.run import MANIFEST, RunDirectory
-from mlm_repro.lineage.shipped import model_file
+from mlm_repro.lineage.chain import broken_links
+from mlm_repro.lineage.derived import Checked, unlike
+from mlm_repro.lineage.digest import is_sealed
+from mlm_repro.lineage.errors import UserError
+from mlm_repro.lineage.files import Manifest, one_line, parse_document, read_document, read_object
+from mlm_repro.lineage.run import MANIFEST
 from mlm_repro.lineage.verified import check_seal_once
-from mlm_repro.reports.engines import read_engines
-from mlm_repro.verify.kinds import KINDS, hidden, misfits, unread
+from mlm_repro.reports.report import REPORT
+from mlm_repro.verify.kinds import KINDS, Kind, hidden, misfits
 
-REPORT = "report"
-CHECKS = {
-    "reproduction": "models trainings evaluations records report", "experiment": "numbers", "experiments": "study",
-    "training": "datasets metrics", "data": "card", "ladder": "ladder", ABLATION: "ablation", "forecast": "forecast",
-    "against": "against",
-}  # fmt: skip
-"""All that is compared of each kind besides files, keys, name and identity, by the methods of `RunCheck`."""
-SAMPLED_DOCUMENTS = 64
+FORMER = {"english", "expected_candidate_precision", "matrix_gflops"}
+"""Keys that earlier versions wrote into documents."""
 
 
 class RunCheck:
-    """Differences between a run and its inputs, and between those of its inputs that are on disk and theirs."""
+    """Checks a run, and recursively every input on disk."""
 
     def __init__(self, run: Path) -> None:
-        self.run, self.manifest = run, read_document(run / MANIFEST, Manifest)
+        self.run = Checked(run, read_document(run / MANIFEST, Manifest), [])
+        self.absent = self.run.absent
+        """Names of what belongs to it and is not on disk."""
         self.broken: list[str] = []
         """A sentence for each difference."""
-        self.absent: list[str] = []
-        """Names of inputs that are not on disk."""
         self.compared: list[str] = []
         """Names of what was compared."""
-        of_its_kind = CHECKS.get(self.manifest.kind, "counts" * self.manifest.kind.startswith("data-"))
-        for name in ("identity", *of_its_kind.split()):
-            try:
-                self.broken += getattr(self, f"_{name}")()
-                self.compared.append("files, keys, name and identity" if name == "identity" else name)
-            except (UserError, OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-                said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {one_line(error)}"
-                said = f"{error} is missing" if isinstance(error, KeyError) else said
-                self.broken.append(f"{run.name} cannot be checked: {said}")
-
-    def _identity(self) -> Iterator[str]:
-        """Check that the run is of a known kind, with the files, keys and name of that kind, and belongs together."""
-        if self.manifest.kind not in KINDS:
-            yield f"{self.run.name} is of the kind {self.manifest.kind!r}, of which nothing is known"
+        kind = KINDS.get(self.run.manifest.kind)
+        if kind is None:
+            self.broken.append(f"{run.name} is of the kind {self.run.manifest.kind!r}, of which nothing is known")
             return
-        yield from misfits(self.run, KINDS[self.manifest.kind], read_object(self.run / MANIFEST))
-        schemas: dict[str, type[BaseModel]] = {MANIFEST: Manifest, DATASET: DataCard, LEDGER: Ledger}
-        if self.manifest.kind == "reproduction":
-            schemas[SUMMARY] = ReproductionSummary
-        for pattern, schema in schemas.items():
-            for path in self.run.glob(pattern):
-                yield from unread(read_object(path), schema, f"{path.name} of {self.run.name}")
-        yield from broken_links(self.run)
-        self.absent += [f"{name} in {self.run.name}, which no seal covers" for name in hidden(self.run)]
+        self._note(lambda: self._identity(kind))
+        self._note(lambda: self._inputs(kind))
+        for derive in kind.derived:
+            self._note(lambda derive=derive: self._unlike(derive(self.run)))  # type: ignore[misc]
 
-    def _made_of(self, name: str, place: Path, digest: Callable[[Path], str]) -> Iterator[str]:
-        """Check an input: its digest, if it is on disk, and then the input as a run."""
-        if not is_sealed(place):
-            self.absent.append(f"{name} ({place.name})")
-            return
-        if digest(place) != self.manifest.parents.get(name):
-            yield f"{self.run.name} was not made of {place.name} as it is here: its digest differs"
-        check_seal_once(place)
-        other = RunCheck(place)
-        self.absent += other.absent
-        yield from other.broken
+    def _note(self, differences: Callable[[], Iterable[str]]) -> None:
+        """Add the differences, and a sentence where they cannot be found out."""
+        try:
+            self.broken += differences()
+        except (UserError, OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {one_line(error)}"
+            said = f"{error} is missing" if isinstance(error, KeyError) else said
+            self.broken.append(f"{self.run.path.name} cannot be checked: {said}")
 
-    def _card(self) -> Iterator[str]:
-        """Compare the data card with the sealed files, the ledger, token files, documents and tokenizer."""
-        run, card, sealed = self.run, read_document(self.run / DATASET, DataCard), sealed_files(self.run)
-        files = {name: file.to_json() for name, file in card.files.items()}
-        yield from unlike(f"{DATASET}: files", files, {name: sealed.get(name) for name in files})
-        yield from self._counted(card)
-        tokenizer = Tokenizer.load(run / "tokenizer")
-        said = (card.tokenizer.digest, card.vocab_size)
-        yield from unlike(f"{DATASET}: tokenizer", said, (tokenizer.digest, tokenizer.vocab_size))
-        for name, split in card.splits.items():
-            tokens, documents = TokenFile(run / split.prefix), run / "documents" / f"{name}.jsonl"
-            where, counted = f"{DATASET}: {split.prefix}", (len(tokens.document_index) - 1, len(tokens.tokens))
-            yield from unlike(f"{where}: documents and tokens", (split.documents, split.tokens), counted)
-            if not documents.is_file():
+    def _unlike(self, files: Iterable[tuple[str, Any, Any]]) -> Iterator[str]:
+        """Compare what files say with what they are made of."""
+        for file, said, made in files:
+            yield from unlike(file, said, made)
+            self.compared += {re.split("[:,]| of ", file)[0]} - {*self.compared}
+
+    def _identity(self, kind: Kind) -> Iterator[str]:
+        """Compare files, keys and name with those of the kind, and checkpoints with each other."""
+        run = self.run.path
+        yield from misfits(run, kind, read_object(run / MANIFEST))
+        for name, schema in {MANIFEST: Manifest, **kind.files}.items():
+            if schema:
+                said = _known(read_object(run / name))
+                yield from unlike(f"{name} of {run.name}", said, parse_document(said, schema, name).to_json())
+        yield from broken_links(run)
+        self.absent += [f"{name} in {run.name}, which no seal covers" for name in hidden(run)]
+        self.compared.append("files, keys, name and identity")
+
+    def _inputs(self, kind: Kind) -> Iterator[str]:
+        """Compare the digests of inputs that are on disk with the manifest, and check those as runs."""
+        for name, place, digest in kind.inputs(self.run):
+            if not digest and not is_sealed(place):
+                if not name:
+                    yield f"{REPORT} was made of {place.name}, which is not there"
+                self.absent.append(f"{name} ({place.name})")
                 continue
-            with documents.open("rb") as file:
-                texts = [parse_json(line)["text"] for line in file]
-            size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
-            yield from unlike(f"{where}: documents and bytes", (split.documents, split.bytes), (len(texts), size))
-            for place in np.linspace(0, len(texts) - 1, min(counted[0], len(texts), SAMPLED_DOCUMENTS), dtype=int):
-                first, end = tokens.document_index[place : place + 2]
-                has = np.concatenate([tokens[each] for each in range(first, end)]).tolist()[:-1]
-                yield from unlike(f"{split.prefix}: tokens of document {place}", has, tokenizer.encode(texts[place]))
-
-    def _counts(self) -> Iterator[str]:
-        """Check what a verb of mlm-data states."""
-        if (self.run / DATASET).is_file():
-            yield from self._card()
-        elif (self.run / LEDGER).is_file():
-            yield from self._attrition(read_document(self.run / LEDGER, Ledger))
-        else:
-            for name, measured in read_object(self.run / OVERLAP)["test_sets"].items():
-                ngrams, present = (sum(column) for column in zip(*measured["documents"], strict=True))
-                due = {"ngrams": ngrams, "found": present, "percent": 100 * present / ngrams if ngrams else 0.0}
-                said = {**measured["occurrences"], "percent": measured["percent"]}
-                yield from unlike(f"{OVERLAP}: {name}", said, due)
-
-    def _attrition(self, ledger: Ledger) -> Iterator[str]:
-        """Compare what stages took in, kept and dropped, and what the splits have."""
-        for stage in ledger.stages:
-            amount = stage.documents_out + sum(dropped.documents for dropped in stage.dropped.values())
-            yield from unlike(f"{LEDGER}: documents into {stage.name}", stage.documents_in, amount)
-        for before, after in pairwise(ledger.stages):
-            yield from unlike(f"{LEDGER}: documents into {after.name}", after.documents_in, before.documents_out)
-        if splits := ledger.splits.values():
-            said = sum(split.documents for split in splits), sum(split.bytes or 0 for split in splits)
-            due = ledger.stages[-1].documents_out, ledger.stages[-1].bytes_out
-            yield from unlike(f"{LEDGER}: documents and bytes of its splits", said, due)
-
-    def _counted(self, card: DataCard) -> Iterator[str]:
-        """Compare a data card with its ledger."""
-        ledger = read_document(self.run / LEDGER, Ledger)
-        yield from self._attrition(ledger)
-        stages = {stage.name: (stage.documents_out, stage.tokens_out) for stage in ledger.stages}
-        of_card = {name: (x.documents, x.tokens) for name, x in card.stages.items() if name in stages}
-        said, due = ({"source": each.source, "splits": {
-            name: (split.documents, split.bytes, split.tokens) for name, split in each.splits.items()
-        }} for each in (card, ledger))  # fmt: skip
-        yield from unlike(DATASET, said | {"stages": of_card}, due | {"stages": stages}, f"{LEDGER} says")
-
-    def _datasets(self) -> Iterator[str]:
-        for dataset in named_datasets(self.run):
-            yield from self._made_of(dataset.parent, dataset.place, dataset_digest)
-
-    def _metrics(self) -> Iterator[str]:
-        """Check that the metrics have every iteration, and that they and the configuration give the summary."""
-        if not is_sealed(self.run):
-            return
-        config, done = _recipe(self.run), read_summary(self.run)
-        count, schedule, where = config.train.iterations, BatchSchedule(config.train), f"{SUMMARY} of {self.run.name}"
-        yield from _as_said(done, {
-            "iterations": count, "tokens": tokens_trained(config.model, config.train),
-            "parameters": parameter_count(config.model), "seed": done.seed and config.train.seed,
-        }, where, "its configuration gives")  # fmt: skip
-        seconds = done.tokens / done.tokens_per_second
-        if abs(seconds - done.train_seconds) > 0.01 + 0.001 * done.train_seconds:
-            yield from unlike(f"{where}: train_seconds", done.train_seconds, seconds, "its tokens and rate give")
-        if [step.iteration for step in read_steps(self.run)] != list(range(1, count + 1)):
-            yield f"{METRICS} of {self.run.name} does not have each of {count} iterations once and in order"
-        updates = 0
-        for line in (line for line in read_metrics(self.run) if line["kind"] == "train" and "samples" in line):
-            due: dict[str, float] = {"samples": schedule.samples_before(line["iteration"])}
-            if set(self.manifest.parents) == {"dataset"}:  # its updates are counted from 1
-                due["learning_rate"] = learning_rate(config.train, updates + 1)
-            updates += not line.get("skipped")
-            for name, value in due.items():
-                yield from unlike(f"{METRICS}: {name} at {line['iteration']}", line[name], value, "its schedule gives")
-        yield from _ending(done, read_validations(self.run), self.run.name)
-
-    @property
-    def _summary(self) -> ReproductionSummary:
-        return read_document(self.run / SUMMARY, ReproductionSummary)
-
-    def _trainings(self) -> Iterator[str]:
-        """Compare the summary and the kept curves with the training run of every model."""
-        parents = {model.run.rpartition("-")[0]: model for model in self._summary.models}
-        runs = read_runs(self.run)
-        yield from unlike(f"{MANIFEST}: parents", sorted(self.manifest.parents), sorted({"dataset", *parents}))
-        for name, model in parents.items():
-            place, copy = self.run.parent / model.run, runs.get(model.name)
-            yield from self._made_of(name, place, read_digest)
-            if copy:
-                copy.check_seal()
-                done = parse_document(copy.summary, TrainingSummary, f"{SUMMARY} of {model.name}")
-                yield from _ending(done, validations_in(copy.metrics), model.name)
-            if not is_sealed(place):
-                continue
-            training = RunDirectory(place)
-            made = reproduced_model(read_run_config(model_file(model.series)), training)
-            yield from unlike(f"{SUMMARY}: {model.name}", model, made, f"{model.run} gives")
-            yield from unlike(f"{SUMMARY}: twin_rule", self._summary.twin_rule, twin_rule(_recipe(place)))
-            again = keep_training(training)
-            if copy and copy.manifest is None:  # of the first release
-                again = again.model_copy(update={"manifest": None, "seal": None})
-            yield from unlike(f"kept training {model.name}", copy, again, f"{model.run} gives")
-            data = [run.manifest["parents"]["dataset"] for run in (training, RunDirectory(self.run))]
-            yield from unlike(f"{MANIFEST}: dataset", data[1], data[0], f"{model.run} was trained on")
-            for dataset in named_datasets(place):
-                if is_sealed(dataset.place):
-                    yield from _differing(self.run, dataset.place, (DATASET, LEDGER), dataset.place.name)
-
-    def _models(self) -> Iterator[str]:
-        """Check that the summary describes the models that the manifest asks for."""
-        summary, config, started = self._summary, self.manifest.config, self.manifest.environment
-        card = read_document(self.run / DATASET, DataCard)
-        yield from self._counted(card)
-        due = {
-            "target": config["target"], "mode": config["mode"], "hardware": hardware_of(started), "source": card.source,
-            "commit": str(started.source.get("commit") or ""),
-        }  # fmt: skip
-        yield from _as_said(summary, due, SUMMARY)
-        names = dict.fromkeys(model.series for model in summary.models)
-        yield from unlike(f"{SUMMARY}: models", list(names), [*LADDER[: LADDER.index(config["target"]) + 1]])
-        for model in summary.models:
-            published = shape_of(read_run_config(model_file(model.series)))
-            yield from unlike(f"{SUMMARY}: published {model.name}", model.published, published, "its recipe gives")
-            same = model.trained.model_copy(update={
-                "vocab_size": published.vocab_size, "parameters": published.parameters
-            }) == published  # fmt: skip
-            if summary.mode != "scaled" and not same:
-                yield f"{model.name} is called {summary.mode} and is a smaller model: its numbers are scaled"
-        if not all(summary.target in command for command in summary.commands.values()):
-            yield f"{SUMMARY} has a command that makes something else"
-
-    def _evaluations(self) -> Iterator[str]:
-        """Check the checkpoint, the kind and the derived numbers of every evaluation."""
-        kind = "scaled" if self._summary.mode == "scaled" else "measured"
-        results, kept = results_of(self.run, self._summary), read_evaluations(self.run)
-        yield from unlike(EVALUATIONS, sorted(kept), sorted(results))
-        tokenizer = read_document(self.run / DATASET, DataCard).tokenizer.digest
-        for model in self._summary.models:
-            for task, of in RESULTS.items():
-                name = evaluation_name(model.name, task)
-                result, where = results[name], f"{EVALUATIONS}: {name}"
-                yield from unread(kept[name], of, where)
-                facts = {"kind": kind, "checkpoint_digest": model.checkpoint_digest, "tokenizer_digest": tokenizer,
-                       "partial": "; only " in result.protocol}  # fmt: skip
-                yield from _as_said(result, facts, where)
-                yield from unlike(f"{where}: checkpoint", result.checkpoint.partition("/")[0], model.run)
-                yield from _as_said(result, follows(result), where, "its own sums give")
-                yield from self._counted_again(result, model, where)
-
-    def _counted_again(
-        self, result: PerplexityResult | ClozeResult, model: ReproducedModel, where: str
-    ) -> Iterator[str]:
-        """Count what the text and the tokenizer give, and the answers that are kept."""
-        training, config = self.run.parent / model.run, self.manifest.config
-        limit = config["examples" if isinstance(result, ClozeResult) else "windows"]
-        if is_sealed(training) and (places := [each.place for each in named_datasets(training) if each.is_here]):
-            try:
-                context = _recipe(training).model.seq_length
-                yield from _as_said(result, counts(result, places[0], context, limit), where, "its text gives")
-            except DataMissing as missing:
-                self.absent.append(f"{missing} of {where}")
-        else:
-            self.absent.append(f"text and tokenizer of {where}")
-        if not isinstance(result, ClozeResult) or result.examples:
-            return
-        path = self.run / "examples.jsonl"  # of a reproduction of an earlier version
-        about, *shown = [parse_json(line) for line in path.read_bytes().splitlines()] if path.is_file() else [{}]
-        right = [example["correct"][about["models"].index(model.name)] for example in shown]
-        if len(right) < result.num_examples:
-            self.absent.append(f"answers of {where}")
-        if right and not sum(right) <= result.num_correct <= result.num_examples - right.count(False):
-            yield f"{where} says {result.num_correct} right answers; {path.name} has {sum(right)} in {len(right)}"
-
-    def _records(self) -> Iterator[str]:
-        """Compute scores and records again; claims may be worded differently by now."""
-        run, summary = RunDirectory(self.run), self._summary
-        if (self.run / SCORES).is_file():
-            scores = read_document(self.run / SCORES, ReproductionScores)
-            yield from unlike(SCORES, scores, derived_scores(run, summary))
-        actual = read_records(self.run / RECORDS)
-        if not read_runs(self.run):
-            self.absent.append(f"the metrics behind {RECORDS}")
-            actual = [record for record in actual if record.x is None or record.kind == "published"]
-        for says, gives in zip_longest(*map(_in_order, (actual, derived_records(run, summary)))):
-            at = says or gives
-            yield from islice(unlike(f"{RECORDS}: {at.series} {at.quantity} ({at.kind})", says, gives), 1)
-
-    def _forecast(self) -> Iterator[str]:
-        """Compare the forecast with the digest that it was sealed with."""
-        yield from unlike(f"{FORECAST}: digest", sha256_file(self.run / FORECAST), self.manifest.config["sha256"])
-        values = read_values(self.run / FORECAST)
-        made_of = values.get("made_of") or {name: each for name, each in values["searched"].items() if each}
-        yield from unlike(f"{FORECAST}: made_of", made_of, self.manifest.parents, f"{MANIFEST} says")
-
-    def _against(self) -> Iterator[str]:
-        """Compare the curves of two engines with what is said of them."""
-        result, config = read_engines(self.run), self.manifest.config
-        due = {name: config[name] for name in ("title", "setting", "notes")}
-        yield from _as_said(result, due, AGAINST, f"{MANIFEST} says")
-        for case in (case for case in result.cases if case.series):
-            mine, theirs, apart, allowed = (np.array(series.samples) for series in case.series)
-            where = f"{AGAINST}: differences of the {case.name}"
-            yield from islice(unlike(where, [*apart], [*np.abs(mine - theirs)]), 1)
-            share = np.divide(apart, allowed, out=np.where(apart > 0, np.inf, 0.0), where=allowed > 0).max()
-            value = case.ratios[0].value
-            yield from unlike(f"{AGAINST}: share of the tolerance in the {case.name}", min(value, share), float(share))
-        beyond = [ratio.name for case in result.cases for ratio in case.ratios if not ratio.is_reached]
-        yield from unlike(f"{AGAINST}: number of disagreements", len(result.disagreements), len(beyond))
-
-    def _numbers(self) -> Iterator[str]:
-        """Compare the records with the digest that the run was begun with."""
-        load_results([self.run])
-        refused = read_values(self.run / NOT_RUN) if (self.run / NOT_RUN).is_file() else []
-        yield from self._begun_with(self.manifest, read_records(self.run / RECORDS), refused)
-
-    def _study(self) -> Iterator[str]:
-        """Compare the records of each run that a study of experiments keeps with what that run was sealed with."""
-        load_results([self.run])
-        records, due = read_records(self.run / RECORDS), {}
-        for name, run in read_runs(self.run).items():
-            due[name] = run.manifest and run.manifest["identity"]
-            manifest = parse_document(run.manifest, Manifest, f"{MANIFEST} of {name}")
-            yield from broken_manifest(name, manifest.model_dump(mode="json", exclude_unset=True))
-            own = [record for record in records if record.source == name]
-            run.check_seal({RECORDS: records_bytes(own)})
-            yield from self._begun_with(manifest, own, run.refused or [])
-        yield from unlike(f"{MANIFEST}: runs", self.manifest.config["runs"], due, f"{RUNS} gives")
-
-    def _begun_with(self, manifest: Manifest, records: Sequence[Record], refused: object) -> Iterator[str]:
-        name, config = f"{manifest.name}-{manifest.identity[:8]}", manifest.config
-        of = (name, sha256_json(config), config["experiment"]["name"])
-        if any((record.source, record.digest, record.experiment) != of for record in records):
-            yield f"{RECORDS} of {self.run.name} has records of another run"
-        if "records" not in config:  # a run of an earlier version
-            self.absent.append(f"the digest of the records of {name}")
-        elif (digest_of_numbers(records), sha256_json(refused)) != (config["records"], config["refused"]):
-            yield f"{RECORDS} of {self.run.name} does not have the numbers that {name} was begun with"
-
-    def _ladder(self) -> Iterator[str]:
-        """Derive result and records again from the kept trainings, whose scores are of one text."""
-        sizes: dict[str, list[float]] = {}
-        for scores in read_scores(self.run).values():
-            for text, score in scores.texts.items():
-                sizes.setdefault(text, []).append(sum(score.nll) / score.bits_per_byte / sum(score.words))
-        for text, bytes_of in sizes.items():
-            if not np.allclose(bytes_of, bytes_of[0], rtol=1e-4):
-                yield f"the bits per byte of {text} in {self.run.name} are not of the losses beside them"
-        result, records = derive(self.run)
-        yield from unlike(LADDER_RESULT, read_document(self.run / LADDER_RESULT, LadderResult), result)
-        yield from unlike(RECORDS, read_records(self.run / RECORDS), records)
-        yield from self._kept_trainings()
-
-    def _ablation(self) -> Iterator[str]:
-        """Derive the records again from the kept trainings, whose seeds follow from the forecast."""
-        load_results([self.run])
-        yield from self._kept_trainings()
-
-    def _kept_trainings(self) -> Iterator[str]:
-        """Compare kept trainings with their runs, as far as those are on disk."""
-        for name, run in read_runs(self.run).items():
-            place = self.run.parent / name
-            if not place.is_dir():
-                self.absent.append(name)
-            elif run.seal:
-                check_seal_once(place)
-                yield from unlike(f"kept training {name}", run, kept(place), f"{name} gives")
-
-    def _report(self) -> Iterator[str]:
-        """Make the page and the files beside it again; they must be equal byte for byte."""
-        if not (self.run / REPORT).is_dir():
-            return
-        from mlm_repro.reports.page import write_report
-        from mlm_repro.reports.report import Inputs, assemble
-
-        inputs = Inputs.of_built(self.run)
-        for path in inputs.runs:
-            if not is_sealed(path):
-                yield f"{REPORT} was made of {path.name}, which is not there"
-                return
-            check_seal(path)
-            yield from RunCheck(path).broken
-        with tempfile.TemporaryDirectory() as folder:
-            write_report(assemble(inputs), Path(folder))
-            made, here = _files(Path(folder)), _files(self.run / REPORT)
-            others = [name for name in sorted(made | here) if not _same(Path(folder) / name, self.run / REPORT / name)]
-            if others:
-                yield (
-                    f"{REPORT}/{others[0]} is not what its inputs give ({len(others)} files are not): it was changed, "
-                    f"or made by another version or elsewhere; `{inputs.command}` makes it again"
-                )
+            if name and digest != self.run.manifest.parents.get(name):
+                yield f"{self.run.path.name} was not made of {place.name} as it is here: its digest differs"
+            check_seal_once(place)
+            other = RunCheck(place)
+            self.absent += other.absent
+            yield from other.broken
+            self.compared += [place.name]
 
 
-def _as_said(result: BaseModel, values: Mapping[str, object], where: str, by: str = GIVES) -> Iterator[str]:
-    return unlike(where, {name: getattr(result, name) for name in values}, {**values}, by)
-
-
-def _in_order(records: Iterable[Record]) -> list[Record]:
-    """Sort the published records and drop their words; the other records follow in their order."""
-    published = [record for record in records if record.kind == "published"]
-    bare = [record.model_copy(update={"source": "", "note": ""}) for record in published]
-    return [*sorted(bare, key=Record.model_dump_json), *(record for record in records if record.kind != "published")]
-
-
-def _ending(done: TrainingSummary, validations: Sequence[Validation], name: str) -> Iterator[str]:
-    """Compare the last validation in the metrics with the summary."""
-    where, by = f"{SUMMARY} of {name}", f"its {METRICS} gives"
-    said = {"iteration": done.iterations, "loss": done.validation_loss, "perplexity": done.validation_perplexity}
-    yield from unlike(where, said, {name: getattr(validations[-1], name) for name in said} if validations else None, by)
-    for each in validations:
-        perplexity = math.exp(min(each.loss, 20))
-        yield from unlike(f"{METRICS}: perplexity at {each.iteration}", each.perplexity, perplexity, "its loss gives")
-
-
-def _recipe(training: Path) -> RunConfig:
-    return parse_config(read_document(training / MANIFEST, Manifest).config, RunConfig, f"{training.name}/{MANIFEST}")
-
-
-def _differing(folder: Path, made: Path, names: Iterable[str], by: str) -> Iterator[str]:
-    for name in names:
-        if (folder / name).exists() | (made / name).exists() and not _same(folder / name, made / name):
-            yield f"{folder.name}/{name} is not what {by} gives"
-
-
-def _files(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()} - {MARKER}
-
-
-def _same(path: Path, other: Path) -> bool:
-    return path.is_file() and other.is_file() and sha256_file(path) == sha256_file(other)
+def _known(value: Any) -> Any:
+    """A value without the keys that earlier versions wrote."""
+    if isinstance(value, dict):
+        return {key: _known(inner) for key, inner in value.items() if key not in FORMER}
+    return [_known(inner) for inner in value] if isinstance(value, list) else value

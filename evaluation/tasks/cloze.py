@@ -20,7 +20,7 @@ from mlm_repro.evaluation.protocol import (
     with_first,
 )
 from mlm_repro.evaluation.schema import ClozeResult, Provenance
-from mlm_repro.evaluation.tasks.uncertainty import mean_standard_error
+from mlm_repro.evaluation.tasks.uncertainty import Floats, mean_standard_error
 from mlm_repro.evaluation.windows import Lazy
 from mlm_repro.lineage.errors import BadInput
 
@@ -109,6 +109,24 @@ LM_EVAL = ClozeRule(
 )
 
 
+def accuracy_of(num_correct: int, num_examples: int) -> dict[str, Any]:
+    """What a result says of the number of right answers."""
+    accuracy = num_correct / num_examples
+    error = math.sqrt(accuracy * (1 - accuracy) / max(1, num_examples - 1))
+    return {"accuracy": accuracy, "standard_error": error}
+
+
+def outcomes(losses: Floats, correct: NDArray[np.bool_]) -> dict[str, Any]:
+    """What a result says of its examples, from each one's loss in nats and whether it is right."""
+    num_examples, num_correct, spread = len(losses), int(correct.sum()), mean_standard_error(losses)
+    target_perplexity = perplexity(math.fsum(losses), num_examples)
+    return accuracy_of(num_correct, num_examples) | {
+        "num_examples": num_examples, "num_correct": num_correct, "perplexity": target_perplexity,
+        "perplexity_standard_error": None if spread is None else target_perplexity * spread,
+        "examples": list(zip(losses.tolist(), correct.tolist(), strict=True)),
+    }  # fmt: skip
+
+
 class ClozeTask(Task):
     """The task of a list of passages and a rule."""
 
@@ -158,20 +176,12 @@ class ClozeTask(Task):
 
     def result(self, scores: Scores, provenance: Provenance) -> ClozeResult:
         """Accuracy over examples; the perplexity is of the whole target."""
-        losses, correct, counts = scores.nll, self.correct(scores), self.counts
-        num_examples, num_correct = len(losses), int(correct.sum())
-        accuracy = num_correct / num_examples
-        target_perplexity = perplexity(math.fsum(losses), num_examples)
-        spread = mean_standard_error(losses)
+        counts = self.counts
         truncated = counts["num_truncated"]
         cut = f"; {truncated} examples cut at the left to the model's context" if truncated else ""
         return ClozeResult(
-            **self.facts(scores, provenance), **counts,
+            **self.facts(scores, provenance), **counts, **outcomes(scores.nll, self.correct(scores)),
             protocol=f"{self.source.title}; {self._rule}; {provenance.dtype}{cut}{self.extent}",
-            perplexity=target_perplexity,
-            perplexity_standard_error=None if spread is None else target_perplexity * spread, accuracy=accuracy,
-            standard_error=math.sqrt(accuracy * (1 - accuracy) / max(1, num_examples - 1)), num_examples=num_examples,
-            num_correct=num_correct, examples=list(zip(losses.tolist(), correct.tolist(), strict=True)),
         )  # fmt: skip
 
     def correct(self, scores: Scores) -> NDArray[np.bool_]:

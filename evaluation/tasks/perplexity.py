@@ -22,7 +22,7 @@ from mlm_repro.evaluation.protocol import (
 )
 from mlm_repro.evaluation.schema import Block, PerplexityResult, Provenance
 from mlm_repro.evaluation.tasks.documents import RunningText, count_original_tokens, cut_articles
-from mlm_repro.evaluation.tasks.uncertainty import ratio_standard_error
+from mlm_repro.evaluation.tasks.uncertainty import Floats, ratio_standard_error
 from mlm_repro.evaluation.windows import Lazy, sliding_windows
 
 MEGATRON_LARGEST_EXPONENT = 20.0
@@ -105,6 +105,30 @@ def sliding_stream(
     return Stream(recipe, num_tokens, Lazy(len(windows), request), firsts, blocks)
 
 
+def columns(
+    nll: float, num_scored: int, num_targets: int, num_original_tokens: int, num_lm_eval_words: int, num_bytes: int
+) -> dict[str, Any]:
+    """What a result says by each convention, from the summed loss and from the counts of the whole text.
+
+    The perplexity is per original token; it and those per word are None where there are too few words for a number.
+    """
+    share, loss = num_scored / num_targets, nll / num_scored
+    words, lm_eval_words, others = num_original_tokens * share, num_lm_eval_words * share, num_original_tokens - 1
+    too_few = words < 2 * share or nll > LARGEST_EXPONENT * min(words, lm_eval_words)
+    token_ratio = num_targets / others if others else None
+    megatron = {"avg loss": loss, "ppl": math.exp(min(MEGATRON_LARGEST_EXPONENT, loss))}
+    if token_ratio is not None:
+        adjusted = math.exp(min(MEGATRON_LARGEST_EXPONENT, loss * token_ratio))
+        megatron |= {"adjusted ppl": adjusted, "token ratio": token_ratio}
+    by_words = None if too_few else perplexity(nll, words)
+    return {
+        "perplexity": by_words, "normaliser": words, "loss_per_token": loss, "token_ratio": token_ratio,
+        "subword_perplexity": perplexity(nll, num_scored), "original_token_perplexity": by_words,
+        "lm_eval_word_perplexity": None if too_few else perplexity(nll, lm_eval_words), "megatron": megatron,
+        "bits_per_byte": nll / math.log(2) / (num_bytes * share),
+    }  # fmt: skip
+
+
 class PerplexityTask(Task):
     """The task for one text and one stream of it."""
 
@@ -120,7 +144,7 @@ class PerplexityTask(Task):
 
     def losses(self, scores: Scores) -> Losses:
         """An element for each block with scored targets; all weights add up to the divisor."""
-        blocks = self._scored_blocks(scores)
+        blocks = self.scored_blocks(scores.log_probabilities)
         if self._divisor == "transformers labels":
             weight = np.array([float(block.num_scored) for block in blocks])
         else:
@@ -145,41 +169,30 @@ class PerplexityTask(Task):
         """
         facts = self.facts(scores, provenance)
         text, stream = self.running_text, self.stream
-        nll, num_scored = math.fsum(scores.nll), len(scores.log_probabilities)
-        share, loss = self._share(scores), nll / num_scored
-        targets, others = sum(block.num_targets for block in stream.blocks), self._num_original_tokens - 1
-        token_ratio = targets / others if others else None
         divided, normaliser = self._divided(scores)
         losses = self.losses(scores)
-        words, lm_eval_words = self._num_original_tokens * share, text.num_lm_eval_words * share
-        too_few = words < 2 * share or nll > LARGEST_EXPONENT * min(words, lm_eval_words)
-        if too_few:
+        targets = sum(block.num_targets for block in stream.blocks)
+        numbers = columns(
+            math.fsum(scores.nll), len(scores.log_probabilities), targets, self._num_original_tokens,
+            text.num_lm_eval_words, text.num_bytes,
+        )  # fmt: skip
+        by_subwords = self._divisor == "transformers labels"
+        if numbers["original_token_perplexity"] is None:
             facts["warnings"].append(
                 f"{text.source.title} has {self._num_original_tokens:,} words between spaces for {stream.num_tokens:,} "
                 "sub-words: its perplexity by words is no number"
             )
+        if by_subwords or numbers["original_token_perplexity"] is not None:
+            numbers |= {"perplexity": perplexity(divided, normaliser)}
         if stream.num_tokens < FEW and self.tokenizer.first_token is None:
             facts["warnings"].append(
                 f"{text.source.title} has {stream.num_tokens} sub-words; the first is not scored, but the words and "
                 "bytes that losses are divided by include it"
             )
-
-        def by(divisor: float, dividend: float = nll) -> float | None:
-            return None if too_few else perplexity(dividend, divisor)
-
-        by_subwords = self._divisor == "transformers labels"
-        megatron = {"avg loss": loss, "ppl": math.exp(min(MEGATRON_LARGEST_EXPONENT, loss))}
-        if token_ratio is not None:
-            adjusted = math.exp(min(MEGATRON_LARGEST_EXPONENT, loss * token_ratio))
-            megatron |= {"adjusted ppl": adjusted, "token ratio": token_ratio}
         return PerplexityResult(
-            **facts, **self.counts, protocol=self._describe(provenance.dtype),
-            perplexity=perplexity(divided, normaliser) if by_subwords else by(normaliser, divided),
-            log_perplexity_standard_error=ratio_standard_error(losses.nll, losses.weight), normaliser=normaliser,
-            loss_per_token=loss, subword_perplexity=perplexity(nll, num_scored), original_token_perplexity=by(words),
-            lm_eval_word_perplexity=by(lm_eval_words), token_ratio=token_ratio, megatron=megatron,
-            bits_per_byte=nll / math.log(2) / (text.num_bytes * share), num_windows=len(self.requests),
-            blocks=self._scored_blocks(scores),
+            **facts | self.counts | numbers | {"normaliser": normaliser}, protocol=self._describe(provenance.dtype),
+            log_perplexity_standard_error=ratio_standard_error(losses.nll, losses.weight),
+            num_windows=len(self.requests), blocks=self.scored_blocks(scores.log_probabilities),
         )  # fmt: skip
 
     def _divided(self, scores: Scores) -> tuple[float, float]:
@@ -193,12 +206,13 @@ class PerplexityTask(Task):
         """Scored share of all targets."""
         return len(scores.log_probabilities) / sum(block.num_targets for block in self.stream.blocks)
 
-    def _scored_blocks(self, scores: Scores) -> list[Block]:
+    def scored_blocks(self, log_probabilities: Floats) -> list[Block]:
+        """The blocks with scored targets, which have these log-probabilities in order."""
         blocks = self.stream.blocks
         firsts = [self.stream.first_targets[index] for index in self.chosen]
         ranges = [np.arange(first, first + each.num_scored) for first, each in zip(firsts, self.requests, strict=True)]
         owner = np.repeat(np.arange(len(blocks)), [block.num_targets for block in blocks])[np.concatenate(ranges)]
-        nll = -np.bincount(owner, weights=scores.log_probabilities, minlength=len(blocks))
+        nll = -np.bincount(owner, weights=log_probabilities, minlength=len(blocks))
         counts = np.bincount(owner, minlength=len(blocks))
         scored = [row for row in zip(blocks, nll.tolist(), counts.tolist(), strict=True) if row[2]]
         return [block.model_copy(update={"nll": loss, "num_scored": count}) for block, loss, count in scored]

@@ -7,7 +7,7 @@ warm-up, so that one training gives the loss after any number of tokens.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -34,10 +34,11 @@ from mlm_repro.experiments.files import (
 from mlm_repro.experiments.forecast.law import FittedLaw
 from mlm_repro.experiments.forecast.trainings import SEARCH_SEED, Kept, Trained, origin_of, seeds_of
 from mlm_repro.experiments.scores import compared
+from mlm_repro.lineage.derived import Checked, Partly
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 from mlm_repro.lineage.files import Manifest, read_document, read_lines
 from mlm_repro.lineage.progress import format_duration
-from mlm_repro.lineage.records import Record
+from mlm_repro.lineage.records import RECORDS, Record, read_records
 from mlm_repro.lineage.run import MANIFEST
 
 WIDTH_OF_A_LAYER = 1024 / 24
@@ -268,6 +269,22 @@ def derive(ladder: Path) -> tuple[LadderResult, list[Record]]:
         f"{foreseen.high:.4f}) and reached {reached:.4f}",
     )  # fmt: skip
     return result, list(_records(plan, forecast, result, origin_of(read_document(ladder / MANIFEST, Manifest))))
+
+
+def outcome(run: Checked) -> Iterator[tuple[str, Any, Any]]:
+    """Result and records, by the trainings; all scores of a text, by one number of bytes."""
+    result, records = derive(run.path)
+    yield LADDER, read_document(run.path / LADDER, LadderResult), result
+    yield RECORDS, read_records(run.path / RECORDS), records
+    scores, sizes = read_scores(run.path), dict[str, float]()
+    made: dict[str, Partly] = {name: Partly(texts={}) for name in scores}
+    for name, each in scores.items():
+        for text, score in each.texts.items():
+            size = sum(score.nll) / score.bits_per_byte / sum(score.words)
+            is_of_one_text = math.isclose(size, sizes.setdefault(text, size), rel_tol=1e-4)
+            bits = score.bits_per_byte if is_of_one_text else sum(score.nll) / sizes[text] / sum(score.words)
+            made[name]["texts"][text] = Partly(bits_per_byte=bits)
+    yield EVALUATIONS, scores, made
 
 
 def _agree(ours: Forecast, other: Forecast) -> bool:

@@ -5,7 +5,7 @@ written, and a forecast that is edited later no longer matches its trainings.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,9 +14,10 @@ from mlm_repro.engine.data.batch_schedule import BatchSchedule
 from mlm_repro.engine.run.files import METRICS, read_validations, validations_in
 from mlm_repro.experiments.files import FORECAST, KeptRun, read_runs, write_runs
 from mlm_repro.lineage.config import parse_config
+from mlm_repro.lineage.derived import Checked
 from mlm_repro.lineage.digest import sha256_file
 from mlm_repro.lineage.errors import IntegrityFailure
-from mlm_repro.lineage.files import Manifest, parse_document
+from mlm_repro.lineage.files import Manifest, parse_document, read_values
 from mlm_repro.lineage.run import MANIFEST
 
 SEARCH_SEED = 0
@@ -123,6 +124,14 @@ def seeds_of(forecast: Path, count: int) -> list[int]:
     """The seeds that a forecast gives: the first `count` 32-bit words of its SHA-256."""
     digest = sha256_file(forecast)
     return [int(digest[8 * place : 8 * place + 8], 16) for place in range(count)]
+
+
+def sealed_forecast(run: Checked) -> Iterator[tuple[str, Any, Any]]:
+    """The manifest of a forecast, by the forecast: its digest, and the trainings that it was made of."""
+    values = read_values(run.path / FORECAST)
+    made_of = values.get("made_of") or {name: digest for name, digest in values["searched"].items() if digest}
+    yield f"{MANIFEST}: sha256", run.manifest.config["sha256"], sha256_file(run.path / FORECAST)
+    yield f"{MANIFEST}: parents", run.manifest.parents, made_of
 
 
 def origin_of(manifest: Manifest) -> dict[str, Any]:

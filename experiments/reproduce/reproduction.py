@@ -1,47 +1,30 @@
 """A reproduction from raw text to report: a sequence of this suite's public commands, each printed before it runs."""
 
-import math
 import shlex
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from statistics import fmean, harmonic_mean
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from mlm_repro.data_pipeline.config import DataConfig
 from mlm_repro.data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
 from mlm_repro.data_pipeline.files import DATASET, LEDGER, DataCard
-from mlm_repro.engine.config import RunConfig
-from mlm_repro.engine.costs import parameter_count
 from mlm_repro.engine.data.dataset import DatasetFacts
 from mlm_repro.engine.run.files import (
     SUMMARY,
-    Step,
-    Validation,
-    read_steps,
-    read_summary,
-    read_validations,
-    steps_in,
-    validations_in,
 )
-from mlm_repro.evaluation.schema import ClozeResult, PerplexityResult
 from mlm_repro.experiments.files import (
-    EVALUATIONS,
     SCORES,
-    KeptRun,
     ReproductionScores,
-    TextScore,
     join_evaluations,
     read_evaluations,
-    read_runs,
     write_runs,
 )
 from mlm_repro.experiments.launch.job import write_launch_files
-from mlm_repro.experiments.published import published_records
 from mlm_repro.experiments.reproduce import steps
-from mlm_repro.experiments.reproduce.files import ModelShape, ReproducedModel, ReproductionSummary
+from mlm_repro.experiments.reproduce.derived import Derivation, keep_training
+from mlm_repro.experiments.reproduce.files import ReproductionSummary
 from mlm_repro.experiments.reproduce.plan import (
     FULL_RECIPE,
     SMOKE,
@@ -49,27 +32,16 @@ from mlm_repro.experiments.reproduce.plan import (
     expected_seconds,
     model_name,
     training_job,
-    twin_rule,
 )
-from mlm_repro.experiments.scores import END, compared, order_verdict, text_score
-from mlm_repro.lineage.chain import CHECKPOINTS
+from mlm_repro.experiments.scores import END, order_verdict
 from mlm_repro.lineage.config import load_config
-from mlm_repro.lineage.digest import read_digest
 from mlm_repro.lineage.errors import DataMissing
 from mlm_repro.lineage.extras import check_torch
-from mlm_repro.lineage.files import Environment, parse_document, read_document, write_document
+from mlm_repro.lineage.files import read_document, write_document
 from mlm_repro.lineage.lock import locked
 from mlm_repro.lineage.progress import format_duration
-from mlm_repro.lineage.records import RECORDS, Record, read_records, write_records
+from mlm_repro.lineage.records import RECORDS, read_records, write_records
 from mlm_repro.lineage.run import RunDirectory
-
-CURVE_POINTS = 200
-"""Blocks of iterations that a run's metrics are averaged over."""
-UNITS_OF_TWINS = ("bits_per_byte", "log_likelihood")
-"""Ends of the names of quantities that compare twins; the paper has none of them."""
-RESULTS: dict[str, type[PerplexityResult | ClozeResult]] = dict(
-    zip(steps.TASKS, (PerplexityResult, ClozeResult), strict=True)
-)
 
 
 def reproduce(plan: Plan, runs: Path) -> Path:
@@ -125,13 +97,17 @@ def reproduce(plan: Plan, runs: Path) -> Path:
                         out = steps.evaluation_file(run.path, name, task)
                         steps.run_step(*steps.evaluation_step(plan, task, training.path, out))
             join_evaluations(run.path)
-            write_runs(run.path, map(keep_training, trained))
+            write_runs(run.path, [keep_training(training.path) for training in trained])
             for name in (LEDGER, DATASET):
                 shutil.copyfile(dataset.path / name, run.path / name)
-            summary = _summary(plan, trained, run)
-            write_document(run.path / SUMMARY, summary)
-            write_document(run.path / SCORES, derived_scores(run, summary))
-            write_records(run.path / RECORDS, derived_records(run, summary))
+            commands = dict.fromkeys(("figure-6", "training-loss", "table-3", "ledger", "models"), _shown_command(plan))
+            mode: Literal[scaled, full] = "scaled" if plan.size else "full"
+            made = Derivation(
+                run.path, ReproductionSummary(target=plan.target, mode=mode, reason=plan.reason, commands=commands)
+            )
+            write_document(run.path / SUMMARY, made.summary)
+            write_document(run.path / SCORES, made.scores)
+            write_records(run.path / RECORDS, made.records)
             if published:
                 steps.run_step(*steps.words_step(run.path))
             steps.run_step(*steps.prediction_step(run.path))
@@ -146,166 +122,6 @@ def reproduce(plan: Plan, runs: Path) -> Path:
     return run.path
 
 
-def keep_training(training: RunDirectory) -> KeptRun:
-    """What a reproduction keeps of a training: of its metrics the validations, and means of blocks of iterations.
-
-    Losses, rates and norms are means over the block that ends at `iteration`; tokens/s and TFLOP/s are those of the
-    whole block's work in the whole block's time.
-    """
-    steps = read_steps(training.path)
-    block = max(len(steps) // CURVE_POINTS, 1)
-    lines: list[Step | Validation] = [_mean(steps[start : start + block]) for start in range(0, len(steps), block)]
-    lines += read_validations(training.path)
-    lines.sort(key=lambda line: line.iteration)
-    name = model_name(training.manifest["name"])
-    return KeptRun.of(training.path, name=name, metrics=[line.to_json() for line in lines])
-
-
-def _mean(steps: Sequence[Step]) -> Step:
-    norms = [step.gradient_norm for step in steps if step.gradient_norm is not None]
-    return Step(
-        kind="train", iteration=steps[-1].iteration, loss=fmean(step.loss for step in steps),
-        learning_rate=fmean(step.learning_rate for step in steps), gradient_norm=fmean(norms) if norms else None,
-        loss_scale=fmean(step.loss_scale for step in steps), seconds=fmean(step.seconds for step in steps),
-        tokens_per_second=harmonic_mean([step.tokens_per_second for step in steps]),
-        model_tflops=harmonic_mean([step.model_tflops for step in steps]),
-    )  # fmt: skip
-
-
-def derived_records(run: RunDirectory, summary: ReproductionSummary) -> list[Record]:
-    """Every record of a reproduction, from the summary and from the metrics and evaluations that it keeps.
-
-    A run of an earlier version, which has no scores.json, has neither bits per byte nor log-likelihoods.
-    """
-    records = list(published_records(tuple(dict.fromkeys(model.series for model in summary.models))))
-    kept, results = read_runs(run.path), results_of(run.path, summary)
-    for model in summary.models:
-        if training := kept.get(model.name):
-            records += _curve_records(model, summary.mode, run, training)
-        for task in RESULTS:
-            records += _evaluation_records(model, results[steps.evaluation_name(model.name, task)])
-    if not (run.path / SCORES).is_file():
-        return [record for record in records if not record.quantity.endswith(UNITS_OF_TWINS)]
-    return [*records, *_bands(records, run)]
-
-
-def results_of(reproduction: Path, summary: ReproductionSummary) -> dict[str, PerplexityResult | ClozeResult]:
-    """The results of a reproduction's models, by model and protocol.
-
-    Raises IntegrityFailure for one that is not there, or that is not what its protocol gives.
-    """
-    kept, results = read_evaluations(reproduction), {}
-    for model in summary.models:
-        for task, of in RESULTS.items():
-            name = steps.evaluation_name(model.name, task)
-            results[name] = parse_document(kept.get(name), of, f"{name} in {EVALUATIONS}")
-    return results
-
-
-def _bands(records: list[Record], run: RunDirectory) -> Iterator[Record]:
-    """The mean of a model's results over several seeds, with minimum and maximum."""
-    of_seeds: dict[tuple[str, str], list[Record]] = {}
-    for record in records:
-        if record.seed is not None and record.quantity.endswith((*UNITS_OF_TWINS, END)):
-            of_seeds.setdefault((record.series, record.quantity), []).append(record)
-    manifest = run.manifest
-    source = {"source": f"{manifest['name']}-{manifest['identity'][:8]}", "digest": manifest["config_digest"]}
-    for same in of_seeds.values():
-        if len(same) > 1:
-            values = [record.value for record in same]
-            note = f"mean of {len(same)} seeds, {min(values):.5g} to {max(values):.5g}"
-            yield same[0].model_copy(update={**source, "value": fmean(values), "seed": None, "note": note})
-
-
-def derived_scores(run: RunDirectory, summary: ReproductionSummary) -> ReproductionScores:
-    """Paired differences between neighbouring models, from the evaluations that a reproduction keeps."""
-    by_size: dict[str, list[TextScore]] = {}
-    results = results_of(run.path, summary)
-    for model in summary.models:
-        result = results[steps.evaluation_name(model.name, steps.TASKS[0])]
-        assert isinstance(result, PerplexityResult)
-        by_size.setdefault(model.series, []).append(text_score(result))
-    scores = [*by_size.values()]
-    articles = len(scores[0][0].nll)
-    larger = range(1, len(scores)) if articles > 1 else ()
-    comparisons = [compared(result.task, place - 1, place, scores) for place in larger]
-    return ReproductionScores(
-        text=result.task, articles=articles, seeds=len(scores[0]), models=[*by_size], comparisons=comparisons
-    )
-
-
-def _evaluation_records(model: ReproducedModel, result: PerplexityResult | ClozeResult) -> Iterator[Record]:
-    numbers: dict[str, tuple[float | None, str]]
-    if isinstance(result, ClozeResult):
-        numbers = {"accuracy": (result.accuracy * 100, "%"), "log_likelihood": (-math.log(result.perplexity), "nats")}
-        scored = f"{result.num_examples:,} examples"
-    else:
-        numbers = {"perplexity": (result.perplexity, ""), "bits_per_byte": (result.bits_per_byte, "")}
-        scored = f"{result.num_scored_tokens:,} tokens"
-    text = result.task.removesuffix("-perplexity").replace("-", "_")
-    for name, (value, unit) in numbers.items():
-        assert value is not None  # a held-out text has words
-        yield Record(
-            experiment="2019/table-3", series=model.series, quantity=f"{text}_{name}", value=value, unit=unit,
-            kind=result.kind, source=model.run, digest=result.checkpoint_digest, seed=model.seed,
-            note=f"partial: {scored} scored" if result.partial else "",
-        )  # fmt: skip
-
-
-def _curve_records(model: ReproducedModel, mode: str, run: RunDirectory, training: KeptRun) -> list[Record]:
-    origin: dict[str, Any] = {
-        "series": model.series, "kind": "scaled" if mode == "scaled" else "measured", "source": model.run,
-        "digest": run.manifest["parents"][model.run.rpartition("-")[0]], "seed": model.seed, "x_name": "iteration",
-    }  # fmt: skip
-    means = steps_in(training.metrics)
-    block = means[0].iteration if means else 1
-    records = [
-        Record(
-            experiment="2019/training-loss", quantity="training_loss", value=mean.loss, x=mean.iteration,
-            note=f"mean of {block} iterations" if block > 1 else "", **origin,
-        )
-        for mean in means
-        if mean.iteration % block == 0
-    ]  # fmt: skip
-    places = {"validation": ("2019/figure-6", "validation_perplexity"), "final-validation": ("2019/validation", END)}
-    for validation in validations_in(training.metrics):
-        if validation.iteration:
-            experiment, quantity = places[validation.kind]
-            value, x = validation.perplexity, validation.iteration
-            records.append(Record(experiment=experiment, quantity=quantity, value=value, x=x, **origin))
-    return records
-
-
-def _summary(plan: Plan, trained: list[RunDirectory], run: RunDirectory) -> ReproductionSummary:
-    started = Environment.model_validate(run.manifest["environment"])
-    pairs = zip(plan.published, trained, strict=True)
-    return ReproductionSummary(
-        target=plan.target, mode="scaled" if plan.size else "full", reason=plan.reason,
-        source=read_document(run.path / DATASET, DataCard).source, twin_rule=twin_rule(plan.configs[0]),
-        models=[reproduced_model(published, training) for published, training in pairs], hardware=hardware_of(started),
-        commit=str(started.source.get("commit") or ""),
-        commands=dict.fromkeys(("figure-6", "training-loss", "table-3", "ledger", "models"), _shown_command(plan)),
-    )  # fmt: skip
-
-
-def reproduced_model(published: RunConfig, training: RunDirectory) -> ReproducedModel:
-    """Summary of the run that stands for a published model."""
-    done = read_summary(training.path)
-    return ReproducedModel(
-        name=model_name(training.manifest["name"]), run=training.path.name, published=shape_of(published),
-        trained=shape_of(RunConfig.model_validate(training.manifest["config"])), seed=done.seed, tokens=done.tokens,
-        train_seconds=done.train_seconds, tokens_per_second=done.tokens_per_second,
-        checkpoint_digest=read_digest(training.path / CHECKPOINTS / done.checkpoint),
-    )  # fmt: skip
-
-
-def hardware_of(started: Environment) -> str:
-    """Processor, cores, memory and GPUs."""
-    memory = f", {started.memory_bytes / 2**30:.0f} GiB" if started.memory_bytes else ""
-    gpus = f"; {', '.join(started.gpus)}" if started.gpus else ""
-    return f"{started.cpu}, {started.cores} cores{memory}{gpus}"
-
-
 def _shown_command(plan: Plan) -> str:
     seeds = len(plan.configs) // len({published.name for published in plan.published})
     own_recipe = plan.recipe != (plan.size.recipe if plan.size else FULL_RECIPE)
@@ -315,12 +131,6 @@ def _shown_command(plan: Plan) -> str:
         *(["--data", steps.shown(plan.recipe)] if own_recipe else []),
     ]
     return shlex.join(["mlm-experiment", "reproduce", plan.target, *options])
-
-
-def shape_of(config: RunConfig) -> ModelShape:
-    """Shape, size and length of training of a recipe's model."""
-    values = config.model.model_dump() | config.train.model_dump() | {"parameters": parameter_count(config.model)}
-    return ModelShape.model_validate(values)
 
 
 def _print_results(directory: Path) -> None:

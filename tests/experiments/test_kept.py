@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from mlm_repro.experiments.reproduce.reproduction import CURVE_POINTS, keep_training
+from mlm_repro.experiments.reproduce.derived import CURVE_POINTS, keep_training
 from mlm_repro.lineage.atomic import write_json
-from mlm_repro.lineage.run import RunDirectory
 
 
 def write_metrics(run: Path, iterations: int) -> list[dict[str, Any]]:
@@ -31,7 +30,7 @@ def write_metrics(run: Path, iterations: int) -> list[dict[str, Any]]:
 
 def test_a_short_run_is_kept_as_it_is(tmp_path: Path) -> None:
     lines = write_metrics(tmp_path / "run", CURVE_POINTS)
-    kept = keep_training(RunDirectory(tmp_path / "run"))
+    kept = keep_training(tmp_path / "run")
     assert (kept.name, kept.summary, kept.seal) == ("355m-seed-1235", {}, None)
     assert kept.manifest
     found = kept.metrics
@@ -42,7 +41,7 @@ def test_a_short_run_is_kept_as_it_is(tmp_path: Path) -> None:
 
 def test_a_long_run_is_kept_in_blocks(tmp_path: Path) -> None:
     write_metrics(tmp_path / "run", 3 * CURVE_POINTS + 2)
-    first, *steps, rest, final = keep_training(RunDirectory(tmp_path / "run")).metrics
+    first, *steps, rest, final = keep_training(tmp_path / "run").metrics
     assert (first["kind"], final["kind"]) == ("validation", "final-validation")
     assert [step["iteration"] for step in steps] == list(range(3, 3 * CURVE_POINTS + 1, 3))
     assert steps[1]["loss"] == pytest.approx(5.0)

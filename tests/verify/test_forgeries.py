@@ -11,14 +11,14 @@ import pytest
 
 from mlm_repro.experiments.catalogue import find_experiment
 from mlm_repro.experiments.files import write_runs
+from mlm_repro.experiments.reproduce.derived import Derivation, keep_training
 from mlm_repro.experiments.reproduce.files import ReproductionSummary
-from mlm_repro.experiments.reproduce.reproduction import derived_records, keep_training
 from mlm_repro.experiments.runner import run_experiment
 from mlm_repro.lineage.digest import seal, sha256_json
 from mlm_repro.lineage.errors import UserError
 from mlm_repro.lineage.files import read_document
 from mlm_repro.lineage.records import write_records
-from mlm_repro.lineage.run import RunDirectory, identity_in
+from mlm_repro.lineage.run import identity_in
 from mlm_repro.reports import page
 from mlm_repro.verify.kinds import KINDS
 from mlm_repro.verify.recomputed import RunCheck
@@ -74,7 +74,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_experiment(find_experiment("2021/figure-6"), folder / "runs")
     reproduction, training = (next((folder / "runs").glob(f"{name}-*")) for name in RUNS[:2])
     join(reproduction)
-    write_runs(reproduction, [keep_training(RunDirectory(training))])
+    write_runs(reproduction, [keep_training(training)])
     seal(reproduction)
     for name in RUNS[:3]:
         (folder / "runs" / name).symlink_to(next((folder / "runs").glob(f"{name}-*")).name)
@@ -203,8 +203,8 @@ def four_times_the_words(runs: Path) -> None:
         it["token_ratio"] = (it["num_tokens"] - 1) / (it["num_original_tokens"] - 1)
 
     change(runs / EVALUATIONS, text(edit))
-    run = RunDirectory((runs / REPRODUCTION).resolve())
-    write_records(runs / RECORDS, derived_records(run, read_document(runs / SUMMARY, ReproductionSummary)))
+    run = (runs / REPRODUCTION).resolve()
+    write_records(runs / RECORDS, Derivation(run, read_document(runs / SUMMARY, ReproductionSummary)).records)
 
 
 def both_of_data(edit: Edit) -> Callable[[Path], None]:
@@ -250,75 +250,79 @@ MADE_AGAIN: list[tuple[str, Edit, str]] = [
     (RECORDS, lambda lines: lines.append(lines[-1]), "; what it is made of gives None"),
     (SUMMARY, put(mode="full"), "summary.json: mode is full; "),
     (SUMMARY, put(target="8.3b"), "summary.json: target is 8.3b"),
-    (SUMMARY, put("models", 0, "published", hidden_size=16), "hidden_size is 16; its recipe gives 1024"),
-    (SUMMARY, put("models", 0, "trained", hidden_size=1024), "355m: trained: hidden_size is 1024; 355m-tiny-"),
-    (SUMMARY, put("models", 0, tokens_per_second=1e6), "summary.json: 355m: "),
+    (SUMMARY, put("models", 0, "published", hidden_size=16), "models, 1: published: hidden_size is 16; "),
+    (SUMMARY, put("models", 0, "trained", hidden_size=1024), "models, 1: trained: hidden_size is 1024; "),
+    (SUMMARY, put("models", 0, tokens_per_second=1e6), "models, 1: tokens_per_second is "),
     (SUMMARY, put(twin_rule=""), "summary.json: twin_rule is "),
-    (SUMMARY, put("commands", models="make tea"), "a command that makes something else"),
+    (SUMMARY, put("commands", models="make tea"), "summary.json: commands: models is make tea; "),
     (SUMMARY, put("models", 0, checkpoint_digest=ZEROS), "lambada: checkpoint_digest is "),
-    (SUMMARY, lambda it: it["models"].clear(), "summary.json: models is []; "),
+    (SUMMARY, lambda it: it["models"].clear(), "summary.json: models, 1 is None; "),
     (SUMMARY, put("models", 0, run="other-00000000"), "manifest.json: parents"),
     (f"{REPRODUCTION}/manifest.json", put("config", windows=5000), "is not the one its digest was made of"),
     (EVALUATIONS, text(divided("perplexity")), "wikitext103: perplexity is "),
     (EVALUATIONS,
      text(divided("perplexity", "original_token_perplexity", "lm_eval_word_perplexity", "subword_perplexity")),
      "subword_perplexity is "),
-    (EVALUATIONS, text(put(bits_per_byte=0.97)), "bits_per_byte is 0.97; its own sums give"),
+    (EVALUATIONS, text(put(bits_per_byte=0.97)), "355m-wikitext103: bits_per_byte is 0.97; "),
     (EVALUATIONS, text(put("blocks", 0, nll=1.0)), "loss_per_token is "),
     (EVALUATIONS, text(lambda it: it.update(partial=not it["partial"])), "wikitext103: partial is "),
-    (EVALUATIONS, cloze(put(standard_error=0.5)), "standard_error is 0.5; its own sums give"),
+    (EVALUATIONS, cloze(put(standard_error=0.5)), "355m-lambada: standard_error is 0.5; "),
     (EVALUATIONS, cloze(put(num_correct=2, accuracy=0.5, standard_error=ACCURACY)),
-     "2 right answers; examples.jsonl has 0 in 4"),
-    (EVALUATIONS, cloze(put(num_original_tokens=5153)), "its text gives 5"),
+     "355m-lambada: num_correct is 2; what it is made of gives 0"),
+    (EVALUATIONS, cloze(put(num_original_tokens=5153)), "num_original_tokens is 5153; what it is made of gives 5"),
     (EVALUATIONS, cloze(put(**OLDER)), "355m-lambada: checkpoint"),
-    (EVALUATIONS, cloze(put(lambada_accuracy=66.51)), " has lambada_accuracy, which no file of its kind has"),
-    (f"{REPRODUCTION}/manifest.json", put(verified=True), " has verified, which no file of its kind has"),
+    (EVALUATIONS, cloze(put(lambada_accuracy=66.51)), "355m-lambada: lambada_accuracy is 66.51; "),
+    (f"{REPRODUCTION}/manifest.json", put(verified=True), ": verified is True; "),
     (EVALUATIONS, cloze(put(kind="measured")), "lambada: kind is measured"),
     (EVALUATIONS, cloze(put(tokenizer_digest=ZEROS)), "lambada: tokenizer_digest is "),
-    (TRAININGS, put(0, "metrics", 1, loss=1.0), "kept training 355m: metrics, 2: loss is 1.0; "),
+    (TRAININGS, put(0, "metrics", 1, loss=1.0), "runs.jsonl: 355m: metrics, 2: loss is 1.0; "),
     (TRAININGS, put(0, "manifest", "config", "train", seed=1), "355m: its manifest.json is not the one"),
     (TRAININGS, put(0, "seal", digest=ZEROS), "355m: the digest of its seal is not that of the files in it"),
     (TRAININGS, put(0, "summary", validation_perplexity=9.3), "355m: its summary.json is not the one that was sealed"),
-    (f"{REPRODUCTION}/ledger.json", put("stages", 0, documents_out=9), "ledger.json is not what"),
-    (f"{REPRODUCTION}/dataset.json", put(seed=99), "dataset.json is not what"),
+    (f"{REPRODUCTION}/ledger.json", put("stages", 0, documents_out=9), "ledger.json: stages, 1: documents_out is 9; "),
+    (f"{REPRODUCTION}/dataset.json", put(seed=99), "dataset.json: seed is 99; "),
     (f"{TRAINING}/metrics.jsonl", put(1, loss=1.0), " as it is here: its digest"),
-    (f"{TRAINING}/metrics.jsonl", lambda lines: lines.pop(2), "does not have each of 6 iterations once"),
-    (f"{TRAINING}/metrics.jsonl", put(1, samples=512), "metrics.jsonl: samples at 1 is 512; its schedule gives 4"),
-    (f"{TRAINING}/metrics.jsonl", put(1, learning_rate=0.5), "learning_rate at 1 is 0.5; its schedule gives 0.0012"),
-    (f"{TRAINING}/summary.json", put(validation_loss=1.0), "loss is 1.0; its metrics.jsonl gives"),
-    (f"{TRAINING}/summary.json", lambda it: it.update(tokens=10 * it["tokens"]), "; its configuration gives "),
-    (f"{TRAINING}/summary.json", put(tokens_per_second=1e6), "its tokens and rate give"),
+    (f"{TRAINING}/metrics.jsonl", lambda lines: lines.pop(2), "metrics.jsonl, 3: iteration is "),
+    (f"{TRAINING}/metrics.jsonl", put(1, samples=512), "metrics.jsonl, 2: samples is 512; what it is made of gives 4"),
+    (f"{TRAINING}/metrics.jsonl", put(1, learning_rate=0.5), "2: learning_rate is 0.5; what it is made of gives"),
+    (f"{TRAINING}/summary.json", put(validation_loss=1.0), "summary.json: validation_loss is 1.0; "),
+    (f"{TRAINING}/summary.json", lambda it: it.update(tokens=10 * it["tokens"]), "summary.json: tokens is "),
+    (f"{TRAINING}/summary.json", put(tokens_per_second=1e6), "summary.json: train_seconds is "),
     (f"{DATA}/train_text_document.bin", flipped(0), "dataset.json: files: train_text_document.bin: sha256 is "),
-    (f"{DATA}/ledger.json", lambda it: it["stages"][4]["dropped"].clear(), "documents into deduplicate is "),
+    (f"{DATA}/ledger.json", lambda it: it["stages"][4]["dropped"].clear(), "ledger.json: stages, 5: documents_in is "),
     (f"{DATA}/ledger.json", put(source="all"), "dataset.json: source is "),
 ]  # fmt: skip
 """File, edit, part of the sentence that names it."""
 IN_SEVERAL: list[tuple[Callable[[Path], None], str]] = [
-    (full_size, "355m is called full and is a smaller model"),
+    (full_size, "models, 1: trained: hidden_size is 16; what it is made of gives 1024"),
     (manifest(REPRODUCTION, put("parents", **{TRAINING: ZEROS})), " as it is here: its digest differs"),
-    (manifest(REPRODUCTION, put("parents", dataset=ZEROS)), "manifest.json: dataset is 0000"),
-    (four_times_the_words, "; its text gives 304"),
+    (manifest(REPRODUCTION, put("parents", dataset=ZEROS)), "manifest.json: parents: dataset is 0000"),
+    (four_times_the_words, "num_original_tokens is 1216; what it is made of gives 304"),
     (copied, "wikitext103 in evaluations.jsonl is not what it should be"),
     (removed(EVALUATIONS), "wikitext103 in evaluations.jsonl is not what it should be"),
-    (removed(TRAININGS), "kept training 355m is None; "),
+    (removed(TRAININGS), "runs.jsonl: 355m is None; "),
     (manifest(TRAINING, put("config", "train", seed=1)), " belongs to another run"),
     (last_weights, "355m-tiny-387328e9 as it is here: its digest differs"),
     (manifest(TRAINING, put("parents", dataset=ZEROS)), " was not made of tiny-1d71ab2f as it is here"),
-    (both_of_data(put("splits", "train", tokens=10**9)), "documents and tokens, 2 is 1000000000; "),
-    (both_of_data(put("splits", "valid", bytes=1)), "documents and bytes of its splits"),
+    (both_of_data(put("splits", "train", tokens=10**9)), "ledger.json: splits: train: tokens is 1000000000; "),
+    (both_of_data(put("splits", "valid", bytes=1)), "ledger.json: stages, 8: bytes_out is "),
 ]  # fmt: skip
 OF_AN_EXPERIMENT: list[tuple[Callable[[Path], None], str]] = [
-    (simulated(value=163.0), "does not have the numbers that experiment-2021-figure-6-"),
+    (simulated(value=163.0), ": config: records is "),
     (simulated(kind="measured", low=None, high=None), "is of mode simulate and yet calls"),
-    (simulated(source="another-run"), "has records of another run"),
+    (simulated(source="another-run"), "source is another-run; "),
     (older_in_place_of_newer, "renamed or copied over another: it began as experiments-"),
 ]  # fmt: skip
 ON_THE_PAGE: list[tuple[str, Edit, str]] = [
-    ("index.html", said("not-run", "reproduced"), "report/index.html is not what"),
-    ("index.html", said("<p>", "<p>Every number was reproduced. "), "report/index.html is not what"),
-    ("index.html", lambda text: b"", "report/index.html is not what"),
-    ("figures/further-numbers.csv", said("scaled,iteration", "measured,iteration"), "report/figures/further"),
-    ("figures/*.svg", lambda text: b"<svg>9.3</svg>", ".svg is not what"),
+    ("index.html", said("not-run", "reproduced"), "makes again: index.html is "),
+    ("index.html", said("<p>", "<p>Every number was reproduced. "), "makes again: index.html is "),
+    ("index.html", lambda text: b"", "makes again: index.html is "),
+    (
+        "figures/further-numbers.csv",
+        said("scaled,iteration", "measured,iteration"),
+        "makes again: figures/further",
+    ),
+    ("figures/*.svg", lambda text: b"<svg>9.3</svg>", ".svg is "),
     ("sources.json", lambda it: it["runs"].append("../gone"), "report was made of gone, which is not there"),
 ]
 
@@ -338,9 +342,13 @@ def test_an_edit_of_several_files_is_named(edit: Callable[[Path], None], sentenc
 
 
 OF_THE_FIRST_RELEASE: list[tuple[str, Edit, str]] = [
-    ("training/355m/metrics.jsonl", put(1, loss=1.0), "kept training 355m: metrics, 2: loss is 1.0; "),
-    ("training/355m/summary.json", put(validation_perplexity=9.3), "is 9.3; its metrics.jsonl gives"),
-    ("evaluations/355m-lambada.json", put(standard_error=0.5), "standard_error is 0.5; its own sums give"),
+    ("training/355m/metrics.jsonl", put(1, loss=1.0), "runs.jsonl: 355m: metrics, 2: loss is 1.0; "),
+    (
+        "training/355m/summary.json",
+        put(validation_perplexity=9.3),
+        "355m: summary: validation_perplexity is 9.3; ",
+    ),
+    ("evaluations/355m-lambada.json", put(standard_error=0.5), "355m-lambada: standard_error is 0.5; "),
 ]
 
 
@@ -365,7 +373,7 @@ def test_an_experiment_on_the_page_that_was_edited_or_is_gone_is_named(runs: Pat
     OF_AN_EXPERIMENT[0][0](runs)
     seal_all(runs)
     publish(runs, SIMULATED)
-    is_named("does not have the numbers that experiment-2021-figure-6-", runs / REPRODUCTION)
+    is_named(": config: records is ", runs / REPRODUCTION)
     shutil.rmtree((runs / SIMULATED).resolve())
     is_named("report was made of experiment-2021-figure-6-", runs / REPRODUCTION)
 
@@ -379,7 +387,7 @@ def test_an_edit_of_the_page_is_named(file: str, edit: Edit, sentence: str, runs
 
 def test_a_file_of_the_page_more_or_less_is_named(runs: Path) -> None:
     (runs / PAGE / "more.html").write_text("9.3")
-    is_named("report/more.html is not what", runs / REPRODUCTION)
+    is_named("makes again: more.html is ", runs / REPRODUCTION)
     for name in ("index.html", "sources.json"):
         (runs / PAGE / name).unlink()
         is_named(f"{name} ", runs / REPRODUCTION)
@@ -484,18 +492,18 @@ def test_a_ladder_fitted_by_another_processor_holds_and_a_changed_rate_does_not(
 
 
 OF_A_KIND: list[tuple[str, str, Edit, str]] = [
-    ("ablation-forecast-*", "forecast.json", lambda it: it["bits_per_nat"].append(1), ".json: digest is "),
+    ("ablation-forecast-*", "forecast.json", lambda it: it["bits_per_nat"].append(1), "manifest.json: sha256 is "),
     ("against-megatron-core-355m-twin-tp2-*", "against.json",
-     lambda it: it["cases"][0]["series"][0]["samples"].reverse(), "against.json: differences of the loss, 1 is "),
+     lambda it: it["cases"][0]["series"][0]["samples"].reverse(), "against.json: cases, 1: series, 3: samples, 1 is "),
     ("experiments", "records.jsonl", put(0, value=1.0), "217f54a5: its records.jsonl is not the one that was sealed"),
     ("experiments", "records.jsonl", put(0, source="another"), "has records of another run, another"),
     ("experiments", "records.jsonl", lambda lines: lines.pop(), "its records.jsonl is not the one that was sealed"),
     ("experiments", "runs.jsonl", put(0, "manifest", created=""), "its manifest.json is not the one that was sealed"),
     ("experiments", "runs.jsonl", lambda lines: lines.pop(0), "has records of another run, experiment-2019-bert-"),
-    ("experiments", "runs.jsonl", put(1, refused=[{}]), "not_run.json of experiment-2019-multiples-"),
+    ("experiments", "runs.jsonl", put(1, refused=[{}]), "not_run.json is not what it should be"),
     ("experiments", "runs.jsonl", put(1, refused=None), "its not_run.json is not the one that was sealed"),
     ("ladder", "evaluations.jsonl", put(0, "texts", "wikitext103", bits_per_byte=0.9),
-     "the bits per byte of wikitext103 in ladder are not of the losses beside them"),
+     "texts: wikitext103: bits_per_byte is "),
 ]  # fmt: skip
 
 
@@ -516,4 +524,4 @@ def test_the_command_names_every_forgery(runs: Path) -> None:
     seal_all(runs)
     done = call({}, "mlm-verify", "run", (runs / REPRODUCTION).resolve(), ends=6, prepare=leave_figures_blank)
     assert "records.jsonl: 355m training_loss (scaled): value is 2.5" in done.err
-    assert "standard_error is 0.5; its own sums give" in done.err
+    assert "355m-lambada: standard_error is 0.5; " in done.err
