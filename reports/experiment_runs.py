@@ -50,31 +50,34 @@ def seeds_of(records: Iterable[Record]) -> tuple[int, ...]:
     return tuple(sorted({record.seed for record in records if record.seed is not None}))
 
 
-def sort_runs(paths: Iterable[Path]) -> tuple[Path, list[Path]]:
-    """Find the reproduction and the runs of experiments among `paths`.
+def sort_runs(paths: Iterable[Path], beside: Iterable[Path] = ()) -> tuple[Path, list[Path]]:
+    """Find the reproduction among `paths` and the runs that stand beside it, all of `beside` among them.
 
     A folder of runs gives the newest run of each experiment, and the newest reproduction if none is named.
 
     Raises BadInput without a reproduction, with two, or for a path that is neither a run nor a folder of runs.
     """
     named, folders, experiments = [], [], []
-    for path in paths:
+    paths = [*paths]
+    further = [path for path in beside if path not in paths]
+    for path in (*paths, *further):
         kind = kind_of(path)
-        if kind in ("experiment", "ablation", LADDER, AGAINST):
+        if kind in ("experiment", "ablation", LADDER, AGAINST) or (kind == "reproduction" and path in further):
             experiments.append(path)
         elif kind == "reproduction":
             named.append(path)
         elif kind:
             raise BadInput(f"{path} is neither a reproduction nor a run of an experiment: its kind is {kind}")
         else:
-            folders.append(path)
+            folders += [path] * (path not in further)
             experiments += [*_newest(path, "experiment"), *_newest(path, AGAINST)]
             experiments += [path / LADDER] if (path / LADDER / RECORDS).is_file() else []
     reproductions = list(dict.fromkeys(path.resolve() for path in named or map(newest_reproduction, folders)))
     if len(reproductions) != 1:
         names = ", ".join(path.name for path in reproductions) or "none"
         raise BadInput(f"a page is made of one reproduction; named here: {names}")
-    return reproductions[0], list({path.resolve().name: path.resolve() for path in experiments}.values())
+    others = {path.resolve().name: path.resolve() for path in experiments if path.resolve() != reproductions[0]}
+    return reproductions[0], list(others.values())
 
 
 def kind_of(path: Path) -> str:
@@ -109,6 +112,10 @@ def load_experiment_runs(paths: Iterable[Path]) -> tuple[Results, list[Origin], 
                 read_engines(run)
                 origins.append(origin)
                 continue
+            if origin.manifest.kind == "reproduction":
+                loaded.append(replace(load_results([run]), records=()))
+                origins.append(origin)
+                continue
             is_ladder = origin.manifest.kind == LADDER
             name = "2019/figure-6" if is_ladder else str(origin.manifest.config["experiment"]["name"])
             results = _read(origin, name, name in known, problems)
@@ -119,9 +126,8 @@ def load_experiment_runs(paths: Iterable[Path]) -> tuple[Results, list[Origin], 
         if results.records:
             origins.append(replace(origin, seeds=seeds_of(results.records)))
     records = tuple(record for results in loaded for record in results.records)
-    refused = {place: reason for results in reversed(loaded) for place, reason in results.refused.items()}
     findings = {claim: finding for results in reversed(loaded) for claim, finding in results.findings.items()}
-    return Results(records, refused, (), findings), origins, problems
+    return Results(records, (), findings), origins, problems
 
 
 def _newest(folder: Path, kind: str) -> list[Path]:
@@ -150,10 +156,9 @@ def _read(origin: Origin, experiment: str, is_known: bool, problems: Problems) -
             else:
                 shown.append(record)
         if not results.records:
-            why = "none of its rows can run" if results.refused else "it is empty"
-            problems.add(experiment, f"{run} holds no numbers: {why}.", damaged=False)
+            problems.add(experiment, f"{run} holds no numbers.", damaged=False)
         return replace(results, records=tuple(shown))
-    return Results((), {}, (), {})
+    return Results((), (), {})
 
 
 def _refusal(record: Record, experiment: str, run: str) -> str | None:

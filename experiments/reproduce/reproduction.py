@@ -113,8 +113,7 @@ def reproduce(plan: Plan, runs: Path) -> Path:
         page = run.path / "report" / "index.html"
         course.begin("making the page")
         if not page.is_file():
-            for step in steps.report_steps(run.path, runs):
-                steps.run_step(*step)
+            steps.run_step(*steps.report_step(run.path, runs))
     _print_results(run.path)
     print(f"report: {page}")
     print(f"done in {format_duration(course.elapsed)}")

@@ -19,12 +19,9 @@ from mlm_repro.lineage.digest import is_sealed
 from mlm_repro.lineage.errors import Interrupted, UserError
 from mlm_repro.lineage.processes import end_with_parent, when_stopped
 from mlm_repro.lineage.progress import is_quiet
-from mlm_repro.lineage.shipped import HOME, model_file
+from mlm_repro.lineage.shipped import model_file
 
 TASKS = ("wikitext103", "lambada")
-KEPT = tuple(HOME / "results" / name for name in ("ladder", "ablations", "against"))
-"""Results kept in a checkout: the report shows them, so that it begins with what is measured, where they are."""
-
 FIRST_GUESS_SECONDS = 10.0
 """Seconds for which the expected pace counts beside the pace that was seen."""
 FOUND_DONE = 0.05
@@ -100,13 +97,9 @@ def evaluation_file(reproduction: Path, model: str, task: str) -> Path:
     return reproduction / EVALUATIONS / f"{model}-{task}.json"
 
 
-def report_steps(directory: Path, runs: Path) -> list[Step]:
-    """Predict what cannot run here, and build the page of everything."""
-    studies = [shown(path) for path in KEPT if path.is_dir()]
-    return [
-        ["mlm-experiment", "run", "--all", "--mode", "simulate", "--runs", str(runs)],
-        ["mlm-report", "build", str(directory), str(runs), *studies],
-    ]
+def report_step(directory: Path, runs: Path) -> Step:
+    """Build the page of everything."""
+    return ["mlm-report", "build", str(directory), str(runs)]
 
 
 def launch_folder(config: RunConfig, runs: Path) -> Path:
@@ -126,7 +119,7 @@ def format_steps(plan: Plan, runs: Path) -> str:
             for config in plan.published
             for task in TASKS
         ),
-        *map(_line, report_steps(directory, runs)),
+        _line(report_step(directory, runs)),
     ]
     return "\n".join(lines)
 
