@@ -141,16 +141,19 @@ class Earlier:
         return [build for build in others if build.is_of(self.config)]
 
     def offers(self, is_alone: bool = True) -> list[Offer]:
-        """All that there is, the most stages first; if this build `is_alone`, no array of the name may be at work."""
-        shelf, offers = self.root / SHELF / self.config.name, list[Offer]()
+        """All that is of use, the most stages first; if this build `is_alone`, no array of the name may be at work."""
+        shelf, places = self.root / SHELF / self.config.name, list[tuple[Build, Path, int]]()
         if not (is_alone and is_alive(self.root / MEETINGS / self.config.name)):
-            for build in reversed(self.alike()):
-                stages = build.has(self.config, self.parents, 4)
-                if stages and (build.path / FOLDER).is_dir() and not is_sealed(build.path):
-                    offers.append(Offer(stages, build.path / FOLDER, build.path))
+            unfinished = (build for build in reversed(self.alike()) if not is_sealed(build.path))
+            places += [(build, build.path / FOLDER, 4) for build in unfinished]
         with suppress(UserError, OSError):
-            build = Build.read(shelf, read_document(shelf / RECIPE, Manifest))
-            offers.append(Offer(build.has(self.config, self.parents, 2), shelf, shelf))
+            places.append((Build.read(shelf, read_document(shelf / RECIPE, Manifest)), shelf, 2))
+        offers = []
+        for build, place, most in places:
+            harvests = {path.name for path in place.glob("harvest-*")} - {f"harvest-{INSTALLED_DOCS}"}
+            stages = [*["downloads"] * bool(harvests), *build.has(self.config, self.parents, most)]
+            if stages and place.is_dir():
+                offers.append(Offer(stages, place, build.path))
         return sorted(offers, key=lambda offer: -len(offer.stages))
 
     def take_over(self, work: Path, is_alone: bool) -> None:

@@ -213,7 +213,7 @@ def _complete(
     work = run.path / FOLDER
     if run.is_at_rest and not work.exists():
         return _found(run)
-    place = PartExecutor(workers, meeting) if meeting else workers
+    place = PartExecutor(workers, meeting, lambda: run.is_complete) if meeting else workers
     if meeting and meeting.part > 1:
         return _help(run, build, place, meeting, room)
     shelf = earlier.root / SHELF / earlier.config.name if earlier else None

@@ -20,8 +20,8 @@ SCORES, VERDICTS = "scores.json", "verdicts.json"
 RUNS, EVALUATIONS = "runs.jsonl", "evaluations.jsonl"
 EXPERIMENTS = "experiments"
 """Kind and name of a study of the runs of several experiments."""
-TRAININGS_APART, EVALUATIONS_APART = "training", "evaluations"
-"""Folders that a reproduction of the first release has in their place. In the second, evaluations are written before
+TRAININGS_APART, FORMER_EVALUATIONS, EVALUATIONS_APART = "training", "evaluations", ".evaluations"
+"""Folders of a reproduction of the first release in their place, and the hidden one in which evaluations wait until
 they are joined."""
 STAND_IN = "a stand-in for the released weights"
 """Beginning of the note on a record of other weights, or of a part of the test."""
@@ -121,7 +121,8 @@ def read_evaluations(study: Path) -> dict[str, dict[str, Any]]:
     Raises IntegrityFailure for a damaged file.
     """
     lines = read_lines(study / EVALUATIONS, KeptEvaluation) if (study / EVALUATIONS).is_file() else []
-    apart = {path.stem: read_object(path) for path in sorted((study / EVALUATIONS_APART).glob("*.json"))}
+    folders = (study / name for name in (FORMER_EVALUATIONS, EVALUATIONS_APART))
+    apart = {path.stem: read_object(path) for folder in folders for path in sorted(folder.glob("*.json"))}
     return {line.name: line.result for line in lines} | apart
 
 

@@ -209,16 +209,9 @@ def _try(reference: Reference, fault: Fault, place: Path) -> Trial:
 
 
 def _files(here: Path) -> set[Path]:
-    """What a user has there: inputs and results, without the hidden files of work.
-
-    Results of evaluations are joined into one file when all are there, so that their folder goes.
-    """
+    """What a user has there: inputs and results, without the hidden files of work."""
     found = (path.relative_to(here) for path in here.rglob("*") if path.is_file())
-    return {
-        path
-        for path in found
-        if path.parts[0] != "cache" and not any(part.startswith(".") or part == "evaluations" for part in path.parts)
-    }
+    return {path for path in found if path.parts[0] != "cache" and not any(part.startswith(".") for part in path.parts)}
 
 
 def _meanwhile(here: Path, fault: Fault, job: int, log: Path) -> Callable[[], object]:

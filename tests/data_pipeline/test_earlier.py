@@ -166,6 +166,23 @@ def test_work_that_is_held_or_of_no_use_is_left_alone(folder: Path, package: Pac
     assert (first / ".work/prepare/00000/DONE").exists()
 
 
+def test_a_trial_that_is_killed_leaves_the_shelf_as_it_was(folder: Path, package: Package) -> None:
+    package.run("run", "r.toml")
+    prepared = kept(folder, "prepare")
+    package.edit("data_pipeline/stages/clean.py", "if fixed.strip() else", "if fixed.strip(None) else")
+    trial = package.killed_at("prepare")
+    package.edit("data_pipeline/stages/clean.py", "if fixed.strip(None) else", "if fixed.strip() else")
+    package.edit("data_pipeline/stages/length.py", "tokens >= self.min_tokens", "tokens > self.min_tokens - 1")
+    said = package.run("run", "r.toml")
+    assert "note: taken from runs/.stages/small: source, clean, language; made anew: length" in said
+    assert f"note: runs/{trial.name} is an unfinished build (" in said
+    assert kept(folder, "prepare") == prepared
+    (folder / "runs/.stages/small/harvest-wikipedia").mkdir()
+    package.edit("data_pipeline/stages/clean.py", "if fixed.strip() else", 'if fixed.strip() != "" else')
+    said = package.run("run", "r.toml")
+    assert "note: taken from runs/.stages/small: downloads; made anew: source, clean" in said
+
+
 def test_leftovers_are_listed_with_their_size_and_removed_where_nobody_works(folder: Path, package: Package) -> None:
     assert package.run("leftovers", ends=2).endswith("error: there is no folder of runs runs\n")
     package.run("run", "r.toml")

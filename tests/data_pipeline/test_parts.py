@@ -68,18 +68,33 @@ def has_agreed(folder: Path, part: int) -> bool:
 
 
 def test_parts_give_the_bytes_of_one_command_though_one_is_killed(
-    folder: Path, begin: Callable[..., "subprocess.Popen[str]"]
+    folder: Path, begin: Callable[..., "subprocess.Popen[str]"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("MLM_JOIN_SECONDS", "100")  # a part that ended is named before this test gives up
     parts = [begin(f"{number}/3") for number in (3, 2, 1)]
     until(lambda: list(folder.glob("runs/*/.work/prepare/00001/DONE")), parts[2])
     parts[1].send_signal(signal.SIGKILL)
     parts[1].wait(60)
     assert [parts[0].poll(), parts[2].poll()] == [None, None]
     parts[1] = begin("2/3")
-    assert [part.wait(300) for part in parts] == [0, 0, 0]
+    ends = [part.communicate(timeout=300) for part in parts]
+    assert [part.returncode for part in parts] == [0, 0, 0], ends
     assert not (folder / "runs/.parts").exists()
     run("run", "r.toml", "--runs", "alone", folder=folder)
     assert files_of(folder / "runs/small") == files_of(folder / "alone/small")
+
+
+def test_a_part_that_does_not_look_while_the_others_finish_ends_with_them(
+    folder: Path, begin: Callable[..., "subprocess.Popen[str]"]
+) -> None:
+    """The last tasks are not its own, and they are removed with the work when the dataset is there."""
+    parts = [begin(f"{number}/3") for number in (3, 2, 1)]
+    until(lambda: list(folder.glob("runs/*/.work/select/00002/DONE")), parts[0])
+    parts[0].send_signal(signal.SIGSTOP)
+    assert [part.wait(120) for part in parts[1:]] == [0, 0]
+    parts[0].send_signal(signal.SIGCONT)
+    assert parts[0].wait(30) == 0
+    assert not list(folder.glob("runs/*/.work"))
 
 
 def test_a_part_that_differs_is_refused_at_once(

@@ -1,6 +1,6 @@
 """One part of an array of jobs: the same command on several machines that share the folder of the run."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Self
 
@@ -8,14 +8,17 @@ from mlm_repro.data_pipeline.work.executors.local import LocalExecutor
 from mlm_repro.data_pipeline.work.executors.ray import RayExecutor
 from mlm_repro.data_pipeline.work.meeting import Meeting
 from mlm_repro.data_pipeline.work.tasks import Done, WorkTask, finished
-from mlm_repro.lineage.errors import BadInput
+from mlm_repro.lineage.errors import BadInput, Interrupted
 
 
 class PartExecutor:
-    """Gives `workers` every task of a stage whose turn is that of this part of the `meeting`, and awaits the others."""
+    """Gives `workers` every task of a stage whose turn is that of this part of the `meeting`, and awaits the others.
 
-    def __init__(self, workers: LocalExecutor | RayExecutor, meeting: Meeting) -> None:
-        self.workers, self.meeting = workers, meeting
+    Tasks are gone when `is_over`: the first part has written the dataset, perhaps while this part did not look.
+    """
+
+    def __init__(self, workers: LocalExecutor | RayExecutor, meeting: Meeting, is_over: Callable[[], bool]) -> None:
+        self.workers, self.meeting, self.is_over = workers, meeting, is_over
 
     def __enter__(self) -> Self:
         self.workers.__enter__()
@@ -25,7 +28,7 @@ class PartExecutor:
         self.workers.__exit__(*error)
 
     def run(self, tasks: Iterable[WorkTask], at_once: int | None = None) -> Iterator[Done]:
-        """The tasks' results in order. Raises Interrupted when another part ends without its tasks."""
+        """The tasks' results in order. Raises Interrupted when another part ends without its tasks, or all is over."""
         every, part, parts = list(tasks), self.meeting.part, self.meeting.parts
         own = dict(enumerate(self.workers.run(every[part - 1 :: parts], at_once)))
         for number, task in enumerate(every):
@@ -33,7 +36,13 @@ class PartExecutor:
             if turn == part - 1:
                 yield own[place]
             else:
-                yield self.meeting.wait_for(partial(finished, task, is_new=True), turn + 1, partial(_state, every))
+                yield self.meeting.wait_for(partial(self._made, task), turn + 1, partial(_state, every))
+
+    def _made(self, task: WorkTask) -> Done | None:
+        done = finished(task, is_new=True)
+        if done is None and self.is_over():
+            raise Interrupted("the dataset was written by the other parts")
+        return done
 
 
 def _state(tasks: list[WorkTask]) -> str:
