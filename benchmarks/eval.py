@@ -219,7 +219,7 @@ def plain_loop(network: GPT2, requests: Sequence[Request], batch_size: int) -> A
         batch = requests[first : first + batch_size]
         tokens = torch.from_numpy(np.stack([request.tokens for request in batch]))
         targets = tokens[:, 1:]
-        hidden = network.hidden_states(tokens[:, :-1])
+        hidden = network(tokens[:, :-1])
         logits = network.logits(hidden)[..., : network.config.vocab_size].float().transpose(0, 1)  # [b, s, v]
         log_probabilities = F.log_softmax(logits, dim=-1).gather(2, targets[..., None]).squeeze(2)
         is_best = logits.argmax(dim=-1) == targets

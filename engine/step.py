@@ -98,22 +98,22 @@ class TrainingStep:
 
         Returns the seconds of forward and backward over the microbatches, and of the update, when they are repeated.
         """
-        rounds: list[tuple[float, float]] = []
-        wanted = 2
-        while len(rounds) < wanted:
-            begun = time.monotonic()
-            self.model.forward_backward(microbatches, self.reducer)
-            self.reducer.finish(1.0)
-            self.optimizer.gradient_norm().item()
-            computed = time.monotonic()
-            self.optimizer.try_step()
-            self.optimizer.gradient_norm().item()
-            rounds.append((computed - begun, time.monotonic() - computed))
-            if len(rounds) == 2 and self.mesh.world.gather_objects(sum(rounds[1]))[0] < SHORT_SECONDS:
-                wanted = 5
+        rounds = [self._rehearse_once(microbatches), self._rehearse_once(microbatches)]
+        if self.mesh.world.gather_objects(sum(rounds[1]))[0] < SHORT_SECONDS:
+            rounds += [self._rehearse_once(microbatches) for _ in range(3)]
         for *_, whole in self.optimizer.written():
             whole()
         return median(computing for computing, _ in rounds[1:]), median(updating for _, updating in rounds[1:])
+
+    def _rehearse_once(self, microbatches: Sequence[PipelineInput]) -> tuple[float, float]:
+        begun = time.monotonic()
+        self.model.forward_backward(microbatches, self.reducer)
+        self.reducer.finish(1.0)
+        self.optimizer.gradient_norm().item()
+        computed = time.monotonic()
+        self.optimizer.try_step()
+        self.optimizer.gradient_norm().item()
+        return computed - begun, time.monotonic() - computed
 
 
 def build_step(

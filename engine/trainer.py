@@ -57,7 +57,7 @@ class Trainer:
 
     def prepare(self) -> None:
         """Rehearse an iteration, which changes nothing, and load what the run goes on from. Every rank calls it."""
-        self._rehearse()
+        self._rehearse()  # first, because a rehearsed update clears the moments that are loaded next
         self._resume()
         self.is_prepared = True
 

@@ -8,6 +8,9 @@ from mlm_repro.lineage.errors import BadInput
 TWIN_FLOPS = 30e9
 """Floating-point operations per second and core in a twin's training; only for the estimate of minutes."""
 
+DIVIDED = ("hidden_size", "num_heads", "seq_length", "vocab_size")
+"""Sizes of a model that its scale has a factor for; the number of layers, too, which stays above 0."""
+
 
 def shrink(config: RunConfig, scale: TwinScale | None = None) -> RunConfig:
     """Shrink a published recipe to its twin, by the rule that `describe_scale` states."""
@@ -21,11 +24,8 @@ def shrink(config: RunConfig, scale: TwinScale | None = None) -> RunConfig:
         name=f"{config.name}-twin",
         model=model.model_copy(
             update={
+                **{name: getattr(model, name) // getattr(scale, name) for name in DIVIDED},
                 "num_layers": max(model.num_layers // scale.num_layers, 1),
-                "hidden_size": model.hidden_size // scale.hidden_size,
-                "num_heads": model.num_heads // scale.num_heads,
-                "seq_length": model.seq_length // scale.seq_length,
-                "vocab_size": model.vocab_size // scale.vocab_size,
                 "padded_vocab_size": model.padded_vocab_size // scale.vocab_size,
                 "transformer_xl": model.transformer_xl.shrink(scale),
             }

@@ -94,7 +94,7 @@ def generate(
         for _ in range(max_new_tokens):
             if seen.size(1) > context:
                 tokens, cache = seen[:, -context:], _new_cache(network, context)
-            step = partial(network.hidden_states, cache=cache)
+            step = partial(network, cache=cache)
             hidden = forward(network, mesh, tokens, step, step)  # [q, b, h]
             tokens = torch.zeros(len(prompts), 1, dtype=torch.int64, device=mesh.device)
             if hidden is not None:

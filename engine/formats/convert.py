@@ -143,7 +143,7 @@ def write_card(directory: Path, loaded: LoadedCheckpoint) -> None:
 def engine_model(model: GPT2) -> ComparedModel:
     """A whole model of this engine, in fp32."""
     return ComparedModel("this engine", model, model.config, read_names("ours"),
-                         lambda tokens: model.logits(model.hidden_states(tokens)).squeeze(1))  # fmt: skip
+                         lambda tokens: model.logits(model(tokens)).squeeze(1))  # fmt: skip
 
 
 def build_model(config: ModelConfig, tensors: dict[str, torch.Tensor]) -> ComparedModel:

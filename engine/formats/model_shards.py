@@ -300,7 +300,7 @@ class _Region:
         for whole, entered in self.entered:
             if whole is inputs[0]:
                 return (entered,)
-        entered = enter_tensor_parallel(inputs[0], self.axis, sequence_parallel=False)
+        entered = enter_tensor_parallel(inputs[0], self.axis)
         self.entered.append((inputs[0], entered))
         return (entered,)
 
@@ -309,7 +309,7 @@ class _Region:
             self.random.swap()
         self.entered.clear()
         product = x @ (row.weight.T if isinstance(row, nn.Linear) else row.weight)
-        summed = leave_tensor_parallel(product, self.axis, sequence_parallel=False)
+        summed = leave_tensor_parallel(product, self.axis)
         return summed.clone() if row.bias is None else summed + row.bias
 
 
@@ -334,8 +334,8 @@ def _look_up(forward: Callable[[Tensor], Tensor], start: int, stop: int, axis: A
     """Rows of a vocabulary of which this rank has [start, stop)."""
     inside = (ids >= start) & (ids < stop)
     rows = forward((ids - start).where(inside, 0)) * inside[..., None]
-    return leave_tensor_parallel(rows, axis, sequence_parallel=False)
+    return leave_tensor_parallel(rows, axis)
 
 
 def _score(forward: Callable[[Tensor], Tensor], axis: Axis, start: int, whole: int, x: Tensor) -> Tensor:
-    return gather_features(forward(enter_tensor_parallel(x, axis, sequence_parallel=False)), axis, start, whole)
+    return gather_features(forward(enter_tensor_parallel(x, axis)), axis, start, whole)

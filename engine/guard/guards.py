@@ -145,9 +145,8 @@ class TrustRatioGuard(Guard):
     def after(self, iteration: Iteration) -> str:
         line, groups = iteration.line, self._optimizer.groups
         if not line.skipped:
-            owned = [torch.tensor([not p.is_copy for p in group.parameters]) for group in groups]
-            norms = [group.norms[:, own] for group, own in zip(groups, owned, strict=True) if group.norms is not None]
-            values = torch.cat(norms, dim=1)
+            owned = torch.tensor([not p.is_copy for group in groups for p in group.parameters])
+            values = torch.cat([group.norms for group in groups if group.norms is not None], dim=1)[:, owned]
             edges = torch.tensor(NORM_EDGES, dtype=values.dtype, device=values.device)
             places = torch.bucketize(values, edges, right=True)
             counts = torch.nn.functional.one_hot(places, len(edges) + 1).sum(dim=1)
@@ -190,9 +189,12 @@ def diagnose(step: TrainingStep, microbatches: Sequence[PipelineInput]) -> str:
             if next(module.parameters(recurse=False), None) is not None:
                 hooks.enter_context(module.register_forward_hook(partial(_note_output, outputs, name)))
         step.gradient(microbatches)
-    losses = [mesh.pp.all_reduce(model.evaluate([microbatch])).item() for microbatch in microbatches]
-    without = [each for loss, each in zip(losses, microbatches, strict=True) if not math.isfinite(loss)]
-    samples = [place for microbatch in without for place in microbatch.places]
+    samples = [
+        place
+        for microbatch in microbatches
+        if not math.isfinite(mesh.pp.all_reduce(model.evaluate([microbatch])).item())
+        for place in microbatch.places
+    ]
     reports = mesh.world.gather_objects((mesh.dp.rank, mesh.pp.rank, outputs[:1], gradients[:1], samples))
     ranks = sorted({dp for dp, _, output, gradient, lost in reports if output or gradient or lost})
     parts = [f"data-parallel rank{'s' if len(ranks) > 1 else ''} {joined(ranks)}"] if ranks else []
@@ -206,15 +208,14 @@ def diagnose(step: TrainingStep, microbatches: Sequence[PipelineInput]) -> str:
     return "; ".join(parts)
 
 
-def _note(names: list[str], name: str, tensor: torch.Tensor) -> None:
-    if not torch.isfinite(tensor.to_dense()).all():  # a gradient may be sparse
+def _note(names: list[str], name: str, *tensors: torch.Tensor) -> None:
+    if not all(torch.isfinite(tensor.to_dense()).all() for tensor in tensors):  # a gradient may be sparse
         names.append(name)
 
 
 def _note_output(names: list[str], name: str, module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
-    """Look at a module's output, and at its bias, which a later kernel may add."""
-    bias = getattr(module, "bias", None)
-    _note(names, name, output if bias is None else torch.cat([output.flatten(), bias.flatten()]))
+    """Look at a module's output, and at its own parameters: a later kernel may add its bias."""
+    _note(names, name, output, *module.parameters(recurse=False))
 
 
 SHOWN = 8
@@ -262,7 +263,7 @@ def slow_ranks(seconds: Sequence[float], layout: Layout) -> dict[int, float]:
     together = layout.tp * layout.dp
     for rank, own in enumerate(seconds):
         first = rank // together * together
-        others = [seconds[other] for other in range(first, first + together) if other != rank]
+        others = [*seconds[first:rank], *seconds[rank + 1 : first + together]]
         if others and own > RATIO * median(others) and own - median(others) >= LEAST_SECONDS:
             slow[rank] = median(others)
     return slow
@@ -292,9 +293,7 @@ class ReplicaGuard(Guard):
         if layout.world_size == 1:
             return
         by_tensor, _, by_data, ends = layout.lines(mesh.world.rank)
-        weights = ((parameter.name, parameter.local.data.contiguous()) for parameter in self._parameters)
-        bits = ((name, weight.view(BITS[weight.element_size()])) for name, weight in weights)
-        sums = {name: int(each.sum(dtype=torch.int64)) for name, each in bits}
+        sums = {parameter.name: _sum_of_bits(parameter.local.data) for parameter in self._parameters}
         undivided = [parameter.name for parameter in self._parameters if parameter.dim is None]
         shared = [
             ("tensor-parallel", mesh.tp, by_tensor, undivided),
@@ -313,6 +312,10 @@ class ReplicaGuard(Guard):
                 said = f"{names[differing[0]]}{more} no longer the same on {kind} ranks: {who}; no checkpoint has it"
         if everywhere := [sentence for sentence in mesh.world.gather_objects(said) if sentence]:
             raise Diverged(everywhere[0])
+
+
+def _sum_of_bits(weight: torch.Tensor) -> int:
+    return int(weight.contiguous().view(BITS[weight.element_size()]).sum(dtype=torch.int64))
 
 
 def _describe_parting(ranks: Sequence[int], sums: Sequence[int]) -> str:

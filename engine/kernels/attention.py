@@ -27,10 +27,8 @@ def reference(query_key_value: torch.Tensor, mask: DropoutMask | None) -> torch.
     if mask is None:
         context = F.scaled_dot_product_attention(query, key, value, is_causal=True)
     else:
-        seen = torch.ones(s, s, dtype=torch.bool, device=query.device).tril_()
         scores = torch.matmul(query * (1.0 / math.sqrt(d)), key.transpose(-1, -2))  # [b, n, s, s]
-        work = scores.dtype if scores.dtype == torch.float64 else torch.float32
-        weights = torch.softmax(scores.masked_fill(~seen, float("-inf")), dim=-1, dtype=work).to(scores.dtype)
+        weights = masked_softmax(scores, 1.0)
         factors = mask.factors(n * s, s, query.device, weights.dtype).view(b, n, s, s)
         context = torch.matmul(weights * factors, value)
     return context.permute(2, 0, 1, 3).reshape(s, b, n * d)

@@ -46,12 +46,12 @@ class KeyValueCache(Cache):
         return min(self._seen.values(), default=0)
 
     def attend(self, layer: int, qkv: Tensor) -> Tensor:
-        query, key, value = _by_head(qkv)
+        query, key, value = by_head(qkv)
         b, n, q, d = key.shape
         if layer not in self._stored:
             self._stored[layer] = key.new_empty(2, b, n, self.capacity, d)
-        start, end = self._seen[layer], self._seen[layer] + q
-        self._seen[layer] = end
+        start = self._seen[layer]  # by layer, because the stage's layers are run one after the other
+        end = self._seen[layer] = start + q
         keys, values = self._stored[layer][:, :, :, :end]
         keys[:, :, start:], values[:, :, start:] = key, value
         return _attend(query, keys, values, torch.arange(start, end, device=qkv.device)[None])
@@ -65,12 +65,11 @@ class ScoredPositions(Cache):
     last_layer: int
 
     def attend(self, layer: int, qkv: Tensor) -> Tensor:
-        if layer != self.last_layer:
+        if layer != self.last_layer:  # whose outputs at every position are the next layer's keys and values
             return kernel("attention", qkv)(qkv, None)
-        query, key, value = _by_head(qkv)
-        _, n, _, d = query.shape
-        query = query.gather(2, self.positions[:, None, :, None].expand(-1, n, -1, d))
-        return _attend(query, key, value, self.positions)
+        query, key, value = by_head(qkv)
+        asked = query.take_along_dim(self.positions[:, None, :, None], dim=2)
+        return _attend(asked, key, value, self.positions)
 
     def rows(self, layer: int, x: Tensor) -> Tensor:
         return rows_at(x, self.positions) if layer == self.last_layer else x
@@ -78,10 +77,10 @@ class ScoredPositions(Cache):
 
 def rows_at(x: Tensor, positions: Tensor) -> Tensor:
     """States [s, b, h] at positions [b, q], [q, b, h]."""
-    return x.gather(0, positions.T.unsqueeze(-1).expand(-1, -1, x.size(2)))
+    return x.take_along_dim(positions.T[..., None], dim=0)
 
 
-def _by_head(qkv: Tensor) -> tuple[Tensor, ...]:
+def by_head(qkv: Tensor) -> tuple[Tensor, ...]:
     """Queries, keys and values, each [b, n/t, s, d], of [s, b, n/t, 3, d]."""
     return qkv.permute(3, 1, 2, 0, 4).unbind(0)
 

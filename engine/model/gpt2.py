@@ -26,34 +26,26 @@ class GPT2(CausalModel):
     def build(self, config: ModelConfig, mesh: ParallelMesh) -> None:
         if self.stage.is_first or self.stage.is_last:
             self.embedding = Embedding(config, mesh, has_positions=self.stage.is_first)
-        self.layers = nn.ModuleDict(
-            {str(i): TransformerLayer(config, mesh, i, self.recomputes_attention) for i in self.stage.layers}
-        )
+        self.layers = self.layers_of(TransformerLayer)
         if self.stage.is_last:
             self.final_layernorm = nn.LayerNorm(config.hidden_size)
 
-    def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
-        return self.hidden_states(inputs, batch.dropout)
-
-    def batch_loss(self, hidden: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
-        hidden = enter_tensor_parallel(hidden, self.mesh.tp, self.mesh.sequence_parallel).flatten(0, 1)  # [s·b, h]
-        weight, targets = self.embedding.word_embeddings.weight, batch.targets.transpose(0, 1).flatten()
-        return kernel("linear_cross_entropy", hidden)(hidden, weight, targets, self.config.vocab_size, self.mesh.tp)
-
-    def hidden_states(
-        self, inputs: torch.Tensor, dropout: Dropout | None = None, cache: Cache | None = None
-    ) -> torch.Tensor:
+    def forward(self, inputs: torch.Tensor, dropout: Dropout | None = None, cache: Cache | None = None) -> torch.Tensor:
         x = self.embedding(inputs, dropout, cache.length if cache else 0) if self.stage.is_first else inputs
         x = run_layers(list(self.layers.values()), x, dropout, cache, at_once=self.recomputed_layers)
         return self.final_layernorm(x) if self.stage.is_last else x
 
     def hidden_states_at(self, inputs: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return self.hidden_states(inputs, cache=ScoredPositions(positions, self.config.num_layers - 1))
+        return self.forward(inputs, cache=ScoredPositions(positions, self.config.num_layers - 1))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         hidden = enter_tensor_parallel(hidden, self.mesh.tp, self.mesh.sequence_parallel)
         return linear(hidden, self.embedding.word_embeddings.weight)
 
-    def forward(self, tokens: torch.Tensor, targets: torch.Tensor, dropout: Dropout | None = None) -> torch.Tensor:
-        """Loss of the whole model, a scalar, from token ids and targets [b, s]."""
-        return self.batch_loss(self.hidden_states(tokens, dropout), PipelineInput(tokens, targets))
+    def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
+        return self.forward(inputs, batch.dropout)
+
+    def batch_loss(self, hidden: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
+        hidden = enter_tensor_parallel(hidden, self.mesh.tp, self.mesh.sequence_parallel).flatten(0, 1)  # [s·b, h]
+        weight, targets = self.embedding.word_embeddings.weight, batch.targets.transpose(0, 1).flatten()
+        return kernel("linear_cross_entropy", hidden)(hidden, weight, targets, self.config.vocab_size, self.mesh.tp)

@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
@@ -41,6 +42,11 @@ class StageModel(nn.Module, ABC):
         self.stage = stage or PipelineStage(range(config.num_layers))
         self.build(config, mesh)
 
+    def layers_of(self, kind: Callable[..., nn.Module]) -> nn.ModuleDict:
+        """This stage's layers, each `kind(config, mesh, number, whether its attention is recomputed)`."""
+        recomputes = self.recomputes_attention
+        return nn.ModuleDict({str(n): kind(self.config, self.mesh, n, recomputes) for n in self.stage.layers})
+
     @abstractmethod
     def build(self, config: ModelConfig, mesh: ParallelMesh) -> None:
         """Make the modules of the stage."""
@@ -50,9 +56,8 @@ class StageModel(nn.Module, ABC):
 
         Its distribution follows from the parameter's role (`mlm_repro.engine.parallel.sharding.Role`).
         """
-        std, last_std = self.config.init_std, self.config.init_std
-        if self.scales_residual:
-            last_std /= math.sqrt(2 * self.config.num_layers)
+        std = self.config.init_std
+        last_std = std / math.sqrt(2 * self.config.num_layers if self.scales_residual else 1)
 
         @torch.no_grad()
         def fill(parameter: ShardedParameter) -> None:
@@ -81,12 +86,12 @@ class CausalModel(StageModel):
     """A model of each token from those before it, which can be scored and sampled from."""
 
     @abstractmethod
-    def hidden_states(self, inputs: torch.Tensor, dropout: Dropout | None = None) -> torch.Tensor:
+    def forward(self, inputs: torch.Tensor, dropout: Dropout | None = None) -> torch.Tensor:
         """Output of the stage, [s, b, h]; on the last stage, after the final layer norm, the input of `logits`."""
 
     def hidden_states_at(self, inputs: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """The last stage's `hidden_states` at positions [b, q], [q, b, h], up to rounding; no dropout."""
-        return rows_at(self.hidden_states(inputs), positions)
+        """The last stage's output at positions [b, q] alone, [q, b, h], up to rounding; no dropout."""
+        return rows_at(self.forward(inputs), positions)
 
     @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from mlm_repro.engine.kernels.attention import reference
 from mlm_repro.engine.kernels.registry import kernel
 from mlm_repro.engine.model.cache import Cache
 from mlm_repro.engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
-from mlm_repro.engine.parallel.mesh import ParallelMesh
+from mlm_repro.engine.parallel.mesh import Axis, ParallelMesh
 from mlm_repro.engine.rng import Dropout, DropoutMask
 
 
@@ -32,10 +32,9 @@ class SelfAttention(nn.Module):
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute: bool = False) -> None:
         super().__init__()
         self.layer, self.axis, self.recompute = layer, mesh.tp, recompute
-        self.num_heads, self.head_dim, h = config.num_heads, config.head_dim, config.hidden_size
-        self.heads = self.num_heads // mesh.tp.size
-        self.query_key_value = ColumnParallelLinear(h, 3 * h, mesh.tp, mesh.sequence_parallel)
-        self.dense = RowParallelLinear(h, h, mesh.tp, mesh.sequence_parallel)
+        self.heads, self.head_dim, h = config.num_heads // mesh.tp.size, config.head_dim, config.hidden_size
+        self.query_key_value = ColumnParallelLinear(h, 3 * h, mesh)
+        self.dense = RowParallelLinear(h, h, mesh)
 
     def forward(self, x: torch.Tensor, dropout: Dropout | None = None, cache: Cache | None = None) -> torch.Tensor:
         qkv = self.query_key_value(x).unflatten(2, (self.heads, 3, self.head_dim))  # [s, b, n/t, 3, d]
@@ -56,8 +55,8 @@ class MLP(nn.Module):
     def __init__(self, config: ModelConfig, mesh: ParallelMesh) -> None:
         super().__init__()
         h = config.hidden_size
-        self.dense_h_to_4h = ColumnParallelLinear(h, 4 * h, mesh.tp, mesh.sequence_parallel)
-        self.dense_4h_to_h = RowParallelLinear(4 * h, h, mesh.tp, mesh.sequence_parallel)
+        self.dense_h_to_4h = ColumnParallelLinear(h, 4 * h, mesh)
+        self.dense_4h_to_h = RowParallelLinear(4 * h, h, mesh)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.dense_h_to_4h(x, add_bias=False)
@@ -103,9 +102,7 @@ class Embedding(nn.Module):
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, has_positions: bool) -> None:
         super().__init__()
         self.mesh = mesh
-        self.word_embeddings = VocabParallelEmbedding(
-            config.padded_vocab_size, config.hidden_size, mesh.tp, mesh.sequence_parallel, is_alone=mesh.pp.size > 1
-        )
+        self.word_embeddings = VocabParallelEmbedding(config.padded_vocab_size, config.hidden_size, mesh)
         if has_positions:
             self.position_embeddings = embedding_table(config.seq_length, config.hidden_size)
 
@@ -150,6 +147,15 @@ def recomputed(is_wanted: bool, function: Callable[..., Any], *arguments: Any) -
     if not (is_wanted and torch.is_grad_enabled()):
         return function(*arguments)
     return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
+
+
+def drop_weights(weights: torch.Tensor, layer: int, dropout: Dropout | None, axis: Axis) -> torch.Tensor:
+    """Dropout on a layer's attention weights, [b, n/t, s, k]."""
+    if dropout is None:
+        return weights
+    rows, k = weights.size(1) * weights.size(2), weights.size(3)
+    mask = dropout.mask(f"layers.{layer}.attention", axis.rank * rows)
+    return weights * mask.factors(rows, k, weights.device, weights.dtype).view_as(weights)
 
 
 def drop(x: torch.Tensor, site: str, dropout: Dropout | None, mesh: ParallelMesh) -> torch.Tensor:

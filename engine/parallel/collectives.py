@@ -31,7 +31,7 @@ def _same(x: torch.Tensor) -> torch.Tensor:
     return x.view_as(x)
 
 
-def enter_tensor_parallel(x: torch.Tensor, axis: Axis, sequence_parallel: bool) -> torch.Tensor:
+def enter_tensor_parallel(x: torch.Tensor, axis: Axis, sequence_parallel: bool = False) -> torch.Tensor:
     """Before a column-parallel product: f, or all-gather of the sequence forward and reduce-scatter backward.
 
     Megatron-LM: `copy_to_tensor_model_parallel_region`, `gather_from_sequence_parallel_region`.
@@ -43,7 +43,7 @@ def enter_tensor_parallel(x: torch.Tensor, axis: Axis, sequence_parallel: bool) 
     return _Conjugate.apply(x, _same, axis.all_reduce)
 
 
-def leave_tensor_parallel(x: torch.Tensor, axis: Axis, sequence_parallel: bool) -> torch.Tensor:
+def leave_tensor_parallel(x: torch.Tensor, axis: Axis, sequence_parallel: bool = False) -> torch.Tensor:
     """After a row-parallel product: g, or reduce-scatter of the sequence forward and all-gather backward.
 
     Megatron-LM: `reduce_from_tensor_model_parallel_region`, `reduce_scatter_to_sequence_parallel_region`.

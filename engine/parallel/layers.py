@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mlm_repro.engine.kernels.products import linear, multiply
 from mlm_repro.engine.parallel.collectives import leave_tensor_parallel
-from mlm_repro.engine.parallel.mesh import DONE, Axis
+from mlm_repro.engine.parallel.mesh import DONE, ParallelMesh
 from mlm_repro.engine.parallel.sharding import Role, Roles
 
 
@@ -32,20 +32,18 @@ class ColumnParallelLinear(nn.Module):
     roles: ClassVar[Roles] = {"weight": Role.WEIGHT, "bias": Role.BIAS}
     bias: nn.Parameter
 
-    def __init__(
-        self, in_features: int, out_features: int, axis: Axis, sequence_parallel: bool = False, bias: bool = True
-    ) -> None:
+    def __init__(self, in_features: int, out_features: int, mesh: ParallelMesh, bias: bool = True) -> None:
         super().__init__()
-        self.axis, self.sequence_parallel = axis, sequence_parallel
-        own = out_features // axis.size
+        self.mesh = mesh
+        own = out_features // mesh.tp.size
         self.weight = nn.Parameter(torch.empty(own, in_features))
         self.register_parameter("bias", nn.Parameter(torch.empty(own)) if bias else None)
 
     def forward(self, x: Tensor, add_bias: bool = True) -> Tensor:
         bias = self.bias if add_bias else None
-        if self.axis.size == 1:
+        if self.mesh.tp.size == 1:
             return linear(x, self.weight, bias)
-        return _EnteredLinear.apply(x, self.weight, bias, self.axis, self.sequence_parallel)
+        return _EnteredLinear.apply(x, self.weight, bias, self.mesh)  # f, then the product
 
 
 class RowParallelLinear(nn.Module):
@@ -63,49 +61,45 @@ class RowParallelLinear(nn.Module):
     roles: ClassVar[Roles] = {"weight": Role.LAST_WEIGHT, "bias": Role.BIAS}
     bias: nn.Parameter
 
-    def __init__(
-        self, in_features: int, out_features: int, axis: Axis, sequence_parallel: bool = False, bias: bool = True
-    ) -> None:
+    def __init__(self, in_features: int, out_features: int, mesh: ParallelMesh, bias: bool = True) -> None:
         super().__init__()
-        self.axis, self.sequence_parallel = axis, sequence_parallel
-        self.weight = nn.Parameter(torch.empty(out_features, in_features // axis.size))
+        self.mesh = mesh
+        self.weight = nn.Parameter(torch.empty(out_features, in_features // mesh.tp.size))
         self.register_parameter("bias", nn.Parameter(torch.empty(out_features)) if bias else None)
 
     def forward(self, x: Tensor, add_bias: bool = True) -> Tensor:
         bias = self.bias if add_bias else None
-        if self.axis.size == 1:
+        if self.mesh.tp.size == 1:
             return linear(x, self.weight, bias)
-        y = leave_tensor_parallel(linear(x.contiguous(), self.weight), self.axis, self.sequence_parallel)
+        product = linear(x.contiguous(), self.weight)  # this rank's term of the sum
+        y = leave_tensor_parallel(product, self.mesh.tp, self.mesh.sequence_parallel)  # g
         return y if bias is None else y + bias
 
 
 class VocabParallelEmbedding(nn.Module):
     """Word embedding with its rows (vocabulary) divided: token ids [b, s] → [s, b, h].
 
-    On CPUs the gradient is sparse, the rows that were looked up, if nothing else uses the weight (`is_alone`).
+    A rank looks up the words that it holds, and g adds up the ranks' vectors. On CPUs the gradient is sparse, the rows
+    that were looked up, if the output head is on another pipeline stage.
     """
 
     shard_dims: ClassVar[dict[str, int]] = {"weight": 0}
     roles: ClassVar[Roles] = {"weight": Role.TIED_EMBEDDING}
 
-    def __init__(
-        self, padded_vocab_size: int, hidden_size: int, axis: Axis, sequence_parallel: bool = False,
-        is_alone: bool = False,
-    ) -> None:  # fmt: skip
+    def __init__(self, padded_vocab_size: int, hidden_size: int, mesh: ParallelMesh) -> None:
         super().__init__()
-        self.axis, self.sequence_parallel, self.is_alone = axis, sequence_parallel, is_alone
-        self.rows = padded_vocab_size // axis.size
+        self.mesh, self.rows = mesh, padded_vocab_size // mesh.tp.size
         self.weight = nn.Parameter(torch.empty(self.rows, hidden_size))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        tokens, is_sparse = tokens.transpose(0, 1), self.is_alone and not tokens.is_cuda
-        if self.axis.size == 1:
+        tokens, is_sparse = tokens.transpose(0, 1), self.mesh.pp.size > 1 and not tokens.is_cuda
+        if self.mesh.tp.size == 1:
             return F.embedding(tokens, self.weight, sparse=is_sparse)
-        local = tokens - self.axis.rank * self.rows
+        local = tokens - self.mesh.tp.rank * self.rows
         elsewhere = (local < 0) | (local >= self.rows)
         embedded = F.embedding(local.masked_fill(elsewhere, 0), self.weight, sparse=is_sparse)
         embedded = embedded.masked_fill(elsewhere.unsqueeze(-1), -0.0)  # adds nothing, even to -0.0
-        return leave_tensor_parallel(embedded, self.axis, self.sequence_parallel)
+        return leave_tensor_parallel(embedded, self.mesh.tp, self.mesh.sequence_parallel)
 
 
 class _EnteredLinear(torch.autograd.Function):
@@ -116,20 +110,20 @@ class _EnteredLinear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, is_divided: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, mesh: ParallelMesh) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.axis, ctx.has_bias, ctx.is_divided = axis, bias is not None, is_divided
-        return linear(axis.all_gather(x, dim=0) if is_divided else x, weight, bias)
+        ctx.mesh, ctx.has_bias = mesh, bias is not None
+        return linear(mesh.tp.all_gather(x, dim=0) if mesh.sequence_parallel else x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None, None]:
-        x, weight = ctx.saved_tensors
-        axis, whole = ctx.axis, ctx.axis.all_gather(x, dim=0) if ctx.is_divided else x
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
+        (x, weight), axis, is_divided = ctx.saved_tensors, ctx.mesh.tp, ctx.mesh.sequence_parallel
+        whole = axis.all_gather(x, dim=0) if is_divided else x
         rows, to_x = gradient.reshape(-1, gradient.size(-1)), linear(gradient, weight.t()).contiguous()
-        work = DONE if ctx.is_divided else axis.start_all_reduce(to_x)
-        to_x = axis.reduce_scatter(to_x) if ctx.is_divided else to_x
+        work = DONE if is_divided else axis.start_all_reduce(to_x)
+        to_x = axis.reduce_scatter(to_x) if is_divided else to_x
         to_weight = multiply(rows.T, whole.reshape(-1, x.size(-1)))
         to_bias = rows.sum(dim=0) if ctx.has_bias else None
         with axis.waiting:
             work.wait()
-        return to_x, to_weight, to_bias, None, None
+        return to_x, to_weight, to_bias, None

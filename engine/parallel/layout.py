@@ -1,6 +1,7 @@
 """Arithmetic of layouts: the place of each rank and the layers that it holds. Imports no torch."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,12 +66,8 @@ def split_layers(num_layers: int, pp: int, chunks: int) -> list[PipelineStage]:
         needs = f"pp = {pp} with {chunks} chunk{'s' if chunks > 1 else ''} needs at least {stages} layers"
         raise BadInput(f"{needs}; the model has {num_layers}")
     each, extra = divmod(num_layers, stages)
-    split, start = [], 0
-    for stage in range(stages):
-        count = each + (stage < extra)
-        split.append(PipelineStage(range(start, start + count), stage == 0, stage == stages - 1))
-        start += count
-    return split
+    starts = [stage * each + min(stage, extra) for stage in range(stages + 1)]
+    return [PipelineStage(range(start, end), start == 0, end == num_layers) for start, end in pairwise(starts)]
 
 
 def layout_of(config: "RunConfig", ranks: int) -> Layout:

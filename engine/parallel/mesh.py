@@ -134,10 +134,9 @@ class LoneAxis(Axis):
         return [value]
 
     def start_send(self, tensor: torch.Tensor, peer: int) -> Pending:
-        raise NotImplementedError("one rank alone sends no messages")
+        raise NotImplementedError("one rank alone has nobody to send to or to receive from")
 
-    def start_receive(self, tensor: torch.Tensor, peer: int) -> Pending:
-        raise NotImplementedError("one rank alone receives no messages")
+    start_receive = start_send
 
 
 @dataclass(frozen=True)

@@ -86,28 +86,26 @@ def sharded_parameters(model: nn.Module, mesh: ParallelMesh) -> list[ShardedPara
     stage = getattr(model, "stage", None)
     has_copy = stage is not None and stage.is_last and not stage.is_first
     parameters = []
-    for prefix, module in model.named_modules():
-        dims: dict[str, int] = getattr(module, "shard_dims", {})
-        for name, parameter in module.named_parameters(recurse=False):
-            full = f"{prefix}.{name}" if prefix else name
-            role = _role(model, full)
-            if hasattr(parameter, "to_local"):  # a DTensor, whose module takes half a second to import
-                parameters.append(ShardedParameter(full, nn.Parameter(parameter.to_local().detach()), mesh.dp, role, 0))
-                continue
-            is_copy = has_copy and role is Role.TIED_EMBEDDING
-            parameters.append(ShardedParameter(full, parameter, mesh.tp, role, dims.get(name), is_copy))
+    for name, parameter in model.named_parameters():
+        owner, own_name = _declared(model, name)
+        roles: Roles = getattr(owner, "roles", ROLES_IN_TORCH.get(type(owner), {}))
+        if own_name not in roles:
+            known = ", ".join(map(str, Role))
+            raise TypeError(
+                f"nothing says what {name} is: declare it in {type(owner).__name__}.roles, as one of {known}"
+            )
+        role = roles[own_name]
+        if hasattr(parameter, "to_local"):  # a DTensor, whose module takes half a second to import
+            parameters.append(ShardedParameter(name, nn.Parameter(parameter.to_local().detach()), mesh.dp, role, 0))
+            continue
+        dim = getattr(owner, "shard_dims", {}).get(own_name)
+        is_copy = has_copy and role is Role.TIED_EMBEDDING
+        parameters.append(ShardedParameter(name, parameter, mesh.tp, role, dim, is_copy))
     return parameters
 
 
-def _role(model: nn.Module, full: str) -> Role:
-    """The role that the owner of a parameter, or of a list of parameters, declares for it."""
-    prefix, _, name = full.rpartition(".")
+def _declared(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """The module that declares a parameter, and its name there; a list of parameters is declared as a whole."""
+    prefix, _, own_name = name.rpartition(".")
     owner = model.get_submodule(prefix)
-    if isinstance(owner, nn.ParameterList):
-        return _role(model, prefix)
-    of_torch = next((roles for kind, roles in ROLES_IN_TORCH.items() if isinstance(owner, kind)), {})
-    roles: Roles = getattr(owner, "roles", of_torch)
-    if name not in roles:
-        known = ", ".join(map(str, Role))
-        raise TypeError(f"nothing says what {full} is: declare it in {type(owner).__name__}.roles, as one of {known}")
-    return roles[name]
+    return _declared(model, prefix) if isinstance(owner, nn.ParameterList) else (owner, own_name)

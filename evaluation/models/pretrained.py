@@ -114,7 +114,7 @@ class PretrainedModel(nn.Module):
         """Length of a state."""
         return int(self._head.weight.size(1) if self._cuts else self.config.get_text_config().vocab_size)
 
-    def hidden_states(self, inputs: Tensor, cache: Any = None) -> Tensor:
+    def forward(self, inputs: Tensor, cache: Any = None) -> Tensor:
         """Token ids [b, s] → states [s, b, h]; with transformers' cache the tokens are those after it."""
         settings = {} if cache is None else {"past_key_values": cache, "use_cache": True}
         states, logits = self._run(inputs, cuts=self._cuts, **settings)
@@ -122,7 +122,7 @@ class PretrainedModel(nn.Module):
 
     def hidden_states_at(self, inputs: Tensor, positions: Tensor) -> Tensor:
         """The states at positions [b, q], [q, b, h]."""
-        return rows_at(self.hidden_states(inputs), positions)
+        return rows_at(self.forward(inputs), positions)
 
     def new_cache(self) -> Any:
         """An empty cache of keys and values."""

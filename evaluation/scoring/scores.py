@@ -223,7 +223,7 @@ def score_batch(
     positions = np.maximum(lengths[:, None] - q + np.arange(q), 0)  # [b, q], those at the end are scored
     tokens, places = (torch.from_numpy(array).to(device) for array in (inputs, positions))
     network, last = model.network, partial(model.network.hidden_states_at, positions=places)
-    if (hidden := forward(network, model.mesh, tokens, network.hidden_states, last)) is None:  # [q, b, h]
+    if (hidden := forward(network, model.mesh, tokens, network, last)) is None:  # [q, b, h]
         return None
     is_scored = torch.from_numpy(np.arange(q) >= q - counts[:, None]).to(device)  # [b, q]
     rows = hidden.transpose(0, 1)[is_scored]  # [n, h]

@@ -60,9 +60,8 @@ class PlainLayer(nn.Module):
     def __init__(self, h: int, heads: int, mesh: ParallelMesh, form: str = "none") -> None:
         super().__init__()
         self.heads, self.form = heads // mesh.tp.size, form
-        divided = (mesh.tp, mesh.sequence_parallel)
-        self.qkv, self.out = ColumnParallelLinear(h, 3 * h, *divided), RowParallelLinear(h, h, *divided)
-        self.up, self.down = ColumnParallelLinear(h, 4 * h, *divided), RowParallelLinear(4 * h, h, *divided)
+        self.qkv, self.out = ColumnParallelLinear(h, 3 * h, mesh), RowParallelLinear(h, h, mesh)
+        self.up, self.down = ColumnParallelLinear(h, 4 * h, mesh), RowParallelLinear(4 * h, h, mesh)
         self.norms = nn.ModuleList([nn.LayerNorm(h), nn.LayerNorm(h)])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from mlm_repro.engine.inference import load_for_inference
 from mlm_repro.engine.launch.mesh import build_mesh
 from mlm_repro.engine.launch.threads import run_threads
 from mlm_repro.engine.model.gpt2 import GPT2
+from mlm_repro.engine.model.microbatch import PipelineInput
 from mlm_repro.engine.optim.adam import FlatAdamW
 from mlm_repro.engine.optim.gradients import GradientReducer
 from mlm_repro.engine.optim.precision import DTYPES
@@ -51,7 +52,8 @@ class Built:
 
     def step(self) -> None:
         self.reducer.begin()
-        self.model(TOKENS[:, :-1], TOKENS[:, 1:]).backward()
+        inputs, targets = TOKENS[:, :-1], TOKENS[:, 1:]
+        self.model.batch_loss(self.model(inputs), PipelineInput(inputs, targets)).backward()
         self.reducer.finish(1)
         self.optimizer.step(1e-2, self.optimizer.gradient_norm())
 
@@ -70,7 +72,7 @@ def build(config: RunConfig, layout: Layout, shard: bool = False) -> Built:
 
 def logits(model: GPT2) -> Any:
     with torch.no_grad():
-        local = model.logits(model.hidden_states(TOKENS[:, :-1]))
+        local = model.logits(model(TOKENS[:, :-1]))
         return model.mesh.tp.all_gather(local, -1).double().numpy()
 
 

@@ -78,5 +78,5 @@ def test_every_site_drops() -> None:
             seen.append(site)
             return super().mask(site, first_row)
 
-    model.hidden_states(tokens, Recording(0.1, 1, 0, (0,)))
+    model(tokens, Recording(0.1, 1, 0, (0,)))
     assert len(seen) == len(set(seen)) == 4  # embedding, attention weights, attention output, MLP output

@@ -45,7 +45,7 @@ def rough_model(config: ModelConfig = CONFIG) -> GPT2:
 def real_logits(model: GPT2) -> torch.Tensor:
     """Logits [s, b, v] of the real vocabulary at `TOKENS`."""
     with torch.no_grad():
-        return model.logits(model.hidden_states(TOKENS))[..., : model.config.vocab_size]
+        return model.logits(model(TOKENS))[..., : model.config.vocab_size]
 
 
 def trained_tokenizer() -> Tokenizer:

@@ -10,6 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from mlm_repro.engine.config import ModelConfig, TrainConfig
 from mlm_repro.engine.formats.huggingface import gpt2_weights
 from mlm_repro.engine.model.gpt2 import GPT2
+from mlm_repro.engine.model.microbatch import PipelineInput
 from mlm_repro.engine.optim.adam import FlatAdamW
 from mlm_repro.engine.optim.gradients import GradientReducer
 from mlm_repro.engine.parallel.mesh import serial_mesh
@@ -49,6 +50,10 @@ def other_library(model: GPT2) -> GPT2LMHeadModel:
     return theirs.train()
 
 
+def loss_of(model: GPT2, tokens: torch.Tensor) -> torch.Tensor:
+    return model.batch_loss(model(tokens[:, :-1]), PipelineInput(tokens[:, :-1], tokens[:, 1:]))
+
+
 def their_loss(model: GPT2LMHeadModel, tokens: torch.Tensor) -> torch.Tensor:
     logits = model(tokens[:, :-1]).logits
     return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
@@ -58,11 +63,11 @@ def test_logits_and_loss_equal_the_other_library() -> None:
     ours = roughen(build())
     theirs = other_library(ours)
     with torch.no_grad():
-        logits = ours.logits(ours.hidden_states(TOKENS[:, :-1])).transpose(0, 1)
+        logits = ours.logits(ours(TOKENS[:, :-1])).transpose(0, 1)
         assert logits.shape == (4, CONFIG.seq_length, CONFIG.padded_vocab_size)
         expected = theirs(TOKENS[:, :-1]).logits
         torch.testing.assert_close(logits[..., : CONFIG.vocab_size], expected, rtol=1e-5, atol=1e-5)
-        loss = ours(TOKENS[:, :-1], TOKENS[:, 1:])
+        loss = loss_of(ours, TOKENS)
         torch.testing.assert_close(loss, their_loss(theirs, TOKENS), rtol=0, atol=1e-5)
 
 
@@ -80,7 +85,7 @@ def test_an_optimizer_step_equals_the_other_library(clip: float) -> None:
     for rate in (1e-2, 4e-3):
         reducer.begin()
         for row in TOKENS.split(2):
-            ours(row[:, :-1], row[:, 1:]).backward()
+            loss_of(ours, row).backward()
         reducer.finish(2)
         norm = optimizer.gradient_norm()
         optimizer.step(rate, norm)
@@ -100,14 +105,14 @@ def test_an_optimizer_step_equals_the_other_library(clip: float) -> None:
 def test_padding_rows_take_no_part() -> None:
     model = roughen(build(torch.float64))
     word = model.embedding.word_embeddings.weight
-    before = model(TOKENS[:, :-1], TOKENS[:, 1:])
+    before = loss_of(model, TOKENS)
     before.backward()
     assert word.grad is not None
     assert word.grad[CONFIG.vocab_size :].abs().max() == 0
     assert word.grad[: CONFIG.vocab_size].abs().sum(dim=1).min() > 0
     with torch.no_grad():
         word[CONFIG.vocab_size :] = 1e3
-    assert model(TOKENS[:, :-1], TOKENS[:, 1:]).item() == before.item()
+    assert loss_of(model, TOKENS).item() == before.item()
 
 
 def test_initial_values() -> None:

@@ -150,7 +150,7 @@ def exact_scores(network: GPT2, requests: Sequence[Request], vocab_size: int) ->
         for row, request in enumerate(some):
             tokens[row, : len(request.tokens)] = torch.from_numpy(request.tokens)
         with torch.inference_mode():
-            logits = network.logits(network.hidden_states(tokens[:, :-1])).transpose(0, 1)[..., :vocab_size]
+            logits = network.logits(network(tokens[:, :-1])).transpose(0, 1)[..., :vocab_size]
             chosen = logits.log_softmax(-1).gather(2, tokens[:, 1:, None])[..., 0].numpy()
             best = (logits.argmax(-1) == tokens[:, 1:]).numpy()
         for row, request in enumerate(some):

@@ -33,7 +33,7 @@ class Bigram:
     def __init__(self, table: Tensor) -> None:
         self.table = table
 
-    def hidden_states(self, tokens: Tensor) -> Tensor:
+    def __call__(self, tokens: Tensor) -> Tensor:
         return F.one_hot(tokens.T, len(self.table)).to(self.table.dtype)
 
     def hidden_states_at(self, tokens: Tensor, positions: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ def test_a_model_runs_in_its_own_format_with_a_float32_softmax(tmp_path: Path, d
     with torch.no_grad():
         for request in requests:
             tokens = torch.from_numpy(request.tokens)
-            logits = model.network.logits(model.network.hidden_states(tokens[None, :-1]))[:, 0, : model.vocab_size]
+            logits = model.network.logits(model.network(tokens[None, :-1]))[:, 0, : model.vocab_size]
             assert logits.dtype == dtype
             losses = F.cross_entropy(logits.double(), tokens[1:], reduction="none")
             plain.append(-losses[-request.num_scored :].numpy())

@@ -49,7 +49,7 @@ def test_memory_equals_recomputing_everything(memory_length: int, monkeypatch: p
 
     monkeypatch.setattr(torch, "softmax", masked)
     with torch.no_grad():
-        hidden = model.network.hidden_states(torch.from_numpy(tokens[None, :-1]))
+        hidden = model.network(torch.from_numpy(tokens[None, :-1]))
         logits = model.network.logits(hidden)[:, 0, :50].float()
     expected = F.log_softmax(logits.double(), dim=-1)[torch.arange(length), torch.from_numpy(tokens[1:])]
     np.testing.assert_allclose(scores.log_probabilities, expected.numpy(), rtol=0, atol=1e-5)

@@ -43,7 +43,7 @@ def one_at_a_time(requests: Sequence[Request], banned: Sequence[int] = ()) -> Sc
     with torch.no_grad():
         for request in requests:
             tokens = torch.from_numpy(request.tokens)
-            logits = network.logits(network.hidden_states(tokens[None, :-1]))[:, 0, : CONFIG.vocab_size].double()
+            logits = network.logits(network(tokens[None, :-1]))[:, 0, : CONFIG.vocab_size].double()
             targets = tokens[1:]
             losses = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
             log_probabilities.append(-losses[-request.num_scored :].numpy())

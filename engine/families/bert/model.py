@@ -18,6 +18,7 @@ from mlm_repro.engine.config import ModelConfig
 from mlm_repro.engine.kernels.cross_entropy import vocab_parallel_cross_entropy
 from mlm_repro.engine.kernels.products import linear
 from mlm_repro.engine.kernels.registry import kernel
+from mlm_repro.engine.model.cache import by_head
 from mlm_repro.engine.model.microbatch import PipelineInput, SentencePairs
 from mlm_repro.engine.model.stage_model import StageModel
 from mlm_repro.engine.model.transformer import (
@@ -26,6 +27,7 @@ from mlm_repro.engine.model.transformer import (
     SelfAttention,
     TransformerLayer,
     drop,
+    drop_weights,
     embedding_table,
     recomputed,
     run_layers,
@@ -41,7 +43,7 @@ class BidirectionalAttention(SelfAttention):
 
     def forward(self, x: torch.Tensor, dropout: Dropout | None, is_token: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         qkv = self.query_key_value(x).unflatten(2, (self.heads, 3, self.head_dim))  # [s, b, n/t, 3, d]
-        query, key, value = qkv.permute(3, 1, 2, 0, 4).unbind(0)  # each [b, n/t, s, d]
+        query, key, value = by_head(qkv)
         context = recomputed(self.recompute, self._attend, query, key, value, is_token, dropout)
         return self.dense(context.permute(2, 0, 1, 3).flatten(2), add_bias=False)  # [s, b, h]
 
@@ -54,10 +56,7 @@ class BidirectionalAttention(SelfAttention):
             return F.scaled_dot_product_attention(query, key, value, attn_mask=allowed)
         scores = torch.matmul(query * self.head_dim**-0.5, key.transpose(-1, -2))  # [b, n/t, s, s]
         weights: torch.Tensor = kernel("masked_softmax", scores)(scores, 1.0, allowed)
-        s = scores.size(-1)
-        mask = dropout.mask(f"layers.{self.layer}.attention", self.axis.rank * self.heads * s)
-        factors = mask.factors(self.heads * s, s, scores.device, weights.dtype)
-        return torch.matmul(weights * factors.view_as(weights), value)
+        return torch.matmul(drop_weights(weights, self.layer, dropout, self.axis), value)
 
 
 class ExactMLP(MLP):
@@ -126,8 +125,7 @@ class BERT(StageModel):
     def build(self, config: ModelConfig, mesh: ParallelMesh) -> None:
         if self.stage.is_first or self.stage.is_last:
             self.embedding = BertEmbedding(config, mesh, self.stage.is_first)
-        layers = {str(i): BertLayer(config, mesh, i, self.recomputes_attention) for i in self.stage.layers}
-        self.layers = nn.ModuleDict(layers)
+        self.layers = self.layers_of(BertLayer)
         if self.stage.is_last:
             self.final_layernorm = nn.LayerNorm(config.hidden_size, config.bert.layer_norm_epsilon)
             self.masked_head = MaskedHead(config, mesh)
@@ -135,7 +133,7 @@ class BERT(StageModel):
             self.order_head = nn.Linear(config.hidden_size, 2)
 
     def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
-        pairs = batch.pairs or _one_part(batch.tokens)
+        pairs = _pairs_of(batch)
         x = self.embedding(inputs, batch.dropout, pairs.token_types) if self.stage.is_first else inputs
         layers = list(self.layers.values())
         x = run_layers(layers, x, batch.dropout, pairs.is_token, at_once=self.recomputed_layers)
@@ -160,7 +158,7 @@ class BERT(StageModel):
         Evaluation leaves sentence order out and averages over each sequence, then over sequences. So the exponential is
         the masked-LM perplexity and does not depend on batches.
         """
-        pairs = batch.pairs or _one_part(batch.tokens)
+        pairs = _pairs_of(batch)
         losses = self.masked_losses(hidden, batch.targets)
         masked = batch.targets >= 0
         if not self.training:
@@ -174,6 +172,7 @@ class BERT(StageModel):
         return losses.sum() / masked.sum().clamp(min=1) + order
 
 
-def _one_part(tokens: torch.Tensor) -> SentencePairs:
-    none = torch.zeros_like(tokens)
-    return SentencePairs(none, none == 0, none[:, 0])
+def _pairs_of(batch: PipelineInput) -> SentencePairs:
+    """The batch's own; else each sequence is one part without padding."""
+    none = torch.zeros_like(batch.tokens)
+    return batch.pairs or SentencePairs(none, none == 0, none[:, 0])

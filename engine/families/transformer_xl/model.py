@@ -19,9 +19,10 @@ from mlm_repro.engine.config import ModelConfig
 from mlm_repro.engine.kernels.cross_entropy import vocab_parallel_cross_entropy
 from mlm_repro.engine.kernels.products import linear
 from mlm_repro.engine.kernels.registry import kernel
+from mlm_repro.engine.model.cache import by_head
 from mlm_repro.engine.model.microbatch import PipelineInput, Recurrence
 from mlm_repro.engine.model.stage_model import CausalModel
-from mlm_repro.engine.model.transformer import drop, recomputed
+from mlm_repro.engine.model.transformer import drop, drop_weights, recomputed
 from mlm_repro.engine.parallel.collectives import enter_tensor_parallel
 from mlm_repro.engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from mlm_repro.engine.parallel.mesh import ParallelMesh
@@ -35,7 +36,7 @@ class TiedEmbedding(nn.Module):
     def __init__(self, config: ModelConfig, mesh: ParallelMesh) -> None:
         super().__init__()
         self.vocab_size, self.axis = config.vocab_size, mesh.tp
-        self.word_embeddings = VocabParallelEmbedding(config.padded_vocab_size, config.hidden_size, mesh.tp)
+        self.word_embeddings = VocabParallelEmbedding(config.padded_vocab_size, config.hidden_size, mesh)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Embeddings of token ids [b, s], [s, b, h]."""
@@ -43,7 +44,7 @@ class TiedEmbedding(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """States [..., h] → this rank's logits [..., v/t]."""
-        return linear(enter_tensor_parallel(hidden, self.axis, False), self.word_embeddings.weight)
+        return linear(enter_tensor_parallel(hidden, self.axis), self.word_embeddings.weight)
 
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy of each target [n] from states [n, h]."""
@@ -140,23 +141,21 @@ class RelativeAttention(nn.Module):
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute: bool = False) -> None:
         super().__init__()
         self.layer, self.axis, self.recompute = layer, mesh.tp, recompute
-        self.num_heads, self.head_dim = config.num_heads, config.head_dim
-        heads, width = self.num_heads // mesh.tp.size, config.num_heads * config.head_dim
-        self.query_key_value = ColumnParallelLinear(config.hidden_size, 3 * width, mesh.tp, bias=False)
-        self.distance = ColumnParallelLinear(config.hidden_size, width, mesh.tp, bias=False)
-        self.dense = RowParallelLinear(width, config.hidden_size, mesh.tp, bias=False)
-        self.content_bias = nn.Parameter(torch.empty(heads, self.head_dim))
-        self.position_bias = nn.Parameter(torch.empty(heads, self.head_dim))
+        self.heads, self.head_dim = config.num_heads // mesh.tp.size, config.head_dim
+        width = config.num_heads * config.head_dim
+        self.query_key_value = ColumnParallelLinear(config.hidden_size, 3 * width, mesh, bias=False)
+        self.distance = ColumnParallelLinear(config.hidden_size, width, mesh, bias=False)
+        self.dense = RowParallelLinear(width, config.hidden_size, mesh, bias=False)
+        self.content_bias = nn.Parameter(torch.empty(self.heads, self.head_dim))
+        self.position_bias = nn.Parameter(torch.empty(self.heads, self.head_dim))
 
     def forward(self, x: Tensor, memory: Tensor | None, encoding: Tensor, dropout: Dropout | None) -> Tensor:
         """[s, b, h], a memory [m, b, h] and the encoding [k, h] of distances → [s, b, h]."""
         context = x if memory is None else torch.cat([memory, x])  # [k, b, h]
-        k, b, _ = context.shape
-        heads = self.num_heads // self.axis.size
-        qkv = self.query_key_value(context).view(k, b, heads, 3, self.head_dim)
-        query, key, value = qkv.permute(3, 1, 2, 0, 4).unbind(0)  # each [b, n/t, k, d]
-        query = query[:, :, k - len(x) :]
-        distance = self.distance(encoding).view(k, heads, self.head_dim).transpose(0, 1)  # [n/t, k, d]
+        qkv = self.query_key_value(context).unflatten(2, (self.heads, 3, self.head_dim))
+        query, key, value = by_head(qkv)  # each [b, n/t, k, d]
+        query = query[:, :, -len(x) :]
+        distance = self.distance(encoding).unflatten(1, (self.heads, self.head_dim)).transpose(0, 1)  # [n/t, k, d]
         attended = recomputed(self.recompute, self._attend, query, key, value, distance, dropout)
         return self.dense(attended.permute(2, 0, 1, 3).flatten(2))
 
@@ -168,11 +167,7 @@ class RelativeAttention(nn.Module):
         by_distance = torch.matmul(query + self.position_bias[:, None], distance.transpose(-1, -2))
         scores = by_content + _shift(by_distance)
         weights: Tensor = kernel("masked_softmax", scores)(scores, 1.0 / math.sqrt(self.head_dim))
-        if dropout is not None:
-            rows, k = query.size(1) * query.size(2), key.size(2)
-            mask = dropout.mask(f"layers.{self.layer}.attention", self.axis.rank * rows)
-            weights = weights * mask.factors(rows, k, scores.device, weights.dtype).view_as(weights)
-        return torch.matmul(weights, value)
+        return torch.matmul(drop_weights(weights, self.layer, dropout, self.axis), value)
 
 
 def _shift(scores: Tensor) -> Tensor:
@@ -193,8 +188,8 @@ class TransformerXLLayer(nn.Module):
         self.layer, self.mesh, self.inner_size = layer, mesh, config.inner_size
         self.self_attention = RelativeAttention(config, mesh, layer, recompute_attention)
         self.attention_layernorm = nn.LayerNorm(config.hidden_size)
-        self.dense_h_to_inner = ColumnParallelLinear(config.hidden_size, config.inner_size, mesh.tp)
-        self.dense_inner_to_h = RowParallelLinear(config.inner_size, config.hidden_size, mesh.tp)
+        self.dense_h_to_inner = ColumnParallelLinear(config.hidden_size, config.inner_size, mesh)
+        self.dense_inner_to_h = RowParallelLinear(config.inner_size, config.hidden_size, mesh)
         self.mlp_layernorm = nn.LayerNorm(config.hidden_size)
 
     def forward(self, x: Tensor, memory: Tensor | None, encoding: Tensor, dropout: Dropout | None) -> Tensor:
@@ -221,18 +216,15 @@ class TransformerXL(CausalModel):
         if self.stage.is_first or self.stage.is_last:
             is_adaptive = bool(config.transformer_xl.cutoffs)
             self.embedding = AdaptiveEmbedding(config) if is_adaptive else TiedEmbedding(config, mesh)
-        layers = {str(i): TransformerXLLayer(config, mesh, i, self.recomputes_attention) for i in self.stage.layers}
-        self.layers = nn.ModuleDict(layers)
+        self.layers = self.layers_of(TransformerXLLayer)
 
     def run_stage(self, inputs: Tensor, batch: PipelineInput) -> Tensor:
-        return self.hidden_states(inputs, batch.dropout, batch.recurrence)
+        return self.forward(inputs, batch.dropout, batch.recurrence)
 
     def batch_loss(self, hidden: Tensor, batch: PipelineInput) -> Tensor:
         return self.embedding.losses(hidden.flatten(0, 1), batch.targets.transpose(0, 1).flatten()).mean()
 
-    def hidden_states(
-        self, inputs: Tensor, dropout: Dropout | None = None, recurrence: Recurrence | None = None
-    ) -> Tensor:
+    def forward(self, inputs: Tensor, dropout: Dropout | None = None, recurrence: Recurrence | None = None) -> Tensor:
         """Output of the stage, [s, b, h]. Without a recurrence the segment has no memory."""
         x = inputs
         if self.stage.is_first:
