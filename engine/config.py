@@ -19,6 +19,7 @@ OPTIMIZERS = {
     "adam": "mlm_repro.engine.optim.adam:FlatAdamW",
     "lamb": "mlm_repro.engine.optim.adam:FlatLamb",
     "lamb-clamped": "mlm_repro.engine.optim.adam:ClampedLamb",
+    "lamb-2019-05": "mlm_repro.engine.optim.adam:LambOfThePost",
 }
 """module:class of each optimizer, by its name in `train.optimizer`."""
 LARGEST_SIZE = 1 << 28
@@ -204,8 +205,9 @@ class TrainConfig(Config):
     decay_iterations: PositiveInt | None = None
     """Iteration at which the fall ends, as `--lr-decay-iters`; by default the last one. Later the rate stays."""
     optimizer: Annotated[str, Field(json_schema_extra={"enum": [*OPTIMIZERS]})] = "adam"
-    """`lamb` is LAMB of You et al. 2020, with bias correction; `lamb-clamped` is LAMB of "Scaling Transformer-XL to 128
-    GPUs", without it and with weight norms clamped to [0, 10]. Every optimizer takes Adam's constants below."""
+    """`lamb` is LAMB of You et al. 2020, with bias correction. The others are cybertronai/pytorch-lamb: `lamb-2019-05`
+    as "Scaling Transformer-XL to 128 GPUs" had it, with the correction on the rate and ratios up to 10; `lamb-clamped`
+    since 2019-06-16, without correction and with weight norms up to 10. Every optimizer takes Adam's constants below."""
     weight_decay: NotNegative = 0.01
     """Decoupled decay of every weight matrix and embedding; biases and layer norms have none."""
     clip_gradient: NotNegative = 1.0

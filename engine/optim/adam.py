@@ -3,6 +3,7 @@ Hutter 2019; You et al. 2020, Algorithm 2).
 """
 
 import math
+from dataclasses import replace
 from importlib import import_module
 
 import torch
@@ -28,14 +29,14 @@ class FlatLamb(FlatOptimizer):
     The paper's form corrects the moments' bias and has φ(z) = z.
     """
 
-    is_corrected, largest_norm = True, math.inf
+    is_corrected, largest_norm, largest_ratio = True, math.inf, math.inf
 
     def update(self, group: FlatGroup, step: AdamStep) -> None:
         moments = group.exp_avg, group.exp_avg_sq
         direction = adam_direction(group.master, group.own_gradient, *moments, step, self.is_corrected)
         weight_norms, norms = self._norms(group, group.master), self._norms(group, direction)
         clamped = weight_norms.clamp(max=self.largest_norm)
-        ratios = torch.where((clamped > 0) & (norms > 0), clamped / norms, 1.0)
+        ratios = torch.where((clamped > 0) & (norms > 0), clamped / norms, 1.0).clamp(max=self.largest_ratio)
         group.norms = torch.stack([weight_norms, norms, ratios])
         scales = (-step.learning_rate * ratios).to(direction.dtype)
         for weights, change, scale in zip(group.pieces(group.master), group.pieces(direction), scales, strict=True):
@@ -60,9 +61,24 @@ class FlatLamb(FlatOptimizer):
 
 
 class ClampedLamb(FlatLamb):
-    """LAMB of "Scaling Transformer-XL to 128 GPUs" (cybertronai/pytorch-lamb): no correction, φ(z) = min(z, 10)."""
+    """LAMB of cybertronai/pytorch-lamb since 2019-06-16: no bias correction, φ(z) = min(z, 10)."""
 
     is_corrected, largest_norm = False, 10.0
+
+
+class LambOfThePost(FlatLamb):
+    """LAMB with which "Scaling Transformer-XL to 128 GPUs" trained: cybertronai/pytorch-lamb of 2019-05 (ff2245e).
+
+    The ratio is min(‖x‖/‖u‖, 10), and u = m/(√v + ε) is not corrected. The correction √(1 − β₂ᵗ)/(1 − β₁ᵗ) multiplies
+    the rate instead, where no ratio takes it out again. Weight decay is in the gradient.
+    """
+
+    is_corrected, largest_ratio = False, 10.0
+
+    def update(self, group: FlatGroup, step: AdamStep) -> None:
+        group.own_gradient.add_(group.master, alpha=step.weight_decay / step.clipping)
+        outside = math.sqrt(1 - step.beta2**step.steps) / (1 - step.beta1**step.steps)
+        super().update(group, replace(step, learning_rate=outside * step.learning_rate, weight_decay=0.0))
 
 
 def build_optimizer(

@@ -31,10 +31,14 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 def published_step(
     optimizer: str, x: Array, m: Array, v: Array, g: Array, t: int, train: TrainConfig, decay: float, rate: float
 ) -> tuple[Array, Array, Array]:
-    """One tensor's step: Adam, Kingma & Ba Algorithm 1 with decoupled decay; LAMB, You et al. Algorithm 2."""
+    """One tensor's step: Adam, Kingma & Ba Algorithm 1 with decoupled decay; LAMB, You et al. Algorithm 2, and as
+    cybertronai/pytorch-lamb has it.
+    """
     b1, b2, epsilon = train.adam_beta1, train.adam_beta2, train.adam_epsilon
+    if optimizer == "lamb-2019-05":
+        g, decay, rate = g + decay * x, 0.0, rate * outside(t, train)
     m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
-    m_hat, v_hat = (m, v) if optimizer == "lamb-clamped" else (m / (1 - b1**t), v / (1 - b2**t))
+    m_hat, v_hat = (m, v) if optimizer in ("lamb-clamped", "lamb-2019-05") else (m / (1 - b1**t), v / (1 - b2**t))
     r = m_hat / (np.sqrt(v_hat) + epsilon)
     if optimizer == "adam":
         return x - rate * (r + decay * x), m, v
@@ -43,7 +47,14 @@ def published_step(
     if optimizer == "lamb-clamped":
         weight_norm = min(max(weight_norm, 0.0), 10.0)
     ratio = weight_norm / update_norm if weight_norm > 0 and update_norm > 0 else 1.0
+    if optimizer == "lamb-2019-05":
+        ratio = min(ratio, 10.0)
     return x - rate * ratio * update, m, v
+
+
+def outside(t: int, train: TrainConfig) -> float:
+    """The bias correction that the code of 2019-05 has on the rate."""
+    return float(np.sqrt(1 - train.adam_beta2**t) / (1 - train.adam_beta1**t))
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -82,7 +93,8 @@ def test_steps_equal_the_published_formulas(
             for parameter, (weight_norm, update_norm, ratio) in zip(group.parameters, group.norms.T, strict=True):
                 x, change = before[parameter.name][0], expected[parameter.name][0] - before[parameter.name][0]
                 assert weight_norm.item() == pytest.approx(np.sqrt((x**2).sum()), rel=1e-6)
-                assert (rate * ratio * update_norm).item() == pytest.approx(np.sqrt((change**2).sum()), rel=1e-6)
+                applied = rate * (outside(t, train) if optimizer == "lamb-2019-05" else 1.0)
+                assert (applied * ratio * update_norm).item() == pytest.approx(np.sqrt((change**2).sum()), rel=1e-6)
     for name, parameter in named.items():
         np.testing.assert_allclose(parameter.detach().numpy(), expected[name][0], rtol=1e-10, atol=1e-14 * scale)
 
