@@ -207,7 +207,7 @@ class TrainConfig(Config):
     optimizer: Annotated[str, Field(json_schema_extra={"enum": [*OPTIMIZERS]})] = "adam"
     """`lamb` is LAMB of You et al. 2020, with bias correction. The others are cybertronai/pytorch-lamb: `lamb-2019-05`
     as "Scaling Transformer-XL to 128 GPUs" had it, with the correction on the rate and ratios up to 10; `lamb-clamped`
-    since 2019-06-16, without correction and with weight norms up to 10. Every optimizer takes Adam's constants below."""
+    since 2019-06-16, without it and with weight norms up to 10. Every optimizer takes Adam's constants below."""
     weight_decay: NotNegative = 0.01
     """Decoupled decay of every weight matrix and embedding; biases and layer norms have none."""
     clip_gradient: NotNegative = 1.0
