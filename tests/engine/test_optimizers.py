@@ -1,6 +1,7 @@
 """Adam and LAMB against their published formulas in float64, divided in any way, and over a stop."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -142,3 +143,53 @@ def test_lamb_goes_on_bit_for_bit(dataset: Path, tmp_path: Path, monkeypatch: py
     )
     expected = train(config, tmp_path / "whole").path
     assert_same_training(in_two_sessions(config, tmp_path / "halves", 5, monkeypatch), expected)
+
+
+def steps_of(optimizer: str, scale: float, epsilon: float, wide: float = 1.0) -> list[tuple[Array, Array, Array]]:
+    """Weights of one tensor before and after each of 20 steps, with its weight norm, update norm and ratio."""
+    train = TrainConfig(optimizer=optimizer, weight_decay=0.0, adam_epsilon=epsilon, clip_gradient=0)
+    model = nn.Linear(64, 64, bias=False).double()
+    random = np.random.RandomState(7)
+    with torch.no_grad():
+        model.weight.copy_(torch.from_numpy(wide * random.randn(64, 64)))
+    built = build_optimizer(sharded_parameters(model, serial_mesh()), train, serial_mesh())
+    ((_, gradient),) = built.groups[0].gradients
+    taken = []
+    for _ in range(20):
+        gradient.copy_(torch.from_numpy(scale * random.randn(64, 64)))
+        before = model.weight.detach().numpy().copy()
+        built.step(0.01, built.gradient_norm())
+        assert built.groups[0].norms is not None
+        taken.append((before, model.weight.detach().numpy().copy(), built.groups[0].norms[:, 0].numpy()))
+    return taken
+
+
+LAMBS = [name for name in OPTIMIZERS if name.startswith("lamb")]
+
+
+@pytest.mark.parametrize("optimizer", LAMBS)
+def test_gradients_of_another_scale_are_another_epsilon_to_lamb(optimizer: str) -> None:
+    """Equal bits: the ablation transformer-xl/trust-ratio scales ε in the place of the gradients."""
+    for (_, one, _), (_, other, _) in zip(
+        steps_of(optimizer, 1e-3, 1e-6), steps_of(optimizer, 1024e-3, 1024e-6), strict=True
+    ):
+        assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("optimizer", LAMBS)
+@pytest.mark.parametrize("wide", [1e-3, 1.0])
+def test_a_step_of_lamb_is_as_long_whatever_its_gradients(optimizer: str, wide: float) -> None:
+    """η·r₁, with η·√(1 − β₂ᵗ)/(1 − β₁ᵗ) in the place of η and at most ten times r₂ in the post's code."""
+    train = TrainConfig()
+    for scale in (1e-3, 1.0, 1e3):
+        for t, (before, after, (weight_norm, update_norm, _)) in enumerate(steps_of(optimizer, scale, 0.0, wide), 1):
+            length = float(np.linalg.norm(after - before)) / 0.01
+            assert weight_norm == pytest.approx(np.linalg.norm(before), rel=1e-12)
+            if optimizer == "lamb":
+                assert length == pytest.approx(weight_norm, rel=1e-6)
+            elif optimizer == "lamb-clamped":
+                assert length == pytest.approx(min(weight_norm, 10), rel=1e-6)
+            else:
+                assert length == pytest.approx(outside(t, train) * min(weight_norm, 10 * update_norm), rel=1e-6)
+            if t == 1:  # ±0.1/√0.001 for each of the 4,096 weights, or ±1 if it is corrected
+                assert update_norm / 64 == pytest.approx(1.0 if optimizer == "lamb" else math.sqrt(10), rel=1e-6)
