@@ -9,13 +9,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from mlm_repro.data_pipeline.files import DATASET, DataCard
 from mlm_repro.engine.compare.tensors import DRAWS, FORMULA, curve_tolerance, factor
 from mlm_repro.engine.config import RunConfig
+from mlm_repro.engine.data.dataset import DatasetFacts
 from mlm_repro.engine.model.gpt2 import GPT2
 from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.experiments.benchmark import AGAINST, Benchmark, Case, Ratio, Series, write_benchmark
 from mlm_repro.lineage.environment import describe_environment
 from mlm_repro.lineage.errors import Diverged
+from mlm_repro.lineage.files import read_document
 from mlm_repro.lineage.progress import announce
 from mlm_repro.lineage.run import RunDirectory
 from mlm_repro.verify.engines import Engine, Ours, StepResult, Work, with_samples, with_vocabulary
@@ -68,9 +71,20 @@ def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) ->
             "A ratio is the largest share of the tolerance that a difference takes.",
             *[f"Changed in {theirs} to run on CPUs: {patch}." for patch in kind.patches],
         ],
-        setting={"iterations": iterations, "largest difference of the losses": f"{max(loss):.2g}"},
+        setting={
+            "iterations": iterations, "trained on": _tokens(config),
+            "largest difference of the losses": f"{max(loss):.2g}",
+        },
         environment=describe_environment(),
     )  # fmt: skip
+
+
+def _tokens(config: RunConfig) -> str:
+    """What the training reads, in words."""
+    if not config.data.dataset:
+        return "random tokens"
+    cards = [read_document(path / DATASET, DataCard) for path in DatasetFacts.read(config.data.dataset).directories]
+    return "; ".join(f"{card.splits['train'].tokens:,} tokens of {card.source}" for card in cards)
 
 
 def _case(quantity: str, name: str, curves: list[list[StepResult]], theirs: str, layers: int) -> Case:
@@ -92,13 +106,14 @@ def _share(name: str, distances: list[float], allowed: list[float]) -> Ratio:
 
 
 def keep(result: Benchmark, name: str, config: RunConfig, runs: Path) -> Path:
-    """Write the result into a sealed run `name`; the same work gets the same directory."""
+    """Write the result into a sealed run `name`, whose parents are its datasets; equal work gets the same directory."""
+    parents = DatasetFacts.read(config.data.dataset).parents if config.data.dataset else {}
     about = {"title": result.title, "setting": result.setting, "notes": result.notes}
     what, settings = (
         about | config.model_dump(mode="json"),
         about | config.model_dump(mode="json", exclude_defaults=True),
     )
-    run = RunDirectory.begin(runs, name, "against", what, {}, frozenset({"data"}), settings)
+    run = RunDirectory.begin(runs, name, "against", what, parents, frozenset({"data"}), settings)
     if not run.is_complete:
         write_benchmark(run.path / AGAINST, result)
         run.complete()
