@@ -224,6 +224,13 @@ class Effect(Config):
         return self
 
     @property
+    def better(self) -> tuple[str, ...]:
+        """The arm that is claimed to end lower; both where neither is."""
+        if self.above is not None and self.above >= 0:
+            return (self.less,)
+        return (self.of,) if self.below is not None and self.below <= 0 else (self.of, self.less)
+
+    @property
     def claimed(self) -> str:
         """The claimed range in words: `above 0`, `above -0.05 and below 0.05`."""
         ends = (("above", self.above), ("below", self.below))

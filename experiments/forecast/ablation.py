@@ -2,9 +2,8 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -95,37 +94,42 @@ def derive_effects(folder: Path) -> tuple[list[Finding], list[Record]]:
     trained.check_no_more()
     bits = {arm.name: forecast.bits_per_nat[arm.dataset] for arm in ablation.arms}
     about = {"experiment": name, **origin_of(manifest), "kind": "scaled"}
-    doubts = doubts_of(ablation, forecast, arms)
-    findings = [find_effect(effect, ablation.level, arms, bits, about, doubts) for effect in ablation.effects]
+    findings = [
+        find_effect(effect, ablation.level, arms, bits, about, doubts_of(effect, ablation, forecast, arms))
+        for effect in ablation.effects
+    ]
     records = [Record(**about | line) for line in _lines(arms, forecast.rates)]
     return findings, records + [finding.record for finding in findings]
 
 
-def doubts_of(ablation: Ablation, forecast: EffectForecast, arms: dict[str, list[Trained]]) -> dict[str, str]:
-    """The reason for which an arm decides nothing, by arm; arms that decide are left out.
+def doubts_of(
+    effect: Effect, ablation: Ablation, forecast: EffectForecast, arms: dict[str, list[Trained]]
+) -> list[str]:  # fmt: skip
+    """Reasons for which the trainings leave an effect open.
 
-    An arm decides nothing if a training diverged, if its best rate is the lowest or the highest of those tried, or if
-    its mean final loss is not below that of bigrams counted in its own training text.
+    A training of an arm diverged; an arm's best rate is the lowest or the highest of those tried; or the arm that is
+    claimed to be better has a mean final loss not below that of bigrams counted in its own training text. An arm that
+    is claimed to be worse may learn as little as it will.
     """
-    doubts = {}
-    for arm in ablation.arms:
+    doubts, by_name = [], {arm.name: arm for arm in ablation.arms}
+    for arm in (by_name[effect.of], by_name[effect.less]):
         trained, rate, grid = arms[arm.name], forecast.rates[arm.name], arm.rates or ablation.rates
         lost, loss = sum(each.is_diverged for each in trained), float(np.mean([each.final for each in trained]))
         bigrams = forecast.bigram_nats[arm.dataset] if forecast.bigram_nats else None
         if lost:
-            doubts[arm.name] = f"{arm.name} diverged in {lost} of {len(trained)} trainings"
+            doubts.append(f"{arm.name} diverged in {lost} of {len(trained)} trainings")
         elif grid and not ablation.finder and rate / arm.of_rate in (min(grid), max(grid)):
-            doubts[arm.name] = f"the rate of {arm.name}, {rate:g}, is at the edge of those tried"
+            doubts.append(f"the rate of {arm.name}, {rate:g}, is at the edge of those tried")
         elif bigrams is None:
-            doubts[arm.name] = f"no count of bigrams was kept to hold {arm.name} against"
-        elif loss >= bigrams:
-            doubts[arm.name] = f"{arm.name} learned no more than a count of bigrams ({loss:.3f}, {bigrams:.3f} nats)"
+            doubts.append(f"no count of bigrams was kept to hold {arm.name} against")
+        elif loss >= bigrams and arm.name in effect.better:
+            doubts.append(f"{arm.name} learned no more than a count of bigrams ({loss:.3f}, {bigrams:.3f} nats)")
     return doubts
 
 
 def find_effect(
     effect: Effect, level: float, arms: dict[str, list[Trained]], bits: dict[str, float], about: dict[str, Any],
-    doubts: Mapping[str, str] = MappingProxyType({}),
+    doubts: Sequence[str] = (),
 ) -> Finding:  # fmt: skip
     """The difference of two arms over seeds, and its verdict on the claim, which `doubts` leave open."""
     scale = bits if effect.quantity == "bits_per_byte" else dict.fromkeys(bits, 1.0)
@@ -135,8 +139,8 @@ def find_effect(
     ]
     finding = found(effect, level, differences, about)
     is_number = not any(each.is_diverged for each in (*arms[effect.of], *arms[effect.less]))
-    if reasons := [doubts[arm] for arm in (effect.of, effect.less) if arm in doubts]:
-        sentence = "; ".join([finding.sentence if is_number else finding.record.series, *reasons])
+    if doubts:
+        sentence = "; ".join([finding.sentence if is_number else finding.record.series, *doubts])
         return finding._replace(outcome="undecided", sentence=sentence, is_number=is_number)
     return finding
 

@@ -137,8 +137,10 @@ def ended(loss: float, is_finished: bool = True) -> Trained:
     return Trained("", config, "", "", {0: 9.0, 512: loss}, loss, is_finished)
 
 
-def grid(losses: list[list[float]], rate: float, bigrams: float, is_finished: bool = True) -> tuple[Finding, str]:
-    """What an effect of two arms is found to be, tried at .001, .01 and .1, and the reason for a doubt of the first."""
+def grid(
+    losses: list[list[float]], rate: float, bigrams: float, is_finished: bool = True, **claimed: float
+) -> tuple[Finding, list[str]]:
+    """What an effect of two arms is found to be, tried at .001, .01 and .1, and the reasons for doubts."""
     ablation = memory().ablation
     assert ablation is not None
     rates = (0.001, 0.01, 0.1)
@@ -149,10 +151,10 @@ def grid(losses: list[list[float]], rate: float, bigrams: float, is_finished: bo
     )  # fmt: skip
     one, other = losses
     arms = {"one": [ended(loss, is_finished) for loss in one], "other": [ended(loss) for loss in other]}
-    doubts = doubts_of(ablation, forecast, arms)
-    effect = Effect(claim="x", of="one", less="other", above=0.0)
+    effect = Effect(claim="x", of="one", less="other", **(claimed or {"above": 0.0}))
+    doubts = doubts_of(effect, ablation, forecast, arms)
     about = {"experiment": "x", "source": "x", "kind": "scaled"}
-    return find_effect(effect, 0.95, arms, {"one": 1.0, "other": 1.0}, about, doubts), doubts.get("one", "")
+    return find_effect(effect, 0.95, arms, {"one": 1.0, "other": 1.0}, about, doubts), doubts
 
 
 HIGH, LOW = [5.1, 5.2, 5.15, 5.12, 5.18], [5.0] * 5
@@ -160,14 +162,23 @@ HIGH, LOW = [5.1, 5.2, 5.15, 5.12, 5.18], [5.0] * 5
 
 def test_an_effect_is_seen_where_every_arm_learned_inside_its_grid() -> None:
     finding, doubt = grid([HIGH, LOW], 0.01, bigrams=6.0)
-    assert (finding.outcome, doubt, finding.is_number) == ("seen", "", True)
+    assert (finding.outcome, doubt, finding.is_number) == ("seen", [], True)
+
+
+@pytest.mark.parametrize(("claimed", "outcome"), [({"above": 0.0}, "seen"), ({"below": 0.0}, "undecided")])
+def test_only_the_arm_that_is_claimed_to_be_better_must_have_learned(claimed: dict[str, float], outcome: str) -> None:
+    finding, doubt = grid([HIGH, LOW], 0.01, bigrams=5.1, **claimed)
+    assert finding.outcome == outcome
+    assert doubt == ["one learned no more than a count of bigrams (5.150, 5.100 nats)"] * (outcome == "undecided")
+    finding, doubt = grid([HIGH, LOW], 0.01, bigrams=5.1, above=-0.2, below=0.2)
+    assert len(doubt) == 1
 
 
 @pytest.mark.parametrize(
     ("rate", "bigrams", "is_finished", "reason"),
     [
         (0.001, 6.0, True, "the rate of one, 0.001, is at the edge of those tried"),
-        (0.01, 5.1, True, "one learned no more than a count of bigrams (5.150, 5.100 nats)"),
+        (0.01, 5.0, True, "other learned no more than a count of bigrams (5.000, 5.000 nats)"),
         (0.01, 6.0, False, "one diverged in 5 of 5 trainings"),
     ],
 )
@@ -175,7 +186,7 @@ def test_an_edge_a_divergence_and_a_bigrams_level_leave_an_effect_undecided(
     rate: float, bigrams: float, is_finished: bool, reason: str
 ) -> None:
     finding, doubt = grid([HIGH, LOW], rate, bigrams, is_finished)
-    assert (finding.outcome, doubt) == ("undecided", reason)
+    assert (finding.outcome, doubt) == ("undecided", [reason])
     assert finding.sentence.endswith(reason)
     assert finding.is_number == is_finished
     assert ("nats (" in finding.sentence.removesuffix(reason)) == is_finished, "what diverged has no nats"
