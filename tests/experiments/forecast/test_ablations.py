@@ -111,7 +111,7 @@ def test_a_run_is_judged_by_its_intervals_and_verifies(trained: Path) -> None:
     results = load_results([trained])
     found = {one.claim.id: one for one in judge([find_experiment("transformer-xl/memory")], results)}
     assert {name: one.outcome for name, one in found.items()} == {
-        RIGHT.claim: "undecided", SWAPPED.claim: "undecided", "transformer-xl/readme/perplexity": "not-run"
+        RIGHT.claim: "undecided", SWAPPED.claim: "undecided", "transformer-xl/readme/perplexity": "not-tried"
     }  # fmt: skip
     right, swapped = (found[effect.claim].record for effect in (RIGHT, SWAPPED))
     assert [right, swapped] == list(results.records[-2:])
@@ -160,7 +160,7 @@ HIGH, LOW = [5.1, 5.2, 5.15, 5.12, 5.18], [5.0] * 5
 
 def test_an_effect_is_seen_where_every_arm_learned_inside_its_grid() -> None:
     finding, doubt = grid([HIGH, LOW], 0.01, bigrams=6.0)
-    assert (finding.outcome, doubt, finding.is_number) == ("seen", "", True)
+    assert (finding.outcome, doubt, finding.is_number) == ("confirmed", "", True)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_bigrams_are_counted_in_the_training_text(tmp_path: Path) -> None:
 
 def test_what_is_undecided_is_no_reason_for_exit_code_3(trained: Path) -> None:
     one = call({}, "mlm-experiment", "compare", "transformer-xl/memory", "--results", trained, ends=0)
-    assert "undecided  memory of 16 less no memory: -" in one.out
+    assert "undecided  reduced  memory of 16 less no memory: -" in one.out
 
 
 def test_what_is_finished_is_found_again(trained: Path) -> None:
@@ -290,12 +290,12 @@ def planted(differences: list[float], **claimed: float) -> Finding:
 @pytest.mark.parametrize(
     ("differences", "claimed", "outcome"),
     [
-        ([0.1, 0.2, 0.15, 0.12, 0.18], {"above": 0.0}, "seen"),
+        ([0.1, 0.2, 0.15, 0.12, 0.18], {"above": 0.0}, "confirmed"),
         ([0.1, 0.2, 0.15, 0.12, 0.18], {"above": 0.12}, "undecided"),
-        ([0.1, 0.2, 0.15, 0.12, 0.18], {"below": 0.0}, "not-seen"),
+        ([0.1, 0.2, 0.15, 0.12, 0.18], {"below": 0.0}, "contradicted"),
         ([0.1, -0.2, 0.15, -0.12, 0.1], {"above": 0.0}, "undecided"),
-        ([0.01, -0.01, 0.0, 0.01, -0.01], {"above": -0.02, "below": 0.02}, "seen"),
-        ([0.1, 0.2, 0.15, 0.12, 0.18], {"above": -0.02, "below": 0.02}, "not-seen"),
+        ([0.01, -0.01, 0.0, 0.01, -0.01], {"above": -0.02, "below": 0.02}, "confirmed"),
+        ([0.1, 0.2, 0.15, 0.12, 0.18], {"above": -0.02, "below": 0.02}, "contradicted"),
     ],
 )
 def test_the_verdict_is_where_students_interval_lies(
