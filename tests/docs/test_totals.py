@@ -22,7 +22,7 @@ Totals = list[list[str]]
 def of_markdown(page: Path) -> Totals:
     """The table of a page under the heads of the totals."""
     lines = page.read_text(encoding="utf-8").splitlines()
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines if line.startswith("|")]
     return rest(row for row in rows if not set("".join(row)) <= set("-: "))
 
 
