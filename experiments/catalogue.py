@@ -4,21 +4,26 @@ import csv
 import math
 import operator
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from fnmatch import translate
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
+from mlm_repro.experiments.ranges import Range, as_range, farthest
 from mlm_repro.lineage.config import Config, load_config, parse_config, read_toml
 from mlm_repro.lineage.errors import BadInput, cause, did_you_mean
 
 HERE = Path(__file__).parent
 CLAIMS = HERE / "claims"
-TOLERANCE = re.compile(r"digits|exact|±\d+(\.\d+)?|\d+(\.\d+)?%|-\d+(\.\d+)?\+\d+(\.\d+)?|-\d+(\.\d+)?%\+\d+(\.\d+)?%")
+TOLERANCE = r"digits|exact|±\d+(\.\d+)?|×\d+(\.\d+)?|\d+(\.\d+)?%|-\d+(\.\d+)?\+\d+(\.\d+)?|-\d+(\.\d+)?%\+\d+(\.\d+)?%"
+WORDS = 25
+"""Most words of a quotation."""
+CELL = re.compile(r"(results |throughput )?[Tt]able.*|Figure \d+|validation curve|comment in the page")
+"""Places whose numbers stand in cells or at points, so that no sentence says them."""
 
 PAPERS: dict[str, str] = read_toml(CLAIMS / "papers.toml")
 """Titles, by what the names of their claims and experiments begin with."""
@@ -41,8 +46,51 @@ TAKES_LONG = {"released": "scores released weights", "interleaving": "times pipe
 """Measurements that `mlm-experiment run --all` leaves out, each with its reason."""
 
 
+Says = Literal["exact", "about", "at most", "at least", "there is", "for all"]
+HEDGES: dict[Says, str] = {
+    "exact": "",
+    "about": r"~|∼|about|around|approximately|nearly|almost|maintain|entirely",
+    "at most": r"at most|under|less than|or fewer|1 or 2|maxing out|between|decrease",
+    "at least": r"at least|over |more than|better|lower|higher|helped|help\b|diverge|unstable|degradation"
+    r"|made a difference|overestimated|exactly|causes",
+    "there is": r"\bcan\b|could|up to|as much as|would",
+    "for all": r"\ball\b|both|between",
+}
+"""Words by which a sentence says that its number is of a class. exact: as printed; there is: one of a set reaches it;
+for all: every one does. A direction is at least or at most 0."""
+RELATIONS: dict[Says, Literal["=", "<=", ">="]] = {
+    "exact": "=", "about": "=", "at most": "<=", "at least": ">=", "there is": ">=", "for all": ">="
+}  # fmt: skip
+"""Required relation of our number to the value by class; of a set it is the number that `FARTHEST` picks."""
+FARTHEST: dict[Says, Callable[[Iterable[float]], float]] = {"at least": min, "for all": min}
+"""The number of a set that decides a claim of this class; for the others it is the largest."""
+PREFIXES: dict[Says, str] = {
+    "exact": "", "about": "about ", "at most": "≤ ", "at least": "≥ ", "there is": "up to ", "for all": "always "
+}  # fmt: skip
+ABOUT = 0.1
+"""Share by which a number that is called about differs at most."""
+
+
+class Tolerance(Config):
+    """Claims of which a measurement may differ by more than rounding."""
+
+    claims: tuple[str, ...]
+    """Ids; `*` stands for any characters."""
+    tolerance: Annotated[str, Field(pattern=rf"^({TOLERANCE})$")]
+    because: str = Field(min_length=1)
+
+
+class Tolerances(Config):
+    """tolerances.toml."""
+
+    tolerances: tuple[Tolerance, ...]
+
+
+DIGITS = Tolerance(claims=("*",), tolerance="digits", because="rounding of the printed digits")
+
+
 class Claim(Config):
-    """One published number."""
+    """One published number, or a direction, whose value is 0."""
 
     id: str
     source: str
@@ -59,14 +107,10 @@ class Claim(Config):
     unit: str
     protocol: str = Field(min_length=1)
     """Measurement, as far as the source describes it."""
-    relation: Literal["=", "<=", ">=", "order", "ratio", "sign"]
-    """Required relation of our number to the value: equal, at most, at least, equal to the best place, equal up to a
-    factor, of the same sign."""
-    tolerance: str
-    """`5%`: of the value; `±0.5`: in the claim's unit; `-1+2`, `-1%+2%`: more above than below; `digits`: half a unit
-    of the last printed digit; `exact`: none. Of a ratio `50%` is a factor of 1.5."""
-    because: str = Field(min_length=1)
-    """Reason for the tolerance."""
+    says: Says
+    """How the sentence puts it: the required relation of our number follows."""
+    sentence: str
+    """Quotation of at most 25 words with its hedge; empty for the cell of a table and the point of a figure."""
     confidence: Literal["seen", "vec", "dig", "derived"]
     """seen: read in the source; vec: exact from its vector graphics; dig: digitised from a bitmap; derived: worked out
     of numbers that were seen."""
@@ -74,8 +118,12 @@ class Claim(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not TOLERANCE.fullmatch(self.tolerance):
-            raise ValueError(f"tolerance = {self.tolerance!r} is none of 5%, ±0.5, -1+2, -1%+2%, digits, exact")
+        if not self.sentence and not CELL.fullmatch(self.where):
+            raise ValueError(f"it has no sentence, and where = {self.where!r} is no table or figure")
+        if len(self.sentence.split()) > WORDS:
+            raise ValueError(f"its sentence has {len(self.sentence.split())} words, at most {WORDS} are quoted")
+        if not re.search(HEDGES[self.says], self.sentence):
+            raise ValueError(f"says = {self.says!r}, but its sentence has no word for it: {HEDGES[self.says]}")
         return self
 
     @property
@@ -89,46 +137,64 @@ class Claim(Config):
         return f"{self.source} {self.where}"
 
     @property
-    def published(self) -> str:
-        """Value with unit, after ≤ or ≥; a sign claim prints "> 0" or "< 0"."""
-        if self.relation == "sign":
-            return "> 0" if self.value > 0 else "< 0"
-        before = {"<=": "≤ ", ">=": "≥ "}.get(self.relation, "")
-        return f"{before}{self.value} {self.unit}".rstrip()
+    def is_direction(self) -> bool:
+        """True if it says which of two is more, and not by how much."""
+        return not self.value and self.says in ("at least", "at most")
 
     @property
-    def bounds(self) -> tuple[float, float]:
-        """The least and the greatest number that agrees with the claim."""
-        value = float(self.value)
-        below, above = self._tolerances()
-        match self.relation:
-            case "sign":
-                return (math.ulp(0.0), math.inf) if value > 0 else (-math.inf, -math.ulp(0.0))
-            case "ratio":
-                return value / (1 + below / value), value + above
-            case "<=":
-                return -math.inf, value + above
-            case ">=":
-                return value - below, math.inf
-        return value - below, value + above
+    def published(self) -> str:
+        """Value with unit, after the word of its class; a direction is "> 0" or "< 0"."""
+        if self.is_direction:
+            return "> 0" if self.says == "at least" else "< 0"
+        return f"{PREFIXES[self.says]}{self.value:f} {self.unit}".rstrip()
 
-    def agrees(self, number: float) -> bool:
-        """True if the number has the claimed relation to the value, up to tolerance and rounding."""
-        low, high = self.bounds
-        if self.relation == "sign":
-            return low <= number <= high
+    @cached_property
+    def allowed(self) -> Tolerance:
+        """The difference that a measurement may have."""
+        return next((each for each in every_tolerance() if matches(self, each.claims)), DIGITS)
+
+    @property
+    def printed(self) -> Range:
+        """The numbers that are printed so: those of the same digits, of a count itself, and a tenth about."""
+        value = float(self.value)
+        read = as_range(value) if self.allowed.tolerance == "exact" else Range.printed(self.value)
+        if self.says == "about":
+            return Range(value, min(read.low, (1 - ABOUT) * value), max(read.high, (1 + ABOUT) * value))
+        return read
+
+    def bounds(self, measured: bool = True) -> tuple[float, float]:
+        """The least and the greatest number that agrees with the claim: a measured one, or one that was worked out of
+        other printed numbers, for which there is rounding alone."""
+        if self.is_direction:
+            return (math.ulp(0.0), math.inf) if self.says == "at least" else (-math.inf, -math.ulp(0.0))
+        value, below, above = float(self.value), *(self._tolerances() if measured else (0.0, 0.0))
+        low, high = min(self.printed.low, value - below), max(self.printed.high, value + above)
+        relation = RELATIONS[self.says]
+        return (-math.inf if relation == "<=" else low), (math.inf if relation == ">=" else high)
+
+    def agrees(self, number: Range | float, measured: bool = True) -> bool:
+        """True if rounding, and of a measured number the tolerance, leave room for the claimed relation of the number,
+        or of one in the range, to the value."""
+        ours, (low, high) = as_range(number), self.bounds(measured)
+        if self.is_direction:
+            return low <= ours.high and ours.low <= high
         slack = 1e-9 * max(abs(end) for end in (low, high, 1e-3) if math.isfinite(end))
-        if self.tolerance == "digits":  # a half is rounded away from zero: the end that is farther from it prints more
-            return low - slack <= number < high - slack if self.value >= 0 else low + slack < number <= high + slack
-        return low - slack <= number <= high + slack
+        is_rounding = (low, high) == (self.printed.low, self.printed.high) and low < high and self.says != "about"
+        if ours.low == ours.high and is_rounding:  # a half is rounded away from zero: the farther end prints more
+            if self.value >= 0:
+                return low - slack <= ours.value < high - slack
+            return low + slack < ours.value <= high + slack
+        return low - slack <= ours.high and ours.low <= high + slack
 
     def _tolerances(self) -> tuple[float, float]:
-        """Allowed distance below and above the value, in the claim's unit."""
-        if self.tolerance in ("digits", "exact"):
-            half = float(Decimal(1).scaleb(int(self.value.as_tuple().exponent)) / 2)
-            return (half, half) if self.tolerance == "digits" else (0.0, 0.0)
-        ends = [float(number) for number in re.findall(r"[\d.]+", self.tolerance)]
-        unit = abs(float(self.value)) / 100 if "%" in self.tolerance else 1.0
+        """Allowed distance below and above the value, in the claim's unit, beyond which rounding may still go."""
+        text, value = self.allowed.tolerance, abs(float(self.value))
+        ends = [float(number) for number in re.findall(r"[\d.]+", text)]
+        if not ends:
+            return 0.0, 0.0
+        if text.startswith("×"):
+            return value - value / ends[0], value * ends[0] - value
+        unit = value / 100 if "%" in text else 1.0
         return ends[0] * unit, ends[-1] * unit
 
 
@@ -156,31 +222,40 @@ class Arithmetic(Config):
     """Ids of the numbers that it is made of; `*` stands for any characters."""
     over: str = ""
     """Ids of the numbers that those are divided by, at the same x."""
-    how: Literal["largest", "least", "ends", "spread", "place", "power"]
-    """The largest or the least quotient; the quotient of the largest of each; the largest over the least of a series,
-    in that series where this is most; the x of the largest; the number to the power `exponent`."""
+    how: Literal["each", "ends", "spread", "place", "power", "difference", "sum"] = "each"
+    """The quotient at each x; the quotient of the largest of each; the largest over the least of each series; the x of
+    the largest; the number to the power `exponent`; the difference; the sum. Of several the claim's class picks one."""
     percent: Literal["", "more", "less"] = ""
     """Say a quotient as percent more or less than 1."""
     exponent: tuple[float, float] = (1.0, 1.0)
     """Numerator and denominator of a power."""
 
-    @property
-    def value(self) -> float:
-        """The number, from the claims."""
+    def worked_out(self, says: Says) -> Range:
+        """The number, from the printed digits of the claims; of several the one that a claim of this class is about."""
+        pick = FARTHEST.get(says, max)
         numbers, others = ([claim for claim in every_claim() if matches(claim, ids)] for ids in (self.of, (self.over,)))
-        if self.how == "place":
-            return max(numbers, key=lambda claim: claim.value).x or 0.0
-        if self.how == "power":
-            return float(numbers[0].value) ** (self.exponent[0] / self.exponent[1])
-        series: dict[str, list[float]] = {}
+        series: dict[str, list[Range]] = {}
         for claim in numbers:
-            series.setdefault(f"{claim.where} {claim.series}", []).append(float(claim.value))
-        spread = max(max(values) / min(values) for values in series.values())
-        by_x = {claim.x: float(claim.value) for claim in others}
-        quotients = [float(claim.value) / by_x[claim.x] for claim in numbers if claim.x in by_x] or [spread]
-        ends = max(float(claim.value) for claim in numbers) / max([*by_x.values()] or [1.0])
-        quotient = {"largest": max(quotients), "least": min(quotients), "ends": ends, "spread": spread}[self.how]
-        return {"": quotient, "more": 100 * (quotient - 1), "less": 100 * (1 - quotient)}[self.percent]
+            series.setdefault(f"{claim.where} {claim.series}", []).append(claim.printed)
+        match self.how:
+            case "place":
+                return as_range(max(numbers, key=lambda claim: claim.value).x or 0.0)
+            case "sum":
+                return sum((claim.printed for claim in numbers), as_range(0.0))
+            case "power":
+                return as_range(float(numbers[0].value) ** (self.exponent[0] / self.exponent[1]))
+            case "spread":
+                quotients = [farthest(max, each) / farthest(min, each) for each in series.values()]
+            case "ends":
+                most = [farthest(max, (claim.printed for claim in each)) for each in (numbers, others)]
+                quotients = [most[0] / most[1]]
+            case _:
+                by_x = {claim.x: claim.printed for claim in others}
+                pairs = [(claim.printed, by_x.get(claim.x, as_range(1.0))) for claim in numbers
+                         if claim.x in by_x or not others]  # fmt: skip
+                quotients = [a - b if self.how == "difference" else a / b for a, b in pairs]
+        said = {"": lambda one: one, "more": lambda one: 100 * (one - 1), "less": lambda one: 100 * (1 - one)}
+        return farthest(pick, map(said[self.percent], quotients))
 
 
 class Arm(Config):
@@ -369,27 +444,59 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 @cache
+def every_tolerance() -> tuple[Tolerance, ...]:
+    """The tolerances of measurements, read once."""
+    return load_config(CLAIMS / "tolerances.toml", Tolerances).tolerances
+
+
+@cache
 def unanswered_claims() -> UnansweredClaims:
     """The claims that no experiment answers, with reasons; read once."""
     return load_config(HERE / "unanswered.toml", UnansweredClaims)
 
 
+class Quotation(Config):
+    """Words of a document."""
+
+    words: str
+    place: str
+
+
 class Erratum(Config):
     """A place where a document disagrees with itself."""
 
+    title: str
+    document: str
     place: str
-    """Document and place in it."""
+    kind: Literal["arithmetic", "two sentences disagree", "a question"]
+    """arithmetic: no rounding explains the printed number; a question: another reading is possible."""
     printed: str
     follows: str
-    """Numbers that follow from the document's own."""
+    """The right words, as they follow from the quotations."""
+    quotations: tuple[Quotation, ...]
+    """All that it follows from, with the digits."""
+    formula: str
+    text: str
+    command: str
+    found: str
+    """The first finder."""
+    answered: str
+    """An author's answer in public."""
     claims: tuple[str, ...]
     """Ids of the printed numbers; `*` stands for any characters."""
 
 
+class Cleared(Quotation):
+    """A sentence that looks like an erratum and is none."""
+
+    reason: str
+
+
 class Errata(Config):
-    """errata.toml: what was found wrong in documents, in the order of docs/errata.md."""
+    """errata.toml: what was found wrong in documents, and what was not."""
 
     errata: tuple[Erratum, ...]
+    cleared: tuple[Cleared, ...]
 
 
 def matches(claim: Claim, patterns: Iterable[str]) -> bool:
@@ -403,14 +510,14 @@ def _expression(patterns: tuple[str, ...]) -> re.Pattern[str]:
 
 
 @cache
-def every_erratum() -> tuple[Erratum, ...]:
-    """The errata found in the documents, read once."""
-    return load_config(CLAIMS / "errata.toml", Errata).errata
+def read_errata() -> Errata:
+    """errata.toml, read once."""
+    return load_config(CLAIMS / "errata.toml", Errata)
 
 
 def erratum_of(claim: Claim) -> Erratum | None:
     """The erratum that a printed number is part of."""
-    return next((erratum for erratum in every_erratum() if matches(claim, erratum.claims)), None)
+    return next((erratum for erratum in read_errata().errata if matches(claim, erratum.claims)), None)
 
 
 def group_of(claim: Claim, groups: Mapping[str, Iterable[str]]) -> str | None:

@@ -253,12 +253,13 @@ def compare(
     ] = False,
     json: Annotated[Path | None, typer.Option(help="With --mutate: also write every verdict to this file.")] = None,
 ) -> None:
-    """Give a verdict on every published claim, from the records of sealed runs; exit code 3 if a number diverged.
+    """Give a verdict on every published claim; exit code 3 if a number contradicts one.
 
-    For one experiment there is a row for every claim. With --all, verdicts are counted by paper, and only those against
-    a claim are shown. An effect that is not seen at reduced scale does not cause exit code 3.
+    Measured and counted numbers are those of sealed runs, others are worked out. For one experiment there is a row for
+    every claim. With --all, verdicts are counted by scale and paper, and those against a claim alone are shown. An
+    effect that is not seen at reduced scale does not cause exit code 3.
     """
-    from mlm_repro.experiments.verdicts import BEYOND, format_summary, format_verdicts, judge, load_results, unanswered
+    from mlm_repro.experiments.verdicts import format_summary, format_verdicts, judge, load_results, unanswered
 
     if (mutated and not every) or (json and not mutated):
         raise BadInput("--mutate is for --all, and --json for --mutate")
@@ -275,7 +276,7 @@ def compare(
             write_document(json, mutations)
         return
     verdicts = [*judge(chosen, loaded), *(unanswered(chosen) if every else [])]
-    beyond = [verdict for verdict in verdicts if verdict.outcome in BEYOND]
+    beyond = [verdict for verdict in verdicts if verdict.is_against]
     if every:
         print(format_summary(verdicts))
     if rows or not every:
@@ -284,11 +285,11 @@ def compare(
         if loaded.left_out:
             print(f"left out: {len(loaded.left_out)} directories that were never finished")
         print("a row for each claim: mlm-experiment compare --all --rows")
-        if shown := [verdict for verdict in verdicts if verdict.outcome in (*BEYOND, "not-seen")]:
+        if shown := [verdict for verdict in verdicts if verdict.outcome == "contradicted"]:
             print(f"\n{format_verdicts(shown)}")
     if beyond:
         more = f" and {len(beyond) - 1} more" if len(beyond) > 1 else ""
-        raise Diverged(f"{beyond[0].claim.id}{more}: the number found here is beyond the claim's tolerance")
+        raise Diverged(f"{beyond[0].claim.id}{more}: the number found here contradicts the claim")
 
 
 def _recipe(name: Path) -> Path:

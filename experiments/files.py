@@ -13,6 +13,7 @@ from mlm_repro.lineage.atomic import json_bytes
 from mlm_repro.lineage.digest import MARKER, sha256_json
 from mlm_repro.lineage.errors import IntegrityFailure
 from mlm_repro.lineage.files import FileSchema, Finite, Positive, read_lines, read_object, write_lines
+from mlm_repro.lineage.numbers import MISSING
 from mlm_repro.lineage.run import MANIFEST
 
 NOT_RUN, FORECAST, PLAN, LADDER, SWEEPS = "not_run.json", "forecast.json", "plan.json", "ladder.json", "sweeps"
@@ -31,21 +32,6 @@ FITTED, HELD_OUT = "fitted on this row", "held out of the fit"
 Exponent = Annotated[float, Field(gt=0, le=10)]
 SignedExponent = Annotated[float, Field(ge=-10, le=10)]
 Count = Annotated[int, Field(ge=1, le=10**15)]
-
-
-class Refused(FileSchema):
-    """A row of an experiment that could not run."""
-
-    experiment: str
-    series: str
-    x: float | None
-    reason: str
-
-
-class Refusals(FileSchema):
-    """not_run.json, which is a list."""
-
-    rows: list[Refused]
 
 
 class KeptRun(FileSchema):
@@ -236,6 +222,7 @@ class MutatedVerdict(FileSchema):
     published: str
     tolerance: str
     outcome: str
+    scale: str
     ours: Finite | None
     smallest_percent: Finite | None
     """The smallest change of our number that turns the verdict, in percent of it."""
@@ -247,7 +234,22 @@ class MutatedVerdict(FileSchema):
 
     def __str__(self) -> str:
         noticed = "; ".join(f"{words}: {turns}" for words, turns in self.noticed.items())
-        return f"{self.outcome}, {self.ours} for {self.published} within {self.tolerance}; {noticed}"
+        ours = MISSING if self.ours is None else f"{self.ours:.6g}"  # processors round the last digits otherwise
+        return f"{self.outcome}, {self.scale}, {ours} for {self.published} within {self.tolerance}; {noticed}"
+
+
+class CostFault(FileSchema):
+    """A fault that was planted in the cost model."""
+
+    fault: str
+    turned: list[str]
+    """Claims on predictions whose verdict turns."""
+    score: Finite
+    """Mean interval score of the predictions under the fault, in percent; less is better."""
+
+    def __str__(self) -> str:
+        noticed = f"turns {', '.join(self.turned)}" if self.turned else "no verdict here would notice"
+        return f"{self.fault}: {noticed}; interval score {self.score:.0f}"
 
 
 class Mutations(FileSchema):
@@ -256,22 +258,25 @@ class Mutations(FileSchema):
     claims: dict[str, str]
     """Relation, number, unit and tolerance of every claim."""
     rows: list[MutatedVerdict]
+    costs: list[CostFault] = Field(default_factory=list)
+    """Faults of the cost model; the first is none."""
 
     @property
     def sentence(self) -> str:
         """The score in words."""
 
-        def turned(outcomes: tuple[str, ...], change: str) -> str:
-            rows = [row.noticed[change] for row in self.rows if row.outcome in outcomes and change in row.noticed]
+        def turned(scales: tuple[str, ...], change: str) -> str:
+            rows = [row.noticed[change] for row in self.rows if row.scale in scales and change in row.noticed]
             return f"{sum(rows)} of {len(rows)}"
 
         planted = [row.fault_noticed for row in self.rows if row.fault_noticed is not None]
-        held, checks = (turned((outcome,), LAST_DIGIT) for outcome in ("reproduced", "consistent"))
-        effects = turned(("seen", "not-seen", "undecided"), SIGN)
+        same, checks, simulated = (turned((scale,), LAST_DIGIT) for scale in ("same", "arithmetic", "simulated"))
+        costs = self.costs[1:]
         return (
-            f"{held} reproduced verdicts and {checks} checks turn where the published number is changed by "
-            f"{LAST_DIGIT}, {effects} effects at {SIGN}, and {sum(planted)} of {len(planted)} verdicts under a fault "
-            "planted in the program."
+            f"{same} verdicts at the same scale, {checks} on arithmetic and {simulated} on predictions turn where the "
+            f"published number is changed by {LAST_DIGIT}, {turned(('reduced',), SIGN)} effects at {SIGN}, "
+            f"{sum(planted)} of {len(planted)} verdicts under a fault planted in the program. Of {len(costs)} faults "
+            f"planted in the cost model {sum(bool(cost.turned) for cost in costs)} turn a verdict."
         )
 
 

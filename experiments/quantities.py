@@ -5,14 +5,16 @@ from collections.abc import Callable
 from typing import Any
 
 from mlm_repro.engine.config import ModelConfig
-from mlm_repro.engine.costs import MEGATRON_BYTES, parameter_count
+from mlm_repro.engine.costs import MEGATRON_BYTES, flops_per_iteration, parameter_count
 from mlm_repro.engine.pipeline.schedule import ideal_bubble
 from mlm_repro.experiments.catalogue import every_claim
 from mlm_repro.experiments.published import Row, published_value
-from mlm_repro.experiments.simulator.cluster import ErrorInterval
+from mlm_repro.experiments.ranges import Range
+from mlm_repro.experiments.simulator.cluster import ErrorInterval, Machine
+from mlm_repro.experiments.simulator.compute import layer_passes
 from mlm_repro.experiments.simulator.measurements import PEAK_TFLOPS, QUANTITIES, RATIOS, Simulated, workload_of
 from mlm_repro.experiments.simulator.simulate import Prediction
-from mlm_repro.experiments.simulator.workload import Workload, checked_config, flops_of
+from mlm_repro.experiments.simulator.workload import Workload, Workloads, checked_config, flops_of
 from mlm_repro.lineage.errors import BadInput
 
 TABLE_2_TOKENS = 300e9
@@ -41,16 +43,58 @@ def simulated_values(
     return values | {"low": min(ends), "high": max(ends)}
 
 
-def _training_days(row: Row, first: Row) -> float:
+def layer_values(
+    name: str, machine: Machine, workload: Workload, first: Workload, interval: ErrorInterval
+) -> dict[str, Any]:
+    """A record's value and interval of one layer's passes in milliseconds, or of what they take longer than the first
+    workload's, in percent."""
+    (forward, backward), _ = layer_passes(machine, Workloads.of([workload]))
+    (first_forward, first_backward), _ = layer_passes(machine, Workloads.of([first]))
+    total, alone = float((forward + backward)[0]), float((first_forward + first_backward)[0])
+
+    def value(factor: float) -> float:
+        return {
+            "forward_milliseconds": 1e3 * float(forward[0]) * factor,
+            "backward_milliseconds": 1e3 * float(backward[0]) * factor,
+            "overhead_percent": 100 * (total * factor / alone - 1),
+        }[name]
+
+    point, low, high = map(value, (1.0, interval.low, interval.high))
+    return {"quantity": name, "kind": "simulated", "value": point, "low": low, "high": high}
+
+
+LAYER = ("forward_milliseconds", "backward_milliseconds", "overhead_percent")
+"""Quantities of a layer."""
+
+
+def _training_days(row: Row, first: Row) -> Range:
     workload = workload_of(row)
     iterations = TABLE_2_TOKENS / (workload.global_batch * workload.seq)
     return flops_of(workload) * iterations / (workload.gpus * published_value(row, "tflops_per_gpu") * 1e12) / 86400
 
 
-def _training_days_equation_4(row: Row, first: Row) -> float:
+def _training_days_equation_4(row: Row, first: Row) -> Range:
     parameters = parameter_count(checked_config(workload_of(row)).model)
     flops_per_second = int(row["gpus"]) * published_value(row, "tflops_per_gpu") * 1e12
     return 8 * float(row["tokens"]) * parameters / flops_per_second / 86400
+
+
+def _utilisation(row: Row, again: float) -> Range:
+    """Percent of the peak by the 2022 paper's Equation 7 and, of each layer, so many times Bs²h for what is computed
+    again."""
+    w = workload_of(row)
+    config = checked_config(w)
+    flops = flops_per_iteration(config.model, config.train, recompute=False)
+    flops += again * w.global_batch * w.seq**2 * w.hidden * w.layers
+    peak = w.gpus * PEAK_TFLOPS[row["cluster"]] * 1e12
+    return 100 * flops / (peak * published_value(row, "iteration_seconds"))
+
+
+def _extra_activations(row: Row, first: Row) -> float:
+    """Percent of all activations that stand outside the layers (2022 paper, Section 4.3)."""
+    w = workload_of(row)
+    extra = w.pp / w.layers + (4 / w.layers * (1 + w.vocab / w.hidden) if w.pp == 1 else 0.0)
+    return 100 * extra / (34 + 5 * w.heads * w.seq / w.hidden + extra)
 
 
 def bert_of(row: Row) -> ModelConfig:
@@ -75,27 +119,34 @@ def _state_gigabytes(row: Row, first: Row) -> float:
     return float(row["parameters"]) / 1e9 * sum(size / (ranks if stage >= divides else 1) for size, divides in parts)
 
 
-def _relative_throughput(row: Row, first: Row) -> float:
-    figure_7 = {claim.x: float(claim.value) for claim in every_claim() if claim.id.startswith("2021/figure-7/")}
+def _relative_throughput(row: Row, first: Row) -> Range | float:
+    figure_7 = {claim.x: claim.printed for claim in every_claim() if claim.id.startswith("2021/figure-7/")}
 
-    def seconds(claim: Row) -> float:
+    def seconds(claim: Row) -> Range:
         workload = workload_of(claim)
         return (workload.microbatches + workload.pp - 1) * workload.micro_batch / figure_7[workload.micro_batch]
 
-    return seconds(first) / seconds(row)
+    return 1.0 if row is first else seconds(first) / seconds(row)
 
 
-FORMULAS: dict[str, Callable[[Row, Row], float]] = {
+FORMULAS: dict[str, Callable[[Row, Row], Range | float]] = {
     "parameters": lambda row, first: parameter_count(checked_config(workload_of(row)).model) / 1e9,
     "bert_parameters": lambda row, first: parameter_count(bert_of(row)) / 1e9,
     "percent_of_peak": lambda row, first: 100 * published_value(row, "tflops_per_gpu") / PEAK_TFLOPS[row["cluster"]],
     "aggregate_petaflops": lambda row, first: published_value(row, "tflops_per_gpu") * int(row["gpus"]) / 1e3,
     "training_days": _training_days,  # 2021 paper, Equation 3 over its throughput
     "training_days_equation_4": _training_days_equation_4,
+    "model_flops_utilisation": lambda row, first: _utilisation(row, 0),  # 2022 paper, Equation 7
+    "hardware_flops_utilisation": lambda row, first: _utilisation(row, 4),  # 2022 paper, what Appendix A names
+    "extra_activation_percent": _extra_activations,
+    "output_deallocation_gigabytes": lambda row, first: (  # 2022 paper, Appendix B: sbhp elements of 2 bytes
+        2 * math.prod(int(row[name]) for name in ("seq", "micro_batch", "hidden", "pp")) / 2**30
+    ),
     "bubble_fraction": lambda row, first: ideal_bubble("1f1b", int(row["pp"]), 1, workload_of(row).microbatches),
     "relative_throughput": _relative_throughput,  # 2021 paper, Equation 1 on Figure 7
     "bubble_share": _bubble_share,  # GPipe, Section 2.3
     "state_gigabytes": _state_gigabytes,  # ZeRO, Section 3.1 and Table 1
+    "communication_ratio": lambda row, first: (2 + (row["stage"] == "3")) / 2,  # ZeRO, Section 7: Ψ + Ψ, and Ψ again
     "activation_gigabytes": lambda row, first: (  # ZeRO, Section 3.2
         2 * 12 * math.prod(int(row[name]) for name in ("hidden", "global_batch", "seq", "layers")) / 1e9
     ),

@@ -6,20 +6,12 @@ from inspect import signature
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mlm_repro.experiments.catalogue import MEASUREMENTS, TAKES_LONG, Experiment, Part
-from mlm_repro.experiments.files import FITTED, HELD_OUT
-from mlm_repro.experiments.forecast.published import extrapolated
-from mlm_repro.experiments.published import Row, position, published_rows, workload_rows
-from mlm_repro.experiments.quantities import FORMULAS, simulated_values
+from mlm_repro.experiments.catalogue import MEASUREMENTS, TAKES_LONG, Experiment
 from mlm_repro.experiments.reproduce.plan import Plan, make_plan, print_plan
 from mlm_repro.experiments.reproduce.reproduction import reproduce
 from mlm_repro.experiments.reproduce.steps import format_steps
-from mlm_repro.experiments.sealed import Line, format_records, gather, lines, seal_numbers
-from mlm_repro.experiments.simulator.cluster import Cluster, load_cluster
-from mlm_repro.experiments.simulator.measurements import fitted_workloads, workload_of
-from mlm_repro.experiments.simulator.simulate import Prediction
-from mlm_repro.experiments.simulator.simulate import simulate as predict
-from mlm_repro.experiments.simulator.workload import Workload
+from mlm_repro.experiments.sealed import Line, format_records, gather, seal_numbers
+from mlm_repro.experiments.worked_out import work_out
 from mlm_repro.lineage.errors import BadInput, DataMissing, HardwareMissing
 from mlm_repro.lineage.extras import ExtraMissing
 from mlm_repro.lineage.progress import announce, is_quiet
@@ -32,56 +24,11 @@ def run_experiment(experiment: Experiment, runs: Path) -> tuple[RunDirectory, in
     Returns its sealed run and the counts of its numbers and of the rows that could not run. An existing run with the
     same numbers is returned as it is.
     """
-    produced: list[Line] = []
-    clusters: dict[str, Cluster] = {}
-    for part in experiment.parts:
-        rows = published_rows(experiment, part)
-        first = {row["series"]: row for row in reversed(rows)}
-        produced += [
-            position(part, row)
-            | {"quantity": name, "kind": "computed", "value": FORMULAS[name](row, first[row["series"]])}
-            for row in rows
-            for name in part.computed
-        ]
-        produced += _simulated(part, rows, clusters)
-    by_id = {claim.id: claim for claim in experiment.claims}
-    for each in experiment.arithmetic:
-        claim = by_id[each.claim]
-        produced += lines(claim.series, {claim.quantity: each.value}, "computed", x=claim.x)
-    if experiment.extrapolates:
-        produced += extrapolated(experiment.claims, experiment.extrapolates)
-    produced = [{"experiment": experiment.name} | line for line in produced]
-    numbers, refused = ([line for line in produced if ("reason" in line) == is_refused] for is_refused in (False, True))
-    simulated = {"clusters": {name: cluster.model_dump(mode="json") for name, cluster in clusters.items()}}
-    run, _ = seal_numbers(experiment, "", numbers, runs, simulated=simulated, refused=refused)
-    return run, len(numbers), len(refused)
-
-
-def _simulated(part: Part, rows: Sequence[Row], clusters: dict[str, Cluster]) -> Iterator[Line]:
-    if not part.simulated:
-        return
-    base = workload_rows(part.baseline)[0] if part.baseline else rows[0]
-    predictions = [_predict(row, clusters) for row in (base, *rows)]
-    first, first_prediction = predictions[0]
-    for row, (workload, prediction) in zip(rows, predictions[1:], strict=True):
-        reason = prediction.reason or first_prediction.reason
-        if reason:
-            yield {key: value for key, value in position(part, row).items() if key != "x_name"} | {"reason": reason}
-            continue
-        cluster = clusters[row["cluster"]]
-        note = FITTED if workload in fitted_workloads(cluster.software) else HELD_OUT
-        for name in part.simulated:
-            values = simulated_values(name, row["cluster"], workload, prediction, first, first_prediction.seconds,
-                                      cluster.intervals.ratio)  # fmt: skip
-            yield position(part, row) | values | {"note": note}
-
-
-def _predict(row: Row, clusters: dict[str, Cluster]) -> tuple[Workload, Prediction]:
-    name = row["cluster"]
-    if name not in clusters:
-        clusters[name] = load_cluster(name)
-    workload = workload_of(row)._replace(scatter_gather=row.get("scatter_gather") != "false")
-    return workload, predict(clusters[name], [workload])[0]
+    worked = work_out(experiment)
+    numbers = [each.record.model_dump(exclude={"source", "digest"}) for each in worked.numbers]
+    simulated = {"clusters": {name: cluster.model_dump(mode="json") for name, cluster in worked.clusters.items()}}
+    run, _ = seal_numbers(experiment, "", numbers, runs, simulated=simulated, refused=worked.refused)
+    return run, len(numbers), len(worked.refused)
 
 
 def run_named(experiments: Sequence[Experiment], mode: str, runs: Path, limit: int | None = None) -> None:

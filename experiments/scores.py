@@ -18,7 +18,7 @@ from mlm_repro.experiments.files import Comparison, ReproductionScores, TextScor
 from mlm_repro.lineage.records import Record
 
 EXPERIMENT, END, LEVEL = "2019/size", "final_validation_perplexity", 0.95
-Seen = Literal["seen", "not-seen", "undecided"]
+Seen = Literal["confirmed", "contradicted", "undecided"]
 UNITS = {"validation_loss": "nats", "bits_per_byte": "bits/byte"}
 NORMAL = 1.645
 """Standard errors on either side of nine tenths of a normal distribution."""
@@ -90,8 +90,8 @@ def outcome_of(effect: Effect, low: float, high: float) -> Seen:
     above = -math.inf if effect.above is None else effect.above
     below = math.inf if effect.below is None else effect.below
     if above < low and high < below:
-        return "seen"
-    return "not-seen" if high <= above or below <= low else "undecided"
+        return "confirmed"
+    return "contradicted" if high <= above or below <= low else "undecided"
 
 
 def order_findings(records: Iterable[Record]) -> list[Finding]:
@@ -127,7 +127,7 @@ def order_verdict(records: Sequence[Record], scores: ReproductionScores | None) 
     if not held:
         return "One size was trained, which says nothing about larger models."
     findings = order_findings(records)
-    held += [finding.outcome == "seen" for finding in findings]
+    held += [finding.outcome == "confirmed" for finding in findings]
     held += [each.high < 0 for each in scores.comparisons] if scores else []
     over = f"each of {len(seeds)} seeds" if len(seeds) > 1 else "one seed"
     if not all(held):

@@ -1,14 +1,18 @@
 """Verdicts on the published claims, from the records of sealed runs alone. Imports no torch."""
 
 import math
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from mlm_repro.experiments.benchmark import Table
 from mlm_repro.experiments.catalogue import (
     ABLATION,
+    DIGITS,
     FACTS,
     NEEDS,
     PAPERS,
@@ -20,10 +24,12 @@ from mlm_repro.experiments.catalogue import (
     matches,
     unanswered_claims,
 )
-from mlm_repro.experiments.files import EXPERIMENTS, FITTED, NOT_RUN, STAND_IN, Refusals, Refused, read_runs
+from mlm_repro.experiments.files import EXPERIMENTS, FITTED, STAND_IN, read_runs
+from mlm_repro.experiments.ranges import Range, as_range
+from mlm_repro.experiments.worked_out import UNCHANGED, Worked, WorkedOut, worked_out
 from mlm_repro.lineage.digest import check_seal, is_sealed
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
-from mlm_repro.lineage.files import Manifest, parse_document, read_values
+from mlm_repro.lineage.files import Manifest, parse_document
 from mlm_repro.lineage.numbers import aligned
 from mlm_repro.lineage.records import RECORDS, Kind, Record, read_records
 from mlm_repro.lineage.run import MANIFEST, RunDirectory
@@ -31,35 +37,31 @@ from mlm_repro.lineage.run import MANIFEST, RunDirectory
 if TYPE_CHECKING:
     from mlm_repro.experiments.scores import Finding
 
-ORDER: tuple[Kind, ...] = ("measured", "counted", "computed", "scaled", "simulated")
-"""Precedence of kinds for a claim with several numbers; within a kind the newest run counts."""
+ORDER: tuple[Kind, ...] = ("measured", "counted", "computed", "simulated", "scaled")
+"""Precedence of kinds for a claim with several numbers; within a kind what is worked out, then the newest run."""
 NEVER: dict[str, frozenset[Kind]] = {
     "simulate": frozenset({"measured", "counted", "scaled"}), "scaled": frozenset({"measured", "counted"})
 }  # fmt: skip
 """Kinds that a run of this mode cannot have made."""
 
 Outcome = Literal[
-    "reproduced", "not-reproduced", "seen", "not-seen", "undecided", "simulated", "missed", "not-run", "consistent",
-    "inconsistent", "of-others",
+    "confirmed", "contradicted", "predicted", "missed", "undecided", "fitted", "not-tried", "of-others"
 ]  # fmt: skip
-"""reproduced and not-reproduced: measured or counted, within or beyond the claim's tolerance. seen, not-seen and
-undecided: an effect tried at reduced scale, forecast before it. simulated: a cost model's number, or a law's; missed:
-the published number lies outside the interval of one that was not fitted to it. not-run: no number at the published
-size. The others are no outcomes. consistent and inconsistent: checks, which are a document's own arithmetic and values
-that were worked out of its numbers. of-others: quoted from other works."""
-COLUMNS: dict[str, tuple[Outcome, ...]] = {
-    "reproduced": ("reproduced",),
-    "not reproduced": ("not-reproduced",),
-    "at reduced scale: seen/not seen/undecided": ("seen", "not-seen", "undecided"),
-    "simulated/missed": ("simulated", "missed"),
-    "not run": ("not-run",),
+"""confirmed and contradicted: our number has the relation to the claim that its sentence states, or does not, whatever
+rounding and the tolerance leave open. predicted and missed: the published number lies inside or outside the interval of
+a prediction that no fit has seen. Without a verdict: undecided, an effect that the trainings cannot tell; fitted, a
+number that a fit has seen; not-tried; of-others, quoted from other works."""
+Scale = Literal["same", "reduced", "simulated", "arithmetic", ""]
+SCALES: dict[Scale, str] = {
+    "same": "measured or counted as published",
+    "reduced": "small models over several seeds",
+    "simulated": "by a model or law that has not seen it",
+    "arithmetic": "from the documents' own numbers",
 }
-"""The five outcomes as tables show them."""
-CHECKS: tuple[Outcome, Outcome] = ("consistent", "inconsistent")
-HELD: tuple[Outcome, Outcome] = ("reproduced", "not-reproduced")
-BEYOND: tuple[Outcome, ...] = ("not-reproduced", "inconsistent")
-"""Verdicts on numbers that end a command with exit code 3; an effect that is not seen at reduced scale does not."""
-EFFECTS: tuple[Outcome, ...] = ("seen", "not-seen", "undecided")
+"""How a claim was tried."""
+WORDS: tuple[Outcome, ...] = ("confirmed", "contradicted", "predicted", "not-tried")
+"""The outcomes as tables show them. Beside predicted stands of how many."""
+EXHIBIT = re.compile(r"(.* )?([Tt]able|Figure|curve).*")
 Rows = dict[tuple[str, str, Kind], list[Record]]
 """An experiment's records by series, quantity and kind."""
 
@@ -72,13 +74,29 @@ class Verdict:
     """Empty where none runs the claim."""
     claim: Claim
     outcome: Outcome
+    scale: Scale
+    """Empty where it was not tried."""
     record: Record | None
     reason: str
+    baselines: Mapping[str, Range] = field(default_factory=dict)
+    """Predictions by simpler rules."""
 
     @property
     def needs(self) -> str:
-        """Means that would answer a claim that was not run; empty for others."""
-        return group_of(self.claim, NEEDS) or "a cluster" if self.outcome == "not-run" else ""
+        """Means that would answer a claim that was not tried; empty for others."""
+        return group_of(self.claim, NEEDS) or "a cluster" if self.outcome == "not-tried" else ""
+
+    @property
+    def fact(self) -> str:
+        """The same for verdicts that hold or fail together: on one workload or curve, one sentence or one exhibit."""
+        if self.scale == "simulated" and self.record:
+            return str(self.record.digest)
+        return (self.scale and group_of(self.claim, FACTS)) or self.claim.sentence or self.claim.citation
+
+    @property
+    def is_against(self) -> bool:
+        """True if a number contradicts the claim; an effect that is not seen at reduced scale does not."""
+        return self.outcome == "contradicted" and self.scale != "reduced"
 
 
 @dataclass(frozen=True)
@@ -87,8 +105,6 @@ class Results:
 
     records: tuple[Record, ...]
     """Newest run first."""
-    refused: dict[tuple[str, str, float | None], str]
-    """Reason for which a run has no number, by (experiment, series, x)."""
     left_out: tuple[str, ...]
     """A sentence for each directory with records that was never finished."""
     findings: "dict[str, Finding]"
@@ -110,9 +126,8 @@ def load_results(folders: Iterable[Path]) -> Results:
             check_seal(path)
             parts += parts_of(path)
     records: list[Record] = []
-    refused: dict[tuple[str, str, float | None], str] = {}
     findings: dict[str, Finding] = {}
-    for path, manifest, own, rows in sorted(parts, key=lambda part: str(part.manifest["created"]), reverse=True):
+    for path, manifest, own in sorted(parts, key=lambda part: str(part.manifest["created"]), reverse=True):
         records += own
         mode = str(manifest["config"].get("mode", ""))
         if wrong := next((record for record in own if record.kind in NEVER.get(mode, frozenset())), None):
@@ -126,9 +141,7 @@ def load_results(folders: Iterable[Path]) -> Results:
             findings = {finding.effect.claim: finding for finding in effects} | findings
         elif manifest["kind"] == "reproduction":
             findings = findings_of(own) | findings
-        for row in rows:
-            refused.setdefault((row.experiment, row.series, row.x), row.reason)
-    return Results(tuple(records), refused, tuple(left_out), findings)
+    return Results(tuple(records), tuple(left_out), findings)
 
 
 class RunNumbers(NamedTuple):
@@ -138,7 +151,6 @@ class RunNumbers(NamedTuple):
     manifest: dict[str, Any]
     records: list[Record]
     """All but the published ones."""
-    refused: list[Refused]
 
     @property
     def name(self) -> str:
@@ -147,11 +159,11 @@ class RunNumbers(NamedTuple):
 
 
 def runs_in(folders: Iterable[Path]) -> list[Path]:
-    """Runs with records among the folders, in them, and studies of experiments inside of those.
+    """Runs with records among the folders, in them, and those of experiments inside of those.
 
     Raises BadInput where a folder is not there.
     """
-    places = [RECORDS, f"*/{RECORDS}", f"*/{EXPERIMENTS}*/{RECORDS}"]
+    places = [RECORDS, f"*/{RECORDS}", f"*/experiment*/{RECORDS}"]
     runs: dict[Path, None] = {}
     for folder in folders:
         if not folder.is_dir():
@@ -169,16 +181,14 @@ def parts_of(path: Path) -> Iterator[RunNumbers]:
     manifest = RunDirectory.open(path).manifest
     own = [record for record in read_records(path / RECORDS) if record.kind != "published"]
     if manifest["kind"] != EXPERIMENTS:
-        rows = read_values(path / NOT_RUN) if (path / NOT_RUN).is_file() else []
-        yield RunNumbers(path, manifest, own, parse_document({"rows": rows}, Refusals, NOT_RUN).rows)
+        yield RunNumbers(path, manifest, own)
         return
     lines = read_runs(path)
     if strangers := {record.source for record in own} - lines.keys():
         raise IntegrityFailure(f"{path} has records of another run, {min(strangers)}")
     for name, run in lines.items():
         about = parse_document(run.manifest, Manifest, f"{MANIFEST} of {name}").model_dump(mode="json")
-        rows = parse_document({"rows": run.refused or []}, Refusals, f"{NOT_RUN} of {name}").rows
-        yield RunNumbers(path, about, [record for record in own if record.source == name], rows)
+        yield RunNumbers(path, about, [record for record in own if record.source == name])
 
 
 def findings_of(records: Iterable[Record]) -> "dict[str, Finding]":
@@ -188,13 +198,25 @@ def findings_of(records: Iterable[Record]) -> "dict[str, Finding]":
     return {finding.effect.claim: finding for finding in order_findings(records)}
 
 
-def judge(experiments: Iterable[Experiment], results: Results) -> list[Verdict]:
-    """A verdict for every claim of the experiments."""
+def judge(
+    experiments: Iterable[Experiment], results: Results, work: Callable[[Experiment], WorkedOut] = worked_out
+) -> list[Verdict]:
+    """A verdict for every claim of the experiments, from runs and from what `work` works out."""
     records: dict[str, Rows] = defaultdict(lambda: defaultdict(list))
-    for record in results.records:
+    verdicts = []
+    every = [(experiment, work(experiment)) for experiment in experiments]
+    for record in (*(each.record for _, worked in every for each in worked.numbers), *results.records):
         records[record.experiment][record.series, record.quantity, record.kind].append(record)
-    return [_verdict(experiment, claim, records[experiment.name], results) for experiment in experiments
-            for claim in experiment.claims]  # fmt: skip
+    for experiment, worked in every:
+        refused = {(each["series"], each["x"]): str(each["reason"]) for each in worked.refused}
+        known = {id(each.record): each for each in worked.numbers}
+        for claim in experiment.claims:
+            ours = _find(experiment, claim, records[experiment.name])
+            verdict = _verdict(experiment, claim, ours, known.get(id(ours)), results)
+            if verdict.outcome == "not-tried" and (reason := refused.get((claim.series, claim.x))):
+                verdict = replace(verdict, reason=reason)
+            verdicts.append(verdict)
+    return verdicts
 
 
 def unanswered(experiments: Iterable[Experiment]) -> list[Verdict]:
@@ -205,8 +227,8 @@ def unanswered(experiments: Iterable[Experiment]) -> list[Verdict]:
         if claim.id not in answered:
             rows = (row for rows in (unanswered_claims().context, unanswered_claims().missing) for row in rows)
             row = next((row for row in rows if matches(claim, row.claims)), None)
-            outcome: Outcome = "of-others" if row in unanswered_claims().context else "not-run"
-            verdicts.append(Verdict("", claim, outcome, None, row.reason if row else "no experiment runs it"))
+            outcome: Outcome = "of-others" if row in unanswered_claims().context else "not-tried"
+            verdicts.append(Verdict("", claim, outcome, "", None, row.reason if row else "no experiment runs it"))
     return verdicts
 
 
@@ -215,62 +237,129 @@ def named(outcome: str) -> str:
     return outcome.replace("-", " ")
 
 
-def count_by_paper(verdicts: Sequence[Verdict]) -> dict[str, list[str]]:
-    """Cells of `COLUMNS` by paper's title, then of "all"; empty where there is nothing."""
-    counts = Counter((verdict.claim.paper, verdict.outcome) for verdict in verdicts)
-    counts.update(("all", verdict.outcome) for verdict in verdicts)
-    rows = {}
-    for paper in dict.fromkeys((*(verdict.claim.paper for verdict in verdicts), "all")):
-        cells = [[counts[paper, outcome] for outcome in outcomes] for outcomes in COLUMNS.values()]
-        if any(map(any, cells)):
-            rows[PAPERS.get(paper, paper)] = ["/".join(map(str, each)) if any(each) else "" for each in cells]
-    return rows
+def totals(verdicts: Iterable[Verdict], by_paper: bool = False) -> Table:
+    """Independent facts and, in brackets, rows by scale, or by paper and scale, in the columns of `WORDS`."""
+    every, rows = list(verdicts), []
+    for paper in dict.fromkeys(each.claim.paper for each in every) if by_paper else ("",):
+        for scale in (*SCALES, ""):
+            mine = [each for each in every if each.scale == scale and each.claim.paper in (paper or each.claim.paper,)]
+            if any(cells := [counted(mine, outcome) for outcome in WORDS]):
+                rows.append((*[PAPERS.get(paper, paper)] * by_paper, scale or "—", *cells))
+    return Table((*["paper"] * by_paper, "scale", *map(named, WORDS)), rows, 1 + by_paper)
+
+
+def counted(verdicts: Sequence[Verdict], outcome: Outcome) -> str:
+    """Facts and rows of an outcome; of predictions so many of all."""
+    mine = [verdict for verdict in verdicts if verdict.outcome == outcome]
+    facts, rows = len({verdict.fact for verdict in mine}), len(mine)
+    if outcome != "predicted":
+        return f"{facts} ({rows})" if rows else ""
+    tried = [verdict for verdict in verdicts if verdict.outcome in ("predicted", "missed")]
+    missed = {verdict.fact for verdict in tried if verdict.outcome == "missed"}
+    every = {verdict.fact for verdict in tried}
+    return f"{len(every - missed)} of {len(every)} ({rows} of {len(tried)})" if tried else ""
 
 
 def format_summary(verdicts: Sequence[Verdict]) -> str:
-    """The five outcomes by paper and in all, then what stands behind them and apart from them."""
-    rows = count_by_paper(verdicts)
-    width = max(map(len, rows))
-    lines = [f"{'paper':<{width}}  {'  '.join(COLUMNS)}"]
-    for title, row in rows.items():
-        cells = (f"{cell:>{len(name)}}" for cell, name in zip(row, COLUMNS, strict=True))
-        lines.append(f"{title:<{width}}  {'  '.join(cells)}")
-    return "\n".join([*lines, "", *headlines(verdicts)])
+    """The totals by scale, then by paper and scale, then what stands behind them and apart from them."""
+    return "\n\n".join(
+        [*("\n".join(aligned([table.heads, *table.rows])) for table in (totals(verdicts), totals(verdicts, True))),
+         "\n".join(headlines(verdicts))]
+    )  # fmt: skip
 
 
 def headlines(verdicts: Sequence[Verdict]) -> list[str]:
     """Sentences on what the counts of claims hide."""
     counts = Counter(verdict.outcome for verdict in verdicts)
-    held = [verdict.claim for verdict in verdicts if verdict.outcome == "reproduced"]
-    behind = {group_of(claim, FACTS) or claim.citation for claim in held}
-    said = [f"Behind {counts['reproduced']} reproduced rows stand {len(behind)} independent facts."]
-    fitted = sum(each.record.note == FITTED for each in verdicts if each.record and each.outcome == "simulated")
-    if held_out := counts["simulated"] + counts["missed"] - fitted:
-        inside = counts["simulated"] - fitted
+    said = [f"{'; '.join(f'{scale}: {meaning}' for scale, meaning in SCALES.items())}.".capitalize()]
+    said += ["Facts come first, rows in brackets: rows of one fact hold or fail together."]
+    said += [each.sentence for each in skills(verdicts)]
+    if counts["fitted"]:
+        said.append(f"{counts['fitted']} rows were seen by a fit and have no verdict.")
+    if counts["undecided"]:
+        said.append(f"{counts['undecided']} effects were tried at reduced scale, and the trainings cannot tell.")
+    missing = [verdict for verdict in verdicts if verdict.needs]
+    if missing:
+        exhibits = {each.fact for each in missing if EXHIBIT.fullmatch(each.claim.where)}
+        sentences = {each.fact for each in missing} - exhibits
+        means = (f"{need}: {sum(each.needs == need for each in missing)}" for need in NEEDS)
         said.append(
-            f"Of {fitted + held_out} simulated rows {fitted} were fitted on themselves and {held_out} were held out: "
-            f"{inside} published numbers ({inside / held_out:.0%}) lie inside the interval, which says 90 %."
+            f"What was not tried are {len(exhibits)} tables and figures and {len(sentences)} sentences. Their rows "
+            f"need {'; '.join(each for each in means if not each.endswith(': 0'))}."
         )
-    needs = Counter(verdict.needs for verdict in verdicts if verdict.needs)
-    if needs:
-        curves = Counter(each.claim.citation for each in verdicts if each.needs and each.claim.x is not None)
-        points = sum(number for number in curves.values() if number > 2)
-        figures = sum(number > 2 for number in curves.values())
-        means = "; ".join(f"{need}: {needs[need]}" for need in NEEDS if needs[need])
-        said.append(
-            f"Of {needs.total()} rows that were not run {points} are points of {figures} figures. They need {means}."
-        )
-    good, bad, others = (counts[outcome] for outcome in (*CHECKS, "of-others"))
-    said.append(
-        f"Apart stand {good + bad} checks of a document's own arithmetic ({bad} of them inconsistent) and {others} "
-        "numbers of others."
-    )
+    said.append(f"{len(verdicts)} rows in all, {counts['of-others']} of them quoted by the documents from other works.")
     return said
 
 
+class Skill(NamedTuple):
+    """How predictions that no fit has seen did, each counted once."""
+
+    name: str
+    tried: int
+    inside: int
+    """Published numbers inside the interval."""
+    error: float
+    """Mean distance from the published number, in percent."""
+    score: float
+    """Mean interval score (Gneiting and Raftery 2007, Equation 43), in percent of the number: the width of the
+    interval, and for each miss 2/0.1 times how far the number lies beyond. Less is better; 0 without intervals."""
+
+
+class Skills(NamedTuple):
+    """Predictions of one kind beside simpler rules."""
+
+    ours: Skill
+    baselines: tuple[Skill, ...]
+
+    @property
+    def sentence(self) -> str:
+        """The comparison in words."""
+        of = self.ours
+        beside = "; ".join(
+            f"{each.name} {each.inside}, {each.error:.0f} %, {each.score:.0f}" for each in self.baselines
+        )
+        return (
+            f"Of {of.tried} numbers that {of.name} predicts unseen, {of.inside} lie in its 90 % interval; mean "
+            f"error {of.error:.1f} %, interval score {of.score:.0f} ({beside})."
+        )
+
+
+def skills(verdicts: Iterable[Verdict]) -> list[Skills]:
+    """The predictions that have the same baselines."""
+    kinds: dict[tuple[str, ...], dict[Any, Verdict]] = defaultdict(dict)
+    for verdict in verdicts:
+        if verdict.outcome in ("predicted", "missed") and verdict.baselines:
+            point = verdict.claim.x if UNCHANGED in verdict.baselines else None
+            kinds[tuple(verdict.baselines)].setdefault((verdict.fact, point), verdict)
+    names = {True: "a law through other points", False: "the cost model"}
+    return [
+        Skills(
+            _skill(names[UNCHANGED in baselines], [(each, interval(each.record)) for each in mine.values()]),
+            tuple(_skill(name, [(each, each.baselines[name]) for each in mine.values()]) for name in baselines),
+        )
+        for baselines, mine in kinds.items()
+    ]
+
+
+def _skill(name: str, predicted: Sequence[tuple[Verdict, Range]]) -> Skill:
+    pairs = [(float(verdict.claim.value), range_) for verdict, range_ in predicted]
+    beyond = [max(each.low - value, value - each.high, 0.0) for value, each in pairs]
+    error = fmean(abs(each.value / value - 1) for value, each in pairs)
+    score = fmean((each.high - each.low + 20 * far) / value for far, (value, each) in zip(beyond, pairs, strict=True))
+    return Skill(name, len(pairs), beyond.count(0.0), 100 * error, 100 * score)
+
+
+def interval(record: Record | None) -> Range:
+    """A prediction's interval, of the first row of a ratio without width."""
+    assert record
+    low, high = (record.value if end is None else end for end in (record.low, record.high))
+    return Range(record.value, low, high)
+
+
 def format_verdicts(verdicts: Sequence[Verdict]) -> str:
-    """The table: claim, published value, ours, its kind, verdict, reason; then how many there are of each."""
-    rows = [("claim", "published", "ours", "kind", "verdict", "reason"), *(_cells(verdict) for verdict in verdicts)]
+    """The table: claim, published value, ours, its kind, verdict, scale, reason; then how many there are of each."""
+    heads = ("claim", "published", "ours", "kind", "verdict", "scale", "reason")
+    rows = [heads, *(_cells(verdict) for verdict in verdicts)]
     return "\n".join([*aligned(rows), "", f"{len(verdicts)} claims: {count_outcomes(verdicts)}"])
 
 
@@ -280,34 +369,41 @@ def count_outcomes(verdicts: Iterable[Verdict]) -> str:
     return ", ".join(f"{number} {named(outcome)}" for outcome, number in counts.most_common()) or "no claims"
 
 
-def _verdict(experiment: Experiment, claim: Claim, records: Rows, results: Results) -> Verdict:
-    record = _find(experiment, claim, records)
+def _verdict(
+    experiment: Experiment, claim: Claim, record: Record | None, worked: Worked | None, results: Results
+) -> Verdict:
+    def said(outcome: Outcome, scale: Scale, reason: str, number: Record | None = record) -> Verdict:
+        return Verdict(experiment.name, claim, outcome, scale, number, reason, worked.baselines if worked else {})
+
     if (record is None or record.kind == "scaled") and (finding := results.findings.get(claim.id)):
-        number = finding.record if finding.is_number else None
-        return Verdict(experiment.name, claim, finding.outcome, number, finding.sentence)
+        return said(finding.outcome, "reduced", finding.sentence, finding.record if finding.is_number else None)
     if record is None:
-        return Verdict(experiment.name, claim, "not-run", None, _reason(experiment, claim, results, bool(records)))
-    deviation = record.value - float(claim.value)
-    shown = f"{100 * deviation / float(claim.value) + 0.0:+.1f} %" if claim.value else f"{deviation:+.3g}"  # not -0.0
+        was_run = any(each.experiment == experiment.name for each in results.records)
+        return said("not-tried", "", _reason(experiment, claim, was_run))
+    value = float(claim.value)
+    shown = f"{100 * (record.value - value) / value + 0.0:+.1f} %" if value else f"{record.value:+.3g}"  # not -0.0
     if record.kind == "scaled":
         smaller = "the number is of a smaller model or machine"
-        reason = f"the number is of {STAND_IN}" if record.note.startswith(STAND_IN) else smaller
-        return Verdict(experiment.name, claim, "not-run", record, reason)
+        return said("not-tried", "", f"the number is of {STAND_IN}" if record.note.startswith(STAND_IN) else smaller)
     if record.kind == "simulated":
-        outcome: Outcome = "simulated"
-        if record.low is not None and record.high is not None:
-            is_inside = record.low <= claim.value <= record.high
-            shown += f"; published lies {'inside' if is_inside else 'outside'} {record.low:.4g} to {record.high:.4g}"
-            outcome = "simulated" if is_inside or record.note == FITTED else "missed"
-        return Verdict(experiment.name, claim, outcome, record, f"{shown}; {record.note}" if record.note else shown)
-    good = claim.agrees(record.value)
-    said = {"digits": "the printed digits"}.get(claim.tolerance, f"{claim.tolerance} ({claim.because})")
-    asked = "" if claim.relation == "=" else f", the claim says {claim.relation}"
-    is_check = record.kind == "computed" or claim.confidence == "derived"
+        ends = interval(record)
+        is_inside = ends.low <= value <= ends.high
+        lies = "inside" if is_inside else "outside"
+        shown += f"; published lies {lies} {ends.low:.4g} to {ends.high:.4g}; {record.note}"
+        return said("fitted" if record.note == FITTED else "predicted" if is_inside else "missed", "simulated", shown)
+    ours = worked.range if worked else as_range(record.value)
+    is_measured, allowed = record.kind != "computed", claim.allowed
+    good = claim.agrees(ours, is_measured)
+    within = f"{allowed.tolerance} ({allowed.because})" if is_measured and allowed != DIGITS else "the printed digits"
+    if ours.low < ours.high:
+        shown += f", {ours.low:.4g} to {ours.high:.4g} by the printed digits"
+    asked = "" if claim.says == "exact" else f"; the claim says {claim.says}"
     erratum = None if good else erratum_of(claim)
-    said += f"; an erratum: {erratum.follows}" if erratum else ""
-    reason = f"{shown}{asked}, {'within' if good else 'beyond'} {said}"
-    return Verdict(experiment.name, claim, (CHECKS if is_check else HELD)[not good], record, reason)
+    reason = f"{shown}{asked}, {'within' if good else 'beyond'} {within}" + (
+        f"; an erratum: {erratum.follows}" if erratum else ""
+    )
+    scale: Scale = "same" if is_measured and claim.confidence != "derived" else "arithmetic"
+    return said("confirmed" if good else "contradicted", scale, reason)
 
 
 def _find(experiment: Experiment, claim: Claim, records: Rows) -> Record | None:
@@ -325,9 +421,7 @@ def _find(experiment: Experiment, claim: Claim, records: Rows) -> Record | None:
     return None
 
 
-def _reason(experiment: Experiment, claim: Claim, results: Results, was_run: bool) -> str:
-    if reason := results.refused.get((experiment.name, claim.series, claim.x)):
-        return reason
+def _reason(experiment: Experiment, claim: Claim, was_run: bool) -> str:
     if was_run or not experiment.produces(claim.quantity):
         return experiment.not_run or "the run found here has no number for it"
     if experiment.reproduction:
@@ -337,10 +431,10 @@ def _reason(experiment: Experiment, claim: Claim, results: Results, was_run: boo
 
 
 def _cells(verdict: Verdict) -> tuple[str, ...]:
-    """The table's row. A number of a smaller model or machine is not shown beside the claim's value."""
+    """A row of the table. A number of a smaller model or machine is not shown beside the claim's value."""
     record = verdict.record
     ours, kind = "", record.kind if record else ""
     if record:
         rounded = f"{record.value:.0f}" if record.value == round(record.value) else f"{record.value:.4g}"
         ours = "—" if kind == "scaled" else rounded
-    return verdict.claim.id, verdict.claim.published, ours, kind, named(verdict.outcome), verdict.reason
+    return verdict.claim.id, verdict.claim.published, ours, kind, named(verdict.outcome), verdict.scale, verdict.reason

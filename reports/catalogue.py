@@ -10,7 +10,6 @@ from statistics import fmean
 from mlm_repro.experiments.catalogue import Experiment
 from mlm_repro.experiments.files import FITTED
 from mlm_repro.experiments.reproduce.files import LADDER as MODELS
-from mlm_repro.experiments.verdicts import COLUMNS, EFFECTS
 from mlm_repro.experiments.verdicts import named as named_outcome
 from mlm_repro.lineage.config import read_toml
 from mlm_repro.lineage.numbers import MISSING, exact, show
@@ -157,7 +156,7 @@ def _repeats(layers: Iterable[Layer]) -> list[str]:
 def _arms(numbers: ExperimentNumbers) -> list[str]:
     """Sentences on an ablation: its question, its training, the end of each arm and the verdict on each effect."""
     ablation = numbers.experiment.ablation
-    tried = [each.verdict for each in numbers.claims if each.verdict.outcome in EFFECTS]
+    tried = [each.verdict for each in numbers.claims if each.verdict.scale == "reduced"]
     if ablation is None or not tried:
         return []
     ends = [f"{arm.name} {_end([row for row in numbers.rows if row.series == arm.name])}" for arm in ablation.arms]
@@ -181,7 +180,7 @@ def _end(arm: Sequence[NumberRow]) -> str:
 
 def _agreement(claims: Sequence[JudgedClaim]) -> list[str]:
     """Errors of simulated numbers; those that the cost model was fitted on stand apart."""
-    simulated = [c for c in claims if c.verdict.outcome in COLUMNS["simulated/missed"] and c.deviation is not None]
+    simulated = [each for each in claims if each.verdict.scale == "simulated" and each.deviation is not None]
     said = []
     for title, is_fitted in (("held out", False), ("fitted on these", True)):
         part = [each for each in simulated if (each.records[0].note == FITTED) == is_fitted]

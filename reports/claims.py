@@ -1,21 +1,19 @@
 """Published claims with their verdicts and records, grouped by outcome and by paper."""
 
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import groupby
 from typing import NamedTuple
 
-from mlm_repro.experiments.catalogue import PAPERS, Claim, Experiment, erratum_of, every_erratum
-from mlm_repro.experiments.verdicts import BEYOND, CHECKS, Outcome, Verdict, named
+from mlm_repro.experiments.catalogue import PAPERS, RELATIONS, Claim, Experiment, erratum_of, read_errata
+from mlm_repro.experiments.verdicts import Outcome, Verdict, named
 from mlm_repro.lineage.numbers import MISSING, show
 from mlm_repro.lineage.records import Kind, Record
 from mlm_repro.reports.exhibit import Exhibit, Table
 from mlm_repro.reports.style import CONFIDENCES, LOOKS, STYLE
 
 UNCOUNTED: Outcome = "of-others"
-APART: tuple[Outcome, ...] = (*CHECKS, UNCOUNTED)
-"""Verdicts that are no outcomes."""
 OWN: tuple[Kind, ...] = ("measured", "counted", "computed")
 """Kinds of numbers that an erratum may rest on."""
 
@@ -30,8 +28,7 @@ class JudgedClaim(NamedTuple):
     def deviation(self) -> float | None:
         """Our number over the published one, minus 1; None if the claim does not state a number."""
         claim, record = self.verdict.claim, self.verdict.record
-        is_number = LOOKS[self.verdict.outcome].group in ("measured", "arithmetic", "simulated")
-        comparable = is_number and claim.relation == "=" and claim.value
+        comparable = self.verdict.scale not in ("", "reduced") and RELATIONS[claim.says] == "=" and claim.value
         return record.value / float(claim.value) - 1 if record and comparable else None
 
 
@@ -45,8 +42,8 @@ class Claims(tuple[JudgedClaim, ...]):
 
     @property
     def counted(self) -> int:
-        """Number of claims with an outcome."""
-        return len(self) - sum(self.counts[outcome] for outcome in APART)
+        """Number of the documents' own claims."""
+        return len(self) - self.counts[UNCOUNTED]
 
     def any(self, outcomes: Iterable[Outcome]) -> bool:
         """True if a claim has one of the outcomes."""
@@ -84,8 +81,8 @@ class Group(NamedTuple):
 
     @property
     def against(self) -> Claims:
-        """Claims that our results contradict."""
-        return Claims(each for each in self.claims if each.verdict.outcome in BEYOND)
+        """Claims that our results contradict, and predictions that missed."""
+        return Claims(each for each in self.claims if each.verdict.is_against or each.verdict.outcome == "missed")
 
 
 class PaperPart(NamedTuple):
@@ -115,12 +112,14 @@ class Paper(NamedTuple):
 
 
 def described(claim: Claim) -> dict[str, str]:
-    """Source, protocol, tolerance, relation and note of a claim, by label."""
+    """Sentence, source, protocol, tolerance, class and note of a claim, by label."""
+    allowed = claim.allowed
     told = {
+        "Says": claim.sentence and f"“{claim.sentence}”",
         "Read in": f"{claim.citation}, {CONFIDENCES[claim.confidence]}", "Protocol": claim.protocol,
-        "Tolerance": f"{claim.tolerance}: {claim.because}", "Relation": claim.relation, "Note": claim.notes,
+        "Tolerance": f"{allowed.tolerance}: {allowed.because}", "Class": claim.says, "Note": claim.notes,
     }  # fmt: skip
-    return {label: text for label, text in told.items() if text not in ("", "=")}
+    return {label: text for label, text in told.items() if text not in ("", "exact")}
 
 
 def find_claims(verdicts: Iterable[Verdict], records: Iterable[Record]) -> Claims:
@@ -145,12 +144,10 @@ def find_claims(verdicts: Iterable[Verdict], records: Iterable[Record]) -> Claim
 def group_claims(claims: Claims) -> list[Group]:
     """Groups of claims in the order of the outcomes; the group of measured claims may be empty."""
     groups: list[Group] = []
-    for name, outcomes in groupby(LOOKS, lambda outcome: LOOKS[outcome].group):
-        mine = tuple(outcomes)
-        some = Claims(each for each in claims if each.verdict.outcome in mine)
+    for name, (title, rows, text) in STYLE["groups"].items():
+        some = Claims(each for each in claims if (each.verdict.scale or each.verdict.outcome) == name)
         if some or not groups:
-            title, rows, text = STYLE["groups"][name]
-            groups.append(Group(name, title, rows, text, mine, some))
+            groups.append(Group(name, title, rows, text, tuple(o for o in LOOKS if some.counts[o]), some))
     return groups
 
 
@@ -175,7 +172,7 @@ def paper_parts(
             exhibit = left.pop(name, None) if homes and paper == homes.most_common(1)[0][0] else None
             parts.append(PaperPart(title, place if place in places else "", exhibit, ours[name]))
         if theirs:
-            parts.append(PaperPart(STYLE["groups"]["context"][0], "", None, theirs))
+            parts.append(PaperPart(STYLE["groups"][UNCOUNTED][0], "", None, theirs))
         papers.append(Paper(paper, PAPERS[paper], tuple(parts), mine))
     return papers
 
@@ -183,26 +180,32 @@ def paper_parts(
 def errata_exhibit(claims: Claims) -> Exhibit:
     """Places where a document disagrees with itself, with what was found here about the printed numbers."""
     rows = []
-    for erratum in every_erratum():
+    for erratum in read_errata().errata:
         mine = [each.verdict for each in claims if erratum_of(each.verdict.claim) is erratum]
         records = [(each.claim.id, each.record) for each in mine if each.record]
         own = [f"{name}: {show(record.value)}" for name, record in records if record.kind in OWN]
         ours = "; ".join(dict.fromkeys(own))
-        rows.append((erratum.place, erratum.printed, erratum.follows, ours or MISSING))
-    caption = ["Each is derived in docs/errata.md, with the command that shows it."]
-    return Exhibit("errata", "Errata found in the papers", caption, table := Table(
-        ("place", "printed", "follows from it", "here"), rows, 4
+        heads = (f"{erratum.document}, {erratum.place}", erratum.printed, erratum.follows, erratum.kind)
+        rows.append((*heads, ours or MISSING, unlinked(erratum.found), unlinked(erratum.answered)))
+    caption = ["Each is derived in docs/errata.md from quotations, with the command that shows it."]
+    return Exhibit("errata", "Errata in the papers", caption, table := Table(
+        ("place", "printed", "follows from it", "class", "here", "found", "answered"), rows, 7
     ), command="mlm-experiment compare --all", tables=(table,))  # fmt: skip
+
+
+def unlinked(text: str) -> str:
+    """The text with each Markdown link as its words."""
+    return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", text)
 
 
 def verdicts_exhibit(claims: Claims, homes: Mapping[str, str]) -> Exhibit:
     """All claims as data."""
-    heads = ("claim", "published", "source", "ours", "kind", "verdict", "reason", "run", "experiment")
+    heads = ("claim", "published", "source", "ours", "kind", "verdict", "scale", "reason", "run", "experiment")
     rows = []
     for verdict, _ in claims:
         claim, record = verdict.claim, verdict.record
         ours = (show(record.value), record.kind) if record else (MISSING, "")
         run = homes.get(record.source, "") if record else ""
-        rows.append((claim.id, claim.published, claim.citation, *ours, named(verdict.outcome), verdict.reason, run,
-                     verdict.experiment or "none"))  # fmt: skip
-    return Exhibit("verdicts", "Every claim with its verdict", (), Table(heads, rows, 9))
+        rows.append((claim.id, claim.published, claim.citation, *ours, named(verdict.outcome), verdict.scale,
+                     verdict.reason, run, verdict.experiment or "none"))  # fmt: skip
+    return Exhibit("verdicts", "Every claim with its verdict", (), Table(heads, rows, 10))

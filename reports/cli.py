@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mlm_repro.reports.report import Report
 
 KEPT = tuple(HOME / "results" / name for name in ("reproduce-8.3b", "ladder", "ablations", "against"))
-"""Results that are kept with the code: a reproduction, and what stands on the page beside it."""
+"""Results that are kept with the code, which every page has: a reproduction, and what stands beside one."""
 
 app = CommandLine(help="Make a page, figures and tables from result files.", no_args_is_help=True)
 
@@ -34,9 +34,9 @@ def build(
 ) -> None:
     """Write REPRODUCTION/report/: index.html, and every figure and table as files.
 
-    A folder of runs gives the newest run of each experiment, and the newest reproduction unless one is named. Missing
-    parts are named in their places. If a file is damaged or a record is refused, the page is written and names it, and
-    the command exits with code 6.
+    A folder of runs gives the newest run of each experiment, and the newest reproduction unless one is named. Results
+    that are kept with the code stand beside. Missing parts are named in their places. If a file is damaged or a record
+    is refused, the page is written and names it, and the command exits with code 6.
     """
     from mlm_repro.reports.page import build_report
     from mlm_repro.reports.report import SOURCES
@@ -46,7 +46,7 @@ def build(
         raise BadInput("--kept shows the results that are kept with the code: name no runs beside it")
     if out and out.exists() and not (out / SOURCES).is_file():
         raise BadInput(f"{out} is there and is no report: name a new folder with --out")
-    report = _assemble(list(KEPT) if kept else runs)
+    report = _assemble([KEPT[0]] if kept else runs)
     if out is None and report.reproduction.directory.is_relative_to(HOME / "results"):
         raise BadInput(f"{report.reproduction.directory} is kept with the code: name another folder with --out")
     exhibits = report.all_exhibits
@@ -88,7 +88,7 @@ def _assemble(runs: list[Path] | None) -> "Report":
     from mlm_repro.reports.experiment_runs import sort_runs
     from mlm_repro.reports.report import Inputs, assemble
 
-    return assemble(Inputs(*sort_runs(runs or [Path("runs")])))
+    return assemble(Inputs(*sort_runs(runs or [Path("runs")], [path for path in KEPT if path.is_dir()])))
 
 
 def main() -> None:

@@ -62,8 +62,8 @@ def seeds_of(records: Iterable[Record]) -> tuple[int, ...]:
     return tuple(sorted({record.seed for record in records if record.seed is not None}))
 
 
-def sort_runs(paths: Iterable[Path]) -> tuple[Path, list[Path]]:
-    """Find the reproduction and the runs of experiments among `paths`.
+def sort_runs(paths: Iterable[Path], beside: Iterable[Path] = ()) -> tuple[Path, list[Path]]:
+    """Find the reproduction among `paths` and the runs that stand beside it, all of `beside` among them.
 
     A folder of runs gives the newest run of each experiment, and the newest reproduction if none is named. A
     reproduction gives the runs of experiments inside it.
@@ -71,16 +71,19 @@ def sort_runs(paths: Iterable[Path]) -> tuple[Path, list[Path]]:
     Raises BadInput without a reproduction, with two, or for a path that is neither a run nor a folder of runs.
     """
     named, folders, experiments = [], [], []
-    for path in paths:
+    paths = [*paths]
+    further = [path for path in beside if path not in paths]
+    for path in (*paths, *further):
         kind = kind_of(path)
-        if kind in ("experiment", EXPERIMENTS, "ablation", LADDER, AGAINST):
+        is_kept = kind == "reproduction" and path in further
+        if is_kept or kind in ("experiment", EXPERIMENTS, "ablation", LADDER, AGAINST):
             experiments.append(path)
         elif kind == "reproduction":
             named.append(path)
         elif kind:
             raise BadInput(f"{path} is neither a reproduction nor a run of an experiment: its kind is {kind}")
         else:
-            folders.append(path)
+            folders += [path] * (path not in further)
             experiments += _newest(path)
             experiments += [path / LADDER] if (path / LADDER / RECORDS).is_file() else []
     reproductions = list(dict.fromkeys(path.resolve() for path in named or map(newest_reproduction, folders)))
@@ -88,7 +91,8 @@ def sort_runs(paths: Iterable[Path]) -> tuple[Path, list[Path]]:
         names = ", ".join(path.name for path in reproductions) or "none"
         raise BadInput(f"a page is made of one reproduction; named here: {names}")
     experiments = [*_newest(reproductions[0]), *experiments]
-    return reproductions[0], list({path.resolve().name: path.resolve() for path in experiments}.values())
+    others = {path.resolve().name: path.resolve() for path in experiments if path.resolve() != reproductions[0]}
+    return reproductions[0], list(others.values())
 
 
 def kind_of(path: Path) -> str:
@@ -125,6 +129,10 @@ def load_experiment_runs(paths: Iterable[Path]) -> tuple[Results, list[Origin], 
                     read_engines(origin.path)
                     origins[origin.name] = origin
                     continue
+                if origin.manifest.kind == "reproduction":
+                    loaded.append(replace(load_results([path]), records=()))
+                    origins[origin.name] = origin
+                    continue
                 part = path.name if origin.is_kept else origin.experiment
                 results = _read(origin, origin.experiment in known, problems, read)
                 loaded.append(results)
@@ -133,9 +141,8 @@ def load_experiment_runs(paths: Iterable[Path]) -> tuple[Results, list[Origin], 
         except (UserError, KeyError, TypeError) as error:
             problems.add(part, f"The run {path.name} is left out: {one_line(error)}.")
     records = tuple(record for results in loaded for record in results.records)
-    refused = {place: reason for results in reversed(loaded) for place, reason in results.refused.items()}
     findings = {claim: finding for results in reversed(loaded) for claim, finding in results.findings.items()}
-    return Results(records, refused, (), findings), list(origins.values()), problems
+    return Results(records, (), findings), list(origins.values()), problems
 
 
 def _origins(path: Path) -> Iterator[Origin]:
@@ -173,8 +180,7 @@ def _read(origin: Origin, is_known: bool, problems: Problems, load: Callable[[Pa
         results, shown = load(path), []
         if origin.is_kept:
             records = tuple(record for record in results.records if record.source == name)
-            refused = {place: reason for place, reason in results.refused.items() if place[0] == experiment}
-            results = replace(results, records=records, refused=refused)
+            results = replace(results, records=records)
         for record in results.records:
             if reason := _refusal(record, experiment, origin.name):
                 what = f"A number of {name} ({record.series}, {record.quantity})"
@@ -182,10 +188,9 @@ def _read(origin: Origin, is_known: bool, problems: Problems, load: Callable[[Pa
             else:
                 shown.append(record)
         if not results.records:
-            why = "none of its rows can run" if results.refused else "it is empty"
-            problems.add(experiment, f"{run} holds no numbers: {why}.", damaged=False)
+            problems.add(experiment, f"{run} holds no numbers.", damaged=False)
         return replace(results, records=tuple(shown))
-    return Results((), {}, (), {})
+    return Results((), (), {})
 
 
 def _refusal(record: Record, experiment: str, run: str) -> str | None:

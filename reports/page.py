@@ -6,14 +6,14 @@ from markupsafe import Markup
 
 from mlm_repro.experiments.catalogue import PAPERS, load_experiments
 from mlm_repro.experiments.scores import order_verdict
-from mlm_repro.experiments.verdicts import COLUMNS
+from mlm_repro.experiments.verdicts import SCALES, WORDS, counted, totals
 from mlm_repro.lineage.atomic import new_directory
 from mlm_repro.lineage.digest import seal
 from mlm_repro.lineage.files import write_document
 from mlm_repro.lineage.lock import claimed
 from mlm_repro.lineage.numbers import percent, size_bytes
 from mlm_repro.reports import tables
-from mlm_repro.reports.claims import APART, described
+from mlm_repro.reports.claims import described
 from mlm_repro.reports.render import Drawing, files_of, render_all
 from mlm_repro.reports.report import REPORT, SOURCES, Report
 from mlm_repro.reports.style import KIND_GLYPHS, KIND_MEANINGS, LOOKS, template_environment, theme_css
@@ -49,6 +49,7 @@ def write_report(report: Report, directory: Path) -> None:
 def render_page(report: Report, drawings: dict[str, Drawing]) -> str:
     """The HTML text; every value is escaped except our own drawings and script."""
     reproduction, folder = report.reproduction, Path(__file__).parent / "templates"
+    verdicts = [each.verdict for each in report.claims]
     context = {
         "style": Markup(theme_css() + (folder / "page.css").read_text(encoding="utf-8")),
         "script": Markup((folder / "page.js").read_text(encoding="utf-8")), "report": report,
@@ -56,7 +57,9 @@ def render_page(report: Report, drawings: dict[str, Drawing]) -> str:
         "summary": reproduction.summary, "redraw": report.inputs.command, "exhibits": report.exhibits,
         "homes": report.homes, "papers": PAPERS,
         "titles": {name: experiment.title for name, experiment in load_experiments().items()}, "glyphs": KIND_GLYPHS,
-        "meanings": KIND_MEANINGS, "looks": LOOKS, "outcomes": list(LOOKS), "columns": COLUMNS, "apart": APART,
+        "meanings": KIND_MEANINGS, "looks": LOOKS, "outcomes": list(LOOKS), "totals": totals(verdicts),
+        "by_paper": totals(verdicts, True), "scales": SCALES,
+        "words": {outcome: counted(verdicts, outcome) for outcome in WORDS},
         "described": described, "ours": reproduction.own_kind,
         "evaluations": tables.by_protocol(reproduction.evaluations, reproduction.order), "tables": tables,
         "percent": percent, "size_bytes": size_bytes,

@@ -11,10 +11,13 @@ from pydantic import Field
 
 from mlm_repro.experiments.catalogue import Experiment, load_experiments
 from mlm_repro.experiments.files import VERDICTS, Mutations
-from mlm_repro.experiments.verdicts import Results, findings_of, headlines, judge, unanswered
+from mlm_repro.experiments.verdicts import findings_of, headlines, judge, unanswered
+from mlm_repro.experiments.worked_out import worked_out
 from mlm_repro.lineage.digest import MARKER
 from mlm_repro.lineage.errors import Fault
 from mlm_repro.lineage.files import FileSchema, read_document
+from mlm_repro.lineage.records import Record
+from mlm_repro.reports.calibration import calibration_exhibit
 from mlm_repro.reports.catalogue import ExperimentNumbers, catalogue_exhibit
 from mlm_repro.reports.claims import (
     Claims,
@@ -123,9 +126,13 @@ def assemble(inputs: Inputs) -> Report:
     records = (*results.records, *(record for record in mine if record.kind != "published"))
     findings = findings_of(mine) | results.findings
     verdicts = judge(experiments.values(), replace(results, records=records, findings=findings))
-    claims = find_claims([*verdicts, *unanswered(experiments.values())], records)
+    worked = [each.record for experiment in experiments.values() for each in worked_out(experiment).numbers]
+    known = {_place(record) for record in worked}  # a run's own are the same, or of an earlier version
+    further = [record for record in records if _place(record) not in known]
+    claims = find_claims([*verdicts, *unanswered(experiments.values())], (*worked, *further))
     exhibits = reproduction_exhibits(reproduction)
-    drawn = _drawn(experiments, claims, results, run_problems, exhibits) if run_origins or run_problems else {}
+    beside = [record for record in results.records if _place(record) not in known]
+    drawn = _drawn(experiments, claims, (*worked, *beside), run_problems, exhibits)
     papers = paper_parts(claims, experiments, drawn, exhibits)
     stray = tuple(problem.sentence for problem in run_problems if problem.part not in experiments)
     sections = []
@@ -135,6 +142,7 @@ def assemble(inputs: Inputs) -> Report:
         sections.append(Section("ladder-section", "How loss falls with size", [exhibit]))
     if engines := [origin.path for origin in run_origins if origin.manifest.kind == AGAINST]:
         sections.append(Section("engines", "Beside other engines", [engines_exhibit(path) for path in engines]))
+    sections.append(Section("calibration-section", "Simulated numbers", [calibration_exhibit(claims)]))
     sections.append(Section("errata-section", "Errata found in the papers", [errata_exhibit(claims)]))
     problems = (*reproduction.problems, *run_problems)
     report = Report(reproduction, exhibits, claims, tuple(papers), stray, tuple(sections), origins, problems, inputs)
@@ -145,14 +153,19 @@ def assemble(inputs: Inputs) -> Report:
     return report
 
 
+def _place(record: Record) -> tuple[str, str, str, str, float | None]:
+    return record.experiment, record.series, record.quantity, record.kind, record.x
+
+
 def _drawn(
-    experiments: Mapping[str, Experiment], claims: Claims, results: Results, found: Sequence[Problem],
+    experiments: Mapping[str, Experiment], claims: Claims, every: Sequence[Record], found: Sequence[Problem],
     reproduced: Mapping[str, Exhibit],
 ) -> dict[str, Exhibit]:  # fmt: skip
-    """Tables and figures of the runs of experiments; one that the reproduction makes too is named NAME-runs."""
+    """Tables and figures of experiments, with what was run and worked out; one that the reproduction makes too is named
+    NAME-runs."""
     by_experiment, drawn = claims.by("experiment"), {}
     for name, experiment in experiments.items():
-        records = [record for record in results.records if record.experiment == name]
+        records = [record for record in every if record.experiment == name]
         if experiment.reproduction and not records:
             continue
         numbers = ExperimentNumbers(experiment, records, by_experiment.get(name, ()))

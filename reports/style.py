@@ -33,9 +33,8 @@ CONFIDENCES: dict[str, str] = STYLE["confidences"]
 
 
 class OutcomeLook(NamedTuple):
-    """Group, glyph and meaning of an outcome."""
+    """Glyph and meaning of an outcome."""
 
-    group: str
     glyph: str
     meaning: str
 

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from docs.hooks.commands import exit_codes, read_commands_table, table
+from docs.hooks.errata import errata
 from docs.hooks.formats import keys
 from docs.hooks.protocols import section
 from docs.hooks.results import measures, results
@@ -24,7 +25,7 @@ def rewrite(page: str) -> str:
 
 
 def made(name: str) -> str:
-    """A part by its name: commands, exit codes, protocols, results, seeds, measures of a benchmark, keys of a model."""
+    """A part by its name, such as commands, exit codes, errata, measures of a benchmark or keys of a model."""
     match name.split():
         case ["keys", dotted]:
             return keys(dotted)
@@ -32,6 +33,8 @@ def made(name: str) -> str:
             return "\n\n".join(map(section, TASKS))
         case ["results"]:
             return "\n\n".join(results(ROOT / "results"))
+        case ["errata"]:
+            return "\n\n".join(errata())
         case ["seeds"]:
             return "\n\n".join(seeds())
         case ["measures", record]:

@@ -9,20 +9,20 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
+from docs.hooks.errata import HEADS, rows
 from docs.hooks.results import PRETRAINED_HEADS, pretrained_rows
 from mlm_repro.experiments.benchmark import read_benchmark
-from mlm_repro.experiments.catalogue import NEEDS, load_experiments
+from mlm_repro.experiments.catalogue import load_experiments, read_errata
 from mlm_repro.experiments.files import LadderResult, ReproductionScores
 from mlm_repro.experiments.reproduce.files import ModelShape, ReproductionSummary
 from mlm_repro.experiments.reproduce.plan import make_plan
 from mlm_repro.experiments.scores import order_verdict
-from mlm_repro.experiments.verdicts import COLUMNS, Verdict, count_by_paper, judge, load_results, unanswered
+from mlm_repro.experiments.verdicts import Verdict, headlines, judge, load_results, totals, unanswered
 from mlm_repro.lineage.atomic import write_text
 from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.files import read_document
@@ -35,7 +35,7 @@ from mlm_repro.reports.render import export_exhibit
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "results"
 RESULTS, FIGURES = KEPT / "reproduce-8.3b", KEPT / "figures"
-SHOWN_ERRATA = 3
+SHOWN_ERRATA, SENTENCES = 3, 2
 
 
 class Kept:
@@ -65,8 +65,8 @@ class Kept:
 
 def scores_block() -> str:
     """Scores of a pretrained model, beside those of other people's programs."""
-    rows = [("", *PRETRAINED_HEADS), ("---", "--:", "--:"), *pretrained_rows(KEPT / "smollm2")]
-    return "\n".join(f"|{'|'.join(row)}|" for row in rows)
+    shown = [("", *PRETRAINED_HEADS), ("---", "--:", "--:"), *pretrained_rows(KEPT / "smollm2")]
+    return "\n".join(map(line, shown))
 
 
 def results_block(kept: Kept) -> str:
@@ -122,31 +122,29 @@ def engines_block() -> str:
 
 
 def errata_block() -> str:
-    """The first rows of the page of errata."""
-    page = (ROOT / "docs" / "errata.md").read_text(encoding="utf-8")
-    rows = [row.split("|", 2)[2] for row in page.splitlines() if row.startswith("|")]
-    return "\n".join(f"|{row}" for row in rows[: 2 + SHOWN_ERRATA])
+    """The first errata in short, and how many there are."""
+    lines = [HEADS[:3], ("---",) * 3, *(row[:3] for row in rows(SHOWN_ERRATA))]
+    count = len(read_errata().errata)
+    return "\n".join([f"{SHOWN_ERRATA} of {count} [errata](docs/errata.md):", "", *map(line, lines)])
 
 
 @cache
 def every_verdict() -> list[Verdict]:
-    """A verdict on every claim, from what is kept and from every workload, which is simulated first."""
-    with tempfile.TemporaryDirectory() as folder:
-        _run("mlm-experiment run --all --mode simulate", Path(folder))
-        experiments = load_experiments().values()
-        loaded = load_results([KEPT, KEPT / "ablations", Path(folder) / "runs"])
-    return [*judge(experiments, loaded), *unanswered(experiments)]
+    """A verdict on every claim, from what is kept and what is worked out."""
+    experiments = load_experiments().values()
+    return [*judge(experiments, load_results([KEPT, KEPT / "ablations"])), *unanswered(experiments)]
 
 
 def verdicts_block() -> str:
-    """Outcomes of the published claims by paper."""
-    verdicts = every_verdict()
-    lines = [f"||{'|'.join(COLUMNS)}|", f"|---|{'|'.join(['--:'] * len(COLUMNS))}|"]
-    rows = count_by_paper(verdicts).items()
-    lines += [f"|{title}|{'|'.join(cells)}|" for title, cells in rows if any(cells[:-1])]
-    needs = Counter(verdict.needs for verdict in verdicts if verdict.needs)
-    told = ", ".join(f"{need.removeprefix('a ').removeprefix('one ')} {needs[need]}" for need in NEEDS if needs[need])
-    return "\n".join([*lines, "", f"Not run needs: {told}."])
+    """Outcomes of the published claims by scale."""
+    table = totals(every_verdict())
+    marks = ["---"] * table.words + ["--:"] * (len(table.heads) - table.words)
+    return "\n".join([*map(line, (table.heads, marks, *table.rows)), "", *headlines(every_verdict())[:SENTENCES]])
+
+
+def line(cells: Sequence[str]) -> str:
+    """A line of a table."""
+    return f"|{'|'.join(cells)}|"
 
 
 KEPT_BLOCKS: dict[str, Callable[[Kept], str]] = {"tiers": tiers_block, "results": results_block}

@@ -10,7 +10,7 @@ from docs.hooks.commands import cell, table
 from mlm_repro.evaluation.models.places import SMOLLM2, SMOLLM2_NOTE
 from mlm_repro.experiments.benchmark import AGAINST, read_benchmark, sentences, tables
 from mlm_repro.experiments.catalogue import load_experiments
-from mlm_repro.experiments.verdicts import count_outcomes, judge, load_results
+from mlm_repro.experiments.verdicts import count_outcomes, headlines, judge, load_results, totals, unanswered
 from mlm_repro.reports.engines import engines_exhibit
 from mlm_repro.reports.exhibit import Table
 from mlm_repro.reports.load import load_reproduction
@@ -75,11 +75,19 @@ def _reproduction(results: Path) -> Iterator[str]:
 
 
 def _verdicts(results: Path) -> Iterator[str]:
-    found = load_results([results, results / "ablations"])
-    experiments = load_experiments().values()
-    yield "## The published tables and figures"
-    yield "What `mlm-experiment list` says from the records that are kept. A simulated number reproduces nothing."
-    rows = [(one.name, one.title, count_outcomes(judge([one], found))) for one in experiments]
+    experiments = load_experiments()
+    verdicts = [*judge(experiments.values(), load_results([results, results / "ablations"])),
+                *unanswered(experiments.values())]  # fmt: skip
+    yield "## The published claims"
+    yield "What `mlm-experiment compare --all` says in a clone."
+    yield markdown(totals(verdicts))
+    yield " ".join(headlines(verdicts))
+    yield markdown(totals(verdicts, True))
+    yield "### By table and figure"
+    rows = [
+        (name, one.title, count_outcomes(verdict for verdict in verdicts if verdict.experiment == name))
+        for name, one in experiments.items()
+    ]
     yield markdown(Table(("experiment", "title", "claims"), rows, 3))
 
 

@@ -97,7 +97,7 @@ def _interleaved() -> str:
     said = []
     for count, of in values.items():
         found = {claim.agrees(gain) for gain in of["gain_percent"]}
-        outcome = "undecided" if len(found) > 1 else "seen" if found == {True} else "not seen"
+        outcome = "undecided" if len(found) > 1 else "confirmed" if found == {True} else "contradicted"
         gain, bubble, share = (
             median(of[name]) for name in ("gain_percent", "bubble_gain_percent", "communication_share")
         )

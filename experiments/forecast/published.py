@@ -33,15 +33,16 @@ def parameters_of(series: str) -> float:
     return float(match[1]) * UNITS[match[2]]
 
 
-def extrapolated(claims: Sequence[Claim], over: str) -> list[dict[str, Any]]:
-    """Records of published losses as predicted by a law through other published losses, with 90 % intervals.
+def extrapolated(claims: Sequence[Claim], over: str) -> list[tuple[dict[str, Any], float]]:
+    """Records of published losses as predicted by a law through other published losses, with 90 % intervals, each
+    with the value that stays if nothing is gained beyond what the law was fitted to.
 
     `over` is "sizes" or "tokens"; a loss is the logarithm of a perplexity.
     """
     return _over_sizes(claims) if over == "sizes" else _over_tokens(claims)
 
 
-def _over_sizes(claims: Sequence[Claim]) -> list[dict[str, Any]]:
+def _over_sizes(claims: Sequence[Claim]) -> list[tuple[dict[str, Any], float]]:
     """The largest model's curve from those of the three others, by loss = E + A · N^−α at each point of training.
 
     The interval is that of the reading error alone.
@@ -61,11 +62,12 @@ def _over_sizes(claims: Sequence[Claim]) -> list[dict[str, Any]]:
         drawn = read + noise.uniform(-READING_ERROR, READING_ERROR, (DRAWS, len(read)))
         low, high = np.quantile([_at_one(sizes, np.log(each)) for each in drawn], (0.05, 0.95))
         loss = _at_one(sizes, np.log(read))
-        numbers.append(_number(claims[0].quantity, largest, x, "epochs", loss, low, high, HELD_OUT))
+        number = _number(claims[0].quantity, largest, x, "epochs", loss, low, high, HELD_OUT)
+        numbers.append((number, float(read.min())))
     return numbers
 
 
-def _over_tokens(claims: Sequence[Claim]) -> list[dict[str, Any]]:
+def _over_tokens(claims: Sequence[Claim]) -> list[tuple[dict[str, Any], float]]:
     """Every model's curve from the first third of all curves, by loss = E + A · N^−α + B · D^−β.
 
     D counts iterations, because every model of the figure has the same batch. The interval is that of the reading error
@@ -94,8 +96,12 @@ def _over_tokens(claims: Sequence[Claim]) -> list[dict[str, Any]]:
         _, again, residuals = fit(reading, exponents.tolist())
         drawn.append(again + noise.choice(-residuals, len(read)))
     lows, highs = np.quantile(drawn, (0.05, 0.95), axis=0)
+    last = {claim.series: float(claim.value) for claim, is_fitted in zip(claims, fitted, strict=True) if is_fitted}
     return [
-        _number(claim.quantity, claim.series, x, "iterations", loss, low, high, FITTED if is_fitted else HELD_OUT)
+        (
+            _number(claim.quantity, claim.series, x, "iterations", loss, low, high, FITTED if is_fitted else HELD_OUT),
+            last[claim.series],
+        )
         for claim, x, loss, low, high, is_fitted in zip(claims, places, losses, lows, highs, fitted, strict=True)
     ]
 

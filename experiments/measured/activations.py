@@ -7,6 +7,7 @@ hidden, a heads, t tensor-parallel ranks.
 
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -24,6 +25,7 @@ from mlm_repro.engine.costs import parameter_count
 from mlm_repro.engine.launch.forked import run_forked
 from mlm_repro.engine.launch.mesh import build_mesh
 from mlm_repro.engine.model.gpt2 import GPT2
+from mlm_repro.engine.model.microbatch import PipelineInput
 from mlm_repro.engine.model.transformer import TransformerLayer
 from mlm_repro.engine.parallel.layers import ColumnParallelLinear, RowParallelLinear
 from mlm_repro.engine.parallel.layout import Layout
@@ -180,8 +182,12 @@ def _flops(shape: str) -> list[Line]:
         x = torch.zeros(s, 1, h, dtype=torch.bfloat16, requires_grad=True)
         none, selective, full = (_counted(PlainLayer(h, heads, serial_mesh(), form).bfloat16(), x) for form in FORMS)
         tokens = torch.zeros(1, s, dtype=torch.long)
+        batch = PipelineInput(tokens, tokens)
         plain, again = (
-            _counted(GPT2(config, serial_mesh("meta"), parallel=parallel).bfloat16(), tokens, tokens)
+            _counted(
+                lambda model: model.batch_loss(model(tokens), batch),
+                GPT2(config, serial_mesh("meta"), parallel=parallel).bfloat16(),
+            )
             for parallel in (ParallelConfig(), ParallelConfig(recompute="full"))
         )
     scores, form, logits = 1 + s / (6 * h), layers * s * h**2, v / (h * layers)
@@ -195,9 +201,9 @@ def _flops(shape: str) -> list[Line]:
     return lines(shape, values, note=note) + lines(f"{shape}, this engine's model", ours, note=note)
 
 
-def _counted(module: nn.Module, *inputs: Any) -> int:
+def _counted(run: Callable[..., torch.Tensor], *inputs: Any) -> int:
     with FlopCounterMode(display=False) as counter:
-        module(*inputs).sum().backward()
+        run(*inputs).sum().backward()
     return int(counter.get_total_flops())
 
 

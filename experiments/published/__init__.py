@@ -1,10 +1,12 @@
 """Published workloads, from the files beside this one, with their published values, from `experiments/claims`."""
 
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from mlm_repro.experiments.catalogue import Experiment, Part, find_experiment, read_rows
+from mlm_repro.experiments.ranges import Range
 from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.records import Record
 
@@ -34,11 +36,12 @@ def published_rows(experiment: Experiment, part: Part) -> list[Row]:
     return [values.get((row["series"], position(part, row)["x"]), {}) | row for row in rows]
 
 
-def published_value(row: Row, quantity: str) -> float:
-    """The published value of a quantity for a row of `published_rows`. Raises BadInput if no claim states it."""
+def published_value(row: Row, quantity: str) -> Range:
+    """The published value of a quantity for a row of `published_rows`, between the ends of its printed digits. Raises
+    BadInput if no claim states it."""
     if quantity not in row:
         raise BadInput(f"no claim has {quantity} for the workload {row['series']} of {row['experiment']}")
-    return float(row[quantity])
+    return Range.printed(Decimal(row[quantity]))
 
 
 def published_records(series: tuple[str, ...]) -> Iterator[Record]:

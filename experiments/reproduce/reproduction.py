@@ -134,7 +134,6 @@ def reproduce(plan: Plan, runs: Path) -> Path:
             write_records(run.path / RECORDS, derived_records(run, summary))
             if published:
                 steps.run_step(*steps.words_step(run.path))
-            steps.run_step(*steps.prediction_step(run.path))
             run.complete()
         page = run.path / "report" / "index.html"
         course.begin("making the page")

@@ -19,12 +19,9 @@ from mlm_repro.lineage.digest import is_sealed
 from mlm_repro.lineage.errors import Interrupted, UserError
 from mlm_repro.lineage.processes import end_with_parent, when_stopped
 from mlm_repro.lineage.progress import is_quiet
-from mlm_repro.lineage.shipped import HOME, model_file
+from mlm_repro.lineage.shipped import model_file
 
 TASKS = ("wikitext103", "lambada")
-KEPT = tuple(HOME / "results" / name for name in ("ladder", "ablations", "against"))
-"""Results kept in a checkout: the report shows them, so that it begins with what is measured, where they are."""
-
 FIRST_GUESS_SECONDS = 10.0
 """Seconds for which the expected pace counts beside the pace that was seen."""
 FOUND_DONE = 0.05
@@ -82,11 +79,6 @@ def words_step(runs: Path) -> Step:
     return ["mlm-experiment", "run", "2019/words", "--runs", shown(runs)]
 
 
-def prediction_step(reproduction: Path) -> Step:
-    """Predict, inside the reproduction, what cannot run here."""
-    return ["mlm-experiment", "run", "--all", "--mode", "simulate", "--runs", shown(reproduction)]
-
-
 def data_step(plan: Plan, runs: Path) -> Step:
     """Build the dataset."""
     return ["mlm-data", "run", shown(plan.recipe), "--runs", str(runs)]
@@ -120,8 +112,7 @@ def evaluation_file(reproduction: Path, model: str, task: str) -> Path:
 
 def report_step(reproduction: Path, runs: Path) -> Step:
     """Build the page of everything."""
-    studies = [shown(path) for path in KEPT if path.is_dir()]
-    return ["mlm-report", "build", shown(reproduction), str(runs), *studies]
+    return ["mlm-report", "build", shown(reproduction), str(runs)]
 
 
 def launch_folder(config: RunConfig, runs: Path) -> Path:
@@ -141,7 +132,6 @@ def format_steps(plan: Plan, runs: Path) -> str:
             for config in plan.published
             for task in TASKS
         ),
-        _line(prediction_step(directory)),
         _line(report_step(directory, runs)),
     ]
     return "\n".join(lines)

@@ -8,6 +8,9 @@ import numpy as np
 from mlm_repro.experiments.simulator.cluster import Machine
 from mlm_repro.experiments.simulator.workload import Floats, Workloads
 
+ADAPTERS_POWER = 8
+"""Power of the groups of a node with which the share of adapters in use by gradients rises; from measured times."""
+
 
 def node_all_reduce_seconds(machine: Machine, ranks: Floats, sent_bytes: Floats) -> Floats:
     """Ring all-reduce of `sent_bytes` among ranks of one node, alone on its links."""
@@ -54,11 +57,11 @@ def data_all_reduce_seconds(machine: Machine, w: Workloads, sent_bytes: Floats) 
 
     Between nodes the groups that share a node (one per tensor-parallel rank) share its adapters. Where ranks of one
     group share a node too, rings collide on few adapters: with one group `network_share` of them is in use, all where
-    each GPU is of another group; between, measured times rise late, here with the eighth power. Bandwidth in use never
+    each GPU is of another group; between, measured times rise late, here with a high power. Bandwidth in use never
     falls with the groups, so gradients never take longer for being divided further. Each rank adds its share.
     """
     groups = np.minimum(w.t, machine.gpus_per_node)
-    apart = ((groups - 1) / np.maximum(machine.gpus_per_node - 1, 1)) ** 8
+    apart = ((groups - 1) / np.maximum(machine.gpus_per_node - 1, 1)) ** ADAPTERS_POWER
     used = (machine.network_share + (1 - machine.network_share) * apart) / groups
     network = machine.network_bytes_per_second * machine.network_efficiency * used
     inside = node_all_reduce_seconds(machine, w.d, sent_bytes)

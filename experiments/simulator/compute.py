@@ -19,6 +19,8 @@ DIVIDED_FORWARD, DIVIDED_BACKWARD = 10.0, 14.0
 """The same of what tensor parallelism divides: GeLU at 4h (read, write; backward read twice, write), a transpose."""
 SCORES_FORWARD, SCORES_BACKWARD = 4.5, 5.5
 """The same per attention score: masked softmax (read, write; backward read twice, write), dropout with its mask."""
+BACKWARD_PRODUCTS = 2.0
+"""A linear layer's products of the backward pass over those of the forward pass: gradients of inputs and weights."""
 ACCUMULATED = 3.0
 """Elements moved per parameter and microbatch: its gradient is read and added to the sum (read, write)."""
 ACCUMULATED_BYTES = 10.0
@@ -101,7 +103,7 @@ def layer_passes(machine: Machine, w: Workloads) -> tuple[Passes, Floats]:
             np.where(w.xl == 1, *each) for each in ((core, flash), (core_backward, FLASH_BACKWARD * flash))
         )
     forward = linears + core + moved(HIDDEN_FORWARD, DIVIDED_FORWARD) + 2 * all_reduce
-    backward = 2 * linears + core_backward + moved(HIDDEN_BACKWARD, DIVIDED_BACKWARD) + 2 * all_reduce
+    backward = BACKWARD_PRODUCTS * linears + core_backward + moved(HIDDEN_BACKWARD, DIVIDED_BACKWARD) + 2 * all_reduce
     backward = backward + accumulated + w.full * forward + w.selective * core
 
     parameters = 2 * w.h * w.h * (1 + w.keys) + 3 * w.h * w.f

@@ -44,6 +44,11 @@ class Observation(NamedTuple):
     """iteration_seconds, tflops_per_gpu, days_per_epoch, or of the set's first row: speedup, scaling_percent."""
     value: float
 
+    @property
+    def is_published(self) -> bool:
+        """True if it is of a paper's table or figure, not of a set of measurements."""
+        return "/" in self.experiment
+
 
 class MeasuredRun(NamedTuple):
     """A configuration that was tried."""
@@ -94,10 +99,16 @@ def v100_rows() -> list[Observation]:
 
 
 @cache
-def fitted_workloads(software: str) -> frozenset[Workload]:
-    """The workloads whose times the constants of this software are fitted on; a ratio's first row among them."""
+def fitted_rows(software: str) -> tuple[Observation, ...]:
+    """The rows that the constants of this software are fitted on; a ratio's first row among them."""
     rows = {"megatron-2019": v100_rows, "megatron-2021": a100_rows, "nanotron-2024": h100_rows}
-    return frozenset(row.workload for row in rows[software]()) if software in rows else frozenset()
+    return tuple(rows[software]()) if software in rows else ()
+
+
+@cache
+def fitted_workloads(software: str) -> frozenset[Workload]:
+    """The workloads of those rows."""
+    return frozenset(row.workload for row in fitted_rows(software))
 
 
 def a100_rows() -> list[Observation]:
@@ -107,7 +118,8 @@ def a100_rows() -> list[Observation]:
              for name in ("vtrain-single-node", "vtrain-multi-node")
              for row in read_rows(HERE / f"{name}.csv")]  # fmt: skip
     rows = observed("2021/table-2", *(f"2021/figure-{number}" for number in range(11, 17)))
-    return [*times, *(row for row in rows if row.workload.zero == 0)]
+    known = {row.workload for row in observed("2021/table-1")}  # the text's trillion parameters are a row of that table
+    return [*times, *(row for row in rows if row.workload.zero == 0 and row.workload not in known)]
 
 
 def h100_rows() -> list[Observation]:
@@ -219,6 +231,10 @@ RATIOS = ("speedup", "scaling_percent")
 
 def observed(*names: str) -> list[Observation]:
     """The workloads that these experiments simulate, each with the claim about its part's first quantity."""
-    return [Observation(experiment.name, workload_of(row), part.simulated[0], published_value(row, part.simulated[0]))
-            for experiment in map(find_experiment, names) for part in experiment.parts if part.simulated
-            for row in published_rows(experiment, part)]  # fmt: skip
+    rows = []
+    for experiment in map(find_experiment, names):
+        for part in experiment.parts:
+            for row in published_rows(experiment, part) if part.simulated else ():
+                value = published_value(row, part.simulated[0]).value
+                rows.append(Observation(experiment.name, workload_of(row), part.simulated[0], value))
+    return rows

@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "reports": (
         "lineage", "data_pipeline.files", "engine.run.files", "evaluation.schema", "experiments.benchmark",
         "experiments.catalogue", "experiments.files", "experiments.verdicts", "experiments.reproduce.files",
-        "experiments.scores",
+        "experiments.scores", "experiments.worked_out",
     ),
 }  # fmt: skip
 

@@ -17,8 +17,8 @@ from tests.architecture.rooms import ROOMS, ROOT
 NUMBER = re.compile(r"(?<![\w.])\d*\.?\d+(?![\w.])")
 ENOUGH = 3
 """So many values of one quantity in one table or figure are that table or figure; fewer may be there by chance."""
-RUN = {"experiment", "series", "cluster", *COLUMNS, "scatter_gather", "tokens", "machines", "microbatches",
-       "parameters", "stage"}  # fmt: skip
+RUN = {"experiment", "series", "cluster", *COLUMNS, "scatter_gather", "sequence_parallel", "tokens", "machines",
+       "microbatches", "parameters", "stage"}  # fmt: skip
 """Columns that say what was run."""
 BY_CHANCE = ("vtrain-", "ultrascale-", "vocab.json")
 """Files of so many numbers that some are those of a table by chance: measured values of others, ids."""

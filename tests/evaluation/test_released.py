@@ -49,7 +49,7 @@ def test_a_stand_in_is_scored_and_answers_nothing(models: Path, tmp_path: Path, 
     digest = sha256_file(models / "gpt2" / "model.safetensors")[:16]
     assert all(record.note.startswith(STAND_IN) and digest in record.note for record in records)
     found = verdicts(tmp_path / "runs")
-    assert {verdict.outcome for verdict in found.values()} == {"not-run"}
+    assert {verdict.outcome for verdict in found.values()} == {"not-tried"}
     assert STAND_IN in found["gpt-2/table-3/117m/wikitext103-ppl"].reason
 
 
@@ -70,11 +70,11 @@ def test_the_hub_s_own_file_is_measured_and_another_under_its_name_is_not(
     weights.symlink_to(blob)
     monkeypatch.setattr(released, "cached_model", from_cache)
     mlm_experiment("run", "gpt2/released", "--runs", tmp_path / "runs", ends=0)
-    assert verdicts(tmp_path / "runs")["gpt-2/table-3/117m/wikitext103-ppl"].outcome == "not-reproduced"
+    assert verdicts(tmp_path / "runs")["gpt-2/table-3/117m/wikitext103-ppl"].outcome == "contradicted"
     weights.unlink()
     weights.symlink_to(blob.rename(tmp_path / ("0" * 64)))
     mlm_experiment("run", "gpt2/released", "--limit", 3, "--runs", tmp_path / "later", ends=0)
-    assert {verdict.outcome for verdict in verdicts(tmp_path / "later").values()} == {"not-run"}
+    assert {verdict.outcome for verdict in verdicts(tmp_path / "later").values()} == {"not-tried"}
 
 
 def test_without_weights_the_reason_names_the_command(models: Path, tmp_path: Path, mlm_experiment: Command) -> None:

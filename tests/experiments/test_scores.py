@@ -114,12 +114,12 @@ def test_a_difference_is_said_with_its_sign_and_whether_it_may_be_none(
 @pytest.mark.parametrize(
     ("ends", "outcomes", "sentence"),
     [
-        ([(81.0, 66.0, 54.0), (82.0, 66.5, 54.1), (80.0, 65.0, 54.2)], ["seen"] * 2,
+        ([(81.0, 66.0, 54.0), (82.0, 66.5, 54.1), (80.0, 65.0, 54.2)], ["confirmed"] * 2,
          "Larger models end lower, as in the paper, in each of 3 seeds: 355m 81 > 2.5b 65.8 > 8.3b 54.1 in validation "
          "perplexity; every paired interval excludes zero."),
-        ([(81.0, 66.0, 54.0), (82.0, 66.5, 67.0), (80.0, 65.0, 54.2)], ["seen", "undecided"],
+        ([(81.0, 66.0, 54.0), (82.0, 66.5, 67.0), (80.0, 65.0, 54.2)], ["confirmed", "undecided"],
          "The paper's order does not hold beyond chance in each of 3 seeds: 355m 81, 2.5b 65.8, 8.3b 58.4"),
-        ([(81.0, 66.0, 67.0), (82.0, 66.5, 67.6), (80.0, 65.0, 66.1)], ["seen", "not-seen"],
+        ([(81.0, 66.0, 67.0), (82.0, 66.5, 67.6), (80.0, 65.0, 66.1)], ["confirmed", "contradicted"],
          "The paper's order does not hold"),
         ([(81.0, 66.0, 54.0)], [], "Larger models end lower, as in the paper, in one seed: "),
         ([(81.0,)], [], "One size was trained"),

@@ -1,7 +1,11 @@
-"""Verdicts come from sealed records alone, and a simulated number is never taken for a measured one."""
+"""Verdicts come from sealed records and from what is worked out, and a predicted number is never taken for a measured
+one.
+"""
 
 import json
 import re
+from dataclasses import replace
+from decimal import Decimal
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -10,9 +14,22 @@ import pytest
 
 from mlm_repro.experiments import mutation
 from mlm_repro.experiments.catalogue import FACTS, NEEDS, find_experiment, group_of, load_experiments, unanswered_claims
-from mlm_repro.experiments.files import FITTED, HELD_OUT, LAST_DIGIT, SIGN
+from mlm_repro.experiments.files import FITTED, HELD_OUT, LAST_DIGIT, NOT_RUN, SIGN, Mutations
+from mlm_repro.experiments.mutation import format_mutations
+from mlm_repro.experiments.published import position, published_rows
+from mlm_repro.experiments.ranges import as_range
 from mlm_repro.experiments.runner import measure, run_experiment
-from mlm_repro.experiments.verdicts import COLUMNS, Verdict, format_verdicts, judge, load_results, named, unanswered
+from mlm_repro.experiments.simulator.measurements import fitted_workloads, workload_of
+from mlm_repro.experiments.verdicts import (
+    Verdict,
+    format_verdicts,
+    judge,
+    load_results,
+    skills,
+    totals,
+    unanswered,
+)
+from mlm_repro.experiments.worked_out import WorkedOut, work_out, worked_out
 from mlm_repro.lineage.digest import seal
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 from mlm_repro.lineage.records import RECORDS, Record, read_records, write_records
@@ -23,6 +40,7 @@ from tests.experiments.machines import with_gpus
 KEPT = load_results([ROOT / "results" / "ablations"])
 EXPERIMENT = "2021/figure-11"
 CLAIM = {"experiment": EXPERIMENT, "series": "B=8", "quantity": "tflops_per_gpu", "x": 4.0}  # 121 TFLOP/s, ± 5 %
+NOTHING = WorkedOut((), (), {})
 
 
 def planted(root: Path, **values: Any) -> Path:
@@ -35,8 +53,10 @@ def planted(root: Path, **values: Any) -> Path:
     return run.path
 
 
-def verdicts(*folders: Path, name: str = EXPERIMENT) -> dict[str, Verdict]:
-    return {one.claim.id: one for one in judge([find_experiment(name)], load_results(folders))}
+def verdicts(*folders: Path, name: str = EXPERIMENT, worked: bool = False) -> dict[str, Verdict]:
+    """By claim, from the folders, and if `worked` from what is worked out."""
+    work = worked_out if worked else lambda experiment: NOTHING
+    return {one.claim.id: one for one in judge([find_experiment(name)], load_results(folders), work)}
 
 
 def verdict(*folders: Path) -> Verdict:
@@ -44,30 +64,39 @@ def verdict(*folders: Path) -> Verdict:
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "outcome"),
+    ("kind", "value", "outcome", "scale"),
     [
-        ("measured", 126.9, "reproduced"),
-        ("measured", 127.2, "not-reproduced"),
-        ("counted", 121, "reproduced"),
-        ("computed", 121, "consistent"),
-        ("computed", 60, "inconsistent"),
-        ("scaled", 121, "not-run"),
-        ("simulated", 121, "simulated"),
-        ("simulated", 60, "simulated"),
-        ("published", 121, "not-run"),
+        ("measured", 126.9, "confirmed", "same"),
+        ("measured", 127.2, "contradicted", "same"),
+        ("counted", 121, "confirmed", "same"),
+        ("computed", 121.4, "confirmed", "arithmetic"),
+        ("computed", 126.9, "contradicted", "arithmetic"),
+        ("scaled", 121, "not-tried", ""),
+        ("simulated", 121, "predicted", "simulated"),
+        ("simulated", 60, "missed", "simulated"),
+        ("published", 121, "not-tried", ""),
     ],
 )
-def test_kind_and_distance_decide(kind: str, value: float, outcome: str, tmp_path: Path) -> None:
+def test_kind_and_distance_decide(kind: str, value: float, outcome: str, scale: str, tmp_path: Path) -> None:
     planted(tmp_path, kind=kind, value=value)
-    assert verdict(tmp_path).outcome == outcome
-    assert sum(one.outcome != "not-run" for one in verdicts(tmp_path).values()) == (outcome != "not-run")
+    assert (verdict(tmp_path).outcome, verdict(tmp_path).scale) == (outcome, scale)
+    assert sum(one.outcome != "not-tried" for one in verdicts(tmp_path).values()) == (outcome != "not-tried")
 
 
 def test_a_measurement_speaks_before_a_simulation(tmp_path: Path) -> None:
-    run_experiment(find_experiment(EXPERIMENT), tmp_path)
-    assert {one.outcome for one in verdicts(tmp_path).values()} <= {"simulated", "missed"}
+    assert {one.outcome for one in verdicts(worked=True).values()} == {"fitted"}
     planted(tmp_path, value=60)
-    assert verdict(tmp_path).outcome == "not-reproduced"
+    assert verdicts(tmp_path, worked=True)["2021/figure-11/b=8/4"].outcome == "contradicted"
+
+
+def test_a_verdict_does_not_depend_on_what_was_simulated_before(tmp_path: Path) -> None:
+    before = verdicts(worked=True)
+    planted(tmp_path, kind="simulated", value=60, low=50, high=70, note=HELD_OUT)
+    run_experiment(find_experiment(EXPERIMENT), tmp_path)
+    after = verdicts(tmp_path, worked=True)
+    assert [(one.outcome, one.scale, one.reason) for one in after.values()] == [
+        (one.outcome, one.scale, one.reason) for one in before.values()
+    ]
 
 
 def test_without_a_run_the_reason_names_the_command(tmp_path: Path) -> None:
@@ -110,7 +139,7 @@ def test_a_run_without_a_seal_or_manifest_says_nothing(tmp_path: Path) -> None:
 
 
 def test_simulated_and_computed_numbers_are_all_there_is_here(tmp_path: Path) -> None:
-    for name in ("2021/table-1", "2021/table-2", "2021/figure-6", "2021/figure-8", "2019/table-1"):
+    for name in ("2021/table-1", "2021/table-2", "2021/figure-6", "2021/figure-8", "2022/table-5"):
         run, count, refused = run_experiment(find_experiment(name), tmp_path)
         records = read_records(run.path / RECORDS)
         assert len(records) == count
@@ -118,13 +147,11 @@ def test_simulated_and_computed_numbers_are_all_there_is_here(tmp_path: Path) ->
         for record in records:
             assert record.kind in ("simulated", "computed")
             assert record.kind == "computed" or record.low <= record.value <= record.high  # type: ignore[operator]
-        found = verdicts(tmp_path, name=name).values()
+        found = verdicts(name=name, worked=True).values()
         for one in found:
-            assert (one.outcome in ("simulated", "missed")) == (
-                one.record is not None and one.record.kind == "simulated"
-            )
-            assert one.outcome in ("simulated", "missed", "consistent", "not-run"), one
-        assert any(one.outcome == "consistent" for one in found)
+            assert (one.scale == "simulated") == (one.record is not None and one.record.kind == "simulated")
+            assert one.scale in ("simulated", "arithmetic", ""), one
+        assert any(one.outcome == "confirmed" for one in found)
 
 
 def test_a_row_that_cannot_run_is_answered_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,27 +162,93 @@ def test_a_row_that_cannot_run_is_answered_with_the_reason(tmp_path: Path, monke
     monkeypatch.setattr("mlm_repro.experiments.published.HERE", tmp_path)
     run, numbers, refused = run_experiment(find_experiment(EXPERIMENT), tmp_path / "runs")
     assert (numbers, refused) == (0, 2)
-    found = verdicts(run.path)
+    assert len(json.loads((run.path / NOT_RUN).read_text(encoding="utf-8"))) == 2
+    found = {one.claim.id: one for one in judge([find_experiment(EXPERIMENT)], load_results([]), work_out)}
     assert "GiB of memory" in found["2021/figure-11/b=8/4"].reason
     assert "is not the 32 GPUs" in found["2021/figure-11/b=8/8"].reason
-    assert {one.outcome for one in found.values()} == {"not-run"}
+    assert {one.outcome for one in found.values()} == {"not-tried"}
 
 
-def test_a_simulated_number_says_whether_its_row_was_fitted(tmp_path: Path) -> None:
+def test_a_number_that_a_fit_has_seen_gets_no_verdict() -> None:
     """Figure 18 has Figure 12's interleaved workloads over again; Table 1 is held out but for two rows of vTrain."""
     notes = {}
     for name in ("2021/figure-11", "2021/figure-18", "2021/table-1"):
-        run_experiment(find_experiment(name), tmp_path)
-        simulated = [one for one in verdicts(tmp_path, name=name).values() if one.outcome in ("simulated", "missed")]
+        simulated = [one for one in verdicts(name=name, worked=True).values() if one.scale == "simulated"]
         notes[name] = {(one.claim.series, one.reason.split("; ")[-1]) for one in simulated}
+        for one in simulated:
+            assert (one.outcome == "fitted") == one.reason.endswith(FITTED)
+            assert one.outcome in ("fitted", "predicted", "missed")
     assert {note for _, note in notes["2021/figure-11"]} == {FITTED}
     assert {series for series, note in notes["2021/table-1"] if note == FITTED} == {"3.6B", "18.4B"}
     assert {note for _, note in notes["2021/figure-18"]} == {FITTED, HELD_OUT}
 
 
+def test_no_prediction_is_of_a_workload_that_its_fit_has_seen() -> None:
+    """By the rows of the fits themselves, not by their notes."""
+    seen = {workload for software in ("megatron-2019", "megatron-2021", "nanotron-2024")
+            for workload in fitted_workloads(software)}  # fmt: skip
+    tried = 0
+    for experiment in load_experiments().values():
+        for part in experiment.parts:
+            for row in published_rows(experiment, part) if part.simulated else ():
+                workload = workload_of(row)._replace(
+                    scatter_gather=row.get("scatter_gather") != "false",
+                    sequence_parallel=int(row.get("sequence_parallel") == "true"),
+                )
+                for one in judge([experiment], load_results([])):
+                    at_row = (one.claim.series, one.claim.x) == (row["series"], position(part, row)["x"])
+                    if one.outcome in ("predicted", "missed") and at_row and one.claim.quantity in part.simulated:
+                        tried += 1
+                        assert workload not in seen, one.claim.id
+    assert tried > 60
+
+
+def test_the_same_prediction_in_two_exhibits_is_one_fact() -> None:
+    found = {one.claim.id: one for one in judge(load_experiments().values(), load_results([]))}
+    of_table, of_figure = found["2021/table-2/zero-3/174.6b/384/tflops"], found["2021/figure-10/zero-3-174.6b/384"]
+    assert of_table.scale == of_figure.scale == "simulated"
+    assert of_table.fact == of_figure.fact
+    tried = [one for one in found.values() if one.outcome in ("predicted", "missed")]
+    assert len({one.fact for one in tried}) < len(tried)
+    (cell,) = (row[3] for row in totals(found.values()).rows if row[0] == "simulated")
+    inside, facts, _, rows = map(int, re.findall(r"\d+", cell))
+    assert (facts, rows) == (len({one.fact for one in tried}), len(tried))
+    assert inside == facts - len({one.fact for one in tried if one.outcome == "missed"})
+
+
+def test_a_prediction_stands_beside_simpler_rules() -> None:
+    cost_model, law = skills(judge(load_experiments().values(), load_results([])))
+    assert [each.name for each in cost_model.baselines] == ["constant throughput", "bubble alone"]
+    assert [each.name for each in law.baselines] == ["the last point known"]
+    for each in (cost_model, law):
+        for rule in each.baselines:
+            assert each.ours.error < rule.error
+            assert each.ours.score < rule.score
+            assert each.ours.tried == rule.tried
+    assert cost_model.ours.tried > 50
+    assert f"{cost_model.ours.inside} lie in its 90 % interval" in cost_model.sentence
+
+
+@pytest.mark.parametrize(
+    ("number", "low", "high", "score"), [(100, 90, 110, 20), (100, 100, 110, 10), (100, 105, 110, 5 + 20 * 5)]
+)
+def test_an_interval_score_is_width_and_twenty_times_the_distance_beyond(
+    number: float, low: float, high: float, score: float, tmp_path: Path
+) -> None:
+    """Gneiting and Raftery 2007, Equation 43, with α = 0.1; here in percent of the number."""
+    planted(tmp_path, kind="simulated", value=(low + high) / 2, low=low, high=high, note=HELD_OUT)
+    one = verdict(tmp_path)
+    claim = one.claim.model_copy(update={"value": Decimal(number)})
+    one = replace(one, claim=claim, baselines={"rule": as_range(number)})
+    ((ours, (rule,)),) = skills([one])
+    assert ours.score == pytest.approx(score)
+    assert ours.inside == (low <= number <= high)
+    assert (rule.score, rule.error) == (0, 0)
+
+
 def test_every_claim_has_an_experiment_or_a_reason() -> None:
     open_claims = unanswered(load_experiments().values())
-    assert {one.outcome for one in open_claims} == {"not-run", "of-others"}
+    assert {one.outcome for one in open_claims} == {"not-tried", "of-others"}
     assert [one.claim.id for one in open_claims if one.reason == "no experiment runs it"] == []
     patterns = [pattern for rows in (unanswered_claims().context, unanswered_claims().missing) for row in rows
                 for pattern in row.claims]  # fmt: skip
@@ -177,7 +270,7 @@ def test_the_same_numbers_are_not_written_twice(tmp_path: Path) -> None:
 
 def test_the_kept_reproduction_is_scaled_at_the_same_share_of_training() -> None:
     found = verdicts(ROOT / "results", name="2019/figure-6")
-    assert {(one.outcome, one.record and one.record.kind) for one in found.values()} == {("not-run", "scaled")}
+    assert {(one.outcome, one.record and one.record.kind) for one in found.values()} == {("not-tried", "scaled")}
     last = found["2019/figure-6/8.3b/300000"].record
     assert last is not None
     assert last.x == 1200
@@ -186,69 +279,90 @@ def test_the_kept_reproduction_is_scaled_at_the_same_share_of_training() -> None
 def test_the_commands(tmp_path: Path) -> None:
     machine = with_gpus(tmp_path / "bin", 0, 0)
     runs = tmp_path / "runs"
-    done = call(machine, "mlm-experiment", "run", "--all", "--mode", "simulate", "--runs", runs, ends=0)
-    assert re.fullmatch(r"cost: \d+ experiments one after the other, [^\n]+\n", done.err)
+    runs.mkdir()
     unfinished = RunDirectory.begin(runs, "unfinished", "experiment", {"mode": "measure"}, {})
     write_records(unfinished.path / RECORDS, [])
     whole = call(machine, "mlm-experiment", "compare", "--all", "--results", runs)
     assert whole.code == 3, whole.out
-    assert whole.err.startswith("error: 2019/blog/gpt-2-multiple and 6 more: ")
-    table, said, errata, _ = whole.out.split("\n\n")
-    assert all("; an erratum: " in line for line in errata.splitlines()[1:])
-    head, *papers, total = table.splitlines()
-    ends = [head.index(name) + len(name) for name in COLUMNS]
-    cells = [total[end - len(name) : end].strip() for name, end in zip(COLUMNS, ends, strict=True)]
-    rows = call(machine, "mlm-experiment", "compare", "--all", "--rows", "--results", runs).out
-    for outcomes, cell in zip(COLUMNS.values(), cells, strict=True):
-        given = [re.sub(r"  simulated +(simulated|missed) ", r"  \1 ", line) for line in rows.splitlines()[1:]]
-        shown = [sum(f"  {named(outcome)}  " in line for line in given) for outcome in outcomes]
-        assert cell == ("/".join(map(str, shown)) if any(shown) else ""), outcomes
-    assert len(papers) >= 5
-    for words in ("were fitted on themselves", "which says 90 %", "They need nothing: ", "numbers of others",
+    assert whole.err.startswith("error: 2021/text/recompute-loss and ")
+    table, by_paper, said, against, _ = whole.out.split("\n\n")
+    assert table.split("\n")[0].split() == ["scale", "confirmed", "contradicted", "predicted", "not", "tried"]
+    assert len(by_paper.splitlines()) > 10
+    for words in ("have no verdict", "in its 90 % interval", "Their rows need ", "quoted by the documents",
                   "left out: 1 directories that were never finished", "--rows"):  # fmt: skip
         assert words in said
+    assert all("; an erratum: " in line for line in against.splitlines()[1:])
+    rows = call(machine, "mlm-experiment", "compare", "--all", "--rows", "--results", runs).out
+    for outcome in ("confirmed", "contradicted", "predicted", "not tried"):
+        shown = sum(int(number) for line in table.splitlines()[1:] for number in cells_of(table, line, outcome))
+        given = rows.split("\nclaim ")[1].splitlines()
+        assert shown == sum(f"  {outcome}  " in line for line in given), outcome
     planted(runs, value=60)
     done = call(machine, "mlm-experiment", "compare", "--all", "--results", runs, ends=3)
-    beyond = [line.split()[0] for line in done.out.splitlines() if "  not reproduced  " in line]
-    assert beyond == ["paper", "2021/figure-11/b=8/4"]
-    found = "error: 2019/blog/gpt-2-multiple and 7 more: the number found here is beyond the claim's tolerance\n"
-    assert done.err == found
+    more, fewer = (int(re.findall(r"and (\d+) more", each.err)[0]) for each in (done, whole))
+    assert more == fewer + 1
+    assert any(line.startswith("2021/figure-11/b=8/4 ") for line in done.out.splitlines())
+    assert done.err.endswith(" more: the number found here contradicts the claim\n")
     done = call(machine, "mlm-experiment", "list", "--results", runs, ends=0)
-    assert "1 not reproduced" in done.out
+    assert "1 contradicted" in done.out
 
 
-def test_every_claim_that_is_not_run_says_what_it_needs_and_reproduced_ones_a_fact() -> None:
+def cells_of(table: str, line: str, head: str) -> list[str]:
+    """The rows in a cell under a head: the number in brackets, of a fraction its first."""
+    heads = table.splitlines()[0]
+    cell = line[heads.index(head) :].split("   ")[0].strip()
+    return re.findall(r"\((\d+)", cell)
+
+
+def test_every_claim_that_was_not_tried_says_what_it_needs_and_confirmed_ones_a_fact() -> None:
     for verdict in (*judge(load_experiments().values(), KEPT), *unanswered(load_experiments().values())):
-        assert verdict.outcome != "not-run" or verdict.needs in NEEDS
-        assert verdict.outcome != "reproduced" or str(group_of(verdict.claim, FACTS)).endswith("."), verdict.claim.id
+        assert verdict.outcome != "not-tried" or verdict.needs in NEEDS
+        is_same = (verdict.outcome, verdict.scale) == ("confirmed", "same")
+        assert not is_same or str(group_of(verdict.claim, FACTS)).endswith("."), verdict.claim.id
 
 
-@pytest.mark.parametrize(("note", "outcome"), [(FITTED, "simulated"), (HELD_OUT, "missed")])
+@pytest.mark.parametrize(("note", "outcome"), [(FITTED, "fitted"), (HELD_OUT, "missed")])
 def test_a_prediction_whose_interval_leaves_the_number_out_has_missed(note: str, outcome: str, tmp_path: Path) -> None:
     planted(tmp_path, kind="simulated", value=130, low=125, high=135, note=note)
     assert verdict(tmp_path).outcome == outcome
 
 
-def test_a_value_that_was_derived_here_is_a_check_and_no_reproduced_claim() -> None:
+def test_a_value_that_was_derived_here_is_arithmetic_and_nothing_measured() -> None:
     found = judge(load_experiments().values(), KEPT)
-    derived = {one.outcome for one in found if one.claim.confidence == "derived" and one.record}
-    assert derived == {"consistent"}
+    derived = [one for one in found if one.claim.confidence == "derived" and one.record]
+    assert {one.scale for one in derived} == {"arithmetic", "simulated"}
+    assert {one.outcome for one in derived if one.scale == "arithmetic"} == {"confirmed"}
 
 
-def test_every_reproduced_verdict_could_have_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_confirmed_verdict_could_have_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the last printed digit; an effect turns at a reversed sign, a verdict under a planted fault."""
     monkeypatch.setattr(mutation, "measure", lambda experiment: [])
+    monkeypatch.setattr(mutation, "cost_faults", lambda results: [])
     rows = mutation.mutate(KEPT).rows
-    turned = [row.noticed[LAST_DIGIT] for row in rows if row.outcome == "reproduced"]
+    turned = [row.noticed[LAST_DIGIT] for row in rows if (row.outcome, row.scale) == ("confirmed", "same")]
     assert sum(turned) >= 0.97 * len(turned) > 70
     signs = [row.noticed[SIGN] for row in rows if SIGN in row.noticed]
     assert all(signs)
     assert len(signs) > 3
-    with mutation.planted("parameters") as words:
+    words, parts = mutation.FAULTS["parameters"]
+    with mutation.planted(parts):
         biases = {one["series"]: one["value"] for one in measure(find_experiment("2019/table-1"))}
     right = {one["series"]: one["value"] for one in measure(find_experiment("2019/table-1"))}
     assert words == "biases are missing"
     assert all(biases[series] < right[series] for series in right)
+
+
+def test_ten_faults_of_the_cost_model_turn_a_verdict_or_are_said_to_turn_none() -> None:
+    none, *faults = mutation.cost_faults(load_results([]))
+    assert (none.fault, none.turned) == ("no fault", [])
+    assert len(faults) == 10
+    unnoticed = [each.fault for each in faults if not each.turned]
+    assert len(unnoticed) <= 1
+    printed = format_mutations(Mutations(claims={}, rows=[], costs=[none, *faults]))
+    for each in faults:
+        line = next(line for line in printed.splitlines() if each.fault in line)
+        assert ("no verdict here would notice" in line) == (each.fault in unnoticed)
+    assert next(each.turned for each in mutation.cost_faults(load_results([]))) == [], "the faults are gone again"
 
 
 @pytest.mark.parametrize(

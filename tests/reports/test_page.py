@@ -8,23 +8,25 @@ from functools import partial
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from jinja2 import DictLoader, Environment
 from matplotlib.figure import Figure
 
 from mlm_repro.experiments.scores import order_verdict
+from mlm_repro.experiments.verdicts import SCALES, WORDS, Outcome
 from mlm_repro.lineage.digest import check_seal
 from mlm_repro.lineage.numbers import compact, exact
 from mlm_repro.reports import render
 from mlm_repro.reports.exhibit import Exhibit, Table
 from mlm_repro.reports.figures import Layer, Point, draw_loss
 from mlm_repro.reports.report import Inputs
-from mlm_repro.reports.style import KIND_GLYPHS, LIGHT, LOOKS, STYLE, CompiledTemplates
+from mlm_repro.reports.style import KIND_GLYPHS, LIGHT, STYLE, CompiledTemplates
 from tests.reports.conftest import Built
 from tests.reports.reproduction import HOSTILE, build_page, page_text, records, summary, write_reproduction
 
-FIGURES = ("2019-figure-6", "training-loss")
+FIGURES = ("2019-figure-6", "training-loss", "calibration")
 """Figures as wide as the page."""
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
@@ -119,27 +121,43 @@ def test_the_page_opens_with_the_run_and_then_counts_the_claims(built: Built) ->
     assert order_verdict(records(), None) in unescape(first)
     places = [built.html.index(f' id="{name}"') for name in ("2019-figure-6", "models", "errata", "claims", "papers")]
     assert places == sorted(places)
-    head = " ".join(built.html[places[3] : places[4]].split())
-    counts = {name: int(number) for number, name in re.findall(r"<b>([\d,]+)</b> .*?</span> ([\w ]+?)</span>", head)}
-    assert {"reproduced", "not reproduced"} <= counts.keys()
-    assert not {"of others", "consistent"} & counts.keys()
-    together = re.search(r"Together</th>(.*?)</tr>", head)
-    assert together
-    whole, *columns = re.findall(r">([\d/]+)</td>", together[1])
-    assert int(whole) == sum(sum(map(int, column.split("/"))) for column in columns) == sum(counts.values())
-    assert len(columns) == 5
-    assert f"{whole} published numbers of" in head
+    head = built.html[places[3] : places[4]]
+    counts = {name: cell for cell, name in re.findall(r"<b>([^<]+)</b> .*?</span> ([\w ]+?)</span>", head)}
+    assert list(counts) == ["confirmed", "contradicted", "predicted", "not tried"]
+    rows = _rows(head)
+    assert rows[0] == ["scale", "confirmed", "contradicted", "predicted", "not tried"]
     assert "figures/verdicts.csv" in head
 
 
-def test_what_was_measured_comes_first_and_what_was_not_run_last(built: Built) -> None:
-    groups = list(dict.fromkeys(look.group for look in LOOKS.values()))
-    assert groups == [name for name in STYLE["groups"] if name in groups]
-    assert (groups[0], groups[-2:]) == ("measured", ["arithmetic", "context"])
+def test_the_totals_are_those_of_the_verdicts_beneath(built: Built) -> None:
+    """By rows: of each word as many as the page has claims of it."""
+    rows = [row for row in _rows(built.html) if row and row[0] in (*SCALES, "—") and len(row) == 1 + len(WORDS)]
+    assert [row[0] for row in rows] == list(dict.fromkeys(row[0] for row in rows))
+    for place, outcome in enumerate(WORDS, 1):
+        given = built.html.count(f'<details class="claim {outcome}"')
+        assert given == sum(int(number) for row in rows for number in re.findall(r"\((\d+)", row[place])), outcome
+    assert sum("of" in row[3] for row in rows) == 1
+
+
+def test_what_was_measured_comes_first_and_what_was_not_tried_last(built: Built) -> None:
+    groups = list(STYLE["groups"])
+    assert groups == [*(scale for scale in SCALES), "not-tried", "of-others"]
+    assert STYLE["outcomes"].keys() == {*get_args(Outcome)}
     places = [built.html.find(f' id="{name}"') for name in groups]
     there = [place for place in places if place >= 0]
     assert places[0] > 0
     assert there == sorted(there)
+
+
+def test_numbers_that_a_fit_has_seen_are_a_calibration(built: Built) -> None:
+    part = built.html[built.html.index('<figure id="calibration"') :].partition("</figure>")[0]
+    assert "numbers that a fit has seen" in part
+    assert "predicts unseen" in part
+    with (built.page.parent / "figures" / "calibration.csv").open(encoding="utf-8", newline="") as file:
+        rows = {row["claim"]: row["fit"] for row in csv.DictReader(file)}
+    assert rows["2021/figure-11/b=8/4"] == "seen by a fit"
+    assert rows["2022/table-5/1t/seconds"] == "seen by no fit"
+    assert len(rows) > 200
 
 
 def test_the_reproduction_says_what_was_run_and_on_what(built: Built) -> None:
@@ -274,8 +292,8 @@ def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
     [
         ("ledger.json", None, "has no data ledger", "data-ledger", "2019-figure-6"),
         ("ledger.json", "{", "The data ledger cannot be shown", "data-ledger", "2019-figure-6"),
-        ("records.jsonl", "", "The result records (records.jsonl) are empty", "2019-figure-6", "data-ledger"),
-        ("records.jsonl", None, "has no result records", "2019-figure-6", "data-ledger"),
+        ("records.jsonl", "", "The result records (records.jsonl) are empty", "training-loss", "data-ledger"),
+        ("records.jsonl", None, "has no result records", "training-loss", "data-ledger"),
     ],
 )
 def test_what_is_missing_is_said_in_its_place(

@@ -314,8 +314,8 @@ OF_AN_EXPERIMENT: list[tuple[Callable[[Path], None], str]] = [
     (older_in_place_of_newer, "renamed or copied over another: it began as experiments-"),
 ]  # fmt: skip
 ON_THE_PAGE: list[tuple[str, Edit, str]] = [
-    ("index.html", said("not-run", "reproduced"), "report/index.html is not what"),
-    ("index.html", said("<p>", "<p>Every number was reproduced. "), "report/index.html is not what"),
+    ("index.html", said("not tried", "confirmed"), "report/index.html is not what"),
+    ("index.html", said("<p>", "<p>Every number was confirmed. "), "report/index.html is not what"),
     ("index.html", lambda text: b"", "report/index.html is not what"),
     ("figures/further-numbers.csv", said("scaled,iteration", "measured,iteration"), "report/figures/further"),
     ("figures/*.svg", lambda text: b"<svg>9.3</svg>", ".svg is not what"),

@@ -84,11 +84,12 @@ def test_what_is_kept_is_made_again(results: Path) -> None:
 
 EDITED = {
     "2019/table-3/8.3b/wikitext103": {"value": "9.81"}, "2021/table-1/1.7b/tflops": {"value": "150"},
-    "2019/text/tokens": {"value": "270328"}, "2022/text/gpt-3-flops": {"tolerance": "±2"},
-    "2021/sizes/145b": {"tolerance": "-0.5+1"}, "2022/section-6.1/share": {"relation": ">="},
-    "2021/text/checkpoint-size": {"tolerance": "5%"},
+    "2019/text/tokens": {"value": "270328"}, "2022/text/gpt-3-flops": {"says": "at most", "sentence": "at most 2.7%"},
+    "2021/text/recompute-loss": {"says": "at most", "sentence": "at most 33% lower throughput"},
+    "2021/sizes/145b": {"sentence": "about 145 billion parameters", "says": "about"},
 }  # fmt: skip
-"""Claims with a forged number, relation or tolerance."""
+"""Claims with a forged number, class or sentence."""
+LOOSER = catalogue.Tolerance(claims=("2021/text/checkpoint-size",), tolerance="5%", because="a forgery")
 
 
 def test_every_resealed_forgery_is_named(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,6 +99,8 @@ def test_every_resealed_forgery_is_named(results: Path, monkeypatch: pytest.Monk
     edited = tuple(Claim.model_validate(one.model_dump() | EDITED.get(one.id, {})) for one in every_claim())
     monkeypatch.setattr(catalogue, "every_claim", lambda: edited)
     monkeypatch.setattr(mutation, "every_claim", lambda: edited)
+    tolerances = (LOOSER, *catalogue.every_tolerance())
+    monkeypatch.setattr(catalogue, "every_tolerance", lambda: tolerances)
     for experiment in catalogue.load_experiments().values():
         monkeypatch.delitem(experiment.__dict__, "claims", raising=False)
     figure = results / "figures" / "ladder.svg"
@@ -105,9 +108,9 @@ def test_every_resealed_forgery_is_named(results: Path, monkeypatch: pytest.Monk
     verdicts = results / "ablations" / VERDICTS
     rows = read_document(verdicts, Mutations)
     write_document(verdicts, Mutations(
-        claims=rows.claims, rows=[*rows.rows[:-1], rows.rows[-1].model_copy(update={"outcome": "seen"})]
+        claims=rows.claims, rows=[*rows.rows[:-1], rows.rows[-1].model_copy(update={"outcome": "undecided"})]
     ))  # fmt: skip
-    forged = [*RUNS.values(), *EDITED, "figures/ladder.svg", rows.rows[-1].claim]
+    forged = [*RUNS.values(), *EDITED, *LOOSER.claims, "figures/ladder.svg", rows.rows[-1].claim]
     broken = KeptCheck(results).broken
     assert len(forged) >= 20
     assert [name for name in forged if not any(name in sentence for sentence in broken)] == []

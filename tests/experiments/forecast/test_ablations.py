@@ -72,12 +72,14 @@ def copied(trained: Path, tmp_path: Path) -> Path:
 def test_arms_differ_in_what_they_change_alone(name: str) -> None:
     ablation = ABLATIONS[name].ablation
     assert ablation is not None
-    plain = ablation_config(name, ablation, Arm(name="plain"), 1, 1e-3).model_dump(mode="json")
+    begun = ablation.arms[0]
+    plain = ablation_config(name, ablation, begun, 1, 1e-3).model_dump(mode="json")
     for arm in ablation.arms:
         first, second = (ablation_config(name, ablation, arm, seed, 1e-3) for seed in (1, 2))
         assert first.train.model_copy(update={"seed": 2}) == second.train
         described = first.model_dump(mode="json")
-        for section, changed in (("model", arm.model), ("train", arm.train)):
+        changes = ("model", arm.model | begun.model), ("train", arm.train | begun.train)
+        for section, changed in changes:
             differing = {key for key, value in described[section].items() if plain[section].get(key) != value}
             assert differing <= changed.keys()
         if first.train.precision == "fp16":
@@ -111,7 +113,7 @@ def test_a_run_is_judged_by_its_intervals_and_verifies(trained: Path) -> None:
     results = load_results([trained])
     found = {one.claim.id: one for one in judge([find_experiment("transformer-xl/memory")], results)}
     assert {name: one.outcome for name, one in found.items()} == {
-        RIGHT.claim: "undecided", SWAPPED.claim: "undecided", "transformer-xl/readme/perplexity": "not-run"
+        RIGHT.claim: "undecided", SWAPPED.claim: "undecided", "transformer-xl/readme/perplexity": "not-tried"
     }  # fmt: skip
     right, swapped = (found[effect.claim].record for effect in (RIGHT, SWAPPED))
     assert [right, swapped] == list(results.records[-2:])
@@ -162,10 +164,10 @@ HIGH, LOW = [5.1, 5.2, 5.15, 5.12, 5.18], [5.0] * 5
 
 def test_an_effect_is_seen_where_every_arm_learned_inside_its_grid() -> None:
     finding, doubt = grid([HIGH, LOW], 0.01, bigrams=6.0)
-    assert (finding.outcome, doubt, finding.is_number) == ("seen", [], True)
+    assert (finding.outcome, doubt, finding.is_number) == ("confirmed", [], True)
 
 
-@pytest.mark.parametrize(("claimed", "outcome"), [({"above": 0.0}, "seen"), ({"below": 0.0}, "undecided")])
+@pytest.mark.parametrize(("claimed", "outcome"), [({"above": 0.0}, "confirmed"), ({"below": 0.0}, "undecided")])
 def test_only_the_arm_that_is_claimed_to_be_better_must_have_learned(claimed: dict[str, float], outcome: str) -> None:
     finding, doubt = grid([HIGH, LOW], 0.01, bigrams=5.1, **claimed)
     assert finding.outcome == outcome
@@ -208,7 +210,7 @@ def test_bigrams_are_counted_in_the_training_text(tmp_path: Path) -> None:
 
 def test_what_is_undecided_is_no_reason_for_exit_code_3(trained: Path) -> None:
     one = call({}, "mlm-experiment", "compare", "transformer-xl/memory", "--results", trained, ends=0)
-    assert "undecided  memory of 16 less no memory: -" in one.out
+    assert "undecided  reduced  memory of 16 less no memory: -" in one.out
 
 
 def test_what_is_finished_is_found_again(trained: Path) -> None:
@@ -301,12 +303,12 @@ def planted(differences: list[float], **claimed: float) -> Finding:
 @pytest.mark.parametrize(
     ("differences", "claimed", "outcome"),
     [
-        ([0.1, 0.2, 0.15, 0.12, 0.18], {"above": 0.0}, "seen"),
+        ([0.1, 0.2, 0.15, 0.12, 0.18], {"above": 0.0}, "confirmed"),
         ([0.1, 0.2, 0.15, 0.12, 0.18], {"above": 0.12}, "undecided"),
-        ([0.1, 0.2, 0.15, 0.12, 0.18], {"below": 0.0}, "not-seen"),
+        ([0.1, 0.2, 0.15, 0.12, 0.18], {"below": 0.0}, "contradicted"),
         ([0.1, -0.2, 0.15, -0.12, 0.1], {"above": 0.0}, "undecided"),
-        ([0.01, -0.01, 0.0, 0.01, -0.01], {"above": -0.02, "below": 0.02}, "seen"),
-        ([0.1, 0.2, 0.15, 0.12, 0.18], {"above": -0.02, "below": 0.02}, "not-seen"),
+        ([0.01, -0.01, 0.0, 0.01, -0.01], {"above": -0.02, "below": 0.02}, "confirmed"),
+        ([0.1, 0.2, 0.15, 0.12, 0.18], {"above": -0.02, "below": 0.02}, "contradicted"),
     ],
 )
 def test_the_verdict_is_where_students_interval_lies(

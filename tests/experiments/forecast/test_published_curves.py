@@ -27,9 +27,10 @@ def claims_of(losses: dict[str, float]) -> list[Claim]:
 @given(floor=st.floats(1, 3), height=st.floats(0.3, 1.5), exponent=st.floats(0.1, 0.8))
 def test_a_law_is_found_again(floor: float, height: float, exponent: float) -> None:
     law = {name: floor + height * (parameters_of(name) / 1e9) ** -exponent for name in SERIES}
-    (number,) = extrapolated(claims_of(law), "sizes")
+    ((number, known),) = extrapolated(claims_of(law), "sizes")
     assert math.log(number["value"]) == pytest.approx(law["8.3b"], abs=1e-6)
     assert number["low"] < number["value"] < number["high"]
+    assert known == pytest.approx(math.exp(law["2.5b"])), "as the largest model of the fit"
 
 
 def test_the_held_out_point_is_not_looked_at() -> None:
@@ -40,7 +41,7 @@ def test_the_held_out_point_is_not_looked_at() -> None:
 
 def test_the_published_curve_lies_above_the_law_most_at_its_end() -> None:
     claims = find_experiment("2019/scaling-law").claims
-    found = {number["x"]: number for number in extrapolated(claims, "sizes")}
+    found = {number["x"]: number for number, _ in extrapolated(claims, "sizes")}
     published = {claim.x: float(claim.value) for claim in claims if claim.series == "8.3b"}
     assert found.keys() == published.keys() == set(range(1, 9))
     above = [published[x] / number["value"] - 1 for x, number in found.items()]
@@ -69,16 +70,17 @@ def law(series: str, iterations: float) -> float:
 
 
 def test_a_law_over_tokens_is_found_again_from_a_third_of_training() -> None:
-    for number in extrapolated(figure_6(law), "tokens"):
+    for number, known in extrapolated(figure_6(law), "tokens"):
         assert math.log(number["value"]) == pytest.approx(law(number["series"], number["x"]), abs=1e-4)
         assert number["low"] < number["value"] < number["high"]
+        assert math.log(known) == pytest.approx(law(number["series"], 1e5), abs=1e-4), "as at the last point of the fit"
 
 
 def test_what_is_held_out_of_the_law_over_tokens_is_not_looked_at() -> None:
     def changed(series: str, iterations: float) -> float:
         return law(series, iterations) + (0.5 if iterations > 1e5 else 0.0)
 
-    ours, same = (extrapolated(figure_6(each), "tokens") for each in (law, changed))
+    ours, same = ([each for each, _ in extrapolated(figure_6(by), "tokens")] for by in (law, changed))
     assert [number["value"] for number in ours] == pytest.approx([number["value"] for number in same])
     assert {number["x"] > 1e5: number["note"] for number in ours} == {False: FITTED, True: HELD_OUT}
 
@@ -86,7 +88,7 @@ def test_what_is_held_out_of_the_law_over_tokens_is_not_looked_at() -> None:
 def test_the_published_larger_model_ends_below_the_law_over_tokens() -> None:
     """Larger models gain more from each token than a sum of two powers can say."""
     published = {(claim.series, claim.x): float(claim.value) for claim in figure_6()}
-    last = [number for number in extrapolated(figure_6(), "tokens") if number["x"] == 300_000]
+    last = [number for number, _ in extrapolated(figure_6(), "tokens") if number["x"] == 300_000]
     above = {number["series"]: number["value"] / published[number["series"], 300_000] - 1 for number in last}
     assert above["355m"] < 0 < above["2.5b"] < above["8.3b"]
     (largest,) = (number for number in last if number["series"] == "8.3b")

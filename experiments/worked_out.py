@@ -1,0 +1,185 @@
+"""Numbers that follow from the catalogue and the shipped constants alone: closed forms, arithmetic of claims, and
+predictions by the cost model and by laws. Verdicts work them out each time, so they do not depend on earlier runs.
+Imports no torch.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mlm_repro.experiments.catalogue import Experiment, Part, find_experiment
+from mlm_repro.experiments.files import FITTED, HELD_OUT
+from mlm_repro.experiments.forecast.published import extrapolated
+from mlm_repro.experiments.published import Row, position, published_rows, workload_rows
+from mlm_repro.experiments.quantities import FORMULAS, LAYER, layer_values, simulated_values
+from mlm_repro.experiments.ranges import Range, as_range
+from mlm_repro.experiments.sealed import Line
+from mlm_repro.experiments.simulator.cluster import Cluster, load_cluster, machine_of
+from mlm_repro.experiments.simulator.measurements import (
+    QUANTITIES,
+    RATIOS,
+    Observation,
+    Simulated,
+    fitted_rows,
+    fitted_workloads,
+    workload_of,
+)
+from mlm_repro.experiments.simulator.simulate import Prediction
+from mlm_repro.experiments.simulator.simulate import simulate as predict
+from mlm_repro.experiments.simulator.workload import Workload, flops_of
+from mlm_repro.lineage.digest import sha256_json
+from mlm_repro.lineage.records import Record
+
+CONSTANT, BUBBLE, UNCHANGED = "constant throughput", "bubble alone", "the last point known"
+"""Baselines of predictions: every GPU reaches one rate, by the papers' count of operations; the bubble of the pipeline
+is lost besides; a curve stays where it is known last."""
+TAILS = (0.05, 0.95)
+UNKNOWN: Mapping[str, Range] = {}
+
+
+class Worked(NamedTuple):
+    """A number that was worked out."""
+
+    record: Record
+    """The digest is of what it was worked out of: numbers of one workload, or of one curve, are one prediction."""
+    range: Range
+    """The ends between which the rounding of the printed digits leaves a computed number."""
+    baselines: Mapping[str, Range]
+    """Predictions by simpler rules."""
+
+
+class WorkedOut(NamedTuple):
+    """All that follows for an experiment."""
+
+    numbers: tuple[Worked, ...]
+    refused: tuple[Line, ...]
+    """Workloads that cannot run, with the reason."""
+    clusters: Mapping[str, Cluster]
+
+
+def work_out(experiment: Experiment) -> WorkedOut:
+    """Compute and simulate everything that the experiment names."""
+    clusters: dict[str, Cluster] = {}
+    numbers: list[Worked] = []
+    refused: list[Line] = []
+
+    def add(line: Line, range_: Range | None = None, of: Any = None, baselines: Mapping[str, Range] = UNKNOWN) -> None:
+        about: Line = {"experiment": experiment.name, "source": "", "digest": sha256_json(of) if of else None}
+        record = Record(**about | line)
+        numbers.append(Worked(record, range_ or as_range(record.value), baselines))
+
+    for part in experiment.parts:
+        rows = published_rows(experiment, part)
+        first = {row["series"]: row for row in reversed(rows)}
+        for row in rows:
+            for name in part.computed:
+                ours = as_range(FORMULAS[name](row, first[row["series"]]))
+                add(position(part, row) | {"quantity": name, "kind": "computed", "value": ours.value}, ours)
+        for line, of, baselines in _simulated(part, rows, clusters):
+            if "reason" in line:
+                refused.append({"experiment": experiment.name} | line)
+            else:
+                add(line, None, of, baselines)
+    by_id = {claim.id: claim for claim in experiment.claims}
+    for each in experiment.arithmetic:
+        claim = by_id[each.claim]
+        ours = each.worked_out(claim.says)
+        place = {"series": claim.series, "quantity": claim.quantity, "x": claim.x}
+        add(place | {"kind": "computed", "value": ours.value}, ours)
+    if experiment.extrapolates:
+        for line, known in extrapolated(experiment.claims, experiment.extrapolates):
+            add(line, None, (experiment.name, line["series"]), {UNCHANGED: as_range(known)})
+    return WorkedOut(tuple(numbers), tuple(refused), clusters)
+
+
+def worked_out(experiment: Experiment) -> WorkedOut:
+    """All that follows for the catalogue's experiment of that name, worked out once."""
+    return _worked_out(experiment.name)
+
+
+@cache
+def _worked_out(name: str) -> WorkedOut:
+    return work_out(find_experiment(name))
+
+
+def _simulated(
+    part: Part, rows: Sequence[Row], clusters: dict[str, Cluster]
+) -> Iterator[tuple[Line, Any, Mapping[str, Range]]]:
+    """Lines of the part's simulated quantities or of a refusal, with what each was made of, and baselines."""
+    if not part.simulated:
+        return
+    base = workload_rows(part.baseline)[0] if part.baseline else rows[0]
+    predictions = [_predict(row, clusters) for row in (base, *rows)]
+    first, first_prediction = predictions[0]
+    for row, (workload, prediction) in zip(rows, predictions[1:], strict=True):
+        reason = prediction.reason or first_prediction.reason
+        if reason and not {*part.simulated} <= {*LAYER}:  # a layer needs no room for the model
+            yield (
+                {key: value for key, value in position(part, row).items() if key != "x_name"} | {"reason": reason},
+                0,
+                {},
+            )
+            continue
+        cluster = clusters[row["cluster"]]
+        note = FITTED if workload in fitted_workloads(cluster.software) else HELD_OUT
+        for name in part.simulated:
+            of: Any = (row["cluster"], workload, first if name in RATIOS else None)
+            baselines: Mapping[str, Range] = {}
+            if name in LAYER:
+                of = (*of, name)
+                values = layer_values(name, machine_of(cluster), workload, first, cluster.intervals.one_node)
+            else:
+                values = simulated_values(name, row["cluster"], workload, prediction, first, first_prediction.seconds,
+                                          cluster.intervals.ratio)  # fmt: skip
+                baselines = _baselines(cluster, Simulated(workload, 0.0, first, 0.0, row["cluster"]), name)
+            yield position(part, row) | values | {"note": note}, of, baselines
+
+
+def _predict(row: Row, clusters: dict[str, Cluster]) -> tuple[Workload, Prediction]:
+    name = row["cluster"]
+    if name not in clusters:
+        clusters[name] = load_cluster(name)
+    workload = workload_of(row)._replace(
+        scatter_gather=row.get("scatter_gather") != "false",
+        sequence_parallel=int(row.get("sequence_parallel") == "true"),
+    )
+    return workload, predict(clusters[name], [workload])[0]
+
+
+def _slowest(name: str, workload: Workload) -> float:
+    """Seconds of an iteration at a TFLOP/s per GPU by a baseline's rule."""
+    lost = (workload.pp - 1) / (workload.chunks * workload.microbatches) if name == BUBBLE else 0.0
+    return flops_of(workload) / (workload.gpus * 1e12) * (1 + lost)
+
+
+@cache
+def rates_of(software: str, name: str) -> tuple[float, float, float]:
+    """Median rate in TFLOP/s per GPU of the published rows that a fit has seen, by a baseline's rule, and the 5th and
+    the 95th percentile. Rows without a rate, such as ratios, are left out."""
+    rates = []
+    for row in fitted_rows(software):
+        if row.is_published and row.quantity not in RATIOS:
+            alone = QUANTITIES[row.quantity](Simulated(row.workload, _slowest(name, row.workload), row.workload, 1.0))
+            rates.append(alone / row.value if _is_time(row) else row.value / alone)
+    low, middle, high = np.quantile(rates, (TAILS[0], 0.5, TAILS[1])).tolist()
+    return middle, low, high
+
+
+def _is_time(row: Observation) -> bool:
+    return row.quantity in ("iteration_seconds", "days_per_epoch")
+
+
+def _baselines(cluster: Cluster, row: Simulated, quantity: str) -> Mapping[str, Range]:
+    """Both rules' predictions of the quantity; none under software that no published row was fitted to."""
+    if not any(each.is_published for each in fitted_rows(cluster.software)):
+        return {}
+    ranges = {}
+    for name in (CONSTANT, BUBBLE):
+        rates = rates_of(cluster.software, name)
+        seconds, first = (_slowest(name, each) for each in (row.workload, row.first))
+        ends = [QUANTITIES[quantity](row._replace(seconds=seconds / rate, first_seconds=first / rates[0]))
+                for rate in rates]  # fmt: skip
+        ranges[name] = Range(ends[0], min(ends), max(ends))
+    return ranges
