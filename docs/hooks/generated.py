@@ -9,6 +9,7 @@ from pathlib import Path
 from docs.hooks.commands import exit_codes, read_commands_table, table
 from docs.hooks.errata import errata
 from docs.hooks.formats import keys
+from docs.hooks.lamb import arms, correction
 from docs.hooks.protocols import section
 from docs.hooks.results import measures, results
 from docs.hooks.seeds import seeds
@@ -35,6 +36,10 @@ def made(name: str) -> str:
             return "\n\n".join(results(ROOT / "results"))
         case ["errata"]:
             return "\n\n".join(errata())
+        case ["lamb", "correction"]:
+            return correction()
+        case ["lamb", "arms"]:
+            return arms(ROOT / "results")
         case ["seeds"]:
             return "\n\n".join(seeds())
         case ["measures", record]:
