@@ -51,7 +51,7 @@ HEDGES: dict[Says, str] = {
     "exact": "",
     "about": r"~|∼|about|around|approximately|nearly|almost|maintain|entirely",
     "at most": r"at most|under|less than|or fewer|1 or 2|maxing out|between|decrease",
-    "at least": r"at least|over |more than|better|lower|higher|helped|help\b|diverge|unstable|degradation"
+    "at least": r"at least|over |more than|better|lower|higher|helped|help\b|diverge|unstable|degradation|could not"
     r"|made a difference|overestimated|exactly|causes",
     "there is": r"\bcan\b|could|up to|as much as|would",
     "for all": r"\ball\b|both|between",

@@ -139,8 +139,6 @@ def load_results(folders: Iterable[Path]) -> Results:
             if [record.model_copy(update={"note": ""}) for record in own[-len(derived) :]] != derived:
                 raise IntegrityFailure(f"{path} does not have the numbers of its trainings in {RECORDS}")
             findings = {finding.effect.claim: finding for finding in effects} | findings
-        elif manifest["kind"] == "reproduction":
-            findings = findings_of(own) | findings
     return Results(tuple(records), tuple(left_out), findings)
 
 
@@ -189,13 +187,6 @@ def parts_of(path: Path) -> Iterator[RunNumbers]:
     for name, run in lines.items():
         about = parse_document(run.manifest, Manifest, f"{MANIFEST} of {name}").model_dump(mode="json")
         yield RunNumbers(path, about, [record for record in own if record.source == name])
-
-
-def findings_of(records: Iterable[Record]) -> "dict[str, Finding]":
-    """Findings of a reproduction on the order of its models, by claim."""
-    from mlm_repro.experiments.scores import order_findings
-
-    return {finding.effect.claim: finding for finding in order_findings(records)}
 
 
 def judge(

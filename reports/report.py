@@ -11,7 +11,7 @@ from pydantic import Field
 
 from mlm_repro.experiments.catalogue import Experiment, load_experiments
 from mlm_repro.experiments.files import VERDICTS, Mutations
-from mlm_repro.experiments.verdicts import findings_of, headlines, judge, unanswered
+from mlm_repro.experiments.verdicts import headlines, judge, unanswered
 from mlm_repro.experiments.worked_out import worked_out
 from mlm_repro.lineage.digest import MARKER
 from mlm_repro.lineage.errors import Fault
@@ -124,8 +124,7 @@ def assemble(inputs: Inputs) -> Report:
     experiments = load_experiments()
     mine = () if reproduction.problems_of(MARKER) else reproduction.records  # unfinished or changed it does not count
     records = (*results.records, *(record for record in mine if record.kind != "published"))
-    findings = findings_of(mine) | results.findings
-    verdicts = judge(experiments.values(), replace(results, records=records, findings=findings))
+    verdicts = judge(experiments.values(), replace(results, records=records))
     worked = [each.record for experiment in experiments.values() for each in worked_out(experiment).numbers]
     known = {_place(record) for record in worked}  # a run's own are the same, or of an earlier version
     further = [record for record in records if _place(record) not in known]
