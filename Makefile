@@ -12,7 +12,7 @@ help: ## Show the targets
 
 setup: $(READY) ## Make .venv with pinned dependencies (the CPU build of torch where there is no GPU)
 
-$(READY): pyproject.toml $(wildcard constraints*.txt) install.sh
+$(READY): pyproject.toml setup.py $(wildcard constraints*.txt) install.sh
 	sh install.sh "$(PYTHON)" $(VENV) $(TORCH)
 	touch $(READY)
 
