@@ -52,7 +52,7 @@ def read_ladder(path: Path) -> object:
 
 
 def compared(folder: Path) -> Path:
-    run = shutil.copytree(next((ROOT / "results" / "against").iterdir()), folder / "against")
+    run = shutil.copytree(next((ROOT / "results" / "against").glob("against-*-500-*")), folder / "against")
     return run / "against.json"
 
 

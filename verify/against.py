@@ -83,8 +83,10 @@ def _tokens(config: RunConfig) -> str:
     """What the training reads, in words."""
     if not config.data.dataset:
         return "random tokens"
-    cards = [read_document(path / DATASET, DataCard) for path in DatasetFacts.read(config.data.dataset).directories]
-    return "; ".join(f"{card.splits['train'].tokens:,} tokens of {card.source}" for card in cards)
+    facts = DatasetFacts.read(config.data.dataset)
+    cards = [read_document(path / DATASET, DataCard) for path in facts.directories]
+    total = sum(len(file.tokens) for file, _ in facts.token_files("train"))
+    return f"{total:,} tokens of {'; '.join(card.source or card.name for card in cards)}"
 
 
 def _case(quantity: str, name: str, curves: list[list[StepResult]], theirs: str, layers: int) -> Case:

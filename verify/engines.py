@@ -48,6 +48,8 @@ class Work:
     """Prefixes of the token files and their blend weights."""
     tokenizer: Path | None = None
     """Directory of the tokenizer; None for random tokens."""
+    scratch: Path = Path()
+    """Directory for files that an engine makes of the tokens; the dataset's own is sealed."""
     initial: Weights | None = None
     """Initial weights; by default the engine draws them from the seed."""
     first_rate: int = 1
@@ -305,12 +307,13 @@ def with_vocabulary(config: RunConfig) -> RunConfig:
 @contextmanager
 def with_samples(config: RunConfig, iterations: int) -> Iterator[Work]:
     """Describe the training, on the dataset's files or else on random tokens."""
-    if config.data.dataset:
-        facts = DatasetFacts.read(config.data.dataset)
-        yield Work(config, iterations, tuple(zip(facts.prefixes("train"), facts.weights, strict=True)), facts.tokenizer)
-        return
     with tempfile.TemporaryDirectory() as folder:
-        yield Work(config, iterations, ((write_random_tokens(config, iterations, Path(folder) / "random"), 1.0),))
+        scratch, facts = Path(folder), DatasetFacts.read(config.data.dataset) if config.data.dataset else None
+        if facts:
+            tokens = tuple(zip(facts.prefixes("train"), facts.weights, strict=True))
+        else:
+            tokens = ((write_random_tokens(config, iterations, scratch / "random"), 1.0),)
+        yield Work(config, iterations, tokens, facts.tokenizer if facts else None, scratch)
 
 
 def write_random_tokens(config: RunConfig, iterations: int, prefix: Path) -> Path:

@@ -131,7 +131,7 @@ class MegatronCore(Engine):
         weights = [weight for _, weight in self.work.tokens] if len(prefixes) > 1 else None
         described = config.GPTDatasetConfig(
             random_seed=self.train.seed, sequence_length=model.seq_length, blend=(prefixes, weights), split="1,0,0",
-            path_to_cache=str(Path(prefixes[0]).parent / "index"), reset_position_ids=False,
+            path_to_cache=str(self.work.scratch / "index"), reset_position_ids=False,
             reset_attention_mask=False, eod_mask_loss=False,
             tokenizer=SimpleNamespace(eod=0, pad=None, vocab_size=model.vocab_size, unique_identifiers={}),
         )  # fmt: skip

@@ -2,18 +2,26 @@
 
 import sys
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
+from mlm_repro.data_pipeline.files import dataset_digest
 from mlm_repro.engine.compare.tensors import curve_tolerance, factor, tensor_tolerance
 from mlm_repro.engine.run.resolved import read_run_config
 from mlm_repro.experiments.benchmark import AGAINST, read_benchmark
+from mlm_repro.experiments.files import FORECAST
+from mlm_repro.experiments.forecast.trainings import seeds_of
 from mlm_repro.lineage.digest import check_seal
 from mlm_repro.lineage.errors import BadInput
+from mlm_repro.lineage.files import read_object
+from mlm_repro.lineage.run import RunDirectory
 from mlm_repro.reports.engines import engines_exhibit
 from mlm_repro.reports.render import render
 from mlm_repro.verify.against import engine_class, run_against
-from tests.commands import Command
+from mlm_repro.verify.recomputed import RunCheck
+from tests.commands import ROOT, Command
+from tests.engine.conftest import write_dataset
 from tests.verify import faults
 from tests.verify.faults import Fault
 
@@ -65,6 +73,37 @@ def test_the_run_is_sealed_with_a_record_that_reports_draw(verify: Command, conf
     kept = read_benchmark(run / AGAINST)
     assert [case.name for case in kept.cases] == ["loss", "gradient norm", "learning rate", "weights at the end"]
     assert b"difference of the losses" in render(engines_exhibit(run)).files["svg"]
+
+
+def test_a_dataset_is_read_and_left_as_it_was(verify: Command, config: Path, tmp_path: Path) -> None:
+    dataset = write_dataset(tmp_path / "words")
+    before = sorted(dataset.rglob("*"))
+    arguments = ("--set", f"data.dataset={dataset}", "--iterations", 1, "--out", tmp_path / "runs")
+    done = verify("against", "megatron-core", config, *arguments)
+    assert done.code == 0, done.err
+    assert sorted(dataset.rglob("*")) == before
+    (run,) = [path for path in (tmp_path / "runs").iterdir() if not path.is_symlink()]
+    assert RunDirectory.open(run).manifest["parents"] == {"dataset": dataset_digest(dataset)}
+    assert " tokens of " in read_benchmark(run / AGAINST).setting["trained on"]
+
+
+def test_kept_trainings_beside_megatron_core_are_on_text_as_their_sealed_forecast_says() -> None:
+    """Their seed is of the forecast's digest. The loss keeps falling: each fifth of the training is below the last."""
+    (forecast,) = (ROOT / "results" / "against").glob("engines-forecast-*")
+    runs = sorted((ROOT / "results" / "against").glob("against-megatron-core-*"))
+    assert len(runs) == 3
+    (seed,) = seeds_of(forecast / FORECAST, 1)
+    for run in runs:
+        manifest, kept = RunDirectory.open(run).manifest, read_benchmark(run / AGAINST)
+        assert manifest["config"]["train"]["seed"] == seed
+        assert manifest["parents"] == read_object(forecast / FORECAST)["made_of"]
+        assert " tokens of installed-docs" in kept.setting["trained on"]
+        assert kept.disagreements == []
+        losses = {series.contender: series.samples for series in kept.cases[0].series}["ours"]
+        fifths = [fmean(losses[place : place + 100]) for place in range(0, 500, 100)]
+        assert fifths == sorted(fifths, reverse=True)
+        assert losses[-1] < 0.75 * losses[0]
+    assert not any(RunCheck(run).broken for run in (forecast, *runs))
 
 
 def test_the_command_ends_with_code_3_where_engines_differ(
