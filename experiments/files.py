@@ -113,10 +113,11 @@ def read_evaluations(study: Path) -> dict[str, dict[str, Any]]:
 
 
 def join_evaluations(study: Path) -> None:
-    """Put all results into one file in place of a folder of them."""
+    """Put all results into one file in place of folders of them."""
     results = sorted(read_evaluations(study).items())
     write_lines(study / EVALUATIONS, (KeptEvaluation(name=name, result=result) for name, result in results))
-    shutil.rmtree(study / EVALUATIONS_APART, ignore_errors=True)
+    for name in (FORMER_EVALUATIONS, EVALUATIONS_APART):
+        shutil.rmtree(study / name, ignore_errors=True)
 
 
 class Comparison(FileSchema):

@@ -45,10 +45,6 @@ class Claims(tuple[JudgedClaim, ...]):
         """Number of the documents' own claims."""
         return len(self) - self.counts[UNCOUNTED]
 
-    def any(self, outcomes: Iterable[Outcome]) -> bool:
-        """True if a claim has one of the outcomes."""
-        return any(self.counts[outcome] for outcome in outcomes)
-
     @property
     def deviations(self) -> list[float]:
         """Absolute deviations of the claims that have one."""

@@ -492,8 +492,7 @@ OF_A_KIND: list[tuple[str, str, Edit, str]] = [
     ("experiments", "records.jsonl", lambda lines: lines.pop(), "its records.jsonl is not the one that was sealed"),
     ("experiments", "runs.jsonl", put(0, "manifest", created=""), "its manifest.json is not the one that was sealed"),
     ("experiments", "runs.jsonl", lambda lines: lines.pop(0), "has records of another run, experiment-2019-bert-"),
-    ("experiments", "runs.jsonl", put(1, refused=[{}]), "not_run.json of experiment-2019-multiples-"),
-    ("experiments", "runs.jsonl", put(1, refused=None), "its not_run.json is not the one that was sealed"),
+    ("experiments", "runs.jsonl", put(1, refused=[]), "its not_run.json is not the one that was sealed"),
     ("ladder", "evaluations.jsonl", put(0, "texts", "wikitext103", bits_per_byte=0.9),
      "the bits per byte of wikitext103 in ladder are not of the losses beside them"),
 ]  # fmt: skip
