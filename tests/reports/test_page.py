@@ -71,12 +71,13 @@ class Outline(HTMLParser):
             self.rows[-1][-1] += data
 
 
-def _rows(html: str) -> list[list[str]]:
+def rows_of(html: str) -> list[list[str]]:
+    """Cells of every row of the page's tables, as text."""
     return [[" ".join(cell.split()) for cell in row] for row in Outline(html).rows]
 
 
 def test_every_record_is_on_the_page_with_its_kind_and_source(built: Built) -> None:
-    shown = [set(row) for row in _rows(built.html)]
+    shown = [set(row) for row in rows_of(built.html)]
     for record in records():
         if record.experiment in ("2019/figure-6", "2019/table-3"):  # other exhibits are all of one kind
             origin = {f"{KIND_GLYPHS[record.kind]} {record.kind}", record.source, (record.digest or "")[:16]}
@@ -96,7 +97,7 @@ def test_numbers_that_say_the_same_in_every_line_are_said_once(built: Built) -> 
 
 
 def test_table_3_sets_both_published_sources_beside_the_scaled_number(built: Built) -> None:
-    rows = _rows(built.html)
+    rows = rows_of(built.html)
     sources = list(
         dict.fromkeys(each.source for each in records() if each.experiment == "2019/table-3" and not each.seed)
     )
