@@ -13,9 +13,15 @@ FLAGS = [
 ]
 
 
-def browse(page: Path, profile: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    """Open a page without a window; `--dump-dom` prints it as its scripts left it."""
-    command = [str(BROWSER), *FLAGS, f"--user-data-dir={profile}", *flags, page.as_uri()]
+def browse(page: Path | str, profile: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    """Open a page, a file or an address, without a window; `--dump-dom` prints it as its scripts left it."""
+    command = [
+        str(BROWSER),
+        *FLAGS,
+        f"--user-data-dir={profile}",
+        *flags,
+        page if isinstance(page, str) else page.as_uri(),
+    ]
     environment = {**os.environ, "HOME": str(profile)}
     return subprocess.run(
         command, capture_output=True, text=True, timeout=600, check=False, env=environment, errors="replace"
