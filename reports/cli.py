@@ -1,7 +1,8 @@
-"""`mlm-report`: one page from result files, and its figures and tables one by one."""
+"""`mlm-report`: pages from result files, of a reproduction or of one training, and figures and tables one by one."""
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,6 +14,7 @@ from mlm_repro.lineage.progress import announce
 from mlm_repro.lineage.shipped import HOME
 
 if TYPE_CHECKING:
+    from mlm_repro.reports.load import Problem
     from mlm_repro.reports.report import Report
 
 KEPT = tuple(HOME / "results" / name for name in ("reproduce-8.3b", "ladder", "ablations", "against"))
@@ -52,11 +54,36 @@ def build(
     exhibits = report.all_exhibits
     announce(f"draws {sum(bool(exhibit.draw) for exhibit in exhibits)} figures, writes {len(exhibits)} exhibits")
     page = build_report(report, out)
-    for problem in report.problems:
-        print(f"warning: {problem.sentence}", file=sys.stderr)
-    damaged = sum(problem.damaged for problem in report.problems)
     print(f"{page} ({time.monotonic() - start:.1f} s)")
-    if damaged:
+    _end(report.problems, page)
+
+
+@app.command("run")
+def training(
+    run: Annotated[Path, typer.Argument(help="A training run, finished or not.")],
+    out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path(),
+) -> None:
+    """Write the page of one training as NAME.html: one file, to open in a browser or to send.
+
+    It has the curves, the numbers behind them, the data card, and what `mlm-eval --json` wrote beside the run of its
+    checkpoints: results and generated text. If a file is damaged, the page is written and names it, and the command
+    exits with code 6.
+    """
+    from mlm_repro.lineage.atomic import write_bytes
+    from mlm_repro.reports.training import load_training, render_training
+
+    loaded = load_training(run)
+    page = out / f"{loaded.path.name}.html"
+    write_bytes(page, render_training(loaded).encode("utf-8", "replace"))
+    print(page)
+    _end(loaded.problems, page)
+
+
+def _end(problems: "Sequence[Problem]", page: Path) -> None:
+    """Name the problems. Raises IntegrityFailure if a part is damaged."""
+    for problem in problems:
+        print(f"warning: {problem.sentence}", file=sys.stderr)
+    if damaged := sum(problem.damaged for problem in problems):
         raise IntegrityFailure(f"{damaged} damaged or refused parts were left out of {page}; the page names them")
 
 

@@ -201,6 +201,21 @@ def draw_loss(curves: Sequence[Layer]) -> "Figure":
     return figure
 
 
+def draw_run(curves: Sequence[Layer], y_label: str) -> "Figure":
+    """Draw numbers of a training against iterations, logarithmic where they go over a decade."""
+    figure = blank(HEIGHT, COLUMN)
+    axes = figure.add_subplot()
+    _draw(axes, curves, y_label)
+    if len(curves) == 1 and (legend := axes.get_legend()):
+        legend.remove()
+    values = [point.value for curve in curves for point in curve.points]
+    if min(values) > 0 and max(values) > 10 * min(values) and "rate" not in y_label:
+        plain_log_ticks(axes)
+    else:
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}" if abs(value) < 1 else compact(value))
+    return figure
+
+
 def _draw(axes: "Axes", curves: Sequence[Layer], y_label: str) -> None:
     """Draw curves in their models' looks: published thin, dashed, open markers; ours solid, filled markers.
 

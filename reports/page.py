@@ -1,6 +1,7 @@
 """The page: figures, tables and sentences in one self-contained HTML file."""
 
 from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup
 
@@ -46,22 +47,29 @@ def write_report(report: Report, directory: Path) -> None:
     write_document(directory / SOURCES, report.inputs.sources)
 
 
+def shell() -> dict[str, Any]:
+    """Style, script and helpers of every page."""
+    folder = Path(__file__).parent / "templates"
+    return {
+        "style": Markup(theme_css() + (folder / "page.css").read_text(encoding="utf-8")),
+        "script": Markup((folder / "page.js").read_text(encoding="utf-8")), "glyphs": KIND_GLYPHS,
+        "percent": percent, "size_bytes": size_bytes,
+    }  # fmt: skip
+
+
 def render_page(report: Report, drawings: dict[str, Drawing]) -> str:
     """The HTML text; every value is escaped except our own drawings and script."""
-    reproduction, folder = report.reproduction, Path(__file__).parent / "templates"
-    verdicts = [each.verdict for each in report.claims]
+    reproduction, verdicts = report.reproduction, [each.verdict for each in report.claims]
     context = {
-        "style": Markup(theme_css() + (folder / "page.css").read_text(encoding="utf-8")),
-        "script": Markup((folder / "page.js").read_text(encoding="utf-8")), "report": report,
+        "report": report, "alone": False,
         "order": order_verdict(reproduction.records, reproduction.scores), "run": reproduction,
         "summary": reproduction.summary, "redraw": report.inputs.command, "exhibits": report.exhibits,
         "homes": report.homes, "papers": PAPERS,
-        "titles": {name: experiment.title for name, experiment in load_experiments().items()}, "glyphs": KIND_GLYPHS,
+        "titles": {name: experiment.title for name, experiment in load_experiments().items()},
         "meanings": KIND_MEANINGS, "looks": LOOKS, "outcomes": list(LOOKS), "totals": totals(verdicts),
         "by_paper": totals(verdicts, True), "scales": SCALES,
         "words": {outcome: counted(verdicts, outcome) for outcome in WORDS},
         "described": described, "ours": reproduction.own_kind,
         "evaluations": tables.by_protocol(reproduction.evaluations, reproduction.order), "tables": tables,
-        "percent": percent, "size_bytes": size_bytes,
     }  # fmt: skip
-    return template_environment().get_template("page.html").render(context, drawings=drawings)
+    return template_environment().get_template("page.html").render(shell() | context, drawings=drawings)

@@ -1,9 +1,11 @@
 """Exhibits of a reproduction, with captions and texts that are computed from its numbers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from statistics import fmean
 
+from mlm_repro.data_pipeline.files import Ledger
+from mlm_repro.evaluation.schema import Result
 from mlm_repro.lineage.numbers import show
 from mlm_repro.lineage.records import Kind, Record
 from mlm_repro.reports import tables
@@ -65,17 +67,25 @@ def _tables(reproduction: Reproduction) -> Iterator[Exhibit]:
         data, command = tables.records_data(further), reproduction.command("validation")
         yield Exhibit("further-numbers", "Further numbers", (), data, command, tables=(data,))
     if evaluations := reproduction.evaluations:
-        data, command = tables.evaluations_data(evaluations), reproduction.command("table-3")
-        shown = tables.evaluations_tables(evaluations, reproduction.order)
-        yield Exhibit("evaluations", "Evaluations by convention", (), data, command, tables=shown)
+        yield evaluations_exhibit(evaluations, reproduction.order, reproduction.command("table-3"))
     if models := reproduction.summary.models:
         kind, command = reproduction.own_kind, reproduction.command("models")
         data, shown = tables.models_data(models, kind), tables.models_tables(models, kind)
         yield Exhibit("models", "Published and trained shapes", (), data, command, tables=shown)
     if ledger := reproduction.ledger:
-        data, shown = tables.ledger_data(ledger), [tables.attrition_table(ledger)]
-        command = reproduction.command("data-ledger", "ledger")
-        yield Exhibit("data-ledger", "What each stage kept and dropped", (), data, command, tables=shown)
+        yield ledger_exhibit(ledger, reproduction.command("data-ledger", "ledger"))
+
+
+def evaluations_exhibit(evaluations: Mapping[str, Result], order: Sequence[str], command: str = "") -> Exhibit:
+    """Tables of results by protocol, the models in this order."""
+    data, shown = tables.evaluations_data(evaluations), tables.evaluations_tables(evaluations, order)
+    return Exhibit("evaluations", "Evaluations by convention", (), data, command, tables=shown)
+
+
+def ledger_exhibit(ledger: Ledger, command: str = "") -> Exhibit:
+    """The table of what each stage kept, and of why documents were dropped."""
+    data, shown = tables.ledger_data(ledger), [tables.attrition_table(ledger)]
+    return Exhibit("data-ledger", "What each stage kept and dropped", (), data, command, tables=shown)
 
 
 def _ends(curves: Sequence[Layer]) -> str:

@@ -43,16 +43,18 @@ def trust_ratio_exhibit(run: Path) -> Exhibit:
     caption = [
         f"{tensors} tensors in {len(steps)} updates by {optimizer}: all lie in the lightest band, 80 % and half in the "
         "darker ones, and the line is the median, each to an eighth of a decade.",
-        "The dashed line is 10, the clip of “Scaling Transformer-XL to 128 GPUs”. `lamb-clamped` follows that code "
-        "of June 2019: it clamps the weight norm, not the ratio, which a small update takes above 10.",
         f"Ratios of 10 or more: {sum(reached) / tensors / len(steps):.2%}, at the end {reached[-1]} of {tensors}"
         + (f", first in iteration {begun}." if begun else "."),
+    ]
+    notes = [
+        "The dashed line is 10, the clip of “Scaling Transformer-XL to 128 GPUs”. `lamb-clamped` clamps the weight "
+        "norm, not the ratio, which a small update takes above 10.",
         f"The median update norm is {first} in the first update and {last} in the last.",
     ]
     heads = ("iteration", "of each tensor", *(f"{share:.0%} below" for share in SHARES))
     return Exhibit(
         "trust-ratio", "LAMB’s trust ratio over training", caption, Table(heads, rows, words=2),
-        f"mlm-report figure trust-ratio {run}", partial(draw, shown), " ".join(caption),
+        f"mlm-report figure trust-ratio {run}", partial(draw, shown), " ".join(caption), notes=notes,
     )  # fmt: skip
 
 

@@ -36,7 +36,12 @@ def read_commands(root: Path) -> dict[str, Any]:
 
 def command_page(name: str, command: Any) -> str:
     """A section for each verb, with its `--help`: usage, arguments, options and their defaults."""
-    parts = [f"# {name}", cell(command.help), "[Exit codes](../exit-codes.md) are common to all commands."]
+    parts = [
+        f"# {name}",
+        f"*For who types `{name}`.*",
+        cell(command.help),
+        "[Exit codes](../exit-codes.md) are common to all commands.",
+    ]
     for verb, one in command.commands.items():
         one.rich_markup_mode = None  # text without frames
         context = one.context_class(one, info_name=f"{name} {verb}", terminal_width=WIDTH)

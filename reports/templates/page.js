@@ -60,10 +60,12 @@
     });
     form.querySelector("output").textContent = searching ? shown + " of " + claims.length + " claims" : claims.length + " claims";
   }
-  form.hidden = false;
-  form.addEventListener("submit", function (event) { event.preventDefault(); });
-  form.addEventListener("input", filter);
-  filter();
+  if (form) { // a page of one training has none
+    form.hidden = false;
+    form.addEventListener("submit", function (event) { event.preventDefault(); });
+    form.addEventListener("input", filter);
+    filter();
+  }
   document.querySelectorAll("a[data-outcome]").forEach(function (link) {
     link.addEventListener("click", function () {
       form.elements.text.value = "";

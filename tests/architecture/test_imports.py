@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "experiments": ("lineage", "data_pipeline", "engine", "evaluation"),
     "verify": ("lineage", "data_pipeline", "engine", "evaluation", "experiments", "reports"),
     "reports": (
-        "lineage", "data_pipeline.files", "engine.run.files", "evaluation.schema", "experiments.benchmark",
+        "lineage", "data_pipeline.files", "engine.costs", "engine.run", "evaluation.schema", "experiments.benchmark",
         "experiments.catalogue", "experiments.files", "experiments.verdicts", "experiments.reproduce.files",
         "experiments.scores", "experiments.worked_out",
     ),

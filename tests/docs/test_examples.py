@@ -1,5 +1,6 @@
 """Each worked example of the documentation is followed to the letter on a copy of the package."""
 
+import json
 import os
 import re
 import shlex
@@ -8,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ import pytest
 from tests.architecture.rooms import PACKAGE, ROOMS, ROOT
 from tests.commands import call
 from tests.evaluation.standins import write_run
+from tests.reports.browser import BROWSER, browse
 
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 UNFINISHED = shutil.ignore_patterns("*.pyc.*", "*.tmp.*")
@@ -139,8 +142,14 @@ def test_a_corpus_of_ones_own_trains(tmp_path: Path) -> None:
 
 
 def test_own_text_becomes_a_sentence(tmp_path: Path) -> None:
-    *_, sentence = follow((ROOT / "docs" / "walk.md").read_text(encoding="utf-8"), tmp_path, changes=False)
+    *_, sentence, place = follow((ROOT / "docs" / "walk.md").read_text(encoding="utf-8"), tmp_path, changes=False)
     assert sentence.startswith("The statement")
+    page = tmp_path / place.strip()
+    assert json.loads((tmp_path / "runs" / "sentence.json").read_bytes())["continuation"] in unescape(page.read_text())
+    if BROWSER:
+        opened = browse(page, tmp_path / "profile", "--dump-dom")
+        assert "CONSOLE" not in opened.stderr
+        assert "After 20 of 20 iterations the training loss is" in opened.stdout
 
 
 def test_there_is_an_example_of_each_kind() -> None:

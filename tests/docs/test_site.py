@@ -15,6 +15,7 @@ from typer.main import get_command
 
 from mlm_repro.evaluation.tasks.names import TASKS
 from tests.architecture.rooms import ROOT, command_names
+from tests.reports.browser import BROWSER, browse
 
 
 def build(root: Path, out: Path) -> "subprocess.CompletedProcess[str]":
@@ -120,11 +121,34 @@ def test_a_diagram_shows_what_is_context_and_what_is_scored(site: Path) -> None:
     assert [each["PRED"].count("·") for each in windows(found["lambada-last-token"])] == [7]
 
 
-def test_the_exit_codes_are_those_of_the_architecture(site: Path) -> None:
-    table = re.findall(r"<td>(\d)</td>", (site / "exit-codes.html").read_text(encoding="utf-8"))
-    stated = re.findall(r"^\| (\d) \|", (ROOT / "docs" / "operation.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert list(dict.fromkeys(table)) == stated, "two errors share a code"
-    assert len(stated) == 7
+def test_every_exit_code_is_on_the_page(site: Path) -> None:
+    table = re.findall(r"<td>(\d+)</td>", (site / "exit-codes.html").read_text(encoding="utf-8"))
+    assert list(dict.fromkeys(table)) == ["0", "2", "3", "4", "5", "6", "7", "70"]
+
+
+def test_the_menu_is_short_and_begins_with_what_was_found(site: Path) -> None:
+    menu = re.search(r"^nav:\n(.*?)\n\n", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert menu
+    pages = re.findall(r"\S+\.md", menu[1])
+    assert len(pages) <= 15
+    assert pages.index("results.md") == 1
+    assert pages.index("errata.md") < pages.index("walk.md")
+
+
+def test_the_first_line_of_a_page_says_for_whom_it_is(site: Path) -> None:
+    """Holds for every page but those of results, which are for everyone."""
+    for page in {path.relative_to(site) for path in site.rglob("*.html")} - {Path("404.html")}:
+        if page.stem not in ("results", "errata"):
+            text = (site / page).read_text(encoding="utf-8")
+            assert re.search(r"</h1>\s*<p>(<em>)?For (who|whoever) ", text), page
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+def test_a_search_finds_words_in_a_site_that_is_opened_from_the_disk(site: Path, tmp_path: Path) -> None:
+    page = f"{(site / 'index.html').as_uri()}?q=microbatches"
+    done = browse(page, tmp_path / "profile", "--virtual-time-budget=10000", "--dump-dom")
+    assert re.search(r"\d+ matching documents", done.stdout)
+    assert "CONSOLE" not in done.stderr
 
 
 def test_a_broken_link_fails_the_build(tmp_path: Path) -> None:

@@ -1,23 +1,15 @@
 """The page in a real browser: no console message, nothing too wide, search, addresses, print, and what axe says."""
 
-import os
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from mlm_repro.experiments.catalogue import every_claim
+from tests.reports.browser import BROWSER, browse
 from tests.reports.conftest import Built
 from tests.reports.test_page import FIGURES
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = [
-    *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync", "--hide-scrollbars"),
-    *("--enable-logging=stderr", "--v=0"),
-]
 PROBE, AXE = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("probe.js", "axe.js"))
 FRAME = """
 <!DOCTYPE html><title>waiting</title>
@@ -28,18 +20,10 @@ FRAME = """
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
 
 
-def _browse(page: Path, profile: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [str(BROWSER), *FLAGS, f"--user-data-dir={profile}", *flags, page.as_uri()]
-    environment = {**os.environ, "HOME": str(profile)}
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=600, check=False, env=environment, errors="replace"
-    )
-
-
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_page_opens_without_a_console_message(built: Built, tmp_path: Path, dark: bool) -> None:
     theme = ["--force-dark-mode"] if dark else []
-    done = _browse(built.page, tmp_path, "--window-size=1280,1000", "--dump-dom", *theme)
+    done = browse(built.page, tmp_path, "--window-size=1280,1000", "--dump-dom", *theme)
     assert "CONSOLE" not in done.stderr
     for name in FIGURES:
         assert f'<figure id="{name}"' in done.stdout
@@ -56,7 +40,7 @@ def test_the_page_can_be_searched_and_addressed(built: Built, tmp_path: Path, wi
     frame = tmp_path / "frame.html"
     frame.write_text(FRAME.format(width=width), encoding="utf-8")
     flags = ("--window-size=1400,1000", "--virtual-time-budget=5000", "--dump-dom")
-    done = _browse(frame, tmp_path / "profile", *flags)
+    done = browse(frame, tmp_path / "profile", *flags)
     match = re.search(r"<title>([^<]+)</title>", done.stdout)
     assert match, done.stderr[-2000:]
     claims = len(every_claim())
@@ -79,7 +63,7 @@ def test_axe_finds_no_serious_violation(built: Built, tmp_path: Path, width: int
     scripts = f"<script>{source}</script><script>{AXE}</script></body>"
     page.write_text(built.html.replace("</body>", scripts), encoding="utf-8")
     flags = (f"--window-size={width},1000", "--virtual-time-budget=100000", "--dump-dom")
-    done = _browse(page, tmp_path / "profile", *flags)
+    done = browse(page, tmp_path / "profile", *flags)
     match = re.search(r"<title>(axe \d+ passed; [^<]+)</title>", done.stdout)
     assert match, done.stderr[-2000:]
     assert match[1].endswith("; nothing serious")

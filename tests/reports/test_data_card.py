@@ -14,11 +14,11 @@ from mlm_repro.reports.tables import near_duplicates as near_duplicates_text
 from tests.architecture.rooms import ROOT
 from tests.reports.conftest import Built
 from tests.reports.reproduction import evaluation, make_report, near_duplicates, page_text, write_reproduction
-from tests.reports.test_page import Outline, _rows
+from tests.reports.test_page import Outline, rows_of
 
 
 def test_the_card_shows_settings_digests_and_versions(built: Built) -> None:
-    rows = _rows(built.html)
+    rows = rows_of(built.html)
     assert ["length", "min tokens 128"] in rows
     assert f'sample, bytes 0 to 1,000: 4,000 documents, SHA-256 <code title="{"cd" * 32}">' in built.html
     assert f'train_text_document.bin, 2.00 MB, SHA-256 <code title="{"ab" * 32}">' in built.html
@@ -37,7 +37,7 @@ def test_near_duplicates_are_counted_at_the_threshold_and_no_recall_is_rounded_u
 
 
 def test_evaluations_show_every_convention_with_its_standard_error(built: Built) -> None:
-    rows = _rows(built.html)
+    rows = rows_of(built.html)
     numbers = ["644 ± 64", "88.25", "643.8", "721.5", "1.520 ± 0.024", "c" * 16]
     assert ["8.3b", "wikitext103", "● scaled partial", *numbers] in rows
     cells = ["1.25 ± 0.15 %", "5 of 400", "-6.47 ± 0.10", "644 ± 64", "c" * 16]
@@ -83,7 +83,7 @@ def test_an_older_reproduction_says_what_it_does_not_keep(tmp_path: Path) -> Non
     reproduction = load_reproduction(path)
     assert not any(problem.damaged for problem in reproduction.problems)
     html = page_text(path)
-    assert "keeps no data card (dataset.json)" in html
+    assert "There is no data card (dataset.json)" in html
     assert '<figure id="data-ledger"' in html
 
 

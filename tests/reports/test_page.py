@@ -73,12 +73,13 @@ class Outline(HTMLParser):
             self.rows[-1][-1] += data
 
 
-def _rows(html: str) -> list[list[str]]:
+def rows_of(html: str) -> list[list[str]]:
+    """Cells of every row of the page's tables, as text."""
     return [[" ".join(cell.split()) for cell in row] for row in Outline(html).rows]
 
 
 def test_every_record_is_on_the_page_with_its_kind_and_source(built: Built) -> None:
-    shown = [set(row) for row in _rows(built.html)]
+    shown = [set(row) for row in rows_of(built.html)]
     for record in records():
         if record.experiment in ("2019/figure-6", "2019/table-3"):  # other exhibits are all of one kind
             origin = {f"{KIND_GLYPHS[record.kind]} {record.kind}", record.source, (record.digest or "")[:16]}
@@ -98,7 +99,7 @@ def test_numbers_that_say_the_same_in_every_line_are_said_once(built: Built) -> 
 
 
 def test_table_3_sets_both_published_sources_beside_the_scaled_number(built: Built) -> None:
-    rows = _rows(built.html)
+    rows = rows_of(built.html)
     sources = list(
         dict.fromkeys(each.source for each in records() if each.experiment == "2019/table-3" and not each.seed)
     )
@@ -124,14 +125,14 @@ def test_the_page_opens_with_the_run_and_then_counts_the_claims(built: Built) ->
     head = built.html[places[3] : places[4]]
     counts = {name: cell for cell, name in re.findall(r"<b>([^<]+)</b> .*?</span> ([\w ]+?)</span>", head)}
     assert list(counts) == ["confirmed", "contradicted", "predicted", "not tried"]
-    rows = _rows(head)
+    rows = rows_of(head)
     assert rows[0] == ["scale", "confirmed", "contradicted", "predicted", "not tried"]
     assert "figures/verdicts.csv" in head
 
 
 def test_the_totals_are_those_of_the_verdicts_beneath(built: Built) -> None:
     """By rows: of each word as many as the page has claims of it."""
-    rows = [row for row in _rows(built.html) if row and row[0] in (*SCALES, "—") and len(row) == 1 + len(WORDS)]
+    rows = [row for row in rows_of(built.html) if row and row[0] in (*SCALES, "—") and len(row) == 1 + len(WORDS)]
     assert [row[0] for row in rows] == list(dict.fromkeys(row[0] for row in rows))
     for place, outcome in enumerate(WORDS, 1):
         given = built.html.count(f'<details class="claim {outcome}"')
