@@ -49,10 +49,10 @@ TAKES_LONG = {"released": "scores released weights", "interleaving": "times pipe
 Says = Literal["exact", "about", "at most", "at least", "there is", "for all"]
 HEDGES: dict[Says, str] = {
     "exact": "",
-    "about": r"~|∼|about|around|approximately|nearly|almost|maintain|entirely",
+    "about": r"~|∼|about|around|approximately|nearly|almost|maintain",
     "at most": r"at most|under|less than|or fewer|1 or 2|maxing out|between|decrease",
     "at least": r"at least|over |more than|better|lower|higher|helped|help\b|diverge|unstable|degradation|could not"
-    r"|made a difference|overestimated|exactly|causes",
+    r"|made a difference|overestimated|exactly",
     "there is": r"\bcan\b|could|up to|as much as|would",
     "for all": r"\ball\b|both|between",
 }
@@ -65,7 +65,7 @@ RELATIONS: dict[Says, Literal["=", "<=", ">="]] = {
 FARTHEST: dict[Says, Callable[[Iterable[float]], float]] = {"at least": min, "for all": min}
 """The number of a set that decides a claim of this class; for the others it is the largest."""
 PREFIXES: dict[Says, str] = {
-    "exact": "", "about": "about ", "at most": "≤ ", "at least": "≥ ", "there is": "up to ", "for all": "always "
+    "exact": "", "about": "about ", "at most": "≤ ", "at least": "≥ ", "there is": "can be ", "for all": "always "
 }  # fmt: skip
 ABOUT = 0.1
 """Share by which a number that is called about differs at most."""
@@ -279,7 +279,7 @@ class Effect(Config):
     """A claim about the difference of a quantity between two arms."""
 
     claim: str
-    """Id of the published claim that it answers."""
+    """Id of the published claim that it answers; a question of our own has an id that no claim has."""
     of: str
     """Arm whose quantity comes first in the difference; `less` is the arm that is subtracted."""
     less: str

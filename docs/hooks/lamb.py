@@ -6,9 +6,20 @@ from statistics import fmean
 
 from docs.hooks.commands import table
 from mlm_repro.engine.config import TrainConfig
+from mlm_repro.experiments.catalogue import Effect
 from mlm_repro.experiments.forecast.ablation import derive_effects
+from mlm_repro.experiments.scores import found
 
 STEPS = (1, 3, 10, 30, 100, 300, 1000, 3000)
+PAIRS = (
+    ("outside, gradients × 1024", "outside"),
+    ("outside, warm-up, gradients × 1024", "outside, warm-up"),
+    ("none, gradients × 1024", "none"),
+    ("none, warm-up, gradients × 1024", "none, warm-up"),
+    ("outside", "outside, warm-up"),
+    ("none", "none, warm-up"),
+)
+"""Arms that are held against each other, seed by seed."""
 
 
 def correction() -> str:
@@ -19,18 +30,25 @@ def correction() -> str:
 
 
 def arms(results: Path) -> str:
-    """Mean validation losses of the arms at the twentieth of the training and at its end, and what the effects are."""
+    """Mean losses of the arms, early and at the end, and the paired differences with their intervals."""
     (run,) = results.glob("ablations/experiment-transformer-xl-trust-ratio-effects-*")
-    findings, records = derive_effects(run)
-    curves: dict[str, dict[float, list[float]]] = {}
+    _, records = derive_effects(run)
+    places = sorted({record.x for record in records if record.x is not None})
+    early, end = dict[str, list[float]](), dict[str, list[float]]()
     for record in records:
-        if record.quantity == "validation_loss":
-            assert record.x is not None
-            curves.setdefault(record.series, {}).setdefault(record.x, []).append(record.value)
-    rows = [
-        (name, *(f"{fmean(values):.3f} ({min(values):.3f} to {max(values):.3f})" for values in (early, end)))
-        for name, curve in curves.items()
-        for early, end in [(curve[sorted(curve)[1]], curve[max(curve)])]
-    ]
-    found = "\n".join(f"- {finding.effect.claim}: {finding.outcome}. {finding.sentence}." for finding in findings)
-    return f"{table(('correction, and what else', 'loss after 5 %', 'loss at the end'), rows)}\n\n{found}"
+        if record.quantity == "validation_loss" and record.x == places[1]:
+            early.setdefault(record.series, []).append(record.value)
+        elif record.quantity == "final_validation_loss":
+            end.setdefault(record.series, []).append(record.value)
+    rates = {record.series: f"{record.value:g}" for record in records if record.quantity == "learning_rate"}
+    means = [(name, rates[name], f"{fmean(early[name]):.3f}", f"{fmean(end[name]):.3f}") for name in end]
+    rows = []
+    for of, less in PAIRS:
+        effect, cells = Effect(claim="", of=of, less=less, above=0.0), []
+        for losses in (early, end):
+            differences = [one - other for one, other in zip(losses[of], losses[less], strict=True)]
+            record = found(effect, 0.95, differences, {"experiment": "", "source": "", "kind": "scaled"}).record
+            cells.append(f"{record.value:+.4f} ({record.low:+.4f} to {record.high:+.4f})")
+        rows.append((f"{of} − {less}", *cells))
+    heads = ("correction, and what else", "rate", "loss after 5 %", "loss at the end")
+    return f"{table(heads, means)}\n\n{table(('paired differences, nats', 'after 5 %', 'at the end'), rows)}"
