@@ -54,7 +54,7 @@ number that a fit has seen; not-tried; of-others, quoted from other works."""
 Scale = Literal["same", "reduced", "simulated", "arithmetic", ""]
 SCALES: dict[Scale, str] = {
     "same": "measured or counted as published",
-    "reduced": "small models over several seeds",
+    "reduced": "small models over several seeds, which say nothing final of the published size",
     "simulated": "by a model or law that has not seen it",
     "arithmetic": "from the documents' own numbers",
 }
@@ -262,7 +262,11 @@ def format_summary(verdicts: Sequence[Verdict]) -> str:
 def headlines(verdicts: Sequence[Verdict]) -> list[str]:
     """Sentences on what the counts of claims hide."""
     counts = Counter(verdict.outcome for verdict in verdicts)
-    said = [f"{'; '.join(f'{scale}: {meaning}' for scale, meaning in SCALES.items())}.".capitalize()]
+    said = [
+        "Confirmed: our number agrees with the sentence's class and printed digits; contradicted: no rounding explains "
+        "the difference; predicted: of all numbers that no fit has seen, those inside our interval."
+    ]
+    said += [f"{'; '.join(f'{scale}: {meaning}' for scale, meaning in SCALES.items())}.".capitalize()]
     said += ["Facts come first, rows in brackets: rows of one fact hold or fail together."]
     said += [each.sentence for each in skills(verdicts)]
     if counts["fitted"]:
