@@ -12,10 +12,15 @@ fail() {
     echo "error: $1" >&2
     exit 2
 }
+started=$(date +%s)
+step() { # $1 says what begins, $2 the percent of the time that a set-up has taken when it does
+    echo "$1: about $((($(date +%s) - started) * (100 - $2) / $2 / 60 + 1)) min left"
+}
 command -v "$python" >/dev/null || fail "there is no $python here; name a Python 3.11 to 3.13: make setup PYTHON=python3.12"
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
     fail "Python 3.11 or newer is needed; name one with: make setup PYTHON=python3.12"
 [ "$(df -Pk . | awk 'NR == 2 { print $4 }')" -gt 4000000 ] || fail "the set-up needs 4 GB of disk: make room and call it again"
+echo "making $venv: 3.6 GB, three minutes on two quiet cores, and what the download takes; pip keeps what it downloads for another clone"
 version='import sys; print(sys.version_info[:2])'
 [ "$("$venv/bin/python" -c "$version" 2>/dev/null)" = "$("$python" -c "$version")" ] ||
     "$python" -m venv --clear "$venv" || fail "$python makes no environment: install its venv module (python3-venv) and call this again"
@@ -30,15 +35,17 @@ if [ "$build" = auto ]; then
     build=cuda
     [ "$(uname -s)" != Linux ] || nvidia-smi >/dev/null 2>&1 || build=cpu
 fi
-echo "installing torch, its $build build"
+step "installing torch, its $build build" 7
 if [ "$build" = cpu ]; then
     install --requirement constraints-cpu.txt 2>/dev/null ||
         installed --requirement constraints-cpu.txt --extra-index-url https://download.pytorch.org/whl/cpu
 else
     installed --requirement constraints-cuda.txt
 fi
-echo "installing the other dependencies"
+step "installing $(grep -c == constraints.txt) other packages" 17
 installed --no-build-isolation --requirement constraints.txt
 installed --no-build-isolation --editable .
+step "compiling on all cores" 80
 # on all cores, where pip would use one, but for what nobody here imports; some packages ship templates that are no Python
 "$venv/bin/python" -m compileall -qq -j 0 -x '/tests?/|/transformers/models/' "$venv/lib" || true
+echo "done in $((($(date +%s) - started) / 60 + 1)) min: $venv takes $(du -sh "$venv" | cut -f1)"

@@ -7,7 +7,7 @@ from markupsafe import Markup
 
 from mlm_repro.experiments.catalogue import PAPERS, load_experiments
 from mlm_repro.experiments.scores import order_verdict
-from mlm_repro.experiments.verdicts import SCALES, WORDS, counted, totals
+from mlm_repro.experiments.verdicts import WORDS, counted, totals
 from mlm_repro.lineage.atomic import new_directory
 from mlm_repro.lineage.digest import seal
 from mlm_repro.lineage.files import write_document
@@ -67,7 +67,7 @@ def render_page(report: Report, drawings: dict[str, Drawing]) -> str:
         "homes": report.homes, "papers": PAPERS,
         "titles": {name: experiment.title for name, experiment in load_experiments().items()},
         "meanings": KIND_MEANINGS, "looks": LOOKS, "outcomes": list(LOOKS), "totals": totals(verdicts),
-        "by_paper": totals(verdicts, True), "scales": SCALES,
+        "by_paper": totals(verdicts, True),
         "words": {outcome: counted(verdicts, outcome) for outcome in WORDS},
         "described": described, "ours": reproduction.own_kind,
         "evaluations": tables.by_protocol(reproduction.evaluations, reproduction.order), "tables": tables,

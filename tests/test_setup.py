@@ -52,6 +52,9 @@ def test_without_a_network_the_remedy_is_the_last_line_and_an_old_environment_is
     done = set_up(tmp_path, sys.executable, {})
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].endswith("with PyPI in reach the same command goes on")
+    space, step = done.stdout.splitlines()
+    assert "3.6 GB" in space
+    assert re.fullmatch(r"installing torch, its cuda build: about \d+ min left", step)
     found = subprocess.run(
         [tmp_path / "venv" / "bin" / "python", "--version"], capture_output=True, text=True, check=True
     )

@@ -92,11 +92,30 @@
     if (claim && !claim.parentElement.open) { window.history.replaceState(null, "", "#" + claim.parentElement.id); }
   });
 
-  // A printed page has no folds.
-  var folded = [];
-  window.addEventListener("beforeprint", function () {
+  // What is wider than its place says that it scrolls, and fades where it goes on.
+  var scrollers = Array.from(document.querySelectorAll(".plot, .scroll"));
+  function mark(part) {
+    var hidden = part.scrollWidth - part.clientWidth;
+    if (hidden > 2) { part.dataset.scroll = hidden - part.scrollLeft > 2 ? "more" : "end"; } else { delete part.dataset.scroll; }
+  }
+  function markAll() { scrollers.forEach(mark); }
+  scrollers.forEach(function (part) { part.addEventListener("scroll", function () { mark(part); }, { passive: true }); });
+  window.addEventListener("resize", markAll);
+  main.addEventListener("toggle", markAll, true);
+  markAll();
+
+  // Print gives a summary and what the reader has opened; this button prints everything.
+  var whole = document.getElementById("whole"), folded = [];
+  whole.hidden = false;
+  whole.addEventListener("click", function () {
     folded = Array.from(document.querySelectorAll("details:not([open])"));
     folded.forEach(function (part) { part.open = true; });
+    root.dataset.print = "whole";
+    window.print();
   });
-  window.addEventListener("afterprint", function () { folded.forEach(function (part) { part.open = false; }); });
+  window.addEventListener("afterprint", function () {
+    folded.forEach(function (part) { part.open = false; });
+    folded = [];
+    delete root.dataset.print;
+  });
 })();
