@@ -264,10 +264,10 @@ def headlines(verdicts: Sequence[Verdict]) -> list[str]:
     counts = Counter(verdict.outcome for verdict in verdicts)
     said = [
         "Confirmed: our number agrees with the sentence's class and printed digits; contradicted: no rounding explains "
-        "the difference; predicted: of all numbers that no fit has seen, those inside our interval."
+        "the difference; predicted: of all numbers that no fit has seen, those inside our interval.",
+        "Facts come first, rows in brackets: rows of one fact hold or fail together.",
+        f"{'; '.join(f'{scale}: {meaning}' for scale, meaning in SCALES.items())}.".capitalize(),
     ]
-    said += [f"{'; '.join(f'{scale}: {meaning}' for scale, meaning in SCALES.items())}.".capitalize()]
-    said += ["Facts come first, rows in brackets: rows of one fact hold or fail together."]
     said += [each.sentence for each in skills(verdicts)]
     if counts["fitted"]:
         said.append(f"{counts['fitted']} rows were seen by a fit and have no verdict.")
