@@ -80,7 +80,7 @@ def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) ->
 
 
 def _tokens(config: RunConfig) -> str:
-    """What the training reads, in words."""
+    """Number and source of the tokens that are trained on, in words."""
     if not config.data.dataset:
         return "random tokens"
     facts = DatasetFacts.read(config.data.dataset)

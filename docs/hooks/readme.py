@@ -117,8 +117,8 @@ def engines_block() -> str:
     apart = {result.title.split(", ")[-2]: result.setting["largest difference of the losses"] for result in results}
     shown = ", ".join(f"{apart[layout]} ({layout})" for layout in sorted(apart, key=lambda name: name != "serial"))
     return (
-        f"Losses over {results[0].setting['iterations']} iterations on text beside Megatron-Core's: at most {shown} nats "
-        "apart."
+        f"Losses over {results[0].setting['iterations']} iterations on text beside Megatron-Core's: at most {shown} "
+        "nats apart."
     )
 
 

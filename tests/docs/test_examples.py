@@ -22,7 +22,7 @@ from tests.reports.browser import BROWSER, browse
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 UNFINISHED = shutil.ignore_patterns("*.pyc.*", "*.tmp.*")
 """What another process is writing at the moment."""
-EXAMPLES = sorted((ROOT / "docs" / "extend").glob("*.md"))
+EXAMPLES = sorted(page for page in (ROOT / "docs" / "extend").glob("*.md") if page.stem != "index")
 
 
 @dataclass(frozen=True)
