@@ -6,7 +6,6 @@ Imports no torch.
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -21,8 +20,7 @@ from mlm_repro.experiments.simulator.workload import Floats, Workload, checked_c
 from mlm_repro.lineage.errors import BadInput
 
 COLUMNS = ("gpus", "global_batch", "micro_batch", "hidden", "heads", "layers", "seq", "vocab", "tp", "dp", "pp",
-           "chunks", "recompute", "family", "ffn_hidden", "kv_heads", "tied", "zero",
-           "memory", "head_dim", "num_microbatches")  # fmt: skip
+           "chunks", "recompute", "family", "ffn_hidden", "zero", "memory", "head_dim")  # fmt: skip
 """Columns of a workload in files."""
 LARGEST_CELL = 1e9
 PEAK_TFLOPS = {"dgx-a100-80g": 312.0, "dgx-2h-v100": 130.0, "p3dn-v100": 125.0}
@@ -50,35 +48,6 @@ class Observation(NamedTuple):
         return "/" in self.experiment
 
 
-class MeasuredRun(NamedTuple):
-    """A configuration that was tried."""
-
-    workload: Workload
-    seconds: float
-    """Seconds of an iteration; NaN if it failed."""
-    memory_gib: float = math.nan
-    """Memory of the fullest rank; NaN if unknown."""
-
-    @property
-    def ran(self) -> bool:
-        """True if it did not fail."""
-        return not math.isnan(self.seconds)
-
-
-@cache
-def ultrascale() -> tuple[MeasuredRun, ...]:
-    """Configurations on 1 to 64 nodes of 8 H100s that ran or failed, for whatever reason, without the rows that
-    contradict themselves."""
-    runs = []
-    for row in read_rows(HERE / "ultrascale-h100.csv"):
-        workload = workload_of(row)
-        with suppress(BadInput):
-            checked_config(workload)
-            seconds = float(row["iteration_ms"]) / 1e3 if row["status"] == "ran" else math.nan
-            runs.append(MeasuredRun(workload, seconds, float(row["memory_gb"] or "nan")))
-    return tuple(runs)
-
-
 def zero_3() -> list[Observation]:
     """2021 paper, Table 2: the rows of ZeRO-3."""
     return [row._replace(experiment="2021/table-2, ZeRO-3") for row in observed("2021/table-2") if row.workload.zero]
@@ -101,7 +70,7 @@ def v100_rows() -> list[Observation]:
 @cache
 def fitted_rows(software: str) -> tuple[Observation, ...]:
     """The rows that the constants of this software are fitted on; a ratio's first row among them."""
-    rows = {"megatron-2019": v100_rows, "megatron-2021": a100_rows, "nanotron-2024": h100_rows}
+    rows = {"megatron-2019": v100_rows, "megatron-2021": a100_rows}
     return tuple(rows[software]()) if software in rows else ()
 
 
@@ -122,12 +91,6 @@ def a100_rows() -> list[Observation]:
     return [*times, *(row for row in rows if row.workload.zero == 0 and row.workload not in known)]
 
 
-def h100_rows() -> list[Observation]:
-    """Rows that the H100 constants are fitted on: the iterations that did not fail."""
-    return [Observation("ultrascale-h100", row.workload, "iteration_seconds", row.seconds)
-            for row in ultrascale() if row.ran]  # fmt: skip
-
-
 def all_reduces(gpu: str, ranks: int | None = None) -> Floats:
     """Ranks, bytes and seconds of NCCL all-reduces inside one server of these GPUs, [3, n]; by default of all ranks."""
     timed = [(int(row["ranks"]), int(row["bytes"]), float(row["nanoseconds"]) * 1e-9)
@@ -139,8 +102,7 @@ def all_reduces(gpu: str, ranks: int | None = None) -> Floats:
 def workload_of(row: dict[str, str]) -> Workload:
     """The workload in a row's cells; absent or empty ones take their defaults.
 
-    A row that states `ffn_hidden` and no family is a llama's, which computes nothing again. Raises BadInput naming a
-    column that has no default and is empty, or is not a whole number.
+    Raises BadInput naming a column that has no default and is empty, or is not a whole number.
     """
     values: dict[str, Any] = {}
     for name in COLUMNS:
@@ -151,9 +113,6 @@ def workload_of(row: dict[str, str]) -> Workload:
             values[name] = _whole(name, cell)
         elif name not in Workload._field_defaults:
             raise BadInput(f"{name} is empty")
-    values.setdefault("family", "llama" if values.get("ffn_hidden") else "gpt2")
-    if values["family"] == "llama":
-        values.setdefault("recompute", "none")
     return Workload(**values)
 
 

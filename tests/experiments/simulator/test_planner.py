@@ -18,7 +18,7 @@ from mlm_repro.experiments.simulator.planner import (
     utilisation,
 )
 from mlm_repro.experiments.simulator.simulate import simulate
-from mlm_repro.experiments.simulator.workload import checked_config
+from mlm_repro.experiments.simulator.workload import NOT_COSTED, checked_config
 from mlm_repro.lineage.files import read_document
 from tests.commands import call
 from tests.data_pipeline.builds import build, config_for, write_mixed
@@ -94,7 +94,7 @@ def test_a_row_has_the_share_of_the_peak_and_its_columns_stand_apart() -> None:
     flops, peak = token_flops(model), cluster.constants.matmul_flops_per_second.value
     for row in rows:
         whole = (flops.parameters + flops.attention) * 512 * 1024 / 64 / peak
-        assert float(row[12].rstrip("%")) == pytest.approx(100 * whole / float(row[7]), abs=0.06)
+        assert float(row[12].rstrip("%")) == pytest.approx(100 * whole / float(row[7]), abs=0.08)
     assert len(rows) == 10
 
 
@@ -107,21 +107,14 @@ def test_an_epoch_is_of_the_dataset_that_the_file_names(tmp_path: Path) -> None:
     assert f"an epoch is {tokens:,} tokens (the dataset)" in done.out
 
 
-def test_a_llama_of_hugging_face_is_planned(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 32,
-             "intermediate_size": 14336, "max_position_embeddings": 8192, "vocab_size": 128256}  # fmt: skip
+@pytest.mark.parametrize("command", [("plan",), ("mfu", "--tflops", "400")])
+def test_a_llama_is_not_costed(tmp_path: Path, command: tuple[str, ...]) -> None:
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({"model_type": "llama", **sizes}), encoding="utf-8")
-    done = call({}, "mlm-experiment", "plan", str(path), "--cluster", "h100", "--gpus", "64", "--explain", "--quiet")
-    assert "8,030,261,248 parameters" in done.out  # as Hugging Face counts Llama 3 8B
-    shares = [float(line.split("%")[0].split()[-1]) for line in done.out.splitlines()
-              if " s " in line and "%" in line and line.startswith("  ")]  # fmt: skip
-    assert sum(shares) == pytest.approx(100, abs=1)
-    for broken in ({"model_type": "mamba", **sizes}, {"model_type": "llama"}):
-        path.write_text(json.dumps(broken), encoding="utf-8")
-        assert (
-            str(path) in call({}, "mlm-experiment", "plan", str(path), "--cluster", "h100", "--gpus", "64", ends=2).err
-        )
+    path.write_text(json.dumps({"model_type": "llama", "hidden_size": 4096}), encoding="utf-8")
+    name, *rate = command
+    done = call({}, "mlm-experiment", name, str(path), *rate, "--cluster", "h100", "--gpus", "64", ends=2)
+    assert done.err == f"error: {path}: {NOT_COSTED}\n"
+    assert done.out == ""
 
 
 GPT2 = model_of_run(read_run("1.2b"))
@@ -140,18 +133,11 @@ def test_39_tflops_of_2019_are_with_layers_computed_again() -> None:
     assert row(text, "attention whole")[1:] == ["31.06", "23.9%"]
 
 
-def test_the_denominator_is_the_dense_peak(tmp_path: Path) -> None:
-    """Megatron-LM#1276: 400 TFLOP/s of an H100 are 40 %, not 20. #1565: 420 of Qwen2.5-32B on H200s are 42.5 %."""
+def test_the_denominator_is_the_dense_peak() -> None:
+    """Megatron-LM#1276: 400 TFLOP/s of an H100 are 40 %, not 20."""
     text = utilisation(GPT2, load_cluster("h100"), 1, 512, tflops=400.0)
     assert row(text, "attention whole")[1:] == ["400", "40.4%"]
-    qwen = {"model_type": "qwen2", "hidden_size": 5120, "num_attention_heads": 40, "num_key_value_heads": 8,
-            "num_hidden_layers": 64, "intermediate_size": 27648, "max_position_embeddings": 131072,
-            "vocab_size": 152064}  # fmt: skip
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(qwen), encoding="utf-8")
-    done = call({}, "mlm-experiment", "mfu", str(path), "--cluster", "h200", "--gpus", "16", "--tflops", "420")
-    assert row(done.out, "attention whole")[1:] == ["420", "42.5%"]
-    assert "989 TFLOP/s" in done.out
+    assert "989 TFLOP/s" in text
 
 
 def test_every_rate_leads_to_the_others() -> None:

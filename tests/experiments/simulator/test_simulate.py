@@ -33,6 +33,9 @@ from mlm_repro.lineage.shipped import HOME, Shipped, find_file
 GPT_3 = Workload(768, 1536, 1, 12288, 96, 96, 2048, 8, 8, 12)
 
 
+CLUSTERS = sorted(path.stem for path in (HOME / "experiments/clusters").glob("*.toml"))
+
+
 @pytest.fixture(scope="module")
 def a100() -> Cluster:
     return load_cluster("dgx-a100-80g")
@@ -42,7 +45,7 @@ def predict(cluster: Cluster, **changed: Any) -> Prediction:
     return simulate(cluster, [GPT_3._replace(**changed)])[0]
 
 
-@pytest.mark.parametrize("name", ["dgx-2h-v100", "dgx-a100-80g", "h100", "h200", "p3dn-v100"])
+@pytest.mark.parametrize("name", CLUSTERS)
 def test_a_cluster_states_where_every_constant_comes_from(name: str) -> None:
     cluster = load_cluster(name)
     assert cluster.title
