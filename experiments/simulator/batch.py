@@ -16,8 +16,8 @@ from mlm_repro.lineage.progress import announce
 
 INPUTS = ("cluster", "software", *COLUMNS)
 RESULTS = ("iteration_ms", "low_ms", "high_ms", "tflops_per_gpu", "memory_gib", "memory_bytes",
-           "probability_fits", "fitted", "fits", "reason")  # fmt: skip
-"""`fitted`: whether the cost model was fitted on this very workload."""
+           "probability_fits", "fitted", "extrapolated", "fits", "reason")  # fmt: skip
+"""`fitted`: whether the cost model was fitted on this very workload; `extrapolated`: what lies beyond all of them."""
 
 
 def simulate_file(rows_path: Path, out: Path) -> tuple[int, int]:
@@ -65,7 +65,15 @@ def _predict(rows: list[dict[str, str]]) -> list[tuple[Prediction, bool]]:
 def _cells(p: Prediction, fitted: bool) -> tuple[str, ...]:
     fits = "false" if p.reason else "true"
     if not p.seconds:
-        return ("",) * 8 + (fits, p.reason)
+        return ("",) * 9 + (fits, p.reason)
     numbers = (1e3 * p.seconds, 1e3 * p.low_seconds, 1e3 * p.high_seconds, p.tflops_per_gpu, p.memory_bytes / 2**30)
     chance, known = f"{p.probability_fits:.4f}", "true" if fitted else "false"
-    return (*(f"{number:.6g}" for number in numbers), str(p.memory_bytes), chance, known, fits, p.reason)
+    return (
+        *(f"{number:.6g}" for number in numbers),
+        str(p.memory_bytes),
+        chance,
+        known,
+        p.extrapolated,
+        fits,
+        p.reason,
+    )

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares  # type: ignore[import-untyped]
 from scipy.special import stdtrit  # type: ignore[import-untyped]
 
+from mlm_repro.engine.costs import parameter_count
 from mlm_repro.experiments.benchmark import Benchmark, Case, Series
 from mlm_repro.experiments.simulator.cluster import (
     FITTED,
@@ -31,6 +32,7 @@ from mlm_repro.experiments.simulator.measurements import (
     Observation,
     a100_rows,
     all_reduces,
+    deepspeed_rows,
     megatron_2019,
     observed,
     predicted,
@@ -39,7 +41,7 @@ from mlm_repro.experiments.simulator.measurements import (
     v100_rows,
     zero_3,
 )
-from mlm_repro.experiments.simulator.workload import Floats
+from mlm_repro.experiments.simulator.workload import Floats, checked_config
 from mlm_repro.lineage.atomic import write_text
 from mlm_repro.lineage.config import Config, read_toml
 from mlm_repro.lineage.lock import check_place
@@ -50,9 +52,9 @@ CONSTANTS, NODE_CONSTANTS = read_toml(Path(__file__).with_name("fitted.toml")).v
 SOFTWARE_OF_2019 = ("memory_efficiency", "host_layer_seconds", "collective_slowdown", "network_share")
 """The constants that are fitted again on the 2019 paper: its kernels were not fused, its host code was slower, and
 sixteen GPUs share a node's adapters. All others are those of the A100 fit."""
-ONE_NODE, SEVERAL_NODES, FIGURES = 1.0, 5.0, 1.5
+ONE_NODE, SEVERAL_NODES, FIGURES = 1.0, 5.0, 2.5
 """Weights of a row: the 61 of several nodes are to count beside 724 of one node, and published rows, rounded to a
-TFLOP/s and from another machine of the same kind, less than either."""
+TFLOP/s, half as much as those."""
 SOFT = 0.02
 """Relative error from which a row's pull stops growing (soft L1): some measured rows are twice what their like take."""
 FOLDS = 5
@@ -185,12 +187,13 @@ def calibrate(out: Path) -> Benchmark:
     """
     check_place("--out", out / "clusters/fitted" / f"{A100}.toml", "mlm-experiment calibrate")
     a100 = a100_fit()
-    cases = []
-    for fit in (a100, v100_fit(a100.refit(a100.rows))):
-        machine = fit.refit(fit.rows)
-        held = {way: held_out(f"{fit.cluster}, {way}", fit.rows, keys, fit.refit)
-                for way, keys in fit.left_out.items()}  # fmt: skip
-        ranges = intervals(fit, held)
+    machine = a100.refit(a100.rows)
+    fits, cases = (a100, v100_fit(machine), deepspeed_fit(machine)), []
+    every = [{way: held_out(f"{fit.cluster}, {way}", fit.rows, keys, fit.refit) for way, keys in fit.left_out.items()}
+             for fit in fits]  # fmt: skip
+    for fit, held in zip(fits, every, strict=True):
+        machine, ranges = fit.refit(fit.rows), intervals(fit, held)
+        ranges["extrapolated"] = widest(every[0], every[1], ranges.values())
         errors = _errors(fit, machine, held, ranges)
         cases.append(Case(name=f"{fit.cluster} under {fit.software}", series=errors))
         for name, text in files(fit, machine, ranges).items():
@@ -212,7 +215,8 @@ def a100_fit() -> Fit:
     count = published.count(None)
     shuffled = np.random.default_rng(SEED).permutation(np.arange(count) % FOLDS).tolist()
     folds = [*shuffled, *[None] * (len(rows) - count)]
-    ways: dict[str, Sequence[Hashable]] = {"rows in 5 folds": folds, "figures and tables": published}
+    ways: dict[str, Sequence[Hashable]] = {"rows in 5 folds": folds, "figures and tables": published,
+                                           "sources": [row.source for row in rows]}  # fmt: skip
     known = {row.workload for row in rows}  # vTrain measured two of Table 1
     apart = [*(row for row in observed("2021/table-1") if row.workload not in known), *zero_3()]
     source = ("fit", "vTrain's single-node and multi-node rows; 2021 paper, Table 2 and Figures 11 to 16")
@@ -242,6 +246,15 @@ def v100_fit(a100: Machine) -> Fit:
                | dict.fromkeys(SOFTWARE_OF_2019, source))  # fmt: skip
 
 
+def deepspeed_fit(a100: Machine) -> Fit:
+    """Megatron-DeepSpeed on A100s: the A100 fit's constants, and what its pipeline takes longer for each microbatch."""
+    rows, names = deepspeed_rows(), ("host_microbatch_seconds",)
+    moved = {name: TRANSFERRED for name in CONSTANTS if name in SoftwareConstants.model_fields}
+    source = ("fit", "arXiv:2201.11990, Section 2.4: 530 billion parameters on 280, 350 and 420 nodes")
+    return Fit("selene", "megatron-deepspeed", rows, lambda some: fit(a100, names, some, np.ones(len(some))),
+               {"rows": range(len(rows))}, (), moved | dict.fromkeys(names, source))  # fmt: skip
+
+
 def intervals(fit: Fit, held: Mapping[str, HeldOut]) -> dict[str, ErrorInterval]:
     """Intervals of runs on one node and on several, and of ratios if there are any."""
     way, fold = next(iter(held.items()))
@@ -256,18 +269,51 @@ def intervals(fit: Fit, held: Mapping[str, HeldOut]) -> dict[str, ErrorInterval]
     return named | ({"ratio": interval_of(fold[ratio], source)} if ratio.any() else {})
 
 
+def widest(a100: Mapping[str, HeldOut], v100: Mapping[str, HeldOut], within: Iterable[ErrorInterval]) -> ErrorInterval:
+    """The range that holds 90 % of each source's measurements: of the A100 sources each predicted by a fit on the
+    others, of the V100 tables by the A100's hardware constants; and the intervals of what is not extrapolated. Its
+    coverage is of each source by the others' range.
+    """
+    known = a100["sources"]
+    ratios = [*(known["ratio"][known["fold"] == fold] for fold in np.unique(known["fold"])), v100["rows"]["ratio"]]
+    ends, inside = np.array([_ends(each) for each in ratios]), []
+    for place, each in enumerate(ratios):
+        low, high = _union(np.delete(ends, place, axis=0))
+        inside.append(((low <= each) & (each <= high)).mean())
+    low, high = map(rounded, _union(np.array([*ends, *((each.low, each.high) for each in within)])))
+    return ErrorInterval(low=low, high=high, source=f"{len(ratios)} sources left out, the widest",
+                         coverage=round(float(np.mean(inside)), 3))  # fmt: skip
+
+
+def _union(ends: Floats) -> tuple[float, float]:
+    return float(ends[:, 0].min()), float(ends[:, 1].max())
+
+
 def files(fit: Fit, machine: Machine, intervals: Mapping[str, ErrorInterval]) -> dict[str, str]:
     """The texts that the cluster's and the software's own files extend, by path; and of A100s what is transferred."""
     software = _constants(fit.sources, machine, SoftwareConstants)
     for name, interval in intervals.items():
         stated = interval.model_dump(exclude_none=True).items()
         software += ["", f"[intervals.{name}]", *(f"{key} = {json.dumps(value)}" for key, value in stated)]
-    lines = {f"clusters/fitted/{fit.cluster}.toml": _constants(fit.sources, machine, Hardware),
-             f"software/fitted/{fit.software}.toml": software}  # fmt: skip
+    software += ["", "[reach]", *(f"{key} = {json.dumps(value)}" for key, value in reach(fit).items())]
+    lines = {f"software/fitted/{fit.software}.toml": software}
+    if {*fit.sources} & {*Hardware.model_fields}:
+        lines[f"clusters/fitted/{fit.cluster}.toml"] = _constants(fit.sources, machine, Hardware)
     if fit.cluster == A100:
         moved = dict.fromkeys(fit.sources, TRANSFERRED)
         lines["clusters/fitted/transferred.toml"] = _constants(moved, machine, Hardware)
     return {path: "\n".join(each) + "\n" for path, each in lines.items()}
+
+
+def reach(fit: Fit) -> dict[str, list[Any]]:
+    """What the rows of a fit reach."""
+    cluster = load_cluster(fit.cluster)
+    each: dict[str, list[float]] = {
+        "nodes": [max(row.workload.gpus / cluster.constants.gpus_per_node.value, 1.0) for row in fit.rows],
+        "seq": [row.workload.seq for row in fit.rows],
+        "parameters": [parameter_count(checked_config(row.workload).model) for row in fit.rows],
+    }
+    return {"processors": [cluster.processor]} | {name: [min(found), max(found)] for name, found in each.items()}
 
 
 def _constants(sources: Mapping[str, tuple[str, str]], machine: Machine, of: type[Config]) -> list[str]:

@@ -36,6 +36,9 @@ class Hardware(Config, Generic[Number]):
     memory_bytes: Number
     matmul_flops_per_second: Number
     """Peak of dense matrix products at the cluster's precision."""
+    vector_flops_per_second: Number
+    """Peak of fp32 products without tensor cores, by which attention runs unless the width of its heads is a multiple
+    of 8."""
     memory_bytes_per_second: Number
     link_bytes_per_second: Number
     """One direction between two GPUs of a node."""
@@ -111,12 +114,23 @@ class ErrorInterval(Config):
 
 
 class Intervals(Config):
-    """Intervals of runs inside one node, of runs on several, and of ratios of two runs."""
+    """Intervals of runs inside one node, of runs on several, of runs beyond what was measured, and of ratios of two."""
 
     one_node: ErrorInterval
     several_nodes: ErrorInterval
+    extrapolated: ErrorInterval
+    """Interval beyond `reach`: the widest of the sources, each predicted by a fit that has not seen it."""
     ratio: ErrorInterval | None = None
     """Interval of a ratio of two runs, whose common errors cancel; None if it is as uncertain as a run."""
+
+
+class Reach(Config):
+    """What the rows of a fit reach, least and most."""
+
+    processors: tuple[str, ...]
+    nodes: tuple[float, float]
+    seq: tuple[float, float]
+    parameters: tuple[float, float]
 
 
 class Software(Config):
@@ -125,6 +139,7 @@ class Software(Config):
     title: str
     constants: SoftwareConstants[Constant]
     intervals: Intervals
+    reach: Reach
 
 
 class Cluster(Config):
@@ -133,14 +148,31 @@ class Cluster(Config):
     title: str
     """The machine in words."""
     software: str = ""
-    """Software whose constants and intervals fill the gaps of this file; empty if there are no gaps."""
+    """Software whose constants, intervals and reach fill the gaps of this file; empty if there are no gaps."""
+    processor: str
+    """Name of the GPU, as the software's reach has it."""
     precision: Precision
     """Format of parameters and activations."""
     constants: Constants[Constant]
     intervals: Intervals
+    reach: Reach
 
-    def interval(self, gpus: int) -> ErrorInterval:
-        """The interval of runs on this many GPUs."""
+    def beyond(self, gpus: int, seq: int, parameters: int) -> str:
+        """What of a run lies beyond the rows that the constants are fitted on; empty if nothing does."""
+        said = []
+        if self.processor not in self.reach.processors:
+            said.append(f"{self.processor}, measured is {' and '.join(self.reach.processors)}")
+        nodes = max(gpus / self.constants.gpus_per_node.value, 1.0)
+        for name, value, (least, most) in (("nodes", nodes, self.reach.nodes), ("positions", seq, self.reach.seq),
+                                           ("parameters", parameters, self.reach.parameters)):  # fmt: skip
+            if not least <= value <= most:
+                said.append(f"{value:,.0f} {name}, measured are {least:,.0f} to {most:,.0f}")
+        return "; ".join(said)
+
+    def interval(self, gpus: int, beyond: str) -> ErrorInterval:
+        """The interval of runs on this many GPUs, of which so much is beyond what was measured."""
+        if beyond:
+            return self.intervals.extrapolated
         return self.intervals.one_node if gpus <= self.constants.gpus_per_node.value else self.intervals.several_nodes
 
 
@@ -172,7 +204,7 @@ def load_cluster(name: str, software: str = "") -> Cluster:
     named = software or own
     if named and isinstance(named, str):
         file = load_config(find_file(named, Shipped.SOFTWARE), Software)
-        of_software = file.model_dump(include={"constants", "intervals"}, exclude_none=True)
+        of_software = file.model_dump(include={"constants", "intervals", "reach"}, exclude_none=True)
         for table, shared in of_software.items():
             stated = values.get(table, {})
             if isinstance(stated, dict):

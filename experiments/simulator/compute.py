@@ -74,7 +74,8 @@ def layer_passes(machine: Machine, w: Workloads) -> Passes:
     linears = np.where(w.xl == 1, recurrent, linears)
     scored = matmul_seconds(machine, w.s, w.keys_length, w.width) * (1 + w.xl)  # by content, and by distance
     products = scored + matmul_seconds(machine, w.s, w.width, w.keys_length)
-    attention = products * w.b * w.heads / w.t
+    slower = np.where(w.width % 8 == 0, 1.0, machine.matmul_flops_per_second / machine.vector_flops_per_second)
+    attention = products * slower * w.b * w.heads / w.t
     scores = w.b * w.heads * w.s * w.keys_length / w.t * machine.element_bytes * (1 + w.xl)
     all_reduce = tensor_all_reduce_seconds(machine, w, elements)
 

@@ -164,7 +164,8 @@ def format_plan(model: PlannedModel, cluster: Cluster, choices: Sequence[Choice]
     epoch = model.epoch_tokens or EPOCH_TOKENS
     tokens = model.tokens or epoch
     peak = cluster.constants.matmul_flops_per_second.value
-    interval, known = cluster.interval(gpus), fitted_workloads(cluster.software)
+    beyond = choices[0].prediction.extrapolated
+    interval, known = cluster.interval(gpus, beyond), fitted_workloads(cluster.software)
     fitted = sum(choice.workload in known for choice in choices)
     tried = f", which held {interval.coverage:.0%} of them," if interval.coverage is not None else ""
     whole = flops_of(choices[0].workload._replace(recompute="none")) / per_iteration
@@ -179,6 +180,7 @@ def format_plan(model: PlannedModel, cluster: Cluster, choices: Sequence[Choice]
         f"({'the dataset' if model.epoch_tokens else '2019 paper'})",
         f"memory is that of the fullest rank, this engine's{stores}, in {cluster.precision}; TFLOP/s and MFU count the "
         f"whole of attention, and no layer that is computed again; times are a {whose_times}'s",
+        *([f"extrapolated: {beyond}"] if beyond else []),
         "the order is by throughput times the chance that memory suffices",
         f"{'tp':>3}{'pp':>4}{'dp':>5}{'micro':>7}{'chunks':>8}{'zero':>6}  {'recompute':<10}{'s/iteration':>12}"
         f"  {'90 %':>20}{'TFLOP/s/GPU':>13}{'MFU':>6}{'GiB':>7}{'fits':>6}{'bytes':>16}{'days/epoch':>12}{'days':>9}"

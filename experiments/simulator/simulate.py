@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlm_repro.engine.config import RunConfig
-from mlm_repro.engine.costs import PARAMETER_BYTES, fullest_rank, state_bytes_per_parameter
+from mlm_repro.engine.costs import PARAMETER_BYTES, fullest_rank, parameter_count, state_bytes_per_parameter
 from mlm_repro.engine.parallel.layout import split_layers
 from mlm_repro.engine.pipeline.schedule import Op, compute_orders
 from mlm_repro.experiments.simulator import collectives
@@ -61,6 +61,8 @@ class Prediction:
     """Memory of this engine's fullest rank (`mlm_repro.engine.costs`)."""
     probability_fits: float = 0.0
     """Probability that the layout fits."""
+    extrapolated: str = ""
+    """What lies beyond the rows that the constants are fitted on."""
 
 
 class Walk(NamedTuple):
@@ -131,7 +133,8 @@ def simulate(cluster: Cluster, workloads: Sequence[Workload], run: RunConfig | N
             progress.advance()
     parts = iteration_parts(machine, [workload for _, workload, _ in runnable])
     for (place, workload, config), total in zip(runnable, parts.total.tolist(), strict=True):
-        interval = cluster.interval(workload.gpus)
+        beyond = cluster.beyond(workload.gpus, workload.seq, parameter_count(config.model))
+        interval = cluster.interval(workload.gpus, beyond)
         rank, needed = _memory(machine, workload, config)
         has = machine.memory_bytes
         short = f"pipeline rank {rank} needs {needed / 2**30:.1f} GiB of memory; a GPU has {has / 2**30:.1f}"
@@ -139,7 +142,7 @@ def simulate(cluster: Cluster, workloads: Sequence[Workload], run: RunConfig | N
             reason=short if needed > has else "",
             seconds=total, low_seconds=total * interval.low, high_seconds=total * interval.high,
             tflops_per_gpu=flops_of(workload) / (total * workload.gpus * 1e12), memory_bytes=needed,
-            probability_fits=NormalDist().cdf(log(has / needed) / machine.memory_error),
+            probability_fits=NormalDist().cdf(log(has / needed) / machine.memory_error), extrapolated=beyond,
         )  # fmt: skip
     return predictions
 
