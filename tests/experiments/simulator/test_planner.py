@@ -23,6 +23,7 @@ from mlm_repro.lineage.files import read_document
 from tests.commands import call
 from tests.data_pipeline.builds import build, config_for, write_mixed
 from tests.engine.small_run import write_toml
+from tests.experiments.simulator.test_simulate import SOFTWARE
 
 
 def test_the_first_layout_is_the_fastest_of_all_that_fit() -> None:
@@ -115,6 +116,24 @@ def test_a_llama_is_not_costed(tmp_path: Path, command: tuple[str, ...]) -> None
     done = call({}, "mlm-experiment", name, str(path), *rate, "--cluster", "h100", "--gpus", "64", ends=2)
     assert done.err == f"error: {path}: {NOT_COSTED}\n"
     assert done.out == ""
+
+
+def test_a_plan_beyond_what_was_measured_says_so_and_is_less_sure() -> None:
+    """By processor, nodes, length and size; inside nothing is said."""
+    plans = {}
+    for name, cluster in (("8.3b", "dgx-a100-80g"), ("8.3b", "h100"), ("ptd-p/1008b", "selene")):
+        gpus = 64 if name == "8.3b" else 3072
+        arguments = (name, "--cluster", cluster, "--gpus", str(gpus), "--quiet")
+        plans[name, cluster] = call({}, "mlm-experiment", "plan", *arguments, ends=0).out
+    inside, processor, size = plans.values()
+    assert "extrapolated" not in inside
+    assert "extrapolated: H100, measured is A100\n" in processor
+    assert "extrapolated: 384 nodes, measured are 1 to 280; 1,00" in size
+    for name in SOFTWARE:
+        ranges = load_cluster("h100", name).intervals
+        for within in (ranges.one_node, ranges.several_nodes):
+            assert ranges.extrapolated.low <= within.low
+            assert within.high <= ranges.extrapolated.high
 
 
 GPT2 = model_of_run(read_run("1.2b"))
