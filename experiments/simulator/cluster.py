@@ -78,7 +78,7 @@ class SoftwareConstants(Config, Generic[Number]):
     collective_slowdown: Number
     """Time of a collective beside computation over its time alone."""
     gradient_overlap: Number
-    """Share of the last backward pass that hides gradient reduction where there is no pipeline."""
+    """Share of the last backward pass that hides gradient reduction."""
     flash_efficiency: Number = unmeasured(0.3)
     """Share of the peak that fused attention reaches, by the products that a causal mask leaves."""
     fused_attention: Number = unmeasured(0.0)

@@ -86,7 +86,9 @@ def expected_seconds(choice: Choice) -> float:
 
 
 def possible_layouts(template: Workload, cluster: Cluster, gpus: int) -> Iterator[Workload]:
-    """Layouts in which everything divides evenly and tensor parallelism stays in a node (2021 paper, Takeaway 1)."""
+    """Layouts in which tensor parallelism stays in a node (2021 paper, Takeaway 1) and everything divides evenly, but
+    for layers over stages of one chunk.
+    """
     t, is_own = template, cluster.software == OWN
     modes = ("none", "full") if cluster.constants.fused_attention.value else RECOMPUTE
     for tp in _divisors(gpus, int(cluster.constants.gpus_per_node.value)):
@@ -94,11 +96,11 @@ def possible_layouts(template: Workload, cluster: Cluster, gpus: int) -> Iterato
             continue
         for pp in _divisors(gpus // tp, t.layers):
             dp = gpus // (tp * pp)
-            if t.layers % pp or t.global_batch % dp:
+            if t.global_batch % dp:
                 continue
             for micro_batch in _divisors(t.global_batch // dp, LARGEST_MICRO_BATCH):
                 for chunks in range(1, MOST_CHUNKS + 1 if pp > 1 else 2):
-                    if t.layers % (pp * chunks) or (chunks > 1 and t.global_batch // (dp * micro_batch) % pp):
+                    if chunks > 1 and (t.layers % (pp * chunks) or t.global_batch // (dp * micro_batch) % pp):
                         continue
                     for mode, zero in product(modes, range(1 + (dp > 1 and is_own))):
                         yield t._replace(

@@ -87,7 +87,7 @@ def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
     reduction = collectives.data_all_reduce_seconds(machine, w, parameters * gradient_bytes)
     times = np.select([w.zero == 1, w.zero == 2], [1.25, w.m / 2], 1.0)
     last_backward = most * computed.backward + head.backward
-    hidden = np.where(w.p == 1, machine.gradient_overlap * last_backward * np.where(w.zero == 2, w.m, 1.0), 0.0)
+    hidden = machine.gradient_overlap * last_backward * np.where(w.zero == 2, w.m, 1.0)
     gradients = np.maximum(times * reduction - hidden, times * reduction / (most + 1))
     gathered = collectives.data_all_reduce_seconds(machine, w, parameters * machine.element_bytes) / 2
     gradients = np.select([w.zero == 3, w.zero == 2], [exposed, gradients + gathered], gradients)

@@ -20,8 +20,8 @@ OTHERS = {"70b": ("ptd-p/76.1b", 8192, 64, 80), "175b": ("ptd-p/145.6b", 12288, 
 """Models that are not shipped: whose batch and context they have, hidden size, heads and layers."""
 GPUS = (8, 64, 512, 4096)
 CLUSTERS = ("dgx-2h-v100", "selene", "h100", "b200", "l40s")
-SEQUENCES_OF_A_GPU = 4
-"""The batch grows with the GPUs until each has so many sequences."""
+TOKENS_OF_A_GPU = 16384
+"""The batch grows with the GPUs so that each has so many."""
 MOST_CHUNKS, MOST_SEQUENCES = 2, 4
 """Chunks and sequences of a microbatch that are tried."""
 
@@ -56,9 +56,7 @@ def best(name: str, cluster_name: str, gpus: int) -> Answer | None:
     machine = machine_of(cluster)
     if 16 * model.parameters / gpus > machine.memory_bytes:
         return None
-    batch = model.template.global_batch
-    while batch < SEQUENCES_OF_A_GPU * gpus:
-        batch *= 2
+    batch = TOKENS_OF_A_GPU * gpus // model.template.seq
     template = model.template._replace(global_batch=batch)
     layouts = [one for one in possible_layouts(template, cluster, gpus)
                if one.chunks <= MOST_CHUNKS and one.micro_batch <= MOST_SEQUENCES]  # fmt: skip
