@@ -109,7 +109,7 @@ def test_zero_3_is_bounded_by_what_hides_everything() -> None:
     )
     rates = [predicted(machine, alone) for machine in (here, computes, talks)]
     assert (published_values(rows) < rates[0]).all()
-    assert rates[0] == pytest.approx(np.minimum(rates[1], rates[2]), rel=0.05)
+    assert rates[0] == pytest.approx(np.minimum(rates[1], rates[2]), rel=0.07)
     assert rates[0] == pytest.approx(predicted(A100_MACHINE, rows))
 
 

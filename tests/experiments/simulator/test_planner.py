@@ -79,7 +79,7 @@ def test_the_command(arguments: list[str], code: int, words: str) -> None:
     [
         ("355m", "h100", 1, (1, 1, 0, "none")),
         ("2.5b", "h100", 8, (1, 1, 1, "none")),
-        ("ptd-p/145.6b", "dgx-a100-80g", 1536, (8, 16, 0, "none")),
+        ("ptd-p/145.6b", "dgx-a100-80g", 1536, (8, 8, 0, "none")),
     ],
 )
 def test_the_answer_is_an_experts(model: str, cluster: str, gpus: int, expected: tuple[int, int, int, str]) -> None:
