@@ -306,7 +306,7 @@ def files(fit: Fit, machine: Machine, intervals: Mapping[str, ErrorInterval]) ->
 
 
 def reach(fit: Fit) -> dict[str, list[Any]]:
-    """What the rows of a fit reach."""
+    """Processors of a fit's rows; their nodes, positions and parameters, least and most."""
     cluster = load_cluster(fit.cluster)
     each: dict[str, list[float]] = {
         "nodes": [max(row.workload.gpus / cluster.constants.gpus_per_node.value, 1.0) for row in fit.rows],

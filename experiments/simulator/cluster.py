@@ -125,7 +125,7 @@ class Intervals(Config):
 
 
 class Reach(Config):
-    """What the rows of a fit reach, least and most."""
+    """Processors of a fit's rows; their nodes, positions and parameters, least and most."""
 
     processors: tuple[str, ...]
     nodes: tuple[float, float]
@@ -158,7 +158,7 @@ class Cluster(Config):
     reach: Reach
 
     def beyond(self, gpus: int, seq: int, parameters: int) -> str:
-        """What of a run lies beyond the rows that the constants are fitted on; empty if nothing does."""
+        """Everything in which a run lies beyond the rows that the constants are fitted on; empty if nothing does."""
         said = []
         if self.processor not in self.reach.processors:
             said.append(f"{self.processor}, measured is {' and '.join(self.reach.processors)}")

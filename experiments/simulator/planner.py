@@ -21,6 +21,8 @@ EPOCH_TOKENS = ITERATIONS_PER_EPOCH * 512 * 1024
 """The 2019 paper's epoch at its batch and context."""
 MOST_CHUNKS = 8
 LARGEST_MICRO_BATCH = 64
+MOST_UNEVEN = 1.1
+"""Layers of the fullest stage over those of the mean."""
 SHOWN = 10
 OWN = "this-engine"
 """Software that is planned for, unless another is named."""
@@ -87,7 +89,7 @@ def expected_seconds(choice: Choice) -> float:
 
 def possible_layouts(template: Workload, cluster: Cluster, gpus: int) -> Iterator[Workload]:
     """Layouts in which tensor parallelism stays in a node (2021 paper, Takeaway 1) and everything divides evenly, but
-    for layers over stages of one chunk.
+    for layers over stages of one chunk, which may differ a little.
     """
     t, is_own = template, cluster.software == OWN
     modes = ("none", "full") if cluster.constants.fused_attention.value else RECOMPUTE
@@ -96,7 +98,7 @@ def possible_layouts(template: Workload, cluster: Cluster, gpus: int) -> Iterato
             continue
         for pp in _divisors(gpus // tp, t.layers):
             dp = gpus // (tp * pp)
-            if t.global_batch % dp:
+            if t.global_batch % dp or -(-t.layers // pp) * pp > MOST_UNEVEN * t.layers:
                 continue
             for micro_batch in _divisors(t.global_batch // dp, LARGEST_MICRO_BATCH):
                 for chunks in range(1, MOST_CHUNKS + 1 if pp > 1 else 2):

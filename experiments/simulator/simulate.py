@@ -62,7 +62,7 @@ class Prediction:
     probability_fits: float = 0.0
     """Probability that the layout fits."""
     extrapolated: str = ""
-    """What lies beyond the rows that the constants are fitted on."""
+    """Everything in which the workload lies beyond the rows that the constants are fitted on."""
 
 
 class Walk(NamedTuple):
