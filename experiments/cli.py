@@ -103,19 +103,11 @@ def simulate(
 
 @app.command("plan")
 def plan_(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="A shipped model, such as 8.3b or ptd-p/145.6b, a TOML file, or a Hugging Face config.json."
-        ),
-    ],
+    model: Annotated[str, typer.Argument(help="A shipped model, such as 8.3b or ptd-p/145.6b, or a TOML file.")],
     gpus: Annotated[int, typer.Option(min=1, help="GPUs of the cluster that train.")],
     cluster: Annotated[str, typer.Option(help="A shipped cluster, such as dgx-2h-v100, or a TOML file.")],
     software: Annotated[
-        str,
-        typer.Option(
-            help="Training software, such as megatron-2021; by default this engine, of a llama the cluster's."
-        ),
+        str, typer.Option(help="Training software, such as megatron-2021; by default this engine.")
     ] = "",
     explain: Annotated[bool, typer.Option("--explain", help="Print where the time of the first layout goes.")] = False,
 ) -> None:
@@ -124,7 +116,7 @@ def plan_(
     from mlm_repro.experiments.simulator.cluster import load_cluster
 
     planned = planner.read_model(model)
-    machine = load_cluster(cluster, software or (planner.OWN if planned.run else ""))
+    machine = load_cluster(cluster, software or planner.OWN)
     choices = planner.ranked_layouts(planned, machine, gpus)
     print(planner.format_plan(planned, machine, choices))
     print(planner.reasons(choices))
@@ -151,7 +143,7 @@ def calibrate(
 
 @app.command()
 def mfu(
-    model: Annotated[str, typer.Argument(help="A shipped model, a TOML file, or a Hugging Face config.json.")],
+    model: Annotated[str, typer.Argument(help="A shipped model or a TOML file.")],
     cluster: Annotated[str, typer.Option(help="A shipped cluster, such as h100, or a TOML file.")],
     gpus: Annotated[int, typer.Option(min=1, help="GPUs that the rate or time is of.")] = 1,
     batch: Annotated[int | None, typer.Option(min=1, help="Sequences of an iteration; by default the model's.")] = None,

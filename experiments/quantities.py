@@ -48,8 +48,8 @@ def layer_values(
 ) -> dict[str, Any]:
     """A record's value and interval of one layer's passes in milliseconds, or of what they take longer than the first
     workload's, in percent."""
-    (forward, backward), _ = layer_passes(machine, Workloads.of([workload]))
-    (first_forward, first_backward), _ = layer_passes(machine, Workloads.of([first]))
+    forward, backward = layer_passes(machine, Workloads.of([workload]))
+    first_forward, first_backward = layer_passes(machine, Workloads.of([first]))
     total, alone = float((forward + backward)[0]), float((first_forward + first_backward)[0])
 
     def value(factor: float) -> float:

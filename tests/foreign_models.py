@@ -1,8 +1,7 @@
 """Valid files of models in this engine's and in others' formats, and how they are read."""
 
-import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from mlm_repro.engine.formats.convert import export_checkpoint, import_checkpoint, read_published, write_card
@@ -11,7 +10,6 @@ from mlm_repro.engine.formats.model_shards import WRITTEN, merge_model, shard_mo
 from mlm_repro.engine.inference import load_for_inference
 from mlm_repro.engine.megatron_flags import from_megatron, script_or_arguments
 from mlm_repro.evaluation.models.hub_models import RECORD, Fetched, is_as_fetched
-from mlm_repro.experiments.simulator.planner import model_of_hub
 from mlm_repro.lineage.digest import seal
 from mlm_repro.lineage.files import write_document
 from tests.damage import PICKLE, SAFETENSORS, TORCH
@@ -85,10 +83,6 @@ def fetched(folder: Path) -> Path:
     return folder / RECORD
 
 
-LLAMA: Mapping[str, object] = {
-    "model_type": "llama", "num_attention_heads": 8, "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100,
-    "max_position_embeddings": 128, "intermediate_size": 256, "num_key_value_heads": 2, "tie_word_embeddings": True,
-}  # fmt: skip
 SCRIPT = b"""#!/bin/bash
 GPUS=8
 ARGS="--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --max-position-embeddings 1024"
@@ -113,7 +107,6 @@ READERS = (
            read_imported, 5),
     Reader("divided model", divided, merge, 5),
     Reader("hub record", fetched, lambda path: is_as_fetched(path.parent, "a/b"), 50),
-    Reader("Llama's config", bytes_at("config.json", json.dumps(LLAMA).encode()), model_of_hub, 50),
     Reader("Megatron-LM script", bytes_at("pretrain.sh", SCRIPT),
            lambda path: from_megatron(script_or_arguments([str(path)])), 100),
 )  # fmt: skip

@@ -133,7 +133,6 @@ def _cost(name: str, gpus: int) -> str:
     model, record = read_model(name), read_benchmark(KEPT / "bench" / "train-fp32.json")
     rates = [rate for case in record.cases for one in case.series if one.contender == "matrix products"
              for rate in one.samples]  # fmt: skip
-    assert model.run is not None  # it is no llama
     cores, rate = record.environment.cores or 1, median(rates)
     days = (
         ranked_layouts(model, load_cluster("h100", OWN), gpus)[0].prediction.seconds

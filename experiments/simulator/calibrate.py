@@ -12,67 +12,57 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares, minimize  # type: ignore[import-untyped]
+from scipy.optimize import least_squares  # type: ignore[import-untyped]
 from scipy.special import stdtrit  # type: ignore[import-untyped]
 
+from mlm_repro.engine.costs import parameter_count
 from mlm_repro.experiments.benchmark import Benchmark, Case, Series
 from mlm_repro.experiments.simulator.cluster import (
     FITTED,
-    Constants,
     ErrorInterval,
+    Hardware,
     Machine,
     SoftwareConstants,
     load_cluster,
     machine_of,
 )
-from mlm_repro.experiments.simulator.collectives import node_all_reduce_seconds, stall_probability
+from mlm_repro.experiments.simulator.collectives import node_all_reduce_seconds
 from mlm_repro.experiments.simulator.measurements import (
     RATIOS,
-    MeasuredRun,
     Observation,
     a100_rows,
     all_reduces,
-    h100_rows,
+    deepspeed_rows,
     megatron_2019,
     observed,
     predicted,
     published_values,
     time_ratios,
-    ultrascale,
     v100_rows,
     zero_3,
 )
-from mlm_repro.experiments.simulator.simulate import iteration_parts, time_interval
-from mlm_repro.experiments.simulator.workload import Floats, Workloads, llama_memory_bytes
+from mlm_repro.experiments.simulator.workload import Floats, checked_config
 from mlm_repro.lineage.atomic import write_text
-from mlm_repro.lineage.config import read_toml
+from mlm_repro.lineage.config import Config, read_toml
 from mlm_repro.lineage.lock import check_place
 from mlm_repro.lineage.progress import Progress, announce
 
 CONSTANTS, NODE_CONSTANTS = read_toml(Path(__file__).with_name("fitted.toml")).values()
 """Constants that are fitted on iterations, and on timed all-reduces inside a node, as that file describes them."""
-A100_CONSTANTS = {name: constant for name, constant in CONSTANTS.items() if constant.get("on_a100", True)}
-H100_CONSTANTS = {name: constant for name, constant in CONSTANTS.items() if "on_h100" not in constant}
 SOFTWARE_OF_2019 = ("memory_efficiency", "host_layer_seconds", "collective_slowdown", "network_share")
 """The constants that are fitted again on the 2019 paper: its kernels were not fused, its host code was slower, and
 sixteen GPUs share a node's adapters. All others are those of the A100 fit."""
-ONE_NODE, SEVERAL_NODES, FIGURES = 1.0, 5.0, 1.5
+ONE_NODE, SEVERAL_NODES, FIGURES = 1.0, 5.0, 2.5
 """Weights of a row: the 61 of several nodes are to count beside 724 of one node, and published rows, rounded to a
-TFLOP/s and from another machine of the same kind, less than either."""
+TFLOP/s, half as much as those."""
 SOFT = 0.02
 """Relative error from which a row's pull stops growing (soft L1): some measured rows are twice what their like take."""
-STALLS = {"stall_rate": 0.1, "stall_nodes": 40.0, "stall_ranks": 100.0}
-"""Start of the H100 fit, by which some runs on 32 nodes stall and nearly all on 64."""
 FOLDS = 5
 SEED = 1234
 FEW = 20
 """Ratios from which an interval is between their quantiles; of fewer it is Student's, of another like them."""
-Mask = NDArray[np.bool_]
-
-
-HELD_OUT = [(name, np.float64) for name in ("fold", "ratio", "total", "smooth", "stalls", "chance")]
-"""A row predicted by constants that it was not fitted with: the number of its fold, measured over predicted time,
-seconds predicted, those without stalls, those that stalls would add, and the chance of a stall."""
+HELD_OUT = [("fold", np.float64), ("ratio", np.float64)]
+"""A row predicted by constants that it was not fitted with: the number of its fold, measured over predicted time."""
 HeldOut = NDArray[np.void]
 
 
@@ -107,10 +97,9 @@ def started(machine: Machine, constants: Mapping[str, Any]) -> Machine:
 
 
 def least(
-    machine: Machine, constants: Mapping[str, Any], errors: Callable[[Machine], Floats], scale: float = SOFT,
-    loss: str = "soft_l1",
-) -> Machine:  # fmt: skip
-    """The machine with the constants that, within their bounds, minimize `errors` under `loss`."""
+    machine: Machine, constants: Mapping[str, Any], errors: Callable[[Machine], Floats], scale: float = SOFT
+) -> Machine:
+    """The machine with the constants that, within their bounds, minimize `errors` under a soft L1 loss."""
     low, high = (np.array([each[side] for each in constants.values()]) for side in ("low", "high"))
     start = np.array([getattr(machine, name) for name in constants])
     unit = np.where(start > 0, start, high / 100)
@@ -121,7 +110,7 @@ def least(
     margin = 1e-9 * (high - low)
     solution = least_squares(
         lambda point: errors(moved(point)), np.clip(start, low + margin, high - margin) / unit,
-        bounds=(low / unit, high / unit), loss=loss, f_scale=scale, ftol=1e-7, max_nfev=100,
+        bounds=(low / unit, high / unit), loss="soft_l1", f_scale=scale, ftol=1e-7, max_nfev=100,
     )  # fmt: skip
     return moved(solution.x)
 
@@ -130,40 +119,6 @@ def weights_of(rows: Sequence[Observation]) -> Floats:
     """Weight of each row of the A100 fit."""
     return np.array([FIGURES if row.quantity != "iteration_seconds" else
                      ONE_NODE if row.workload.gpus <= 8 else SEVERAL_NODES for row in rows])  # fmt: skip
-
-
-def fit_h100(machine: Machine, rows: Sequence[Observation]) -> Machine:
-    """The machine with every constant of the H100 fit except memory's; those of stalls by maximum likelihood."""
-    stated = {name: constant["on_h100"] for name, constant in CONSTANTS.items() if "on_h100" in constant}
-    start = started(machine, H100_CONSTANTS).replaced(**stated, **STALLS)
-    workloads, seconds = [row.workload for row in rows], published_values(rows)
-
-    def errors(trial: Machine) -> Floats:
-        parts = iteration_parts(trial, workloads)
-        both = np.log(np.stack([parts.smooth, parts.smooth + parts.stalls]) / seconds)
-        return np.where(np.abs(both[0]) < np.abs(both[1]), both[0], both[1])
-
-    fitted = least(least(start, H100_CONSTANTS, errors, 0.1), H100_CONSTANTS, errors, scale=0.06, loss="cauchy")
-    parts = iteration_parts(fitted, workloads)
-    did, known = stalled(parts.smooth, parts.stalls, seconds)
-    columns = Workloads.of([*compress(workloads, known)])
-
-    def stalling(logs: Floats) -> Machine:
-        return fitted.replaced(**dict(zip(STALLS, np.exp(logs).tolist(), strict=True)))
-
-    def unlikely(logs: Floats) -> float:
-        chance = stall_probability(stalling(logs), columns)
-        return -float(np.log(np.where(did[known], chance, 1 - chance) + 1e-9).sum())
-
-    return stalling(minimize(unlikely, np.log([*STALLS.values()]), method="Nelder-Mead").x)
-
-
-def stalled(smooth: Floats, stalls: Floats, seconds: Floats) -> tuple[Mask, Mask]:
-    """Masks of iterations nearer to predictions with stalls, and of those whose time a stall would more than double.
-
-    Only the latter tell whether they stalled.
-    """
-    return np.abs(np.log(seconds / (smooth + stalls))) < np.abs(np.log(seconds / smooth)), stalls > smooth
 
 
 def held_out(
@@ -176,27 +131,19 @@ def held_out(
         for number, key in enumerate(every):
             left = np.array([each == key for each in keys])
             machine = refit([*compress(rows, ~left)])
-            parts = iteration_parts(machine, [row.workload for row in rows])
-            its = (time_ratios(machine, rows), parts.total, parts.smooth, parts.stalls, parts.chance)
-            for (name, _), column in zip(HELD_OUT, (np.full(len(rows), number), *its), strict=True):
-                held[name][left] = column[left]
+            held["fold"][left], held["ratio"][left] = number, time_ratios(machine, rows)[left]
             progress.advance()
     return held[[key is not None for key in keys]]
 
 
 def interval_of(held: HeldOut, source: str) -> ErrorInterval:
-    """The range of 90 % of measurements without stalls, and the coverage of the intervals that the other folds give."""
-    seconds = held["ratio"] * held["total"]  # measured; of a ratio by the first row's prediction
-    did, _ = stalled(held["smooth"], held["stalls"], seconds)
-    ratios = seconds / held["smooth"]
-    inside = []
+    """The range of 90 % of measurements, and the coverage of the intervals that the other folds give."""
+    ratios, inside = held["ratio"], []
     for number in np.unique(held["fold"]):
         left = held["fold"] == number
-        ends = _ends(ratios[~did & ~left] if (~did & ~left).any() else ratios[~did])
-        for measured, row in zip(seconds[left], held[left], strict=True):
-            low, high = time_interval(*ends, *(float(row[name]) for name in ("smooth", "stalls", "chance")))
-            inside.append(low <= measured <= high)
-    low, high = map(rounded, _ends(ratios[~did]))
+        low, high = _ends(ratios[~left] if (~left).any() else ratios)
+        inside += ((low <= ratios[left]) & (ratios[left] <= high)).tolist()
+    low, high = map(rounded, _ends(ratios))
     return ErrorInterval(low=low, high=high, source=source, coverage=round(float(np.mean(inside)), 3))
 
 
@@ -208,11 +155,12 @@ def _ends(ratios: Floats) -> tuple[float, float]:
     return (math.exp(logs.mean() - half), math.exp(logs.mean() + half))
 
 
-A100, V100, H100 = "dgx-a100-80g", "dgx-2h-v100", "h100"
+A100, V100 = "dgx-a100-80g", "dgx-2h-v100"
+TRANSFERRED = ("transferred", f"the fit of {A100}")
 NOTES = [
-    "Every part is predicted by constants fitted on all others: rows, whole figures and tables, model sizes, numbers "
-    "of nodes, tensor-parallel sizes. Parts that no constant is ever fitted on are called apart.",
-    "Error is predicted over measured time of an iteration, of a ratio in the ratio; memory is the fullest rank's.",
+    "Every part is predicted by constants fitted on all others: rows, whole figures and tables. Parts that no constant "
+    "is ever fitted on are called apart.",
+    "Error is predicted over measured time of an iteration, of a ratio in the ratio.",
     "Coverage is the share of rows left out that lie in the interval made without them.",
 ]
 
@@ -235,28 +183,24 @@ class Fit(NamedTuple):
 def calibrate(out: Path) -> Benchmark:
     """Fit the clusters and their software, write their files below `out`, and give every error.
 
-    The files are what the folders `FITTED` hold. Raises BadInput when `out` cannot be a folder.
+    The files are what stands below `FITTED`. Raises BadInput when `out` cannot be a folder.
     """
-    check_place("--out", out / "clusters" / f"{A100}.toml", "mlm-experiment calibrate")
+    check_place("--out", out / "clusters/fitted" / f"{A100}.toml", "mlm-experiment calibrate")
     a100 = a100_fit()
-    machine, ran = a100.refit(a100.rows), [row for row in ultrascale() if row.ran]
-    cases = []
-    for fit in (a100, v100_fit(machine), h100_fit()):
-        machine = fit.refit(fit.rows)
-        held = {way: held_out(f"{fit.cluster}, {way}", fit.rows, keys, fit.refit)
-                for way, keys in fit.left_out.items()}  # fmt: skip
-        ranges, memory = intervals(fit, held), []
-        if fit.cluster == H100:
-            machine = with_memory(machine, ran)
-            memory = _scored("all rows, in closed form", memory_errors(machine, ran), "memory error")
-        errors = _errors(fit, machine, held, ranges) + memory
+    machine = a100.refit(a100.rows)
+    fits, cases = (a100, v100_fit(machine), deepspeed_fit(machine)), []
+    every = [{way: held_out(f"{fit.cluster}, {way}", fit.rows, keys, fit.refit) for way, keys in fit.left_out.items()}
+             for fit in fits]  # fmt: skip
+    for fit, held in zip(fits, every, strict=True):
+        machine, ranges = fit.refit(fit.rows), intervals(fit, held)
+        ranges["extrapolated"] = widest(every[0], every[1], ranges.values())
+        errors = _errors(fit, machine, held, ranges)
         cases.append(Case(name=f"{fit.cluster} under {fit.software}", series=errors))
-        for folder, text in files(fit, machine, ranges).items():
-            name = f"{fit.cluster if folder == 'clusters' else fit.software}.toml"
-            write_text(out / folder / name, text)
-            path = FITTED[folder] / name
+        for name, text in files(fit, machine, ranges).items():
+            write_text(out / name, text)
+            path = FITTED / name
             shipped = path.read_text(encoding="utf-8") if path.is_file() else ""
-            announce(f"{out / folder / name}: the shipped constants are {'these' if text == shipped else 'others'}")
+            announce(f"{out / name}: the shipped constants are {'these' if text == shipped else 'others'}")
     return Benchmark(
         benchmark="calibration", title="The simulator's errors on rows that its constants were not fitted on",
         cases=cases, notes=NOTES,
@@ -266,18 +210,19 @@ def calibrate(out: Path) -> Benchmark:
 def a100_fit() -> Fit:
     """Megatron of 2021 on A100s."""
     rows, alone = a100_rows(), fit_node(machine_of(load_cluster(A100)), all_reduces("a100"))
-    start = started(alone, A100_CONSTANTS)
+    start = started(alone, CONSTANTS)
     published = [row.experiment if row.quantity != "iteration_seconds" else None for row in rows]
     count = published.count(None)
     shuffled = np.random.default_rng(SEED).permutation(np.arange(count) % FOLDS).tolist()
     folds = [*shuffled, *[None] * (len(rows) - count)]
-    ways: dict[str, Sequence[Hashable]] = {"rows in 5 folds": folds, "figures and tables": published}
+    ways: dict[str, Sequence[Hashable]] = {"rows in 5 folds": folds, "figures and tables": published,
+                                           "sources": [row.source for row in rows]}  # fmt: skip
     known = {row.workload for row in rows}  # vTrain measured two of Table 1
     apart = [*(row for row in observed("2021/table-1") if row.workload not in known), *zero_3()]
     source = ("fit", "vTrain's single-node and multi-node rows; 2021 paper, Table 2 and Figures 11 to 16")
     table = ("micro-benchmark", "vTrain's NCCL all-reduces inside one A100 server")
-    sources = dict.fromkeys(A100_CONSTANTS, source) | dict.fromkeys(NODE_CONSTANTS, table)
-    return Fit(A100, "megatron-2021", rows, lambda some: fit(start, A100_CONSTANTS, some, weights_of(some)), ways,
+    sources = dict.fromkeys(CONSTANTS, source) | dict.fromkeys(NODE_CONSTANTS, table)
+    return Fit(A100, "megatron-2021", rows, lambda some: fit(start, CONSTANTS, some, weights_of(some)), ways,
                apart, sources)  # fmt: skip
 
 
@@ -286,7 +231,7 @@ def v100_fit(a100: Machine) -> Fit:
     rows = v100_rows()
     figures = ("2019/figure-1", "2019/figure-5")
     apart = [row for row in megatron_2019() if row.experiment in figures and row.value != 100]
-    shared = {name: getattr(a100, name) for name in A100_CONSTANTS}
+    shared = {name: getattr(a100, name) for name in CONSTANTS}
     alone = machine_of(load_cluster(V100)).replaced(**shared, node_rank_latency_seconds=0.0)
     start = fit_node(alone, all_reduces("v100", 8))
 
@@ -294,41 +239,20 @@ def v100_fit(a100: Machine) -> Fit:
         return fit(start, SOFTWARE_OF_2019, some, np.array([0.0] + [1.0] * (len(some) - 1)), scale=0.03)
 
     ways = {"rows": [None, *range(len(rows) - 1)], "tables": [None, *(row.experiment for row in rows[1:])]}
-    transferred = ("transferred", f"the fit of {A100}")
     source = ("fit", "2019 paper, Tables 2, 7 and 8 without the rows of Figures 1 and 5")
     table = ("micro-benchmark", "vTrain's NCCL all-reduces inside one V100 server")
     return Fit(V100, "megatron-2019", rows, refit, ways, apart,
-               dict.fromkeys(A100_CONSTANTS, transferred) | dict.fromkeys(NODE_CONSTANTS, table)
+               dict.fromkeys(CONSTANTS, TRANSFERRED) | dict.fromkeys(NODE_CONSTANTS, table)
                | dict.fromkeys(SOFTWARE_OF_2019, source))  # fmt: skip
 
 
-def h100_fit() -> Fit:
-    """Nanotron of 2024 on H100s, by the Ultra-Scale Playbook. The cluster's own file states a node's bandwidth."""
-    rows, start = h100_rows(), machine_of(load_cluster(H100))
-    asked = [row.workload for row in rows]
-    ways = {"model sizes": [w.hidden for w in asked], "numbers of nodes": [w.gpus for w in asked],
-            "tensor-parallel sizes": [w.tp for w in asked]}  # fmt: skip
-    stated = dict.fromkeys((*NODE_CONSTANTS, *CONSTANTS), ("transferred", "the set does not tell it apart"))
-    del stated["node_bus_bytes_per_second"]
-    fitted = (*H100_CONSTANTS, *STALLS, "memory_share", "memory_error")
-    sources = stated | dict.fromkeys(fitted, ("fit", "the Ultra-Scale Playbook's rows"))
-    return Fit(H100, "nanotron-2024", rows, lambda chosen: fit_h100(start, chosen), ways, (), sources)
-
-
-def with_memory(machine: Machine, ran: Sequence[MeasuredRun]) -> Machine:
-    """The machine with the share of memory that the fullest run filled, and the spread of the memory's errors.
-
-    Failed runs are left out because their cause is not recorded."""
-    fullest = max(row.memory_gib for row in ran) * 2**30
-    spread = 1.4826 * float(np.median(np.abs(np.log1p(memory_errors(machine, ran)))))
-    return machine.replaced(memory_share=fullest / machine.memory_bytes, memory_error=spread)
-
-
-def memory_errors(machine: Machine, ran: Sequence[MeasuredRun]) -> Floats:
-    """Relative error of the fullest rank's memory, for runs that did not fail."""
-    ahead = iteration_parts(machine, [row.workload for row in ran]).ahead.tolist()
-    return np.array([llama_memory_bytes(row.workload, lead) / 2**30 / row.memory_gib - 1
-                     for row, lead in zip(ran, ahead, strict=True)])  # fmt: skip
+def deepspeed_fit(a100: Machine) -> Fit:
+    """Megatron-DeepSpeed on A100s: the A100 fit's constants, and what its pipeline takes longer for each microbatch."""
+    rows, names = deepspeed_rows(), ("host_microbatch_seconds",)
+    moved = {name: TRANSFERRED for name in CONSTANTS if name in SoftwareConstants.model_fields}
+    source = ("fit", "arXiv:2201.11990, Section 2.4: 530 billion parameters on 280, 350 and 420 nodes")
+    return Fit("selene", "megatron-deepspeed", rows, lambda some: fit(a100, names, some, np.ones(len(some))),
+               {"rows": range(len(rows))}, (), moved | dict.fromkeys(names, source))  # fmt: skip
 
 
 def intervals(fit: Fit, held: Mapping[str, HeldOut]) -> dict[str, ErrorInterval]:
@@ -345,19 +269,62 @@ def intervals(fit: Fit, held: Mapping[str, HeldOut]) -> dict[str, ErrorInterval]
     return named | ({"ratio": interval_of(fold[ratio], source)} if ratio.any() else {})
 
 
+def widest(a100: Mapping[str, HeldOut], v100: Mapping[str, HeldOut], within: Iterable[ErrorInterval]) -> ErrorInterval:
+    """The range that holds 90 % of each source's measurements: of the A100 sources each predicted by a fit on the
+    others, of the V100 tables by the A100's hardware constants; and the intervals of what is not extrapolated. Its
+    coverage is of each source by the others' range.
+    """
+    known = a100["sources"]
+    ratios = [*(known["ratio"][known["fold"] == fold] for fold in np.unique(known["fold"])), v100["rows"]["ratio"]]
+    ends, inside = np.array([_ends(each) for each in ratios]), []
+    for place, each in enumerate(ratios):
+        low, high = _union(np.delete(ends, place, axis=0))
+        inside.append(((low <= each) & (each <= high)).mean())
+    low, high = map(rounded, _union(np.array([*ends, *((each.low, each.high) for each in within)])))
+    return ErrorInterval(low=low, high=high, source=f"{len(ratios)} sources left out, the widest",
+                         coverage=round(float(np.mean(inside)), 3))  # fmt: skip
+
+
+def _union(ends: Floats) -> tuple[float, float]:
+    return float(ends[:, 0].min()), float(ends[:, 1].max())
+
+
 def files(fit: Fit, machine: Machine, intervals: Mapping[str, ErrorInterval]) -> dict[str, str]:
-    """The texts that the cluster's and the software's own files extend, by folder."""
-    lines = {folder: ["# Written by `mlm-experiment calibrate`.", "[constants]"] for folder in FITTED}
-    for name in Constants.model_fields:
-        if name in fit.sources:
-            kind, source = fit.sources[name]
-            number = rounded(getattr(machine, name))
-            text = f'{name} = {{ value = {number!r}, kind = "{kind}", source = "{source}" }}'
-            lines["software" if name in SoftwareConstants.model_fields else "clusters"].append(text)
+    """The texts that the cluster's and the software's own files extend, by path; and of A100s what is transferred."""
+    software = _constants(fit.sources, machine, SoftwareConstants)
     for name, interval in intervals.items():
         stated = interval.model_dump(exclude_none=True).items()
-        lines["software"] += ["", f"[intervals.{name}]", *(f"{key} = {json.dumps(value)}" for key, value in stated)]
-    return {folder: "\n".join(each) + "\n" for folder, each in lines.items()}
+        software += ["", f"[intervals.{name}]", *(f"{key} = {json.dumps(value)}" for key, value in stated)]
+    software += ["", "[reach]", *(f"{key} = {json.dumps(value)}" for key, value in reach(fit).items())]
+    lines = {f"software/fitted/{fit.software}.toml": software}
+    if {*fit.sources} & {*Hardware.model_fields}:
+        lines[f"clusters/fitted/{fit.cluster}.toml"] = _constants(fit.sources, machine, Hardware)
+    if fit.cluster == A100:
+        moved = dict.fromkeys(fit.sources, TRANSFERRED)
+        lines["clusters/fitted/transferred.toml"] = _constants(moved, machine, Hardware)
+    return {path: "\n".join(each) + "\n" for path, each in lines.items()}
+
+
+def reach(fit: Fit) -> dict[str, list[Any]]:
+    """Processors of a fit's rows; their nodes, positions and parameters, least and most."""
+    cluster = load_cluster(fit.cluster)
+    each: dict[str, list[float]] = {
+        "nodes": [max(row.workload.gpus / cluster.constants.gpus_per_node.value, 1.0) for row in fit.rows],
+        "seq": [row.workload.seq for row in fit.rows],
+        "parameters": [parameter_count(checked_config(row.workload).model) for row in fit.rows],
+    }
+    return {"processors": [cluster.processor]} | {name: [min(found), max(found)] for name, found in each.items()}
+
+
+def _constants(sources: Mapping[str, tuple[str, str]], machine: Machine, of: type[Config]) -> list[str]:
+    """Lines of a file with those of the constants that are fitted."""
+    lines = ["# Written by `mlm-experiment calibrate`.", "[constants]"]
+    for name in of.model_fields:
+        if name in sources:
+            kind, source = sources[name]
+            lines.append(f'{name} = {{ value = {rounded(getattr(machine, name))!r}, kind = "{kind}", '
+                         f'source = "{source}" }}')  # fmt: skip
+    return lines
 
 
 def rounded(value: float) -> float:
@@ -380,16 +347,16 @@ def _errors(fit: Fit, machine: Machine, held: Mapping[str, HeldOut], span: Mappi
         where = "one_node" if row.workload.gpus <= machine.gpus_per_node else "several_nodes"
         interval = span["ratio" if row.quantity in RATIOS else where]
         inside[f"{row.experiment}, apart"].append(interval.low <= ratio <= interval.high)
-    series = [each for name, errors in of.items() for each in _scored(name, np.array(errors), "error")]
+    series = [each for name, errors in of.items() for each in _scored(name, np.array(errors))]
     series += [_series(name, "coverage", float(np.mean(each))) for name, each in inside.items()]
     for name, interval in span.items():
         series.append(_series(f"interval of {name.replace('_', ' ')}", "coverage", interval.coverage or 0.0))
     return series
 
 
-def _scored(name: str, errors: Floats, of: str) -> list[Series]:
+def _scored(name: str, errors: Floats) -> list[Series]:
     measures = {"mean": np.abs(errors).mean(), "median": np.median(np.abs(errors)), "bias of": errors.mean()}
-    return [_series(name, f"{measure} {of}", float(value)) for measure, value in measures.items()]
+    return [_series(name, f"{measure} error", float(value)) for measure, value in measures.items()]
 
 
 def _series(name: str, measure: str, share: float) -> Series:

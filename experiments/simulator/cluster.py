@@ -36,6 +36,9 @@ class Hardware(Config, Generic[Number]):
     memory_bytes: Number
     matmul_flops_per_second: Number
     """Peak of dense matrix products at the cluster's precision."""
+    vector_flops_per_second: Number
+    """Peak of fp32 products without tensor cores, by which attention runs unless the width of its heads is a multiple
+    of 8."""
     memory_bytes_per_second: Number
     link_bytes_per_second: Number
     """One direction between two GPUs of a node."""
@@ -45,20 +48,16 @@ class Hardware(Config, Generic[Number]):
     """Start of an all-reduce inside a node."""
     node_rank_latency_seconds: Number
     """Added for each rank beyond the first."""
-    node_bus_bytes_per_second: Number
-    """Bus bandwidth (2(n − 1)/n · bytes/seconds) of large all-reduces inside a node."""
+    node_efficiency: Number
+    """Share of a link's bandwidth that large all-reduces inside a node reach, by 2(n − 1)/n · bytes/seconds."""
     matmul_efficiency: Number
     """Share of the peak that the largest matrix products reach."""
     matmul_half_size: Number
     """Size of a dimension, in elements, at which a product runs at half of that."""
     network_efficiency: Number
     """Share of the network's bandwidth that messages reach."""
-    network_rank_share: Number = unmeasured(0.0)
-    """Relative increase of a gradient reduction's time between nodes for each rank."""
     network_share: Number
     """Share of the adapters beyond one that gradients use where several ranks of a data-parallel group share a node."""
-    tensor_network_share: Number = unmeasured(1.0)
-    """Share of the network that one tensor-parallel group larger than a node reaches of what gradients reach."""
 
 
 class SoftwareConstants(Config, Generic[Number]):
@@ -79,33 +78,17 @@ class SoftwareConstants(Config, Generic[Number]):
     collective_slowdown: Number
     """Time of a collective beside computation over its time alone."""
     gradient_overlap: Number
-    """Share of the last backward pass that hides gradient reduction; of a GPT-2, where there is no pipeline."""
+    """Share of the last backward pass that hides gradient reduction."""
     flash_efficiency: Number = unmeasured(0.3)
     """Share of the peak that fused attention reaches, by the products that a causal mask leaves."""
     fused_attention: Number = unmeasured(0.0)
-    """1 where the attention of a GPT-2 is fused as a llama's is: no scores are stored, and half of them are skipped."""
+    """1 where attention is fused: no scores are stored, and half of them are skipped."""
     gradient_bytes: Number = unmeasured(0.0)
-    """Bytes of an element of a GPT-2's gradient where it is reduced; 0 for those of a parameter."""
+    """Bytes of an element of a gradient where it is reduced; 0 for those of a parameter."""
     gathered_squares: Number = unmeasured(12.0)
-    """Parameters of a GPT-2 that ZeRO 3 gathers at a time, in h²: 12 of a layer, 4 of its largest product."""
+    """Parameters that ZeRO 3 gathers at a time, in h²: 12 of a layer, 4 of its largest product."""
     tensor_step_seconds: Number = unmeasured(0.0)
     """Added to a collective of a tensor-parallel group larger than a node for each of its ranks."""
-    tensor_host_steps: Number = unmeasured(0.0)
-    """How many times that a layer's forward pass takes longer on the host for each rank of the group beyond a node."""
-    pipeline_step_seconds: Number = unmeasured(0.0)
-    """Added to the host's time of a layer's forward pass where the pipeline crosses nodes; of t tensor-parallel ranks
-    t^1.1 times this."""
-    stall_seconds: Number = unmeasured(0.0)
-    """Time of a stalled message between stages."""
-    stall_nodes: Number = unmeasured(0.0)
-    """Node count in P(stall) = 1 − exp(−rate − (n / stall_nodes)²); 0 turns stalls off."""
-    stall_rate: Number = unmeasured(0.0)
-    tensor_stall_seconds: Number = unmeasured(0.0)
-    """Additional time of a layer if its tensor-parallel group stalls."""
-    stall_ranks: Number = unmeasured(1e9)
-    """Rank count in P(stall) = 1 − exp(−t / stall_ranks · (1 + (n / stall_nodes)⁴)) of t ranks without a pipeline."""
-    memory_share: Number = unmeasured(1.0)
-    """Share of the memory that a run of a llama can fill, the rest being the driver's and lost to fragments."""
     memory_error: Number = unmeasured(0.08)
     """Standard deviation of the logarithm of measured over computed memory."""
 
@@ -131,12 +114,23 @@ class ErrorInterval(Config):
 
 
 class Intervals(Config):
-    """Intervals of runs inside one node, of runs on several, and of ratios of two runs."""
+    """Intervals of runs inside one node, of runs on several, of runs beyond what was measured, and of ratios of two."""
 
     one_node: ErrorInterval
     several_nodes: ErrorInterval
+    extrapolated: ErrorInterval
+    """Interval beyond `reach`: the widest of the sources, each predicted by a fit that has not seen it."""
     ratio: ErrorInterval | None = None
     """Interval of a ratio of two runs, whose common errors cancel; None if it is as uncertain as a run."""
+
+
+class Reach(Config):
+    """Processors of a fit's rows; their nodes, positions and parameters, least and most."""
+
+    processors: tuple[str, ...]
+    nodes: tuple[float, float]
+    seq: tuple[float, float]
+    parameters: tuple[float, float]
 
 
 class Software(Config):
@@ -145,6 +139,7 @@ class Software(Config):
     title: str
     constants: SoftwareConstants[Constant]
     intervals: Intervals
+    reach: Reach
 
 
 class Cluster(Config):
@@ -153,14 +148,31 @@ class Cluster(Config):
     title: str
     """The machine in words."""
     software: str = ""
-    """Software whose constants and intervals fill the gaps of this file; empty if there are no gaps."""
+    """Software whose constants, intervals and reach fill the gaps of this file; empty if there are no gaps."""
+    processor: str
+    """Name of the GPU, as the software's reach has it."""
     precision: Precision
     """Format of parameters and activations."""
     constants: Constants[Constant]
     intervals: Intervals
+    reach: Reach
 
-    def interval(self, gpus: int) -> ErrorInterval:
-        """The interval of runs on this many GPUs."""
+    def beyond(self, gpus: int, seq: int, parameters: int) -> str:
+        """Everything in which a run lies beyond the rows that the constants are fitted on; empty if nothing does."""
+        said = []
+        if self.processor not in self.reach.processors:
+            said.append(f"{self.processor}, measured is {' and '.join(self.reach.processors)}")
+        nodes = max(gpus / self.constants.gpus_per_node.value, 1.0)
+        for name, value, (least, most) in (("nodes", nodes, self.reach.nodes), ("positions", seq, self.reach.seq),
+                                           ("parameters", parameters, self.reach.parameters)):  # fmt: skip
+            if not least <= value <= most:
+                said.append(f"{value:,.0f} {name}, measured are {least:,.0f} to {most:,.0f}")
+        return "; ".join(said)
+
+    def interval(self, gpus: int, beyond: str) -> ErrorInterval:
+        """The interval of runs on this many GPUs, of which so much is beyond what was measured."""
+        if beyond:
+            return self.intervals.extrapolated
         return self.intervals.one_node if gpus <= self.constants.gpus_per_node.value else self.intervals.several_nodes
 
 
@@ -192,7 +204,7 @@ def load_cluster(name: str, software: str = "") -> Cluster:
     named = software or own
     if named and isinstance(named, str):
         file = load_config(find_file(named, Shipped.SOFTWARE), Software)
-        of_software = file.model_dump(include={"constants", "intervals"}, exclude_none=True)
+        of_software = file.model_dump(include={"constants", "intervals", "reach"}, exclude_none=True)
         for table, shared in of_software.items():
             stated = values.get(table, {})
             if isinstance(stated, dict):
@@ -201,5 +213,5 @@ def load_cluster(name: str, software: str = "") -> Cluster:
     return parse_config(values, Cluster, str(path))
 
 
-FITTED = {"clusters": HOME / "experiments/clusters/fitted", "software": HOME / "experiments/software/fitted"}
-"""Folders of fitted constants, which the files of clusters and software extend."""
+FITTED = HOME / "experiments"
+"""Below it stand the files of fitted constants, which those of clusters and software extend."""

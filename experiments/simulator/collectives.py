@@ -15,7 +15,7 @@ ADAPTERS_POWER = 8
 def node_all_reduce_seconds(machine: Machine, ranks: Floats, sent_bytes: Floats) -> Floats:
     """Ring all-reduce of `sent_bytes` among ranks of one node, alone on its links."""
     start = machine.node_latency_seconds + machine.node_rank_latency_seconds * (ranks - 1)
-    return start + 2 * (ranks - 1) / ranks * sent_bytes / machine.node_bus_bytes_per_second
+    return start + 2 * (ranks - 1) / ranks * sent_bytes / (machine.link_bytes_per_second * machine.node_efficiency)
 
 
 def tensor_all_reduce_seconds(machine: Machine, w: Workloads, sent_bytes: Floats) -> Floats:
@@ -26,17 +26,8 @@ def tensor_all_reduce_seconds(machine: Machine, w: Workloads, sent_bytes: Floats
     inside = node_all_reduce_seconds(machine, w.t, sent_bytes) * machine.collective_slowdown
     network = machine.network_bytes_per_second * machine.network_efficiency
     across = w.t * machine.tensor_step_seconds
-    across = across + 2 * (w.t - 1) / w.t * sent_bytes / (network * machine.tensor_network_share)
+    across = across + 2 * (w.t - 1) / w.t * sent_bytes / network
     return np.where(w.t == 1, 0.0, np.where(w.t <= machine.gpus_per_node, inside, across))
-
-
-def pipeline_host_seconds(machine: Machine, w: Workloads) -> Floats:
-    """Host time that a pipeline across nodes adds to a layer's forward pass.
-
-    Measured: 4 ms a layer, forward and backward, beside 2 tensor-parallel ranks, 17 ms beside 8 and 67 ms beside 32.
-    """
-    crosses = (w.p > 1) & (w.gpus > machine.gpus_per_node)
-    return np.where(crosses, w.t**1.1 * machine.pipeline_step_seconds, 0.0)
 
 
 def stage_message_seconds(machine: Machine, w: Workloads) -> Floats:
@@ -58,37 +49,13 @@ def data_all_reduce_seconds(machine: Machine, w: Workloads, sent_bytes: Floats) 
     Between nodes the groups that share a node (one per tensor-parallel rank) share its adapters. Where ranks of one
     group share a node too, rings collide on few adapters: with one group `network_share` of them is in use, all where
     each GPU is of another group; between, measured times rise late, here with a high power. Bandwidth in use never
-    falls with the groups, so gradients never take longer for being divided further. Each rank adds its share.
+    falls with the groups, so gradients never take longer for being divided further.
     """
     groups = np.minimum(w.t, machine.gpus_per_node)
     apart = ((groups - 1) / np.maximum(machine.gpus_per_node - 1, 1)) ** ADAPTERS_POWER
     used = (machine.network_share + (1 - machine.network_share) * apart) / groups
     network = machine.network_bytes_per_second * machine.network_efficiency * used
     inside = node_all_reduce_seconds(machine, w.d, sent_bytes)
-    across = 2 * (w.d - 1) / w.d * sent_bytes / network * (1 + w.d * machine.network_rank_share)
+    across = 2 * (w.d - 1) / w.d * sent_bytes / network
     seconds = np.where(w.d * w.t <= machine.gpus_per_node, inside, across)
     return np.where(w.d == 1, 0.0, seconds)
-
-
-def stalls_seconds(machine: Machine, w: Workloads) -> Floats:
-    """Additional time of an iteration on several nodes that stalls.
-
-    Messages between stages stall one after the other; without a pipeline a tensor-parallel group stalls in every layer.
-    """
-    each = np.where(w.p > 2, 4.0, 2.0) * w.m + 2 * (w.p - 1)
-    seconds = np.where(w.p > 1, each * machine.stall_seconds, w.m * w.layers * machine.tensor_stall_seconds)
-    return np.where(w.gpus > machine.gpus_per_node, seconds, 0.0)
-
-
-def stall_probability(machine: Machine, w: Workloads) -> Floats:
-    """Chance that it does: it grows with the pairs of nodes, one of which suffices; without a pipeline with the
-    tensor-parallel ranks too, and steeper with the nodes.
-
-    Messages beside a tensor-parallel group on more than two nodes always stall.
-    """
-    nodes = w.gpus / machine.gpus_per_node
-    stalls = (nodes > 1) & (machine.stall_nodes > 0)
-    pairs = (nodes / max(machine.stall_nodes, 1.0)) ** 2
-    rate = np.where(w.t > 2 * machine.gpus_per_node, 10.0, machine.stall_rate + pairs)
-    rate = np.where(w.p > 1, rate, np.where(w.t > 1, w.t, 0.0) / machine.stall_ranks * (1 + pairs**2))
-    return np.where(stalls, 1 - np.exp(-rate), 0.0)

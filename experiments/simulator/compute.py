@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mlm_repro.experiments.simulator.cluster import Machine
-from mlm_repro.experiments.simulator.collectives import pipeline_host_seconds, tensor_all_reduce_seconds
+from mlm_repro.experiments.simulator.collectives import tensor_all_reduce_seconds
 from mlm_repro.experiments.simulator.workload import Floats, Workloads
 
 HIDDEN_FORWARD, HIDDEN_BACKWARD = 11.0, 17.0
@@ -23,11 +23,6 @@ BACKWARD_PRODUCTS = 2.0
 """A linear layer's products of the backward pass over those of the forward pass: gradients of inputs and weights."""
 ACCUMULATED = 3.0
 """Elements moved per parameter and microbatch: its gradient is read and added to the sum (read, write)."""
-ACCUMULATED_BYTES = 10.0
-"""The same of a llama, whose sums are in fp32."""
-LLAMA_HIDDEN, LLAMA_INNER, LLAMA_BACKWARD = 24.0, 5.0, 1.6
-"""Elements moved per element of [s, b, h] and [s, b, f] of a llama's forward pass, all divided by tensor parallelism:
-two norms and residuals, rotary positions; the gate's activation and product. Backward moves so many times that."""
 FLASH_BACKWARD = 2.5
 """Products of fused attention's backward pass over those of forward: scores are computed again (Dao et al. 2022)."""
 LOGITS_BYTES = 24.0
@@ -58,21 +53,13 @@ def bytes_seconds(machine: Machine, moved_bytes: Floats) -> Floats:
     return moved_bytes / (machine.memory_bytes_per_second * machine.memory_efficiency)
 
 
-SHARP = 10.0
-"""How sharply the host's lead over the device turns on where the device takes longer."""
-
-
-def layer_passes(machine: Machine, w: Workloads) -> tuple[Passes, Floats]:
-    """One transformer layer with its tensor-parallel all-reduces, two in each direction (2019 paper, Figure 4), a
-    llama's as all-gathers and reduce-scatters with one more all-gather backward; and how far the host runs ahead of the
-    device, from 0 to 1.
-    """
-    llama = w.llama == 1
+def layer_passes(machine: Machine, w: Workloads) -> Passes:
+    """One transformer layer with its tensor-parallel all-reduces, two in each direction (2019 paper, Figure 4)."""
     tokens, elements = w.b * w.s, w.b * w.s * w.h * machine.element_bytes
     linears = (
-        matmul_seconds(machine, tokens, (1 + 2 * w.keys) * w.h / w.t, w.h)
+        matmul_seconds(machine, tokens, 3 * w.h / w.t, w.h)
         + matmul_seconds(machine, tokens, w.h, w.h / w.t)
-        + matmul_seconds(machine, tokens, (1 + w.llama) * w.f / w.t, w.h)
+        + matmul_seconds(machine, tokens, w.f / w.t, w.h)
         + matmul_seconds(machine, tokens, w.h, w.f / w.t)
     )
     inner = w.width * w.heads / w.t
@@ -87,7 +74,8 @@ def layer_passes(machine: Machine, w: Workloads) -> tuple[Passes, Floats]:
     linears = np.where(w.xl == 1, recurrent, linears)
     scored = matmul_seconds(machine, w.s, w.keys_length, w.width) * (1 + w.xl)  # by content, and by distance
     products = scored + matmul_seconds(machine, w.s, w.width, w.keys_length)
-    attention = products * w.b * w.heads / w.t
+    slower = np.where(w.width % 8 == 0, 1.0, machine.matmul_flops_per_second / machine.vector_flops_per_second)
+    attention = products * slower * w.b * w.heads / w.t
     scores = w.b * w.heads * w.s * w.keys_length / w.t * machine.element_bytes * (1 + w.xl)
     all_reduce = tensor_all_reduce_seconds(machine, w, elements)
 
@@ -106,20 +94,8 @@ def layer_passes(machine: Machine, w: Workloads) -> tuple[Passes, Floats]:
     backward = BACKWARD_PRODUCTS * linears + core_backward + moved(HIDDEN_BACKWARD, DIVIDED_BACKWARD) + 2 * all_reduce
     backward = backward + accumulated + w.full * forward + w.selective * core
 
-    parameters = 2 * w.h * w.h * (1 + w.keys) + 3 * w.h * w.f
-    streamed = bytes_seconds(machine, elements / w.t * (LLAMA_HIDDEN + LLAMA_INNER * w.f / w.h))
-    summed = bytes_seconds(machine, parameters / w.t * ACCUMULATED_BYTES)
-    forward = np.where(llama, linears + flash + streamed + 2 * all_reduce, forward)
-    again = 2 * linears + FLASH_BACKWARD * flash + LLAMA_BACKWARD * streamed + summed + 3 * all_reduce
-    backward = np.where(llama, again, backward)
-
     host = machine.host_layer_seconds + np.where(w.t > 1, 2 * machine.host_collective_seconds, 0.0)
-    host = host + pipeline_host_seconds(machine, w)
-    ahead = 1 / (1 + (3 * host / (forward + backward)) ** SHARP)
-    beyond = np.maximum(w.t - machine.gpus_per_node, 0.0)
-    host = host + beyond * machine.tensor_host_steps * machine.tensor_step_seconds
-    passes = Passes(_overlapped(machine, host, forward), _overlapped(machine, host * (2 + w.full), backward))
-    return passes, ahead
+    return Passes(_overlapped(machine, host, forward), _overlapped(machine, host * (2 + w.full), backward))
 
 
 def layer_weights(w: Workloads) -> Floats:

@@ -6,7 +6,6 @@ Imports no torch.
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -15,17 +14,16 @@ import numpy as np
 from mlm_repro.engine.costs import parameter_count
 from mlm_repro.experiments.catalogue import every_claim, find_experiment, read_rows
 from mlm_repro.experiments.published import HERE, published_rows, published_value
-from mlm_repro.experiments.simulator.cluster import Machine
+from mlm_repro.experiments.simulator.cluster import Machine, load_cluster
 from mlm_repro.experiments.simulator.simulate import iteration_parts
 from mlm_repro.experiments.simulator.workload import Floats, Workload, checked_config, flops_of
 from mlm_repro.lineage.errors import BadInput
 
 COLUMNS = ("gpus", "global_batch", "micro_batch", "hidden", "heads", "layers", "seq", "vocab", "tp", "dp", "pp",
-           "chunks", "recompute", "family", "ffn_hidden", "kv_heads", "tied", "zero",
-           "memory", "head_dim", "num_microbatches")  # fmt: skip
+           "chunks", "recompute", "family", "ffn_hidden", "zero", "memory", "head_dim")  # fmt: skip
 """Columns of a workload in files."""
 LARGEST_CELL = 1e9
-PEAK_TFLOPS = {"dgx-a100-80g": 312.0, "dgx-2h-v100": 130.0, "p3dn-v100": 125.0}
+PEAK_TFLOPS = {"selene": 312.0, "dgx-a100-80g": 312.0, "dgx-2h-v100": 130.0, "p3dn-v100": 125.0}
 """Peak rates to which the papers' percentages refer."""
 ITERATIONS_PER_EPOCH = next(int(row.value) for row in every_claim() if row.id == "2019/text/iterations-per-epoch")
 """2019 paper, Section 4.2."""
@@ -43,40 +41,18 @@ class Observation(NamedTuple):
     quantity: str
     """iteration_seconds, tflops_per_gpu, days_per_epoch, or of the set's first row: speedup, scaling_percent."""
     value: float
+    cluster: str = ""
+    """The cluster that it was measured on."""
+
+    @property
+    def source(self) -> str:
+        """The paper, or the set of measurements."""
+        return self.experiment.partition("/")[0]
 
     @property
     def is_published(self) -> bool:
         """True if it is of a paper's table or figure, not of a set of measurements."""
         return "/" in self.experiment
-
-
-class MeasuredRun(NamedTuple):
-    """A configuration that was tried."""
-
-    workload: Workload
-    seconds: float
-    """Seconds of an iteration; NaN if it failed."""
-    memory_gib: float = math.nan
-    """Memory of the fullest rank; NaN if unknown."""
-
-    @property
-    def ran(self) -> bool:
-        """True if it did not fail."""
-        return not math.isnan(self.seconds)
-
-
-@cache
-def ultrascale() -> tuple[MeasuredRun, ...]:
-    """Configurations on 1 to 64 nodes of 8 H100s that ran or failed, for whatever reason, without the rows that
-    contradict themselves."""
-    runs = []
-    for row in read_rows(HERE / "ultrascale-h100.csv"):
-        workload = workload_of(row)
-        with suppress(BadInput):
-            checked_config(workload)
-            seconds = float(row["iteration_ms"]) / 1e3 if row["status"] == "ran" else math.nan
-            runs.append(MeasuredRun(workload, seconds, float(row["memory_gb"] or "nan")))
-    return tuple(runs)
 
 
 def zero_3() -> list[Observation]:
@@ -101,7 +77,7 @@ def v100_rows() -> list[Observation]:
 @cache
 def fitted_rows(software: str) -> tuple[Observation, ...]:
     """The rows that the constants of this software are fitted on; a ratio's first row among them."""
-    rows = {"megatron-2019": v100_rows, "megatron-2021": a100_rows, "nanotron-2024": h100_rows}
+    rows = {"megatron-2019": v100_rows, "megatron-2021": a100_rows, "megatron-deepspeed": deepspeed_rows}
     return tuple(rows[software]()) if software in rows else ()
 
 
@@ -114,18 +90,21 @@ def fitted_workloads(software: str) -> frozenset[Workload]:
 def a100_rows() -> list[Observation]:
     """Rows that the A100 constants are fitted on: 724 iterations on 2 to 8 A100s, 61 on 64 to 512, and PTD-P's rows of
     the 2021 paper's Table 2 and Figures 11 to 16."""
-    times = [Observation(name, workload_of(row), "iteration_seconds", float(row["iteration_ms"]) / 1e3)
-             for name in ("vtrain-single-node", "vtrain-multi-node")
-             for row in read_rows(HERE / f"{name}.csv")]  # fmt: skip
+    times = timed("vtrain-single-node", "vtrain-multi-node")
     rows = observed("2021/table-2", *(f"2021/figure-{number}" for number in range(11, 17)))
     known = {row.workload for row in observed("2021/table-1")}  # the text's trillion parameters are a row of that table
     return [*times, *(row for row in rows if row.workload.zero == 0 and row.workload not in known)]
 
 
-def h100_rows() -> list[Observation]:
-    """Rows that the H100 constants are fitted on: the iterations that did not fail."""
-    return [Observation("ultrascale-h100", row.workload, "iteration_seconds", row.seconds)
-            for row in ultrascale() if row.ran]  # fmt: skip
+def deepspeed_rows() -> list[Observation]:
+    """Rows that Megatron-DeepSpeed's constant is fitted on: 530 billion parameters on 280, 350 and 420 nodes."""
+    return timed("mt-nlg")
+
+
+def timed(*names: str) -> list[Observation]:
+    """Measured iterations of files."""
+    return [Observation(name, workload_of(row), "iteration_seconds", float(row["iteration_ms"]) / 1e3, row["cluster"])
+            for name in names for row in read_rows(HERE / f"{name}.csv")]  # fmt: skip
 
 
 def all_reduces(gpu: str, ranks: int | None = None) -> Floats:
@@ -139,8 +118,7 @@ def all_reduces(gpu: str, ranks: int | None = None) -> Floats:
 def workload_of(row: dict[str, str]) -> Workload:
     """The workload in a row's cells; absent or empty ones take their defaults.
 
-    A row that states `ffn_hidden` and no family is a llama's, which computes nothing again. Raises BadInput naming a
-    column that has no default and is empty, or is not a whole number.
+    Raises BadInput naming a column that has no default and is empty, or is not a whole number.
     """
     values: dict[str, Any] = {}
     for name in COLUMNS:
@@ -151,9 +129,6 @@ def workload_of(row: dict[str, str]) -> Workload:
             values[name] = _whole(name, cell)
         elif name not in Workload._field_defaults:
             raise BadInput(f"{name} is empty")
-    values.setdefault("family", "llama" if values.get("ffn_hidden") else "gpt2")
-    if values["family"] == "llama":
-        values.setdefault("recompute", "none")
     return Workload(**values)
 
 
@@ -168,11 +143,21 @@ def _whole(name: str, cell: str) -> int:
 
 
 def predicted(machine: Machine, observations: Sequence[Observation]) -> Floats:
-    """The simulator's values of the same quantities, in order."""
-    workloads = [observation.workload for observation in observations]
-    seconds = iteration_parts(machine, workloads).total.tolist()
+    """The simulator's values of the same quantities, in order, each by the datasheet of its own cluster."""
+    workloads, seconds = [observation.workload for observation in observations], np.empty(len(observations))
+    clusters = np.array([observation.cluster for observation in observations])
+    for name in dict.fromkeys(clusters.tolist()):
+        (places,) = np.nonzero(clusters == name)
+        own = machine.replaced(**datasheet(name)) if name else machine
+        seconds[places] = iteration_parts(own, [workloads[place] for place in places]).total
     return np.array([QUANTITIES[row.quantity](Simulated(row.workload, time, workloads[0], seconds[0]))
                      for row, time in zip(observations, seconds, strict=True)])  # fmt: skip
+
+
+@cache
+def datasheet(cluster: str) -> dict[str, float]:
+    """The constants of a cluster that are of a datasheet."""
+    return {name: constant.value for name, constant in load_cluster(cluster).constants if constant.kind == "datasheet"}
 
 
 def time_ratios(machine: Machine, observations: Sequence[Observation]) -> Floats:
@@ -236,5 +221,5 @@ def observed(*names: str) -> list[Observation]:
         for part in experiment.parts:
             for row in published_rows(experiment, part) if part.simulated else ():
                 value = published_value(row, part.simulated[0]).value
-                rows.append(Observation(experiment.name, workload_of(row), part.simulated[0], value))
+                rows.append(Observation(experiment.name, workload_of(row), part.simulated[0], value, row["cluster"]))
     return rows

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import product
-from pathlib import Path
 from typing import NamedTuple
 
 from mlm_repro.data_pipeline.files import DATASET, DataCard
@@ -13,8 +12,7 @@ from mlm_repro.engine.run.resolved import ResolvedRun, read_run
 from mlm_repro.experiments.simulator.cluster import Cluster, machine_of
 from mlm_repro.experiments.simulator.measurements import ITERATIONS_PER_EPOCH, fitted_workloads
 from mlm_repro.experiments.simulator.simulate import Prediction, iteration_parts, simulate
-from mlm_repro.experiments.simulator.workload import Workload, flops_of, layer_parameters
-from mlm_repro.lineage.atomic import read_json
+from mlm_repro.experiments.simulator.workload import NOT_COSTED, NotCosted, Workload, flops_of
 from mlm_repro.lineage.errors import BadInput, HardwareMissing
 from mlm_repro.lineage.files import read_document
 from mlm_repro.lineage.progress import announce
@@ -23,13 +21,12 @@ EPOCH_TOKENS = ITERATIONS_PER_EPOCH * 512 * 1024
 """The 2019 paper's epoch at its batch and context."""
 MOST_CHUNKS = 8
 LARGEST_MICRO_BATCH = 64
+MOST_UNEVEN = 1.1
+"""Layers of the fullest stage over those of the mean."""
 SHOWN = 10
 OWN = "this-engine"
-"""Software of a GPT-2 that is planned, unless another is named."""
+"""Software that is planned for, unless another is named."""
 RECOMPUTE = ("none", "selective", "full")
-HUB_LLAMAS = ("llama", "mistral", "qwen2")
-"""Architectures of Hugging Face that are llamas but for biases."""
-HUB_BATCH, HUB_SEQUENCE = 256, 4096
 
 
 class Choice(NamedTuple):
@@ -48,15 +45,17 @@ class PlannedModel(NamedTuple):
     parameters: int
     tokens: int
     """Tokens of the whole training; 0 if unknown."""
-    run: RunConfig | None = None
-    """Run whose memory is counted, unless it is a llama."""
+    run: RunConfig
+    """Run whose memory is counted."""
     epoch_tokens: int | None = None
     """Tokens of the dataset that the run names."""
 
 
 def read_model(model: str) -> PlannedModel:
-    """A shipped model, a TOML file, or a Hugging Face `config.json`."""
-    return model_of_hub(Path(model)) if model.endswith(".json") else model_of_run(read_run(model))
+    """A shipped model or a TOML file. Raises NotCosted for a `config.json`, which describes another's model."""
+    if model.endswith(".json"):
+        raise NotCosted(f"{model}: {NOT_COSTED}")
+    return model_of_run(read_run(model))
 
 
 def model_of_run(run: ResolvedRun) -> PlannedModel:
@@ -68,35 +67,8 @@ def model_of_run(run: ResolvedRun) -> PlannedModel:
     return PlannedModel(run.config.name, template, run.parameters, run.tokens, run.config, tokens)
 
 
-def model_of_hub(path: Path) -> PlannedModel:
-    """A llama of a Hugging Face `config.json`, with a batch of 256 sequences of at most 4,096 tokens.
-
-    Raises BadInput for a file that is none, lacks a size, or is of another architecture.
-    """
-    try:
-        values = read_json(path)
-        family = values["model_type"]
-        if family not in HUB_LLAMAS:
-            raise BadInput(f"{path}: model_type = {family!r} cannot be costed: {', '.join(HUB_LLAMAS)} can")
-        heads = int(values["num_attention_heads"])
-        template = Workload(
-            1, HUB_BATCH, 1, int(values["hidden_size"]), heads, int(values["num_hidden_layers"]),
-            min(int(values["max_position_embeddings"]), HUB_SEQUENCE), 1, 1, 1, int(values["vocab_size"]),
-            recompute="none", family="llama", ffn_hidden=int(values["intermediate_size"]),
-            kv_heads=int(values.get("num_key_value_heads") or heads),
-            tied=int(values.get("tie_word_embeddings", False)),
-        )  # fmt: skip
-        if min(heads, template.hidden, template.layers, template.seq, template.vocab, template.ffn_hidden) < 1:
-            raise ValueError("a size is less than 1")
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, OverflowError) as error:
-        raise BadInput(f"{path} is no config.json of a model that can be planned: {error!r}") from error
-    embeddings = (2 - template.tied) * template.vocab * template.hidden + template.hidden
-    parameters = template.layers * layer_parameters(template) + embeddings
-    return PlannedModel(path.parent.resolve().name, template, parameters, 0)
-
-
 def ranked_layouts(model: PlannedModel, cluster: Cluster, gpus: int) -> list[Choice]:
-    """Every layout that divides and likely fits, by the rate to be expected; the batch is the model's.
+    """Every layout that divides and fits, by its rate times the chance that it fits; the batch is the model's.
 
     Raises HardwareMissing with a reason where none does.
     """
@@ -107,26 +79,32 @@ def ranked_layouts(model: PlannedModel, cluster: Cluster, gpus: int) -> list[Cho
     if not choices:
         why = f"; of one, {predictions[-1].reason}" if predictions else _nearest(model.template, cluster, gpus)
         raise HardwareMissing(f"no layout of {model.name} on {gpus} GPUs can run{why}")
-    return sorted(choices, key=lambda choice: -choice.prediction.expected_rate)
+    return sorted(choices, key=expected_seconds)
+
+
+def expected_seconds(choice: Choice) -> float:
+    """Seconds of an iteration over the chance that the layout fits."""
+    return choice.prediction.seconds / choice.prediction.probability_fits
 
 
 def possible_layouts(template: Workload, cluster: Cluster, gpus: int) -> Iterator[Workload]:
-    """Layouts in which everything divides evenly and tensor parallelism stays in a node (2021 paper, Takeaway 1)."""
-    t, llama = template, template.family == "llama"
-    is_own = cluster.software == OWN
-    modes = ("none",) if llama else ("none", "full") if cluster.constants.fused_attention.value else RECOMPUTE
+    """Layouts in which tensor parallelism stays in a node (2021 paper, Takeaway 1) and everything divides evenly, but
+    for layers over stages of one chunk, which may differ a little.
+    """
+    t, is_own = template, cluster.software == OWN
+    modes = ("none", "full") if cluster.constants.fused_attention.value else RECOMPUTE
     for tp in _divisors(gpus, int(cluster.constants.gpus_per_node.value)):
         if t.heads % tp or t.inner % tp:
             continue
         for pp in _divisors(gpus // tp, t.layers):
             dp = gpus // (tp * pp)
-            if t.layers % pp or t.global_batch % dp:
+            if t.global_batch % dp or -(-t.layers // pp) * pp > MOST_UNEVEN * t.layers:
                 continue
             for micro_batch in _divisors(t.global_batch // dp, LARGEST_MICRO_BATCH):
-                for chunks in range(1, MOST_CHUNKS + 1 if pp > 1 and not llama else 2):
-                    if t.layers % (pp * chunks) or (chunks > 1 and t.global_batch // (dp * micro_batch) % pp):
+                for chunks in range(1, MOST_CHUNKS + 1 if pp > 1 else 2):
+                    if chunks > 1 and (t.layers % (pp * chunks) or t.global_batch // (dp * micro_batch) % pp):
                         continue
-                    for mode, zero in product(modes, range(1 + (dp > 1 and (llama or is_own)))):
+                    for mode, zero in product(modes, range(1 + (dp > 1 and is_own))):
                         yield t._replace(
                             gpus=gpus, micro_batch=micro_batch, tp=tp, dp=dp, pp=pp, chunks=chunks, recompute=mode,
                             zero=zero, sequence_parallel=int(is_own and tp > 1 and t.seq % tp == 0),
@@ -148,7 +126,7 @@ def reasons(choices: Sequence[Choice]) -> str:
     for name in ("tp", "pp", "recompute", "zero", "micro_batch"):
         own = getattr(first.workload, name)
         if other := next((choice for choice in choices if getattr(choice.workload, name) != own), None):
-            times = first.prediction.expected_rate / other.prediction.expected_rate
+            times = expected_seconds(other) / expected_seconds(first)
             said.append(f"{name} {own}: {getattr(other.workload, name)} takes {times:.2f} ×")
         else:
             said.append(f"{name} {own}: no other fits")
@@ -162,20 +140,18 @@ def explain(cluster: Cluster, choice: Choice) -> str:
     """
     machine, w = machine_of(cluster), choice.workload
     parts = iteration_parts(machine, [w])
-    silent = machine.replaced(collective_slowdown=0.0, host_collective_seconds=0.0, tensor_network_share=1e9,
-                              tensor_step_seconds=0.0, pipeline_step_seconds=0.0)  # fmt: skip
+    silent = machine.replaced(collective_slowdown=0.0, host_collective_seconds=0.0, tensor_step_seconds=0.0)
     near = machine.replaced(link_bytes_per_second=1e30, network_bytes_per_second=1e30)
     pipeline, tensor, messages = (
         float(each.pipeline[0]) for each in (parts, iteration_parts(silent, [w]), iteration_parts(near, [w]))
     )
     bubble = ideal_bubble("interleaved" if w.chunks > 1 else "1f1b", w.pp, w.chunks, w.microbatches)
-    total, smooth, gradients, optimizer, host = (
-        float(part[0]) for part in (parts.total, parts.smooth, parts.gradients, parts.optimizer, parts.host)
+    total, gradients, optimizer, host = (
+        float(part[0]) for part in (parts.total, parts.gradients, parts.optimizer, parts.host)
     )
     shares = {"tensor-parallel communication": pipeline - tensor, "pipeline messages": pipeline - messages,
               "pipeline bubble": pipeline * bubble / (1 + bubble), "data-parallel communication": gradients,
-              "optimizer": optimizer, "host, between iterations": host,
-              "stalls between nodes": total - smooth}  # fmt: skip
+              "optimizer": optimizer, "host, between iterations": host}  # fmt: skip
     shares = {"computation": total - sum(shares.values())} | shares
     lines = [f"where the {total:.4g} s of the first layout go"]
     lines += [f"  {name:<32}{seconds:>10.4g} s {seconds / total:>7.1%}  {'█' * round(40 * seconds / total)}"
@@ -192,24 +168,24 @@ def format_plan(model: PlannedModel, cluster: Cluster, choices: Sequence[Choice]
     epoch = model.epoch_tokens or EPOCH_TOKENS
     tokens = model.tokens or epoch
     peak = cluster.constants.matmul_flops_per_second.value
-    interval, known = cluster.interval(gpus), fitted_workloads(cluster.software)
+    beyond = choices[0].prediction.extrapolated
+    interval, known = cluster.interval(gpus, beyond), fitted_workloads(cluster.software)
     fitted = sum(choice.workload in known for choice in choices)
     tried = f", which held {interval.coverage:.0%} of them," if interval.coverage is not None else ""
     whole = flops_of(choices[0].workload._replace(recompute="none")) / per_iteration
-    llama = template.family == "llama"
     whose_times = "GPT-2" if template.family == "gpt2" else template.family
-    whose = "nanotron's" if llama else "this engine's"
-    if cluster.constants.fused_attention.value:
-        whose += " (--dry-run adds the scores that attention stores on a processor)"
+    fused = cluster.constants.fused_attention.value
+    stores = " (--dry-run adds the scores that attention stores on a processor)" if fused else ""
     lines = [
         f"{model.name}: {model.parameters:,} parameters, {tokens:,} tokens in batches of "
         f"{template.global_batch}, on {gpus} of {cluster.title}{f', {cluster.software}' if cluster.software else ''}",
         f"simulated; 90 % intervals{tried} come of measurements ({interval.source}); the cost model was fitted on "
         f"{fitted or 'none'} of these layouts; an epoch is {epoch:,} tokens "
         f"({'the dataset' if model.epoch_tokens else '2019 paper'})",
-        f"memory is that of the fullest rank, {whose}, in {cluster.precision}; TFLOP/s and MFU count the whole of "
-        f"attention, and no layer that is computed again; times are a {whose_times}'s",
-        "the order is by expected throughput: with the chances that memory suffices and that messages stall",
+        f"memory is that of the fullest rank, this engine's{stores}, in {cluster.precision}; TFLOP/s and MFU count the "
+        f"whole of attention, and no layer that is computed again; times are a {whose_times}'s",
+        *([f"extrapolated: {beyond}"] if beyond else []),
+        "the order is by throughput times the chance that memory suffices",
         f"{'tp':>3}{'pp':>4}{'dp':>5}{'micro':>7}{'chunks':>8}{'zero':>6}  {'recompute':<10}{'s/iteration':>12}"
         f"  {'90 %':>20}{'TFLOP/s/GPU':>13}{'MFU':>6}{'GiB':>7}{'fits':>6}{'bytes':>16}{'days/epoch':>12}{'days':>9}"
         f"{'GPU-hours':>12}",
@@ -246,17 +222,12 @@ class Flops(NamedTuple):
 
 
 def token_flops(model: PlannedModel) -> Flops:
-    """FLOPs of a token, for a GPT-2 by the engine's closed forms. Raises BadInput for a BERT or Transformer-XL."""
-    w = model.template
-    if model.run:
-        config = model.run.model
-        if config.family != "gpt2":
-            raise BadInput(f"{model.name} is a {config.family}: utilisation is stated for gpt2 and llama")
-        whole, causal = flops_per_token(config), flops_per_token(config, causal=True)
-        return Flops(2 * causal - whole, 2 * (whole - causal), flops_per_token(config, recompute=True) - whole)
-    attention = 12.0 * w.layers * w.hidden * w.seq
-    again = w.layers * 2 * (layer_parameters(w) - 2 * w.hidden) + attention / 3
-    return Flops(flops_of(w) / (w.global_batch * w.seq) - attention, attention, again)
+    """FLOPs of a token of a GPT-2 by the engine's closed forms. Raises BadInput for a BERT or Transformer-XL."""
+    config = model.run.model
+    if config.family != "gpt2":
+        raise BadInput(f"{model.name} is a {config.family}: utilisation is stated for gpt2")
+    whole, causal = flops_per_token(config), flops_per_token(config, causal=True)
+    return Flops(2 * causal - whole, 2 * (whole - causal), flops_per_token(config, recompute=True) - whole)
 
 
 def utilisation(

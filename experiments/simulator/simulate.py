@@ -5,41 +5,27 @@ computed; a message's time belongs to the computation that sends it. For equal s
 (m + (p − 1)/v)(t_f + t_b), as in the 2021 paper, Section 2.2.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from math import log
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr  # type: ignore[import-untyped]
 
 from mlm_repro.engine.config import RunConfig
-from mlm_repro.engine.costs import PARAMETER_BYTES, fullest_rank, state_bytes_per_parameter
+from mlm_repro.engine.costs import PARAMETER_BYTES, fullest_rank, parameter_count, state_bytes_per_parameter
 from mlm_repro.engine.parallel.layout import split_layers
 from mlm_repro.engine.pipeline.schedule import Op, compute_orders
 from mlm_repro.experiments.simulator import collectives
 from mlm_repro.experiments.simulator.cluster import Cluster, Machine, machine_of
 from mlm_repro.experiments.simulator.compute import Passes, head_passes, layer_passes, layer_weights, optimizer_seconds
-from mlm_repro.experiments.simulator.workload import (
-    Floats,
-    Workload,
-    Workloads,
-    checked_config,
-    flops_of,
-    llama_memory_bytes,
-    stage_blocks,
-    stage_parameters,
-)
+from mlm_repro.experiments.simulator.workload import Floats, Workload, Workloads, checked_config, flops_of
 from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.progress import Progress
-
-CERTAIN = 0.75
-"""Chance of stalls between stages from which they are predicted: one that does not come is a larger relative error than
-one that is not foreseen. Those of tensor-parallel groups differ a hundredfold in size and are never predicted."""
 
 
 @dataclass(frozen=True)
@@ -53,24 +39,11 @@ class Parts:
     optimizer: Floats
     host: Floats
     """Host time outside microbatches."""
-    stalls: Floats
-    """Additional time of messages between nodes if they stall."""
-    chance: Floats
-    """Probability of a stall."""
-    foreseen: NDArray[np.bool_]
-    """True if stalls are predicted."""
-    ahead: Floats
-    """How far the host runs ahead of the device, from 0 to 1."""
-
-    @property
-    def smooth(self) -> Floats:
-        """Time without stalls."""
-        return self.pipeline + self.gradients + self.optimizer + self.host
 
     @property
     def total(self) -> Floats:
-        """Time with stalls if they are predicted."""
-        return self.smooth + np.where(self.foreseen, self.stalls, 0.0)
+        """Time of the iteration."""
+        return self.pipeline + self.gradients + self.optimizer + self.host
 
 
 @dataclass(frozen=True)
@@ -85,11 +58,11 @@ class Prediction:
     tflops_per_gpu: float = 0.0
     """Rate by the papers' count (2021 paper, Equation 3), which has the whole of attention."""
     memory_bytes: int = 0
-    """Memory of this engine's fullest rank (`mlm_repro.engine.costs`); for a llama that of nanotron."""
+    """Memory of this engine's fullest rank (`mlm_repro.engine.costs`)."""
     probability_fits: float = 0.0
     """Probability that the layout fits."""
-    expected_rate: float = 0.0
-    """Mean iterations per second with and without stalls, times the probability that the layout fits."""
+    extrapolated: str = ""
+    """Everything in which the workload lies beyond the rows that the constants are fitted on."""
 
 
 class Walk(NamedTuple):
@@ -99,37 +72,27 @@ class Walk(NamedTuple):
     order: "Order"
     layers: NDArray[np.int64]
     """Layers of every stage."""
-    heads: NDArray[np.int64] | NDArray[np.bool_]
-    """1 for a stage with the output head, otherwise 0."""
 
 
 def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
     """Time of every workload. They must have been checked (`checked_config`)."""
     w, walks = _prepared(tuple(workloads))
-    (layer, ahead), head = layer_passes(machine, w), head_passes(machine, w)
+    layer, head = layer_passes(machine, w), head_passes(machine, w)
     message = collectives.stage_message_seconds(machine, w)
     computed, layer, exposed = layer, *_sharded(machine, w, layer)
     pipeline = _pipeline_seconds(walks, layer, head, message)
-    parameters = (layer_weights(w) * np.ceil(w.layers / w.p) + (w.v + w.s * (1 - w.xl)) * w.h) / w.t
     most = np.ceil(w.layers / w.p)
-    for place in np.flatnonzero(w.llama).tolist():
-        parameters[place] = stage_parameters(workloads[place]).max()
-        most[place] = stage_blocks(workloads[place])[0].max()
-    gradient_bytes = np.where(w.llama == 1, 4.0, machine.gradient_bytes or machine.element_bytes)
+    parameters = (layer_weights(w) * most + (w.v + w.s * (1 - w.xl)) * w.h) / w.t
+    gradient_bytes = machine.gradient_bytes or machine.element_bytes
     reduction = collectives.data_all_reduce_seconds(machine, w, parameters * gradient_bytes)
     times = np.select([w.zero == 1, w.zero == 2], [1.25, w.m / 2], 1.0)
     last_backward = most * computed.backward + head.backward
-    hides = np.where(w.llama == 1, w.zero == 0, w.p == 1)
-    hidden = np.where(hides, machine.gradient_overlap * last_backward * np.where(w.zero == 2, w.m, 1.0), 0.0)
+    hidden = machine.gradient_overlap * last_backward * np.where(w.zero == 2, w.m, 1.0)
     gradients = np.maximum(times * reduction - hidden, times * reduction / (most + 1))
     gathered = collectives.data_all_reduce_seconds(machine, w, parameters * machine.element_bytes) / 2
     gradients = np.select([w.zero == 3, w.zero == 2], [exposed, gradients + gathered], gradients)
     optimizer = optimizer_seconds(machine, parameters / np.where(w.zero > 0, w.d, 1.0))
-    host = np.full(len(workloads), machine.host_iteration_seconds)
-    stalls, chance = collectives.stalls_seconds(machine, w), collectives.stall_probability(machine, w)
-    foreseen = (chance > CERTAIN) & (w.p > 1)
-    ahead = np.where(w.p > 1, 1 - 2 / w.p, ahead) * (1 - chance)  # as measured: between its ends a pipeline runs ahead
-    return Parts(pipeline, gradients, optimizer, host, stalls, chance, foreseen, ahead)
+    return Parts(pipeline, gradients, optimizer, np.full(len(workloads), machine.host_iteration_seconds))
 
 
 def _sharded(machine: Machine, w: Workloads, layer: Passes) -> tuple[Passes, Floats]:
@@ -169,38 +132,19 @@ def simulate(cluster: Cluster, workloads: Sequence[Workload], run: RunConfig | N
                 predictions[place] = Prediction(reason=str(error))
             progress.advance()
     parts = iteration_parts(machine, [workload for _, workload, _ in runnable])
-    columns = (each.tolist() for each in (parts.total, parts.smooth, parts.stalls, parts.chance, parts.ahead))
-    for (place, workload, config), total, smooth, stalls, chance, ahead in zip(runnable, *columns, strict=True):
-        interval = cluster.interval(workload.gpus)
-        low, high = time_interval(interval.low, interval.high, smooth, stalls, chance)
-        memory = _memory(machine, workload, config, ahead)
+    for (place, workload, config), total in zip(runnable, parts.total.tolist(), strict=True):
+        beyond = cluster.beyond(workload.gpus, workload.seq, parameter_count(config.model))
+        interval = cluster.interval(workload.gpus, beyond)
+        rank, needed = _memory(machine, workload, config)
+        has = machine.memory_bytes
+        short = f"pipeline rank {rank} needs {needed / 2**30:.1f} GiB of memory; a GPU has {has / 2**30:.1f}"
         predictions[place] = Prediction(
-            seconds=total, low_seconds=min(low, total), high_seconds=max(high, total),
-            tflops_per_gpu=flops_of(workload) / (total * workload.gpus * 1e12),
-            expected_rate=memory["probability_fits"] * ((1 - chance) / smooth + chance / (smooth + stalls)), **memory,
+            reason=short if needed > has else "",
+            seconds=total, low_seconds=total * interval.low, high_seconds=total * interval.high,
+            tflops_per_gpu=flops_of(workload) / (total * workload.gpus * 1e12), memory_bytes=needed,
+            probability_fits=NormalDist().cdf(log(has / needed) / machine.memory_error), extrapolated=beyond,
         )  # fmt: skip
     return predictions
-
-
-def time_interval(low: float, high: float, seconds: float, stalled: float, chance: float) -> tuple[float, float]:
-    """The range of 90 % of measurements, a share `chance` of which takes `stalled` longer.
-
-    The factors `low` and `high` are taken as the 5th and 95th percentile of two halves of lognormals about 1.
-    """
-    if chance == 0.0:
-        return seconds * low, seconds * high
-    z = NormalDist().inv_cdf(0.95)
-    widths = (max(-math.log(min(low, 0.99)), 0.01) / z, max(math.log(max(high, 1.01)), 0.01) / z)
-    widest = math.log(low) * 4, math.log1p(stalled / seconds) + math.log(max(high, 1.01)) * 4
-    times = seconds * np.exp(np.linspace(*widest, 2000))
-
-    def below(center: float) -> Floats:
-        logs = np.log(times / center)
-        return ndtr(logs / np.where(logs < 0, *widths))
-
-    share = (1 - chance) * below(seconds) + chance * below(seconds + stalled)
-    first, last = np.interp((0.05, 0.95), share, times)
-    return float(first), float(last)
 
 
 def _zero_bytes(machine: Machine, w: Workload, config: RunConfig, state: int) -> int:
@@ -217,26 +161,14 @@ def _zero_bytes(machine: Machine, w: Workload, config: RunConfig, state: int) ->
     return round(whole * (2 * each.weight + each.gradient)) if w.zero == 3 else 0
 
 
-def _memory(machine: Machine, workload: Workload, config: RunConfig, ahead: float) -> dict[str, Any]:
-    """Bytes of the fullest rank, the chance that they are there, and what is said where they are not."""
-    if workload.family == "llama":
-        rank, sure = "a pipeline rank", llama_memory_bytes(workload, 0.0)
-        needed = llama_memory_bytes(workload, ahead)
-    else:
-        parallel = config.parallel
-        if (
-            machine.fused_attention and parallel.recompute == "none" and workload.family == "gpt2"
-        ):  # what is not stored is not computed again either
-            parallel = parallel.model_copy(update={"recompute": "selective"})
-        parallel = parallel.model_copy(update={"shard_parameters": workload.zero == 3})
-        fullest = fullest_rank(config.model, config.train, parallel, workload.dp)
-        needed = sure = fullest.total + _zero_bytes(machine, workload, config, fullest.state)
-        rank = f"pipeline rank {fullest.rank}"
-    has = machine.memory_bytes * (machine.memory_share if workload.family == "llama" else 1.0)
-    needed = min(needed, max(sure, has))  # what is freed late is given back where memory is short
-    chance = NormalDist().cdf(math.log(has / sure) / machine.memory_error)
-    reason = f"{rank} needs {sure / 2**30:.1f} GiB of memory; a GPU has {has / 2**30:.1f}" if sure > has else ""
-    return {"memory_bytes": round(needed), "probability_fits": chance, "reason": reason}
+def _memory(machine: Machine, workload: Workload, config: RunConfig) -> tuple[int, int]:
+    """The fullest pipeline rank and its bytes."""
+    parallel = config.parallel
+    if machine.fused_attention and parallel.recompute == "none" and workload.family == "gpt2":
+        parallel = parallel.model_copy(update={"recompute": "selective"})  # what is not stored is not computed again
+    parallel = parallel.model_copy(update={"shard_parameters": workload.zero == 3})
+    fullest = fullest_rank(config.model, config.train, parallel, workload.dp)
+    return fullest.rank, fullest.total + _zero_bytes(machine, workload, config, fullest.state)
 
 
 @lru_cache(maxsize=8)  # a fit asks for the same rows thousands of times
@@ -244,28 +176,23 @@ def _prepared(rows: tuple[Workload, ...]) -> tuple[Workloads, list[Walk]]:
     """The columns of workloads, and how they are walked."""
     alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for place, row in enumerate(rows):
-        sizes = (row.hidden, row.inner, row.vocab) if row.family == "llama" else ()
-        alike[row.pp, row.chunks, row.microbatches, row.layers, *sizes].append(place)
+        alike[row.pp, row.chunks, row.microbatches, row.layers].append(place)
     walks = []
-    for (pp, chunks, microbatches, layers, *_), places in alike.items():
-        if rows[places[0]].family == "llama":
-            counts, heads = stage_blocks(rows[places[0]])
-        else:
-            counts = np.array([len(stage.layers) for stage in split_layers(layers, pp, chunks)])
-            heads = np.arange(len(counts)) == len(counts) - 1
-        walks.append(Walk(np.array(places), order_of(pp, chunks, microbatches), counts, heads))
+    for (pp, chunks, microbatches, layers), places in alike.items():
+        counts = np.array([len(stage.layers) for stage in split_layers(layers, pp, chunks)])
+        walks.append(Walk(np.array(places), order_of(pp, chunks, microbatches), counts))
     return Workloads.of(rows), walks
 
 
 def _pipeline_seconds(walks: Sequence[Walk], layer: Passes, head: Passes, message_seconds: Floats) -> Floats:
     """Time from the first forward to the last backward pass; every stage sends a message to the next."""
     seconds = np.empty(len(message_seconds))
-    for places, order, layers, heads in walks:
+    for places, order, layers in walks:
         forward, backward = (np.multiply.outer(times[places], layers) for times in layer)
         forward[:, :-1] += message_seconds[places, None]
         backward[:, 1:] += message_seconds[places, None]
-        forward += np.multiply.outer(head.forward[places], heads)
-        backward += np.multiply.outer(head.backward[places], heads)
+        forward[:, -1] += head.forward[places]
+        backward[:, -1] += head.backward[places]
         seconds[places] = makespan()(order, forward, backward)
     return seconds
 

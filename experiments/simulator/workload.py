@@ -16,8 +16,13 @@ from mlm_repro.lineage.config import parse_config
 from mlm_repro.lineage.errors import BadInput
 
 Floats = NDArray[np.float64]
+NOT_COSTED = "the simulator costs what this engine trains (gpt2, bert, transformer-xl); a llama is not costed"
 MOST_COMPUTATIONS = 10_000_000
 """Forward and backward passes of all stages in one iteration; published runs have fewer than 100,000."""
+
+
+class NotCosted(BadInput):
+    """A model of a family that this engine does not train."""
 
 
 class Workload(NamedTuple):
@@ -39,25 +44,18 @@ class Workload(NamedTuple):
     scatter_gather: bool = True
     """True if messages between stages are divided over the tensor-parallel ranks (2021 paper, Section 4.1)."""
     family: str = "gpt2"
-    """`gpt2`, `transformer-xl`, or `llama`: gated MLP, RMSNorm, rotary positions, fused attention, sequence parallelism
-    (nanotron of 2024, below)."""
+    """`gpt2` or `transformer-xl`."""
     ffn_hidden: int = 0
     """Width between the products of the MLP; 0 for 4h."""
-    kv_heads: int = 0
-    """Heads of keys and values; 0 for as many as of queries."""
-    tied: int = 1
-    """1 if the output head is the embedding, otherwise 0."""
     zero: int = 0
     """Stage of ZeRO, 0 to 3: what is divided over the data-parallel ranks, the optimizer's state, gradients besides,
     parameters besides."""
     sequence_parallel: int = 0
-    """1 where activations outside tensor-parallel regions are divided over the sequence; a llama's always are."""
+    """1 where activations outside tensor-parallel regions are divided over the sequence."""
     memory: int = 0
     """Positions of a Transformer-XL's memory."""
     head_dim: int = 0
     """Width of a Transformer-XL's heads; 0 for hidden over heads."""
-    num_microbatches: int = 0
-    """Microbatches as a file states them, which must be those of the batch; 0 where it does not."""
 
     @classmethod
     def of_run(cls, config: RunConfig, gpus: int) -> "Workload":
@@ -107,11 +105,6 @@ def checked_config(workload: Workload, precision: Precision = "fp16", run: RunCo
         raise BadInput(f"{computations:,} passes in one iteration are more than the {MOST_COMPUTATIONS:,} it may have")
     if w.tp * w.pp * w.dp != w.gpus:
         raise BadInput(f"tp × pp × dp = {w.tp} × {w.pp} × {w.dp} = {w.tp * w.pp * w.dp} is not the {w.gpus} GPUs")
-    if w.num_microbatches not in (0, w.microbatches):
-        raise BadInput(
-            f"num_microbatches = {w.num_microbatches}, but a batch of {w.global_batch} is {w.microbatches} microbatches"
-            f" of {w.micro_batch} on {w.dp} ranks"
-        )
     layout_of(config, w.gpus)
     split_layers(w.layers, w.pp, w.chunks)
     check_schedule(config.parallel.schedule, w.pp, w.chunks, w.microbatches)
@@ -120,34 +113,26 @@ def checked_config(workload: Workload, precision: Precision = "fp16", run: RunCo
 
 
 def _check_family(w: Workload) -> None:
-    if w.family not in ("gpt2", "llama", "transformer-xl"):
-        raise BadInput(f"family = {w.family!r} cannot be costed: gpt2, llama and transformer-xl can")
-    if w.tied not in (0, 1) or w.zero not in range(2 if w.family == "llama" else 4):
-        raise BadInput(f"tied = {w.tied} must be 0 or 1, and zero = {w.zero} too, or of a gpt2 0 to 3")
+    if w.family not in ("gpt2", "transformer-xl") or (w.family == "gpt2" and w.inner != 4 * w.hidden):
+        raise NotCosted(f"family = {w.family} with ffn_hidden = {w.inner}: {NOT_COSTED}")
+    if w.zero not in range(4):
+        raise BadInput(f"zero = {w.zero} must be 0, 1, 2 or 3")
     if (w.zero > 1 and w.pp > 1) or (w.zero == 3 and w.tp > 1):
         raise BadInput(f"zero = {w.zero} is costed with pp = 1, and 3 with tp = 1: pp = {w.pp}, tp = {w.tp}")
-    if w.inner < 1 or w.kv_heads < 0 or w.inner % w.tp or w.heads % (w.kv_heads or w.heads):
-        raise BadInput(f"ffn_hidden = {w.inner} must divide over tp = {w.tp}, and heads over kv_heads")
+    if w.inner < 1 or w.inner % w.tp:
+        raise BadInput(f"ffn_hidden = {w.inner} must divide over tp = {w.tp}")
     if w.family != "transformer-xl" and (w.memory or w.head_dim):
         raise BadInput(f"memory = {w.memory} and head_dim = {w.head_dim} are a transformer-xl's, not a {w.family}'s")
-    if w.family == "llama" and (w.recompute != "none" or w.chunks > 1):
-        raise BadInput("a llama is costed with recompute = none and chunks = 1")
-    if w.family == "gpt2" and (w.inner != 4 * w.hidden or w.kv_heads not in (0, w.heads) or not w.tied):
-        raise BadInput("a gpt2 has ffn_hidden = 4 × hidden, as many kv_heads as heads and tied = 1")
 
 
 @lru_cache(maxsize=4096)  # a fit asks for the same rows thousands of times
 def flops_of(workload: Workload) -> float:
     """Floating-point operations of an iteration's matrix products, those that are computed again among them.
 
-    Of a llama, 6 of each parameter that multiplies and 12Lhs of attention per token. Raises BadInput as
-    `checked_config`.
+    Raises BadInput as `checked_config`.
     """
-    config, w = checked_config(workload), workload
-    if w.family != "llama":
-        return flops_per_iteration(config.model, config.train, recompute=w.recompute == "full")
-    multiplied = w.layers * (layer_parameters(w) - 2 * w.hidden) + w.vocab * w.hidden
-    return w.global_batch * w.seq * (6.0 * multiplied + 12.0 * w.layers * w.hidden * w.seq)
+    config = checked_config(workload)
+    return flops_per_iteration(config.model, config.train, recompute=workload.recompute == "full")
 
 
 def _values(w: Workload, precision: Precision, run: RunConfig | None) -> dict[str, Any]:
@@ -161,18 +146,11 @@ def _values(w: Workload, precision: Precision, run: RunConfig | None) -> dict[st
     batch = {"global_batch_size": w.global_batch, "microbatch_size": w.micro_batch, "precision": precision}
     plain = "gpipe" if run and run.parallel.schedule == "gpipe" else "1f1b"
     layout = {"tp": w.tp, "pp": w.pp, "chunks": w.chunks, "schedule": "interleaved" if w.chunks > 1 else plain,
-              "recompute": w.recompute, "scatter_gather": w.scatter_gather}  # fmt: skip
-    if w.family != "llama":
-        layout |= {"shard_optimizer": w.zero in (1, 2), "sequence_parallel": w.sequence_parallel == 1,
-                   "shard_parameters": w.zero == 3 and run is not None}  # fmt: skip
+              "recompute": w.recompute, "scatter_gather": w.scatter_gather, "shard_optimizer": w.zero in (1, 2),
+              "sequence_parallel": w.sequence_parallel == 1,
+              "shard_parameters": w.zero == 3 and run is not None}  # fmt: skip
     changed = {"model": sizes | words | model, "train": batch, "parallel": layout}
     return values | {section: values.get(section, {}) | new for section, new in changed.items()}
-
-
-def layer_parameters(w: Workload) -> int:
-    """Parameters of a llama's layer: queries, keys, values, output; gate, up and down; two norms."""
-    keys = w.hidden * (w.kv_heads or w.heads) // w.heads
-    return 2 * w.hidden * (w.hidden + keys) + 3 * w.hidden * w.inner + 2 * w.hidden
 
 
 @dataclass(frozen=True)
@@ -201,10 +179,6 @@ class Workloads:
     """Share of an activation that a rank sends to the next stage."""
     f: Floats
     """Width between the products of the MLP."""
-    keys: Floats
-    """Heads of keys and values over heads of queries."""
-    llama: Floats
-    """1 for a llama, otherwise 0."""
     xl: Floats
     """1 for a Transformer-XL, otherwise 0."""
     keys_length: Floats
@@ -221,63 +195,9 @@ class Workloads:
         columns = [
             [w.gpus, w.micro_batch, w.seq, w.hidden, w.heads, w.layers, w.padded_vocab, w.tp, w.pp, w.dp,
              w.microbatches, w.recompute == "full", w.recompute == "selective",
-             1 / w.tp if w.scatter_gather else 1.0, w.inner, (w.kv_heads or w.heads) / w.heads, w.family == "llama",
-             w.family == "transformer-xl", w.memory + w.seq, w.head_dim or w.hidden / w.heads, w.zero,
-             w.tp if w.sequence_parallel else 1]
+             1 / w.tp if w.scatter_gather else 1.0, w.inner, w.family == "transformer-xl", w.memory + w.seq,
+             w.head_dim or w.hidden / w.heads, w.zero, w.tp if w.sequence_parallel else 1]
             for w in rows
         ]  # fmt: skip
         table = np.array(columns, np.float64).reshape(len(rows), len(fields(cls)))
         return cls(*table.T)
-
-
-# A llama's pipeline stages and memory as nanotron of 2024 has them: gated MLP, RMSNorm, rotary positions, fused
-# attention, sequence parallelism, bf16 with fp32 sums of gradients.
-
-HEAD_SHARE = 0.95
-"""Weight of the output head, by its parameters, where blocks are dealt to stages: below the 0.967 at which the measured
-times of 16 stages of 32 layers say that the head has a stage of its own."""
-STATE, OWNED = 8.0, 12.0
-"""Bytes of a parameter: bf16 weight and gradient and fp32 sum; fp32 master and two moments, which ZeRO 1 divides."""
-LAYER_HIDDEN, LAYER_INNER = 26.0, 8.0
-"""Bytes kept of a token per element of h and f: inputs and outputs of norms, queries, keys and values before and after
-rotation, attention; gate, up, activation and product."""
-BOUNDARY, GATHERED = 4.0, 90.0
-"""Bytes per element of [s, b, h] that tensor parallelism does not divide: of a message between stages, and of gathered
-inputs that are freed late where the host runs ahead, by as many operations as it can have waiting on the device."""
-LOGITS, FORMER = 6.0, 6.0
-"""Bytes per logit: bf16 and fp32; of the microbatch before, which is freed after the next has been computed."""
-FIXED_BYTES = 0.4e9
-
-
-@lru_cache(maxsize=4096)
-def stage_blocks(w: Workload) -> NDArray[np.int64]:
-    """Layers and heads of each stage, [2, p]: a stage ends with the block by which it has its share of parameters."""
-    layer, head = layer_parameters(w), HEAD_SHARE * w.vocab * w.hidden
-    blocks, reached, stage = np.zeros((2, w.pp), np.int64), 0.0, 0
-    for kind in (*[0] * w.layers, 1):
-        blocks[kind, stage] += 1
-        reached += (layer, head)[kind]
-        if reached > (w.layers * layer + head) * (stage + 1) / w.pp and stage < w.pp - 1:
-            stage += 1
-    return blocks
-
-
-@lru_cache(maxsize=4096)
-def stage_parameters(w: Workload) -> Floats:
-    """Parameters that a rank of each stage holds; a tied embedding is held twice where first and last stage differ."""
-    layers, heads = stage_blocks(w)
-    parameters = layers * layer_parameters(w) + heads * w.vocab * w.hidden * (not w.tied or w.pp > 1)
-    parameters[0] += w.vocab * w.hidden
-    return np.asarray(parameters / w.tp, np.float64)
-
-
-def llama_memory_bytes(w: Workload, ahead: float) -> float:
-    """Peak memory of the fullest rank; `ahead`, from 0 to 1, tells how far the host runs ahead."""
-    layers, heads = stage_blocks(w)
-    tokens, stages = w.micro_batch * w.seq, np.arange(w.pp)
-    waiting = np.minimum(w.pp - stages, w.microbatches)
-    state = stage_parameters(w) * (STATE + OWNED / (w.dp if w.zero else 1))
-    per_token = (LAYER_HIDDEN * w.hidden + LAYER_INNER * w.inner) / w.tp
-    logits = heads * w.vocab / w.tp * (LOGITS + FORMER * (w.microbatches > 1))
-    held = tokens * (waiting * (layers * per_token + BOUNDARY * w.hidden * (stages > 0)) + logits)
-    return float((state + held).max() + FIXED_BYTES + ahead * tokens * GATHERED * w.hidden * (1 - 1 / w.tp))

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mlm_repro.experiments.simulator.batch import INPUTS, RESULTS
+from mlm_repro.experiments.simulator.workload import NOT_COSTED
 from tests.commands import call
 
 HEADER = "cluster,gpus,global_batch,micro_batch,hidden,heads,layers,seq,tp,dp,pp"
@@ -51,6 +52,16 @@ def test_software_is_the_cluster_s_unless_a_row_names_another(tmp_path: Path) ->
     assert float(newer["iteration_ms"]) < float(own["iteration_ms"])
     assert (own["fitted"], newer["fitted"], none["fitted"]) == ("true", "false", "")
     assert "there is no software 'cobol'" in none["reason"]
+
+
+def test_a_llama_is_not_costed_and_the_other_rows_are(tmp_path: Path) -> None:
+    rows, out = tmp_path / "rows.csv", tmp_path / "out.csv"
+    lines = (f"{HEADER},family,ffn_hidden", f"{GOOD},llama,8192", f"{GOOD},,8192", f"{GOOD},,")
+    rows.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    done = call({}, "mlm-experiment", "simulate", str(rows), "--out", str(out), "--quiet", ends=2)
+    assert done.err == f"error: 2 of 3 rows of {rows}: {NOT_COSTED}; {out} has the other rows\n"
+    with out.open(encoding="utf-8", newline="") as file:
+        assert [NOT_COSTED in row["reason"] for row in csv.DictReader(file)] == [True, True, False]
 
 
 @pytest.mark.parametrize(

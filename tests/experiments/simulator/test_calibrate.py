@@ -8,13 +8,14 @@ import pytest
 
 from mlm_repro.experiments.simulator.calibrate import (
     A100,
-    A100_CONSTANTS,
+    CONSTANTS,
     HELD_OUT,
     SOFTWARE_OF_2019,
     V100,
     Fit,
     HeldOut,
     a100_fit,
+    deepspeed_fit,
     files,
     fit,
     fit_node,
@@ -23,31 +24,41 @@ from mlm_repro.experiments.simulator.calibrate import (
     intervals,
     v100_fit,
     weights_of,
+    widest,
 )
 from mlm_repro.experiments.simulator.cluster import FITTED, Machine, load_cluster, machine_of
 from mlm_repro.experiments.simulator.measurements import (
     Observation,
     all_reduces,
+    datasheet,
     megatron_2019,
     observed,
     predicted,
     published_values,
+    time_ratios,
     zero_3,
 )
 from mlm_repro.experiments.simulator.workload import Floats, Workload
 
 A100_MACHINE, V100_MACHINE = machine_of(load_cluster(A100)), machine_of(load_cluster(V100))
-A100_FIT, V100_FIT = a100_fit(), v100_fit(A100_MACHINE)
+A100_FIT, V100_FIT, DEEPSPEED_FIT = a100_fit(), v100_fit(A100_MACHINE), deepspeed_fit(A100_MACHINE)
+DEEPSPEED_MACHINE = machine_of(load_cluster("selene", "megatron-deepspeed"))
 
 
 @pytest.fixture(scope="module")
 def held() -> dict[str, HeldOut]:
     """By cluster, each row predicted without its fold, or without itself."""
     found = {}
-    for each in (A100_FIT, V100_FIT):
+    for each in (A100_FIT, V100_FIT, DEEPSPEED_FIT):
         _, keys = next(iter(each.left_out.items()))
         found[each.cluster] = held_out("test", each.rows, keys, each.refit)
     return found
+
+
+@pytest.fixture(scope="module")
+def sources() -> HeldOut:
+    """A100 rows, each predicted without its source."""
+    return held_out("test", A100_FIT.rows, A100_FIT.left_out["sources"], A100_FIT.refit)
 
 
 def mean_error(machine: Machine, observations: list[Observation]) -> float:
@@ -80,38 +91,49 @@ def test_the_papers_rows_are_predicted_without_having_been_fitted_on() -> None:
         assert mean_error(machine, rows) <= 0.08
 
 
-def test_zero_3_is_between_all_hidden_and_nothing_hidden() -> None:
-    """No constant saw these rows. Computation alone is that of a network without limits."""
+def test_every_row_of_the_2021_paper_s_table_1_is_predicted() -> None:
+    """On Selene's own network: at 100 GB/s the third was 23 % off."""
+    rows = observed("2021/table-1")
+    assert 1 / time_ratios(A100_MACHINE, rows) == pytest.approx([1.0] * len(rows), abs=0.1)
+
+
+def test_zero_3_is_bounded_by_what_hides_everything() -> None:
+    """No constant saw these rows: DeepSpeed of 2021 reaches less than computation and network alone would allow."""
     rows = zero_3()
     assert len(rows) == 6
     assert not {row.workload for row in rows} & {row.workload for row in A100_FIT.rows}
+    here, alone = A100_MACHINE.replaced(**datasheet("selene")), [row._replace(cluster="") for row in rows]
     computes, talks = (
-        A100_MACHINE.replaced(network_bytes_per_second=1e30),
-        A100_MACHINE.replaced(matmul_flops_per_second=1e30, memory_bytes_per_second=1e30, host_layer_seconds=0.0),
+        here.replaced(network_bytes_per_second=1e30),
+        here.replaced(matmul_flops_per_second=1e30, memory_bytes_per_second=1e30, host_layer_seconds=0.0),
     )
-    rates = [predicted(machine, rows) for machine in (A100_MACHINE, computes, talks)]
-    published, nothing_hidden = published_values(rows), 1 / (1 / rates[1] + 1 / rates[2])
-    assert (nothing_hidden < published + 0.5).all()  # it is printed without decimals
-    assert (published < rates[0]).all()
-    assert rates[0] == pytest.approx(np.minimum(rates[1], rates[2]), rel=0.05)
+    rates = [predicted(machine, alone) for machine in (here, computes, talks)]
+    assert (published_values(rows) < rates[0]).all()
+    assert rates[0] == pytest.approx(np.minimum(rates[1], rates[2]), rel=0.07)
+    assert rates[0] == pytest.approx(predicted(A100_MACHINE, rows))
 
 
 def test_the_fit_from_the_shipped_constants_stays_there() -> None:
     """Fitting again moves no prediction by more than a percent: the file is the fit's answer, not somebody's."""
     rows = A100_FIT.rows
-    again = fit(A100_MACHINE, A100_CONSTANTS, rows, weights_of(rows))
+    again = fit(A100_MACHINE, CONSTANTS, rows, weights_of(rows))
     assert predicted(again, rows) == pytest.approx(predicted(A100_MACHINE, rows), rel=0.01)
     rows = V100_FIT.rows
     assert predicted(V100_FIT.refit(rows), rows) == pytest.approx(predicted(V100_MACHINE, rows), rel=0.01)
 
 
-@pytest.mark.parametrize(("each", "machine"), [(A100_FIT, A100_MACHINE), (V100_FIT, V100_MACHINE)])
-def test_shipped_files_are_as_the_command_writes_them(held: dict[str, HeldOut], each: Fit, machine: Machine) -> None:
+@pytest.mark.parametrize(
+    ("each", "machine"),
+    [(A100_FIT, A100_MACHINE), (V100_FIT, V100_MACHINE), (DEEPSPEED_FIT, DEEPSPEED_MACHINE)],
+)
+def test_shipped_files_are_as_the_command_writes_them(
+    held: dict[str, HeldOut], sources: HeldOut, each: Fit, machine: Machine
+) -> None:
     """Text, sources and layout are the command's; the intervals are those of the rows left out to two percent."""
     found = intervals(each, {next(iter(each.left_out)): held[each.cluster]})
-    for folder, text in files(each, machine, found).items():
-        name = each.cluster if folder == "clusters" else each.software
-        shipped, fresh = (FITTED[folder] / f"{name}.toml").read_text(encoding="utf-8").splitlines(), text.splitlines()
+    found["extrapolated"] = widest({"sources": sources}, {"rows": held[V100]}, found.values())
+    for name, text in files(each, machine, found).items():
+        shipped, fresh = (FITTED / name).read_text(encoding="utf-8").splitlines(), text.splitlines()
         assert len(shipped) == len(fresh)
         for ours, theirs in zip(shipped, fresh, strict=True):
             if ours.startswith(("low = ", "high = ", "coverage = ")):
@@ -120,19 +142,19 @@ def test_shipped_files_are_as_the_command_writes_them(held: dict[str, HeldOut], 
                 assert ours == theirs
 
 
-def smooth(ratios: Floats) -> HeldOut:
+def planted(ratios: Floats) -> HeldOut:
     """Rows predicted to take a second each, in folds of their own."""
-    return np.array([(fold, ratio, 1, 1, 0, 0) for fold, ratio in enumerate(ratios)], HELD_OUT)
+    return np.array([*enumerate(ratios)], HELD_OUT)
 
 
 def test_an_interval_holds_as_many_as_it_says() -> None:
     """Of few ratios it is Student's: of samples of eight, nine in ten hold the next one. Of many it is their middle."""
     drawn = np.random.default_rng(1).normal(0, 0.2, (400, 9))
     inside = [one.low <= np.exp(sample[8]) <= one.high for sample in drawn
-              for one in [interval_of(smooth(np.exp(sample[:8])), "planted")]]  # fmt: skip
+              for one in [interval_of(planted(np.exp(sample[:8])), "planted")]]  # fmt: skip
     assert np.mean(inside) == pytest.approx(0.9, abs=0.04)
     many = np.exp(np.random.default_rng(2).normal(0, 0.2, 500))
-    found = interval_of(smooth(many), "planted")
+    found = interval_of(planted(many), "planted")
     assert (np.mean(many < found.low), np.mean(many > found.high)) == pytest.approx((0.05, 0.05), abs=0.01)
     assert found.coverage == pytest.approx(0.9, abs=0.01)
 
@@ -149,7 +171,7 @@ def test_every_row_is_left_out_once_and_not_seen(held: dict[str, HeldOut]) -> No
     found = held_out("planted", rows, ["a", None, "b", "b"], refit)
     assert seen == [rows[1:], rows[:2]]
     assert found["fold"].tolist() == [0, 1, 1]
-    assert found["ratio"] * found["total"] == pytest.approx([1.0] * 3)
+    assert (found["ratio"] > 0).all()
 
 
 def test_a_fit_finds_the_constants_behind_its_rows() -> None:
@@ -166,13 +188,13 @@ def test_a_fit_finds_the_constants_behind_its_rows() -> None:
 def test_all_reduces_inside_a_server_are_timed() -> None:
     for gpu, machine in (("a100", A100_MACHINE), ("v100", V100_MACHINE)):
         again = fit_node(machine, all_reduces(gpu, 8 if gpu == "v100" else None))
-        assert again.node_bus_bytes_per_second == pytest.approx(machine.node_bus_bytes_per_second, rel=1e-3)
-    planted = [(4, size, 1e-4 + 1.5 * size / 1e10) for size in (2**10, 2**20, 2**30)]
+        assert again.node_efficiency == pytest.approx(machine.node_efficiency, rel=1e-3)
+    planted = [(4, size, 1e-4 + 1.5 * size / 1.5e11) for size in (2**10, 2**20, 2**30)]
     found = fit_node(A100_MACHINE, np.array(planted).T)
-    assert found.node_bus_bytes_per_second == pytest.approx(1e10, rel=1e-3)
+    assert found.node_efficiency == pytest.approx(0.5, rel=1e-3)
 
 
 def test_what_the_2019_fit_may_not_move_is_the_a100_s() -> None:
-    for name in A100_CONSTANTS:
+    for name in CONSTANTS:
         if name not in SOFTWARE_OF_2019:
             assert getattr(V100_MACHINE, name) == getattr(A100_MACHINE, name)

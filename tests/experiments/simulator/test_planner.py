@@ -18,11 +18,12 @@ from mlm_repro.experiments.simulator.planner import (
     utilisation,
 )
 from mlm_repro.experiments.simulator.simulate import simulate
-from mlm_repro.experiments.simulator.workload import checked_config
+from mlm_repro.experiments.simulator.workload import NOT_COSTED, checked_config
 from mlm_repro.lineage.files import read_document
 from tests.commands import call
 from tests.data_pipeline.builds import build, config_for, write_mixed
 from tests.engine.small_run import write_toml
+from tests.experiments.simulator.test_simulate import SOFTWARE
 
 
 def test_the_first_layout_is_the_fastest_of_all_that_fit() -> None:
@@ -60,9 +61,9 @@ def test_tensor_parallelism_stays_in_a_node() -> None:
         (["8.3b", "--cluster", "h200", "--gpus", "0"], 2, "equal to 1"),
         (["8.3b", "--cluster", "dgx-2h-v100", "--gpus", "1"], 4, "GiB of memory; a GPU has 32"),
         (
-            ["8.3b", "--cluster", "dgx-2h-v100", "--gpus", "7"],
+            ["8.3b", "--cluster", "dgx-2h-v100", "--gpus", "73"],
             4,
-            "none divides the batch and model; on 6 or 8 one does",
+            "none divides the batch and model; on 72 or 74 one does",
         ),
         (["2.5b", "--cluster", "h100", "--gpus", "8"], 0, "why the first: tp 1: 2 takes 1."),
     ],
@@ -78,7 +79,7 @@ def test_the_command(arguments: list[str], code: int, words: str) -> None:
     [
         ("355m", "h100", 1, (1, 1, 0, "none")),
         ("2.5b", "h100", 8, (1, 1, 1, "none")),
-        ("ptd-p/145.6b", "dgx-a100-80g", 1536, (8, 16, 0, "none")),
+        ("ptd-p/145.6b", "dgx-a100-80g", 1536, (8, 8, 0, "none")),
     ],
 )
 def test_the_answer_is_an_experts(model: str, cluster: str, gpus: int, expected: tuple[int, int, int, str]) -> None:
@@ -94,7 +95,7 @@ def test_a_row_has_the_share_of_the_peak_and_its_columns_stand_apart() -> None:
     flops, peak = token_flops(model), cluster.constants.matmul_flops_per_second.value
     for row in rows:
         whole = (flops.parameters + flops.attention) * 512 * 1024 / 64 / peak
-        assert float(row[12].rstrip("%")) == pytest.approx(100 * whole / float(row[7]), abs=0.06)
+        assert float(row[12].rstrip("%")) == pytest.approx(100 * whole / float(row[7]), abs=0.08)
     assert len(rows) == 10
 
 
@@ -107,21 +108,32 @@ def test_an_epoch_is_of_the_dataset_that_the_file_names(tmp_path: Path) -> None:
     assert f"an epoch is {tokens:,} tokens (the dataset)" in done.out
 
 
-def test_a_llama_of_hugging_face_is_planned(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 32,
-             "intermediate_size": 14336, "max_position_embeddings": 8192, "vocab_size": 128256}  # fmt: skip
+@pytest.mark.parametrize("command", [("plan",), ("mfu", "--tflops", "400")])
+def test_a_llama_is_not_costed(tmp_path: Path, command: tuple[str, ...]) -> None:
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({"model_type": "llama", **sizes}), encoding="utf-8")
-    done = call({}, "mlm-experiment", "plan", str(path), "--cluster", "h100", "--gpus", "64", "--explain", "--quiet")
-    assert "8,030,261,248 parameters" in done.out  # as Hugging Face counts Llama 3 8B
-    shares = [float(line.split("%")[0].split()[-1]) for line in done.out.splitlines()
-              if " s " in line and "%" in line and line.startswith("  ")]  # fmt: skip
-    assert sum(shares) == pytest.approx(100, abs=1)
-    for broken in ({"model_type": "mamba", **sizes}, {"model_type": "llama"}):
-        path.write_text(json.dumps(broken), encoding="utf-8")
-        assert (
-            str(path) in call({}, "mlm-experiment", "plan", str(path), "--cluster", "h100", "--gpus", "64", ends=2).err
-        )
+    path.write_text(json.dumps({"model_type": "llama", "hidden_size": 4096}), encoding="utf-8")
+    name, *rate = command
+    done = call({}, "mlm-experiment", name, str(path), *rate, "--cluster", "h100", "--gpus", "64", ends=2)
+    assert done.err == f"error: {path}: {NOT_COSTED}\n"
+    assert done.out == ""
+
+
+def test_a_plan_beyond_what_was_measured_says_so_and_is_less_sure() -> None:
+    """By processor, nodes, length and size; inside nothing is said."""
+    plans = {}
+    for name, cluster in (("8.3b", "dgx-a100-80g"), ("8.3b", "h100"), ("ptd-p/1008b", "selene")):
+        gpus = 64 if name == "8.3b" else 3072
+        arguments = (name, "--cluster", cluster, "--gpus", str(gpus), "--quiet")
+        plans[name, cluster] = call({}, "mlm-experiment", "plan", *arguments, ends=0).out
+    inside, processor, size = plans.values()
+    assert "extrapolated" not in inside
+    assert "extrapolated: H100, measured is A100\n" in processor
+    assert "extrapolated: 384 nodes, measured are 1 to 280; 1,00" in size
+    for name in SOFTWARE:
+        ranges = load_cluster("h100", name).intervals
+        for within in (ranges.one_node, ranges.several_nodes):
+            assert ranges.extrapolated.low <= within.low
+            assert within.high <= ranges.extrapolated.high
 
 
 GPT2 = model_of_run(read_run("1.2b"))
@@ -140,18 +152,11 @@ def test_39_tflops_of_2019_are_with_layers_computed_again() -> None:
     assert row(text, "attention whole")[1:] == ["31.06", "23.9%"]
 
 
-def test_the_denominator_is_the_dense_peak(tmp_path: Path) -> None:
-    """Megatron-LM#1276: 400 TFLOP/s of an H100 are 40 %, not 20. #1565: 420 of Qwen2.5-32B on H200s are 42.5 %."""
+def test_the_denominator_is_the_dense_peak() -> None:
+    """Megatron-LM#1276: 400 TFLOP/s of an H100 are 40 %, not 20."""
     text = utilisation(GPT2, load_cluster("h100"), 1, 512, tflops=400.0)
     assert row(text, "attention whole")[1:] == ["400", "40.4%"]
-    qwen = {"model_type": "qwen2", "hidden_size": 5120, "num_attention_heads": 40, "num_key_value_heads": 8,
-            "num_hidden_layers": 64, "intermediate_size": 27648, "max_position_embeddings": 131072,
-            "vocab_size": 152064}  # fmt: skip
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(qwen), encoding="utf-8")
-    done = call({}, "mlm-experiment", "mfu", str(path), "--cluster", "h200", "--gpus", "16", "--tflops", "420")
-    assert row(done.out, "attention whole")[1:] == ["420", "42.5%"]
-    assert "989 TFLOP/s" in done.out
+    assert "989 TFLOP/s" in text
 
 
 def test_every_rate_leads_to_the_others() -> None:
