@@ -99,9 +99,11 @@ def _sharded(machine: Machine, w: Workloads, layer: Passes) -> tuple[Passes, Flo
     """A layer's passes under ZeRO 3, those of others as they are, and its communication that nothing hides.
 
     While a layer computes, the next one's parameters are gathered and in backward the former one's gradients sent
-    (arXiv:2304.11277, Section 3.3): of n layers a pass takes n times the longer of both, and the shorter once, at its
-    ends. The embedding, gathered once, has nothing to hide behind.
+    (arXiv:2304.11277, Section 3.3), as far as the software hides gradients: of n layers a pass takes n times the longer
+    of both and what is not hidden of the shorter, whose rest comes once, at its ends. The embedding, gathered once, has
+    nothing to hide behind.
     """
+    hidden = machine.gradient_overlap
     own, embedding = layer_weights(w), (w.v + w.s) * w.h
     element, gradient = machine.element_bytes, machine.gradient_bytes or machine.element_bytes
 
@@ -110,9 +112,11 @@ def _sharded(machine: Machine, w: Workloads, layer: Passes) -> tuple[Passes, Flo
 
     gather, scatter = half(own, element), half(own, gradient)
     sent = Passes(gather, gather + scatter)
-    passes = Passes(*(np.where(w.zero == 3, np.maximum(*both), both[0]) for both in zip(layer, sent, strict=True)))
-    ends = sum(np.minimum(*both) for both in zip(layer, sent, strict=True))
-    return passes, w.m * (ends + half(embedding, element) + half(embedding, gradient))
+    pairs = list(zip(layer, sent, strict=True))
+    taken = (np.maximum(*both) + (1 - hidden) * np.minimum(*both) for both in pairs)
+    passes = Passes(*(np.where(w.zero == 3, time, alone) for time, alone in zip(taken, layer, strict=True)))
+    ends = sum(np.minimum(*both) for both in pairs)
+    return passes, w.m * (hidden * ends + half(embedding, element) + half(embedding, gradient))
 
 
 def simulate(cluster: Cluster, workloads: Sequence[Workload], run: RunConfig | None = None) -> list[Prediction]:

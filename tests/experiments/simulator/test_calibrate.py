@@ -109,7 +109,9 @@ def test_zero_3_is_bounded_by_what_hides_everything() -> None:
     )
     rates = [predicted(machine, alone) for machine in (here, computes, talks)]
     assert (published_values(rows) < rates[0]).all()
-    assert rates[0] == pytest.approx(np.minimum(rates[1], rates[2]), rel=0.07)
+    nothing_hidden = 1 / (1 / rates[1] + 1 / rates[2])
+    assert (nothing_hidden < rates[0]).all()
+    assert (rates[0] < np.minimum(rates[1], rates[2])).all()
     assert rates[0] == pytest.approx(predicted(A100_MACHINE, rows))
 
 
