@@ -63,7 +63,8 @@ def catalogue_exhibit(numbers: ExperimentNumbers) -> Exhibit:
     name = experiment.name.replace("/", "-")
     data = _data(numbers)
     layers = drawn_layers(numbers, quantity)
-    caption = [f"As published: {experiment.shows}", *_arms(numbers), *_repeats(layers), *_agreement(numbers.claims)]
+    shows = f"As published: {experiment.shows}" if experiment.claims else experiment.shows
+    caption = [shows, *_arms(numbers), *_repeats(layers), *_agreement(numbers.claims)]
     table = _table(numbers, quantity)
     if not quantity:
         return Exhibit(name, experiment.title, caption, data, command, tables=(table,))

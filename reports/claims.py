@@ -167,6 +167,9 @@ def paper_parts(
             homes = Counter(claim.paper for claim in experiments[name].claims) if name else Counter[str]()
             exhibit = left.pop(name, None) if homes and paper == homes.most_common(1)[0][0] else None
             parts.append(PaperPart(title, place if place in places else "", exhibit, ours[name]))
+        for name in [name for name in left if name.startswith(f"{paper}/") and not experiments[name].claims]:
+            exhibit = left.pop(name)  # a question of our own
+            parts.append(PaperPart(experiments[name].title, exhibit.name, exhibit, Claims(())))
         if theirs:
             parts.append(PaperPart(STYLE["groups"][UNCOUNTED][0], "", None, theirs))
         papers.append(Paper(paper, PAPERS[paper], tuple(parts), mine))
