@@ -313,7 +313,7 @@ def reach(fit: Fit) -> dict[str, list[Any]]:
         "seq": [row.workload.seq for row in fit.rows],
         "parameters": [parameter_count(checked_config(row.workload).model) for row in fit.rows],
     }
-    return {"processors": [cluster.processor]} | {name: [min(found), max(found)] for name, found in each.items()}
+    return {"processors": [cluster.processor]} | {name: [min(values), max(values)] for name, values in each.items()}
 
 
 def _constants(sources: Mapping[str, tuple[str, str]], machine: Machine, of: type[Config]) -> list[str]:
