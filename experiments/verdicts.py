@@ -95,7 +95,7 @@ class Verdict:
 
     @property
     def is_against(self) -> bool:
-        """True if a number contradicts the claim; an effect that is not seen at reduced scale does not."""
+        """True if a number contradicts the claim; one at reduced scale does not."""
         return self.outcome == "contradicted" and self.scale != "reduced"
 
 

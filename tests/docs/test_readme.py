@@ -7,7 +7,9 @@ import pytest
 
 from docs.hooks import generated
 from docs.hooks.generated import pages
+from docs.hooks.lamb import PAIRS
 from docs.hooks.readme import CONSOLE, FIGURES, RESULTS, Kept, draw, results_block, rewrite
+from mlm_repro.experiments.forecast.ablation import derive_effects
 from mlm_repro.lineage.digest import check_seal
 from mlm_repro.lineage.errors import BadInput
 from tests.architecture.rooms import ROOMS
@@ -50,6 +52,23 @@ def test_generated_parts_are_current() -> None:
             f"{page.name}: run `python -m docs.hooks.generated`"
         )
     assert len(pages()) >= 5
+
+
+def test_what_the_page_on_lamb_says_of_its_table_is_so() -> None:
+    """Both sealed answers are no. A factor on the gradients shows in no mean, a warm-up without correction in no end."""
+    (run,) = (ROOT / "results" / "ablations").glob("experiment-transformer-xl-trust-ratio-effects-*")
+    findings, _ = derive_effects(run)
+    assert [finding.outcome for finding in findings] == ["contradicted", "contradicted"]
+    page = (ROOT / "docs" / "lamb.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| (.+? − .+?) \| (.+) \|$", page, re.MULTILINE))
+    assert len(rows) == len(PAIRS)
+    for name, cells in rows.items():
+        early, end = (list(map(float, re.findall(r"[-+][\d.]+", cell))) for cell in cells.split(" | "))
+        if "1024" in name:
+            assert max(abs(early[0]), abs(end[0])) < 0.01
+        elif name.startswith("none"):
+            assert end[1] < 0 < end[2]
+            assert early[2] < 0
 
 
 def test_the_result_files_are_what_was_written() -> None:
