@@ -55,7 +55,7 @@ def test_generated_parts_are_current() -> None:
 
 
 def test_what_the_page_on_lamb_says_of_its_table_is_so() -> None:
-    """Both sealed answers are no. A factor on the gradients shows in no mean, a warm-up without correction in no end."""
+    """Both answers are no; a factor on the gradients shows in no mean, a warm-up without correction in no end."""
     (run,) = (ROOT / "results" / "ablations").glob("experiment-transformer-xl-trust-ratio-effects-*")
     findings, _ = derive_effects(run)
     assert [finding.outcome for finding in findings] == ["contradicted", "contradicted"]
