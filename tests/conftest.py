@@ -4,7 +4,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -57,6 +57,17 @@ def published() -> Path:
             "this test is about the published files: name their directory in MLM_DATA_DIR and run `pytest -m published`"
         )
     return Path(directory).resolve()
+
+
+@pytest.fixture(autouse=True)
+def stops_are_heard() -> Iterator[None]:
+    """A test that leaves a stop ignored would have later commands, which inherit that, ignore it too."""
+    before = {number: signal.getsignal(number) for number in STOPS}
+    yield
+    after = {number: signal.getsignal(number) for number in STOPS}
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    assert after == before
 
 
 @pytest.fixture(scope="session")

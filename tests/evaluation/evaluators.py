@@ -9,19 +9,17 @@ import math
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from mlm_repro.evaluation.cli import main
 from mlm_repro.evaluation.conventions.identify import find
 from mlm_repro.evaluation.conventions.oracle import read_table, write_oracle
+from tests.commands import call
 
 PAGE = Path(__file__).parents[2] / "docs" / "oracle.md"
 BEGIN, END = "<!-- evaluators -->\n", "<!-- end -->"
@@ -119,13 +117,10 @@ def chunks(oracle: Path) -> float:
 def ours(quantity: str) -> Callable[[Path], float]:
     def run(oracle: Path) -> float:
         with tempfile.TemporaryDirectory() as folder:
-            target, kept = Path(folder) / "result.json", sys.argv
-            verb = ["cloze", "passages.jsonl"] if quantity == "accuracy" else ["perplexity", "all.txt"]
-            sys.argv = ["mlm-eval", verb[0], str(oracle / "texts" / verb[1]), "--ckpt", str(oracle / "model"),
-                        "--set", "workers=1", "--json", str(target)]  # fmt: skip
-            with suppress(SystemExit):
-                main()
-            sys.argv = kept
+            target = Path(folder) / "result.json"
+            verb, text = ("cloze", "passages.jsonl") if quantity == "accuracy" else ("perplexity", "all.txt")
+            words = [oracle / "texts" / text, "--ckpt", oracle / "model", "--set", "workers=1", "--json", target]
+            call({}, "mlm-eval", verb, *words, ends=0)
             return float(json.loads(target.read_text())[quantity])
 
     return run

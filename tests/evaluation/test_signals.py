@@ -1,15 +1,26 @@
 """A command that is told to end does so at once, and takes what it made for a moment with it."""
 
-import os
-import subprocess
-import sys
+import signal
+import tempfile
 import time
 from pathlib import Path
 
 from mlm_repro.engine.formats.convert import export_checkpoint
+from mlm_repro.evaluation import checkpoints
+from tests.commands import Program
 from tests.engine.test_formats_checkpoint import write_rough
 
-COMMAND = [sys.executable, "-c", "from mlm_repro.evaluation.cli import main; main()", "perplexity"]
+
+def stand_still_with_the_copy() -> None:
+    """Have the command stop for ten minutes once its copy is whole: it is there for some milliseconds otherwise."""
+    write = checkpoints.write_checkpoint
+
+    def write_and_wait(directory: Path, content: object) -> None:
+        write(directory, content)  # type: ignore[arg-type]
+        time.sleep(600)
+
+    checkpoints.write_checkpoint = write_and_wait  # type: ignore[assignment]
+    tempfile.tempdir = None  # what the process it was forked from had found
 
 
 def test_an_imported_copy_does_not_outlive_the_command(tmp_path: Path) -> None:
@@ -18,16 +29,20 @@ def test_an_imported_copy_does_not_outlive_the_command(tmp_path: Path) -> None:
         export_checkpoint(tmp_path / "ours", tmp_path / "theirs"), tmp_path / "tmp", tmp_path / "text",
     )  # fmt: skip
     place.mkdir()
-    text.write_text(" ".join(f"the river {number} sleeps" for number in range(100_000)))
-    command = [*COMMAND, str(text), "--ckpt", str(theirs), "--set", "workers=1"]
-    environment = {**os.environ, "TMPDIR": str(place)}
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        deadline = time.monotonic() + 120
-        while not list(place.glob("mlm-eval-*/imported/COMPLETE")) and time.monotonic() < deadline:
+    text.write_text("the river sleeps")
+    process = Program(
+        "mlm-eval", "perplexity", text, "--ckpt", theirs, "--set", "workers=1",
+        environment={"TMPDIR": str(place)}, prepare=stand_still_with_the_copy,
+    )  # fmt: skip
+    try:
+        while not list(place.glob("mlm-eval-*/imported/COMPLETE")):
+            assert process.poll() is None, process.err
             time.sleep(0.05)
-        process.terminate()
-        _, err = process.communicate(timeout=120)
-    assert process.returncode == 7
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=300)
+    finally:
+        process.kill()
+    assert process.wait() == 7
     assert err.splitlines()[-1] == "error: interrupted; the same command continues from what was finished"
     assert "Traceback" not in err
-    assert list(place.iterdir()) == []
+    assert (out, list(place.iterdir())) == ("", [])
