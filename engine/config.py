@@ -6,7 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveInt, ValidationError, field_validator, model_serializer, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from mlm_repro.data_pipeline.tokens.special_tokens import SPECIAL_TOKENS
 from mlm_repro.lineage.config import Config
@@ -27,6 +35,10 @@ LARGEST_SIZE = 1 << 28
 Size = Annotated[int, Field(ge=1, le=LARGEST_SIZE)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Batches = Annotated[
+    int | float, Field(ge=0, allow_inf_nan=False), AfterValidator(lambda n: int(n) if n % 1 == 0 else n)
+]
+"""Number of whole batches; one that is not an integer is a float."""
 
 
 class FamilySection(Config):
@@ -188,22 +200,33 @@ class TrainConfig(Config):
     """Sequences per iteration over all data-parallel ranks."""
     rampup_batch_size: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None
     """Start, increment and samples, as Megatron-LM's `--rampup-batch-size`: sequences per iteration grow from start to
-    the global batch by increments, spread evenly over the samples. The learning rate follows iterations all the same.
-    """
+    the global batch by increments, spread evenly over the samples. `clock` says what the learning rate follows."""
     microbatch_size: PositiveInt = 8
     """Sequences per forward pass of one rank."""
     learning_rate: NotNegative = 1.5e-4
     """Peak of the schedule."""
     min_learning_rate: NotNegative = 1e-5
     """Floor of the schedule."""
-    warmup_iterations: Annotated[int, Field(ge=0)] = 3000
-    """Iterations of linear warm-up; unless named, one in a hundred of the schedule's, at most the paper's 3000."""
-    decay: Literal["clipped-cosine", "cosine", "linear", "constant", "exponential"] = "clipped-cosine"
+    clock: Literal["updates", "samples"] = "updates"
+    """What moves the learning rate. `updates`: the first update has the rate of 1, the next that of 2. `samples`, as in
+    Megatron-LM since v2: an update has the rate of the samples of all updates before it, divided by
+    `global_batch_size`; the first has that of 0."""
+    warmup_iterations: Batches = 3000
+    """Linear warm-up, by the clock; unless named, one in a hundred of the schedule's, at most the paper's 3000. With
+    `clock = "samples"` it is a number of whole batches, which need not be an integer."""
+    decay: Literal["clipped-cosine", "cosine", "linear", "constant", "inverse-square-root", "WSD", "exponential"] = (
+        "clipped-cosine"
+    )
     """`clipped-cosine` falls towards 0 and is clipped at the floor (the 2019 code); `cosine` (Megatron-LM since v2) and
-    `linear` (BERT) fall to the floor exactly at the end; `constant` stays at the peak; `exponential` rises from the
+    `linear` (BERT) fall to the floor exactly at the end; `constant` stays at the peak; `inverse-square-root` falls with
+    the root of the clock; `WSD` stays at the peak and falls in the last `wsd_iterations`; `exponential` rises from the
     floor to the peak, for the learning-rate finder."""
-    decay_iterations: PositiveInt | None = None
-    """Iteration at which the fall ends, as `--lr-decay-iters`; by default the last one. Later the rate stays."""
+    decay_iterations: Annotated[Batches, Field(gt=0)] | None = None
+    """End of the fall by the clock, as `--lr-decay-iters`; by default the end of the training. Later the rate stays."""
+    wsd_iterations: Annotated[Batches, Field(gt=0)] | None = None
+    """Length of the fall of `WSD` by the clock, as `--lr-wsd-decay-iters`."""
+    wsd_decay: Literal["exponential", "linear", "cosine", "minus_sqrt"] = "exponential"
+    """Form of the fall of `WSD`, as `--lr-wsd-decay-style`."""
     optimizer: Annotated[str, Field(json_schema_extra={"enum": [*OPTIMIZERS]})] = "adam"
     """`lamb` is LAMB of You et al. 2020, with bias correction. The others are cybertronai/pytorch-lamb: `lamb-2019-05`
     as "Scaling Transformer-XL to 128 GPUs" had it, with the correction on the rate and ratios up to 10; `lamb-clamped`
@@ -247,7 +270,7 @@ class TrainConfig(Config):
         if not isinstance(values, dict):
             return values
         end = values.get("decay_iterations") or values.get("iterations")
-        if "warmup_iterations" not in values and type(end) is int:
+        if "warmup_iterations" not in values and isinstance(end, int | float) and not isinstance(end, bool):
             values = values | {"warmup_iterations": max(min(-(-end // 100), 3000), 0)}
         return values
 
@@ -273,6 +296,13 @@ class TrainConfig(Config):
             raise ValueError(f"iterations = {self.iterations} leaves nothing to train: {done}")
         name = "decay_iterations" if self.decay_iterations else "iterations"
         end = self.decay_iterations or self.iterations
+        parts = [self.warmup_iterations, self.decay_iterations, self.wsd_iterations]
+        if self.clock == "updates" and any(isinstance(part, float) for part in parts):
+            raise ValueError("with clock = 'updates' warm-up and fall are integers")
+        if (self.decay == "WSD") != (self.wsd_iterations is not None):
+            raise ValueError("wsd_iterations, the length of its fall, goes with decay = 'WSD' and with no other")
+        if self.wsd_iterations and self.wsd_iterations + self.warmup_iterations > end:
+            raise ValueError(f"wsd_iterations = {self.wsd_iterations} and the warm-up do not fit into {name} = {end}")
         if self.warmup_iterations >= end:
             raise ValueError(f"warmup_iterations = {self.warmup_iterations} is not below {name} = {end}")
         if self.decay == "clipped-cosine" and 3 * self.warmup_iterations > 2 * end:

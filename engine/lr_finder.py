@@ -158,9 +158,11 @@ def find_learning_rate(
 
     if not 0 < low < high < float("inf") or iterations < 2:
         raise BadInput(f"no sweep: {iterations} iterations from a rate of {low:g} to {high:g}")
-    rates = {"min_learning_rate": low, "learning_rate": high, "warmup_iterations": 0}
+    rates = {"min_learning_rate": low, "learning_rate": high, "warmup_iterations": 0, "wsd_iterations": None}
     decay = "constant" if falling else "exponential"
-    settings = rates | {"decay": decay, "decay_iterations": None, "iterations": iterations, "skip_spikes": False}
+    settings = rates | {
+        "clock": "updates", "decay": decay, "decay_iterations": None, "iterations": iterations, "skip_spikes": False,
+    }  # fmt: skip
     run = _with(run, settings)
     curve = RateCurve()
     with tempfile.TemporaryDirectory() as folder, begun_on_ranks(run, Path(folder)) as (directory, mesh):

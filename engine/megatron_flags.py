@@ -7,7 +7,7 @@ v1.0, v2.6 and 2026.
 import math
 import re
 import shlex
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from mlm_repro.data_pipeline.tokens.tokenizer import padded_vocab_size
 from mlm_repro.engine.config import RunConfig, TrainConfig
 from mlm_repro.engine.data.batch_schedule import BatchSchedule
+from mlm_repro.engine.optim.schedule import end_of_schedule
 from mlm_repro.lineage.config import flatten, parse_config, read_toml
 from mlm_repro.lineage.errors import BadInput, cause
 
@@ -99,13 +100,14 @@ def from_megatron(words: Sequence[str]) -> Translation:
     flags = _flags(words)
     shown = {name: " ".join([f"--{name}", *texts]) for name, texts in flags.items()}
     given = _Given(flags)
-    _count_in_iterations(given)
+    schedule = _count_in_batches(given)
     values: dict[str, dict[str, Any]] = {"model": {}, "train": {"precision": "fp32"}, "parallel": {}}
     settings = {flag["key"]: given.text(name, flag.get("default")) for name, flag in VALUES.items()}
     settings |= {switch["key"]: switch["value"] for name, switch in SWITCHES.items() if given.has(name)}
     for key, value in settings.items():
         section, _, name = key.partition(".")
         values[section][name] = value
+    values["train"] |= {key: value for key, value in schedule.items() if value is not None}
     missing = _derive(values, given)
     loggers = [logger for flag, logger in LOGGERS.items() if given.has(flag)]
     data, without_effect = [], []
@@ -153,23 +155,45 @@ class _Given:
         raise BadInput(f"--{name} is {text!r}, not a number")
 
 
-def _count_in_iterations(given: _Given) -> None:
+def _count_in_batches(given: _Given) -> dict[str, Any]:
+    """Count warm-up and fall in whole batches, and the iterations.
+
+    It counts as Megatron-LM's `training.py` does in `update_train_iters` and `get_optimizer_param_scheduler`. Raises
+    BadInput for what Megatron-LM's `arguments.py` refuses, so that no schedule is guessed.
+    """
     flags = given.flags
     flags.setdefault("global-batch-size", [given.text("micro-batch-size")])
-    train = {
-        "global_batch_size": given.text("global-batch-size"),
-        "microbatch_size": given.text("micro-batch-size"),
-        "rampup_batch_size": flags["rampup-batch-size"] if given.has("rampup-batch-size") else None,
-    }
-    batches = BatchSchedule(parse_config(train, TrainConfig, WHERE))
-    for samples, iterations in (("train-samples", "train-iters"), ("lr-warmup-samples", "lr-warmup-iters"),
-                                ("lr-decay-samples", "lr-decay-iters")):  # fmt: skip
-        if given.has(samples):
-            count = int(given.number(samples))
-            flags[iterations] = [str(bisect_left(range(count + 1), count, key=batches.samples_before))]
+    ramp = flags["rampup-batch-size"] if given.has("rampup-batch-size") else None
+    recipe = {
+        "global_batch_size": given.text("global-batch-size"), "microbatch_size": given.text("micro-batch-size"),
+        "rampup_batch_size": ramp,
+    }  # fmt: skip
+    batches, batch = BatchSchedule(parse_config(recipe, TrainConfig, WHERE)), given.number("global-batch-size")
+    in_samples = given.has("train-samples")
+    unit, other, size = ("samples", "iters", batch) if in_samples else ("iters", "samples", 1)
+    names = ("lr-decay", "lr-warmup", "lr-wsd-decay")
+    if mixed := [f"--{name}-{other}" for name in names if given.has(f"{name}-{other}")]:
+        raise BadInput(f"{mixed[0]} does not go with --train-{unit}: Megatron-LM counts a schedule in one unit")
+    if ramp and not in_samples:
+        raise BadInput("--rampup-batch-size needs --train-samples: Megatron-LM refuses it with --train-iters")
+    total = given.number(f"train-{unit}") / size
+    if in_samples:  # the last batch, if it is not whole, is left out
+        samples = int(total * batch)
+        flags["train-iters"] = [str(bisect_right(range(samples + 1), samples, key=batches.samples_before) - 1)]
+        reached = batches.samples_before(int(flags["train-iters"][0])) / batch
+    else:
+        reached = total
+    counted = {name: given.number(f"{name}-{unit}") / size for name in names if given.has(f"{name}-{unit}")}
+    end = counted.get("lr-decay", total)
+    warmup = counted.get("lr-warmup", 0.0)
     if given.has("lr-warmup-fraction"):
-        end = given.number("lr-decay-iters", given.text("train-iters"))
-        flags["lr-warmup-iters"] = [str(round(given.number("lr-warmup-fraction") * end))]
+        if "lr-warmup" in counted:
+            raise BadInput(f"--lr-warmup-fraction does not go with --lr-warmup-{unit}: Megatron-LM takes one of them")
+        warmup = given.number("lr-warmup-fraction") * end
+    return {
+        "clock": "samples", "decay_iterations": end if end != reached else None, "warmup_iterations": warmup,
+        "wsd_iterations": counted.get("lr-wsd-decay"),
+    }  # fmt: skip
 
 
 def _derive(values: dict[str, dict[str, Any]], given: _Given) -> list[str]:
@@ -177,9 +201,6 @@ def _derive(values: dict[str, dict[str, Any]], given: _Given) -> list[str]:
     model, train, parallel = values["model"], values["train"], values["parallel"]
     if train["precision"] != "fp16":
         del train["initial_loss_scale"]
-    last = given.number("train-iters")
-    if (end := given.number("lr-decay-iters", str(last))) != last:
-        train["decay_iterations"] = int(end)
     if rampup := given.flags.get("rampup-batch-size"):
         train["rampup_batch_size"] = rampup
     batches = max(1, int(given.number("eval-iters", "100")))
@@ -195,9 +216,7 @@ def _derive(values: dict[str, dict[str, Any]], given: _Given) -> list[str]:
     tp = int(given.number("tensor-model-parallel-size", "1"))
     multiple = int(given.number("make-vocab-size-divisible-by", "128"))
     model["padded_vocab_size"] = padded_vocab_size(model["vocab_size"], multiple, tp)
-    style = given.text("lr-decay-style", "linear")
-    others = [] if style in ("constant", "cosine", "linear") else [f"--lr-decay-style {style} has no counterpart"]
-    return others + [
+    return [
         f"--{name} {given.text(name)} has no counterpart: {why}"
         for name, must, why in (
             ("attention-dropout", model["dropout"], "one dropout is for both here"),
@@ -229,14 +248,15 @@ def to_megatron(config: RunConfig) -> MegatronFlags:
     values = flatten(config.model_dump(mode="json")) | {"train.initial_loss_scale": train.initial_loss_scale}
     flags = {name: str(values[flag["key"]]) for name, flag in VALUES.items()}
     fits = padded_vocab_size(model.vocab_size, 128, parallel.tp) == model.padded_vocab_size
-    flags |= {
+    flags |= _schedule_flags(train) | {
         "lr-decay-style": train.decay.removeprefix("clipped-"), "max-position-embeddings": str(model.seq_length),
-        "attention-dropout": str(model.dropout), "lr-decay-iters": str(train.decay_iterations or train.iterations),
+        "attention-dropout": str(model.dropout),
         "eval-iters": str(-(-train.validation_samples // train.global_batch_size)),
         "make-vocab-size-divisible-by": str(128 if fits else model.padded_vocab_size // parallel.tp),
         "vocab-size": str(model.vocab_size),
     }  # fmt: skip
     is_said = {
+        "train-iters": "train-samples" not in flags, "lr-wsd-decay-style": train.decay == "WSD",
         "lr-decay-style": train.decay != "exponential", "optimizer": train.optimizer == "adam",
         "num-virtual-stages-per-pipeline-rank": parallel.chunks > 1,
         "recompute-granularity": parallel.recompute != "none", "recompute-num-layers": parallel.recompute == "full",
@@ -256,6 +276,20 @@ def to_megatron(config: RunConfig) -> MegatronFlags:
     keys = [key for key in sorted(ours) if key.startswith(sections) and ours[key] != theirs.get(key)]
     missing = [f"{key} = {ours[key]!r}: the flags mean {theirs.get(key)!r}" for key in keys]
     return MegatronFlags(words, missing + ["data.dataset: give --data-path and --split"] * bool(config.data.dataset))
+
+
+def _schedule_flags(train: TrainConfig) -> dict[str, str]:
+    """The schedule's flags: in iterations where Megatron-LM takes them and they are integers, else in samples."""
+    end = end_of_schedule(train)
+    parts = {"lr-decay": end, "lr-warmup": train.warmup_iterations, "lr-wsd-decay": train.wsd_iterations}
+    lengths = {name: length for name, length in parts.items() if length}
+    batch = train.global_batch_size
+    is_exact = all(abs(length * batch - round(length * batch)) < 1e-6 for length in lengths.values())
+    fraction = {} if is_exact else {"lr-warmup-fraction": repr(lengths.pop("lr-warmup") / end)}
+    if not train.rampup_batch_size and all(length % 1 == 0 for length in lengths.values()):
+        return fraction | {f"{name}-iters": str(int(length)) for name, length in lengths.items()}
+    samples = {"train-samples": str(BatchSchedule(train).samples_before(train.iterations))}
+    return samples | fraction | {f"{name}-samples": str(round(length * batch)) for name, length in lengths.items()}
 
 
 def _flags(words: Iterable[str]) -> dict[str, list[str]]:

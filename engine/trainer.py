@@ -19,7 +19,7 @@ from mlm_repro.engine.guard.guards import Iteration, PeakMemory, RecentIteration
 from mlm_repro.engine.inputs import TrainingInputs, ValidationSplit
 from mlm_repro.engine.model.microbatch import to_input
 from mlm_repro.engine.optim.precision import LossScaler
-from mlm_repro.engine.optim.schedule import learning_rate
+from mlm_repro.engine.optim.schedule import clock, learning_rate
 from mlm_repro.engine.parallel.mesh import ParallelMesh
 from mlm_repro.engine.run.files import SUMMARY, Memory, Step, TrainingSummary, Validation
 from mlm_repro.engine.run.loggers import Start, writing_metrics
@@ -49,6 +49,8 @@ class Trainer:
         self.inputs = TrainingInputs(config, train.iterations, dataset.token_files("train"), dataset.tokenizer, mesh)
         self.validation = ValidationSplit(config, dataset.token_files("valid"), mesh, dataset.tokenizer)
         self.state, self.recent = TrainingState(), RecentIterations()
+        self.updated_samples = 0
+        """Samples of the updates so far."""
         self.guards = guards_of(config, self.step, self.memory, self.recent)
         self.rehearsed_seconds = math.nan
         """Estimate of an iteration's time; a sequence of validation takes a third of one of training."""
@@ -83,6 +85,8 @@ class Trainer:
             groups = place_groups(batch_size, self.config.train.microbatch_size, dp.rank, dp.size)
             layers = [number for chunk in self.model.chunks for number in chunk.stage.layers]
             self.inputs.streams.load(place, groups, layers)
+        samples = self.state.updated_samples
+        self.updated_samples = self.schedule.samples_before(self.state.iteration) if samples is None else samples
         if self.step.scaler and self.state.loss_scaler:
             self.step.scaler = LossScaler(**self.state.loss_scaler)
         self.recent.seen.extend(self.state.recent)
@@ -125,7 +129,7 @@ class Trainer:
                 self.state = TrainingState(
                     done, self.step.optimizer.steps, time.monotonic() - begun,
                     asdict(self.step.scaler) if self.step.scaler else None, tuple(self.recent.seen),
-                    self.state.ancestors,
+                    self.state.ancestors, self.updated_samples,
                 )  # fmt: skip
                 if is_last or stop or done % train.checkpoint_interval == 0:
                     self._save()
@@ -168,16 +172,18 @@ class Trainer:
         for guard in self.guards:
             guard.before(number)
         start = time.monotonic()
-        rate = learning_rate(self.config.train, self.step.optimizer.steps + 1)
+        train = self.config.train
+        rate = learning_rate(train, clock(train, self.step.optimizer.steps, self.updated_samples))
         microbatches = self.inputs.of(number)
         scale = self.step.loss_scale
         gradient = self.step.gradient(microbatches, signal=self.stop_requested)
         iteration = Iteration(number, self.schedule.batch_size(number), microbatches, gradient)
         skip = sum(guard.skips(iteration) for guard in self.guards) > 0  # every guard is asked
         is_updated = self.step.update(gradient, rate, skip)
+        self.updated_samples += is_updated * iteration.batch_size
         self.inputs.streams.commit()
         seconds = time.monotonic() - start
-        train, model, size = self.config.train, self.config.model, iteration.batch_size
+        model, size = self.config.model, iteration.batch_size
         flops = flops_per_iteration(model, train) * size / train.global_batch_size
         iteration.line = Step(
             kind="train", iteration=number + 1, batch_size=size, samples=self.schedule.samples_before(number + 1),

@@ -64,8 +64,7 @@ class Work:
 
     def rate(self, iteration: int) -> float:
         """Learning rate of the update of `iteration`, from 0."""
-        train, step = self.config.train, iteration + self.first_rate
-        return learning_rate(train, step) if step else 0.0 if train.warmup_iterations else train.learning_rate
+        return learning_rate(self.config.train, iteration + self.first_rate)
 
 
 class StepResult(NamedTuple):

@@ -19,7 +19,7 @@ from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
 from mlm_repro.engine.config import RunConfig
 from mlm_repro.engine.costs import parameter_count, tokens_trained
 from mlm_repro.engine.data.batch_schedule import BatchSchedule
-from mlm_repro.engine.optim.schedule import learning_rate
+from mlm_repro.engine.optim.schedule import clock, learning_rate
 from mlm_repro.engine.run.files import (
     METRICS,
     SUMMARY,
@@ -224,12 +224,13 @@ class RunCheck:
             yield from unlike(f"{where}: train_seconds", done.train_seconds, seconds, "its tokens and rate give")
         if [step.iteration for step in read_steps(self.run)] != list(range(1, count + 1)):
             yield f"{METRICS} of {self.run.name} does not have each of {count} iterations once and in order"
-        updates = 0
+        updates = updated_samples = 0
         for line in (line for line in read_metrics(self.run) if line["kind"] == "train" and "samples" in line):
             due: dict[str, float] = {"samples": schedule.samples_before(line["iteration"])}
             if set(self.manifest.parents) == {"dataset"}:  # its updates are counted from 1
-                due["learning_rate"] = learning_rate(config.train, updates + 1)
-            updates += not line.get("skipped")
+                due["learning_rate"] = learning_rate(config.train, clock(config.train, updates, updated_samples))
+            if not line.get("skipped"):
+                updates, updated_samples = updates + 1, updated_samples + schedule.batch_size(line["iteration"] - 1)
             for name, value in due.items():
                 yield from unlike(f"{METRICS}: {name} at {line['iteration']}", line[name], value, "its schedule gives")
         yield from _ending(done, read_validations(self.run), self.run.name)

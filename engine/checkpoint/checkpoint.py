@@ -104,6 +104,8 @@ class TrainingState:
     """Loss and gradient norm of the last iterations, oldest first."""
     ancestors: tuple[Ancestor, ...] = ()
     """Every earlier checkpoint, oldest first, removed ones included; the last is the parent."""
+    updated_samples: int | None = None
+    """Samples of the updates; None where an earlier release wrote the checkpoint."""
 
 
 def save_checkpoint(

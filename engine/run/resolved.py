@@ -24,7 +24,7 @@ from mlm_repro.engine.costs import (
 )
 from mlm_repro.engine.data.batch_schedule import BatchSchedule
 from mlm_repro.engine.data.dataset import DatasetFacts
-from mlm_repro.engine.optim.schedule import learning_rate
+from mlm_repro.engine.optim.schedule import clock, end_of_schedule, learning_rate
 from mlm_repro.engine.parallel.layout import Layout, layout_of, split_layers
 from mlm_repro.engine.pipeline.schedule import check_schedule, ideal_bubble
 from mlm_repro.engine.twin import shrink
@@ -172,7 +172,7 @@ class ResolvedRun:
             f"tokens             {self.tokens:,}",
             f"FLOPs              {whole:.3e} with attention counted whole{half}",
             f"learning rate      {train.learning_rate:g} after {train.warmup_iterations:,} iterations of warm-up, then "
-            f"{fall} at {train.decay_iterations or train.iterations:,}",
+            f"{fall} at {end_of_schedule(train):,.10g}, counted in {train.clock}",
             f"layout             tp {layout.tp} × pp {layout.pp} × dp {layout.dp} = {layout.world_size} ranks, "
             f"{microbatches} microbatches each, {parallel.schedule} schedule with a bubble of {100 * bubble:.1f} %",
             f"memory per rank    {memory.total:,} bytes, {memory.total / 2**30:.2f} GiB: model and optimizer "
@@ -386,4 +386,6 @@ def _quantities(run: ResolvedRun) -> Iterator[tuple[str, str, float]]:
     yield "tokens of a whole batch", ",", train.global_batch_size * model.seq_length
     for part in (1, 2, 3, 4):
         iteration = max(1, train.iterations * part // 4)
-        yield f"learning rate after {part}/4 of the training", ".3e", learning_rate(train, iteration)
+        samples = BatchSchedule(train).samples_before(iteration - 1)
+        rate = learning_rate(train, clock(train, iteration - 1, samples))
+        yield f"learning rate after {part}/4 of the training", ".3e", rate

@@ -1,6 +1,7 @@
 """A growing batch is Megatron-LM's, and its samples come once each, in one order, on any layout and after any stop."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,6 +63,26 @@ def test_a_stop_on_the_way_up_changes_nothing(
     config = small_config(dataset, model=xl if stop_after == 5 else None, **GROWING)
     whole = train(config, tmp_path / "whole").path
     assert_same_training(in_two_sessions(config, tmp_path / "parts", stop_after, monkeypatch), whole)
+
+
+def test_the_rate_of_a_growing_batch_moves_by_the_samples_of_updates(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Megatron-Core's scheduler, which a skipped update does not move; fp16 from so large a scale skips some."""
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+    settings = {"clock": "samples", "decay": "cosine", "decay_iterations": 7.5, "warmup_iterations": 1.25}
+    config = small_config(dataset, **GROWING, **settings, precision="fp16", initial_loss_scale=2.0**23)
+    whole = train(config, tmp_path / "whole").path
+    theirs = OptimizerParamScheduler(
+        SimpleNamespace(param_groups=[group := {}]), 0.0, 3e-3, 1e-4, 10, 60, "cosine", 0.0, 0.0, 1, "constant"  # type: ignore[arg-type]
+    )  # fmt: skip
+    lines = [line for line in read_metrics(whole) if line["kind"] == "train"]
+    for line in lines:
+        assert line["learning_rate"] == pytest.approx(group["lr"], rel=1e-12), line
+        theirs.step(0 if line["skipped"] else line["batch_size"])
+    assert 0 < sum(line["skipped"] for line in lines) < 10
+    assert_same_training(in_two_sessions(config, tmp_path / "parts", 5, monkeypatch), whole)
 
 
 @pytest.mark.parametrize("dp", [1, 2])

@@ -3,12 +3,16 @@
 import shlex
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from mlm_repro.engine.cli import main
 from mlm_repro.engine.config import RunConfig
+from mlm_repro.engine.data.batch_schedule import BatchSchedule
 from mlm_repro.engine.megatron_flags import from_megatron, read_script, to_megatron
+from mlm_repro.engine.optim.schedule import clock, learning_rate
 from mlm_repro.engine.run.resolved import read_run_config
 from mlm_repro.lineage.config import load_config, parse_config
 from mlm_repro.lineage.errors import BadInput
@@ -36,10 +40,80 @@ def test_a_script_is_translated_or_refused(name: str) -> None:
             config_of(name)
         assert all(flag in str(refusal.value) for flag in strange)
         return
+    if "--rampup" in SCRIPTS[name] and "--train-iters" in SCRIPTS[name]:
+        with pytest.raises(BadInput, match="--rampup-batch-size needs --train-samples"):
+            config_of(name)
+        return
     config = config_of(name)
     line = to_megatron(config)
     assert from_megatron(line.words).config == config
     assert to_megatron(from_megatron(line.words).config) == line
+
+
+def their_scheduler(words: list[str]) -> tuple[Any, dict[str, Any]]:
+    """Megatron-Core's scheduler, made of flags as `get_optimizer_param_scheduler` of Megatron-LM's training.py does."""
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+    given: dict[str, Any] = {}
+    for place, word in enumerate(words):
+        if word.startswith("--"):
+            given[word[2:]] = words[place + 1] if place + 1 < len(words) else ""
+    old = {"batch-size": "micro-batch-size", "warmup": "lr-warmup-fraction"}
+    given = {old.get(name, name): value for name, value in given.items()}
+    batch = int(given.get("global-batch-size", given["micro-batch-size"]))
+    unit, size = ("samples", 1) if "train-samples" in given else ("iters", batch)
+    decay = int(given.get(f"lr-decay-{unit}", given[f"train-{unit}"])) * size
+    warmup: float = int(given.get(f"lr-warmup-{unit}", 0)) * size
+    if "lr-warmup-fraction" in given:
+        warmup = float(given["lr-warmup-fraction"]) * decay
+    wsd = given.get(f"lr-wsd-decay-{unit}")
+    scheduler = OptimizerParamScheduler(
+        SimpleNamespace(param_groups=[group := {"wd_mult": 1.0}]), init_lr=0.0, max_lr=float(given["lr"]),  # type: ignore[arg-type]
+        min_lr=float(given.get("min-lr", 0)), lr_warmup_steps=warmup, lr_decay_steps=decay,  # type: ignore[arg-type]
+        lr_decay_style=given.get("lr-decay-style", "linear"), start_wd=0.0, end_wd=0.0, wd_incr_steps=1,
+        wd_incr_style="constant", wsd_decay_steps=int(wsd) * size if wsd else None,
+        lr_wsd_decay_style=given.get("lr-wsd-decay-style", "exponential"),
+    )  # fmt: skip
+    return scheduler, group
+
+
+STYLES = [
+    f"--lr-decay-style {style} {unit}"
+    for style in ("linear", "cosine", "constant", "inverse-square-root", "WSD --lr-wsd-decay-iters 30",
+                  "WSD --lr-wsd-decay-iters 7 --lr-wsd-decay-style minus_sqrt",
+                  "WSD --lr-wsd-decay-iters 50 --lr-wsd-decay-style linear",
+                  "WSD --lr-wsd-decay-iters 50 --lr-wsd-decay-style cosine")
+    for unit in ("--lr-warmup-iters 9", "--lr-warmup-fraction 0.0131", "--lr-decay-iters 80", "")
+]  # fmt: skip
+RATES = {name: text for name, text in SCRIPTS.items() if "--lr " in text} | {
+    text: f"{SMALL.replace('--train-iters 9', '--train-iters 100')} --global-batch-size 6 --min-lr 1e-5 {text}"
+    for text in STYLES
+} | {
+    f"growing, {start} samples": f"{SMALL.replace('--train-iters 9', '--train-samples 4001')} --global-batch-size 16 "
+    f"--rampup-batch-size {start} 4 1000 --lr-warmup-samples 601 --lr-decay-samples 3500 --lr-decay-style cosine"
+    for start in (4, 8)
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_every_rate_is_megatron_cores(name: str) -> None:
+    """Over the whole training where it is short, else at each of 2,000 iterations and at those around every bend."""
+    words = shlex.split(RATES[name])
+    try:
+        train = from_megatron(words).config.train
+    except BadInput:
+        return  # in words, which another test reads
+    scheduler, group = their_scheduler(words)
+    batches, batch = BatchSchedule(train), train.global_batch_size
+    bends = [train.warmup_iterations, train.decay_iterations or 0, (train.decay_iterations or train.iterations)
+             - (train.wsd_iterations or 0), 0, train.iterations]  # fmt: skip
+    near = {min(max(int(bend) + by, 0), train.iterations - 1) for bend in bends for by in range(-3, 4)}
+    for iteration in sorted(near | {*range(0, train.iterations, max(train.iterations // 2000, 1))}):
+        samples = batches.samples_before(iteration)
+        scheduler.num_steps = samples
+        scheduler.step(0)
+        ours = learning_rate(train, clock(train, iteration, samples))
+        assert ours == pytest.approx(group["lr"], rel=1e-12, abs=1e-18), (iteration, samples, batch)
 
 
 def test_the_scripts_of_2019_and_of_gpt_3() -> None:
@@ -77,7 +151,7 @@ def test_ours_go_there_and_come_back(model: str) -> None:
     expected = config.model_copy(update={
         "name": "megatron", "data": back.data,
         "train": config.train.model_copy(update={"decay": lost.get(config.train.decay, config.train.decay),
-                                                 "keep_checkpoints": back.train.keep_checkpoints}),
+                                                 "clock": "samples", "keep_checkpoints": back.train.keep_checkpoints}),
     })  # fmt: skip
     assert back == expected
     assert ("clipped" in " ".join(line.missing)) == (config.train.decay in lost)
@@ -116,11 +190,11 @@ def test_a_script_is_read_and_not_run(tmp_path: Path, command: Command) -> None:
 def test_another_model_is_refused_with_the_list_and_without_a_file(command: Command) -> None:
     done = command(main, "mlm-train", "from-megatron", *shlex.split(SMALL),
                    "--swiglu", "--position-embedding-type", "rope", "--ffn-hidden-size", 100, "--use-flash-attn",
-                   "--norm-epsilon", "0.00001", "--lr-decay-style", "WSD", "--loss-scale", 128)  # fmt: skip
+                   "--norm-epsilon", "0.00001", "--loss-scale", 128)  # fmt: skip
     assert (done.code, done.out) == (2, "")
     assert done.error == (
         "error: this is another model or another training than this engine has: --ffn-hidden-size 100 has no "
-        "counterpart: it is four times the hidden size; --lr-decay-style WSD has no counterpart; "
+        "counterpart: it is four times the hidden size; "
         "--position-embedding-type rope has no counterpart; --swiglu has no counterpart. Leave these flags out to "
         "translate the others"
     )
@@ -148,7 +222,12 @@ def test_weights_and_schedule_are_translated(command: Command) -> None:
         (SMALL.replace("9", "nine"), "--train-iters is 'nine', not a number"),
         (SMALL.replace("64", "63"), "hidden_size = 63 is not a multiple of num_heads = 4"),
         (SMALL + " --rampup-batch-size 2 2 many", "rampup_batch_size"),
-        (SMALL + " --lr-warmup-samples many", "--lr-warmup-samples is 'many', not a number"),
+        (SMALL + " --lr-warmup-iters many", "--lr-warmup-iters is 'many', not a number"),
+        (SMALL + " --lr-warmup-samples 9", "--lr-warmup-samples does not go with --train-iters"),
+        (SMALL + " --lr-warmup-iters 2 --lr-warmup-fraction 0.1", "--lr-warmup-fraction does not go with"),
+        (SMALL + " --rampup-batch-size 2 2 8 --global-batch-size 4", "--rampup-batch-size needs --train-samples"),
+        (SMALL + " --lr-decay-style WSD", "wsd_iterations, the length of its fall, goes with decay = 'WSD'"),
+        (SMALL + " --lr-decay-style polynomial", "decay"),
         (SMALL + " --lr-warmup-fraction nan", "--lr-warmup-fraction is 'nan', not a number"),
         (SMALL.replace("-iters 9", "-iters inf"), "--train-iters is 'inf', not a number"),
         ("train --lr 1", "'train' comes before the first flag"),
