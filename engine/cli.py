@@ -16,7 +16,7 @@ from mlm_repro.lineage.command import CommandLine, run_command
 from mlm_repro.lineage.errors import KEEPS_NOTHING, BadInput
 from mlm_repro.lineage.extras import check_torch
 from mlm_repro.lineage.lock import check_is_there, check_place
-from mlm_repro.lineage.progress import announce, format_bytes
+from mlm_repro.lineage.progress import announce, format_bytes, is_quiet
 from mlm_repro.lineage.variables import launched_ranks
 from mlm_repro.lineage.variables import rank as this_rank
 
@@ -82,9 +82,16 @@ def _train(run: "ResolvedRun", runs: Path, threads: bool = False) -> None:
             directory.link()
             print(f"already complete: {directory.path}")
             return
+    from mlm_repro.engine.run.files import describe_end
     from mlm_repro.engine.train import train
 
-    _on_ranks(lambda: f"complete: {train(run, runs).path}", run.layout.world_size, threads)
+    def work() -> str:
+        path = train(run, runs).path
+        if this_rank() == 0 and not is_quiet():
+            print(describe_end(path), file=sys.stderr)
+        return f"complete: {path}"
+
+    _on_ranks(work, run.layout.world_size, threads)
 
 
 @app.command("lr-find")

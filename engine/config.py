@@ -421,6 +421,8 @@ class RecordConfig(Config):
 
     loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
     """Loggers that receive the metrics beside metrics.jsonl; the extra of the same name installs the library."""
+    log_interval: PositiveInt | None = None
+    """Iterations from one printed line to the next; by default one comes every 15 seconds, on a terminal a bar."""
     noise_scale: bool = False
     """Also estimate the gradient noise scale, in samples, from the gradient of each data-parallel rank and the reduced
     gradient (McCandlish et al. 2018); one data-parallel rank has nothing to compare."""
@@ -431,7 +433,7 @@ class RecordConfig(Config):
     @field_validator("loggers", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
-        return tuple(value.split(",")) if isinstance(value, str) else value
+        return tuple(value.split(",")) if isinstance(value, str) and value else value or ()
 
     @model_validator(mode="before")
     @classmethod

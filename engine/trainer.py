@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
+from operator import attrgetter
 from typing import Literal
 
 import numpy as np
@@ -21,7 +22,7 @@ from mlm_repro.engine.model.microbatch import to_input
 from mlm_repro.engine.optim.precision import LossScaler
 from mlm_repro.engine.optim.schedule import clock, learning_rate
 from mlm_repro.engine.parallel.mesh import ParallelMesh
-from mlm_repro.engine.run.files import SUMMARY, Memory, Step, TrainingSummary, Validation
+from mlm_repro.engine.run.files import SUMMARY, Memory, Step, TrainingSummary, Validation, read_validations
 from mlm_repro.engine.run.loggers import Start, writing_metrics
 from mlm_repro.engine.run.resolved import ResolvedRun
 from mlm_repro.engine.step import NotFinite, build_step
@@ -32,6 +33,9 @@ from mlm_repro.lineage.files import write_document
 from mlm_repro.lineage.processes import when_stopped
 from mlm_repro.lineage.progress import Progress, announce, format_bytes, format_duration
 from mlm_repro.lineage.run import RunDirectory
+
+LEAP = 0.1
+"""Rise of the validation loss, in nats, that the console calls a leap."""
 
 
 class Trainer:
@@ -54,7 +58,8 @@ class Trainer:
         self.guards = guards_of(config, self.step, self.memory, self.recent)
         self.rehearsed_seconds = math.nan
         """Estimate of an iteration's time; a sequence of validation takes a third of one of training."""
-        self.validated = math.nan
+        self.validations: list[Validation] = []
+        """Validations so far, on the first rank."""
         self.is_prepared = self.stop_requested = False
 
     def prepare(self) -> None:
@@ -100,7 +105,8 @@ class Trainer:
             self.prepare()
         train, first = self.config.train, self.state.iteration
         begun = time.monotonic() - self.state.seconds
-        progress = Progress(self.config.name, train.iterations, "iterations", quiet=not self.mesh.is_first)
+        name, every = self.config.name, self.config.record.log_interval
+        progress = Progress(name, train.iterations, "iterations", quiet=not self.mesh.is_first, every=every)
         seam, config = train.continues, self.config.model_dump(mode="json")
         earlier = seam.run if seam and seam.iteration == first else None
         metrics = writing_metrics(self.directory.path, first, config, loggers or {}, progress.note, earlier)
@@ -112,8 +118,10 @@ class Trainer:
         ):
             progress.start_at(first)
             announce(self._estimate(first))
+            self.validations = read_validations(self.directory.path) if self.mesh.is_first else []
             if first == 0:
-                log(self._validate(0, train.validation_samples))
+                log(start := self._validate(0, train.validation_samples))
+                self.validations.append(start)
             for number in range(first, train.iterations):
                 line, warnings, stop = self.iterate(number)
                 if seam and number == seam.iteration:
@@ -125,7 +133,9 @@ class Trainer:
                 stop |= done == until
                 is_last = done == train.iterations
                 if is_last or done % train.validation_interval == 0:
-                    log(self._validate(done, train.validation_samples))
+                    log(validation := self._validate(done, train.validation_samples))
+                    progress.say(self._describe_validation(validation))
+                    self.validations.append(validation)
                 self.state = TrainingState(
                     done, self.step.optimizer.steps, time.monotonic() - begun,
                     asdict(self.step.scaler) if self.step.scaler else None, tuple(self.recent.seen),
@@ -205,8 +215,18 @@ class Trainer:
         loss = mesh.pp.all_reduce(mesh.dp.all_reduce(self.model.evaluate(inputs))).item() / count
         if not math.isfinite(loss):
             raise NotFinite(f"after iteration {iteration} the validation loss is {loss}")
-        self.validated = math.exp(min(loss, 20.0))
-        return Validation(kind=kind, iteration=iteration, samples=count, loss=loss, perplexity=self.validated)
+        perplexity = math.exp(min(loss, 20.0))
+        return Validation(kind=kind, iteration=iteration, samples=count, loss=loss, perplexity=perplexity)
+
+    def _describe_validation(self, now: Validation) -> str:
+        """A validation beside the last one and the best so far, for the console."""
+        said = f"{self.config.name}: validation after {now.iteration:,}: loss {now.loss:.4f}"
+        if self.validations:
+            last, best = self.validations[-1], min(self.validations, key=attrgetter("loss"))
+            change = now.loss - last.loss
+            said += f" ({change:+.4f} since {last.iteration:,}{', a leap' if change > LEAP else ''})"
+            said += f", lowest {best.loss:.4f} after {best.iteration:,}" if best.loss < now.loss else ", the lowest"
+        return f"{said}, perplexity {now.perplexity:.5g}"
 
     def _check_data(self) -> None:
         """Raise IntegrityFailure, on every rank, if a file of the dataset was changed since training began."""
@@ -248,12 +268,14 @@ class Trainer:
         gpu = list_gpus()[0]["name"] if self.mesh.device.type == "cuda" and list_gpus() else ""
         peak = next((flops for name, flops in PEAK_FLOPS.items() if name in gpu), 0) * self.mesh.layout.world_size
         share = f" ({line.model_tflops * 1e14 / peak:.0f} % of peak)" if peak else ""
+        losses = [loss for loss, _ in self.recent.seen][-(self.config.record.log_interval or 20) :] or [line.loss]
         return ", ".join([
-            f"loss {line.loss:.3f}", f"gradient norm {'not finite' if norm is None else f'{norm:.3g}'}",
+            f"loss {sum(losses) / len(losses):.3f}" + f" (mean of the last {len(losses)})" * (len(losses) > 1),
+            f"gradient norm {'not finite' if norm is None else f'{norm:.3g}'}",
             *([f"loss scale {line.loss_scale:g}"] if self.step.scaler else []),
             *([f"{skipped} skipped"] if skipped else []), f"lr {line.learning_rate:.2e}",
             f"{line.seconds:.3g} s/iteration", f"{line.tokens_per_second:,.0f} tokens/s",
-            f"{line.model_tflops * 1000:.0f} GFLOP/s{share}", f"validation perplexity {self.validated:.1f}",
+            f"{line.model_tflops * 1000:.0f} GFLOP/s{share}",
         ])  # fmt: skip
 
     def _request_stop(self, number: int) -> None:

@@ -4,7 +4,7 @@ import os
 import signal
 from collections.abc import Iterable
 
-STOPS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+STOPS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2
 """Signals that stop a command: a second one changes nothing, and one that was ignored from the start stays so."""
 KEEPS_NOTHING = "MLM_KEEPS_NOTHING"
 """Environment variable of a command that leaves nothing to continue from."""

@@ -49,11 +49,13 @@ def format_duration(seconds: float) -> str:
 class Progress:
     """Counts towards `total` on standard error, bytes in kB, MB and so on.
 
-    It is silent if `quiet` is set, and on every rank but rank 0.
+    It is silent if `quiet` is set, and on every rank but rank 0. With `every`, each such number of counts has a line of
+    its own, on a terminal above the bar.
     """
 
-    def __init__(self, title: str, total: int | None, unit: str, quiet: bool = False) -> None:
+    def __init__(self, title: str, total: int | None, unit: str, quiet: bool = False, every: int | None = None) -> None:
         self._title, self._total, self._unit = title, total, unit
+        self._every = every
         self._is_other_rank = quiet or not is_first_rank()
         self._is_silent = self._is_other_rank or is_quiet()
         self._terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
@@ -79,9 +81,16 @@ class Progress:
     def advance(self, count: int = 1, message: str = "") -> None:
         """Count work done; `message` is shown beside the count."""
         self._count += count
-        if not self._is_silent and time.monotonic() >= self._next:
+        if self._every and self._count % self._every == 0:
+            self.say(f"{self._title}: {self._text(False)} | {message}")
+        if not self._is_silent and time.monotonic() >= self._next and (self._terminal or not self._every):
             self._next = time.monotonic() + (DRAWN_SECONDS if self._terminal else WRITTEN_SECONDS)
             self._show(message)
+
+    def say(self, sentence: str) -> None:
+        """Print a line of its own, but not with `--quiet`."""
+        if not self._is_silent:
+            self.note(sentence)
 
     def note(self, sentence: str) -> None:
         """Print a warning on a line of its own, also with `--quiet`."""
@@ -89,7 +98,7 @@ class Progress:
             self._erase()
             sys.stderr.write(f"{sentence}\n")
 
-    def _show(self, message: str, final: bool = False) -> None:
+    def _text(self, final: bool) -> str:
         elapsed = max(time.monotonic() - self._start, 1e-9)
         rate = (self._count - self._first) / elapsed
         of_total = f"/{self._amount(self._total)}" if self._total else ""
@@ -99,8 +108,10 @@ class Progress:
             text += f", {format_duration(elapsed)}"
         elif self._total and rate > 0:
             text += f", {format_duration((self._total - self._count) / rate)} left"
-        if message:
-            text += f" | {message}"
+        return text
+
+    def _show(self, message: str, final: bool = False) -> None:
+        text = self._text(final) + (f" | {message}" if message else "")
         if self._terminal:
             columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
             line = f"{self._title}: {self._bar()}{text}"[: columns - 1]

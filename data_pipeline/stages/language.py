@@ -37,6 +37,8 @@ class Language(TextFilter):
         place = find_spec("langdetect")
         folder = Path(str(place and place.origin)).with_name("profiles")
         known = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+        if keep == "any":
+            raise ValueError("to keep every language leave the stage out: without = ['language']")
         if unknown := [code for code in ([keep] if isinstance(keep, str) else keep) if code not in known]:
             raise ValueError(f"langdetect knows no language {unknown[0]!r}, but {', '.join(known)}")
         return keep

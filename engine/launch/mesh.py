@@ -30,7 +30,9 @@ REPORT_SECONDS = 5.0
 """How long a rank that gave up waiting gives the others to say that they wait too."""
 FLIGHT_RECORDS = "2000"
 """Collectives that NCCL's flight recorder remembers, and writes down when one does not end."""
-STACK_SIGNAL = signal.SIGUSR1
+LOCAL_RANKS = "LOCAL_RANK", "SLURM_LOCALID"
+"""Variables with the number of a rank on its machine: torchrun sets the first, `srun` alone the second."""
+STACK_SIGNAL = signal.SIGQUIT
 """Signal that makes a rank print its stack."""
 PEER_GONE = (
     "connection was likely closed", "connection closed by peer", "connection reset by peer", "broken pipe",
@@ -56,7 +58,7 @@ def launched_world_size() -> int:
 def local_rank() -> int:
     """Number of this rank among those of its machine."""
     here = current_rank()
-    return here.rank if here else number("LOCAL_RANK") or 0
+    return here.rank if here else next((n for n in map(number, LOCAL_RANKS) if n is not None), 0)
 
 
 def join_ranks() -> None:

@@ -1,6 +1,7 @@
 """The files that a training run writes: names, schemas and readers. Imports no torch."""
 
 from collections.abc import Iterable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -154,6 +155,22 @@ def validations_in(metrics: Iterable[dict[str, Any]]) -> list[Validation]:
     """The validations among lines of metrics. Raises IntegrityFailure where one is damaged."""
     lines = [line for line in metrics if line["kind"] != "train"]
     return [parse_document(line, Validation, f"a validation in {METRICS}") for line in lines]
+
+
+def describe_end(run: Path) -> str:
+    """What a complete training came to, for the console: its losses, its rate, and what to type next."""
+    summary, metrics = read_summary(run), read_metrics(run)
+    steps, validations = steps_in(metrics), validations_in(metrics)
+    count = max(len(steps) // 20, 1)
+    last, best = steps[-count:], min(validations, key=attrgetter("loss"))
+    over = f"mean of the last {count} iterations" if count > 1 else "last iteration"
+    return "\n".join([
+        f"trained: loss {sum(step.loss for step in last) / count:.4f} ({over}); validation loss "
+        f"{validations[-1].loss:.4f}, perplexity {validations[-1].perplexity:.5g}, over {validations[-1].samples:,} "
+        f"sequences; lowest {best.loss:.4f} after {best.iteration:,}; {summary.tokens_per_second:,.0f} tokens/s",
+        f"checkpoint: {run / 'checkpoints' / summary.checkpoint}",
+        f"next: `mlm-report run {run}` draws the curves; `mlm-eval perplexity TEXT --ckpt {run}` scores a text",
+    ])  # fmt: skip
 
 
 def read_summary(run: Path) -> TrainingSummary:
