@@ -203,6 +203,10 @@ class TrainConfig(Config):
     the global batch by increments, spread evenly over the samples. `clock` says what the learning rate follows."""
     microbatch_size: PositiveInt = 8
     """Sequences per forward pass of one rank."""
+    normalise: Literal["microbatch", "batch"] = "microbatch"
+    """What a BERT's masked loss is a mean over. `microbatch`: over the masked tokens of each microbatch, then over
+    microbatches, as Megatron-LM; it depends on `microbatch_size` and on the data-parallel ranks. `batch`: over the
+    masked tokens of the whole batch, which depends on neither. Where every token counts both are the same."""
     learning_rate: NotNegative = 1.5e-4
     """Peak of the schedule."""
     min_learning_rate: NotNegative = 1e-5

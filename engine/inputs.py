@@ -1,6 +1,7 @@
 """Microbatches of a run, in training and in validation."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -33,7 +34,7 @@ class TrainingInputs:
     def of(self, iteration: int) -> list[PipelineInput]:
         """The microbatches of `iteration` (from 0), each with its streams' memory."""
         model, train, mesh = self._config.model, self._config.train, self._mesh
-        return [
+        inputs = [
             to_input(
                 known_tokens(batch.tokens, model.vocab_size), mesh,
                 Dropout(model.dropout, train.seed, iteration, batch.places) if model.dropout else None,
@@ -41,6 +42,11 @@ class TrainingInputs:
             )
             for batch in self._batches.microbatches(iteration, mesh.dp.rank, mesh.dp.size)
         ]  # fmt: skip
+        if train.normalise == "microbatch":
+            return inputs
+        targets = torch.stack([(each.targets >= 0).sum() for each in inputs]).sum().double()
+        mean = (mesh.dp.all_reduce(targets) / (len(inputs) * mesh.dp.size)).float()
+        return [replace(each, mean_targets=mean) for each in inputs]
 
 
 class ValidationSplit:

@@ -50,6 +50,8 @@ class PipelineInput:
     """Parts and padding, for a BERT; None if a sequence is one part without padding."""
     places: tuple[int, ...] = ()
     """Places of its sequences in the global batch; empty outside one."""
+    mean_targets: torch.Tensor | None = None
+    """Mean number of targets of a microbatch over the whole global batch, a scalar; None for this one's own number."""
 
 
 def to_input(

@@ -19,6 +19,7 @@ from mlm_repro.engine.families.bert.model import BERT
 from mlm_repro.engine.formats.convert import import_checkpoint
 from mlm_repro.engine.formats.huggingface_bert import split, their_names
 from mlm_repro.engine.inference import load_for_inference, parameters_of
+from mlm_repro.engine.inputs import TrainingInputs
 from mlm_repro.engine.launch.mesh import build_mesh
 from mlm_repro.engine.launch.threads import run_threads
 from mlm_repro.engine.model.microbatch import PipelineInput, SentencePairs
@@ -27,7 +28,7 @@ from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.engine.parallel.sharding import sharded_parameters
 from mlm_repro.engine.rng import Dropout
 from mlm_repro.engine.run.files import read_metrics, read_summary
-from mlm_repro.engine.run.resolved import read_run_config
+from mlm_repro.engine.run.resolved import read_run_config, resolve
 from mlm_repro.engine.step import build_step
 from mlm_repro.evaluation.checkpoints import load_checkpoint
 from mlm_repro.lineage.errors import BadInput
@@ -224,6 +225,38 @@ def test_an_interrupted_run_goes_on_bit_for_bit(
 ) -> None:
     config = small_config(dataset, BERT_MODEL, **SHORT)
     assert_same_training(in_two_sessions(config, tmp_path, 20, monkeypatch), bert_run)
+
+
+def losses_of(config: RunConfig, layout: Layout) -> list[tuple[float, float]]:
+    """Loss and gradient norm of each of five iterations on the run's own batches."""
+    resolved_run = resolve(config, layout.world_size)
+    mesh, data = build_mesh(resolved_run.layout, config.parallel.sequence_parallel), resolved_run.data
+    inputs = TrainingInputs(resolved_run.config, 5, data.token_files("train"), data.tokenizer, mesh)
+    _, step = build_step(resolved_run.config.model, config.train, config.parallel, mesh)
+    return [(g.loss, g.norm) for g in (step.run(inputs.of(iteration), 1e-3) for iteration in range(5))]
+
+
+@pytest.mark.parametrize(
+    ("size", "parallel", "dp"),
+    [(1, {}, 1), (2, {}, 1), (8, {}, 1), (2, {}, 4), (1, {"tp": 2}, 2), (2, {"pp": 2}, 2),
+     (1, {"tp": 2, "pp": 2, "sequence_parallel": True, "shard_optimizer": True}, 2)],
+)  # fmt: skip
+def test_a_mean_over_the_batch_depends_on_no_division(
+    size: int, parallel: dict[str, Any], dp: int, dataset: Path
+) -> None:
+    """The loss of the whole batch in one microbatch on one rank; the papers' mean over microbatches differs."""
+
+    def found(size: int, dp: int, normalise: str, **parallel: Any) -> list[tuple[float, float]]:
+        settings = {"microbatch_size": size, "normalise": normalise, "precision": "fp64", "global_batch_size": 8}
+        config = small_config(dataset, BERT_MODEL, **settings)
+        config = config.model_copy(update={"parallel": ParallelConfig(**parallel)})
+        layout = Layout(tp=config.parallel.tp, pp=config.parallel.pp, dp=dp)
+        return run_threads(losses_of, layout.world_size, config, layout)[0]
+
+    whole = found(8, 1, "microbatch")
+    np.testing.assert_allclose(found(size, dp, "batch", **parallel), whole, rtol=1e-11)
+    by_microbatch = np.array(found(size, dp, "microbatch", **parallel))
+    assert (np.abs(by_microbatch / whole - 1).max() > 1e-3) == (size * dp < 8 or dp > 1)
 
 
 def test_parity_trains_a_bert_on_random_pairs(tmp_path: Path) -> None:

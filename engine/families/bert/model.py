@@ -153,7 +153,7 @@ class BERT(StageModel):
         return losses.T
 
     def batch_loss(self, hidden: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
-        """Mean loss over masked positions plus the loss of sentence order, a scalar.
+        """Loss at masked positions, divided by their number (`train.normalise`), plus that of sentence order, a scalar.
 
         Evaluation leaves sentence order out and averages over each sequence, then over sequences. So the exponential is
         the masked-LM perplexity and does not depend on batches.
@@ -169,7 +169,8 @@ class BERT(StageModel):
             order = order * (self.mesh.tp.rank == 0)
             whole = self.mesh.tp.all_reduce(order.detach().clone())
             order = order + (whole - order.detach())
-        return losses.sum() / masked.sum().clamp(min=1) + order
+        count = masked.sum() if batch.mean_targets is None else batch.mean_targets
+        return losses.sum() / count.clamp(min=1) + order
 
 
 def _pairs_of(batch: PipelineInput) -> SentencePairs:
