@@ -56,6 +56,8 @@ def run(
         raise BadInput(f"{others[0]!r} is one argument too many: give one configuration")
     resolved = read_run(config, overrides or [], twin, launched_ranks() or ranks, earlier)
     if dry_run:
+        if resolved.dataset:
+            resolved.check_validation()
         print(resolved.describe())
     else:
         resolved.check_not_longer(runs)

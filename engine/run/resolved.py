@@ -24,6 +24,7 @@ from mlm_repro.engine.costs import (
 )
 from mlm_repro.engine.data.batch_schedule import BatchSchedule
 from mlm_repro.engine.data.dataset import DatasetFacts
+from mlm_repro.engine.family import family_of
 from mlm_repro.engine.optim.schedule import clock, end_of_schedule, learning_rate
 from mlm_repro.engine.parallel.layout import Layout, layout_of, split_layers
 from mlm_repro.engine.pipeline.schedule import check_schedule, ideal_bubble
@@ -114,6 +115,14 @@ class ResolvedRun:
     def parents(self) -> dict[str, str]:
         """The digests of what the run is made of, by name: its dataset and the checkpoint that it starts from."""
         return self.data.parents | ({self.origin.kind: self.origin.digest} if self.origin else {})
+
+    def check_validation(self) -> None:
+        """Raise BadInput if the dataset's validation split has too few tokens for one sequence."""
+        from mlm_repro.engine.data.batches import validation_text
+
+        config, files = self.config, self.data.token_files("valid")
+        validation_text(files, config.model.seq_length)
+        family_of(config.model).validation_order(config, files, self.data.tokenizer)
 
     def begin(self, root: Path) -> RunDirectory:
         """The directory of this run: the one to resume in, or the one below `root`, begun if it is new.
@@ -229,7 +238,11 @@ def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, Starting
     if differing := [(name, mine, other) for (name, mine), other in pairs if mine != other]:
         name, mine, other = differing[0]
         raise BadInput(f"the weights of {place} have another shape: model.{name} is {other} there and {mine} here")
-    if sha256_file(checkpoint / "tokenizer" / FILE_NAME) != sha256_file(tokenizer / FILE_NAME):
+    own = checkpoint / "tokenizer" / FILE_NAME
+    if not own.is_file():
+        other = "its words and special tokens have other numbers than a dataset's"
+        raise BadInput(f"{place} keeps a tokenizer of another program, {other}: `mlm-train finetune` takes it as it is")
+    if sha256_file(own) != sha256_file(tokenizer / FILE_NAME):
         other = f"was trained with another tokenizer than {config.data.dataset}"
         raise BadInput(f"{place} {other}: make the dataset with it")
     kind, place = ("continues", checkpoint) if seam else ("init_from", place)
@@ -262,9 +275,13 @@ def _known_training(directory: RunDirectory) -> TrainConfig:
 def continue_run(config: RunConfig, run: Path) -> RunConfig:
     """The configuration that continues a run from its newest checkpoint.
 
-    Raises BadInput for anything but a training run, for fewer iterations and for another precision.
+    Raises BadInput for anything but a training run, for fewer iterations, for another precision, and for a model with
+    memory, whose streams of text are cut by the number of iterations.
     """
     directory = RunDirectory.open(run, "training")
+    if config.model.family == "transformer-xl":
+        cut = "train.iterations divides the text into its streams, so 20 and 20 iterations would not read what 40 read"
+        raise BadInput(f"a transformer-xl is not continued: {cut}; train.init_from starts from its weights")
     earlier = _known_training(directory)
     if earlier.precision != config.train.precision:
         raise BadInput(f"{run} was trained in {earlier.precision}, and its optimizer's state continues in that alone")

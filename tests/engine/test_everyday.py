@@ -1,20 +1,23 @@
 """Training as people do it every day: an own file, a changed schedule, weights from elsewhere, a longer run."""
 
 import re
+import shlex
 import shutil
 import signal
 import time
+from operator import itemgetter
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
 from mlm_repro.engine.config import RecordConfig, RunConfig, TrainConfig
-from mlm_repro.engine.run.files import read_steps
+from mlm_repro.engine.run.files import read_metrics, read_steps
 from mlm_repro.lineage.config import parse_config, to_toml
 from mlm_repro.lineage.errors import Interrupted
 from mlm_repro.lineage.files import Manifest, read_document
 from mlm_repro.lineage.run import RunDirectory
-from tests.commands import Program
+from tests.commands import Program, call
 from tests.engine.small_run import (
     LONG,
     MODEL,
@@ -74,6 +77,46 @@ def test_the_console_shows_what_a_person_watches(
         assert any(re.search(words, line) for line in lines), (words, lines)
 
 
+def test_a_short_training_shows_its_losses_its_validations_and_what_it_came_to(dataset: Path, tmp_path: Path) -> None:
+    toml = write_toml(tmp_path / "small.toml", dataset)
+    settings = ["--set=train.iterations=12", "--set=train.validation_interval=4", "--set=record.log_interval=5"]
+    code, out, err = mlm_train(toml, *settings, "--set=record.loggers=", "--ranks", 1, "--runs", tmp_path)
+    assert code == 0, err
+    run = Path(out.removeprefix("complete: ").strip())
+    metrics = read_metrics(run)
+    losses = [line["loss"] for line in metrics if line["kind"] == "train"]
+    loss = {line["iteration"]: line["loss"] for line in metrics if line["kind"] == "validation"}
+    for end in (5, 10):
+        assert f"{end}/12 iterations" in err
+        assert f"| loss {fmean(losses[end - 5 : end]):.3f} (mean of the last 5), gradient norm" in err
+    assert f"validation after 8: loss {loss[8]:.4f} ({loss[8] - loss[4]:+.4f} since 4), the lowest, perplex" in err
+    final, best = metrics[-1], min([*loss.items(), (12, metrics[-1]["loss"])], key=itemgetter(1))
+    assert final["kind"] == "final-validation"
+    trained, checkpoint, following = err.splitlines()[-3:]
+    assert trained.startswith(
+        f"trained: loss {losses[-1]:.4f} (last iteration); validation loss {final['loss']:.4f}, "
+        f"perplexity {final['perplexity']:.5g}, over {final['samples']} sequences; lowest {best[1]:.4f} after {best[0]}"
+    )
+    assert checkpoint == f"checkpoint: {run}/checkpoints/iter_0000012"
+    command = shlex.split(following.split("`")[1])
+    assert call({}, *command, folder=tmp_path, ends=0).out
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_signals_of_schedulers_stop_with_a_checkpoint(
+    number: int, ranks: int, dataset: Path, tmp_path: Path
+) -> None:
+    process = start(write_toml(tmp_path / "small.toml", dataset), "--runs", tmp_path, "--ranks", ranks,
+                    "--set=train.iterations=2000", "--set=train.validation_interval=2000",
+                    "--set=train.checkpoint_interval=2000")  # fmt: skip
+    wait_for_iteration(process, tmp_path / "small", 5)
+    process.send_signal(number)
+    code, _, err = finish(process)
+    assert (code, "stopped after iteration" in err) == (7, True), err
+    assert list((tmp_path / "small" / "checkpoints").glob("iter_*/COMPLETE"))
+
+
 def test_a_written_configuration_is_read_as_it_was() -> None:
     for values in ({}, {"precision": "fp16"}, {"precision": "fp16", "initial_loss_scale": 2.0**32}):
         config = parse_config({"name": "x", "model": MODEL, "train": values}, RunConfig, "here")
@@ -113,12 +156,16 @@ def test_a_run_is_resumed_by_its_short_name_at_the_layout_that_trained_last(data
         ("--ranks 2 --set parallel.tp=2 --set model.vocab_size=291", "contradicts the dataset"),
         ("--set model.vocab_size=100", "with which it is 290: leave it out"),
         ("--set train.learning_rate=5e-6", "min_learning_rate = 0.0001, the floor of the schedule, is above"),
+        ("--set model.seq_length=6000", "the validation split has 5442 tokens, fewer than 6000 + 1"),
+        ("--set model.family=transformer-xl --continue {run}", "a transformer-xl is not continued"),
         ("--set record.loggers=tensorboard --set record.loggers=nothing", "record.loggers"),
     ],
 )
-def test_a_mistake_gets_the_sentence_that_helps(words: str, said: str, dataset: Path, tmp_path: Path) -> None:
+def test_a_mistake_gets_the_sentence_that_helps(
+    words: str, said: str, dataset: Path, uninterrupted: Path, tmp_path: Path
+) -> None:
     toml = write_toml(tmp_path / "small.toml", dataset)
-    code, _, err = mlm_train("run", toml, "--dry-run", *words.split())
+    code, _, err = mlm_train("run", toml, "--dry-run", *words.format(run=uninterrupted).split())
     assert (code, said in err) == (2, True), err
 
 
