@@ -2,6 +2,7 @@
 
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -195,7 +196,8 @@ class TrainConfig(Config):
     continues: Seam | None = None
     """End of an earlier run that this one continues with its optimizer, as `--continue RUN` asks."""
     iterations: PositiveInt = 300_000
-    """Optimizer steps, those of a continued run among them."""
+    """Optimizer steps, those of a continued run among them. Here, in the schedule's lengths and in the intervals below,
+    `"300e9 tokens"` and `"183105 samples"` are turned into iterations."""
     global_batch_size: PositiveInt = 512
     """Sequences per iteration over all data-parallel ranks."""
     rampup_batch_size: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None
@@ -448,6 +450,14 @@ class RecordConfig(Config):
         return {key: value for key, value in values.items() if key != "tensorboard"}
 
 
+LENGTH = re.compile(r"(\d[\d_]*(?:\.\d*)?(?:e\+?\d+)?) *(samples|tokens)")
+COUNTED = (
+    "iterations", "warmup_iterations", "decay_iterations", "wsd_iterations", "validation_interval",
+    "checkpoint_interval",
+)  # fmt: skip
+"""Keys of `train` that may be stated in samples or tokens."""
+
+
 class RunConfig(Config):
     """One training run."""
 
@@ -455,6 +465,7 @@ class RunConfig(Config):
         **dict.fromkeys(("lr", "max_lr"), "train.learning_rate"), "min_lr": "train.min_learning_rate",
         **dict.fromkeys(("max_iters", "train_iters", "max_steps", "steps"), "train.iterations"),
         **dict.fromkeys(("batch_size", "micro_batch_size"), "train.microbatch_size"),
+        "epochs": "train.iterations; `mlm-train run --dry-run` says how many epochs they are",
         "gradient_accumulation_steps": "train.global_batch_size, the sequences of an update",
         **dict.fromkeys(("dp", "data_parallel_size"), "the ranks that tp and pp leave (--ranks)"),
         **dict.fromkeys(("dtype", "bf16", "fp16"), "train.precision"), "block_size": "model.seq_length",
@@ -470,6 +481,37 @@ class RunConfig(Config):
     record: RecordConfig = RecordConfig()
     twin: TwinScale | None = None
     """Factors of a twin; None for a published recipe."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _count_in_iterations(cls, values: Any) -> Any:
+        """Turns lengths in samples or tokens, such as "300e9 tokens", into iterations; a batch cut short is left out.
+
+        Warm-up and fall become whole batches, not rounded where `clock` is "samples".
+        """
+        train = values.get("train") if isinstance(values, dict) else None
+        if not isinstance(train, dict):
+            return values
+        found = {key: LENGTH.fullmatch(value) for key, value in train.items() if isinstance(value, str)}
+        lengths = {key: match for key, match in found.items() if match and key in COUNTED}
+        if not lengths:
+            return values
+        from mlm_repro.engine.data.batch_schedule import BatchSchedule
+
+        others = {key: value for key, value in train.items() if key not in lengths}
+        recipe = {key: others[key] for key in ("global_batch_size", "microbatch_size", "rampup_batch_size")
+                  if key in others}  # fmt: skip
+        schedule, batch = BatchSchedule(TrainConfig(**recipe)), recipe.get("global_batch_size", 512)
+        tokens = values.get("model", {}).get("seq_length", 1024)
+        for key, match in lengths.items():
+            samples = float(match[1]) / (tokens if match[2] == "tokens" else 1)
+            if key == "iterations":
+                others[key] = bisect_right(range(int(samples) + 1), samples, key=schedule.samples_before) - 1
+            elif key.endswith("_interval"):
+                others[key] = max(round(samples / batch), 1)
+            else:
+                others[key] = samples / batch if others.get("clock") == "samples" else round(samples / batch)
+        return values | {"train": others}
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -116,6 +116,11 @@ class ResolvedRun:
         """The digests of what the run is made of, by name: its dataset and the checkpoint that it starts from."""
         return self.data.parents | ({self.origin.kind: self.origin.digest} if self.origin else {})
 
+    def _epochs(self) -> str:
+        if not self.dataset:
+            return ""
+        return f", {self.tokens / sum(len(file.tokens) for file, _ in self.data.token_files('train')):.3g} epochs"
+
     def check_validation(self) -> None:
         """Raise BadInput if the dataset's validation split has too few tokens for one sequence."""
         from mlm_repro.engine.data.batches import validation_text
@@ -178,7 +183,7 @@ class ResolvedRun:
             self.config.model_dump_json(indent=2),
             f"config digest      {sha256_json(settings_of(self.config))}",
             f"parameters         {self.parameters:,}",
-            f"tokens             {self.tokens:,}",
+            f"tokens             {self.tokens:,}{self._epochs()}",
             f"FLOPs              {whole:.3e} with attention counted whole{half}",
             f"learning rate      {train.learning_rate:g} after {train.warmup_iterations:,} iterations of warm-up, then "
             f"{fall} at {end_of_schedule(train):,.10g}, counted in {train.clock}",

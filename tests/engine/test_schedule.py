@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from mlm_repro.engine.config import TrainConfig
+from mlm_repro.engine.config import RunConfig, TrainConfig
 from mlm_repro.engine.optim.schedule import learning_rate
 from mlm_repro.engine.run.resolved import read_run
 
@@ -103,3 +103,27 @@ def test_a_warm_up_that_is_not_named_is_a_hundredth_of_the_schedule() -> None:
     assert TrainConfig().warmup_iterations == 3000
     shown = read_run("355m", ["train.iterations=6"]).describe()
     assert "0.00015 after 1 iterations of warm-up, then clipped-cosine to 1e-05 at 6" in shown
+
+
+@pytest.mark.parametrize(
+    ("stated", "counted"),
+    [
+        ({"iterations": "300e9 tokens", "global_batch_size": 1536}, {"iterations": 190_734}),  # 300e9 / 1536 / 1024
+        ({"iterations": "999 samples", "warmup_iterations": "100 samples"},
+         {"iterations": 124, "warmup_iterations": 12}),
+        ({"iterations": "4096 samples", "clock": "samples", "warmup_iterations": "100 samples",
+          "decay_iterations": "4_000 samples"},
+         {"iterations": 512, "warmup_iterations": 12.5, "decay_iterations": 500}),
+        # four iterations of 4 samples and ten of 8 are 96; one more would be 104
+        ({"iterations": "100 samples", "rampup_batch_size": [4, 4, 16], "microbatch_size": 4}, {"iterations": 14}),
+        ({"iterations": 500, "validation_interval": "81920 tokens", "checkpoint_interval": "3 samples"},
+         {"validation_interval": 10, "checkpoint_interval": 1}),
+    ],
+)  # fmt: skip
+def test_lengths_may_be_stated_in_samples_or_tokens(stated: dict[str, Any], counted: dict[str, Any]) -> None:
+    model = {"num_layers": 1, "hidden_size": 8, "num_heads": 1}
+    train = {"global_batch_size": 8, "microbatch_size": 8} | stated
+    config = RunConfig.model_validate({"name": "x", "model": model, "train": train})
+    assert {key: getattr(config.train, key) for key in counted} == counted
+    with pytest.raises(ValidationError, match="iterations"):
+        RunConfig.model_validate({"name": "x", "model": model, "train": train | {"iterations": "7 days"}})
