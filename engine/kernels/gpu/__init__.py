@@ -1,1 +1,1 @@
-"""Triton kernels for GPUs, checked under Triton's interpreter. None has run on a GPU yet."""
+"""Triton kernels for GPUs, checked under Triton's interpreter; `docs/gpu.md` says on which GPU they have run."""
