@@ -1,4 +1,4 @@
-"""`python -m benchmarks start|data|train|eval|gpu`. Modules import torch when they measure."""
+"""`python -m benchmarks start|data|train|eval|gpu|calibrate`. Modules import torch when they measure."""
 
 import os
 import sys
@@ -86,6 +86,16 @@ def gpu(
     from benchmarks.gpu import measure
 
     carry_out(partial(measure, items, out, deadline), json)
+
+
+@app.command()
+def calibrate(
+    out: Annotated[Path, typer.Option(help="Folder for constants.")] = Path("runs/calibration"), json: Json = None
+) -> None:
+    """Fit the simulator on measured iterations; print its errors on those left out."""
+    from benchmarks.calibrate import calibrate as run
+
+    carry_out(partial(run, out), json)
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from mlm_repro.data_pipeline.tokens.special_tokens import SPECIAL_TOKENS
+from mlm_repro.engine.batch_schedule import BatchSchedule
 from mlm_repro.lineage.config import Config
 from mlm_repro.lineage.environment import list_gpus
 from mlm_repro.lineage.files import Positive
@@ -206,15 +207,15 @@ class TrainConfig(Config):
     microbatch_size: PositiveInt = 8
     """Sequences per forward pass of one rank."""
     normalise: Literal["microbatch", "batch"] = "microbatch"
-    """What a BERT's masked loss is a mean over. `microbatch`: over the masked tokens of each microbatch, then over
-    microbatches, as Megatron-LM; it depends on `microbatch_size` and on the data-parallel ranks. `batch`: over the
+    """Tokens that a BERT's masked loss is averaged over. `microbatch`: those of a microbatch, and then over
+    microbatches, as in Megatron-LM; it depends on `microbatch_size` and on the data-parallel ranks. `batch`: over the
     masked tokens of the whole batch, which depends on neither. Where every token counts both are the same."""
     learning_rate: NotNegative = 1.5e-4
     """Peak of the schedule."""
     min_learning_rate: NotNegative = 1e-5
     """Floor of the schedule."""
     clock: Literal["updates", "samples"] = "updates"
-    """What moves the learning rate. `updates`: the first update has the rate of 1, the next that of 2. `samples`, as in
+    """Clock of the learning rate. `updates`: the first update has the rate of 1, the next that of 2. `samples`, as in
     Megatron-LM since v2: an update has the rate of the samples of all updates before it, divided by
     `global_batch_size`; the first has that of 0."""
     warmup_iterations: Batches = 3000
@@ -492,12 +493,10 @@ class RunConfig(Config):
         train = values.get("train") if isinstance(values, dict) else None
         if not isinstance(train, dict):
             return values
-        found = {key: LENGTH.fullmatch(value) for key, value in train.items() if isinstance(value, str)}
-        lengths = {key: match for key, match in found.items() if match and key in COUNTED}
+        texts = {key: train[key] for key in COUNTED if isinstance(train.get(key), str)}
+        lengths = {key: match for key, text in texts.items() if (match := LENGTH.fullmatch(text))}
         if not lengths:
             return values
-        from mlm_repro.engine.data.batch_schedule import BatchSchedule
-
         others = {key: value for key, value in train.items() if key not in lengths}
         recipe = {key: others[key] for key in ("global_batch_size", "microbatch_size", "rampup_batch_size")
                   if key in others}  # fmt: skip

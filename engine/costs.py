@@ -5,8 +5,8 @@ Shapes: b microbatch, s sequence, h hidden, L layers, v padded vocabulary, t ten
 
 from typing import NamedTuple
 
+from mlm_repro.engine.batch_schedule import BatchSchedule
 from mlm_repro.engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
-from mlm_repro.engine.data.batch_schedule import BatchSchedule
 from mlm_repro.engine.family import family_of
 from mlm_repro.engine.parallel.layout import PipelineStage, split_layers
 from mlm_repro.engine.pipeline.schedule import peaks_in_flight

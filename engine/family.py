@@ -78,7 +78,7 @@ class Family:
 
 def _training_order(config: RunConfig, parts: TokenFiles, iterations: int, tokenizer: Path | None) -> "TrainingOrder":
     from mlm_repro.data_pipeline.tokens.samples import training_samples
-    from mlm_repro.engine.data.batch_schedule import BatchSchedule
+    from mlm_repro.engine.batch_schedule import BatchSchedule
     from mlm_repro.engine.data.batches import TrainingOrder, text_of
 
     train, schedule = config.train, BatchSchedule(config.train)

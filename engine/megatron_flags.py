@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlm_repro.data_pipeline.tokens.tokenizer import padded_vocab_size
+from mlm_repro.engine.batch_schedule import BatchSchedule
 from mlm_repro.engine.config import RunConfig, TrainConfig
-from mlm_repro.engine.data.batch_schedule import BatchSchedule
 from mlm_repro.engine.optim.schedule import end_of_schedule
 from mlm_repro.lineage.config import flatten, parse_config, read_toml
 from mlm_repro.lineage.errors import BadInput, cause

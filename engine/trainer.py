@@ -11,10 +11,10 @@ from typing import Literal
 import numpy as np
 import torch
 
+from mlm_repro.engine.batch_schedule import BatchSchedule
 from mlm_repro.engine.checkpoint import checkpoint
 from mlm_repro.engine.checkpoint.checkpoint import Probe, TrainingState, describe_computation
 from mlm_repro.engine.costs import PEAK_FLOPS, flops_per_iteration
-from mlm_repro.engine.data.batch_schedule import BatchSchedule
 from mlm_repro.engine.data.batches import place_groups
 from mlm_repro.engine.guard.guards import Iteration, PeakMemory, RecentIterations, guards_of
 from mlm_repro.engine.inputs import TrainingInputs, ValidationSplit

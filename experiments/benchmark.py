@@ -1,7 +1,6 @@
 """The record of a benchmark: cases, samples of each contender, ratios with their goals. Imports no torch.
 
-The benchmarks, `mlm-verify against` and `mlm-experiment calibrate` write it. The terminal and the page show the same
-tables, which are made here.
+The benchmarks and `mlm-verify against` write it. The terminal and the page show the same tables, which are made here.
 """
 
 import csv

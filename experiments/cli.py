@@ -125,23 +125,6 @@ def plan_(
 
 
 @app.command()
-def calibrate(
-    out: Annotated[Path, typer.Option(help="Folder for constants.")] = Path("runs/calibration"),
-    json: Annotated[Path | None, typer.Option(help="Also write the errors to this file, which the page shows.")] = None,
-) -> None:
-    """Fit the simulator on measured iterations; print its errors on those left out."""
-    from mlm_repro.experiments.benchmark import measured_here, show_benchmark, write_benchmark
-    from mlm_repro.experiments.simulator.calibrate import calibrate as run
-
-    check_place("--json", json, '"benchmark"')
-    result = run(out).model_copy(update={"environment": measured_here()})
-    show_benchmark(result)
-    if json is not None:
-        write_benchmark(json, result)
-        print(f"written: {json}")
-
-
-@app.command()
 def mfu(
     model: Annotated[str, typer.Argument(help="A shipped model or a TOML file.")],
     cluster: Annotated[str, typer.Option(help="A shipped cluster, such as h100, or a TOML file.")],

@@ -25,8 +25,7 @@ COMMANDS = {
         "perplexity corpus.jsonl --ckpt checkpoint --set workers=1 --samples {}/a", "oracle --out {}",
     ],
     "mlm-experiment": [
-        "launch 8.3b --out {}", "simulate ptd-p-runs --out {}/a", "calibrate --out {}",
-        "run 2021/table-1 --runs {}",
+        "launch 8.3b --out {}", "simulate ptd-p-runs --out {}/a", "run 2021/table-1 --runs {}",
     ],
     "mlm-verify": [
         "against transformers small.toml --iterations 1 --out {}", "layouts here --json {}/a",

@@ -16,9 +16,9 @@ from mlm_repro.data_pipeline.files import DATASET, LEDGER, DataCard, Ledger, dat
 from mlm_repro.data_pipeline.passes.overlap import RESULT as OVERLAP
 from mlm_repro.data_pipeline.tokens.token_file import TokenFile
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
+from mlm_repro.engine.batch_schedule import BatchSchedule
 from mlm_repro.engine.config import RunConfig
 from mlm_repro.engine.costs import parameter_count, tokens_trained
-from mlm_repro.engine.data.batch_schedule import BatchSchedule
 from mlm_repro.engine.optim.schedule import clock, learning_rate
 from mlm_repro.engine.run.files import (
     METRICS,

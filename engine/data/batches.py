@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from mlm_repro.data_pipeline.tokens.samples import blending_indices, normalized
 from mlm_repro.data_pipeline.tokens.sentence_pairs import PairSample
 from mlm_repro.data_pipeline.tokens.token_file import TokenFile
-from mlm_repro.engine.data.batch_schedule import BatchSchedule
+from mlm_repro.engine.batch_schedule import BatchSchedule
 from mlm_repro.lineage.errors import BadInput
 
 

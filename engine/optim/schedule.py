@@ -2,8 +2,8 @@
 
 import math
 
+from mlm_repro.engine.batch_schedule import BatchSchedule
 from mlm_repro.engine.config import TrainConfig
-from mlm_repro.engine.data.batch_schedule import BatchSchedule
 
 
 def clock(train: TrainConfig, updates: int, samples: int) -> float:

@@ -158,7 +158,7 @@ def validations_in(metrics: Iterable[dict[str, Any]]) -> list[Validation]:
 
 
 def describe_end(run: Path) -> str:
-    """What a complete training came to, for the console: its losses, its rate, and what to type next."""
+    """Lines for the console on a complete training: its losses, its rate, its checkpoint, and commands to type next."""
     summary, metrics = read_summary(run), read_metrics(run)
     steps, validations = steps_in(metrics), validations_in(metrics)
     count = max(len(steps) // 20, 1)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mlm_repro.data_pipeline.tokens.tokenizer import FILE_NAME
+from mlm_repro.engine.batch_schedule import BatchSchedule
 from mlm_repro.engine.config import ModelConfig, ParallelConfig, RunConfig, Seam, TrainConfig, TwinScale
 from mlm_repro.engine.costs import (
     RankMemory,
@@ -22,7 +23,6 @@ from mlm_repro.engine.costs import (
     parameter_count,
     tokens_trained,
 )
-from mlm_repro.engine.data.batch_schedule import BatchSchedule
 from mlm_repro.engine.data.dataset import DatasetFacts
 from mlm_repro.engine.family import family_of
 from mlm_repro.engine.optim.schedule import clock, end_of_schedule, learning_rate

@@ -5,18 +5,14 @@ Imports no torch.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from mlm_repro.engine.costs import parameter_count
 from mlm_repro.experiments.catalogue import every_claim, find_experiment, read_rows
 from mlm_repro.experiments.published import HERE, published_rows, published_value
-from mlm_repro.experiments.simulator.cluster import Machine, load_cluster
-from mlm_repro.experiments.simulator.simulate import iteration_parts
-from mlm_repro.experiments.simulator.workload import Floats, Workload, checked_config, flops_of
+from mlm_repro.experiments.simulator.workload import Workload, checked_config, flops_of
 from mlm_repro.lineage.errors import BadInput
 
 COLUMNS = ("gpus", "global_batch", "micro_batch", "hidden", "heads", "layers", "seq", "vocab", "tp", "dp", "pp",
@@ -53,11 +49,6 @@ class Observation(NamedTuple):
     def is_published(self) -> bool:
         """True if it is of a paper's table or figure, not of a set of measurements."""
         return "/" in self.experiment
-
-
-def zero_3() -> list[Observation]:
-    """2021 paper, Table 2: the rows of ZeRO-3."""
-    return [row._replace(experiment="2021/table-2, ZeRO-3") for row in observed("2021/table-2") if row.workload.zero]
 
 
 def megatron_2019() -> list[Observation]:
@@ -107,14 +98,6 @@ def timed(*names: str) -> list[Observation]:
             for name in names for row in read_rows(HERE / f"{name}.csv")]  # fmt: skip
 
 
-def all_reduces(gpu: str, ranks: int | None = None) -> Floats:
-    """Ranks, bytes and seconds of NCCL all-reduces inside one server of these GPUs, [3, n]; by default of all ranks."""
-    timed = [(int(row["ranks"]), int(row["bytes"]), float(row["nanoseconds"]) * 1e-9)
-             for row in read_rows(HERE / "vtrain-all-reduce.csv")
-             if row["gpu"] == gpu and ranks in (None, int(row["ranks"]))]  # fmt: skip
-    return np.array(timed, np.float64).T
-
-
 def workload_of(row: dict[str, str]) -> Workload:
     """The workload in a row's cells; absent or empty ones take their defaults.
 
@@ -140,36 +123,6 @@ def _whole(name: str, cell: str) -> int:
     if not number.is_integer() or abs(number) > LARGEST_CELL:
         raise BadInput(f"{name} = {cell!r} is not a whole number below a billion")
     return int(number)
-
-
-def predicted(machine: Machine, observations: Sequence[Observation]) -> Floats:
-    """The simulator's values of the same quantities, in order, each by the datasheet of its own cluster."""
-    workloads, seconds = [observation.workload for observation in observations], np.empty(len(observations))
-    clusters = np.array([observation.cluster for observation in observations])
-    for name in dict.fromkeys(clusters.tolist()):
-        (places,) = np.nonzero(clusters == name)
-        own = machine.replaced(**datasheet(name)) if name else machine
-        seconds[places] = iteration_parts(own, [workloads[place] for place in places]).total
-    return np.array([QUANTITIES[row.quantity](Simulated(row.workload, time, workloads[0], seconds[0]))
-                     for row, time in zip(observations, seconds, strict=True)])  # fmt: skip
-
-
-@cache
-def datasheet(cluster: str) -> dict[str, float]:
-    """The constants of a cluster that are of a datasheet."""
-    return {name: constant.value for name, constant in load_cluster(cluster).constants if constant.kind == "datasheet"}
-
-
-def time_ratios(machine: Machine, observations: Sequence[Observation]) -> Floats:
-    """Measured over predicted time; for a ratio, relative to the first row."""
-    ratios = published_values(observations) / predicted(machine, observations)
-    falls = [row.quantity not in ("iteration_seconds", "days_per_epoch") for row in observations]
-    return np.where(falls, 1 / ratios, ratios)
-
-
-def published_values(observations: Sequence[Observation]) -> Floats:
-    """The measured or published values in order."""
-    return np.array([observation.value for observation in observations])
 
 
 class Simulated(NamedTuple):

@@ -30,7 +30,7 @@ MAY_IMPORT = {
 CORE = (
     "engine.config", "engine.family", "engine.rng", "engine.torch_names", "engine.compiled",
     "engine.model", "engine.parallel", "engine.pipeline", "engine.optim", "engine.data", "engine.kernels",
-    "engine.inputs", "engine.step", "engine.checkpoint", "engine.trainer",
+    "engine.batch_schedule", "engine.inputs", "engine.step", "engine.checkpoint", "engine.trainer",
 )  # fmt: skip
 """What trains and nothing else. It names no family beside GPT-2, no format and no launcher."""
 CORE_MAY_IMPORT = ("lineage", "data_pipeline.tokens", "data_pipeline.files", "engine.costs", "engine.run", *CORE)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlm_repro.engine.batch_schedule import BatchSchedule
 from mlm_repro.engine.config import ModelConfig, ParallelConfig, RunConfig, TrainConfig
 from mlm_repro.engine.costs import tokens_trained
-from mlm_repro.engine.data.batch_schedule import BatchSchedule
 from mlm_repro.engine.data.dataset import DatasetFacts
 from mlm_repro.engine.family import family_of
 from mlm_repro.engine.parallel.layout import layout_of

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from mlm_repro.engine.batch_schedule import BatchSchedule
 from mlm_repro.engine.cli import main
 from mlm_repro.engine.config import RunConfig
-from mlm_repro.engine.data.batch_schedule import BatchSchedule
 from mlm_repro.engine.megatron_flags import from_megatron, read_script, to_megatron
 from mlm_repro.engine.optim.schedule import clock, learning_rate
 from mlm_repro.engine.run.resolved import read_run_config

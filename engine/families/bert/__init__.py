@@ -12,8 +12,8 @@ from mlm_repro.data_pipeline.tokens.sentence_pairs import PairSamples
 from mlm_repro.data_pipeline.tokens.sentences import Vocabulary
 from mlm_repro.data_pipeline.tokens.special_tokens import MASKED_SHARE
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
+from mlm_repro.engine.batch_schedule import BatchSchedule
 from mlm_repro.engine.config import RunConfig
-from mlm_repro.engine.data.batch_schedule import BatchSchedule
 from mlm_repro.engine.data.batches import Microbatch, Take, TrainingOrder, ValidationOrder
 from mlm_repro.engine.family import ClosedForms, Family, TokenFiles
 from mlm_repro.engine.parallel.layout import PipelineStage

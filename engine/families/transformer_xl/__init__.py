@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from mlm_repro.data_pipeline.tokens.samples import PackedSamples
+from mlm_repro.engine.batch_schedule import BatchSchedule
 from mlm_repro.engine.config import RunConfig
-from mlm_repro.engine.data.batch_schedule import BatchSchedule
 from mlm_repro.engine.data.batches import Microbatch, TrainingOrder, ValidationOrder, place_groups, text_of
 from mlm_repro.engine.family import ClosedForms, Family, TokenFiles
 from mlm_repro.engine.parallel.layout import PipelineStage

@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from mlm_repro.experiments.simulator.calibrate import (
+from benchmarks.calibrate import (
     A100,
     CONSTANTS,
     HELD_OUT,
@@ -15,6 +15,8 @@ from mlm_repro.experiments.simulator.calibrate import (
     Fit,
     HeldOut,
     a100_fit,
+    all_reduces,
+    datasheet,
     deepspeed_fit,
     files,
     fit,
@@ -22,22 +24,16 @@ from mlm_repro.experiments.simulator.calibrate import (
     held_out,
     interval_of,
     intervals,
-    v100_fit,
-    weights_of,
-    widest,
-)
-from mlm_repro.experiments.simulator.cluster import FITTED, Machine, load_cluster, machine_of
-from mlm_repro.experiments.simulator.measurements import (
-    Observation,
-    all_reduces,
-    datasheet,
-    megatron_2019,
-    observed,
     predicted,
     published_values,
     time_ratios,
+    v100_fit,
+    weights_of,
+    widest,
     zero_3,
 )
+from mlm_repro.experiments.simulator.cluster import FITTED, Machine, load_cluster, machine_of
+from mlm_repro.experiments.simulator.measurements import Observation, megatron_2019, observed
 from mlm_repro.experiments.simulator.workload import Floats, Workload
 
 A100_MACHINE, V100_MACHINE = machine_of(load_cluster(A100)), machine_of(load_cluster(V100))

@@ -6,6 +6,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import cache
 from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,8 @@ from scipy.special import stdtrit  # type: ignore[import-untyped]
 
 from mlm_repro.engine.costs import parameter_count
 from mlm_repro.experiments.benchmark import Benchmark, Case, Series
+from mlm_repro.experiments.catalogue import read_rows
+from mlm_repro.experiments.published import HERE
 from mlm_repro.experiments.simulator.cluster import (
     FITTED,
     ErrorInterval,
@@ -28,19 +31,17 @@ from mlm_repro.experiments.simulator.cluster import (
 )
 from mlm_repro.experiments.simulator.collectives import node_all_reduce_seconds
 from mlm_repro.experiments.simulator.measurements import (
+    QUANTITIES,
     RATIOS,
     Observation,
+    Simulated,
     a100_rows,
-    all_reduces,
     deepspeed_rows,
     megatron_2019,
     observed,
-    predicted,
-    published_values,
-    time_ratios,
     v100_rows,
-    zero_3,
 )
+from mlm_repro.experiments.simulator.simulate import iteration_parts
 from mlm_repro.experiments.simulator.workload import Floats, checked_config
 from mlm_repro.lineage.atomic import write_text
 from mlm_repro.lineage.config import Config, read_toml
@@ -115,6 +116,49 @@ def least(
     return moved(solution.x)
 
 
+def zero_3() -> list[Observation]:
+    """2021 paper, Table 2: the rows of ZeRO-3."""
+    return [row._replace(experiment="2021/table-2, ZeRO-3") for row in observed("2021/table-2") if row.workload.zero]
+
+
+def all_reduces(gpu: str, ranks: int | None = None) -> Floats:
+    """Ranks, bytes and seconds of NCCL all-reduces inside one server of these GPUs, [3, n]; by default of all ranks."""
+    timed = [(int(row["ranks"]), int(row["bytes"]), float(row["nanoseconds"]) * 1e-9)
+             for row in read_rows(HERE / "vtrain-all-reduce.csv")
+             if row["gpu"] == gpu and ranks in (None, int(row["ranks"]))]  # fmt: skip
+    return np.array(timed, np.float64).T
+
+
+@cache
+def datasheet(cluster: str) -> dict[str, float]:
+    """The constants of a cluster that are of a datasheet."""
+    return {name: constant.value for name, constant in load_cluster(cluster).constants if constant.kind == "datasheet"}
+
+
+def predicted(machine: Machine, observations: Sequence[Observation]) -> Floats:
+    """The simulator's values of the same quantities, in order, each by the datasheet of its own cluster."""
+    workloads, seconds = [observation.workload for observation in observations], np.empty(len(observations))
+    clusters = np.array([observation.cluster for observation in observations])
+    for name in dict.fromkeys(clusters.tolist()):
+        (places,) = np.nonzero(clusters == name)
+        own = machine.replaced(**datasheet(name)) if name else machine
+        seconds[places] = iteration_parts(own, [workloads[place] for place in places]).total
+    return np.array([QUANTITIES[row.quantity](Simulated(row.workload, time, workloads[0], seconds[0]))
+                     for row, time in zip(observations, seconds, strict=True)])  # fmt: skip
+
+
+def time_ratios(machine: Machine, observations: Sequence[Observation]) -> Floats:
+    """Measured over predicted time; for a ratio, relative to the first row."""
+    ratios = published_values(observations) / predicted(machine, observations)
+    falls = [row.quantity not in ("iteration_seconds", "days_per_epoch") for row in observations]
+    return np.where(falls, 1 / ratios, ratios)
+
+
+def published_values(observations: Sequence[Observation]) -> Floats:
+    """The measured or published values in order."""
+    return np.array([observation.value for observation in observations])
+
+
 def weights_of(rows: Sequence[Observation]) -> Floats:
     """Weight of each row of the A100 fit."""
     return np.array([FIGURES if row.quantity != "iteration_seconds" else
@@ -185,7 +229,7 @@ def calibrate(out: Path) -> Benchmark:
 
     The files are what stands below `FITTED`. Raises BadInput when `out` cannot be a folder.
     """
-    check_place("--out", out / "clusters/fitted" / f"{A100}.toml", "mlm-experiment calibrate")
+    check_place("--out", out / "clusters/fitted" / f"{A100}.toml", "python -m benchmarks calibrate")
     a100 = a100_fit()
     machine = a100.refit(a100.rows)
     fits, cases = (a100, v100_fit(machine), deepspeed_fit(machine)), []
@@ -318,7 +362,7 @@ def reach(fit: Fit) -> dict[str, list[Any]]:
 
 def _constants(sources: Mapping[str, tuple[str, str]], machine: Machine, of: type[Config]) -> list[str]:
     """Lines of a file with those of the constants that are fitted."""
-    lines = ["# Written by `mlm-experiment calibrate`.", "[constants]"]
+    lines = ["# Written by `python -m benchmarks calibrate`.", "[constants]"]
     for name in of.model_fields:
         if name in sources:
             kind, source = sources[name]

@@ -1,9 +1,27 @@
 """Global batch size against iteration (Megatron-LM, `num_microbatches_calculator.py`). Imports no torch."""
 
 from bisect import bisect_right
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from mlm_repro.engine.config import TrainConfig
+
+class TrainedBefore(Protocol):
+    """The work before a seam."""
+
+    @property
+    def iteration(self) -> int: ...
+    @property
+    def samples(self) -> int: ...
+
+
+class Recipe(Protocol):
+    """The part of `TrainConfig` that says how large a batch is, and what was trained before."""
+
+    @property
+    def global_batch_size(self) -> int: ...
+    @property
+    def rampup_batch_size(self) -> tuple[int, int, int] | None: ...
+    @property
+    def continues(self) -> TrainedBefore | None: ...
 
 
 class _Phase(NamedTuple):
@@ -24,8 +42,9 @@ class BatchSchedule:
     another counts from the iterations and samples of that run.
     """
 
-    def __init__(self, train: TrainConfig) -> None:
-        before = (train.continues.iteration, train.continues.samples) if train.continues else (0, 0)
+    def __init__(self, train: Recipe) -> None:
+        seam = train.continues
+        before = (seam.iteration, seam.samples) if seam else (0, 0)
         self._phases = [_Phase(*before, train.global_batch_size)]
         if train.rampup_batch_size:
             start, increment, samples = train.rampup_batch_size
