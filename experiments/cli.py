@@ -60,6 +60,37 @@ def ladder(
 
 
 @app.command()
+def sweep(
+    recipe: Annotated[str, typer.Argument(help="A shipped model, such as 355m, or a TOML file.")],
+    vary: Annotated[
+        list[str], typer.Option("--vary", help="A key and its values: train.learning_rate=1e-3,3e-3. May be repeated.")
+    ],
+    fixed: Annotated[list[str] | None, typer.Option("--set", help="Override a key for all: section.key=value.")] = None,
+    runs: Annotated[Path, typer.Option(help="Folder of run directories.")] = Path("runs"),
+    part: Annotated[
+        str, typer.Option(metavar="I/N", help="Train every Nth, from the Ith on: N tasks of a job array divide them.")
+    ] = "1/1",
+    best: Annotated[Path | None, typer.Option(help="Write the best as a recipe to this TOML file.")] = None,
+) -> None:
+    """Train a recipe at every combination of settings; print the losses with intervals over the seeds, best first.
+
+    What is complete is not trained again, so that the last call of a divided sweep prints the whole table.
+    """
+    from mlm_repro.data_pipeline.work.executors.part import parse_part
+    from mlm_repro.engine.run.resolved import read_run_config
+    from mlm_repro.experiments.sweep import format_arms
+    from mlm_repro.experiments.sweep import sweep as train_all
+    from mlm_repro.lineage.atomic import write_text
+    from mlm_repro.lineage.config import to_toml
+
+    arms = train_all(recipe, vary, fixed or (), runs, parse_part(part))
+    print("\n".join(format_arms(arms)))
+    if best is not None:
+        write_text(best, to_toml(read_run_config(recipe, [*(fixed or ()), *arms[0].settings])))
+        print(f"written: {best}")
+
+
+@app.command()
 def launch(
     manifest: Annotated[Path, typer.Argument(help="A shipped job, such as 8.3b, or the TOML file of one.")],
     out: Annotated[Path, typer.Option(help="Folder for the launch files.")],

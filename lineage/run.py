@@ -49,8 +49,9 @@ class RunDirectory:
         without: frozenset[str] = frozenset(),
         settings: dict[str, Any] | None = None,
         schema: int = 1,
+        writes: bool = True,
     ) -> "RunDirectory":
-        """Open the directory for this work, writing its manifest if it is new.
+        """Open the directory for this work, writing its manifest if it is new, unless `writes` is False.
 
         `parents` maps the name of each input to its digest. `settings` are the values of `config` that differ from
         their defaults; all of it where they are not given. Sections named in `without` only say where the run takes
@@ -60,7 +61,8 @@ class RunDirectory:
         if (root / name / MANIFEST).is_file() and (other := read_object(root / name / MANIFEST).get("kind")) != kind:
             raise BadInput(f"{root / name} is the name of a {other} run: give this {kind} run another one")
         manifest = _manifest(name, kind, config, parents, without, settings, schema)
-        return cls(root / f"{name}-{manifest.identity[:8]}")._begun(manifest)
+        run = cls(root / f"{name}-{manifest.identity[:8]}")
+        return run._begun(manifest) if writes else run
 
     @classmethod
     def begin_at(cls, path: Path, kind: str, config: dict[str, Any], parents: dict[str, str]) -> "RunDirectory":

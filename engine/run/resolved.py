@@ -129,6 +129,12 @@ class ResolvedRun:
         validation_text(files, config.model.seq_length)
         family_of(config.model).validation_order(config, files, self.data.tokenizer)
 
+    def directory(self, root: Path, writes: bool = False) -> RunDirectory:
+        """The directory of this run below `root`, which need not be there; with `writes` it is begun."""
+        name, described = self.config.name, self.config.model_dump(mode="json")
+        settings = settings_of(self.config)
+        return RunDirectory.begin(root, name, "training", described, self.parents, PLACES, settings, SCHEMA, writes)
+
     def begin(self, root: Path) -> RunDirectory:
         """The directory of this run: the one to resume in, or the one below `root`, begun if it is new.
 
@@ -138,9 +144,7 @@ class ResolvedRun:
         """
         if self.begun:
             return self.begun
-        name, described = self.config.name, self.config.model_dump(mode="json")
-        settings = settings_of(self.config)
-        run = RunDirectory.begin(root, name, "training", described, self.parents, PLACES, settings, SCHEMA)
+        run = self.directory(root, writes=True)
         if run.is_new:
             for path in self._earlier_identities(root, run.path):
                 end = "complete" if is_sealed(path) else f"unfinished: `mlm-train resume {path}` goes on with it"

@@ -1,0 +1,97 @@
+"""One recipe trained at every combination of some settings, and what the validation losses say. Imports no torch."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+from scipy.special import stdtrit  # type: ignore[import-untyped]
+
+from mlm_repro.engine.run.files import read_summary
+from mlm_repro.engine.run.resolved import read_run
+from mlm_repro.experiments.reproduce.steps import StepFailed, run_step
+from mlm_repro.lineage.errors import BadInput, Diverged
+
+SEED = "train.seed"
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One combination of settings, over its seeds."""
+
+    settings: tuple[str, ...]
+    losses: dict[str, float | None]
+    """Final validation loss by seed, in nats; None for a training that diverged. A training to be made is missing."""
+
+    @property
+    def mean(self) -> float:
+        """Mean loss over the seeds; infinite if one diverged or none was trained."""
+        losses = [math.inf if loss is None else loss for loss in self.losses.values()]
+        return sum(losses) / len(losses) if losses else math.inf
+
+
+def combinations(vary: Sequence[str]) -> list[tuple[str, ...]]:
+    """Every combination of `["train.learning_rate=1e-3,3e-3", "train.seed=1,2"]` as words for `--set`.
+
+    Raises BadInput for a text without values, and for a key that is named twice.
+    """
+    axes: dict[str, list[str]] = {}
+    for text in vary:
+        key, _, values = text.partition("=")
+        if not values or key in axes:
+            raise BadInput(f"--vary {text}: give each key once, with its values, as train.learning_rate=1e-3,3e-3")
+        axes[key] = [f"{key}={value}" for value in values.split(",")]
+    return list(product(*axes.values()))
+
+
+def sweep(recipe: str, vary: Sequence[str], fixed: Sequence[str], runs: Path, part: tuple[int, int]) -> list[Arm]:
+    """Train the combinations that are not complete below `runs`, of them the `part` (I, N): every Nth, from the Ith on.
+
+    Returns the arms, best first. A training that diverges is a result. Raises BadInput for a recipe or a setting that
+    cannot be trained, before the first training, and StepFailed for one that fails otherwise.
+    """
+    trainings = [(words, read_run(recipe, [*fixed, *words])) for words in combinations(vary)]
+    for _, run in trainings:
+        run.check_validation()
+    diverged = set[tuple[str, ...]]()
+    for words, run in trainings[part[0] - 1 :: part[1]]:
+        if not run.directory(runs).is_complete:
+            try:
+                settings = [word for each in (*fixed, *words) for word in ("--set", each)]
+                run_step("mlm-train", "run", recipe, *settings, "--runs", str(runs))
+            except StepFailed as failed:
+                if failed.exit_code != Diverged.exit_code:
+                    raise
+                diverged.add(words)
+    arms: dict[tuple[str, ...], dict[str, float | None]] = {}
+    for words, run in trainings:
+        seed = next((word for word in words if word.startswith(f"{SEED}=")), "")
+        losses = arms.setdefault(tuple(word for word in words if word != seed), {})
+        if words in diverged:
+            losses[seed] = None
+        elif (directory := run.directory(runs)).is_complete:
+            losses[seed] = read_summary(directory.path).validation_loss
+    return sorted((Arm(settings, losses) for settings, losses in arms.items()), key=lambda arm: arm.mean)
+
+
+def format_arms(arms: Sequence[Arm]) -> Iterator[str]:
+    """A line for each arm: its mean loss, and its difference to the best with a paired t interval over the seeds."""
+    best = arms[0]
+    for arm in arms:
+        losses = [loss for loss in arm.losses.values() if loss is not None]
+        words = " ".join(arm.settings) or "the recipe"
+        if len(losses) < len(arm.losses) or not losses:
+            yield f"{words}: {'diverged' if arm.losses else 'not trained yet'}"
+            continue
+        line = f"{words}: validation loss {arm.mean:.4f} over {len(losses)} seed{'s' * (len(losses) > 1)}"
+        shared = [seed for seed in arm.losses if best.losses.get(seed) is not None] if arm is not best else []
+        apart = np.array([arm.losses[seed] - best.losses[seed] for seed in shared])  # type: ignore[operator]
+        if len(apart) > 1:
+            reach = stdtrit(len(apart) - 1, (1 + LEVEL) / 2) * np.std(apart, ddof=1) / math.sqrt(len(apart))
+            line += f", {apart.mean():+.4f} ± {reach:.4f} beside the best ({LEVEL:.0%}, paired seeds)"
+        elif len(apart):
+            line += f", {apart[0]:+.4f} beside the best: give several seeds for an interval"
+        yield line
