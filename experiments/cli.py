@@ -78,15 +78,15 @@ def sweep(
     """
     from mlm_repro.data_pipeline.work.executors.part import parse_part
     from mlm_repro.engine.run.resolved import read_run_config
-    from mlm_repro.experiments.sweep import format_arms
+    from mlm_repro.experiments.sweep import format_swept
     from mlm_repro.experiments.sweep import sweep as train_all
     from mlm_repro.lineage.atomic import write_text
     from mlm_repro.lineage.config import to_toml
 
-    arms = train_all(recipe, vary, fixed or (), runs, parse_part(part))
-    print("\n".join(format_arms(arms)))
+    swept = train_all(recipe, vary, fixed or (), runs, parse_part(part))
+    print("\n".join(format_swept(swept)))
     if best is not None:
-        write_text(best, to_toml(read_run_config(recipe, [*(fixed or ()), *arms[0].settings])))
+        write_text(best, to_toml(read_run_config(recipe, [*(fixed or ()), *swept[0].settings])))
         print(f"written: {best}")
 
 

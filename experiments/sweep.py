@@ -19,7 +19,7 @@ LEVEL = 0.95
 
 
 @dataclass(frozen=True)
-class Arm:
+class SweptRecipe:
     """One combination of settings, over its seeds."""
 
     settings: tuple[str, ...]
@@ -47,10 +47,12 @@ def combinations(vary: Sequence[str]) -> list[tuple[str, ...]]:
     return list(product(*axes.values()))
 
 
-def sweep(recipe: str, vary: Sequence[str], fixed: Sequence[str], runs: Path, part: tuple[int, int]) -> list[Arm]:
+def sweep(
+    recipe: str, vary: Sequence[str], fixed: Sequence[str], runs: Path, part: tuple[int, int]
+) -> list[SweptRecipe]:
     """Train the combinations that are not complete below `runs`, of them the `part` (I, N): every Nth, from the Ith on.
 
-    Returns the arms, best first. A training that diverges is a result. Raises BadInput for a recipe or a setting that
+    Returns the swept, best first. A training that diverges is a result. Raises BadInput for a recipe or a setting that
     cannot be trained, before the first training, and StepFailed for one that fails otherwise.
     """
     trainings = [(words, read_run(recipe, [*fixed, *words])) for words in combinations(vary)]
@@ -66,29 +68,29 @@ def sweep(recipe: str, vary: Sequence[str], fixed: Sequence[str], runs: Path, pa
                 if failed.exit_code != Diverged.exit_code:
                     raise
                 diverged.add(words)
-    arms: dict[tuple[str, ...], dict[str, float | None]] = {}
+    swept: dict[tuple[str, ...], dict[str, float | None]] = {}
     for words, run in trainings:
         seed = next((word for word in words if word.startswith(f"{SEED}=")), "")
-        losses = arms.setdefault(tuple(word for word in words if word != seed), {})
+        losses = swept.setdefault(tuple(word for word in words if word != seed), {})
         if words in diverged:
             losses[seed] = None
         elif (directory := run.directory(runs)).is_complete:
             losses[seed] = read_summary(directory.path).validation_loss
-    return sorted((Arm(settings, losses) for settings, losses in arms.items()), key=lambda arm: arm.mean)
+    return sorted((SweptRecipe(settings, losses) for settings, losses in swept.items()), key=lambda each: each.mean)
 
 
-def format_arms(arms: Sequence[Arm]) -> Iterator[str]:
-    """A line for each arm: its mean loss, and its difference to the best with a paired t interval over the seeds."""
-    best = arms[0]
-    for arm in arms:
-        losses = [loss for loss in arm.losses.values() if loss is not None]
-        words = " ".join(arm.settings) or "the recipe"
-        if len(losses) < len(arm.losses) or not losses:
-            yield f"{words}: {'diverged' if arm.losses else 'not trained yet'}"
+def format_swept(swept: Sequence[SweptRecipe]) -> Iterator[str]:
+    """A line for each each: its mean loss, and its difference to the best with a paired t interval over the seeds."""
+    best = swept[0]
+    for each in swept:
+        losses = [loss for loss in each.losses.values() if loss is not None]
+        words = " ".join(each.settings) or "the recipe"
+        if len(losses) < len(each.losses) or not losses:
+            yield f"{words}: {'diverged' if each.losses else 'not trained yet'}"
             continue
-        line = f"{words}: validation loss {arm.mean:.4f} over {len(losses)} seed{'s' * (len(losses) > 1)}"
-        shared = [seed for seed in arm.losses if best.losses.get(seed) is not None] if arm is not best else []
-        apart = np.array([arm.losses[seed] - best.losses[seed] for seed in shared])  # type: ignore[operator]
+        line = f"{words}: validation loss {each.mean:.4f} over {len(losses)} seed{'s' * (len(losses) > 1)}"
+        shared = [seed for seed in each.losses if best.losses.get(seed) is not None] if each is not best else []
+        apart = np.array([each.losses[seed] - best.losses[seed] for seed in shared])  # type: ignore[operator]
         if len(apart) > 1:
             reach = stdtrit(len(apart) - 1, (1 + LEVEL) / 2) * np.std(apart, ddof=1) / math.sqrt(len(apart))
             line += f", {apart.mean():+.4f} ± {reach:.4f} beside the best ({LEVEL:.0%}, paired seeds)"
