@@ -52,7 +52,7 @@ def sweep(
 ) -> list[SweptRecipe]:
     """Train the combinations that are not complete below `runs`, of them the `part` (I, N): every Nth, from the Ith on.
 
-    Returns the swept, best first. A training that diverges is a result. Raises BadInput for a recipe or a setting that
+    Returns the recipes, best first. A training that diverges is a result. Raises BadInput for a recipe or a setting that
     cannot be trained, before the first training, and StepFailed for one that fails otherwise.
     """
     trainings = [(words, read_run(recipe, [*fixed, *words])) for words in combinations(vary)]
@@ -80,7 +80,7 @@ def sweep(
 
 
 def format_swept(swept: Sequence[SweptRecipe]) -> Iterator[str]:
-    """A line for each each: its mean loss, and its difference to the best with a paired t interval over the seeds."""
+    """A line for each recipe: its mean loss, and its difference to the best with a paired t interval over the seeds."""
     best = swept[0]
     for each in swept:
         losses = [loss for loss in each.losses.values() if loss is not None]
