@@ -258,3 +258,20 @@ def test_differences_are_told_by_what_they_mean(tmp_path: Path, command: Command
         "  train.checkpoint_interval: 5000 → 7",
     ]  # fmt: skip
     assert "  parameters: 355,788,800 → 204,634,112" in done.out
+
+
+@pytest.mark.parametrize("clock_name", ["updates", "samples"])
+def test_a_growing_batch_is_written_in_samples_as_megatron_takes_it(clock_name: str) -> None:
+    """`arguments.py` asserts that a batch that grows comes with --train-samples, and with no length in iterations."""
+    values = {"iterations": 40, "global_batch_size": 16, "microbatch_size": 4, "rampup_batch_size": [4, 4, 90],
+              "clock": clock_name, "decay": "WSD", "wsd_iterations": 10, "warmup_iterations": 5}  # fmt: skip
+    model = {"num_layers": 2, "hidden_size": 64, "num_heads": 4}
+    line = to_megatron(parse_config({"name": "x", "model": model, "train": values}, RunConfig, "here"))
+    lengths = [word for word in line.words if word.endswith(("-iters", "-samples")) and word != "--eval-iters"]
+    assert sorted(lengths) == ["--lr-decay-samples", "--lr-warmup-samples", "--lr-wsd-decay-samples", "--train-samples"]
+    assert line.words[line.words.index("--lr-warmup-samples") + 1] == "80"
+    assert any("train.clock = 'updates': the flags mean 'samples'" in said for said in line.missing) == (
+        clock_name == "updates"
+    )
+    back = from_megatron(line.words).config.train
+    assert (back.iterations, back.rampup_batch_size, back.wsd_iterations) == (40, (4, 4, 90), 10)
