@@ -14,6 +14,7 @@ from typing import NamedTuple, get_args
 import jinja2
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from jinja2.bccache import Bucket, BytecodeCache
+from markupsafe import Markup, escape
 
 from mlm_repro.experiments.verdicts import Outcome
 from mlm_repro.lineage.config import read_toml
@@ -90,6 +91,11 @@ class CompiledTemplates(BytecodeCache):
         remember(f"template-{bucket.key}", f"{jinja2.__version__} {bucket.checksum}", bucket.bytecode_to_string())
 
 
+def powers(text: str) -> Markup:
+    """The text with each `^number` as an exponent."""
+    return Markup(re.sub(r"\^(-?\d[\d.]*\d|-?\d)", r"<sup>\1</sup>", str(escape(printable(text)))))
+
+
 @cache
 def template_environment() -> Environment:
     """The renderer of the templates: an unknown name is an error, and values are escaped."""
@@ -97,5 +103,5 @@ def template_environment() -> Environment:
         loader=PackageLoader("mlm_repro.reports"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True, bytecode_cache=CompiledTemplates(),
     )  # fmt: skip
-    environment.filters |= {"printable": printable, "show": show}
+    environment.filters |= {"printable": printable, "show": show, "powers": powers}
     return environment
