@@ -121,7 +121,8 @@ def layouts_exhibit(folder: Path) -> Exhibit | None:
     if not rows:
         return None
     table = Table(("release", "with", "layout", "probe", "first tensor", "shows", "findings"), rows, 6)
-    releases, named = (", ".join(dict.fromkeys(row[place] for row in rows)) for place in (0, 1))
+    releases = ", ".join(dict.fromkeys(row[0] for row in rows))
+    named = ", ".join(row[1].split()[-1] for row in rows)
     caption = [
         f"Trained on two ranks, {len(rows)} features of {releases} give other numbers than on one: {named}.",
         "docs/layouts.md has every feature that was tried, and the threads of its authors.",
