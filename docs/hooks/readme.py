@@ -83,8 +83,9 @@ def tiers_block(kept: Kept) -> str:
     names = kept.scores.models
     small, large = names[0], names[-1]
     twins = make_plan(large, "scaled", False, None).configs
-    is_of_these = [kept.trained[name].hidden_size for name in names] == [twin.model.hidden_size for twin in twins]
-    trained = format_duration(sum(model.train_seconds or 0 for model in kept.summary.models[: len(names)]))
+    models = kept.summary.models[: len(twins)]
+    is_of_these = [model.trained.hidden_size for model in models] == [twin.model.hidden_size for twin in twins]
+    trained = format_duration(sum(model.train_seconds or 0 for model in models))
     duration = f"{trained} (training)" if is_of_these else "not timed yet"
     return "\n".join(
         [

@@ -54,7 +54,7 @@ class ReproducedModel(FileSchema):
 
     @property
     def label(self) -> str:
-        """What was trained, with its size where it is another than the published one: `8.3b twin (446 k)`."""
+        """The trained model's name, with its size where it is another than the published one: `8.3b twin (446 k)`."""
         size = self.trained.parameters
         if size in (None, self.published.parameters):
             return self.series
@@ -76,7 +76,7 @@ class ReproductionSummary(FileSchema):
 
     @property
     def labels(self) -> dict[str, str]:
-        """What was trained, with its size, by the published model's name."""
+        """Labels of the trained models, by the published models' names."""
         return {model.series: model.label for model in self.models}
 
     @property
@@ -89,7 +89,7 @@ class ReproductionSummary(FileSchema):
 
     @property
     def limits(self) -> str:
-        """What models of this size can show and what not; empty at the published size."""
+        """A sentence on what models of this size can show and what not; empty at the published size."""
         if not (sizes := self._sizes):
             return ""
         return (

@@ -310,7 +310,7 @@ def _shown_command(plan: Plan) -> str:
     own_recipe = plan.recipe != (plan.size.recipe if plan.size else FULL_RECIPE)
     options = [
         *(["--smoke"] if plan.size == SMOKE else []),
-        *(["--seeds", str(seeds)] if seeds > 1 else []),
+        *(["--seeds", str(seeds)] if plan.size and seeds != plan.size.seeds else []),
         *(["--data", steps.shown(plan.recipe)] if own_recipe else []),
     ]
     return shlex.join(["mlm-experiment", "reproduce", plan.target, *options])
