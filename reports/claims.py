@@ -178,7 +178,7 @@ def paper_parts(
 
 
 def forecast_of_order(verdicts: Iterable[Verdict]) -> str:
-    """What a forecast, sealed before its trainings, found of the order of the sizes; empty if none was tried."""
+    """The verdicts on the order of the sizes that had a forecast before their trainings; empty if none was tried."""
     tried = [each for each in verdicts if each.experiment == ORDER and each.scale == "reduced"]
     if not tried:
         return ""

@@ -107,16 +107,16 @@ def draw_losses(results: Sequence[Benchmark]) -> "Figure":
 
 
 def layouts_exhibit(folder: Path) -> Exhibit | None:
-    """What `mlm-verify layouts --json` found in released engines, a row for each feature; None if nothing is kept."""
+    """Findings of `mlm-verify layouts --json` in released engines, a row for each feature; None if nothing is kept."""
     rows = []
     for path in sorted(folder.glob("*.json")):
-        found = read_object(path)
-        fields = " ".join(f"{name}={value}" for name, value in found["fields"].items())
-        for layout in dict.fromkeys(each["layout"] for each in found["findings"]):
-            mine = [each for each in found["findings"] if each["layout"] == layout]
+        result = read_object(path)
+        fields = " ".join(f"{name}={value}" for name, value in result["fields"].items())
+        for layout in dict.fromkeys(each["layout"] for each in result["findings"]):
+            mine = [each for each in result["findings"] if each["layout"] == layout]
             probe, name, is_now, due = (mine[0][key] for key in ("probe", "parameter", "value", "expected"))
             how = "is {}, must be {}" if probe == "planted gradient" else "differs by {}, may differ by {}"
-            rows.append((found["subject"], fields, layout, probe, name, how.format(show(is_now), show(due)),
+            rows.append((result["subject"], fields, layout, probe, name, how.format(show(is_now), show(due)),
                          str(len(mine))))  # fmt: skip
     if not rows:
         return None

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 Draw = Callable[[], "Figure"]
 SENTENCE = re.compile(r"(?<=[\w)%”][.?])\s+(?=[A-Z“])")
-"""Where a sentence ends and another begins."""
+"""The space between two sentences."""
 NUMERIC = ("x", "value", "low", "high", "seed")
 """Columns of the data that hold numbers."""
 

@@ -36,7 +36,7 @@ def ladder_exhibit(run: Path) -> Exhibit:
     scored = [each.sentence(names) for each in result.comparisons]
     caption = [
         f"A forecast sealed before the training {'held' if result.verdict == 'HIT' else 'failed'}: "
-        f"{result.sentence.partition(': ')[2]}.",
+        f"{result.sentence.partition(': ')[2]}.".replace("rung", "model"),
         f"They were trained on the same {plan.tokens:,} tokens ({plan.epochs:.2f} passes), all but the largest with "
         f"{len(plan.seeds)} seeds.",
         "The largest model's seed is the beginning of its forecast's digest: it cannot have been trained before.",

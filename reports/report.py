@@ -115,15 +115,14 @@ class Report:
 
     @property
     def findings(self) -> list[tuple[str, str, str]]:
-        """What was found, in short: the id of its part, its name and a sentence."""
-        own, found = self.reproduction, []
-        found.append(("reproduction", "This run", order_of(own)))
+        """Each finding in short: the id of its part, its name and a sentence."""
+        told = [("reproduction", "This run", order_of(self.reproduction))]
         if self.kept:
-            found.append(("kept", "Kept with the code", order_of(self.kept)))
-        if told := forecast_of_order(each.verdict for each in self.claims):
-            found.append((EXPERIMENT.replace("/", "-"), "The same with a forecast", told))
+            told.append(("kept", "Kept with the code", order_of(self.kept)))
+        if sealed := forecast_of_order(each.verdict for each in self.claims):
+            told.append((EXPERIMENT.replace("/", "-"), "The same with a forecast", sealed))
         parts = [section for section in self.sections if section.name != CALIBRATION]
-        return [*found, *((part.name, part.title, part.exhibits[0].caption[0]) for part in parts)]
+        return [*told, *((part.name, part.title, part.exhibits[0].caption[0]) for part in parts)]
 
     @property
     def homes(self) -> dict[str, str]:
@@ -158,17 +157,17 @@ def assemble(inputs: Inputs) -> Report:
         sections.append(Section("ladder-section", "How loss falls with size", [exhibit]))
     if engines := [origin.path for origin in run_origins if origin.manifest.kind == AGAINST]:
         sections.append(Section("engines-section", "Beside other engines", [engines_exhibit(*engines)]))
-    if found := layouts_exhibit(HOME / "results" / "layouts"):
-        sections.append(Section("layouts-section", "Found in released engines", [found]))
+    if faults := layouts_exhibit(HOME / "results" / "layouts"):
+        sections.append(Section("layouts-section", "Found in released engines", [faults]))
     sections.append(Section(CALIBRATION, "Simulated numbers", [calibration_exhibit(claims)]))
     sections.append(Section("errata-section", "Errata found in the papers", [errata_exhibit(claims)]))
     problems = (*reproduction.problems, *run_problems)
     beside_it = next((origin.path for origin in run_origins if origin.manifest.kind == "reproduction"), None)
-    kept = load_reproduction(beside_it) if beside_it else None
-    if kept:
-        exhibits["kept"] = kept_exhibit(reproduction, kept)
+    kept_one = load_reproduction(beside_it) if beside_it else None
+    if kept_one:
+        exhibits["kept"] = kept_exhibit(reproduction, kept_one)
     report = Report(
-        reproduction, exhibits, claims, tuple(papers), stray, tuple(sections), origins, problems, inputs, kept
+        reproduction, exhibits, claims, tuple(papers), stray, tuple(sections), origins, problems, inputs, kept_one
     )
     exhibits["verdicts"] = verdicts_exhibit(claims, report.homes)
     names = Counter(exhibit.name for exhibit in report.all_exhibits)

@@ -113,7 +113,7 @@ def _means(curves: Sequence[Layer], said: str) -> str:
 
 
 def order_of(reproduction: Reproduction) -> str:
-    """What a reproduction says of the order of the sizes."""
+    """The order of the sizes in a reproduction, as a sentence."""
     return order_verdict(reproduction.records, reproduction.scores, reproduction.summary.labels)
 
 
@@ -163,7 +163,7 @@ def _text(reproduction: Reproduction) -> tuple[str, str, str, str]:
 
 
 def twins_table(reproduction: Reproduction) -> Table:
-    """What a reproduction's models scored, with what a guess scores."""
+    """Scores of a reproduction's models, with those of a guess."""
     models = reproduction.summary.models
     return tables.twins_table(
         reproduction.select("2019/table-3"), reproduction.summary.labels, reproduction.evaluations.values(),

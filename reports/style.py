@@ -14,7 +14,6 @@ from typing import NamedTuple, get_args
 import jinja2
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from jinja2.bccache import Bucket, BytecodeCache
-from markupsafe import Markup, escape
 
 from mlm_repro.experiments.verdicts import Outcome
 from mlm_repro.lineage.config import read_toml
@@ -91,9 +90,10 @@ class CompiledTemplates(BytecodeCache):
         remember(f"template-{bucket.key}", f"{jinja2.__version__} {bucket.checksum}", bucket.bytecode_to_string())
 
 
-def powers(text: str) -> Markup:
-    """The text with each `^number` as an exponent."""
-    return Markup(re.sub(r"\^(-?\d[\d.]*\d|-?\d)", r"<sup>\1</sup>", str(escape(printable(text)))))
+def powers(text: str) -> str:
+    """The text with each `^number` in raised figures."""
+    raised = str.maketrans("0123456789-.", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻·")
+    return re.sub(r"\^(-?\d+(?:\.\d+)?)", lambda match: match[1].translate(raised), printable(text))
 
 
 @cache

@@ -85,7 +85,7 @@ def twins_table(
 
 
 def chance(result: Result, vocab_size: int) -> dict[str, str]:
-    """What an even guess over the vocabulary scores on the text of a result, by quantity.
+    """Scores of an even guess over the vocabulary on the text of a result, by quantity.
 
     A word is one sub-word or more, so that a guess of it is right at most as often as one of a sub-word.
     """

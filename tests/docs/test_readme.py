@@ -1,6 +1,7 @@
 """README is short, shows what commands and result files say, and nothing in it is typed."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,11 @@ import pytest
 from docs.hooks import generated
 from docs.hooks.generated import pages
 from docs.hooks.lamb import PAIRS
-from docs.hooks.readme import CONSOLE, FIGURES, RESULTS, Kept, draw, results_block, rewrite
+from docs.hooks.readme import CONSOLE, FIGURES, RESULTS, Kept, draw, every_verdict, results_block, rewrite
 from mlm_repro.experiments.forecast.ablation import derive_effects
 from mlm_repro.lineage.digest import check_seal
 from mlm_repro.lineage.errors import BadInput
+from mlm_repro.reports.claims import forecast_of_order
 from tests.architecture.rooms import ROOMS
 from tests.conftest import LONG
 
@@ -71,6 +73,18 @@ def test_what_the_page_on_lamb_says_of_its_table_is_so() -> None:
         elif name.startswith("none"):
             assert end[1] < 0 < end[2]
             assert early[2] < 0
+
+
+def test_what_was_forecast_is_told_apart_from_what_was_not() -> None:
+    """Each step of the order has the verdict of the sealed forecast, whatever that is."""
+    (small, large) = (each for each in every_verdict() if each.experiment == "2019/size" and each.scale == "reduced")
+    for outcomes in (("confirmed", "undecided"), ("contradicted", "confirmed")):
+        steps = [replace(each, outcome=outcome) for each, outcome in zip((small, large), outcomes, strict=True)]
+        said = forecast_of_order([*every_verdict()[:5], *steps])
+        assert said.startswith("These seeds were not forecast")
+        assert [f"is {outcome}" in said for outcome in outcomes] == [True, True]
+        assert said.index(small.claim.id.rpartition("/")[2]) < said.index(large.claim.id.rpartition("/")[2])
+    assert forecast_of_order(every_verdict()[:5]) == ""
 
 
 def test_the_result_files_are_what_was_written() -> None:
