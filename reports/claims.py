@@ -182,7 +182,10 @@ def forecast_of_order(verdicts: Iterable[Verdict]) -> str:
     tried = [each for each in verdicts if each.experiment == ORDER and each.scale == "reduced"]
     if not tried:
         return ""
-    told = ", ".join(f"the step to {each.claim.id.rpartition('/')[2]} is {named(each.outcome)}" for each in tried)
+    told = ", ".join(
+        f"the step to {each.claim.id.rpartition('/')[2]} is {named(each.outcome)}"
+        for each in sorted(tried, key=lambda each: each.claim.id)
+    )
     return f"These seeds were not forecast; of others, with a forecast sealed before their training, {told}."
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mlm_repro.experiments.benchmark import AGAINST, Benchmark, read_benchmark, sentences, setting_lines
 from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.files import read_object
-from mlm_repro.lineage.numbers import exact, printable, show
+from mlm_repro.lineage.numbers import exact, printable
 from mlm_repro.reports.exhibit import Exhibit, Table
 from mlm_repro.reports.figures import DASHES, blank
 from mlm_repro.reports.style import LIGHT, look
@@ -116,7 +116,7 @@ def layouts_exhibit(folder: Path) -> Exhibit | None:
             mine = [each for each in result["findings"] if each["layout"] == layout]
             probe, name, is_now, due = (mine[0][key] for key in ("probe", "parameter", "value", "expected"))
             how = "is {}, must be {}" if probe == "planted gradient" else "differs by {}, may differ by {}"
-            rows.append((result["subject"], fields, layout, probe, name, how.format(show(is_now), show(due)),
+            rows.append((result["subject"], fields, layout, probe, name, how.format(f"{is_now:.3g}", f"{due:.3g}"),
                          str(len(mine))))  # fmt: skip
     if not rows:
         return None
@@ -125,7 +125,7 @@ def layouts_exhibit(folder: Path) -> Exhibit | None:
     named = ", ".join(row[1].split()[-1] for row in rows)
     caption = [
         f"Trained on two ranks, {len(rows)} features of {releases} give other numbers than on one: {named}.",
-        "docs/layouts.md has every feature that was tried, and the threads of its authors.",
+        "Every feature that was tried, and what others have said, is in docs/layouts.md.",
     ]
     command = "mlm-verify layouts megatron-core --with softmax_type=learnable --layouts tp2"
     return Exhibit("layouts", "Found in released engines", caption, table, command, tables=[table])
