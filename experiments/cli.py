@@ -30,7 +30,10 @@ def reproduce(
     smoke: Annotated[
         bool, typer.Option("--smoke", help="Train twins of the smallest size, to see that everything works.")
     ] = False,
-    seeds: Annotated[int, typer.Option(min=1, max=9, help="Trainings of each twin; several give a band.")] = 1,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, max=9, help="Trainings of each twin, 2 by default, 1 with --smoke; several give a band."),
+    ] = None,
     data: Annotated[Path | None, typer.Option(help="Another data recipe, such as wikipedia or a TOML file.")] = None,
     runs: Annotated[Path, typer.Option(help="Folder of run directories.")] = Path("runs"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print mode and cost, and stop.")] = False,

@@ -177,12 +177,13 @@ class ReproductionScores(FileSchema):
         """Quantity of the records with the bits per byte of each model and seed."""
         return f"{self.text.removesuffix('-perplexity')}_bits_per_byte"
 
-    def sentences(self) -> list[str]:
-        """Each paired difference, and what its interval is over."""
+    def sentences(self, labels: Mapping[str, str]) -> list[str]:
+        """Each paired difference, under the labels of the models, and what its interval is over."""
         if not self.comparisons:
             return []
+        names = [labels.get(name, name) for name in self.models]
         over = f"{self.articles:,} articles" + (f" and {self.seeds} seeds" if self.seeds > 1 else "")
-        return [*(f"{each.sentence(self.models)}." for each in self.comparisons), f"Intervals are over {over}."]
+        return [*(f"{each.sentence(names)}." for each in self.comparisons), f"Intervals are over {over}."]
 
 
 class EffectForecast(FileSchema):

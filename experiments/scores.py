@@ -3,7 +3,7 @@ the paper's, that larger models end lower, on the models of a reproduction. Impo
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
@@ -108,12 +108,13 @@ def order_findings(records: Iterable[Record]) -> list[Finding]:
     return findings
 
 
-def order_verdict(records: Sequence[Record], scores: ReproductionScores | None) -> str:
-    """A sentence on the order of the sizes: does it hold in both measures, in every seed and beyond chance?"""
+def order_verdict(records: Sequence[Record], scores: ReproductionScores | None, labels: Mapping[str, str]) -> str:
+    """A sentence on the order of the sizes, by their labels: does it hold in both measures, in every seed and beyond
+    chance?"""
     quantities = {END: "validation perplexity"}
     if scores:
         quantities[scores.quantity] = f"bits per byte on {scores.text.removesuffix('-perplexity')}"
-    held, told, seeds = [], [], set[int]()
+    held, told, seeds = [], list[str](), set[int]()
     for quantity, words in quantities.items():
         ends = _by_model([record for record in records if record.quantity == quantity])
         seeds |= {seed for of in ends.values() for seed in of}
@@ -122,7 +123,8 @@ def order_verdict(records: Sequence[Record], scores: ReproductionScores | None) 
             for of, less in pairwise(ends.values())
         ]
         held += ordered
-        means = [f"{name} {fmean(record.value for record in of.values()):.3g}" for name, of in ends.items()]
+        shown = {} if told else {name: f"{labels.get(name, name)} " for name in ends}
+        means = [f"{shown.get(name, '')}{fmean(each.value for each in of.values()):.3g}" for name, of in ends.items()]
         told.append(f"{(' > ' if all(ordered) else ', ').join(means)} in {words}")
     if not held:
         return "One size was trained, which says nothing about larger models."

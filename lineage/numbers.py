@@ -55,7 +55,7 @@ def exact(value: float | int | None) -> str:
 
 def compact(value: float) -> str:
     """A short number for ticks: `1,500`, `150k`, `2.5M`."""
-    for limit, letter in ((1e9, "B"), (1e6, "M"), (1e4, "k")):
+    for limit, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= limit:
             return f"{value / (1e3 if letter == 'k' else limit):g}{letter}"
     return f"{value:,g}"

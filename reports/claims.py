@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from mlm_repro.experiments.catalogue import PAPERS, RELATIONS, Claim, Experiment, erratum_of, read_errata
+from mlm_repro.experiments.scores import EXPERIMENT as ORDER
 from mlm_repro.experiments.verdicts import Outcome, Verdict, named
 from mlm_repro.lineage.numbers import MISSING, show
 from mlm_repro.lineage.records import Kind, Record
@@ -176,6 +177,18 @@ def paper_parts(
     return papers
 
 
+def forecast_of_order(verdicts: Iterable[Verdict]) -> str:
+    """The verdicts on the order of the sizes that had a forecast before their trainings; empty if none was tried."""
+    tried = [each for each in verdicts if each.experiment == ORDER and each.scale == "reduced"]
+    if not tried:
+        return ""
+    told = ", ".join(
+        f"the step to {each.claim.id.rpartition('/')[2]} is {named(each.outcome)}"
+        for each in sorted(tried, key=lambda each: each.claim.id)
+    )
+    return f"These seeds were not forecast; of others, with a forecast sealed before their training, {told}."
+
+
 def errata_exhibit(claims: Claims) -> Exhibit:
     """Places where a document disagrees with itself, with what was found here about the printed numbers."""
     rows = []
@@ -186,7 +199,11 @@ def errata_exhibit(claims: Claims) -> Exhibit:
         ours = "; ".join(dict.fromkeys(own))
         heads = (f"{erratum.document}, {erratum.place}", erratum.printed, erratum.follows, erratum.kind)
         rows.append((*heads, ours or MISSING, unlinked(erratum.found), unlinked(erratum.answered)))
-    caption = ["Each is derived in docs/errata.md from quotations, with the command that shows it."]
+    sure = sum(erratum.kind == "arithmetic" for erratum in read_errata().errata)
+    caption = [
+        f"{len(rows)} places where a document disagrees with itself, {sure} of them by its own arithmetic.",
+        "Each is derived in docs/errata.md from quotations, with the command that shows it.",
+    ]
     return Exhibit("errata", "Errata in the papers", caption, table := Table(
         ("place", "printed", "follows from it", "class", "here", "found", "answered"), rows, 7
     ), command="mlm-experiment compare --all", tables=(table,))  # fmt: skip

@@ -1,16 +1,18 @@
-"""Runs of `mlm-verify against` on the page: the losses of two engines on each other, and how far they are apart."""
+"""Other engines on the page: two engines' losses on each other, and what a release computes otherwise on a layout."""
 
 import shlex
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlm_repro.experiments.benchmark import AGAINST, Benchmark, read_benchmark, sentences, setting_lines, tables
+from mlm_repro.experiments.benchmark import AGAINST, Benchmark, read_benchmark, sentences, setting_lines
 from mlm_repro.lineage.errors import BadInput
+from mlm_repro.lineage.files import read_object
 from mlm_repro.lineage.numbers import exact, printable
 from mlm_repro.reports.exhibit import Exhibit, Table
 from mlm_repro.reports.figures import DASHES, blank
-from mlm_repro.reports.style import LIGHT
+from mlm_repro.reports.style import LIGHT, look
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,44 +27,105 @@ def read_engines(run: Path) -> Benchmark:
     return result
 
 
-def engines_exhibit(run: Path) -> Exhibit:
-    """Two engines trained alike. Raises BadInput for a damaged record."""
-    result = read_engines(run)
-    caption = [f"{', '.join(setting_lines(result)).capitalize()}.", *result.disagreements, *sentences(result)]
-    curves = {series.contender: series.samples for series in result.cases[0].series}
+def apart(results: Sequence[Benchmark]) -> str:
+    """How far the losses of two engines are apart, by layout."""
+    theirs = ", ".join(dict.fromkeys(result.title.partition(" beside ")[0] for result in results))
+    by_layout = ", ".join(f"{max(_losses(each)[2]):.2g} ({_setting(each)[1]})" for each in results)
+    iterations = max(len(_losses(result)[0]) for result in results)
+    return f"Losses over {iterations} iterations beside {theirs} are at most {by_layout} nats apart."
+
+
+def engines_exhibit(*runs: Path) -> Exhibit:
+    """Two engines trained alike, on one layout or more, in one figure. Raises BadInput for a damaged record."""
+    results = sorted(map(read_engines, runs), key=lambda result: _setting(result)[1] != "serial")
+    heads = ("ours", "theirs", "difference", "tolerance")
     data = [
-        (case.name, str(number), *map(exact, values))
-        for case in result.cases if case.series
+        (result.title, case.name, str(number), *map(exact, values))
+        for result in results for case in result.cases if case.series
         for number, values in enumerate(zip(*(series.samples for series in case.series), strict=True), 1)
     ]  # fmt: skip
+    rows = [
+        (", ".join(_setting(result)), f"{max(_losses(result)[2]):.2g}", f"{max(_shares(result), default=0):.2f}",
+         f"{sum(share <= 1 for share in _shares(result))} of {len(_shares(result))}")
+        for result in results
+    ]  # fmt: skip
+    beyond = [sentence for result in results for sentence in result.disagreements]
+    caption = [apart(results), "; ".join(beyond) or "Every loss, norm, rate and weight is within the tolerance."]
+    told = [*(line for each in results for line in (*setting_lines(each), *sentences(each))), *results[0].notes]
     return Exhibit(
-        run.name, result.title, [printable(sentence) for sentence in caption],
-        Table(("quantity", "iteration", *curves), data), shlex.join(result.environment.argv),
-        partial(draw_losses, result),
+        "engines" if len(runs) > 1 else runs[0].name, "Two engines trained alike", caption,
+        Table(("run", "quantity", "iteration", *heads), data, 2), shlex.join(results[0].environment.argv),
+        partial(draw_losses, results),
         f"Loss of two engines in each iteration, and its difference with the tolerance. {' '.join(caption)}",
-        [table for table in tables(result) if table.title == "ratios"], result.notes,
+        [Table(("run", "largest difference of the losses, nats", "largest share of a tolerance", "within"), rows, 1)],
+        [printable(line) for line in dict.fromkeys(told)],
     )  # fmt: skip
 
 
-def draw_losses(result: Benchmark) -> "Figure":
-    """Draw both engines' losses on each other, and their differences with the tolerance as a band."""
-    (ours, mine), (theirs, others), (_, apart), (_, allowed) = (
-        (series.contender, series.samples) for series in result.cases[0].series
-    )
-    figure, iterations = blank(3.4), range(1, len(mine) + 1)
+def _setting(result: Benchmark) -> list[str]:
+    """Model, layout and precision."""
+    return [*result.title.rpartition(": ")[2].split(", "), "", ""][:3]
+
+
+def _losses(result: Benchmark) -> list[Sequence[float]]:
+    """Ours, theirs, their difference and its tolerance, for each iteration."""
+    return [series.samples for series in result.cases[0].series]
+
+
+def _shares(result: Benchmark) -> list[float]:
+    """Shares of the tolerance that differences take."""
+    return [ratio.value for case in result.cases for ratio in case.ratios]
+
+
+def draw_losses(results: Sequence[Benchmark]) -> "Figure":
+    """Draw both engines' losses on each other, and their differences with the least tolerance as a band."""
+    figure = blank(3.4)
     losses, differences = figure.subplots(1, 2)
-    losses.plot(iterations, mine, color=LIGHT["model-2"], linewidth=2.4, alpha=0.6, label=ours)
-    losses.plot(iterations, others, color=LIGHT["ink"], linewidth=0.9, linestyle=DASHES, label=theirs)
+    every = [_losses(result) for result in results]
+    floor = min([value for of in every for line in of[2:] for value in line if value > 0], default=1e-12) / 2
+    band = [max(min(at), floor) for at in zip(*(of[3] for of in every), strict=False)]
+    differences.fill_between(range(1, len(band) + 1), floor, band, color=LIGHT["dropped"], alpha=0.5, lw=0,
+                             label="tolerance")  # fmt: skip
+    for rank, (result, (mine, others, gaps, _)) in enumerate(zip(results, every, strict=True)):
+        (color, _), iterations, layout = look(2 - rank % 3), range(1, len(mine) + 1), _setting(result)[1]
+        losses.plot(iterations, mine, color=color, linewidth=2.4, alpha=0.5, label=f"ours, {layout}")
+        theirs = result.cases[0].series[1].contender
+        losses.plot(
+            iterations, others, color=LIGHT["ink"], linewidth=0.9, linestyle=DASHES, label=None if rank else theirs
+        )
+        dots = [max(value, floor) for value in gaps]
+        differences.plot(iterations, dots, ".", color=color, markersize=2.5, label=layout)
     losses.set_ylabel("loss (nats per token)")
-    floor = min([value for value in (*apart, *allowed) if value > 0], default=1e-12) / 2
-    band, dots = ([max(value, floor) for value in values] for values in (allowed, apart))
-    differences.fill_between(iterations, floor, band, color=LIGHT["dropped"], alpha=0.5, lw=0, label="tolerance")
-    differences.plot(iterations, dots, ".", color=LIGHT["model-2"], markersize=3, label="difference; none at the foot")
     differences.set_yscale("log")
     differences.set_ylim(bottom=floor)
     differences.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    differences.set_ylabel("difference of the losses")
+    differences.set_ylabel("difference of the losses; none at the foot")
     for axes in (losses, differences):
         axes.set_xlabel("iteration")
         axes.legend()
     return figure
+
+
+def layouts_exhibit(folder: Path) -> Exhibit | None:
+    """Findings of `mlm-verify layouts --json` in released engines, a row for each feature; None if nothing is kept."""
+    rows = []
+    for path in sorted(folder.glob("*.json")):
+        result = read_object(path)
+        fields = " ".join(f"{name}={value}" for name, value in result["fields"].items())
+        for layout in dict.fromkeys(each["layout"] for each in result["findings"]):
+            mine = [each for each in result["findings"] if each["layout"] == layout]
+            probe, name, is_now, due = (mine[0][key] for key in ("probe", "parameter", "value", "expected"))
+            how = "is {}, must be {}" if probe == "planted gradient" else "differs by {}, may differ by {}"
+            rows.append((result["subject"], fields, layout, probe, name, how.format(f"{is_now:.3g}", f"{due:.3g}"),
+                         str(len(mine))))  # fmt: skip
+    if not rows:
+        return None
+    table = Table(("release", "with", "layout", "probe", "first tensor", "shows", "findings"), rows, 6)
+    releases = ", ".join(dict.fromkeys(row[0] for row in rows))
+    named = ", ".join(row[1].split()[-1] for row in rows)
+    caption = [
+        f"Trained on two ranks, {len(rows)} features of {releases} give other numbers than on one: {named}.",
+        "Every feature that was tried, and what others have said, is in docs/layouts.md.",
+    ]
+    command = "mlm-verify layouts megatron-core --with softmax_type=learnable --layouts tp2"
+    return Exhibit("layouts", "Found in released engines", caption, table, command, tables=[table])

@@ -1,5 +1,6 @@
 """Parts of the page: sections of exhibits; an exhibit has a caption, data and the command that makes it again."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,6 +11,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Draw = Callable[[], "Figure"]
+SENTENCE = re.compile(r"(?<=[\w)%”][.?])\s+(?=[A-Z“])")
+"""The space between two sentences."""
 NUMERIC = ("x", "value", "low", "high", "seed")
 """Columns of the data that hold numbers."""
 
@@ -22,7 +25,7 @@ class Exhibit:
     """Id on the page and name of the files."""
     title: str
     caption: Sequence[str]
-    """Sentences that are computed from the data."""
+    """Sentences that are computed from the data; the page shows two, and folds the others and the notes."""
     data: Table
     """Numbers as recorded, the content of NAME.csv."""
     command: str = ""
@@ -33,11 +36,17 @@ class Exhibit:
     tables: Sequence[Table] = ()
     """Tables on the page."""
     notes: Sequence[str] = ()
-    """Sentences on the measurement, folded on the page."""
+    """Sentences on the measurement."""
     problems: Sequence[str] = ()
     """Sentences on missing parts."""
     column: bool = False
     """True for a figure of column width, two of which stand beside each other on a wide page."""
+
+    @property
+    def said(self) -> tuple[list[str], list[str]]:
+        """The two sentences of the caption, and what else there is to say."""
+        every = [sentence for part in self.caption for sentence in SENTENCE.split(part)]
+        return every[:2], [*every[2:], *self.notes]
 
     @property
     def kinds(self) -> tuple[str, ...]:

@@ -35,9 +35,10 @@ def ladder_exhibit(run: Path) -> Exhibit:
     names = [f"rung {number}" for number in range(1, len(plan.rungs) + 1)]
     scored = [each.sentence(names) for each in result.comparisons]
     caption = [
-        f"{len(plan.rungs)} models on the same {plan.tokens:,} tokens ({plan.epochs:.2f} passes), "
-        f"{len(plan.seeds)} seeds of all but the largest.",
-        f"{result.sentence}.",
+        f"A forecast sealed before the training {'held' if result.verdict == 'HIT' else 'failed'}: "
+        f"{result.sentence.partition(': ')[2]}.".replace("rung", "model"),
+        f"They were trained on the same {plan.tokens:,} tokens ({plan.epochs:.2f} passes), all but the largest with "
+        f"{len(plan.seeds)} seeds.",
         "The largest model's seed is the beginning of its forecast's digest: it cannot have been trained before.",
         f"The law misses no mean at the end by more than {forecast.misfit:.2%}.",
         *(f"{sentence}." for sentence in scored),

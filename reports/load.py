@@ -79,9 +79,9 @@ class Reproduction:
         return "scaled" if self.summary.mode == "scaled" else "measured"
 
     @property
-    def sizes(self) -> dict[str, int]:
-        """Parameters of the model that was trained in each published model's name."""
-        return {each.series: each.trained.parameters for each in self.summary.models if each.trained.parameters}
+    def stands_in(self) -> bool:
+        """True if texts held out from the run's own data stand in for the published test sets."""
+        return any(record.quantity.startswith("heldout_") for record in self.select("2019/table-3"))
 
     @property
     def order(self) -> list[str]:

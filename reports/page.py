@@ -6,7 +6,6 @@ from typing import Any
 from markupsafe import Markup
 
 from mlm_repro.experiments.catalogue import PAPERS, load_experiments
-from mlm_repro.experiments.scores import order_verdict
 from mlm_repro.experiments.verdicts import WORDS, counted, totals
 from mlm_repro.lineage.atomic import new_directory
 from mlm_repro.lineage.digest import seal
@@ -62,7 +61,7 @@ def render_page(report: Report, drawings: dict[str, Drawing]) -> str:
     reproduction, verdicts = report.reproduction, [each.verdict for each in report.claims]
     context = {
         "report": report, "alone": False,
-        "order": order_verdict(reproduction.records, reproduction.scores), "run": reproduction,
+        "run": reproduction,
         "summary": reproduction.summary, "redraw": report.inputs.command, "exhibits": report.exhibits,
         "homes": report.homes, "papers": PAPERS,
         "titles": {name: experiment.title for name, experiment in load_experiments().items()},

@@ -11,12 +11,14 @@ from pydantic import Field
 
 from mlm_repro.experiments.catalogue import Experiment, load_experiments
 from mlm_repro.experiments.files import VERDICTS, Mutations
+from mlm_repro.experiments.scores import EXPERIMENT
 from mlm_repro.experiments.verdicts import headlines, judge, unanswered
 from mlm_repro.experiments.worked_out import worked_out
 from mlm_repro.lineage.digest import MARKER
 from mlm_repro.lineage.errors import Fault
 from mlm_repro.lineage.files import FileSchema, read_document
 from mlm_repro.lineage.records import Record
+from mlm_repro.lineage.shipped import HOME
 from mlm_repro.reports.calibration import calibration_exhibit
 from mlm_repro.reports.catalogue import ExperimentNumbers, catalogue_exhibit
 from mlm_repro.reports.claims import (
@@ -25,18 +27,19 @@ from mlm_repro.reports.claims import (
     Paper,
     errata_exhibit,
     find_claims,
+    forecast_of_order,
     group_claims,
     paper_parts,
     verdicts_exhibit,
 )
-from mlm_repro.reports.engines import engines_exhibit
+from mlm_repro.reports.engines import engines_exhibit, layouts_exhibit
 from mlm_repro.reports.exhibit import Exhibit, Section
 from mlm_repro.reports.experiment_runs import AGAINST, LADDER, Origin, load_experiment_runs, seeds_of
 from mlm_repro.reports.ladder import ladder_exhibit
 from mlm_repro.reports.load import Problem, Reproduction, load_reproduction
-from mlm_repro.reports.reproduced import reproduction_exhibits
+from mlm_repro.reports.reproduced import kept_exhibit, order_of, reproduction_exhibits
 
-REPORT, SOURCES = "report", "sources.json"
+REPORT, SOURCES, CALIBRATION = "report", "sources.json", "calibration-section"
 
 
 class Sources(FileSchema):
@@ -89,6 +92,8 @@ class Report:
     """Origins: the reproduction, then the runs of experiments."""
     problems: tuple[Problem, ...]
     inputs: Inputs
+    kept: Reproduction | None
+    """The reproduction that is kept with the code, beside another one."""
 
     @property
     def all_exhibits(self) -> list[Exhibit]:
@@ -107,6 +112,17 @@ class Report:
         beside = dict.fromkeys(path.parent / VERDICTS for path in self.inputs.runs)
         scores = [read_document(path, Mutations).sentence for path in beside if path.is_file()]
         return [*headlines([each.verdict for each in self.claims]), *scores]
+
+    @property
+    def findings(self) -> list[tuple[str, str, str]]:
+        """Each finding in short: the id of its part, its name and a sentence."""
+        told = [("reproduction", "This run", order_of(self.reproduction))]
+        if self.kept:
+            told.append(("kept", "Kept with the code", order_of(self.kept)))
+        if sealed := forecast_of_order(each.verdict for each in self.claims):
+            told.append((EXPERIMENT.replace("/", "-"), "The same with a forecast", sealed))
+        parts = [section for section in self.sections if section.name != CALIBRATION]
+        return [*told, *((part.name, part.title, part.exhibits[0].caption[0]) for part in parts)]
 
     @property
     def homes(self) -> dict[str, str]:
@@ -140,11 +156,19 @@ def assemble(inputs: Inputs) -> Report:
         exhibit = ladder_exhibit(newest.path)
         sections.append(Section("ladder-section", "How loss falls with size", [exhibit]))
     if engines := [origin.path for origin in run_origins if origin.manifest.kind == AGAINST]:
-        sections.append(Section("engines", "Beside other engines", [engines_exhibit(path) for path in engines]))
-    sections.append(Section("calibration-section", "Simulated numbers", [calibration_exhibit(claims)]))
+        sections.append(Section("engines-section", "Beside other engines", [engines_exhibit(*engines)]))
+    if faults := layouts_exhibit(HOME / "results" / "layouts"):
+        sections.append(Section("layouts-section", "Found in released engines", [faults]))
+    sections.append(Section(CALIBRATION, "Simulated numbers", [calibration_exhibit(claims)]))
     sections.append(Section("errata-section", "Errata found in the papers", [errata_exhibit(claims)]))
     problems = (*reproduction.problems, *run_problems)
-    report = Report(reproduction, exhibits, claims, tuple(papers), stray, tuple(sections), origins, problems, inputs)
+    beside_it = next((origin.path for origin in run_origins if origin.manifest.kind == "reproduction"), None)
+    kept_one = load_reproduction(beside_it) if beside_it else None
+    if kept_one:
+        exhibits["kept"] = kept_exhibit(reproduction, kept_one)
+    report = Report(
+        reproduction, exhibits, claims, tuple(papers), stray, tuple(sections), origins, problems, inputs, kept_one
+    )
     exhibits["verdicts"] = verdicts_exhibit(claims, report.homes)
     names = Counter(exhibit.name for exhibit in report.all_exhibits)
     if twice := [name for name, count in names.items() if count > 1]:

@@ -1,11 +1,13 @@
 """Exhibits of a reproduction, with captions and texts that are computed from its numbers."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import fmean
 
 from mlm_repro.data_pipeline.files import Ledger
 from mlm_repro.evaluation.schema import Result
+from mlm_repro.experiments.scores import END, order_verdict
 from mlm_repro.lineage.numbers import show
 from mlm_repro.lineage.records import Kind, Record
 from mlm_repro.reports import tables
@@ -15,7 +17,7 @@ from mlm_repro.reports.load import Reproduction
 
 NAMES: dict[Kind, str] = {"scaled": "scaled twins"}
 """Names of kinds in figures and captions, where that is not the kind's own."""
-VALIDATED = "Points are of a fixed part of the validation text; the page's first sentence is about all of it."
+VALIDATED = "Points are of a fixed part of the validation text{}; the numbers at the top are of all of it."
 
 
 def reproduction_exhibits(reproduction: Reproduction) -> dict[str, Exhibit]:
@@ -31,19 +33,20 @@ def by_kind(curves: Sequence[Layer]) -> dict[str, list[Layer]]:
 
 def _curves(reproduction: Reproduction) -> Iterator[Exhibit]:
     perplexities = reproduction.select("2019/figure-6", "validation_perplexity")
-    if curves := layers_of(perplexities, reproduction.order):
+    if curves := _labelled(perplexities, reproduction):
         yield Exhibit(
             "2019-figure-6", "Validation perplexity against iterations",
-            [said := _ends(curves), VALIDATED, *_means(curves, ", bands their least and greatest")],
+            [said := _ends(curves), VALIDATED.format(_means(curves, ", means of several seeds with the bands of all"))],
             tables.records_data(perplexities), reproduction.command("figure-6"),
             partial(draw_perplexity, by_kind(curves)),
             f"Line charts of validation perplexity over iterations, logarithmic. {said}",
         )  # fmt: skip
     losses = reproduction.select("2019/training-loss", "training_loss")
-    if curves := layers_of(losses, reproduction.order):
+    if curves := _labelled(losses, reproduction):
+        said = _ends(curves) + _means(curves, " Lines are means of several seeds.")
         yield Exhibit(
-            "training-loss", "Training loss against iterations", [said := _ends(curves), *_means(curves)],
-            tables.records_data(losses), reproduction.command("training-loss"), partial(draw_loss, curves),
+            "training-loss", "Training loss against iterations", [said], tables.records_data(losses),
+            reproduction.command("training-loss"), partial(draw_loss, curves),
             f"Line chart of training loss against iterations. {said}",
         )  # fmt: skip
 
@@ -56,18 +59,18 @@ def _tables(reproduction: Reproduction) -> Iterator[Exhibit]:
                and (record.experiment, record.quantity) not in drawn]  # fmt: skip
     if benchmarks:
         data, command = tables.records_data(benchmarks), reproduction.command("table-3")
-        shown = tables.comparison_tables(benchmarks, sizes=reproduction.sizes)
+        shown = tables.comparison_tables(benchmarks)
         yield Exhibit("2019-table-3", "WikiText-103 and LAMBADA", (), data, command, tables=shown)
-    if scores := reproduction.scores:
-        ours = [record for record in benchmarks if record.kind != "published"]
-        data, command, shown = tables.records_data(ours), reproduction.command("table-3"), [bands_table(ours)]
-        said = scores.sentences()
-        yield Exhibit("2019-twins", "The twins on the same texts", said, data, command, tables=shown)
+    if ours := [record for record in benchmarks if record.kind != "published"]:
+        data, command, shown = tables.records_data(ours), reproduction.command("table-3"), [twins_table(reproduction)]
+        said = reproduction.scores.sentences(reproduction.summary.labels) if reproduction.scores else ()
+        yield Exhibit("2019-twins", "The models on the same texts", said, data, command, tables=shown)
     if further:
         data, command = tables.records_data(further), reproduction.command("validation")
         yield Exhibit("further-numbers", "Further numbers", (), data, command, tables=(data,))
     if evaluations := reproduction.evaluations:
-        yield evaluations_exhibit(evaluations, reproduction.order, reproduction.command("table-3"))
+        labels = {model.name: f"{model.label}, seed {model.seed}" for model in reproduction.summary.models}
+        yield evaluations_exhibit(evaluations, reproduction.order, reproduction.command("table-3"), labels)
     if models := reproduction.summary.models:
         kind, command = reproduction.own_kind, reproduction.command("models")
         data, shown = tables.models_data(models, kind), tables.models_tables(models, kind)
@@ -76,9 +79,11 @@ def _tables(reproduction: Reproduction) -> Iterator[Exhibit]:
         yield ledger_exhibit(ledger, reproduction.command("data-ledger", "ledger"))
 
 
-def evaluations_exhibit(evaluations: Mapping[str, Result], order: Sequence[str], command: str = "") -> Exhibit:
-    """Tables of results by protocol, the models in this order."""
-    data, shown = tables.evaluations_data(evaluations), tables.evaluations_tables(evaluations, order)
+def evaluations_exhibit(
+    evaluations: Mapping[str, Result], order: Sequence[str], command: str = "", labels: Mapping[str, str] | None = None
+) -> Exhibit:
+    """Tables of results by protocol, the models in this order and under their labels."""
+    data, shown = tables.evaluations_data(evaluations), tables.evaluations_tables(evaluations, order, labels or {})
     return Exhibit("evaluations", "Evaluations by convention", (), data, command, tables=shown)
 
 
@@ -88,24 +93,79 @@ def ledger_exhibit(ledger: Ledger, command: str = "") -> Exhibit:
     return Exhibit("data-ledger", "What each stage kept and dropped", (), data, command, tables=shown)
 
 
+def _labelled(records: Sequence[Record], reproduction: Reproduction) -> list[Layer]:
+    """Curves by kind and series; those of trained models have their sizes in their names."""
+    labels = reproduction.summary.labels
+    return [
+        replace(layer, series=labels.get(layer.series, layer.series)) if layer.kind != "published" else layer
+        for layer in layers_of(records, reproduction.order)
+    ]
+
+
 def _ends(curves: Sequence[Layer]) -> str:
-    ends = (f"{NAMES.get(curve.kind, curve.kind)} {curve.series} {show(curve.final)}" for curve in curves)
+    ends = (f"published {curve.series} {show(curve.final)}" if curve.kind == "published"
+            else f"{curve.series} {show(curve.final)}" for curve in curves)  # fmt: skip
     return f"At the end: {'; '.join(ends)}."
 
 
-def _means(curves: Sequence[Layer], bands: str = "") -> list[str]:
-    return [f"Lines are means of several seeds{bands}."] if any(curve.repeats > 1 for curve in curves) else []
+def _means(curves: Sequence[Layer], said: str) -> str:
+    return said if any(curve.repeats > 1 for curve in curves) else ""
 
 
-def bands_table(records: Sequence[Record]) -> Table:
-    """Mean, least and greatest of each model's seeds, for quantities without a published number."""
-    values: dict[tuple[str, str], list[float]] = {}
-    for record in records:
-        if record.quantity.endswith(("bits_per_byte", "log_likelihood")) and record.seed is not None:
-            quantity = f"{record.quantity.replace('_', ' ')} {record.unit}".strip()
-            values.setdefault((quantity, record.series), []).append(record.value)
-    rows = []
-    for which, mine in values.items():
-        mean, low, high = (f"{value:,.3f}" for value in (fmean(mine), min(mine), max(mine)))
-        rows.append((*which, f"{mean} ({low} to {high})" if len(mine) > 1 else mean))
-    return Table(("quantity", "model", "mean (least to greatest of the seeds)"), rows, 2)
+def order_of(reproduction: Reproduction) -> str:
+    """The order of the sizes in a reproduction, as a sentence."""
+    return order_verdict(reproduction.records, reproduction.scores, reproduction.summary.labels)
+
+
+def kept_exhibit(own: Reproduction, kept: Reproduction) -> Exhibit:
+    """The result that is kept with the code beside another one: how far they are apart, and why."""
+    quantities = (END, kept.scores.quantity if kept.scores else "")
+    rows, apart = [], []
+    for name in kept.order:
+        for quantity in quantities:
+            mine, theirs = (
+                [
+                    each
+                    for each in run.records
+                    if (each.series, each.quantity) == (name, quantity) and each.seed is not None
+                ]
+                for run in (own, kept)
+            )
+            if mine and theirs:
+                gap = 100 * (fmean(each.value for each in mine) / fmean(each.value for each in theirs) - 1)
+                apart.append(abs(gap))
+                shown = (tables.cell_of(records, "{:.4g}".format) for records in (mine, theirs))
+                label = kept.summary.labels.get(name, name)
+                rows.append((label, quantity.replace("_", " "), *shown, f"{gap:+.1f} %"))
+    heads = ("model", "quantity", "here", "kept", "apart")
+    table = Table(heads, rows, 2)
+    seeds = len({model.seed for model in kept.summary.models})
+    texts = [_text(own), _text(kept)]
+    text = Table(("text", "source", "documents", "tokens", "SHA-256"),
+                 [(name, *facts) for name, facts in zip(("here", "kept"), texts, strict=True)], 2)  # fmt: skip
+    why = "The texts differ, since they are the documentation of what each machine has installed."
+    caption = [
+        f"The numbers of this run are at most {max(apart, default=0):.1f} % from the means of {seeds} kept seeds.",
+        "Both were trained on the same text, byte for byte." if texts[0][-1] == texts[1][-1] else why,
+    ]
+    return Exhibit("kept", "Beside the kept result", caption, table, kept.command("models"), tables=[table, text])
+
+
+def _text(reproduction: Reproduction) -> tuple[str, str, str, str]:
+    """Source, documents and tokens of a training text, and the beginning of its digest."""
+    card = reproduction.card
+    train = card.splits.get("train") if card else None
+    file = card.files.get("documents/train.jsonl") if card else None
+    return (
+        reproduction.summary.source, show(train.documents if train else None), show(train.tokens if train else None),
+        file.sha256[:16] if file else "not recorded",
+    )  # fmt: skip
+
+
+def twins_table(reproduction: Reproduction) -> Table:
+    """Scores of a reproduction's models, with those of a guess."""
+    models = reproduction.summary.models
+    return tables.twins_table(
+        reproduction.select("2019/table-3"), reproduction.summary.labels, reproduction.evaluations.values(),
+        models[0].trained.vocab_size if models else None,
+    )  # fmt: skip

@@ -90,6 +90,12 @@ class CompiledTemplates(BytecodeCache):
         remember(f"template-{bucket.key}", f"{jinja2.__version__} {bucket.checksum}", bucket.bytecode_to_string())
 
 
+def powers(text: str) -> str:
+    """The text with each `^number` in raised figures."""
+    raised = str.maketrans("0123456789-.", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻·")
+    return re.sub(r"\^(-?\d+(?:\.\d+)?)", lambda match: match[1].translate(raised), printable(text))
+
+
 @cache
 def template_environment() -> Environment:
     """The renderer of the templates: an unknown name is an error, and values are escaped."""
@@ -97,5 +103,5 @@ def template_environment() -> Environment:
         loader=PackageLoader("mlm_repro.reports"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True, bytecode_cache=CompiledTemplates(),
     )  # fmt: skip
-    environment.filters |= {"printable": printable, "show": show}
+    environment.filters |= {"printable": printable, "show": show, "powers": powers}
     return environment

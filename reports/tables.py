@@ -1,7 +1,7 @@
 """Tables of the page and its CSV files."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import ceil, floor, log, log10
 from statistics import fmean
 from typing import Any
@@ -17,10 +17,6 @@ from mlm_repro.reports.exhibit import Table
 BENCHMARKS = {
     "wikitext103_perplexity": ("WikiText-103 perplexity", "lower is better"),
     "lambada_accuracy": ("LAMBADA accuracy", "higher is better"),
-}
-FALLBACKS = {
-    "heldout_perplexity": ("Held-out perplexity", "not WikiText-103; lower is better"),
-    "heldout_cloze_accuracy": ("Held-out cloze accuracy", "not LAMBADA; higher is better"),
 }
 SHAPE = {
     "num_layers": "layers", "hidden_size": "hidden", "num_heads": "heads", "seq_length": "sequence",
@@ -39,42 +35,72 @@ COLUMNS = (
 )  # fmt: skip
 """Fields of a result that the CSV lists; empty where a result of its kind has none."""
 LAST_WORD = ("accuracy", "correct", "log-likelihood of the target, nats", "perplexity of the target")
-OURS, TWIN, SIZE = "this reproduction", "its twin here", "twin's size"
+OURS, GUESS = "this reproduction", "an even guess"
+MEANINGLESS = 10_000
+"""Perplexity of words from which on it says nothing: bits per byte do."""
+TWINS = ("bits_per_byte", "accuracy", "log_likelihood")
+"""Ends of the names of quantities that mean something at any size."""
 
 
-def comparison_tables(
-    records: Sequence[Record],
-    quantities: Mapping[str, tuple[str, str]] = BENCHMARKS | FALLBACKS,
-    sizes: Mapping[str, int] | None = None,
-) -> list[Table]:
-    """A table for each quantity with records: a column for each published source, one for models of the published size.
-
-    Twins have a column of their own, beside that of their sizes.
-    """
+def comparison_tables(records: Sequence[Record]) -> list[Table]:
+    """A table for each benchmark with records: a column for each published source, one for models of that size."""
     tables = []
-    for quantity, (title, hint) in quantities.items():
+    for quantity, (title, hint) in BENCHMARKS.items():
         cells: dict[tuple[str, str], list[Record]] = defaultdict(list)
         for record in records:
-            if record.quantity == quantity:
-                own = TWIN if record.kind == "scaled" else OURS
-                cells[record.series, record.source if record.kind == "published" else own].append(record)
+            if record.quantity == quantity and record.kind != "scaled":
+                cells[record.series, record.source if record.kind == "published" else OURS].append(record)
         if cells:
             series, columns = (dict.fromkeys(names) for names in zip(*cells, strict=True))
-            heads = sorted(columns, key=(TWIN, OURS).count)
-            rows = [[name, *(_cell(cells[name, each]) for each in heads)] for name in series]
-            if TWIN in columns:
-                heads.append(SIZE)
-                rows = [[*row, _setting("parameters", (sizes or {}).get(row[0]))] for row in rows]
+            heads = sorted(columns, key=(OURS,).count)
+            text = "{:.2f} %".format if quantity.endswith("accuracy") else show
+            rows = [[name, *(cell_of(cells[name, each], text) for each in heads)] for name in series]
             tables.append(Table(("model", *heads), rows, 1, f"{title} ({hint})"))
     return tables
 
 
-def _cell(records: Sequence[Record]) -> str:
+def twins_table(
+    records: Sequence[Record], labels: Mapping[str, str], evaluations: Iterable[Result], vocab_size: int | None
+) -> Table:
+    """A row for each model with what means something at its size, and one of a guess that is even over the vocabulary.
+
+    Several seeds are shown as their mean with the least and the greatest.
+    """
+    cells: dict[tuple[str, str], list[Record]] = defaultdict(list)
+    for record in records:
+        if record.quantity.endswith(TWINS) and record.seed is not None:
+            cells[record.series, record.quantity].append(record)
+    units = {record.quantity: record.unit for of in cells.values() for record in of}
+    rows = [
+        [labels.get(name, name), *(cell_of(cells[name, quantity], "{:,.3f}".format) for quantity in units)]
+        for name in dict.fromkeys(series for series, _ in [*cells])
+    ]
+    if vocab_size:
+        chances: dict[str, str] = {}
+        for result in evaluations:
+            chances |= chance(result, vocab_size)
+        rows.append([GUESS, *(chances.get(quantity, MISSING) for quantity in units)])
+    heads = [f"{quantity.replace('_', ' ')} {unit}".strip() for quantity, unit in units.items()]
+    return Table(("model", *heads), rows, 1, "What means something at this size")
+
+
+def chance(result: Result, vocab_size: int) -> dict[str, str]:
+    """Scores of an even guess over the vocabulary on the text of a result, by quantity.
+
+    A word is one sub-word or more, so that a guess of it is right at most as often as one of a sub-word.
+    """
+    text = result.task.removesuffix("-perplexity").replace("-", "_")
+    if isinstance(result, ClozeResult):
+        nats = result.num_scored_tokens / result.num_examples * log(vocab_size)
+        return {f"{text}_accuracy": f"at most {100 / vocab_size:.2g}", f"{text}_log_likelihood": f"{-nats:,.3f}"}
+    assert isinstance(result, PerplexityResult)
+    if not result.loss_per_token:
+        return {}
+    return {f"{text}_bits_per_byte": f"{result.bits_per_byte * log(vocab_size) / result.loss_per_token:,.3f}"}
+
+
+def cell_of(records: Sequence[Record], text: Callable[[float], str]) -> str:
     """Published values, or the mean of our seeds with the least and the greatest, and whether a part was scored."""
-
-    def text(value: float) -> str:
-        return f"{value:.2f} %" if "accuracy" in records[0].quantity and records[0].unit == "%" else show(value)
-
     values = [record.value for record in records]
     if len(records) < 2 or records[0].kind == "published":
         shown = "; ".join(map(text, values)) or MISSING
@@ -86,12 +112,16 @@ def _cell(records: Sequence[Record]) -> str:
 def models_tables(models: Sequence[ReproducedModel], ours: Kind) -> list[Table]:
     """The page's tables of published and trained shapes, and of training runs."""
     shapes = [
-        (model.name, kind, *(_setting(key, getattr(shape, key)) for key in SHAPE))
+        (
+            model.series if kind == "published" else model.label,
+            kind,
+            *(_setting(key, getattr(shape, key)) for key in SHAPE),
+        )
         for model, kind, shape in _shapes([each for each in models if each.name == each.series], ours)
     ]
     runs = [
         (
-            model.name, ours, model.run or MISSING, show(model.tokens),
+            model.label, ours, model.run or MISSING, show(model.tokens),
             MISSING if model.seed is None else str(model.seed),
             MISSING if model.train_seconds is None else format_duration(model.train_seconds),
             MISSING if model.tokens_per_second is None else f"{model.tokens_per_second:,.0f}",
@@ -206,11 +236,14 @@ def _plain(value: Any) -> str:
 
 
 def with_error(value: float | None, error: float | None) -> str:
-    """A number with its standard error, both to the error's second digit; without an error as `show` writes it."""
+    """A number with its standard error, both to the error's second digit; without an error as `show` writes it.
+
+    A perplexity of five digits is said to be one.
+    """
+    if value is not None and value >= MEANINGLESS:
+        return f"over {MEANINGLESS:,}"
     if value is None or not error:
         return show(value)
-    if abs(value) >= 1e7:
-        return f"{value:.2g} ± {error:.1g}"
     places = 1 - floor(log10(error))
     return " ± ".join(f"{round(each, places):,.{max(places, 0)}f}" for each in (value, error))
 
@@ -220,7 +253,11 @@ def cells_of(result: Result) -> tuple[str, ...]:
     first, error = with_error(result.perplexity, result.spread), result.log_perplexity_error
     if isinstance(result, PerplexityResult):
         words = (result.subword_perplexity, result.original_token_perplexity, result.lm_eval_word_perplexity)
-        return (first, *map(show, words), with_error(result.bits_per_byte, result.bits_per_byte_error))
+        return (
+            first,
+            *(with_error(each, None) for each in words),
+            with_error(result.bits_per_byte, result.bits_per_byte_error),
+        )
     assert isinstance(result, ClozeResult)
     accuracy = f"{100 * result.accuracy:.2f} ± {100 * result.standard_error:.2f} %"
     correct = f"{show(result.num_correct)} of {show(result.num_examples)}"
@@ -242,13 +279,15 @@ def by_protocol(evaluations: Mapping[str, Result], order: Sequence[str]) -> list
     return sorted(named, key=key)
 
 
-def evaluations_tables(evaluations: Mapping[str, Result], order: Sequence[str]) -> list[Table]:
-    """The page's tables of perplexities by convention and of last-word tests."""
+def evaluations_tables(
+    evaluations: Mapping[str, Result], order: Sequence[str], labels: Mapping[str, str]
+) -> list[Table]:
+    """The page's tables of perplexities by convention and of last-word tests, models under their labels."""
     tables = []
     for title, heads, is_cloze in (("Perplexity", CONVENTIONS, False), ("Last word", LAST_WORD, True)):
         rows = [
-            (model, result.task, f"{result.kind}{', partial' if result.partial else ''}", *cells_of(result),
-             result.checkpoint_digest[:16])
+            (labels.get(model, model), result.task, f"{result.kind}{', partial' if result.partial else ''}",
+             *cells_of(result), result.checkpoint_digest[:16])
             for model, result in by_protocol(evaluations, order) if isinstance(result, ClozeResult) == is_cloze
         ]  # fmt: skip
         tables += [Table(("model", "protocol", "kind", *heads, "checkpoint"), rows, 3, title)] if rows else []

@@ -10,10 +10,12 @@ from docs.hooks.commands import cell, table
 from mlm_repro.evaluation.models.places import SMOLLM2, SMOLLM2_NOTE
 from mlm_repro.experiments.benchmark import AGAINST, read_benchmark, sentences, tables
 from mlm_repro.experiments.catalogue import load_experiments
+from mlm_repro.experiments.scores import order_verdict
 from mlm_repro.experiments.verdicts import count_outcomes, headlines, judge, load_results, totals, unanswered
 from mlm_repro.reports.engines import engines_exhibit
 from mlm_repro.reports.exhibit import Table
 from mlm_repro.reports.load import load_reproduction
+from mlm_repro.reports.reproduced import twins_table
 from mlm_repro.reports.tables import comparison_tables, models_tables
 
 REPRODUCTION = "reproduce-8.3b"
@@ -70,7 +72,9 @@ def _reproduction(results: Path) -> Iterator[str]:
     kind = "scaled" if found.summary.mode == "scaled" else "measured"
     yield "## The reproduction"
     yield f"`make reproduce-8.3b`, on {found.summary.hardware}. {found.summary.twin_rule}"
-    for each in (*models_tables(found.summary.models, kind), *comparison_tables(found.records, sizes=found.sizes)):
+    yield order_verdict(found.records, found.scores, found.summary.labels)
+    shown = (*models_tables(found.summary.models, kind), twins_table(found), *comparison_tables(found.records))
+    for each in shown:
         yield markdown(each)
 
 

@@ -1,10 +1,12 @@
 """Schema of summary.json of a reproduction. Imports no torch."""
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from mlm_repro.lineage.files import FileSchema
+from mlm_repro.lineage.numbers import compact
 
 LADDER = ("355m", "2.5b", "8.3b")
 """The models of the 2019 paper's Figure 6 and Table 3."""
@@ -50,6 +52,14 @@ class ReproducedModel(FileSchema):
         """The published model's name."""
         return self.name.partition("-seed-")[0]
 
+    @property
+    def label(self) -> str:
+        """The trained model's name, with its size where it is another than the published one: `8.3b twin (446 k)`."""
+        size = self.trained.parameters
+        if size in (None, self.published.parameters):
+            return self.series
+        return f"{self.series} twin ({re.sub('(?=[kMB]$)', ' ', compact(float(f'{size:.3g}')))})"
+
 
 class ReproductionSummary(FileSchema):
     """summary.json of a reproduction: what was run, on what hardware, and why at this size."""
@@ -63,3 +73,35 @@ class ReproductionSummary(FileSchema):
     hardware: str = ""
     commit: str = ""
     commands: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels of the trained models, by the published models' names."""
+        return {model.series: model.label for model in self.models}
+
+    @property
+    def title(self) -> str:
+        """The recipe with the size at which it was run: `Megatron-LM's 8.3b recipe at 1/18,600 of its size`."""
+        size = "its full size" if self.mode == "full" else "a reduced size"
+        if sizes := self._sizes:
+            size = f"1/{float(f'{sizes[0] / sizes[1]:.3g}'):,.0f} of its size"
+        return f"Megatron-LM's {self.target} recipe at {size}"
+
+    @property
+    def limits(self) -> str:
+        """A sentence on what models of this size can show and what not; empty at the published size."""
+        if not (sizes := self._sizes):
+            return ""
+        return (
+            f"The largest model here has {sizes[1]:,} parameters, the paper's {sizes[0]:,}: it can show that text, "
+            "training and tests work and whether larger models end lower, not that published numbers are reached."
+        )
+
+    @property
+    def _sizes(self) -> tuple[int, int] | None:
+        """Parameters of the target as published and as trained; None where they are the same or not known."""
+        for model in self.models:
+            theirs, ours = model.published.parameters, model.trained.parameters
+            if model.series == self.target and theirs and ours and theirs != ours:
+                return theirs, ours
+        return None

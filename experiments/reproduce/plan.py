@@ -40,6 +40,8 @@ class Size:
     """WikiText-103 windows scored for each model."""
     examples: int
     """LAMBADA examples scored for each model."""
+    seeds: int = 1
+    """Trainings of each model where no other number is asked for."""
     rates: RateLaw | None = None
     """The rule of its learning rates, with which goes the ladder's initial deviation; None keeps those of the twins."""
 
@@ -48,7 +50,7 @@ FACTORS = (
     "twin.hidden_size=32", "twin.num_heads=8", "twin.num_layers=24", "twin.vocab_size=49", "twin.global_batch_size=32",
 )  # fmt: skip
 """Factors by which the twins of a reproduction are shrunk: the largest then sees at least five tokens a parameter."""
-TWIN = Size(RECIPES / "twin.toml", "twin", FACTORS, windows=3_000, examples=1_000, rates=RATES)
+TWIN = Size(RECIPES / "twin.toml", "twin", FACTORS, windows=3_000, examples=1_000, seeds=2, rates=RATES)
 SMOKE = Size(
     RECIPES / "smoke.toml",
     "smoke",
@@ -88,12 +90,12 @@ class Plan:
         return [f"name={config.name}", *self.size.overrides, *_of_ladder(config, self.size), *seed]
 
 
-def make_plan(target: str, mode: str, smoke: bool, recipe: Path | None, seeds: int = 1) -> Plan:
+def make_plan(target: str, mode: str, smoke: bool, recipe: Path | None, seeds: int | None = None) -> Plan:
     """Decide between the full size and twins by looking at the hardware.
 
-    Twins are trained with so many seeds, from the recipe's own on. Raises HardwareMissing when full size is asked for
-    on a machine that cannot, BadInput when it is asked for together with the smallest size, and where several seeds
-    are asked for and the full size is chosen.
+    Twins are trained with so many seeds, or as many as their size has, from the recipe's own on. Raises HardwareMissing
+    when full size is asked for on a machine that cannot, BadInput when it is asked for together with the smallest size,
+    and where several seeds are asked for and the full size is chosen.
     """
     if smoke and mode in ("full", "plan"):
         raise BadInput(f"--smoke is a size of twins; it does not go with --mode {mode}")
@@ -103,7 +105,7 @@ def make_plan(target: str, mode: str, smoke: bool, recipe: Path | None, seeds: i
     if mode == "full" and not possible:
         raise HardwareMissing(f"the full size cannot run here: {reason}")
     if mode == "plan" or mode == "full" or (mode == "auto" and possible and not smoke):
-        if seeds > 1:
+        if seeds and seeds > 1:
             raise BadInput("--seeds is for twins, and the full size is trained once: name --mode scaled with it")
         chosen = "plan" if mode == "plan" else "full"
         return Plan(target, chosen, possible, reason, recipe or FULL_RECIPE, None, published, published)
@@ -111,6 +113,7 @@ def make_plan(target: str, mode: str, smoke: bool, recipe: Path | None, seeds: i
     why = "asked for" if mode == "scaled" or smoke else reason
     twins = [read_run_config(model_file(name), size.overrides, twin=True) for name in names]
     configs = []
+    seeds = seeds or size.seeds
     for further in range(seeds):
         for name, twin in zip(names, twins, strict=True):
             seed = twin.train.seed + further

@@ -310,7 +310,7 @@ def _shown_command(plan: Plan) -> str:
     own_recipe = plan.recipe != (plan.size.recipe if plan.size else FULL_RECIPE)
     options = [
         *(["--smoke"] if plan.size == SMOKE else []),
-        *(["--seeds", str(seeds)] if seeds > 1 else []),
+        *(["--seeds", str(seeds)] if plan.size and seeds != plan.size.seeds else []),
         *(["--data", steps.shown(plan.recipe)] if own_recipe else []),
     ]
     return shlex.join(["mlm-experiment", "reproduce", plan.target, *options])
@@ -324,12 +324,15 @@ def shape_of(config: RunConfig) -> ModelShape:
 
 def _print_results(directory: Path) -> None:
     records = [record for record in read_records(directory / RECORDS) if record.kind != "published"]
+    summary = read_document(directory / SUMMARY, ReproductionSummary)
     for record in records:
-        if record.x is None or record.quantity == END:
+        meaningless = record.kind == "scaled" and record.quantity.endswith("_perplexity")  # of words, by a twin
+        if record.quantity == END or (record.x is None and not meaningless):
             seeds = record.note if record.seed is None else f"seed {record.seed}"
-            print(f"{record.series}: {record.quantity.replace('_', ' ')} {record.value:,.4g} {record.unit} ({seeds})")
+            label, what = summary.labels[record.series], record.quantity.replace("_", " ")
+            print(f"{label}: {what} {record.value:,.4g} {record.unit} ({seeds})")
     scores = read_document(directory / SCORES, ReproductionScores)
-    print(*scores.sentences(), order_verdict(records, scores), sep="\n")
+    print(*scores.sentences(summary.labels), order_verdict(records, scores, summary.labels), sep="\n")
 
 
 def _are_here(*find: Callable[[], object]) -> bool:

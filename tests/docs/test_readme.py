@@ -1,6 +1,7 @@
 """README is short, shows what commands and result files say, and nothing in it is typed."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,16 +9,17 @@ import pytest
 from docs.hooks import generated
 from docs.hooks.generated import pages
 from docs.hooks.lamb import PAIRS
-from docs.hooks.readme import CONSOLE, FIGURES, RESULTS, Kept, draw, results_block, rewrite
+from docs.hooks.readme import CONSOLE, FIGURES, RESULTS, Kept, draw, every_verdict, results_block, rewrite
 from mlm_repro.experiments.forecast.ablation import derive_effects
 from mlm_repro.lineage.digest import check_seal
 from mlm_repro.lineage.errors import BadInput
+from mlm_repro.reports.claims import forecast_of_order
 from tests.architecture.rooms import ROOMS
 from tests.conftest import LONG
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
-MOST_WORDS = 700
+MOST_WORDS = 600
 
 
 def test_readme_is_short() -> None:
@@ -26,14 +28,14 @@ def test_readme_is_short() -> None:
 
 def test_every_block_is_what_its_command_writes() -> None:
     readme = README.read_text(encoding="utf-8")
-    assert len(CONSOLE.findall(readme)) == 1
+    assert [bool(output) for _, output in CONSOLE.findall(readme)] == [True] * 4
     assert rewrite(readme) == readme
 
 
 def test_a_changed_number_is_noticed() -> None:
     readme = README.read_text(encoding="utf-8")
-    first = re.findall(r"355m (\d+)", results_block(Kept(RESULTS)))[0]
-    for number in (f"355m {first}", "bubble 0"):
+    first = re.findall(r"355m twin \(49.6 k\) \d+", results_block(Kept(RESULTS)))[0]
+    for number in (first, "softmax_offset 2", "42.37", "within 1e-10"):
         changed = readme.replace(number, number[:-1] + str((int(number[-1]) + 7) % 10), 1)
         assert changed != readme
         assert rewrite(changed) == readme
@@ -43,7 +45,9 @@ def test_the_pictures_are_what_their_command_draws(tmp_path: Path) -> None:
     drawn = {path.name: path.read_bytes() for path in draw(tmp_path)}
     assert drawn == {path.name: path.read_bytes() for path in FIGURES.iterdir()}
     shown = re.findall(r"!\[[^]]+\]\(([^)]+)\)", README.read_text(encoding="utf-8"))
-    assert [ROOT / place for place in shown] == [FIGURES / name for name in drawn]
+    assert [ROOT / place for place in shown] == [FIGURES / "twins.svg"]
+    picture = (FIGURES / "twins.svg").read_text(encoding="utf-8")
+    assert all(label in picture for label in Kept(RESULTS).summary.labels.values())
 
 
 def test_generated_parts_are_current() -> None:
@@ -71,6 +75,18 @@ def test_what_the_page_on_lamb_says_of_its_table_is_so() -> None:
             assert early[2] < 0
 
 
+def test_what_was_forecast_is_told_apart_from_what_was_not() -> None:
+    """Each step of the order has the verdict of the sealed forecast, whatever that is."""
+    (small, large) = (each for each in every_verdict() if each.experiment == "2019/size" and each.scale == "reduced")
+    for outcomes in (("confirmed", "undecided"), ("contradicted", "confirmed")):
+        steps = [replace(each, outcome=outcome) for each, outcome in zip((small, large), outcomes, strict=True)]
+        said = forecast_of_order([*every_verdict()[:5], *steps])
+        assert said.startswith("These seeds were not forecast")
+        assert [f"is {outcome}" in said for outcome in outcomes] == [True, True]
+        assert said.index(small.claim.id.rpartition("/")[2]) < said.index(large.claim.id.rpartition("/")[2])
+    assert forecast_of_order(every_verdict()[:5]) == ""
+
+
 def test_the_result_files_are_what_was_written() -> None:
     check_seal(RESULTS)
 
@@ -81,10 +97,10 @@ def test_links_and_pictures_are_there() -> None:
 
 
 def test_a_readme_without_markers_or_with_a_command_that_fails_is_refused() -> None:
-    with pytest.raises(BadInput, match="README has no <!-- tiers: begin -->"):
+    with pytest.raises(BadInput, match="README has no <!--tiers-->"):
         rewrite("only text")
-    readme = README.read_text(encoding="utf-8").replace("--pp 2", "--pp 0")
-    with pytest.raises(BadInput, match=r"mlm-train schedule --pp 0 .* failed"):
+    readme = README.read_text(encoding="utf-8").replace("-m 1 hfu", "-m 1 no-such-row")
+    with pytest.raises(BadInput, match=r"compare 2022/table-5 .* no-such-row .* failed"):
         rewrite(readme)
 
 

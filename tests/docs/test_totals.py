@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from mlm_repro.experiments.catalogue import every_claim
+from mlm_repro.experiments.reproduce.files import ReproductionSummary
+from mlm_repro.lineage.files import read_document
 from tests.architecture.rooms import ROOT
 from tests.commands import call
 from tests.experiments.machines import with_gpus
@@ -81,4 +83,11 @@ def test_a_newcomer_s_page_has_the_same_totals(expected: Totals, tmp_path: Path)
     write_runs(tmp_path / "runs", ["2021/table-1", "2021/figure-11"])
     machine = with_gpus(tmp_path / "bin", 0, 0)
     call(machine, "mlm-report", "build", "runs", folder=tmp_path, ends=0)
-    assert of_page((reproduction / "report" / "index.html").read_text(encoding="utf-8")) == expected
+    page = (reproduction / "report" / "index.html").read_text(encoding="utf-8")
+    assert of_page(page) == expected
+    places = re.findall(r'<li><a href="#([^"]+)">', page.partition("<header")[2].partition("</header>")[0])
+    assert places == ["reproduction", "kept", "2019-size", "ladder-section", "engines-section", "layouts-section",
+                      "errata-section"]  # fmt: skip
+    assert all(f' id="{place}"' in page for place in places)
+    kept = read_document(ROOT / "results" / "reproduce-8.3b" / "summary.json", ReproductionSummary)
+    assert all(label in page.partition("</header>")[0] for label in kept.labels.values())

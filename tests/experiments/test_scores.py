@@ -133,7 +133,7 @@ def test_the_order_of_the_sizes_is_a_finding_on_the_claim(
                kind="scaled", source="s", digest="0" * 64, seed=seed)
         for seed, values in enumerate(ends) for series, value in zip(("355m", "2.5b", "8.3b"), values, strict=False)
     ]  # fmt: skip
-    assert order_verdict(records, None).startswith(sentence)
+    assert order_verdict(records, None, {}).startswith(sentence)
     findings = order_findings(records)
     assert [(each.effect.claim, each.outcome) for each in findings] == [*zip(ORDER_CLAIMS, outcomes, strict=False)]
 

@@ -9,6 +9,7 @@ import pytest
 
 from mlm_repro.data_pipeline.files import NearDuplicates
 from mlm_repro.lineage.digest import seal
+from mlm_repro.reports.engines import layouts_exhibit
 from mlm_repro.reports.load import load_reproduction
 from mlm_repro.reports.tables import near_duplicates as near_duplicates_text
 from tests.architecture.rooms import ROOT
@@ -39,24 +40,43 @@ def test_near_duplicates_are_counted_at_the_threshold_and_no_recall_is_rounded_u
 def test_evaluations_show_every_convention_with_its_standard_error(built: Built) -> None:
     rows = rows_of(built.html)
     numbers = ["644 ± 64", "88.25", "643.8", "721.5", "1.520 ± 0.024", "c" * 16]
-    assert ["8.3b", "wikitext103", "● scaled partial", *numbers] in rows
+    assert ["8.3b twin (4.17 M), seed 1234", "wikitext103", "● scaled partial", *numbers] in rows
     cells = ["1.25 ± 0.15 %", "5 of 400", "-6.47 ± 0.10", "644 ± 64", "c" * 16]
-    assert ["8.3b", "lambada", "● scaled partial", *cells] in rows
+    assert ["8.3b twin (4.17 M), seed 1234", "lambada", "● scaled partial", *cells] in rows
 
 
 def test_engines_that_were_compared_stand_on_the_page(built: Built) -> None:
     runs = sorted((ROOT / "results" / "against").glob("against-*-500-*"))
     report = make_report(built.directory, runs)
-    section = next(section for section in report.sections if section.name == "engines")
-    assert [exhibit.name for exhibit in section.exhibits] == [run.name for run in runs]
-    for exhibit in section.exhibits:
-        assert exhibit.draw
-        losses, differences = exhibit.draw().axes
-        assert [len(line.get_xdata()) for line in (*losses.lines, *differences.lines)] == [500, 500, 500]
-        assert [line.get_label() for line in losses.lines] == ["ours", "megatron-core"]
-        assert "4 of 4 goals" in " ".join(exhibit.caption) or "goals were reached" in " ".join(exhibit.caption)
-        assert exhibit.command.startswith("mlm-verify against megatron-core")
+    section = next(section for section in report.sections if section.name == "engines-section")
+    (exhibit,) = section.exhibits  # three runs, one figure
+    assert exhibit.draw
+    losses, differences = exhibit.draw().axes
+    assert len(runs) == 3
+    assert [len(line.get_xdata()) for line in (*losses.lines, *differences.lines)] == [500] * 9
+    apart = [float(row[5]) for row in exhibit.data.rows if row[1] == "loss"]
+    assert len(apart) == 1500
+    assert f"{max(apart):.2g} (serial)" in exhibit.caption[0]
+    assert [row[1] for row in exhibit.tables[0].rows] == [f"{max(apart[at : at + 500]):.2g}" for at in (0, 500, 1000)]
+    assert any("goals were reached" in line for line in exhibit.notes)
+    assert exhibit.command.startswith("mlm-verify against megatron-core")
     assert {run.name for run in runs} <= {origin.path.name for origin in report.origins}
+
+
+def test_what_a_release_computes_otherwise_is_a_row_of_what_its_file_says(tmp_path: Path) -> None:
+    kept = ROOT / "results" / "layouts"
+    exhibit = layouts_exhibit(kept)
+    assert exhibit
+    assert len(exhibit.data.rows) == len(list(kept.glob("*.json"))) > 1
+    found = json.loads((kept / "softmax-learnable.json").read_text(encoding="utf-8"))
+    found["findings"][0] |= {"value": 5.0, "expected": 7.0}
+    (tmp_path / "other.json").write_text(json.dumps(found | {"subject": "an engine 2.0"}))
+    changed = layouts_exhibit(tmp_path)
+    assert changed
+    (row,) = changed.data.rows
+    assert (row[0], row[-2:]) == ("an engine 2.0", ("is 5, must be 7", "2"))
+    assert changed.caption[0].endswith("of an engine 2.0 give other numbers than on one: softmax_type=learnable.")
+    assert layouts_exhibit(tmp_path / "nowhere") is None
 
 
 @pytest.mark.parametrize("edit", ["{", '{"benchmark": "against", "title": "t", "cases": []}'])

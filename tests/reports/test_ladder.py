@@ -78,7 +78,9 @@ def test_the_page_of_a_folder_of_runs_has_its_newest_ladder(tmp_path: Path) -> N
     report = assemble(Inputs(reproduction, runs))
     assert "ladder" in [exhibit.name for exhibit in report.all_exhibits]
     assert not [problem for problem in report.problems if "ladder" in problem.sentence]
-    assert "HIT: the largest rung was foreseen" in page_text(reproduction, runs=runs)
+    assert "A forecast sealed before the training held: the largest model was foreseen." in page_text(
+        reproduction, runs=runs
+    )
 
 
 def test_what_it_says_is_what_was_found(tmp_path: Path) -> None:

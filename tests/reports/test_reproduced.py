@@ -1,11 +1,12 @@
 """Several seeds on the page: bands in Figure 6, means, and whether the order holds in each."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from mlm_repro.evaluation.schema import Result
+from mlm_repro.evaluation.schema import ClozeResult, PerplexityResult, Result
 from mlm_repro.experiments.files import Comparison, ReproductionScores
 from mlm_repro.experiments.scores import order_verdict
 from mlm_repro.lineage.files import write_document
@@ -13,8 +14,9 @@ from mlm_repro.lineage.numbers import show
 from mlm_repro.lineage.records import Record
 from mlm_repro.reports.figures import Layer, draw_perplexity, layers_of
 from mlm_repro.reports.load import Reproduction, load_reproduction
-from mlm_repro.reports.reproduced import by_kind, reproduction_exhibits
+from mlm_repro.reports.reproduced import by_kind, kept_exhibit, reproduction_exhibits, twins_table
 from mlm_repro.reports.tables import cells_of, comparison_tables
+from tests.architecture.rooms import ROOT
 from tests.reports.reproduction import evaluation, page_text, write_reproduction
 
 NAMES = ("355m", "2.5b", "8.3b")
@@ -70,28 +72,70 @@ def test_figure_6_draws_the_band_of_each_twin(reproduction: Reproduction) -> Non
 
 
 def test_a_seed_in_which_the_order_fails_is_named(reproduction: Reproduction) -> None:
-    said = order_verdict(reproduction.records, reproduction.scores)
+    said = order_verdict(reproduction.records, reproduction.scores, {})
     assert said.startswith("The paper's order does not hold beyond chance in each of 2 seeds: ")
     caption = reproduction_exhibits(reproduction)["2019-twins"].caption
     assert caption == [
-        "On wikitext103 2.5b takes 0.150 bits per byte fewer than 355m (90 %: 0.100 to 0.200).",
-        "On wikitext103 8.3b takes 0.025 bits per byte fewer than 2.5b (90 %: -0.050 to 0.100); the interval has zero "
-        "in it.",
+        "On wikitext103 2.5b twin (1.78 M) takes 0.150 bits per byte fewer than 355m twin (504 k) "
+        "(90 %: 0.100 to 0.200).",
+        "On wikitext103 8.3b twin (4.17 M) takes 0.025 bits per byte fewer than 2.5b twin (1.78 M) "
+        "(90 %: -0.050 to 0.100); "
+        "the interval has zero in it.",
         "Intervals are over 60 articles and 2 seeds.",
     ]
 
 
 def test_the_table_has_means_with_the_least_and_the_greatest(reproduction: Reproduction) -> None:
     (table,) = reproduction_exhibits(reproduction)["2019-twins"].tables
-    assert list(table.rows)[2] == ("wikitext103 bits per byte", "8.3b", "3.075 (3.000 to 3.150)")
+    place = list(table.heads).index("wikitext103 bits per byte")
+    rows = {row[0]: row[place] for row in table.rows}
+    assert rows["8.3b twin (4.17 M)"] == "3.075 (3.000 to 3.150 in 2 seeds)"
+    assert not any("perplexity" in head for head in table.heads)
+
+
+def test_a_guess_stands_beside_what_the_twins_scored() -> None:
+    """An even guess has the entropy of the vocabulary a sub-word; a word has at least one."""
+    kept = load_reproduction(ROOT / "results" / "reproduce-8.3b")
+    table = twins_table(kept)
+    guess = dict(zip(table.heads, table.rows[-1], strict=True))
+    text, words = (kept.evaluations[f"8.3b-{task}"] for task in ("wikitext103", "lambada"))
+    assert isinstance(text, PerplexityResult)
+    assert isinstance(words, ClozeResult)
+    entropy = math.log2(kept.summary.models[0].trained.vocab_size or 0)
+    sub_words = text.bits_per_byte / (text.loss_per_token / math.log(2))  # in a byte
+    assert float(guess["heldout bits per byte"]) == pytest.approx(entropy * sub_words, abs=1e-3)
+    assert guess["heldout cloze accuracy %"] == f"at most {100 * 2**-entropy:.2g}"
+    nats = float(guess["heldout cloze log likelihood nats"])
+    assert nats == pytest.approx(-entropy * math.log(2) * words.num_scored_tokens / words.num_examples, abs=1e-3)
+    assert all(
+        words.accuracy > 20 * 2**-entropy for words in kept.evaluations.values() if isinstance(words, ClozeResult)
+    )
+
+
+def test_a_result_beside_the_kept_one_says_how_far_and_why() -> None:
+    kept = load_reproduction(ROOT / "results" / "reproduce-8.3b")
+    assert kept.card
+    same = kept_exhibit(kept, kept)
+    assert same.caption == ["The numbers of this run are at most 0.0 % from the means of 3 kept seeds.",
+                            "Both were trained on the same text, byte for byte."]  # fmt: skip
+    worse = tuple(record.model_copy(update={"value": record.value * 1.07}) for record in kept.records)
+    files = {name: file.model_copy(update={"sha256": "0" * 64}) for name, file in kept.card.files.items()}
+    card = kept.card.model_copy(update={"files": files})
+    other = kept_exhibit(replace(kept, records=worse, card=card), kept)
+    assert other.caption[0].startswith("The numbers of this run are at most 7.0 % from")
+    assert other.caption[1].startswith("The texts differ")
+    assert [row[-1] for row in other.tables[0].rows] == ["+7.0 %"] * 6
+    assert [row[-1] for row in other.tables[1].rows] == ["0" * 16, kept.card.files["documents/train.jsonl"].sha256[:16]]
 
 
 def test_seeds_share_a_cell_of_table_3(reproduction: Reproduction) -> None:
-    first = next(one for one in reproduction.select("2019/table-3", "wikitext103_perplexity") if one.kind == "scaled")
+    twin = next(one for one in reproduction.select("2019/table-3", "wikitext103_perplexity") if one.kind == "scaled")
+    assert comparison_tables([twin]) == []  # a perplexity of words of so small a model says nothing
+    first = twin.model_copy(update={"kind": "measured"})
     again = first.model_copy(update={"value": first.value + 100, "seed": 1235})
     table, *_ = comparison_tables([first, again])
     low, mean, high = (show(first.value + more) for more in (0, 50, 100))
-    assert table.rows[0][-2] == f"{mean} ({low} to {high} in 2 seeds), partial"
+    assert table.rows[0][-1] == f"{mean} ({low} to {high} in 2 seeds), partial"
 
 
 def test_tokens_of_a_parameter_stand_beside_the_published_ones(reproduction: Reproduction) -> None:
@@ -106,15 +150,17 @@ def test_tokens_of_a_parameter_stand_beside_the_published_ones(reproduction: Rep
 
 def test_a_standard_error_says_how_many_digits_a_number_has() -> None:
     cells = cells_of(Result.model_validate(evaluation(perplexity=82100.88, log_perplexity_standard_error=0.08)))
-    assert (cells[0], cells[-1]) == ("82,100 ± 6,600", "1.520 ± 0.011")
+    assert (cells[0], cells[-1]) == ("over 10,000", "1.520 ± 0.011")
+    cells = cells_of(Result.model_validate(evaluation(perplexity=8210.88, log_perplexity_standard_error=0.08)))
+    assert cells[0] == "8,210 ± 660"
     words = {"accuracy": 0.01, "perplexity": 1.8e8, "perplexity_standard_error": 1.5e7}
     cells = cells_of(Result.model_validate(evaluation("lambada", **words)))
-    assert cells[2:] == ("-19.008 ± 0.083", "1.8e+08 ± 2e+07")
+    assert cells[2:] == ("-19.008 ± 0.083", "over 10,000")
 
 
 def test_damaged_scores_are_a_problem_and_not_an_error(tmp_path: Path) -> None:
     run = write_reproduction(tmp_path, sealed=False)
     write_document(run / "scores.json", scores())
-    assert "8.3b takes 0.025 bits per byte fewer than 2.5b" in page_text(run)
+    assert "8.3b twin (4.17 M) takes 0.025 bits per byte fewer than 2.5b twin (1.78 M)" in page_text(run)
     (run / "scores.json").write_text('{"models": [{}]}', encoding="utf-8")
     assert "Bits per byte with intervals cannot be shown" in page_text(run)
