@@ -52,8 +52,8 @@ def sweep(
 ) -> list[SweptRecipe]:
     """Train the combinations that are not complete below `runs`, of them the `part` (I, N): every Nth, from the Ith on.
 
-    Returns the recipes, best first. A training that diverges is a result. Raises BadInput for a recipe or a setting that
-    cannot be trained, before the first training, and StepFailed for one that fails otherwise.
+    Returns the recipes, best first. A training that diverges is a result. Raises BadInput for a recipe or a setting
+    that cannot be trained, before the first training, and StepFailed for one that fails otherwise.
     """
     trainings = [(words, read_run(recipe, [*fixed, *words])) for words in combinations(vary)]
     for _, run in trainings:
