@@ -81,7 +81,8 @@ def sort_runs(paths: Iterable[Path], beside: Iterable[Path] = ()) -> tuple[Path,
         elif kind == "reproduction":
             named.append(path)
         elif kind:
-            raise BadInput(f"{path} is neither a reproduction nor a run of an experiment: its kind is {kind}")
+            advice = f": `mlm-report run {path}` writes its page" if kind == "training" else ""
+            raise BadInput(f"{path} is neither a reproduction nor a run of an experiment, but a {kind}{advice}")
         else:
             folders += [path] * (path not in further)
             experiments += _newest(path)

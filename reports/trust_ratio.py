@@ -31,7 +31,10 @@ def trust_ratio_exhibit(run: Path) -> Exhibit:
     """The histograms of a training run. Raises BadInput if it has none."""
     steps = [step for step in read_steps(run) if step.trust_ratios]
     if not steps:
-        raise BadInput(f"{run} has no trust ratios: a run with a LAMB optimizer and record.trust_ratio = true has them")
+        raise BadInput(
+            f"{run} is a training: `mlm-report run {run}` draws its curves. Its one figure here is trust-ratio, if a "
+            "LAMB optimizer trained it with record.trust_ratio = true"
+        )
     optimizer = read_document(run / MANIFEST, Manifest).config["train"]["optimizer"]
     shown = [*steps[:: -(-len(steps) // SHOWN)][:-1], steps[-1]]
     rows = [(str(step.iteration), name, *(f"{quantile(getattr(step, key), share):.3g}" for share in SHARES))

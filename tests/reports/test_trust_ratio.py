@@ -52,4 +52,4 @@ def test_the_figure_of_a_run_says_how_many_ratios_reach_the_clip(size: int, tmp_
 def test_a_run_without_ratios_is_refused(tmp_path: Path) -> None:
     done = call({}, "mlm-report", "figure", "trust-ratio", write_run(tmp_path, "adam", [[]]))
     assert done.code == 2
-    assert "has no trust ratios" in done.err
+    assert "is a training: `mlm-report run " in done.err
