@@ -43,9 +43,7 @@ Limit = Annotated[int | None, typer.Option(
 Scoring = Annotated[list[str] | None, typer.Option(
     "--set", help="Override a setting: batch_size, workers, layout, backend, dtype, device, vocab or heads=VALUE."
 )]  # fmt: skip
-Window = Annotated[
-    int | None, typer.Option(min=2, help="Longest input for a file's perplexity; by default the model's context.")
-]
+Window = Annotated[int | None, typer.Option(min=2, help="Longest input; by default the model's context.")]
 Stride = Annotated[int | None, typer.Option(
     min=1, help="Tokens from window to window; by default a 32nd of one, by transformers' recipe half."
 )]  # fmt: skip
@@ -60,7 +58,11 @@ def run(
     file: Annotated[Path | None, typer.Argument(
         help='Your text file, .jsonl file of {"text": ...} lines or .json array of them.', show_default=False
     )] = None,
-    window: Window = None, stride: Stride = None, limit: Limit = None, scoring: Scoring = None, json: Json = None,
+    window: Window = None, stride: Stride = None,
+    first: Annotated[Literal["once", "every"], typer.Option(
+        help="Where a file's perplexity has what the tokenizer puts before a text: once, or in every window."
+    )] = "once",
+    limit: Limit = None, scoring: Scoring = None, json: Json = None,
     samples: Annotated[
         Path | None, typer.Option("--samples", help="Also write every window or example to this .jsonl file.")
     ] = None,
@@ -79,8 +81,8 @@ def run(
         from mlm_repro.evaluation.tasks.heldout import read_file
 
         read_file(file)
-    if (window or stride) and not protocol.startswith("perplexity"):
-        raise BadInput(f"--window and --stride are for the perplexity of a file; {protocol} has its own")
+    if (stride or first != "once") and not protocol.startswith("perplexity"):
+        raise BadInput(f"--stride and --first are for the perplexity of a file; {protocol} has its own")
     if window and stride:
         check_stride(stride, window)
     settings = override_config(Settings(), scoring or ())
@@ -91,10 +93,11 @@ def run(
     from mlm_repro.evaluation.tasks import heldout
 
     names = TASKS if protocol == ALL else (protocol,)
-    tasks: dict[str, MakeTask] = {name: partial(build_task, name) for name in names}
+    tasks: dict[str, MakeTask] = {name: partial(build_task, name, window=window) for name in names}
     if file is not None:
-        of_text = partial(heldout.file_perplexity, window=window, stride=stride, name=protocol)
-        tasks = {protocol: file_task(heldout.file_cloze if protocol == "cloze" else of_text, file)}
+        of_text = partial(heldout.file_perplexity, window=window, stride=stride, name=protocol, first=first)
+        of_lines = partial(heldout.file_cloze, window=window)
+        tasks = {protocol: file_task(of_lines if protocol == "cloze" else of_text, file)}
     evaluations = evaluate(place, tasks, settings, limit)
     if not is_first_rank():
         return

@@ -20,8 +20,12 @@ from mlm_repro.evaluation.tasks.uncertainty import difference_standard_error, me
 from mlm_repro.lineage.config import Config
 from mlm_repro.lineage.environment import describe_environment
 from mlm_repro.lineage.errors import BadInput, DataMissing
+from mlm_repro.lineage.extras import installed
+from mlm_repro.lineage.files import Environment
 from mlm_repro.lineage.progress import Progress, announce
 
+COMPUTING = ("transformers", "gguf", "peft", "accelerate", "numba")
+"""Packages that compute models of other programs."""
 MakeTask = Callable[[EvaluatedCheckpoint], Task]
 """The task for a checkpoint's tokenizer and context."""
 
@@ -78,15 +82,24 @@ def evaluate(place: Place, tasks: Mapping[str, MakeTask], settings: Settings, li
     provenance = Provenance(
         kind=evaluated.kind, checkpoint=_shown(evaluated.directory, place.asked), checkpoint_digest=evaluated.digest,
         tokenizer_digest=evaluated.tokenizer.digest, dtype=str(evaluated.model.dtype).removeprefix("torch."),
-        seconds=time.monotonic() - started, environment=describe_environment(),
+        seconds=time.monotonic() - started, environment=_environment(), backend=evaluated.backend,
+        batch_size=1 if evaluated.model.is_alone else settings.batch_size, checked=evaluated.checked,
+        first_tokens=[evaluated.tokenizer.decode([token]) for token in evaluated.tokenizer.first_tokens],
     )  # fmt: skip
     done = {}
     for (name, task), scores in zip(made.items(), scored, strict=True):
         result = task.result(scores, provenance)
-        if evaluated.note:
-            result = result.model_copy(update={"warnings": [evaluated.note, *result.warnings]})
+        if evaluated.notes:
+            result = result.model_copy(update={"warnings": [*evaluated.notes, *result.warnings]})
         done[name] = Evaluation(task, scores, result)
     return Evaluations(done, {name: str(error) for name, error in missing.items()})
+
+
+def _environment() -> Environment:
+    """The machine and all packages that a model is computed with."""
+    found = describe_environment()
+    more = {name: number for name in COMPUTING if (number := installed(name))}
+    return found.model_copy(update={"packages": found.packages | more})
 
 
 def _score_all(tasks: Sequence[Task], evaluated: EvaluatedCheckpoint, settings: Settings) -> list[Scores]:

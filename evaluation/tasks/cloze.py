@@ -131,7 +131,7 @@ class ClozeTask(Task):
                 raise BadInput(f"a target of {count} sub-words does not fit the model's context of {seq_length}")
             return Request(np.asarray(ids[-(seq_length + 1) :], dtype=np.int64), count)
 
-        super().__init__(source, tokenizer, Lazy(len(examples), request))
+        super().__init__(source, tokenizer, Lazy(len(examples), request), passages)
         if rule.filters_stop_words:  # whole ones, in any case, with or without a space before them
             texts = (tokenizer.decode([token]) for token in range(tokenizer.vocab_size))
             banned = [token for token, text in enumerate(texts) if text.strip().lower() in STOP_WORDS]

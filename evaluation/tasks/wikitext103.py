@@ -111,6 +111,7 @@ def document_stream(text: RunningText, tokenizer: Encoder, seq_length: int) -> S
             Block(title=document.partition("\n")[0].strip(" ="), num_targets=len(tokens),
                   num_original_tokens=count_original_tokens(document)) for document, tokens in sizes
         ],
+        window=seq_length, stride=seq_length,
     )  # fmt: skip
 
 
