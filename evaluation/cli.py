@@ -115,38 +115,54 @@ def run(
 
 @app.command()
 def compare(
-    first: Annotated[Path, typer.Argument(help=CKPT_HELP)],
-    second: Annotated[Path, typer.Argument(help="Another.")],
+    models: Annotated[list[Path], typer.Argument(
+        help="Two checkpoints, or two or more files that --json wrote; the others are compared with the first."
+    )],
     task: Annotated[
         list[str], typer.Option("--task", help="A protocol of `mlm-eval list`; may be given several times.")
     ] = ["wikitext103", "lambada"],  # noqa: B006
     limit: Limit = None, scoring: Scoring = None, json: Json = None,
+    table: Annotated[Path | None, typer.Option(help="Also write a table of all models, .md or .csv.")] = None,
 ) -> None:  # fmt: skip
-    """Compare two checkpoints on the same tests: the paired difference with its standard error."""
-    for name in task:
-        check_task_name(name)
-    settings = override_config(Settings(), scoring or ())
-    places = _start(settings, [first, second], json, '"checkpoint_digest"')
-    from mlm_repro.evaluation import tables
-    from mlm_repro.evaluation.evaluate import evaluate, paired_difference
+    """Compare models on the same texts: the paired difference with its 95 % interval and its p value."""
+    if len(models) < 2:
+        raise BadInput("give two checkpoints, or two or more files of results")
+    check_place("--table", table, "| model |")
+    if is_kept := all(model.suffix == ".json" and model.is_file() for model in models):
+        check_place("--json", json, '"differences"')
+    else:
+        if len(models) > 2:
+            raise BadInput("more than two models are compared by their files, which --json writes")
+        for name in task:
+            check_task_name(name)
+        settings = override_config(Settings(), scoring or ())
+        places = _start(settings, models, json, '"differences"')
+    from mlm_repro.evaluation import compare, tables
 
-    tasks = {name: partial(build_task, name) for name in task}
-    left, right = (evaluate(place, tasks, settings, limit) for place in places)
-    if not is_first_rank():
-        return
-    names = [name for name in left.done if name in right.done]
-    results = [{name: evaluations.done[name].result for name in names} for evaluations in (left, right)]
-    for name in names:
-        if results[0][name].data_digest != results[1][name].data_digest:
-            raise BadInput(f"{name}: the two checkpoints were scored on different texts")
-    pairs = [(name, left.done[name], right.done[name]) for name in names]
-    differences = [paired_difference(n, a.task.losses(a.scores), b.task.losses(b.scores)) for n, a, b in pairs]
-    for shown, evaluations in zip(results, (left, right), strict=True):
-        tables.print_conventions(shown, evaluations.missing)
+    missing: list[dict[str, str]] = [{} for _ in models]
+    if is_kept:
+        results = [compare.read_results(model) for model in models]
+    else:
+        from mlm_repro.evaluation.evaluate import evaluate
+
+        done = [evaluate(place, {name: partial(build_task, name) for name in task}, settings, limit)
+                for place in places]  # fmt: skip
+        if not is_first_rank():
+            return
+        results = [{name: each.result for name, each in evaluations.done.items()} for evaluations in done]
+        missing = [evaluations.missing for evaluations in done]
+    first, *others = results
+    shared = [[name for name in first if name in other] for other in others]
+    if not all(shared):
+        raise BadInput(f"{models[0]} and another have no protocol in common")
+    pairs = [(first[name], other[name]) for other, names in zip(others, shared, strict=True) for name in names]
+    differences = [compare.paired_difference(*pair) for pair in pairs]
+    for shown, left_out in zip(results, missing, strict=True):
+        tables.print_conventions(shown, left_out)
     tables.print_differences(differences)
-    compared = {"differences": [difference.model_dump(mode="json") for difference in differences],
-                "first": _dump(results[0]), "second": _dump(results[1])}  # fmt: skip
-    _write(json, compared)
+    dumped = [difference.model_dump(mode="json") for difference in differences]
+    _write(json, {"differences": dumped, "results": [_dump(each) for each in results]})
+    _write(table, compare.table(results, differences, table.suffix if table else ""))
 
 
 @app.command()
@@ -173,7 +189,12 @@ def oracle(
     out: Annotated[
         Path | None, typer.Option(help="New directory of the oracle, or the one that numbers are of.")
     ] = None,
-    identify: Annotated[list[str] | None, typer.Option(help="A harness's number; may be given several times.")] = None,
+    identify: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A harness's number, or numbers of one run as TEXT=NUMBER TEXT=NUMBER; may be given several times."
+        ),
+    ] = None,
     unit: Annotated[Literal["ppl", "loss", "bits-per-byte", "accuracy"] | None, typer.Option(help="Its unit.")] = None,
     text: Annotated[str | None, typer.Option(help="The oracle's text that it is of, such as prose.")] = None,
     numbers: Annotated[
@@ -183,7 +204,7 @@ def oracle(
 ) -> None:
     """Write a checkpoint that tells how it was evaluated, or name the convention of a harness's number on it."""
     check_place("--json", json, '"identified"')
-    from mlm_repro.evaluation.conventions.identify import explain_bytes, find, parse_claim
+    from mlm_repro.evaluation.conventions.identify import explain_bytes, find, parse_claims
 
     if numbers:
         print(explain_bytes(numbers))
@@ -191,7 +212,7 @@ def oracle(
     if not identify and not out:
         raise BadInput("give --out DIR to write the oracle, or --identify NUMBER")
     for number in identify or ():
-        parse_claim(number)
+        parse_claims(number, text)
     from mlm_repro.evaluation.conventions.oracle import read_table, write_oracle
 
     with TemporaryDirectory() as temporary:

@@ -1,4 +1,4 @@
-"""Evaluating a checkpoint by named protocols, from a directory to results, and two by paired differences."""
+"""Evaluating a checkpoint by named protocols, from a directory to results."""
 
 import sys
 import time
@@ -12,14 +12,12 @@ from numpy.typing import NDArray
 from mlm_repro.engine.launch.mesh import telling_of_lost_ranks
 from mlm_repro.evaluation.checkpoints import EvaluatedCheckpoint, open_checkpoint
 from mlm_repro.evaluation.models.places import Place
-from mlm_repro.evaluation.protocol import Encoder, Losses, Request, Scores, Task
+from mlm_repro.evaluation.protocol import Encoder, Request, Scores, Task
 from mlm_repro.evaluation.schema import Provenance, Result
 from mlm_repro.evaluation.scoring.scores import NoMemory, remembering, score, score_with_memory
 from mlm_repro.evaluation.settings import Settings
-from mlm_repro.evaluation.tasks.uncertainty import difference_standard_error, mean_standard_error
-from mlm_repro.lineage.config import Config
 from mlm_repro.lineage.environment import describe_environment
-from mlm_repro.lineage.errors import BadInput, DataMissing
+from mlm_repro.lineage.errors import DataMissing
 from mlm_repro.lineage.extras import installed
 from mlm_repro.lineage.files import Environment
 from mlm_repro.lineage.progress import Progress, announce
@@ -148,35 +146,3 @@ def share(tasks: Sequence[Sequence[Request]]) -> tuple[list[Request], list[NDArr
             mine[number] = place
         places.append(mine)
     return [request for _, request in distinct.values()], places
-
-
-class Difference(Config):
-    """Second checkpoint less the first, article by article or example by example."""
-
-    task: str
-    num_pairs: int
-    log_perplexity: float
-    """Below zero if the second predicts better."""
-    log_perplexity_standard_error: float | None
-    accuracy: float | None
-    """None for a perplexity task."""
-    accuracy_standard_error: float | None
-
-
-def paired_difference(task: str, first: Losses, second: Losses) -> Difference:
-    """The difference on the articles or examples. Raises BadInput if the two checkpoints have different ones."""
-    if first.names != second.names:
-        why = "were not scored on the same parts of the text, since their contexts or vocabularies differ"
-        raise BadInput(f"{task}: the two checkpoints {why}: compare them without --limit, on a text with articles")
-    values = [losses.nll.sum() / losses.weight.sum() for losses in (first, second)]
-    accuracy = accuracy_error = None
-    if first.correct is not None and second.correct is not None:
-        change = second.correct.astype(np.float64) - first.correct
-        accuracy, accuracy_error = float(change.mean()), mean_standard_error(change)
-        error = mean_standard_error(second.nll - first.nll)
-    else:
-        error = difference_standard_error((first.nll, first.weight), (second.nll, second.weight))
-    return Difference(
-        task=task, num_pairs=len(first.names), log_perplexity=float(values[1] - values[0]),
-        log_perplexity_standard_error=error, accuracy=accuracy, accuracy_standard_error=accuracy_error,
-    )  # fmt: skip

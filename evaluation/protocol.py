@@ -85,18 +85,6 @@ class Scores(NamedTuple):
         return Scores._make([*(column[chosen] for column in self[:-1]), counts])
 
 
-@dataclass(frozen=True)
-class Losses:
-    """Losses by article or example, for the comparison of two checkpoints."""
-
-    names: list[str]
-    nll: NDArray[np.float64]
-    """Summed negative log-likelihood, in nats."""
-    weight: NDArray[np.float64]
-    """Divisor of each loss: words or examples."""
-    correct: NDArray[np.bool_] | None = None
-
-
 class Encoder(Protocol):
     """Interface of a tokenizer for tasks."""
 
@@ -210,10 +198,6 @@ class Task(ABC):
     @abstractmethod
     def text(self, place: int) -> str:
         """Text of a request, for a sample."""
-
-    @abstractmethod
-    def losses(self, scores: Scores) -> Losses:
-        """The scores by article or example."""
 
     @abstractmethod
     def result(self, scores: Scores, provenance: Provenance) -> Result:

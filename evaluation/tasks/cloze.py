@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from mlm_repro.evaluation.protocol import (
     Encoder,
-    Losses,
     Request,
     Scores,
     SourceText,
@@ -143,11 +142,6 @@ class ClozeTask(Task):
     def text(self, place: int) -> str:
         """The passage."""
         return self._passages[self.chosen[place]]
-
-    def losses(self, scores: Scores) -> Losses:
-        """One element per example."""
-        names = [str(number) for number in self.chosen]
-        return Losses(names, scores.nll, np.ones(len(names)), self.correct(scores))
 
     @property
     def counts(self) -> dict[str, Any]:

@@ -13,7 +13,6 @@ import numpy as np
 from mlm_repro.evaluation.protocol import (
     LARGEST_EXPONENT,
     Encoder,
-    Losses,
     Request,
     Scores,
     Task,
@@ -22,7 +21,7 @@ from mlm_repro.evaluation.protocol import (
 )
 from mlm_repro.evaluation.schema import Block, PerplexityResult, Provenance
 from mlm_repro.evaluation.tasks.documents import RunningText, count_original_tokens, cut_articles
-from mlm_repro.evaluation.tasks.uncertainty import ratio_standard_error
+from mlm_repro.evaluation.tasks.uncertainty import Floats, ratio_standard_error
 from mlm_repro.evaluation.windows import Lazy, sliding_windows
 from mlm_repro.lineage.errors import BadInput
 
@@ -122,6 +121,17 @@ def sliding_stream(
     return Stream(recipe, num_tokens, Lazy(len(windows), request), firsts, blocks, seq_length, stride)
 
 
+def block_weights(blocks: Sequence[Block], normaliser: float, num_windows: int) -> Floats:
+    """Share of each block in the divisor of a result, [blocks]: by its words, or by its sub-words where these divide.
+
+    A divisor by sub-words counts all that were scored, or one less in some windows.
+    """
+    scored = np.array([float(block.num_scored) for block in blocks])
+    words = np.array([block.num_original_tokens * block.num_scored / block.num_targets for block in blocks])
+    weights: Floats = scored if 0 <= scored.sum() - normaliser <= num_windows else words
+    return weights * (normaliser / weights.sum())
+
+
 class PerplexityTask(Task):
     """The task for one text and one stream of it."""
 
@@ -134,16 +144,6 @@ class PerplexityTask(Task):
         super().__init__(text.source, tokenizer, stream.requests, [text.text])
         self.with_memory, self.stream = with_memory, stream
         self.running_text, self._divisor, self._num_original_tokens = text, divisor, text.num_original_tokens
-
-    def losses(self, scores: Scores) -> Losses:
-        """An element for each block with scored targets; all weights add up to the divisor."""
-        blocks = self._scored_blocks(scores)
-        if self._divisor == "transformers labels":
-            weight = np.array([float(block.num_scored) for block in blocks])
-        else:
-            weight = np.array([block.num_original_tokens * block.num_scored / block.num_targets for block in blocks])
-        nll, weight = np.array([block.nll for block in blocks]), weight * (self._divided(scores)[1] / weight.sum())
-        return Losses([block.title for block in blocks], nll, weight)
 
     @property
     def counts(self) -> dict[str, Any]:
@@ -167,7 +167,8 @@ class PerplexityTask(Task):
         targets, others = sum(block.num_targets for block in stream.blocks), self._num_original_tokens - 1
         token_ratio = targets / others if others else None
         divided, normaliser = self._divided(scores)
-        losses = self.losses(scores)
+        blocks = self._scored_blocks(scores)
+        sums, weights = np.array([block.nll for block in blocks]), block_weights(blocks, normaliser, len(self.requests))
         words, lm_eval_words = self._num_original_tokens * share, text.num_lm_eval_words * share
         too_few = words < 2 * share or nll > LARGEST_EXPONENT * min(words, lm_eval_words)
         if too_few:
@@ -192,11 +193,11 @@ class PerplexityTask(Task):
         return PerplexityResult(
             **facts, **self.counts, protocol=self._describe(provenance.dtype),
             perplexity=perplexity(divided, normaliser) if by_subwords else by(normaliser, divided),
-            log_perplexity_standard_error=ratio_standard_error(losses.nll, losses.weight), normaliser=normaliser,
+            log_perplexity_standard_error=ratio_standard_error(sums, weights), normaliser=normaliser,
             loss_per_token=loss, subword_perplexity=perplexity(nll, num_scored), original_token_perplexity=by(words),
             lm_eval_word_perplexity=by(lm_eval_words), token_ratio=token_ratio, megatron=megatron,
             bits_per_byte=nll / math.log(2) / (text.num_bytes * share), num_windows=len(self.requests),
-            blocks=self._scored_blocks(scores), window=stream.window, stride=stream.stride,
+            blocks=blocks, window=stream.window, stride=stream.stride,
         )  # fmt: skip
 
     def _divided(self, scores: Scores) -> tuple[float, float]:
