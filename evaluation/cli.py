@@ -30,7 +30,11 @@ if TYPE_CHECKING:
 
 app = CommandLine(help="Evaluate a checkpoint by a named protocol.", no_args_is_help=True)
 ALL = "all"
-FILE_TASKS = ("perplexity", "perplexity-huggingface", "cloze")
+FILE_PERPLEXITIES = (
+    "perplexity", "perplexity-huggingface", "perplexity-gptq", "perplexity-llama.cpp", "perplexity-nanochat",
+    "perplexity-lm-eval", "perplexity-lm-eval-0.4.13",
+)  # fmt: skip
+FILE_TASKS = (*FILE_PERPLEXITIES, "cloze")
 CKPT_HELP = (
     "Checkpoint or run directory, a Hugging Face directory or hub name of any causal language model, smollm2 (with the "
     "extra of that name), or a Megatron-LM save directory."
@@ -52,7 +56,7 @@ Stride = Annotated[int | None, typer.Option(
 @app.command()
 def run(
     protocol: Annotated[str, typer.Argument(
-        help="A name of `mlm-eval list`, `all`, or `perplexity`, `perplexity-huggingface`, `cloze`."
+        help="A name of `mlm-eval list`, `all`, `cloze`, or `perplexity`, which may go on as below."
     )],
     ckpt: Checkpoint,
     file: Annotated[Path | None, typer.Argument(
@@ -70,8 +74,9 @@ def run(
     """Score a checkpoint: `mlm-eval wikitext103 --ckpt DIR`, `mlm-eval perplexity FILE --ckpt DIR`.
 
     `all` scores every protocol in one pass. `perplexity` joins the documents of a .jsonl or .json file by blank
-    lines, `perplexity-huggingface` does it by transformers' recipe; `cloze` is the strict last-word accuracy on
-    passages, one a line.
+    lines, `perplexity-huggingface`, `-gptq`, `-llama.cpp`, `-nanochat` (bits per byte), `-lm-eval` and
+    `-lm-eval-0.4.13` (a first token twice) do it by these programs' recipes; `cloze` is the strict last-word accuracy
+    on passages, one a line.
     """
     if protocol not in (ALL, *FILE_TASKS):
         check_task_name(protocol)

@@ -11,6 +11,7 @@ from mlm_repro.evaluation.protocol import Encoder, SourceText
 from mlm_repro.evaluation.tasks.cloze import STRICT, ClozeTask
 from mlm_repro.evaluation.tasks.documents import RunningText
 from mlm_repro.evaluation.tasks.perplexity import UNCHANGED, First, PerplexityTask, sliding_stream
+from mlm_repro.evaluation.tasks.programs import PROGRAMS, program_perplexity
 from mlm_repro.evaluation.windows import STRIDES_PER_WINDOW, shortened
 from mlm_repro.lineage.atomic import parse_json, read_bytes
 from mlm_repro.lineage.digest import sha256_file
@@ -48,13 +49,19 @@ def file_perplexity(
     """Sliding-window perplexity of a text file, or of the documents of a .jsonl or .json file joined by blank lines.
 
     The window is the context and the stride a 32nd of it, or of the name `perplexity-huggingface` half of it, unless
-    they are given; the protocol's name says so then. Raises BadInput for a window beyond the context.
+    they are given; the protocol's name says so then. Names of `PROGRAMS` have their own. Raises BadInput for a window
+    beyond the context.
     """
     documents, remarks = read_texts(path)
     named = "".join(f"-{word}{size}" for word, size in (("window", window), ("stride", stride)) if size)
     named += "-first-every" if first == "every" else ""
     text = RunningText.of_documents(SourceText(name + named, path.name, sha256_file(path), remarks=remarks), documents)
     inside, size = name == "perplexity-huggingface", shortened(context, window)
+    if name in PROGRAMS:
+        if stride or first == "every":
+            raise BadInput(f"{name} has its own stride and first tokens")
+        usual = min(PROGRAMS[name] or context, context)
+        return program_perplexity(text.source, name, documents, tokenizer, window or usual)
     stride = stride or max(1, size // (2 if inside else STRIDES_PER_WINDOW))
     stream = sliding_stream(text, UNCHANGED, tokenizer, size - inside, stride, first)
     return PerplexityTask(text, stream, tokenizer, "transformers labels" if inside else "original tokens")

@@ -45,7 +45,7 @@ class Detokenizer:
 UNCHANGED = Detokenizer("none", lambda text: text)
 First = Literal["once", "every"]
 """Where the tokenizer's first tokens stand: before the text, or in every window."""
-Divisor = Literal["original tokens", "lm-eval words", "transformers labels"]
+Divisor = Literal["original tokens", "lm-eval words", "sub-words", "transformers labels"]
 """Divisor of the summed loss. The last is transformers' recipe, which counts one target too few in every window but the
 first, and weights the window's mean loss accordingly."""
 
@@ -185,7 +185,7 @@ class PerplexityTask(Task):
         def by(divisor: float, dividend: float = nll) -> float | None:
             return None if too_few else perplexity(dividend, divisor)
 
-        by_subwords = self._divisor == "transformers labels"
+        by_subwords = self._divisor in ("sub-words", "transformers labels")
         megatron = {"avg loss": loss, "ppl": math.exp(min(MEGATRON_LARGEST_EXPONENT, loss))}
         if token_ratio is not None:
             adjusted = math.exp(min(MEGATRON_LARGEST_EXPONENT, loss * token_ratio))
@@ -204,6 +204,8 @@ class PerplexityTask(Task):
         if self._divisor == "transformers labels":
             labels = scores.num_scored - np.array([index > 0 for index in self.chosen])
             return math.fsum(scores.nll / scores.num_scored * labels), float(labels.sum())
+        if self._divisor == "sub-words":
+            return math.fsum(scores.nll), float(len(scores.log_probabilities))
         words = self.running_text.num_lm_eval_words if self._divisor == "lm-eval words" else self._num_original_tokens
         return math.fsum(scores.nll), words * self._share(scores)
 
@@ -225,6 +227,7 @@ class PerplexityTask(Task):
         divisor = {
             "original tokens": f"{self._num_original_tokens} space-separated tokens of the original",
             "lm-eval words": f"{self.running_text.num_lm_eval_words} words as lm-evaluation-harness counts them",
+            "sub-words": "sub-words scored",
             "transformers labels": "sub-words scored, one too few in each window but the first",
         }[self._divisor]
         recipe = self.stream.recipe + ("; each window with the memory of those before" if self.with_memory else "")
