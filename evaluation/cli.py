@@ -32,7 +32,7 @@ app = CommandLine(help="Evaluate a checkpoint by a named protocol.", no_args_is_
 ALL = "all"
 FILE_PERPLEXITIES = (
     "perplexity", "perplexity-huggingface", "perplexity-gptq", "perplexity-llama.cpp", "perplexity-nanochat",
-    "perplexity-lm-eval", "perplexity-lm-eval-0.4.13",
+    "perplexity-lm-eval", "perplexity-lm-eval-bos-twice",
 )  # fmt: skip
 FILE_TASKS = (*FILE_PERPLEXITIES, "cloze")
 CKPT_HELP = (
@@ -75,8 +75,8 @@ def run(
 
     `all` scores every protocol in one pass. `perplexity` joins the documents of a .jsonl or .json file by blank
     lines, `perplexity-huggingface`, `-gptq`, `-llama.cpp`, `-nanochat` (bits per byte), `-lm-eval` and
-    `-lm-eval-0.4.13` (a first token twice) do it by these programs' recipes; `cloze` is the strict last-word accuracy
-    on passages, one a line.
+    `-lm-eval-bos-twice` do it by these programs' recipes; `cloze` is the strict last-word accuracy on passages, one a
+    line.
     """
     if protocol not in (ALL, *FILE_TASKS):
         check_task_name(protocol)

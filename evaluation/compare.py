@@ -44,9 +44,9 @@ class Difference(Config):
 def read_results(path: Path) -> dict[str, Result]:
     """The results of a file that `--json` wrote, by task. Raises BadInput for another file."""
     content = read_object(path)
-    found = content.get("results", {content.get("task", ""): content})
+    results = content.get("results", {content.get("task", ""): content})
     try:
-        return {name: Result.model_validate(result) for name, result in found.items()}
+        return {name: Result.model_validate(result) for name, result in results.items()}
     except (ValueError, AttributeError) as error:
         raise BadInput(f"{path} holds no results of mlm-eval") from error
 
@@ -104,10 +104,10 @@ def _sign_test(better: int, worse: int) -> float:
 
 def table(results: Sequence[Mapping[str, Result]], differences: Sequence[Difference], suffix: str) -> str:
     """A row for each model and task, as CSV for the suffix .csv, otherwise Markdown."""
-    found = {(each.model, each.task): each for each in differences}
+    by_model = {(each.model, each.task): each for each in differences}
     rows = [["model", "task", "perplexity", "±", "accuracy", "ln difference", "95 % interval", "p"]]
     for result in (result for each in results for result in each.values()):
-        change = found.get((result.checkpoint, result.task))
+        change = by_model.get((result.checkpoint, result.task))
         spread, share = result.spread, result.accuracy if isinstance(result, ClozeResult) else None
         numbers = (result.perplexity, spread, share, change and change.log_perplexity)
         low_high = " to ".join(f"{end:+.5f}" for end in change.interval) if change and change.interval else ""

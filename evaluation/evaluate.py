@@ -95,9 +95,9 @@ def evaluate(place: Place, tasks: Mapping[str, MakeTask], settings: Settings, li
 
 def _environment() -> Environment:
     """The machine and all packages that a model is computed with."""
-    found = describe_environment()
+    environment = describe_environment()
     more = {name: number for name in COMPUTING if (number := installed(name))}
-    return found.model_copy(update={"packages": found.packages | more})
+    return environment.model_copy(update={"packages": environment.packages | more})
 
 
 def _score_all(tasks: Sequence[Task], evaluated: EvaluatedCheckpoint, settings: Settings) -> list[Scores]:

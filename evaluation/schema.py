@@ -26,7 +26,7 @@ class Provenance(FileSchema):
     batch_size: int | None = None
     """Rows per forward pass that were asked for; None for as many as fit."""
     first_tokens: list[str] = Field(default_factory=list)
-    """What the tokenizer puts before every text."""
+    """Tokens that the tokenizer puts before every text."""
     checked: dict[str, str] = Field(default_factory=dict)
     """Outcome of each probe of the loaded model, by its name."""
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from mlm_repro.evaluation.models import WEIGHTS
 from mlm_repro.lineage.digest import sha256_file
 from mlm_repro.lineage.errors import BadInput, DataMissing, IntegrityFailure
 from mlm_repro.lineage.files import FileSchema, read_document, write_document
@@ -13,8 +14,6 @@ from mlm_repro.lineage.files import FileSchema, read_document, write_document
 HUB_NAME = re.compile(r"((?:\w[\w.-]*/)?(\w[\w.-]*))(?:@(\w[\w./-]*))?")
 FILES = ["*.json", "merges.txt", "vocab.txt", "*.model"]
 """Files besides weights."""
-WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
-"""Weights, the first format that a model has."""
 RECORD = "fetched.json"
 
 

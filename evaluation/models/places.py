@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from mlm_repro.engine.published import CONFIG, check_published
-from mlm_repro.evaluation.models.hub_models import WEIGHTS, cached_model
+from mlm_repro.evaluation.models import WEIGHTS
 from mlm_repro.lineage.errors import BadInput, DataMissing
 from mlm_repro.lineage.extras import install_command
 
@@ -87,6 +87,8 @@ class Place:
 def _directory(path: Path) -> Path:
     if (place := place_of(path)).exists():
         return place
+    from mlm_repro.evaluation.models.hub_models import cached_model
+
     try:
         return cached_model(str(path))
     except (BadInput, DataMissing) as error:

@@ -59,7 +59,7 @@ class PretrainedTokenizer:
         self.special_tokens = {self.decode([self.end_of_text]): self.end_of_text} | added
 
     def _first_tokens(self) -> tuple[int, ...]:
-        """What stands before a text with the tokens that are added to it."""
+        """The tokens that stand before a text with the tokens that are added to it."""
         alone, added = self.encode(SOME_TEXT), list(self._theirs(SOME_TEXT, verbose=False).input_ids)
         places = (place for place in range(len(added)) if alone and added[place : place + len(alone)] == alone)
         return tuple(added[: next(places, 0)])
@@ -304,8 +304,8 @@ class Pretrained:
             self._say("weights", f"{there}; it is left out")
         if (scheme := getattr(model.config, "quantization_config", None)) is not None:
             named = scheme if isinstance(scheme, dict) else scheme.to_dict()
-            kept = "computed in its own formats" if getattr(model, "is_quantized", False) else f"read into {dtype}"
-            self._say("quantisation", f"its configuration says {named.get('quant_method')}: weights are {kept}")
+            formats = "computed in its own formats" if getattr(model, "is_quantized", False) else f"read into {dtype}"
+            self._say("quantisation", f"its configuration says {named.get('quant_method')}: weights are {formats}")
         return model
 
     def _adapted(self, model: Any) -> Any:

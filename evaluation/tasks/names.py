@@ -43,9 +43,9 @@ TASKS = {
         "as lm-evaluation-harness's wikitext: 62 documents, disjoint windows, its word count; a first token once",
         "wikitext103", "mlm_repro.evaluation.tasks.wikitext103:lm_eval_wikitext103",
     ),
-    "wikitext103-lm-eval-0.4.13": NamedProtocol(
+    "wikitext103-lm-eval-bos-twice": NamedProtocol(
         "the same as releases up to 0.4.13 print it, which score a tokenizer's first token after another",
-        "wikitext103", "mlm_repro.evaluation.tasks.wikitext103:lm_eval_0_4_13_wikitext103",
+        "wikitext103", "mlm_repro.evaluation.tasks.wikitext103:lm_eval_twice_wikitext103",
     ),
     "wikitext103-memory": NamedProtocol(
         "Transformer-XL's: no detokenizer, disjoint segments, each with the memory of those before",

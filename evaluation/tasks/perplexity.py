@@ -44,7 +44,7 @@ class Detokenizer:
 
 UNCHANGED = Detokenizer("none", lambda text: text)
 First = Literal["once", "every"]
-"""Where the tokenizer's first tokens stand: before the text, or in every window."""
+"""Places of the tokenizer's first tokens: before the text, or in every window."""
 Divisor = Literal["original tokens", "lm-eval words", "sub-words", "transformers labels"]
 """Divisor of the summed loss. The last is transformers' recipe, which counts one target too few in every window but the
 first, and weights the window's mean loss accordingly."""

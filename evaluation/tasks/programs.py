@@ -17,8 +17,8 @@ from mlm_repro.evaluation.windows import Window, rolling_windows, sliding_window
 from mlm_repro.lineage.errors import BadInput
 
 GPTQ, LLAMA_CPP, NANOCHAT = "perplexity-gptq", "perplexity-llama.cpp", "perplexity-nanochat"
-LM_EVAL, LM_EVAL_0_4_13 = "perplexity-lm-eval", "perplexity-lm-eval-0.4.13"
-PROGRAMS = {GPTQ: 2048, LLAMA_CPP: 512, NANOCHAT: 2048, LM_EVAL: None, LM_EVAL_0_4_13: None}
+LM_EVAL, LM_EVAL_TWICE = "perplexity-lm-eval", "perplexity-lm-eval-bos-twice"
+PROGRAMS = {GPTQ: 2048, LLAMA_CPP: 512, NANOCHAT: 2048, LM_EVAL: None, LM_EVAL_TWICE: None}
 """Longest window without another by name; None for the model's context."""
 
 
@@ -26,9 +26,9 @@ def program_perplexity(
     source: SourceText, program: str, documents: Sequence[str], tokenizer: Encoder, window: int
 ) -> PerplexityTask:
     """The task of a program for documents. Raises BadInput for a text that is shorter than a window."""
-    if program in (LM_EVAL, LM_EVAL_0_4_13):
+    if program in (LM_EVAL, LM_EVAL_TWICE):
         text = RunningText.of_documents(source, documents)
-        stream = document_stream(documents, documents, tokenizer, window, program == LM_EVAL_0_4_13)
+        stream = document_stream(documents, documents, tokenizer, window, program == LM_EVAL_TWICE)
         return PerplexityTask(text, stream, tokenizer, "lm-eval words")
     if program == NANOCHAT:
         begun = tokenizer.first_tokens[:1] or (tokenizer.document_start,)

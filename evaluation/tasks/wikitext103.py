@@ -96,7 +96,7 @@ def lm_eval_wikitext103(
     return PerplexityTask(text, stream, tokenizer, "lm-eval words")
 
 
-lm_eval_0_4_13_wikitext103 = partial(lm_eval_wikitext103, is_double=True)
+lm_eval_twice_wikitext103 = partial(lm_eval_wikitext103, is_double=True)
 
 
 def _in_windows(

@@ -87,7 +87,9 @@ def test_lm_evaluation_harness_s_number_and_the_honest_one(directory: Path, file
     model: Any = HFLM(pretrained=str(directory), dtype="float32", device="cpu", batch_size=1)
     asked = [Instance("loglikelihood_rolling", {}, (text,), number) for number, text in enumerate(DOCUMENTS)]
     theirs = -sum(model.loglikelihood_rolling(asked, disable_tqdm=True))
-    double, once = (evaluated(f"perplexity-lm-eval{release}", file, "--ckpt", directory) for release in ("-0.4.13", ""))
+    double, once = (
+        evaluated(f"perplexity-lm-eval{release}", file, "--ckpt", directory) for release in ("-bos-twice", "")
+    )
     nll = {name: each["loss_per_token"] * each["num_scored_tokens"] for name, each in (("0.4.13", double), ("", once))}
     assert nll["0.4.13"] == pytest.approx(theirs, rel=1e-6)
     assert (abs(nll[""] / theirs - 1) > 1e-4) == (once["first_tokens"] == ["<s>"])
