@@ -78,7 +78,7 @@ def evaluate(place: Place, tasks: Mapping[str, MakeTask], settings: Settings, li
             print(f"warning: {task.note}", file=sys.stderr)
     scored = _score_all(list(made.values()), evaluated, settings)
     provenance = Provenance(
-        kind=evaluated.kind, checkpoint=_shown(evaluated.directory, place.asked), checkpoint_digest=evaluated.digest,
+        kind=evaluated.kind, checkpoint=_shown(evaluated.directory, place), checkpoint_digest=evaluated.digest,
         tokenizer_digest=evaluated.tokenizer.digest, dtype=str(evaluated.model.dtype).removeprefix("torch."),
         seconds=time.monotonic() - started, environment=_environment(), backend=evaluated.backend,
         batch_size=1 if evaluated.model.is_alone else settings.batch_size, checked=evaluated.checked,
@@ -123,9 +123,10 @@ def _score_all(tasks: Sequence[Task], evaluated: EvaluatedCheckpoint, settings: 
         ]  # fmt: skip
 
 
-def _shown(directory: Path, asked: Path) -> str:
+def _shown(directory: Path, place: Place) -> str:
     """Run and iteration of a checkpoint of this suite, name of an imported one."""
-    if asked.exists() and directory.is_relative_to(asked.resolve()):
+    asked = place.asked
+    if place.format == "native" and asked.exists() and directory.is_relative_to(asked.resolve()):
         return f"{directory.parent.parent.name}/{directory.name}"
     return asked.resolve().name if asked.exists() else str(asked)
 

@@ -45,7 +45,9 @@ def cached_model(name: str) -> Path:
             raise DataMissing(f"model {name} is not in the hub's cache, and the hub cannot be reached") from error
     with asking_for(f"model {name}"):
         described = HfApi().model_info(repository, revision=revision)
-        return Path(snapshot_download(repository, revision=revision, allow_patterns=_wanted(name, described)))
+    wanted = _wanted(name, described)
+    with asking_for(f"model {name}"):
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=wanted))
 
 
 def fetch_model(name: str, out: Path) -> Path:
@@ -60,7 +62,8 @@ def fetch_model(name: str, out: Path) -> Path:
 
     with asking_for(f"model {name}"):
         described = HfApi().model_info(repository, revision=revision, files_metadata=True)
-        wanted = _wanted(name, described)
+    wanted = _wanted(name, described)
+    with asking_for(f"model {name}"):
         snapshot_download(repository, revision=described.sha, allow_patterns=wanted, local_dir=out / short)
     stated = {file.rfilename: file.lfs.sha256 for file in described.siblings or () if file.lfs}
     files = {path.name: sha256_file(path) for path in sorted((out / short).iterdir())

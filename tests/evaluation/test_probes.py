@@ -305,6 +305,7 @@ def test_the_store_knows_the_tensors_that_were_loaded_and_the_packages(
 def test_the_record_names_what_computed_it(tmp_path: Path, text: Path, evaluated: Evaluated) -> None:
     found = evaluated("perplexity", text, "--ckpt", made(tmp_path / "model", "LlamaConfig"), "--stride", 16)
     assert {"transformers", "gguf", "numba"} <= found["environment"]["packages"].keys()
+    assert found["checkpoint"] == "model"
     assert found["backend"] == "transformers: LlamaForCausalLM, sdpa attention"
     assert (found["window"], found["stride"], found["first_tokens"], found["batch_size"]) == (64, 16, ["<s>"], None)
     assert found["checked"].keys() == {"weights", "output layer", *probes.PROBES}
