@@ -25,7 +25,7 @@ from mlm_repro.engine.model.gpt2 import GPT2
 from mlm_repro.engine.optim.precision import DTYPES
 from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.evaluation.generate import generate
-from mlm_repro.evaluation.models.places import SMOLLM2, SMOLLM2_PACKAGE, place_of
+from mlm_repro.evaluation.models.places import SMOLLM2, SMOLLM2_PACKAGE, Place
 from mlm_repro.evaluation.models.pretrained import Pretrained, PretrainedModel
 from mlm_repro.evaluation.protocol import Request
 from mlm_repro.evaluation.scoring.scores import ScoringModel, pack_weights, score
@@ -77,7 +77,7 @@ def pretrained() -> dict[str, Callable[[], Any]]:
         return library.LlamaForCausalLM(library.LlamaConfig(vocab_size=50257, tie_word_embeddings=True, **sizes)).eval()
 
     def smollm2() -> Any:
-        return Pretrained(place_of(Path(SMOLLM2)), torch.float32, torch.device("cpu")).model.theirs
+        return Pretrained(Place.find(Path(SMOLLM2)), torch.float32, torch.device("cpu")).model.theirs
 
     return {LLAMA: llama} | ({SMOLLM2: smollm2} if find_spec(SMOLLM2_PACKAGE) else {})
 

@@ -7,7 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +29,8 @@ from mlm_repro.engine.published import CONFIG, is_megatron
 from mlm_repro.evaluation.models.places import SMOLLM2, SMOLLM2_NOTE, Place
 from mlm_repro.evaluation.models.pretrained import Pretrained
 from mlm_repro.evaluation.protocol import Encoder
-from mlm_repro.evaluation.scoring.scores import ScoringModel, pack_weights
+from mlm_repro.evaluation.scoring.probes import probe
+from mlm_repro.evaluation.scoring.scores import MAX_LOGIT_BYTES, ScoringModel, pack_weights
 from mlm_repro.evaluation.scoring.store import Store, open_scores
 from mlm_repro.evaluation.settings import Settings
 from mlm_repro.lineage.chain import read_newest
@@ -69,13 +70,19 @@ class EvaluatedCheckpoint:
     kind: Kind
     """`scaled` for a shrunk twin of a published model, `measured` otherwise."""
     num_parameters: int
-    note: str = ""
-    """Warning for a reader of its numbers."""
+    notes: tuple[str, ...] = ()
+    """Warnings for a reader of its numbers."""
+    backend: str = "engine"
+    """Program that computes the model."""
+    checked: dict[str, str] = field(default_factory=dict)
+    """Outcome of each probe."""
+    loaded: str = ""
+    """SHA-256 of the tensors as they were loaded, where the digest is of the files that they came from."""
 
     @property
     def store(self) -> Store:
         """Store of the checkpoint's scores."""
-        return partial(open_scores, user_cache("scores"), self.digest, self.tokenizer.digest)
+        return partial(open_scores, user_cache("scores"), self.loaded or self.digest, self.tokenizer.digest)
 
     def training_dataset(self) -> Path:
         """The single training dataset of the checkpoint. Raises DataMissing if it is not here."""
@@ -88,11 +95,21 @@ class EvaluatedCheckpoint:
 
 
 def open_checkpoint(place: Place, settings: Settings, row_by_row: bool = False) -> EvaluatedCheckpoint:
-    """Load a checkpoint of any format by the program that the settings name.
+    """Load a checkpoint of any format by the program that the settings name, and probe it.
 
     Without a name the engine computes each GPT-2 that it can, transformers every other model. Raises what
-    `native_checkpoint`, `load_checkpoint` and `Pretrained` raise.
+    `native_checkpoint`, `load_checkpoint`, `Pretrained` and `probe` raise.
     """
+    evaluated = _load(place, settings, row_by_row)
+    try:
+        model, checked = probe(evaluated.model)
+    except BadInput as error:
+        raise BadInput(f"{place.asked} cannot be scored: {error}") from error
+    notes = (*evaluated.notes, *([checked["row by row"]] if model.is_alone or model.length_switch else []))
+    return replace(evaluated, model=model, checked=evaluated.checked | checked, notes=notes)
+
+
+def _load(place: Place, settings: Settings, row_by_row: bool) -> EvaluatedCheckpoint:
     mesh, directory = build_mesh(settings.layout), place.directory
     dtype = DTYPES[settings.dtype] if settings.dtype else None
     if settings.device and mesh.layout.world_size == 1:
@@ -113,19 +130,24 @@ def open_checkpoint(place: Place, settings: Settings, row_by_row: bool = False) 
                 print(f"warning: transformers computes this model: {reason}", file=sys.stderr)
     if mesh.layout.world_size > 1 or settings.vocab or settings.heads:
         raise BadInput(f"{directory} is computed by transformers, which takes no layout, vocab or heads")
-    loaded = Pretrained(directory, dtype or torch.float32, mesh.device)
+    loaded = Pretrained(place, dtype or torch.float32, mesh.device)
     network, tokenizer = loaded.model, loaded.tokenizer
     if not row_by_row:
         network.pack_weights()
     sizes = tokenizer.vocab_size, loaded.context, network.hidden_size
-    model = ScoringModel(network, *sizes, dtype or torch.float32, mesh)
+    model = ScoringModel(network, *sizes, dtype or torch.float32, mesh, network.length_switch)
     note = f"{loaded.padding:,} rows of the embedding stand for no sub-word: they are left out of the softmax"
     note = f"{note}, in which transformers' own loop has them" if loaded.padding > 0 else ""
     note = SMOLLM2_NOTE if str(place.asked) == SMOLLM2 else note
-    return EvaluatedCheckpoint(directory, loaded.digest, tokenizer, model, "measured", network.num_parameters, note)
+    return EvaluatedCheckpoint(
+        directory, loaded.digest, tokenizer, model, "measured", network.num_parameters,
+        (*loaded.warnings, *[note] * bool(note)), f"transformers: {network.kernel}", loaded.checked, loaded.loaded,
+    )  # fmt: skip
 
 
 def _device(name: str) -> torch.device:
+    if name.partition(":")[0] not in MAX_LOGIT_BYTES:
+        raise BadInput(f"a model on {name} is not scored yet: give {' or '.join(MAX_LOGIT_BYTES)}")
     try:
         device = torch.device(name)
         torch.empty(0, device=device)

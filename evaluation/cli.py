@@ -30,7 +30,11 @@ if TYPE_CHECKING:
 
 app = CommandLine(help="Evaluate a checkpoint by a named protocol.", no_args_is_help=True)
 ALL = "all"
-FILE_TASKS = ("perplexity", "perplexity-huggingface", "cloze")
+FILE_PERPLEXITIES = (
+    "perplexity", "perplexity-huggingface", "perplexity-gptq", "perplexity-llama.cpp", "perplexity-nanochat",
+    "perplexity-lm-eval", "perplexity-lm-eval-bos-twice",
+)  # fmt: skip
+FILE_TASKS = (*FILE_PERPLEXITIES, "cloze")
 CKPT_HELP = (
     "Checkpoint or run directory, a Hugging Face directory or hub name of any causal language model, smollm2 (with the "
     "extra of that name), or a Megatron-LM save directory."
@@ -43,9 +47,7 @@ Limit = Annotated[int | None, typer.Option(
 Scoring = Annotated[list[str] | None, typer.Option(
     "--set", help="Override a setting: batch_size, workers, layout, backend, dtype, device, vocab or heads=VALUE."
 )]  # fmt: skip
-Window = Annotated[
-    int | None, typer.Option(min=2, help="Longest input for a file's perplexity; by default the model's context.")
-]
+Window = Annotated[int | None, typer.Option(min=2, help="Longest input; by default the model's context.")]
 Stride = Annotated[int | None, typer.Option(
     min=1, help="Tokens from window to window; by default a 32nd of one, by transformers' recipe half."
 )]  # fmt: skip
@@ -54,13 +56,17 @@ Stride = Annotated[int | None, typer.Option(
 @app.command()
 def run(
     protocol: Annotated[str, typer.Argument(
-        help="A name of `mlm-eval list`, `all`, or `perplexity`, `perplexity-huggingface`, `cloze`."
+        help="A name of `mlm-eval list`, `all`, `cloze`, or `perplexity`, which may go on as below."
     )],
     ckpt: Checkpoint,
     file: Annotated[Path | None, typer.Argument(
         help='Your text file, .jsonl file of {"text": ...} lines or .json array of them.', show_default=False
     )] = None,
-    window: Window = None, stride: Stride = None, limit: Limit = None, scoring: Scoring = None, json: Json = None,
+    window: Window = None, stride: Stride = None,
+    first: Annotated[Literal["once", "every"], typer.Option(
+        help="Where a file's perplexity has what the tokenizer puts before a text: once, or in every window."
+    )] = "once",
+    limit: Limit = None, scoring: Scoring = None, json: Json = None,
     samples: Annotated[
         Path | None, typer.Option("--samples", help="Also write every window or example to this .jsonl file.")
     ] = None,
@@ -68,8 +74,9 @@ def run(
     """Score a checkpoint: `mlm-eval wikitext103 --ckpt DIR`, `mlm-eval perplexity FILE --ckpt DIR`.
 
     `all` scores every protocol in one pass. `perplexity` joins the documents of a .jsonl or .json file by blank
-    lines, `perplexity-huggingface` does it by transformers' recipe; `cloze` is the strict last-word accuracy on
-    passages, one a line.
+    lines, `perplexity-huggingface`, `-gptq`, `-llama.cpp`, `-nanochat` (bits per byte), `-lm-eval` and
+    `-lm-eval-bos-twice` do it by these programs' recipes; `cloze` is the strict last-word accuracy on passages, one a
+    line.
     """
     if protocol not in (ALL, *FILE_TASKS):
         check_task_name(protocol)
@@ -79,8 +86,8 @@ def run(
         from mlm_repro.evaluation.tasks.heldout import read_file
 
         read_file(file)
-    if (window or stride) and not protocol.startswith("perplexity"):
-        raise BadInput(f"--window and --stride are for the perplexity of a file; {protocol} has its own")
+    if (stride or first != "once") and not protocol.startswith("perplexity"):
+        raise BadInput(f"--stride and --first are for the perplexity of a file; {protocol} has its own")
     if window and stride:
         check_stride(stride, window)
     settings = override_config(Settings(), scoring or ())
@@ -91,10 +98,11 @@ def run(
     from mlm_repro.evaluation.tasks import heldout
 
     names = TASKS if protocol == ALL else (protocol,)
-    tasks: dict[str, MakeTask] = {name: partial(build_task, name) for name in names}
+    tasks: dict[str, MakeTask] = {name: partial(build_task, name, window=window) for name in names}
     if file is not None:
-        of_text = partial(heldout.file_perplexity, window=window, stride=stride, name=protocol)
-        tasks = {protocol: file_task(heldout.file_cloze if protocol == "cloze" else of_text, file)}
+        of_text = partial(heldout.file_perplexity, window=window, stride=stride, name=protocol, first=first)
+        of_lines = partial(heldout.file_cloze, window=window)
+        tasks = {protocol: file_task(of_lines if protocol == "cloze" else of_text, file)}
     evaluations = evaluate(place, tasks, settings, limit)
     if not is_first_rank():
         return
@@ -112,38 +120,54 @@ def run(
 
 @app.command()
 def compare(
-    first: Annotated[Path, typer.Argument(help=CKPT_HELP)],
-    second: Annotated[Path, typer.Argument(help="Another.")],
+    models: Annotated[list[Path], typer.Argument(
+        help="Two checkpoints, or two or more files that --json wrote; the others are compared with the first."
+    )],
     task: Annotated[
         list[str], typer.Option("--task", help="A protocol of `mlm-eval list`; may be given several times.")
     ] = ["wikitext103", "lambada"],  # noqa: B006
     limit: Limit = None, scoring: Scoring = None, json: Json = None,
+    table: Annotated[Path | None, typer.Option(help="Also write a table of all models, .md or .csv.")] = None,
 ) -> None:  # fmt: skip
-    """Compare two checkpoints on the same tests: the paired difference with its standard error."""
-    for name in task:
-        check_task_name(name)
-    settings = override_config(Settings(), scoring or ())
-    places = _start(settings, [first, second], json, '"checkpoint_digest"')
-    from mlm_repro.evaluation import tables
-    from mlm_repro.evaluation.evaluate import evaluate, paired_difference
+    """Compare models on the same texts: the paired difference with its 95 % interval and its p value."""
+    if len(models) < 2:
+        raise BadInput("give two checkpoints, or two or more files of results")
+    check_place("--table", table, "| model |")
+    if is_kept := all(model.suffix == ".json" and model.is_file() for model in models):
+        check_place("--json", json, '"differences"')
+    else:
+        if len(models) > 2:
+            raise BadInput("more than two models are compared by their files, which --json writes")
+        for name in task:
+            check_task_name(name)
+        settings = override_config(Settings(), scoring or ())
+        places = _start(settings, models, json, '"differences"')
+    from mlm_repro.evaluation import compare, tables
 
-    tasks = {name: partial(build_task, name) for name in task}
-    left, right = (evaluate(place, tasks, settings, limit) for place in places)
-    if not is_first_rank():
-        return
-    names = [name for name in left.done if name in right.done]
-    results = [{name: evaluations.done[name].result for name in names} for evaluations in (left, right)]
-    for name in names:
-        if results[0][name].data_digest != results[1][name].data_digest:
-            raise BadInput(f"{name}: the two checkpoints were scored on different texts")
-    pairs = [(name, left.done[name], right.done[name]) for name in names]
-    differences = [paired_difference(n, a.task.losses(a.scores), b.task.losses(b.scores)) for n, a, b in pairs]
-    for shown, evaluations in zip(results, (left, right), strict=True):
-        tables.print_conventions(shown, evaluations.missing)
+    missing: list[dict[str, str]] = [{} for _ in models]
+    if is_kept:
+        results = [compare.read_results(model) for model in models]
+    else:
+        from mlm_repro.evaluation.evaluate import evaluate
+
+        done = [evaluate(place, {name: partial(build_task, name) for name in task}, settings, limit)
+                for place in places]  # fmt: skip
+        if not is_first_rank():
+            return
+        results = [{name: each.result for name, each in evaluations.done.items()} for evaluations in done]
+        missing = [evaluations.missing for evaluations in done]
+    first, *others = results
+    shared = [[name for name in first if name in other] for other in others]
+    if not all(shared):
+        raise BadInput(f"{models[0]} and another have no protocol in common")
+    pairs = [(first[name], other[name]) for other, names in zip(others, shared, strict=True) for name in names]
+    differences = [compare.paired_difference(*pair) for pair in pairs]
+    for shown, left_out in zip(results, missing, strict=True):
+        tables.print_conventions(shown, left_out)
     tables.print_differences(differences)
-    compared = {"differences": [difference.model_dump(mode="json") for difference in differences],
-                "first": _dump(results[0]), "second": _dump(results[1])}  # fmt: skip
-    _write(json, compared)
+    dumped = [difference.model_dump(mode="json") for difference in differences]
+    _write(json, {"differences": dumped, "results": [_dump(each) for each in results]})
+    _write(table, compare.table(results, differences, table.suffix if table else ""))
 
 
 @app.command()
@@ -170,7 +194,12 @@ def oracle(
     out: Annotated[
         Path | None, typer.Option(help="New directory of the oracle, or the one that numbers are of.")
     ] = None,
-    identify: Annotated[list[str] | None, typer.Option(help="A harness's number; may be given several times.")] = None,
+    identify: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A harness's number, or numbers of one run as TEXT=NUMBER TEXT=NUMBER; may be given several times."
+        ),
+    ] = None,
     unit: Annotated[Literal["ppl", "loss", "bits-per-byte", "accuracy"] | None, typer.Option(help="Its unit.")] = None,
     text: Annotated[str | None, typer.Option(help="The oracle's text that it is of, such as prose.")] = None,
     numbers: Annotated[
@@ -180,7 +209,7 @@ def oracle(
 ) -> None:
     """Write a checkpoint that tells how it was evaluated, or name the convention of a harness's number on it."""
     check_place("--json", json, '"identified"')
-    from mlm_repro.evaluation.conventions.identify import explain_bytes, find, parse_claim
+    from mlm_repro.evaluation.conventions.identify import explain_bytes, find, parse_claims
 
     if numbers:
         print(explain_bytes(numbers))
@@ -188,7 +217,7 @@ def oracle(
     if not identify and not out:
         raise BadInput("give --out DIR to write the oracle, or --identify NUMBER")
     for number in identify or ():
-        parse_claim(number)
+        parse_claims(number, text)
     from mlm_repro.evaluation.conventions.oracle import read_table, write_oracle
 
     with TemporaryDirectory() as temporary:

@@ -1,4 +1,4 @@
-"""Evaluating a checkpoint by named protocols, from a directory to results, and two by paired differences."""
+"""Evaluating a checkpoint by named protocols, from a directory to results."""
 
 import sys
 import time
@@ -12,16 +12,18 @@ from numpy.typing import NDArray
 from mlm_repro.engine.launch.mesh import telling_of_lost_ranks
 from mlm_repro.evaluation.checkpoints import EvaluatedCheckpoint, open_checkpoint
 from mlm_repro.evaluation.models.places import Place
-from mlm_repro.evaluation.protocol import Encoder, Losses, Request, Scores, Task
+from mlm_repro.evaluation.protocol import Encoder, Request, Scores, Task
 from mlm_repro.evaluation.schema import Provenance, Result
 from mlm_repro.evaluation.scoring.scores import NoMemory, remembering, score, score_with_memory
 from mlm_repro.evaluation.settings import Settings
-from mlm_repro.evaluation.tasks.uncertainty import difference_standard_error, mean_standard_error
-from mlm_repro.lineage.config import Config
 from mlm_repro.lineage.environment import describe_environment
-from mlm_repro.lineage.errors import BadInput, DataMissing
+from mlm_repro.lineage.errors import DataMissing
+from mlm_repro.lineage.extras import installed
+from mlm_repro.lineage.files import Environment
 from mlm_repro.lineage.progress import Progress, announce
 
+COMPUTING = ("transformers", "gguf", "peft", "accelerate", "numba")
+"""Packages that compute models of other programs."""
 MakeTask = Callable[[EvaluatedCheckpoint], Task]
 """The task for a checkpoint's tokenizer and context."""
 
@@ -76,17 +78,26 @@ def evaluate(place: Place, tasks: Mapping[str, MakeTask], settings: Settings, li
             print(f"warning: {task.note}", file=sys.stderr)
     scored = _score_all(list(made.values()), evaluated, settings)
     provenance = Provenance(
-        kind=evaluated.kind, checkpoint=_shown(evaluated.directory, place.asked), checkpoint_digest=evaluated.digest,
+        kind=evaluated.kind, checkpoint=_shown(evaluated.directory, place), checkpoint_digest=evaluated.digest,
         tokenizer_digest=evaluated.tokenizer.digest, dtype=str(evaluated.model.dtype).removeprefix("torch."),
-        seconds=time.monotonic() - started, environment=describe_environment(),
+        seconds=time.monotonic() - started, environment=_environment(), backend=evaluated.backend,
+        batch_size=1 if evaluated.model.is_alone else settings.batch_size, checked=evaluated.checked,
+        first_tokens=[evaluated.tokenizer.decode([token]) for token in evaluated.tokenizer.first_tokens],
     )  # fmt: skip
     done = {}
     for (name, task), scores in zip(made.items(), scored, strict=True):
         result = task.result(scores, provenance)
-        if evaluated.note:
-            result = result.model_copy(update={"warnings": [evaluated.note, *result.warnings]})
+        if evaluated.notes:
+            result = result.model_copy(update={"warnings": [*evaluated.notes, *result.warnings]})
         done[name] = Evaluation(task, scores, result)
     return Evaluations(done, {name: str(error) for name, error in missing.items()})
+
+
+def _environment() -> Environment:
+    """The machine and all packages that a model is computed with."""
+    environment = describe_environment()
+    more = {name: number for name in COMPUTING if (number := installed(name))}
+    return environment.model_copy(update={"packages": environment.packages | more})
 
 
 def _score_all(tasks: Sequence[Task], evaluated: EvaluatedCheckpoint, settings: Settings) -> list[Scores]:
@@ -112,9 +123,10 @@ def _score_all(tasks: Sequence[Task], evaluated: EvaluatedCheckpoint, settings: 
         ]  # fmt: skip
 
 
-def _shown(directory: Path, asked: Path) -> str:
+def _shown(directory: Path, place: Place) -> str:
     """Run and iteration of a checkpoint of this suite, name of an imported one."""
-    if asked.exists() and directory.is_relative_to(asked.resolve()):
+    asked = place.asked
+    if place.format == "native" and asked.exists() and directory.is_relative_to(asked.resolve()):
         return f"{directory.parent.parent.name}/{directory.name}"
     return asked.resolve().name if asked.exists() else str(asked)
 
@@ -135,35 +147,3 @@ def share(tasks: Sequence[Sequence[Request]]) -> tuple[list[Request], list[NDArr
             mine[number] = place
         places.append(mine)
     return [request for _, request in distinct.values()], places
-
-
-class Difference(Config):
-    """Second checkpoint less the first, article by article or example by example."""
-
-    task: str
-    num_pairs: int
-    log_perplexity: float
-    """Below zero if the second predicts better."""
-    log_perplexity_standard_error: float | None
-    accuracy: float | None
-    """None for a perplexity task."""
-    accuracy_standard_error: float | None
-
-
-def paired_difference(task: str, first: Losses, second: Losses) -> Difference:
-    """The difference on the articles or examples. Raises BadInput if the two checkpoints have different ones."""
-    if first.names != second.names:
-        why = "were not scored on the same parts of the text, since their contexts or vocabularies differ"
-        raise BadInput(f"{task}: the two checkpoints {why}: compare them without --limit, on a text with articles")
-    values = [losses.nll.sum() / losses.weight.sum() for losses in (first, second)]
-    accuracy = accuracy_error = None
-    if first.correct is not None and second.correct is not None:
-        change = second.correct.astype(np.float64) - first.correct
-        accuracy, accuracy_error = float(change.mean()), mean_standard_error(change)
-        error = mean_standard_error(second.nll - first.nll)
-    else:
-        error = difference_standard_error((first.nll, first.weight), (second.nll, second.weight))
-    return Difference(
-        task=task, num_pairs=len(first.names), log_perplexity=float(values[1] - values[0]),
-        log_perplexity_standard_error=error, accuracy=accuracy, accuracy_standard_error=accuracy_error,
-    )  # fmt: skip

@@ -85,18 +85,6 @@ class Scores(NamedTuple):
         return Scores._make([*(column[chosen] for column in self[:-1]), counts])
 
 
-@dataclass(frozen=True)
-class Losses:
-    """Losses by article or example, for the comparison of two checkpoints."""
-
-    names: list[str]
-    nll: NDArray[np.float64]
-    """Summed negative log-likelihood, in nats."""
-    weight: NDArray[np.float64]
-    """Divisor of each loss: words or examples."""
-    correct: NDArray[np.bool_] | None = None
-
-
 class Encoder(Protocol):
     """Interface of a tokenizer for tasks."""
 
@@ -105,8 +93,8 @@ class Encoder(Protocol):
     @property
     def end_of_text(self) -> int: ...
     @property
-    def first_token(self) -> int | None:
-        """Token that the tokenizer puts before every text."""
+    def first_tokens(self) -> tuple[int, ...]:
+        """Tokens that the tokenizer puts before every text."""
 
     @property
     def document_start(self) -> int:
@@ -122,12 +110,22 @@ class Encoder(Protocol):
 
 def with_first(tokenizer: Encoder, tokens: Sequence[int]) -> list[int]:
     """The tokens after what the tokenizer puts before every text."""
-    return [*([] if tokenizer.first_token is None else [tokenizer.first_token]), *tokens]
+    return [*tokenizer.first_tokens, *tokens]
 
 
 def shown_first(tokenizer: Encoder) -> str:
-    """The tokenizer's first token as a reader knows it."""
-    return "nothing" if tokenizer.first_token is None else repr(tokenizer.decode([tokenizer.first_token]))
+    """The tokenizer's first tokens as a reader knows them."""
+    return repr(tokenizer.decode(tokenizer.first_tokens)) if tokenizer.first_tokens else "nothing"
+
+
+def literal_tokens(tokenizer: Encoder, texts: Sequence[str]) -> Iterator[str]:
+    """A sentence on each special token that texts contain literally: how often, and how it is read."""
+    known = getattr(tokenizer, "special_tokens", {tokenizer.decode([tokenizer.end_of_text]): tokenizer.end_of_text})
+    for literal, token in known.items():
+        if count := sum(text.count(literal) for text in texts) if literal.strip() else 0:
+            is_token = token in tokenizer.encode(literal)
+            how = "one token of its own" if is_token else "spelled in sub-words, as any other text"
+            yield f"{literal} stands in it {count:,} times: each is {how}"
 
 
 @dataclass(frozen=True)
@@ -153,8 +151,10 @@ class Task(ABC):
     banned: Tokens | None = None
     """Tokens that do not count as predictions."""
 
-    def __init__(self, source: SourceText, tokenizer: Encoder, requests: Sequence[Request]) -> None:
-        self.source, self.tokenizer, self.requests = source, tokenizer, requests
+    def __init__(
+        self, source: SourceText, tokenizer: Encoder, requests: Sequence[Request], texts: Sequence[str]
+    ) -> None:
+        self.source, self.tokenizer, self.requests, self._texts = source, tokenizer, requests, texts
         self.name, self.note = source.task, source.note
         self.whole = len(requests)
         """Number of requests of the whole test."""
@@ -200,10 +200,6 @@ class Task(ABC):
         """Text of a request, for a sample."""
 
     @abstractmethod
-    def losses(self, scores: Scores) -> Losses:
-        """The scores by article or example."""
-
-    @abstractmethod
     def result(self, scores: Scores, provenance: Provenance) -> Result:
         """Aggregate the scores of `requests`."""
 
@@ -211,10 +207,14 @@ class Task(ABC):
         """Fields of a result of any kind."""
         num_scored = len(scores.log_probabilities)
         subword = perplexity(math.fsum(scores.nll), num_scored)
+        literals = literal_tokens(self.tokenizer, self._texts)
         places = {file.sha256: f"{file.repository}/{file.subset}" for file in TEST_SETS.values()}
         return dict(provenance) | {
             "task": self.name, "partial": self.is_partial, "note": self.note, "num_scored_tokens": num_scored,
-            "warnings": [*self.source.remarks, *misload_warnings(subword, self.tokenizer.vocab_size)],
+            "warnings": [
+                *self.source.remarks, *(f"{self.source.title}: {each}" for each in literals),
+                *misload_warnings(subword, self.tokenizer.vocab_size),
+            ],
             "data_digest": self.source.digest, "data_repository": places.get(self.source.digest, ""),
         }  # fmt: skip
 

@@ -20,6 +20,15 @@ class Provenance(FileSchema):
     """Precision of the weights. Log-probabilities are always float32 and sums float64."""
     seconds: float
     environment: Environment
+    backend: str = ""
+    """Program that computed the model and, of transformers, the class and the attention kernel. Earlier versions kept
+    none of these four."""
+    batch_size: int | None = None
+    """Rows per forward pass that were asked for; None for as many as fit."""
+    first_tokens: list[str] = Field(default_factory=list)
+    """Tokens that the tokenizer puts before every text."""
+    checked: dict[str, str] = Field(default_factory=dict)
+    """Outcome of each probe of the loaded model, by its name."""
 
 
 class Block(FileSchema):
@@ -98,6 +107,10 @@ class PerplexityResult(Result):
     """Scored sub-words of the whole test per original token, as Megatron prints it: (T - 1) / (T_o - 1)."""
     num_windows: int
     """Scored windows."""
+    window: int | None = None
+    """Longest input, in sub-words. Earlier versions kept neither this nor the stride."""
+    stride: int | None = None
+    """Sub-words from window to window."""
     megatron: dict[str, float]
     """The same under Megatron's names, with its divisor (T_o - 1) and its clamp (exp of at most 20)."""
     blocks: list[Block]

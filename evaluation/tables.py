@@ -10,9 +10,9 @@ from rich.table import Table
 from mlm_repro.evaluation.schema import ClozeResult, PerplexityResult, Result
 
 if TYPE_CHECKING:
-    from mlm_repro.evaluation.evaluate import Difference
+    from mlm_repro.evaluation.compare import Difference
 
-CONSOLE = Console()
+CONSOLE = Console(soft_wrap=True)
 MOST_WARNINGS = 2
 
 
@@ -74,12 +74,14 @@ def print_conventions(results: Mapping[str, Result], missing: Mapping[str, str])
 
 
 def print_differences(differences: Sequence["Difference"]) -> None:
-    """Differences of the second checkpoint from the first."""
-    table = _numbers("second less first, paired", ["ln perplexity", "accuracy", "pairs"])
+    """Differences of models from the first."""
+    table = _numbers("less the first, paired", ["ln perplexity", "95 % interval", "accuracy", "p", "pairs"])
     for row in differences:
         accuracy = "" if row.accuracy is None else f"{row.accuracy:+.2%}{_error(row.accuracy_standard_error, '.2%')}"
         loss = f"{row.log_perplexity:+.5f}{_error(row.log_perplexity_standard_error, '.5f')}"
-        table.add_row(row.task, loss, accuracy, f"{row.num_pairs:,}")
+        interval = "" if row.interval is None else " to ".join(f"{end:+.5f}" for end in row.interval)
+        p = "" if row.p is None else f"{row.p:.2g}"
+        table.add_row(f"{row.model}: {row.task}", loss, interval, accuracy, p, f"{row.num_pairs:,}")
     CONSOLE.print(table)
 
 

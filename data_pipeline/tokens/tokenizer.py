@@ -61,8 +61,8 @@ class Tokenizer:
 
     end_of_text: int
     """Id of the token that ends a document."""
-    first_token: int | None = None
-    """Token put before every text: none."""
+    first_tokens: tuple[int, ...] = ()
+    """Tokens put before every text: none."""
 
     def __init__(self, backend: Backend, end_token: str = END_OF_TEXT) -> None:
         end_of_text = backend.token_to_id(end_token)

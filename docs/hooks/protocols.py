@@ -29,7 +29,7 @@ class Pieces:
 
     vocab_size = 1000
     end_of_text = 0
-    first_token = None
+    first_tokens = ()
     document_start = 0
 
     def __init__(self) -> None:

@@ -14,6 +14,7 @@ from mlm_repro.evaluation.conventions.table import (
     ACCURACY,
     AXES,
     LAST_WORD_AXES,
+    OWN,
     UNITS,
     Convention,
     LastWords,
@@ -37,30 +38,60 @@ REAL_TEXTS = ("as it stands", "detokenised", "rows joined by blank lines", "with
 """Rewritings that are tried on a published text, where passes are long; few have windows a 32nd apart."""
 
 
+UNIT_SHARES = {"ppl": 0.6, "loss": 0.25, "bits-per-byte": 0.15, ACCURACY: 1.0}
+"""How common a unit is."""
+MISMATCHED = 0.05
+"""How common bits per byte of what is not divided by bytes are, or another unit of what is."""
+OUTSIDE = 0.5
+"""Share of numbers that are of no convention of the table."""
+NAMED = 0.99
+"""Probability from which one convention is named."""
+SPREADS = {0.1: 0.8, 1.5: 0.2}
+"""Numbers outside the table lie near those in it: widths of ln, and the share of each."""
+NEIGHBOURHOOD = 0.25
+"""Distance in ln within which a number could as well have been another."""
+
+
 @dataclass(frozen=True)
 class Identified:
-    """The conventions of a number."""
+    """The conventions of a number, or of several numbers of one program."""
 
     claimed: str
     matches: list[dict[str, str]]
-    """Axes of the conventions that give the number, with text, unit and value, nearest first."""
+    """Axes of the conventions that give the number, with text, unit, value and probability, likeliest first."""
     nearest: list[dict[str, str]]
     next_text: str | None
     """Text on which most of the matches differ."""
+    accidents: float
+    """Conventions of the table that another number of as many digits nearby would match, on average."""
+
+    @property
+    def is_named(self) -> bool:
+        """True if one convention is so likely that it is named."""
+        return bool(self.matches) and float(self.matches[0]["probability"]) >= NAMED
 
     def describe(self) -> str:
-        """A sentence for each match, or for the nearest ones."""
+        """A sentence for each match with its probability, or for the nearest ones."""
         count = len(self.matches)
-        none = "none of these, if the harness ran in float32 with the oracle's tokenizer; the nearest:"
-        lines = [f"{self.claimed}: {(none, 'this:')[count] if count < 2 else 'one of these:'}"]
-        for each in (self.matches or self.nearest)[:MOST_SHOWN]:
+        accident = f"a number nearby matches {self.accidents:.2g} by accident"
+        head = "none of these, if the harness ran in float32 with the oracle's tokenizer; the nearest:"
+        if count:
+            left = max(0.0, 1 - sum(float(match["probability"]) for match in self.matches))
+            head = f"not certain: one of these, or with {left:.1%} none ({accident}):"
+        if self.is_named:
+            head = f"this, with {float(self.matches[0]['probability']):.2%} ({accident}):"
+        lines = [f"{self.claimed}: {head}"]
+        for each in ((self.matches[:1] if self.is_named else self.matches) or self.nearest)[:MOST_SHOWN]:
             axes = [axis for axis in SENTENCES if axis in each and each[axis] != USUAL.get(axis)]
             says = "; ".join(SENTENCES[axis].format(each[axis]) for axis in axes)
-            lines.append(f"  {each['unit']} {each['value']} of {each['on']}: {says}")
+            chance = f"{float(each['probability']):.1%}: " if count and not self.is_named else ""
+            lines.append(f"  {chance}{each['unit']} {each['value']} of {each['on']}: {says}")
+        if self.is_named or not count:
+            return "\n".join(lines)
         if count > MOST_SHOWN:
             lines.append(f"  and {count - MOST_SHOWN} more; give more digits")
-        if self.next_text and count > 1:
-            lines.append(f"  run {self.next_text} next: most of them differ there")
+        if self.next_text:
+            lines.append(f"  run {self.next_text} next, and give both numbers together, as in all=1.25 prose=3.75")
         return "\n".join(lines)
 
 
@@ -86,32 +117,72 @@ def parse_claim(claimed: str) -> Decimal:
     return printed
 
 
+def parse_claims(claimed: str, text: str | None = None) -> list[tuple[Decimal, str | None]]:
+    """A number, or several of one program as `TEXT=NUMBER TEXT=NUMBER`, each with its text.
+
+    Raises BadInput for anything else, or a number that is not one from zero on.
+    """
+    if "=" not in claimed:
+        return [(parse_claim(claimed), text)]
+    pairs = [part.partition("=") for part in claimed.split()]
+    if text or len({name for name, *_ in pairs}) < len(pairs):
+        raise BadInput(f"{claimed!r} is not one number for each text, as in all=1.25 prose=3.75")
+    return [(parse_claim(number), name) for name, _, number in pairs]
+
+
 def find(claimed: str, conventions: Sequence[Convention], unit: str | None, text: str | None) -> Identified:
-    """Find the conventions that give the number within its rounding. Raises BadInput unless it is one from zero on."""
+    """Find the conventions that give the numbers within their rounding, each with its probability.
+
+    A convention is as likely as it is common. A number of no convention of the table may be any near those in it, so
+    the more digits are given, the less likely it fits by accident. Raises BadInput as `parse_claims` does.
+    """
     known = sorted(set[str]().union(*(each.values for each in conventions)))
-    if text not in (None, *known):
-        raise BadInput(f"there is no text {text}: give one of {', '.join(known)}")
-    printed = parse_claim(claimed)
-    number = float(printed)
-    half = float(Decimal(1).scaleb(int(printed.as_tuple().exponent))) / 2
-    shares, ranked = [each.is_share for each in conventions], []
-    for on, name in product([text] if text else known, UNITS if unit is None else [unit]):
-        places = [i for i, each in enumerate(conventions) if shares[i] == (name == ACCURACY) and on in each.values]
-        values = UNITS[name](np.array([conventions[place].values[on] for place in places]))
-        away = np.abs(values - number)
+    claims = parse_claims(claimed, text)
+    for _, name in claims:
+        if name not in (None, *known):
+            raise BadInput(f"there is no text {name}: give one of {', '.join(known)}")
+    numbers = np.array([float(printed) for printed, _ in claims])
+    halves = np.array([float(Decimal(1).scaleb(int(printed.as_tuple().exponent))) / 2 for printed, _ in claims])
+    shares = [each.is_share for each in conventions]
+    weights = np.array([each.weight for each in conventions])
+    weights *= (1 - OUTSIDE) / weights.sum()
+    places_on = [[on] for on in known] if claims[0][1] is None else [[str(name) for _, name in claims]]
+    ranked, outside, accidents = [], 0.0, 0.0
+    for on, name in product(places_on, UNITS if unit is None else [unit]):
+        places = [i for i, each in enumerate(conventions)
+                  if shares[i] == (name == ACCURACY) and each.values.keys() >= {*on}]  # fmt: skip
+        if not places:
+            continue
+        values = UNITS[name](np.array([[conventions[place].values[each] for each in on] for place in places]))
+        away = np.abs(values - numbers)
         digits = DIGITS * np.abs(np.log(np.maximum(values, 1e-9))) if name == "ppl" else DIGITS
-        fits = away <= half + number * (NOISE + digits)
-        for i in {*np.flatnonzero(fits), *np.argsort(away, kind="stable")[:NEAREST]}:
-            axes = {**conventions[places[i]].axes, "unit": name, "on": on, "value": f"{values[i]:.6g}"}
-            ranked.append((away[i], values[i], places[i], on, name, fits[i], axes))
-    ranked.sort()
-    matches = [axes for *_, fit, axes in ranked if fit]
-    fitting = [conventions[place].values for place in dict.fromkeys(row[2] for row in ranked if row[5])]
+        allowed = halves + numbers * (NOISE + digits)
+        fits = (away <= allowed).all(1)
+        prior = UNIT_SHARES[name] / len(places_on) if unit is None else 1 / len(places_on)
+        near = np.abs(np.log(np.maximum(values, 1e-9)) - np.log(np.maximum(numbers, 1e-9)))
+        widths = 2 * allowed / np.maximum(numbers, halves)
+        kernels = sum(
+            part * np.exp(-((near / s) ** 2) / 2) / (s * math.sqrt(2 * math.pi)) for s, part in SPREADS.items()
+        )
+        outside += OUTSIDE * prior * float((kernels * widths).mean(0).prod())
+        inside = near < NEIGHBOURHOOD
+        accidents += float((inside * widths / (2 * NEIGHBOURHOOD)).prod(1).sum())
+        for i in {*np.flatnonzero(fits), *np.argsort(away.max(1), kind="stable")[:NEAREST]}:
+            convention, shown = conventions[places[i]], " ".join(f"{value:.6g}" for value in values[i])
+            by_bytes = convention.axes["average"].startswith("bytes") == (name == "bits-per-byte")
+            likely = fits[i] * prior * weights[places[i]] * (1 if by_bytes or name == ACCURACY else MISMATCHED)
+            axes = {**convention.axes, "unit": name, "on": " ".join(on), "value": shown}
+            ranked.append((-likely, away[i].max(), places[i], " ".join(on), name, axes))
+    ranked.sort(key=lambda row: row[:-1])
+    total = outside - sum(row[0] for row in ranked)
+    matches = [{**row[-1], "probability": f"{-row[0] / total:.4f}"} for row in ranked if row[0]]
+    fitting = [conventions[place].values for place in dict.fromkeys(row[2] for row in ranked if row[0])]
     parted = {
         on: sum(b - a > APART * b for a, b in pairwise(sorted(each.get(on, 0) for each in fitting))) for on in known
     }  # fmt: skip
     next_text = max(known, key=lambda on: parted[on], default=None)
-    return Identified(claimed, matches, [row[-1] for row in ranked[:NEAREST]], next_text)
+    nearest = [row[-1] for row in sorted(ranked, key=lambda row: row[1:-1])[:NEAREST]]
+    return Identified(claimed, matches, nearest, next_text if len(fitting) > 1 else None, accidents)
 
 
 def identify(place: Place, claimed: str, task: str, settings: Settings) -> Identified:
@@ -129,15 +200,19 @@ def identify(place: Place, claimed: str, task: str, settings: Settings) -> Ident
     evaluated = open_checkpoint(place, settings)
     arguments = evaluated.tokenizer, evaluated.model.seq_length
     asked: list[tuple[dict[str, str], ReadText | LastWords]] = []
+
+    def with_own(made: list[dict[str, str]]) -> list[dict[str, str]]:
+        own = [each | {"first": OWN} for each in made if each["first"] == "not scored"]
+        return [*made, *own * bool(evaluated.tokenizer.first_tokens)]
+
     if task == "wikitext103":
         whole = read_wikitext103(task, path).text
         axes = {axis: AXES[axis] for axis in ("documents", "first", "literal")}
         axes |= {"text": REAL_TEXTS, "windows": [each for each in AXES["windows"] if each != "a 32nd apart"]}
-        for each in readings(axes):
+        for each in with_own(readings(axes)):
             asked.append((each, ReadText(each, list(lm_eval_documents(whole)), whole, *arguments)))
     else:
-        for values in product(*LAST_WORD_AXES.values()):
-            each = dict(zip(LAST_WORD_AXES, values, strict=True))
+        for each in with_own([dict(zip(LAST_WORD_AXES, v, strict=True)) for v in product(*LAST_WORD_AXES.values())]):
             asked.append((each, LastWords(each, openai_passages(path), *arguments)))
     requests, places = share([read.requests for _, read in asked])
     announce(f"{sum(len(each.tokens) for each in requests):,} tokens", "less what earlier evaluations have kept")

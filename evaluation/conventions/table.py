@@ -7,6 +7,7 @@ An average makes a loss of the scores: what is summed, and what divides it.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,8 @@ from mlm_repro.evaluation.tasks.detokenize import detokenize_wikitext
 from mlm_repro.evaluation.tasks.documents import count_original_tokens, join_rows, lm_eval_words
 from mlm_repro.evaluation.windows import Window, rolling_windows, sliding_windows
 
+OWN = "scored after what the tokenizer puts before a text"
+"""A first sub-word that the oracle's tokenizer does not have, and others do."""
 END, LITERAL, ACCURACY = "\0", "<|endoftext|>", "accuracy"
 TEXTS: dict[str, Callable[[str], str]] = {
     "as it stands": lambda text: text,
@@ -89,6 +92,16 @@ UNITS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 """Numbers of losses in nats, or of shares of right answers."""
 
 
+COMMON = {
+    "sub-words": 1.0, "targets": 1.0, ACCURACY: 1.0, "bytes": 0.5, "original tokens": 0.3, "lm-eval words": 0.3,
+    "transformers' labels": 0.3, "words": 0.1, "means of windows": 0.1, "perplexities of documents": 0.1,
+}  # fmt: skip
+RARE = 0.02
+"""How common averages are, and those that are not named; a guess from what programs print."""
+CHANGED = 0.05
+"""How common a program's reading with one change is, beside the program's own."""
+
+
 class Convention(NamedTuple):
     """A reading and an average, with the loss in nats, or share of right answers, of each text."""
 
@@ -96,9 +109,28 @@ class Convention(NamedTuple):
     values: dict[str, float]
 
     @property
+    def weight(self) -> float:
+        """How common the convention is, beside others."""
+        return _weight(tuple(self.axes.items()))
+
+    @property
     def is_share(self) -> bool:
         """True for a share of right answers."""
         return self.axes["average"].startswith(ACCURACY)
+
+
+@cache
+def _weight(axes: tuple[tuple[str, str], ...]) -> float:
+    given = {axis: "not scored" if value == OWN else value for axis, value in axes}
+    if "target" in given:
+        changes = sum(given[axis] != values[0] for axis, values in LAST_WORD_AXES.items())
+    else:
+        usual = {axis: values[0] for axis, values in AXES.items()}
+        changes = min(
+            sum(given[axis] != value for axis, value in (usual | base).items() if axis in given)
+            for base in PROGRAMS.values()
+        )
+    return CHANGED**changes * COMMON.get(given["average"], RARE)
 
 
 def readings(axes: Mapping[str, Sequence[str]] = AXES) -> list[dict[str, str]]:
@@ -119,20 +151,22 @@ class ReadText:
     ) -> None:
         self._tokenizer, end = tokenizer, tokenizer.end_of_text
         self.pieces = DOCUMENTS[axes["documents"]](documents, whole)
+        begun = list(tokenizer.first_tokens) if axes["first"] == OWN else [end]
         ids = []
         for piece in self.pieces:
             parts = [TEXTS[axes["text"]](part) for part in piece.split(END)]
             if axes["literal"] == "a token":
                 parts = END.join(parts).replace(LITERAL, END).split(END)
             joined = [token for part in tokenizer.encode_batch(parts) for token in (end, *part)]
-            ids.append(joined[axes["first"] == "not scored" :])
+            ids.append([*([] if axes["first"] == "not scored" else begun), *joined[1:]])
         if axes["padding"] == "scored":
             longest = max(len(each[:context]) for each in ids)
             ids = [each + [end] * (longest - len(each)) * (len(each) > 1) for each in ids]
         self.tokens = [np.asarray(each, dtype=np.int64) for each in ids]
         windows = [
-            (piece, window) for piece, tokens in enumerate(self.tokens) if len(tokens) > 1
-            for window in WINDOWS[axes["windows"]](len(tokens), context) if window.num_scored > 0
+            (piece, shown) for piece, tokens in enumerate(self.tokens) if len(tokens) > 1
+            for window in WINDOWS[axes["windows"]](len(tokens), context)
+            if (shown := replace(window, first_scored=max(window.first_scored, len(begun)))).num_scored > 0
         ]  # fmt: skip
         self._owners = np.array([piece for piece, _ in windows], dtype=np.int64)
         self.requests = [Request.of_window(self.tokens[piece], window) for piece, window in windows]
@@ -161,7 +195,8 @@ class ReadText:
             "sub-words, those not scored too": sum(map(len, self.tokens)),
             "original tokens less one": counts["original tokens"] - 1,
             "bytes, three for each torn sub-word": sum(len(spelled[token].encode()) for token in ids),
-            "bytes, the space before a word twice": counts["bytes"] + sum(spelled[token][0] == " " for token in ids),
+            "bytes, the space before a word twice": counts["bytes"]
+            + sum(spelled[token].startswith(" ") for token in ids),
         }
 
 
@@ -190,7 +225,8 @@ class LastWords:
 
     def __init__(self, axes: Mapping[str, str], passages: Sequence[str], tokenizer: Encoder, context: int) -> None:
         texts = [TEXTS[axes["text"]](each) for each in passages]
-        before = [tokenizer.end_of_text] * (axes["first"] != "not scored")
+        own = list(tokenizer.first_tokens) if axes["first"] == OWN else [tokenizer.end_of_text]
+        before = [] if axes["first"] == "not scored" else own
         encoded = TARGETS[axes["target"]](tokenizer, texts)
         ids = [([*before, *tokens][-context - 1 :], count) for tokens, count in encoded]
         self.requests = [Request(np.asarray(tokens, dtype=np.int64), count) for tokens, count in ids]

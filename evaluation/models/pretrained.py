@@ -6,11 +6,12 @@ one GGUF file. Code that comes with a model is never run. Only scored rows go th
 Shapes: b requests, s inputs, q positions of a request, h hidden, v rows of the output layer.
 """
 
-import sys
+import hashlib
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property, partial
-from pathlib import Path
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,13 @@ from mlm_repro.engine.kernels.products import linear
 from mlm_repro.engine.model.cache import rows_at
 from mlm_repro.engine.published import CONFIG
 from mlm_repro.engine.torch_names import onednn
-from mlm_repro.evaluation.models.places import weight_files
+from mlm_repro.evaluation.models.places import Place, weight_files
 from mlm_repro.lineage.digest import sha256_file, sha256_json
-from mlm_repro.lineage.environment import memory_bytes
-from mlm_repro.lineage.errors import BadInput, HardwareMissing, IntegrityFailure
+from mlm_repro.lineage.environment import available_cores, memory_bytes
+from mlm_repro.lineage.errors import BadInput, HardwareMissing, IntegrityFailure, UserError
 from mlm_repro.lineage.extras import import_extra
 from mlm_repro.lineage.files import read_object
+from mlm_repro.lineage.remembered import answers_on_files
 
 EXTRA = "transformers"
 WRAPPED = "_orig_mod."
@@ -37,6 +39,7 @@ UNLIMITED = 2048
 """Context of an architecture without a longest input."""
 CHECKED = 8
 """Tokens on which the output layer is compared with the whole model."""
+SOME_TEXT = "a text"
 
 
 class PretrainedTokenizer:
@@ -47,13 +50,19 @@ class PretrainedTokenizer:
         self.digest = sha256_json(files)
         ids = set(theirs.get_vocab().values())
         self.vocab_size = max(ids) + 1
-        added = theirs.build_inputs_with_special_tokens([]) if not theirs.is_fast else theirs("").input_ids
-        beginning = [token for token in added if token != theirs.eos_token_id or token == theirs.bos_token_id]
-        self.first_token: int | None = beginning[0] if beginning else None
+        self.first_tokens = self._first_tokens()
         end = theirs.eos_token_id if theirs.eos_token_id is not None else theirs.bos_token_id
         self.end_of_text: int = theirs.sep_token_id or 0 if end is None else end
         start = theirs.bos_token_id if theirs.bos_token_id is not None else self.end_of_text
-        self.document_start: int = start if self.first_token is None else self.first_token
+        self.document_start: int = start
+        added = {str(each): token for token, each in theirs.added_tokens_decoder.items() if each.special}
+        self.special_tokens = {self.decode([self.end_of_text]): self.end_of_text} | added
+
+    def _first_tokens(self) -> tuple[int, ...]:
+        """The tokens that stand before a text with the tokens that are added to it."""
+        alone, added = self.encode(SOME_TEXT), list(self._theirs(SOME_TEXT, verbose=False).input_ids)
+        places = (place for place in range(len(added)) if alone and added[place : place + len(alone)] == alone)
+        return tuple(added[: next(places, 0)])
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text; nothing is added."""
@@ -85,9 +94,15 @@ class PretrainedModel(nn.Module):
         self._some = torch.arange(CHECKED, device=theirs.device)[None] % theirs.config.get_text_config().vocab_size
         with torch.inference_mode():
             logits = self._run(self._some)[1]
-            self._cuts = self._head is not None
-            states = self._run(self._some, cuts=True)[0] if self._cuts else None
-            self._cuts = states is not None and torch.allclose(self._head(states).float(), logits.float(), atol=1e-5)
+            self._cuts = self._head is not None and self._head_is_whole(logits)
+
+    def _head_is_whole(self, logits: Tensor) -> bool:
+        """True if the output layer alone makes the model's logits of the states before it."""
+        try:
+            states = self._run(self._some, cuts=True)[0]
+        except (RuntimeError, IndexError, ValueError):  # it reshapes its logits
+            return False
+        return states is not None and torch.allclose(self._head(states).float(), logits.float(), atol=1e-5)
 
     @torch.inference_mode()
     def pack_weights(self) -> None:
@@ -108,6 +123,25 @@ class PretrainedModel(nn.Module):
             for module, weight in plain.items():
                 module.weight = weight
                 del vars(module)["forward"]
+
+    @property
+    def checked(self) -> str:
+        """Outcome of the comparison of the output layer with the whole model."""
+        return "equals the whole model on scored rows" if self._cuts else "the model's own logits, which it changes"
+
+    @property
+    def kernel(self) -> str:
+        """The class of the model and its attention kernel, on which the last bits depend."""
+        return f"{type(self.theirs).__name__}, {getattr(self.config, '_attn_implementation', None)} attention"
+
+    @property
+    def length_switch(self) -> int:
+        """Longest input whose positions are read one way, longer ones another (longrope); 0 without such a switch."""
+        rope = getattr(self.config.get_text_config(), "rope_parameters", None) or {}
+        for each in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+            if each.get("rope_type") == "longrope":
+                return int(each["original_max_position_embeddings"])
+        return 0
 
     @property
     def hidden_size(self) -> int:
@@ -155,42 +189,57 @@ def _multiply(module: nn.Linear, x: Tensor) -> Tensor:
 
 
 class Pretrained:
-    """A model of transformers with its tokenizer, loaded from a directory."""
+    """A model of transformers with its tokenizer, loaded from a place."""
 
-    def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, place: Place, dtype: torch.dtype, device: torch.device) -> None:
         """Raises BadInput for a model that cannot be read this way, IntegrityFailure for damaged files, HardwareMissing
         for one that is larger than memory, before its weights are read."""
-        self.directory, library = directory, import_extra("transformers", EXTRA)
+        self.directory, self._adapter = place.directory, place.adapter
+        library = import_extra("transformers", EXTRA)
         library.utils.logging.set_verbosity_error()
         library.utils.logging.disable_progress_bar()
-        weights = weight_files(directory)
+        self._weights = weight_files(self.directory, place.gguf)
         self._settings: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-        if weights[0].suffix == ".gguf":
+        self.checked: dict[str, str] = {}
+        """Outcome by what was looked at."""
+        self.warnings: list[str] = []
+        """Sentences on what was left out."""
+        if self._weights[0].suffix == ".gguf":
             import_extra("gguf", "smollm2")
-            self._settings["gguf_file"] = weights[0].name
+            self._settings["gguf_file"] = self._weights[0].name
         config = self._read(library.AutoConfig, "configuration")
         self._check_kind(library, config)
         self._check_size(library, config, dtype, device)
         theirs = self._read(library.AutoTokenizer, "tokenizer")
-        self.tokenizer = PretrainedTokenizer(theirs, self._digests(weights, False))
+        self.tokenizer = PretrainedTokenizer(theirs, self._digests(False))
         if self.tokenizer.vocab_size > (rows := config.get_text_config().vocab_size):
-            ids = f"the tokenizer of {directory} has ids up to {self.tokenizer.vocab_size - 1:,}"
+            ids = f"the tokenizer of {self.directory} has ids up to {self.tokenizer.vocab_size - 1:,}"
             raise IntegrityFailure(f"{ids}, but the model has an embedding of {rows:,} rows")
         self.padding = rows - self.tokenizer.vocab_size
-        self.model = PretrainedModel(self._load(library, dtype).to(device).eval())
+        loaded = self._adapted(self._load(library, dtype))
+        self.loaded = self._examine(loaded)
+        """SHA-256 of the configuration and of the tensors that were loaded."""
+        try:
+            self.model = PretrainedModel(loaded.to(device).eval())
+        except (RuntimeError, IndexError, ValueError, TypeError) as error:
+            raise BadInput(f"{self.directory} fails inside transformers: {_first_line(error)}") from error
+        self.checked["output layer"] = self.model.checked
         lengths = (getattr(config.get_text_config(), key, None) for key in CONTEXT_KEYS)
         self.context = next((length for length in lengths if isinstance(length, int) and length > 0), UNLIMITED)
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the SHA-256s of configuration, weights and tokenizer."""
-        return sha256_json(self._digests(weight_files(self.directory), True))
+        """SHA-256 of the SHA-256s of configuration, weights, tokenizer and adapter."""
+        return sha256_json(self._digests(True))
 
-    def _digests(self, weights: Sequence[Path], with_weights: bool) -> dict[str, str]:
+    def _digests(self, with_weights: bool) -> dict[str, str]:
         files = [path for path in sorted(self.directory.iterdir()) if path.suffix in (".json", ".txt", ".model")]
         files = [path for path in files if with_weights or path.name != CONFIG]
-        chosen = [*files, *weights] if with_weights or weights[0].suffix == ".gguf" else files
-        return {path.name: sha256_file(path) for path in chosen if path.is_file()}
+        chosen = [*files, *self._weights] if with_weights or self._weights[0].suffix == ".gguf" else files
+        if with_weights and self._adapter:
+            chosen += sorted(self._adapter.iterdir())
+        with answers_on_files("weights", "SHA-256", sha256_file) as digest_of_file:
+            return {path.name: digest_of_file(path) for path in chosen if path.is_file()}
 
     def _read(self, reader: Any, what: str) -> Any:
         try:
@@ -198,21 +247,27 @@ class Pretrained:
         except Exception as error:  # the library raises errors of many kinds
             raise self._explained(error, what) from error
 
-    def _explained(self, error: Exception, what: str) -> Exception:
-        first = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+    def _explained(self, error: Exception, what: str) -> UserError:
         if "trust_remote_code" in str(error) or "custom code" in str(error):
             return BadInput(f"{self.directory} needs code of its own, which is never run here")
         if isinstance(error, ImportError):
-            return BadInput(f"the {what} of {self.directory} needs a library: {first}")
-        return BadInput(f"the {what} of {self.directory} cannot be read by transformers: {first}")
+            return BadInput(f"to read the {what} of {self.directory} a package is missing: {_first_line(error)}")
+        kind = IntegrityFailure if what == "weights" else BadInput
+        return kind(f"the {what} of {self.directory} cannot be read by transformers: {_first_line(error)}")
 
     def _check_kind(self, library: Any, config: Any) -> None:
         names = library.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         said = read_object(self.directory / CONFIG) if (self.directory / CONFIG).is_file() else {}
-        made, kind = (said.get("architectures") or [""])[0], config.model_type
-        sees_all = kind in ("bert", "roberta", "electra") and not getattr(config, "is_decoder", False)
-        if kind not in names or config.is_encoder_decoder or sees_all:
-            raise BadInput(f"{self.directory} is a {made or kind}, which does not predict tokens from earlier ones")
+        if config.model_type not in names or config.is_encoder_decoder:
+            made = (said.get("architectures") or [""])[0] or config.model_type
+            raise BadInput(f"{self.directory} is a {made}, which does not predict tokens from earlier ones")
+        if said.get("auto_map"):
+            own = f"modeling code that comes with it is never run: transformers' own {config.model_type} computes it"
+            self._say("modeling code", own)
+
+    def _say(self, what: str, outcome: str) -> None:
+        self.checked[what] = outcome
+        self.warnings.append(outcome)
 
     def _check_size(self, library: Any, config: Any, dtype: torch.dtype, device: torch.device) -> None:
         with torch.device("meta"), suppress(ImportError):
@@ -231,17 +286,53 @@ class Pretrained:
                 self.directory, dtype=dtype, output_loading_info=True, **self._settings, **renamed
             )
         except Exception as error:  # the library raises errors of many kinds
-            raise IntegrityFailure(str(self._explained(error, "weights"))) from error
-        missing = sorted(said["missing_keys"])
-        if missing and not renamed and any(name.startswith(WRAPPED) for name in said["unexpected_keys"]):
-            print(f"warning: {WRAPPED!r} of torch.compile is left out of the weights' names", file=sys.stderr)
+            raise self._explained(error, "weights") from error
+        missing, left = sorted(said["missing_keys"]), sorted(said["unexpected_keys"])
+        if missing and not renamed and any(name.startswith(WRAPPED) for name in left):
+            self._say("names", f"{WRAPPED!r} of torch.compile is left out of the weights' names")
             return self._load(library, dtype, key_mapping={f"^{WRAPPED}": ""})
         if missing or said["mismatched_keys"]:
             name = missing[0] if missing else next(iter(said["mismatched_keys"]))[0]
             what = f"tensor {name!r} is {'missing' if missing else 'of another shape'}"
             count = max(len(missing), len(said["mismatched_keys"]))
             raise IntegrityFailure(f"{self.directory}: {what} ({count} such tensors)")
-        for name, parameter in model.named_parameters():
-            if not torch.isfinite(parameter).all():
-                raise IntegrityFailure(f"{self.directory}: tensor {name!r} holds values that are not finite numbers")
+        self.checked["weights"] = "the file's tensors are the model's"
+        if left:
+            there = f"tensor {left[0]!r} is in the file, but not in the model of its configuration ({len(left)} such)"
+            if any(name.startswith(f"{model.base_model_prefix}.") for name in left):
+                raise IntegrityFailure(f"{self.directory}: {there}")
+            self._say("weights", f"{there}; it is left out")
+        if (scheme := getattr(model.config, "quantization_config", None)) is not None:
+            named = scheme if isinstance(scheme, dict) else scheme.to_dict()
+            formats = "computed in its own formats" if getattr(model, "is_quantized", False) else f"read into {dtype}"
+            self._say("quantisation", f"its configuration says {named.get('quant_method')}: weights are {formats}")
         return model
+
+    def _adapted(self, model: Any) -> Any:
+        """The model with the adapter's change of its weights."""
+        if not self._adapter:
+            return model
+        try:
+            self._say("adapter", f"the adapter of {self._adapter.name} is merged into the weights")
+            return import_module("peft").PeftModel.from_pretrained(model, self._adapter).merge_and_unload()
+        except Exception as error:  # the library raises errors of many kinds
+            raise BadInput(f"peft cannot apply the adapter {self._adapter}: {_first_line(error)}") from error
+
+    def _examine(self, model: Any) -> str:
+        """The digest of configuration and tensors. Raises IntegrityFailure for a tensor without finite numbers."""
+
+        def digest(name: str, tensor: Tensor) -> tuple[str, str]:
+            if tensor.is_floating_point() and tensor.itemsize > 1 and not torch.isfinite(tensor).all():
+                raise IntegrityFailure(f"{self.directory}: tensor {name!r} holds values that are not finite numbers")
+            content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            return name, f"{tensor.dtype} {tuple(tensor.shape)} {hashlib.sha256(content.data).hexdigest()}"
+
+        tied = {(tensor.data_ptr(), tensor.shape): (name, tensor) for name, tensor in model.state_dict().items()}
+        with ThreadPoolExecutor(available_cores()) as pool:
+            digests = dict(pool.map(lambda pair: digest(*pair), tied.values()))
+        return sha256_json({**digests, "": model.config.to_json_string(use_diff=False)})
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -12,12 +12,13 @@ ranks.
 import hashlib
 import multiprocessing
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
-from importlib.metadata import version
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ from mlm_repro.evaluation.models.pretrained import PretrainedModel
 from mlm_repro.evaluation.protocol import Request, Scores
 from mlm_repro.evaluation.scoring.store import Store
 from mlm_repro.lineage.environment import available_cores, cpu_name
-from mlm_repro.lineage.errors import BadInput, UserError
+from mlm_repro.lineage.errors import BadInput, HardwareMissing, UserError
 from mlm_repro.lineage.remembered import digest_of
 from mlm_repro.lineage.shipped import HOME
 
@@ -63,6 +64,10 @@ class ScoringModel:
     hidden_size: int
     dtype: torch.dtype
     mesh: ParallelMesh = field(default_factory=serial_mesh)
+    length_switch: int = 0
+    """Rows of at most so many inputs and longer ones are never in one batch; 0 where length changes nothing."""
+    is_alone: bool = False
+    """True for a model that reads a row of a batch in another way than the same row alone."""
 
     def default_batch_size(self, width: int) -> int:
         """Rows of `width` inputs whose activations fit a fixed share of memory."""
@@ -94,11 +99,12 @@ def score(
         raise BadInput(f"a request of {widest} tokens does not fit the model's context of {model.seq_length}")
     if not all(request.tokens.min() >= 0 and request.tokens.max() < model.vocab_size for request in requests):
         raise BadInput(f"the text has token ids beyond the model's vocabulary of {model.vocab_size}")
-    batches = plan_batches(requests, lambda width: batch_size or model.default_batch_size(width))
+    size = 1 if model.is_alone else batch_size
+    batches = plan_batches(requests, lambda width: size or model.default_batch_size(width), model.length_switch)
     counts = np.array([request.num_scored for request in requests], dtype=np.int64)
 
     def score_one(batch: int) -> Scores | None:
-        return score_batch(model, [requests[index] for index in batches[batch]], banned)
+        return score_in_memory(model, [requests[index] for index in batches[batch]], banned)
 
     with store(_describe(model, banned, requests, batches)) if store else nullcontext() as entry:
         by_batch = entry.read([counts[batch] for batch in batches]) if entry and mesh.is_first else {}
@@ -134,10 +140,16 @@ def _describe(
         "code": _code_digest(), "vocab_size": model.vocab_size,
         "banned": None if banned is None else banned.tolist(), "dtype": str(model.dtype),
         "rows_per_head": model.rows_per_head(), "tp": model.mesh.tp.size, "torch": torch.__version__,
-        **({"transformers": version("transformers")} if isinstance(model.network, PretrainedModel) else {}),
+        "kernel": getattr(model.network, "kernel", ""), "packages": installed_packages(),
         "processor": cpu_name() if on_cpu else torch.cuda.get_device_name(model.mesh.device),
         "requests": digest_batches(requests, batches),
     }  # fmt: skip
+
+
+@cache
+def installed_packages() -> list[str]:
+    """Name and version of everything that is installed, which any part of a computation may have come from."""
+    return sorted(path.stem for place in sys.path for path in Path(place or ".").glob("*.dist-info"))
 
 
 @cache
@@ -208,6 +220,27 @@ def _serve(work: Callable[[int], Any], share: Sequence[int], writer: Connection,
             writer.send((item, work(item)))
 
 
+def score_in_memory(
+    model: ScoringModel, requests: Sequence[Request], banned: NDArray[np.int64] | None
+) -> Scores | None:
+    """The scores of a batch, in two halves if the device's memory is too small for all, which is said.
+
+    Raises HardwareMissing if one row is too many.
+    """
+    try:
+        return score_batch(model, requests, banned)
+    except torch.OutOfMemoryError as error:
+        if len(requests) == 1 or model.mesh.layout.world_size > 1:
+            inputs = max(len(request.tokens) for request in requests) - 1
+            rows = f"{len(requests)} rows of {inputs:,} tokens"
+            raise HardwareMissing(f"{rows} do not fit into the memory of {model.mesh.device}") from error
+    torch.cuda.empty_cache()
+    half = len(requests) // 2
+    print(f"warning: {len(requests)} rows at once do not fit into memory: {half} are tried", file=sys.stderr)
+    parts = [score_in_memory(model, some, banned) for some in (requests[:half], requests[half:])]
+    return Scores._make(map(np.concatenate, zip(*(part for part in parts if part), strict=True)))
+
+
 @torch.inference_mode()
 def score_batch(
     model: ScoringModel, requests: Sequence[Request], banned: NDArray[np.int64] | None = None
@@ -275,17 +308,21 @@ def _is_first_best(logits: Tensor, start: int, targets: Tensor, target: Tensor, 
     return is_best
 
 
-def plan_batches(requests: Sequence[Request], rows: Callable[[int], int]) -> Batches:
+def plan_batches(requests: Sequence[Request], rows: Callable[[int], int], switch: int = 0) -> Batches:
     """Requests of similar length and similar number of scored tokens together, the longest first.
 
-    `rows(width)` is how many requests of at most `width` inputs make a batch.
+    `rows(width)` is how many requests of at most `width` inputs make a batch. Requests of at most `switch` inputs are
+    not with longer ones.
     """
     order = sorted(range(len(requests)), key=lambda i: (-len(requests[i].tokens), -requests[i].num_scored))
     batches: Batches = []
     while order:
-        size = rows(len(requests[order[0]].tokens) - 1)
-        batches.append(order[:size])
-        order = order[size:]
+        width = len(requests[order[0]].tokens) - 1
+        batch = order[: rows(width)]
+        if width > switch:
+            batch = [i for i in batch if len(requests[i].tokens) - 1 > switch]
+        batches.append(batch)
+        order = order[len(batch) :]
     return batches
 
 

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from mlm_repro.evaluation.protocol import (
     Encoder,
-    Losses,
     Request,
     Scores,
     SourceText,
@@ -131,7 +130,7 @@ class ClozeTask(Task):
                 raise BadInput(f"a target of {count} sub-words does not fit the model's context of {seq_length}")
             return Request(np.asarray(ids[-(seq_length + 1) :], dtype=np.int64), count)
 
-        super().__init__(source, tokenizer, Lazy(len(examples), request))
+        super().__init__(source, tokenizer, Lazy(len(examples), request), passages)
         if rule.filters_stop_words:  # whole ones, in any case, with or without a space before them
             texts = (tokenizer.decode([token]) for token in range(tokenizer.vocab_size))
             banned = [token for token, text in enumerate(texts) if text.strip().lower() in STOP_WORDS]
@@ -143,11 +142,6 @@ class ClozeTask(Task):
     def text(self, place: int) -> str:
         """The passage."""
         return self._passages[self.chosen[place]]
-
-    def losses(self, scores: Scores) -> Losses:
-        """One element per example."""
-        names = [str(number) for number in self.chosen]
-        return Losses(names, scores.nll, np.ones(len(names)), self.correct(scores))
 
     @property
     def counts(self) -> dict[str, Any]:

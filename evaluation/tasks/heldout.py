@@ -10,8 +10,9 @@ from pathlib import Path
 from mlm_repro.evaluation.protocol import Encoder, SourceText
 from mlm_repro.evaluation.tasks.cloze import STRICT, ClozeTask
 from mlm_repro.evaluation.tasks.documents import RunningText
-from mlm_repro.evaluation.tasks.perplexity import UNCHANGED, PerplexityTask, sliding_stream
-from mlm_repro.evaluation.windows import STRIDES_PER_WINDOW
+from mlm_repro.evaluation.tasks.perplexity import UNCHANGED, First, PerplexityTask, sliding_stream
+from mlm_repro.evaluation.tasks.programs import PROGRAMS, program_perplexity
+from mlm_repro.evaluation.windows import STRIDES_PER_WINDOW, shortened
 from mlm_repro.lineage.atomic import parse_json, read_bytes
 from mlm_repro.lineage.digest import sha256_file
 from mlm_repro.lineage.errors import BadInput, DataMissing, IntegrityFailure
@@ -43,34 +44,39 @@ def heldout_cloze(dataset: Path, tokenizer: Encoder, context: int, reason: str) 
 
 def file_perplexity(
     path: Path, tokenizer: Encoder, context: int, window: int | None = None, stride: int | None = None,
-    name: str = "perplexity",
+    name: str = "perplexity", first: First = "once",
 ) -> PerplexityTask:  # fmt: skip
     """Sliding-window perplexity of a text file, or of the documents of a .jsonl or .json file joined by blank lines.
 
     The window is the context and the stride a 32nd of it, or of the name `perplexity-huggingface` half of it, unless
-    they are given; the protocol's name says so then. Raises BadInput for a window beyond the context.
+    they are given; the protocol's name says so then. Names of `PROGRAMS` have their own. Raises BadInput for a window
+    beyond the context.
     """
-    documents, remarks = read_texts(path, tokenizer)
+    documents, remarks = read_texts(path)
     named = "".join(f"-{word}{size}" for word, size in (("window", window), ("stride", stride)) if size)
+    named += "-first-every" if first == "every" else ""
     text = RunningText.of_documents(SourceText(name + named, path.name, sha256_file(path), remarks=remarks), documents)
-    if (window or context) > context:
-        raise BadInput(f"--window {window} is beyond the model's context of {context}")
-    inside, size = name == "perplexity-huggingface", window or context
+    inside, size = name == "perplexity-huggingface", shortened(context, window)
+    if name in PROGRAMS:
+        if stride or first == "every":
+            raise BadInput(f"{name} has its own stride and first tokens")
+        usual = min(PROGRAMS[name] or context, context)
+        return program_perplexity(text.source, name, documents, tokenizer, window or usual)
     stride = stride or max(1, size // (2 if inside else STRIDES_PER_WINDOW))
-    stream = sliding_stream(text, UNCHANGED, tokenizer, size - inside, stride)
+    stream = sliding_stream(text, UNCHANGED, tokenizer, size - inside, stride, first)
     return PerplexityTask(text, stream, tokenizer, "transformers labels" if inside else "original tokens")
 
 
-def file_cloze(path: Path, tokenizer: Encoder, context: int) -> ClozeTask:
+def file_cloze(path: Path, tokenizer: Encoder, context: int, window: int | None = None) -> ClozeTask:
     """Strict last-word accuracy on the lines of a text file, or on the documents of a .jsonl or .json file."""
-    passages, remarks = read_texts(path, tokenizer)
+    passages, remarks = read_texts(path)
     passages = passages if path.suffix in DOCUMENTS else passages[0].split("\n")
     passages = [passage for passage in passages if passage.strip()]
     for number, passage in enumerate(passages, 1):
         if len(passage.split()) < 2:
             raise BadInput(f"{path}: passage {number}, {passage.strip()!r}, has no words before its last")
-    source = SourceText("cloze", path.name, sha256_file(path), remarks=remarks)
-    return ClozeTask(source, passages, STRICT, tokenizer, context)
+    source = SourceText(f"cloze-window{window}" if window else "cloze", path.name, sha256_file(path), remarks=remarks)
+    return ClozeTask(source, passages, STRICT, tokenizer, shortened(context, window))
 
 
 def read_documents(dataset: Path) -> list[str]:
@@ -96,17 +102,12 @@ def cut_passages(text: str) -> Iterator[str]:
             yield text[passage[0].start() : passage[-1].end()]
 
 
-def read_texts(path: Path, tokenizer: Encoder) -> tuple[list[str], tuple[str, ...]]:
+def read_texts(path: Path) -> tuple[list[str], tuple[str, ...]]:
     """The documents of a file, as `read_file` reads them, and a remark on each oddity."""
     documents, remarks = read_file(path)
     clean = [SURROGATE.sub("\ufffd", document) for document in documents]
     if changed := [number for number, pair in enumerate(zip(documents, clean, strict=True), 1) if pair[0] != pair[1]]:
         remarks.append(f"a lone surrogate, which is no character, is read as U+FFFD in document {changed[0]:,}")
-    end = tokenizer.decode([tokenizer.end_of_text])
-    if count := sum(document.count(end) for document in clean) if end.strip() else 0:
-        is_token = tokenizer.encode(end) == [tokenizer.end_of_text]
-        how = "one token" if is_token else "spelled in sub-words, as any other text"
-        remarks.append(f"{end} stands in it {count:,} times: each is {how}")
     return clean, tuple(f"{path.name}: {remark}" for remark in remarks)
 
 

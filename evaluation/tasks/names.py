@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mlm_repro.evaluation.windows import shortened
 from mlm_repro.lineage.errors import BadInput, DataMissing, did_you_mean
 
 if TYPE_CHECKING:
@@ -39,8 +40,12 @@ TASKS = {
         "stride 32 without a detokenizer", "wikitext103", "mlm_repro.evaluation.tasks.wikitext103:raw_wikitext103"
     ),
     "wikitext103-lm-eval": NamedProtocol(
-        "as lm-evaluation-harness's wikitext: 62 documents, disjoint windows, its word count",
+        "as lm-evaluation-harness's wikitext: 62 documents, disjoint windows, its word count; a first token once",
         "wikitext103", "mlm_repro.evaluation.tasks.wikitext103:lm_eval_wikitext103",
+    ),
+    "wikitext103-lm-eval-bos-twice": NamedProtocol(
+        "the same as releases up to 0.4.13 print it, which score a tokenizer's first token after another",
+        "wikitext103", "mlm_repro.evaluation.tasks.wikitext103:lm_eval_twice_wikitext103",
     ),
     "wikitext103-memory": NamedProtocol(
         "Transformer-XL's: no detokenizer, disjoint segments, each with the memory of those before",
@@ -80,14 +85,16 @@ def check_task_name(name: str) -> None:
         raise BadInput(f"unknown protocol {name!r}; {did_you_mean(name, TASKS, '`mlm-eval list` names them')}")
 
 
-def build_task(name: str, evaluated: "EvaluatedCheckpoint") -> "Task":
+def build_task(name: str, evaluated: "EvaluatedCheckpoint", window: int | None = None) -> "Task":
     """The task of a protocol for a checkpoint, or its stand-in if the test file is missing.
 
-    Raises DataMissing if the dataset that the checkpoint was trained on is not here either.
+    A window stands for the model's context, and the task's name says so. Raises DataMissing if the dataset that the
+    checkpoint was trained on is not here either.
     """
     from mlm_repro.data_pipeline.contamination.testsets import find_test_set
 
-    protocol, arguments = TASKS[name], (evaluated.tokenizer, evaluated.model.seq_length)
+    protocol, arguments = TASKS[name], (evaluated.tokenizer, shortened(evaluated.model.seq_length, window))
+    named = f"{name}-window{window}" if window else name
     try:
         path = find_test_set(protocol.test_set)
     except DataMissing as missing:
@@ -98,7 +105,7 @@ def build_task(name: str, evaluated: "EvaluatedCheckpoint") -> "Task":
         except DataMissing as also_missing:
             raise DataMissing(f"{missing}; and no held-out documents stand in, as {also_missing}") from also_missing
         return made_by(protocol.stand_in, directory, *arguments, str(missing))
-    return made_by(protocol.function, name, path, *arguments)
+    return made_by(protocol.function, named, path, *arguments)
 
 
 def made_by(function: str, *arguments: Any) -> "Task":

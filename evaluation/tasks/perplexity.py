@@ -13,7 +13,6 @@ import numpy as np
 from mlm_repro.evaluation.protocol import (
     LARGEST_EXPONENT,
     Encoder,
-    Losses,
     Request,
     Scores,
     Task,
@@ -22,12 +21,15 @@ from mlm_repro.evaluation.protocol import (
 )
 from mlm_repro.evaluation.schema import Block, PerplexityResult, Provenance
 from mlm_repro.evaluation.tasks.documents import RunningText, count_original_tokens, cut_articles
-from mlm_repro.evaluation.tasks.uncertainty import ratio_standard_error
+from mlm_repro.evaluation.tasks.uncertainty import Floats, ratio_standard_error
 from mlm_repro.evaluation.windows import Lazy, sliding_windows
+from mlm_repro.lineage.errors import BadInput
 
 MEGATRON_LARGEST_EXPONENT = 20.0
 FEW = 50
 """Sub-words of a text whose first one counts."""
+STRETCH = "sub-words "
+"""Begins the title of a block that is a stretch of a text."""
 MOST_STRETCHES = 1 << 14
 """Most stretches of a text without articles; the bootstrap draws from all of them."""
 
@@ -41,7 +43,9 @@ class Detokenizer:
 
 
 UNCHANGED = Detokenizer("none", lambda text: text)
-Divisor = Literal["original tokens", "lm-eval words", "transformers labels"]
+First = Literal["once", "every"]
+"""Places of the tokenizer's first tokens: before the text, or in every window."""
+Divisor = Literal["original tokens", "lm-eval words", "sub-words", "transformers labels"]
 """Divisor of the summed loss. The last is transformers' recipe, which counts one target too few in every window but the
 first, and weights the window's mean loss accordingly."""
 
@@ -59,34 +63,45 @@ class Stream:
     """Number of each request's first scored target, from 0."""
     blocks: list[Block]
     """Consecutive parts of the text, taken as independent for the standard error."""
+    window: int
+    """Longest input."""
+    stride: int
+    """Sub-words from window to window."""
 
 
 def sliding_stream(
-    text: RunningText, detokenizer: Detokenizer, tokenizer: Encoder, seq_length: int, stride: int
-) -> Stream:
-    """The whole text in one stream by sliding windows: nothing between documents, token 0 not scored.
+    text: RunningText, detokenizer: Detokenizer, tokenizer: Encoder, seq_length: int, stride: int,
+    first: First = "once",
+) -> Stream:  # fmt: skip
+    """The whole text in one stream by sliding windows, nothing between documents.
 
-    Token 0 is the one that the tokenizer puts before every text, otherwise the text's first sub-word.
+    What the tokenizer puts before every text stands before it once, or in every window, and is never scored. Without
+    such tokens the text's first sub-word is not scored.
 
     Its blocks are its articles. A text without any has stretches, of one window or as many as make MOST_STRETCHES.
     """
     detokenized = detokenizer.apply(text.text)
     tokens = tokenizer.encode_ids(detokenized).astype(np.int64)
-    num_tokens, has_first = len(tokens), tokenizer.first_token is not None
-    if has_first:
-        tokens = np.concatenate([[tokenizer.first_token], tokens])
-    windows = sliding_windows(len(tokens), seq_length, stride)
+    num_tokens, before = len(tokens), np.asarray(tokenizer.first_tokens, np.int64)
+    tokens, unscored = np.concatenate([before, tokens]), max(1, len(before))
+    repeated = len(before) if first == "every" else 0
+    if repeated >= seq_length:
+        raise BadInput(f"a window of {seq_length} tokens has no room for {shown_first(tokenizer)} and a text")
+    stride = min(stride, seq_length - repeated) if repeated else stride
+    windows = sliding_windows(len(tokens), seq_length - repeated, stride)
 
     def request(number: int) -> Request:
-        return Request.of_window(tokens, windows[number])
+        window = windows[number]
+        scored = window.stop - max(window.first_scored, unscored)
+        return Request(np.concatenate([before[: repeated * (number > 0)], tokens[window.start : window.stop]]), scored)
 
-    num_targets, words = len(tokens) - 1, text.num_original_tokens
+    num_targets, words = len(tokens) - unscored, text.num_original_tokens
     if text.articles:
         encoded = tokenizer.encode_batch(cut_articles(text, detokenized))
         bounds = np.minimum(np.cumsum([0, *map(len, encoded)]), num_tokens)
         bounds[-1] = num_tokens  # should a cut have changed a sub-word or two
         sizes = np.diff(bounds).tolist()
-        sizes[next(index for index, size in enumerate(sizes) if size)] -= not has_first  # token 0
+        sizes[next(index for index, size in enumerate(sizes) if size)] -= not len(before)  # token 0
         ends = [*(start for _, start in text.articles[1:]), None]
         blocks = [
             Block(title=title, num_targets=size, num_original_tokens=count_original_tokens(text.text[start:end]))
@@ -96,13 +111,25 @@ def sliding_stream(
         size = max(seq_length, -(-num_targets // MOST_STRETCHES))
         stretches = [(start, min(size, num_targets - start)) for start in range(0, num_targets, size)]
         blocks = [
-            Block(title=f"sub-words {at + 1}-{at + n}", num_targets=n, num_original_tokens=words * n / num_targets)
+            Block(title=f"{STRETCH}{at + 1}-{at + n}", num_targets=n, num_original_tokens=words * n / num_targets)
             for at, n in stretches
         ]
     recipe = f"detokenizer {detokenizer.name}; window {seq_length}, stride {stride}"
-    recipe += f"; {shown_first(tokenizer)} before the text" if has_first else ""
-    firsts = Lazy(len(windows), lambda number: windows[number].first_scored - 1)
-    return Stream(recipe, num_tokens, Lazy(len(windows), request), firsts, blocks)
+    where = "in every window" if repeated else "before the text"
+    recipe += f"; {shown_first(tokenizer)} {where}" if len(before) else ""
+    firsts = Lazy(len(windows), lambda number: max(windows[number].first_scored - unscored, 0))
+    return Stream(recipe, num_tokens, Lazy(len(windows), request), firsts, blocks, seq_length, stride)
+
+
+def block_weights(blocks: Sequence[Block], normaliser: float, num_windows: int) -> Floats:
+    """Share of each block in the divisor of a result, [blocks]: by its words, or by its sub-words where these divide.
+
+    A divisor by sub-words counts all that were scored, or one less in some windows.
+    """
+    scored = np.array([float(block.num_scored) for block in blocks])
+    words = np.array([block.num_original_tokens * block.num_scored / block.num_targets for block in blocks])
+    weights: Floats = scored if 0 <= scored.sum() - normaliser <= num_windows else words
+    return weights * (normaliser / weights.sum())
 
 
 class PerplexityTask(Task):
@@ -114,19 +141,9 @@ class PerplexityTask(Task):
         self, text: RunningText, stream: Stream, tokenizer: Encoder, divisor: Divisor = "original tokens",
         with_memory: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__(text.source, tokenizer, stream.requests)
+        super().__init__(text.source, tokenizer, stream.requests, [text.text])
         self.with_memory, self.stream = with_memory, stream
         self.running_text, self._divisor, self._num_original_tokens = text, divisor, text.num_original_tokens
-
-    def losses(self, scores: Scores) -> Losses:
-        """An element for each block with scored targets; all weights add up to the divisor."""
-        blocks = self._scored_blocks(scores)
-        if self._divisor == "transformers labels":
-            weight = np.array([float(block.num_scored) for block in blocks])
-        else:
-            weight = np.array([block.num_original_tokens * block.num_scored / block.num_targets for block in blocks])
-        nll, weight = np.array([block.nll for block in blocks]), weight * (self._divided(scores)[1] / weight.sum())
-        return Losses([block.title for block in blocks], nll, weight)
 
     @property
     def counts(self) -> dict[str, Any]:
@@ -150,7 +167,8 @@ class PerplexityTask(Task):
         targets, others = sum(block.num_targets for block in stream.blocks), self._num_original_tokens - 1
         token_ratio = targets / others if others else None
         divided, normaliser = self._divided(scores)
-        losses = self.losses(scores)
+        blocks = self._scored_blocks(scores)
+        sums, weights = np.array([block.nll for block in blocks]), block_weights(blocks, normaliser, len(self.requests))
         words, lm_eval_words = self._num_original_tokens * share, text.num_lm_eval_words * share
         too_few = words < 2 * share or nll > LARGEST_EXPONENT * min(words, lm_eval_words)
         if too_few:
@@ -158,7 +176,7 @@ class PerplexityTask(Task):
                 f"{text.source.title} has {self._num_original_tokens:,} words between spaces for {stream.num_tokens:,} "
                 "sub-words: its perplexity by words is no number"
             )
-        if stream.num_tokens < FEW and self.tokenizer.first_token is None:
+        if stream.num_tokens < FEW and not self.tokenizer.first_tokens:
             facts["warnings"].append(
                 f"{text.source.title} has {stream.num_tokens} sub-words; the first is not scored, but the words and "
                 "bytes that losses are divided by include it"
@@ -167,7 +185,7 @@ class PerplexityTask(Task):
         def by(divisor: float, dividend: float = nll) -> float | None:
             return None if too_few else perplexity(dividend, divisor)
 
-        by_subwords = self._divisor == "transformers labels"
+        by_subwords = self._divisor in ("sub-words", "transformers labels")
         megatron = {"avg loss": loss, "ppl": math.exp(min(MEGATRON_LARGEST_EXPONENT, loss))}
         if token_ratio is not None:
             adjusted = math.exp(min(MEGATRON_LARGEST_EXPONENT, loss * token_ratio))
@@ -175,17 +193,19 @@ class PerplexityTask(Task):
         return PerplexityResult(
             **facts, **self.counts, protocol=self._describe(provenance.dtype),
             perplexity=perplexity(divided, normaliser) if by_subwords else by(normaliser, divided),
-            log_perplexity_standard_error=ratio_standard_error(losses.nll, losses.weight), normaliser=normaliser,
+            log_perplexity_standard_error=ratio_standard_error(sums, weights), normaliser=normaliser,
             loss_per_token=loss, subword_perplexity=perplexity(nll, num_scored), original_token_perplexity=by(words),
             lm_eval_word_perplexity=by(lm_eval_words), token_ratio=token_ratio, megatron=megatron,
             bits_per_byte=nll / math.log(2) / (text.num_bytes * share), num_windows=len(self.requests),
-            blocks=self._scored_blocks(scores),
+            blocks=blocks, window=stream.window, stride=stream.stride,
         )  # fmt: skip
 
     def _divided(self, scores: Scores) -> tuple[float, float]:
         if self._divisor == "transformers labels":
             labels = scores.num_scored - np.array([index > 0 for index in self.chosen])
             return math.fsum(scores.nll / scores.num_scored * labels), float(labels.sum())
+        if self._divisor == "sub-words":
+            return math.fsum(scores.nll), float(len(scores.log_probabilities))
         words = self.running_text.num_lm_eval_words if self._divisor == "lm-eval words" else self._num_original_tokens
         return math.fsum(scores.nll), words * self._share(scores)
 
@@ -207,6 +227,7 @@ class PerplexityTask(Task):
         divisor = {
             "original tokens": f"{self._num_original_tokens} space-separated tokens of the original",
             "lm-eval words": f"{self.running_text.num_lm_eval_words} words as lm-evaluation-harness counts them",
+            "sub-words": "sub-words scored",
             "transformers labels": "sub-words scored, one too few in each window but the first",
         }[self._divisor]
         recipe = self.stream.recipe + ("; each window with the memory of those before" if self.with_memory else "")

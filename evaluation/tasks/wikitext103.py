@@ -5,16 +5,13 @@ tokens. Strides are named for a window of 1024; in a shorter window they are sho
 """
 
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 
 from mlm_repro.data_pipeline.contamination.testsets import TEST_SETS
-from mlm_repro.evaluation.protocol import Encoder, Request, SourceText
-from mlm_repro.evaluation.schema import Block
+from mlm_repro.evaluation.protocol import Encoder, SourceText
 from mlm_repro.evaluation.tasks.detokenize import NAME, detokenize_wikitext
 from mlm_repro.evaluation.tasks.documents import (
     RunningText,
-    count_original_tokens,
     join_rows,
     lm_eval_documents,
     read_official,
@@ -27,6 +24,7 @@ from mlm_repro.evaluation.tasks.perplexity import (
     Stream,
     sliding_stream,
 )
+from mlm_repro.evaluation.tasks.programs import document_stream
 from mlm_repro.evaluation.windows import megatron_windows
 from mlm_repro.lineage.errors import IntegrityFailure
 
@@ -86,32 +84,19 @@ def huggingface_wikitext103(name: str, path: Path, tokenizer: Encoder, context: 
     return _in_windows(name, path, tokenizer, ROWS, context - 1, context // 2, "transformers labels")
 
 
-def lm_eval_wikitext103(name: str, path: Path, tokenizer: Encoder, context: int) -> PerplexityTask:
+def lm_eval_wikitext103(
+    name: str, path: Path, tokenizer: Encoder, context: int, is_double: bool = False
+) -> PerplexityTask:
     """lm-evaluation-harness's recipe of `wikitext`, but with `<unk>`s; the window is the whole context."""
     text = read_wikitext103(name, path)
-    stream = document_stream(text, tokenizer, context)
+    documents = list(lm_eval_documents(text.text))
+    rewritten = list(map(detokenize_wikitext, documents))
+    stream = document_stream(documents, rewritten, tokenizer, context, is_double, NAME)
     _expect_gpt2(tokenizer, stream, NUM_GPT2_TOKENS_BY_DOCUMENT)
     return PerplexityTask(text, stream, tokenizer, "lm-eval words")
 
 
-def document_stream(text: RunningText, tokenizer: Encoder, seq_length: int) -> Stream:
-    """A WikiText file document by document, each detokenized by itself, in rolling windows."""
-    documents, start = list(lm_eval_documents(text.text)), tokenizer.document_start
-    encoded = tokenizer.encode_batch([detokenize_wikitext(document) for document in documents])
-    requests = [r for tokens in encoded for r in Request.rolling(tokens, start, seq_length)]
-    sizes = zip(documents, encoded, strict=True)
-    first = "end-of-text" if start == tokenizer.end_of_text else repr(tokenizer.decode([start]))
-    return Stream(
-        recipe=f"{len(documents)} documents, detokenizer {NAME} on each, {first} first; disjoint windows of "
-        f"{seq_length}, the last extended to the left",
-        num_tokens=sum(map(len, encoded)),
-        requests=requests,
-        first_targets=[0, *accumulate(request.num_scored for request in requests[:-1])],
-        blocks=[
-            Block(title=document.partition("\n")[0].strip(" ="), num_targets=len(tokens),
-                  num_original_tokens=count_original_tokens(document)) for document, tokens in sizes
-        ],
-    )  # fmt: skip
+lm_eval_twice_wikitext103 = partial(lm_eval_wikitext103, is_double=True)
 
 
 def _in_windows(

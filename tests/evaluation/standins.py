@@ -48,7 +48,7 @@ class Bytes:
 
     vocab_size = 256
     end_of_text = document_start = 0
-    first_token = None
+    first_tokens = ()
     digest = "bytes"
 
     def encode(self, text: str) -> list[int]:

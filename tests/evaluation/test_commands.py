@@ -63,14 +63,35 @@ def test_two_checkpoints(
     done = mlm_eval("compare", run, uniform, "--limit", 6, *tasks, "--json", target, "--set", "workers=1")
     found = json.loads(target.read_text())
     words, cloze = found["differences"]
-    first, second = (found[which]["wikitext103"]["perplexity"] for which in ("first", "second"))
+    first, second = (found["results"][which]["wikitext103"]["perplexity"] for which in (0, 1))
     assert words["log_perplexity"] == pytest.approx(math.log(second / first))
     assert words["log_perplexity_standard_error"] > 0
     assert cloze["num_pairs"] == 6
-    assert "second less first" in done.out
+    assert "less the first" in done.out
+    low, high = words["interval"]
+    assert low < words["log_perplexity"] < high
+    assert 0 <= words["p"] <= 1
     same = evaluated("compare", run, run, "--limit", 6)["differences"]
     assert [(d["log_perplexity"], d["log_perplexity_standard_error"]) for d in same] == [(0, 0)] * 2
     assert mlm_eval("compare", run, run, "--task", "wikitext").code == 2
+
+    kept = []
+    for number, checkpoint in enumerate((run, uniform)):
+        kept.append(tmp_path / f"{number}.json")
+        asked = ("wikitext103", "--ckpt", checkpoint, "--limit", 6, "--json", kept[-1], "--set", "workers=1")
+        mlm_eval(*asked, ends=0)
+    written = (tmp_path / "table.md", tmp_path / "table.csv")
+    for place in written:
+        mlm_eval("compare", *kept, "--json", tmp_path / "kept.json", "--table", place, ends=0)
+    (difference,) = json.loads((tmp_path / "kept.json").read_text())["differences"]
+    for key in ("log_perplexity", "log_perplexity_standard_error", "p"):
+        assert difference[key] == pytest.approx(words[key], rel=1e-5)
+    assert [len(place.read_text().splitlines()) for place in written] == [4, 3]
+    other = json.loads(kept[1].read_text()) | {"tokenizer_digest": "other"}
+    kept[1].write_text(json.dumps(other))
+    assert "not scored on the same parts" in mlm_eval("compare", *kept, ends=2).error
+    kept[1].write_text("{}")
+    assert "holds no results" in mlm_eval("compare", *kept, ends=2).error
 
 
 def test_a_user_s_own_text(run: Path, tmp_path: Path, evaluated: Evaluated) -> None:

@@ -125,7 +125,7 @@ def test_a_damaged_checkpoint_of_ours_is_refused(
 def test_what_is_no_checkpoint_is_named(
     tmp_path: Path, nothing_published: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
-    monkeypatch.setattr("mlm_repro.evaluation.models.hub_models.hub_is_reachable", lambda: False)
+    monkeypatch.setattr("mlm_repro.data_pipeline.reading.hub.hub_is_reachable", lambda: False)
     for path, words in (
         (tmp_path, "is neither"), (tmp_path / "no", "there is no"), (Path("openai/none"), "there is no"),
     ):  # fmt: skip

@@ -131,6 +131,33 @@ def test_a_model_is_evaluated_by_name_and_offline_from_the_cache(hub: Hub, tmp_p
     assert "is not in the hub's cache, and the hub cannot be reached" in missing.error
 
 
+def test_weights_of_other_formats_are_fetched_by_name(hub: Hub, tmp_path: Path) -> None:
+    """A repository with .bin files alone, and one with GGUF files, of which only a single one is clear."""
+    import torch
+    from safetensors.torch import load_file as load_tensors
+
+    models = hub.root / "models" / "openai-community"
+    shutil.copytree(models / "gpt2", models / "older")
+    torch.save(load_tensors(models / "older" / "model.safetensors"), models / "older" / "pytorch_model.bin")
+    (models / "older" / "model.safetensors").unlink()
+    text = tmp_path / "text.txt"
+    text.write_text("the river sleeps under the old house " * 20)
+    numbers = []
+    for name in ("gpt2", "older"):
+        target = tmp_path / f"{name}.json"
+        asked = ("perplexity", text, "--ckpt", f"openai-community/{name}", "--set", "workers=1", "--json", target)
+        ask(hub, "mlm-eval", *asked, ends=0)
+        numbers.append(json.loads(target.read_text())["perplexity"])
+    assert numbers[0] == pytest.approx(numbers[1], rel=1e-5)  # by the engine, and by transformers
+    (models / "packed").mkdir()
+    (models / "packed" / "a.gguf").write_bytes(b"GGUF")
+    done = ask(hub, "mlm-eval", "fetch", "openai-community/packed", "--out", tmp_path / "out", ends=0)
+    assert (tmp_path / "out" / "packed" / "a.gguf").is_file(), done.out
+    (models / "packed" / "b.gguf").write_bytes(b"GGUF")
+    several = ask(hub, "mlm-eval", "fetch", "openai-community/packed", "--out", tmp_path / "both", ends=2)
+    assert "has 2 GGUF files: fetch one of them and give its path (a.gguf, …)" in several.error
+
+
 def test_a_corpus_is_streamed_from_the_layout_of_its_repository(hub: Hub, tmp_path: Path) -> None:
     random_words = random.Random(1)
     texts = [[" ".join(random_words.choices(ENGLISH, k=300)) for _ in range(2)] for _ in range(3)]

@@ -45,3 +45,16 @@ def test_our_protocols_are_named(oracle: Path, evaluated: Evaluated) -> None:
         )
         assert not any(axes.items() <= match.items() for match in off["matches"])
         assert len(off["nearest"]) == 3
+
+
+@pytest.mark.usefixtures("two_articles")
+@pytest.mark.parametrize("protocol", ["lambada", "wikitext103-stride1024"])
+def test_what_a_tokenizer_puts_before_a_text_is_named(protocol: str, tmp_path: Path, evaluated: Evaluated) -> None:
+    pytest.importorskip("transformers")
+    from tests.evaluation.test_pretrained import made
+
+    directory = made(tmp_path / "model", "LlamaConfig")
+    claimed = f"{evaluated(protocol, '--ckpt', directory, '--limit', 10**6)['perplexity']:.7g}"
+    words = ("identify", "--ckpt", directory, "--task", protocol.partition("-")[0], "--claimed", claimed)
+    found = evaluated(*words)["matches"]
+    assert any(match["first"] == "scored after what the tokenizer puts before a text" for match in found)

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlm_repro.evaluation.evaluate import paired_difference, share
-from mlm_repro.evaluation.protocol import Losses, Request, Scores
+from mlm_repro.evaluation.compare import paired_difference
+from mlm_repro.evaluation.evaluate import share
+from mlm_repro.evaluation.protocol import Request, Scores
+from mlm_repro.evaluation.schema import ClozeResult
 from mlm_repro.evaluation.tasks.uncertainty import difference_standard_error, mean_standard_error, ratio_standard_error
 from mlm_repro.lineage.errors import BadInput
 
@@ -42,16 +44,26 @@ def test_mean_standard_error() -> None:
     assert mean_standard_error(np.array([1.0])) is None
 
 
+def cloze(examples: list[tuple[float, bool]]) -> ClozeResult:
+    made = {"kind": "measured", "checkpoint": "a", "checkpoint_digest": "", "tokenizer_digest": "", "dtype": "float32",
+            "seconds": 0.0, "environment": {}, "task": "lambada", "protocol": "", "partial": False, "note": "",
+            "warnings": [], "data_digest": "", "perplexity": 1.0, "num_original_tokens": 4, "num_tokens": 4,
+            "num_scored_tokens": 4, "accuracy": 0.5, "standard_error": 0.1, "perplexity_standard_error": None,
+            "num_examples": len(examples), "num_correct": 2, "num_truncated": 0, "examples": examples}  # fmt: skip
+    return ClozeResult.model_validate(made)
+
+
 def test_a_difference_of_accuracies_is_paired() -> None:
-    names, ones = list("abcd"), np.ones(4)
-    first = Losses(names, np.array([1.0, 2, 3, 4]), ones, np.array([True, False, False, True]))
-    second = Losses(names, np.array([1.0, 1, 3, 3]), ones, np.array([True, True, False, True]))
-    difference = paired_difference("lambada", first, second)
+    first = cloze([(1.0, True), (2, False), (3, False), (4, True)])
+    second = cloze([(1.0, True), (1, True), (3, False), (3, True)])
+    difference = paired_difference(first, second)
     assert (difference.accuracy, difference.log_perplexity) == (0.25, -0.5)
     assert difference.accuracy_standard_error == pytest.approx(0.25)
     assert difference.log_perplexity_standard_error == pytest.approx(math.sqrt(1 / 3 / 4))
+    assert difference.p == 1.0
+    assert paired_difference(cloze([(1.0, False)] * 9), cloze([(1.0, True)] * 9)).p == pytest.approx(2 / 2**9)
     with pytest.raises(BadInput, match="not scored on the same parts"):
-        paired_difference("lambada", first, Losses(names[:3], ones[:3], ones[:3], None))
+        paired_difference(first, cloze(first.examples[:3]))
 
 
 requests = st.lists(

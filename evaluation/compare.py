@@ -1,0 +1,122 @@
+"""Results compared in pairs: from two kept files, or from two checkpoints that were scored now.
+
+Pairs are equal parts of the text: articles that were scored whole, or examples. A window of one tokenizer covers other
+text than the same window of another, so such are never paired.
+"""
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from mlm_repro.evaluation.schema import ClozeResult, PerplexityResult, Result
+from mlm_repro.evaluation.tasks.perplexity import STRETCH, Floats, block_weights
+from mlm_repro.evaluation.tasks.uncertainty import difference_standard_error, mean_standard_error
+from mlm_repro.lineage.config import Config
+from mlm_repro.lineage.errors import BadInput
+from mlm_repro.lineage.files import read_object
+
+NORMAL_95 = 1.959964
+"""Standard errors to each side that hold 95 % of a normal distribution."""
+
+
+class Difference(Config):
+    """A model less the first, article by article or example by example."""
+
+    task: str
+    model: str
+    num_pairs: int
+    log_perplexity: float
+    """Below zero if it predicts better than the first."""
+    log_perplexity_standard_error: float | None
+    interval: tuple[float, float] | None
+    """95 % interval of the difference of ln perplexity."""
+    p: float | None
+    """Chance of so large a difference between models that predict alike, two-sided, normal; exact for an accuracy."""
+    accuracy: float | None
+    """None for a perplexity task."""
+    accuracy_standard_error: float | None
+
+
+def read_results(path: Path) -> dict[str, Result]:
+    """The results of a file that `--json` wrote, by task. Raises BadInput for another file."""
+    content = read_object(path)
+    results = content.get("results", {content.get("task", ""): content})
+    try:
+        return {name: Result.model_validate(result) for name, result in results.items()}
+    except (ValueError, AttributeError) as error:
+        raise BadInput(f"{path} holds no results of mlm-eval") from error
+
+
+def paired_difference(first: Result, second: Result) -> Difference:
+    """The difference on equal parts of a text. Raises BadInput if the two were scored on different ones."""
+    if (first.task, first.data_digest) != (second.task, second.data_digest):
+        raise BadInput(f"{first.task}: the two models were scored on different texts, or by different protocols")
+    accuracy = accuracy_error = p = None
+    if isinstance(first, ClozeResult) and isinstance(second, ClozeResult):
+        pairs = [np.array(result.examples, np.float64).reshape(-1, 2) for result in (first, second)]
+        if len(pairs[0]) != len(pairs[1]) or not len(pairs[0]):
+            raise BadInput(f"{first.task}: the two models were not scored on the same parts of the text")
+        losses: list[Floats] = [pair[:, 0] for pair in pairs]
+        change = pairs[1][:, 1] - pairs[0][:, 1]
+        accuracy, accuracy_error = float(change.mean()), mean_standard_error(change)
+        p = _sign_test(int((change > 0).sum()), int((change < 0).sum()))
+        difference, error = float(losses[1].mean() - losses[0].mean()), mean_standard_error(losses[1] - losses[0])
+    else:
+        assert isinstance(first, PerplexityResult)
+        assert isinstance(second, PerplexityResult)
+        _check_parts(first, second)
+        sums = [np.array([block.nll for block in result.blocks]) for result in (first, second)]
+        weights = [block_weights(result.blocks, result.normaliser, result.num_windows) for result in (first, second)]
+        values = [nll.sum() / weight.sum() for nll, weight in zip(sums, weights, strict=True)]
+        difference = float(values[1] - values[0])
+        error = difference_standard_error((sums[0], weights[0]), (sums[1], weights[1]))
+        p = math.erfc(abs(difference) / error / math.sqrt(2)) if error else None
+    side = None if error is None else NORMAL_95 * error
+    return Difference(
+        task=first.task, model=second.checkpoint, num_pairs=len(sums[0] if accuracy is None else losses[0]),
+        log_perplexity=difference, log_perplexity_standard_error=error, p=p, accuracy=accuracy,
+        interval=None if side is None else (difference - side, difference + side),
+        accuracy_standard_error=accuracy_error,
+    )  # fmt: skip
+
+
+def _check_parts(first: PerplexityResult, second: PerplexityResult) -> None:
+    blocks = [[(block.title, block.num_scored) for block in result.blocks] for result in (first, second)]
+    named = [[title for title, _ in each] for each in blocks]
+    whole = all(block.num_scored == block.num_targets and not block.title.startswith(STRETCH)
+                for result in (first, second) for block in result.blocks)  # fmt: skip
+    alike = blocks[0] == blocks[1] and first.tokenizer_digest == second.tokenizer_digest
+    windows = {(result.window, result.stride) for result in (first, second)}
+    if named[0] != named[1] or not (whole or (alike and len(windows) == 1)):
+        why = "were not scored on the same parts of the text, since their contexts or vocabularies differ"
+        raise BadInput(f"{first.task}: the two models {why}: compare them without --limit, on a text with articles")
+
+
+def _sign_test(better: int, worse: int) -> float:
+    """Chance of so uneven a split of the examples on which two models differ, were both as good."""
+    count = better + worse
+    return min(1.0, 2 * sum(math.comb(count, k) for k in range(min(better, worse) + 1)) / 2**count)
+
+
+def table(results: Sequence[Mapping[str, Result]], differences: Sequence[Difference], suffix: str) -> str:
+    """A row for each model and task, as CSV for the suffix .csv, otherwise Markdown."""
+    by_model = {(each.model, each.task): each for each in differences}
+    rows = [["model", "task", "perplexity", "±", "accuracy", "ln difference", "95 % interval", "p"]]
+    for result in (result for each in results for result in each.values()):
+        change = by_model.get((result.checkpoint, result.task))
+        spread, share = result.spread, result.accuracy if isinstance(result, ClozeResult) else None
+        numbers = (result.perplexity, spread, share, change and change.log_perplexity)
+        low_high = " to ".join(f"{end:+.5f}" for end in change.interval) if change and change.interval else ""
+        shown = ["" if number is None else f"{number:.6g}" for number in numbers]
+        p = f"{change.p:.2g}" if change and change.p is not None else ""
+        rows.append([result.checkpoint, result.task, *shown, low_high, p])
+    if suffix == ".csv":
+        file = io.StringIO()
+        csv.writer(file, lineterminator="\n").writerows(rows)
+        return file.getvalue()
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]]) + "\n"

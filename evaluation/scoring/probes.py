@@ -1,0 +1,97 @@
+"""Probes of a loaded model before its first number, in a few short forward passes.
+
+They ask the model itself: does it see what it is to predict, does it answer alike twice, and is a row in a batch and
+beside padding the row alone? A row is scored as every other, so packed weights and the cut output layer are probed too.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from mlm_repro.evaluation.protocol import Request
+from mlm_repro.evaluation.scoring.scores import ScoringModel, score
+from mlm_repro.lineage.errors import BadInput
+
+LENGTH = 16
+"""Inputs of a probed row; another has half of them and stands beside padding."""
+SHORTEST = 4
+ROUNDING, ROUNDING_OF_HALF = 1e-5, 0.02
+"""Most that log-probabilities move from rounding alone, in 32 bits and in 16."""
+OF_ITS_OWN = 1e-3
+"""Share of a token's effect on its own prediction that rounding stays below."""
+IN_A_BATCH = 30
+"""Factor by which products of another shape may move them further."""
+Outcome = tuple[ScoringModel, str]
+"""The model as it is to be scored, and a sentence on what was found."""
+
+
+class Probed:
+    """Log-probabilities of three rows, made once for all probes: a row, one that ends otherwise, and a short one."""
+
+    def __init__(self, model: ScoringModel) -> None:
+        length = min(LENGTH, model.seq_length)
+        ids = (np.arange(2 * length + 2, dtype=np.int64) * 7919 + 11) % model.vocab_size
+        row, other = ids[: length + 1], ids[: length + 1].copy()
+        other[-2] = (other[-2] + 1) % model.vocab_size
+        short = ids[length + 1 :][: length // 2 + 1]
+        self._requests = [Request(each, len(each) - 1) for each in (row, other, short)]
+        self.alone = self._scored(model, 1)
+        self.again = self._scored(model, 1)
+        self.together = self._scored(model, len(self._requests))
+        effect = float(np.abs(self.alone[0][-1] - self.alone[1][-1]))
+        self.allowed = max(ROUNDING_OF_HALF if model.dtype.itemsize < 4 else ROUNDING, OF_ITS_OWN * effect)
+
+    def _scored(self, model: ScoringModel, batch_size: int) -> list[np.ndarray]:
+        scores = score(model, self._requests, batch_size, workers=1 if model.mesh.device.type == "cpu" else None)
+        return np.split(scores.log_probabilities, scores.starts[1:])
+
+
+def is_causal(model: ScoringModel, probed: Probed) -> Outcome:
+    """Change the last input: what is predicted before it stays. Raises BadInput for a model that sees the future."""
+    row, other, _ = probed.alone
+    moved = float(np.abs(row[:-2] - other[:-2]).max())
+    if not moved <= probed.allowed:
+        raise BadInput(
+            f"it sees the tokens that it is to predict: another last token moves earlier log-probabilities by "
+            f"{moved:.2g}, so its perplexity would measure nothing"
+        )
+    return model, "a later token changes no earlier log-probability"
+
+
+def is_repeatable(model: ScoringModel, probed: Probed) -> Outcome:
+    """Score rows twice. Raises BadInput for a model that answers otherwise."""
+    if not (moved := _difference(probed.alone, probed.again)) <= probed.allowed:
+        raise BadInput(f"the same tokens have log-probabilities that differ by {moved:.2g} when they are scored twice")
+    return model, "the same tokens scored twice have the same log-probabilities"
+
+
+def is_row_by_row(model: ScoringModel, probed: Probed) -> Outcome:
+    """Score rows alone and together, one beside padding. A model that differs gets one row at a time."""
+    if not (moved := _difference(probed.alone, probed.together)) <= IN_A_BATCH * probed.allowed:
+        said = f"a row in a batch moves by {moved:.2g} from the row alone: one row at a time is scored"
+        return replace(model, is_alone=True), said
+    if model.length_switch:
+        said = f"rows of up to {model.length_switch:,} inputs, which the model reads otherwise, are in batches apart"
+        return model, said
+    return model, "a row in a batch, beside padding or not, is the row alone"
+
+
+PROBES: dict[str, Callable[[ScoringModel, Probed], Outcome]] = {
+    "causal": is_causal, "repeatable": is_repeatable, "row by row": is_row_by_row,
+}  # fmt: skip
+
+
+def probe(model: ScoringModel) -> tuple[ScoringModel, dict[str, str]]:
+    """The model as it is to be scored, and the outcome of each probe. Raises BadInput as they do."""
+    checked: dict[str, str] = {}
+    if model.seq_length < SHORTEST or model.vocab_size < SHORTEST:
+        return model, checked
+    probed = Probed(model)
+    for name, ask in PROBES.items():
+        model, checked[name] = ask(model, probed)
+    return model, checked
+
+
+def _difference(rows: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> float:
+    return max(float(np.abs(row - other).max()) for row, other in zip(rows, others, strict=True))

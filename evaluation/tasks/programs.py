@@ -1,0 +1,113 @@
+"""A text of a user's by the recipes of programs, each under the program's name.
+
+Sources: GPTQ's `llama.py` (`llama_eval`, copied by most papers on quantisation), llama.cpp's
+`tools/perplexity/perplexity.cpp`, nanochat's `loss_eval.py`, and lm-evaluation-harness's `loglikelihood_rolling`.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from mlm_repro.evaluation.protocol import Encoder, Request, SourceText, shown_first, with_first
+from mlm_repro.evaluation.schema import Block
+from mlm_repro.evaluation.tasks.documents import RunningText, count_original_tokens, lm_eval_words
+from mlm_repro.evaluation.tasks.perplexity import MOST_STRETCHES, STRETCH, Divisor, PerplexityTask, Stream
+from mlm_repro.evaluation.windows import Window, rolling_windows, sliding_windows
+from mlm_repro.lineage.errors import BadInput
+
+GPTQ, LLAMA_CPP, NANOCHAT = "perplexity-gptq", "perplexity-llama.cpp", "perplexity-nanochat"
+LM_EVAL, LM_EVAL_TWICE = "perplexity-lm-eval", "perplexity-lm-eval-bos-twice"
+PROGRAMS = {GPTQ: 2048, LLAMA_CPP: 512, NANOCHAT: 2048, LM_EVAL: None, LM_EVAL_TWICE: None}
+"""Longest window without another by name; None for the model's context."""
+
+
+def program_perplexity(
+    source: SourceText, program: str, documents: Sequence[str], tokenizer: Encoder, window: int
+) -> PerplexityTask:
+    """The task of a program for documents. Raises BadInput for a text that is shorter than a window."""
+    if program in (LM_EVAL, LM_EVAL_TWICE):
+        text = RunningText.of_documents(source, documents)
+        stream = document_stream(documents, documents, tokenizer, window, program == LM_EVAL_TWICE)
+        return PerplexityTask(text, stream, tokenizer, "lm-eval words")
+    if program == NANOCHAT:
+        begun = tokenizer.first_tokens[:1] or (tokenizer.document_start,)
+        encoded = [[*begun, *ids] for ids in tokenizer.encode_batch(list(documents))]
+        text = RunningText(source, "".join(documents), [], sum(map(lm_eval_words, documents)))
+    else:
+        text = RunningText.of_documents(source, documents)
+        encoded = [with_first(tokenizer, tokenizer.encode(text.text))]
+    tokens = np.array([token for ids in encoded for token in ids], np.int64)
+    ends = [*accumulate(map(len, encoded))]
+    windows, recipe = _windows(program, ends, window, tokenizer)
+    if not windows:
+        raise BadInput(f"{source.title} has {len(tokens):,} sub-words, fewer than a window of {window:,}")
+    is_target = np.ones(len(tokens), bool)
+    is_target[[0, *(ends[:-1] if program == NANOCHAT else [])]] = False
+    numbers = np.cumsum(is_target) - 1
+    first = tokenizer.first_tokens[:1] if program == LLAMA_CPP else ()
+
+    def request(shown: Window) -> Request:
+        seen = tokens[shown.start : shown.stop].copy()
+        seen[: len(first)] = first
+        return Request(seen, shown.num_scored)
+
+    count, size = int(is_target.sum()), max(window, -(-len(tokens) // MOST_STRETCHES))
+    words = text.num_original_tokens
+    blocks = [
+        Block(title=f"{STRETCH}{at + 1}-{min(at + size, count)}", num_targets=min(size, count - at),
+              num_original_tokens=words * min(size, count - at) / count) for at in range(0, count, size)
+    ]  # fmt: skip
+    firsts = [int(numbers[shown.first_scored]) for shown in windows]
+    stream = Stream(recipe, len(tokens), [*map(request, windows)], firsts, blocks, window, window)
+    divisor: Divisor = "sub-words"
+    return PerplexityTask(text, stream, tokenizer, divisor)
+
+
+def _windows(program: str, ends: Sequence[int], c: int, tokenizer: Encoder) -> tuple[list[Window], str]:
+    """The windows over all tokens, and a sentence on them."""
+    count, before = ends[-1], shown_first(tokenizer)
+    whole = [Window(start, start + 1, start + c) for start in range(0, count - c + 1, c)]
+    if program == GPTQ:
+        said = f"whole disjoint windows of {c}, the first sub-word of each not scored; {before} before the text (GPTQ)"
+        return whole, said
+    if program == LLAMA_CPP:
+        said = f"whole disjoint windows of {c}, the second half of each scored; {before} in place of its first sub-word"
+        return [Window(each.start, each.start + c // 2 + 1, each.stop) for each in whole], f"{said} (llama.cpp)"
+    cut: list[Window] = []  # a document's first token is no target
+    for each in sliding_windows(count, c, c):
+        bounds = [each.first_scored, *(end for end in ends[:-1] if each.first_scored <= end < each.stop), each.stop]
+        starts = [bounds[0], *(end + 1 for end in bounds[1:-1])]
+        cut += [Window(each.start, start, stop) for start, stop in zip(starts, bounds[1:], strict=True) if stop > start]
+    return cut, f"documents after their first token, which is not scored, in disjoint windows of {c} (nanochat)"
+
+
+def document_stream(
+    documents: Sequence[str], rewritten: Sequence[str], tokenizer: Encoder, seq_length: int, is_double: bool = False,
+    detokenizer: str = "none",
+) -> Stream:  # fmt: skip
+    """Documents one by one as lm-evaluation-harness rolls over them, each after one token, in disjoint windows.
+
+    Release 0.4.13 and those before it encode a document with what the tokenizer puts before a text, and put the start
+    of a document before that: `is_double` scores the second as they do.
+    """
+    start = tokenizer.document_start
+    encoded = tokenizer.encode_batch(list(rewritten))
+    encoded = [with_first(tokenizer, ids) for ids in encoded] if is_double else encoded
+    made = [(ids, window) for ids in encoded for window in rolling_windows(len(ids) + 1, seq_length)]
+    requests = [Request.of_window(np.asarray([start, *ids], np.int64), window) for ids, window in made]
+    first = "end-of-text" if start == tokenizer.end_of_text else repr(tokenizer.decode([start]))
+    again = f" and {shown_first(tokenizer)} scored after it, as in lm-evaluation-harness 0.4.13" if is_double else ""
+    sizes = zip(documents, encoded, strict=True)
+    return Stream(
+        recipe=f"{len(documents)} documents, detokenizer {detokenizer} on each, {first} first{again}; disjoint windows "
+        f"of {seq_length}, the last extended to the left",
+        num_tokens=sum(map(len, encoded)),
+        requests=requests,
+        first_targets=[0, *accumulate(request.num_scored for request in requests[:-1])],
+        blocks=[
+            Block(title=document.partition("\n")[0].strip(" ="), num_targets=len(tokens),
+                  num_original_tokens=count_original_tokens(document)) for document, tokens in sizes
+        ],
+        window=seq_length, stride=seq_length,
+    )  # fmt: skip
