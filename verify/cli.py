@@ -17,6 +17,7 @@ from mlm_repro.lineage.progress import announce, format_bytes
 app = CommandLine(help="Check that runs are unchanged and that layouts and engines agree.", no_args_is_help=True)
 
 ENGINES = ("megatron-core", "transformers")
+SUBJECTS = ("megatron-core", "transformers", "torch", "here")
 Configuration = Annotated[Path, typer.Argument(help="A shipped model, such as 355m, or a TOML file.")]
 Layout = Annotated[str, typer.Option("--layout", help="serial, or a name such as tp2, dp2, tp2-sp, pp2, dp2-zero1.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")]
@@ -169,23 +170,34 @@ def against(
 
 @app.command()
 def layouts(
-    program: Annotated[str, typer.Argument(help="megatron-core, here, or a function of yours: PATH.py:build.")],
+    program: Annotated[
+        str, typer.Argument(help="megatron-core, transformers, torch, here, or a function of yours: PATH.py:build.")
+    ],
     fields: Annotated[
         list[str] | None, typer.Option("--with", help="Set a field of its configuration: FIELD=VALUE; repeatable.")
     ] = None,
-    names: Annotated[str, typer.Option("--layouts", help="all, or names such as tp2,tp2-sp,pp2,ep2.")] = "all",
+    names: Annotated[str, typer.Option("--layouts", help="all, or names such as tp2,tp2-sp,pp2,ep2,fsdp2.")] = "all",
+    microbatches: Annotated[
+        int | None, typer.Option("--microbatches", min=1, help="Microbatches of a step; those of a rank in float64.")
+    ] = None,
+    spec: Annotated[
+        str, typer.Option("--spec", help="Layers of Megatron-Core for its configuration: MODULE:FUNCTION.")
+    ] = "",
+    imports: Annotated[list[str] | None, typer.Option("--import", help="Run a Python file first; repeatable.")] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of weights and tokens.")] = 1234,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write what was found to this file.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for a page of what was found.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for a page of what was found, and for JUnit and SARIF files.")
+    ] = None,
     reproduce: Annotated[
-        Path | None, typer.Option("--reproduce", help="Folder for a program, for each finding, of Megatron-Core alone.")
+        Path | None, typer.Option("--reproduce", help="Folder for a program, without this suite, for each finding.")
     ] = None,
 ) -> None:
     """Hold a program against its own serial run on each layout, probe by probe.
 
-    Probes are a planted gradient, copies, losses, gradients, two clipped steps, dropout and checkpoints; tolerances are
-    measured. Exit code 3 if something is found, each with parameter, layout, value and what it must be; 2 if a layout
-    that was named cannot run here.
+    Probes are a planted gradient, copies, initial shards, losses, gradients, clipped steps, dropout and checkpoints.
+    Tolerances are measured, or those of float64. One line says one cause. Exit code 3 if something is found, each with
+    parameter, layout, value and what it must be; 2 if a layout that was named cannot run here.
     """
     check_place("--json", json_file, '"findings"')
     check_place("--out", out and out / "index.html", "<html")
@@ -197,17 +209,22 @@ def layouts(
 
     for name in names.split(",") if names != "all" else ():
         parse_layout(name.strip())
-    if program not in ("megatron-core", "here") and ".py:" not in program:
-        raise BadInput(f"{program!r} is not megatron-core, here, or a function to build a program, PATH.py:build")
+    if program not in SUBJECTS and ".py:" not in program:
+        raise BadInput(f"{program!r} is not {', '.join(SUBJECTS)}, or a function to build a program, PATH.py:build")
     if ":" in program and not Path(program.rpartition(":")[0]).is_file():
         raise BadInput(f"{program.rpartition(':')[0]} does not exist")
-    from mlm_repro.verify.layouts import run_layouts, write_page, write_reproductions
+    if spec and program != "megatron-core":
+        raise BadInput(f"--spec is for megatron-core; {program} has no layers of that kind")
+    from mlm_repro.verify.found import write_files
+    from mlm_repro.verify.layouts import run_layouts
+    from mlm_repro.verify.reproductions import write_reproductions
+    from mlm_repro.verify.subjects import Asked
 
-    report = run_layouts(program, fields or [], names, seed)
+    report = run_layouts(Asked(program, fields or [], microbatches or 0, spec, imports or []), names, seed)
     if json_file:
         write_text(json_file, report.model_dump_json(indent=1) + "\n")
-    written = [write_page(report, out)] if out else []
-    if reproduce and program == "megatron-core":
+    written = write_files(report, out) if out else []
+    if reproduce:
         written += write_reproductions(report, reproduce)
     for path in written:
         print(f"written: {path}")

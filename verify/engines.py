@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from mlm_repro.engine.compare.recorder import (
     whole_gradients,
     whole_state,
 )
-from mlm_repro.engine.compare.tensors import TensorPart
+from mlm_repro.engine.compare.tensors import Array, TensorPart
 from mlm_repro.engine.config import RunConfig
 from mlm_repro.engine.data.dataset import DatasetFacts
 from mlm_repro.engine.inputs import TrainingInputs
@@ -31,7 +32,6 @@ from mlm_repro.engine.parallel.layout import layout_of
 from mlm_repro.engine.parallel.mesh import ParallelMesh
 from mlm_repro.engine.step import build_step
 from mlm_repro.lineage.chain import checkpoint_path
-from mlm_repro.verify.alone import Shard
 from mlm_repro.verify.parity import ParityLayout
 
 Weights = dict[str, torch.Tensor]
@@ -56,6 +56,8 @@ class Work:
     """Schedule step of the first update; 0 in Megatron-Core."""
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the other program's configurations that are set by their own names."""
+    spec: Callable[[Any], Any] | None = None
+    """Gives Megatron-Core's layers for its configuration; by default those that the fields say."""
 
     def inputs(self, config: RunConfig, mesh: ParallelMesh) -> TrainingInputs:
         """The samples of a rank."""
@@ -65,6 +67,18 @@ class Work:
     def rate(self, iteration: int) -> float:
         """Learning rate of the update of `iteration`, from 0."""
         return learning_rate(self.config.train, iteration + self.first_rate)
+
+
+class Shard(NamedTuple):
+    """A tensor that is like a parameter, or a part of it, and its place in the whole."""
+
+    parameter: str
+    """Name of the parameter on this rank."""
+    key: str
+    """Name of the whole tensor."""
+    start: tuple[int, ...]
+    value: torch.Tensor
+    """The part, with as many dims as the whole; a view of what was given."""
 
 
 class StepResult(NamedTuple):
@@ -79,6 +93,8 @@ class StepResult(NamedTuple):
 
 Named = Iterable[tuple[str, torch.Tensor]]
 """Tensors of a rank by the engine's own names."""
+Kind = Callable[[Work, ParityLayout], "Engine"]
+"""Builds an engine on one rank. Raises BadInput for an unsupported layout."""
 
 
 class Engine:
@@ -91,8 +107,14 @@ class Engine:
     where: str = ""
     """Place of this rank, in a sentence; by default its number."""
     work: Work
+    shares: Mapping[str, list[Array]] = MappingProxyType({})
+    """Gradient of each parameter after each microbatch of the first iteration; of a serial Program alone."""
     module = torch.nn.Module()
     """The model; its modules say where torch's dropout is called."""
+    counts_norm = True
+    """True if its step returns the norm of the gradient."""
+    drops_at_zero = True
+    """True if masks are compared where the rate of dropout is 0, too."""
 
     def __init__(self, work: Work, layout: ParityLayout) -> None:
         """Build this rank. Raises BadInput for an unsupported layout."""
@@ -104,6 +126,10 @@ class Engine:
     def parameters(self) -> Named:
         """Parameters in the order of the forward pass."""
         return self.module.named_parameters()
+
+    def buffers(self) -> Named:
+        """Buffers that belong to a checkpoint and are the same on every layout."""
+        return ()
 
     def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
         """Shards of tensors that are like the parameters of these names, as views."""
@@ -169,7 +195,7 @@ class Engine:
             state = list(self.state())
             for what in dict.fromkeys(what for _, what, _ in state):
                 self.show(recorder, f"{what} of ", ((name, value) for name, kind, value in state if kind == what))
-            self.show(recorder, "updated ", self.parameters())
+            self.show(recorder, "updated ", [*self.parameters(), *self.buffers()])
         return StepResult(loss, norm, rate)
 
     def run(self, recorder: Recorder | None = None, draw: int = 0, begun: int = 0) -> list[StepResult]:
@@ -189,7 +215,8 @@ class Engine:
     def show(self, recorder: Recorder, kind: str, named: Named) -> None:
         """Record the shards of tensors that are like parameters."""
         for shard in self.shards(dict(named)):
-            recorder.show(kind + shard.key, shard.value, shard.start)
+            if shard.value.numel():
+                recorder.show(kind + shard.key, shard.value, shard.start)
 
     def load(self, whole: Weights) -> None:
         """Copy whole weights into this rank's parameters."""

@@ -1,23 +1,29 @@
 """Megatron-Core's GPTModel, its data order, optimizer, clipping and schedule, on CPU ranks, as an engine."""
 
+import copy
 import inspect
+import logging
+import multiprocessing
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial, partialmethod
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from mlm_repro.engine.compare.recorder import Recorder, read_names
 from mlm_repro.engine.data.batches import place_groups
 from mlm_repro.engine.optim.precision import DTYPES
 from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.extras import import_extra
-from mlm_repro.verify import alone
-from mlm_repro.verify.alone import Shard, core
-from mlm_repro.verify.engines import Engine, Named, Weights, Work
+from mlm_repro.verify.engines import Engine, Named, Shard, Weights, Work
 from mlm_repro.verify.parity import ParityLayout
 
 PATCHES = (
@@ -27,10 +33,188 @@ PATCHES = (
     "torch.compile, with which it fuses bias and GeLU, leaves functions as they are",
     "the router of experts finds the name te_general_gemm, as None, without Transformer Engine",
     "the processes that write its checkpoints are forked",
+    "attention without Transformer Engine takes values of another head size than keys",
     "its layer norm without Apex and Transformer Engine takes sequence parallelism, with its gradients marked",
 )
 TRIED = "0.16.1"
 SEED = 1234
+CHECKPOINT = {
+    "non_homogeneous_layers": True, "distrib_optim_sharding_type": "fully_reshardable",
+    "distrib_optim_fully_reshardable_mem_efficient": False,
+}  # fmt: skip
+
+
+def core(name: str) -> Any:
+    """Import a module of the package."""
+    return import_module(f"megatron.core.{name}")
+
+
+class OnCpu(TorchFunctionMode):
+    """Answers calls that name `cuda` on the CPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if kwargs.get("device") == "cuda":
+            kwargs["device"] = "cpu"
+        if func is torch.Tensor.cuda:
+            return args[0]
+        answer = func(*args, **kwargs)
+        if func is torch.Tensor.type and isinstance(answer, str):
+            return answer.replace("torch.", "torch.cuda.", 1)
+        return answer
+
+
+def make_it_run_on_cpus() -> None:
+    """Change the package in this process, which must be a rank forked for Megatron-Core alone."""
+    warnings.filterwarnings("ignore")
+    logging.getLogger("megatron.core").setLevel(logging.ERROR)
+    torch.compiler.set_stance("force_eager")
+    random, norm = core("tensor_parallel.random"), core("transformer.torch_norm").WrappedTorchNorm
+    attention = core("transformer.dot_product_attention").DotProductAttention
+    vars(core("transformer.moe.moe_utils")).setdefault("te_general_gemm", None)
+    core("transformer.multi_latent_attention").HAVE_TE = False
+    norm.__new__ = partial(plain_layer_norm, norm.__new__)
+    attention.__init__ = partialmethod(plain_attention, attention.__init__)
+    cuda: Any = torch.cuda
+    random._get_cuda_rng_state = cuda.get_rng_state = lambda *_, **__: torch.get_rng_state()
+    random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
+    cuda.manual_seed = torch.manual_seed
+    cuda.current_device = lambda: torch.device("cpu")
+    cuda.synchronize = lambda *_: None
+    stream = MagicMock()
+    cuda.Stream = cuda.current_stream = cuda.Event = lambda *_, **__: stream
+    cuda.stream = lambda *_: nullcontext()
+    torch.multiprocessing.get_context = lambda *_: multiprocessing.get_context("fork")  # type: ignore[assignment]
+    OnCpu().__enter__()
+
+
+def plain_layer_norm(make: Any, cls: Any, config: Any, *args: Any, **kwargs: Any) -> torch.nn.Module:
+    """Make a layer norm as the package does, of a configuration that its check of sequence parallelism lets pass."""
+    plain = copy.copy(config)
+    plain.sequence_parallel = plain.persist_layer_norm = False
+    norm: torch.nn.Module = make(cls, plain, *args, **kwargs)
+    for parameter in norm.parameters():
+        parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+    return norm
+
+
+def plain_attention(self: Any, make: Any, *args: Any, v_channels: int = 0, **kwargs: Any) -> None:
+    """Make a core attention as the package does, whose values may have another head size than keys."""
+    kwargs.pop("k_channels", None)
+    make(self, *args, **kwargs)
+    if v_channels:
+        self.hidden_size_per_partition = v_channels * self.num_attention_heads_per_partition
+
+
+def build(values: Mapping[str, Any], spec: Callable[[Any], Any] | None = None) -> Any:
+    """GPTModel of this rank, on the groups of its layout, of the layers that `spec` gives for its configuration."""
+    make_it_run_on_cpus()
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    groups, tensors = core("parallel_state"), core("tensor_parallel")
+    groups.initialize_model_parallel(**values["groups"])
+    tensors.model_parallel_cuda_manual_seed(values["seed"])
+    kind = getattr(core("transformer.transformer_config"), values["kind"])
+    config = kind(**values["config"], finalize_model_grads_func=core("distributed").finalize_model_grads)
+    specs, extra = core("models.gpt.gpt_layer_specs"), dict[str, Any]()
+    layers = spec(config) if spec else specs.get_gpt_decoder_block_spec(
+        config, use_transformer_engine=False, normalization=config.normalization,
+        qk_l2_norm=getattr(config, "qk_l2_norm", False),
+    )  # fmt: skip
+    if getattr(config, "mtp_num_layers", None):
+        extra["mtp_block_spec"] = specs.get_gpt_mtp_block_spec(config, layers, use_transformer_engine=False)
+    return core("models.gpt").GPTModel(
+        config, layers, pre_process=groups.is_pipeline_first_stage(), post_process=groups.is_pipeline_last_stage(),
+        **extra, **values["model"],
+    )  # fmt: skip
+
+
+def distribute(values: Mapping[str, Any], module: torch.nn.Module, config: Any) -> tuple[Any, Any, Any]:
+    """The module under DistributedDataParallel, its optimizer and its schedule."""
+    distributed, optimizers = core("distributed"), core("optimizer")
+    model = distributed.DistributedDataParallel(
+        config, distributed.DistributedDataParallelConfig(**values["distributed"]), module
+    )
+    optimizer = optimizers.get_megatron_optimizer(optimizers.OptimizerConfig(**values["optimizer"]), [model])
+    schedule = core("optimizer_param_scheduler").OptimizerParamScheduler(optimizer, **values["schedule"])
+    return model, optimizer, schedule
+
+
+def buffers_of(gpt: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Buffers that its checkpoints hold, such as the experts' biases."""
+    saved = gpt.state_dict()
+    return ((name, value) for name, value in gpt.named_buffers() if name in saved)
+
+
+def shards_of(gpt: Any, named: Mapping[str, torch.Tensor]) -> list[Shard]:
+    """Shards of tensors like the parameters of these names, which lie in their place while the package is asked."""
+    own, held = {**dict(gpt.named_parameters()), **dict(buffers_of(gpt))}, {}
+    by_storage: dict[int, str] = {}
+    for name, parameter in own.items():
+        held[name] = parameter.data
+        given = named.get(name, parameter).detach()
+        parameter.data = given if given.untyped_storage().nbytes() == given.nbytes else given.clone()
+        by_storage[parameter.data.untyped_storage().data_ptr()] = name
+    try:
+        state = gpt.sharded_state_dict(metadata=CHECKPOINT)
+        core("dist_checkpointing.mapping").apply_factories(state)
+        shards = []
+        for shard in core("dist_checkpointing.dict_utils").nested_values(state):
+            if isinstance(value := getattr(shard, "data", None), torch.Tensor):
+                owner = by_storage.get(value.untyped_storage().data_ptr(), "")
+                if owner in named:
+                    value = value.detach()[(None,) * shard.prepend_axis_num]
+                    shards.append(Shard(owner, shard.key, tuple(shard.global_offset), value))
+        return shards
+    finally:
+        for name, parameter in own.items():
+            parameter.data = held[name]
+
+
+def checkpoint_of(gpt: Any, optimizer: Any, schedule: Any, is_loading: bool) -> dict[str, Any]:
+    """Content of a checkpoint, or, for loading, the places that it goes to."""
+    model = gpt.sharded_state_dict(metadata=CHECKPOINT)
+    states = optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=CHECKPOINT)
+    return {"model": model, "optimizer": states, "scheduler": schedule.state_dict()}
+
+
+def save(path: Path, gpt: Any, optimizer: Any, schedule: Any) -> None:
+    """Write the package's own distributed checkpoint; every rank calls it."""
+    path.mkdir(parents=True, exist_ok=True)
+    torch.distributed.barrier()
+    core("dist_checkpointing").save(checkpoint_of(gpt, optimizer, schedule, False), str(path))
+
+
+def restore(path: Path, gpt: Any, optimizer: Any, schedule: Any) -> None:
+    """Load the package's own distributed checkpoint."""
+    content = core("dist_checkpointing").load(checkpoint_of(gpt, optimizer, schedule, True), str(path))
+    for name, part in (("model", gpt), ("optimizer", optimizer), ("scheduler", schedule)):
+        part.load_state_dict(content[name])
+
+
+def backward(model: Any, optimizer: Any, batches: Sequence[Any], take: Callable[[int, torch.Tensor], object]) -> None:
+    """Run microbatches of tokens, labels and loss masks [b, s] as the package's training loop does.
+
+    `take` has each microbatch's masked losses [b, s].
+    """
+
+    def forward(data: Any, model: Any) -> Any:
+        number, (tokens, labels, counts) = next(data)
+        positions = torch.arange(tokens.size(1)).expand_as(tokens)
+        return model(tokens, positions, None, labels=labels), partial(total, number, counts)
+
+    def total(number: int, counts: torch.Tensor, output: torch.Tensor) -> tuple[Any, ...]:
+        take(number, output.detach() * counts)
+        return (output.float() * counts).sum(), counts.sum().int(), {}
+
+    model.train()
+    model.zero_grad_buffer()
+    optimizer.zero_grad()
+    size, length = batches[0][0].shape
+    core("pipeline_parallel").get_forward_backward_func()(
+        forward_step_func=forward, data_iterator=iter(enumerate(batches)), model=[model], num_microbatches=len(batches),
+        seq_length=length, micro_batch_size=size,
+    )  # fmt: skip
 
 
 def config_class(fields: Mapping[str, Any]) -> Any:
@@ -110,19 +294,23 @@ class MegatronCore(Engine):
             raise BadInput("megatron-core is run with 1F1B and without recomputation: name tp, pp, dp, sp or zero1")
         self.work, self.layout, self.train = work, layout, work.config.train
         values = values_of(work, layout)
-        self.module = self.gpt = alone.build(values)
+        self.module = self.gpt = build(values, work.spec)
         self.config, self.groups = self.gpt.config, core("parallel_state")
         wrapped = self.gpt.to(self.config.params_dtype)
         if self.config.bf16:
             wrapped = core("transformer.module").Float16Module(self.config, wrapped)
-        self.model, self.optimizer, self.scheduler = alone.distribute(values, wrapped, self.config)
+        self.model, self.optimizer, self.scheduler = distribute(values, wrapped, self.config)
         count = work.iterations * self.train.global_batch_size
         self.samples = self._samples(count) if work.tokens else self._random_samples(count)
 
     def _random_samples(self, count: int) -> list[dict[str, torch.Tensor]]:
         model, generator = self.work.config.model, torch.Generator().manual_seed(self.train.seed)
-        tokens = torch.randint(model.vocab_size, (count, model.seq_length + 1), generator=generator)
-        return [{"tokens": row[:-1], "labels": row[1:]} for row in tokens]
+        words = model.vocab_size * 7 // 8  # the last rows of the vocabulary are padding
+        tokens = torch.randint(words, (count, model.seq_length + 1), generator=generator)
+        lengths = torch.randint(model.seq_length // 2, model.seq_length + 1, (count, 1), generator=generator)
+        masks = (torch.arange(model.seq_length) < lengths).float()
+        return [{"tokens": row[:-1], "labels": row[1:], "loss_mask": mask}
+                for row, mask in zip(tokens, masks, strict=True)]  # fmt: skip
 
     def _samples(self, count: int) -> Any:
         """Build Megatron-Core's GPTDataset over the token files; its BlendedDataset for several."""
@@ -140,21 +328,24 @@ class MegatronCore(Engine):
 
     def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
         """Shards where the package's checkpoints put them; in our names if the samples are those of our files."""
-        shards = alone.shards_of(self.gpt, named)
+        shards = shards_of(self.gpt, named)
         if not self.work.tokens:
             return shards
         names = read_names("megatron-core")
         return [shard._replace(key=names.ours(shard.key, names.parameters, 0) or shard.key) for shard in shards]
+
+    def buffers(self) -> Named:
+        return buffers_of(self.gpt)
 
     def load(self, whole: Weights) -> None:
         super().load(whole)
         self.optimizer.reload_model_params()
 
     def save(self, directory: Path) -> None:
-        alone.save(directory, self.gpt, self.optimizer, self.scheduler)
+        save(directory, self.gpt, self.optimizer, self.scheduler)
 
     def restore(self, directory: Path) -> None:
-        alone.restore(directory, self.gpt, self.optimizer, self.scheduler)
+        restore(directory, self.gpt, self.optimizer, self.scheduler)
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
         train, dp = self.train, self.layout.dp
@@ -164,16 +355,17 @@ class MegatronCore(Engine):
         batches = []
         for places in groups:
             items = [self.samples[iteration * train.global_batch_size + place] for place in places]
-            batches.append([torch.stack([item[key] for item in items]) for key in ("tokens", "labels")])
+            batches.append([torch.stack([item[key] for item in items]) for key in ("tokens", "labels", "loss_mask")])
         losses: list[torch.Tensor] = []
 
         def take(number: int, output: torch.Tensor) -> None:
-            losses.append(output.float().mean().double())
+            loss = output.float().sum() / batches[number][2].sum()
+            losses.append(loss.double())
             if recorder:
-                recorder.loss(output.float().mean(), starts[number], train.microbatch_size)
+                recorder.loss(loss, starts[number], train.microbatch_size)
                 recorder.show("loss of tokens", output, (starts[number], 0))
 
-        alone.backward(self.model, self.optimizer, batches, take)
+        backward(self.model, self.optimizer, batches, take)
         total = torch.stack(losses).mean() / dp if losses else torch.zeros((), dtype=torch.float64)
         for group in (self.groups.get_data_parallel_group(), self.groups.get_pipeline_model_parallel_group()):
             torch.distributed.all_reduce(total, group=group)
@@ -191,6 +383,10 @@ class MegatronCore(Engine):
         """Update, then step the scheduler: the first update has the rate of step 0."""
         rate = float(self.optimizer.param_groups[0]["lr"])
         _, norm, _ = self.optimizer.step()
+        if (
+            self.layout.shard_optimizer and self.model.ddp_config.overlap_param_gather
+        ):  # its next forward pass would gather them
+            self.model.start_param_sync(force_sync=True)
         self.scheduler.step(increment=self.train.global_batch_size)
         return float(norm), rate
 

@@ -30,16 +30,21 @@ class ParityLayout(ParallelConfig):
     cp: int = 1
     ep: int = 1
     """Expert parallelism, over the data-parallel ranks."""
+    fsdp: int = 1
+    """Ranks over which parameters are divided, and batches too; beside `dp` copies of them."""
 
     @property
     def world_size(self) -> int:
         """Ranks in all."""
-        return self.tp * self.pp * self.dp * self.cp
+        return self.tp * self.pp * self.dp * self.cp * self.fsdp
 
     @property
     def name(self) -> str:
         """Name made of the settings that differ from the serial run."""
-        sizes = {"tp": self.tp, "pp": self.pp, "dp": self.dp if self.dp != self.ep else 1, "cp": self.cp, "ep": self.ep}
+        sizes = {
+            "tp": self.tp, "pp": self.pp, "dp": self.dp if self.dp != self.ep else 1, "fsdp": self.fsdp, "cp": self.cp,
+            "ep": self.ep,
+        }  # fmt: skip
         axes = [f"{axis}{size}" for axis, size in sizes.items() if size > 1]
         order = f"chunks{self.chunks}" if self.chunks > 1 else "" if self.schedule == "1f1b" else self.schedule
         recompute = {"none": "", "selective": "selective", "full": "recompute"}[self.recompute]
@@ -61,7 +66,7 @@ def parse_layout(text: str) -> ParityLayout:
         return SERIAL
     values: dict[str, Any] = {}
     for part in text.split("-"):
-        sized = re.fullmatch(r"(tp|pp|dp|cp|ep|chunks)([1-9]\d{0,5})", part)
+        sized = re.fullmatch(r"(tp|pp|dp|cp|ep|fsdp|chunks)([1-9]\d{0,5})", part)
         given = {sized[1]: int(sized[2])} if sized else PARTS.get(part)
         if given is None:
             like = "tp2-pp2-dp2-chunks2-sp-recompute"
@@ -69,7 +74,7 @@ def parse_layout(text: str) -> ParityLayout:
         if given.keys() & values.keys():
             raise BadInput(f"{text!r} is not a layout: {part!r} contradicts another part")
         values |= given
-    values.setdefault("dp", values.get("ep", 1))
+    values.setdefault("dp", 1 if "fsdp" in values else values.get("ep", 1))
     if values.get("chunks", 1) > 1:
         values.setdefault("schedule", "interleaved")
     return parse_config(values, ParityLayout, text)
@@ -101,8 +106,8 @@ def all_layouts(ranks: int, threads: bool = False) -> Iterator[ParityLayout]:
 
 def misfit(layout: ParityLayout, config: RunConfig) -> str:
     """Reason that the layout cannot run the configuration; empty if it can."""
-    if layout.cp * layout.ep > 1:
-        return "context and expert parallelism are in `mlm-verify layouts` alone"
+    if layout.cp * layout.ep * layout.fsdp > 1:
+        return "context and expert parallelism and fsdp are in `mlm-verify layouts` alone"
     try:
         checked_layout(layout.configure(config), layout.world_size)
     except BadInput as error:

@@ -10,8 +10,7 @@ from mlm_repro.engine.config import ModelConfig, TrainConfig
 from mlm_repro.engine.formats.huggingface_gpt2 import their_config
 from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.lineage.extras import import_extra
-from mlm_repro.verify.alone import Shard
-from mlm_repro.verify.engines import Engine, Work
+from mlm_repro.verify.engines import Engine, Shard, Work
 from mlm_repro.verify.parity import ParityLayout
 
 

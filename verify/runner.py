@@ -3,7 +3,7 @@
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from mlm_repro.engine.launch.threads import RanksFailed, run_threads
 from mlm_repro.lineage.environment import memory_bytes
 from mlm_repro.lineage.errors import BadInput, Diverged
 from mlm_repro.lineage.progress import announce
-from mlm_repro.verify.engines import Engine, Ours, StepResult, Work, with_samples, with_vocabulary
+from mlm_repro.verify.engines import Engine, Kind, Ours, StepResult, Work, with_samples, with_vocabulary
 from mlm_repro.verify.parity import SERIAL, TOLERANCE, ParityLayout, choose_layouts
 
 PATIENCE = 20
@@ -58,6 +58,8 @@ class Computed:
     """Parameters as they were built."""
     planted: dict[str, float] = field(default_factory=dict)
     """Squared norm that the optimizer finds of a gradient that is 1 in one parameter, by parameter."""
+    shares: Mapping[str, list[Array]] = field(default_factory=dict)
+    """Gradient of each parameter after each microbatch of the first iteration, where the program is a serial one."""
     masks: list[tuple[str, bytes, bytes]] = field(default_factory=list)
     """Module, digest of the input and digest of the mask of every dropout of an iteration."""
 
@@ -75,7 +77,7 @@ class Computed:
 
 
 def train(
-    kind: type[Engine], work: Work, layout: ParityLayout, reference: Reference = UNKNOWN, draw: int = 0,
+    kind: Kind, work: Work, layout: ParityLayout, reference: Reference = UNKNOWN, draw: int = 0,
     at_the_end: bool = False,
 ) -> Computed:  # fmt: skip
     """Train on one rank; record every tensor, or the weights at the end alone. Forked ranks inherit the reference."""
@@ -119,7 +121,7 @@ def measured(first: Outcome, draws: Iterable[Outcome], precision: str) -> Refere
 
 
 def hold(
-    program: Any, kind: type[Engine], work: Work, layout: ParityLayout, reference: Reference, *args: Any,
+    program: Any, kind: Kind, work: Work, layout: ParityLayout, reference: Reference, *args: Any,
     run: Callable[..., list[Any]] = run_forked, seconds: float = 24 * 3600.0,
 ) -> Outcome:  # fmt: skip
     """Run the program of a rank, by `run_forked` or `run_threads`, and hold what it computes against the reference."""
@@ -138,14 +140,14 @@ def hold(
 
 
 def on_ranks(
-    program: Any, kind: type[Engine], work: Work, layout: ParityLayout, reference: Reference = UNKNOWN, *args: Any
+    program: Any, kind: Kind, work: Work, layout: ParityLayout, reference: Reference = UNKNOWN, *args: Any
 ) -> Outcome:
     """Hold one layout. Raises BadInput if the engine refuses the configuration, Diverged if a rank fails otherwise."""
     outcome = hold(program, kind, work, layout, reference, *args)
     if refused := outcome.failure.partition("failed: BadInput: ")[2]:
         raise BadInput(refused)
     if outcome.failure:
-        raise Diverged(f"{kind.__name__}: {outcome.failure}")
+        raise Diverged(f"{getattr(kind, '__name__', kind)}: {outcome.failure}")
     return outcome
 
 

@@ -2,29 +2,29 @@
 
 import ast
 import difflib
+import importlib
 import importlib.util
 import inspect
 import re
 import sys
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from mlm_repro.engine.compare.recorder import Recorder
 from mlm_repro.engine.config import ModelConfig, RunConfig, TrainConfig
 from mlm_repro.lineage.config import override_config, parse_config
 from mlm_repro.lineage.errors import BadInput
-from mlm_repro.verify.alone import Shard, core
-from mlm_repro.verify.engines import Engine, Named, Ours, Work, with_samples
-from mlm_repro.verify.megatron_core import MegatronCore, config_class
-from mlm_repro.verify.parity import ParityLayout
+from mlm_repro.verify.engines import Kind, Ours, Work, with_samples
+from mlm_repro.verify.megatron_core import MegatronCore, config_class, core
+from mlm_repro.verify.programs import HeldTraining, own_loss
 
 MODEL = {
     "num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "seq_length": 16, "vocab_size": 128,
@@ -39,56 +39,102 @@ TRAIN = {
 LAYOUTS = "(tensor_model|pipeline_model|context|expert_model)_parallel_size|sequence_parallel|use_distributed_optimizer"
 
 
+LARGEST_BATCH = 8
+
+
+class Asked(NamedTuple):
+    """A program, and how it is to be set."""
+
+    program: str
+    """megatron-core, transformers, torch, here (this suite) or PATH.py:build."""
+    fields: Sequence[str] = ()
+    """FIELD=VALUE, of the program's configurations."""
+    microbatches: int = 0
+    """Microbatches of the serial batch in Megatron-Core, and of every rank elsewhere; 0 for the usual number."""
+    spec: str = ""
+    """Function that gives Megatron-Core's layers: MODULE:FUNCTION or PATH.py:FUNCTION."""
+    imports: Sequence[str] = ()
+    """Python files that are run first."""
+
+
 @contextmanager
-def subject(name: str, given: Sequence[str], seed: int) -> Iterator[tuple[type[Engine], Work]]:
-    """The engine that `name` stands for and its work: megatron-core, here (this suite) or PATH.py:build.
+def subject(asked: Asked, seed: int) -> Iterator[tuple[Kind, Work, str, str]]:
+    """Kind of engine, its work, its name with the release, and the layouts that `all` stands for.
 
     Raises BadInput for fields that the program does not have.
     """
+    name, given, count = asked.program, asked.fields, asked.microbatches
     if bare := next((text for text in given if "=" not in text), None):
         raise BadInput(f"--with {bare} has no value: write FIELD=VALUE")
+    for number, file in enumerate(asked.imports):
+        _module(file, f"imported_{number}")
+    train = {"microbatch_size": LARGEST_BATCH // count} if count else {}
+    if count and LARGEST_BATCH % count:
+        raise BadInput(f"--microbatches {count}: the batch has {LARGEST_BATCH} sequences")
+    texts = dict(text.partition("=")[::2] for text in given)
     if name == "megatron-core":
         MegatronCore.prepare()
-        yield MegatronCore, small_work(seed, core_fields(given))
+        work = replace(
+            small_work(seed, 2, core_fields(given), train), spec=function_of(asked.spec) if asked.spec else None
+        )
+        yield MegatronCore, work, f"{name} {version(name)}", "tp2,tp2-sp,pp2,dp2,dp2-zero1"
     elif name == "here":
-        work = small_work(seed)
+        work = small_work(seed, 2, train=train)
         with with_samples(override_config(work.config, ["model.dropout=0.1", *given]), work.iterations) as work:
-            yield Ours, replace(work, first_rate=0)
+            yield Ours, replace(work, first_rate=0), name, "tp2,tp2-sp,pp2,dp2,dp2-zero1"
+    elif name == "transformers":
+        from mlm_repro.verify import transformers_models
+
+        with transformers_models.training(texts, seed, count or 1) as kind:
+            yield kind, small_work(seed, 3), f"{name} {version(name)}", "tp2,fsdp2"
+    elif name == "torch":
+        from mlm_repro.verify import torch_blocks
+
+        kind = torch_blocks.training(texts, seed, count or 1)
+        yield kind, small_work(seed, 3), f"{name} {torch.__version__}", "tp2,tp2-sp,fsdp2,dp2,dp2-fsdp2,fsdp2-tp2,pp2"
     else:
         if given:
-            raise BadInput(f"--with is for megatron-core and here; {name} builds what it builds")
-        yield _builder(name), small_work(seed)
+            raise BadInput(f"--with is for megatron-core, transformers, torch and here; {name} builds what it builds")
+        build = function_of(name)
+        beside = vars(sys.modules[build.__module__])
+        kind = HeldTraining(build, beside.get("batch"), beside.get("loss", own_loss), count or 1)
+        yield kind, small_work(seed, 3 if "batch" in beside else 2), name, "tp2"
 
 
-def _builder(name: str) -> type[Engine]:
-    """A class whose instances the function of a file builds. Raises BadInput if there is none."""
-    path, _, function = name.rpartition(":")
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    if spec is None or spec.loader is None:
-        raise BadInput(f"{path} is not a Python file")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+def _module(path: str, name: str) -> Any:
+    """The module in a file, or one of that name. Raises BadInput if it cannot be imported."""
     try:
+        if not path.endswith(".py"):
+            return importlib.import_module(path)
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec
+        assert spec.loader
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        build: Callable[[ParityLayout], Program] = getattr(module, function)
     except Exception as error:
-        raise BadInput(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
-
-    class Built(Program):
-        def __new__(cls, work: Work, layout: ParityLayout) -> Program:  # type: ignore[misc]
-            program = build(layout)
-            program.work = work
-            return program
-
-    return Built
+        raise BadInput(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+    return module
 
 
-def small_work(seed: int, fields: Mapping[str, Any] = MappingProxyType({})) -> Work:
-    """Two steps of a small model on random tokens. Raises BadInput for sizes that do not fit each other."""
+def function_of(name: str) -> Any:
+    """The function that MODULE:FUNCTION or PATH.py:FUNCTION names. Raises BadInput if there is none."""
+    path, _, function = name.rpartition(":")
+    module = _module(path, Path(path).stem)
+    if not callable(member := getattr(module, function, None)):
+        raise BadInput(f"{path} has no function {function!r}")
+    return member
+
+
+def small_work(
+    seed: int, iterations: int, fields: Mapping[str, Any] = MappingProxyType({}),
+    train: Mapping[str, int] = MappingProxyType({}),
+) -> Work:  # fmt: skip
+    """Steps of a small model on random tokens. Raises BadInput for sizes that do not fit each other."""
     shape = MODEL | {name: value for name, value in fields.items() if name in MODEL}
     shape |= {"num_heads": shape.pop("num_attention_heads"), "padded_vocab_size": shape["vocab_size"]}
     model = parse_config(shape, ModelConfig, "--with")
-    train = parse_config(TRAIN | {"seed": seed}, TrainConfig, "--with")
-    return Work(RunConfig(name="layouts", model=model, train=train), 2, (), first_rate=0, fields=fields)
+    trained = parse_config({**TRAIN, "seed": seed, **train}, TrainConfig, "--with")
+    return Work(RunConfig(name="layouts", model=model, train=trained), iterations, (), first_rate=0, fields=fields)
 
 
 def core_fields(given: Sequence[str]) -> dict[str, Any]:
@@ -129,64 +175,3 @@ def _typed(name: str, text: str, hint: Any) -> Any:
     except ValidationError as error:
         wanted = inspect.formatannotation(hint).replace("typing.", "")
         raise BadInput(f"{name}={text}: the field must be {wanted}, not {value!r}") from error
-
-
-class Program(Engine):
-    """A program of the user's on one rank of a layout, as the function of PATH.py:build returns it."""
-
-    def __init__(
-        self, model: torch.nn.Module, gradient: Callable[[], float], step: Callable[[], float],
-        starts: Mapping[str, tuple[int, ...]] | None = None, optimizer: torch.optim.Optimizer | None = None,
-        save: Callable[[Path], None] | None = None, restore: Callable[[Path], None] | None = None,
-    ) -> None:  # fmt: skip
-        """Describe the program.
-
-        `gradient` runs the same batch at every layout, forward and backward, reduces the gradients and returns the mean
-        loss. `step` clips and updates, and returns the norm of the whole gradient. `starts` has the begins of this
-        rank's parts of parameters in the whole; DTensors say it themselves, others are whole. Moments of the
-        `optimizer` are compared. `save` writes a checkpoint into a new directory, `restore` loads one of any layout;
-        every rank calls them.
-        """
-        self.module, self.gradient, self.clip_and_update, self.starts = model, gradient, step, starts or {}
-        self.states = optimizer.state if optimizer else {}
-        self.own = dict(model.named_parameters())
-        if save and restore:
-            vars(self).update(save=save, restore=restore)
-
-    def parameters(self) -> Named:
-        return ((name, _local(parameter.detach())) for name, parameter in self.own.items())
-
-    def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
-        return [Shard(name, name, _start(self.own[name], self.starts.get(name)), part) for name, part in named.items()]
-
-    def backward(self, iteration: int, recorder: Recorder | None) -> float:
-        return float(self.gradient())
-
-    def gradients(self) -> Named:
-        return ((name, _local(parameter.grad)) for name, parameter in self.own.items() if parameter.grad is not None)
-
-    def gradient_of(self, parameter: str) -> torch.Tensor:
-        own = self.own[parameter]
-        own.grad = torch.zeros_like(own) if own.grad is None else own.grad
-        return _local(own.grad)
-
-    def update(self, iteration: int) -> tuple[float, float]:
-        return float(self.clip_and_update()), 0.0
-
-    def state(self) -> Iterable[tuple[str, str, torch.Tensor]]:
-        return ((name, what, _local(self.states[parameter][what])) for name, parameter in self.own.items()
-                for what in ("exp_avg", "exp_avg_sq") if what in self.states.get(parameter, {}))  # fmt: skip
-
-
-def _local(value: torch.Tensor) -> torch.Tensor:
-    """A tensor, or the part of a DTensor that is on this rank."""
-    return value.to_local() if hasattr(value, "to_local") else value
-
-
-def _start(parameter: torch.Tensor, given: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Begin of this rank's part of a parameter in the whole."""
-    if hasattr(parameter, "device_mesh"):
-        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset as place
-
-        return tuple(place(parameter.shape, parameter.device_mesh, parameter.placements)[1])  # type: ignore[attr-defined]
-    return given or (0,) * parameter.dim()

@@ -4,7 +4,7 @@ import ast
 
 from tests.architecture.rooms import ROOMS, ROOT, modules, parse
 
-READERS = {"lineage/atomic.py", "verify/alone.py"}  # the second runs without the suite, on what its own ranks wrote
+READERS = {"lineage/atomic.py"}
 FAST = {
     "data_pipeline/passes/measure.py", "data_pipeline/reading/lines.py",
     "data_pipeline/tokens/inspect_sample.py", "data_pipeline/work/document_shard.py", "data_pipeline/work/tasks.py",

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from mlm_repro.verify.alone import core
+from mlm_repro.verify.megatron_core import core
 
 Patch = pytest.MonkeyPatch
 Fault = Callable[[Patch], None]

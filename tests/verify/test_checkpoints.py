@@ -10,9 +10,8 @@ from mlm_repro.engine.formats.vocabulary import write_vocabulary
 from mlm_repro.engine.inference import load_for_inference
 from mlm_repro.engine.run.resolved import read_run_config
 from mlm_repro.verify.against import engine_class, shared_work
-from mlm_repro.verify.alone import core
 from mlm_repro.verify.engines import Work
-from mlm_repro.verify.megatron_core import MegatronCore
+from mlm_repro.verify.megatron_core import MegatronCore, core
 from mlm_repro.verify.parity import ParityLayout
 from mlm_repro.verify.runner import UNKNOWN, Computed, Reference, on_ranks
 from tests.engine.test_formats_checkpoint import trained_tokenizer

@@ -6,14 +6,17 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
 
-from mlm_repro.verify.layouts import LayoutsReport, Serial, examine, run_serial
+from mlm_repro.verify.causes import parameter_of
+from mlm_repro.verify.found import LayoutsReport
+from mlm_repro.verify.layouts import Serial, examine, run_serial
 from mlm_repro.verify.megatron_core import MegatronCore
 from mlm_repro.verify.parity import parse_layout
-from mlm_repro.verify.subjects import subject
+from mlm_repro.verify.subjects import Asked, subject
 from tests.commands import ROOT, Command
 from tests.verify import faults
 from tests.verify.faults import Fault
@@ -31,26 +34,41 @@ def test_a_learnable_softmax_is_counted_once_where_tensor_ranks_divide_it(verify
     options = ("--with", "softmax_type=learnable", "--json", file, "--reproduce", alone, "--out", tmp_path / "page")
     done = verify("layouts", "megatron-core", *options)
     assert done.code == 3
-    assert done.error.startswith("error: tp2: planted gradient: decoder.layers.0.self_attention.core_attention.softmax")
+    assert done.error.startswith("error: tp2: initial shards: decoder.layers.0.self_attention.core_attention.softmax")
     report = LayoutsReport.model_validate(json.loads(file.read_text()))
     assert {(each.layout, each.probe, round(each.value, 6), each.expected) for each in report.findings} == {
-        (layout, "planted gradient", 2.0, 4.0) for layout in ("tp2", "tp2-sp")
-    }
-    assert {each.parameter for each in report.findings} == OFFSETS
+        (layout, *cause) for layout in ("tp2", "tp2-sp")
+        for cause in (("planted gradient", 2.0, 4.0), ("initial shards", 0.0, 0.0))
+    }  # fmt: skip
+    assert all({each.parameter, *each.alike} == OFFSETS for each in report.findings)
     assert set(report.compared) == {"serial", "tp2", "tp2-sp", "pp2", "dp2", "dp2-zero1"}
     assert set(report.compared.values()) == {2 * 125}
     assert (report.cannot_run, list(report.not_asked)) == ({}, ["dp2-zero1"])
     page = (tmp_path / "page" / "index.html").read_text()
     assert page.count('title="tp2: planted gradient: decoder.layers.') == 2
-    program, *_ = sorted(alone.iterdir())
-    assert not re.search(r"^(from|import) (verify|engine|lineage)", program.read_text(), re.M)
-    shown = subprocess.run(
-        [sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=600, check=True
-    )
-    said = [line for line in shown.stdout.splitlines() if "of ones" in line]
-    assert said == [
-        f"{name}: the squared norm of ones is {n}.0000, and must be 4" for name, n in (("serial", 4), ("tp2", 2))
+    cases = ElementTree.parse(tmp_path / "page" / "junit.xml").getroot().findall("testcase")
+    assert {case.get("name"): len(case.findall("failure")) for case in cases if case.findall("failure")} == {
+        "tp2": 2, "tp2-sp": 2
+    }  # fmt: skip
+    results = json.loads((tmp_path / "page" / "findings.sarif").read_text())["runs"][0]["results"]
+    assert {each["ruleId"] for each in results} == {"planted gradient", "initial shards"}
+    (program,) = (path for path in alone.iterdir() if path.name.startswith("tp2-planted"))
+    text = program.read_text()
+    assert len(text.splitlines()) <= 60
+    assert "mlm_repro" not in text
+    said = run_alone(program)
+    key = "decoder.layers.0.self_attention.core_attention.softmax_offset"
+    assert [line for line in said if "of ones" in line] == [
+        f"{name}: the squared norm of ones in {key}: {n}.0000" for name, n in (("serial", 4), ("tp2", 2))
     ]
+
+
+def run_alone(program: Path) -> list[str]:
+    """What a program prints in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, program], cwd=program.parent, capture_output=True, text=True, timeout=200, check=True
+    )
+    return done.stdout.splitlines()
 
 
 @pytest.mark.parametrize("subject", ["megatron-core", "here"])
@@ -90,7 +108,7 @@ def test_layouts_that_cannot_run_are_said_in_the_words_of_the_program(verify: Co
 @cache
 def healthy(*fields: str) -> Serial:
     """The serial run of Megatron-Core as it is."""
-    with subject("megatron-core", fields, 7) as (kind, work):
+    with subject(Asked("megatron-core", fields), 7) as (kind, work, _, _):
         return run_serial(kind, work)
 
 
@@ -105,26 +123,27 @@ PLANTED: list[tuple[Fault, list[str], str, str, str, str]] = [
     (faults.sum_tied_embedding_twice, [], "pp2", "gradient", WORDS, "tp2"),
     (faults.count_tied_embedding_twice, [], "pp2", "planted gradient", WORDS, "tp2"),
     (faults.sum_over_data_parallel_ranks, [], "dp2", "gradient", NORM, "tp2"),
-    (faults.forget_data_parallel_ranks, [], "dp2", "copies", f"gradient of {NORM}", "tp2"),
+    (faults.forget_data_parallel_ranks, [], "dp2", "gradient", NORM, "tp2"),
     (faults.shift_words, [], "tp2", "loss", "loss", "dp2"),
     (faults.add_bias_on_every_rank, [], "tp2", "loss", "loss", ""),
     (faults.clip_by_local_norm, [], "tp2", "planted gradient", LAYER + "mlp.linear_fc1.weight", "dp2"),
     (faults.clip_by_local_norm, [], "pp2", "planted gradient", NORM, "dp2"),
     (faults.take_stale_microbatch, [], "pp2", "loss", "loss", "dp2"),
-    (faults.forget_backward_all_reduce, [], "tp2", "gradient", WORDS, "dp2"),
+    (faults.forget_backward_all_reduce, [], "tp2", "gradient", "decoder.final_layernorm.bias", "dp2"),
     (faults.count_copies, [], "tp2", "planted gradient", NORM, "pp2"),
     (faults.forget_router_gradient, EXPERTS, "tp2-sp", "gradient", LAYER + "mlp.router.weight", "ep2"),
     (faults.begin_routers_apart, EXPERTS, "dp2", "initial copies", LAYER + "mlp.router.weight", ""),
     (faults.forget_scale_of_experts, EXPERTS, "ep2", "gradient", LAYER + "mlp.experts.experts.linear_fc1.weight", ""),
-    (faults.keep_updated_weights, [], "dp2-zero1", "copies", f"updated {NORM}", "dp2"),
-    (faults.double_gradient_between_stages, [], "pp2", "gradient", LAYER + "mlp.linear_fc1.weight", "tp2"),
+    (faults.keep_updated_weights, [], "dp2-zero1", "copies", f"updated {WORDS}", "dp2"),
+    (faults.double_gradient_between_stages, [], "pp2", "gradient", LAYER + "mlp.linear_fc2.bias", "tp2"),
     (faults.lose_final_layernorm, [], "pp2", "gradient", NORM, "tp2"),
-    (faults.decay_biases_on_one_rank, [], "dp2", "copies", f"updated {NORM}", ""),
-    (faults.raise_rate_of_one_rank, [], "dp2", "copies", f"updated {NORM}", ""),
+    (faults.decay_biases_on_one_rank, [], "dp2", "copies",
+     f"updated {LAYER}self_attention.linear_qkv.layer_norm_weight", ""),
+    (faults.raise_rate_of_one_rank, [], "dp2", "copies", "learning rate", ""),
     (faults.mask_words, [], "dp2", "loss", "loss", ""),
     (faults.seed_alike, [], "tp2", "dropout", LAYER + "self_attention.core_attention.attention_dropout", "dp2"),
     (faults.seed_apart, [], "tp2", "dropout", LAYER.removesuffix("."), "pp2"),
-    (faults.lose_moments, [], "tp2", "checkpoint", "exp_avg_sq of " + NORM, "dp2"),
+    (faults.lose_moments, [], "tp2", "checkpoint", "exp_avg of " + WORDS, "dp2"),
     (faults.restart_schedule, [], "pp2", "checkpoint", "learning rate", "tp2"),
 ]  # fmt: skip
 """Faults, fields, and the layout, probe and tensor that show them; last a layout where there is nothing to show."""
@@ -148,7 +167,8 @@ def test_a_planted_fault_is_found_where_it_is_and_nowhere_else(
     wrong = {each.outcome.layout.name: (each.findings, each.cannot_run) for each in examine(serial, layouts)}
     assert wrong["serial"] == ([], "")
     assert wrong.get(silent, ([], "")) == ([], "")
-    assert (probe, parameter) in {(each.probe, each.parameter) for each in wrong[layout][0]}, wrong[layout]
+    named = {(each.probe, parameter_of(name)) for each in wrong[layout][0] for name in (each.parameter, *each.alike)}
+    assert (probe, parameter_of(parameter)) in named, wrong[layout]
 
 
 def on_the_page(word: str) -> str:
@@ -162,19 +182,19 @@ def test_a_program_of_the_readers_is_examined_as_the_page_says(verify: Command, 
     code = on_the_page("def add_up")
     wrong = 'add_up(model["down"](torch.relu(model["up"](x))))'
     right = 'add_up(torch.relu(model["up"](x)) @ model["down"].weight.T) + model["down"].bias'
-    assert len(code.splitlines()) <= 33
+    assert len(code.splitlines()) <= 35
     assert wrong in code
     (tmp_path / "mine.py").write_text(code)
     (tmp_path / "mended.py").write_text(code.replace(wrong, f"({right})"))
     done = verify("layouts", f"{tmp_path}/mine.py:build", "--layouts", "tp2")
     assert done.code == 3
-    assert "  tp2: gradient: down.bias differs by " in done.out
+    assert "  tp2: loss: mean loss differs by " in done.out
     assert verify("layouts", f"{tmp_path}/mended.py:build", "--layouts", "tp2").code == 0
     assert verify("layouts", f"{tmp_path}/absent.py:build").code == 2
 
 
 def test_a_model_of_dtensors_on_the_page_is_healthy_with_its_checkpoint(verify: Command, tmp_path: Path) -> None:
-    (tmp_path / "theirs.py").write_text(on_the_page("parallelize_module"))
+    (tmp_path / "theirs.py").write_text(on_the_page("clip_grad_norm_"))
     done = verify("layouts", f"{tmp_path}/theirs.py:build", "--layouts", "tp2")
     assert (done.code, "the program has no `save`" in done.out) == (0, True), done.err
 

@@ -1,0 +1,107 @@
+"""docs/findings.md: `python -m tests.verify.findings SWEEP.jsonl … > docs/findings.md`.
+
+Each finding is looked for again in the releases that are installed, its program is written and run, and what both say
+is put on the page, with what the sweeps in the files say.
+"""
+
+import contextlib
+import io
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from mlm_repro.verify.layouts import run_layouts
+from mlm_repro.verify.reproductions import write_reproductions
+from mlm_repro.verify.subjects import Asked
+from tests.verify.sweep import table
+
+HEAD = """# Findings
+
+*For who trains with transformers, torch or Megatron-Core in parallel: what was seen to differ from a serial run.*
+
+`python -m tests.verify.findings SWEEP.jsonl … > docs/findings.md` looks for each finding again in the installed
+releases, runs its program and writes this page; `python -m tests.verify.sweep transformers FILE` makes a sweep. Each
+line is what was seen in one release with one small model. Whether it is meant so is for its authors to say.
+"""
+
+
+class Known(NamedTuple):
+    """A finding and what is known of it elsewhere."""
+
+    title: str
+    program: str
+    fields: str
+    microbatches: int
+    layout: str
+    upstream: str
+
+
+KNOWN = (
+    Known("Norms of queries and keys, with gradients accumulated", "transformers", "model_type=qwen3", 2, "tp2",
+          "not searched for"),
+    Known("Norms of queries and keys that the plan leaves out", "transformers",
+          "model_type=glm4_moe use_qk_norm=True", 1, "tp2", "not searched for"),
+    Known("Parameters of an activation", "transformers", "model_type=apertus", 1, "tp2", "not searched for"),
+    Known("FSDP2's divide factor over one rank", "torch", "reduce_dtype=float16 gradient_divide_factor=2", 1, "dp2",
+          "not searched for"),
+    Known("A learnable softmax", "megatron-core", "softmax_type=learnable", 0, "tp2",
+          "NVIDIA/Megatron-LM#7452, finding 8, of the norm; its equal initial values: not searched for"),
+    Known("Rotary rows of latent attention", "megatron-core",
+          "multi_latent_attention=True kv_lora_rank=16 qk_pos_emb_head_dim=4 qk_head_dim=8 v_head_dim=8", 0, "tp2",
+          "not searched for"),
+    Known("A balancing loss with a loss per token", "megatron-core",
+          "num_moe_experts=4 add_bias_linear=False moe_aux_loss_coeff=0.1 calculate_per_token_loss=True", 0, "tp2-sp",
+          "not searched for"),
+)  # fmt: skip
+
+
+def section(known: Known) -> str:
+    """What the installed release says."""
+    asked = Asked(known.program, known.fields.split(), known.microbatches)
+    with contextlib.redirect_stdout(io.StringIO()):
+        report = run_layouts(asked, known.layout, 1234)
+    options = " ".join(f"--with {field}" for field in asked.fields)
+    count = f" --microbatches {known.microbatches}" if known.microbatches > 1 else ""
+    lines = [f"## {known.title}\n", f"{report.subject}; upstream: {known.upstream}.\n", "```"]
+    lines += [f"$ mlm-verify layouts {known.program} {options} --layouts {known.layout}{count}"]
+    lines += [re.sub(r"; so .*", "; …", str(finding)) for finding in report.findings[:2]] or ["nothing found"]
+    with tempfile.TemporaryDirectory() as folder:
+        with contextlib.redirect_stdout(io.StringIO()):
+            written = write_reproductions(report, Path(folder))
+        if written:
+            done = subprocess.run([sys.executable, written[0]], capture_output=True, text=True, timeout=200, check=True)
+            lines += [
+                "$ python program.py",
+                *done.stdout.splitlines(),
+                "```",
+                "",
+                "<details><summary>program.py</summary>",
+            ]
+            lines += ["", "```text", written[0].read_text(encoding="utf-8").rstrip(), "```", "", "</details>"]
+        else:
+            lines.append("```")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Write the page to standard output."""
+    torch.set_num_threads(1)
+    print(HEAD)
+    for known in KNOWN:
+        print(section(known), flush=True)
+    for name in sys.argv[1:]:
+        rows = [json.loads(line) for line in Path(name).read_text(encoding="utf-8").splitlines()]
+        states = [row["state"] for row in rows]
+        counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+        print(f"## Sweep: {Path(name).stem}\n\n{len(rows)} cells: {counts}. Those that are not healthy:\n")
+        print("\n".join(table([row for row in rows if row["state"] != "healthy"])) + "\n")
+
+
+if __name__ == "__main__":
+    main()

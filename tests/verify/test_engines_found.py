@@ -1,0 +1,272 @@
+"""`mlm-verify layouts` on other engines: faults of released packages are named, healthy ones raise no alarm."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import distributed as dist
+from torch import nn
+
+from mlm_repro.engine.compare.tensors import TensorPart
+from mlm_repro.lineage.errors import BadInput
+from mlm_repro.verify import layouts, torch_blocks
+from mlm_repro.verify.causes import explain
+from mlm_repro.verify.layouts import Serial, examine, run_serial
+from mlm_repro.verify.parity import ParityLayout, parse_layout
+from mlm_repro.verify.subjects import Asked, subject
+from tests.commands import ROOT, Command
+
+
+def test_norms_of_queries_and_keys_are_named_where_microbatches_add_up(verify: Command, tmp_path: Path) -> None:
+    options = ("--with", "model_type=qwen3", "--layouts", "tp2")
+    assert verify("layouts", "transformers", *options).code == 0
+    done = verify("layouts", "transformers", *options, "--microbatches", "2", "--reproduce", tmp_path / "alone")
+    assert done.code == 3
+    (line,) = (line for line in done.out.splitlines() if line.startswith("  tp2: "))
+    assert "q_norm.weight" in line
+    assert "k_norm.weight" in line
+    assert re.search(r" is 1\.\d{3} × serial ", line)
+    assert "microbatches are counted 2, 1 times" in line
+    (program,) = (tmp_path / "alone").iterdir()
+    assert len(program.read_text().splitlines()) <= 60
+    assert "mlm_repro" not in program.read_text()
+    said = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=200, check=True).stdout
+    assert min(float(number) for number in re.findall(r": (\d\.\d+)$", said, re.M)) > 0.1
+
+
+def test_norms_that_the_plan_leaves_out_keep_each_ranks_part(verify: Command) -> None:
+    options = ("--with", "model_type=glm4_moe", "--with", "use_qk_norm=True", "--layouts", "tp2")
+    done = verify("layouts", "transformers", *options)
+    assert done.code == 3
+    assert "each rank has its own part, and these add up to the serial gradient" in done.error
+    assert "q_norm" in done.error
+
+
+def test_the_same_factor_halves_the_experts_of_transformers_in_float64(verify: Command) -> None:
+    done = verify("layouts", "transformers", "--with", "model_type=qwen3_moe", "--layouts", "ep2")
+    assert done.code == 3
+    (line,) = (line for line in done.out.splitlines() if line.startswith("  ep2: "))
+    assert re.match(r"  ep2: gradient: model\.layers\.1\.mlp\.experts\.down_proj is 0\.500 × serial", line)
+
+
+@pytest.mark.parametrize(("dtype", "code"), [("float16", 3), ("float64", 3), ("float32", 0), ("bfloat16", 0)])
+def test_a_divide_factor_is_used_twice_in_types_that_may_overflow(dtype: str, code: int, verify: Command) -> None:
+    options = ("--with", f"reduce_dtype={dtype}", "--with", "gradient_divide_factor=2", "--layouts", "dp2,fsdp2")
+    done = verify("layouts", "torch", *options)
+    assert done.code == code
+    assert ("dp2: gradient: head.weight is 0.500 × serial" in done.out) == (code == 3)
+    assert "  fsdp2: " not in done.out
+
+
+def test_rotary_rows_of_latent_attention_are_one_ranks_part(verify: Command) -> None:
+    fields = (
+        "multi_latent_attention=True",
+        "kv_lora_rank=16",
+        "qk_pos_emb_head_dim=4",
+        "qk_head_dim=8",
+        "v_head_dim=8",
+    )
+    more = [part for field in fields for part in ("--with", field)]
+    done = verify("layouts", "megatron-core", *more, "--layouts", "tp2,tp2-sp")
+    assert done.code == 3
+    for layout in ("tp2", "tp2-sp"):
+        name = "decoder.layers.1.self_attention.linear_kv_down_proj.weight"
+        assert f"  {layout}: gradient: {name}" in done.out
+    assert "rows 16 to 19 of 20 alone differ" in done.out
+
+
+def test_a_balancing_loss_and_a_loss_per_token_are_a_pair_that_differs(verify: Command) -> None:
+    fields = ("num_moe_experts=4", "add_bias_linear=False", "moe_aux_loss_coeff=0.1", "calculate_per_token_loss=True")
+    more = [part for field in fields for part in ("--with", field)]
+    done = verify("layouts", "megatron-core", *more, "--layouts", "tp2-sp")
+    assert done.code == 3
+    assert "  tp2-sp: gradient: decoder.layers.1.mlp.router.weight" in done.out
+
+
+@pytest.mark.parametrize(
+    ("program", "options"),
+    [
+        ("torch", ["--layouts", "tp2,tp2-sp,dp2-fsdp2,fsdp2-tp2,pp2", "--microbatches", "2"]),
+        ("torch", ["--layouts", "pp2", "--with", "schedule=ZBVZeroBubble"]),
+        ("transformers", ["--layouts", "tp2,fsdp2,dp2-fsdp2", "--with", "model_type=mixtral"]),
+        ("transformers", ["--layouts", "fsdp2", "--with", "model_type=jamba"]),  # rows begin equal
+        ("megatron-core", ["--layouts", "dp2-zero1", "--with", "overlap_grad_reduce=True",
+                           "--with", "overlap_param_gather=True"]),
+        ("megatron-core", ["--layouts", "tp2,tp2-sp", "--with", "mtp_num_layers=1"]),
+    ],
+)  # fmt: skip
+def test_healthy_engines_raise_no_alarm(program: str, options: list[str], verify: Command) -> None:
+    done = verify("layouts", program, *options)
+    assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["transformers", "--with", "model_type=qwen33"], "transformers has no causal model_type 'qwen33'"),
+        (["transformers", "--with", "hidden_sizes=3"], "qwen3 has no field 'hidden_sizes'; the nearest is hidden_size"),
+        (["transformers", "--layouts", "pp2"], "pp2 cannot run: transformers is run with tp, ep, fsdp and dp"),
+        (["torch", "--with", "reduce_dtype=half7"], "reduce_dtype=half7: torch has no such type"),
+        (["torch", "--with", "tie=True"], "torch has no field 'tie' here; the nearest is tied"),
+        (["torch", "--spec", "a:b"], "--spec is for megatron-core; torch has no layers of that kind"),
+        (["megatron-core", "--spec", "nowhere:f"], "nowhere cannot be imported: ModuleNotFoundError"),
+        (["megatron-core", "--microbatches", "3"], "--microbatches 3: the batch has 8 sequences"),
+    ],
+)  # fmt: skip
+def test_what_is_not_there_is_said_in_a_sentence(arguments: list[str], sentence: str, verify: Command) -> None:
+    done = verify("layouts", *arguments)
+    assert (done.code, done.error[: len(sentence) + 7]) == (2, f"error: {sentence}")
+
+
+class Gated(nn.Module):
+    """A model that stands nowhere else: a gate, a product by columns and one by rows, added up over ranks."""
+
+    def __init__(self, fault: str = "") -> None:
+        super().__init__()
+        self.gate, self.up, self.down, self.fault = nn.Linear(6, 6), nn.Linear(6, 8), nn.Linear(8, 6), fault
+        self.register_buffer("seen", torch.zeros(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += torch.ones(6) * (2 if self.fault == "buffer" and dist.is_initialized() else 1)
+        return self.down(torch.tanh(self.up(x * torch.sigmoid(self.gate(x)))))
+
+
+def divided(fault: str = "") -> Any:
+    """A function that builds the model with DTensors, as its reader would."""
+
+    def build(layout: ParityLayout) -> nn.Module:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+        torch.manual_seed(3)
+        model = Gated(fault)
+        if layout.tp > 1:
+            mesh = init_device_mesh("cpu", (layout.tp,))
+            parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        if layout.fsdp > 1:
+            fully_shard(model, mesh=init_device_mesh("cpu", (layout.fsdp,)))
+        if layout.world_size == 1:
+            return model
+        rank = dist.get_rank()
+        if fault == "lost":
+            model.gate.weight.register_hook(lambda gradient: gradient * (1 - rank))
+        if fault == "twice":
+            model.gate.bias.register_hook(lambda gradient: gradient * 2)
+        if fault == "accumulates":
+            model.gate.bias.register_post_accumulate_grad_hook(lambda parameter: (parameter.grad.mul_(2), None)[1])
+        if fault == "alike":
+            torch.manual_seed(3)
+            model.up.weight.data.to_local().normal_()
+        if fault == "forward":
+            model.down.register_forward_hook(lambda _, __, output: output * 1.001)
+        if fault == "small":
+            model.gate.bias.register_hook(lambda gradient: gradient * (1 + 1e-6))
+        return model
+
+    return build
+
+
+X = torch.randn(8, 4, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def test_a_model_of_somebodys_is_checked_in_one_line() -> None:
+    layouts.check(divided(), X, "tp2,fsdp2", microbatches=2)
+
+
+@pytest.mark.parametrize(
+    ("fault", "layout", "sentence"),
+    [
+        ("lost", "tp2", "gradient: gate.weight "),
+        ("twice", "tp2", "gradient: gate.bias is 2.000 × serial .* 2 times the serial gradient"),
+        ("accumulates", "tp2", "gradient: gate.bias is .*; microbatches are counted 4, 2 times"),
+        ("alike", "tp2", "initial shards: up.weight"),
+        ("forward", "tp2", "loss: mean loss differs .* the forward pass differs"),
+        ("small", "tp2", "gradient: gate.bias is 1.000 × serial .* off by 1e-06 of its size"),
+        ("buffer", "tp2", "seen differs by"),
+    ],
+)
+def test_a_fault_in_somebodys_model_is_named_with_its_kind(fault: str, layout: str, sentence: str) -> None:
+    with pytest.raises(AssertionError, match=sentence):
+        layouts.check(divided(fault), X, layout, microbatches=2)
+
+
+def test_a_mean_over_each_ranks_own_tokens_is_seen() -> None:
+    rows = {"x": X, "counts": (torch.arange(4) < torch.tensor([[4], [1], [2], [1], [3], [4], [1], [4]])).double()}
+
+    def own_mean(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return (model(batch["x"]).square().sum(-1) * batch["counts"]).sum() / batch["counts"].sum()
+
+    with pytest.raises(AssertionError, match="fsdp2: loss: mean loss"):
+        layouts.check(divided(), rows, "fsdp2", loss=own_mean)
+
+
+def test_a_batch_that_cannot_be_divided_is_bad_input() -> None:
+    with pytest.raises(BadInput, match="8 rows cannot be divided into 3"):
+        layouts.check(divided(), X, microbatches=3)
+
+
+def _lose(name: str, factor: float) -> Any:
+    return lambda model: model.get_parameter(name).register_hook(lambda gradient: gradient * factor)
+
+
+PLANTS = [
+    *((name, factor, layout) for name in ("norm.weight", "layers.1.attention_norm.weight", "layers.2.up.bias",
+                                          "layers.0.attention.q_norm.weight", "head.weight")
+      for factor, layout in ((2.0, "tp2"), (0.5, "tp2-sp"))),
+    ("layers.3.attention.v.weight", 0.0, "tp2"), ("embed.weight", 1.00001, "tp2"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def blocks() -> Serial:
+    torch.set_num_threads(1)
+    with subject(Asked("torch"), 5) as (kind, work, _, _):
+        return run_serial(kind, work)
+
+
+@pytest.mark.parametrize(("name", "factor", "layout"), PLANTS)
+def test_a_factor_on_one_gradient_of_torchs_blocks_is_named(
+    name: str, factor: float, layout: str, blocks: Serial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    divide = torch_blocks.Builder.divide
+
+    def planted(self: Any, model: nn.Module, *args: Any) -> None:
+        divide(self, model, *args)
+        _lose(name, factor)(model)
+
+    monkeypatch.setattr(torch_blocks.Builder, "divide", planted)
+    found = list(examine(blocks, [parse_layout(layout)]))[-1].findings
+    assert [(each.probe, each.parameter) for each in found] == [("gradient", name)]
+    assert found[0].ratio == pytest.approx(factor, abs=1e-6)
+
+
+def test_kinds_of_wrong_gradients() -> None:
+    serial = np.arange(1.0, 7.0).reshape(3, 2)
+
+    def kind(*ranks: np.ndarray[Any, Any], shares: Any = ()) -> str:
+        return explain([[TensorPart(0, "g", (0, 0), each)] for each in ranks], serial, shares)[1]
+
+    assert kind(2 * serial, 2 * serial).startswith("2 times the serial gradient")
+    assert kind(serial / 4, serial / 4).startswith("1/4 of the serial gradient")
+    assert kind(serial * 0.25, serial * 0.75).startswith("not reduced")
+    assert kind(serial + 1, serial - 1).startswith("not averaged")
+    assert kind(serial * 3, serial - 1) == "copies differ between ranks"
+    first = serial**2 / 10
+    assert kind(2 * first + (serial - first), shares=[first, serial]) == "microbatches are counted 2, 1 times"
+    wrong = serial.copy()
+    wrong[1] *= 0.5
+    assert kind(wrong) == "rows 1 to 1 of 3 alone differ: 0.500 × serial there"
+
+
+def test_the_line_of_the_page_runs() -> None:
+    page = (ROOT / "docs" / "other-engines.md").read_text(encoding="utf-8")
+    (code,) = (each for each in re.findall(r"```python\n(.*?)```", page, re.S) if "layouts.check(" in each)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    names["test_my_plan"]()

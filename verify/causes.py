@@ -1,0 +1,202 @@
+"""Findings of one cause in one line, with the ratio to the serial run and the likely kind."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mlm_repro.engine.compare.tensors import Array, TensorPart, assemble
+from mlm_repro.lineage.config import Config
+
+CLOSE = 1e-3
+"""Part of the serial gradient that an explanation may leave over."""
+
+
+class LayoutFinding(Config):
+    """A number of one layout that is not what the serial run says."""
+
+    layout: str
+    probe: str
+    parameter: str
+    value: float
+    """Measured number: a count of elements, or the largest difference from the serial run or another copy."""
+    expected: float
+    """The count that it must be, or the largest difference that rounding explains."""
+    where: str = ""
+    ratio: float | None = None
+    """Multiple of the serial gradient that is nearest to the layout's."""
+    kind: str = ""
+    """Likely kind of fault, as the numbers look."""
+    alike: tuple[str, ...] = ()
+    """Other parameters that show the same."""
+    folded: tuple[str, ...] = ()
+    """Sentences about what follows from it, or may follow."""
+
+    def __str__(self) -> str:
+        if self.probe == "dropout":
+            text = f"{self.parameter}: {self.where}"
+        elif self.probe == "planted gradient":
+            text = (
+                f"{self.parameter} counts {self.value:.6g} elements, must be {self.expected:.6g} {self.where}".strip()
+            )
+        else:
+            size = "" if self.ratio is None else f"is {self.ratio:.3f} × serial and "
+            differs = f"differs by {self.value:.2g}, may differ by {self.expected:.2g}"
+            text = f"{self.parameter} {size}{differs} {self.where}".strip()
+        text += f"; {self.kind}" if self.kind else ""
+        text += f"; so {_listed(self.alike)}" if self.alike else ""
+        more = f" [{len(self.folded)} more follow]" if self.folded else ""
+        return f"{self.layout}: {self.probe}: {text}{more}"
+
+
+def parameter_of(tensor: str) -> str:
+    """The parameter that a tensor belongs to."""
+    return re.sub("^(updated|(gradient|exp_avg|exp_avg_sq) of) ", "", tensor)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names with their numbers of layers left out, at most four of them."""
+    short = list(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", parameter_of(name)) for name in names))
+    return ", ".join(short[:4]) + (f" and {len(short) - 4} more" if len(short) > 4 else "")
+
+
+def fold(
+    findings: Sequence[LayoutFinding], backward: Sequence[str], serial: Mapping[str, Array],
+    gradients: Sequence[Sequence[TensorPart]], shares: Mapping[str, Sequence[Array]],
+) -> list[LayoutFinding]:  # fmt: skip
+    """One finding for each cause.
+
+    `backward` are parameters in the order in which a backward pass reaches them. `serial`, `gradients` (by rank) and
+    `shares` (after each microbatch) are those of the first iteration.
+    """
+    by_probe: dict[str, list[LayoutFinding]] = {}
+    for each in findings:
+        by_probe.setdefault(each.probe, []).append(each)
+    causes = [
+        alike for probe in ("initial copies", "initial shards", "dropout") if (alike := _first(by_probe.pop(probe, [])))
+    ]
+    counted: dict[float, list[LayoutFinding]] = {}
+    for each in by_probe.pop("planted gradient", []):
+        counted.setdefault(round(each.value / max(each.expected, 1), 3), []).append(each)
+    norms = [_first(group, f"counted {ratio:g} times in the norm") for ratio, group in counted.items()]
+    losses, wrong = by_probe.pop("loss", []), by_probe.pop("gradient", [])
+    copies, later = by_probe.pop("copies", []), [each for rest in by_probe.values() for each in rest]
+    if losses:
+        kind = "the forward pass differs"
+        causes.append(_first(losses[:1], kind, [*losses[1:], *wrong, *copies, *later]))
+    else:
+        named = {parameter_of(each.parameter): each for each in wrong if each.parameter != "gradient norm"}
+        for each in copies:
+            if each.parameter.startswith("gradient of "):
+                named.setdefault(parameter_of(each.parameter), each)
+        groups = list(_gradients([name for name in backward if name in named], backward, serial, gradients, shares))
+        others = [each for each in wrong + copies if all(each is not known for known in named.values())] + later
+        for number, (names, ratio, kind) in enumerate(groups):
+            first = named[names[0]]
+            rest = [] if number else others
+            spread = [named[name] for name in names[1:]]
+            if kind.endswith(SPREADS):
+                spread, rest = [], spread + rest
+            cause = _first([first, *spread], kind, rest)
+            causes.append(cause.model_copy(update={"ratio": ratio}))
+        others.sort(key=lambda each: each.parameter == "gradient norm")
+        if not groups and others and norms and others[0].parameter == "gradient norm":
+            norms[0] = norms[0].model_copy(update={"folded": tuple(map(str, others))})
+        elif not groups and others:
+            causes.append(_first(others[:1], "", others[1:]))
+    return causes + norms
+
+
+SPREADS = "what comes before it in the model differs too"
+
+
+def _first(alike: Sequence[LayoutFinding], kind: str = "", folded: Sequence[LayoutFinding] = ()) -> Any:
+    """The first of findings that are alike, with the names of the others; None of none."""
+    if not alike:
+        return None
+    return alike[0].model_copy(
+        update={
+            "kind": kind,
+            "alike": tuple(each.parameter for each in alike[1:]),
+            "folded": tuple(map(str, folded)),
+        }
+    )
+
+
+def _gradients(
+    names: Sequence[str], backward: Sequence[str], serial: Mapping[str, Array],
+    gradients: Sequence[Sequence[TensorPart]], shares: Mapping[str, Sequence[Array]],
+) -> Iterator[tuple[list[str], float | None, str]]:  # fmt: skip
+    """Groups of parameters whose gradients are wrong in the same way, with the first one's ratio."""
+    if not names:
+        return
+    by_name: dict[str, list[list[TensorPart]]] = {name: [] for name in names}
+    for rank in gradients:
+        held: dict[str, list[TensorPart]] = {}
+        for part in rank:
+            held.setdefault(part.tensor.removeprefix("gradient of "), []).append(part)
+        for name in by_name.keys() & held.keys():
+            by_name[name].append(held[name])
+    explained = {name: explain(by_name[name], serial[name], shares.get(name, ())) for name in names}
+    kinds: dict[str, list[str]] = {}
+    for name, (_, kind) in explained.items():
+        kinds.setdefault(kind, []).append(name)
+    reached = backward[backward.index(names[0]) :]
+    if len(kinds) > 1 and len(names) > 4 and len(names) >= 0.6 * len(reached):
+        ratio, kind = explained[names[0]]
+        yield list(names), ratio, f"{kind}; {SPREADS}"
+        return
+    for kind, alike in kinds.items():
+        yield alike, explained[alike[0]][0], kind
+
+
+def explain(ranks: Sequence[Sequence[TensorPart]], serial: Array, shares: Sequence[Array]) -> tuple[float | None, str]:
+    """The ratio of a gradient, given by its parts on each rank, to the serial one, and what it looks like."""
+    try:
+        whole = next(iter(assemble(part for parts in ranks for part in parts).values()))
+    except Exception:  # of parts that do not make a whole nothing can be said
+        return None, "the ranks' parts do not make a whole"
+    size = float(np.linalg.norm(serial))
+    if whole.shape != serial.shape or not size or not np.isfinite(whole).all():
+        return None, "the serial gradient is 0" if not size else "no such gradient in the serial run"
+    copies = [parts[0].value for parts in ranks if len(parts) == 1 and parts[0].value.shape == serial.shape]
+    ratio = float((whole * serial).sum() / size**2)
+
+    def near(value: Array) -> bool:
+        return float(np.linalg.norm(value - serial)) < CLOSE * size
+
+    if len(copies) == len(ranks) > 1 and any(not np.allclose(copy, copies[0], 1e-6, 0) for copy in copies):
+        if near(np.sum(copies, 0)):
+            return ratio, "not reduced: each rank has its own part, and these add up to the serial gradient"
+        if near(np.mean(copies, 0)):
+            return ratio, "not averaged: each rank has its own gradient, whose mean is the serial one"
+        return ratio, "copies differ between ranks"
+    if near(whole):
+        return ratio, f"off by {float(np.linalg.norm(whole - serial)) / size:.1g} of its size"
+    if near(whole / ratio if ratio else whole):
+        times = max(abs(ratio), 1 / abs(ratio))
+        if abs(times - round(times)) > CLOSE:
+            return ratio, f"{ratio:.3f} times the serial gradient"
+        if ratio > 1:
+            return ratio, f"{round(times)} times the serial gradient: added up where it is averaged, or counted again"
+        return ratio, f"1/{round(times)} of the serial gradient: divided once too often, or one rank's share alone"
+    if len(shares) > 1:
+        each = [np.ravel(share) - (np.ravel(before) if number else 0)
+                for number, (share, before) in enumerate(zip(shares, [shares[0], *shares], strict=False))]  # fmt: skip
+        counts, *_ = np.linalg.lstsq(np.stack(each, 1), np.ravel(whole), rcond=None)
+        if near_sum(counts, each, whole):
+            return ratio, f"microbatches are counted {', '.join(f'{count:.3g}' for count in counts)} times"
+    rows = np.flatnonzero(np.abs(whole - serial).reshape(len(serial), -1).max(1) > CLOSE * np.abs(serial).max())
+    if 0 < len(rows) < len(serial) and len(rows) == rows[-1] - rows[0] + 1:
+        part = whole[rows], serial[rows]
+        of_rows = float((part[0] * part[1]).sum() / max((part[1] ** 2).sum(), math.ulp(0)))
+        return ratio, f"rows {rows[0]} to {rows[-1]} of {len(serial)} alone differ: {of_rows:.3f} × serial there"
+    return ratio, "not a multiple of the serial gradient"
+
+
+def near_sum(counts: Array, parts: Sequence[Array], whole: Array) -> bool:
+    """True if the parts, counted so often, make the whole."""
+    made = sum(count * part for count, part in zip(counts, parts, strict=True))
+    return float(np.linalg.norm(made - np.ravel(whole))) < CLOSE * float(np.linalg.norm(whole))

@@ -1,0 +1,232 @@
+"""A torch model, or a program of the user's, on one rank of a layout, as an engine in float64."""
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from mlm_repro.engine.compare.recorder import Recorder
+from mlm_repro.engine.compare.tensors import Array
+from mlm_repro.lineage.errors import BadInput
+from mlm_repro.verify.engines import Engine, Named, Shard, Work
+from mlm_repro.verify.parity import ParityLayout
+
+Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
+"""Mean loss of a microbatch: of a model and of rows of the batch."""
+
+
+EXACT = 1e-9
+"""Largest difference of an element in float64, in multiples of the largest element of the serial tensor."""
+
+
+def own_loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+    """The loss that a model returns, or the mean square of its output."""
+    output = model(**batch) if isinstance(batch, Mapping) else model(batch)
+    output = getattr(output, "loss", output)
+    return output if output.dim() == 0 else output.square().mean()
+
+
+class Program(Engine):
+    """A model on one rank, and how it is trained there."""
+
+    microbatches: Sequence[Any] = ()
+    loss: Loss
+    shares: dict[str, list[Array]]
+    drops_at_zero = False
+
+    def __init__(
+        self, model: torch.nn.Module, gradient: Callable[[], float] | None = None,
+        step: Callable[[], float] | None = None, starts: Mapping[str, tuple[int, ...]] | None = None,
+        optimizer: torch.optim.Optimizer | None = None, save: Callable[[Path], None] | None = None,
+        restore: Callable[[Path], None] | None = None, clip: Callable[[], Any] | None = None,
+        named: Mapping[str, torch.nn.Parameter] | None = None,
+    ) -> None:  # fmt: skip
+        """Describe the program.
+
+        `gradient` runs the same batch at every layout, forward and backward, reduces the gradients and returns the mean
+        loss; by default the loss of every microbatch of this rank goes backward. `step` clips, updates and returns the
+        norm of the whole gradient; by default `clip` clips and returns it, and the optimizer updates. Without both no
+        norm is asked for. `named` are the parameters by their names in the whole model, where this rank's model has
+        others. `starts` has the begins of this rank's parts of parameters in the whole; DTensors say it
+        themselves, others are whole. Moments of the `optimizer` are compared, by default AdamW. `save` writes a
+        checkpoint into a new directory, `restore` loads one of any layout; every rank calls them.
+        """
+        self.module, self.gradient, self.starts = model, gradient, starts or {}
+        self.own = dict(named or model.named_parameters())
+        self.optimizer = optimizer
+        if optimizer is None and step is None:
+            self.optimizer = torch.optim.AdamW(self.own.values(), lr=1e-2, eps=1e-3, weight_decay=0.1, foreach=False)
+        self.clip, self.clip_and_update, self.shares = clip, step, {}
+        self.counts_norm = bool(step or clip)
+        if save and restore:
+            vars(self).update(save=save, restore=restore)
+
+    def parameters(self) -> Named:
+        return ((name, parameter.detach()) for name, parameter in self.own.items())
+
+    def buffers(self) -> Named:
+        saved = self.module.state_dict()
+        return ((name, value) for name, value in self.module.named_buffers()
+                if name in saved and value.is_floating_point())  # fmt: skip
+
+    def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
+        return [Shard(name, name, *part_of(value, self.starts.get(name))) for name, value in named.items()]
+
+    @torch.no_grad()
+    def assign(self, value_of: Callable[[Shard], torch.Tensor]) -> None:
+        for shard in self.shards(dict(self.parameters())):
+            own, value = self.own[shard.parameter], value_of(shard)
+            local = _local(own)
+            if value.shape == own.shape != local.shape:  # divided twice along one dim
+                value = _divided(value, own)
+            local.copy_(value)
+
+    def backward(self, iteration: int, recorder: Recorder | None) -> float:
+        if self.gradient:
+            return float(self.gradient())
+        self.module.zero_grad()
+        total, keeps = torch.zeros(()), bool(recorder) and not dist.is_initialized() and not self.shares
+        for microbatch in self.microbatches:
+            loss = whole_of(self.loss(self.module, microbatch)) / len(self.microbatches)
+            loss.backward()
+            total += loss.detach()
+            for name, value in self.gradients() if keeps else ():
+                self.shares.setdefault(name, []).append(value.numpy().copy())
+        if dist.is_initialized():
+            dist.all_reduce(total)
+            total /= dist.get_world_size()
+        return total.item()
+
+    def gradients(self) -> Named:
+        return ((name, parameter.grad) for name, parameter in self.own.items() if parameter.grad is not None)
+
+    def gradient_of(self, parameter: str) -> torch.Tensor:
+        own = self.own[parameter]
+        if own.grad is None or "Partial" in str(getattr(own.grad, "placements", "")):
+            own.grad = torch.zeros_like(own)
+        return _local(own.grad)
+
+    def update(self, iteration: int) -> tuple[float, float]:
+        if self.clip_and_update:
+            return float(self.clip_and_update()), 0.0
+        norm = float(whole_of(torch.as_tensor(self.clip()))) if self.clip else 0.0
+        assert self.optimizer
+        self.optimizer.step()
+        return norm, 0.0
+
+    def state(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+        states: Any = self.optimizer.state if self.optimizer else {}
+        for name, parameter in self.own.items():
+            for what in ("exp_avg", "exp_avg_sq"):
+                if what in states.get(parameter, {}):
+                    yield name, what, states[parameter][what]
+
+
+class InDouble(TorchFunctionMode):
+    """Computes in float64 what a program computes in fp32 on purpose, such as norms: nothing rounds then."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        wide: list[Any] = [torch.float64 if each is torch.float32 else each for each in args]
+        named: dict[str, Any] = {
+            name: torch.float64 if each is torch.float32 else each for name, each in (kwargs or {}).items()
+        }
+        call: Any = torch.Tensor.double if func is torch.Tensor.float else func
+        return call(*wide, **named)
+
+
+@dataclass(frozen=True)
+class HeldTraining:
+    """A function that builds a model for a layout, and what it is trained on; a kind of engine."""
+
+    build: Callable[[ParityLayout], Any]
+    """Returns a model, a model and its optimizer, or a Program."""
+    batch: Any = None
+    """Tensors whose first dim is the row; None for a program with its own `gradient`."""
+    loss: Loss = own_loss
+    microbatches: int = 1
+    """Microbatches of every rank."""
+    tolerance: float = EXACT
+    in_double: bool = True
+    """True if what the program does in fp32 is done in float64."""
+
+    def __call__(self, work: Work, layout: ParityLayout) -> Program:
+        """Build a rank. Raises BadInput if the batch cannot be divided."""
+        torch.set_default_dtype(torch.float64)
+        warnings.filterwarnings("ignore")
+        logging.disable(logging.WARNING)
+        if self.in_double:
+            InDouble().__enter__()
+        built = self.build(layout)
+        parts = built if isinstance(built, tuple) else (built,)
+        program = built if isinstance(built, Program) else Program(parts[0], optimizer=parts[1] if parts[1:] else None)
+        program.work, data = work, layout.dp * layout.fsdp
+        if program.gradient is None:
+            rank = (dist.get_rank() if dist.is_initialized() else 0) // layout.tp % data
+            places, of = range(rank * self.microbatches, (rank + 1) * self.microbatches), data * self.microbatches
+            program.microbatches = [tree_map(partial(_rows, place, of), self.batch) for place in places]
+            vars(program)["loss"] = self.loss
+        return program
+
+
+def _rows(place: int, of: int, tensor: Any) -> Any:
+    if not isinstance(tensor, torch.Tensor):
+        return tensor
+    if len(tensor) % of:
+        raise BadInput(f"a batch of {len(tensor)} rows cannot be divided into {of} microbatches")
+    return tensor[place * len(tensor) // of : (place + 1) * len(tensor) // of]
+
+
+def _local(value: Any) -> torch.Tensor:
+    """A tensor, or the part of a DTensor that is on this rank."""
+    local: torch.Tensor = value.to_local() if _is_dtensor(value) else value
+    return local
+
+
+def _is_dtensor(value: Any) -> bool:
+    return hasattr(value, "placements")
+
+
+def whole_of(value: torch.Tensor) -> torch.Tensor:
+    """A tensor, or what the parts of a DTensor make; a collective."""
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
+def part_of(value: torch.Tensor, given: tuple[int, ...] | None) -> tuple[tuple[int, ...], torch.Tensor]:
+    """Begin in the whole and value of this rank's part of a tensor; a DTensor says it by its own placements.
+
+    A collective for a DTensor that is a partial sum, or divided twice along one dim: the whole is its part then.
+    """
+    if not _is_dtensor(value):
+        return given or (0,) * value.dim(), value
+    placed: Any = value
+    kinds = {type(placement).__name__ for placement in placed.placements}
+    if kinds - {"Shard", "Replicate"}:
+        return (0,) * value.dim(), placed.full_tensor()
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset as place
+
+    start = place(placed.shape, placed.device_mesh, placed.placements)[1]
+    return tuple(start), placed.to_local()
+
+
+def _divided(whole: torch.Tensor, like: Any) -> torch.Tensor:
+    """This rank's part of a whole tensor, divided as a DTensor is: where the numbers of its own elements lie."""
+    from torch.distributed.tensor import DTensor
+
+    own, first = like.to_local(), dist.get_rank() * 2.0**32
+    numbers = first + torch.arange(own.numel(), dtype=torch.float64).view(own.shape)
+    of = DTensor.from_local(
+        numbers, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
+    )  # fmt: skip
+    places = (of.full_tensor().flatten() - first).long()
+    mine = (places >= 0) & (places < own.numel())
+    part = torch.empty(own.numel(), dtype=whole.dtype)
+    part[places[mine]] = whole.flatten()[mine]
+    return part.view(own.shape)

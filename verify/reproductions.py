@@ -1,0 +1,151 @@
+"""Programs of at most 60 lines that show a finding without this suite."""
+
+import re
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from mlm_repro.lineage.atomic import write_text
+from mlm_repro.lineage.extras import import_extra
+from mlm_repro.verify.causes import LayoutFinding, parameter_of
+from mlm_repro.verify.found import LayoutsReport
+from mlm_repro.verify.megatron_core import values_of
+from mlm_repro.verify.parity import SERIAL, ParityLayout, parse_layout
+from mlm_repro.verify.subjects import core_fields, small_work
+from mlm_repro.verify.transformers_models import axes_of, sizes_of
+
+MODEL = """def prepare(folder: str) -> None:
+    torch.manual_seed(1)
+    config = AutoConfig.for_model({kind!r}, **{sizes})
+    AutoModelForCausalLM.from_config(config, dtype=torch.float64).save_pretrained(folder)
+
+
+def build(parallel: bool, folder: str) -> torch.nn.Module:
+    axes = DistributedConfig(**{axes}) if parallel else None
+    plain = {{"attn_implementation": "eager", "experts_implementation": "eager"}}  # which compute in float64
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, distributed_config=axes, **plain)
+
+
+def batch() -> torch.Tensor:
+    return torch.randint(3, 50, (8, 12), generator=torch.Generator().manual_seed(1))
+
+
+def loss(model: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
+    logits = model(input_ids=rows, use_cache=False).logits
+    return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), rows[:, 1:].flatten())"""
+SHARDED = """prepare = str  # nothing is prepared
+
+
+def build(parallel: bool, folder: str) -> torch.nn.Module:
+    torch.manual_seed(1)
+    model = torch.nn.Linear(8, 4)
+    if parallel:
+        mesh = init_device_mesh("cpu", {sizes}, mesh_dim_names=("dp", "fsdp"))
+        fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype={kind}))
+        {divide}
+    return model
+
+
+def batch() -> torch.Tensor:
+    return torch.randn(8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def loss(model: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
+    return model(rows).square().mean()"""
+OWN = """theirs = {{}}
+exec(open({path!r}).read(), theirs)  # the program that was held against its serial run
+
+
+prepare = str  # nothing is prepared
+
+
+def build(parallel: bool, folder: str) -> torch.nn.Module:
+    built = theirs[{function!r}](SimpleNamespace(**({axes} if parallel else {serial})))
+    return built[0] if isinstance(built, tuple) else built
+
+
+def batch() -> torch.Tensor:
+    return theirs["batch"]
+
+
+def loss(model: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
+    return theirs["loss"](model, rows) if "loss" in theirs else model(rows).square().mean()"""
+
+
+def write_reproductions(report: LayoutsReport, directory: Path) -> list[Path]:
+    """Write a program for each finding that one can be written for; return their paths."""
+    paths = []
+    for finding in report.findings:
+        if text := program(finding, report):
+            name = re.sub(r"[^\w.-]", "-", f"{finding.layout}-{finding.probe}-{parameter_of(finding.parameter)}")
+            write_text(path := directory / f"{name}.py", text)
+            paths.append(path)
+        else:
+            print(f"no program is written for {finding.layout}: {finding.probe}: it needs this suite")
+    return paths
+
+
+def program(finding: LayoutFinding, report: LayoutsReport) -> str:
+    """The program of a finding; empty for what cannot be shown without this suite."""
+    layout, key = parse_layout(finding.layout), parameter_of(finding.parameter)
+    told: dict[str, Any] = {
+        "subject": report.subject, "title": f"{finding.probe} of {key}", "layout": layout.name, "key": repr(key),
+    }  # fmt: skip
+    if report.program == "megatron-core":
+        if finding.probe not in ("planted gradient", "gradient", "loss") or report.spec:
+            return ""
+        return _filled("megatron-core.py.txt", told | {"runs": _runs(report, layout)})
+    told |= {"ranks": layout.world_size, "microbatches": report.microbatches or 1, "tp": layout.tp, "needs": ""}
+    told["data"] = layout.dp * layout.fsdp
+    path, _, function = report.program.rpartition(":")
+    if report.program == "transformers":
+        kind, sizes = sizes_of(import_extra("transformers", "bench"), report.fields)
+        told |= {
+            "needs": " and transformers", "body": MODEL.format(kind=kind, sizes=sizes, axes=axes_of(layout)),
+            "imports": "from transformers import AutoConfig, AutoModelForCausalLM\n"
+                       "from transformers.distributed import DistributedConfig\n",
+        }  # fmt: skip
+    elif report.program == "torch" and layout.dp * layout.fsdp == layout.world_size:
+        fields, kind = report.fields, report.fields.get("reduce_dtype", "")
+        factor = fields.get("gradient_divide_factor")
+        divide = f"model.set_gradient_divide_factor({factor})" if factor else ""
+        told |= {
+            "key": "'weight'", "imports": "from torch.distributed.device_mesh import init_device_mesh\n"
+            "from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard\n",
+            "body": SHARDED.format(
+                sizes=(layout.dp, layout.fsdp), kind=f"torch.{kind}" if kind else None, divide=divide
+            ),
+        }  # fmt: skip
+    elif ".py" in path and "mlm_repro" not in Path(path).read_text(encoding="utf-8"):
+        axes = [
+            {name: getattr(each, name) for name in ("tp", "pp", "dp", "fsdp", "cp", "ep")} for each in (layout, SERIAL)
+        ]
+        told |= {"imports": "from types import SimpleNamespace\n", "body": OWN.format(
+            path=str(Path(path).resolve()), function=function, axes=axes[0], serial=axes[1])}  # fmt: skip
+    else:
+        return ""
+    return _filled("torch.py.txt", told)
+
+
+def _filled(name: str, told: dict[str, Any]) -> str:
+    return Template((Path(__file__).parent / "templates" / name).read_text(encoding="utf-8")).substitute(told)
+
+
+def _runs(report: LayoutsReport, layout: ParityLayout) -> str:
+    """Python text of Megatron-Core's settings, serially, on the layout and serially again."""
+    work = small_work(report.seed, 2, core_fields([f"{name}={value}" for name, value in report.fields.items()]))
+    texts = []
+    for name, each in (("serial", SERIAL), (layout.name, layout), ("again", SERIAL)):
+        values = values_of(work, each) | {"ranks": each.world_size}
+        settings = {
+            key: values[key] for key in ("ranks", "groups", "kind", "config", "model", "distributed", "optimizer")
+        }
+        texts.append(f"{name!r}: {_source(settings)}")
+    return "{" + ", ".join(texts) + "}"
+
+
+def _source(value: Any) -> str:
+    """Python text of a value; functions are those of torch.nn.functional."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name!r}: {_source(each)}" for name, each in value.items()) + "}"
+    return f"F.{value.__name__}" if callable(value) and hasattr(value, "__name__") else repr(value)

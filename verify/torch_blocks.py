@@ -1,0 +1,252 @@
+"""torch's own building blocks of parallel training, on a small model, for `mlm-verify layouts torch`."""
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.nn import functional as F
+
+from mlm_repro.lineage.config import Config, parse_config
+from mlm_repro.lineage.errors import BadInput
+from mlm_repro.verify.parity import SERIAL, ParityLayout
+from mlm_repro.verify.programs import EXACT, HeldTraining, Program, whole_of
+
+HIDDEN, HEAD, WORDS, LENGTH, ROWS, LAYERS = 32, 8, 64, 12, 8, 4
+TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+ROUNDINGS = 8
+"""Units of rounding that a gradient may be off by if it is reduced in a shorter type."""
+
+
+class Fields(Config):
+    """Settings of `--with`."""
+
+    tied: bool = False
+    """True if the embedding is the head."""
+    clip: float = 0.1
+    """Largest norm of the gradient; 0 leaves it as it is."""
+    reduce_dtype: str = ""
+    """Type in which FSDP2 reduces gradients, such as float16; by default theirs."""
+    gradient_divide_factor: float = 0.0
+    """Number that FSDP2 divides gradients by; 0 for its own mean."""
+    reshard_after_forward: bool = True
+    schedule: str = "1F1B"
+    """A schedule of torch.distributed.pipelining, by its name there."""
+
+
+class Attention(nn.Module):
+    """Causal attention over the heads of this rank, with a norm of each head's query and key."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(HIDDEN, HIDDEN, bias=False) for _ in range(4))
+        self.q_norm, self.k_norm = nn.RMSNorm(HEAD, eps=1e-6), nn.RMSNorm(HEAD, eps=1e-6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (part.view(*part.shape[:2], -1, HEAD) for part in (self.q(x), self.k(x), self.v(x)))
+        q, k, v = (part.transpose(1, 2) for part in (self.q_norm(q), self.k_norm(k), v))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        output: torch.Tensor = self.o(mixed.transpose(1, 2).flatten(2))
+        return output
+
+
+class DecoderBlock(nn.Module):
+    """Attention and an MLP, each after a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention_norm, self.mlp_norm = nn.RMSNorm(HIDDEN), nn.RMSNorm(HIDDEN)
+        self.attention = Attention()
+        self.up, self.down = nn.Linear(HIDDEN, 4 * HIDDEN), nn.Linear(4 * HIDDEN, HIDDEN)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x))
+        return x + self.down(F.gelu(self.up(self.mlp_norm(x))))
+
+
+class Decoder(nn.Module):
+    """Embedding, blocks, norm and head; a pipeline stage has some of them."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.embed: nn.Module | None = nn.Embedding(WORDS, HIDDEN)
+        self.layers = nn.ModuleDict({str(number): DecoderBlock() for number in range(LAYERS)})
+        self.norm: nn.Module | None = nn.RMSNorm(HIDDEN)
+        self.head: nn.Module | None = nn.Linear(HIDDEN, WORDS, bias=False)
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x) if self.embed else x
+        for layer in self.layers.values():
+            x = layer(x)
+        return self.head(self.norm(x)) if self.norm and self.head else x
+
+
+def training(texts: Mapping[str, str], seed: int, microbatches: int) -> HeldTraining:
+    """The small model with the fields. Raises BadInput for a field that there is not."""
+    for name in texts:
+        if name not in Fields.model_fields:
+            close = difflib.get_close_matches(name, Fields.model_fields, 1)
+            raise BadInput(f"torch has no field {name!r} here" + f"; the nearest is {close[0]}" * bool(close))
+    fields = parse_config(dict(texts), Fields, "--with")
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(WORDS, (ROWS, LENGTH + 1), generator=generator)
+    batch = {"tokens": tokens[:, :-1], "labels": tokens[:, 1:]}
+    kind = TYPES.get(fields.reduce_dtype or "float64")
+    if kind is None:
+        raise BadInput(f"reduce_dtype={fields.reduce_dtype}: torch has no such type")
+    build = Builder(fields, seed, microbatches, batch)
+    rounding = max(EXACT, ROUNDINGS * torch.finfo(kind).eps)
+    return HeldTraining(build, batch, token_loss, microbatches, in_double=False, tolerance=rounding)
+
+
+def token_loss(model: nn.Module, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Mean loss of the rows' tokens."""
+    return cross_entropy(model(rows["tokens"]), rows["labels"])
+
+
+def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Mean of the tokens' losses, of logits [b, s, v]."""
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+@dataclass(frozen=True)
+class Builder:
+    """Builds the model for a layout."""
+
+    fields: Fields
+    seed: int
+    microbatches: int
+    batch: Mapping[str, torch.Tensor]
+
+    def __call__(self, layout: ParityLayout) -> Program:
+        """Build this rank. Raises BadInput for a layout that these blocks do not have."""
+        if layout.cp * layout.ep > 1 or layout.shard_optimizer or layout.pp > 1 != layout.world_size // layout.pp > 1:
+            raise BadInput("torch's blocks are run with tp, sp, fsdp and dp, or with pp alone")
+        torch.manual_seed(self.seed)
+        model = Decoder(self.fields.tied)
+        if layout.pp > 1:
+            return self.pipelined(model, layout)
+        if layout != SERIAL:
+            sizes = (layout.dp, layout.fsdp, layout.tp)
+            mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("dp", "fsdp", "tp"))
+            if layout.tp > 1:
+                self.divide(model, mesh["tp"], layout.sequence_parallel)
+            if layout.dp * layout.fsdp > 1:
+                self.shard(model, mesh["dp", "fsdp"] if layout.dp > 1 else mesh["fsdp"])
+
+        return Program(model, clip=self.clip_of(dict(model.named_parameters())))
+
+    def clip_of(self, own: Mapping[str, nn.Parameter], stages: bool = False) -> Callable[[], torch.Tensor] | None:
+        """Clips by torch's functions: the norm of each mesh's parameters, which it refuses to take at once."""
+        if not self.fields.clip:
+            return None
+
+        def clip() -> torch.Tensor:
+            groups: dict[Any, list[nn.Parameter]] = {}
+            for parameter in own.values():
+                if parameter.grad is not None:
+                    groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+            squares = torch.zeros(())
+            for parameters in groups.values():
+                norm = nn.utils.get_total_norm(
+                    [each.grad for each in parameters if each.grad is not None], foreach=False
+                )
+                squares += whole_of(norm).square()
+            if stages:
+                dist.all_reduce(squares)
+            for parameters in groups.values():
+                nn.utils.clip_grads_with_norm_(parameters, self.fields.clip, squares.sqrt(), foreach=False)
+            return squares.sqrt()
+
+        return clip
+
+    def divide(self, model: Decoder, mesh: Any, sequence_parallel: bool) -> None:
+        """Divide layers as torchtitan does; every parameter becomes a DTensor."""
+        stream = Shard(1) if sequence_parallel else Replicate()
+        plan: dict[str, Any] = {
+            "embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=stream),
+            "head": ColwiseParallel(input_layouts=stream, output_layouts=Replicate()),
+        }
+        if self.fields.tied:
+            raise BadInput("the plan does not divide an embedding that is the head")
+        if sequence_parallel:
+            plan["norm"] = SequenceParallel()
+        for name in model.layers:
+            heads = SequenceParallel(sequence_dim=2, use_local_output=True)
+            layer = {
+                "attention.q": ColwiseParallel(), "attention.k": ColwiseParallel(), "attention.v": ColwiseParallel(),
+                "attention.q_norm": heads, "attention.k_norm": heads, "up": ColwiseParallel(),
+                "attention.o": RowwiseParallel(output_layouts=stream), "down": RowwiseParallel(output_layouts=stream),
+            }  # fmt: skip
+            if sequence_parallel:
+                layer |= {
+                    "attention_norm": SequenceParallel(), "mlp_norm": SequenceParallel(),
+                    "attention": PrepareModuleInput(input_layouts=(stream,), desired_input_layouts=(Replicate(),)),
+                    "up": ColwiseParallel(input_layouts=stream),
+                }  # fmt: skip
+            plan |= {f"layers.{name}.{part}": style for part, style in layer.items()}
+        parallelize_module(model, mesh, plan)
+
+    def shard(self, model: Decoder, mesh: Any) -> None:
+        """Divide parameters over the data-parallel ranks with FSDP2."""
+        kind = TYPES.get(self.fields.reduce_dtype)
+        more = {"mp_policy": MixedPrecisionPolicy(reduce_dtype=kind), "mesh": mesh}
+        for layer in (*model.layers.values(), model):
+            fully_shard(layer, reshard_after_forward=self.fields.reshard_after_forward, **more)
+        for module in model.modules():
+            if self.fields.gradient_divide_factor and isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(self.fields.gradient_divide_factor)
+
+    def pipelined(self, model: Decoder, layout: ParityLayout) -> Program:
+        """Stages of torch.distributed.pipelining, over which microbatches go."""
+        rank, count = dist.get_rank(), max(self.microbatches, 2 * layout.pp)
+        schedule: Any = get_schedule_class(self.fields.schedule)
+        each = 1 if issubclass(schedule, PipelineScheduleSingle) else 2
+        numbers = [rank + layout.pp * turn for turn in range(each)]
+        if self.fields.schedule in ("ZBVZeroBubble", "DualPipeV"):  # there and back again
+            numbers = [rank, 2 * layout.pp - 1 - rank]
+        of, device = layout.pp * each, torch.device("cpu")
+        stages = [PipelineStage(self.stage(model, number, of), number, of, device) for number in numbers]
+        held = nn.Module()
+        held.own = nn.ModuleList([stage.submod for stage in stages])
+        run = schedule(stages if not issubclass(schedule, PipelineScheduleSingle) else stages[0], count, cross_entropy)
+        last = any(stage.is_last for stage in stages)
+        first = any(stage.is_first for stage in stages)
+
+        def gradient() -> float:
+            losses: list[torch.Tensor] = []
+            held.zero_grad()
+            inputs = (self.batch["tokens"],) if first else ()
+            run.step(*inputs, **({"target": self.batch["labels"], "losses": losses} if last else {}))
+            total = torch.stack(losses).mean() if last else torch.zeros(())
+            dist.all_reduce(total)
+            return total.item()
+
+        own = {name.partition(".")[2].partition(".")[2]: each for name, each in held.named_parameters()}
+        return Program(held, gradient, named=own, clip=self.clip_of(own, stages=True))
+
+    def stage(self, model: Decoder, number: int, of: int) -> Decoder:
+        """Parts of the model that one of `of` stages has."""
+        part = Decoder(False)
+        per = LAYERS // of
+        part.embed = model.embed if number == 0 else None
+        part.norm, part.head = (model.norm, model.head) if number == of - 1 else (None, None)
+        part.layers = nn.ModuleDict({str(k): model.layers[str(k)] for k in range(number * per, (number + 1) * per)})
+        return part

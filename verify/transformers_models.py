@@ -1,0 +1,138 @@
+"""A causal model of transformers, made small, on its own DistributedConfig, for `mlm-verify layouts transformers`."""
+
+import ast
+import difflib
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from mlm_repro.lineage.errors import BadInput
+from mlm_repro.lineage.extras import import_extra
+from mlm_repro.verify.parity import SERIAL, ParityLayout
+from mlm_repro.verify.programs import HeldTraining
+
+SMALL = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64, "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16, "n_routed_experts": 4, "num_experts": 4, "num_local_experts": 4,
+    "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "kv_lora_rank": 8,
+    "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8, "sliding_window": 6,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 64, "num_kv_shared_layers": 0, "n_embd": 32, "n_layer": 2, "n_head": 4,
+    "n_positions": 64, "d_model": 32, "ffn_hidden_size": 64, "query_pre_attn_scalar": 8,
+}  # fmt: skip
+"""Sizes that a configuration takes where it has them."""
+ROWS, LENGTH = 8, 12
+
+
+@contextmanager
+def training(texts: Mapping[str, str], seed: int, microbatches: int) -> Iterator[HeldTraining]:
+    """A small model of `model_type`, saved with its own initial values, which each rank loads for its layout.
+
+    Raises BadInput for an architecture, or a field of its configuration, that transformers does not have.
+    """
+    transformers, _, _ = (
+        import_extra(name, "bench")  # once, before ranks are forked
+        for name in ("transformers", "transformers.distributed", "torch.distributed.tensor.parallel")
+    )
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    config = configured(transformers, texts)
+    with tempfile.TemporaryDirectory() as folder:
+        torch.manual_seed(seed)
+        try:
+            model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float64)
+            model.save_pretrained(folder)
+        except Exception as error:
+            raise BadInput(f"transformers builds no {config.model_type}: {type(error).__name__}: {error}") from error
+        yield HeldTraining(Loaded(Path(folder)), batch_of(seed), token_loss, microbatches)
+
+
+def configured(transformers: Any, texts: Mapping[str, str]) -> Any:
+    """The configuration of a small model. Raises BadInput for a name that transformers does not have."""
+    kind, sizes = sizes_of(transformers, texts)
+    try:
+        return type(transformers.CONFIG_MAPPING[kind]().get_text_config())(**sizes)
+    except Exception as error:
+        raise BadInput(f"{kind} cannot be made small: {type(error).__name__}: {error}".splitlines()[0]) from error
+
+
+def sizes_of(transformers: Any, texts: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
+    """Name of the architecture, and what its configuration is given."""
+    fields = dict(texts)
+    kind = fields.pop("model_type", "qwen3")
+    causal = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if kind not in causal:
+        close = difflib.get_close_matches(kind, causal, 1)
+        raise BadInput(f"transformers has no causal model_type {kind!r}" + f"; the nearest is {close[0]}" * bool(close))
+    config = transformers.CONFIG_MAPPING[kind]().get_text_config()
+    known = config.to_dict()
+    sizes: dict[str, Any] = {name: value for name, value in SMALL.items() if known.get(name) is not None}
+    if "qk_rope_head_dim" in sizes:
+        sizes.pop("head_dim", None)
+        sizes |= {"head_dim": SMALL["qk_rope_head_dim"]} if "head_dim" in known else {}
+    sizes |= {name: 0.0 for name in known if name.endswith(("dropout", "pdrop")) and known[name]}
+    for name in ("layer_types", "mlp_layer_types", "no_rope_layers"):
+        if isinstance(known.get(name), list):
+            sizes[name] = [*dict.fromkeys(known[name]), *known[name]][:2]
+    for name, text in fields.items():
+        if not hasattr(config, name):
+            close = difflib.get_close_matches(name, known, 1)
+            raise BadInput(f"{kind} has no field {name!r}" + f"; the nearest is {close[0]}" * bool(close))
+        try:
+            sizes[name] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            sizes[name] = text
+    return kind, sizes
+
+
+class Loaded:
+    """Builds the model that a folder has, for a layout."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, layout: ParityLayout) -> torch.nn.Module:
+        """Load this rank's part. Raises BadInput for a layout that transformers has no word for."""
+        transformers = import_extra("transformers", "bench")
+        more: dict[str, Any] = {"attn_implementation": "eager", "experts_implementation": "eager"}  # in float64
+        if layout != SERIAL:
+            more["distributed_config"] = transformers.distributed.DistributedConfig(**axes_of(layout))
+        model: torch.nn.Module = transformers.AutoModelForCausalLM.from_pretrained(
+            self.folder, dtype=torch.float64, **more
+        )
+        return model.train()
+
+
+def axes_of(layout: ParityLayout) -> dict[str, int]:
+    """The layout as transformers' DistributedConfig takes it. Raises BadInput if it has no word for it."""
+    if layout.pp * layout.cp > 1 or layout.sequence_parallel or layout.shard_optimizer:
+        raise BadInput("transformers is run with tp, ep, fsdp and dp (copies of what fsdp divides)")
+    if layout.ep > 1 and layout.fsdp == 1:
+        return {"tp_size": layout.tp, "fsdp_size": layout.dp, "ep_size": layout.ep}
+    return {"tp_size": layout.tp, "fsdp_size": layout.fsdp, "ep_size": layout.ep, "dp_replicate_size": layout.dp}
+
+
+def batch_of(seed: int) -> dict[str, torch.Tensor]:
+    """Rows of unequal length, with labels that do not count and words that do not occur."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(3, SMALL["vocab_size"] * 7 // 8, (ROWS, LENGTH), generator=generator)
+    lengths = torch.randint(LENGTH // 2, LENGTH + 1, (ROWS, 1), generator=generator)
+    attended = torch.arange(LENGTH) < lengths
+    prompt = torch.arange(LENGTH) < torch.randint(0, 4, (ROWS, 1), generator=generator)
+    labels = tokens.masked_fill(~attended | prompt, -100)
+    return {"input_ids": tokens.masked_fill(~attended, 0), "attention_mask": attended.long(), "labels": labels,
+            "counted": (labels[:, 1:] >= 0).sum().expand(ROWS)}  # fmt: skip
+
+
+def token_loss(model: torch.nn.Module, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Sum of the tokens' losses over the mean number of tokens that so many rows have in the whole batch."""
+    logits = model(input_ids=rows["input_ids"], attention_mask=rows["attention_mask"], use_cache=False).logits
+    labels = rows["labels"][:, 1:].flatten()
+    total = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels, ignore_index=-100, reduction="sum")
+    return total * ROWS / (len(labels) // (LENGTH - 1)) / rows["counted"][0]
