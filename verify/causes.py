@@ -37,6 +37,8 @@ class LayoutFinding(Config):
     def __str__(self) -> str:
         if self.probe == "dropout":
             text = f"{self.parameter}: {self.where}"
+        elif self.probe == "initial shards":
+            text = f"{self.parameter} begins with the same bits {self.where}"
         elif self.probe == "planted gradient":
             text = (
                 f"{self.parameter} counts {self.value:.6g} elements, must be {self.expected:.6g} {self.where}".strip()
