@@ -35,7 +35,7 @@ def test_every_block_is_what_its_command_writes() -> None:
 def test_a_changed_number_is_noticed() -> None:
     readme = README.read_text(encoding="utf-8")
     first = re.findall(r"355m twin \(49.6 k\) \d+", results_block(Kept(RESULTS)))[0]
-    for number in (first, "softmax_offset 2", "42.37", "within 1e-10"):
+    for number in (first, "softmax_offset counts 2", "42.37", "within 1e-10"):
         changed = readme.replace(number, number[:-1] + str((int(number[-1]) + 7) % 10), 1)
         assert changed != readme
         assert rewrite(changed) == readme

@@ -260,7 +260,6 @@ def test_an_adapter_is_refused_where_peft_is_missing(
 def test_an_adapter_its_base_and_another_base_have_three_numbers(
     tmp_path: Path, text: Path, evaluated: Evaluated
 ) -> None:
-    pytest.importorskip("peft")
     base = made(tmp_path / "base", "LlamaConfig")
     added = adapter(tmp_path / "adapter", str(base))
     numbers = [evaluated("perplexity", text, "--ckpt", each)["perplexity"] for each in (base, added)]
