@@ -91,6 +91,8 @@ def chance(result: Result, vocab_size: int) -> dict[str, str]:
     """
     text = result.task.removesuffix("-perplexity").replace("-", "_")
     if isinstance(result, ClozeResult):
+        if not result.num_examples:
+            return {}
         nats = result.num_scored_tokens / result.num_examples * log(vocab_size)
         return {f"{text}_accuracy": f"at most {100 / vocab_size:.2g}", f"{text}_log_likelihood": f"{-nats:,.3f}"}
     assert isinstance(result, PerplexityResult)

@@ -15,7 +15,7 @@ from mlm_repro.lineage.records import Record
 from mlm_repro.reports.figures import Layer, draw_perplexity, layers_of
 from mlm_repro.reports.load import Reproduction, load_reproduction
 from mlm_repro.reports.reproduced import by_kind, kept_exhibit, reproduction_exhibits, twins_table
-from mlm_repro.reports.tables import cells_of, comparison_tables
+from mlm_repro.reports.tables import cells_of, chance, comparison_tables
 from tests.architecture.rooms import ROOT
 from tests.reports.reproduction import evaluation, page_text, write_reproduction
 
@@ -164,3 +164,10 @@ def test_damaged_scores_are_a_problem_and_not_an_error(tmp_path: Path) -> None:
     assert "8.3b twin (4.17 M) takes 0.025 bits per byte fewer than 2.5b twin (1.78 M)" in page_text(run)
     (run / "scores.json").write_text('{"models": [{}]}', encoding="utf-8")
     assert "Bits per byte with intervals cannot be shown" in page_text(run)
+
+
+def test_a_text_without_a_passage_has_no_chance_level() -> None:
+    empty = ClozeResult.model_construct(task="lambada", num_examples=0, num_scored_tokens=0)
+    assert chance(empty, 300) == {}
+    four = ClozeResult.model_construct(task="lambada", num_examples=4, num_scored_tokens=6)
+    assert chance(four, 300) == {"lambada_accuracy": "at most 0.33", "lambada_log_likelihood": "-8.556"}
