@@ -38,7 +38,7 @@ def command_page(name: str, command: Any) -> str:
     """A section for each verb, with its `--help`: usage, arguments, options and their defaults."""
     parts = [
         f"# {name}",
-        f"*For who types `{name}`.*",
+        f"*For whoever types `{name}`.*",
         cell(command.help),
         "[Exit codes](../exit-codes.md) are common to all commands.",
     ]

@@ -23,11 +23,12 @@ from tests.verify.sweep import table
 
 HEAD = """# Findings
 
-*For who trains with transformers, torch or Megatron-Core in parallel: what was seen to differ from a serial run.*
+*For whoever trains with transformers, torch or Megatron-Core in parallel: what was seen to differ from a serial run.*
 
 `python -m tests.verify.findings SWEEP.jsonl … > docs/findings.md` looks for each finding again in the installed
-releases, runs its program and writes this page; `python -m tests.verify.sweep transformers FILE` makes a sweep. Each
-line is what was seen in one release with one small model. Whether it is meant so is for its authors to say.
+releases, runs its program and writes this page; `python -m tests.verify.sweep transformers FILE` makes a sweep, which
+goes on where it was stopped, and asks only the architectures that it came to. Each line is what was seen in one release
+with one small model. Whether it is meant so is for its authors to say.
 """
 
 
