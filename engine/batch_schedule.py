@@ -59,6 +59,10 @@ class BatchSchedule:
         phase = self._phase(iteration)
         return phase.sample + (iteration - phase.iteration) * phase.batch_size
 
+    def whole_iterations(self, samples: float) -> int:
+        """Number of iterations that so many samples are enough for; a last batch that is not whole is left out."""
+        return bisect_right(range(int(samples) + 1), samples, key=self.samples_before) - 1
+
     def _phase(self, iteration: int) -> _Phase:
         return self._phases[max(bisect_right(self._phases, iteration, key=lambda phase: phase.iteration) - 1, 0)]
 

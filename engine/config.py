@@ -2,7 +2,6 @@
 
 import math
 import re
-from bisect import bisect_right
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -500,12 +499,13 @@ class RunConfig(Config):
         others = {key: value for key, value in train.items() if key not in lengths}
         recipe = {key: others[key] for key in ("global_batch_size", "microbatch_size", "rampup_batch_size")
                   if key in others}  # fmt: skip
-        schedule, batch = BatchSchedule(TrainConfig(**recipe)), recipe.get("global_batch_size", 512)
-        tokens = values.get("model", {}).get("seq_length", 1024)
+        batches = TrainConfig(**recipe)
+        schedule, batch = BatchSchedule(batches), batches.global_batch_size
+        tokens = values.get("model", {}).get("seq_length", ModelConfig.model_fields["seq_length"].default)
         for key, match in lengths.items():
             samples = float(match[1]) / (tokens if match[2] == "tokens" else 1)
             if key == "iterations":
-                others[key] = bisect_right(range(int(samples) + 1), samples, key=schedule.samples_before) - 1
+                others[key] = schedule.whole_iterations(samples)
             elif key.endswith("_interval"):
                 others[key] = max(round(samples / batch), 1)
             else:

@@ -7,7 +7,6 @@ v1.0, v2.6 and 2026.
 import math
 import re
 import shlex
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -179,7 +178,7 @@ def _count_in_batches(given: _Given) -> dict[str, Any]:
     total = given.number(f"train-{unit}") / size
     if in_samples:  # the last batch, if it is not whole, is left out
         samples = int(total * batch)
-        flags["train-iters"] = [str(bisect_right(range(samples + 1), samples, key=batches.samples_before) - 1)]
+        flags["train-iters"] = [str(batches.whole_iterations(samples))]
         reached = batches.samples_before(int(flags["train-iters"][0])) / batch
     else:
         reached = total

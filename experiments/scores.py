@@ -68,10 +68,16 @@ def compared(text: str, smaller: int, larger: int, scores: Sequence[Sequence[Tex
     )  # fmt: skip
 
 
+def paired_reach(differences: Sequence[float], level: float) -> float:
+    """Half the width of the t interval of the mean of paired differences, of which there are two at least."""
+    count = len(differences)
+    return float(stdtrit(count - 1, (1 + level) / 2) * np.std(differences, ddof=1) / math.sqrt(count))
+
+
 def found(effect: Effect, level: float, differences: Sequence[float], about: dict[str, Any]) -> Finding:
     """The paired t interval of a difference for each seed, and its verdict on the claim."""
     count, mean = len(differences), float(np.mean(differences))
-    reach = float(stdtrit(count - 1, (1 + level) / 2) * np.std(differences, ddof=1) / math.sqrt(count))
+    reach = paired_reach(differences, level)
     mean, low, high = (float(f"{number:.6g}") for number in (mean, mean - reach, mean + reach))
     outcome = outcome_of(effect, low, high)
     when = "" if effect.share == 1 else f" after {effect.share:.0%} of the tokens"

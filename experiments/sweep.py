@@ -5,17 +5,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-
-import numpy as np
-from scipy.special import stdtrit  # type: ignore[import-untyped]
+from statistics import fmean
 
 from mlm_repro.engine.run.files import read_summary
 from mlm_repro.engine.run.resolved import read_run
 from mlm_repro.experiments.reproduce.steps import StepFailed, run_step
+from mlm_repro.experiments.scores import LEVEL, paired_reach
 from mlm_repro.lineage.errors import BadInput, Diverged
 
 SEED = "train.seed"
-LEVEL = 0.95
 
 
 @dataclass(frozen=True)
@@ -58,9 +56,10 @@ def sweep(
     trainings = [(words, read_run(recipe, [*fixed, *words])) for words in combinations(vary)]
     for _, run in trainings:
         run.check_validation()
+    places = {words: run.directory(runs) for words, run in trainings}
     diverged = set[tuple[str, ...]]()
-    for words, run in trainings[part[0] - 1 :: part[1]]:
-        if not run.directory(runs).is_complete:
+    for words, place in [*places.items()][part[0] - 1 :: part[1]]:
+        if not place.is_complete:
             try:
                 settings = [word for each in (*fixed, *words) for word in ("--set", each)]
                 run_step("mlm-train", "run", recipe, *settings, "--runs", str(runs))
@@ -69,13 +68,13 @@ def sweep(
                     raise
                 diverged.add(words)
     swept: dict[tuple[str, ...], dict[str, float | None]] = {}
-    for words, run in trainings:
+    for words, place in places.items():
         seed = next((word for word in words if word.startswith(f"{SEED}=")), "")
         losses = swept.setdefault(tuple(word for word in words if word != seed), {})
         if words in diverged:
             losses[seed] = None
-        elif (directory := run.directory(runs)).is_complete:
-            losses[seed] = read_summary(directory.path).validation_loss
+        elif place.is_complete:
+            losses[seed] = read_summary(place.path).validation_loss
     return sorted((SweptRecipe(settings, losses) for settings, losses in swept.items()), key=lambda each: each.mean)
 
 
@@ -89,11 +88,15 @@ def format_swept(swept: Sequence[SweptRecipe]) -> Iterator[str]:
             yield f"{words}: {'diverged' if each.losses else 'not trained yet'}"
             continue
         line = f"{words}: validation loss {each.mean:.4f} over {len(losses)} seed{'s' * (len(losses) > 1)}"
-        shared = [seed for seed in each.losses if best.losses.get(seed) is not None] if each is not best else []
-        apart = np.array([each.losses[seed] - best.losses[seed] for seed in shared])  # type: ignore[operator]
+        others = {} if each is best else best.losses
+        apart = [
+            loss - other
+            for seed, loss in each.losses.items()
+            if loss is not None and (other := others.get(seed)) is not None
+        ]
         if len(apart) > 1:
-            reach = stdtrit(len(apart) - 1, (1 + LEVEL) / 2) * np.std(apart, ddof=1) / math.sqrt(len(apart))
-            line += f", {apart.mean():+.4f} ± {reach:.4f} beside the best ({LEVEL:.0%}, paired seeds)"
-        elif len(apart):
+            beside = f"{fmean(apart):+.4f} ± {paired_reach(apart, LEVEL):.4f} beside the best"
+            line += f", {beside} ({LEVEL:.0%}, paired seeds)"
+        elif apart:
             line += f", {apart[0]:+.4f} beside the best: give several seeds for an interval"
         yield line

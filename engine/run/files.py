@@ -160,9 +160,9 @@ def validations_in(metrics: Iterable[dict[str, Any]]) -> list[Validation]:
 def describe_end(run: Path) -> str:
     """Lines for the console on a complete training: its losses, its rate, its checkpoint, and commands to type next."""
     summary, metrics = read_summary(run), read_metrics(run)
-    steps, validations = steps_in(metrics), validations_in(metrics)
-    count = max(len(steps) // 20, 1)
-    last, best = steps[-count:], min(validations, key=attrgetter("loss"))
+    trained, validations = [line for line in metrics if line["kind"] == "train"], validations_in(metrics)
+    count = max(len(trained) // 20, 1)
+    last, best = steps_in(trained[-count:]), min(validations, key=attrgetter("loss"))
     over = f"mean of the last {count} iterations" if count > 1 else "last iteration"
     return "\n".join([
         f"trained: loss {sum(step.loss for step in last) / count:.4f} ({over}); validation loss "
