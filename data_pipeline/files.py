@@ -221,6 +221,16 @@ class DatasetFile(FileSchema):
     sha256: str
 
 
+class PackageText(FileSchema):
+    """The share of an installed package's documentation in a dataset."""
+
+    version: str
+    documents: int
+    bytes: int
+    sha256: str
+    """Digest of ids and texts, in order of id."""
+
+
 class DataCard(FileSchema, frozen=False):
     """dataset.json: what a dataset is and how it was made.
 
@@ -243,6 +253,8 @@ class DataCard(FileSchema, frozen=False):
     settings: dict[str, dict[str, Any]] = Field(default_factory=dict)
     language: dict[str, str | int] = Field(default_factory=dict)
     near_duplicates: NearDuplicates | None = None
+    packages: dict[str, PackageText] = Field(default_factory=dict)
+    """The remaining text of each package's documentation, Python's among them, where `installed-docs` is a source."""
 
 
 def dataset_digest(directory: Path) -> str:

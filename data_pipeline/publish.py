@@ -18,6 +18,7 @@ from mlm_repro.data_pipeline.files import (
     DataCard,
     DatasetFile,
     Ledger,
+    PackageText,
     Split,
     TokenizerFacts,
 )
@@ -32,6 +33,7 @@ from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_siz
 from mlm_repro.data_pipeline.work.tasks import MARKER, Counts, Settings
 from mlm_repro.data_pipeline.work.workspace import Job
 from mlm_repro.lineage.atomic import read_json, sync
+from mlm_repro.lineage.digest import sha256_json
 from mlm_repro.lineage.files import write_document
 
 DUPLICATES = "duplicates.jsonl"
@@ -66,6 +68,9 @@ def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
             written |= (here := read_json(joined / f"{number:05d}" / MARKER)["files"])
             files |= {name: joined / f"{number:05d}" / name for name in here}
         card = _describe(pipeline, dict(sorted(written.items())))
+        card.packages = package_texts(
+            [path for name, path in files.items() if name.startswith("documents/")], pipeline.sources.packages
+        )
     else:
         for name, slices in pipeline.splits.items():
             for number, task in enumerate(slices):
@@ -124,6 +129,27 @@ def _describe(pipeline: Pipeline, files: dict[str, Any]) -> DataCard:
     card = data_card(config.name, config.seed, pipeline.ledger, pipeline.tokenizer, config.tokenizer, files)
     more = {"settings": {name: values[name] for name in stages if name in values}}
     return card.model_copy(update=more | {name: facts for name, facts in made_with.items() if facts})
+
+
+def package_texts(lines: list[Path], versions: dict[str, str]) -> dict[str, PackageText]:
+    """The text of each of these packages in files of documents; ids begin with a package and a colon."""
+    texts: dict[str, list[tuple[str, str]]] = {name: [] for name in versions}
+    for path in lines if versions else ():
+        with path.open("rb") as file:
+            for document in map(orjson.loads, file):
+                owner = str(document["id"]).partition(":")[0]
+                if owner in texts:
+                    texts[owner].append((document["id"], document["text"]))
+    return {
+        name: PackageText(
+            version=versions[name],
+            documents=len(own),
+            bytes=sum(len(text.encode()) for _, text in own),
+            sha256=sha256_json(sorted(own)),
+        )
+        for name, own in sorted(texts.items())
+        if own
+    }
 
 
 def data_card(

@@ -18,6 +18,8 @@ from mlm_repro.reports.load import Reproduction
 NAMES: dict[Kind, str] = {"scaled": "scaled twins"}
 """Names of kinds in figures and captions, where that is not the kind's own."""
 VALIDATED = "Points are of a fixed part of the validation text{}; the numbers at the top are of all of it."
+MOST_PACKAGES = 4
+"""Packages with another text that a caption names."""
 
 
 def reproduction_exhibits(reproduction: Reproduction) -> dict[str, Exhibit]:
@@ -143,12 +145,29 @@ def kept_exhibit(own: Reproduction, kept: Reproduction) -> Exhibit:
     texts = [_text(own), _text(kept)]
     text = Table(("text", "source", "documents", "tokens", "SHA-256"),
                  [(name, *facts) for name, facts in zip(("here", "kept"), texts, strict=True)], 2)  # fmt: skip
-    why = "The texts differ, since they are the documentation of what each machine has installed."
     caption = [
         f"The numbers of this run are at most {max(apart, default=0):.1f} % from the means of {seeds} kept seeds.",
-        "Both were trained on the same text, byte for byte." if texts[0][-1] == texts[1][-1] else why,
+        "Both were trained on the same text, byte for byte." if texts[0][-1] == texts[1][-1] else _unlike(own, kept),
     ]
     return Exhibit("kept", "Beside the kept result", caption, table, kept.command("models"), tables=[table, text])
+
+
+def _unlike(own: Reproduction, kept: Reproduction) -> str:
+    """How much of the kept text is in packages whose text is another here, and which packages these are."""
+    mine, theirs = (run.card.packages if run.card else {} for run in (own, kept))
+    if not mine or not theirs:
+        return "The texts differ, since they are the documentation of what each machine has installed."
+    differing = {name: text for name, text in theirs.items() if name not in mine or mine[name].sha256 != text.sha256}
+    share = sum(text.bytes for text in differing.values()) / sum(text.bytes for text in theirs.values())
+    largest = sorted(differing, key=lambda name: -differing[name].bytes)[:MOST_PACKAGES]
+    named = []
+    for name in largest:
+        here, there = mine[name].version if name in mine else "absent", theirs[name].version
+        named.append(f"{name} {here} (kept: {there})" if here != there else f"{name} {there} (a part)")
+    return (
+        f"The texts of {len(theirs) - len(differing)} of {len(theirs)} packages are the same; others hold "
+        f"{100 * share:.0f} % of the kept text: {', '.join(named)}{' and more' if len(differing) > len(named) else ''}."
+    )
 
 
 def _text(reproduction: Reproduction) -> tuple[str, str, str, str]:

@@ -30,7 +30,7 @@ from mlm_repro.data_pipeline.work.workspace import Workspace
 from mlm_repro.lineage.digest import sha256_json
 from mlm_repro.lineage.errors import DataMissing, cause
 
-PACKAGE = "mlm-repro"
+PACKAGE, PYTHON = "mlm-repro", "python"
 TEXT_SUFFIXES = (".md", ".rst", ".txt")
 UNWANTED = re.compile(r"(licen[cs]e|copying|notice|authors|change|history|third)", re.IGNORECASE)
 TEST_FOLDERS = {"test", "tests"}
@@ -70,9 +70,15 @@ class InstalledDocs:
         """Files with words for people, but no legal texts and no lists of changes."""
         return [*_distribution_files(self._distributions), *_standard_library_files()]
 
+    @property
+    def versions(self) -> dict[str, str]:
+        """Version of each distribution that is read, and of Python."""
+        installed = {name: each.version for name, each in sorted(self._distributions.items())}
+        return {**installed, PYTHON: platform.python_version()}
+
     def fingerprint(self) -> str:
         """A digest that changes whenever the documents may."""
-        versions = [f"{name}=={installed.version}" for name, installed in sorted(self._distributions.items())]
+        versions = [f"{name}=={version}" for name, version in self.versions.items() if name != PYTHON]
         return sha256_json({"python": platform.python_version(), "distributions": versions})
 
     def describe(self) -> str:
@@ -147,7 +153,7 @@ def _standard_library_files() -> Iterator[Place]:
         folders[:] = [name for name in folders if name not in SKIPPED_FOLDERS]
         paths += (PurePosixPath((Path(folder) / name).relative_to(root).as_posix()) for name in names)
     for inside in sorted(filter(_is_wanted, paths), key=str):
-        yield "python", str(inside), root / inside
+        yield PYTHON, str(inside), root / inside
 
 
 def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:

@@ -45,6 +45,13 @@ class OpenedSources:
         """Names of the sources."""
         return tuple(source.name for source in self.sources)
 
+    @property
+    def packages(self) -> dict[str, str]:
+        """Version of each installed package whose documentation is read, Python among them."""
+        return {
+            name: v for each in self.sources if isinstance(each, InstalledDocs) for name, v in each.versions.items()
+        }
+
     def fingerprints(self) -> dict[str, str]:
         """Digest of each source."""
         every = enumerate((*self.sources, *self.compared))

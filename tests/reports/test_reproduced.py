@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mlm_repro.data_pipeline.files import PackageText
 from mlm_repro.evaluation.schema import ClozeResult, PerplexityResult, Result
 from mlm_repro.experiments.files import Comparison, ReproductionScores
 from mlm_repro.experiments.scores import order_verdict
@@ -125,6 +126,17 @@ def test_a_result_beside_the_kept_one_says_how_far_and_why() -> None:
     assert other.caption[0].startswith("The numbers of this run are at most 7.0 % from")
     assert other.caption[1].startswith("The texts differ")
     assert [row[-1] for row in other.tables[0].rows] == ["+7.0 %"] * 6
+    text = PackageText(version="3.11.7", documents=3, bytes=100, sha256="a")
+    theirs = {"python": text, "torch": text.model_copy(update={"bytes": 300}), "numpy": text, "scipy": text}
+    mine = theirs | {"python": text.model_copy(update={"version": "3.12.1", "sha256": "b"}),
+                     "torch": text.model_copy(update={"sha256": "c"})}  # fmt: skip
+    del mine["scipy"]
+    there = replace(kept, card=kept.card.model_copy(update={"packages": theirs}))
+    said = kept_exhibit(replace(kept, card=card.model_copy(update={"packages": mine})), there).caption[1]
+    assert said == (
+        "The texts of 1 of 4 packages are the same; others hold 83 % of the kept text: "
+        "torch 3.11.7 (a part), python 3.12.1 (kept: 3.11.7), scipy absent (kept: 3.11.7)."
+    )
     assert [row[-1] for row in other.tables[1].rows] == ["0" * 16, kept.card.files["documents/train.jsonl"].sha256[:16]]
 
 
