@@ -1,7 +1,9 @@
 """The set-up without what it needs: one sentence with the remedy, and the same command goes on."""
 
+import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -21,8 +23,9 @@ def set_up(folder: Path, python: str, programs: dict[str, str], **more: str) -> 
         (folder / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
         (folder / "bin" / name).chmod(0o755)
     environment = (
-        os.environ | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PIP_INDEX_URL": "file:///nowhere"} | more
-    )
+        os.environ | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PIP_INDEX_URL": "file:///nowhere"}
+        | {"XDG_CACHE_HOME": str(folder / "cache")} | more
+    )  # fmt: skip
     command = ["sh", "install.sh", python, str(folder / "venv"), "cuda"]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
@@ -74,6 +77,65 @@ def test_a_file_under_the_name_of_what_is_needed_is_not_installed(tmp_path: Path
     assert done.returncode == 2
     assert "DO NOT MATCH THE HASHES" in done.stderr
     assert not list(tmp_path.rglob("torch.py"))
+
+
+BACKEND = """
+import zipfile
+def build_editable(folder, *_):
+    with zipfile.ZipFile(folder + "/own-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("own.py", "")
+        wheel.writestr("own-1.dist-info/METADATA", "Metadata-Version: 2.1\\nName: own\\nVersion: 1\\n")
+        wheel.writestr("own-1.dist-info/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel.writestr("own-1.dist-info/RECORD", "")
+    return "own-1-py3-none-any.whl"
+"""
+
+
+def test_a_second_clone_shares_the_files_of_the_first_and_installs_nothing_again(tmp_path: Path) -> None:
+    wheel = tmp_path / "needed-1-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as file:
+        file.writestr("needed.py", "def main(): print(__file__)")
+        file.writestr("needed-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: needed\nVersion: 1\n")
+        file.writestr("needed-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr("needed-1.dist-info/entry_points.txt", "[console_scripts]\nneeded = needed:main\n")
+        file.writestr("needed-1.dist-info/RECORD", "")
+    pin = f"needed==1 --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PIP_NO_INDEX": "1"}
+
+    def clone(name: str, more: str = "") -> tuple[Path, str]:
+        folder = tmp_path / name
+        if not folder.exists():
+            folder.mkdir()
+            shutil.copy(ROOT / "install.sh", folder)
+            (folder / "constraints.txt").write_text(pin)
+            (folder / "backend.py").write_text(BACKEND)
+            (folder / "pyproject.toml").write_text(
+                '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+            )
+        (folder / "constraints-cuda.txt").write_text(pin + more)
+        command = ["sh", "install.sh", sys.executable, ".venv", "cuda"]
+        done = subprocess.run(command, cwd=folder, env=environment | {"PIP_FIND_LINKS": str(tmp_path)},
+                              capture_output=True, text=True, timeout=300, check=True)  # fmt: skip
+        (folder / ".venv" / ".ready").touch()
+        return folder / ".venv", done.stdout
+
+    first, told = clone("first")
+    assert "other packages" in told
+    wheel.rename(tmp_path / "gone")  # nothing can be installed from now on
+    second, told = clone("second")
+    assert "other packages" not in told
+    assert str(tmp_path / "cache") in told
+    for venv in (first, second):
+        run = subprocess.run([venv / "bin" / "needed"], capture_output=True, text=True, check=True)
+        (module,) = venv.glob("lib/*/site-packages/needed.py")
+        assert run.stdout == f"{module}\n"
+        assert not module.stat().st_mode & 0o222  # a clone cannot change another's
+        assert subprocess.run([venv / "bin" / "python", "-c", "import own"], check=False).returncode == 0
+    assert len({next(venv.glob("lib/*/site-packages/needed.py")).stat().st_ino for venv in (first, second)}) == 1
+    (next(second.glob("lib/*/site-packages")) / "users.py").touch()
+    (tmp_path / "gone").rename(wheel)
+    clone("second", "# other pins\n")
+    assert list(second.glob("lib/*/site-packages/users.py"))
 
 
 def test_what_is_fetched_is_named_by_its_digest() -> None:
