@@ -263,8 +263,8 @@ def headlines(verdicts: Sequence[Verdict]) -> list[str]:
     """Sentences on what the counts of claims hide."""
     counts = Counter(verdict.outcome for verdict in verdicts)
     said = [
-        "Confirmed: our number agrees with the sentence's class and printed digits; contradicted: no rounding explains "
-        "the difference; predicted: of all numbers that no fit has seen, those inside our interval.",
+        "Confirmed: our number agrees with the claim, to the printed digits; contradicted: no rounding explains the "
+        "difference; predicted: inside our 90 % interval, of all numbers that no fit has seen.",
         "Facts come first, rows in brackets: rows of one fact hold or fail together.",
         f"{'; '.join(f'{scale}: {meaning}' for scale, meaning in SCALES.items())}.".capitalize(),
     ]

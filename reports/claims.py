@@ -186,7 +186,7 @@ def forecast_of_order(verdicts: Iterable[Verdict]) -> str:
         f"the step to {each.claim.id.rpartition('/')[2]} is {named(each.outcome)}"
         for each in sorted(tried, key=lambda each: each.claim.id)
     )
-    return f"These seeds were not forecast; of others, with a forecast sealed before their training, {told}."
+    return f"In other runs, whose forecast was sealed before they were trained, {told}."
 
 
 def errata_exhibit(claims: Claims) -> Exhibit:

@@ -24,7 +24,6 @@ from mlm_repro.experiments.verdicts import Verdict, headlines, judge, load_resul
 from mlm_repro.lineage.atomic import write_text
 from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.files import read_document
-from mlm_repro.lineage.progress import format_duration
 from mlm_repro.lineage.records import read_records
 from mlm_repro.reports.claims import forecast_of_order
 from mlm_repro.reports.engines import apart, read_engines
@@ -85,8 +84,8 @@ def tiers_block(kept: Kept) -> str:
     twins = make_plan(large, "scaled", False, None).configs
     models = kept.summary.models[: len(twins)]
     is_of_these = [model.trained.hidden_size for model in models] == [twin.model.hidden_size for twin in twins]
-    trained = format_duration(sum(model.train_seconds or 0 for model in models))
-    duration = f"{trained} (training)" if is_of_these else "not timed yet"
+    minutes = sum(model.train_seconds or 0 for model in models) / 60
+    duration = f"{minutes:.0f} minutes of training a seed" if is_of_these else "not timed yet"
     return "\n".join(
         [
             "|hardware|command|duration|expect|",

@@ -93,8 +93,8 @@ class ReproductionSummary(FileSchema):
         if not (sizes := self._sizes):
             return ""
         return (
-            f"The largest model here has {sizes[1]:,} parameters, the paper's {sizes[0]:,}: it can show that text, "
-            "training and tests work and whether larger models end lower, not that published numbers are reached."
+            f"The largest model here has {sizes[1]:,} parameters, the paper's {sizes[0]:,}: it can show whether larger "
+            "models end lower, not that published numbers are reached."
         )
 
     @property

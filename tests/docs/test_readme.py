@@ -81,7 +81,7 @@ def test_what_was_forecast_is_told_apart_from_what_was_not() -> None:
     for outcomes in (("confirmed", "undecided"), ("contradicted", "confirmed")):
         steps = [replace(each, outcome=outcome) for each, outcome in zip((small, large), outcomes, strict=True)]
         said = forecast_of_order([*every_verdict()[:5], *steps])
-        assert said.startswith("These seeds were not forecast")
+        assert said.startswith("In other runs, whose forecast was sealed before they were trained, ")
         assert [f"is {outcome}" in said for outcome in outcomes] == [True, True]
         assert said.index(small.claim.id.rpartition("/")[2]) < said.index(large.claim.id.rpartition("/")[2])
     assert forecast_of_order(every_verdict()[:5]) == ""
