@@ -317,14 +317,6 @@ def to_megatron_(config: Model, overrides: Overrides = None, twin: Twin = False)
         print(f"warning: Megatron-LM has no {key}", file=sys.stderr)
 
 
-@app.command()
-def diff(first: Model, second: Annotated[Path, typer.Argument(help="Another model or TOML file.")]) -> None:
-    """Print what two configurations do differently."""
-    from mlm_repro.engine.run.resolved import describe_differences, read_run
-
-    print("\n".join(describe_differences(read_run(first), read_run(second))))
-
-
 def _announce_conversion(directory: Path) -> None:
     from mlm_repro.lineage.digest import bytes_below
 
