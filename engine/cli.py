@@ -4,7 +4,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -84,6 +84,7 @@ def _train(run: "ResolvedRun", runs: Path, threads: bool = False) -> None:
             directory.link()
             print(f"already complete: {directory.path}")
             return
+        run = replace(run, begun=directory)  # the ranks take it as it was found here
     from mlm_repro.engine.run.files import describe_end
     from mlm_repro.engine.train import train
 
