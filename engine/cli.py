@@ -84,6 +84,7 @@ def _train(run: "ResolvedRun", runs: Path, threads: bool = False) -> None:
             directory.link()
             print(f"already complete: {directory.path}")
             return
+        run = replace(run, begun=directory)  # the ranks take it as it was found here
     from mlm_repro.engine.run.files import describe_end
     from mlm_repro.engine.train import train
 
@@ -155,26 +156,22 @@ def finetune_(
         Path, typer.Option("--ckpt", help="A BERT's checkpoint or run directory; `import` makes one.")
     ],
     data: Annotated[Path, typer.Option(help="Folder with the task's published files.")],
-    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs; by default the published recipe's.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Examples a step; by default the recipe's.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(min=0, help="Peak; by default the recipe's.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of order, dropout and the new layer.")] = 1234,
-    ensemble: Annotated[int, typer.Option(min=1, help="Trainings, with seeds from --seed on: medians, ensemble.")] = 1,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a value of the published recipe: key=value.")
+    ] = None,
+    ensemble: Annotated[int, typer.Option(min=1, help="Trainings, with seeds from `seed` on: medians, ensemble.")] = 1,
     json: Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")] = None,
 ) -> None:
     """Fine-tune a BERT on MNLI, QQP, SQuAD or RACE and evaluate it on the held-out files."""
     from mlm_repro.engine.finetune.tasks import find_task, read_sets
     from mlm_repro.lineage.chain import resolve_checkpoint
+    from mlm_repro.lineage.config import override_config
 
     check_place("--json", json, '"metrics"')
-    published = find_task(task).recipe
+    recipe = override_config(find_task(task).recipe, overrides or ())
     resolve_checkpoint(checkpoint)
     check_is_there(data, "folder")
     sets = read_sets(task, data)
-    recipe = replace(
-        published, epochs=epochs or published.epochs, batch_size=batch_size or published.batch_size,
-        learning_rate=learning_rate or published.learning_rate, seed=seed,
-    )  # fmt: skip
     from mlm_repro.engine.finetune.train import describe, finetune
 
     result = finetune(task, checkpoint, sets, recipe, ensemble)
@@ -315,14 +312,6 @@ def to_megatron_(config: Model, overrides: Overrides = None, twin: Twin = False)
     print(shlex.join(line.words))
     for key in line.missing:
         print(f"warning: Megatron-LM has no {key}", file=sys.stderr)
-
-
-@app.command()
-def diff(first: Model, second: Annotated[Path, typer.Argument(help="Another model or TOML file.")]) -> None:
-    """Print what two configurations do differently."""
-    from mlm_repro.engine.run.resolved import describe_differences, read_run
-
-    print("\n".join(describe_differences(read_run(first), read_run(second))))
 
 
 def _announce_conversion(directory: Path) -> None:

@@ -60,13 +60,12 @@ class Trainer:
         """Estimate of an iteration's time; a sequence of validation takes a third of one of training."""
         self.validations: list[Validation] = []
         """Validations so far, on the first rank."""
-        self.is_prepared = self.stop_requested = False
+        self.stop_requested = False
 
     def prepare(self) -> None:
         """Rehearse an iteration, which changes nothing, and load what the run goes on from. Every rank calls it."""
         self._rehearse()  # first, because a rehearsed update clears the moments that are loaded next
         self._resume()
-        self.is_prepared = True
 
     def _rehearse(self) -> None:
         parallel = self.config.parallel
@@ -97,12 +96,10 @@ class Trainer:
         self.recent.seen.extend(self.state.recent)
 
     def run_to_end(self, loggers: dict[str, Start] | None = None, until: int | None = None) -> None:
-        """Run the iterations that are left, then validate, write the summary and seal the run.
+        """After `prepare`: run the iterations that are left, then validate, write the summary and seal the run.
 
         Raises Interrupted, with a checkpoint written, when it is stopped by a signal or after iteration `until`.
         """
-        if not self.is_prepared:
-            self.prepare()
         train, first = self.config.train, self.state.iteration
         begun = time.monotonic() - self.state.seconds
         name, every = self.config.name, self.config.record.log_interval

@@ -5,8 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mlm_repro.engine.formats.convert import export_checkpoint, import_checkpoint, read_published, write_card
-from mlm_repro.engine.formats.huggingface import FOLDER
-from mlm_repro.engine.formats.model_shards import WRITTEN, merge_model, shard_model
+from mlm_repro.engine.formats.model_shards import merge_model, shard_model
 from mlm_repro.engine.inference import load_for_inference
 from mlm_repro.engine.megatron_flags import from_megatron, script_or_arguments
 from mlm_repro.evaluation.models.hub_models import RECORD, Fetched, is_as_fetched
@@ -67,11 +66,11 @@ def read_imported(path: Path) -> object:
 def divided(folder: Path) -> Path:
     exported(folder)
     shard_model(folder / "huggingface", folder / "divided", 1)
-    return folder / "divided" / FOLDER / WRITTEN
+    return folder / "divided" / "model-tp00.safetensors"
 
 
 def merge(path: Path) -> object:
-    checkpoint = path.parent.parent
+    checkpoint = path.parent
     seal(checkpoint)
     out = checkpoint.parent / "merged"
     shutil.rmtree(out, ignore_errors=True)
@@ -105,7 +104,7 @@ READERS = (
     Reader("Hugging Face merges", of_export("merges.txt"), published("huggingface"), 10),
     Reader("imported config", lambda folder: import_checkpoint(exported(folder), folder / "imported") / "config.json",
            read_imported, 5),
-    Reader("divided model", divided, merge, 5),
+    Reader("divided model", divided, merge, 5, SAFETENSORS),
     Reader("hub record", fetched, lambda path: is_as_fetched(path.parent, "a/b"), 50),
     Reader("Megatron-LM script", bytes_at("pretrain.sh", SCRIPT),
            lambda path: from_megatron(script_or_arguments([str(path)])), 100),

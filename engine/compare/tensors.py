@@ -104,22 +104,18 @@ def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None =
         raise IntegrityFailure(f"{what} has no shards")
     if len({len(side) for box in boxes for side in box} | {len(whole or boxes[0][0])}) > 1:
         raise IntegrityFailure(f"the shards of {what} have different numbers of dims")
-    try:
-        starts, ends = (np.array([box[side] for box in boxes], np.int64) for side in (0, 1))
-        shape = ends.max(0) if whole is None else np.array(whole, np.int64)
-    except OverflowError as error:
-        raise IntegrityFailure(f"a shard of {what} lies outside every tensor") from error
-    if (starts < 0).any() or (ends < starts).any() or (ends > shape).any():
+    shape = whole or tuple(map(max, zip(*(end for _, end in boxes), strict=True)))
+    if any(not 0 <= low <= high <= size for box in boxes for low, high, size in zip(*box, shape, strict=True)):
         raise IntegrityFailure(f"a shard of {what} lies outside it")
-    for number in range(1, len(boxes)):
-        common = (starts[:number] < ends[number]) & (starts[number] < ends[:number])
-        if (others := common.all(-1)).any():
-            (start, end), (other, its_end) = boxes[others.argmax()], boxes[number]
-            both = f"{[*start]} to {[*end]} and {[*other]} to {[*its_end]}"
-            raise IntegrityFailure(f"shards of {what} overlap: {both}")
-    held, size = int((ends - starts).prod(1).sum()), math.prod(shape.tolist())
-    if held != size:
+    held, size = sum(math.prod(b - a for a, b in zip(*box, strict=True)) for box in boxes), math.prod(shape)
+    if held < size:
         raise IntegrityFailure(f"shards of {what} hold {held} of its {size} elements: some are missing")
+    if len(boxes) > 1:
+        is_held = np.zeros(shape, np.bool_)
+        for start, end in boxes:
+            is_held[tuple(map(slice, start, end))] = True
+        if held > size or not is_held.all():
+            raise IntegrityFailure(f"shards of {what} overlap: they hold {held} elements, and it has {size}")
 
 
 class TensorDifference(NamedTuple):

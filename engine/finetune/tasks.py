@@ -12,8 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import NonNegativeInt, PositiveInt
+
+from mlm_repro.engine.config import NotNegative, Share
 from mlm_repro.lineage.atomic import parse_json, read_bytes
+from mlm_repro.lineage.config import Config
 from mlm_repro.lineage.errors import BadInput, DataMissing, cause
+from mlm_repro.lineage.files import Positive
 
 MNLI_LABELS = ("contradiction", "entailment", "neutral")
 
@@ -121,16 +126,19 @@ def _read(path: Path) -> str:
         raise BadInput(f"{path} cannot be read: {cause(error)}") from error
 
 
-@dataclass(frozen=True)
-class FineTuneRecipe:
+class FineTuneRecipe(Config):
     """Hyper-parameters: AdamW with linear warm-up and linear decay."""
 
-    epochs: int
-    batch_size: int
-    learning_rate: float
-    warmup_share: float = 0.065
-    weight_decay: float = 0.1
-    seed: int = 1234
+    epochs: PositiveInt
+    batch_size: PositiveInt
+    """Examples of a step."""
+    learning_rate: Positive
+    """The peak."""
+    warmup_share: Share = 0.065
+    """Share of the steps in which the rate rises."""
+    weight_decay: NotNegative = 0.1
+    seed: NonNegativeInt = 1234
+    """Seed of order, dropout and the new layer."""
 
 
 @dataclass(frozen=True)
@@ -148,13 +156,15 @@ class FineTuneTask:
 
 MNLI_SETS = {"matched": "dev_matched.tsv", "mismatched": "dev_mismatched.tsv"}
 RACE_SETS = {"middle": "test/middle", "high": "test/high"}
-SQUAD = FineTuneRecipe(2, 32, 3e-5)
+PAIRS = FineTuneRecipe(epochs=5, batch_size=64, learning_rate=5e-5)
+SQUAD = FineTuneRecipe(epochs=2, batch_size=32, learning_rate=3e-5)
+RACE = FineTuneRecipe(epochs=3, batch_size=32, learning_rate=1e-5)
 TASKS = {
-    "mnli": FineTuneTask(3, read_mnli, "train.tsv", MNLI_SETS, FineTuneRecipe(5, 64, 5e-5)),
-    "qqp": FineTuneTask(2, read_qqp, "train.tsv", {"dev": "dev.tsv"}, FineTuneRecipe(5, 64, 5e-5)),
+    "mnli": FineTuneTask(3, read_mnli, "train.tsv", MNLI_SETS, PAIRS),
+    "qqp": FineTuneTask(2, read_qqp, "train.tsv", {"dev": "dev.tsv"}, PAIRS),
     "squad": FineTuneTask(2, read_squad, "train-v1.1.json", {"dev": "dev-v1.1.json"}, SQUAD),
     "squad2": FineTuneTask(2, read_squad, "train-v2.0.json", {"dev": "dev-v2.0.json"}, SQUAD),
-    "race": FineTuneTask(1, read_race, "train", RACE_SETS, FineTuneRecipe(3, 32, 1e-5)),
+    "race": FineTuneTask(1, read_race, "train", RACE_SETS, RACE),
 }
 
 

@@ -9,7 +9,7 @@ Shapes: b sequences, s positions, h hidden, c outputs of the new head.
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -324,7 +324,7 @@ def finetune(
     )
     scores: dict[str, list[Scores]] = {split: [] for split in held_out}
     for number in range(members):
-        tuner = FineTuner(name, checkpoint, replace(recipe, seed=recipe.seed + number))
+        tuner = FineTuner(name, checkpoint, recipe.model_copy(update={"seed": recipe.seed + number}))
         label = f"{name}, seed {tuner.recipe.seed}" if members > 1 else name
         tuner.train(sets["train"], label)
         for split, part in held_out.items():
@@ -336,7 +336,7 @@ def finetune(
         ensemble[split] = tuner.metrics(part, tuner.ensemble(scores[split]))
     sizes = {split: len(part) for split, part in sets.items()}
     return FineTuned(
-        name, checkpoint.name, tuner.digest, asdict(recipe), sizes, medians, time.monotonic() - begun, of_members,
+        name, checkpoint.name, tuner.digest, recipe.model_dump(), sizes, medians, time.monotonic() - begun, of_members,
         ensemble,
     )  # fmt: skip
 

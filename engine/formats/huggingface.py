@@ -11,10 +11,18 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
+from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
 from mlm_repro.engine.checkpoint.shards import reading
 from mlm_repro.engine.config import ModelConfig, TwinScale
-from mlm_repro.engine.formats import Imported, check_tensors, digests, huggingface_bert, huggingface_gpt2, is_tied
+from mlm_repro.engine.formats import (
+    Imported,
+    check_settings,
+    check_tensors,
+    digests,
+    huggingface_bert,
+    huggingface_gpt2,
+    is_tied,
+)
 from mlm_repro.engine.formats.vocabulary import (
     check_vocabulary,
     read_vocabulary,
@@ -123,7 +131,7 @@ def read_huggingface(directory: Path, vocab: Path | None = None, heads: int | No
     kind = str(values.get("model_type", "gpt2"))
     if (theirs := FORMATS.get(kind)) is None:
         raise BadInput(f"{path}: model_type is {kind!r}; this engine runs {' and '.join(FORMATS)}")
-    for key in theirs.SIZES:
+    for key in (*theirs.SIZES.values(), "vocab_size"):
         if type(values.get(key)) is not int:
             raise IntegrityFailure(f"{path}: {key} is {values.get(key)!r}, not a number")
     tensors, files = read_weights(directory, theirs.PREFIX, theirs.BUFFER)
@@ -134,9 +142,9 @@ def read_huggingface(directory: Path, vocab: Path | None = None, heads: int | No
     else:
         tensors = {current_name(name): tensor for name, tensor in tensors.items()}
         companion_files = {f"{FOLDER}/{name}": place for name, place in companions(directory).items()}
-    config = theirs.our_config(values, tokenizer.vocab_size if tokenizer else rows, path)
+    config = our_config(values, kind, tokenizer.vocab_size if tokenizer else rows, path)
     if heads is not None and heads != config.num_heads:
-        raise BadInput(f"{path}: {theirs.SIZES[2]} is {config.num_heads}, but {heads} were given")
+        raise BadInput(f"{path}: {theirs.SIZES['num_heads']} is {config.num_heads}, but {heads} were given")
     stored = config.model_copy(update={"vocab_size": rows, "padded_vocab_size": rows}) if is_gpt2 else config
     ours = our_tensors(tensors, stored, theirs, directory)
     if tokenizer:
@@ -147,6 +155,23 @@ def read_huggingface(directory: Path, vocab: Path | None = None, heads: int | No
     digested = digests([path, *files], directory) | digests(sources, vocab or directory)
     origin = {"format": f"Hugging Face {'GPT-2' if is_gpt2 else 'BERT'}", "files": digested}
     return Imported(name, config, ours, tokenizer, origin, twin, companion_files)
+
+
+def our_config(values: dict[str, Any], kind: str, vocab_size: int, path: Path) -> ModelConfig:
+    """The model that config.json describes. Raises BadInput if a setting makes it another model."""
+    theirs = FORMATS[kind]
+    check_settings(values, theirs.REQUIRED, path)
+    sizes = {name: values[key] for name, key in theirs.SIZES.items()}
+    if (inner := values.get(*theirs.INNER)) not in (None, 4 * sizes["hidden_size"]):
+        four_times = f"four times {theirs.SIZES['hidden_size']} can be imported"
+        raise BadInput(f"{path}: {theirs.INNER[0]} is {inner!r}; {four_times}")
+    ours = sizes | {
+        "family": kind, "vocab_size": vocab_size, "padded_vocab_size": padded_vocab_size(vocab_size),
+        "dropout": values.get(theirs.DROPOUT, 0.1), "init_std": values.get("initializer_range", 0.02),
+    }  # fmt: skip
+    if kind == "bert":
+        ours["bert"] = {"layer_norm_order": "original", "layer_norm_epsilon": values.get("layer_norm_eps", 1e-12)}
+    return parse_config(ours, ModelConfig, str(path))
 
 
 def companions(directory: Path) -> dict[str, Path]:

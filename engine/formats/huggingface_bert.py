@@ -8,21 +8,21 @@ one. Query, key and value are three tensors there and one tensor [n, 3, d] here.
 
 import re
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from mlm_repro.data_pipeline.tokens.tokenizer import padded_vocab_size
 from mlm_repro.engine.compare.recorder import read_names
 from mlm_repro.engine.config import ModelConfig
-from mlm_repro.engine.formats import check_settings
-from mlm_repro.lineage.config import parse_config
-from mlm_repro.lineage.errors import BadInput
 
 NAMES = read_names(str(Path(__file__).with_suffix(".toml")))
 PREFIX = "bert."
-SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "max_position_embeddings", "vocab_size")
-"""Keys of config.json that must be numbers."""
+SIZES = {
+    "num_layers": "num_hidden_layers", "hidden_size": "hidden_size", "num_heads": "num_attention_heads",
+    "seq_length": "max_position_embeddings",
+}  # fmt: skip
+"""Our sizes → keys of config.json."""
+INNER, DROPOUT = ("intermediate_size", 3072), "hidden_dropout_prob"
+"""Key of the width between the products of the MLP, with its default, and key of dropout."""
 BUFFER = re.compile(r"embeddings\.(position_ids|token_type_ids)")
 """Tensors that are not weights."""
 WORDS = "embeddings.word_embeddings.weight"
@@ -66,21 +66,6 @@ def split(name: str, tensor: torch.Tensor, config: ModelConfig) -> list[torch.Te
         parts = tensor.unflatten(0, (config.num_heads, 3, config.head_dim)).unbind(1)
         return [part.flatten(0, 1).contiguous() for part in parts]
     return [tensor[: config.vocab_size].contiguous() if _is_over_vocabulary(name) else tensor]
-
-
-def our_config(values: dict[str, Any], vocab_size: int, path: Path) -> ModelConfig:
-    """The model that a `BertConfig` describes. Raises BadInput if a setting makes it another model."""
-    check_settings(values, REQUIRED, path)
-    if values.get("intermediate_size", 3072) != 4 * values["hidden_size"]:
-        raise BadInput(f"{path}: intermediate_size is not four times hidden_size")
-    ours = {
-        "family": "bert", "num_layers": values["num_hidden_layers"], "hidden_size": values["hidden_size"],
-        "num_heads": values["num_attention_heads"], "seq_length": values["max_position_embeddings"],
-        "vocab_size": vocab_size, "padded_vocab_size": padded_vocab_size(vocab_size),
-        "dropout": values.get("hidden_dropout_prob", 0.1), "init_std": values.get("initializer_range", 0.02),
-        "bert": {"layer_norm_order": "original", "layer_norm_epsilon": values.get("layer_norm_eps", 1e-12)},
-    }  # fmt: skip
-    return parse_config(ours, ModelConfig, str(path))
 
 
 def _is_over_vocabulary(name: str) -> bool:

@@ -6,17 +6,12 @@ Shapes: n heads, d head dim.
 """
 
 import re
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from mlm_repro.data_pipeline.tokens.tokenizer import padded_vocab_size
 from mlm_repro.engine.compare.recorder import read_names
 from mlm_repro.engine.config import ModelConfig
-from mlm_repro.engine.formats import check_settings
-from mlm_repro.lineage.config import parse_config
-from mlm_repro.lineage.errors import BadInput
 
 NAMES = read_names("transformers")
 PREFIX = "transformer."
@@ -26,8 +21,10 @@ TIED = {"lm_head.weight": WORDS}
 """Copy → weight."""
 OPTIONAL = ()
 """Beginnings of the names that a directory may lack."""
-SIZES = ("n_layer", "n_embd", "n_head", "n_positions", "vocab_size")
-"""Keys of config.json that must be numbers."""
+SIZES = {"num_layers": "n_layer", "hidden_size": "n_embd", "num_heads": "n_head", "seq_length": "n_positions"}
+"""Our sizes → keys of config.json."""
+INNER, DROPOUT = ("n_inner", None), "resid_pdrop"
+"""Key of the width between the products of the MLP, with its default, and key of dropout."""
 BUFFER = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
 """Tensors that are not weights: the causal mask, in old files."""
 REQUIRED = {
@@ -58,20 +55,6 @@ def split(name: str, tensor: torch.Tensor, config: ModelConfig) -> list[torch.Te
     """The inverse of `join`."""
     tensor = tensor[: config.vocab_size] if name == OUR_WORDS else tensor
     return [NAMES.in_their_order(name, tensor, config.num_heads).contiguous()]
-
-
-def our_config(values: dict[str, Any], vocab_size: int, path: Path) -> ModelConfig:
-    """The model that a `GPT2Config` describes. Raises BadInput if a setting makes it another model."""
-    check_settings(values, REQUIRED, path)
-    if values.get("n_inner") not in (None, 4 * values["n_embd"]):
-        raise BadInput(f"{path}: n_inner is {values['n_inner']!r}; four times n_embd can be imported")
-    ours = {
-        "num_layers": values["n_layer"], "hidden_size": values["n_embd"], "num_heads": values["n_head"],
-        "seq_length": values["n_positions"], "vocab_size": vocab_size,
-        "padded_vocab_size": padded_vocab_size(vocab_size), "dropout": values.get("resid_pdrop", 0.1),
-        "init_std": values.get("initializer_range", 0.02),
-    }  # fmt: skip
-    return parse_config(ours, ModelConfig, str(path))
 
 
 def their_config(config: ModelConfig) -> dict[str, Any]:

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 from pydantic import TypeAdapter, ValidationError
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from mlm_repro.engine.checkpoint.shards import reading
 from mlm_repro.engine.formats import digests
-from mlm_repro.engine.formats.huggingface import FOLDER, WEIGHT_FILE, companions, current_name, read_weights
+from mlm_repro.engine.formats.huggingface import FOLDER, companions, current_name, read_weights
 from mlm_repro.engine.formats.tensor_plan import (
     DividedBlock,
     Division,
@@ -35,12 +35,12 @@ from mlm_repro.engine.launch.threads import run_threads
 from mlm_repro.engine.parallel.collectives import enter_tensor_parallel, gather_features, leave_tensor_parallel
 from mlm_repro.engine.parallel.layout import Layout
 from mlm_repro.engine.parallel.mesh import Axis
-from mlm_repro.engine.published import CONFIG, INDEX, PLAN
+from mlm_repro.engine.published import CONFIG, INDEX, PLAN, WEIGHTS
 from mlm_repro.lineage.atomic import write_json
 from mlm_repro.lineage.digest import check_seal, seal
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 from mlm_repro.lineage.extras import import_extra
-from mlm_repro.lineage.files import FileSchema, one_line, parse_document, read_object
+from mlm_repro.lineage.files import one_line, read_object
 from mlm_repro.lineage.lock import check_is_there, check_output, new_output
 
 HEADS = frozenset({
@@ -50,19 +50,11 @@ HEADS = frozenset({
 """Names by which models count attention's heads."""
 WIDTHS = frozenset({"inner_dim", "all_head_size", "split_size", "embed_dim", "hidden_size"})
 """Names by which an attention module knows the width of its heads together."""
-WRITTEN = "written.json"
 TOLERANCE = 1e-10
 """Largest difference of a divided model's outputs in float64, in parts of the largest output."""
 NO_BUFFER = re.compile("(?!)")
 Names = Mapping[str, list[str]]
 """Tensor of the files → the model's parameters and buffers that are this tensor."""
-
-
-class WeightFile(FileSchema):
-    """Content of an original weight file, by its name in `WRITTEN`."""
-
-    tensors: list[str]
-    metadata: dict[str, str] | None = None
 
 
 def shard_model(directory: Path, out: Path, tp: int) -> list[str]:
@@ -89,12 +81,8 @@ def shard_model(directory: Path, out: Path, tp: int) -> list[str]:
         write_json(temporary / "origin.json", {"files": digests([directory / CONFIG, *files], directory)})
         (temporary / FOLDER).mkdir()
         for name, path in companions(directory).items():
-            shutil.copyfile(path, temporary / FOLDER / name)
-        written = {}
-        for path in (path for path in files if path.name != INDEX):
-            with safe_open(path, framework="pt") as file:
-                written[path.name] = {"tensors": sorted(file.keys()), "metadata": file.metadata()}
-        write_json(temporary / FOLDER / WRITTEN, written)
+            if name != INDEX:
+                shutil.copyfile(path, temporary / FOLDER / name)
         checked = _check(temporary, model, names, tensors, tp)
         seal(temporary)
     return [*describe_plan(plan, model), checked]
@@ -136,26 +124,23 @@ def load_rank(directory: Path, axis: Axis, seed: int = 0, dtype: torch.dtype | N
 def merge_model(checkpoint: Path, out: Path) -> Path:
     """Write what `shard_model` divided as the Hugging Face directory `out`, and return `out`.
 
-    The files are the original ones, byte for byte. Raises BadInput if `out` exists or cannot be written,
+    Every tensor has the original bits; all are in one file. Raises BadInput if `out` exists or cannot be written,
     IntegrityFailure if the checkpoint is incomplete or changed.
     """
     check_output(out)
     check_seal(checkpoint)
     plan = read_plan(checkpoint)
-    ranks = [load_file(checkpoint / _file(rank)) for rank in range(plan.tp)]
-    names = _names_of(build_model(checkpoint / FOLDER), ranks[0], checkpoint)
-    whole = {name: split.merge([tensors[name] for tensors in ranks]) if (split := _split(plan, names[name])) else tensor
-             for name, tensor in ranks[0].items()}  # fmt: skip
+    with reading(checkpoint):
+        ranks = [load_file(checkpoint / _file(rank)) for rank in range(plan.tp)]
+        names = _names_of(build_model(checkpoint / FOLDER), ranks[0], checkpoint)
+        whole = {}
+        for name in ranks[0]:
+            split, parts = _split(plan, names[name]), [tensors[name] for tensors in ranks]
+            whole[name] = split.merge(parts) if split else parts[0]
     with new_output(out) as temporary:
-        for file, content in read_object(checkpoint / FOLDER / WRITTEN).items():
-            described = parse_document(content, WeightFile, f"{checkpoint / FOLDER / WRITTEN}, {file}")
-            if not WEIGHT_FILE.fullmatch(file) or not whole.keys() >= {*described.tensors}:
-                raise IntegrityFailure(f"{checkpoint / FOLDER / WRITTEN}: {file} is no file of these tensors")
-            chosen = {name: whole[name] for name in described.tensors}
-            save_file(chosen, temporary / file, metadata=described.metadata)
+        save_file(whole, temporary / WEIGHTS, metadata={"format": "pt"})
         for path in (checkpoint / FOLDER).iterdir():
-            if path.name != WRITTEN:
-                shutil.copyfile(path, temporary / path.name)
+            shutil.copyfile(path, temporary / path.name)
     return out
 
 

@@ -41,10 +41,10 @@ CLASSES = (metadata.Metadata, metadata.MetadataIndex, metadata.TensorStorageMeta
            metadata.TensorProperties, metadata._MEM_FORMAT_ENCODING, metadata.BytesStorageMetadata,
            metadata.StorageMeta, filesystem._StorageInfo, torch.serialization._get_layout)  # fmt: skip
 """Classes of the metadata that say where each tensor lies."""
-NUMBERS = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16,
-           torch.int8, torch.uint8, torch.bool)  # fmt: skip
 KNOWN: dict[str, Any] = {f"{each.__module__}.{each.__qualname__}": each for each in CLASSES}
-KNOWN |= {"torch.Size": torch.Size} | {str(each): each for each in NUMBERS}
+KNOWN |= {"torch.Size": torch.Size} | {
+    str(each): each for each in vars(torch).values() if isinstance(each, torch.dtype)
+}
 PLANS = re.compile(r"pathlib\.\w+|torch\.distributed\.checkpoint\.planner\.\w+|megatron\.core\.[\w.]+\.MCore\w+")
 """Other classes of the metadata: plans of the process that wrote it."""
 STACKED = re.compile(r"(.*\blayers)\.([a-z].*)")

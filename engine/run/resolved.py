@@ -1,7 +1,7 @@
 """A run before it is made: its recipe with the vocabulary of its dataset, its layout, and what both cost.
 
-Every command resolves its run once and passes it on: dry run, training, resume, `diff`, `to-megatron`, plans. Imports
-no torch.
+Every command resolves its run once and passes it on: dry run, training, resume, `to-megatron`, plans. Imports no
+torch.
 """
 
 import sys
@@ -25,12 +25,12 @@ from mlm_repro.engine.costs import (
 )
 from mlm_repro.engine.data.dataset import DatasetFacts
 from mlm_repro.engine.family import family_of
-from mlm_repro.engine.optim.schedule import clock, end_of_schedule, learning_rate
+from mlm_repro.engine.optim.schedule import end_of_schedule
 from mlm_repro.engine.parallel.layout import Layout, layout_of, split_layers
 from mlm_repro.engine.pipeline.schedule import check_schedule, ideal_bubble
 from mlm_repro.engine.twin import shrink
 from mlm_repro.lineage.chain import CONFIG, checkpoint_path, iteration_of, resolve_checkpoint
-from mlm_repro.lineage.config import flatten, load_config, override_config, parse_config
+from mlm_repro.lineage.config import load_config, override_config, parse_config
 from mlm_repro.lineage.digest import is_sealed, read_digest, sha256_file, sha256_json
 from mlm_repro.lineage.environment import available_cores, list_gpus
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure, UserError
@@ -48,12 +48,6 @@ PLACES = frozenset({"data", "parallel", "record"})
 """Sections of the configuration that change where a run takes place and what it notes down, not what it computes."""
 FIRST_RELEASE = {"initial_loss_scale": 2.0**32, "decay_iterations": None, "init_from": None, "continues": None}
 """Values of `[train]` that the first release left out of its manifests; its fp16 began at another loss scale."""
-RECORDED = ("validation_", "checkpoint_", "keep_")
-"""Prefixes of the keys of `train` that change what is recorded, not what is computed."""
-MEANINGS = {
-    "model": "another model", "train": "another training", "data": "other data",
-    "parallel": "the same numbers but for rounding", "record": "the same numbers",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -386,32 +380,3 @@ def resolve_begun(directory: RunDirectory, ranks: int | None = None, changed: Se
     if run.data.digest != dataset:
         raise IntegrityFailure(f"the dataset {config.data.dataset} has changed since {path} began; {elsewhere}")
     return replace(run, begun=directory)
-
-
-def describe_differences(first: ResolvedRun, second: ResolvedRun) -> list[str]:
-    """Lines to print: the differing keys under their meaning, then derived quantities."""
-    keys = [flatten(run.config.model_dump(mode="json")) for run in (first, second)]
-    groups: dict[str, list[str]] = {meaning: [] for meaning in MEANINGS.values()}
-    for key in sorted(keys[0].keys() | keys[1].keys()):
-        before, after = (each.get(key) for each in keys)
-        if before != after:
-            section, _, name = key.partition(".")
-            records = name.startswith(RECORDED) or section not in MEANINGS
-            groups[MEANINGS["record" if records else section]].append(f"  {key}: {before} → {after}")
-    lines = [line for meaning, group in groups.items() if group for line in (meaning, *group)]
-    pairs = zip(_quantities(first), _quantities(second), strict=True)
-    follows = [f"  {name}: {a:{form}} → {b:{form}}" for (name, form, a), (_, _, b) in pairs if a != b]
-    return [*lines, *(["what follows", *follows] if follows else [])] or ["nothing differs"]
-
-
-def _quantities(run: ResolvedRun) -> Iterator[tuple[str, str, float]]:
-    model, train = run.config.model, run.config.train
-    yield "parameters", ",", run.parameters
-    yield "tokens trained", ",", run.tokens
-    yield "FLOPs", ".3e", run.flops()
-    yield "tokens of a whole batch", ",", train.global_batch_size * model.seq_length
-    for part in (1, 2, 3, 4):
-        iteration = max(1, train.iterations * part // 4)
-        samples = BatchSchedule(train).samples_before(iteration - 1)
-        rate = learning_rate(train, clock(train, iteration - 1, samples))
-        yield f"learning rate after {part}/4 of the training", ".3e", rate

@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from statistics import median
@@ -135,7 +134,7 @@ def test_the_median_and_the_ensemble_are_those_of_the_members(task: str, checkpo
     recipe = FineTuneRecipe(epochs=2, batch_size=6, learning_rate=5e-3, seed=7)
     sets = read_sets(task, data)
     together = finetune(task, checkpoint, sets, recipe, 3)
-    alone = [finetune(task, checkpoint, sets, replace(recipe, seed=seed)) for seed in (7, 8, 9)]
+    alone = [finetune(task, checkpoint, sets, recipe.model_copy(update={"seed": seed})) for seed in (7, 8, 9)]
     for split, metrics in together.metrics.items():
         assert together.of_members[split] == [one.metrics[split] for one in alone]
         for name, value in metrics.items():
@@ -183,13 +182,15 @@ def test_a_published_bert_is_fine_tuned_with_its_own_tokenizer(tmp_path: Path) -
         assert found.tokens == expected["input_ids"]
         assert found.second_start == expected["token_type_ids"].index(1)
     write_mnli(tmp_path / "mnli", 12)
-    found = finetune("mnli", ours, read_sets("mnli", tmp_path / "mnli"), FineTuneRecipe(1, 12, 1e-3))
+    found = finetune(
+        "mnli", ours, read_sets("mnli", tmp_path / "mnli"), FineTuneRecipe(epochs=1, batch_size=12, learning_rate=1e-3)
+    )
     assert found.examples["train"] == 12
 
 
 def test_the_body_learns_without_its_pre_training_heads(checkpoint: Path, tmp_path: Path) -> None:
     write_mnli(tmp_path / "mnli", 12)
-    tuner = FineTuner("mnli", checkpoint, FineTuneRecipe(1, 12, 1e-2))
+    tuner = FineTuner("mnli", checkpoint, FineTuneRecipe(epochs=1, batch_size=12, learning_rate=1e-2))
     before = load_file(checkpoint / "model-tp00-pp000.safetensors")
     tuner.train(read_mnli(tmp_path / "mnli" / "train.tsv"), "mnli")
     body = dict(tuner.model.body.named_parameters())
@@ -303,7 +304,7 @@ def test_files_that_are_not_there_or_not_right_are_named(checkpoint: Path, tmp_p
 
 def test_the_command(checkpoint: Path, tmp_path: Path) -> None:
     write_mnli(tmp_path / "mnli", 12)
-    arguments = ["finetune", "mnli", "--ckpt", str(checkpoint), "--data", str(tmp_path / "mnli"), "--epochs", "1"]
+    arguments = ["finetune", "mnli", "--ckpt", str(checkpoint), "--data", str(tmp_path / "mnli"), "--set", "epochs=1"]
     done = CliRunner().invoke(app, [*arguments, "--json", str(tmp_path / "out.json")])
     assert done.exit_code == 0, done.output
     assert "matched" in done.output
@@ -311,6 +312,8 @@ def test_the_command(checkpoint: Path, tmp_path: Path) -> None:
     assert several.output.count("median of 2 seeds") == 2
     found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     assert found["recipe"]["epochs"] == 1
+    with pytest.raises(BadInput, match="unknown key 'epoch'"):
+        CliRunner().invoke(app, [*arguments, "--set", "epoch=1"], catch_exceptions=False)
     with pytest.raises(BadInput, match="there is no task 'glue'"):
         CliRunner().invoke(app, ["finetune", "glue", *arguments[2:]], catch_exceptions=False)
     with pytest.raises(BadInput, match="is a gpt2"):

@@ -185,6 +185,7 @@ def drift(layout: Layout, rank: int, name: str, config: Any, root: Path) -> str:
             return ""
 
     trainer.guards.insert(0, Drift())
+    trainer.prepare()
     return refused(trainer.run_to_end)
 
 

@@ -245,21 +245,6 @@ def test_another_family_is_refused() -> None:
         to_megatron(read_run_config("bert-336m"))
 
 
-def test_differences_are_told_by_what_they_mean(tmp_path: Path, command: Command) -> None:
-    other = tmp_path / "other.toml"
-    other.write_text('extends = "experiments/models/355m.toml"\n[model]\nnum_layers = 12\n[train]\nseed = 5\n'
-                     "checkpoint_interval = 7\n[parallel]\npp = 2\n")  # fmt: skip
-    assert command(main, "mlm-train", "diff", "355m", "355m").out == "nothing differs\n"
-    done = command(main, "mlm-train", "diff", "355m", other)
-    assert done.code == 0
-    assert done.out.splitlines()[:8] == [
-        "another model", "  model.num_layers: 24 → 12", "another training", "  train.seed: 1234 → 5",
-        "the same numbers but for rounding", "  parallel.pp: 1 → 2", "the same numbers",
-        "  train.checkpoint_interval: 5000 → 7",
-    ]  # fmt: skip
-    assert "  parameters: 355,788,800 → 204,634,112" in done.out
-
-
 @pytest.mark.parametrize("clock_name", ["updates", "samples"])
 def test_a_growing_batch_is_written_in_samples_as_megatron_takes_it(clock_name: str) -> None:
     """`arguments.py` asserts that a batch that grows comes with --train-samples, and with no length in iterations."""

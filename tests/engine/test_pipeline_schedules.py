@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mlm_repro.engine.cli import format_grid
 from mlm_repro.engine.parallel.layout import split_layers
-from mlm_repro.engine.pipeline.lowering import Message, check_programs, lower
+from mlm_repro.engine.pipeline.lowering import Message, lower
 from mlm_repro.engine.pipeline.schedule import (
     Compute,
     Op,
@@ -19,6 +19,7 @@ from mlm_repro.engine.pipeline.schedule import (
     peaks_in_flight,
 )
 from mlm_repro.lineage.errors import BadInput
+from tests.engine.pipeline_programs import check_programs
 
 CASES = st.one_of(
     st.tuples(st.sampled_from(["gpipe", "1f1b"]), st.integers(1, 8), st.just(1), st.integers(1, 24)),
@@ -46,6 +47,7 @@ def test_every_schedule_is_safe_and_has_the_papers_bubble(case: tuple[ScheduleNa
 @given(st.integers(1, 6), st.integers(1, 3), st.integers(1, 12))
 def test_forward_only_programs_pass_every_chunk_in_turn(pp: int, chunks: int, microbatches: int) -> None:
     lowered = lower(forward_orders(pp, chunks, microbatches), chunks)
+    check_programs(lowered.programs, chunks, microbatches, [Op.FORWARD])
     for program in lowered.programs:
         computed = [i for i in program if isinstance(i, Compute)]
         assert len(computed) == microbatches * chunks
@@ -59,6 +61,21 @@ def test_the_interleaved_order_is_the_papers_figure_4() -> None:
         *[("F", m, 0) for m in range(4)], *[("F", m, 1) for m in range(4)], ("F", 4, 0), ("F", 5, 0), ("F", 6, 0),
         ("B", 0, 1),
     ]  # fmt: skip
+
+
+def test_an_order_that_is_no_schedule_is_refused() -> None:
+    """One that leaves out a pass, makes one twice, or goes back before it went forward, on any rank."""
+    for rank in range(3):
+        for change, sentence in (
+            (lambda order: order.pop(), "leaves out a pass or makes one twice"),
+            (lambda order: order.append(order[0]), "leaves out a pass or makes one twice"),
+            (lambda order: order.__setitem__(0, order[1]), "leaves out a pass or makes one twice"),
+            (lambda order: order.insert(0, order.pop()), "cannot make progress"),
+        ):
+            orders = compute_orders("1f1b", 3, 1, 4)
+            change(orders[rank])
+            with pytest.raises(ValueError, match=sentence):
+                lower(orders, 1)
 
 
 def test_planted_faults_are_found() -> None:

@@ -132,7 +132,7 @@ def test_a_torn_last_line_of_metrics_is_written_again(dataset: Path, uninterrupt
 def test_a_trainer_is_made_without_a_training_step(
     dataset: Path, copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It computes, reads checkpoints and writes from `prepare` on, which `run_to_end` calls unless it was called."""
+    """It computes, reads checkpoints and writes from `prepare` on."""
     shutil.rmtree(copied / "checkpoints" / "iter_0000060")
     (copied / "COMPLETE").unlink()
     files = {path: path.stat().st_mtime_ns for path in copied.rglob("*")}
@@ -143,6 +143,7 @@ def test_a_trainer_is_made_without_a_training_step(
         trainer = Trainer(run, run.begin(copied.parent), serial_mesh())
     assert trainer.state.iteration == 0
     assert {path: path.stat().st_mtime_ns for path in copied.rglob("*")} == files
+    trainer.prepare()
     trainer.run_to_end()
     assert trainer.state.iteration == 60
     assert [line["iteration"] for line in read_metrics(copied) if line["kind"] == "train"] == list(range(1, 61))
@@ -161,6 +162,7 @@ def test_an_infinite_loss_with_a_finite_gradient_updates_nothing(
         return loss(*arguments) + (math.inf if chunk.training else 0.0)
 
     monkeypatch.setattr(chunk, "batch_loss", broken)
+    trainer.prepare()
     with pytest.raises(NotFinite, match="iteration 1: loss inf"):
         trainer.run_to_end()
     after = [parameter.local for parameter in trainer.model.parameters]
