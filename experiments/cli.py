@@ -158,25 +158,6 @@ def plan_(
         print(f"\n{planner.explain(machine, choices[0])}")
 
 
-@app.command()
-def mfu(
-    model: Annotated[str, typer.Argument(help="A shipped model or a TOML file.")],
-    cluster: Annotated[str, typer.Option(help="A shipped cluster, such as h100, or a TOML file.")],
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs that the rate or time is of.")] = 1,
-    batch: Annotated[int | None, typer.Option(min=1, help="Sequences of an iteration; by default the model's.")] = None,
-    tokens_per_second: Annotated[float | None, typer.Option(min=0, help="Tokens per second of all GPUs.")] = None,
-    milliseconds: Annotated[float | None, typer.Option(min=0, help="Milliseconds of an iteration.")] = None,
-    tflops: Annotated[float | None, typer.Option(min=0, help="TFLOP/s per GPU, without recomputation.")] = None,
-) -> None:
-    """Turn tokens/s, ms of an iteration or TFLOP/s into the others, with formula, peak and both counts of attention."""
-    from mlm_repro.experiments.simulator import planner
-    from mlm_repro.experiments.simulator.cluster import load_cluster
-
-    read = planner.read_model(model)
-    sequences = batch or read.template.global_batch
-    print(planner.utilisation(read, load_cluster(cluster), gpus, sequences, tokens_per_second, milliseconds, tflops))
-
-
 @app.command("list")
 def list_(results: Annotated[list[Path] | None, typer.Option(help="Folders of run directories.")] = None) -> None:
     """List every published table and figure with the verdicts on its claims."""

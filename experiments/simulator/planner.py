@@ -1,4 +1,4 @@
-"""Layouts of a model on a cluster, ranked by the simulator; rates of training in every convention. Imports no torch."""
+"""Layouts of a model on a cluster, ranked by the simulator. Imports no torch."""
 
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -6,14 +6,13 @@ from typing import NamedTuple
 
 from mlm_repro.data_pipeline.files import DATASET, DataCard
 from mlm_repro.engine.config import RunConfig
-from mlm_repro.engine.costs import flops_per_token
 from mlm_repro.engine.pipeline.schedule import ideal_bubble
 from mlm_repro.engine.run.resolved import ResolvedRun, read_run
 from mlm_repro.experiments.simulator.cluster import Cluster, machine_of
 from mlm_repro.experiments.simulator.measurements import ITERATIONS_PER_EPOCH, fitted_workloads
 from mlm_repro.experiments.simulator.simulate import Prediction, iteration_parts, simulate
 from mlm_repro.experiments.simulator.workload import NOT_COSTED, NotCosted, Workload, flops_of
-from mlm_repro.lineage.errors import BadInput, HardwareMissing
+from mlm_repro.lineage.errors import HardwareMissing
 from mlm_repro.lineage.files import read_document
 from mlm_repro.lineage.progress import announce
 
@@ -208,55 +207,3 @@ def format_plan(model: PlannedModel, cluster: Cluster, choices: Sequence[Choice]
 
 def _divisors(number: int, most: int) -> list[int]:
     return [n for n in range(1, min(number, most) + 1) if number % n == 0]
-
-
-class Flops(NamedTuple):
-    """Operations of a token's products, forward and backward."""
-
-    parameters: float
-    """6 of each parameter that multiplies."""
-    attention: float
-    """Attention of every position to every other: 12 × layers × hidden × sequence."""
-    again: float
-    """Second forward pass of the layers."""
-
-
-def token_flops(model: PlannedModel) -> Flops:
-    """FLOPs of a token of a GPT-2 by the engine's closed forms. Raises BadInput for a BERT or Transformer-XL."""
-    config = model.run.model
-    if config.family != "gpt2":
-        raise BadInput(f"{model.name} is a {config.family}: utilisation is stated for gpt2")
-    whole, causal = flops_per_token(config), flops_per_token(config, causal=True)
-    return Flops(2 * causal - whole, 2 * (whole - causal), flops_per_token(config, recompute=True) - whole)
-
-
-def utilisation(
-    model: PlannedModel, cluster: Cluster, gpus: int, batch: int, tokens_per_second: float | None = None,
-    milliseconds: float | None = None, tflops: float | None = None,
-) -> str:  # fmt: skip
-    """The rate on this many GPUs and sequences turned into all others. Raises BadInput unless one is given, above 0."""
-    stated = [value for value in (tokens_per_second, milliseconds, tflops) if value is not None]
-    if len(stated) != 1 or stated[0] <= 0:
-        raise BadInput("give one of --tokens-per-second, --milliseconds and --tflops, above 0")
-    flops, tokens = token_flops(model), batch * model.template.seq
-    whole = flops.parameters + flops.attention
-    if tflops:
-        rate = tflops * 1e12 * gpus / whole
-    else:
-        rate = tokens_per_second or 1e3 * tokens / (milliseconds or 1.0)
-    peak = cluster.constants.matmul_flops_per_second
-    conventions = {"attention whole": whole, "attention causal (half)": whole - flops.attention / 2,
-                   "whole, layers computed again": whole + flops.again}  # fmt: skip
-    lines = [
-        f"{model.name}: 6 × {flops.parameters / 6:,.0f} parameters that multiply, 12 × layers × hidden × sequence = "
-        f"{flops.attention:,.0f} of attention a token",
-        f"{rate:,.1f} tokens/s = {rate / gpus:,.1f} a GPU; {1e3 * tokens / rate:,.1f} ms for "
-        f"{batch} × {model.template.seq:,} tokens on {gpus:,} GPUs",
-        f"dense peak, without sparsity, {peak.value / 1e12:g} TFLOP/s a GPU ({peak.source})",
-        "utilisation = FLOPs a token × tokens/s / (GPUs × peak)",
-        f"{'':<30}{'GFLOP a token':>15}{'TFLOP/s a GPU':>15}{'of peak':>9}",
-    ]
-    for name, each in conventions.items():
-        reached = each * rate / gpus
-        lines.append(f"{name:<30}{each / 1e9:>15.4g}{reached / 1e12:>15.4g}{reached / peak.value:>9.1%}")
-    return "\n".join(lines)
