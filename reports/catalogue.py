@@ -8,13 +8,12 @@ from pathlib import Path
 from statistics import fmean
 
 from mlm_repro.experiments.catalogue import Experiment
-from mlm_repro.experiments.files import FITTED
 from mlm_repro.experiments.reproduce.files import LADDER as MODELS
 from mlm_repro.experiments.verdicts import named as named_outcome
 from mlm_repro.lineage.config import read_toml
 from mlm_repro.lineage.numbers import MISSING, exact, show
 from mlm_repro.lineage.records import Kind, Record
-from mlm_repro.reports.claims import Claims, JudgedClaim
+from mlm_repro.reports.claims import JudgedClaim
 from mlm_repro.reports.exhibit import Exhibit, Table
 from mlm_repro.reports.figures import Layer, NumberRow, draw_curves, layers_of
 from mlm_repro.reports.style import KIND_GLYPHS
@@ -64,7 +63,7 @@ def catalogue_exhibit(numbers: ExperimentNumbers) -> Exhibit:
     data = _data(numbers)
     layers = drawn_layers(numbers, quantity)
     shows = f"As published: {experiment.shows}" if experiment.claims else experiment.shows
-    caption = [shows, *_arms(numbers), *_repeats(layers), *_agreement(numbers.claims)]
+    caption = [shows, *_arms(numbers), *_repeats(layers)]
     table = _table(numbers, quantity)
     if not quantity:
         return Exhibit(name, experiment.title, caption, data, command, tables=(table,))
@@ -177,25 +176,3 @@ def _end(arm: Sequence[NumberRow]) -> str:
     ended = f"{fmean(losses):.3f} ({min(losses):.3f} to {max(losses):.3f})" if losses else "no number"
     ended += f", {sum(lost):g} of {len(lost)} diverged" if sum(lost) else ""
     return f"{ended} at the rate {rates[0]:g}"
-
-
-def _agreement(claims: Sequence[JudgedClaim]) -> list[str]:
-    """Errors of simulated numbers; those that the cost model was fitted on stand apart."""
-    simulated = [each for each in claims if each.verdict.scale == "simulated" and each.deviation is not None]
-    said = []
-    for title, is_fitted in (("held out", False), ("fitted on these", True)):
-        part = [each for each in simulated if (each.records[0].note == FITTED) == is_fitted]
-        if not part:
-            continue
-        worst = max(part, key=lambda each: abs(each.deviation or 0))
-        errors, where = Claims(part).deviations, worst.verdict.claim
-        place = "" if where.x is None else f", {where.x:,g}"
-        spans = [(first.low, first.high, float(verdict.claim.value)) for verdict, (first, *_) in part
-                 if first.low is not None and first.high is not None]  # fmt: skip
-        inside = sum(low <= value <= high for low, high, value in spans)
-        interval = f" {inside} of {len(spans)} published numbers lie inside the simulated interval." if spans else ""
-        said.append(
-            f"Simulated, {title}: {100 * fmean(errors):.1f} % from the published on average over {len(errors)}, "
-            f"{100 * max(errors):.1f} % at most ({where.series}{place}).{interval}"
-        )
-    return said
