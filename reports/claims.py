@@ -4,6 +4,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from statistics import mode
 from typing import NamedTuple
 
 from mlm_repro.experiments.catalogue import PAPERS, RELATIONS, Claim, Experiment, erratum_of, read_errata
@@ -155,23 +156,20 @@ def paper_parts(
 
     `drawn` has exhibits by experiment; `elsewhere` has the ids of exhibits in other parts of the page.
     """
-    places, left, papers = {*elsewhere, *(exhibit.name for exhibit in drawn.values())}, dict(drawn), []
-    by_paper, natural = claims.by("paper"), {name: place for place, name in enumerate(experiments)}
+    places = {*elsewhere, *(exhibit.name for exhibit in drawn.values())}
+    homes = {name: mode([claim.paper for claim in each.claims] or [name.partition("/")[0]])
+             for name, each in experiments.items()}  # fmt: skip
+    by_paper, natural, papers = claims.by("paper"), {name: place for place, name in enumerate(experiments)}, []
     for paper in (name for name in PAPERS if name in by_paper):
         mine = by_paper[paper]
-        theirs = Claims(each for each in mine if each.verdict.outcome == UNCOUNTED)
-        ours = Claims(each for each in mine if each.verdict.outcome != UNCOUNTED).by("experiment")
+        asked = {name: Claims(()) for name in drawn if homes[name] == paper}  # some have questions of our own alone
+        asked |= Claims(each for each in mine if each.verdict.outcome != UNCOUNTED).by("experiment")
         parts = []
-        for name in sorted(ours, key=lambda name: natural.get(name, len(natural))):
-            title = experiments[name].title if name else "Claims without an experiment"
-            place = name.replace("/", "-")
-            homes = Counter(claim.paper for claim in experiments[name].claims) if name else Counter[str]()
-            exhibit = left.pop(name, None) if homes and paper == homes.most_common(1)[0][0] else None
-            parts.append(PaperPart(title, place if place in places else "", exhibit, ours[name]))
-        for name in [name for name in left if name.startswith(f"{paper}/") and not experiments[name].claims]:
-            exhibit = left.pop(name)  # a question of our own
-            parts.append(PaperPart(experiments[name].title, exhibit.name, exhibit, Claims(())))
-        if theirs:
+        for name in sorted(asked, key=lambda name: natural.get(name, len(natural))):
+            title, place = experiments[name].title if name else "Claims without an experiment", name.replace("/", "-")
+            exhibit = drawn.get(name) if homes.get(name) == paper else None
+            parts.append(PaperPart(title, place if place in places else "", exhibit, asked[name]))
+        if theirs := Claims(each for each in mine if each.verdict.outcome == UNCOUNTED):
             parts.append(PaperPart(STYLE["groups"][UNCOUNTED][0], "", None, theirs))
         papers.append(Paper(paper, PAPERS[paper], tuple(parts), mine))
     return papers

@@ -138,7 +138,7 @@ def assemble(inputs: Inputs) -> Report:
     own = Origin(reproduction.directory, reproduction.manifest, seeds_of(reproduction.records))
     origins = (own, *run_origins)
     experiments = load_experiments()
-    mine = () if reproduction.problems_of(MARKER) else reproduction.records  # unfinished or changed it does not count
+    mine = () if reproduction.problems.of(MARKER) else reproduction.records  # unfinished or changed it does not count
     records = (*results.records, *(record for record in mine if record.kind != "published"))
     verdicts = judge(experiments.values(), replace(results, records=records))
     worked = [each.record for experiment in experiments.values() for each in worked_out(experiment).numbers]

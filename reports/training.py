@@ -22,7 +22,7 @@ from mlm_repro.lineage.progress import format_duration
 from mlm_repro.lineage.run import MANIFEST, RunDirectory
 from mlm_repro.reports import tables
 from mlm_repro.reports.exhibit import Exhibit, Table
-from mlm_repro.reports.figures import Layer, Point, draw_run
+from mlm_repro.reports.figures import Layer, Point, draw_panels
 from mlm_repro.reports.load import Problems
 from mlm_repro.reports.page import shell
 from mlm_repro.reports.render import render_all
@@ -64,10 +64,6 @@ class Training:
     """Prompts with the continuations by its checkpoints."""
     state: str
     problems: Problems
-
-    def problems_of(self, part: str) -> list[str]:
-        """Problems of one file."""
-        return [problem.sentence for problem in self.problems if problem.part == part]
 
     @property
     def exhibits(self) -> dict[str, Exhibit]:
@@ -117,7 +113,8 @@ def _curve(name: str, title: str, label: str, curves: list[Layer]) -> Exhibit:
     if curves[0].repeats > 1:
         caption.append(f"Points are means of {curves[0].repeats} iterations, the band their least and greatest.")
     alt = f"Line chart of {label} over iterations. {caption[0]}"
-    return Exhibit(name, title, caption, Table((), ()), "", partial(draw_run, curves, label), alt, column=True)
+    return Exhibit(name, title, caption, Table((), ()), "", partial(draw_panels, {"": curves}, label, column=True), alt,
+                   column=True)  # fmt: skip
 
 
 def load_training(run: Path) -> Training:

@@ -11,12 +11,12 @@ from mlm_repro.engine.run.resolved import read_run
 from mlm_repro.experiments.simulator.cluster import load_cluster
 from mlm_repro.experiments.simulator.planner import (
     OWN,
-    model_of_run,
+    dataset_tokens,
     possible_layouts,
     ranked_layouts,
 )
 from mlm_repro.experiments.simulator.simulate import simulate
-from mlm_repro.experiments.simulator.workload import NOT_COSTED, checked_config
+from mlm_repro.experiments.simulator.workload import NOT_COSTED, Workload, checked_config
 from mlm_repro.lineage.files import read_document
 from tests.commands import call
 from tests.data_pipeline.builds import build, config_for, write_mixed
@@ -25,9 +25,9 @@ from tests.experiments.simulator.test_simulate import SOFTWARE
 
 
 def test_the_first_layout_is_the_fastest_of_all_that_fit() -> None:
-    model, cluster = model_of_run(read_run("8.3b")), load_cluster("dgx-2h-v100")
+    model, cluster = read_run("8.3b"), load_cluster("dgx-2h-v100")
     choices = ranked_layouts(model, cluster, 64)
-    tried = simulate(cluster, list(possible_layouts(model.template, cluster, 64)))
+    tried = simulate(cluster, list(possible_layouts(Workload.of_run(model.config, 1), cluster, 64)))
     fitting = [one.seconds / one.probability_fits for one in tried if not one.reason]
     assert [choice.prediction.seconds / choice.prediction.probability_fits for choice in choices] == sorted(fitting)
     assert 0 < len(fitting) < len(tried)  # some do not fit 32 GiB
@@ -38,7 +38,7 @@ def test_the_first_layout_is_the_fastest_of_all_that_fit() -> None:
 
 
 def test_tensor_parallelism_stays_in_a_node() -> None:
-    template = model_of_run(read_run("ptd-p/18.4b")).template
+    template = Workload.of_run(read_run("ptd-p/18.4b").config, 1)
     layouts = list(possible_layouts(template, load_cluster("dgx-a100-80g"), 256))
     assert {one.tp for one in layouts} == {1, 2, 4, 8}
     assert {one.recompute for one in layouts} == {"none", "selective", "full"}
@@ -81,7 +81,7 @@ def test_the_command(arguments: list[str], code: int, words: str) -> None:
     ],
 )
 def test_the_answer_is_an_experts(model: str, cluster: str, gpus: int, expected: tuple[int, int, int, str]) -> None:
-    first, *_ = ranked_layouts(model_of_run(read_run(model)), load_cluster(cluster, OWN), gpus)
+    first, *_ = ranked_layouts(read_run(model), load_cluster(cluster, OWN), gpus)
     assert (first.workload.tp, first.workload.pp, first.workload.zero, first.workload.recompute) == expected
     assert first.workload.sequence_parallel == (first.workload.tp > 1)
 
@@ -89,8 +89,8 @@ def test_the_answer_is_an_experts(model: str, cluster: str, gpus: int, expected:
 def test_a_row_has_the_share_of_the_peak_and_its_columns_stand_apart() -> None:
     done = call({}, "mlm-experiment", "plan", "8.3b", "--cluster", "h100", "--gpus", "64", "--quiet", ends=0)
     rows = [line.split() for line in done.out.splitlines() if line.strip()[:1].isdigit() and " to " in line]
-    model, cluster = model_of_run(read_run("8.3b")), load_cluster("h100")
-    flops, peak = flops_per_token(model.run.model), cluster.constants.matmul_flops_per_second.value
+    model, cluster = read_run("8.3b"), load_cluster("h100")
+    flops, peak = flops_per_token(model.config.model), cluster.constants.matmul_flops_per_second.value
     for row in rows:
         whole = flops * 512 * 1024 / 64 / peak
         assert float(row[12].rstrip("%")) == pytest.approx(100 * whole / float(row[7]), abs=0.08)
@@ -101,7 +101,7 @@ def test_an_epoch_is_of_the_dataset_that_the_file_names(tmp_path: Path) -> None:
     dataset = build(tmp_path, config_for(f"jsonl:{write_mixed(tmp_path, 60)}"), "runs")
     toml = write_toml(tmp_path / "own.toml", dataset)
     tokens = read_document(dataset / DATASET, DataCard).splits["train"].tokens
-    assert model_of_run(read_run(toml)).epoch_tokens == tokens
+    assert dataset_tokens(read_run(toml)) == tokens
     done = call({}, "mlm-experiment", "plan", str(toml), "--cluster", "h100", "--gpus", "1", "--quiet", ends=0)
     assert f"an epoch is {tokens:,} tokens (the dataset)" in done.out
 
