@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 
-from mlm_repro.experiments.catalogue import RELATIONS, Claim, Experiment, every_claim, load_experiments
+from mlm_repro.experiments.catalogue import Claim, Experiment, every_claim, load_experiments
 from mlm_repro.experiments.files import LAST_DIGIT, SIGN, CostFault, MutatedVerdict, Mutations
 from mlm_repro.experiments.scores import outcome_of
 from mlm_repro.experiments.verdicts import Outcome, Results, Verdict, judge
@@ -59,7 +59,7 @@ def mutate(
         noticed: dict[str, bool] = {}
         smallest: float | None = None
         if verdict.scale != "reduced" and record:
-            ways = {"<=": (-1,), ">=": (1,)}.get(RELATIONS[claim.says], (1, -1))
+            ways = {"<=": (-1,), ">=": (1,)}.get(claim.relation, (1, -1))
             noticed = {step: all(turned[step, way][claim.id] != verdict.outcome for way in ways) for step in STEPS}
             ends = [abs(end - record.value) for end in claim.bounds(record.kind != "computed") if math.isfinite(end)]
             smallest = 100 * min(ends) / abs(record.value) if record.value else None

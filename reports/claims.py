@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from statistics import mode
 from typing import NamedTuple
 
-from mlm_repro.experiments.catalogue import PAPERS, RELATIONS, Claim, Experiment, erratum_of, read_errata
+from mlm_repro.experiments.catalogue import PAPERS, Claim, Experiment, erratum_of, read_errata
 from mlm_repro.experiments.scores import EXPERIMENT as ORDER
 from mlm_repro.experiments.verdicts import Outcome, Verdict, named
 from mlm_repro.lineage.numbers import MISSING, show
@@ -30,7 +30,7 @@ class JudgedClaim(NamedTuple):
     def deviation(self) -> float | None:
         """Our number over the published one, minus 1; None if the claim does not state a number."""
         claim, record = self.verdict.claim, self.verdict.record
-        comparable = self.verdict.scale not in ("", "reduced") and RELATIONS[claim.says] == "=" and claim.value
+        comparable = self.verdict.scale not in ("", "reduced") and claim.relation == "=" and claim.value
         return record.value / float(claim.value) - 1 if record and comparable else None
 
 
