@@ -16,6 +16,7 @@ from pydantic import Field, FiniteFloat, model_validator
 from mlm_repro.experiments.ranges import Range, as_range, farthest
 from mlm_repro.lineage.config import Config, load_config, parse_config, read_toml
 from mlm_repro.lineage.errors import BadInput, cause, did_you_mean
+from mlm_repro.lineage.records import Record
 
 HERE = Path(__file__).parent
 CLAIMS = HERE / "claims"
@@ -47,7 +48,7 @@ TAKES_LONG = {"released": "scores released weights", "interleaving": "times pipe
 
 
 Says = Literal["exact", "about", "at most", "at least", "there is", "for all"]
-SAYS: dict[Says, dict[str, str]] = read_toml(CLAIMS / "says.toml")
+SAYS: dict[str, dict[str, str]] = read_toml(CLAIMS / "says.toml")
 """The classes of sentences: `words` that say it, required `relation`, number `of_a_set`, word `before` the value."""
 ABOUT = 0.1
 """Share by which a number that is called about differs at most."""
@@ -117,6 +118,13 @@ class Claim(Config):
     def citation(self) -> str:
         """Document and place in it."""
         return f"{self.source} {self.where}"
+
+    def record(self, experiment: str, x_name: str) -> Record:
+        """The number as a record of an experiment, at a place on the axis of that name."""
+        return Record(
+            experiment=experiment, series=self.series, quantity=self.quantity, value=float(self.value),
+            kind="published", source=self.citation, unit=self.unit, x=self.x, x_name=x_name, note=self.notes,
+        )  # fmt: skip
 
     @property
     def relation(self) -> str:

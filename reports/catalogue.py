@@ -11,7 +11,7 @@ from mlm_repro.experiments.catalogue import Experiment
 from mlm_repro.experiments.reproduce.files import LADDER as MODELS
 from mlm_repro.experiments.verdicts import named as named_outcome
 from mlm_repro.lineage.config import read_toml
-from mlm_repro.lineage.numbers import MISSING, exact, show
+from mlm_repro.lineage.numbers import MISSING, show
 from mlm_repro.lineage.records import Kind, Record
 from mlm_repro.reports.claims import JudgedClaim
 from mlm_repro.reports.exhibit import Exhibit, Table
@@ -100,14 +100,11 @@ def _drawn(numbers: ExperimentNumbers) -> str:
 
 def _data(numbers: ExperimentNumbers) -> Table:
     """Published numbers with their printed digits, then our numbers as recorded."""
-    rows = []
-    for claim in numbers.experiment.claims:
-        values = {
-            "experiment": numbers.experiment.name, "series": claim.series, "quantity": claim.quantity,
-            "kind": "published", "x_name": numbers.x_name if claim.x is not None else "", "x": exact(claim.x),
-            "value": str(claim.value), "unit": claim.unit, "source": claim.citation, "note": claim.notes,
-        }  # fmt: skip
-        rows.append([values.get(field, "") for field in RECORD_FIELDS])
+    name, claims = numbers.experiment.name, numbers.experiment.claims
+    published = [claim.record(name, "" if claim.x is None else numbers.x_name) for claim in claims]
+    value = RECORD_FIELDS.index("value")
+    rows = [[*row[:value], str(claim.value), *row[value + 1 :]]
+            for row, claim in zip(records_data(published).rows, claims, strict=True)]  # fmt: skip
     return Table(RECORD_FIELDS, [*rows, *records_data(numbers.records).rows], 4)
 
 

@@ -73,7 +73,7 @@ def _tables(reproduction: Reproduction) -> Iterator[Exhibit]:
         yield evaluations_exhibit(evaluations, reproduction.order, reproduction.command, labels)
     if models := reproduction.summary.models:
         kind, command = reproduction.own_kind, reproduction.command
-        data, shown = tables.models_data(models, kind), tables.models_tables(models, kind)
+        data, shown = tables.models_data(models), tables.models_tables(models, kind)
         yield Exhibit("models", "Published and trained shapes", (), data, command, tables=shown)
     if ledger := reproduction.ledger:
         yield ledger_exhibit(ledger, reproduction.command)

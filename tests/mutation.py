@@ -156,7 +156,10 @@ def format_mutations(mutations: Mutations) -> str:
     lines += [f"{row.claim}: {row.outcome} as before though {row.fault}" for row in mutations.rows
               if row.fault_noticed is False]  # fmt: skip
     lines += [f"interval score of the cost model as it is: {cost.score:.0f}" for cost in mutations.costs[:1]]
-    return "\n".join([*lines, *map(str, mutations.costs[1:])])
+    for cost in mutations.costs[1:]:
+        noticed = f"turns {', '.join(cost.turned)}" if cost.turned else "no verdict here would notice"
+        lines.append(f"{cost.fault}: {noticed}; interval score {cost.score:.0f}")
+    return "\n".join(lines)
 
 
 def mutate_all(results: Results) -> Mutations:
