@@ -9,11 +9,11 @@ from statistics import fmean
 
 from mlm_repro.experiments.catalogue import Experiment
 from mlm_repro.experiments.reproduce.files import LADDER as MODELS
+from mlm_repro.experiments.verdicts import Verdict
 from mlm_repro.experiments.verdicts import named as named_outcome
 from mlm_repro.lineage.config import read_toml
 from mlm_repro.lineage.numbers import MISSING, show
 from mlm_repro.lineage.records import Kind, Record
-from mlm_repro.reports.claims import JudgedClaim
 from mlm_repro.reports.exhibit import Exhibit, Table
 from mlm_repro.reports.figures import Layer, NumberRow, draw_curves, layers_of
 from mlm_repro.reports.style import KIND_GLYPHS
@@ -29,7 +29,7 @@ class ExperimentNumbers:
 
     experiment: Experiment
     records: Sequence[Record]
-    claims: Sequence[JudgedClaim]
+    claims: Sequence[Verdict]
 
     @cached_property
     def rows(self) -> list[NumberRow]:
@@ -153,7 +153,7 @@ def _repeats(layers: Iterable[Layer]) -> list[str]:
 def _arms(numbers: ExperimentNumbers) -> list[str]:
     """Sentences on an ablation: its question, its training, the end of each arm and the verdict on each effect."""
     ablation = numbers.experiment.ablation
-    tried = [each.verdict for each in numbers.claims if each.verdict.scale == "reduced"]
+    tried = [each for each in numbers.claims if each.scale == "reduced"]
     if ablation is None or not tried:
         return []
     ends = [f"{arm.name} {_end([row for row in numbers.rows if row.series == arm.name])}" for arm in ablation.arms]

@@ -43,16 +43,6 @@ class Origin:
             return "2019/figure-6"
         return str(self.manifest.config["experiment"]["name"])
 
-    @property
-    def created(self) -> str:
-        """Time of the run's start."""
-        return self.manifest.created.replace("T", " ").replace("+00:00", " UTC")
-
-    @property
-    def commit(self) -> str:
-        """Commit of the code; empty if it was not recorded."""
-        return str(self.manifest.environment.source.get("commit") or "")
-
 
 def seeds_of(records: Iterable[Record]) -> tuple[int, ...]:
     """Sorted seeds of some records."""
