@@ -62,7 +62,7 @@ class Check(NamedTuple):
 
     name: str
     result: str
-    """What was found where the check passed."""
+    """Finding that is shown where the check passed."""
     failure: str
     """One sentence; empty where the check passed."""
 
