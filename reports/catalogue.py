@@ -4,23 +4,18 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
 from statistics import fmean
 
 from mlm_repro.experiments.catalogue import Experiment
 from mlm_repro.experiments.reproduce.files import LADDER as MODELS
 from mlm_repro.experiments.verdicts import Verdict
 from mlm_repro.experiments.verdicts import named as named_outcome
-from mlm_repro.lineage.config import read_toml
 from mlm_repro.lineage.numbers import MISSING, show
 from mlm_repro.lineage.records import Kind, Record
 from mlm_repro.reports.exhibit import Exhibit, Table
 from mlm_repro.reports.figures import Layer, NumberRow, draw_curves, layers_of
 from mlm_repro.reports.style import KIND_GLYPHS
-from mlm_repro.reports.tables import RECORD_FIELDS, records_data
-
-AXES = read_toml(Path(__file__).with_name("axes.toml"))
-"""Labels of quantities and positions."""
+from mlm_repro.reports.tables import AXES, RECORD_FIELDS, records_data
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,14 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil, floor, log, log10
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from mlm_repro.data_pipeline.files import DataCard, Ledger, NearDuplicates
 from mlm_repro.evaluation.schema import ClozeResult, PerplexityResult, Result
 from mlm_repro.experiments.reproduce.files import ReproducedModel
-from mlm_repro.lineage.config import flatten
+from mlm_repro.lineage.config import flatten, read_toml
 from mlm_repro.lineage.numbers import MISSING, compact, exact, percent, show, size_bytes
 from mlm_repro.lineage.progress import format_duration
 from mlm_repro.lineage.records import Kind, Record
@@ -19,11 +20,9 @@ BENCHMARKS = {
     "wikitext103_perplexity": ("WikiText-103 perplexity", "lower is better"),
     "lambada_accuracy": ("LAMBADA accuracy", "higher is better"),
 }
-SHAPE = {
-    "num_layers": "layers", "hidden_size": "hidden", "num_heads": "heads", "seq_length": "sequence",
-    "vocab_size": "vocabulary", "parameters": "parameters", "global_batch_size": "batch", "iterations": "iterations",
-    "tokens_per_parameter": "tokens/parameter", "learning_rate": "learning rate",
-}  # fmt: skip
+AXES = read_toml(Path(__file__).with_name("axes.toml"))
+"""Labels of quantities, positions, shapes and a training's curves."""
+SHAPE: dict[str, str] = AXES["shape"]
 RECORD_FIELDS = (
     "experiment series quantity kind x_name x value low high unit source digest seed note".split()  # noqa: SIM905
 )

@@ -32,11 +32,7 @@ from mlm_repro.reports.trust_ratio import trust_ratio_exhibit
 
 SHOWN, LISTED = 400, 100
 """Most points of a curve, and most iterations in the table."""
-CURVES = {
-    "learning_rate": ("learning-rate", "Learning rate", "learning rate"),
-    "gradient_norm": ("gradient-norm", "Gradient norm before clipping", "gradient norm"),
-    "tokens_per_second": ("throughput", "Throughput", "tokens per second"),
-}
+CURVES: dict[str, tuple[str, str, str]] = tables.AXES["curves"]
 """Id, title and axis of the curves beside the loss, by their key in the metrics."""
 TRAINED = ("iteration", "samples", "loss", *CURVES)
 VALIDATED = ("iteration", "samples", "loss", "perplexity")
