@@ -31,8 +31,7 @@ MODELS_VARIABLE = "MLM_MODELS_DIR"
 OWNER = "openai-community/"
 """Owner of GPT-2's weights on the hub, which does not have Megatron-LM's checkpoint."""
 MODELS = read_toml(Path(__file__).with_name("released.toml"))
-"""By experiment, directory and series of the claims: protocol, field of its result and factor to the claim's unit of
-each quantity."""
+"""Protocol, field of its result and factor to the claim's unit by experiment, directory, series and quantity."""
 
 
 def measure_released(experiment: Experiment, limit: int | None = None) -> list[Line]:
