@@ -2,17 +2,22 @@
 
 import math
 import os
+import re
 import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
 from statistics import median
 from typing import Any, Literal, TypeVar
 
 from benchmarks.contenders import Timed, TrainingSize
-from mlm_repro.experiments.benchmark import Benchmark, Ratio, Series, measured_here, show_benchmark, write_benchmark
+from mlm_repro.experiments.benchmark import Benchmark, Ratio, Series, show_benchmark, write_benchmark
+from mlm_repro.lineage.environment import describe_environment
 from mlm_repro.lineage.errors import BadInput, Diverged, UserError
 from mlm_repro.lineage.files import Environment
 from mlm_repro.lineage.lock import check_place
@@ -48,9 +53,16 @@ def carry_out(measure: Callable[[], Benchmark], json: Path | None) -> None:
 
 
 def described_here() -> Environment:
-    """Describe the machine, the software and the command of this process."""
-    here = measured_here("transformers", "triton")
-    return here.model_copy(update={"argv": ["python", "-m", *here.argv]})
+    """Describe the machine, the software and the command of this process.
+
+    The command is as anybody may give it: without `--json`, and of every path only the file's name.
+    """
+    here = describe_environment()
+    versions = {name: version(name) for name in ("transformers", "triton") if find_spec(name)}
+    words = [re.sub(r"^(--[a-z-]+=)?.*/", r"\1", word, flags=re.DOTALL)
+             for before, word in pairwise(["", *here.argv])
+             if before != "--json" and not word.startswith("--json")]  # fmt: skip
+    return here.model_copy(update={"packages": here.packages | versions, "argv": ["python", "-m", *words]})
 
 
 def cpu_seconds(function: Callable[..., T], *arguments: Any) -> tuple[float, T]:

@@ -5,12 +5,8 @@ The benchmarks and `mlm-verify against` write it. The terminal and the page show
 
 import csv
 import io
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
-from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal
@@ -19,7 +15,6 @@ from pydantic import Field, FiniteFloat, NonNegativeFloat
 
 from mlm_repro.lineage.atomic import write_json
 from mlm_repro.lineage.config import Config, parse_config
-from mlm_repro.lineage.environment import describe_environment
 from mlm_repro.lineage.files import Environment, Positive, read_values
 from mlm_repro.lineage.numbers import MISSING, csv_cell, show, size_bytes
 
@@ -121,19 +116,6 @@ def write_benchmark(path: Path, result: Benchmark) -> None:
     """Replace `path` with the record; empty fields are left out of its cases."""
     values = result.model_dump(mode="json", exclude_defaults=True)
     write_json(path, values | {"environment": result.environment.to_json()})
-
-
-def measured_here(*packages: str) -> Environment:
-    """Describe the machine, the software with these `packages` too, and the command of this process.
-
-    The command is as anybody may give it: without `--json`, and of every path only the file's name.
-    """
-    described = describe_environment()
-    versions = {name: version(name) for name in packages if find_spec(name)}
-    words = [re.sub(r"^(--[a-z-]+=)?.*/", r"\1", word, flags=re.DOTALL)
-             for before, word in pairwise(["", *described.argv])
-             if before != "--json" and not word.startswith("--json")]  # fmt: skip
-    return described.model_copy(update={"packages": described.packages | versions, "argv": words})
 
 
 def tables(result: Benchmark) -> list[Table]:

@@ -4,7 +4,7 @@ import csv
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from fnmatch import translate
 from functools import cache, cached_property
@@ -16,6 +16,7 @@ from pydantic import Field, FiniteFloat, model_validator
 from mlm_repro.experiments.ranges import Range, as_range, farthest
 from mlm_repro.lineage.config import Config, load_config, parse_config, read_toml
 from mlm_repro.lineage.errors import BadInput, cause, did_you_mean
+from mlm_repro.lineage.records import Record
 
 HERE = Path(__file__).parent
 CLAIMS = HERE / "claims"
@@ -47,26 +48,8 @@ TAKES_LONG = {"released": "scores released weights", "interleaving": "times pipe
 
 
 Says = Literal["exact", "about", "at most", "at least", "there is", "for all"]
-HEDGES: dict[Says, str] = {
-    "exact": "",
-    "about": r"~|∼|about|around|approximately|nearly|almost|maintain",
-    "at most": r"at most|under|less than|or fewer|1 or 2|maxing out|between|decrease",
-    "at least": r"at least|over |more than|better|lower|higher|helped|help\b|diverge|unstable|degradation|could not"
-    r"|made a difference|overestimated|exactly",
-    "there is": r"\bcan\b|could|up to|as much as|would",
-    "for all": r"\ball\b|both|between",
-}
-"""Words by which a sentence says that its number is of a class. exact: as printed; there is: one of a set reaches it;
-for all: every one does. A direction is at least or at most 0."""
-RELATIONS: dict[Says, Literal["=", "<=", ">="]] = {
-    "exact": "=", "about": "=", "at most": "<=", "at least": ">=", "there is": ">=", "for all": ">="
-}  # fmt: skip
-"""Required relation of our number to the value by class; of a set it is the number that `FARTHEST` picks."""
-FARTHEST: dict[Says, Callable[[Iterable[float]], float]] = {"at least": min, "for all": min}
-"""The number of a set that decides a claim of this class; for the others it is the largest."""
-PREFIXES: dict[Says, str] = {
-    "exact": "", "about": "about ", "at most": "≤ ", "at least": "≥ ", "there is": "can be ", "for all": "always "
-}  # fmt: skip
+SAYS: dict[str, dict[str, str]] = read_toml(CLAIMS / "says.toml")
+"""The classes of sentences: `words` that say it, required `relation`, number `of_a_set`, word `before` the value."""
 ABOUT = 0.1
 """Share by which a number that is called about differs at most."""
 
@@ -122,8 +105,8 @@ class Claim(Config):
             raise ValueError(f"it has no sentence, and where = {self.where!r} is no table or figure")
         if len(self.sentence.split()) > WORDS:
             raise ValueError(f"its sentence has {len(self.sentence.split())} words, at most {WORDS} are quoted")
-        if not re.search(HEDGES[self.says], self.sentence):
-            raise ValueError(f"says = {self.says!r}, but its sentence has no word for it: {HEDGES[self.says]}")
+        if not re.search(words := SAYS[self.says]["words"], self.sentence):
+            raise ValueError(f"says = {self.says!r}, but its sentence has no word for it: {words}")
         return self
 
     @property
@@ -136,6 +119,18 @@ class Claim(Config):
         """Document and place in it."""
         return f"{self.source} {self.where}"
 
+    def record(self, experiment: str, x_name: str) -> Record:
+        """The number as a record of an experiment, at a place on the axis of that name."""
+        return Record(
+            experiment=experiment, series=self.series, quantity=self.quantity, value=float(self.value),
+            kind="published", source=self.citation, unit=self.unit, x=self.x, x_name=x_name, note=self.notes,
+        )  # fmt: skip
+
+    @property
+    def relation(self) -> str:
+        """Required relation of our number to the value: =, <= or >=."""
+        return SAYS[self.says]["relation"]
+
     @property
     def is_direction(self) -> bool:
         """True if it says which of two is more, and not by how much."""
@@ -146,7 +141,7 @@ class Claim(Config):
         """Value with unit, after the word of its class; a direction is "> 0" or "< 0"."""
         if self.is_direction:
             return "> 0" if self.says == "at least" else "< 0"
-        return f"{PREFIXES[self.says]}{self.value:f} {self.unit}".rstrip()
+        return f"{SAYS[self.says]['before']}{self.value:f} {self.unit}".rstrip()
 
     @cached_property
     def allowed(self) -> Tolerance:
@@ -169,7 +164,7 @@ class Claim(Config):
             return (math.ulp(0.0), math.inf) if self.says == "at least" else (-math.inf, -math.ulp(0.0))
         value, below, above = float(self.value), *(self._tolerances() if measured else (0.0, 0.0))
         low, high = min(self.printed.low, value - below), max(self.printed.high, value + above)
-        relation = RELATIONS[self.says]
+        relation = self.relation
         return (-math.inf if relation == "<=" else low), (math.inf if relation == ">=" else high)
 
     def agrees(self, number: Range | float, measured: bool = True) -> bool:
@@ -232,7 +227,7 @@ class Arithmetic(Config):
 
     def worked_out(self, says: Says) -> Range:
         """The number, from the printed digits of the claims; of several the one that a claim of this class is about."""
-        pick = FARTHEST.get(says, max)
+        pick = min if SAYS[says]["of_a_set"] == "least" else max
         numbers, others = ([claim for claim in every_claim() if matches(claim, ids)] for ids in (self.of, (self.over,)))
         series: dict[str, list[Range]] = {}
         for claim in numbers:

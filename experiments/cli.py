@@ -9,8 +9,7 @@ import typer
 from mlm_repro.lineage.command import CommandLine, run_command
 from mlm_repro.lineage.errors import BadInput, Diverged
 from mlm_repro.lineage.lock import check_is_there, check_place
-from mlm_repro.lineage.remembered import digest_of, recall, remember
-from mlm_repro.lineage.shipped import HOME, Shipped, find_file
+from mlm_repro.lineage.shipped import Shipped, find_file
 
 if TYPE_CHECKING:
     from mlm_repro.experiments.catalogue import Experiment
@@ -158,47 +157,12 @@ def plan_(
         print(f"\n{planner.explain(machine, choices[0])}")
 
 
-@app.command()
-def mfu(
-    model: Annotated[str, typer.Argument(help="A shipped model or a TOML file.")],
-    cluster: Annotated[str, typer.Option(help="A shipped cluster, such as h100, or a TOML file.")],
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs that the rate or time is of.")] = 1,
-    batch: Annotated[int | None, typer.Option(min=1, help="Sequences of an iteration; by default the model's.")] = None,
-    tokens_per_second: Annotated[float | None, typer.Option(min=0, help="Tokens per second of all GPUs.")] = None,
-    milliseconds: Annotated[float | None, typer.Option(min=0, help="Milliseconds of an iteration.")] = None,
-    tflops: Annotated[float | None, typer.Option(min=0, help="TFLOP/s per GPU, without recomputation.")] = None,
-) -> None:
-    """Turn tokens/s, ms of an iteration or TFLOP/s into the others, with formula, peak and both counts of attention."""
-    from mlm_repro.experiments.simulator import planner
-    from mlm_repro.experiments.simulator.cluster import load_cluster
-
-    read = planner.read_model(model)
-    sequences = batch or read.template.global_batch
-    print(planner.utilisation(read, load_cluster(cluster), gpus, sequences, tokens_per_second, milliseconds, tflops))
-
-
 @app.command("list")
-def list_(results: Annotated[list[Path] | None, typer.Option(help="Folders of run directories.")] = None) -> None:
-    """List every published table and figure with the verdicts on its claims."""
-    from importlib.metadata import version
-
-    folders = _result_folders(results)
-    code = [HOME / room for room in ("lineage", "data_pipeline", "engine", "evaluation", "experiments")]
-    runs = [path.parent for each in folders for path in sorted((*each.glob("records.*"), *each.glob("*/records.*")))]
-    made_of = digest_of(*code, *runs, facts=(folders, [version(name) for name in ("numpy", "scipy", "pydantic")]))
-    if listed := recall("experiments.txt", made_of):
-        print(listed.decode(), end="")
-        return
+def list_() -> None:
+    """List every published table and figure; `compare` gives the verdicts on its claims."""
     from mlm_repro.experiments.catalogue import load_experiments
-    from mlm_repro.experiments.verdicts import count_outcomes, judge, load_results
 
-    loaded = load_results(folders)
-    lines = [
-        f"{experiment.name:<40}{experiment.title}\n{'':<40}{count_outcomes(judge([experiment], loaded))}\n"
-        for experiment in load_experiments().values()
-    ]
-    print(*lines, sep="", end="")
-    remember("experiments.txt", made_of, "".join(lines).encode())
+    print(*(f"{name:<40}{experiment.title}" for name, experiment in load_experiments().items()), sep="\n")
 
 
 @app.command("run")
@@ -257,10 +221,6 @@ def compare(
         list[Path] | None, typer.Option(help="Folders of run directories; results, results/ablations and runs.")
     ] = None,
     rows: Annotated[bool, typer.Option("--rows", help="With --all: a row for every claim too.")] = False,
-    mutated: Annotated[
-        bool, typer.Option("--mutate", help="With --all: which verdicts notice changed numbers and planted faults.")
-    ] = False,
-    json: Annotated[Path | None, typer.Option(help="With --mutate: also write every verdict to this file.")] = None,
 ) -> None:
     """Give a verdict on every published claim; exit code 3 if a number contradicts one.
 
@@ -270,20 +230,8 @@ def compare(
     """
     from mlm_repro.experiments.verdicts import format_summary, format_verdicts, judge, load_results, unanswered
 
-    if (mutated and not every) or (json and not mutated):
-        raise BadInput("--mutate is for --all, and --json for --mutate")
-    check_place("--json", json, '"claims"')
     chosen = _chosen(name, every)
     loaded = load_results(_result_folders(results))
-    if mutated:
-        from mlm_repro.experiments.mutation import format_mutations, mutate
-        from mlm_repro.lineage.files import write_document
-
-        mutations = mutate(loaded)
-        print(format_mutations(mutations))
-        if json:
-            write_document(json, mutations)
-        return
     verdicts = [*judge(chosen, loaded), *(unanswered(chosen) if every else [])]
     beyond = [verdict for verdict in verdicts if verdict.is_against]
     if every:

@@ -249,10 +249,6 @@ class CostFault(FileSchema):
     score: Finite
     """Mean interval score of the predictions under the fault, in percent; less is better."""
 
-    def __str__(self) -> str:
-        noticed = f"turns {', '.join(self.turned)}" if self.turned else "no verdict here would notice"
-        return f"{self.fault}: {noticed}; interval score {self.score:.0f}"
-
 
 class Mutations(FileSchema):
     """verdicts.json: every verdict that follows from a number made here."""

@@ -1,28 +1,17 @@
-"""Could a verdict have failed? Published numbers, programs and effects are changed, and every verdict is given again.
+"""Could a verdict have failed? Published numbers and effects are changed, and every verdict is given again.
 
-A verdict that stays the same under a change would not have noticed it. Imports no torch.
+A verdict that stays the same under a change would not have noticed it. `python -m tests.mutation` plants faults in the
+program besides. Imports no torch.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
-from importlib import import_module
-from typing import Any
-from unittest.mock import patch
 
-from mlm_repro.engine.pipeline.schedule import Compute, Op
-from mlm_repro.experiments.catalogue import RELATIONS, Claim, Experiment, every_claim, load_experiments
+from mlm_repro.experiments.catalogue import Claim, Experiment, every_claim, load_experiments
 from mlm_repro.experiments.files import LAST_DIGIT, SIGN, CostFault, MutatedVerdict, Mutations
-from mlm_repro.experiments.runner import measure
 from mlm_repro.experiments.scores import outcome_of
-from mlm_repro.experiments.sealed import Line
-from mlm_repro.experiments.verdicts import Outcome, Results, judge, skills
-from mlm_repro.experiments.worked_out import work_out
-from mlm_repro.lineage.errors import DataMissing, UserError
-from mlm_repro.lineage.progress import announce
-from mlm_repro.lineage.records import Record
+from mlm_repro.experiments.verdicts import Outcome, Results, Verdict, judge
 
 STEPS: dict[str, Callable[[Decimal, Decimal, int], Decimal]] = {
     LAST_DIGIT: lambda value, unit, way: value + way * unit,
@@ -32,88 +21,7 @@ STEPS: dict[str, Callable[[Decimal, Decimal, int], Decimal]] = {
 """Changes of a published number with its last printed digit, upward (1) or downward (-1)."""
 
 
-MEASURED, SCHEDULE = "mlm_repro.experiments.measured", "mlm_repro.engine.pipeline.schedule"
-SIMULATOR = "mlm_repro.experiments.simulator"
 JUDGED: tuple[Outcome, ...] = ("confirmed", "contradicted", "predicted", "missed", "undecided")
-Planted = tuple[str, dict[str, Callable[[Any], Any]]]
-"""A fault in words, and what makes a faulty part of the right one, by module and name."""
-NOTHING: Callable[[Any], Any] = lambda measure_part: lambda *arguments: []  # noqa: E731
-ORDER: Planted = (
-    "a microbatch waits for the one before",
-    {f"{SCHEDULE}:_warmup": lambda warmup: lambda pp, rank, chunks: 0,
-     f"{SCHEDULE}:_gpipe": lambda gpipe: lambda pp, rank, chunks, count: (
-         Compute(op, number) for number in range(count) for op in Op),
-     f"{MEASURED}.bubble:MOST_RANKS": lambda most: 4,
-     f"{MEASURED}.bubble:SCHEDULES": lambda all_: {name: row for name, row in all_.items() if row[1] <= 4}},
-)  # fmt: skip
-TOO_MANY: Planted = (
-    "an all-reduce too many",
-    {"mlm_repro.engine.parallel.layers:leave_tensor_parallel":
-     lambda leave: lambda x, axis, divided: leave(leave(x, axis, divided), axis, divided),
-     f"{MEASURED}.traffic:WIDTHS": lambda widths: (2,), f"{MEASURED}.huggingface:WIDTHS": lambda widths: (1, 2),
-     **{f"{MEASURED}.traffic:{other}": NOTHING for other in ("_pipeline", "_interleaved", "_batches")}},
-)  # fmt: skip
-FAULTS: dict[str, Planted] = {
-    "parameters": ("biases are missing", {f"{MEASURED}.counted:parameters_of": lambda parameters_of: lambda config: [
-        each for each in parameters_of(config) if each.role.value != "bias"]}),
-    "words": ("a detokeniser's rule is missing", {f"{MEASURED}.counted:detokenize_wikitext":
-              lambda detokenize: lambda text: detokenize(text.replace(" @-@ ", " @_@ "))}),
-    "schedules": ORDER,
-    "bubble": ORDER,
-    "peak-memory": (ORDER[0], ORDER[1] | {f"{MEASURED}.memory:_checkpoints": NOTHING}),
-    "traffic": TOO_MANY,
-    "tensor-parallel": TOO_MANY,
-    "activations": (
-        "masks of other bytes",
-        {f"{MEASURED}.activations:_dropped": lambda dropped: lambda x: x * (x != 0.5).to(x.dtype),
-         f"{MEASURED}.activations:_flops": NOTHING, f"{MEASURED}.activations:_checkpoint": NOTHING},
-    ),
-}  # fmt: skip
-"""A fault of the program for each measurement. Fewer ranks are measured, and nothing that the fault cannot reach."""
-
-
-def _without_bubble(order: Any, forward: Any, backward: Any) -> Any:
-    return (forward + backward).sum(1) * (order.shape[2] // 2) / forward.shape[1]
-
-
-def _half_again(w: Any, walks: Any) -> Any:
-    return replace(w, full=w.full / 2), walks
-
-
-COSTS: dict[str, dict[str, Callable[[Any], Any]]] = {
-    "an all-reduce inside a node sends half": {
-        f"{SIMULATOR}.collectives:node_all_reduce_seconds":
-        lambda seconds: lambda machine, ranks, sent: seconds(machine, ranks, sent / 2)},
-    "products of the backward pass take 1.8 times those of the forward pass, not twice": {
-        f"{SIMULATOR}.compute:BACKWARD_PRODUCTS": lambda twice: 1.8},
-    "half of full recomputation is forgotten": {
-        f"{SIMULATOR}.simulate:_prepared": lambda prepared: lambda rows: _half_again(*prepared(rows))},
-    "the adapters that gradients use rise with the second, not the eighth power of the groups": {
-        f"{SIMULATOR}.collectives:ADAPTERS_POWER": lambda power: 2},
-    "the peak of matrix products is doubled": {
-        f"{SIMULATOR}.compute:matmul_seconds": lambda seconds: lambda *arguments: seconds(*arguments) / 2},
-    "the pipeline has no bubble": {f"{SIMULATOR}.simulate:makespan": lambda makespan: lambda: _without_bubble},
-    "messages between stages are whole where tensor-parallel ranks share them": {
-        f"{SIMULATOR}.collectives:stage_message_seconds":
-        lambda seconds: lambda machine, w: seconds(machine, w) / w.message_share},
-    "the optimizer's step takes no time": {f"{SIMULATOR}.compute:OPTIMIZER_BYTES": lambda moved: 0.0},
-    "element-wise operations move half of their bytes": {
-        f"{SIMULATOR}.compute:bytes_seconds": lambda seconds: lambda machine, moved: seconds(machine, moved / 2)},
-    "ZeRO 3 sends nothing": {
-        f"{SIMULATOR}.simulate:_sharded": lambda sharded: lambda machine, w, layer: (layer, 0.0 * w.m)},
-}  # fmt: skip
-"""Faults of the cost model, as those of programs."""
-
-
-@contextmanager
-def planted(parts: Mapping[str, Callable[[Any], Any]]) -> Iterator[None]:
-    """Replace parts of the program by faulty ones."""
-    with ExitStack() as stack:
-        for place, make in parts.items():
-            module, name = place.split(":")
-            room = import_module(module)
-            stack.enter_context(patch.object(room, name, make(getattr(room, name))))
-        yield
 
 
 def judged(experiments: Sequence[Experiment], results: Results, step: str, way: int) -> dict[str, Outcome]:
@@ -129,25 +37,29 @@ def judged(experiments: Sequence[Experiment], results: Results, step: str, way: 
     return {verdict.claim.id: verdict.outcome for verdict in judge(changed, results)}
 
 
-def mutate(results: Results, faulty: bool = True) -> Mutations:
+def given(results: Results) -> list[Verdict]:
+    """The verdicts on claims that were tried and that no fit has seen."""
+    return [verdict for verdict in judge(load_experiments().values(), results) if verdict.outcome in JUDGED]
+
+
+def mutate(
+    results: Results, faults: Mapping[str, tuple[str, bool]] | None = None, costs: Sequence[CostFault] = ()
+) -> Mutations:
     """Every verdict with the changes that it notices.
 
     A published number is noticed to be wrong if the verdict turns to whichever side the number is changed, of a bound
-    to the stricter side. If `faulty`, programs are measured again with a fault, as far as they can be here, and the
-    cost model predicts with faults.
+    to the stricter side. `faults` has by claim the fault that was planted in its program and whether the verdict
+    turned, `costs` the faults of the cost model.
     """
     experiments = list(load_experiments().values())
-    verdicts = [verdict for verdict in judge(experiments, results) if verdict.outcome in JUDGED]
     turned = {(step, way): judged(experiments, results, step, way) for step in STEPS for way in (1, -1)}
-    made = {each.claim.id: each.outcome for each in verdicts if each.record and each.record.source}
-    faults = dict(_faults(experiments, made, results)) if faulty else {}
     rows = []
-    for verdict in verdicts:
+    for verdict in given(results):
         claim, record = verdict.claim, verdict.record
         noticed: dict[str, bool] = {}
         smallest: float | None = None
         if verdict.scale != "reduced" and record:
-            ways = {"<=": (-1,), ">=": (1,)}.get(RELATIONS[claim.says], (1, -1))
+            ways = {"<=": (-1,), ">=": (1,)}.get(claim.relation, (1, -1))
             noticed = {step: all(turned[step, way][claim.id] != verdict.outcome for way in ways) for step in STEPS}
             ends = [abs(end - record.value) for end in claim.bounds(record.kind != "computed") if math.isfinite(end)]
             smallest = 100 * min(ends) / abs(record.value) if record.value else None
@@ -156,7 +68,7 @@ def mutate(results: Results, faulty: bool = True) -> Mutations:
             as_is = outcome_of(effect, record.low, record.high)
             if None in (effect.above, effect.below) and as_is != "undecided":
                 noticed = {SIGN: outcome_of(effect, -record.high, -record.low) != as_is}
-        fault, is_noticed = faults.get(claim.id, ("", None))
+        fault, is_noticed = (faults or {}).get(claim.id, ("", None))
         rows.append(MutatedVerdict(
             claim=claim.id, published=claim.published, tolerance=claim.allowed.tolerance, outcome=verdict.outcome,
             scale=verdict.scale, ours=record.value if record else None, smallest_percent=smallest, noticed=noticed,
@@ -164,55 +76,4 @@ def mutate(results: Results, faulty: bool = True) -> Mutations:
         ))  # fmt: skip
     asked = {claim.id: f"{claim.says} {claim.value} {claim.unit} {claim.allowed.tolerance} {claim.sentence}"
              for claim in every_claim()}  # fmt: skip
-    return Mutations(claims=asked, rows=rows, costs=list(cost_faults(results)) if faulty else [])
-
-
-def cost_faults(results: Results) -> Iterator[CostFault]:
-    """Verdicts on predictions that each fault of the cost model turns, after a line without a fault."""
-    experiments = [each for each in load_experiments().values() if any(part.simulated for part in each.parts)]
-    right: dict[str, Outcome] = {}
-    for words, parts in {"no fault": {}, **COSTS}.items():
-        announce(f"the cost model: {words}")
-        with planted(parts):
-            verdicts = [each for each in judge(experiments, results, work_out) if each.scale == "simulated"]
-        right = right or {verdict.claim.id: verdict.outcome for verdict in verdicts}
-        turned = [each.claim.id for each in verdicts if each.outcome != right[each.claim.id]]
-        score = next((each.ours.score for each in skills(verdicts) if len(each.baselines) > 1), 0.0)
-        yield CostFault(fault=words, turned=turned, score=score)
-
-
-def _faults(
-    experiments: Iterable[Experiment], made: Mapping[str, Outcome], results: Results
-) -> Iterator[tuple[str, tuple[str, bool]]]:
-    """The planted fault of each claim of a measurement, and whether the verdict turned or the program refused."""
-    from mlm_repro.engine.launch.threads import RanksFailed
-
-    for experiment in experiments:
-        if experiment.measures not in FAULTS:
-            continue
-        words, parts = FAULTS[experiment.measures]
-        announce(f"{experiment.name}: {words}")
-        about: Line = {"experiment": experiment.name, "source": "a planted fault"}
-        with planted(parts):
-            try:
-                wrong = tuple(Record(**about | line) for line in measure(experiment))
-            except DataMissing:
-                continue
-            except (UserError, RanksFailed):
-                wrong = ()
-        for verdict in judge([experiment], replace(results, records=wrong)):
-            if (name := verdict.claim.id) in made and (verdict.record in wrong or not wrong):
-                yield name, (words, verdict.outcome != made[name])
-
-
-def format_mutations(mutations: Mutations) -> str:
-    """The score, then each verdict that did not notice what it should, with its tolerance."""
-    lines = [mutations.sentence]
-    for row in mutations.rows:
-        missed = [words for words, is_noticed in row.noticed.items() if not is_noticed and words in (LAST_DIGIT, SIGN)]
-        if missed and row.outcome == "confirmed":
-            lines.append(f"{row.claim}: {row.outcome} as before with {missed[0]} ({row.published}, {row.tolerance})")
-    lines += [f"{row.claim}: {row.outcome} as before though {row.fault}" for row in mutations.rows
-              if row.fault_noticed is False]  # fmt: skip
-    lines += [f"interval score of the cost model as it is: {cost.score:.0f}" for cost in mutations.costs[:1]]
-    return "\n".join([*lines, *map(str, mutations.costs[1:])])
+    return Mutations(claims=asked, rows=rows, costs=list(costs))

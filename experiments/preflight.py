@@ -23,6 +23,7 @@ from mlm_repro.lineage import VERSION
 from mlm_repro.lineage.command import run_command
 from mlm_repro.lineage.environment import available_cores, list_gpus, source_state
 from mlm_repro.lineage.errors import HardwareFault, HardwareMissing
+from mlm_repro.lineage.numbers import aligned
 from mlm_repro.lineage.progress import announce, format_bytes
 from mlm_repro.lineage.variables import rank
 
@@ -61,6 +62,7 @@ class Check(NamedTuple):
 
     name: str
     result: str
+    """Finding that is shown where the check passed."""
     failure: str
     """One sentence; empty where the check passed."""
 
@@ -78,32 +80,32 @@ def preflight(runs: Path, ranks: int | None = None, needed_bytes: int = 0) -> No
 
 def checks(seen: Sequence[Seen], needed_bytes: int) -> list[Check]:
     """The checks that the ranks' findings pass or fail."""
-    first = seen[0]
-    other_versions = [f"{name} is {value} on {first} and {other.versions.get(name)} on {other}" for other in seen
-                      for name, value in first.versions.items() if other.versions.get(name) != value]  # fmt: skip
-    versions = ", ".join(map(" ".join, first.versions.items()))
-    wrong_products = [str(rank) for rank in seen if not rank.product_is_right]
-    wrong_sums = [str(rank) for rank in seen if not rank.sum_is_right]
+    first, least = seen[0], min(seen, key=lambda rank: rank.free_bytes)
+    unlike = (f"{name} is {value} on {first} and {other.versions.get(name)} on {other}" for other in seen
+              for name, value in first.versions.items() if other.versions.get(name) != value)  # fmt: skip
+    products, sums = (
+        ", ".join(str(rank) for rank in seen if not getattr(rank, is_right))
+        for is_right in ("product_is_right", "sum_is_right")
+    )
     rates = sorted(rank.product_flops_per_second / 1e12 for rank in seen)
     slowest, median = min(seen, key=lambda rank: rank.product_flops_per_second), rates[len(rates) // 2]
+    slow = f"{slowest} reaches {rates[0]:.3g} TFLOP/s, under half of the median rank's {median:.3g}"
     bus = min(rank.bus_bytes_per_second for rank in seen) / 1e9
-    least, needed = min(seen, key=lambda rank: rank.free_bytes), f"{needed_bytes / 1e9:.1f} GB"
-    free = f"{least.free_bytes / 1e9:.1f} GB"
+    free, needed = f"{least.free_bytes / 1e9:.1f} GB", f"{needed_bytes / 1e9:.1f} GB"
     written = min(rank.written_bytes_per_second for rank in seen) / 1e6
-    unwritten = [f"{rank}: {rank.write_failure}" for rank in seen if rank.write_failure]
-    rows = [
-        ("versions", versions, bool(other_versions), "".join(other_versions[:1])),
-        ("matrix products", f"wrong on {len(wrong_products)} ranks" if wrong_products else "equal to what they must be",
-         bool(wrong_products), f"a matrix product is wrong on {', '.join(wrong_products)}"),
-        ("matrix rate", f"{rates[0]:.3g} to {rates[-1]:.3g} TFLOP/s", rates[0] < SLOWEST_SHARE * median,
-         f"{slowest} reaches {rates[0]:.3g} TFLOP/s, under half of the median rank's {median:.3g}"),
-        ("all-reduce", f"{len(seen)} ranks, {bus:.3g} GB/s of bus bandwidth" if bus else "one rank: nothing to reduce",
-         bool(wrong_sums), f"an all-reduce gave a wrong sum on {', '.join(wrong_sums)}"),
-        ("disk space", f"{free} free" + f", {needed} needed" * bool(needed_bytes), least.free_bytes < needed_bytes,
-         f"{least} has {free} of disk for runs, and {needed} are needed"),
-        ("disk writes", f"{written:.0f} MB/s a rank, synced", bool(unwritten), "".join(unwritten[:1])),
+    unwritten = (f"{rank}: {rank.write_failure}" for rank in seen if rank.write_failure)
+    return [
+        Check("versions", ", ".join(map(" ".join, first.versions.items())), next(unlike, "")),
+        Check("matrix products", "equal to what they must be", products and f"a matrix product is wrong on {products}"),
+        Check("matrix rate", f"{rates[0]:.3g} to {rates[-1]:.3g} TFLOP/s",
+              slow if rates[0] < SLOWEST_SHARE * median else ""),
+        Check("all-reduce",
+              f"{len(seen)} ranks, {bus:.3g} GB/s of bus bandwidth" if bus else "one rank: nothing to reduce",
+              sums and f"an all-reduce gave a wrong sum on {sums}"),
+        Check("disk space", f"{free} free" + f", {needed} needed" * bool(needed_bytes),
+              f"{least} has {free} of disk for runs, and {needed} are needed" * (least.free_bytes < needed_bytes)),
+        Check("disk writes", f"{written:.0f} MB/s a rank, synced", next(unwritten, "")),
     ]  # fmt: skip
-    return [Check(name, result, failure if is_failed else "") for name, result, is_failed, failure in rows]
 
 
 def faulty_hosts(seen: Sequence[Seen]) -> tuple[str, ...]:
@@ -114,9 +116,9 @@ def faulty_hosts(seen: Sequence[Seen]) -> tuple[str, ...]:
 
 
 def format_checks(checks: Sequence[Check]) -> str:
-    """The table."""
-    width = max(len(check.name) for check in checks)
-    return "\n".join(f"{'failed' if each.failure else 'good':<8}{each.name:<{width}}  {each.result}" for each in checks)
+    """The table: a check that failed shows its sentence."""
+    return "\n".join(aligned([("failed" if each.failure else "good  ", each.name, each.failure or each.result)
+                              for each in checks]))  # fmt: skip
 
 
 def _look(runs: Path) -> Seen:

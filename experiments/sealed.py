@@ -92,5 +92,6 @@ def format_records(records: Iterable[Record]) -> str:
     rows = []
     for (series, quantity, x, kind), seeds in places.items():
         values = (show(each.value) if 1e4 <= abs(each.value) < 1e7 else f"{each.value:.4g}" for each in seeds)
-        rows.append((series, quantity, "" if x is None else f"{x:g}", ", ".join(values), kind, seeds[0].note))
+        named = f"{quantity} {seeds[0].unit}".strip()
+        rows.append((series, named, "" if x is None else f"{x:g}", ", ".join(values), kind, seeds[0].note))
     return "\n".join(aligned(rows))

@@ -80,6 +80,8 @@ class Verdict:
     reason: str
     baselines: Mapping[str, Range] = field(default_factory=dict)
     """Predictions by simpler rules."""
+    beside: tuple[Record, ...] = field(default=(), compare=False)
+    """The other records at the claim's place; of a kind that is worked out only what is worked out."""
 
     @property
     def needs(self) -> str:
@@ -202,8 +204,12 @@ def judge(
         refused = {(each["series"], each["x"]): str(each["reason"]) for each in worked.refused}
         known = {id(each.record): each for each in worked.numbers}
         for claim in experiment.claims:
-            ours = _find(experiment, claim, records[experiment.name])
+            at = _find(experiment, claim, records[experiment.name])
+            ours = at[0] if at else None
             verdict = _verdict(experiment, claim, ours, known.get(id(ours)), results)
+            worked_kinds = {record.kind for record in at if id(record) in known}
+            others = (each for each in at if id(each) in known or each.kind not in worked_kinds)
+            verdict = replace(verdict, beside=tuple(each for each in others if each is not verdict.record))
             if verdict.outcome == "not-tried" and (reason := refused.get((claim.series, claim.x))):
                 verdict = replace(verdict, reason=reason)
             verdicts.append(verdict)
@@ -401,19 +407,19 @@ def _verdict(
     return said("confirmed" if good else "contradicted", scale, reason)
 
 
-def _find(experiment: Experiment, claim: Claim, records: Rows) -> Record | None:
-    """The record that speaks for the claim. A twin's x is taken as the same share of its training."""
-    mine = (claim.series, claim.quantity)
+def _find(experiment: Experiment, claim: Claim, records: Rows) -> list[Record]:
+    """The records at the claim's place, first the one that speaks for it. A twin's x is taken as the same share of its
+    training."""
+    mine, at = (claim.series, claim.quantity), list[Record]()
     curve = [each.x for each in experiment.claims if (each.series, each.quantity) == mine and each.x is not None]
     for kind in ORDER:
         of_kind = records.get((*mine, kind), [])
         stretch = 1.0
         if kind == "scaled" and experiment.reproduction and claim.x is not None:
             stretch = max((each.x for each in of_kind if each.x is not None), default=1.0) / max(curve)
-        for record in of_kind:
-            if (record.x is None) == (claim.x is None) and math.isclose(record.x or 0, (claim.x or 0) * stretch):
-                return record
-    return None
+        at += [each for each in of_kind if (each.x is None) == (claim.x is None)
+               and math.isclose(each.x or 0, (claim.x or 0) * stretch)]  # fmt: skip
+    return at
 
 
 def _reason(experiment: Experiment, claim: Claim, was_run: bool) -> str:

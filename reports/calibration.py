@@ -20,8 +20,8 @@ FRAME = 80
 
 def calibration_exhibit(claims: Claims) -> Exhibit:
     """Every simulated number with its interval, one for each fact and place, in two panels."""
-    simulated = {(each.verdict.fact, each.verdict.claim.x): each.verdict for each in reversed(claims)
-                 if each.verdict.scale == "simulated" and each.verdict.claim.value}  # fmt: skip
+    simulated = {(each.fact, each.claim.x): each for each in reversed(claims)
+                 if each.scale == "simulated" and each.claim.value}  # fmt: skip
     ordered = sorted(simulated.values(), key=_error)
     panels = {
         "seen by a fit": [each for each in ordered if each.outcome == "fitted"],

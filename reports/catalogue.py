@@ -4,24 +4,18 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
 from statistics import fmean
 
 from mlm_repro.experiments.catalogue import Experiment
-from mlm_repro.experiments.files import FITTED
 from mlm_repro.experiments.reproduce.files import LADDER as MODELS
+from mlm_repro.experiments.verdicts import Verdict
 from mlm_repro.experiments.verdicts import named as named_outcome
-from mlm_repro.lineage.config import read_toml
-from mlm_repro.lineage.numbers import MISSING, exact, show
+from mlm_repro.lineage.numbers import MISSING, show
 from mlm_repro.lineage.records import Kind, Record
-from mlm_repro.reports.claims import Claims, JudgedClaim
 from mlm_repro.reports.exhibit import Exhibit, Table
 from mlm_repro.reports.figures import Layer, NumberRow, draw_curves, layers_of
 from mlm_repro.reports.style import KIND_GLYPHS
-from mlm_repro.reports.tables import RECORD_FIELDS, records_data
-
-AXES = read_toml(Path(__file__).with_name("axes.toml"))
-"""Labels of quantities and positions."""
+from mlm_repro.reports.tables import AXES, RECORD_FIELDS, records_data
 
 
 @dataclass(frozen=True)
@@ -30,7 +24,7 @@ class ExperimentNumbers:
 
     experiment: Experiment
     records: Sequence[Record]
-    claims: Sequence[JudgedClaim]
+    claims: Sequence[Verdict]
 
     @cached_property
     def rows(self) -> list[NumberRow]:
@@ -64,7 +58,7 @@ def catalogue_exhibit(numbers: ExperimentNumbers) -> Exhibit:
     data = _data(numbers)
     layers = drawn_layers(numbers, quantity)
     shows = f"As published: {experiment.shows}" if experiment.claims else experiment.shows
-    caption = [shows, *_arms(numbers), *_repeats(layers), *_agreement(numbers.claims)]
+    caption = [shows, *_arms(numbers), *_repeats(layers)]
     table = _table(numbers, quantity)
     if not quantity:
         return Exhibit(name, experiment.title, caption, data, command, tables=(table,))
@@ -101,14 +95,11 @@ def _drawn(numbers: ExperimentNumbers) -> str:
 
 def _data(numbers: ExperimentNumbers) -> Table:
     """Published numbers with their printed digits, then our numbers as recorded."""
-    rows = []
-    for claim in numbers.experiment.claims:
-        values = {
-            "experiment": numbers.experiment.name, "series": claim.series, "quantity": claim.quantity,
-            "kind": "published", "x_name": numbers.x_name if claim.x is not None else "", "x": exact(claim.x),
-            "value": str(claim.value), "unit": claim.unit, "source": claim.citation, "note": claim.notes,
-        }  # fmt: skip
-        rows.append([values.get(field, "") for field in RECORD_FIELDS])
+    name, claims = numbers.experiment.name, numbers.experiment.claims
+    published = [claim.record(name, "" if claim.x is None else numbers.x_name) for claim in claims]
+    value = RECORD_FIELDS.index("value")
+    rows = [[*row[:value], str(claim.value), *row[value + 1 :]]
+            for row, claim in zip(records_data(published).rows, claims, strict=True)]  # fmt: skip
     return Table(RECORD_FIELDS, [*rows, *records_data(numbers.records).rows], 4)
 
 
@@ -157,7 +148,7 @@ def _repeats(layers: Iterable[Layer]) -> list[str]:
 def _arms(numbers: ExperimentNumbers) -> list[str]:
     """Sentences on an ablation: its question, its training, the end of each arm and the verdict on each effect."""
     ablation = numbers.experiment.ablation
-    tried = [each.verdict for each in numbers.claims if each.verdict.scale == "reduced"]
+    tried = [each for each in numbers.claims if each.scale == "reduced"]
     if ablation is None or not tried:
         return []
     ends = [f"{arm.name} {_end([row for row in numbers.rows if row.series == arm.name])}" for arm in ablation.arms]
@@ -177,25 +168,3 @@ def _end(arm: Sequence[NumberRow]) -> str:
     ended = f"{fmean(losses):.3f} ({min(losses):.3f} to {max(losses):.3f})" if losses else "no number"
     ended += f", {sum(lost):g} of {len(lost)} diverged" if sum(lost) else ""
     return f"{ended} at the rate {rates[0]:g}"
-
-
-def _agreement(claims: Sequence[JudgedClaim]) -> list[str]:
-    """Errors of simulated numbers; those that the cost model was fitted on stand apart."""
-    simulated = [each for each in claims if each.verdict.scale == "simulated" and each.deviation is not None]
-    said = []
-    for title, is_fitted in (("held out", False), ("fitted on these", True)):
-        part = [each for each in simulated if (each.records[0].note == FITTED) == is_fitted]
-        if not part:
-            continue
-        worst = max(part, key=lambda each: abs(each.deviation or 0))
-        errors, where = Claims(part).deviations, worst.verdict.claim
-        place = "" if where.x is None else f", {where.x:,g}"
-        spans = [(first.low, first.high, float(verdict.claim.value)) for verdict, (first, *_) in part
-                 if first.low is not None and first.high is not None]  # fmt: skip
-        inside = sum(low <= value <= high for low, high, value in spans)
-        interval = f" {inside} of {len(spans)} published numbers lie inside the simulated interval." if spans else ""
-        said.append(
-            f"Simulated, {title}: {100 * fmean(errors):.1f} % from the published on average over {len(errors)}, "
-            f"{100 * max(errors):.1f} % at most ({where.series}{place}).{interval}"
-        )
-    return said

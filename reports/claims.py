@@ -1,16 +1,16 @@
 """Published claims with their verdicts and records, grouped by outcome and by paper."""
 
-import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from statistics import mode
+from typing import NamedTuple, Self
 
-from mlm_repro.experiments.catalogue import PAPERS, RELATIONS, Claim, Experiment, erratum_of, read_errata
+from mlm_repro.experiments.catalogue import PAPERS, Claim, Experiment, erratum_of, read_errata
 from mlm_repro.experiments.scores import EXPERIMENT as ORDER
 from mlm_repro.experiments.verdicts import Outcome, Verdict, named
 from mlm_repro.lineage.numbers import MISSING, show
-from mlm_repro.lineage.records import Kind, Record
+from mlm_repro.lineage.records import Kind
 from mlm_repro.reports.exhibit import Exhibit, Table
 from mlm_repro.reports.style import CONFIDENCES, LOOKS, STYLE
 
@@ -19,27 +19,19 @@ OWN: tuple[Kind, ...] = ("measured", "counted", "computed")
 """Kinds of numbers that an erratum may rest on."""
 
 
-class JudgedClaim(NamedTuple):
-    """A claim's verdict and the records at its place; the first record decides."""
+class Claims(tuple[Verdict, ...]):
+    """Claims with their verdicts."""
 
-    verdict: Verdict
-    records: tuple[Record, ...]
-
-    @property
-    def deviation(self) -> float | None:
-        """Our number over the published one, minus 1; None if the claim does not state a number."""
-        claim, record = self.verdict.claim, self.verdict.record
-        comparable = self.verdict.scale not in ("", "reduced") and RELATIONS[claim.says] == "=" and claim.value
-        return record.value / float(claim.value) - 1 if record and comparable else None
-
-
-class Claims(tuple[JudgedClaim, ...]):
-    """Claims in the order of their outcomes."""
+    @classmethod
+    def of(cls, verdicts: Iterable[Verdict]) -> Self:
+        """The claims in the order of their outcomes."""
+        order = list(LOOKS)
+        return cls(sorted(verdicts, key=lambda each: order.index(each.outcome)))
 
     @property
     def counts(self) -> Counter[Outcome]:
         """Number of claims by outcome."""
-        return Counter(each.verdict.outcome for each in self)
+        return Counter(each.outcome for each in self)
 
     @property
     def counted(self) -> int:
@@ -48,14 +40,16 @@ class Claims(tuple[JudgedClaim, ...]):
 
     @property
     def deviations(self) -> list[float]:
-        """Absolute deviations of the claims that have one."""
-        return [abs(each.deviation) for each in self if each.deviation is not None]
+        """How far our numbers are from the published ones, as shares, of the claims that state a number."""
+        return [abs(each.record.value / float(each.claim.value) - 1) for each in self
+                if each.record and each.scale not in ("", "reduced") and each.claim.relation == "=" and each.claim.value
+                ]  # fmt: skip
 
     def by(self, what: str) -> "dict[str, Claims]":
         """Claims grouped by `experiment`, `paper`, `reason`, `needs` or `outcome`, each group at its first claim."""
-        parts: dict[str, list[JudgedClaim]] = defaultdict(list)
+        parts: dict[str, list[Verdict]] = defaultdict(list)
         for each in self:
-            parts[each.verdict.claim.paper if what == "paper" else getattr(each.verdict, what)].append(each)
+            parts[each.claim.paper if what == "paper" else getattr(each, what)].append(each)
         return {name: Claims(part) for name, part in parts.items()}
 
 
@@ -79,7 +73,7 @@ class Group(NamedTuple):
     @property
     def against(self) -> Claims:
         """Claims that our results contradict, and predictions that missed."""
-        return Claims(each for each in self.claims if each.verdict.is_against or each.verdict.outcome == "missed")
+        return Claims(each for each in self.claims if each.is_against or each.outcome == "missed")
 
 
 class PaperPart(NamedTuple):
@@ -95,7 +89,7 @@ class PaperPart(NamedTuple):
     @property
     def shared(self) -> dict[str, str]:
         """Facts common to all claims, shown once."""
-        said = [described(each.verdict.claim) for each in self.claims]
+        said = [described(each.claim) for each in self.claims]
         return {label: text for label, text in said[0].items() if all(facts.get(label) == text for facts in said)}
 
 
@@ -119,30 +113,11 @@ def described(claim: Claim) -> dict[str, str]:
     return {label: text for label, text in told.items() if text not in ("", "exact")}
 
 
-def find_claims(verdicts: Iterable[Verdict], records: Iterable[Record]) -> Claims:
-    """Every verdict with its records."""
-    places: dict[tuple[str, str, str], list[Record]] = defaultdict(list)
-    for record in records:
-        places[record.experiment, record.series, record.quantity].append(record)
-
-    def behind(verdict: Verdict) -> Iterator[Record]:
-        if (own := verdict.record) is not None:
-            yield own
-            for other in places[own.experiment, own.series, own.quantity]:
-                same = (own.x is None) == (other.x is None) and math.isclose(own.x or 0, other.x or 0)
-                if same and other is not own:
-                    yield other
-
-    order = list(LOOKS)
-    judged = (JudgedClaim(verdict, tuple(behind(verdict))) for verdict in verdicts)
-    return Claims(sorted(judged, key=lambda each: order.index(each.verdict.outcome)))
-
-
 def group_claims(claims: Claims) -> list[Group]:
     """Groups of claims in the order of the outcomes; the group of measured claims may be empty."""
     groups: list[Group] = []
     for name, (title, rows, text) in STYLE["groups"].items():
-        some = Claims(each for each in claims if (each.verdict.scale or each.verdict.outcome) == name)
+        some = Claims(each for each in claims if (each.scale or each.outcome) == name)
         if some or not groups:
             groups.append(Group(name, title, rows, text, tuple(o for o in LOOKS if some.counts[o]), some))
     return groups
@@ -155,23 +130,20 @@ def paper_parts(
 
     `drawn` has exhibits by experiment; `elsewhere` has the ids of exhibits in other parts of the page.
     """
-    places, left, papers = {*elsewhere, *(exhibit.name for exhibit in drawn.values())}, dict(drawn), []
-    by_paper, natural = claims.by("paper"), {name: place for place, name in enumerate(experiments)}
+    places = {*elsewhere, *(exhibit.name for exhibit in drawn.values())}
+    homes = {name: mode([claim.paper for claim in each.claims] or [name.partition("/")[0]])
+             for name, each in experiments.items()}  # fmt: skip
+    by_paper, natural, papers = claims.by("paper"), {name: place for place, name in enumerate(experiments)}, []
     for paper in (name for name in PAPERS if name in by_paper):
         mine = by_paper[paper]
-        theirs = Claims(each for each in mine if each.verdict.outcome == UNCOUNTED)
-        ours = Claims(each for each in mine if each.verdict.outcome != UNCOUNTED).by("experiment")
+        asked = {name: Claims(()) for name in drawn if homes[name] == paper}  # some have questions of our own alone
+        asked |= Claims(each for each in mine if each.outcome != UNCOUNTED).by("experiment")
         parts = []
-        for name in sorted(ours, key=lambda name: natural.get(name, len(natural))):
-            title = experiments[name].title if name else "Claims without an experiment"
-            place = name.replace("/", "-")
-            homes = Counter(claim.paper for claim in experiments[name].claims) if name else Counter[str]()
-            exhibit = left.pop(name, None) if homes and paper == homes.most_common(1)[0][0] else None
-            parts.append(PaperPart(title, place if place in places else "", exhibit, ours[name]))
-        for name in [name for name in left if name.startswith(f"{paper}/") and not experiments[name].claims]:
-            exhibit = left.pop(name)  # a question of our own
-            parts.append(PaperPart(experiments[name].title, exhibit.name, exhibit, Claims(())))
-        if theirs:
+        for name in sorted(asked, key=lambda name: natural.get(name, len(natural))):
+            title, place = experiments[name].title if name else "Claims without an experiment", name.replace("/", "-")
+            exhibit = drawn.get(name) if homes.get(name) == paper else None
+            parts.append(PaperPart(title, place if place in places else "", exhibit, asked[name]))
+        if theirs := Claims(each for each in mine if each.outcome == UNCOUNTED):
             parts.append(PaperPart(STYLE["groups"][UNCOUNTED][0], "", None, theirs))
         papers.append(Paper(paper, PAPERS[paper], tuple(parts), mine))
     return papers
@@ -193,7 +165,7 @@ def errata_exhibit(claims: Claims) -> Exhibit:
     """Places where a document disagrees with itself, with what was found here about the printed numbers."""
     rows = []
     for erratum in read_errata().errata:
-        mine = [each.verdict for each in claims if erratum_of(each.verdict.claim) is erratum]
+        mine = [each for each in claims if erratum_of(each.claim) is erratum]
         records = [(each.claim.id, each.record) for each in mine if each.record]
         own = [f"{name}: {show(record.value)}" for name, record in records if record.kind in OWN]
         ours = "; ".join(dict.fromkeys(own))
@@ -218,7 +190,7 @@ def verdicts_exhibit(claims: Claims, homes: Mapping[str, str]) -> Exhibit:
     """All claims as data."""
     heads = ("claim", "published", "source", "ours", "kind", "verdict", "scale", "reason", "run", "experiment")
     rows = []
-    for verdict, _ in claims:
+    for verdict in claims:
         claim, record = verdict.claim, verdict.record
         ours = (show(record.value), record.kind) if record else (MISSING, "")
         run = homes.get(record.source, "") if record else ""

@@ -78,28 +78,22 @@ def _shares(result: Benchmark) -> list[float]:
 
 
 def draw_losses(results: Sequence[Benchmark]) -> "Figure":
-    """Draw both engines' losses on each other, and their differences with the least tolerance as a band."""
+    """Draw both engines' losses on each other, and their differences with the least tolerance."""
     figure = blank(3.4)
     losses, differences = figure.subplots(1, 2)
     every = [_losses(result) for result in results]
-    floor = min([value for of in every for line in of[2:] for value in line if value > 0], default=1e-12) / 2
-    band = [max(min(at), floor) for at in zip(*(of[3] for of in every), strict=False)]
-    differences.fill_between(range(1, len(band) + 1), floor, band, color=LIGHT["dropped"], alpha=0.5, lw=0,
-                             label="tolerance")  # fmt: skip
+    least = [min(at) for at in zip(*(tolerances for *_, tolerances in every), strict=False)]
+    differences.plot(range(1, len(least) + 1), least, color=LIGHT["dropped"], linewidth=2.4, label="tolerance")
     for rank, (result, (mine, others, gaps, _)) in enumerate(zip(results, every, strict=True)):
         (color, _), iterations, layout = look(2 - rank % 3), range(1, len(mine) + 1), _setting(result)[1]
+        theirs = None if rank else result.cases[0].series[1].contender
         losses.plot(iterations, mine, color=color, linewidth=2.4, alpha=0.5, label=f"ours, {layout}")
-        theirs = result.cases[0].series[1].contender
-        losses.plot(
-            iterations, others, color=LIGHT["ink"], linewidth=0.9, linestyle=DASHES, label=None if rank else theirs
-        )
-        dots = [max(value, floor) for value in gaps]
-        differences.plot(iterations, dots, ".", color=color, markersize=2.5, label=layout)
+        losses.plot(iterations, others, color=LIGHT["ink"], linewidth=0.9, linestyle=DASHES, label=theirs)
+        differences.plot(iterations, gaps, ".", color=color, markersize=2.5, label=layout)
     losses.set_ylabel("loss (nats per token)")
-    differences.set_yscale("log")
-    differences.set_ylim(bottom=floor)
+    differences.set_yscale("log", nonpositive="mask")
     differences.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    differences.set_ylabel("difference of the losses; none at the foot")
+    differences.set_ylabel("difference of the losses, where there is one")
     for axes in (losses, differences):
         axes.set_xlabel("iteration")
         axes.legend()

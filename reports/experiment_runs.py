@@ -1,16 +1,15 @@
 """Runs of experiments, ladders and engines, the origins of the page's numbers."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 
 from mlm_repro.engine.run.files import METRICS, SUMMARY
 from mlm_repro.experiments.catalogue import load_experiments
 from mlm_repro.experiments.files import EXPERIMENTS, read_runs
 from mlm_repro.experiments.verdicts import Results, load_results
-from mlm_repro.lineage.digest import check_seal, is_sealed
-from mlm_repro.lineage.errors import BadInput, UserError
+from mlm_repro.lineage.digest import check_seal
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure, UserError
 from mlm_repro.lineage.files import Manifest, one_line, parse_document, read_document
 from mlm_repro.lineage.records import RECORDS, Record
 from mlm_repro.lineage.run import MANIFEST, RunDirectory
@@ -31,8 +30,6 @@ class Origin:
     """Directory of the run, or of the study that keeps it."""
     manifest: Manifest
     seeds: tuple[int, ...] = ()
-    is_kept: bool = False
-    """True if a study of experiments keeps it."""
 
     @property
     def name(self) -> str:
@@ -45,16 +42,6 @@ class Origin:
         if self.manifest.kind == LADDER:
             return "2019/figure-6"
         return str(self.manifest.config["experiment"]["name"])
-
-    @property
-    def created(self) -> str:
-        """Time of the run's start."""
-        return self.manifest.created.replace("T", " ").replace("+00:00", " UTC")
-
-    @property
-    def commit(self) -> str:
-        """Commit of the code; empty if it was not recorded."""
-        return str(self.manifest.environment.source.get("commit") or "")
 
 
 def seeds_of(records: Iterable[Record]) -> tuple[int, ...]:
@@ -113,48 +100,61 @@ def kind_of(path: Path) -> str:
 def load_experiment_runs(paths: Iterable[Path]) -> tuple[Results, list[Origin], Problems]:
     """Results and origins of the runs of experiments that have records, and problems under the experiments' names.
 
-    An unfinished, empty or damaged run becomes a Problem, and so does a refused record.
+    A run becomes a Problem if it is unfinished, empty, damaged, of an experiment that is not known, or has a number
+    that is not its own.
     """
     known = load_experiments()
-    loaded: list[Results] = []
-    origins, problems = dict[str, Origin](), Problems()
-    read = cache(lambda path: load_results([path]))
+    loaded, origins, problems = list[Results](), dict[str, Origin](), Problems()
     for path in paths:
-        part = path.name
+        part, run = path.name, f"The run {path.name}"
         try:
-            for origin in _origins(path):
-                if origin.name in origins:
-                    continue
-                if origin.manifest.kind == AGAINST:
-                    check_seal(origin.path)
-                    read_engines(origin.path)
-                    origins[origin.name] = origin
-                    continue
-                if origin.manifest.kind == "reproduction":
-                    loaded.append(replace(load_results([path]), records=()))
-                    origins[origin.name] = origin
-                    continue
-                part = path.name if origin.is_kept else origin.experiment
-                results = _read(origin, origin.experiment in known, problems, read)
-                loaded.append(results)
-                if results.records:
-                    origins[origin.name] = replace(origin, seeds=seeds_of(results.records))
-        except (UserError, KeyError, TypeError) as error:
-            problems.add(part, f"The run {path.name} is left out: {one_line(error)}.")
+            of_run = _origins(path)
+            if (first := of_run[0]).manifest.kind == AGAINST:
+                check_seal(first.path)
+                read_engines(first.path)
+                origins[first.name] = first
+                continue
+            if first.manifest.kind == "reproduction":
+                loaded.append(replace(load_results([path]), records=()))
+                origins[first.name] = first
+                continue
+            part = first.experiment if len(of_run) == 1 else part
+            results = load_results([path])
+            _check_own(results.records, of_run)
+        except (UserError, LookupError, TypeError) as error:
+            problems.add(part, f"{run} is left out: {one_line(error)}.")
+            continue
+        if strangers := {origin.experiment for origin in of_run} - known.keys():
+            problems.add(part, f"{run} has numbers of {min(strangers)}, which is no experiment now.", damaged=False)
+        if not results.records:
+            why = "has not finished: its numbers are left out" if results.left_out else "holds no numbers"
+            problems.add(part, f"{run} {why}.", damaged=False)
+        loaded.append(replace(results, records=tuple(each for each in results.records if each.source not in origins)))
+        for origin in of_run:
+            if own := [record for record in results.records if record.source == origin.name]:
+                origins[origin.name] = replace(origin, seeds=seeds_of(own))
     records = tuple(record for results in loaded for record in results.records)
     findings = {claim: finding for results in reversed(loaded) for claim, finding in results.findings.items()}
     return Results(records, (), findings), list(origins.values()), problems
 
 
-def _origins(path: Path) -> Iterator[Origin]:
+def _origins(path: Path) -> list[Origin]:
     """A run, or each that a study of experiments keeps."""
     run = RunDirectory.open(path).path
     manifest = read_document(run / MANIFEST, Manifest)
     if manifest.kind != EXPERIMENTS:
-        yield Origin(run, manifest)
-        return
-    for name, line in read_runs(run).items():
-        yield Origin(run, parse_document(line.manifest, Manifest, f"{MANIFEST} of {name}"), is_kept=True)
+        return [Origin(run, manifest)]
+    return [Origin(run, parse_document(line.manifest, Manifest, f"{MANIFEST} of {name}"))
+            for name, line in read_runs(run).items()]  # fmt: skip
+
+
+def _check_own(records: Iterable[Record], origins: Iterable[Origin]) -> None:
+    """Raise IntegrityFailure for a number that is of another run or experiment, or has no digest."""
+    experiments = {origin.name: origin.experiment for origin in origins}
+    for record in records:
+        if experiments.get(record.source) != record.experiment or not record.digest:
+            number = f"{record.series}, {record.quantity}"
+            raise IntegrityFailure(f"a number ({number}) has no digest, or is of another run or experiment")
 
 
 def _newest(folder: Path) -> list[Path]:
@@ -164,39 +164,3 @@ def _newest(folder: Path) -> list[Path]:
     names = {path.name for path in linked}
     others = [path for path in here if path.is_dir() and not path.is_symlink()]
     return [*linked, *(path for path in others if path.name.rpartition("-")[0] not in names)]
-
-
-def _read(origin: Origin, is_known: bool, problems: Problems, load: Callable[[Path], Results]) -> Results:
-    """Results of a run that may be shown; a Problem for each that may not."""
-    path, experiment = origin.path, origin.experiment
-    name = origin.name if origin.is_kept else path.name
-    run = f"The run {name}"
-    if not is_known:
-        problems.add(experiment, f"{run} is left out: there is no experiment {experiment} now.", damaged=False)
-    elif not is_sealed(path):
-        problems.add(experiment, f"{run} has not finished: its numbers are left out.", damaged=False)
-    elif not (path / RECORDS).is_file():
-        problems.add(experiment, f"{run} has no result records ({RECORDS}).")
-    else:
-        results, shown = load(path), []
-        if origin.is_kept:
-            records = tuple(record for record in results.records if record.source == name)
-            results = replace(results, records=records)
-        for record in results.records:
-            if reason := _refusal(record, experiment, origin.name):
-                what = f"A number of {name} ({record.series}, {record.quantity})"
-                problems.add(experiment, f"{what} is left out: {reason}.")
-            else:
-                shown.append(record)
-        if not results.records:
-            problems.add(experiment, f"{run} holds no numbers.", damaged=False)
-        return replace(results, records=tuple(shown))
-    return Results((), (), {})
-
-
-def _refusal(record: Record, experiment: str, run: str) -> str | None:
-    if record.experiment != experiment:
-        return f"it belongs to {record.experiment}"
-    if record.source != run:
-        return f"it names {record.source or 'nothing'} as its run"
-    return None if record.digest else "it has no digest"

@@ -181,38 +181,25 @@ def _multiply(places: Sequence[float]) -> bool:
     return min(factors) >= 1.9 or (places[-1] > 100 * places[0] and max(factors) < 1.01 * min(factors))
 
 
-def draw_perplexity(layers: Mapping[str, Sequence[Layer]]) -> "Figure":
-    """Draw a panel with axes of its own for each layer: curves with the bands of their seeds, logarithmic."""
-    figure = blank(4.4)
-    panels = figure.subplots(1, len(layers), squeeze=False)[0]
-    for axes, (name, curves) in zip(panels, layers.items(), strict=True):
-        _draw(axes, curves, "validation perplexity (logarithmic)")
-        plain_log_ticks(axes)
-        values = [point.value for curve in curves for point in curve.points]
-        axes.set_ylim(min(values) / 1.1, max(values) * 1.1)
+def draw_panels(panels: Mapping[str, Sequence[Layer]], y_label: str, column: bool = False) -> "Figure":
+    """Draw a panel with axes of its own for each group of curves against iterations, with the bands of their seeds.
+
+    The axis of perplexities is logarithmic, and that of others which go over a decade, rates left out. A single curve
+    in a column needs no key.
+    """
+    figure = blank(HEIGHT, COLUMN) if column else blank(4.4)
+    for axes, (name, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        _draw(axes, curves, y_label)
         axes.set_title(name)
-    return figure
-
-
-def draw_loss(curves: Sequence[Layer]) -> "Figure":
-    """Draw loss against iterations."""
-    figure = blank(4.4)
-    _draw(figure.add_subplot(), curves, "training loss (nats per token)")
-    return figure
-
-
-def draw_run(curves: Sequence[Layer], y_label: str) -> "Figure":
-    """Draw numbers of a training against iterations, logarithmic where they go over a decade."""
-    figure = blank(HEIGHT, COLUMN)
-    axes = figure.add_subplot()
-    _draw(axes, curves, y_label)
-    if len(curves) == 1 and (legend := axes.get_legend()):
-        legend.remove()
-    values = [point.value for curve in curves for point in curve.points]
-    if min(values) > 0 and max(values) > 10 * min(values) and "rate" not in y_label:
-        plain_log_ticks(axes)
-    else:
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}" if abs(value) < 1 else compact(value))
+        values = [point.value for curve in curves for point in curve.points]
+        least, most = min(values), max(values)
+        if "perplexity" in y_label or (0 < least < most / 10 and "rate" not in y_label):
+            plain_log_ticks(axes)
+            axes.set_ylim(least / 1.1, most * 1.1)
+        else:
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}" if abs(value) < 1 else compact(value))
+        if column and len(curves) == 1:
+            axes.get_legend().remove()
     return figure
 
 

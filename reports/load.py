@@ -35,6 +35,10 @@ class Problems(list[Problem]):
         """Add a problem."""
         self.append(Problem(part, sentence, damaged))
 
+    def of(self, part: str) -> list[str]:
+        """The sentences on one file."""
+        return [problem.sentence for problem in self if problem.part == part]
+
     def document(self, path: Path, model: type[SchemaT], part: str, what: str) -> SchemaT | None:
         """Read a file with a schema; None if it is absent, or if it does not fit, which becomes a Problem."""
         with self.noting(part, what):
@@ -66,7 +70,7 @@ class Reproduction:
     """None if an earlier version made the run."""
     evaluations: dict[str, Result]
     """Results by file stem."""
-    problems: tuple[Problem, ...]
+    problems: Problems
 
     @property
     def name(self) -> str:
@@ -89,15 +93,10 @@ class Reproduction:
         named = dict.fromkeys(model.series for model in self.summary.models)
         return list(named | dict.fromkeys(sorted(record.series for record in self.records)))
 
-    def command(self, *names: str) -> str:
-        """The command that makes the numbers of the first known name again; empty if the summary has none."""
-        commands = self.summary.commands
-        keys = [key for name in names for key in (name, f"2019/{name}") if key in commands]
-        return commands[keys[0]] if keys else ""
-
-    def problems_of(self, part: str) -> list[str]:
-        """Problems of one file."""
-        return [problem.sentence for problem in self.problems if problem.part == part]
+    @property
+    def command(self) -> str:
+        """The command that makes its numbers again; empty if the summary has none."""
+        return next(iter(self.summary.commands.values()), "")
 
     def select(self, experiment: str, *quantities: str) -> list[Record]:
         """Records of a published table or figure in file order, of all quantities or of the named ones."""
@@ -149,7 +148,7 @@ def load_reproduction(directory: Path) -> Reproduction:
                 evaluations[name] = parse_document(values, Result, f"{name} in {EVALUATIONS}")
     return Reproduction(
         directory, manifest, read_digest(directory) if is_sealed(directory) else None, summary, tuple(records), ledger,
-        card, scores, evaluations, tuple(problems),
+        card, scores, evaluations, problems,
     )  # fmt: skip
 
 

@@ -58,7 +58,7 @@ def shell() -> dict[str, Any]:
 
 def render_page(report: Report, drawings: dict[str, Drawing]) -> str:
     """The HTML text; every value is escaped except our own drawings and script."""
-    reproduction, verdicts = report.reproduction, [each.verdict for each in report.claims]
+    reproduction, verdicts = report.reproduction, report.claims
     context = {
         "report": report, "alone": False,
         "run": reproduction,

@@ -26,7 +26,6 @@ from mlm_repro.reports.claims import (
     Group,
     Paper,
     errata_exhibit,
-    find_claims,
     forecast_of_order,
     group_claims,
     paper_parts,
@@ -111,7 +110,7 @@ class Report:
         """Sentences on what the counts hide, and on verdicts that could have failed, by the file beside the runs."""
         beside = dict.fromkeys(path.parent / VERDICTS for path in self.inputs.runs)
         scores = [read_document(path, Mutations).sentence for path in beside if path.is_file()]
-        return [*headlines([each.verdict for each in self.claims]), *scores]
+        return [*headlines(self.claims), *scores]
 
     @property
     def findings(self) -> list[tuple[str, str, str]]:
@@ -119,7 +118,7 @@ class Report:
         told = [("reproduction", "This run", order_of(self.reproduction))]
         if self.kept:
             told.append(("kept", "Kept with the code", order_of(self.kept)))
-        if sealed := forecast_of_order(each.verdict for each in self.claims):
+        if sealed := forecast_of_order(self.claims):
             told.append((EXPERIMENT.replace("/", "-"), "The same with a forecast", sealed))
         parts = [section for section in self.sections if section.name != CALIBRATION]
         return [*told, *((part.name, part.title, part.exhibits[0].caption[0]) for part in parts)]
@@ -138,13 +137,12 @@ def assemble(inputs: Inputs) -> Report:
     own = Origin(reproduction.directory, reproduction.manifest, seeds_of(reproduction.records))
     origins = (own, *run_origins)
     experiments = load_experiments()
-    mine = () if reproduction.problems_of(MARKER) else reproduction.records  # unfinished or changed it does not count
+    mine = () if reproduction.problems.of(MARKER) else reproduction.records  # unfinished or changed it does not count
     records = (*results.records, *(record for record in mine if record.kind != "published"))
     verdicts = judge(experiments.values(), replace(results, records=records))
     worked = [each.record for experiment in experiments.values() for each in worked_out(experiment).numbers]
     known = {_place(record) for record in worked}  # a run's own are the same, or of an earlier version
-    further = [record for record in records if _place(record) not in known]
-    claims = find_claims([*verdicts, *unanswered(experiments.values())], (*worked, *further))
+    claims = Claims.of([*verdicts, *unanswered(experiments.values())])
     exhibits = reproduction_exhibits(reproduction)
     beside = [record for record in results.records if _place(record) not in known]
     drawn = _drawn(experiments, claims, (*worked, *beside), run_problems, exhibits)
@@ -152,7 +150,7 @@ def assemble(inputs: Inputs) -> Report:
     stray = tuple(problem.sentence for problem in run_problems if problem.part not in experiments)
     sections = []
     if ladders := [origin for origin in run_origins if origin.manifest.kind == LADDER]:
-        newest = max(ladders, key=lambda origin: origin.created)
+        newest = max(ladders, key=lambda origin: origin.manifest.created)
         exhibit = ladder_exhibit(newest.path)
         sections.append(Section("ladder-section", "How loss falls with size", [exhibit]))
     if engines := [origin.path for origin in run_origins if origin.manifest.kind == AGAINST]:

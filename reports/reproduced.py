@@ -12,7 +12,7 @@ from mlm_repro.lineage.numbers import show
 from mlm_repro.lineage.records import Kind, Record
 from mlm_repro.reports import tables
 from mlm_repro.reports.exhibit import Exhibit, Table
-from mlm_repro.reports.figures import Layer, draw_loss, draw_perplexity, layers_of
+from mlm_repro.reports.figures import Layer, draw_panels, layers_of
 from mlm_repro.reports.load import Reproduction
 
 NAMES: dict[Kind, str] = {"scaled": "scaled twins"}
@@ -39,8 +39,8 @@ def _curves(reproduction: Reproduction) -> Iterator[Exhibit]:
         yield Exhibit(
             "2019-figure-6", "Validation perplexity against iterations",
             [said := _ends(curves), VALIDATED.format(_means(curves, ", means of several seeds with the bands of all"))],
-            tables.records_data(perplexities), reproduction.command("figure-6"),
-            partial(draw_perplexity, by_kind(curves)),
+            tables.records_data(perplexities), reproduction.command,
+            partial(draw_panels, by_kind(curves), "validation perplexity (logarithmic)"),
             f"Line charts of validation perplexity over iterations, logarithmic. {said}",
         )  # fmt: skip
     losses = reproduction.select("2019/training-loss", "training_loss")
@@ -48,7 +48,7 @@ def _curves(reproduction: Reproduction) -> Iterator[Exhibit]:
         said = _ends(curves) + _means(curves, " Lines are means of several seeds.")
         yield Exhibit(
             "training-loss", "Training loss against iterations", [said], tables.records_data(losses),
-            reproduction.command("training-loss"), partial(draw_loss, curves),
+            reproduction.command, partial(draw_panels, {"": curves}, "training loss (nats per token)"),
             f"Line chart of training loss against iterations. {said}",
         )  # fmt: skip
 
@@ -60,25 +60,25 @@ def _tables(reproduction: Reproduction) -> Iterator[Exhibit]:
                if record.experiment != "2019/table-3"
                and (record.experiment, record.quantity) not in drawn]  # fmt: skip
     if benchmarks:
-        data, command = tables.records_data(benchmarks), reproduction.command("table-3")
+        data, command = tables.records_data(benchmarks), reproduction.command
         shown = tables.comparison_tables(benchmarks)
         yield Exhibit("2019-table-3", "WikiText-103 and LAMBADA", (), data, command, tables=shown)
     if ours := [record for record in benchmarks if record.kind != "published"]:
-        data, command, shown = tables.records_data(ours), reproduction.command("table-3"), [twins_table(reproduction)]
+        data, command, shown = tables.records_data(ours), reproduction.command, [twins_table(reproduction)]
         said = reproduction.scores.sentences(reproduction.summary.labels) if reproduction.scores else ()
         yield Exhibit("2019-twins", "The models on the same texts", said, data, command, tables=shown)
     if further:
-        data, command = tables.records_data(further), reproduction.command("validation")
+        data, command = tables.records_data(further), reproduction.command
         yield Exhibit("further-numbers", "Further numbers", (), data, command, tables=(data,))
     if evaluations := reproduction.evaluations:
         labels = {model.name: f"{model.label}, seed {model.seed}" for model in reproduction.summary.models}
-        yield evaluations_exhibit(evaluations, reproduction.order, reproduction.command("table-3"), labels)
+        yield evaluations_exhibit(evaluations, reproduction.order, reproduction.command, labels)
     if models := reproduction.summary.models:
-        kind, command = reproduction.own_kind, reproduction.command("models")
-        data, shown = tables.models_data(models, kind), tables.models_tables(models, kind)
+        kind, command = reproduction.own_kind, reproduction.command
+        data, shown = tables.models_data(models), tables.models_tables(models, kind)
         yield Exhibit("models", "Published and trained shapes", (), data, command, tables=shown)
     if ledger := reproduction.ledger:
-        yield ledger_exhibit(ledger, reproduction.command("data-ledger", "ledger"))
+        yield ledger_exhibit(ledger, reproduction.command)
 
 
 def evaluations_exhibit(
@@ -149,7 +149,7 @@ def kept_exhibit(own: Reproduction, kept: Reproduction) -> Exhibit:
         f"The numbers of this run are at most {max(apart, default=0):.1f} % from the means of {seeds} kept seeds.",
         "Both were trained on the same text, byte for byte." if texts[0][-1] == texts[1][-1] else _unlike(own, kept),
     ]
-    return Exhibit("kept", "Beside the kept result", caption, table, kept.command("models"), tables=[table, text])
+    return Exhibit("kept", "Beside the kept result", caption, table, kept.command, tables=[table, text])
 
 
 def _unlike(own: Reproduction, kept: Reproduction) -> str:

@@ -11,15 +11,12 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple, get_args
 
-import jinja2
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from jinja2.bccache import Bucket, BytecodeCache
 
 from mlm_repro.experiments.verdicts import Outcome
 from mlm_repro.lineage.config import read_toml
 from mlm_repro.lineage.numbers import printable, show
 from mlm_repro.lineage.records import Kind
-from mlm_repro.lineage.remembered import recall, remember
 
 STYLE = read_toml(Path(__file__).with_name("style.toml"))
 PALETTE: dict[str, tuple[str, str]] = STYLE["palette"]
@@ -77,19 +74,6 @@ def figure_style(salt: str) -> Iterator[None]:
         yield
 
 
-class CompiledTemplates(BytecodeCache):
-    """Templates as this machine compiled them, by their text and jinja2's version."""
-
-    def load_bytecode(self, bucket: Bucket) -> None:
-        """Fill the bucket with what was kept of its template."""
-        if known := recall(f"template-{bucket.key}", f"{jinja2.__version__} {bucket.checksum}"):
-            bucket.bytecode_from_string(known)
-
-    def dump_bytecode(self, bucket: Bucket) -> None:
-        """Keep the compiled template."""
-        remember(f"template-{bucket.key}", f"{jinja2.__version__} {bucket.checksum}", bucket.bytecode_to_string())
-
-
 def powers(text: str) -> str:
     """The text with each `^number` in raised figures."""
     raised = str.maketrans("0123456789-.", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻·")
@@ -101,7 +85,7 @@ def template_environment() -> Environment:
     """The renderer of the templates: an unknown name is an error, and values are escaped."""
     environment = Environment(
         loader=PackageLoader("mlm_repro.reports"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True, bytecode_cache=CompiledTemplates(),
+        lstrip_blocks=True,
     )  # fmt: skip
     environment.filters |= {"printable": printable, "show": show, "powers": powers}
     return environment

@@ -1,14 +1,16 @@
 """Tables of the page and its CSV files."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil, floor, log, log10
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from mlm_repro.data_pipeline.files import DataCard, Ledger, NearDuplicates
 from mlm_repro.evaluation.schema import ClozeResult, PerplexityResult, Result
-from mlm_repro.experiments.reproduce.files import ModelShape, ReproducedModel
+from mlm_repro.experiments.reproduce.files import ReproducedModel
+from mlm_repro.lineage.config import flatten, read_toml
 from mlm_repro.lineage.numbers import MISSING, compact, exact, percent, show, size_bytes
 from mlm_repro.lineage.progress import format_duration
 from mlm_repro.lineage.records import Kind, Record
@@ -18,11 +20,9 @@ BENCHMARKS = {
     "wikitext103_perplexity": ("WikiText-103 perplexity", "lower is better"),
     "lambada_accuracy": ("LAMBADA accuracy", "higher is better"),
 }
-SHAPE = {
-    "num_layers": "layers", "hidden_size": "hidden", "num_heads": "heads", "seq_length": "sequence",
-    "vocab_size": "vocabulary", "parameters": "parameters", "global_batch_size": "batch", "iterations": "iterations",
-    "tokens_per_parameter": "tokens/parameter", "learning_rate": "learning rate",
-}  # fmt: skip
+AXES = read_toml(Path(__file__).with_name("axes.toml"))
+"""Labels of quantities, positions, shapes and a training's curves."""
+SHAPE: dict[str, str] = AXES["shape"]
 RECORD_FIELDS = (
     "experiment series quantity kind x_name x value low high unit source digest seed note".split()  # noqa: SIM905
 )
@@ -119,7 +119,9 @@ def models_tables(models: Sequence[ReproducedModel], ours: Kind) -> list[Table]:
             kind,
             *(_setting(key, getattr(shape, key)) for key in SHAPE),
         )
-        for model, kind, shape in _shapes([each for each in models if each.name == each.series], ours)
+        for model in models
+        if model.name == model.series
+        for kind, shape in (("published", model.published), (ours, model.trained))
     ]
     runs = [
         (
@@ -136,13 +138,6 @@ def models_tables(models: Sequence[ReproducedModel], ours: Kind) -> list[Table]:
         Table(("model", "kind", *SHAPE.values()), shapes, 2, "Published and trained shapes"),
         Table(heads, runs, 3, "Training runs"),
     ]
-
-
-def _shapes(models: Iterable[ReproducedModel], ours: Kind) -> Iterator[tuple[ReproducedModel, Kind, ModelShape]]:
-    """The published, then the trained configuration of each model."""
-    for model in models:
-        yield model, "published", model.published
-        yield model, ours, model.trained
 
 
 def attrition_table(ledger: Ledger) -> Table:
@@ -212,17 +207,10 @@ def near_duplicates(banding: NearDuplicates) -> list[str]:
     ]
 
 
-def models_data(models: Sequence[ReproducedModel], ours: Kind) -> Table:
-    """Rows for each model's published and trained configuration, with facts of the training."""
-    training = ("run", "tokens", "seed", "train_seconds", "tokens_per_second", "checkpoint_digest")
-    rows = [
-        [
-            model.name, kind, *(_plain(getattr(shape, key)) for key in SHAPE),
-            *(_plain(getattr(model, name)) if kind == ours else "" for name in training),
-        ]
-        for model, kind, shape in _shapes(models, ours)
-    ]  # fmt: skip
-    return Table(("model", "kind", *SHAPE, *training), rows, 2)
+def models_data(models: Sequence[ReproducedModel]) -> Table:
+    """A row for each model with the facts of its training, its published and its trained configuration."""
+    rows = [flatten(model.model_dump(mode="json")) for model in models]
+    return Table([*rows[0]], [list(map(_plain, row.values())) for row in rows], 2)
 
 
 def _setting(key: str, value: float | None) -> str:

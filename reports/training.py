@@ -22,7 +22,7 @@ from mlm_repro.lineage.progress import format_duration
 from mlm_repro.lineage.run import MANIFEST, RunDirectory
 from mlm_repro.reports import tables
 from mlm_repro.reports.exhibit import Exhibit, Table
-from mlm_repro.reports.figures import Layer, Point, draw_run
+from mlm_repro.reports.figures import Layer, Point, draw_panels
 from mlm_repro.reports.load import Problems
 from mlm_repro.reports.page import shell
 from mlm_repro.reports.render import render_all
@@ -32,11 +32,7 @@ from mlm_repro.reports.trust_ratio import trust_ratio_exhibit
 
 SHOWN, LISTED = 400, 100
 """Most points of a curve, and most iterations in the table."""
-CURVES = {
-    "learning_rate": ("learning-rate", "Learning rate", "learning rate"),
-    "gradient_norm": ("gradient-norm", "Gradient norm before clipping", "gradient norm"),
-    "tokens_per_second": ("throughput", "Throughput", "tokens per second"),
-}
+CURVES: dict[str, tuple[str, str, str]] = tables.AXES["curves"]
 """Id, title and axis of the curves beside the loss, by their key in the metrics."""
 TRAINED = ("iteration", "samples", "loss", *CURVES)
 VALIDATED = ("iteration", "samples", "loss", "perplexity")
@@ -64,10 +60,6 @@ class Training:
     """Prompts with the continuations by its checkpoints."""
     state: str
     problems: Problems
-
-    def problems_of(self, part: str) -> list[str]:
-        """Problems of one file."""
-        return [problem.sentence for problem in self.problems if problem.part == part]
 
     @property
     def exhibits(self) -> dict[str, Exhibit]:
@@ -117,7 +109,8 @@ def _curve(name: str, title: str, label: str, curves: list[Layer]) -> Exhibit:
     if curves[0].repeats > 1:
         caption.append(f"Points are means of {curves[0].repeats} iterations, the band their least and greatest.")
     alt = f"Line chart of {label} over iterations. {caption[0]}"
-    return Exhibit(name, title, caption, Table((), ()), "", partial(draw_run, curves, label), alt, column=True)
+    return Exhibit(name, title, caption, Table((), ()), "", partial(draw_panels, {"": curves}, label, column=True), alt,
+                   column=True)  # fmt: skip
 
 
 def load_training(run: Path) -> Training:

@@ -81,7 +81,7 @@ class KeptCheck:
     def _verdicts(self) -> Iterator[str]:
         """Give the verdicts again and compare them, claims and tolerances included, with those that are kept."""
         for path in sorted(self.folder.rglob(VERDICTS)):
-            before, again = read_document(path, Mutations), mutate(load_results([path.parent]), faulty=False)
+            before, again = read_document(path, Mutations), mutate(load_results([path.parent]))
             says, gives = (
                 {**file.claims, **{f"the verdict on {row.claim}": str(row) for row in file.rows}}
                 for file in (before, again)

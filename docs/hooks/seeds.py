@@ -136,10 +136,10 @@ def _cost(name: str, gpus: int) -> str:
     cores, rate = record.environment.cores or 1, median(rates)
     days = (
         ranked_layouts(model, load_cluster("h100", OWN), gpus)[0].prediction.seconds
-        * model.run.train.iterations
+        * model.config.train.iterations
         / 86400
     )
-    years = flops_per_token(model.run.model) * model.tokens / (cores * rate * 1e9) / 86400 / 365
+    years = flops_per_token(model.config.model) * model.tokens / (cores * rate * 1e9) / 86400 / 365
     return (
         f"the smallest published size that fails has {model.parameters / 1e6:.0f}M parameters, whose training takes "
         f"{days:.0f} days on {gpus} H100 GPUs (simulated: `mlm-experiment plan {name} --cluster h100 --gpus {gpus}`) "

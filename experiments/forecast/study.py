@@ -10,12 +10,12 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import redirect_stderr
 from dataclasses import replace
 from functools import partial
 from io import StringIO
-from multiprocessing.connection import wait
-from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -70,7 +70,7 @@ from mlm_repro.experiments.scores import text_score
 from mlm_repro.lineage.config import load_config
 from mlm_repro.lineage.digest import sha256_file
 from mlm_repro.lineage.environment import available_cores
-from mlm_repro.lineage.errors import BadInput, DataMissing, UserError
+from mlm_repro.lineage.errors import BadInput, DataMissing, Interrupted, UserError
 from mlm_repro.lineage.files import read_document, write_document, write_lines
 from mlm_repro.lineage.lock import locked
 from mlm_repro.lineage.processes import end_with_parent
@@ -229,36 +229,30 @@ def try_forecast(
 def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
     """Train each configuration below `runs`, one to a core, and keep the outcome in `folder`.
 
-    Trainings that are kept there already are skipped. Raises Interrupted if a training was stopped and StepFailed if it
-    failed, after stopping the others.
+    Trainings that are kept there already are skipped. Raises Interrupted if a training was stopped or killed and
+    StepFailed if it failed, after stopping the others.
     """
-    done_before = read_runs(folder)
+    done_before, start = read_runs(folder), time.monotonic()
     waiting = [config for config in configs if _directory_of(config, runs).name not in done_before]
-    context, total, start = multiprocessing.get_context("fork"), len(waiting), time.monotonic()
-    running: dict[Any, tuple[ForkProcess, RunConfig]] = {}
-    done = 0
+    pool = ProcessPoolExecutor(available_cores(), multiprocessing.get_context("fork"), _begin_alone)
     try:
-        while waiting or running:
-            while waiting and len(running) < available_cores():
-                config = waiting.pop(0)
-                process = context.Process(target=_alone, args=(config, runs))
-                process.start()
-                running[process.sentinel] = process, config
-            for sentinel in wait(list(running)):
-                process, config = running.pop(sentinel)
-                process.join()
-                if process.exitcode:
-                    raise StepFailed(f"training of {config.name}", process.exitcode)
-                place, done = _directory_of(config, runs), done + 1
-                keep(place, folder)
-                loss, passed = read_validations(place)[-1].loss, format_duration(time.monotonic() - start)
-                print(f"{place.name}: validation loss {loss:.3f} ({done} of {total}, {passed})", flush=True)
-    except BaseException:
-        for process, _ in running.values():
+        trainings = {pool.submit(_alone, config, runs): config for config in waiting}
+        for done, training in enumerate(as_completed(trainings), 1):
+            config = trainings[training]
+            if code := training.result():
+                raise StepFailed(f"training of {config.name}", code)
+            place = _directory_of(config, runs)
+            keep(place, folder)
+            loss, passed = read_validations(place)[-1].loss, format_duration(time.monotonic() - start)
+            print(f"{place.name}: validation loss {loss:.3f} ({done} of {len(waiting)}, {passed})", flush=True)
+    except BaseException as error:
+        for process in multiprocessing.active_children():
             process.terminate()
-        for process, _ in running.values():
-            process.join()
+        if isinstance(error, BrokenProcessPool):
+            raise Interrupted("a training was stopped or killed; the same command continues from there") from error
         raise
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _bits_per_nat(datasets: Sequence[Path]) -> list[float]:
@@ -306,14 +300,21 @@ def _train(config: RunConfig, runs: Path, ranks: int) -> None:
         print(f"{config.name} diverged: {error}", flush=True)
 
 
-def _alone(config: RunConfig, runs: Path) -> None:
-    """Train in a forked process, on one thread and without output."""
+def _begin_alone() -> None:
+    """Prepare a forked process that trains on one thread."""
     end_with_parent(signal.SIGTERM)
     torch.set_num_threads(1)
     os.environ[QUIET] = "1"
+
+
+def _alone(config: RunConfig, runs: Path) -> int:
+    """Train without output; the exit code. A training that is stopped ends its process, so that no other begins."""
     try:
         with redirect_stderr(StringIO()):
             _train(config, runs, ranks=1)
+    except Interrupted as stopped:
+        os._exit(stopped.exit_code)
     except UserError as error:
         print(f"{config.name}: {error}", flush=True)
-        raise SystemExit(error.exit_code) from None
+        return error.exit_code
+    return 0

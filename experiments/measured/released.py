@@ -22,6 +22,7 @@ from mlm_repro.evaluation.windows import megatron_windows
 from mlm_repro.experiments.catalogue import Experiment
 from mlm_repro.experiments.files import STAND_IN
 from mlm_repro.experiments.sealed import Line
+from mlm_repro.lineage.config import read_toml
 from mlm_repro.lineage.digest import sha256_file
 from mlm_repro.lineage.errors import DataMissing, Interrupted
 from mlm_repro.lineage.records import Kind
@@ -29,30 +30,8 @@ from mlm_repro.lineage.records import Kind
 MODELS_VARIABLE = "MLM_MODELS_DIR"
 OWNER = "openai-community/"
 """Owner of GPT-2's weights on the hub, which does not have Megatron-LM's checkpoint."""
-GPT2 = {
-    "wikitext103_perplexity": ("wikitext103", "perplexity", 1),
-    "lambada_perplexity": ("lambada", "perplexity", 1),
-    "lambada_accuracy": ("lambada-stopword-filter", "accuracy", 100),
-}
-"""Protocol, field of its result and factor to the claim's unit, by quantity."""
-HARNESS = {
-    "lambada_openai_perplexity": ("lambada-lm-eval", "perplexity", 1),
-    "lambada_openai_accuracy": ("lambada-lm-eval", "accuracy", 1),
-}
-MEGATRON_LM = {
-    "lambada_accuracy": ("lambada", "accuracy", 100),
-    "wikitext103_validation_perplexity": ("wikitext103-valid", "perplexity", 1),
-}
-MODELS = {
-    "gpt2/released": {
-        "gpt2": {"117M": GPT2, "GPT-2 117M": HARNESS},
-        "gpt2-medium": {"345M": GPT2},
-        "gpt2-large": {"762M": GPT2},
-        "gpt2-xl": {"1542M": GPT2},
-    },
-    "megatron/released-345m": {"megatron-345m": {"released 345M": MEGATRON_LM}},
-}
-"""Series of the claims with their protocols, by experiment and directory."""
+MODELS = read_toml(Path(__file__).with_name("released.toml"))
+"""Protocol, field of its result and factor to the claim's unit by experiment, directory, series and quantity."""
 
 
 def measure_released(experiment: Experiment, limit: int | None = None) -> list[Line]:

@@ -47,13 +47,7 @@ def published_value(row: Row, quantity: str) -> Range:
 def published_records(series: tuple[str, ...]) -> Iterator[Record]:
     """The claims of the 2019 paper's Figure 6 and Table 3 about the named models."""
     for name, x_name in (("2019/figure-6", "iteration"), ("2019/table-3", "")):
-        for claim in find_experiment(name).claims:
-            if claim.series in series:
-                yield Record(
-                    experiment=name, series=claim.series, quantity=claim.quantity, value=float(claim.value),
-                    kind="published", source=claim.citation, unit=claim.unit, x=claim.x, x_name=x_name,
-                    note=claim.notes,
-                )  # fmt: skip
+        yield from (each.record(name, x_name) for each in find_experiment(name).claims if each.series in series)
 
 
 def position(part: Part, row: Row) -> dict[str, Any]:

@@ -52,6 +52,7 @@ from mlm_repro.experiments.reproduce.plan import (
     twin_rule,
 )
 from mlm_repro.experiments.scores import END, compared, order_verdict, text_score
+from mlm_repro.experiments.sealed import format_records
 from mlm_repro.lineage.chain import CHECKPOINTS
 from mlm_repro.lineage.config import load_config
 from mlm_repro.lineage.digest import read_digest
@@ -324,15 +325,15 @@ def shape_of(config: RunConfig) -> ModelShape:
 
 def _print_results(directory: Path) -> None:
     records = [record for record in read_records(directory / RECORDS) if record.kind != "published"]
-    summary = read_document(directory / SUMMARY, ReproductionSummary)
+    labels = read_document(directory / SUMMARY, ReproductionSummary).labels
+    shown = []
     for record in records:
         meaningless = record.kind == "scaled" and record.quantity.endswith("_perplexity")  # of words, by a twin
-        if record.quantity == END or (record.x is None and not meaningless):
-            seeds = record.note if record.seed is None else f"seed {record.seed}"
-            label, what = summary.labels[record.series], record.quantity.replace("_", " ")
-            print(f"{label}: {what} {record.value:,.4g} {record.unit} ({seeds})")
+        if record.seed is not None and (record.quantity == END or (record.x is None and not meaningless)):
+            shown.append(record.model_copy(update={"series": labels[record.series]}))
+    print(format_records(shown))
     scores = read_document(directory / SCORES, ReproductionScores)
-    print(*scores.sentences(summary.labels), order_verdict(records, scores, summary.labels), sep="\n")
+    print(*scores.sentences(labels), order_verdict(records, scores, labels), sep="\n")
 
 
 def _are_here(*find: Callable[[], object]) -> bool:

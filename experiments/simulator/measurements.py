@@ -21,11 +21,11 @@ COLUMNS = ("gpus", "global_batch", "micro_batch", "hidden", "heads", "layers", "
 LARGEST_CELL = 1e9
 PEAK_TFLOPS = {"selene": 312.0, "dgx-a100-80g": 312.0, "dgx-2h-v100": 130.0, "p3dn-v100": 125.0}
 """Peak rates to which the papers' percentages refer."""
-ITERATIONS_PER_EPOCH = next(int(row.value) for row in every_claim() if row.id == "2019/text/iterations-per-epoch")
+PRINTED = {claim.id: float(claim.value) for claim in every_claim()}
+ITERATIONS_PER_EPOCH = int(PRINTED["2019/text/iterations-per-epoch"])
 """2019 paper, Section 4.2."""
 
-LONGER = next(float(row.value) for row in every_claim() if row.id == "transformer-xl/post/bpe-length")
-WIKITEXT_TOKENS = 103_227_021 * (1 + LONGER / 100)
+WIKITEXT_TOKENS = 103_227_021 * (1 + PRINTED["transformer-xl/post/bpe-length"] / 100)
 """Byte pairs of WikiText-103's training text: its words (Merity et al. 2016, Table 1), and more of them by the post."""
 
 

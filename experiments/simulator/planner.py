@@ -1,19 +1,17 @@
-"""Layouts of a model on a cluster, ranked by the simulator; rates of training in every convention. Imports no torch."""
+"""Layouts of a model on a cluster, ranked by the simulator. Imports no torch."""
 
 from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
 
 from mlm_repro.data_pipeline.files import DATASET, DataCard
-from mlm_repro.engine.config import RunConfig
-from mlm_repro.engine.costs import flops_per_token
 from mlm_repro.engine.pipeline.schedule import ideal_bubble
 from mlm_repro.engine.run.resolved import ResolvedRun, read_run
 from mlm_repro.experiments.simulator.cluster import Cluster, machine_of
 from mlm_repro.experiments.simulator.measurements import ITERATIONS_PER_EPOCH, fitted_workloads
 from mlm_repro.experiments.simulator.simulate import Prediction, iteration_parts, simulate
 from mlm_repro.experiments.simulator.workload import NOT_COSTED, NotCosted, Workload, flops_of
-from mlm_repro.lineage.errors import BadInput, HardwareMissing
+from mlm_repro.lineage.errors import HardwareMissing
 from mlm_repro.lineage.files import read_document
 from mlm_repro.lineage.progress import announce
 
@@ -36,49 +34,32 @@ class Choice(NamedTuple):
     prediction: Prediction
 
 
-class PlannedModel(NamedTuple):
-    """A model to plan."""
-
-    name: str
-    template: Workload
-    """Sizes and batch, in any layout."""
-    parameters: int
-    tokens: int
-    """Tokens of the whole training; 0 if unknown."""
-    run: RunConfig
-    """Run whose memory is counted."""
-    epoch_tokens: int | None = None
-    """Tokens of the dataset that the run names."""
-
-
-def read_model(model: str) -> PlannedModel:
+def read_model(model: str) -> ResolvedRun:
     """A shipped model or a TOML file. Raises NotCosted for a `config.json`, which describes another's model."""
     if model.endswith(".json"):
         raise NotCosted(f"{model}: {NOT_COSTED}")
-    return model_of_run(read_run(model))
+    return read_run(model)
 
 
-def model_of_run(run: ResolvedRun) -> PlannedModel:
-    """A run of this engine, with the dataset that its file names."""
-    template, tokens = Workload.of_run(run.config, 1), None
-    if run.config.data.dataset is not None:
-        cards = [read_document(directory / DATASET, DataCard) for directory in run.data.directories]
-        tokens = sum(card.splits["train"].tokens for card in cards if "train" in card.splits)
-    return PlannedModel(run.config.name, template, run.parameters, run.tokens, run.config, tokens)
+def dataset_tokens(run: ResolvedRun) -> int:
+    """Training tokens of the dataset that the run names; 0 if it names none."""
+    cards = [read_document(each / DATASET, DataCard) for each in run.dataset.directories] if run.dataset else []
+    return sum(card.splits["train"].tokens for card in cards if "train" in card.splits)
 
 
-def ranked_layouts(model: PlannedModel, cluster: Cluster, gpus: int) -> list[Choice]:
+def ranked_layouts(run: ResolvedRun, cluster: Cluster, gpus: int) -> list[Choice]:
     """Every layout that divides and fits, by its rate times the chance that it fits; the batch is the model's.
 
     Raises HardwareMissing with a reason where none does.
     """
-    workloads = list(possible_layouts(model.template, cluster, gpus))
+    template = Workload.of_run(run.config, 1)
+    workloads = list(possible_layouts(template, cluster, gpus))
     announce(f"predicts {len(workloads):,} layouts")
-    predictions = simulate(cluster, workloads, model.run)
+    predictions = simulate(cluster, workloads, run.config)
     choices = [Choice(*pair) for pair in zip(workloads, predictions, strict=True) if not pair[1].reason]
     if not choices:
-        why = f"; of one, {predictions[-1].reason}" if predictions else _nearest(model.template, cluster, gpus)
-        raise HardwareMissing(f"no layout of {model.name} on {gpus} GPUs can run{why}")
+        why = f"; of one, {predictions[-1].reason}" if predictions else _nearest(template, cluster, gpus)
+        raise HardwareMissing(f"no layout of {run.config.name} on {gpus} GPUs can run{why}")
     return sorted(choices, key=expected_seconds)
 
 
@@ -161,27 +142,26 @@ def explain(cluster: Cluster, choice: Choice) -> str:
     return "\n".join([*lines, f"limited by {most}; fits with a chance of {chance:.0%}"])
 
 
-def format_plan(model: PlannedModel, cluster: Cluster, choices: Sequence[Choice]) -> str:
+def format_plan(run: ResolvedRun, cluster: Cluster, choices: Sequence[Choice]) -> str:
     """The best layouts as a table, with what the whole run takes; every number in it is simulated."""
-    template, gpus = model.template, choices[0].workload.gpus
-    per_iteration = template.global_batch * template.seq
-    epoch = model.epoch_tokens or EPOCH_TOKENS
-    tokens = model.tokens or epoch
+    model, gpus, own = run.config.model, choices[0].workload.gpus, dataset_tokens(run)
+    batch = run.config.train.global_batch_size
+    per_iteration, epoch = batch * model.seq_length, own or EPOCH_TOKENS
     peak = cluster.constants.matmul_flops_per_second.value
     beyond = choices[0].prediction.extrapolated
     interval, known = cluster.interval(gpus, beyond), fitted_workloads(cluster.software)
     fitted = sum(choice.workload in known for choice in choices)
     tried = f", which held {interval.coverage:.0%} of them," if interval.coverage is not None else ""
     whole = flops_of(choices[0].workload._replace(recompute="none")) / per_iteration
-    whose_times = "GPT-2" if template.family == "gpt2" else template.family
+    whose_times = "transformer-xl" if model.family == "transformer-xl" else "GPT-2"
     fused = cluster.constants.fused_attention.value
     stores = " (--dry-run adds the scores that attention stores on a processor)" if fused else ""
     lines = [
-        f"{model.name}: {model.parameters:,} parameters, {tokens:,} tokens in batches of "
-        f"{template.global_batch}, on {gpus} of {cluster.title}{f', {cluster.software}' if cluster.software else ''}",
+        f"{run.config.name}: {run.parameters:,} parameters, {run.tokens:,} tokens in batches of "
+        f"{batch}, on {gpus} of {cluster.title}{f', {cluster.software}' if cluster.software else ''}",
         f"simulated; 90 % intervals{tried} come of measurements ({interval.source}); the cost model was fitted on "
         f"{fitted or 'none'} of these layouts; an epoch is {epoch:,} tokens "
-        f"({'the dataset' if model.epoch_tokens else '2019 paper'})",
+        f"({'the dataset' if own else '2019 paper'})",
         f"memory is that of the fullest rank, this engine's{stores}, in {cluster.precision}; TFLOP/s and MFU count the "
         f"whole of attention, and no layer that is computed again; times are a {whose_times}'s",
         *([f"extrapolated: {beyond}"] if beyond else []),
@@ -191,7 +171,7 @@ def format_plan(model: PlannedModel, cluster: Cluster, choices: Sequence[Choice]
         f"{'GPU-hours':>12}",
     ]
     for w, p in choices[:SHOWN]:
-        run_seconds = p.seconds * tokens / per_iteration
+        run_seconds = p.seconds * run.tokens / per_iteration
         rate = per_iteration / p.seconds / gpus * whole
         lines.append(
             f"{w.tp:>3}{w.pp:>4}{w.dp:>5}{w.micro_batch:>7}{w.chunks:>8}{w.zero:>6}  {w.recompute:<10}"
@@ -208,55 +188,3 @@ def format_plan(model: PlannedModel, cluster: Cluster, choices: Sequence[Choice]
 
 def _divisors(number: int, most: int) -> list[int]:
     return [n for n in range(1, min(number, most) + 1) if number % n == 0]
-
-
-class Flops(NamedTuple):
-    """Operations of a token's products, forward and backward."""
-
-    parameters: float
-    """6 of each parameter that multiplies."""
-    attention: float
-    """Attention of every position to every other: 12 × layers × hidden × sequence."""
-    again: float
-    """Second forward pass of the layers."""
-
-
-def token_flops(model: PlannedModel) -> Flops:
-    """FLOPs of a token of a GPT-2 by the engine's closed forms. Raises BadInput for a BERT or Transformer-XL."""
-    config = model.run.model
-    if config.family != "gpt2":
-        raise BadInput(f"{model.name} is a {config.family}: utilisation is stated for gpt2")
-    whole, causal = flops_per_token(config), flops_per_token(config, causal=True)
-    return Flops(2 * causal - whole, 2 * (whole - causal), flops_per_token(config, recompute=True) - whole)
-
-
-def utilisation(
-    model: PlannedModel, cluster: Cluster, gpus: int, batch: int, tokens_per_second: float | None = None,
-    milliseconds: float | None = None, tflops: float | None = None,
-) -> str:  # fmt: skip
-    """The rate on this many GPUs and sequences turned into all others. Raises BadInput unless one is given, above 0."""
-    stated = [value for value in (tokens_per_second, milliseconds, tflops) if value is not None]
-    if len(stated) != 1 or stated[0] <= 0:
-        raise BadInput("give one of --tokens-per-second, --milliseconds and --tflops, above 0")
-    flops, tokens = token_flops(model), batch * model.template.seq
-    whole = flops.parameters + flops.attention
-    if tflops:
-        rate = tflops * 1e12 * gpus / whole
-    else:
-        rate = tokens_per_second or 1e3 * tokens / (milliseconds or 1.0)
-    peak = cluster.constants.matmul_flops_per_second
-    conventions = {"attention whole": whole, "attention causal (half)": whole - flops.attention / 2,
-                   "whole, layers computed again": whole + flops.again}  # fmt: skip
-    lines = [
-        f"{model.name}: 6 × {flops.parameters / 6:,.0f} parameters that multiply, 12 × layers × hidden × sequence = "
-        f"{flops.attention:,.0f} of attention a token",
-        f"{rate:,.1f} tokens/s = {rate / gpus:,.1f} a GPU; {1e3 * tokens / rate:,.1f} ms for "
-        f"{batch} × {model.template.seq:,} tokens on {gpus:,} GPUs",
-        f"dense peak, without sparsity, {peak.value / 1e12:g} TFLOP/s a GPU ({peak.source})",
-        "utilisation = FLOPs a token × tokens/s / (GPUs × peak)",
-        f"{'':<30}{'GFLOP a token':>15}{'TFLOP/s a GPU':>15}{'of peak':>9}",
-    ]
-    for name, each in conventions.items():
-        reached = each * rate / gpus
-        lines.append(f"{name:<30}{each / 1e9:>15.4g}{reached / 1e12:>15.4g}{reached / peak.value:>9.1%}")
-    return "\n".join(lines)

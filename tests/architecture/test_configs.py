@@ -29,6 +29,7 @@ LABELS = {ROOT / "reports" / name for name in ("axes.toml", "style.toml")}  # in
 PUBLISHED = ROOT / "data_pipeline" / "contamination" / "published.toml"  # in tests/data_pipeline
 FITTED = ROOT / "benchmarks" / "fitted.toml"  # in tests/experiments/simulator
 ABOUT_CLAIMS = sorted((ROOT / "experiments" / "claims").glob("*.toml"))  # in tests/experiments/test_catalogue.py
+RELEASED = ROOT / "experiments" / "measured" / "released.toml"  # in tests/experiments/test_measured.py
 SEEDS = ROOT / "docs" / "hooks" / "seeds.toml"  # in tests/docs
 RECIPES = sorted((ROOT / "data_pipeline" / "recipes").glob("*.toml"))
 
@@ -49,7 +50,7 @@ def test_every_configuration_is_looked_at_here() -> None:
     shipped = {path for path in source_files() if path.suffix == ".toml"} - tests_own - {ROOT / "pyproject.toml"}
     assert shipped == {
         *MODELS, *RECIPES, *CLUSTERS, *SOFTWARE, *EXPERIMENTS, *JOBS, UNANSWERED, MEGATRON_FLAGS, *NAME_MAPS, *LABELS,
-        PUBLISHED, SEEDS, FITTED, *ABOUT_CLAIMS,
+        PUBLISHED, RELEASED, SEEDS, FITTED, *ABOUT_CLAIMS,
     }  # fmt: skip
     assert len(MODELS) == 21
     assert len(RECIPES) >= 4

@@ -9,9 +9,12 @@ from mlm_repro.engine.config import ModelConfig, ParallelConfig
 from mlm_repro.engine.costs import parameter_count
 from mlm_repro.engine.launch.forked import run_forked
 from mlm_repro.engine.parallel import layers
+from mlm_repro.evaluation.schema import ClozeResult, PerplexityResult
+from mlm_repro.evaluation.tasks.names import TASKS
 from mlm_repro.experiments import runner
 from mlm_repro.experiments.catalogue import find_experiment
 from mlm_repro.experiments.measured import activations, bubble, huggingface, memory, traffic
+from mlm_repro.experiments.measured.released import MODELS
 from mlm_repro.experiments.runner import run_named
 from mlm_repro.experiments.sealed import Line, seal_numbers
 from mlm_repro.experiments.verdicts import judge, load_results
@@ -194,3 +197,14 @@ def test_files_that_are_not_here_leave_one_experiment_out(
         run_named([words], "here", tmp_path)
     run_named([words, words], "here", tmp_path)
     assert "2019/words: left out; put the file there" in capfd.readouterr().out
+
+
+def test_released_models_answer_claims_by_protocols_that_there_are() -> None:
+    for name, models in MODELS.items():
+        claimed = {(claim.series, claim.quantity) for claim in find_experiment(name).claims}
+        for series, quantities in (pair for model in models.values() for pair in model.items()):
+            assert {(series, quantity) for quantity in quantities} <= claimed
+            for protocol, field, factor in quantities.values():
+                assert protocol in {*TASKS, "wikitext103-valid"}
+                assert field in {*PerplexityResult.model_fields, *ClozeResult.model_fields}
+                assert factor in (1, 100)

@@ -15,7 +15,7 @@ from mlm_repro.lineage.numbers import exact
 from mlm_repro.lineage.records import Record
 from mlm_repro.reports import report as assembled
 from mlm_repro.reports.catalogue import ExperimentNumbers, catalogue_exhibit, drawn_layers
-from mlm_repro.reports.claims import UNCOUNTED, find_claims, group_claims
+from mlm_repro.reports.claims import UNCOUNTED, Claims, group_claims
 from mlm_repro.reports.exhibit import Exhibit, Table
 from mlm_repro.reports.render import export_exhibit
 from mlm_repro.reports.report import Report
@@ -127,24 +127,23 @@ def test_several_measurements_are_a_mean_with_its_spread(report: Report, runs: l
 def test_the_verdicts_are_those_of_the_catalogue_and_lead_to_their_runs(report: Report, runs: list[Path]) -> None:
     experiments = [one for one in load_experiments().values() if not one.reproduction]
     expected = {one.claim.id: one for one in judge(experiments, load_results(runs))}
-    found = {one.verdict.claim.id: one for one in report.claims}
+    found = {one.claim.id: one for one in report.claims}
     assert expected.keys() <= found.keys()
     names = {origin.name for origin in report.origins}
     for name, verdict in expected.items():
-        assert found[name].verdict == verdict
-        assert found[name].records[:1] == ((verdict.record,) if verdict.record else ())
-        assert {report.homes[record.source] for record in found[name].records if record.source} <= names
-    outcomes = [one.verdict.outcome for one in report.claims]
+        assert found[name] == verdict
+        assert {report.homes[record.source] for record in found[name].beside if record.source} <= names
+    outcomes = [one.outcome for one in report.claims]
     assert outcomes == sorted(outcomes, key=list(LOOKS).index)
 
 
 def test_every_claim_stands_once_under_its_paper(report: Report) -> None:
-    ids = [one.verdict.claim.id for paper in report.papers for part in paper.parts for one in part.claims]
+    ids = [one.claim.id for paper in report.papers for part in paper.parts for one in part.claims]
     assert sorted(ids) == sorted(claim.id for claim in every_claim())
     for paper in report.papers:
-        assert {one.verdict.claim.paper for one in paper.claims} == {paper.name}
-        context = [one for one in paper.claims if one.verdict.outcome == "of-others"]
-        assert paper.claims.counted == sum(one.verdict.outcome != UNCOUNTED for one in paper.claims)
+        assert {one.claim.paper for one in paper.claims} == {paper.name}
+        context = [one for one in paper.claims if one.outcome == "of-others"]
+        assert paper.claims.counted == sum(one.outcome != UNCOUNTED for one in paper.claims)
         if context:
             assert list(paper.parts[-1].claims) == context
             assert paper.parts[-1].title == "Numbers of others"
@@ -158,14 +157,14 @@ def test_a_claim_shows_every_record_at_its_place() -> None:
                value=float(claim.value) * 1.5, digest="d" * 64)
         for kind, x in (("simulated", claim.x), ("measured", claim.x), ("measured", claim.x), ("measured", 1e9))
     ]  # fmt: skip
-    found = find_claims(judge([experiment], Results(tuple(records), (), {})), records)
-    one = next(each for each in found if each.verdict.claim.id == claim.id)
-    assert [record.kind for record in one.records] == ["measured", "simulated", "measured"]
-    assert one.records[0] is one.verdict.record
-    assert one.verdict.outcome == "contradicted"
-    assert one.deviation == pytest.approx(0.5)
+    found = Claims.of(judge([experiment], Results(tuple(records), (), {})))
+    one = next(each for each in found if each.claim.id == claim.id)
+    assert one.record is records[1]
+    assert [record.kind for record in one.beside] == ["measured", "simulated"]
+    assert one.outcome == "contradicted"
+    assert Claims([one]).deviations == [pytest.approx(0.5)]
     (group, *_) = group_claims(found)
-    assert [each.verdict.claim.id for each in group.against] == [claim.id]
+    assert [each.claim.id for each in group.against] == [claim.id]
 
 
 def test_every_link_leads_somewhere_on_the_page(runs: list[Path], tmp_path: Path) -> None:
@@ -186,7 +185,7 @@ def test_every_link_leads_somewhere_on_the_page(runs: list[Path], tmp_path: Path
         ("empty", "holds no numbers", False),
         ("changed", "is left out", True),
         ("corrupted", "is left out", True),
-        ("unproven", "is left out: it has no digest", True),
+        ("unproven", "has no digest", True),
     ],
 )
 def test_a_bad_run_is_a_sentence_in_its_place(
@@ -245,7 +244,7 @@ def test_an_effect_is_drawn_with_its_curves_and_what_came_of_it() -> None:
             records += [Record(**of, quantity="diverged", value=float(seed == 2 and arm.name == "Adam"))]
     claim = next(one for one in experiment.claims if one.id == "transformer-xl/post/lamb")
     verdict = Verdict(experiment.name, claim, "contradicted", "reduced", None, "Adam less LAMB: -1 nats")
-    exhibit = catalogue_exhibit(ExperimentNumbers(experiment, records, find_claims([verdict], records)))
+    exhibit = catalogue_exhibit(ExperimentNumbers(experiment, records, [verdict]))
     caption = " ".join(exhibit.caption)
     assert exhibit.draw is not None
     assert (

@@ -19,14 +19,14 @@ def test_corrupted_records_are_left_out_with_the_line_that_is_wrong(tmp_path: Pa
         (path / RECORDS).write_bytes(b"\n".join([*(line.encode() for line in lines[:2]), wrong, lines[3].encode()]))
         reproduction = load_reproduction(path)
         assert reproduction.records == ()
-        (sentence,) = reproduction.problems_of(RECORDS)
+        (sentence,) = reproduction.problems.of(RECORDS)
         assert sentence.startswith(f"The result records cannot be shown: {RECORDS} ")
     for changed, why in (({"source": " "}, "it has no source"), ({"kind": "scaled", "source": "x"}, "x has no digest")):
         refused = json.loads(lines[2]) | changed
         (path / RECORDS).write_text("\n".join([*lines[:2], json.dumps(refused), *lines[3:]]), encoding="utf-8")
         reproduction = load_reproduction(path)
         assert len(reproduction.records) == len(lines) - 1
-        (sentence,) = reproduction.problems_of(RECORDS)
+        (sentence,) = reproduction.problems.of(RECORDS)
         assert sentence.startswith(f"Line 3 of {RECORDS} is left out: {why}")
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from jinja2 import DictLoader, Environment
 from matplotlib.figure import Figure
 
 from mlm_repro.experiments.catalogue import read_errata
@@ -22,10 +21,10 @@ from mlm_repro.lineage.digest import check_seal
 from mlm_repro.lineage.numbers import exact, show
 from mlm_repro.reports import render
 from mlm_repro.reports.exhibit import Exhibit, Table
-from mlm_repro.reports.figures import Layer, Point, draw_loss
+from mlm_repro.reports.figures import Layer, Point, draw_panels
 from mlm_repro.reports.load import load_reproduction
 from mlm_repro.reports.report import Inputs
-from mlm_repro.reports.style import KIND_GLYPHS, LIGHT, STYLE, CompiledTemplates
+from mlm_repro.reports.style import KIND_GLYPHS, LIGHT, STYLE
 from tests.architecture.rooms import ROOT
 from tests.reports.conftest import Built
 from tests.reports.reproduction import HOSTILE, build_page, page_text, records, summary, write_reproduction
@@ -205,7 +204,6 @@ def test_each_exhibit_gives_its_command_and_each_figure_a_text_alternative(built
     assert len(commands) == exhibits
     assert {command for label, command in commands if label.startswith("Redraw")} == {redraw}
     assert "make reproduce TARGET=8.3b" in built.html
-    assert "make evaluate TARGET=8.3b" in built.html
     labels = re.findall(r'<svg class="(\w+)"[^>]*role="img" aria-label="[^"]{40,}"', built.html)
     drawn = len(list((built.page.parent / "figures").glob("*.svg")))
     assert labels.count("wide") == len(FIGURES)
@@ -375,7 +373,7 @@ def test_a_figure_is_drawn_again_only_if_its_numbers_changed(monkeypatch: pytest
 
     def draw(rank: int, curves: list[Layer]) -> Figure:
         drawn.append(rank)
-        return draw_loss(curves)
+        return draw_panels({"": curves}, "loss")
 
     for rank in (0, 0, 1, 1):
         curve = Layer("a", rank, "scaled", (Point(0, 2.0), Point(1, 3.0)))
@@ -383,25 +381,3 @@ def test_a_figure_is_drawn_again_only_if_its_numbers_changed(monkeypatch: pytest
         seen.append(render.render(figure))
     assert drawn == [0, 1]
     assert seen[0] == seen[1] != seen[2] == seen[3]
-
-
-def test_templates_are_compiled_once_on_a_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    texts = {"page": "{% for n in numbers %}<p>{{ n }}</p>{% endfor %}"}
-
-    def shown() -> str:
-        return (
-            Environment(loader=DictLoader(texts), bytecode_cache=CompiledTemplates())
-            .get_template("page")
-            .render(numbers=(1, 2))
-        )
-
-    first = shown()
-    with monkeypatch.context() as patch:
-        patch.setattr(Environment, "compile", lambda *_: pytest.fail("compiled again"))
-        assert shown() == first == "<p>1</p><p>2</p>"
-    texts["page"] = "{{ numbers[1] }}"
-    assert shown() == "2"
-    for damaged in (tmp_path / "mlm-repro" / "answers").iterdir():
-        damaged.write_bytes(damaged.read_bytes()[:-1])
-    assert shown() == "2"

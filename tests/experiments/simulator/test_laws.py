@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from mlm_repro.engine.run.resolved import read_run
+from mlm_repro.engine.run.resolved import ResolvedRun, read_run
 from mlm_repro.experiments.simulator.cluster import Cluster, load_cluster, machine_of
-from mlm_repro.experiments.simulator.planner import OWN, PlannedModel, model_of_run, possible_layouts
+from mlm_repro.experiments.simulator.planner import OWN, possible_layouts
 from mlm_repro.experiments.simulator.simulate import iteration_parts, simulate
 from mlm_repro.experiments.simulator.workload import Workload, flops_of
 
@@ -36,12 +36,12 @@ class Answer(NamedTuple):
 
 
 @cache
-def model_named(name: str) -> PlannedModel:
+def model_named(name: str) -> ResolvedRun:
     if name not in OTHERS:
-        return model_of_run(read_run(name))
+        return read_run(name)
     like, hidden, heads, layers = OTHERS[name]
     sizes = [f"model.hidden_size={hidden}", f"model.num_heads={heads}", f"model.num_layers={layers}"]
-    return model_of_run(read_run(like, sizes))
+    return read_run(like, sizes)
 
 
 @cache
@@ -56,8 +56,8 @@ def best(name: str, cluster_name: str, gpus: int) -> Answer | None:
     machine = machine_of(cluster)
     if 16 * model.parameters / gpus > machine.memory_bytes:
         return None
-    batch = TOKENS_OF_A_GPU * gpus // model.template.seq
-    template = model.template._replace(global_batch=batch)
+    batch = TOKENS_OF_A_GPU * gpus // model.config.model.seq_length
+    template = Workload.of_run(model.config, 1)._replace(global_batch=batch)
     layouts = [one for one in possible_layouts(template, cluster, gpus)
                if one.chunks <= MOST_CHUNKS and one.micro_batch <= MOST_SEQUENCES]  # fmt: skip
     if not layouts:
@@ -66,7 +66,9 @@ def best(name: str, cluster_name: str, gpus: int) -> Answer | None:
     order = np.argsort(seconds).tolist()
     for start in range(0, len(order), 20):
         some = [layouts[place] for place in order[start : start + 20]]
-        for place, (layout, prediction) in enumerate(zip(some, simulate(cluster, some, model.run), strict=True), start):
+        for place, (layout, prediction) in enumerate(
+            zip(some, simulate(cluster, some, model.config), strict=True), start
+        ):
             if not prediction.reason:
                 taken = float(seconds[order[place]])
                 rate = flops_of(layout._replace(recompute="none")) / (taken * gpus)

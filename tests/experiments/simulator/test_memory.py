@@ -13,7 +13,7 @@ from mlm_repro.experiments.launch.job import Job
 from mlm_repro.experiments.simulator.batch import simulate_file
 from mlm_repro.experiments.simulator.cluster import load_cluster
 from mlm_repro.experiments.simulator.measurements import COLUMNS
-from mlm_repro.experiments.simulator.planner import Choice, format_plan, model_of_run, ranked_layouts
+from mlm_repro.experiments.simulator.planner import Choice, format_plan, ranked_layouts
 from mlm_repro.experiments.simulator.simulate import simulate
 from mlm_repro.experiments.simulator.workload import Workload
 from mlm_repro.lineage.config import load_config, override_config
@@ -35,7 +35,7 @@ def dry_run_bytes(config: RunConfig, ranks: int, capsys: pytest.CaptureFixture[s
 def plan_bytes(config: RunConfig, workload: Workload) -> int:
     (prediction,) = simulate(CLUSTER, [workload], config)
     assert not prediction.reason
-    row = format_plan(model_of_run(resolve(config)), CLUSTER, [Choice(workload, prediction)]).splitlines()[-1]
+    row = format_plan(resolve(config), CLUSTER, [Choice(workload, prediction)]).splitlines()[-1]
     return int(row.split()[-4].replace(",", ""))
 
 
@@ -87,7 +87,7 @@ def test_a_run_that_shards_its_optimizer(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize("name", ["8.3b", "transformer-xl-75m"])
 def test_what_a_plan_chooses_is_what_the_engine_would_hold(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     config = read_run_config(find_file(name, Shipped.MODEL))
-    for w, prediction in ranked_layouts(model_of_run(resolve(config)), CLUSTER, 8)[::40]:
+    for w, prediction in ranked_layouts(resolve(config), CLUSTER, 8)[::40]:
         layout = {"tp": w.tp, "pp": w.pp, "chunks": w.chunks, "recompute": w.recompute}
         overrides = [f"parallel.{key}={value}" for key, value in layout.items()]
         overrides.append(f"parallel.schedule={'interleaved' if w.chunks > 1 else '1f1b'}")

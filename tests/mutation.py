@@ -1,0 +1,184 @@
+"""Plants faults in the program and gives every verdict again: `python -m tests.mutation [--json verdicts.json]`.
+
+Prints the score, and each verdict that did not notice what it should. A program is measured again with a fault of its
+own kind, as far as it can be here, and the cost model predicts with ten.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from mlm_repro.engine.launch.threads import RanksFailed
+from mlm_repro.engine.pipeline.schedule import Compute, Op
+from mlm_repro.experiments.catalogue import load_experiments
+from mlm_repro.experiments.files import LAST_DIGIT, SIGN, CostFault, Mutations
+from mlm_repro.experiments.mutation import given, mutate
+from mlm_repro.experiments.runner import measure
+from mlm_repro.experiments.sealed import Line
+from mlm_repro.experiments.verdicts import Outcome, Results, judge, load_results, skills
+from mlm_repro.experiments.worked_out import work_out
+from mlm_repro.lineage.errors import DataMissing, UserError
+from mlm_repro.lineage.files import write_document
+from mlm_repro.lineage.progress import announce
+from mlm_repro.lineage.records import Record
+from tests.commands import ROOT
+
+MEASURED, SCHEDULE = "mlm_repro.experiments.measured", "mlm_repro.engine.pipeline.schedule"
+SIMULATOR = "mlm_repro.experiments.simulator"
+Planted = tuple[str, dict[str, Callable[[Any], Any]]]
+"""A fault in words, and what makes a faulty part of the right one, by module and name."""
+NOTHING: Callable[[Any], Any] = lambda measure_part: lambda *arguments: []  # noqa: E731
+ORDER: Planted = (
+    "a microbatch waits for the one before",
+    {f"{SCHEDULE}:_warmup": lambda warmup: lambda pp, rank, chunks: 0,
+     f"{SCHEDULE}:_gpipe": lambda gpipe: lambda pp, rank, chunks, count: (
+         Compute(op, number) for number in range(count) for op in Op),
+     f"{MEASURED}.bubble:MOST_RANKS": lambda most: 4,
+     f"{MEASURED}.bubble:SCHEDULES": lambda all_: {name: row for name, row in all_.items() if row[1] <= 4}},
+)  # fmt: skip
+TOO_MANY: Planted = (
+    "an all-reduce too many",
+    {"mlm_repro.engine.parallel.layers:leave_tensor_parallel":
+     lambda leave: lambda x, axis, divided: leave(leave(x, axis, divided), axis, divided),
+     f"{MEASURED}.traffic:WIDTHS": lambda widths: (2,), f"{MEASURED}.huggingface:WIDTHS": lambda widths: (1, 2),
+     **{f"{MEASURED}.traffic:{other}": NOTHING for other in ("_pipeline", "_interleaved", "_batches")}},
+)  # fmt: skip
+FAULTS: dict[str, Planted] = {
+    "parameters": ("biases are missing", {f"{MEASURED}.counted:parameters_of": lambda parameters_of: lambda config: [
+        each for each in parameters_of(config) if each.role.value != "bias"]}),
+    "words": ("a detokeniser's rule is missing", {f"{MEASURED}.counted:detokenize_wikitext":
+              lambda detokenize: lambda text: detokenize(text.replace(" @-@ ", " @_@ "))}),
+    "schedules": ORDER,
+    "bubble": ORDER,
+    "peak-memory": (ORDER[0], ORDER[1] | {f"{MEASURED}.memory:_checkpoints": NOTHING}),
+    "traffic": TOO_MANY,
+    "tensor-parallel": TOO_MANY,
+    "activations": (
+        "masks of other bytes",
+        {f"{MEASURED}.activations:_dropped": lambda dropped: lambda x: x * (x != 0.5).to(x.dtype),
+         f"{MEASURED}.activations:_flops": NOTHING, f"{MEASURED}.activations:_checkpoint": NOTHING},
+    ),
+}  # fmt: skip
+"""A fault of the program for each measurement. Fewer ranks are measured, and nothing that the fault cannot reach."""
+
+
+def _without_bubble(order: Any, forward: Any, backward: Any) -> Any:
+    return (forward + backward).sum(1) * (order.shape[2] // 2) / forward.shape[1]
+
+
+def _half_again(w: Any, walks: Any) -> Any:
+    return replace(w, full=w.full / 2), walks
+
+
+COSTS: dict[str, dict[str, Callable[[Any], Any]]] = {
+    "an all-reduce inside a node sends half": {
+        f"{SIMULATOR}.collectives:node_all_reduce_seconds":
+        lambda seconds: lambda machine, ranks, sent: seconds(machine, ranks, sent / 2)},
+    "products of the backward pass take 1.8 times those of the forward pass, not twice": {
+        f"{SIMULATOR}.compute:BACKWARD_PRODUCTS": lambda twice: 1.8},
+    "half of full recomputation is forgotten": {
+        f"{SIMULATOR}.simulate:_prepared": lambda prepared: lambda rows: _half_again(*prepared(rows))},
+    "the adapters that gradients use rise with the second, not the eighth power of the groups": {
+        f"{SIMULATOR}.collectives:ADAPTERS_POWER": lambda power: 2},
+    "the peak of matrix products is doubled": {
+        f"{SIMULATOR}.compute:matmul_seconds": lambda seconds: lambda *arguments: seconds(*arguments) / 2},
+    "the pipeline has no bubble": {f"{SIMULATOR}.simulate:makespan": lambda makespan: lambda: _without_bubble},
+    "messages between stages are whole where tensor-parallel ranks share them": {
+        f"{SIMULATOR}.collectives:stage_message_seconds":
+        lambda seconds: lambda machine, w: seconds(machine, w) / w.message_share},
+    "the optimizer's step takes no time": {f"{SIMULATOR}.compute:OPTIMIZER_BYTES": lambda moved: 0.0},
+    "element-wise operations move half of their bytes": {
+        f"{SIMULATOR}.compute:bytes_seconds": lambda seconds: lambda machine, moved: seconds(machine, moved / 2)},
+    "ZeRO 3 sends nothing": {
+        f"{SIMULATOR}.simulate:_sharded": lambda sharded: lambda machine, w, layer: (layer, 0.0 * w.m)},
+}  # fmt: skip
+"""Faults of the cost model, as those of programs."""
+
+
+@contextmanager
+def planted(parts: Mapping[str, Callable[[Any], Any]]) -> Iterator[None]:
+    """Replace parts of the program by faulty ones."""
+    with ExitStack() as stack:
+        for place, make in parts.items():
+            module, name = place.split(":")
+            room = import_module(module)
+            stack.enter_context(patch.object(room, name, make(getattr(room, name))))
+        yield
+
+
+def cost_faults(results: Results) -> Iterator[CostFault]:
+    """Verdicts on predictions that each fault of the cost model turns, after a line without a fault."""
+    experiments = [each for each in load_experiments().values() if any(part.simulated for part in each.parts)]
+    right: dict[str, Outcome] = {}
+    for words, parts in {"no fault": {}, **COSTS}.items():
+        announce(f"the cost model: {words}")
+        with planted(parts):
+            verdicts = [each for each in judge(experiments, results, work_out) if each.scale == "simulated"]
+        right = right or {verdict.claim.id: verdict.outcome for verdict in verdicts}
+        turned = [each.claim.id for each in verdicts if each.outcome != right[each.claim.id]]
+        score = next((each.ours.score for each in skills(verdicts) if len(each.baselines) > 1), 0.0)
+        yield CostFault(fault=words, turned=turned, score=score)
+
+
+def program_faults(results: Results) -> Iterator[tuple[str, tuple[str, bool]]]:
+    """The planted fault of each claim of a measurement, and whether the verdict turned or the program refused."""
+    made = {each.claim.id: each.outcome for each in given(results) if each.record and each.record.source}
+    for experiment in load_experiments().values():
+        if experiment.measures not in FAULTS:
+            continue
+        words, parts = FAULTS[experiment.measures]
+        announce(f"{experiment.name}: {words}")
+        about: Line = {"experiment": experiment.name, "source": "a planted fault"}
+        with planted(parts):
+            try:
+                wrong = tuple(Record(**about | line) for line in measure(experiment))
+            except DataMissing:
+                continue
+            except (UserError, RanksFailed):
+                wrong = ()
+        for verdict in judge([experiment], replace(results, records=wrong)):
+            if (name := verdict.claim.id) in made and (verdict.record in wrong or not wrong):
+                yield name, (words, verdict.outcome != made[name])
+
+
+def format_mutations(mutations: Mutations) -> str:
+    """The score, then each verdict that did not notice what it should, with its tolerance."""
+    lines = [mutations.sentence]
+    for row in mutations.rows:
+        missed = [words for words, is_noticed in row.noticed.items() if not is_noticed and words in (LAST_DIGIT, SIGN)]
+        if missed and row.outcome == "confirmed":
+            lines.append(f"{row.claim}: {row.outcome} as before with {missed[0]} ({row.published}, {row.tolerance})")
+    lines += [f"{row.claim}: {row.outcome} as before though {row.fault}" for row in mutations.rows
+              if row.fault_noticed is False]  # fmt: skip
+    lines += [f"interval score of the cost model as it is: {cost.score:.0f}" for cost in mutations.costs[:1]]
+    for cost in mutations.costs[1:]:
+        noticed = f"turns {', '.join(cost.turned)}" if cost.turned else "no verdict here would notice"
+        lines.append(f"{cost.fault}: {noticed}; interval score {cost.score:.0f}")
+    return "\n".join(lines)
+
+
+def mutate_all(results: Results) -> Mutations:
+    """Every verdict with the changes and the planted faults that it notices."""
+    return mutate(results, dict(program_faults(results)), list(cost_faults(results)))
+
+
+def main() -> None:
+    """Mutate the verdicts on the kept results."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
+    parser.add_argument("--json", type=Path, help="file for every verdict, such as results/ablations/verdicts.json")
+    parser.add_argument("--results", type=Path, nargs="+", default=[ROOT / "results" / "ablations"],
+                        help="folders of run directories")  # fmt: skip
+    asked = parser.parse_args()
+    mutations = mutate_all(load_results(asked.results))
+    print(format_mutations(mutations))
+    if asked.json:
+        write_document(asked.json, mutations)
+
+
+if __name__ == "__main__":
+    main()
