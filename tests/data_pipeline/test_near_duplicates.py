@@ -15,16 +15,14 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_matrix
 
 from mlm_repro.data_pipeline.config import DeduplicateConfig
-from mlm_repro.data_pipeline.document import Document
 from mlm_repro.data_pipeline.duplicates.lsh import agreement, buckets, fingerprints, required_agreement
 from mlm_repro.data_pipeline.duplicates.near_duplicates import _count, link, resolve
 from mlm_repro.data_pipeline.fast.shingles import shingles
 from mlm_repro.data_pipeline.passes.deduplicate import DECISIONS, find_duplicates
-from mlm_repro.data_pipeline.passes.measure import measure
-from mlm_repro.data_pipeline.work.document_shard import DocumentWriter
 from mlm_repro.data_pipeline.work.executors.local import LocalExecutor
 from mlm_repro.data_pipeline.work.workspace import Workspace
 from tests.data_pipeline.conftest import jaccard, sentences
+from tests.data_pipeline.shards import measured_shards
 from tests.data_pipeline.test_lsh import components, edited, related_texts
 from tests.made_data import invented_passages
 
@@ -314,22 +312,10 @@ def documents_of(texts: Sequence[str], folder: Path, config: DeduplicateConfig, 
     """Decisions and compared pairs of the passes over shards of 7 documents each."""
     with LocalExecutor(1) as executor:
         workspace = Workspace(folder, executor)
-        parts = [texts[start : start + 7] for start in range(0, len(texts), 7)]
-        prepared = workspace.all("prepare", write_texts, [({"texts": part}, ()) for part in parts])
-        section = {"bands": config.banding[0], "rows": config.banding[1], "min_recall": 0}
-        settings_ = {"filters": [], "deduplicate": section, "decontaminate": None, "test_sets": [], "tokenizer": None}
-        jobs = [(settings_, (prepared.task(number),)) for number in range(len(parts))]
-        measured = workspace.all("measure", measure, jobs)
+        prepared, measured = measured_shards(workspace, texts, 7, config)
         decisions, compared = find_duplicates(workspace, prepared, measured, config, held)
         found = np.load(decisions.path / "00000" / DECISIONS)
     return [Decision(*each) for each in found.tolist()], compared
-
-
-def write_texts(settings: dict[str, Any], inputs: list[Path], directory: Path) -> dict[str, Any]:
-    with DocumentWriter(directory) as writer:
-        for number, text in enumerate(settings["texts"]):
-            writer.append(Document(str(number), text))
-    return {"documents": len(settings["texts"])}
 
 
 @pytest.mark.parametrize("held", [0, 20])
