@@ -7,7 +7,7 @@ here. Every task is sized by documents alone, never by shards or workers.
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
-from itertools import pairwise
+from itertools import combinations, pairwise
 from mmap import ACCESS_READ, MADV_DONTNEED, mmap
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from mlm_repro.data_pipeline.document import Document
 from mlm_repro.data_pipeline.duplicates.lsh import (
     HISTOGRAM_BINS,
     Words,
+    agreement,
     buckets,
     fingerprint_words,
     required_agreement,
@@ -35,7 +36,7 @@ SMALL_MEMORY_BYTES = 8 << 30
 """Memory assumed where the machine does not tell."""
 MEMBERS_OF_A_TASK = 1 << 14
 LINK_BYTES_PER_DOCUMENT = 40
-BUCKETS_AT_ONCE, ROWS_AT_ONCE = 1 << 10, 1 << 14
+BUCKETS_AT_ONCE, ROWS_AT_ONCE, SAMPLED_MEMBERS = 1 << 10, 1 << 10, 40
 OPEN_SHARDS = 128
 COPY = np.dtype([("document", np.int64), ("first", np.int64)])
 """A document with the text of an earlier one, by their numbers in the corpus."""
@@ -187,6 +188,22 @@ def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Count
     later = np.flatnonzero(forest != np.arange(len(forest)))
     np.save(directory / FOREST, np.stack([later, forest[later]]))
     return {}
+
+
+def bucket_chance(work: Path, config: DeduplicateConfig) -> float:
+    """Documents in all buckets of a document that are not like it, for each document of the corpus in a workspace.
+
+    Of a bucket the first SAMPLED_MEMBERS are compared.
+    """
+    folder, pairs = work / "fingerprints" / "00000", 0.0
+    sketches, _ = _open_sketches(folder, config)
+    for band in range(config.banding[0]):
+        documents, starts = buckets(np.fromfile(folder / BAND.format(band), np.uint64))
+        for start, end in pairwise(starts.tolist()):
+            some = list(combinations(documents[start:end][:SAMPLED_MEMBERS].tolist(), 2))
+            unlike = sum(agreement(sketches[a], sketches[b]) < required_agreement(config) for a, b in some)
+            pairs += unlike * (end - start) * (end - start - 1) / (2 * len(some))
+    return 2 * pairs / len(sketches) ** 2
 
 
 def gather_components(settings: Settings, inputs: list[Path], directory: Path) -> Counts:

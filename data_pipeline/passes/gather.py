@@ -83,8 +83,8 @@ def gather_slice(settings: Settings, inputs: list[Path], directory: Path) -> Cou
                 if settings["lines"]:
                     lines[slot] = os.pread(opened(selected if is_part else prepared, LINES), end - start, start)
                 if dtype:
-                    file, width = opened(selected if is_part else measured, TOKENS), dtype.itemsize
-                    tokens[slot] = np.frombuffer(os.pread(file, (last - first) * width, first * width), dtype)
+                    place, width = opened(selected if is_part else measured, TOKENS), dtype.itemsize
+                    tokens[slot] = np.frombuffer(os.pread(place, (last - first) * width, first * width), dtype)
     if settings["lines"]:
         with (directory / SLICE_LINES).open("wb") as file:
             file.writelines(lines)

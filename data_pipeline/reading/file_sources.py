@@ -3,17 +3,21 @@
 import glob
 import hashlib
 import itertools
+import lzma
 import shutil
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from mlm_repro.data_pipeline.document import Document, size_bytes
 from mlm_repro.data_pipeline.reading.config import SourcesConfig
-from mlm_repro.data_pipeline.reading.lines import COMPRESSIONS, compression, expanded_bytes
+from mlm_repro.data_pipeline.reading.lines import CHUNK_BYTES, COMPRESSIONS, compression, expanded_bytes, open_bytes
 from mlm_repro.data_pipeline.reading.pieces import GRAIN_BYTES, Piece, cut_lines
 from mlm_repro.data_pipeline.reading.readers import Item, mend_surrogates, open_arrow, read_pieces
 from mlm_repro.data_pipeline.reading.splits import TRAIN, choose_splits, tell_splits
@@ -101,6 +105,17 @@ class FileSource:
         """Approximate bytes of text: those of compressed files and tables are of their content."""
         return sum(_table_bytes(path) if self.kind == "parquet" else expanded_bytes(path) for _, path in self.files)
 
+    @property
+    def document_bytes(self) -> float:
+        """Mean bytes of a document by the first megabyte of the first file, or of a table or text by the first ones."""
+        path = self.files[0][1]
+        if self.kind in ("jsonl", "documents"):
+            with suppress(OSError, EOFError, zlib.error, lzma.LZMAError), open_bytes(path) as file:
+                head = file.read(CHUNK_BYTES)
+                return max(1, len(head)) / max(1, head.count(b"\n"))
+        sizes = [size_bytes(item.text) for item in itertools.islice(self.sample(), 100) if isinstance(item, Document)]
+        return max(1, sum(sizes)) / max(1, len(sizes))
+
     def fingerprint(self) -> str:
         """A digest that changes whenever the documents may."""
         return sha256_json([[piece.name, piece.sha256] for piece, _ in self._surveyed])
@@ -138,10 +153,10 @@ class FileSource:
             if is_made or not file.name.lower().endswith(SUFFIXES[self.kind]):
                 others.append(file)
                 continue
+            if not any(map(file.resolve().is_relative_to, roots)):  # whether anything is there is not told
+                raise BadInput(f"source {self.name}: {file} is a link out of the directory; name what it leads to")
             if not file.exists():
                 raise BadInput(f"source {self.name}: {file} is a link to {file.readlink()}, which is not there")
-            if not any(map(file.resolve().is_relative_to, roots)):
-                raise BadInput(f"source {self.name}: {file} is a link out of the directory; name what it leads to")
             yield file.relative_to(path).as_posix(), file
         if others and self.kind != "documents":
             names = ", ".join(file.name for file in others[:3])
