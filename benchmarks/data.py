@@ -399,8 +399,8 @@ def verification(config: DeduplicateConfig) -> StageRivals:
         members = np.argsort(components, kind="stable")
         starts = np.flatnonzero(np.diff(components[members], prepend=-1, append=-1))
         keys, sketches = prints[members], np.ascontiguousarray(prints[:, config.banding[0] :])
-        found = resolve(members, starts, lambda band: keys[:, band].copy(), sketches, texts.__getitem__, config)
-        return [(int(document), int(survivor)) for document, survivor, _ in found.decisions]
+        resolution = resolve(members, starts, lambda band: keys[:, band].copy(), sketches, texts.__getitem__, config)
+        return [(int(document), int(survivor)) for document, survivor, _ in resolution.decisions]
 
     def pairs(blocks: Sequence[list[Pair]]) -> set[Pair]:
         return set(blocks[0])

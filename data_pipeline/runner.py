@@ -170,12 +170,12 @@ def forecast(config: DataConfig, root: Path) -> None:
 
 
 class Rehearsed(NamedTuple):
-    """What a build of a sample took."""
+    """Cost of a build of a sample."""
 
     documents: int
     bytes: int
     seconds: dict[str, float]
-    """Of one process, by stage."""
+    """Seconds of one process, by stage."""
     disk: dict[str, int]
     """Bytes of the work, by stage."""
     memory: int

@@ -89,12 +89,12 @@ def similarity(left: Keys, right: Keys, first: int) -> float:
 @compiled
 def _similarities(text: Keys, pool: Keys, places: NDArray[np.int64], first: int, enough: float) -> NDArray[np.float64]:
     """Similarities of a text to those at places of the pool, up to the first that is `enough`."""
-    found = np.empty(places.shape[0])
+    similar = np.empty(places.shape[0])
     for number in range(places.shape[0]):
-        found[number] = similarity(text, pool[places[number] :], first)
-        if found[number] >= enough:
-            return found[: number + 1]
-    return found
+        similar[number] = similarity(text, pool[places[number] :], first)
+        if similar[number] >= enough:
+            return similar[: number + 1]
+    return similar
 
 
 class ShingledTexts:
@@ -143,7 +143,7 @@ class ShingledTexts:
 
     def similarities(self, text: Keys, others: NDArray[np.int64], enough: float) -> NDArray[np.float64]:
         """Similarities of an encoded text to others, up to the first that is `enough`."""
-        found, start, size = [np.empty(0)], 0, 1
+        similar, start, size = [np.empty(0)], 0, 1
         while start < len(others):
             chunk = others[start : start + size]
             while (missing := chunk[self._places[chunk] < 0]).size:
@@ -151,11 +151,11 @@ class ShingledTexts:
                     self._remember(number)
                 if (self._places[chunk] < 0).any():  # so many do not fit
                     chunk = chunk[: len(chunk) // 2]
-            found.append(_similarities(text, self._pool, self._places[chunk], self._first, enough))
-            if found[-1][-1] >= enough:
+            similar.append(_similarities(text, self._pool, self._places[chunk], self._first, enough))
+            if similar[-1][-1] >= enough:
                 break
             start, size = start + len(chunk), 4 * size
-        return np.concatenate(found)
+        return np.concatenate(similar)
 
     def _remember(self, number: int) -> None:
         keys = self.encoded(number)
@@ -284,7 +284,7 @@ DECISION = np.dtype([("document", np.int64), ("survivor", np.int64), ("jaccard",
 
 
 class Resolution(NamedTuple):
-    """What was decided about some components."""
+    """Decisions about some components."""
 
     decisions: NDArray[Any]
     """DECISION of each dropped document, component by component, in order in each."""

@@ -50,7 +50,7 @@ class DocumentShard:
 
     def __init__(self, directory: Path) -> None:
         self.starts = np.asarray(np.load(directory / STARTS, mmap_mode="r"))
-        """Where each line starts, and the end."""
+        """Start of each line, and the end."""
         self._file = (directory / LINES).open("rb", BUFFER_BYTES)
 
     def __getitem__(self, number: int) -> Document:
