@@ -396,14 +396,11 @@ def verification(config: DeduplicateConfig) -> StageRivals:
         return list(gone.items())
 
     def ours(texts: Sequence[str], prints: NDArray[np.uint64], components: NDArray[np.int64]) -> list[Pair]:
-        order = np.argsort(components, kind="stable")
-        bounds = np.flatnonzero(np.diff(components[order], prepend=-1, append=-1))
-        decisions = []
-        for start, end in pairwise(bounds):
-            if end - start > 1:
-                members = order[start:end]
-                decisions += [each[:2] for each in resolve(members, prints[members], texts.__getitem__, config)[0]]
-        return decisions
+        members = np.argsort(components, kind="stable")
+        starts = np.flatnonzero(np.diff(components[members], prepend=-1, append=-1))
+        keys, sketches = prints[members], np.ascontiguousarray(prints[:, config.banding[0] :])
+        resolution = resolve(members, starts, lambda band: keys[:, band].copy(), sketches, texts.__getitem__, config)
+        return [(int(document), int(survivor)) for document, survivor, _ in resolution.decisions]
 
     def pairs(blocks: Sequence[list[Pair]]) -> set[Pair]:
         return set(blocks[0])

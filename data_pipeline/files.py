@@ -62,7 +62,7 @@ class StageAttrition(FileSchema, frozen=False):
     changed: int = 0
     samples: dict[str, list[DroppedSample]] = Field(default_factory=dict)
     seconds: float = 0.0
-    """Summed over all processes."""
+    """Seconds by the clock, summed over all tasks."""
     note: str = ""
     __setattr__ = object.__setattr__  # not checked: counted up for every document
 

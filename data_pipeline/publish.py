@@ -22,7 +22,7 @@ from mlm_repro.data_pipeline.files import (
     Split,
     TokenizerFacts,
 )
-from mlm_repro.data_pipeline.passes.deduplicate import DECISIONS, Corpus
+from mlm_repro.data_pipeline.passes.deduplicate import DECISIONS, STARTS, Corpus
 from mlm_repro.data_pipeline.passes.gather import SLICE_LINES, assemble
 from mlm_repro.data_pipeline.passes.prepare import QUARANTINE
 from mlm_repro.data_pipeline.passes.selection import LEFT_IN
@@ -36,7 +36,8 @@ from mlm_repro.lineage.atomic import read_json, sync
 from mlm_repro.lineage.digest import sha256_json
 from mlm_repro.lineage.files import write_document
 
-DUPLICATES = "duplicates.jsonl"
+DUPLICATES, NAMED = "duplicates.jsonl", 1 << 14
+"""The file that names dropped documents and their survivors, and how many a task names."""
 
 
 def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
@@ -52,10 +53,11 @@ def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
     if pipeline.left_in:
         files[LEFT_IN] = pipeline.joined("select", LEFT_IN)
     if "decisions" in pipeline.finished:
-        inputs = (pipeline.finished[name].input for name in ("decisions", "prepare", "measure"))
-        settings = {"counts": [each["documents"] for each in pipeline.finished["measure"].counts]}
-        named = workspace.one("duplicates", name_duplicates, settings, *inputs)
-        files[DUPLICATES] = named.path / "00000" / DUPLICATES
+        inputs = tuple(pipeline.finished[name].input for name in ("decisions", "prepare", "measure"))
+        number = max(1, pipeline.finished["decisions"].counts[0]["documents"])
+        rows: list[Job] = [({"first": first, "last": first + NAMED}, inputs) for first in range(0, number, NAMED)]
+        pipeline.finished["duplicates"] = workspace.all("duplicates", name_duplicates, rows, "")
+        files[DUPLICATES] = pipeline.joined("duplicates", DUPLICATES)
     card, written = None, dict[str, Any]()
     if "tokenize" in stages:
         jobs: list[Job] = [
@@ -88,12 +90,13 @@ def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
 def name_duplicates(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Write the id of each duplicate, that of the document kept for it, and their similarity."""
     decisions, prepared, measured = inputs
-    corpus = Corpus(prepared, measured, settings["counts"])
+    corpus = Corpus(prepared, measured, np.load(decisions / "00000" / STARTS))
+    own = np.load(decisions / "00000" / DECISIONS, mmap_mode="r")[settings["first"] : settings["last"]]
     with (directory / DUPLICATES).open("wb") as file:
-        for document, survivor, jaccard in np.load(decisions / "00000" / DECISIONS, mmap_mode="r"):
+        for document, survivor, jaccard in own.tolist():
             gone, stays = corpus[document], corpus[survivor]
             places = [f" ({each.source})" if gone.id == stays.id and each.source else "" for each in (gone, stays)]
-            row = {"id": gone.id + places[0], "survivor": stays.id + places[1], "jaccard": round(float(jaccard), 6)}
+            row = {"id": gone.id + places[0], "survivor": stays.id + places[1], "jaccard": round(jaccard, 6)}
             file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
     return {}
 

@@ -9,10 +9,13 @@ import os
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
+from typing import NamedTuple
 
 import orjson
 
@@ -20,7 +23,6 @@ from mlm_repro.data_pipeline.config import WITHOUT, DataConfig
 from mlm_repro.data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
 from mlm_repro.data_pipeline.document import Document
 from mlm_repro.data_pipeline.earlier import DEAR, RECIPE, SHELF, Earlier, recipe_made_by
-from mlm_repro.data_pipeline.files import LEDGER, Ledger
 from mlm_repro.data_pipeline.reading.file_sources import FileSource
 from mlm_repro.data_pipeline.reading.sources import OpenedSources, open_sources
 from mlm_repro.data_pipeline.stages.stage import SOURCE, Stage
@@ -36,12 +38,24 @@ from mlm_repro.lineage.config import flatten, parse_config
 from mlm_repro.lineage.digest import bytes_below, sha256_file
 from mlm_repro.lineage.environment import available_cores
 from mlm_repro.lineage.errors import BadInput, DataMissing, Interrupted, UserError
-from mlm_repro.lineage.files import read_document
 from mlm_repro.lineage.progress import announce, format_bytes, format_duration
 from mlm_repro.lineage.run import MANIFEST, RunDirectory
 
-ROOM_OF_A_DATASET, ROOM_OF_DOCUMENTS = 6, 3
-"""Most disk space that the work takes, as a multiple of the input."""
+ROOM_OF_A_DATASET, ROOM_OF_DOCUMENTS, ROOM_OF_SMALL_TOKENS = 6, 3, 3
+"""Most disk space that the work takes, as a multiple of the input; more where a token may be a byte."""
+SMALL_VOCABULARY = 8192
+RECORD_BYTES, DOCUMENT_BYTES, COMPARISON_SECONDS = 300, 48, 1.2e-8
+"""Bytes of disk and of memory that a document takes beside text and fingerprints, and seconds to compare sketches."""
+LARGER = (174 * 10**9, 10**12, 10**13)
+"""Sizes, in bytes, of corpora that a forecast is also made for."""
+STAGE_OF = {
+    "prepare": SOURCE, "matches.jsonl": "decontaminate", "ngrams": "decontaminate", "select": "decontaminate",
+    "order": "split", **dict.fromkeys(
+        ("fingerprints.bin", "digests.bin", "copies", "fingerprints", "link", "components", "resolve", "decisions"),
+        "deduplicate",
+    ),
+}  # fmt: skip
+"""Stages by the files and folders of a workspace; the rest are tokens and the slices of the end."""
 TABLES = ("mlm_repro.data_pipeline.fast.ready",)
 """Functions that make the tables of cleaning and languages, called once before workers are forked."""
 REHEARSED_BYTES, REHEARSED_TOKENS = 4 << 20, 300
@@ -80,7 +94,7 @@ def run_stage(stage: type[Stage], config: DataConfig, out: Path, executor: str =
 def run_overlap(config: DataConfig, out: Path, executor: str = "local") -> RunDirectory:
     """Measure how much of the test sets the sources of `config` contain, into `overlap.json` in `out`."""
     test_sets = {name: find_test_set(name).resolve() for name in config.overlap.test_sets}
-    sources = announce_cost(config, 0)
+    sources, _ = announce_cost(config, 0)
     parents = sources.fingerprints() | {f"test set {name}": sha256_file(path) for name, path in test_sets.items()}
     parents |= made_by([SOURCE, "decontaminate", "overlap"], {name.partition(":")[0] for name in sources.names})
     values = config.model_dump(mode="json", include={"sources", "overlap"}, exclude_defaults=True)
@@ -94,36 +108,86 @@ def run_overlap(config: DataConfig, out: Path, executor: str = "local") -> RunDi
     return _complete(RunDirectory.begin_at(out, "data-overlap", values, parents), build, _workers(executor, config), 0)
 
 
-def announce_cost(config: DataConfig, room: int = ROOM_OF_A_DATASET) -> OpenedSources:
-    """Open the sources, and print what it costs to read them; `room` is a multiple of their size."""
+def announce_cost(config: DataConfig, room: int = ROOM_OF_A_DATASET) -> tuple[OpenedSources, int]:
+    """Open the sources, and print what it costs to read them; `room` is a multiple of their size.
+
+    Returns also the most disk space that the work takes, in bytes; short documents take more than their text.
+    """
     sources = open_sources(config.sources, config.seed)
+    if "tokenize" in config.stages and room and config.tokenizer.vocab_size < SMALL_VOCABULARY:
+        room += ROOM_OF_SMALL_TOKENS
+    needed = room * sources.total_bytes
+    if room and "deduplicate" in config.stages:
+        fingerprint = 8 * config.deduplicate.banding[0] + config.deduplicate.num_permutations
+        needed += (2 * fingerprint + RECORD_BYTES) * sources.documents
     announce(
         f"reads about {format_bytes(sources.total_bytes)} of text",
         f"processes: {config.workers or available_cores()}",
-        f"up to {format_bytes(room * sources.total_bytes)} of disk while it works" if room else "",
+        f"up to {format_bytes(needed)} of disk while it works" if room else "",
     )
-    return sources
+    return sources, needed
 
 
 def forecast(config: DataConfig, root: Path) -> None:
-    """Print the cost of a build, what it would use again, and the time of the rest, rehearsed on the first text."""
-    sources = announce_cost(config)
+    """Print time, memory and disk of a build by stage, for larger corpora too, and what it would use again.
+
+    They are those of a rehearsal on the first text, times the documents that there are.
+    """
+    from mlm_repro.data_pipeline.duplicates.near_duplicates import MOST_OFFERED
+
+    sources, _ = announce_cost(config)
     earlier = Earlier(root, config, recipe_made_by(config, sources.names))
     offer = next(iter(earlier.offers()), None)
     reused = offer.stages if offer else []
+    workers = config.workers or available_cores()
     try:
-        seconds = _rehearse(config, sources, reused) * sources.total_bytes / (config.workers or available_cores())
-        said = f"about {format_duration(seconds)} by a rehearsal on the first {format_bytes(REHEARSED_BYTES)}"
+        rehearsed = _rehearse(config, sources)
     except UserError as error:
-        said = f"no time: {error}"
-    announce(said)
+        announce(f"no time: {error}")
+    else:
+        told = [name for name in rehearsed.seconds if name not in reused]
+        for size in (sources.total_bytes, *(size for size in LARGER if size > sources.total_bytes)):
+            times = size / sources.total_bytes * sources.documents / rehearsed.documents
+            documents = round(times * rehearsed.documents)
+            hours = {name: times * rehearsed.seconds[name] / workers for name in told}
+            if "deduplicate" in hours:
+                chance = min(rehearsed.chance * documents / 2, MOST_OFFERED * config.deduplicate.banding[0])
+                hours["deduplicate"] += documents * chance * COMPARISON_SECONDS / workers
+            disk, memory = times * sum(rehearsed.disk.values()), workers * rehearsed.memory
+            of_stages = ", ".join(
+                f"{name} {format_duration(hours.get(name, 0))} and {format_bytes(times * rehearsed.disk.get(name, 0))}"
+                for name in dict.fromkeys([*told, *rehearsed.disk])
+            )
+            grown = DOCUMENT_BYTES * documents
+            announce(
+                f"{format_bytes(size)} in {documents:,} documents: about {format_duration(sum(hours.values()))}, by a "
+                f"rehearsal on the first {format_bytes(rehearsed.bytes)}",
+                f"{format_bytes(memory + grown)} of memory, {format_bytes(grown)} of it while documents are compared",
+                f"{format_bytes(disk)} of disk",
+                of_stages,
+            )
     earlier.say(earlier.alike(), offer)
 
 
-def _rehearse(config: DataConfig, sources: OpenedSources, reused: list[str]) -> float:
-    """Seconds of one process for a byte of text, without the stages that are used again.
+class Rehearsed(NamedTuple):
+    """Cost of a build of a sample."""
 
-    Two builds are made, and the first, small one only prepares. Raises UserError where that cannot be.
+    documents: int
+    bytes: int
+    seconds: dict[str, float]
+    """Seconds of one process, by stage."""
+    disk: dict[str, int]
+    """Bytes of the work, by stage."""
+    memory: int
+    """Most bytes of this process."""
+    chance: float
+    """Documents in all buckets of a document that are not like it, for each document of the corpus."""
+
+
+def _rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
+    """Build a sample, the first text. Of three builds the first only prepares; the second, as small, tells the start.
+
+    Raises UserError where that cannot be.
     """
     local = [source for source in sources.sources if isinstance(source, FileSource)]
     if len(local) < len(sources.sources):
@@ -134,18 +198,39 @@ def _rehearse(config: DataConfig, sources: OpenedSources, reused: list[str]) -> 
     if config.tokenizer.origin in ("train", "words"):
         values["tokenizer"]["vocab_size"] = REHEARSED_TOKENS
     with tempfile.TemporaryDirectory() as name, contextlib.redirect_stderr(io.StringIO()):
-        for size in (REHEARSED_BYTES >> 4, REHEARSED_BYTES):
-            place = Path(name, f"{size}.jsonl")
+        from mlm_repro.data_pipeline.passes.deduplicate import bucket_chance
+        from mlm_repro.data_pipeline.pipeline import Pipeline
+
+        took = list[tuple[int, dict[str, float]]]()
+        for number, size in enumerate((REHEARSED_BYTES >> 4, REHEARSED_BYTES >> 4, REHEARSED_BYTES)):
+            place, work = Path(name, f"{number}.jsonl"), Path(name, str(number))
             with place.open("wb") as file:
+                documents = 0
                 for item in chain.from_iterable(source.sample() for source in local):
                     if isinstance(item, Document):
                         file.write(orjson.dumps({"text": item.text}, option=orjson.OPT_APPEND_NEWLINE))
+                        documents += 1
                     if file.tell() >= size:
                         break
-            sample = values | {"sources": {"names": [f"jsonl:{place}"]}}
-            run = build_dataset(parse_config(sample, DataConfig, "the rehearsal"), Path(name))
-        ledger = read_document(run.path / LEDGER, Ledger)
-        return sum(stage.seconds for stage in ledger.stages if stage.name not in reused) / place.stat().st_size
+            values["sources"] = {"names": [f"jsonl:{place}"], "max_bad_fraction": 1.0}
+            sample = parse_config(values, DataConfig, "the rehearsal")
+            opened, test_sets, parents, _ = _open(sample, 0)
+            with LocalExecutor(1) as executor:
+                work.mkdir()
+                pipeline = Pipeline(sample, opened, test_sets, Workspace(work, executor), parents).run()
+            took.append((documents, {stage.name: stage.seconds for stage in pipeline.ledger.stages}))
+        disk = Counter[str]()
+        for path in filter(Path.is_file, work.rglob("*")):
+            folder = path.relative_to(work).parts[0]
+            disk[STAGE_OF.get(path.name, STAGE_OF.get(folder, config.stages[-1]))] += path.stat().st_size * (
+                2 if folder == "gather" else 1  # slices are joined
+            )
+        chance = bucket_chance(work, sample.deduplicate) if "deduplicate" in config.stages else 0.0
+        peak = getrusage(RUSAGE_SELF).ru_maxrss << 10
+        (_, _), (fewer, before), (_, after) = took
+        grown = documents / max(1, documents - fewer)
+        seconds = {name: max(0.0, after[name] - before[name]) * grown for name in after}
+        return Rehearsed(documents, place.stat().st_size, seconds, dict(disk), peak, chance)
 
 
 def _run_stages(
@@ -153,7 +238,7 @@ def _run_stages(
     meeting: Meeting | None = None,
 ) -> RunDirectory:  # fmt: skip
     """Run the stages of `config` in the directory, below `root`, that `begin` makes of the digests of what is read."""
-    sources, test_sets, parents = _open(config, room)
+    sources, test_sets, parents, needed = _open(config, room)
     if meeting:
         meeting.agree("input", parents)
 
@@ -170,7 +255,7 @@ def _run_stages(
 
     run = begin(parents)
     earlier = Earlier(root, config, parents, run.path.name) if root else None
-    return _complete(run, build, _workers(executor, config), room * sources.total_bytes, earlier, meeting)
+    return _complete(run, build, _workers(executor, config), needed, earlier, meeting)
 
 
 def _workers(executor: str, config: DataConfig) -> LocalExecutor | RayExecutor:
@@ -180,9 +265,12 @@ def _workers(executor: str, config: DataConfig) -> LocalExecutor | RayExecutor:
     return LocalExecutor(config.workers, TABLES if {"clean", "language"} <= {*config.stages} else ())
 
 
-def _open(config: DataConfig, room: int) -> tuple[OpenedSources, dict[str, Path | None], dict[str, str]]:
-    """Open sources and test sets; print the cost; digests of all input, and of the code and libraries that are run."""
-    sources = announce_cost(config, room)
+def _open(config: DataConfig, room: int) -> tuple[OpenedSources, dict[str, Path | None], dict[str, str], int]:
+    """Open sources and test sets; print the cost; digests of all input, and of the code and libraries that are run.
+
+    The last of what is returned is the most disk space, in bytes.
+    """
+    sources, needed = announce_cost(config, room)
     parents = recipe_made_by(config, sources.names)
     if "deduplicate" in config.stages:
         paths = config.deduplicate.against
@@ -199,7 +287,7 @@ def _open(config: DataConfig, room: int) -> tuple[OpenedSources, dict[str, Path 
         parents["tokenizer"] = Tokenizer.from_gpt2_files(*find_gpt2_vocabulary()).digest
     for name, place in test_sets.items():
         parents[f"test set {name}"] = sha256_file(place) if place else "missing"
-    return sources, test_sets, sources.fingerprints() | parents
+    return sources, test_sets, sources.fingerprints() | parents, needed
 
 
 def _complete(

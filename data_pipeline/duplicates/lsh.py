@@ -23,6 +23,7 @@ from mlm_repro.lineage.loops import compiled
 
 WORD_BYTES = 8
 
+Words = NDArray[np.uint64]
 Buckets = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Documents of all buckets, back to back, and the start of each bucket, ending with the total."""
 
@@ -74,15 +75,19 @@ def sketch(minima: NDArray[np.uint32]) -> NDArray[np.uint64]:
 
 
 @compiled
-def agreement(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> np.int64:
-    """Number of equal bytes of two sketches, padding included."""
+def agreement(left: Words, right: Words, required: int = 0) -> np.int64:
+    """Number of equal bytes of two sketches, padding included; of less than `required` a part of them."""
     low = np.uint64(0x7F7F7F7F7F7F7F7F)
-    count = np.uint64(0)
-    for word in range(left.shape[0]):
-        different = left[word] ^ right[word]
-        equal = ~(((different & low) + low) | different | low) >> np.uint64(7)
-        count += (equal * np.uint64(0x0101010101010101)) >> np.uint64(56)
-    return np.int64(count)
+    count, words = np.int64(0), left.shape[0]
+    for start in range(0, words, 4):
+        end = min(start + 4, words)
+        for word in range(start, end):
+            different = left[word] ^ right[word]
+            equal = ~(((different & low) + low) | different | low) >> np.uint64(7)
+            count += np.int64((equal * np.uint64(0x0101010101010101)) >> np.uint64(56))
+        if count + WORD_BYTES * (words - end) < required:
+            break
+    return count
 
 
 def required_agreement(config: DeduplicateConfig) -> int:
@@ -128,17 +133,8 @@ def recall(similarity: float, bands: int, rows: int, min_agreement: int = 0) -> 
     return float(np.clip(agreeing[min_agreement:].sum() - without_a_band[min_agreement:].sum(), 0, 1))
 
 
-def histogram(similarities: Sequence[float]) -> NDArray[np.int64]:
-    """Compared pairs by Jaccard similarity, in HISTOGRAM_BINS equal bins of [0, 1], the last one closed."""
-    edges = np.arange(HISTOGRAM_BINS + 1) / HISTOGRAM_BINS
-    return np.histogram(similarities, edges)[0].astype(np.int64)
-
-
 def describe(config: DeduplicateConfig, compared: NDArray[np.int64]) -> NearDuplicates:
-    """Description of the banding for the ledger: parameters, S-curve, expected recall, `compared` pairs.
-
-    `compared` is a sum of `histogram`s.
-    """
+    """Description of the banding for the ledger: parameters, S-curve, recall, `compared` pairs by similarity."""
     bands, rows = config.banding
     found_at = partial(recall, bands=bands, rows=rows, min_agreement=config.min_agreement)
     return NearDuplicates(

@@ -1,16 +1,15 @@
-"""Near-duplicates over all shards: fingerprints side by side, components of linked documents, decisions in each.
+"""Near-duplicates over all shards: exact copies, fingerprints side by side, components of linked documents, decisions.
 
-Every task here is sized by documents alone, never by shards or workers.
+An exact copy of an earlier document is decided with it: only distinct documents have fingerprints, and are numbered
+here. Every task is sized by documents alone, never by shards or workers.
 """
 
-import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
-from itertools import pairwise
+from itertools import combinations, pairwise
 from mmap import ACCESS_READ, MADV_DONTNEED, mmap
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,38 +17,40 @@ from numpy.typing import NDArray
 from mlm_repro.data_pipeline.document import Document
 from mlm_repro.data_pipeline.duplicates.lsh import (
     HISTOGRAM_BINS,
-    WORD_BYTES,
+    Words,
+    agreement,
     buckets,
     fingerprint_words,
     required_agreement,
 )
-from mlm_repro.data_pipeline.duplicates.near_duplicates import Decision, flatten, link, merge, resolve
-from mlm_repro.data_pipeline.passes.measure import FINGERPRINTS, NUMBERS
+from mlm_repro.data_pipeline.duplicates.near_duplicates import DECISION, flatten, link, merge, resolve
+from mlm_repro.data_pipeline.passes.measure import DIGESTS, FINGERPRINTS, NUMBERS
 from mlm_repro.data_pipeline.stages.deduplicate import DeduplicateConfig
 from mlm_repro.data_pipeline.work.document_shard import DocumentShard
 from mlm_repro.data_pipeline.work.tasks import Counts, Settings
 from mlm_repro.data_pipeline.work.workspace import Finished, Job, Workspace
 from mlm_repro.lineage.environment import memory_bytes
 
-LINK_TASKS = 5
+LINK_TASKS = 17
 SMALL_MEMORY_BYTES = 8 << 30
 """Memory assumed where the machine does not tell."""
 MEMBERS_OF_A_TASK = 1 << 14
 LINK_BYTES_PER_DOCUMENT = 40
-BUCKETS_AT_ONCE = 1 << 10
+BUCKETS_AT_ONCE, ROWS_AT_ONCE, SAMPLED_MEMBERS = 1 << 10, 1 << 10, 40
 OPEN_SHARDS = 128
-DECISION = np.dtype([("document", np.int64), ("survivor", np.int64), ("jaccard", np.float64)])
-BAND, SKETCHES, FOREST, MEMBERS, COMPONENTS, DECISIONS, COMPARED = (
-    "band-{:04d}.bin", "sketches.bin", "forest.npy", "members.npy", "components.npy", "decisions.npy", "compared.npy",
+COPY = np.dtype([("document", np.int64), ("first", np.int64)])
+"""A document with the text of an earlier one, by their numbers in the corpus."""
+COPIES, FIRSTS, STARTS, BAND, SKETCHES, DISTINCT, FOREST, MEMBERS, COMPONENTS, DECISIONS, COMPARED = (
+    "copies.npy", "firsts.npy", "starts.npy", "band-{:04d}.bin", "sketches.bin", "distinct.bin", "forest.npy",
+    "members.npy", "components.npy", "decisions.npy", "compared.npy",
 )  # fmt: skip
 
 
 class Corpus:
-    """Long documents in order of shard; `counts` are their numbers in each."""
+    """Long documents in order of shard; `starts` are the numbers of the first of each."""
 
-    def __init__(self, prepared: Path, measured: Path, counts: Sequence[int]) -> None:
-        self._prepared, self._measured = prepared, measured
-        self._starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+    def __init__(self, prepared: Path, measured: Path, starts: NDArray[np.int64]) -> None:
+        self._prepared, self._measured, self._starts = prepared, measured, starts
         self._shard = lru_cache(OPEN_SHARDS)(self._open_shard)
 
     def place(self, number: int) -> tuple[int, int]:
@@ -59,23 +60,13 @@ class Corpus:
 
     def __getitem__(self, number: int) -> Document:
         shard, place = self.place(number)
-        documents, numbers, _ = self._shard(shard)
+        documents, numbers = self._shard(shard)
         return documents[int(numbers[place])]
 
-    def fingerprints(self, numbers: NDArray[np.int64], config: DeduplicateConfig) -> NDArray[np.uint64]:
-        """Fingerprints of documents, [documents, words]."""
-        size = WORD_BYTES * fingerprint_words(config)
-        rows = []
-        for number in numbers:
-            shard, place = self.place(int(number))
-            rows.append(os.pread(self._shard(shard)[2].fileno(), size, size * place))
-        return np.frombuffer(b"".join(rows), np.uint64).reshape(len(rows), -1)
-
-    def _open_shard(self, shard: int) -> tuple[DocumentShard, NDArray[np.int64], BinaryIO]:
-        """Documents, the numbers of the long ones, and their fingerprints."""
-        prepared, measured = (folder / f"{shard:05d}" for folder in (self._prepared, self._measured))
-        numbers = np.load(measured / NUMBERS, mmap_mode="r")
-        return DocumentShard(prepared), numbers, (measured / FINGERPRINTS).open("rb")
+    def _open_shard(self, shard: int) -> tuple[DocumentShard, NDArray[np.int64]]:
+        """Documents, and the numbers of the long ones."""
+        numbers = np.load(self._measured / f"{shard:05d}" / NUMBERS, mmap_mode="r")
+        return DocumentShard(self._prepared / f"{shard:05d}"), numbers
 
 
 def find_duplicates(
@@ -85,64 +76,141 @@ def find_duplicates(
 
     The first `held` documents are kept without a comparison.
     """
-    section = config.model_dump(mode="json")
     counts = [each["documents"] for each in measured.counts]
-    documents = sum(counts)
-    whole = {"config": section, "counts": counts, "held": held}
-    side_by_side = workspace.one("fingerprints", lay_side_by_side, whole, measured.input)
-    groups = [list(range(first, config.banding[0], LINK_TASKS)) for first in range(min(LINK_TASKS, config.banding[0]))]
-    jobs: list[Job] = [({"config": section, "bands": bands}, (side_by_side.input,)) for bands in groups]
+    whole = {"config": config.model_dump(mode="json"), "counts": counts, "held": held}
+    copies = workspace.one("copies", find_copies, whole, measured.input)
+    laid = workspace.one("fingerprints", lay_side_by_side, whole, measured.input, copies.input)
+    documents = laid.counts[0]["documents"]
+    fixed = {"config": whole["config"], "documents": documents}
+    bands = [list(range(first, config.banding[0], LINK_TASKS)) for first in range(min(LINK_TASKS, config.banding[0]))]
+    jobs: list[Job] = [({**fixed, "bands": group}, (laid.input,)) for group in bands]
     at_once = max(1, (memory_bytes() or SMALL_MEMORY_BYTES) // 2 // (LINK_BYTES_PER_DOCUMENT * documents + 1))
     forests = workspace.all("link", link_bands, jobs, "buckets", at_once)
-    joined = workspace.one("components", gather_components, {"tasks": len(jobs)}, forests.input)
-    inputs = (joined.input, prepared.input, measured.input)
+    joined = workspace.one("components", gather_components, {**fixed, "tasks": len(jobs)}, forests.input)
+    inputs = (joined.input, laid.input, copies.input, prepared.input, measured.input)
     resolving: list[Job] = [
-        ({**whole, "first": first, "last": last}, inputs) for first, last in joined.counts[0]["tasks"]
+        ({**fixed, "held": held, "first": first, "last": last}, inputs) for first, last in joined.counts[0]["tasks"]
     ]
     decided = workspace.all("resolve", resolve_components, resolving, "duplicates")
-    decisions = workspace.one("decisions", collect_decisions, {"tasks": len(resolving)}, decided.input)
+    decisions = workspace.one(
+        "decisions", collect_decisions, {"tasks": len(resolving)}, decided.input, laid.input, copies.input
+    )
     return decisions, np.array(decisions.counts[0]["compared"])
 
 
+def find_copies(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
+    """Write the documents whose text an earlier one has, in order. The first `held` ones count as no text of others.
+
+    The published rule compares equal texts as all others, so it has none here.
+    """
+    held = settings["held"]
+    np.save(directory / STARTS, np.concatenate([[0], np.cumsum(settings["counts"], dtype=np.int64)]))
+    if settings["config"]["rule"] == "megatron-2019":
+        np.save(directory / COPIES, np.empty(0, COPY))
+        np.save(directory / FIRSTS, np.empty(0, np.int64))
+        return {}
+    documents, starts = buckets(_digests(inputs[0], settings["counts"], 0)[held:])
+    documents += held
+    is_copy = np.ones(len(documents), np.bool_)
+    is_copy[starts[:-1]] = False
+    first = np.repeat(documents[starts[:-1]], np.diff(starts))
+    rest = _digests(inputs[0], settings["counts"], 1)
+    is_copy &= rest[documents] == rest[first]
+    del rest
+    order = np.argsort(documents[is_copy])
+    copies = np.lib.format.open_memmap(directory / COPIES, "w+", COPY, (len(order),))
+    copies["document"], copies["first"] = documents[is_copy][order], first[is_copy][order]
+    np.save(directory / FIRSTS, np.sort(copies["first"]))
+    return {"documents": len(order)}
+
+
+def _digests(measured: Path, counts: Sequence[int], word: int) -> Words:
+    """One word of the digests of all texts, [documents]."""
+    words, start = np.empty(sum(counts), np.uint64), 0
+    for shard, count in enumerate(counts):
+        own = np.fromfile(measured / f"{shard:05d}" / DIGESTS, np.uint64).reshape(-1, 2)
+        words[start : start + count] = own[:, word]
+        start += count
+    return words
+
+
 def lay_side_by_side(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Write the keys of each band, and the sketches, of all documents into files of their own."""
-    config = DeduplicateConfig(**settings["config"])
+    """Write the numbers of distinct documents, and their sketches and keys of each band, into files of their own."""
+    config, measured = DeduplicateConfig(**settings["config"]), inputs[0]
+    copies = np.load(inputs[1] / "00000" / COPIES, mmap_mode="r")["document"]
+    number = 0
     with ExitStack() as stack:
         bands = [stack.enter_context((directory / BAND.format(band)).open("wb")) for band in range(config.banding[0])]
         sketches = stack.enter_context((directory / SKETCHES).open("wb"))
+        distinct = stack.enter_context((directory / DISTINCT).open("wb"))
         for shard in range(len(settings["counts"])):
-            written = inputs[0] / f"{shard:05d}" / FINGERPRINTS
-            rows = np.fromfile(written, np.uint64).reshape(-1, fingerprint_words(config))
-            for band, file in enumerate(bands):
-                file.write(np.ascontiguousarray(rows[:, band]).data)
-            sketches.write(np.ascontiguousarray(rows[:, config.banding[0] :]).data)
-    return {}
+            for rows in _rows(measured / f"{shard:05d}" / FINGERPRINTS, fingerprint_words(config)):
+                numbers = np.arange(number, number + len(rows))
+                first, last = np.searchsorted(copies, [number, number + len(rows)])
+                numbers = np.delete(numbers, copies[first:last] - number)
+                own = rows[numbers - number]
+                for band, file in enumerate(bands):
+                    file.write(np.ascontiguousarray(own[:, band]).data)
+                sketches.write(np.ascontiguousarray(own[:, config.banding[0] :]).data)
+                distinct.write(numbers.data)
+                number += len(rows)
+    return {"documents": number - len(copies)}
+
+
+def _rows(path: Path, words: int) -> Iterator[Words]:
+    """Fingerprints of a shard, ROWS_AT_ONCE at a time."""
+    with path.open("rb") as file:
+        while len(rows := np.fromfile(file, np.uint64, ROWS_AT_ONCE * words)):
+            yield rows.reshape(-1, words)
+
+
+def _open_sketches(folder: Path, config: DeduplicateConfig) -> tuple[Words, mmap]:
+    """Sketches that were laid side by side, [documents, words], and the map of their file."""
+    with (folder / SKETCHES).open("rb") as file:
+        pages = mmap(file.fileno(), 0, access=ACCESS_READ)
+    return np.frombuffer(pages, np.uint64).reshape(-1, fingerprint_words(config) - config.banding[0]), pages
 
 
 def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Write a forest that joins the documents linked through some of the bands.
+    """Write pairs of documents that join all those which are linked through some of the bands, [2, pairs].
 
     Sketches are read where buckets need them, through a map whose pages are given back after every BUCKETS_AT_ONCE.
     """
     config, folder = DeduplicateConfig(**settings["config"]), inputs[0] / "00000"
-    with (folder / SKETCHES).open("rb") as file:
-        pages = mmap(file.fileno(), 0, access=ACCESS_READ)
-    sketches = np.frombuffer(pages, np.uint64).reshape(-1, fingerprint_words(config) - config.banding[0])
-    forest = np.arange(len(sketches))
+    sketches, pages = _open_sketches(folder, config)
+    forest = np.arange(settings["documents"])
     for band in settings["bands"]:
         documents, starts = buckets(np.fromfile(folder / BAND.format(band), np.uint64))
         for first in range(0, len(starts) - 1, BUCKETS_AT_ONCE):
             link(forest, documents, starts[first : first + BUCKETS_AT_ONCE + 1], sketches, required_agreement(config))
             pages.madvise(MADV_DONTNEED)
-    np.save(directory / FOREST, forest)
+        del documents, starts
+    later = np.flatnonzero(forest != np.arange(len(forest)))
+    np.save(directory / FOREST, np.stack([later, forest[later]]))
     return {}
+
+
+def bucket_chance(work: Path, config: DeduplicateConfig) -> float:
+    """Documents in all buckets of a document that are not like it, for each document of the corpus in a workspace.
+
+    Of a bucket the first SAMPLED_MEMBERS are compared.
+    """
+    folder, pairs = work / "fingerprints" / "00000", 0.0
+    sketches, _ = _open_sketches(folder, config)
+    for band in range(config.banding[0]):
+        documents, starts = buckets(np.fromfile(folder / BAND.format(band), np.uint64))
+        for start, end in pairwise(starts.tolist()):
+            some = list(combinations(documents[start:end][:SAMPLED_MEMBERS].tolist(), 2))
+            unlike = sum(agreement(sketches[a], sketches[b]) < required_agreement(config) for a, b in some)
+            pairs += unlike * (end - start) * (end - start - 1) / (2 * len(some))
+    return 2 * pairs / len(sketches) ** 2
 
 
 def gather_components(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Write the components of two or more documents, cut into tasks of about equal numbers of documents."""
-    forest = np.load(inputs[0] / "00000" / FOREST)
-    for task in range(1, settings["tasks"]):
-        merge(forest, np.load(inputs[0] / f"{task:05d}" / FOREST, mmap_mode="r"))
+    forest = np.arange(settings["documents"])
+    for task in range(settings["tasks"]):
+        merge(forest, *np.load(inputs[0] / f"{task:05d}" / FOREST, mmap_mode="r"))
     first = flatten(forest)
     sizes = np.bincount(first, minlength=len(first))
     members = np.flatnonzero(sizes[first] > 1)
@@ -158,28 +226,51 @@ def gather_components(settings: Settings, inputs: list[Path], directory: Path) -
 
 def resolve_components(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Write the decisions for the components from `first` to before `last`."""
-    components, prepared, measured = inputs
+    components, laid, copied = (folder / "00000" for folder in inputs[:3])
     config = DeduplicateConfig(**settings["config"])
-    members = np.load(components / "00000" / MEMBERS, mmap_mode="r")
-    starts = np.load(components / "00000" / COMPONENTS, mmap_mode="r")
-    corpus = Corpus(prepared, measured, settings["counts"])
-    decisions: list[Decision] = []
-    compared = np.zeros(HISTOGRAM_BINS, np.int64)
-    for component in range(settings["first"], settings["last"]):
-        own = np.array(members[starts[component] : starts[component + 1]])
-        fingerprints = corpus.fingerprints(own, config)
-        dropped, similar = resolve(own, fingerprints, lambda number: corpus[number].text, config, settings["held"])
-        decisions += dropped
-        compared += similar
-    np.save(directory / DECISIONS, np.array(decisions, DECISION))
+    starts = np.load(components / COMPONENTS, mmap_mode="r")[settings["first"] : settings["last"] + 1]
+    members = np.array(np.load(components / MEMBERS, mmap_mode="r")[starts[0] : starts[-1]])
+    numbers = np.memmap(laid / DISTINCT, np.int64, "r")
+    corpus = Corpus(inputs[3], inputs[4], np.load(copied / STARTS))
+    firsts = np.load(copied / FIRSTS, mmap_mode="r")
+    copies = np.diff(np.searchsorted(firsts, [numbers[members], numbers[members] + 1]), axis=0)[0]
+    sketches, pages = _open_sketches(laid, config)
+
+    def keys_of(band: int) -> Words:
+        return np.asarray(np.memmap(laid / BAND.format(band), np.uint64, "r")[members])
+
+    def text_of(document: int) -> str:
+        return corpus[int(numbers[document])].text
+
+    decisions, compared = resolve(
+        members, starts - starts[0], keys_of, sketches, text_of, config, settings["held"], copies, pages, directory
+    )
+    np.save(directory / DECISIONS, decisions)
     np.save(directory / COMPARED, compared)
     return {}
 
 
 def collect_decisions(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Join all decisions in order of document."""
+    """Write all decisions in order of document, those about copies among them, and where shards start."""
     folders = [inputs[0] / f"{task:05d}" for task in range(settings["tasks"])]
+    numbers = np.memmap(inputs[1] / "00000" / DISTINCT, np.int64, "r")
+    copies = np.load(inputs[2] / "00000" / COPIES, mmap_mode="r")
     decisions = np.concatenate([np.empty(0, DECISION), *(np.load(folder / DECISIONS) for folder in folders)])
-    np.save(directory / DECISIONS, decisions[np.argsort(decisions["document"])])
+    decisions = decisions[np.argsort(decisions["document"])]
+    for column in ("document", "survivor"):
+        decisions[column] = numbers[decisions[column]]
     compared = sum((np.load(folder / COMPARED) for folder in folders), np.zeros(HISTOGRAM_BINS, np.int64))
-    return {"compared": compared.tolist(), "documents": len(decisions)}
+    every = np.empty(len(decisions) + len(copies), DECISION)
+    every[: len(decisions)] = decisions
+    own = every[len(decisions) :]
+    own["document"], own["survivor"], own["jaccard"] = copies["document"], copies["first"], 1.0
+    if len(decisions):
+        place = np.searchsorted(decisions["document"], copies["first"]).clip(max=len(decisions) - 1)
+        is_dropped = decisions["document"][place] == copies["first"]
+        for column in ("survivor", "jaccard"):
+            own[column][is_dropped] = decisions[column][place[is_dropped]]
+        compared[-1] -= int(is_dropped.sum())
+    compared[-1] += len(copies)
+    np.save(directory / DECISIONS, every[np.argsort(every["document"])])
+    np.save(directory / STARTS, np.load(inputs[2] / "00000" / STARTS))
+    return {"compared": compared.tolist(), "documents": len(every)}

@@ -1,21 +1,22 @@
 """Rearranges shards in input order into splits in training order: slices of the final files, then the files."""
 
 import os
+from contextlib import ExitStack
+from functools import cache
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlm_repro.data_pipeline.passes.measure import NUMBERS, SIZES, TOKENS
-from mlm_repro.data_pipeline.passes.selection import ENTRIES
+from mlm_repro.data_pipeline.passes.measure import TOKENS
+from mlm_repro.data_pipeline.passes.selection import PLACES
 from mlm_repro.data_pipeline.tokens.token_file import TokenFileWriter, join_files, merge_token_files
-from mlm_repro.data_pipeline.work.document_shard import DocumentShard
+from mlm_repro.data_pipeline.work.document_shard import LINES
 from mlm_repro.data_pipeline.work.tasks import Counts, Settings
 
 STARTS, SLICE_TOKENS, SLICE_LINES = "starts.npy", "tokens", "documents.jsonl"
-SLICE_BYTES = 64 << 20
+SLICE_BYTES, PLACE_BYTES = 64 << 20, 48
 
 
 def choose_order(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
@@ -56,7 +57,8 @@ def split(
 def gather_slice(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Write the documents at places `first` to before `last` of a split.
 
-    Settings: `split`, `first`, `last`, `lines` (True if texts are wanted), `dtype` of tokens or None.
+    Only the shards that hold one of them are opened, and only their own bytes are read. Settings: `split`, `first`,
+    `last`, `lines` (True if texts are wanted), `dtype` of tokens or None.
     Inputs: the order, and all shards after each pass and after selection.
     """
     order = np.load(inputs[0] / "00000" / f"order-{settings['split']}.npy", mmap_mode="r")
@@ -66,15 +68,23 @@ def gather_slice(settings: Settings, inputs: list[Path], directory: Path) -> Cou
     dtype = np.dtype(settings["dtype"]) if settings["dtype"] else None
     total = np.zeros(2, np.int64)
     lines, tokens = [b""] * len(numbers), [np.empty(0, dtype)] * len(numbers)
+    prepared, measured, selected = inputs[1:]
     for number, slots in groupby(np.argsort(numbers).tolist(), lambda slot: int(shards[slot])):
-        shard = _Shard(inputs[1:], f"{number:05d}", dtype)
-        for slot in slots:
-            place = int(numbers[slot] - starts[number])
-            total += shard.entries[place, 1:]
-            if settings["lines"]:
-                lines[slot] = shard.line(place)
-            if dtype:
-                tokens[slot] = shard.tokens(place)
+        with ExitStack() as stack:
+
+            @cache
+            def opened(folder: Path, name: str, stack: ExitStack = stack, number: int = number) -> int:
+                return stack.enter_context((folder / f"{number:05d}" / name).open("rb", 0)).fileno()
+
+            for slot in slots:
+                row = os.pread(opened(selected, PLACES), PLACE_BYTES, PLACE_BYTES * int(numbers[slot] - starts[number]))
+                is_part, start, end, first, last, size = np.frombuffer(row, np.int64).tolist()
+                total += size, last - first
+                if settings["lines"]:
+                    lines[slot] = os.pread(opened(selected if is_part else prepared, LINES), end - start, start)
+                if dtype:
+                    place, width = opened(selected if is_part else measured, TOKENS), dtype.itemsize
+                    tokens[slot] = np.frombuffer(os.pread(place, (last - first) * width, first * width), dtype)
     if settings["lines"]:
         with (directory / SLICE_LINES).open("wb") as file:
             file.writelines(lines)
@@ -96,35 +106,3 @@ def assemble(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
             [folder / SLICE_TOKENS for folder in folders], directory / f"{settings['split']}_text_document"
         )
     return {}
-
-
-class _Shard:
-    """Remaining documents of a shard; `select_documents` wrote its entries."""
-
-    def __init__(self, stages: list[Path], name: str, dtype: "np.dtype[Any] | None") -> None:
-        prepared, measured, selected = (stage / name for stage in stages)
-        self.entries = np.load(selected / ENTRIES)
-        self._numbers = np.load(measured / NUMBERS)
-        self._documents, self._parts = DocumentShard(prepared), DocumentShard(selected)
-        if dtype:
-            self._dtype = dtype
-            sizes = np.load(measured / SIZES)[:, 1]
-            self._starts = np.concatenate([[0], np.cumsum(sizes)])
-            part_sizes = self.entries[self.entries[:, 0] < 0, 2]
-            self._part_starts = np.concatenate([[0], np.cumsum(part_sizes)])
-            self._tokens, self._part_tokens = ((folder / TOKENS).open("rb") for folder in (measured, selected))
-
-    def line(self, place: int) -> bytes:
-        """The line of an entry."""
-        number = int(self.entries[place, 0])
-        return self._documents.line(int(self._numbers[number])) if number >= 0 else self._parts.line(-1 - number)
-
-    def tokens(self, place: int) -> NDArray[Any]:
-        """The token ids of an entry."""
-        number = int(self.entries[place, 0])
-        if number >= 0:
-            file, (start, end) = self._tokens, self._starts[number : number + 2].tolist()
-        else:
-            file, (start, end) = self._part_tokens, self._part_starts[-1 - number : 1 - number].tolist()
-        width = self._dtype.itemsize
-        return np.frombuffer(os.pread(file.fileno(), (end - start) * width, start * width), self._dtype)

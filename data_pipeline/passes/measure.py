@@ -9,6 +9,7 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from hashlib import blake2b
 from itertools import count
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from mlm_repro.data_pipeline.contamination.decontaminate import ngrams_of_files
 from mlm_repro.data_pipeline.document import Document, size_bytes
 from mlm_repro.data_pipeline.duplicates.lsh import fingerprints
+from mlm_repro.data_pipeline.fast.shingles import as_bytes
 from mlm_repro.data_pipeline.files import StageAttrition
 from mlm_repro.data_pipeline.stages import TOKEN_FILTERS
 from mlm_repro.data_pipeline.stages.deduplicate import DeduplicateConfig
@@ -28,8 +30,8 @@ from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer, load_once
 from mlm_repro.data_pipeline.work.document_shard import DocumentShard
 from mlm_repro.data_pipeline.work.tasks import Counts, Settings
 
-NUMBERS, SIZES, TOKENS, FINGERPRINTS, MATCHES = (
-    "numbers.npy", "sizes.npy", "tokens.bin", "fingerprints.bin", "matches.jsonl",
+NUMBERS, SIZES, TOKENS, FINGERPRINTS, DIGESTS, MATCHES = (
+    "numbers.npy", "sizes.npy", "tokens.bin", "fingerprints.bin", "digests.bin", "matches.jsonl",
 )  # fmt: skip
 BATCH_CHARACTERS = 1 << 20
 """Characters encoded, hashed and searched at a time, so that the tables stay in the processor's cache."""
@@ -54,6 +56,7 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     with (
         (directory / TOKENS).open("wb") as token_file,
         (directory / FINGERPRINTS).open("wb") as fingerprint_file,
+        (directory / DIGESTS).open("wb") as digests,
         (directory / MATCHES).open("wb") as matches,
     ):
         for batch in _batches(DocumentShard(inputs[0])):
@@ -73,6 +76,9 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
             if deduplicate:
                 with _timed(seconds, "deduplicate"):
                     fingerprint_file.write(fingerprints([document.text for document in long], deduplicate).data)
+                    digests.writelines(
+                        blake2b(as_bytes(document.text).data, digest_size=16).digest() for document in long
+                    )
             if search:
                 with _timed(seconds, "decontaminate"):
                     sought = ngrams_of_files(paths, search["ngram_words"], search["min_ngram_words"])

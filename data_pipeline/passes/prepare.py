@@ -36,7 +36,7 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
     def set_aside(item: Malformed) -> None:
         nonlocal bad
-        bad += 1
+        bad += item.line > 0  # the damage of a file is no line
         quarantine.write(orjson.dumps(item, option=orjson.OPT_APPEND_NEWLINE))
         kind = re.split(r"[:,]| at ", item.reason)[0]
         if kind in reasons or len(reasons) < REASONS:

@@ -19,7 +19,7 @@ from mlm_repro.data_pipeline.tokens.tokenizer import load_once
 from mlm_repro.data_pipeline.work.document_shard import DocumentShard, DocumentWriter
 from mlm_repro.data_pipeline.work.tasks import Counts, Settings
 
-ENTRIES, RARE, LEFT_IN = "entries.npy", "rare.txt", "left_in.jsonl"
+PLACES, RARE, LEFT_IN = "places.bin", "rare.txt", "left_in.jsonl"
 
 
 def find_rare_ngrams(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
@@ -42,7 +42,8 @@ def find_rare_ngrams(settings: Settings, inputs: list[Path], directory: Path) ->
 def select_documents(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Write the remaining documents of a shard, and the parts of those that were cut.
 
-    `entries` [documents, 3] are a document's number in the shard, or -1 - the number of a part; its bytes; its tokens.
+    `places` [documents, 6] say where each lies, so that a slice reads no more of a shard than its own documents: 1 for
+    a part, 0 for a whole one; start and end of its line; start and end of its tokens; its bytes.
     Settings: `is_written`, `start` (the shard's first number in the corpus), `count`, `deduplicate` (whether it was
     done), `decontaminate` (section or None), `tokenizer`. Inputs: the shard after each pass, decisions, n-grams and
     tokenizer as far as there are any.
@@ -50,7 +51,6 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
     prepared, measured, *more = inputs
     section = settings["decontaminate"]
     if not settings["is_written"]:
-        np.save(directory / ENTRIES, np.empty((0, 3), np.int64))
         (directory / LEFT_IN).touch()
         return {"stages": [], "documents": 0, "left_in": 0}
     decisions = [more.pop(0)] if settings["deduplicate"] else []
@@ -66,7 +66,8 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
     matched = dict(read_matches(measured)) if section else {}
     ngrams = Ngrams.of(rare.read_text(encoding="utf-8").split("\n")[:-1] if rare else ())
     test_text = 0
-    entries: list[tuple[int, int, int]] = []
+    places: list[tuple[int, int, int, int, int, int]] = []
+    tokens_before, encoded = np.concatenate([[0], np.cumsum(sizes[:, 1])]), 0
     with (
         DocumentWriter(directory) as parts,
         (directory / TOKENS).open("wb") as token_file,
@@ -86,7 +87,8 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
                     row = {"id": part.id, "share": round(share, 4)}
                     left_in.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
             if remains is None or remains == [document]:
-                entries.append((int(number), size, tokens))
+                line = documents.starts[numbers[number] : numbers[number] + 2].tolist()
+                places.append((0, *line, *tokens_before[number : number + 2].tolist(), size))
                 cut.keep(size, tokens)
                 continue
             if isinstance(remains, Drop):
@@ -97,14 +99,15 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
                 ids = encode(tokenizer, part.text) if tokenizer else np.empty(0, np.int32)
                 if tokenizer:
                     token_file.write(ids.astype(token_dtype(tokenizer.vocab_size)).tobytes())
-                entries.append((-1 - len(parts), size_bytes(part.text), len(ids)))
-                cut.keep(*entries[-1][1:])
+                before = parts.end
                 parts.append(part)
-    table = np.array(entries, np.int64).reshape(-1, 3)
-    np.save(directory / ENTRIES, table)
+                places.append((1, before, parts.end, encoded, encoded + len(ids), size_bytes(part.text)))
+                encoded += len(ids)
+                cut.keep(places[-1][-1], len(ids))
+    np.array(places, np.int64).tofile(directory / PLACES)
     ledger = ((deduplicate, settings["deduplicate"]), (cut, section))
     stages = [entry.model_dump(mode="json") for entry, is_run in ledger if is_run]
-    return {"stages": stages, "documents": len(table), "left_in": test_text}
+    return {"stages": stages, "documents": len(places), "left_in": test_text}
 
 
 def _share(text: str, ngrams: Ngrams) -> float:

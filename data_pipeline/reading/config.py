@@ -51,6 +51,9 @@ class SourcesConfig(Config):
     id_key: str | None = None
     """Key of a document's own id, a string or a number. Without it, or where a line has none, the id is the path of the
     file below the source and the line."""
+    split: tuple[str, ...] = ()
+    """Splits that are read of a data set that has several, such as `["train", "validation"]`; without it `train` alone.
+    They are told by `dataset_dict.json`, or by the names of files as Hugging Face's datasets does."""
     metadata: tuple[str, ...] = ()
     """Other keys that stay with a document, under `metadata` in `documents/*.jsonl`."""
     offline_fallback: Literal["installed-docs"] | None = None
@@ -65,6 +68,11 @@ class SourcesConfig(Config):
     """Most files that may be damaged; what comes before the damage is read, and the rest is named in quarantine."""
     max_bad_fraction: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Share of the lines that may be malformed; above it the run stops and says why."""
+
+    @field_validator("split", mode="before")
+    @classmethod
+    def _one_split_is_a_list(cls, split: object) -> object:
+        return [split] if isinstance(split, str) else split
 
     @field_validator("names")
     @classmethod

@@ -3,19 +3,24 @@
 import glob
 import hashlib
 import itertools
+import lzma
 import shutil
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from mlm_repro.data_pipeline.document import Document, size_bytes
 from mlm_repro.data_pipeline.reading.config import SourcesConfig
-from mlm_repro.data_pipeline.reading.lines import COMPRESSIONS, compression, expanded_bytes
+from mlm_repro.data_pipeline.reading.lines import CHUNK_BYTES, COMPRESSIONS, compression, expanded_bytes, open_bytes
 from mlm_repro.data_pipeline.reading.pieces import GRAIN_BYTES, Piece, cut_lines
 from mlm_repro.data_pipeline.reading.readers import Item, mend_surrogates, open_arrow, read_pieces
+from mlm_repro.data_pipeline.reading.splits import TRAIN, choose_splits, tell_splits
 from mlm_repro.data_pipeline.work.workspace import Workspace
 from mlm_repro.lineage.digest import is_sealed, sealed_files, sha256_file, sha256_json
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure, cause
@@ -31,7 +36,8 @@ SUFFIXES = {
 class FileSource:
     """`jsonl:PATH`, `parquet:PATH`, `arrow:PATH`, `text:PATH` or `documents:PATH`. Raises BadInput for no file.
 
-    A directory stands for the files of that kind below it, in order of path; how many others there are is printed.
+    A directory stands for the files of that kind below it, in order of path; how many others there are is printed. Of
+    several splits only `train` is read, or those that `sources.split` names, and that is printed.
     JSON lines and Parquet tables hold a document in each `text_key`; a text file is one document. `documents` is a
     directory that a verb wrote, whose documents keep their ids; it raises IntegrityFailure if it is not complete.
     """
@@ -43,6 +49,8 @@ class FileSource:
         self.name = name
         self.kind, _, self._path = name.partition(":")
         self._keys: dict[str, Any] = {"owner": self._path} if is_compared else {}
+        self._wanted = config.split if config else ()
+        self._left_out = ""
         if config and self.kind not in ("text", "documents"):
             self._keys = {"text_key": config.text_key, "id_key": config.id_key, "keep": config.metadata}
 
@@ -70,7 +78,7 @@ class FileSource:
             self._spool.flush()
             return [("stdin", Path(self._spool.name))]
         if path.is_dir():
-            files = list(self._below(path))
+            root, files = path, list(self._below(path))
         else:
             matching = [Path(file) for file in sorted(glob.glob(str(path), recursive=True))]
             fixed = itertools.takewhile(lambda part: not glob.has_magic(part), path.parts[:-1])
@@ -78,12 +86,35 @@ class FileSource:
             files = [(file.relative_to(root).as_posix(), file) for file in matching if file.is_file()]
         if not files:
             raise BadInput(f"source {self.name}: there is no such file")
-        return files
+        return files if self.kind == "text" else self._of_splits(root, files)
+
+    def _of_splits(self, root: Path, files: list[tuple[str, Path]]) -> list[tuple[str, Path]]:
+        """The files of the splits to read, split by split; what is left out is printed, and stands in `describe`."""
+        told = tell_splits(root, [name for name, _ in files])
+        chosen = choose_splits(self.name, told, self._wanted, root == self._root)
+        own = [split or TRAIN for split in told]
+        if others := [split for split in dict.fromkeys(own) if split not in chosen]:
+            read = f"the split{'s' * (len(chosen) > 1)} {' and '.join(chosen)}"
+            count = sum(split in others for split in own)
+            self._left_out = f"{read}, without {count:,} files of {', '.join(others)}"
+            print(f"note: {self.name} gives {self._left_out}; sources.split names others", file=sys.stderr)
+        return [file for split in chosen for file, of in zip(files, own, strict=True) if of == split]
 
     @cached_property
     def total_bytes(self) -> int:
         """Approximate bytes of text: those of compressed files and tables are of their content."""
         return sum(_table_bytes(path) if self.kind == "parquet" else expanded_bytes(path) for _, path in self.files)
+
+    @property
+    def document_bytes(self) -> float:
+        """Mean bytes of a document by the first megabyte of the first file, or of a table or text by the first ones."""
+        path = self.files[0][1]
+        if self.kind in ("jsonl", "documents"):
+            with suppress(OSError, EOFError, zlib.error, lzma.LZMAError), open_bytes(path) as file:
+                head = file.read(CHUNK_BYTES)
+                return max(1, len(head)) / max(1, head.count(b"\n"))
+        sizes = [size_bytes(item.text) for item in itertools.islice(self.sample(), 100) if isinstance(item, Document)]
+        return max(1, sum(sizes)) / max(1, len(sizes))
 
     def fingerprint(self) -> str:
         """A digest that changes whenever the documents may."""
@@ -91,8 +122,8 @@ class FileSource:
 
     def describe(self) -> str:
         """Description for people; complete once the source has been read."""
-        count = len(self.files)
-        return self.name if count == 1 else f"{self.name} ({count:,} files)"
+        said = [f"{len(self.files):,} files"] * (len(self.files) > 1) + [self._left_out] * bool(self._left_out)
+        return f"{self.name} ({'; '.join(said)})" if said else self.name
 
     def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
         """The files in order, cut where they can be."""
@@ -118,15 +149,18 @@ class FileSource:
             hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
             if hidden or not (file.is_file() or file.is_symlink()):
                 continue
-            if not file.name.lower().endswith(SUFFIXES[self.kind]):
+            is_made = self.kind == "arrow" and file.name.startswith("cache-")  # what `Dataset.map` made of the others
+            if is_made or not file.name.lower().endswith(SUFFIXES[self.kind]):
                 others.append(file)
                 continue
-            if not (file.exists() and any(map(file.resolve().is_relative_to, roots))):
+            if not any(map(file.resolve().is_relative_to, roots)):  # whether anything is there is not told
                 raise BadInput(f"source {self.name}: {file} is a link out of the directory; name what it leads to")
+            if not file.exists():
+                raise BadInput(f"source {self.name}: {file} is a link to {file.readlink()}, which is not there")
             yield file.relative_to(path).as_posix(), file
         if others and self.kind != "documents":
             names = ", ".join(file.name for file in others[:3])
-            print(f"warning: {self.name} leaves {len(others):,} files of other endings out: {names}", file=sys.stderr)
+            print(f"warning: {self.name} leaves {len(others):,} other files out: {names}", file=sys.stderr)
 
     def _written_by_a_verb(self, path: Path) -> list[tuple[str, Path]]:
         if not path.is_dir():

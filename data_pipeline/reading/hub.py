@@ -19,6 +19,7 @@ from mlm_repro.data_pipeline.document import Malformed
 from mlm_repro.data_pipeline.reading.config import HUB, SourcesConfig
 from mlm_repro.data_pipeline.reading.pieces import Piece, cut_lines
 from mlm_repro.data_pipeline.reading.readers import EXCERPT_CHARACTERS, document_of
+from mlm_repro.data_pipeline.reading.splits import TRAIN, choose_splits
 from mlm_repro.data_pipeline.work.tasks import NO_ROOM, Counts, Settings
 from mlm_repro.data_pipeline.work.workspace import Job, Workspace
 from mlm_repro.lineage.digest import sha256_json
@@ -109,6 +110,7 @@ class HubSource:
     def __init__(self, name: str, config: SourcesConfig | None = None) -> None:
         self.name = name
         self._keys: dict[str, Any] = {}
+        self._splits = (config.split if config else ()) or (TRAIN,)
         if config and name.startswith(HUB):
             self._keys = {"text_key": config.text_key, "id_key": config.id_key, "keep": config.metadata}
 
@@ -127,12 +129,14 @@ class HubSource:
 
     def fingerprint(self) -> str:
         """A digest that changes whenever the documents may."""
-        return sha256_json(asdict(self._location))
+        more = {"splits": self._splits} if self._splits != (TRAIN,) else {}
+        return sha256_json(asdict(self._location) | more)
 
     def describe(self) -> str:
         """Description for people; complete once the source has been read."""
         place = self._location
-        return f"{self.name} ({'/'.join(filter(None, (place.repository, place.subset)))} on the Hugging Face hub)"
+        of = "" if self._splits == (TRAIN,) else f", {' and '.join(self._splits)}"
+        return f"{self.name} ({'/'.join(filter(None, (place.repository, place.subset)))} on the Hugging Face hub{of})"
 
     @cached_property
     def total_bytes(self) -> int:
@@ -149,19 +153,25 @@ class HubSource:
     def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
         """Stream each file into a local one. Raises the errors of `asking_for`."""
         with asking_for(self.name):
-            files = int(_open(self._location).num_shards)
-        settings = {"name": self.name, "location": self._location, "files": files, "keys": self._keys}
-        jobs: Iterator[Job] = (({**settings, "file": number}, ()) for number in range(files))
-        for done in workspace.each(f"harvest-{self.name}", harvest, jobs, self.name, files):
+            of_split = _open(self._location)
+        choose_splits(self.name, [*of_split], self._splits, is_whole=True)
+        counts = {split: int(of_split[split].num_shards) for split in self._splits}
+        fixed = {"name": self.name, "location": self._location, "keys": self._keys}
+        jobs: Iterator[Job] = (
+            ({**fixed, "split": split, "files": files, "file": number}, ())
+            for split, files in counts.items() for number in range(files)
+        )  # fmt: skip
+        for done in workspace.each(f"harvest-{self.name}", harvest, jobs, self.name, sum(counts.values())):
             path = done.path / HARVESTED
             yield from cut_lines(Piece("harvest", self.name, str(path), done.digest, path.stat().st_size), shard_bytes)
 
 
 def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Write one file of a corpus as JSON lines. Raises the errors of `asking_for`."""
-    name, number = settings["name"], settings["file"]
+    name, number, split = settings["name"], settings["file"], settings["split"]
+    name = name if split == TRAIN else f"{name}/{split}"
     with (directory / HARVESTED).open("wb") as file, asking_for(name):
-        rows = _open(settings["location"]).shard(num_shards=settings["files"], index=number)
+        rows = _open(settings["location"])[split].shard(num_shards=settings["files"], index=number)
         for row_number, row in enumerate(rows, 1):
             piece = Piece("hub", f"{name}/{number}", "", "", 0, **settings["keys"])
             try:
@@ -174,6 +184,7 @@ def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
 
 def _open(place: Location) -> Any:
+    """The rows of each split, as streams."""
     from datasets import load_dataset
 
-    return load_dataset(place.repository, place.subset, revision=place.revision, split="train", streaming=True)
+    return load_dataset(place.repository, place.subset, revision=place.revision, streaming=True)

@@ -23,10 +23,13 @@ COMPRESSIONS = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst", b"BZh": ".bz2",
 
 
 def compression(path: Path) -> str:
-    """The kind of compression as the ending of a name, told by content; by the ending where the content is no kind."""
+    """The kind of compression as the ending of a name, told by content; by the ending where the content is no kind.
+
+    An empty file is of none.
+    """
     with path.open("rb") as file:
         head = file.read(8)
-    ending = path.suffix.lower() if path.suffix.lower() in COMPRESSIONS.values() else ""
+    ending = path.suffix.lower() if head and path.suffix.lower() in COMPRESSIONS.values() else ""
     return next((kind for magic, kind in COMPRESSIONS.items() if head.startswith(magic)), ending)
 
 

@@ -5,6 +5,7 @@ import lzma
 import os
 import re
 import zlib
+from base64 import b64encode
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 from mlm_repro.data_pipeline.document import Document, Malformed, size_bytes
 from mlm_repro.data_pipeline.reading.lines import open_bytes, parse_line, read_lines, seek_line
 from mlm_repro.data_pipeline.reading.pieces import Piece
+from mlm_repro.lineage.atomic import parse_json
 from mlm_repro.lineage.errors import BadInput, Interrupted
 from mlm_repro.lineage.remembered import stamp_of
 
@@ -22,6 +24,9 @@ NAMES, NAME_CHARACTERS = 5, 20
 """Most keys, and most characters of each, that are named where the key of the text is not there."""
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 BATCH_ROWS = 64
+LONG_INTEGER = re.compile(rb"\d{19}")
+MAX_DEPTH = 240
+"""Most levels of metadata; orjson writes 254 of a whole line."""
 ARROW_FILE = b"ARROW1"
 """First bytes of Arrow's file format."""
 MAX_LINE_BYTES = 256 << 20
@@ -140,6 +145,8 @@ def _parse(piece: Piece, number: int, line: bytes, row: dict[str, Any] | None = 
     value: Any = ""
     try:
         value = parse_line(line) if row is None else {name: column.as_py() for name, column in row.items()}
+        if (piece.keep or piece.id_key) and LONG_INTEGER.search(line):  # orjson makes a float of what has over 64 bits
+            value = parse_json(line)
         if piece.kind == "harvest" and "text" not in value:
             return Malformed(**value)
         return document_of(piece, number, value)
@@ -171,12 +178,34 @@ def document_of(piece: Piece, number: int, value: object) -> Document:
         mended = f"{piece.owner}:{mended}" if piece.owner else mended
         return Document(mended, text, str(value.get("source", "")), value.get("metadata"))
     own = _value(value, piece.id_key) if piece.id_key else None
-    metadata = {key: inner for key in piece.keep if (inner := _value(value, key)) is not None} or None
-    if metadata:  # as JSON that can be written: no half of a surrogate pair, no date
-        metadata = parse_line(mend_surrogates(json.dumps(metadata, ensure_ascii=False, default=str)).encode("utf-8"))
-    if isinstance(own, bool) or not isinstance(own, (str, int)) or own == "":
+    wanted = {key: inner for key in piece.keep if (inner := _value(value, key)) is not None}
+    metadata = plain(wanted) if wanted else None
+    if isinstance(own, bool) or not isinstance(own, (str, int, float)) or own == "":
         return Document(place, text, metadata=metadata)
     return Document(mend_surrogates(str(own)), text, place, metadata)
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """A value as JSON that orjson can write: no half of a surrogate pair, no date.
+
+    A whole number of more than 64 bits becomes its digits, and bytes become their text, or a `data:` URL (RFC 2397)
+    where they are none. Raises ValueError for nesting deeper than MAX_DEPTH.
+    """
+    if depth > MAX_DEPTH:
+        raise ValueError(f"metadata is nested deeper than {MAX_DEPTH} levels")
+    if isinstance(value, dict):
+        return {mend_surrogates(str(key)): plain(inner, depth + 1) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(inner, depth + 1) for inner in value]
+    if isinstance(value, bytes):
+        try:
+            return value.decode("utf-8")
+        except UnicodeDecodeError:
+            return f"data:;base64,{b64encode(value).decode()}"
+    is_written = (
+        value is None or isinstance(value, (bool, float)) or (isinstance(value, int) and -(1 << 63) <= value < 1 << 64)
+    )
+    return value if is_written else mend_surrogates(str(value))
 
 
 def _value(row: dict[str, Any], key: str) -> Any:

@@ -70,6 +70,15 @@ class OpenedSources:
             total += min(whole, config.max_bytes or whole, (config.max_documents or whole) * TYPICAL_DOCUMENT_BYTES)
         return total
 
+    @property
+    def documents(self) -> int:
+        """Approximate number of documents, by the mean size of the first ones of each source."""
+        of_source = [source.document_bytes if isinstance(source, FileSource) else TYPICAL_DOCUMENT_BYTES
+                     for source in self.sources]  # fmt: skip
+        every = sum(source.total_bytes for source in self.sources)
+        count = sum(source.total_bytes / size for source, size in zip(self.sources, of_source, strict=True))
+        return max(1, round(count * self.total_bytes / max(1, every)))
+
     def shards(self, workspace: Workspace, shard_bytes: int, compared: bool = False) -> list[list[Piece]]:
         """All pieces of all sources in order, or of the datasets that are compared with, gathered into shards."""
         sources: tuple[Source, ...] = self.compared if compared else self.sources

@@ -30,7 +30,12 @@ class DocumentWriter:
         """Write one document at the end."""
         line = orjson.dumps(document.to_json(), option=orjson.OPT_APPEND_NEWLINE)
         self._file.write(line)
-        self._starts.append(self._starts[-1] + len(line))
+        self._starts.append(self.end + len(line))
+
+    @property
+    def end(self) -> int:
+        """Bytes that were written."""
+        return self._starts[-1]
 
     def __len__(self) -> int:
         return len(self._starts) - 1
@@ -44,16 +49,13 @@ class DocumentShard:
     """Documents that a DocumentWriter wrote, read in order or by number."""
 
     def __init__(self, directory: Path) -> None:
-        self._starts = np.asarray(np.load(directory / STARTS, mmap_mode="r"))
+        self.starts = np.asarray(np.load(directory / STARTS, mmap_mode="r"))
+        """Start of each line, and the end."""
         self._file = (directory / LINES).open("rb", BUFFER_BYTES)
 
-    def line(self, number: int) -> bytes:
-        """The JSON line of a document, with its newline."""
-        start, end = int(self._starts[number]), int(self._starts[number + 1])
-        return os.pread(self._file.fileno(), end - start, start)
-
     def __getitem__(self, number: int) -> Document:
-        return Document(**orjson.loads(self.line(number)))
+        start, end = self.starts[number : number + 2].tolist()
+        return Document(**orjson.loads(os.pread(self._file.fileno(), end - start, start)))
 
     def __iter__(self) -> Iterator[Document]:
         self._file.seek(0)

@@ -124,7 +124,7 @@ def test_unfinished_work_is_taken_over_and_its_directory_goes(folder: Path, pack
     assert second != first
     assert not first.exists()
     assert {path.parts[-2]: when for path, when in package.done("prepare").items()} == done
-    package.edit("data_pipeline/passes/gather.py", "SLICE_BYTES = 64 << 20", "SLICE_BYTES = 32 << 20")
+    package.edit("data_pipeline/passes/gather.py", "= 64 << 20", "= 32 << 20")
     said = package.run("run", "r.toml")
     assert (
         f"note: the earlier build runs/{second.name} (unfinished) has the same settings and differs in the code of"

@@ -19,7 +19,6 @@ from mlm_repro.data_pipeline.duplicates.lsh import (
     band_keys,
     buckets,
     describe,
-    histogram,
     recall,
     required_agreement,
     sketch,
@@ -130,7 +129,7 @@ def test_components_are_those_of_the_graph_of_agreeing_pairs(
     for forest, band in zip(forests, keys, strict=True):
         link(forest, *buckets(band), sketches, required_agreement(config))
     for forest in forests[1:]:
-        merge(forests[0], forest)
+        merge(forests[0], np.arange(count), forest)
     assert sets_of(flatten(forests[0])) == expected
 
 
@@ -174,18 +173,11 @@ def test_banding_of_a_threshold_keeps_its_promise(threshold: float) -> None:
     assert recall(threshold - 0.35, *config.banding, config.min_agreement) < 1e-3
 
 
-def test_histogram_bins_are_twentieths() -> None:
-    counts = histogram([0.0, 0.049, 0.7, 0.74, 0.75, 1.0])
-    assert {number: int(count) for number, count in enumerate(counts) if count} == {0: 2, 14: 2, 15: 1, 19: 1}
-    assert len(counts) == HISTOGRAM_BINS
-    assert histogram([]).sum() == 0
-
-
 def test_description_is_plain_data() -> None:
-    found = describe(DeduplicateConfig(), histogram([0.72, 0.9]))
+    found = describe(DeduplicateConfig(), np.bincount([14, 18], minlength=HISTOGRAM_BINS))
     assert NearDuplicates.model_validate(json.loads(json.dumps(found.to_json()))) == found
     assert found.compared_pairs == 2
     assert found.s_curve[15] == (0.75, recall(0.75, 51, 5, found.min_agreement))
-    published = describe(DeduplicateConfig(rule="megatron-2019", bands=10, rows=10), histogram([]))
+    published = describe(DeduplicateConfig(rule="megatron-2019", bands=10, rows=10), np.zeros(HISTOGRAM_BINS, np.int64))
     assert published.min_agreement == 0
     assert published.expected_recall["0.7"] == pytest.approx(0.2491, abs=5e-5)

@@ -1,8 +1,12 @@
 """Near-duplicates against exact comparison of all pairs, and against the published scripts' rules."""
 
+import math
 import random
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from pydoc_data.topics import topics
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -11,10 +15,14 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_matrix
 
 from mlm_repro.data_pipeline.config import DeduplicateConfig
-from mlm_repro.data_pipeline.duplicates.lsh import agreement, fingerprints, histogram, required_agreement
-from mlm_repro.data_pipeline.duplicates.near_duplicates import Decision, resolve
+from mlm_repro.data_pipeline.duplicates.lsh import agreement, buckets, fingerprints, required_agreement
+from mlm_repro.data_pipeline.duplicates.near_duplicates import _count, link, resolve
 from mlm_repro.data_pipeline.fast.shingles import shingles
+from mlm_repro.data_pipeline.passes.deduplicate import DECISIONS, find_duplicates
+from mlm_repro.data_pipeline.work.executors.local import LocalExecutor
+from mlm_repro.data_pipeline.work.workspace import Workspace
 from tests.data_pipeline.conftest import jaccard, sentences
+from tests.data_pipeline.shards import measured_shards
 from tests.data_pipeline.test_lsh import components, edited, related_texts
 from tests.made_data import invented_passages
 
@@ -24,17 +32,35 @@ PUBLISHED = DeduplicateConfig(rule="megatron-2019", bands=10, rows=10)
 Fingerprints = np.ndarray
 
 
+class Decision(NamedTuple):
+    document: int
+    survivor: int
+    jaccard: float
+
+
+def histogram(similarities: Sequence[float]) -> np.ndarray:
+    return np.histogram(similarities, np.arange(21) / 20)[0]
+
+
+def resolved(
+    texts: Sequence[str], members: np.ndarray, starts: Sequence[int], config: DeduplicateConfig, held: int = 0
+) -> tuple[list[Decision], np.ndarray]:
+    rows = fingerprints(texts, config)
+    sketches = np.ascontiguousarray(rows[:, config.banding[0] :])
+    decisions, compared = resolve(
+        members, np.array(starts), lambda band: np.ascontiguousarray(rows[members, band]), sketches,
+        texts.__getitem__, config, held,
+    )  # fmt: skip
+    return sorted(Decision(*each) for each in decisions.tolist()), compared
+
+
 def decide(texts: Sequence[str], config: DeduplicateConfig, held: int = 0) -> tuple[list[Decision], np.ndarray]:
-    """Decisions component by component, in order of document, and how often which similarity was met."""
+    """Decisions by components, in order of document, and how often which similarity was met."""
     rows = fingerprints(texts, config)
     first = components(rows[:, : config.banding[0]].T, rows[:, config.banding[0] :], config)
-    decisions, compared = [], np.zeros(20, np.int64)
-    for one in np.unique(first):
-        members = np.flatnonzero(first == one)
-        dropped, similar = resolve(members, rows[members], texts.__getitem__, config, held)
-        decisions += dropped
-        compared += similar
-    return sorted(decisions), compared
+    members = np.argsort(first, kind="stable")
+    starts = np.flatnonzero(np.diff(first[members], prepend=-1, append=-1))
+    return resolved(texts, members, starts.tolist(), config, held)
 
 
 def all_pairs(texts: Sequence[str]) -> np.ndarray:
@@ -95,14 +121,17 @@ def pair_is_candidate(rows: Fingerprints, left: int, right: int, config: Dedupli
 
 
 def decide_plainly(
-    texts: Sequence[str], config: DeduplicateConfig, most: int = 1000
+    texts: Sequence[str], config: DeduplicateConfig, most: int = 1000, offered: int = 1000, held: int = 0
 ) -> tuple[list[Decision], np.ndarray]:
     """The rule `verified`, a sentence at a time."""
     rows = fingerprints(texts, config)
     kept: list[int] = []
     decisions, similarities = [], []
     for document in range(len(texts)):
-        near = [earlier for earlier in kept if pair_is_candidate(rows, earlier, document, config)]
+        own = rows[document, : config.banding[0]]
+        shared = [each for band, key in enumerate(own) for each in [n for n in kept if rows[n, band] == key][:offered]]
+        near = [each for each in sorted({*shared}) if pair_is_candidate(rows, each, document, config)]
+        near = near if document >= held else []
         near.sort(
             key=lambda earlier: -agreement(rows[earlier, config.banding[0] :], rows[document, config.banding[0] :])
         )
@@ -126,7 +155,7 @@ def test_decisions_are_those_of_the_rule_and_need_only_the_component(seed: int, 
     random.Random(seed).shuffle(texts)
     expected, similarities = decide_plainly(texts, config)
     by_component, compared = decide(texts, config)
-    at_once, similar = resolve(np.arange(len(texts)), fingerprints(texts, config), texts.__getitem__, config)
+    at_once, similar = resolved(texts, np.arange(len(texts)), [0, len(texts)], config)
     assert by_component == at_once == expected
     assert np.array_equal(compared, similarities)
     assert np.array_equal(similar, similarities)
@@ -212,10 +241,95 @@ def test_a_bucket_of_equal_and_nearly_equal_documents_is_linear(config: Deduplic
 
 
 def test_texts_are_not_read_without_candidates() -> None:
-    texts = [sentences(20, seed) for seed in range(3)]
-    rows = np.random.default_rng(0).integers(0, 2**64, fingerprints(texts, DEFAULT).shape, np.uint64)
+    rows = np.random.default_rng(0).integers(0, 2**64, (3, DEFAULT.banding[0]), np.uint64)
 
     def text_of(number: int) -> str:
         raise AssertionError(number)
 
-    assert resolve(np.arange(3), rows, text_of, DEFAULT)[0] == []
+    sketches = np.zeros((3, 32), np.uint64)
+    found = resolve(np.arange(3), np.array([0, 3]), lambda band: rows[:, band].copy(), sketches, text_of, DEFAULT)
+    assert len(found.decisions) == 0
+
+
+def test_similarities_are_counted_in_twentieths() -> None:
+    compared = np.zeros(20, np.int64)
+    values = np.array([0.0, 0.049, 0.7, 0.74, 0.75, 1.0, *np.arange(21) / 20])
+    _count(compared, np.arange(21) / 20, values, 2)
+    assert np.array_equal(compared, 2 * histogram(values.tolist()))
+
+
+def pages_of_templates(count: int, templates: int = 3, seed: int = 0) -> list[str]:
+    """Pages that are alike, and no two of them duplicates, but for one in fifty."""
+    rng = random.Random(seed)
+    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randrange(3, 9))) for _ in range(3000)]
+    frames = [" ".join(rng.choices(words, k=80)) for _ in range(templates)]
+    pages = [f"{frames[number % templates]} {' '.join(rng.choices(words, k=27))}" for number in range(count)]
+    for number in range(50, count, 50):
+        pages[number] = pages[rng.randrange(number)].replace(" ", "  ", 1)
+    return pages
+
+
+def test_a_full_bucket_offers_its_first_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = pages_of_templates(150)
+    everything, all_compared = resolved(texts, np.arange(150), [0, 150], DEFAULT)
+    monkeypatch.setattr("mlm_repro.data_pipeline.duplicates.near_duplicates.MOST_OFFERED", 5)
+    decisions, compared = resolved(texts, np.arange(150), [0, 150], DEFAULT)
+    expected, similarities = decide_plainly(texts, DEFAULT, offered=5)
+    assert decisions == expected
+    assert np.array_equal(compared, similarities)
+    assert decisions == everything  # duplicates share rare buckets too
+    assert compared.sum() < 0.8 * all_compared.sum()
+
+
+def test_pages_of_templates_cost_what_their_number_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time by the number of pages, linked and resolved, where buckets are full: an exponent near one and not two."""
+    monkeypatch.setattr("mlm_repro.data_pipeline.duplicates.near_duplicates.MOST_OFFERED", 32)
+    monkeypatch.setattr("mlm_repro.data_pipeline.duplicates.near_duplicates.MOST_COMPARED", 32)
+    texts = pages_of_templates(12_000)
+    rows = fingerprints(texts, DEFAULT)
+    sketches, seconds = np.ascontiguousarray(rows[:, DEFAULT.banding[0] :]), []
+    for count in (200, 3000, 12_000):
+        start, forest = time.process_time(), np.arange(count)
+        for band in range(DEFAULT.banding[0]):
+            link(forest, *buckets(rows[:count, band].copy()), sketches, required_agreement(DEFAULT), 32)
+        every = np.arange(count)
+        found = resolve(
+            every,
+            np.array([0, count]),
+            lambda band, n=count: rows[:n, band].copy(),
+            sketches,
+            texts.__getitem__,
+            DEFAULT,
+        )
+        seconds.append(time.process_time() - start)
+        assert len(found.decisions) >= count // 60
+    exponent = math.log(seconds[2] / seconds[1], 4)
+    print(f"pages of templates: exponent {exponent:.2f}")
+    assert exponent < 1.4
+
+
+def documents_of(texts: Sequence[str], folder: Path, config: DeduplicateConfig, held: int = 0) -> tuple[Any, ...]:
+    """Decisions and compared pairs of the passes over shards of 7 documents each."""
+    with LocalExecutor(1) as executor:
+        workspace = Workspace(folder, executor)
+        prepared, measured = measured_shards(workspace, texts, 7, config)
+        decisions, compared = find_duplicates(workspace, prepared, measured, config, held)
+        found = np.load(decisions.path / "00000" / DECISIONS)
+    return [Decision(*each) for each in found.tolist()], compared
+
+
+@pytest.mark.parametrize("held", [0, 20])
+@pytest.mark.parametrize("seed", range(3))
+def test_copies_are_decided_with_their_first(seed: int, held: int, tmp_path: Path) -> None:
+    """Over shards, with copies of kept and of dropped texts: decisions and counts are those of the rule."""
+    rng = random.Random(seed)
+    texts = [*related_texts(seed, 40), "", "abc"]
+    texts += [rng.choice(texts) for _ in range(60)]
+    rng.shuffle(texts)
+    decisions, compared = documents_of(texts, tmp_path, DEFAULT, held)
+    expected, similarities = decide_plainly(texts, DEFAULT, held=held)
+    assert decisions == expected
+    assert np.array_equal(compared, similarities)
+    assert any(each.jaccard < 1 and texts.index(texts[each.document]) < each.document for each in decisions)
+    published, _ = documents_of(texts, tmp_path / "published", PUBLISHED)
+    assert published == decide(texts, PUBLISHED)[0]

@@ -49,8 +49,8 @@ ONE = {
     "deduplicate": ("data_pipeline/duplicates/near_duplicates.py", "MOST_COMPARED = 1000", "MOST_COMPARED = 1001"),
     "decontaminate": ("data_pipeline/contamination/words.py", "return [word.lower()", "return [word.casefold()"),
     "select": ("data_pipeline/passes/selection.py", "round(share, 4)", "round(share, 5)"),
-    "gather": ("data_pipeline/passes/gather.py", "SLICE_BYTES = 64 << 20", "SLICE_BYTES = 32 << 20"),
-    "publish": ("data_pipeline/publish.py", "round(float(jaccard), 6)", "round(float(jaccard), 7)"),
+    "gather": ("data_pipeline/passes/gather.py", "= 64 << 20", "= 32 << 20"),
+    "publish": ("data_pipeline/publish.py", "round(jaccard, 6)", "round(jaccard, 7)"),
 }
 LIBRARY_OF = {"ftfy": "clean", "langdetect": "language", "tokenizers": "tokenizer", "fastokens": "tokenizer",
               "datasketch": "deduplicate", "orjson": "source"}  # fmt: skip

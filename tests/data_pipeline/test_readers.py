@@ -17,6 +17,7 @@ from mlm_repro.data_pipeline.passes.prepare import prepare
 from mlm_repro.data_pipeline.reading.file_sources import FileSource
 from mlm_repro.data_pipeline.reading.pieces import Piece, cut_lines
 from mlm_repro.data_pipeline.reading.readers import MAX_LINE_BYTES, read_pieces
+from mlm_repro.lineage.errors import BadInput
 
 VALID = b'{"text": "a fine text"}'
 
@@ -117,3 +118,52 @@ def test_a_long_text_file_is_not_read(tmp_path: Path) -> None:
     (found,) = read(tmp_path / "a.txt", 4000, "text")
     assert isinstance(found, Malformed)
     assert found.reason == "longer than 4,000 bytes"
+
+
+def kept_of(tmp_path: Path, lines: bytes, **settings: object) -> list[Document | Malformed]:
+    (tmp_path / "a.jsonl").write_bytes(lines)
+    piece = Piece("jsonl", "a.jsonl", str(tmp_path / "a.jsonl"), "", len(lines), **settings)
+    return [item for item in read_pieces([piece]) if item is not None]
+
+
+def test_no_digit_of_a_number_is_lost(tmp_path: Path) -> None:
+    """Whole numbers beyond 64 bits become their digits, in metadata as in an id; a fraction is an id too."""
+    large = "1180591620717411303453"
+    lines = f'{{"text": "x", "n": {large}, "m": [{2**64 - 1}, -{2**63}, 1e30]}}\n{{"text": "y", "n": 2.5}}\n'
+    one, other = kept_of(tmp_path, lines.encode(), id_key="n", keep=("n", "m"))
+    assert isinstance(one, Document)
+    assert isinstance(other, Document)
+    assert (one.id, other.id) == (large, "2.5")
+    assert one.metadata == {"n": large, "m": [2**64 - 1, -(2**63), 1e30]}
+
+
+@pytest.mark.parametrize("depth", [200, 260, 900])
+def test_metadata_nested_too_deep_to_be_written_is_no_document(tmp_path: Path, depth: int) -> None:
+    line = b'{"text": "x", "m": ' + b"[" * depth + b"]" * depth + b"}\n"
+    (tmp_path / "deep.jsonl").write_bytes(line + b'{"text": "y"}\n')
+    piece = Piece("jsonl", "deep.jsonl", str(tmp_path / "deep.jsonl"), "", len(line) + 14, keep=("m",))
+    settings_ = {"pieces": [piece], "max_line_bytes": 1 << 20, "goes_on": False, "filters": []}
+    counts = prepare(settings_, [], tmp_path)
+    assert (counts["documents"], counts["malformed"]) == ((2, 0) if depth == 200 else (1, 1))
+    if depth > 240:
+        assert "metadata is nested deeper than 240 levels" in (tmp_path / "quarantine.jsonl").read_text()
+
+
+def test_bytes_beside_a_text_are_text_or_a_data_url(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    parquet.write_table(pyarrow.table({"text": ["a", "b"], "b": ["é".encode(), b"\xff\0"]}), path)
+    piece = Piece("parquet", "t", str(path), "", 1, end=1, keep=("b",))
+    found = [item.metadata for item in read_pieces([piece]) if isinstance(item, Document)]
+    assert found == [{"b": "é"}, {"b": "data:;base64,/wA="}]
+
+
+def test_an_empty_file_of_any_ending_is_empty(tmp_path: Path) -> None:
+    for ending in ("", ".gz", ".zst", ".bz2", ".xz"):
+        (tmp_path / f"a.jsonl{ending}").touch()
+        assert read(tmp_path / f"a.jsonl{ending}") == []
+
+
+def test_a_link_that_leads_nowhere_is_called_that(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").symlink_to("gone.jsonl")
+    with pytest.raises(BadInput, match=r"a link to gone\.jsonl, which is not there"):
+        assert FileSource(f"jsonl:{tmp_path}").files

@@ -85,9 +85,9 @@ class Rows(list[dict[str, object]]):
 def test_hub_corpora_are_harvested_file_by_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def load_dataset(repository: str, subset: str | None, **options: object) -> Rows:
+    def load_dataset(repository: str, subset: str | None, **options: object) -> dict[str, Rows]:
         asked.append((repository, subset, options["streaming"]))
-        return Rows([{"text": "one"}, {"text": None}, {"text": "three"}])
+        return {"train": Rows([{"text": "one"}, {"text": None}, {"text": "three"}]), "test": Rows([{"text": "held"}])}
 
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
     found = found_in(HubSource("wikipedia"), tmp_path)

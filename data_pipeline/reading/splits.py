@@ -1,0 +1,74 @@
+"""The splits of a data set, told from the names of its files by the rules of Hugging Face's `datasets`.
+
+A folder that `DatasetDict.save_to_disk` wrote and a folder of its cache list their splits; on the hub and everywhere
+else names tell them (`datasets/data_files.py`, version 5.2): `data/NAME-00000-of-00002.parquet`, or one of its words.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from mlm_repro.lineage.atomic import read_json
+from mlm_repro.lineage.errors import BadInput
+
+TRAIN = "train"
+WORDS = {
+    "validation": {"validation", "valid", "dev", "val"},
+    "test": {"test", "testing", "eval", "evaluation"},
+    TRAIN: {"train", "training"},
+}
+"""Words that tell a split; a name with words of two is the held-out one's."""
+SEPARATORS = re.compile(r"[-._ 0-9]+")
+SHARDED = re.compile(r"data/([^/]+)-\d{5}-of-\d{5}[^/]*\.[^/]*")
+SAVED, CACHED = "dataset_dict.json", "dataset_info.json"
+
+
+def tell_splits(root: Path, names: Sequence[str]) -> list[str]:
+    """The split of each file of a folder, by its path below it; "" where nothing tells one."""
+    if listed := _listed(root / SAVED):
+        return [first if (first := name.partition("/")[0]) in listed else "" for name in names]
+    folders = {str(PurePosixPath(name).parent) for name in names}
+    listed_in = {folder: _listed(root / folder / CACHED) for folder in folders}
+    return [_cached(name, listed_in) or _named(name) for name in names]
+
+
+def _listed(path: Path) -> list[str]:
+    """The splits that a file of `datasets` lists; none if there is no such file."""
+    try:
+        return [*map(str, read_json(path).get("splits") or ())]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise BadInput(f"{path} does not list the splits of its data set: {error}") from error
+
+
+def _cached(name: str, listed_in: dict[str, list[str]]) -> str:
+    path = PurePosixPath(name)
+    stem = re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
+    return next((split for split in listed_in[str(path.parent)] if stem.endswith(f"-{split}")), "")
+
+
+def _named(name: str) -> str:
+    if sharded := SHARDED.fullmatch(name):
+        return sharded[1]
+    *folders, file = name.lower().split("/")
+    for words in ({word for folder in folders for word in SEPARATORS.split(folder)}, {*SEPARATORS.split(file)[:-1]}):
+        if split := next((split for split, known in WORDS.items() if words & known), ""):
+            return split
+    return ""
+
+
+def choose_splits(source: str, told: Sequence[str], wanted: Sequence[str], is_whole: bool) -> list[str]:
+    """The splits to read, in order: those `wanted`, or `train` alone where files are of several splits.
+
+    A file that tells none counts as one of `train`. `is_whole` says that the source names a data set, so that one of
+    held-out text alone must be asked for. Raises BadInput for a split that it does not have.
+    """
+    splits = list(dict.fromkeys(split or TRAIN for split in told))
+    if not any(told) or (len(splits) == 1 and not wanted and not (is_whole and splits[0] in {*WORDS} - {TRAIN})):
+        return splits
+    chosen = [*wanted] or [TRAIN]
+    if missing := [split for split in chosen if split not in splits]:
+        has = f"source {source} has no split {missing[0]}, but {', '.join(splits)}"
+        raise BadInput(f"{has}; sources.split names those to read")
+    return chosen
