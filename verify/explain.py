@@ -8,6 +8,7 @@ next `SEEN_AHEAD`, because differences grow and a single distance may be 0 by ch
 
 import math
 from collections.abc import Iterator, Sequence
+from statistics import median
 from typing import NamedTuple
 
 import torch
@@ -22,6 +23,9 @@ from mlm_repro.lineage.progress import announce
 from mlm_repro.verify.serial_replay import Numbers, RecordedRun, SerialReplay, Start, hypotheses
 
 TAIL, SEEN_AHEAD = 10.0, 2
+OF_TENSORS = 256
+"""Units in the last place by which a tensor may differ in any case: Adam moves an element whose gradient is nearly 0 as
+far as any other, to a side that rounding chooses."""
 EXACT = ("batch_size", "samples", "loss_scale", "skipped")
 """Numbers that no rounding changes."""
 UNIT = 2.0**-53
@@ -54,6 +58,7 @@ class Judged:
 
     def __init__(self, run: RecordedRun, start: Start) -> None:
         self.run, self.start = run, start
+        self.truth: SerialReplay | None = None
         self.unit = UNIT if run.config.train.precision == "fp64" else UNIT_FP32
         self.numbers: dict[int, Numbers] = {}
         """What float64 gives, by iteration."""
@@ -118,10 +123,15 @@ class Judged:
     def take_checkpoint(self, iteration: int, truth: SerialReplay, loose: SerialReplay) -> None:
         """Hold the checkpoint of an iteration against the replays."""
         others = loose.tensors()
-        self.spread[iteration] = {
-            tensor: TAIL * max(self.unit, float((others[tensor].double() - true).norm() / true.norm()))
+        spread = {
+            tensor: float((others[tensor].double() - true).norm() / true.norm())
             for tensor, true in truth.tensors().items()
             if true.any()
+        }
+        kinds = {tensor: tensor.partition(" ")[0] for tensor in spread}
+        medians = {kind: median(spread[each] for each in spread if kinds[each] == kind) for kind in kinds.values()}
+        self.spread[iteration] = {
+            tensor: TAIL * max(own, medians[kinds[tensor]]) + OF_TENSORS * self.unit for tensor, own in spread.items()
         }
         self.tensors = self.tensors or list(self.off(iteration, truth))
 
@@ -150,7 +160,7 @@ class Judged:
 
     def sentence(self) -> str:
         """The fault: where it is seen first, the checkpoint after it, and its kind."""
-        said, fault = f"{self.run.name} is at fault: {self.fault}", self.fault
+        said, fault = f"{self.run.name}: {self.fault}", self.fault
         if self.tensors and fault is not self.tensors[0]:
             said += f"; of the checkpoint, {self.tensors[0]}"
         weights = {each.what.rpartition(" of ")[2].removeprefix("updated ") for each in self.tensors}
@@ -166,7 +176,9 @@ class Judged:
         rows = [each.row for each in self.tensors if each.row is not None]
         known = hypotheses(self.run, rows[0] if rows else None)
         announce(f"{self.run.name}: tries {len(known)} known faults in up to {len(self.numbers)} iterations each")
-        return list(dict.fromkeys(kind for kind, begin in known if self._fits(begin(self.run, self.start))))
+        return list(
+            dict.fromkeys(kind for kind, begin in known if self._fits(begin(self.run, self.start, like=self.truth)))
+        )
 
     def _fits(self, replay: SerialReplay) -> bool:
         for number in sorted(self.numbers):
@@ -206,14 +218,14 @@ def explain(first: RecordedRun, second: RecordedRun) -> None:
     faults = []
     for each in judged:
         if each.fault:
-            faults.append(each.sentence())
-            print(f"fault: {faults[-1]}")
+            faults.append(each.run.name)
+            print(f"fault: {each.sentence()}", flush=True)
         else:
             part = TAIL * max(each.unit, each.bounds[each.last]["loss"])
             print(f"no fault: {each.run.name} is what its settings compute up to iteration {each.last}; there rounding "
                   f"explains {part:.1g} of the loss")  # fmt: skip
     if faults:
-        raise Diverged(faults[0])
+        raise Diverged(f"{' and '.join(faults)}: not what the settings compute")
     print(_verdict(*judged))
 
 
@@ -288,7 +300,7 @@ def _replay(group: Sequence[Judged]) -> None:
     lead = max(group, key=lambda each: len(each.run.steps))
     truth = SerialReplay(lead.run, lead.start)
     loose = {each.run.config.train.precision: each for each in group}
-    natives = {name: SerialReplay(each.run, each.start, name, is_moved=True) for name, each in loose.items()}
+    natives = {name: SerialReplay(each.run, each.start, name, True, truth) for name, each in loose.items()}
     for number in [number for number in lead.run.iterations if number > lead.start.iteration or number == 0]:
         going = [each for each in group if number in each.run.iterations]
         numbers = truth.iterate(number)
@@ -301,6 +313,7 @@ def _replay(group: Sequence[Judged]) -> None:
         if any(each.is_over for each in going):
             break
     for each in group:
+        each.truth = truth
         each.end()
 
 
@@ -309,8 +322,10 @@ def _verdict(first: Judged, second: Judged) -> str:
     common = sorted(first.numbers.keys() & second.numbers.keys())
     for number in common:
         one, other = first.numbers[number], second.numbers[number]
-        for name in [name for name in one if name in other]:
+        for name in [name for name in one if name in other and name != "loss_scale"]:
             if abs(one[name] - other[name]) > SAME * abs(one[name]):
+                if name == "skipped":
+                    return f"overflow: iteration {number} made no update in one run, as its gradient was too large"
                 return (
                     f"settings: float64 too gives {name.replace('_', ' ')} {one[name]:.9g} and {other[name]:.9g} in "
                     f"iteration {number}: the runs were told to compute different things"

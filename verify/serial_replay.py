@@ -101,9 +101,13 @@ class SerialReplay:
     """Iterations of a recorded run on one rank. Those that the run left out, by overflow or spike, are left out."""
 
     def __init__(
-        self, recorded: RecordedRun, start: Start, precision: Precision = "fp64", is_moved: bool = False
-    ) -> None:
-        """With `is_moved`, master weights begin up to half a unit in their last place beside the true ones."""
+        self, recorded: RecordedRun, start: Start, precision: Precision = "fp64", is_moved: bool = False,
+        like: "SerialReplay | None" = None,
+    ) -> None:  # fmt: skip
+        """With `is_moved`, master weights begin up to half a unit in their last place beside the true ones.
+
+        The samples are those of `like`, another replay of the run, where they are the same.
+        """
         run, config = recorded.run, recorded.config
         self.recorded, self.is_scaled = recorded, config.train.precision == "fp16"
         changed = {"precision": precision, **self.settings(config.train)}
@@ -113,8 +117,11 @@ class SerialReplay:
         model = config.model.model_copy(update={"vocab_size": self.predicted_words})
         self.model, self.step = build_step(model, self.train, SERIAL, mesh)
         self.schedule, tokens = BatchSchedule(self.train), run.data.token_files("train")
-        self.inputs = TrainingInputs(self.config, self.train.iterations, tokens, run.data.tokenizer, mesh)
-        self.validation = ValidationSplit(self.config, run.data.token_files("valid"), mesh, run.data.tokenizer)
+        if like and like.train.normalise == self.train.normalise and not like.inputs.streams.is_kept:
+            self.inputs, self.validation = like.inputs, like.validation
+        else:
+            self.inputs = TrainingInputs(self.config, self.train.iterations, tokens, run.data.tokenizer, mesh)
+            self.validation = ValidationSplit(self.config, run.data.token_files("valid"), mesh, run.data.tokenizer)
         state = self._load(start)
         known = state.updated_samples
         self.samples = self.schedule.samples_before(start.iteration) if known is None else known
@@ -206,9 +213,9 @@ class SerialReplay:
 class OtherSettings(SerialReplay):
     """Training with other settings than those that the run states."""
 
-    def __init__(self, changed: dict[str, Any], *args: Any) -> None:
+    def __init__(self, changed: dict[str, Any], *args: Any, **named: Any) -> None:
         self.changed = changed
-        super().__init__(*args)
+        super().__init__(*args, **named)
 
     def settings(self, train: TrainConfig) -> dict[str, Any]:
         return self.changed
@@ -217,9 +224,9 @@ class OtherSettings(SerialReplay):
 class InSamples(SerialReplay):
     """The rate follows the samples so far, perhaps those of the batch itself too, to an end that is in updates."""
 
-    def __init__(self, is_ahead: bool, *args: Any) -> None:
+    def __init__(self, is_ahead: bool, *args: Any, **named: Any) -> None:
         self.is_ahead = is_ahead
-        super().__init__(*args)
+        super().__init__(*args, **named)
 
     def time(self, iteration: int) -> float:
         own = self.schedule.batch_size(iteration - 1) if self.is_ahead else 0
@@ -237,9 +244,9 @@ class BiasesDecayed(SerialReplay):
 class ClippedWhileScaled(SerialReplay):
     """Clipping by the norm of the gradient that still has the loss scale, which the run reports or not."""
 
-    def __init__(self, reports: bool, *args: Any) -> None:
+    def __init__(self, reports: bool, *args: Any, **named: Any) -> None:
         self.reports = reports
-        super().__init__(*args)
+        super().__init__(*args, **named)
 
     def reduced(self, gradient: Gradient, step: Step) -> Gradient:
         return replace(gradient, norm=gradient.norm * step.loss_scale) if self.reports else gradient
@@ -251,9 +258,9 @@ class ClippedWhileScaled(SerialReplay):
 class GradientTimes(SerialReplay):
     """A gradient that is multiplied by a number."""
 
-    def __init__(self, factor: float, *args: Any) -> None:
+    def __init__(self, factor: float, *args: Any, **named: Any) -> None:
         self.factor = factor
-        super().__init__(*args)
+        super().__init__(*args, **named)
 
     def reduced(self, gradient: Gradient, step: Step) -> Gradient:
         for group in self.step.optimizer.groups:
@@ -272,9 +279,9 @@ class PaddingPredicted(SerialReplay):
 class RowNotLookedUp(SerialReplay):
     """A row of the word embedding has no gradient where it is looked up, as by torch's `padding_idx`."""
 
-    def __init__(self, row: int, *args: Any) -> None:
+    def __init__(self, row: int, *args: Any, **named: Any) -> None:
         self.row = row
-        super().__init__(*args)
+        super().__init__(*args, **named)
 
     def prepare(self) -> None:
         def without_row(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> None:
@@ -296,9 +303,9 @@ class OneLayer(Dropout):
 class MasksReused(SerialReplay):
     """Dropout masks that are used more than once."""
 
-    def __init__(self, again: Callable[[Dropout], Dropout], *args: Any) -> None:
+    def __init__(self, again: Callable[[Dropout], Dropout], *args: Any, **named: Any) -> None:
         self.again = again
-        super().__init__(*args)
+        super().__init__(*args, **named)
 
     def batch(self, iteration: int) -> list[PipelineInput]:
         return [
@@ -311,8 +318,8 @@ def _named(validation: Validation) -> str:
     return f"{validation.kind} of {validation.samples} sequences"
 
 
-Hypothesis = tuple[str, Callable[[RecordedRun, Start], SerialReplay]]
-"""A fault in words, and what trains with it."""
+Hypothesis = tuple[str, Callable[..., SerialReplay]]
+"""A fault in words, and what trains with it, of the arguments of a SerialReplay."""
 
 
 def hypotheses(recorded: RecordedRun, row: int | None) -> list[Hypothesis]:

@@ -1,7 +1,6 @@
 """Faults that are planted in a training are named; trainings that differ by rounding alone are said to."""
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +14,12 @@ from mlm_repro.engine import inputs, trainer
 from mlm_repro.engine.inputs import TrainingInputs
 from mlm_repro.engine.launch.threads import run_threads
 from mlm_repro.engine.model import gpt2
-from mlm_repro.engine.optim.flat import FlatOptimizer
 from mlm_repro.engine.optim.gradients import GradientReducer
 from mlm_repro.engine.parallel.layers import VocabParallelEmbedding
 from mlm_repro.engine.parallel.sharding import Role
 from mlm_repro.engine.rng import Dropout
 from mlm_repro.engine.run.resolved import resolve
 from mlm_repro.engine.step import TrainingStep
-from mlm_repro.engine.trainer import Trainer
 from mlm_repro.lineage.errors import Interrupted
 from mlm_repro.verify.parity import parse_layout
 from tests.commands import Command
@@ -32,8 +29,8 @@ from tests.engine.small_run import small_config, train
 MODEL: dict[str, Any] = {"hidden_size": 16, "num_heads": 2, "seq_length": 16, "dropout": 0.0}
 RECIPE: dict[str, Any] = {
     "iterations": 10, "warmup_iterations": 2, "global_batch_size": 8, "microbatch_size": 2, "checkpoint_interval": 5,
-    "keep_checkpoints": 9, "validation_interval": 5, "validation_samples": 8, "precision": "fp32", "learning_rate": 3e-3,
-    "min_learning_rate": 1e-4,
+    "keep_checkpoints": 9, "validation_interval": 5, "validation_samples": 8, "precision": "fp32",
+    "learning_rate": 3e-3,
 }  # fmt: skip
 FP16 = {"precision": "fp16", "iterations": 5, "initial_loss_scale": 2.0**12}
 RAMP = {"rampup_batch_size": (2, 2, 20)}
@@ -171,7 +168,7 @@ PLANTS: dict[str, tuple[Plant, str, dict[str, Any], dict[str, Any], str]] = {
         masks_of_the_first_iteration, "masks are reused: those of the first iteration", {"dropout": 0.1}, {}, "serial",
     ),
     "masks of the first microbatch": (
-        masks_of_the_first_microbatch, "masks are reused: those of the first microbatch", {"dropout": 0.1}, {}, "serial",
+        masks_of_the_first_microbatch, "reused: those of the first microbatch", {"dropout": 0.1}, {}, "serial",
     ),
     "summed over ranks": (summed_over_ranks, "multiplied once too often by the 2 data-parallel ranks", {}, {}, "dp2"),
     "not divided": (not_divided_by_microbatches, "multiplied once too often by", {}, {}, "serial"),
@@ -190,3 +187,81 @@ def test_a_planted_fault_is_named(name: str, data: Path, whole: Path, tmp_path: 
     assert str(faulty) in fault
     assert kind in fault.partition("; kind: ")[2]
     assert " or " not in fault.partition("; kind: ")[2], "one kind is named"
+
+
+def test_a_fault_that_is_not_known_is_placed_and_not_named(
+    data: Path, whole: Path, tmp_path: Path, verify: Command
+) -> None:
+    def doubled(patch: Patch) -> None:
+        """The update of iteration 7 has twice its rate, which the metrics do not say."""
+        update = TrainingStep.update
+
+        def faulty_update(self: TrainingStep, gradient: Any, rate: float, skip: bool = False) -> bool:
+            return update(self, gradient, rate * (2 if self.optimizer.steps == 6 else 1), skip)
+
+        patch.setattr(TrainingStep, "update", faulty_update)
+
+    faulty = trained(data, tmp_path, plant=doubled)
+    done = verify("explain", whole, faulty)
+    assert done.code == 3
+    assert "first other bits: loss of iteration 8" in done.out
+    assert "replay: from the checkpoint at 5, which has the same bits in both, on one rank" in done.out
+    (fault,) = (line for line in done.out.splitlines() if line.startswith("fault: "))
+    assert f"{faulty}: loss of iteration 8 is " in fault
+    assert "of the checkpoint, exp_avg of embedding.word_embeddings.weight of iteration 10" in fault
+    assert fault.endswith("no known fault gives these numbers")
+
+
+def test_a_fault_after_a_common_checkpoint(data: Path, whole: Path, tmp_path: Path, verify: Command) -> None:
+    trained(data, tmp_path, until=5)
+    done = verify("explain", trained(data, tmp_path, plant=decayed_biases), whole)
+    assert done.code == 3
+    assert "replay: from the checkpoint at 5" in done.out
+    assert "kind: biases and layer norms are decayed" in done.out
+
+
+# -- no fault ------------------------------------------------------------------------------------------------------
+
+HEALTHY: dict[str, tuple[str, dict[str, Any], str]] = {
+    "microbatches": ("serial", {"microbatch_size": 4}, "rounding: "),
+    "tensor parallel": ("tp2-sp", {}, "rounding: "),
+    "pipeline": ("pp2-gpipe", {}, "rounding: "),
+    "data parallel": ("dp2-zero1", {}, "rounding: "),
+    "recomputation": ("recompute", {}, "the same bits in all that both runs have"),
+    "bf16": ("serial", {"precision": "bf16"}, "rounding: "),
+    "fp16": ("serial", FP16 | {"iterations": 10}, "rounding: "),
+    "fp64": ("serial", {"precision": "fp64"}, "rounding: "),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_pair_is_silent(name: str, data: Path, whole: Path, tmp_path: Path, verify: Command) -> None:
+    layout, recipe, verdict = HEALTHY[name]
+    done = verify("explain", whole, trained(data, tmp_path, layout=layout, **recipe))
+    assert done.code == 0, done.out
+    assert done.out.splitlines()[-1].startswith(verdict), done.out
+    assert not [line for line in done.out.splitlines() if line.startswith("fault")]
+
+
+def test_a_resumed_run_beside_a_whole_one(data: Path, whole: Path, tmp_path: Path, verify: Command) -> None:
+    trained(data, tmp_path, until=7)
+    done = verify("explain", whole, trained(data, tmp_path))
+    assert (done.code, done.out.splitlines()[-1]) == (0, "the same bits in all that both runs have")
+
+
+def test_settings_that_compute_something_else(data: Path, whole: Path, tmp_path: Path, verify: Command) -> None:
+    done = verify("explain", whole, trained(data, tmp_path, weight_decay=0.1))
+    assert done.code == 0, done.out
+    assert "settings: train.weight_decay: 0.01 → 0.1" in done.out
+    assert done.out.splitlines()[-1].startswith("settings: float64 too gives loss ")
+    assert done.out.count("is what its settings compute") == 2
+
+
+def test_what_is_no_pair_of_trainings(data: Path, whole: Path, tmp_path: Path, verify: Command) -> None:
+    assert "is one run: name two" in verify("explain", whole, whole).error
+    assert "is not a run directory" in verify("explain", whole, data).error
+    trained(data, tmp_path, until=1)
+    (run,) = tmp_path.glob("small-*")
+    (run / "metrics.jsonl").write_text("")
+    done = verify("explain", whole, run)
+    assert (done.code, "does not have a line for each iteration from 1 on" in done.error) == (2, True)
