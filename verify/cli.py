@@ -119,6 +119,10 @@ def explain(
     one rank. Where a run is farther from that than its number format explains, the known faults are tried, and the one
     that gives the run's numbers is named (exit code 3).
     """
+    from mlm_repro.lineage.run import RunDirectory
+
+    if RunDirectory.open(first, "training") == RunDirectory.open(second, "training"):
+        raise BadInput(f"{first} and {second} are one run: name two")
     from mlm_repro.verify.explain import explain as explain_runs
     from mlm_repro.verify.serial_replay import RecordedRun
 

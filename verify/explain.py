@@ -1,4 +1,4 @@
-"""Where two trainings part, and whether rounding or a fault explains it: a replay in float64 decides.
+"""The place where two trainings part, and whether rounding or a fault explains it: a replay in float64 decides.
 
 A run is at fault where it is farther from the float64 replay of its own settings than rounding takes it. How far that
 is, is measured: the same iterations are trained once more on one rank in the run's own number format, from weights
@@ -20,7 +20,7 @@ from mlm_repro.lineage.digest import sha256_json
 from mlm_repro.lineage.errors import BadInput, Diverged
 from mlm_repro.lineage.files import read_object
 from mlm_repro.lineage.progress import announce
-from mlm_repro.verify.serial_replay import Numbers, RecordedRun, SerialReplay, Start, hypotheses
+from mlm_repro.verify.serial_replay import Hypothesis, Numbers, RecordedRun, SerialReplay, Start, hypotheses
 
 TAIL, SEEN_AHEAD = 10.0, 2
 OF_TENSORS = 256
@@ -61,7 +61,7 @@ class Judged:
         self.truth: SerialReplay | None = None
         self.unit = UNIT if run.config.train.precision == "fp64" else UNIT_FP32
         self.numbers: dict[int, Numbers] = {}
-        """What float64 gives, by iteration."""
+        """The numbers that float64 gives, by iteration."""
         self.bounds: dict[int, Numbers] = {}
         """Distance, as a part of each number, of the replay in the run's own format, by iteration."""
         self.number: Beyond | None = None
@@ -78,9 +78,9 @@ class Judged:
 
     @property
     def fault(self) -> Beyond | None:
-        """What is first beyond rounding."""
-        found = [each for each in (self.number, *self.tensors[:1]) if each]
-        return min(found, key=lambda each: each.iteration, default=None)
+        """The first number or tensor beyond rounding."""
+        beyond = [each for each in (self.number, *self.tensors[:1]) if each]
+        return min(beyond, key=lambda each: each.iteration, default=None)
 
     @property
     def is_over(self) -> bool:
@@ -140,10 +140,10 @@ class Judged:
         due = replay.tensors()
         for tensor, value in self.run.tensors(iteration):
             true = due[tensor].double()
-            found, size = value.to(true.device).double(), float(true.norm())
-            off, allowed = found - true, self.spread[iteration].get(tensor, 0.0) * size
+            stored, size = value.to(true.device).double(), float(true.norm())
+            off, allowed = stored - true, self.spread[iteration].get(tensor, 0.0) * size
             if not float(off.norm()) <= allowed:
-                detail = f"; it is {float((found * true).sum()) / (size * size or math.nan):.4g} × float64"
+                detail = f"; it is {float((stored * true).sum()) / (size * size or math.nan):.4g} × float64"
                 yield Beyond(iteration, tensor, float(off.norm()), allowed, *self._place(tensor, off, detail))
 
     def _place(self, tensor: str, off: torch.Tensor, detail: str) -> tuple[str, int | None]:
@@ -176,11 +176,10 @@ class Judged:
         rows = [each.row for each in self.tensors if each.row is not None]
         known = hypotheses(self.run, rows[0] if rows else None)
         announce(f"{self.run.name}: tries {len(known)} known faults in up to {len(self.numbers)} iterations each")
-        return list(
-            dict.fromkeys(kind for kind, begin in known if self._fits(begin(self.run, self.start, like=self.truth)))
-        )
+        return list(dict.fromkeys(fault.kind for fault in known if self._fits(fault)))
 
-    def _fits(self, replay: SerialReplay) -> bool:
+    def _fits(self, fault: Hypothesis) -> bool:
+        replay = SerialReplay(self.run, self.start, like=self.truth, fault=fault)
         for number in sorted(self.numbers):
             if any(self.beyond(number, replay.iterate(number))):
                 return False
@@ -196,8 +195,6 @@ def _pool(name: str) -> str:
 
 def explain(first: RecordedRun, second: RecordedRun) -> None:
     """Print where two trainings part and why. Raises Diverged if one is not what its settings compute."""
-    if first.path == second.path:
-        raise BadInput(f"{first.path} is one run: name two")
     for run in (first, second):
         layout, train = run.run.layout, run.config.train
         print(f"run: {run.name}, {len(run.steps)} iterations in {train.precision} on tp {layout.tp} × pp {layout.pp} × "
@@ -233,10 +230,10 @@ def _first_bits(first: RecordedRun, second: RecordedRun) -> int | None:
     """Print the first number, or else checkpoint, that has other bits; its iteration, None if there is none."""
     common = [number for number in first.iterations if number in second.iterations]
     for number in common:
-        one, other = first.numbers(number), second.numbers(number)
-        for name in [name for name in one if name in other and one[name] != other[name]]:
-            size = abs(one[name] - other[name])
-            print(f"first other bits: {name.replace('_', ' ')} of iteration {number}, {one[name]:.9g} and "
+        mine, other = first.numbers(number), second.numbers(number)
+        for name in [name for name in mine if name in other and mine[name] != other[name]]:
+            size = abs(mine[name] - other[name])
+            print(f"first other bits: {name.replace('_', ' ')} of iteration {number}, {mine[name]:.9g} and "
                   f"{other[name]:.9g}, {size:.2g} apart")  # fmt: skip
             return number
         if number in first.checkpoints and number in second.checkpoints:
@@ -285,14 +282,16 @@ def _computed(judged: Judged) -> str:
     """Digest of all that a replay in float64 depends on."""
     run, train = judged.run, judged.run.config.train
     values = train.model_dump(mode="json")
-    others = {"precision", "initial_loss_scale", "init_from", "continues", "checkpoint_interval", "keep_checkpoints"}
+    others = {"precision", "init_from", "continues", "checkpoint_interval", "keep_checkpoints"}
+    if train.precision != "fp16":
+        others.add("initial_loss_scale")
     if run.config.model.family != "bert" or train.normalise == "batch":
         others.add("microbatch_size")
-    kept = {key: value for key, value in values.items() if key not in others}
+    counted = {key: value for key, value in values.items() if key not in others}
     left_out = [number for number, step in run.steps.items() if step.skipped]
     begun = judged.start.iteration, judged.start.digest
     model = run.config.model.model_dump(mode="json")
-    return sha256_json([kept, model, run.run.data.digest, left_out, begun, train.precision == "fp16"])
+    return sha256_json([counted, model, run.run.data.digest, left_out, begun, train.precision == "fp16"])
 
 
 def _replay(group: Sequence[Judged]) -> None:
@@ -301,7 +300,8 @@ def _replay(group: Sequence[Judged]) -> None:
     truth = SerialReplay(lead.run, lead.start)
     loose = {each.run.config.train.precision: each for each in group}
     natives = {name: SerialReplay(each.run, each.start, name, True, truth) for name, each in loose.items()}
-    for number in [number for number in lead.run.iterations if number > lead.start.iteration or number == 0]:
+    begun = lead.start.iteration
+    for number in [each for each in lead.run.iterations if each > begun or not begun]:
         going = [each for each in group if number in each.run.iterations]
         numbers = truth.iterate(number)
         others = {name: native.iterate(number) for name, native in natives.items()}
@@ -318,20 +318,20 @@ def _replay(group: Sequence[Judged]) -> None:
 
 
 def _verdict(first: Judged, second: Judged) -> str:
-    """What makes two runs without a fault differ."""
+    """The reason that two runs without a fault differ."""
     common = sorted(first.numbers.keys() & second.numbers.keys())
     for number in common:
-        one, other = first.numbers[number], second.numbers[number]
-        for name in [name for name in one if name in other and name != "loss_scale"]:
-            if abs(one[name] - other[name]) > SAME * abs(one[name]):
+        mine, other = first.numbers[number], second.numbers[number]
+        for name in [name for name in mine if name in other and name != "loss_scale"]:
+            if abs(mine[name] - other[name]) > SAME * abs(mine[name]):
                 if name == "skipped":
                     return f"overflow: iteration {number} made no update in one run, as its gradient was too large"
                 return (
-                    f"settings: float64 too gives {name.replace('_', ' ')} {one[name]:.9g} and {other[name]:.9g} in "
+                    f"settings: float64 too gives {name.replace('_', ' ')} {mine[name]:.9g} and {other[name]:.9g} in "
                     f"iteration {number}: the runs were told to compute different things"
                 )
     pairs = [(first.run.numbers(number), second.run.numbers(number)) for number in common if number]
-    largest = max((abs(one["loss"] - other["loss"]) / abs(one["loss"]) for one, other in pairs), default=0.0)
+    largest = max((abs(mine["loss"] - other["loss"]) / abs(mine["loss"]) for mine, other in pairs), default=0.0)
     return (
         f"rounding: in float64 both runs compute the same; what they record is at most {largest:.1g} of the loss apart"
     )

@@ -243,6 +243,13 @@ def test_a_healthy_pair_is_silent(name: str, data: Path, whole: Path, tmp_path: 
     assert not [line for line in done.out.splitlines() if line.startswith("fault")]
 
 
+def test_loss_scales_that_differ(data: Path, tmp_path: Path, verify: Command) -> None:
+    scales = [trained(data, tmp_path, **(FP16 | {"initial_loss_scale": scale})) for scale in (2.0**12, 2.0**32)]
+    done = verify("explain", *scales)
+    assert (done.code, done.out.count("no fault: ")) == (0, 2), done.out
+    assert "overflow: iteration 1 made no update in one run" in done.out.splitlines()[-1]
+
+
 def test_a_resumed_run_beside_a_whole_one(data: Path, whole: Path, tmp_path: Path, verify: Command) -> None:
     trained(data, tmp_path, until=7)
     done = verify("explain", whole, trained(data, tmp_path))
@@ -258,7 +265,7 @@ def test_settings_that_compute_something_else(data: Path, whole: Path, tmp_path:
 
 
 def test_what_is_no_pair_of_trainings(data: Path, whole: Path, tmp_path: Path, verify: Command) -> None:
-    assert "is one run: name two" in verify("explain", whole, whole).error
+    assert "are one run: name two" in verify("explain", whole, whole).error
     assert "is not a run directory" in verify("explain", whole, data).error
     trained(data, tmp_path, until=1)
     (run,) = tmp_path.glob("small-*")
