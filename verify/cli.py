@@ -109,6 +109,27 @@ def replay(
 
 
 @app.command()
+def explain(
+    first: Annotated[Path, typer.Argument(metavar="RUN_A", help="Training run, complete or not.")],
+    second: Annotated[Path, typer.Argument(metavar="RUN_B", help="Training run to hold beside it.")],
+) -> None:
+    """Say where two training runs part, by how much, and whether settings, rounding or a fault explain it.
+
+    Settings, inputs, metrics and checkpoints are compared first. Then the iterations are trained again in float64 on
+    one rank. Where a run is farther from that than its number format explains, the known faults are tried, and the one
+    that gives the run's numbers is named (exit code 3).
+    """
+    from mlm_repro.lineage.run import RunDirectory
+
+    if RunDirectory.open(first, "training") == RunDirectory.open(second, "training"):
+        raise BadInput(f"{first} and {second} are one run: name two")
+    from mlm_repro.verify.explain import explain as explain_runs
+    from mlm_repro.verify.serial_replay import RecordedRun
+
+    explain_runs(RecordedRun(first), RecordedRun(second))
+
+
+@app.command()
 def parallel(
     config: Configuration,
     layouts: Annotated[

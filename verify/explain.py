@@ -1,0 +1,337 @@
+"""The place where two trainings part, and whether rounding or a fault explains it: a replay in float64 decides.
+
+A run is at fault where it is farther from the float64 replay of its own settings than rounding takes it. How far that
+is, is measured: the same iterations are trained once more on one rank in the run's own number format, from weights
+moved by a rounding. `TAIL` times its distance from float64 is allowed, the largest of all iterations so far and the
+next `SEEN_AHEAD`, because differences grow and a single distance may be 0 by chance.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import NamedTuple
+
+import torch
+
+from mlm_repro.engine.checkpoint.statistics import FILE
+from mlm_repro.engine.compare.tensors import UNIT_FP32
+from mlm_repro.engine.run.resolved import describe_differences
+from mlm_repro.lineage.digest import sha256_json
+from mlm_repro.lineage.errors import BadInput, Diverged
+from mlm_repro.lineage.files import read_object
+from mlm_repro.lineage.progress import announce
+from mlm_repro.verify.serial_replay import Hypothesis, Numbers, RecordedRun, SerialReplay, Start, hypotheses
+
+TAIL, SEEN_AHEAD = 10.0, 2
+OF_TENSORS = 256
+"""Units in the last place by which a tensor may differ in any case: Adam moves an element whose gradient is nearly 0 as
+far as any other, to a side that rounding chooses."""
+EXACT = ("batch_size", "samples", "loss_scale", "skipped")
+"""Numbers that no rounding changes."""
+UNIT = 2.0**-53
+"""Unit round-off of float64."""
+SAME = 1e-10
+"""Largest relative difference of two replays in float64 that compute the same."""
+FAR = 20
+"""Iterations, or as many as were needed to find a fault, that are replayed to see a checkpoint after it."""
+
+
+class Beyond(NamedTuple):
+    """A recorded number or tensor that rounding does not explain."""
+
+    iteration: int
+    what: str
+    distance: float
+    """Distance from float64; of a tensor, the norm of the difference."""
+    allowed: float
+    detail: str
+    row: int | None = None
+    """The row of the word embedding that is farthest off."""
+
+    def __str__(self) -> str:
+        off = f"{self.what} of iteration {self.iteration} is {self.distance:.2g} beside float64"
+        return f"{off}, and rounding explains {self.allowed:.2g}{self.detail}"
+
+
+class Judged:
+    """A run beside the replay of its own settings."""
+
+    def __init__(self, run: RecordedRun, start: Start) -> None:
+        self.run, self.start = run, start
+        self.truth: SerialReplay | None = None
+        self.unit = UNIT if run.config.train.precision == "fp64" else UNIT_FP32
+        self.numbers: dict[int, Numbers] = {}
+        """The numbers that float64 gives, by iteration."""
+        self.bounds: dict[int, Numbers] = {}
+        """Distance, as a part of each number, of the replay in the run's own format, by iteration."""
+        self.number: Beyond | None = None
+        """The first recorded number that rounding does not explain."""
+        self.tensors: list[Beyond] = []
+        """The tensors of the first checkpoint that rounding does not explain, in the order of computation."""
+        self.spread: dict[int, dict[str, float]] = {}
+        """Part of the size of a checkpoint's tensor by which rounding explains a difference."""
+
+    @property
+    def last(self) -> int:
+        """The last iteration that was replayed."""
+        return max(self.numbers)
+
+    @property
+    def fault(self) -> Beyond | None:
+        """The first number or tensor beyond rounding."""
+        beyond = [each for each in (self.number, *self.tensors[:1]) if each]
+        return min(beyond, key=lambda each: each.iteration, default=None)
+
+    @property
+    def is_over(self) -> bool:
+        """True if a fault was found and a checkpoint after it was seen, or is far away."""
+        if not self.number:
+            return bool(self.tensors)
+        needed = max(FAR, self.number.iteration - self.start.iteration)
+        return bool(self.tensors) or self.last >= self.number.iteration + needed
+
+    def take(self, iteration: int, numbers: Numbers, loose: Numbers) -> None:
+        """Note what the replays give, and judge the iteration that enough is known about."""
+        bounds, self.numbers[iteration] = dict(self.bounds.get(iteration - 1, {})), numbers
+        for name in [name for name in numbers if name in loose]:
+            due = numbers[name]
+            distance = abs(loose[name] - due) / abs(due) if due else 0.0
+            bounds[_pool(name)] = max(bounds.get(_pool(name), 0.0), math.inf if math.isnan(distance) else distance)
+        self.bounds[iteration] = bounds
+        self._judge(iteration - SEEN_AHEAD)
+
+    def end(self) -> None:
+        """Judge the last iterations too."""
+        for iteration in sorted(self.numbers)[-SEEN_AHEAD:]:
+            self._judge(iteration)
+
+    def _judge(self, iteration: int) -> None:
+        if not self.number and iteration in self.numbers:
+            self.number = next(self.beyond(iteration, self.numbers[iteration]), None)
+
+    def beyond(self, iteration: int, numbers: Numbers) -> Iterator[Beyond]:
+        """The recorded numbers of an iteration that are not these."""
+        recorded, bounds = self.run.numbers(iteration), self.bounds[min(iteration + SEEN_AHEAD, self.last)]
+        for name in [name for name in numbers if name in recorded]:
+            part = TAIL * max(self.unit, bounds.get(_pool(name), 0.0))
+            part = 0.0 if name in EXACT else TAIL * UNIT if name == "learning_rate" else part
+            distance, allowed = abs(recorded[name] - numbers[name]), part * abs(numbers[name])
+            if not distance <= allowed:
+                detail = f": {recorded[name]:.9g} for {numbers[name]:.9g}"
+                yield Beyond(iteration, name.replace("_", " "), distance, allowed, detail)
+
+    def take_checkpoint(self, iteration: int, truth: SerialReplay, loose: SerialReplay) -> None:
+        """Hold the checkpoint of an iteration against the replays."""
+        others = loose.tensors()
+        spread = {
+            tensor: float((others[tensor].double() - true).norm() / true.norm())
+            for tensor, true in truth.tensors().items()
+            if true.any()
+        }
+        kinds = {tensor: tensor.partition(" ")[0] for tensor in spread}
+        medians = {kind: median(spread[each] for each in spread if kinds[each] == kind) for kind in kinds.values()}
+        self.spread[iteration] = {
+            tensor: TAIL * max(own, medians[kinds[tensor]]) + OF_TENSORS * self.unit for tensor, own in spread.items()
+        }
+        self.tensors = self.tensors or list(self.off(iteration, truth))
+
+    def off(self, iteration: int, replay: SerialReplay) -> Iterator[Beyond]:
+        """The tensors of a checkpoint that are not those of a replay, in the order of computation."""
+        due = replay.tensors()
+        for tensor, value in self.run.tensors(iteration):
+            true = due[tensor].double()
+            stored, size = value.to(true.device).double(), float(true.norm())
+            off, allowed = stored - true, self.spread[iteration].get(tensor, 0.0) * size
+            if not float(off.norm()) <= allowed:
+                detail = f"; it is {float((stored * true).sum()) / (size * size or math.nan):.4g} × float64"
+                yield Beyond(iteration, tensor, float(off.norm()), allowed, *self._place(tensor, off, detail))
+
+    def _place(self, tensor: str, off: torch.Tensor, detail: str) -> tuple[str, int | None]:
+        """The rows that are far off, after what is said already, and the farthest row of the word embedding."""
+        if off.dim() < 2:
+            return detail, None
+        rows = off.flatten(1).norm(dim=1)
+        far, is_embedding = torch.nonzero(rows > 0.1 * rows.max()).flatten(), tensor.endswith("word_embeddings.weight")
+        if is_embedding and len(far) and far[0] >= self.run.config.model.vocab_size:
+            detail += "; in padding rows alone"
+        elif len(far) == 1:
+            detail += f"; in row {int(far[0])} before all"
+        return detail, int(rows.argmax()) if is_embedding else None
+
+    def sentence(self) -> str:
+        """The fault: where it is seen first, the checkpoint after it, and its kind."""
+        said, fault = f"{self.run.name}: {self.fault}", self.fault
+        if self.tensors and fault is not self.tensors[0]:
+            said += f"; of the checkpoint, {self.tensors[0]}"
+        weights = {each.what.rpartition(" of ")[2].removeprefix("updated ") for each in self.tensors}
+        if weights and all(name.endswith("bias") or "layernorm" in name for name in weights):
+            said += "; biases and layer norms alone are off"
+        elif weights:
+            said += f"; {len(self.tensors)} tensors are off"
+        kinds = self._kinds()
+        return f"{said}; {'kind: ' + ' or '.join(kinds) if kinds else 'no known fault gives these numbers'}"
+
+    def _kinds(self) -> list[str]:
+        """Known faults with which a replay gives every number and every tensor of this run."""
+        rows = [each.row for each in self.tensors if each.row is not None]
+        known = hypotheses(self.run, rows[0] if rows else None)
+        announce(f"{self.run.name}: tries {len(known)} known faults in up to {len(self.numbers)} iterations each")
+        return list(dict.fromkeys(fault.kind for fault in known if self._fits(fault)))
+
+    def _fits(self, fault: Hypothesis) -> bool:
+        replay = SerialReplay(self.run, self.start, like=self.truth, fault=fault)
+        for number in sorted(self.numbers):
+            if any(self.beyond(number, replay.iterate(number))):
+                return False
+            if number in self.spread and any(self.off(number, replay)):
+                return False
+        return True
+
+
+def _pool(name: str) -> str:
+    """Numbers whose distances are taken together: all losses are."""
+    return "loss" if "validation" in name else name
+
+
+def explain(first: RecordedRun, second: RecordedRun) -> None:
+    """Print where two trainings part and why. Raises Diverged if one is not what its settings compute."""
+    for run in (first, second):
+        layout, train = run.run.layout, run.config.train
+        print(f"run: {run.name}, {len(run.steps)} iterations in {train.precision} on tp {layout.tp} × pp {layout.pp} × "
+              f"dp {layout.dp}, microbatches of {train.microbatch_size}")  # fmt: skip
+    for line in describe_differences(first.run, second.run):
+        print(f"settings: {line.strip()}")
+    for name in sorted(first.run.parents.keys() | second.run.parents.keys()):
+        digests = [run.run.parents.get(name, "none") for run in (first, second)]
+        print(f"inputs: {name} {' → '.join(dict.fromkeys(digest[:16] for digest in digests))}")
+    parting = _first_bits(first, second)
+    if parting is None:
+        print("the same bits in all that both runs have")
+        return
+    begun = _common_start(first, second, parting)
+    where = "the beginning" if begun is None else f"the checkpoint at {begun}, which has the same bits in both,"
+    print(f"replay: from {where} on one rank in float64", flush=True)
+    judged = _replayed((first, second), begun)
+    faults = []
+    for each in judged:
+        if each.fault:
+            faults.append(each.run.name)
+            print(f"fault: {each.sentence()}", flush=True)
+        else:
+            part = TAIL * max(each.unit, each.bounds[each.last]["loss"])
+            print(f"no fault: {each.run.name} is what its settings compute up to iteration {each.last}; there rounding "
+                  f"explains {part:.1g} of the loss")  # fmt: skip
+    if faults:
+        raise Diverged(f"{' and '.join(faults)}: not what the settings compute")
+    print(_verdict(*judged))
+
+
+def _first_bits(first: RecordedRun, second: RecordedRun) -> int | None:
+    """Print the first number, or else checkpoint, that has other bits; its iteration, None if there is none."""
+    common = [number for number in first.iterations if number in second.iterations]
+    for number in common:
+        mine, other = first.numbers(number), second.numbers(number)
+        for name in [name for name in mine if name in other and mine[name] != other[name]]:
+            size = abs(mine[name] - other[name])
+            print(f"first other bits: {name.replace('_', ' ')} of iteration {number}, {mine[name]:.9g} and "
+                  f"{other[name]:.9g}, {size:.2g} apart")  # fmt: skip
+            return number
+        if number in first.checkpoints and number in second.checkpoints:
+            pair = _checksums(first, number), _checksums(second, number)
+            if differing := [name for name in pair[0] if pair[0][name] != pair[1].get(name)]:
+                said = f"{differing[0]} in the checkpoint at {number}, where {len(differing)} tensors differ"
+                print(f"first other bits: {said}")
+                return number
+    if not common:
+        raise BadInput(f"{first.name} and {second.name} have no iteration in common")
+    return None
+
+
+def _checksums(run: RecordedRun, iteration: int) -> dict[str, int | None]:
+    stored = read_object(run.checkpoints[iteration] / FILE)
+    return {name: numbers.get("checksum") for name, numbers in stored.items()}
+
+
+def _common_start(first: RecordedRun, second: RecordedRun, parting: int) -> int | None:
+    """The newest checkpoint before an iteration that both have with the same bits.
+
+    None, for the beginning, if there is none, and for a model whose memory is no tensor of a checkpoint.
+    """
+    both = sorted(first.checkpoints.keys() & second.checkpoints.keys(), reverse=True)
+    has_memory = first.config.model.transformer_xl.memory_length
+    same = (number for number in both if number < parting and _checksums(first, number) == _checksums(second, number))
+    return None if has_memory else next(same, None)
+
+
+def _replayed(runs: Sequence[RecordedRun], begun: int | None) -> list[Judged]:
+    """Each run beside the replay of its settings; runs whose settings compute the same share one."""
+    judged = [
+        Judged(run, run.begin if begun is None else Start(begun, run.checkpoints[begun], is_whole=True)) for run in runs
+    ]
+    groups: dict[str, list[Judged]] = {}
+    for each in judged:
+        groups.setdefault(_computed(each), []).append(each)
+    iterations = sum(max(len(each.run.steps) for each in group) for group in groups.values())
+    announce(f"replays up to {iterations} iterations in float64 and as many in each run's own format, on one rank")
+    for group in groups.values():
+        _replay(group)
+    return judged
+
+
+def _computed(judged: Judged) -> str:
+    """Digest of all that a replay in float64 depends on."""
+    run, train = judged.run, judged.run.config.train
+    values = train.model_dump(mode="json")
+    others = {"precision", "init_from", "continues", "checkpoint_interval", "keep_checkpoints"}
+    if train.precision != "fp16":
+        others.add("initial_loss_scale")
+    if run.config.model.family != "bert" or train.normalise == "batch":
+        others.add("microbatch_size")
+    counted = {key: value for key, value in values.items() if key not in others}
+    left_out = [number for number, step in run.steps.items() if step.skipped]
+    begun = judged.start.iteration, judged.start.digest
+    model = run.config.model.model_dump(mode="json")
+    return sha256_json([counted, model, run.run.data.digest, left_out, begun, train.precision == "fp16"])
+
+
+def _replay(group: Sequence[Judged]) -> None:
+    """Train in float64 and in the runs' own formats side by side, until the runs end or a fault has been seen."""
+    lead = max(group, key=lambda each: len(each.run.steps))
+    truth = SerialReplay(lead.run, lead.start)
+    loose = {each.run.config.train.precision: each for each in group}
+    natives = {name: SerialReplay(each.run, each.start, name, True, truth) for name, each in loose.items()}
+    begun = lead.start.iteration
+    for number in [each for each in lead.run.iterations if each > begun or not begun]:
+        going = [each for each in group if number in each.run.iterations]
+        numbers = truth.iterate(number)
+        others = {name: native.iterate(number) for name, native in natives.items()}
+        for each in going:
+            name = each.run.config.train.precision
+            each.take(number, numbers, others[name])
+            if number in each.run.checkpoints:
+                each.take_checkpoint(number, truth, natives[name])
+        if any(each.is_over for each in going):
+            break
+    for each in group:
+        each.truth = truth
+        each.end()
+
+
+def _verdict(first: Judged, second: Judged) -> str:
+    """The reason that two runs without a fault differ."""
+    common = sorted(first.numbers.keys() & second.numbers.keys())
+    for number in common:
+        mine, other = first.numbers[number], second.numbers[number]
+        for name in [name for name in mine if name in other and name != "loss_scale"]:
+            if abs(mine[name] - other[name]) > SAME * abs(mine[name]):
+                if name == "skipped":
+                    return f"overflow: iteration {number} made no update in one run, as its gradient was too large"
+                return (
+                    f"settings: float64 too gives {name.replace('_', ' ')} {mine[name]:.9g} and {other[name]:.9g} in "
+                    f"iteration {number}: the runs were told to compute different things"
+                )
+    pairs = [(first.run.numbers(number), second.run.numbers(number)) for number in common if number]
+    largest = max((abs(mine["loss"] - other["loss"]) / abs(mine["loss"]) for mine, other in pairs), default=0.0)
+    return (
+        f"rounding: in float64 both runs compute the same; what they record is at most {largest:.1g} of the loss apart"
+    )
