@@ -128,8 +128,8 @@ def _load(place: Place, settings: Settings, row_by_row: bool) -> EvaluatedCheckp
                 raise
             if mesh.is_first:
                 print(f"warning: transformers computes this model: {reason}", file=sys.stderr)
-    if mesh.layout.world_size > 1 or settings.vocab or settings.heads:
-        raise BadInput(f"{directory} is computed by transformers, which takes no layout, vocab or heads")
+    if mesh.layout.tp * mesh.layout.pp > 1 or settings.vocab or settings.heads:
+        raise BadInput(f"{directory} is computed by transformers, which takes no tp, pp, vocab or heads")
     loaded = Pretrained(place, dtype or torch.float32, mesh.device)
     network, tokenizer = loaded.model, loaded.tokenizer
     if not row_by_row:

@@ -230,7 +230,7 @@ def score_in_memory(
     try:
         return score_batch(model, requests, banned)
     except torch.OutOfMemoryError as error:
-        if len(requests) == 1 or model.mesh.layout.world_size > 1:
+        if len(requests) == 1 or model.mesh.tp.size * model.mesh.pp.size > 1:
             inputs = max(len(request.tokens) for request in requests) - 1
             rows = f"{len(requests)} rows of {inputs:,} tokens"
             raise HardwareMissing(f"{rows} do not fit into the memory of {model.mesh.device}") from error
