@@ -77,6 +77,11 @@ class PretrainedTokenizer:
         """The ids of each text."""
         return [self.encode(text) for text in texts]
 
+    def spell_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text, in which a literal special token is spelled as any other text."""
+        settings = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+        return [self._theirs(text, **settings).input_ids for text in texts]
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids."""
         numbers = [int(token) for token in ids]
