@@ -73,7 +73,7 @@ Axes = dict[str, Sequence[str]]
 
 
 class Usage(NamedTuple):
-    """What is done with a kind of model: every value of each axis, the usual one first, and programs' readings."""
+    """The ways to use a kind of model: every value of each axis, the usual one first, and programs' readings."""
 
     axes: Axes
     programs: dict[str, dict[str, str]]
@@ -296,7 +296,7 @@ TARGETS: dict[str, Callable[[Encoder, Sequence[str]], Encoded]] = {
 }  # fmt: skip
 LAST_WORD_AXES: Axes = {"text": ("as it stands", "lower case"), "target": tuple(TARGETS)}
 LAST_WORD_FIRST = (OWN, NONE, AFTER_END)
-"""What stands before a passage; the first is for a tokenizer that puts something there."""
+"""Values of what stands before a passage; the first is for a tokenizer that puts something there."""
 
 
 def last_word_readings(usage: Usage) -> list[dict[str, str]]:
