@@ -102,7 +102,7 @@ def open_checkpoint(place: Place, settings: Settings, row_by_row: bool = False) 
     """
     evaluated = _load(place, settings, row_by_row)
     try:
-        model, checked = probe(evaluated.model)
+        model, checked = probe(evaluated.model, evaluated.loaded or evaluated.digest)
     except BadInput as error:
         raise BadInput(f"{place.asked} cannot be scored: {error}") from error
     notes = (*evaluated.notes, *([checked["row by row"]] if model.is_alone or model.length_switch else []))
