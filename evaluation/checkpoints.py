@@ -17,8 +17,6 @@ from mlm_repro.data_pipeline.contamination.testsets import find_gpt2_vocabulary
 from mlm_repro.data_pipeline.files import trained_datasets
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
 from mlm_repro.engine.costs import parameter_count
-from mlm_repro.engine.formats import write_checkpoint
-from mlm_repro.engine.formats.convert import read_published
 from mlm_repro.engine.formats.vocabulary import VOCABULARY
 from mlm_repro.engine.inference import load_for_inference
 from mlm_repro.engine.launch.mesh import build_mesh, local_device
@@ -51,11 +49,14 @@ def native_checkpoint(place: Place, vocab: Path | None, heads: int | None) -> It
     if place.format == "native":
         yield directory
         return
+    from mlm_repro.engine import formats  # reads what torch.distributed saves, whose import takes a second
+    from mlm_repro.engine.formats.convert import read_published
+
     if vocab is None and is_megatron(directory) and not (directory / VOCABULARY).is_file():
         with suppress(DataMissing):
             vocab = find_gpt2_vocabulary()[0].parent
     with tempfile.TemporaryDirectory(prefix="mlm-eval-") as temporary:
-        write_checkpoint(imported := Path(temporary) / "imported", read_published(directory, vocab, heads))
+        formats.write_checkpoint(imported := Path(temporary) / "imported", read_published(directory, vocab, heads))
         yield imported
 
 
