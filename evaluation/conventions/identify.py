@@ -161,7 +161,7 @@ def find(claimed: str, conventions: Sequence[Convention], unit: str | None, text
         digits = DIGITS * np.abs(np.log(np.maximum(values, 1e-9))) if name == "ppl" else DIGITS
         allowed = halves + numbers * (NOISE + digits)
         fits = (away <= allowed).all(1)
-        prior = UNIT_SHARES[name] / len(places_on) if unit is None else 1 / len(places_on)
+        prior = (UNIT_SHARES[name] if unit is None else 1) / len(places_on)
         near = np.abs(np.log(np.maximum(values, 1e-9)) - np.log(np.maximum(numbers, 1e-9)))
         widths = 2 * allowed / np.maximum(numbers, halves)
         kernels = sum(
@@ -210,8 +210,8 @@ def identify(place: Place, claimed: str, task: str, settings: Settings) -> Ident
         axes = {axis: usage.axes[axis] for axis in ("documents", "first", "literal")}
         axes |= {"text": REAL_TEXTS, "windows": [each for each in usage.axes["windows"] if each not in LONG]}
         for each in usage.readings(axes):
-            each = {axis: value for axis, value in each.items() if axis not in ("attention", "softmax")}
             asked.append((each, ReadText(each, list(lm_eval_documents(whole)), whole, *arguments)))
+            each.pop("softmax", None)  # ours is over sub-words
     else:
         for each in last_word_readings(usage):
             asked.append((each, LastWords(each, openai_passages(path), *arguments)))

@@ -205,9 +205,9 @@ class ReadText:
     ) -> None:
         self._tokenizer, end, first = tokenizer, tokenizer.end_of_text, axes["first"]
         self.pieces = DOCUMENTS[axes["documents"]](documents, whole)
-        begun = {NONE: [], TWICE: [tokenizer.document_start]}.get(first, [end])
-        begun = list(tokenizer.first_tokens) if first.startswith(OWN) else begun
-        before = [*begun, *tokenizer.first_tokens] if first == TWICE else begun
+        own = list(tokenizer.first_tokens)
+        begun = {NONE: [], TWICE: [tokenizer.document_start]}.get(first, own if first.startswith(OWN) else [end])
+        before = [*begun, *own] if first == TWICE else begun
         apart = {UNSCORED: begun or [end], BEFORE_END: [end, *begun], APPENDED: begun}.get(axes["documents"], [end])
         is_token, spell = axes["literal"] == "a token", getattr(tokenizer, "spell_batch", None)
         encode = spell if spell and not is_token else tokenizer.encode_batch
@@ -226,20 +226,17 @@ class ReadText:
             ids = [each + [end] * (longest - len(each)) * (len(each) > 1) for each in ids]
         self.tokens = [np.asarray(each, dtype=np.int64) for each in ids]
         again = begun if first.endswith((IN_EVERY, IN_PLACE)) else []
-        added = again if first.endswith(IN_EVERY) else []
-        windows = [
-            (piece, shown) for piece, tokens in enumerate(self.tokens) if len(tokens) > 1
-            for window in WINDOWS[axes["windows"]](len(tokens), context - len(added))
-            if (shown := replace(window, first_scored=max(
-                window.first_scored, len(begun) + (window.start if first.endswith(IN_PLACE) else 0)
-            ))).num_scored > 0
-        ]  # fmt: skip
-        self._owners = np.array([piece for piece, _ in windows], dtype=np.int64)
-        self.requests = []
-        for owner, window in windows:
-            start = window.start + (len(again) - len(added)) * (window.start > 0)
-            seen = [*again * (window.start > 0), *self.tokens[owner][start : window.stop]]
-            self.requests.append(Request(np.asarray(seen, np.int64), window.num_scored))
+        in_place = first.endswith(IN_PLACE)
+        self.requests, owners = list[Request](), []
+        for owner, tokens in enumerate(self.tokens):
+            longest = context - (not in_place) * len(again)
+            for window in WINDOWS[axes["windows"]](len(tokens), longest) if len(tokens) > 1 else ():
+                later = again if window.start else []
+                start = window.start + in_place * len(later)
+                if (count := window.stop - max(window.first_scored, len(begun), start)) > 0:
+                    self.requests.append(Request(np.asarray([*later, *tokens[start : window.stop]], np.int64), count))
+                    owners.append(owner)
+        self._owners = np.array(owners, dtype=np.int64)
         targets = np.concatenate([each.tokens[-each.num_scored :] for each in self.requests])
         self._counts = ~np.isin(targets, apart if axes["documents"] == UNSCORED else [])
 
@@ -294,16 +291,16 @@ TARGETS: dict[str, Callable[[Encoder, Sequence[str]], Encoded]] = {
     "the last sub-word": LAST_TOKEN.encode,
     "the last word without its space": _encode_without_space, "the first sub-word of the last word": _encode_first,
 }  # fmt: skip
-LAST_WORD_AXES: Axes = {"text": ("as it stands", "lower case"), "target": tuple(TARGETS)}
-LAST_WORD_FIRST = (OWN, NONE, AFTER_END)
-"""Values of what stands before a passage; the first is for a tokenizer that puts something there."""
+LAST_WORD_AXES: Axes = {
+    "text": ("as it stands", "lower case"), "first": (OWN, NONE, AFTER_END), "target": tuple(TARGETS)
+}  # fmt: skip
 
 
 def last_word_readings(usage: Usage) -> list[dict[str, str]]:
     """Every reading of passages."""
-    firsts = [each for each in LAST_WORD_FIRST if each in usage.axes["first"]]
-    made = product(LAST_WORD_AXES["text"], firsts, LAST_WORD_AXES["target"])
-    return [{"text": text, "first": first, "target": target} for text, first, target in made]
+    first = [each for each in LAST_WORD_AXES["first"] if each in usage.axes["first"]]
+    axes = LAST_WORD_AXES | {"first": first}
+    return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
 
 
 class LastWords:
@@ -311,7 +308,8 @@ class LastWords:
 
     def __init__(self, axes: Mapping[str, str], passages: Sequence[str], tokenizer: Encoder, context: int) -> None:
         texts = [TEXTS[axes["text"]](each) for each in passages]
-        before = {NONE: (), OWN: tokenizer.first_tokens}.get(axes["first"], (tokenizer.end_of_text,))
+        firsts = {NONE: (), OWN: tokenizer.first_tokens, AFTER_END: (tokenizer.end_of_text,)}
+        before = firsts[axes["first"]]
         encoded = TARGETS[axes["target"]](tokenizer, texts)
         ids = [([*before, *tokens][-context - 1 :], count) for tokens, count in encoded]
         self.requests = [Request(np.asarray(tokens, dtype=np.int64), count) for tokens, count in ids]

@@ -336,7 +336,7 @@ class Pretrained:
         """The digest of configuration and tensors. Raises IntegrityFailure for a tensor without finite numbers."""
 
         def digest(name: str, tensor: Tensor) -> tuple[str, str]:
-            is_number = tensor.is_floating_point() and tensor.itemsize > 1 and tensor.numel() > 0
+            is_number = tensor.is_floating_point() and tensor.itemsize > 1 and tensor.numel()
             if is_number and not torch.stack(torch.aminmax(tensor)).isfinite().all():  # NaN is passed on
                 raise IntegrityFailure(f"{self.directory}: tensor {name!r} holds values that are not finite numbers")
             content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

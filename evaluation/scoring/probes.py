@@ -94,7 +94,7 @@ def probe(model: ScoringModel, weights: str) -> tuple[ScoringModel, dict[str, st
     checked: dict[str, str] = {}
     if model.seq_length < SHORTEST or model.vocab_size < SHORTEST:
         return model, checked
-    asked = [f"{name}: {ask.__qualname__}" for name, ask in PROBES.items()]
+    asked = [ask.__qualname__ for ask in PROBES.values()]
     made_of = sha256_json([weights, describe(model), model.length_switch, asked])
     name = f"probes-{made_of[:32]}"
     if known := model.mesh.world.gather_objects(recall(name, made_of))[0]:
