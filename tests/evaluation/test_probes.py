@@ -1,7 +1,7 @@
 """What a loaded model is asked before its first number: planted faults are refused or said, each by its own probe.
 
-Faults that an evaluation by strangers found have tests elsewhere too: all kinds of models in `test_zoo`; the double first
-token in `test_programs`; numbers named by accident in `test_chance`; weights of other formats by name in `test_hub`;
+Faults that strangers found have tests elsewhere too: all kinds of models in `test_zoo`; the double first token in
+`test_programs`; numbers named by accident in `test_chance`; weights of other formats by name in `test_hub`;
 several devices in `test_ranks`; results of unlike tokenizers in `test_commands`; a tokenizer's own first token in
 `test_identify`.
 """
