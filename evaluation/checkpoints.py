@@ -17,8 +17,6 @@ from mlm_repro.data_pipeline.contamination.testsets import find_gpt2_vocabulary
 from mlm_repro.data_pipeline.files import trained_datasets
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
 from mlm_repro.engine.costs import parameter_count
-from mlm_repro.engine.formats import write_checkpoint
-from mlm_repro.engine.formats.convert import read_published
 from mlm_repro.engine.formats.vocabulary import VOCABULARY
 from mlm_repro.engine.inference import load_for_inference
 from mlm_repro.engine.launch.mesh import build_mesh, local_device
@@ -51,11 +49,14 @@ def native_checkpoint(place: Place, vocab: Path | None, heads: int | None) -> It
     if place.format == "native":
         yield directory
         return
+    from mlm_repro.engine import formats  # reads what torch.distributed saves, whose import takes a second
+    from mlm_repro.engine.formats.convert import read_published
+
     if vocab is None and is_megatron(directory) and not (directory / VOCABULARY).is_file():
         with suppress(DataMissing):
             vocab = find_gpt2_vocabulary()[0].parent
     with tempfile.TemporaryDirectory(prefix="mlm-eval-") as temporary:
-        write_checkpoint(imported := Path(temporary) / "imported", read_published(directory, vocab, heads))
+        formats.write_checkpoint(imported := Path(temporary) / "imported", read_published(directory, vocab, heads))
         yield imported
 
 
@@ -102,7 +103,7 @@ def open_checkpoint(place: Place, settings: Settings, row_by_row: bool = False) 
     """
     evaluated = _load(place, settings, row_by_row)
     try:
-        model, checked = probe(evaluated.model)
+        model, checked = probe(evaluated.model, evaluated.loaded or evaluated.digest)
     except BadInput as error:
         raise BadInput(f"{place.asked} cannot be scored: {error}") from error
     notes = (*evaluated.notes, *([checked["row by row"]] if model.is_alone or model.length_switch else []))
@@ -128,8 +129,8 @@ def _load(place: Place, settings: Settings, row_by_row: bool) -> EvaluatedCheckp
                 raise
             if mesh.is_first:
                 print(f"warning: transformers computes this model: {reason}", file=sys.stderr)
-    if mesh.layout.world_size > 1 or settings.vocab or settings.heads:
-        raise BadInput(f"{directory} is computed by transformers, which takes no layout, vocab or heads")
+    if mesh.layout.tp * mesh.layout.pp > 1 or settings.vocab or settings.heads:
+        raise BadInput(f"{directory} is computed by transformers, which takes no tp, pp, vocab or heads")
     loaded = Pretrained(place, dtype or torch.float32, mesh.device)
     network, tokenizer = loaded.model, loaded.tokenizer
     if not row_by_row:

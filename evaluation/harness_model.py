@@ -66,6 +66,7 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
             "backend": backend,
             "dtype": HARNESS_DTYPES[dtype],
             "device": place,
+            "layout": "dp=1",
         }
         settings = parse_config(values, Settings, "--model_args of mlm")
         self._loaded = open_checkpoint(Place.find(Path(pretrained), settings.vocab), settings)

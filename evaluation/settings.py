@@ -16,8 +16,6 @@ from mlm_repro.lineage.variables import launched_ranks
 if TYPE_CHECKING:
     import torch
 
-ONE_RANK = Layout()
-
 
 class Settings(Config):
     """How a model is scored, as `--set KEY=VALUE` of `mlm-eval` changes it. None of it changes what is measured."""
@@ -26,8 +24,9 @@ class Settings(Config):
     """Rows per forward pass; by default as many as fit in memory."""
     workers: PositiveInt | None = None
     """Processes on a processor; by default one per available core."""
-    layout: Layout = ONE_RANK
-    """Ranks that share the model, such as `tp=2,pp=2`; they are started here if they do not run yet."""
+    layout: Layout = Field(default_factory=lambda: Layout(dp=launched_ranks() or 1))
+    """Ranks that share the model, such as `tp=2,pp=2`, or the batches, `dp=2`; they are started here if they do not
+    run yet. By default the ranks that torchrun or Slurm started share the batches."""
     backend: Literal["engine", "transformers"] | None = None
     """Program that computes the model; by default the engine for a GPT-2, transformers for another."""
     dtype: Literal["fp32", "bf16", "fp16"] | None = None

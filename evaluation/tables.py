@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from mlm_repro.evaluation.compare import Difference
 
 CONSOLE = Console(soft_wrap=True)
+TABLES = Console(width=1_000)
+"""Cuts no digit off where the terminal is narrower than a table."""
 MOST_WARNINGS = 2
 
 
@@ -39,7 +41,7 @@ def print_result(result: Result) -> None:
     table.add_row("sub-words scored", f"{result.num_scored_tokens:,}")
     table.add_row("checkpoint", result.checkpoint_digest[:16])
     table.add_row("seconds", f"{result.seconds:,.1f}")
-    CONSOLE.print(table)
+    TABLES.print(table)
     _print_remarks({result.task: result})
 
 
@@ -56,7 +58,7 @@ def print_conventions(results: Mapping[str, Result], missing: Mapping[str, str])
             error = "" if (e := text.log_perplexity_standard_error) is None else f"{e:.1%}"
             values = (text.original_token_perplexity, text.lm_eval_word_perplexity, text.subword_perplexity)
             table.add_row(name, _short(text.perplexity), error, *map(_short, values), f"{text.bits_per_byte:.4f}")
-        CONSOLE.print(table)
+        TABLES.print(table)
     if clozes:
         kind = _kind(next(iter(clozes.values())))
         table = _numbers(f"last word ({kind})", ["accuracy", "correct", "perplexity of the target", "±"])
@@ -65,7 +67,7 @@ def print_conventions(results: Mapping[str, Result], missing: Mapping[str, str])
             error = "" if (e := cloze.log_perplexity_error) is None else f"{e:.1%}"
             correct = f"{cloze.num_correct:,}/{cloze.num_examples:,}"
             table.add_row(name, accuracy, correct, _short(cloze.perplexity), error)
-        CONSOLE.print(table)
+        TABLES.print(table)
     for name, result in results.items():
         CONSOLE.print(f"{name}: {result.protocol}", soft_wrap=True, markup=False, highlight=False)
     for name, reason in missing.items():
@@ -82,7 +84,7 @@ def print_differences(differences: Sequence["Difference"]) -> None:
         interval = "" if row.interval is None else " to ".join(f"{end:+.5f}" for end in row.interval)
         p = "" if row.p is None else f"{row.p:.2g}"
         table.add_row(f"{row.model}: {row.task}", loss, interval, accuracy, p, f"{row.num_pairs:,}")
-    CONSOLE.print(table)
+    TABLES.print(table)
 
 
 def _print_remarks(results: Mapping[str, Result]) -> None:

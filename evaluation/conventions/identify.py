@@ -12,14 +12,13 @@ import numpy as np
 
 from mlm_repro.evaluation.conventions.table import (
     ACCURACY,
-    AXES,
-    LAST_WORD_AXES,
-    OWN,
+    GPT2,
+    LLAMA,
     UNITS,
     Convention,
     LastWords,
     ReadText,
-    readings,
+    last_word_readings,
 )
 from mlm_repro.evaluation.models.places import Place
 from mlm_repro.evaluation.settings import Settings
@@ -27,15 +26,19 @@ from mlm_repro.lineage.errors import BadInput
 
 MOST_SHOWN, NEAREST = 10, 3
 NOISE, DIGITS, APART = 1e-6, 5e-7, 1e-4
-"""Relative error of a harness in float32, and of a loss in the table; distance of any two on one text at least."""
+"""Relative error of a harness in float32, and of a loss in the table; difference of any two losses on one text at
+least."""
 SENTENCES = {
     "text": "the text is {}", "documents": "documents are {}", "first": "the first sub-word is {}",
-    "literal": "<|endoftext|> in a text is {}", "windows": "windows are {}", "padding": "padding is {}",
-    "weights": "weights are {}", "target": "the target is {}", "average": "the loss is averaged over {}",
+    "literal": "a special token in a text is {}", "windows": "windows are {}", "padding": "padding is {}",
+    "weights": "weights are {}", "target": "the target is {}", "attention": "attention is {}",
+    "softmax": "the softmax is over {}", "average": "the loss is averaged over {}",
 }  # fmt: skip
-USUAL = {"text": "as it stands", "padding": "not scored", "weights": "as stored"}
+USUAL = {"text": "as it stands", "padding": "not scored", "weights": "as stored", "attention": "in its window"}
 REAL_TEXTS = ("as it stands", "detokenised", "rows joined by blank lines", "without <unk>")
-"""Rewritings that are tried on a published text, where passes are long; few have windows a 32nd apart."""
+LONG = ("a 32nd apart", "overlapping by three quarters", "overlapping by three quarters, target inside")
+"""Rewritings that are tried on a published text, where passes are long, and windows that only programs with them have
+there."""
 
 
 UNIT_SHARES = {"ppl": 0.6, "loss": 0.25, "bits-per-byte": 0.15, ACCURACY: 1.0}
@@ -158,7 +161,7 @@ def find(claimed: str, conventions: Sequence[Convention], unit: str | None, text
         digits = DIGITS * np.abs(np.log(np.maximum(values, 1e-9))) if name == "ppl" else DIGITS
         allowed = halves + numbers * (NOISE + digits)
         fits = (away <= allowed).all(1)
-        prior = UNIT_SHARES[name] / len(places_on) if unit is None else 1 / len(places_on)
+        prior = (UNIT_SHARES[name] if unit is None else 1) / len(places_on)
         near = np.abs(np.log(np.maximum(values, 1e-9)) - np.log(np.maximum(numbers, 1e-9)))
         widths = 2 * allowed / np.maximum(numbers, halves)
         kernels = sum(
@@ -178,7 +181,7 @@ def find(claimed: str, conventions: Sequence[Convention], unit: str | None, text
     matches = [{**row[-1], "probability": f"{-row[0] / total:.4f}"} for row in ranked if row[0]]
     fitting = [conventions[place].values for place in dict.fromkeys(row[2] for row in ranked if row[0])]
     parted = {
-        on: sum(b - a > APART * b for a, b in pairwise(sorted(each.get(on, 0) for each in fitting))) for on in known
+        on: sum(b - a > APART for a, b in pairwise(sorted(each.get(on, 0) for each in fitting))) for on in known
     }  # fmt: skip
     next_text = max(known, key=lambda on: parted[on], default=None)
     nearest = [row[-1] for row in sorted(ranked, key=lambda row: row[1:-1])[:NEAREST]]
@@ -201,18 +204,16 @@ def identify(place: Place, claimed: str, task: str, settings: Settings) -> Ident
     arguments = evaluated.tokenizer, evaluated.model.seq_length
     asked: list[tuple[dict[str, str], ReadText | LastWords]] = []
 
-    def with_own(made: list[dict[str, str]]) -> list[dict[str, str]]:
-        own = [each | {"first": OWN} for each in made if each["first"] == "not scored"]
-        return [*made, *own * bool(evaluated.tokenizer.first_tokens)]
-
+    usage = LLAMA if evaluated.tokenizer.first_tokens else GPT2
     if task == "wikitext103":
         whole = read_wikitext103(task, path).text
-        axes = {axis: AXES[axis] for axis in ("documents", "first", "literal")}
-        axes |= {"text": REAL_TEXTS, "windows": [each for each in AXES["windows"] if each != "a 32nd apart"]}
-        for each in with_own(readings(axes)):
+        axes = {axis: usage.axes[axis] for axis in ("documents", "first", "literal")}
+        axes |= {"text": REAL_TEXTS, "windows": [each for each in usage.axes["windows"] if each not in LONG]}
+        for each in usage.readings(axes):
             asked.append((each, ReadText(each, list(lm_eval_documents(whole)), whole, *arguments)))
+            each.pop("softmax", None)  # ours is over sub-words
     else:
-        for each in with_own([dict(zip(LAST_WORD_AXES, v, strict=True)) for v in product(*LAST_WORD_AXES.values())]):
+        for each in last_word_readings(usage):
             asked.append((each, LastWords(each, openai_passages(path), *arguments)))
     requests, places = share([read.requests for _, read in asked])
     announce(f"{sum(len(each.tokens) for each in requests):,} tokens", "less what earlier evaluations have kept")
@@ -220,7 +221,7 @@ def identify(place: Place, claimed: str, task: str, settings: Settings) -> Ident
         scores = score(evaluated.model, requests, settings.batch_size, settings.workers, progress.advance,
                        store=evaluated.store, on_resumed=progress.start_at)  # fmt: skip
     conventions = [
-        Convention(axes | {"average": average}, {task: value})
+        Convention(named := axes | {"average": average}, {task: value}, usage.weight(named))
         for (axes, read), where in zip(asked, places, strict=True)
         for average, value in read.averages(scores.taken(where, read.requests))
     ]
@@ -242,7 +243,7 @@ def explain_bytes(given: str) -> str:
         raise BadInput(f"loss and bits_per_byte are numbers and text a file of UTF-8: {error}") from error
     if not (text and 0 < loss < math.inf and 0 < bits < math.inf):
         raise BadInput("loss and bits_per_byte are above zero, and the text is not empty")
-    read = ReadText(readings({})[0] | USUAL, [text], text, read_vocabulary(Path(values["tokenizer"]))[0], 2)
+    read = ReadText(GPT2.readings({})[0] | USUAL, [text], text, read_vocabulary(Path(values["tokenizer"]))[0], 2)
     counts, scored = read.divisors(), len(read.tokens[0])
     slack = NOISE + sum(0.5 / 10 ** len(each.partition(".")[2]) / float(each) for each in printed)
     for num_tokens, (name, divisor) in product((scored, scored - 1), {"bytes": counts["bytes"], **counts}.items()):

@@ -7,7 +7,7 @@ An average makes a loss of the scores: what is summed, and what divides it.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -18,8 +18,11 @@ from mlm_repro.evaluation.tasks.detokenize import detokenize_wikitext
 from mlm_repro.evaluation.tasks.documents import count_original_tokens, join_rows, lm_eval_words
 from mlm_repro.evaluation.windows import Window, rolling_windows, sliding_windows
 
+NONE, AFTER_END = "not scored", "scored after end-of-text"
 OWN = "scored after what the tokenizer puts before a text"
-"""A first sub-word that the oracle's tokenizer does not have, and others do."""
+TWICE = "what the tokenizer puts before a text, itself scored"
+IN_EVERY, IN_PLACE = " in every window", " in place of each window's first"
+"""Ends of what stands before the first sub-word, where later windows have it too."""
 END, LITERAL, ACCURACY = "\0", "<|endoftext|>", "accuracy"
 TEXTS: dict[str, Callable[[str], str]] = {
     "as it stands": lambda text: text,
@@ -30,16 +33,22 @@ TEXTS: dict[str, Callable[[str], str]] = {
     "with CRLF as a line end": lambda text: text.replace("\r\n", "\n"),
     "stripped": str.strip,
 }
+PARTED, UNSCORED = "parted by end-of-text", "parted by a first token, which is not scored"
+BEFORE_END, APPENDED = "each before end-of-text", "sub-words appended"
 DOCUMENTS: dict[str, Callable[[Sequence[str], str], list[str]]] = {
     "one text": lambda documents, whole: [whole],
     "separate": lambda documents, whole: list(documents),
-    "parted by end-of-text": lambda documents, whole: [END.join(documents)],
     "joined by nothing": lambda documents, whole: ["".join(documents)],
+    "lines apart": lambda documents, whole: [line for line in whole.split("\n") if line],
+    **dict.fromkeys((PARTED, UNSCORED, BEFORE_END, APPENDED), lambda documents, whole: [END.join(documents)]),
 }
 WINDOWS: dict[str, Callable[[int, int], Iterator[Window]]] = {
     "disjoint": lambda tokens, c: iter(sliding_windows(tokens, c, c)),
     "disjoint, the token after each not scored": lambda tokens, c: (
         replace(window, stop=min(window.stop, window.start + c)) for window in sliding_windows(tokens, c, c)
+    ),
+    "whole and disjoint, the first of each not scored": lambda tokens, c: (
+        Window(start, start + 1, start + c) for start in range(0, tokens - c + 1, c)
     ),
     "disjoint, the last extended to the left": rolling_windows,
     "disjoint, the second half of each scored": lambda tokens, c: (
@@ -51,31 +60,103 @@ WINDOWS: dict[str, Callable[[int, int], Iterator[Window]]] = {
     "overlapping by half, scored twice": lambda tokens, c: (
         Window(start, start + 1, min(start + c, tokens)) for start in range(0, tokens - 1, c // 2)
     ),
+    "overlapping by three quarters": lambda tokens, c: iter(sliding_windows(tokens, c, max(1, c // 4))),
+    "overlapping by three quarters, target inside": lambda tokens, c: iter(
+        sliding_windows(tokens, c - 1, max(1, c // 4))
+    ),
     "a 32nd apart": lambda tokens, c: iter(sliding_windows(tokens, c, max(1, c // 32))),
     "cut at the right": lambda tokens, c: iter([Window(0, 1, min(tokens, c))]),
     "cut at the left": lambda tokens, c: iter([Window(max(0, tokens - c), max(0, tokens - c) + 1, tokens)]),
 }
 """(sub-words of a piece, longest input) → windows."""
-AXES: dict[str, Sequence[str]] = {
-    "text": tuple(TEXTS), "documents": tuple(DOCUMENTS), "first": ("not scored", "scored after end-of-text"),
-    "literal": ("spelled out", "a token"), "windows": tuple(WINDOWS), "padding": ("not scored", "scored"),
-    "weights": ("as stored", "bfloat16"),
-}  # fmt: skip
-PROGRAMS = {
-    "Megatron-LM": {"text": "detokenised", "windows": "a 32nd apart"},
-    "lm-evaluation-harness": {
-        "text": "detokenised", "documents": "separate", "first": "scored after end-of-text", "literal": "a token",
-        "windows": "disjoint, the last extended to the left",
+Axes = dict[str, Sequence[str]]
+
+
+class Usage(NamedTuple):
+    """The ways to use a kind of model: every value of each axis, the usual one first, and programs' readings."""
+
+    axes: Axes
+    programs: dict[str, dict[str, str]]
+    """Without an axis's first value."""
+
+    def readings(self, axes: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
+        """Every program's reading, and every one with one change. Padding is scored where documents are cut."""
+        usual = {axis: values[0] for axis, values in self.axes.items()}
+        made = [usual | base for base in self.programs.values()]
+        made += [base | {axis: value} for base in made for axis, values in axes.items() for value in values]
+        distinct = {tuple(each.values()): each for each in made}.values()
+        cut = ("separate", "cut at the right")
+        return [
+            each for each in distinct if each["padding"] == "not scored" or (each["documents"], each["windows"]) == cut
+        ]
+
+    def weight(self, axes: Mapping[str, str]) -> float:
+        """How common a reading with its average is, beside others."""
+        usual = {axis: values[0] for axis, values in (LAST_WORD_AXES | self.axes).items()}
+        changes = min(
+            sum((usual | base)[axis] != value for axis, value in axes.items() if axis in usual)
+            for base in ([{}] if "target" in axes else self.programs.values())
+        )
+        return CHANGED**changes * COMMON.get(axes["average"], RARE)
+
+
+GPT2 = Usage(
+    {
+        "text": tuple(TEXTS), "documents": tuple(DOCUMENTS),
+        "first": (NONE, AFTER_END, AFTER_END + IN_EVERY, AFTER_END + IN_PLACE),
+        "literal": ("spelled out", "a token"), "windows": tuple(WINDOWS), "padding": ("not scored", "scored"),
+        "weights": ("as stored", "bfloat16"),
     },
-    "transformers": {"literal": "a token", "windows": "overlapping by half, target inside"},
-    "evaluate": {
-        "documents": "separate", "first": "scored after end-of-text", "literal": "a token",
-        "windows": "cut at the right",
+    {
+        "Megatron-LM": {"text": "detokenised", "windows": "a 32nd apart"},
+        "lm-evaluation-harness": {
+            "text": "detokenised", "documents": "separate", "first": AFTER_END, "literal": "a token",
+            "windows": "disjoint, the last extended to the left",
+        },
+        "transformers": {"literal": "a token", "windows": "overlapping by half, target inside"},
+        "transformers, a quarter apart": {
+            "literal": "a token", "windows": "overlapping by three quarters, target inside",
+        },
+        "evaluate": {
+            "documents": "separate", "first": AFTER_END, "literal": "a token", "windows": "cut at the right",
+        },
+        "lighteval, lines": {
+            "documents": "lines apart", "first": AFTER_END, "literal": "a token",
+            "windows": "disjoint, the last extended to the left",
+        },
+        "GPTQ": {"literal": "a token", "windows": "whole and disjoint, the first of each not scored"},
+        "run_clm": {
+            "documents": APPENDED, "literal": "a token",
+            "windows": "whole and disjoint, the first of each not scored",
+        },
+        "TRL": {
+            "documents": BEFORE_END, "literal": "a token",
+            "windows": "disjoint, the token after each not scored",
+        },
+        "llama.cpp": {"windows": "disjoint, the second half of each scored"},
+        "llama.cpp, a first token": {
+            "first": AFTER_END + IN_PLACE, "windows": "disjoint, the second half of each scored",
+        },
+        "nanoGPT": {"documents": PARTED},
+        "nanochat": {"documents": UNSCORED, "first": AFTER_END},
     },
-    "llama.cpp": {"windows": "disjoint, the second half of each scored"},
-    "nanoGPT": {"documents": "parted by end-of-text"},
-}  # fmt: skip
-"""Readings of programs, without an axis's first value. The table has each, and each with one change."""
+)  # fmt: skip
+"""A model whose tokenizer adds nothing to a text. The table has each program's reading, and each with one change."""
+LLAMA = Usage(
+    GPT2.axes | {
+        "first": (OWN, NONE, TWICE, OWN + IN_EVERY, OWN + IN_PLACE, AFTER_END),
+        "literal": ("a token", "spelled out"), "attention": ("in its window", "over all before"),
+        "softmax": ("all rows", "sub-words alone"),
+    },
+    {name: {axis: value for axis, value in base.items() if axis != "first"} for name, base in GPT2.programs.items()}
+    | {
+        "lm-evaluation-harness": GPT2.programs["lm-evaluation-harness"] | {"first": TWICE},
+        "lm-evaluation-harness, mended": GPT2.programs["lm-evaluation-harness"] | {"first": OWN},
+        "llama.cpp": GPT2.programs["llama.cpp"] | {"first": OWN + IN_PLACE, "literal": "spelled out"},
+        "mlm-eval": {"windows": "a 32nd apart", "softmax": "sub-words alone"},
+    },
+)  # fmt: skip
+"""A model whose tokenizer puts a token before a text, that sees a window, and whose output layer has padded rows."""
 DIVISORS: dict[str, Callable[[str], int]] = {
     "words": lambda text: len(text.split()),
     "original tokens": count_original_tokens,
@@ -107,40 +188,13 @@ class Convention(NamedTuple):
 
     axes: dict[str, str]
     values: dict[str, float]
-
-    @property
-    def weight(self) -> float:
-        """How common the convention is, beside others."""
-        return _weight(tuple(self.axes.items()))
+    weight: float = 1.0
+    """How common it is, beside others."""
 
     @property
     def is_share(self) -> bool:
         """True for a share of right answers."""
         return self.axes["average"].startswith(ACCURACY)
-
-
-@cache
-def _weight(axes: tuple[tuple[str, str], ...]) -> float:
-    given = {axis: "not scored" if value == OWN else value for axis, value in axes}
-    if "target" in given:
-        changes = sum(given[axis] != values[0] for axis, values in LAST_WORD_AXES.items())
-    else:
-        usual = {axis: values[0] for axis, values in AXES.items()}
-        changes = min(
-            sum(given[axis] != value for axis, value in (usual | base).items() if axis in given)
-            for base in PROGRAMS.values()
-        )
-    return CHANGED**changes * COMMON.get(given["average"], RARE)
-
-
-def readings(axes: Mapping[str, Sequence[str]] = AXES) -> list[dict[str, str]]:
-    """Every program's reading, and every one with one change. Padding is scored where documents are cut."""
-    usual = {axis: values[0] for axis, values in AXES.items()}
-    made = [usual | base for base in PROGRAMS.values()]
-    made += [base | {axis: value} for base in made for axis, values in axes.items() for value in values]
-    distinct = {tuple(each.values()): each for each in made}.values()
-    cut = ("separate", "cut at the right")
-    return [each for each in distinct if each["padding"] == "not scored" or (each["documents"], each["windows"]) == cut]
 
 
 class ReadText:
@@ -149,31 +203,48 @@ class ReadText:
     def __init__(
         self, axes: Mapping[str, str], documents: Sequence[str], whole: str, tokenizer: Encoder, context: int
     ) -> None:
-        self._tokenizer, end = tokenizer, tokenizer.end_of_text
+        self._tokenizer, end, first = tokenizer, tokenizer.end_of_text, axes["first"]
         self.pieces = DOCUMENTS[axes["documents"]](documents, whole)
-        begun = list(tokenizer.first_tokens) if axes["first"] == OWN else [end]
+        own = list(tokenizer.first_tokens)
+        begun = {NONE: [], TWICE: [tokenizer.document_start]}.get(first, own if first.startswith(OWN) else [end])
+        before = [*begun, *own] if first == TWICE else begun
+        apart = {UNSCORED: begun or [end], BEFORE_END: [end, *begun], APPENDED: begun}.get(axes["documents"], [end])
+        is_token, spell = axes["literal"] == "a token", getattr(tokenizer, "spell_batch", None)
+        encode = spell if spell and not is_token else tokenizer.encode_batch
+
+        def encoded(text: str) -> list[int]:
+            parts = text.split(LITERAL) if is_token and not spell else [text]
+            return [token for part in encode(parts) for token in (end, *part)][1:]
+
         ids = []
         for piece in self.pieces:
-            parts = [TEXTS[axes["text"]](part) for part in piece.split(END)]
-            if axes["literal"] == "a token":
-                parts = END.join(parts).replace(LITERAL, END).split(END)
-            joined = [token for part in tokenizer.encode_batch(parts) for token in (end, *part)]
-            ids.append([*([] if axes["first"] == "not scored" else begun), *joined[1:]])
+            parts = [encoded(TEXTS[axes["text"]](part)) for part in piece.split(END)]
+            last = [end] * (axes["documents"] == BEFORE_END)
+            ids.append([*before, *parts[0], *(token for part in parts[1:] for token in (*apart, *part)), *last])
         if axes["padding"] == "scored":
             longest = max(len(each[:context]) for each in ids)
             ids = [each + [end] * (longest - len(each)) * (len(each) > 1) for each in ids]
         self.tokens = [np.asarray(each, dtype=np.int64) for each in ids]
-        windows = [
-            (piece, shown) for piece, tokens in enumerate(self.tokens) if len(tokens) > 1
-            for window in WINDOWS[axes["windows"]](len(tokens), context)
-            if (shown := replace(window, first_scored=max(window.first_scored, len(begun)))).num_scored > 0
-        ]  # fmt: skip
-        self._owners = np.array([piece for piece, _ in windows], dtype=np.int64)
-        self.requests = [Request.of_window(self.tokens[piece], window) for piece, window in windows]
+        again = begun if first.endswith((IN_EVERY, IN_PLACE)) else []
+        in_place = first.endswith(IN_PLACE)
+        self.requests, owners = list[Request](), []
+        for owner, tokens in enumerate(self.tokens):
+            longest = context - (not in_place) * len(again)
+            for window in WINDOWS[axes["windows"]](len(tokens), longest) if len(tokens) > 1 else ():
+                later = again if window.start else []
+                start = window.start + in_place * len(later)
+                if (count := window.stop - max(window.first_scored, len(begun), start)) > 0:
+                    self.requests.append(Request(np.asarray([*later, *tokens[start : window.stop]], np.int64), count))
+                    owners.append(owner)
+        self._owners = np.array(owners, dtype=np.int64)
+        targets = np.concatenate([each.tokens[-each.num_scored :] for each in self.requests])
+        self._counts = ~np.isin(targets, apart if axes["documents"] == UNSCORED else [])
 
     def averages(self, scores: Scores) -> Iterator[tuple[str, float]]:
         """Every average of the scores: its name and a loss in nats."""
-        nll, counts, owners = scores.nll, scores.num_scored, self._owners
+        nll = -np.add.reduceat(scores.log_probabilities * self._counts, scores.starts)
+        counts, owners = np.add.reduceat(self._counts, scores.starts, dtype=np.int64), self._owners
+        nll, counts, owners = nll[counts > 0], counts[counts > 0], owners[counts > 0]
         total, scored = math.fsum(nll), np.bincount(owners, counts)
         means = np.bincount(owners, nll)[scored > 0] / scored[scored > 0]
         labels = counts - np.r_[False, owners[1:] == owners[:-1]]
@@ -189,11 +260,16 @@ class ReadText:
         """Counts that a summed loss is divided by, right ones and wrong ones; a torn sub-word is decoded as U+FFFD."""
         parts = [part for piece in self.pieces for part in piece.split(END)]
         counts = {name: sum(map(count, parts)) for name, count in DIVISORS.items()}
-        ids = [token for tokens in self.tokens for token in tokens.tolist() if token != self._tokenizer.end_of_text]
-        spelled = {token: self._tokenizer.decode([token]) for token in {*ids}}
-        return counts | {
+        counts |= {
             "sub-words, those not scored too": sum(map(len, self.tokens)),
             "original tokens less one": counts["original tokens"] - 1,
+        }
+        decode, special = self._tokenizer.decode, {self._tokenizer.end_of_text, *self._tokenizer.first_tokens}
+        if not decode(self._tokenizer.encode("a a")[1:]).startswith(" "):  # a sub-word alone loses its space
+            return counts
+        ids = [token for tokens in self.tokens for token in tokens.tolist() if token not in special]
+        spelled = {token: decode([token]) for token in {*ids}}
+        return counts | {
             "bytes, three for each torn sub-word": sum(len(spelled[token].encode()) for token in ids),
             "bytes, the space before a word twice": counts["bytes"]
             + sum(spelled[token].startswith(" ") for token in ids),
@@ -215,9 +291,16 @@ TARGETS: dict[str, Callable[[Encoder, Sequence[str]], Encoded]] = {
     "the last sub-word": LAST_TOKEN.encode,
     "the last word without its space": _encode_without_space, "the first sub-word of the last word": _encode_first,
 }  # fmt: skip
-LAST_WORD_AXES: dict[str, Sequence[str]] = {
-    "text": ("as it stands", "lower case"), "first": AXES["first"], "target": tuple(TARGETS)
+LAST_WORD_AXES: Axes = {
+    "text": ("as it stands", "lower case"), "first": (OWN, NONE, AFTER_END), "target": tuple(TARGETS)
 }  # fmt: skip
+
+
+def last_word_readings(usage: Usage) -> list[dict[str, str]]:
+    """Every reading of passages."""
+    first = [each for each in LAST_WORD_AXES["first"] if each in usage.axes["first"]]
+    axes = LAST_WORD_AXES | {"first": first}
+    return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
 
 
 class LastWords:
@@ -225,8 +308,8 @@ class LastWords:
 
     def __init__(self, axes: Mapping[str, str], passages: Sequence[str], tokenizer: Encoder, context: int) -> None:
         texts = [TEXTS[axes["text"]](each) for each in passages]
-        own = list(tokenizer.first_tokens) if axes["first"] == OWN else [tokenizer.end_of_text]
-        before = [] if axes["first"] == "not scored" else own
+        firsts = {NONE: (), OWN: tokenizer.first_tokens, AFTER_END: (tokenizer.end_of_text,)}
+        before = firsts[axes["first"]]
         encoded = TARGETS[axes["target"]](tokenizer, texts)
         ids = [([*before, *tokens][-context - 1 :], count) for tokens, count in encoded]
         self.requests = [Request(np.asarray(tokens, dtype=np.int64), count) for tokens, count in ids]

@@ -77,6 +77,11 @@ class PretrainedTokenizer:
         """The ids of each text."""
         return [self.encode(text) for text in texts]
 
+    def spell_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text, in which a literal special token is spelled as any other text."""
+        settings = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+        return [self._theirs(text, **settings).input_ids for text in texts]
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids."""
         numbers = [int(token) for token in ids]
@@ -216,6 +221,9 @@ class Pretrained:
             ids = f"the tokenizer of {self.directory} has ids up to {self.tokenizer.vocab_size - 1:,}"
             raise IntegrityFailure(f"{ids}, but the model has an embedding of {rows:,} rows")
         self.padding = rows - self.tokenizer.vocab_size
+        if getattr(config, "n_ctx", 0) and self._weights[0].suffix == ".gguf":
+            config.n_positions = config.n_ctx  # transformers leaves a GPT-2 its 1,024
+        self._settings["config"] = config
         loaded = self._adapted(self._load(library, dtype))
         self.loaded = self._examine(loaded)
         """SHA-256 of the configuration and of the tensors that were loaded."""
@@ -281,9 +289,15 @@ class Pretrained:
             raise HardwareMissing(f"{self.directory} has {count:,} parameters, {size}, and {has}")
 
     def _load(self, library: Any, dtype: torch.dtype, **renamed: Any) -> Any:
+        scheme = self._settings["config"].to_dict().get("quantization_config")  # the library may take it out
         try:
             model, said = library.AutoModelForCausalLM.from_pretrained(
-                self.directory, dtype=dtype, output_loading_info=True, **self._settings, **renamed
+                self.directory,
+                dtype=dtype,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **self._settings,
+                **renamed,
             )
         except Exception as error:  # the library raises errors of many kinds
             raise self._explained(error, "weights") from error
@@ -291,21 +305,21 @@ class Pretrained:
         if missing and not renamed and any(name.startswith(WRAPPED) for name in left):
             self._say("names", f"{WRAPPED!r} of torch.compile is left out of the weights' names")
             return self._load(library, dtype, key_mapping={f"^{WRAPPED}": ""})
-        if missing or said["mismatched_keys"]:
-            name = missing[0] if missing else next(iter(said["mismatched_keys"]))[0]
-            what = f"tensor {name!r} is {'missing' if missing else 'of another shape'}"
-            count = max(len(missing), len(said["mismatched_keys"]))
-            raise IntegrityFailure(f"{self.directory}: {what} ({count} such tensors)")
+        others = [f"tensor {name!r} is {[*theirs]} in the file and {[*ours]} in the model of its configuration"
+                  for name, theirs, ours in sorted(said["mismatched_keys"])]  # fmt: skip
+        if wrong := [f"tensor {name!r} is missing" for name in missing] + others:
+            raise IntegrityFailure(f"{self.directory}: {wrong[0]} ({len(wrong)} such)")
         self.checked["weights"] = "the file's tensors are the model's"
         if left:
             there = f"tensor {left[0]!r} is in the file, but not in the model of its configuration ({len(left)} such)"
             if any(name.startswith(f"{model.base_model_prefix}.") for name in left):
                 raise IntegrityFailure(f"{self.directory}: {there}")
             self._say("weights", f"{there}; it is left out")
-        if (scheme := getattr(model.config, "quantization_config", None)) is not None:
-            named = scheme if isinstance(scheme, dict) else scheme.to_dict()
-            formats = "computed in its own formats" if getattr(model, "is_quantized", False) else f"read into {dtype}"
-            self._say("quantisation", f"its configuration says {named.get('quant_method')}: weights are {formats}")
+        if scheme := scheme or model.config.to_dict().get("quantization_config"):
+            is_read = all(parameter.dtype == dtype for parameter in model.parameters())
+            formats = f"read into {dtype}" if is_read else "computed in its own formats"
+            method = getattr(scheme.get("quant_method"), "value", scheme.get("quant_method"))
+            self._say("quantisation", f"its configuration says {method}: weights are {formats}")
         return model
 
     def _adapted(self, model: Any) -> Any:
@@ -322,7 +336,8 @@ class Pretrained:
         """The digest of configuration and tensors. Raises IntegrityFailure for a tensor without finite numbers."""
 
         def digest(name: str, tensor: Tensor) -> tuple[str, str]:
-            if tensor.is_floating_point() and tensor.itemsize > 1 and not torch.isfinite(tensor).all():
+            is_number = tensor.is_floating_point() and tensor.itemsize > 1 and tensor.numel()
+            if is_number and not torch.stack(torch.aminmax(tensor)).isfinite().all():  # NaN is passed on
                 raise IntegrityFailure(f"{self.directory}: tensor {name!r} holds values that are not finite numbers")
             content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
             return name, f"{tensor.dtype} {tuple(tensor.shape)} {hashlib.sha256(content.data).hexdigest()}"

@@ -106,7 +106,8 @@ def score(
     def score_one(batch: int) -> Scores | None:
         return score_in_memory(model, [requests[index] for index in batches[batch]], banned)
 
-    with store(_describe(model, banned, requests, batches)) if store else nullcontext() as entry:
+    asked = {"banned": None if banned is None else banned.tolist(), "requests": digest_batches(requests, batches)}
+    with store(describe(model) | asked) if store else nullcontext() as entry:
         by_batch = entry.read([counts[batch] for batch in batches]) if entry and mesh.is_first else {}
         by_batch = dict(mesh.world.gather_objects(by_batch)[0])  # ranks as threads share the object
         on_resumed(sum(len(batches[batch]) for batch in by_batch))
@@ -131,18 +132,14 @@ def _workers(model: ScoringModel, workers: int | None) -> int:
     return 1
 
 
-def _describe(
-    model: ScoringModel, banned: NDArray[np.int64] | None, requests: Sequence[Request], batches: Batches
-) -> dict[str, Any]:
-    """Everything besides weights that the bits of scores depend on."""
+def describe(model: ScoringModel) -> dict[str, Any]:
+    """Everything besides weights and requests that the bits of scores depend on."""
     on_cpu = model.mesh.device.type == "cpu"
     return {
-        "code": _code_digest(), "vocab_size": model.vocab_size,
-        "banned": None if banned is None else banned.tolist(), "dtype": str(model.dtype),
+        "code": _code_digest(), "vocab_size": model.vocab_size, "dtype": str(model.dtype),
         "rows_per_head": model.rows_per_head(), "tp": model.mesh.tp.size, "torch": torch.__version__,
         "kernel": getattr(model.network, "kernel", ""), "packages": installed_packages(),
         "processor": cpu_name() if on_cpu else torch.cuda.get_device_name(model.mesh.device),
-        "requests": digest_batches(requests, batches),
     }  # fmt: skip
 
 
@@ -230,7 +227,7 @@ def score_in_memory(
     try:
         return score_batch(model, requests, banned)
     except torch.OutOfMemoryError as error:
-        if len(requests) == 1 or model.mesh.layout.world_size > 1:
+        if len(requests) == 1 or model.mesh.tp.size * model.mesh.pp.size > 1:
             inputs = max(len(request.tokens) for request in requests) - 1
             rows = f"{len(requests)} rows of {inputs:,} tokens"
             raise HardwareMissing(f"{rows} do not fit into the memory of {model.mesh.device}") from error

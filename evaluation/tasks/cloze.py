@@ -158,7 +158,8 @@ class ClozeTask(Task):
         target_perplexity = perplexity(math.fsum(losses), num_examples)
         spread = mean_standard_error(losses)
         truncated = counts["num_truncated"]
-        cut = f"; {truncated} examples cut at the left to the model's context" if truncated else ""
+        examples = "1 example" if truncated == 1 else f"{truncated:,} examples"
+        cut = f"; {examples} cut at the left to the model's context" if truncated else ""
         return ClozeResult(
             **self.facts(scores, provenance), **counts,
             protocol=f"{self.source.title}; {self._rule}; {provenance.dtype}{cut}{self.extent}",

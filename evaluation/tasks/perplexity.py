@@ -108,17 +108,21 @@ def sliding_stream(
             for (title, start), end, size in zip(text.articles, ends, sizes, strict=True)
         ]
     else:
-        size = max(seq_length, -(-num_targets // MOST_STRETCHES))
-        stretches = [(start, min(size, num_targets - start)) for start in range(0, num_targets, size)]
-        blocks = [
-            Block(title=f"{STRETCH}{at + 1}-{at + n}", num_targets=n, num_original_tokens=words * n / num_targets)
-            for at, n in stretches
-        ]
+        blocks = stretches(num_targets, words, seq_length)
     recipe = f"detokenizer {detokenizer.name}; window {seq_length}, stride {stride}"
     where = "in every window" if repeated else "before the text"
     recipe += f"; {shown_first(tokenizer)} {where}" if len(before) else ""
     firsts = Lazy(len(windows), lambda number: max(windows[number].first_scored - unscored, 0))
     return Stream(recipe, num_tokens, Lazy(len(windows), request), firsts, blocks, seq_length, stride)
+
+
+def stretches(num_targets: int, num_words: int, window: int) -> list[Block]:
+    """Blocks of a text without articles: of one window, or as many targets as make MOST_STRETCHES."""
+    size = max(window, -(-num_targets // MOST_STRETCHES))
+    return [
+        Block(title=f"{STRETCH}{at + 1}-{at + n}", num_targets=n, num_original_tokens=num_words * n / num_targets)
+        for at in range(0, num_targets, size) for n in [min(size, num_targets - at)]
+    ]  # fmt: skip
 
 
 def block_weights(blocks: Sequence[Block], normaliser: float, num_windows: int) -> Floats:

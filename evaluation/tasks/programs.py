@@ -12,7 +12,7 @@ import numpy as np
 from mlm_repro.evaluation.protocol import Encoder, Request, SourceText, shown_first, with_first
 from mlm_repro.evaluation.schema import Block
 from mlm_repro.evaluation.tasks.documents import RunningText, count_original_tokens, lm_eval_words
-from mlm_repro.evaluation.tasks.perplexity import MOST_STRETCHES, STRETCH, Divisor, PerplexityTask, Stream
+from mlm_repro.evaluation.tasks.perplexity import PerplexityTask, Stream, stretches
 from mlm_repro.evaluation.windows import Window, rolling_windows, sliding_windows
 from mlm_repro.lineage.errors import BadInput
 
@@ -52,16 +52,10 @@ def program_perplexity(
         seen[: len(first)] = first
         return Request(seen, shown.num_scored)
 
-    count, size = int(is_target.sum()), max(window, -(-len(tokens) // MOST_STRETCHES))
-    words = text.num_original_tokens
-    blocks = [
-        Block(title=f"{STRETCH}{at + 1}-{min(at + size, count)}", num_targets=min(size, count - at),
-              num_original_tokens=words * min(size, count - at) / count) for at in range(0, count, size)
-    ]  # fmt: skip
+    blocks = stretches(int(is_target.sum()), text.num_original_tokens, window)
     firsts = [int(numbers[shown.first_scored]) for shown in windows]
     stream = Stream(recipe, len(tokens), [*map(request, windows)], firsts, blocks, window, window)
-    divisor: Divisor = "sub-words"
-    return PerplexityTask(text, stream, tokenizer, divisor)
+    return PerplexityTask(text, stream, tokenizer, "sub-words")
 
 
 def _windows(program: str, ends: Sequence[int], c: int, tokenizer: Encoder) -> tuple[list[Window], str]:

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,8 @@ from typing import Any, NamedTuple
 import torch
 
 from mlm_repro.evaluation.conventions.identify import find
-from mlm_repro.evaluation.conventions.oracle import read_table, write_oracle
+from mlm_repro.evaluation.conventions.oracle import SECOND, read_table, write_oracle
+from mlm_repro.evaluation.conventions.table import OWN, TWICE
 from tests.commands import call
 
 PAGE = Path(__file__).parents[2] / "docs" / "oracle.md"
@@ -37,16 +39,22 @@ class Evaluator(NamedTuple):
     run: Callable[[Path], float]
     axes: dict[str, str]
     digits: int = 7
+    folder: str = ""
+    """Of the oracle's checkpoint, in its directory."""
+
+    def find(self, oracle: Path, number: str) -> list[dict[str, str]]:
+        """The conventions of its number."""
+        return find(number, read_table(oracle / self.folder), self.unit, self.text).matches
 
 
-def load(oracle: Path) -> tuple[Any, Any]:
+def load(oracle: Path, folder: str = "") -> tuple[Any, Any]:
     import transformers
 
-    model = transformers.GPT2LMHeadModel.from_pretrained(oracle / "model").eval()
-    return model, transformers.AutoTokenizer.from_pretrained(oracle / "model")
+    model = transformers.AutoModelForCausalLM.from_pretrained(oracle / folder / "model").eval()
+    return model, transformers.AutoTokenizer.from_pretrained(oracle / folder / "model")
 
 
-def harness(task: str, metric: str) -> Callable[[Path], float]:
+def harness(task: str, metric: str, folder: str = "") -> Callable[[Path], float]:
     def run(oracle: Path) -> float:
         from lm_eval import simple_evaluate
         from lm_eval.models.huggingface import HFLM
@@ -55,7 +63,7 @@ def harness(task: str, metric: str) -> Callable[[Path], float]:
         before = Path.cwd()
         os.chdir(oracle)
         try:
-            model = HFLM(pretrained="model", batch_size=4, device="cpu")
+            model = HFLM(pretrained=str(Path(folder, "model")), batch_size=4, device="cpu")
             manager = TaskManager(include_path="tasks", include_defaults=False)
             done = simple_evaluate(model, tasks=[task], task_manager=manager, bootstrap_iters=0)
         finally:
@@ -65,9 +73,9 @@ def harness(task: str, metric: str) -> Callable[[Path], float]:
     return run
 
 
-def strided(oracle: Path) -> float:
+def strided(oracle: Path, folder: str = "") -> float:
     """transformers, docs/source/en/perplexity.md."""
-    model, tokenizer = load(oracle)
+    model, tokenizer = load(oracle, folder)
     ids = tokenizer("\n\n".join(documents(oracle)), return_tensors="pt").input_ids
     nll_sum, n_tokens, previous_end = 0.0, 0, 0
     for begin in range(0, ids.size(1), CONTEXT // 2):
@@ -144,6 +152,13 @@ EVALUATORS = (
     Evaluator("transformers, strided recipe", "transformers", "all", "ppl", strided,
               {"documents": "one text", "windows": "overlapping by half, target inside", "literal": "a token",
                "average": "transformers' labels"}),
+    Evaluator(f"{LM_EVAL}, wikitext, second checkpoint", "lm_eval", "wikitext", "ppl",
+              harness("oracle_wikitext", "word_perplexity", SECOND),
+              WIKITEXT | {"first": TWICE, "average": "lm-eval words", "softmax": "all rows"}, folder=SECOND),
+    Evaluator("transformers, strided recipe, second checkpoint", "transformers", "all", "ppl",
+              partial(strided, folder=SECOND),
+              {"documents": "one text", "first": OWN, "windows": "overlapping by half, target inside",
+               "literal": "a token", "average": "transformers' labels", "softmax": "all rows"}, folder=SECOND),
     Evaluator("evaluate, perplexity (restated)", "evaluate", "all", "ppl", mean_perplexity,
               APART | {"windows": "cut at the right", "average": "perplexities of documents"}),
     Evaluator("llama.cpp, perplexity", "", "all", "ppl", chunks,
@@ -156,7 +171,7 @@ EVALUATORS = (
     Evaluator("mlm-eval cloze", "mlm-repro", "passages", "accuracy", ours("accuracy"),
               {"target": "the last word", "average": "accuracy"}),
 )  # fmt: skip
-SHOWN = ("text", "documents", "first", "literal", "windows", "target", "average")
+SHOWN = ("text", "documents", "first", "literal", "windows", "target", "softmax", "average")
 
 
 def llama_cpp_version() -> str:
@@ -171,7 +186,7 @@ def table(oracle: Path) -> str:
     rows = ["| evaluator | version | text | number | convention |", "|---|---|---|---|---|"]
     for each in EVALUATORS:
         number = f"{each.run(oracle):.{each.digits}g}"
-        match = find(number, read_table(oracle), each.unit, each.text).matches[0]
+        match = each.find(oracle, number)[0]
         says = "; ".join(match[axis] for axis in SHOWN if axis in match)
         release = version(each.package) if each.package else llama_cpp_version()
         rows.append(f"| {each.name} | {release} | {each.text} | {each.unit} {number} | {says} |")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -41,6 +41,85 @@ def table(oracle: Path) -> list[Row]:
 @pytest.fixture(scope="session")
 def vocabulary(oracle: Path) -> Any:
     return transformers.AutoTokenizer.from_pretrained(oracle / "model")
+
+
+class Oracle(NamedTuple):
+    """A checkpoint of the oracle: its directory, tokenizer, what that puts before a text, and losses by the variant."""
+
+    directory: Path
+    vocabulary: Any
+    first: list[int]
+    losses: dict[tuple[str, ...], Losses]
+
+    def variant(self, row: Row) -> Losses:
+        return self.losses[tuple(row.get(axis, "") for axis in ("weights", "attention", "softmax"))]
+
+
+@pytest.fixture(scope="session")
+def gpt2(oracle: Path, vocabulary: Any, models: dict[str, Losses]) -> Oracle:
+    return Oracle(
+        oracle, vocabulary, [], {(name, "", ""): each for name, each in (models | {"": models["as stored"]}).items()}
+    )
+
+
+@pytest.fixture(scope="session")
+def llama(oracle: Path) -> Oracle:
+    directory = oracle / "llama"
+    weights = {
+        name: each.astype(np.float64) for name, each in load_file(directory / "model" / "model.safetensors").items()
+    }
+    rounded = {name: torch.from_numpy(each).bfloat16().double().numpy() for name, each in weights.items()}
+    usual = losses_of_llama(weights, 20, 352)
+    losses = {
+        ("as stored", "in its window", "all rows"): usual, ("", "", ""): usual,
+        ("bfloat16", "in its window", "all rows"): losses_of_llama(rounded, 20, 352),
+        ("as stored", "over all before", "all rows"): losses_of_llama(weights, CONTEXT, 352),
+        ("as stored", "in its window", "sub-words alone"): losses_of_llama(weights, 20, 344),
+    }  # fmt: skip
+    for weights_, attention in (("bfloat16", "in its window"), ("as stored", "over all before")):
+        tensors = rounded if weights_ == "bfloat16" else weights
+        window = 20 if attention == "in its window" else CONTEXT
+        losses[weights_, attention, "sub-words alone"] = losses_of_llama(tensors, window, 344)
+    return Oracle(directory, transformers.AutoTokenizer.from_pretrained(directory / "model"), [1], losses)
+
+
+def losses_of_llama(weights: dict[str, np.ndarray], attended: int, rows: int) -> Losses:  # type: ignore[type-arg]
+    """Mistral of two layers, two heads that share keys and values, and a window, a text's window at a time."""
+
+    def norm(name: str, x: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+        made: np.ndarray = x / np.sqrt((x * x).mean(1, keepdims=True) + 1e-6) * weights[f"model.{name}.weight"]  # type: ignore[type-arg]
+        return made
+
+    def turned(x: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+        angles = np.outer(np.arange(len(x)), 10000.0 ** (-np.arange(4) / 4))
+        cos, sin = np.cos(angles), np.sin(angles)
+        return np.concatenate([x[:, :4] * cos - x[:, 4:] * sin, x[:, 4:] * cos + x[:, :4] * sin], axis=1)
+
+    @cache
+    def losses(window: tuple[int, ...]) -> list[tuple[float, bool]]:
+        n, x = len(window) - 1, weights["model.embed_tokens.weight"][list(window[:-1])]
+        apart = np.subtract.outer(np.arange(n), np.arange(n))
+        for layer in range(2):
+            part = {name: weights[f"model.layers.{layer}.{name}.weight"].T for name in (
+                *(f"self_attn.{each}_proj" for each in "qkvo"), *(f"mlp.{each}_proj" for each in ("gate", "up", "down"))
+            )}  # fmt: skip
+            inner = norm(f"layers.{layer}.input_layernorm", x)
+            query, key = inner @ part["self_attn.q_proj"], turned(inner @ part["self_attn.k_proj"])
+            value, mixed = inner @ part["self_attn.v_proj"], []
+            for head in (slice(0, 8), slice(8, 16)):
+                scores = turned(query[:, head]) @ key.T / math.sqrt(8)
+                scores[(apart < 0) | (apart >= attended)] = -np.inf
+                shares = np.exp(scores - scores.max(1, keepdims=True))
+                mixed.append(shares / shares.sum(1, keepdims=True) @ value)
+            x = x + np.concatenate(mixed, axis=1) @ part["self_attn.o_proj"]
+            inner = norm(f"layers.{layer}.post_attention_layernorm", x)
+            gate = inner @ part["mlp.gate_proj"]
+            x = x + (gate / (1 + np.exp(-gate)) * (inner @ part["mlp.up_proj"])) @ part["mlp.down_proj"]
+        logits = (norm("norm", x) @ weights["lm_head.weight"].T)[:, :rows]
+        nats = np.log(np.exp(logits).sum(1)) - logits[np.arange(n), window[1:]]
+        return list(zip(nats.tolist(), (logits.argmax(1) == window[1:]).tolist(), strict=True))
+
+    return losses
 
 
 @pytest.fixture(scope="session")
@@ -138,17 +217,20 @@ def rewritten(how: str, text: str) -> str:
 
 def spell(vocabulary: Any, text: str, literal: str) -> list[int]:
     """Sub-words by transformers' tokenizer; the literal end-of-text is a token or is spelled out."""
-    return list(vocabulary(text, split_special_tokens=literal == "spelled out")["input_ids"])
+    settings = {"add_special_tokens": False, "split_special_tokens": literal == "spelled out"}
+    return list(vocabulary(text, **settings)["input_ids"])
 
 
-def spans(how: str, n: int) -> Iterator[tuple[int, int, int]]:
+def spans(how: str, n: int, c: int = CONTEXT) -> Iterator[tuple[int, int, int]]:
     """(first token seen, first token scored, end) of every window over n tokens."""
-    c, half = CONTEXT, CONTEXT // 2
+    half = c // 2
     match how:
         case "disjoint":
             yield from ((i, i + 1, min(i + c + 1, n)) for i in range(0, n - 1, c))
         case "disjoint, the token after each not scored":
             yield from ((i, i + 1, min(i + c, n)) for i in range(0, n - 1, c))
+        case "whole and disjoint, the first of each not scored":
+            yield from ((i, i + 1, i + c) for i in range(0, n, c) if i + c <= n)
         case "disjoint, the last extended to the left":
             for first in range(1, n, c):
                 end = min(first + c, n)
@@ -164,8 +246,11 @@ def spans(how: str, n: int) -> Iterator[tuple[int, int, int]]:
         case "cut at the left":
             yield max(0, n - c), max(0, n - c) + 1, n
         case _:
-            size, stride = {"overlapping by half": (c, half), "overlapping by half, target inside": (c - 1, half),
-                            "a 32nd apart": (c, 1)}[how]  # fmt: skip
+            size, stride = {
+                "overlapping by half": (c, half), "overlapping by half, target inside": (c - 1, half),
+                "overlapping by three quarters": (c, c // 4), "a 32nd apart": (c, 1),
+                "overlapping by three quarters, target inside": (c - 1, c // 4),
+            }[how]  # fmt: skip
             done, start = 1, 0
             while done < n:
                 end = min(start + size + 1, n)
@@ -176,7 +261,7 @@ def spans(how: str, n: int) -> Iterator[tuple[int, int, int]]:
 Scored = tuple[list[str], list[list[int]], list[tuple[int, list[float]]]]
 
 
-def run(row: Row, documents: list[str], vocabulary: Any, losses: Losses) -> Scored:
+def run(row: Row, documents: list[str], model: Oracle) -> Scored:
     """Pieces of text, their tokens, and the nats of every window with its piece's number."""
     match row["documents"]:
         case "one text":
@@ -185,23 +270,40 @@ def run(row: Row, documents: list[str], vocabulary: Any, losses: Losses) -> Scor
             groups = [[document] for document in documents]
         case "joined by nothing":
             groups = [["".join(documents)]]
+        case "lines apart":
+            groups = [[line] for line in "\n\n".join(documents).split("\n") if line]
         case _:
             groups = [documents]
-    end = vocabulary.eos_token_id
+    end, first, losses = model.vocabulary.eos_token_id, row["first"], model.variant(row)
+    begun = model.first if "what the tokenizer" in first else [end] if "end-of-text" in first else []
+    between = {
+        "parted by a first token, which is not scored": begun or [end], "each before end-of-text": [end, *begun],
+        "sub-words appended": begun,
+    }.get(row["documents"], [end])  # fmt: skip
     tokens = []
     for group in groups:
-        ids: list[int] = []
-        for part in group:
-            ids += [end, *spell(vocabulary, rewritten(row["text"], part), row["literal"])]
-        tokens.append(ids if "end-of-text" in row["first"] else ids[1:])
+        ids = [*begun, *begun] if "itself scored" in first else [*begun]
+        for number, part in enumerate(group):
+            ids += between if number else []
+            ids += spell(model.vocabulary, rewritten(row["text"], part), row["literal"])
+        tokens.append([*ids, end] if "before end-of-text" in row["documents"] else ids)
     if row["padding"] == "scored":
         longest = max(len(ids[:CONTEXT]) for ids in tokens)
         tokens = [ids + [end] * max(0, longest - len(ids)) if len(ids) > 1 else ids for ids in tokens]
     windows = []
     for number, ids in enumerate(tokens):
-        for start, first, stop in spans(row["windows"], len(ids)) if len(ids) > 1 else ():
-            if stop > first:
-                windows.append((number, [nats for nats, _ in losses(tuple(ids[start:stop]))[first - stop :]]))
+        c = CONTEXT - len(begun) * ("every window" in first)
+        for start, scored, stop in spans(row["windows"], len(ids), c) if len(ids) > 1 else ():
+            seen = ids[start:stop]
+            if start and "every window" in first:
+                seen = begun + seen
+            if start and "in place" in first:
+                seen[: len(begun)] = begun
+            if stop > scored:
+                nats = [each for each, _ in losses(tuple(seen))]
+                pairs = list(zip(nats, seen[1:], strict=True))[scored - stop :]
+                kept = [x for x, target in pairs if "not scored" not in row["documents"] or target not in between]
+                windows += [(number, kept)] * bool(kept)
     return [part for group in groups for part in group], tokens, windows
 
 
@@ -258,27 +360,32 @@ def average(how: str, scored: Scored, vocabulary: Any) -> float:
     return total / divisor
 
 
-def last_words(row: Row, passages: list[str], vocabulary: Any, losses: Losses) -> list[list[tuple[float, bool]]]:
-    """Nats and verdicts of every target's sub-words."""
-    answers = []
+def last_words(row: Row, passages: list[str], model: Oracle) -> list[list[tuple[float, bool]]]:
+    """Nats and verdicts of every target's sub-words. A space before every text makes a word part of its context."""
+    answers, literal = [], "a token" if model.first else "spelled out"
+
+    def spelled(text: str) -> list[int]:
+        return spell(model.vocabulary, text, literal)
+
     for passage in passages:
         text = rewritten(row["text"], passage)
         word = text.split()[-1]
         context = text[: text.rindex(word)].strip()
-        before, target = spell(vocabulary, context, "spelled out"), spell(vocabulary, f" {word}", "spelled out")
-        whole = spell(vocabulary, text, "spelled out")
+        before, whole = spelled(context), spelled(text)
+        target = spelled(f"{context} {word}")[len(before) :] if model.first else spelled(f" {word}")
         match row["target"]:
             case "what follows the last space":
-                cut = len(spell(vocabulary, text[: text.rindex(" ")].rstrip(), "spelled out"))
+                cut = len(spelled(text[: text.rindex(" ")].rstrip()))
                 before, target = whole[:cut], whole[cut:]
             case "the last sub-word":
                 before, target = whole[:-1], whole[-1:]
             case "the last word without its space":
-                before, target = (spell(vocabulary, part, "spelled out") for part in (f"{context} ", word))
+                before, target = spelled(f"{context} "), spelled(word)
             case "the first sub-word of the last word":
                 target = target[:1]
-        start = [vocabulary.eos_token_id] if "end-of-text" in row["first"] else []
-        answers.append(losses(tuple([*start, *before, *target][-CONTEXT - 1 :]))[-len(target) :])
+        start = [model.vocabulary.eos_token_id] if "end-of-text" in row["first"] else []
+        start = model.first if "what the tokenizer" in row["first"] else start
+        answers.append(model.variant(row)(tuple([*start, *before, *target][-CONTEXT - 1 :]))[-len(target) :])
     return answers
 
 
@@ -293,7 +400,7 @@ def share_or_loss(how: str, answers: list[list[tuple[float, bool]]]) -> float:
 
 
 def test_it_is_small_and_says_the_same_twice(oracle: Path, tmp_path: Path, mlm_eval: Command) -> None:
-    assert sum(path.stat().st_size for path in oracle.rglob("*") if path.is_file()) < 1_000_000
+    assert sum(path.stat().st_size for path in oracle.rglob("*") if path.is_file()) < 1_500_000
     assert sum(path.stat().st_size for path in (oracle / "model").iterdir()) < 50_000
     made = mlm_eval("oracle", "--out", tmp_path / "again", "--identify", "1234.5", ends=0)
     assert made.out.splitlines()[-1] == f"written: {tmp_path / 'again'}"
@@ -306,27 +413,28 @@ def test_it_is_small_and_says_the_same_twice(oracle: Path, tmp_path: Path, mlm_e
     assert mlm_eval("oracle", "--out", tmp_path / "again", ends=2).error
 
 
+@pytest.mark.parametrize("which", ["gpt2", "llama"])
 def test_every_convention_is_a_plain_loop_s_and_is_identified_from_five_digits(
-    oracle: Path, table: list[Row], vocabulary: Any, models: dict[str, Losses]
+    which: str, request: pytest.FixtureRequest
 ) -> None:
     """A user who begins with `all` and runs the text that is named next is left with one convention."""
-    conventions, texts = read_table(oracle), ("all", "prose", "letters", "wikitext", "marks")
-    documents = {text: documents_of(oracle, text) for text in (*texts, "passages")}
-    assert len(table) == len(conventions) > 1000
+    model: Oracle = request.getfixturevalue(which)
+    conventions, texts = read_table(model.directory), ("all", "prose", "letters", "wikitext", "marks")
+    documents = {text: documents_of(model.directory, text) for text in (*texts, "passages")}
+    table = list(csv.DictReader((model.directory / "table.csv").open(encoding="utf-8")))
+    assert len(table) == len(conventions) > 2000
     done: dict[tuple[str, ...], Scored] = {}
     for row, convention in zip(table, conventions, strict=True):
         if row["target"]:
-            answers = last_words(row, documents["passages"], vocabulary, models["as stored"])
+            answers = last_words(row, documents["passages"], model)
             values = {"passages": share_or_loss(row["average"], answers)}
         else:
-            reading = tuple(
-                row[axis] for axis in ("text", "documents", "first", "literal", "windows", "padding", "weights")
-            )
+            reading = tuple(row[axis] for axis in row if axis not in (*documents, "average"))
             values = {}
             for text in texts:
                 if (*reading, text) not in done:
-                    done[*reading, text] = run(row, documents[text], vocabulary, models[row["weights"]])
-                values[text] = average(row["average"], done[*reading, text], vocabulary)
+                    done[*reading, text] = run(row, documents[text], model)
+                values[text] = average(row["average"], done[*reading, text], model.vocabulary)
         for text, value in values.items():
             assert value == pytest.approx(float(row[text]), rel=1e-6), (row, text)
         unit = "accuracy" if "accuracy" in row["average"] else "ppl"
@@ -346,16 +454,18 @@ def test_its_files_follow_from_its_texts(oracle: Path, tmp_path: Path) -> None:
     from tests.evaluation.oracle_search import make_files
 
     made = Path(shutil.copytree(oracle, tmp_path / "made"))
-    for path in ("model.gguf", "model/model.safetensors", "model/vocab.json", "texts/all.txt", "table.csv"):
+    files = ("model.gguf", "model/model.safetensors", "model/vocab.json", "texts/all.txt", "table.csv")
+    for path in (*files, "llama/table.csv", "llama/model/model.safetensors"):
         (made / path).unlink()
     make_files(made)
     differ = [path for path in made.rglob("*") if path.is_file()
               and path.read_bytes() != (oracle / path.relative_to(made)).read_bytes()]  # fmt: skip
     assert {path.name for path in differ} <= {"table.csv"}
-    rows = (csv.reader((place / "table.csv").open(encoding="utf-8")) for place in (made, oracle))
-    for line, other in zip(*rows, strict=True):
-        for cell, number in zip(line, other, strict=True):
-            assert cell == number or float(cell) == pytest.approx(float(number), rel=2e-7)
+    for table in ("table.csv", "llama/table.csv"):
+        rows = (csv.reader((place / table).open(encoding="utf-8")) for place in (made, oracle))
+        for line, other in zip(*rows, strict=True):
+            for cell, number in zip(line, other, strict=True):
+                assert cell == number or float(cell) == pytest.approx(float(number), rel=2e-7)
 
 
 def test_numbers_that_belong_to_none(oracle: Path, mlm_eval: Command) -> None:
@@ -368,7 +478,7 @@ def test_numbers_that_belong_to_none(oracle: Path, mlm_eval: Command) -> None:
 
 @pytest.mark.parametrize("text", ["all", "prose", "letters", "wikitext", "marks"])
 def test_conventions_outside_the_table_are_not_mistaken(
-    text: str, oracle: Path, vocabulary: Any, models: dict[str, Losses]
+    text: str, oracle: Path, vocabulary: Any, models: dict[str, Losses], gpt2: Oracle
 ) -> None:
     """Disjoint windows of one token less, and the median of the documents' losses."""
     documents, ids = documents_of(oracle, text), spell(vocabulary, "\n\n".join(documents_of(oracle, text)), "a token")
@@ -379,7 +489,7 @@ def test_conventions_outside_the_table_are_not_mistaken(
     ]
     usual = {"text": "", "documents": "separate", "first": "end-of-text", "literal": "a token", "windows": "disjoint",
              "padding": "", "weights": "as stored"}  # fmt: skip
-    scored = run(usual, documents, vocabulary, models["as stored"])
+    scored = run(usual, documents, gpt2)
     by_document = Counter[int]()
     for number, nats in scored[2]:
         by_document[number] += sum(nats) / sum(len(n) for m, n in scored[2] if m == number)  # type: ignore[assignment]
@@ -464,7 +574,7 @@ def test_programs_of_others_are_identified(oracle: Path) -> None:
 
     for each in evaluators.EVALUATORS:
         number = f"{each.run(oracle):.{each.digits}g}"
-        matches = find(number, read_table(oracle), each.unit, each.text).matches
+        matches = each.find(oracle, number)
         assert matches, (each.name, number)
         assert all(each.axes.items() <= match.items() for match in matches), (each.name, matches)
         assert number[:5] in evaluators.PAGE.read_text(encoding="utf-8")

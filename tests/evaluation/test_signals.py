@@ -5,21 +5,21 @@ import tempfile
 import time
 from pathlib import Path
 
+from mlm_repro.engine import formats
 from mlm_repro.engine.formats.convert import export_checkpoint
-from mlm_repro.evaluation import checkpoints
 from tests.commands import Program
 from tests.engine.test_formats_checkpoint import write_rough
 
 
 def stand_still_with_the_copy() -> None:
     """Have the command stop for ten minutes once its copy is whole: it is there for some milliseconds otherwise."""
-    write = checkpoints.write_checkpoint
+    write = formats.write_checkpoint
 
     def write_and_wait(directory: Path, content: object) -> None:
         write(directory, content)  # type: ignore[arg-type]
         time.sleep(600)
 
-    checkpoints.write_checkpoint = write_and_wait  # type: ignore[assignment]
+    formats.write_checkpoint = write_and_wait  # type: ignore[assignment]
     tempfile.tempdir = None  # what the process it was forked from had found
 
 
