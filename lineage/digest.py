@@ -8,12 +8,14 @@ its own `COMPLETE` file, so that digests form a chain. Folders named in `DERIVED
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from mlm_repro.lineage.atomic import MARKER as MARKER
 from mlm_repro.lineage.atomic import open_file, read_json, write_json
-from mlm_repro.lineage.errors import IntegrityFailure
+from mlm_repro.lineage.errors import IntegrityFailure, UserError
 from mlm_repro.lineage.progress import Progress
 
 DERIVED = ("report", "wandb", "mlflow")
@@ -68,6 +70,18 @@ def read_digest(directory: Path) -> str:
 def sealed_files(directory: Path) -> dict[str, dict[str, Any]]:
     """Size and SHA-256 of each file in the completion marker, by name."""
     return dict(_read_marker(directory)["files"])
+
+
+def by_digest(place: Path, digest: str, digest_of: Callable[[Path], str], *folders: Path) -> Path | None:
+    """The directory of this digest: `place`, or one beside it or in another of the folders; None if it is not here.
+
+    A name may lead elsewhere by now, such as the link to a dataset that was built anew: digests decide.
+    """
+    for path in chain([place], *(sorted(folder.glob("[!.]*")) for folder in dict.fromkeys((place.parent, *folders)))):
+        with suppress(UserError, OSError):
+            if path.is_dir() and digest_of(path) == digest:
+                return path
+    return None
 
 
 def content_digest(directory: Path, without: frozenset[str] | set[str]) -> str:
