@@ -73,7 +73,7 @@ from mlm_repro.lineage.environment import available_cores
 from mlm_repro.lineage.errors import BadInput, DataMissing, UserError
 from mlm_repro.lineage.files import read_document, write_document, write_lines
 from mlm_repro.lineage.lock import locked
-from mlm_repro.lineage.processes import end_with_parent
+from mlm_repro.lineage.processes import end_with_parent, hear_stops, held_back
 from mlm_repro.lineage.progress import QUIET, announce, format_duration
 from mlm_repro.lineage.records import RECORDS, Record, write_records
 from mlm_repro.lineage.run import RunDirectory
@@ -242,7 +242,8 @@ def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
             while waiting and len(running) < available_cores():
                 config = waiting.pop(0)
                 process = context.Process(target=_alone, args=(config, runs))
-                process.start()
+                with held_back():
+                    process.start()
                 running[process.sentinel] = process, config
             for sentinel in wait(list(running)):
                 process, config = running.pop(sentinel)
@@ -311,6 +312,7 @@ def _alone(config: RunConfig, runs: Path) -> None:
     end_with_parent(signal.SIGTERM)
     torch.set_num_threads(1)
     os.environ[QUIET] = "1"
+    hear_stops()
     try:
         with redirect_stderr(StringIO()):
             _train(config, runs, ranks=1)
