@@ -197,7 +197,8 @@ def layouts(
 
     Probes are a planted gradient, copies, initial shards, losses, gradients, clipped steps, dropout and checkpoints.
     Tolerances are measured, or those of float64. One line says one cause. Exit code 3 if something is found, each with
-    parameter, layout, value and what it must be; 2 if a layout that was named cannot run here.
+    parameter, layout, value and what it must be; 7 if a rank is lost, with its layout; 2 if a layout that was named
+    cannot run here.
     """
     check_place("--json", json_file, '"findings"')
     check_place("--out", out and out / "index.html", "<html")
@@ -215,6 +216,7 @@ def layouts(
         raise BadInput(f"{program.rpartition(':')[0]} does not exist")
     if spec and program != "megatron-core":
         raise BadInput(f"--spec is for megatron-core; {program} has no layers of that kind")
+    from mlm_repro.engine.launch.mesh import RankLost
     from mlm_repro.verify.found import write_files
     from mlm_repro.verify.layouts import run_layouts
     from mlm_repro.verify.reproductions import write_reproductions
@@ -230,6 +232,8 @@ def layouts(
         print(f"written: {path}")
     if report.findings:
         raise Diverged(f"{report.findings[0]} ({len(report.findings)} findings)")
+    if report.lost:
+        raise RankLost("; ".join(f"{layout} lost a rank: {why}" for layout, why in report.lost.items()))
     if report.cannot_run and (names != "all" or len(report.cannot_run) + 1 == len(report.compared)):
         raise BadInput("; ".join(f"{layout} cannot run: {why}" for layout, why in report.cannot_run.items()))
     ran = len(report.compared) - len(report.cannot_run)
