@@ -5,6 +5,7 @@ Writer and reader of a file use one class, which stands in the folder of the wri
 
 import json
 import math
+import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -150,6 +151,29 @@ class Environment(FileSchema):
         return f"Measured on {self.machine}{f'; code {commit}' if commit else ''}."
 
 
+class Attempt(FileSchema):
+    """One process that worked on a training: from where, at which layout, by which code, and where."""
+
+    iteration: int
+    """Iterations that were finished when it began."""
+    parallel: dict[str, Any] = Field(default_factory=dict)
+    ranks: int
+    began: str = ""
+    code: str = ""
+    """Digest of the files that a training runs, `code_digest`."""
+    release: str = ""
+    versions: dict[str, str] = Field(default_factory=dict)
+    machine: str = ""
+    command: list[str] = Field(default_factory=list)
+    before: str = ""
+    """Digest of the attempt before it, of the first one the run's identity."""
+
+    def __str__(self) -> str:
+        versions = ", ".join(f"{name} {number}" for name, number in self.versions.items())
+        by = f"{self.release}, code {self.code[:8]}, {versions}, on {self.machine}"
+        return f"from iteration {self.iteration} on {self.ranks} ranks by {by}: {shlex.join(self.command)}"
+
+
 class Manifest(FileSchema):
     """manifest.json: kind, configuration and inputs of a run, written before anything else."""
 
@@ -167,5 +191,14 @@ class Manifest(FileSchema):
     config_digest: str = ""
     parents: dict[str, str] = Field(default_factory=dict)
     environment: Environment = Environment()
-    layouts: list[dict[str, Any]] = Field(default_factory=list)
-    """The layouts of a training, each with the number of iterations that were finished when it began."""
+    attempts: list[Attempt] = Field(default_factory=list)
+    """All that worked on a training, each with the digest of the one before."""
+    layouts: list[Attempt] = Field(default_factory=list)
+    """In the place of attempts, of earlier versions: the layouts of a training."""
+
+    @property
+    def layouts_in_turn(self) -> list[Attempt]:
+        """The attempts of a training that changed its layout, and the first one."""
+        attempts = self.attempts or self.layouts
+        turns = [(each.parallel, each.ranks) for each in attempts]
+        return [each for number, each in enumerate(attempts) if not number or turns[number] != turns[number - 1]]

@@ -68,10 +68,14 @@ def run(
 
         check = RunCheck(path)
         broken, compared, absent = check.broken, check.compared, list(dict.fromkeys(check.absent))
+        attempts = check.manifest.attempts
     else:
+        attempts = []
         kind = kind_of(path)
         broken = list(misfits(path, KINDS[kind])) if kind else [f"{path} is of no kind that is known"]
         compared, absent = [f"files of a {kind}"], [f"the run that this {kind} is of"]
+    for number, attempt in enumerate(attempts, 1):
+        print(f"attempt {number} {attempt}")
     print(f"compared: digests of {len(inner) + 1} sealed directories; {'; '.join(compared)}")
     for name in absent:
         print(f"not compared, as it is not here: {name}")

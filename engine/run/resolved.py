@@ -366,7 +366,7 @@ def resolve_begun(directory: RunDirectory, ranks: int | None = None, changed: Se
         config = read_config(manifest, path / MANIFEST)
     except BadInput as error:
         raise BadInput(f"{error}; {elsewhere}") from error
-    if layouts := manifest.get("layouts"):
+    if layouts := manifest.get("attempts") or manifest.get("layouts"):
         parallel = parse_config(layouts[-1]["parallel"], ParallelConfig, str(path / MANIFEST))
         config = config.model_copy(update={"parallel": parallel})
         ranks = ranks or (None if changed else layouts[-1]["ranks"])
