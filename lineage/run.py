@@ -9,7 +9,9 @@ training in progress if there is none. The same work asked for twice finds the f
 overwrites an old result.
 """
 
+import errno
 import os
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -18,7 +20,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from mlm_repro.lineage.atomic import hidden_beside, write_json
+from mlm_repro.lineage.atomic import NO_LINKS, hidden_beside, write_json
 from mlm_repro.lineage.digest import is_sealed, read_digest, seal, sha256_json
 from mlm_repro.lineage.environment import code_digest, describe_environment
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
@@ -210,8 +212,15 @@ class RunDirectory:
         try:
             temporary.symlink_to(self.path.name)
             os.replace(temporary, link)
-        except PermissionError as error:
-            raise BadInput(f"{link} cannot be linked to {self.path.name}: {error.strerror}") from error
+        except OSError as error:
+            if error.errno == errno.EACCES:
+                raise BadInput(f"{link} cannot be linked to {self.path.name}: {error.strerror}") from error
+            if error.errno not in NO_LINKS:
+                raise
+            print(
+                f"note: there are no links here: the run is {self.path}, and {link} does not lead to it",
+                file=sys.stderr,
+            )
 
 
 def _now() -> str:
