@@ -18,6 +18,8 @@ from mlm_repro.lineage.atomic import open_file, read_json, write_json
 from mlm_repro.lineage.errors import IntegrityFailure, UserError
 from mlm_repro.lineage.progress import Progress
 
+ENTRY = ("bytes", int), ("sha256", str)
+"""Keys of a file in a completion marker."""
 DERIVED = ("report", "wandb", "mlflow")
 """Folders whose content is derived from other files; libraries change the last two, for example on upload."""
 
@@ -128,9 +130,9 @@ def _read_marker(directory: Path) -> dict[str, Any]:
         raise IntegrityFailure(f"{directory} has no {MARKER} file: what made it did not finish")
     try:
         marker = read_json(path)
-        if not isinstance(marker["digest"], str) or not all(
-            isinstance(file["bytes"], int) and isinstance(file["sha256"], str) for file in marker["files"].values()
-        ):
+        every = marker["files"].values()
+        types = {tuple((key, type(value)) for key, value in sorted(file.items())) for file in every}
+        if marker.keys() != {"digest", "files"} or type(marker["digest"]) is not str or types - {ENTRY}:
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise IntegrityFailure(f"{path} is not a readable completion marker") from error

@@ -11,6 +11,7 @@ from mlm_repro.lineage.atomic import write_text
 from mlm_repro.lineage.command import CommandLine, run_command
 from mlm_repro.lineage.digest import MARKER, bytes_below, check_seal, is_sealed
 from mlm_repro.lineage.errors import KEEPS_NOTHING, BadInput, Diverged, IntegrityFailure
+from mlm_repro.lineage.files import Attempt
 from mlm_repro.lineage.lock import check_place, claim
 from mlm_repro.lineage.progress import announce, format_bytes
 
@@ -52,37 +53,38 @@ def run(
         _refuse([*broken_links(path), *[f"{path.name} is unfinished"] * strict])
         print(f"unfinished {path}: its {len(inner)} checkpoints belong together; its other files are not sealed yet")
         return
+    left, attempts = list[str](), list[Attempt]()
     if inner and not is_sealed(path):
         from mlm_repro.verify.kept import KeptCheck
 
-        made_again = KeptCheck(path)
-        for sentence in made_again.left:
-            print(f"not made again: {sentence}")
-        _refuse(made_again.broken)
-        made = ", ".join(f"{number:,} {what}" for what, number in made_again.compared.items())
-        print(f"ok {path}: {len(made_again.runs)} runs agree with themselves; made again and equal: {made}")
-        return
-    digest = check_seal(path)
-    if (path / MANIFEST).is_file():
-        from mlm_repro.verify.recomputed import RunCheck
-
-        check = RunCheck(path)
-        broken, compared, absent = check.broken, check.compared, list(dict.fromkeys(check.absent))
-        attempts = check.manifest.attempts
+        folder = KeptCheck(path)
+        broken, absent, left = folder.broken, folder.absent, folder.left
+        made = ", ".join(f"{number:,} {what}" for what, number in folder.compared.items())
+        end = f"ok {path}: {len(folder.runs)} runs agree with themselves; made again and equal: {made}"
     else:
-        attempts = []
-        kind = kind_of(path)
-        broken = list(misfits(path, KINDS[kind])) if kind else [f"{path} is of no kind that is known"]
-        compared, absent = [f"files of a {kind}"], [f"the run that this {kind} is of"]
-    for number, attempt in enumerate(attempts, 1):
-        print(f"attempt {number} {attempt}")
-    print(f"compared: digests of {len(inner) + 1} sealed directories; {'; '.join(compared)}")
-    for name in absent:
+        digest = check_seal(path)
+        end = f"ok {digest[:16]} {path}"
+        if (path / MANIFEST).is_file():
+            from mlm_repro.verify.recomputed import RunCheck
+
+            check = RunCheck(path)
+            broken, compared, absent, left = check.broken, check.compared, check.absent, check.left
+            attempts = check.manifest.attempts
+        else:
+            kind = kind_of(path)
+            broken = list(misfits(path, KINDS[kind])) if kind else [f"{path} is of no kind that is known"]
+            compared, absent = [f"files of a {kind}"], [f"the run that this {kind} is of"]
+        for number, attempt in enumerate(attempts, 1):
+            print(f"attempt {number} {attempt}")
+        print(f"compared: digests of {len(inner) + 1} sealed directories; {'; '.join(compared)}")
+    for name in dict.fromkeys(absent):
         print(f"not compared, as it is not here: {name}")
+    for sentence in dict.fromkeys(left):
+        print(f"not made again: {sentence}")
     if strict and absent:
-        broken.append(f"{path.name}: {len(absent)} things that belong to it were not compared")
+        broken.append(f"{path.name}: {len({*absent})} things that belong to it were not compared")
     _refuse(broken)
-    print(f"ok {digest[:16]} {path}")
+    print(end)
 
 
 def _refuse(broken: list[str]) -> None:

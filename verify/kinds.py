@@ -3,6 +3,8 @@
 Lists are closed: a directory that they do not describe is not verified. Imports no torch.
 """
 
+import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +22,7 @@ from mlm_repro.experiments.benchmark import AGAINST
 from mlm_repro.experiments.catalogue import ABLATION, Ablation, Experiment
 from mlm_repro.experiments.files import EXPERIMENTS, FORECAST, LADDER, PLAN, RUNS
 from mlm_repro.experiments.forecast.ablation import slug
-from mlm_repro.lineage.chain import INDEX, LINEAGE, STATE
+from mlm_repro.lineage.chain import CHECKPOINTS, CONFIG, INDEX, LINEAGE, STATE
 from mlm_repro.lineage.digest import MARKER
 from mlm_repro.lineage.files import unlike
 from mlm_repro.lineage.lock import LOCK
@@ -30,9 +32,10 @@ from mlm_repro.lineage.run import MANIFEST
 KEYS = {"name", "kind", "identity", "created", "config", "outside_identity", "config_digest", "parents", "environment"}
 """Keys of every manifest."""
 NAME = "[^/]+"
+TOKENIZER = "tokenizer/tokenizer.json"
 PIECES = rf"(model|optimizer|memory)-{NAME}\.safetensors|(statistics|probe|tokenizer/tokenizer(_config)?)\.json"
 CHECKPOINT = rf"(config|index|lineage|state)\.json|{PIECES}|{MARKER}"
-DOCUMENTS = rf"(quarantine|duplicates|left_in|({NAME}/)?shard-\d+)\.jsonl"
+DOCUMENTS = rf"(quarantine|duplicates|left_in|({NAME}/)?shard-[0-9]+)\.jsonl"
 DATASETS = rf"{DOCUMENTS}|documents/{NAME}\.jsonl|{NAME}_text_document\.(bin|idx)|tokenizer/tokenizer(_config)?\.json"
 INNER_RUNS = rf"experiments?-{NAME}/(manifest\.json|(runs|records)\.jsonl|not_run\.json|{MARKER})"
 """Files of the runs of experiments inside a reproduction."""
@@ -88,7 +91,7 @@ KINDS = {
         settings=lambda config: DataConfig.model_validate(config).identity(),
     ),
     "training": Kind(
-        (METRICS, SUMMARY), rf"timeline\.json|tensorboard/events\.{NAME}|checkpoints/iter_\d{{7}}/({CHECKPOINT})",
+        (METRICS, SUMMARY), rf"timeline\.json|tensorboard/events\.{NAME}|checkpoints/iter_[0-9]{{7,}}/({CHECKPOINT})",
         lambda config: re.escape(config["name"]), PLACES, lambda config: _differing(RunConfig, config), SCHEMA,
     ),
     "experiment": Kind((RECORDS,), r"not_run\.json", lambda config: f"{_experiment(config)}(-measured)?",
@@ -109,7 +112,7 @@ KINDS = {
         lambda config: rf"reproduce-{re.escape(config['target'])}(-\w+)?",
     ),
     "against": Kind((AGAINST,), name=lambda config: f"against-{NAME}", outside=frozenset({"data"}), settings=_against),
-    "checkpoint": Kind((INDEX, LINEAGE, STATE), CHECKPOINT),
+    "checkpoint": Kind((CONFIG, INDEX, LINEAGE, STATE, "statistics.json", "probe.json", TOKENIZER), CHECKPOINT),
     "imported checkpoint": Kind((INDEX, "origin.json"), rf"config\.json|{PIECES}|huggingface/.+"),
     "report": Kind(("index.html", "sources.json"), rf"figures/{NAME}\.(csv|svg|pdf|tex)"),
     "oracle": Kind(("README.md", "table.csv"), "(model|tasks|texts)/.+"),
@@ -119,17 +122,31 @@ KINDS = {
 
 def kind_of(directory: Path) -> str:
     """The kind of a sealed directory without a manifest; empty for one that is of none."""
+    if directory.parent.name == CHECKPOINTS:
+        return "checkpoint"
     has = {path.name for path in directory.iterdir()}
     return next((name for name in list(KINDS)[-4:] if has.issuperset(KINDS[name].files)), "")
 
 
+def parts_within(run: Path) -> list[Path]:
+    """Sealed directories inside of a run, and all that lie where its checkpoints do, without hidden ones."""
+    markers = (marker.parent for marker in run.rglob(MARKER))
+    places = {*markers, *(path for path in (run / CHECKPOINTS).glob("*") if path.is_dir())} - {run}
+    return sorted(path for path in places if not OUTSIDE.fullmatch(f"{path.relative_to(run).as_posix()}/"))
+
+
 def misfits(directory: Path, kind: Kind, values: dict[str, Any] | None = None) -> Iterator[str]:
     """A sentence for each file, key and name that a directory of this kind does not have, or must not have."""
-    paths = (path.relative_to(directory).as_posix() for path in directory.rglob("*") if not path.is_dir())
-    here = {path for path in paths if not OUTSIDE.fullmatch(path)}
+    paths = {path.relative_to(directory).as_posix(): path for path in directory.rglob("*")}
+    paths = {name: path for name, path in paths.items() if not OUTSIDE.fullmatch(name)}
+    links = {name for name, path in paths.items() if path.is_symlink() and not _is_name_for(path)}
+    yield from (f"{directory.name} has {name}, which is a link: it could lead anywhere" for name in sorted(links))
+    here = {name for name, path in paths.items() if not path.is_dir()}
+    for name in sorted(name for name in here if name.endswith((".json", ".jsonl", MARKER))):
+        yield from _repeated(paths[name], f"{directory.name}/{name}")
     required = {*kind.files, MARKER, *([MANIFEST] if values else [])}
     yield from (f"{directory.name} has no {name}" for name in sorted(required - here))
-    others = (name for name in sorted(here - required) if not re.fullmatch(kind.others, name))
+    others = (name for name in sorted(here - required) if not re.fullmatch(kind.others, name, re.ASCII))
     yield from (f"{directory.name} has {name}, which no run of its kind has" for name in others)
     if not values:
         return
@@ -146,6 +163,30 @@ def misfits(directory: Path, kind: Kind, values: dict[str, Any] | None = None) -
         yield f"{directory.name} is called {name}, which is not the name of what it computes"
     if directory.name not in (name, named):
         yield f"{directory.name} was renamed or copied over another: it began as {named}"
+
+
+def _is_name_for(link: Path) -> bool:
+    """True for a run's short name beside it."""
+    target = os.readlink(link)
+    return bool(re.fullmatch(rf"{re.escape(link.name)}-[0-9a-f]{{8}}", target))
+
+
+def _repeated(path: Path, where: str) -> Iterator[str]:
+    """A sentence for a file with a key that stands twice in one object: readers take one of the values."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(values := dict(pairs)) < len(pairs):
+            raise KeyError
+        return values
+
+    text = path.read_bytes()
+    try:
+        for each in text.splitlines() if path.suffix == ".jsonl" else (text,):
+            json.loads(each, object_pairs_hook=once)
+    except KeyError:
+        yield f"{where} has a key twice"
+    except (ValueError, RecursionError):
+        yield f"{where} is not JSON"
 
 
 def unread(values: Any, schema: Any, where: str) -> Iterator[str]:

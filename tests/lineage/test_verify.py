@@ -24,7 +24,7 @@ def run(tmp_path: Path) -> RunDirectory:
 def test_every_sealed_directory_is_said_to_be_ok_with_what_was_compared(run: RunDirectory) -> None:
     done = verify(run.path)
     checkpoints = sorted((run.path / "checkpoints").iterdir())
-    compared = "digests of 3 sealed directories; files, keys, name and identity; datasets; metrics"
+    compared = "digests of 3 sealed directories; files, keys, name and identity; datasets; metrics; checkpoints"
     assert (done.code, done.out.splitlines()) == (0, [
         *(f"ok {read_digest(each)[:16]} {each.resolve()}" for each in checkpoints),
         f"compared: {compared}",
