@@ -6,9 +6,9 @@ Writer and reader of a file use one class, which stands in the folder of the wri
 import json
 import math
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -18,6 +18,8 @@ from mlm_repro.lineage.errors import IntegrityFailure
 SAME = 1e-9
 """Relative tolerance of a number that is computed again from rounded ones or on another processor."""
 GIVES = "what it is made of gives"
+FORMER = {"english", "expected_candidate_precision", "matrix_gflops"}
+"""Keys that earlier versions wrote into documents."""
 
 
 class FileSchema(BaseModel):
@@ -108,6 +110,46 @@ def unlike(where: str, said: object, gives: object, by: str = GIVES) -> Iterator
         return
     elif said != gives:
         yield f"{where} is {one_line(said)}; {by} {one_line(gives)}"
+
+
+class Remade(NamedTuple):
+    """A value that files state, beside what is made again of what they were made of."""
+
+    where: str
+    said: object
+    gives: object
+    by: str = GIVES
+
+
+class Absent(NamedTuple):
+    """Something that belongs to a run and is not here, or is never made again."""
+
+    name: str
+    ever: bool = True
+    """False for what is never made again."""
+
+
+Comparisons = Iterator[str | Remade | Absent]
+
+
+def as_said(result: BaseModel, values: Mapping[str, object], where: str, by: str = GIVES) -> Remade:
+    """Stated fields of a document beside the values that they must have."""
+    return Remade(where, {name: getattr(result, name) for name in values}, {**values}, by)
+
+
+def unread(values: Any, schema: Any, where: str) -> Iterator[str]:
+    """A sentence for each key of a document that its schema does not have: nothing compares what stands there."""
+    if isinstance(schema, type) and issubclass(schema, BaseModel):
+        for key, value in values.items() if isinstance(values, dict) else ():
+            if key in schema.model_fields:
+                yield from unread(value, schema.model_fields[key].annotation, f"{where}: {key}")
+            elif key not in FORMER:
+                yield f"{where} has {key}, which no file of its kind has"
+        return
+    of_dict = isinstance(values, dict) and get_origin(schema) is dict
+    for each in values if isinstance(values, list) else values.values() if of_dict else [values]:
+        for inner in get_args(schema):
+            yield from unread(each, inner, where)
 
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

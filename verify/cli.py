@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,7 +11,6 @@ from mlm_repro.lineage.atomic import write_text
 from mlm_repro.lineage.command import CommandLine, run_command
 from mlm_repro.lineage.digest import MARKER, bytes_below, check_seal, is_sealed
 from mlm_repro.lineage.errors import KEEPS_NOTHING, BadInput, Diverged, IntegrityFailure
-from mlm_repro.lineage.files import Attempt
 from mlm_repro.lineage.lock import check_place, claim
 from mlm_repro.lineage.progress import announce, format_bytes
 
@@ -39,7 +38,7 @@ def run(
     """
     from mlm_repro.lineage.chain import broken_links
     from mlm_repro.lineage.run import MANIFEST
-    from mlm_repro.verify.kinds import KINDS, kind_of, misfits
+    from mlm_repro.verify.kinds import ALWAYS_FREE, KINDS, kind_of, misfits
 
     path = path.resolve()
     if not path.is_dir():
@@ -53,7 +52,7 @@ def run(
         _refuse([*broken_links(path), *[f"{path.name} is unfinished"] * strict])
         print(f"unfinished {path}: its {len(inner)} checkpoints belong together; its other files are not sealed yet")
         return
-    left, attempts = list[str](), list[Attempt]()
+    left, attempts = list[str](), list[Any]()
     if inner and not is_sealed(path):
         from mlm_repro.verify.kept import KeptCheck
 
@@ -70,6 +69,8 @@ def run(
             check = RunCheck(path)
             broken, compared, absent, left = check.broken, check.compared, check.absent, check.left
             attempts = check.manifest.attempts
+            if check.manifest.kind in KINDS:
+                left = [*left, f"nothing contradicts {'; '.join((*ALWAYS_FREE, *KINDS[check.manifest.kind].free))}"]
         else:
             kind = kind_of(path)
             broken = list(misfits(path, KINDS[kind])) if kind else [f"{path} is of no kind that is known"]

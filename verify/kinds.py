@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, get_args, get_origin
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
@@ -16,7 +16,7 @@ from mlm_repro.data_pipeline.config import DataConfig
 from mlm_repro.data_pipeline.files import DATASET, LEDGER
 from mlm_repro.data_pipeline.stages import STAGES
 from mlm_repro.engine.config import RunConfig
-from mlm_repro.engine.run.files import METRICS, SUMMARY
+from mlm_repro.engine.run.files import METRICS, STATISTICS, SUMMARY
 from mlm_repro.engine.run.resolved import PLACES, SCHEMA
 from mlm_repro.experiments.benchmark import AGAINST
 from mlm_repro.experiments.catalogue import ABLATION, Ablation, Experiment
@@ -41,8 +41,6 @@ INNER_RUNS = rf"experiments?-{NAME}/(manifest\.json|(runs|records)\.jsonl|not_ru
 """Files of the runs of experiments inside a reproduction."""
 FORMER_PARTS = rf"examples\.jsonl|evaluations/{NAME}\.json|training/{NAME}/(metrics\.jsonl|(summary|timeline)\.json)"
 """Files of a reproduction of the first release."""
-FORMER = {"english", "expected_candidate_precision", "matrix_gflops"}
-"""Keys that earlier versions wrote into documents."""
 OUTSIDE = re.compile(r"(.*/)?\..*|(wandb|mlflow)/.*")
 """Hidden files and what libraries wrote, which no seal covers."""
 
@@ -62,6 +60,8 @@ class Kind(NamedTuple):
     """The values of its configuration that differ from their defaults; its identity is of them."""
     schema: int = 1
     """Version of its schema, by which this program reads its settings."""
+    free: tuple[str, ...] = ()
+    """Files, each with keys, that nothing contradicts; `mlm-verify run` prints them."""
 
 
 def _experiment(config: dict[str, Any]) -> str:
@@ -82,17 +82,33 @@ def _against(config: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in recipe} | _differing(RunConfig, recipe)
 
 
+ALWAYS_FREE = "manifest.json created", "manifest.json environment"
+FREE_COUNTS = (
+    "ledger.json *.samples", "ledger.json *.seconds", "ledger.json *.note", "ledger.json *.changed",
+    "ledger.json *.bytes", "ledger.json *_bytes", "ledger.json *.bytes_in", "ledger.json *.bytes_out",
+    "ledger.json *.tokens", "ledger.json *.tokens_in", "ledger.json near_duplicates", "ledger.json shards",
+    "ledger.json blank_lines", "ledger.json malformed_lines", "*.jsonl",
+)  # fmt: skip
+FREE_CARD = "dataset.json near_duplicates", "dataset.json stages", "dataset.json language", "tokenizer/*.json"
 KINDS = {
-    **{f"data-{stage.verb}": Kind((LEDGER,), DOCUMENTS) for stage in STAGES},
-    **{f"data-{verb}": Kind((LEDGER, DATASET), DATASETS) for verb in ("tokenize", "import", "merge")},
+    **{f"data-{stage.verb}": Kind((LEDGER,), DOCUMENTS, free=FREE_COUNTS) for stage in STAGES},
+    **dict.fromkeys(
+        ("data-tokenize", "data-import", "data-merge"),
+        Kind((LEDGER, DATASET), DATASETS, free=FREE_COUNTS + FREE_CARD),
+    ),
     "data-overlap": Kind(("overlap.json",)),
     "data": Kind(
         (LEDGER, DATASET), DATASETS, lambda config: re.escape(config["name"]),
-        settings=lambda config: DataConfig.model_validate(config).identity(),
+        settings=lambda config: DataConfig.model_validate(config).identity(), free=FREE_COUNTS + FREE_CARD,
     ),
     "training": Kind(
         (METRICS, SUMMARY), rf"timeline\.json|tensorboard/events\.{NAME}|checkpoints/iter_[0-9]{{7,}}/({CHECKPOINT})",
         lambda config: re.escape(config["name"]), PLACES, lambda config: _differing(RunConfig, config), SCHEMA,
+        ("timeline.json", "summary.json memory", "summary.json layout", "summary.json validation_samples",
+         "summary.json checkpoint", "metrics.jsonl *.seconds", "metrics.jsonl *.tokens_per_second",
+         "metrics.jsonl *.model_tflops", "metrics.jsonl *.loss_scale", "metrics.jsonl *.spike",
+         "checkpoints/* seconds", "checkpoints/* loss_scaler", "checkpoints/* optimizer_steps",
+         "checkpoints/*/probe.json", "checkpoints/* *.dim", "manifest.json layouts"),
     ),
     "experiment": Kind((RECORDS,), r"not_run\.json", lambda config: f"{_experiment(config)}(-measured)?",
                        settings=_differing_of("experiment", Experiment)),
@@ -110,9 +126,13 @@ KINDS = {
         (DATASET, LEDGER, RECORDS, SUMMARY),
         rf"scores\.json|(runs|evaluations)\.jsonl|report/.+|{INNER_RUNS}|{FORMER_PARTS}",
         lambda config: rf"reproduce-{re.escape(config['target'])}(-\w+)?",
+        free=("*evaluations* environment", "*evaluations* checkpoint", "*evaluations* megatron", "*examples.jsonl",
+              "*timeline*", "summary.json reason", "summary.json commands", "summary.json *.matrix_gflops",
+              "records.jsonl *.note", "records.jsonl *.source", "records.jsonl *.seed", "records.jsonl *.unit",
+              "records.jsonl *.low", "records.jsonl *.high"),
     ),
     "against": Kind((AGAINST,), name=lambda config: f"against-{NAME}", outside=frozenset({"data"}), settings=_against),
-    "checkpoint": Kind((CONFIG, INDEX, LINEAGE, STATE, "statistics.json", "probe.json", TOKENIZER), CHECKPOINT),
+    "checkpoint": Kind((CONFIG, INDEX, LINEAGE, STATE, STATISTICS, "probe.json", TOKENIZER), CHECKPOINT),
     "imported checkpoint": Kind((INDEX, "origin.json"), rf"config\.json|{PIECES}|huggingface/.+"),
     "report": Kind(("index.html", "sources.json"), rf"figures/{NAME}\.(csv|svg|pdf|tex)"),
     "oracle": Kind(("README.md", "table.csv"), "(model|tasks|texts)/.+"),
@@ -187,21 +207,6 @@ def _repeated(path: Path, where: str) -> Iterator[str]:
         yield f"{where} has a key twice"
     except (ValueError, RecursionError):
         yield f"{where} is not JSON"
-
-
-def unread(values: Any, schema: Any, where: str) -> Iterator[str]:
-    """A sentence for each key of a document that its schema does not have: nothing compares what stands there."""
-    if isinstance(schema, type) and issubclass(schema, BaseModel):
-        for key, value in values.items() if isinstance(values, dict) else ():
-            if key in schema.model_fields:
-                yield from unread(value, schema.model_fields[key].annotation, f"{where}: {key}")
-            elif key not in FORMER:
-                yield f"{where} has {key}, which no file of its kind has"
-        return
-    of_dict = isinstance(values, dict) and get_origin(schema) is dict
-    for each in values if isinstance(values, list) else values.values() if of_dict else [values]:
-        for inner in get_args(schema):
-            yield from unread(each, inner, where)
 
 
 def hidden(directory: Path) -> list[str]:

@@ -13,12 +13,14 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlm_repro.lineage.chain import CHECKPOINTS
 from mlm_repro.lineage.digest import MARKER, is_sealed, seal
 from mlm_repro.lineage.errors import UserError
+from mlm_repro.verify.kinds import ALWAYS_FREE, KINDS
 from mlm_repro.verify.recomputed import RunCheck
 
 WIDE = str.maketrans("0123456789", "０１２３４５６７８９")
@@ -133,6 +135,8 @@ def _apply_key(edit: Edit, path: Path) -> bool:
     raw = None
     match edit.kind:
         case "delete key":
+            if value is None:  # as good as absent
+                return False
             del place[last]
         case "add key":
             if not isinstance(value, dict):
@@ -186,16 +190,24 @@ def is_named(run: Path) -> bool:
     return bool(check.broken or check.absent)
 
 
+def is_said_to_be_free(run: Path, edit: Edit) -> bool:
+    """True for a value or the content of a file that, as `mlm-verify run` prints, nothing contradicts."""
+    if edit.kind in ("delete", "duplicate", "link", "rename", "look-alike", "repeat key"):
+        return False
+    kind = KINDS[json.loads((run / "manifest.json").read_text())["kind"]]
+    named = f"{edit.file} {'.'.join(map(str, edit.key))}".strip()
+    return any(fnmatch(named, f"{pattern}*") for pattern in (*ALWAYS_FREE, *kind.free))
+
+
 def survivors(
-    folder: Path, order: list[str], count: int, seed: int, publish: Callable[[Path], object] | None = None,
-    is_free: Callable[[str, Edit], bool] = lambda name, edit: False,
+    folder: Path, order: list[str], count: int, seed: int, publish: Callable[[Path], object] | None = None
 ) -> tuple[int, list[str]]:  # fmt: skip
     """Make `count` edits, drawn by seed, each in a copy of the folder; how many were made, and those nothing named."""
     every = [(name, edit) for name in order for edit in edits(folder / name)]
     drawn = random.Random(seed).sample(every, min(count, len(every)))
     alive, made = list[str](), 0
     for name, edit in drawn:
-        if is_free(name, edit):
+        if is_said_to_be_free(folder / name, edit):
             continue
         with tempfile.TemporaryDirectory() as place:
             copy = Path(shutil.copytree(folder, Path(place) / "runs", symlinks=True))
