@@ -34,7 +34,8 @@ class KeptCheck:
         self.absent = [f"{run.name}, which is not sealed" for run in begun if not is_sealed(run)]
         """Names of what belongs to the runs and is not on disk, and of runs that are not sealed."""
         seen = set[Path]()
-        for run in (run for run in self.runs if run not in seen):
+        first = sorted(self.runs, key=lambda run: not run.name.startswith("experiment"))  # before a page that has them
+        for run in (run for run in first if run not in seen):
             check = RunCheck(run, seen, at_length=True)
             self.broken += check.broken
             self.absent += check.absent

@@ -142,16 +142,16 @@ class RunCheck:
             yield f"{self.run.name} was created before {place.name}, of which it was made"
         yield from self._other(place)
 
-    def _other(self, place: Path) -> Comparisons:
-        """Check another run to its leaves, once."""
+    def _other(self, place: Path, strictly: bool = True) -> Comparisons:
+        """Check another run to its leaves, once; what it lacks is lacking here too, if `strictly`."""
         if place.resolve() in self.seen:
             return
         for directory in (place, *parts_within(place)):
             if is_sealed(directory):
                 check_seal_once(directory)
-        other = RunCheck(place, self.seen, self.at_length)
-        self.absent += other.absent
+        other = RunCheck(place, self.seen)
         self.left += other.left
+        (self.absent if strictly else self.left).extend(other.absent)
         self.counted += other.counted
         yield from other.broken
 
@@ -305,7 +305,7 @@ class RunCheck:
             if path.resolve() == self.run.resolve():
                 yield f"{REPORT} was made of the run that it is of"
                 return
-            yield from self._other(path)
+            yield from self._other(path, strictly=False)
         with tempfile.TemporaryDirectory() as folder:
             write_report(assemble(inputs), Path(folder))
             made, here = _files(Path(folder)), _files(self.run / REPORT)

@@ -37,6 +37,7 @@ WINDOW = 128
 BITS = {"F64": "<i8", "F32": "<i4", "F16": "<i2", "BF16": "<i2"}
 FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
 KEPT_STATE = "iteration", "loss_scaler", "optimizer_steps", "recent", "seconds"
+"""Keys of state.json; those of today have `updated_samples` too."""
 Bits = NDArray[np.signedinteger[Any]]
 
 
@@ -86,7 +87,12 @@ def checkpoints(run: Path) -> Comparisons:
     for path in places:
         seen = [[step.loss, step.gradient_norm] for step in steps if step.iteration <= iteration_of(path)][-WINDOW:]
         state = read_object(path / STATE)
-        yield Remade(f"{path.name}: keys of {STATE}", sorted(state), sorted(KEPT_STATE), "every checkpoint has")
+        yield Remade(
+            f"{path.name}: keys of {STATE}",
+            sorted({*state} - {"updated_samples"}),
+            sorted(KEPT_STATE),
+            "every checkpoint has",
+        )
         recent = state.get("recent", [])
         began = max(0, len(recent) - len(seen)) if "continues" in parents else 0
         yield Remade(f"{path.name}: recent losses and norms", recent[began:], seen, f"{METRICS} gives")
