@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -38,10 +38,10 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
         return file.read()
 
 
-def parse_json(text: bytes | str) -> Any:
-    """Parse JSON. Raises ValueError for text that is not JSON or is nested too deeply."""
+def parse_json(text: bytes | str, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """Parse JSON; `pairs` makes its objects. Raises ValueError for text that is not JSON or is nested too deeply."""
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=pairs)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 

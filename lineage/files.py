@@ -236,7 +236,7 @@ class Manifest(FileSchema):
     attempts: list[Attempt] = Field(default_factory=list)
     """All that worked on a training, each with the digest of the one before."""
     layouts: list[Attempt] = Field(default_factory=list)
-    """In the place of attempts, of earlier versions: the layouts of a training."""
+    """Layouts of a training that an earlier version began, in the place of attempts."""
 
     @property
     def layouts_in_turn(self) -> list[Attempt]:

@@ -3,7 +3,6 @@
 Lists are closed: a directory that they do not describe is not verified. Imports no torch.
 """
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from mlm_repro.experiments.benchmark import AGAINST
 from mlm_repro.experiments.catalogue import ABLATION, Ablation, Experiment
 from mlm_repro.experiments.files import EXPERIMENTS, FORECAST, LADDER, PLAN, RUNS
 from mlm_repro.experiments.forecast.ablation import slug
+from mlm_repro.lineage.atomic import parse_json
 from mlm_repro.lineage.chain import CHECKPOINTS, CONFIG, INDEX, LINEAGE, STATE
 from mlm_repro.lineage.digest import MARKER
 from mlm_repro.lineage.files import unlike
@@ -202,10 +202,10 @@ def _repeated(path: Path, where: str) -> Iterator[str]:
     text = path.read_bytes()
     try:
         for each in text.splitlines() if path.suffix == ".jsonl" else (text,):
-            json.loads(each, object_pairs_hook=once)
+            parse_json(each, once)
     except KeyError:
         yield f"{where} has a key twice"
-    except (ValueError, RecursionError):
+    except ValueError:
         yield f"{where} is not JSON"
 
 

@@ -156,6 +156,7 @@ class RunCheck:
         yield from other.broken
 
     def datasets(self) -> Comparisons:
+        """Check the datasets that a training names, by their digests."""
         for dataset in named_datasets(self.run):
             yield from self._made_of(dataset.parent, dataset.place, dataset_digest)
 
@@ -318,7 +319,7 @@ class RunCheck:
 
 
 def _alone(made: Callable[[Path], Comparisons]) -> Callable[[RunCheck], Comparisons]:
-    """What a room declares of its kind of run, which needs its files alone."""
+    """Wrap what a room declares of its kind of run, which needs its files alone."""
     return wraps(made)(lambda check: made(check.run))
 
 

@@ -1,6 +1,5 @@
 """How the files of a training follow from its configuration and one another. Imports no torch."""
 
-import json
 import math
 from collections.abc import Sequence
 from functools import cache
@@ -26,6 +25,7 @@ from mlm_repro.engine.run.files import (
     read_summary,
     read_validations,
 )
+from mlm_repro.lineage.atomic import parse_json
 from mlm_repro.lineage.chain import INDEX, STATE, complete_checkpoints, iteration_of
 from mlm_repro.lineage.config import parse_config
 from mlm_repro.lineage.digest import is_sealed, sealed_files
@@ -155,7 +155,7 @@ def _tensors(file: Path) -> dict[str, tuple[str, Bits]]:
     """Number format and bits of each tensor of a safetensors file."""
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
-        header = json.loads(opened.read(size))
+        header = parse_json(opened.read(size))
     data = np.memmap(file, np.uint8, "r", 8 + size)
     return {
         name: (entry["dtype"], data[slice(*entry["data_offsets"])].view(BITS[entry["dtype"]]).reshape(entry["shape"]))

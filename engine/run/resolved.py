@@ -387,8 +387,8 @@ def resolve_begun(directory: RunDirectory, ranks: int | None = None, changed: Se
     place = checkpoint_path(train.continues.run, train.continues.iteration) if train.continues else train.init_from
     origin = None
     if place and (kind := next((kind for kind in ORIGINS if kind in parents), None)):
-        found = by_digest(place, parents[kind], lambda run: read_digest(resolve_checkpoint(run)), path.parent)
-        origin = StartingPoint(kind, found or place, parents[kind])
+        where = by_digest(place, parents[kind], lambda run: read_digest(resolve_checkpoint(run)), path.parent)
+        origin = StartingPoint(kind, where or place, parents[kind])
     run = resolve(config, ranks, origin)
     if run.data.digest != dataset:
         raise IntegrityFailure(f"the dataset {config.data.dataset} has changed since {path} began; {elsewhere}")
