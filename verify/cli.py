@@ -69,8 +69,8 @@ def run(
             check = RunCheck(path)
             broken, compared, absent, left = check.broken, check.compared, check.absent, check.left
             attempts = check.manifest.attempts
-            if check.manifest.kind in KINDS:
-                left = [*left, f"nothing contradicts {'; '.join((*ALWAYS_FREE, *KINDS[check.manifest.kind].free))}"]
+            free = (*ALWAYS_FREE, *(KINDS[check.manifest.kind].free if check.manifest.kind in KINDS else ()))
+            end = f"nothing contradicts: {'; '.join(free)}\n{end}"
         else:
             kind = kind_of(path)
             broken = list(misfits(path, KINDS[kind])) if kind else [f"{path} is of no kind that is known"]
