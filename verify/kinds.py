@@ -89,7 +89,13 @@ FREE_COUNTS = (
     "ledger.json *.tokens", "ledger.json *.tokens_in", "ledger.json near_duplicates", "ledger.json shards",
     "ledger.json blank_lines", "ledger.json malformed_lines", "*.jsonl",
 )  # fmt: skip
-FREE_CARD = "dataset.json near_duplicates", "dataset.json stages", "dataset.json language", "tokenizer/*.json"
+FREE_CARD = (
+    "dataset.json near_duplicates",
+    "dataset.json stages",
+    "dataset.json language",
+    "dataset.json tokenizer.kind",
+    "tokenizer/*.json",
+)
 KINDS = {
     **{f"data-{stage.verb}": Kind((LEDGER,), DOCUMENTS, free=FREE_COUNTS) for stage in STAGES},
     **dict.fromkeys(

@@ -135,7 +135,7 @@ def _apply_key(edit: Edit, path: Path) -> bool:
     raw = None
     match edit.kind:
         case "delete key":
-            if value is None:  # as good as absent
+            if value in (None, {}, []):  # as good as absent
                 return False
             del place[last]
         case "add key":
@@ -166,7 +166,7 @@ def _scaled(value: Any) -> Any:
         return value[:-1] + ("0" if value[-1:] != "0" else "1")
     if isinstance(value, list):
         return [_scaled(value[0]), *value[1:]] if value else [1]
-    return value if value is None or not value else {**value, next(iter(value)): _scaled(next(iter(value.values())))}
+    return value  # of an object each key is drawn by itself
 
 
 def reseal(folder: Path, order: list[str]) -> None:
