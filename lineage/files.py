@@ -139,10 +139,12 @@ def as_said(result: BaseModel, values: Mapping[str, object], where: str, by: str
 
 def unread(values: Any, schema: Any, where: str) -> Iterator[str]:
     """A sentence for each key of a document that its schema does not have: nothing compares what stands there."""
-    if isinstance(schema, type) and issubclass(schema, BaseModel):
+    fields = getattr(schema, "model_fields", None) or getattr(schema, "__dataclass_fields__", None)
+    if isinstance(schema, type) and fields:
         for key, value in values.items() if isinstance(values, dict) else ():
-            if key in schema.model_fields:
-                yield from unread(value, schema.model_fields[key].annotation, f"{where}: {key}")
+            if key in fields:
+                kind = getattr(fields[key], "annotation", None) or fields[key].type
+                yield from unread(value, kind, f"{where}: {key}")
             elif key not in FORMER:
                 yield f"{where} has {key}, which no file of its kind has"
         return

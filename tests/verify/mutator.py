@@ -192,7 +192,7 @@ def is_named(run: Path) -> bool:
 
 def is_said_to_be_free(run: Path, edit: Edit) -> bool:
     """True for a value or the content of a file that, as `mlm-verify run` prints, nothing contradicts."""
-    if edit.kind in ("delete", "duplicate", "link", "rename", "look-alike", "repeat key"):
+    if edit.kind in ("duplicate", "link", "rename", "look-alike", "repeat key"):
         return False
     kind = KINDS[json.loads((run / "manifest.json").read_text())["kind"]]
     named = f"{edit.file} {'.'.join(map(str, edit.key))}".strip()
