@@ -12,6 +12,7 @@ verbs.py        the stages' verbs, read from these files
 duplicates/     near-duplicates: buckets, components, decisions
 config.py       the recipe of a dataset
 passes/         the tasks of a build
+remade.py       how the files of a dataset follow from one another
 pipeline.py     their order
 publish.py      the files of a finished dataset
 earlier.py      what earlier builds have for a new one, and what killed ones left

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple, Self
 from pydantic import ConfigDict, Field
 
 from mlm_repro.data_pipeline.document import Document
-from mlm_repro.lineage.digest import content_digest, is_sealed
+from mlm_repro.lineage.digest import by_digest, content_digest, is_sealed
 from mlm_repro.lineage.errors import BadInput, DataMissing
 from mlm_repro.lineage.files import FileSchema
 from mlm_repro.lineage.run import MANIFEST, RunDirectory
@@ -268,15 +268,14 @@ class TrainedOn(NamedTuple):
     parent: str
     """Name among the run's parents."""
     place: Path
-    """Directory that the run names, or the one of that name beside the run."""
+    """The directory of that digest: the one that the run names, or one beside it or beside the run.
+
+    Where none has the digest, the directory that the run names, or the one of that name beside the run."""
     weight: float
     digest: str
     """Digest that the run recorded."""
-
-    @property
-    def is_here(self) -> bool:
-        """True if the dataset is sealed and its digest is unchanged."""
-        return is_sealed(self.place) and dataset_digest(self.place) == self.digest
+    is_here: bool
+    """True if that directory has the digest."""
 
 
 def named_datasets(run: Path) -> list[TrainedOn]:
@@ -288,9 +287,10 @@ def named_datasets(run: Path) -> list[TrainedOn]:
         datasets = []
         for number, (name, weight) in enumerate(several, 1):
             parent = "dataset" if len(several) == 1 else f"dataset {number}"
-            each = TrainedOn(parent, Path(name), weight, parents[parent])
-            beside = each._replace(place=run.resolve().parent / each.place.name)
-            datasets.append(beside if not is_sealed(each.place) or (beside.is_here and not each.is_here) else each)
+            place, digest, folder = Path(name), parents[parent], run.resolve().parent
+            here = by_digest(place, digest, dataset_digest, folder)
+            place = here or (place if is_sealed(place) else folder / place.name)
+            datasets.append(TrainedOn(parent, place, weight, digest, here is not None))
     except (KeyError, TypeError, ValueError) as error:
         raise DataMissing(f"the run {run} does not name its dataset") from error
     return datasets

@@ -31,6 +31,7 @@ Twin = Annotated[bool, typer.Option("--twin", help="Shrink the recipe to laptop 
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")]
 Runs = Annotated[Path, typer.Option("--runs", help="Folder of run directories.")]
 Ranks = Annotated[int | None, typer.Option("--ranks", min=1, help="Processes; by default one per GPU or core here.")]
+SameCode = Annotated[bool, typer.Option("--same-code", help="Refuse to go on with a run of other code than this.")]
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
@@ -43,7 +44,7 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved run and its cost, and stop.")] = False,
     earlier: Annotated[
         Path | None, typer.Option("--continue", help="Go on from the end of this run, as a new run.")
-    ] = None,
+    ] = None, same_code: SameCode = False,
 ) -> None:  # fmt: skip
     """Train a configuration, or resume its run, in a run directory of its own."""
     from mlm_repro.engine.config import RunConfig
@@ -61,28 +62,34 @@ def run(
         print(resolved.describe())
     else:
         resolved.check_not_longer(runs)
-        _train(resolved, runs, threads)
+        _train(resolved, runs, same_code, threads)
 
 
 @app.command()
 def resume(
-    run: Annotated[Path, typer.Argument(help="Run directory.")], overrides: Overrides = None, ranks: Ranks = None
-) -> None:
+    run: Annotated[Path, typer.Argument(help="Run directory.")], overrides: Overrides = None, ranks: Ranks = None,
+    same_code: SameCode = False,
+) -> None:  # fmt: skip
     """Resume a run from its newest checkpoint, at the layout that trained last unless `--set parallel.` changes it."""
     from mlm_repro.engine.run.resolved import resolve_begun
     from mlm_repro.lineage.run import RunDirectory
 
     directory = RunDirectory.open(run, "training")
-    _train(resolve_begun(directory, launched_ranks() or ranks, overrides or ()), directory.path.parent)
+    _train(resolve_begun(directory, launched_ranks() or ranks, overrides or ()), directory.path.parent, same_code)
 
 
-def _train(run: "ResolvedRun", runs: Path, threads: bool = False) -> None:
+def _train(run: "ResolvedRun", runs: Path, same_code: bool, threads: bool = False) -> None:
     check_torch()
+    other = (run.begun or run.directory(runs)).other_code
+    if other and same_code:
+        raise BadInput(f"{other}: without --same-code the run goes on, and notes it")
     if not launched_ranks():
         directory = run.begin(runs)
         if directory.is_at_rest:
             directory.link()
             print(f"already complete: {directory.path}")
+            if other:
+                print(f"note: {other}", file=sys.stderr)
             return
         run = replace(run, begun=directory)  # the ranks take it as it was found here
     from mlm_repro.engine.run.files import describe_end

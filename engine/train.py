@@ -34,11 +34,12 @@ def train(run: ResolvedRun, root: Path, until: int | None = None) -> RunDirector
             if mesh.is_first:
                 begun_at = config.train.continues.iteration if config.train.continues else 0
                 done = max(map(iteration_of, complete_checkpoints(directory.path)), default=begun_at)
-                directory.note_layout(done, config.parallel.model_dump(mode="json"), mesh.layout.world_size)
+                other = directory.other_code
+                directory.note_attempt(done, config.parallel.model_dump(mode="json"), mesh.layout.world_size)
                 directory.link(yields=True)
                 disk = (config.train.keep_checkpoints + 1) * run.checkpoint_bytes  # one more is written than is kept
                 announce(run.describe_work(done), f"up to {format_bytes(disk)} of checkpoints", str(directory.path))
-                if other := directory.other_code:
+                if other:
                     print(f"note: {other}", file=sys.stderr)
                 if config.train.precision.startswith("fp16") and mesh.device.type == "cpu":
                     print(f"warning: {FP16_ON_A_PROCESSOR}", file=sys.stderr)

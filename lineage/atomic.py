@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ HOLDER, OVERWRITE = "MLM_HOLDER", "MLM_OVERWRITE"
 """Environment variables: the mark of the command that holds a run, for its child processes, and `--overwrite`."""
 MARKER = "COMPLETE"
 """File that a sealed directory has."""
+NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EINVAL}
+"""Error numbers of a file system that has no links."""
 MOST_BYTES = 256 << 20
 """Largest file that is read whole."""
 
@@ -36,10 +38,10 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
         return file.read()
 
 
-def parse_json(text: bytes | str) -> Any:
-    """Parse JSON. Raises ValueError for text that is not JSON or is nested too deeply."""
+def parse_json(text: bytes | str, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """Parse JSON; `pairs` makes its objects. Raises ValueError for text that is not JSON or is nested too deeply."""
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=pairs)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 
@@ -75,7 +77,10 @@ def write_bytes(path: Path, data: bytes, replaces: bool = True) -> bool:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        (os.replace if replaces else os.link)(temporary, path)
+        if replaces:
+            os.replace(temporary, path)
+        else:
+            _put(temporary, path)
     except (FileExistsError, FileNotFoundError):  # the first writer may have removed unfinished files of others
         if replaces or not path.exists():
             raise
@@ -84,6 +89,22 @@ def write_bytes(path: Path, data: bytes, replaces: bool = True) -> bool:
         temporary.unlink(missing_ok=True)
     sync(path.parent)
     return True
+
+
+def _put(temporary: Path, path: Path) -> None:
+    """Give a file its name. Raises FileExistsError if the name is taken.
+
+    A file system may have no links (exFAT, SMB, many of FUSE). There, of two commands that begin the same work within
+    the same instant, the second writes the name again; the lock that follows admits one of them.
+    """
+    try:
+        os.link(temporary, path)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, "it exists", str(path)) from error
+        os.replace(temporary, path)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -106,6 +106,16 @@ def broken_manifest(name: str, manifest: dict[str, Any]) -> Iterator[str]:
     for section, value in manifest.get("settings", {}).items():
         if not _states(config.get(section), value):
             yield f"{name}: the {section} in `settings` of {MANIFEST} is not the one in `config`"
+    yield from _attempts(name, manifest)
+
+
+def _attempts(name: str, manifest: dict[str, Any]) -> Iterator[str]:
+    """Check that each attempt names the one before it; those of earlier versions name none."""
+    attempts = manifest.get("attempts", [])
+    for number, attempt in enumerate(attempts):
+        before = sha256_json(attempts[number - 1]) if number else manifest["identity"]
+        if attempt.get("before", before) != before or ("before" not in attempt and "layouts" not in manifest):
+            yield f"{name}: attempt {number + 1} in {MANIFEST} does not follow on the one before it"
 
 
 def _states(whole: Any, part: Any) -> bool:
@@ -127,6 +137,8 @@ def _check_checkpoint(path: Path, manifest: dict[str, Any]) -> Iterator[str]:
     if lineage["parents"] != manifest["parents"]:
         changed = sorted(name for name, digest in manifest["parents"].items() if lineage["parents"].get(name) != digest)
         yield f"{path.name} was trained on other inputs: {', '.join(changed)}"
+    if lineage.get("attempt") not in {None, *map(sha256_json, manifest.get("attempts", []))}:
+        yield f"{path.name} was written by an attempt that {MANIFEST} does not have"
     config = read_object(path / CONFIG)
     for section in ("name", "model", "twin"):
         of_the_run = manifest["config"].get(section)

@@ -17,6 +17,7 @@ from mlm_repro.lineage.atomic import OVERWRITE
 from mlm_repro.lineage.errors import STOPS, BadInput, Fault, HardwareMissing, Interrupted, UserError, afterwards
 from mlm_repro.lineage.extras import check_torch
 from mlm_repro.lineage.lock import release_claims
+from mlm_repro.lineage.processes import hear_stops, is_at_work
 from mlm_repro.lineage.progress import QUIET
 from mlm_repro.lineage.variables import check_numbers, is_first_rank
 
@@ -73,17 +74,19 @@ def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn
         verbs = {each.name or each.callback.__name__ for each in app.registered_commands}  # type: ignore[attr-defined]
         arguments = arguments if arguments[0] in verbs else [default, *arguments]
     _take_streams()
-    signal.signal(signal.SIGINT, partial(_stop, os.getpid()))
-    for number in set(STOPS) - {signal.SIGINT}:
-        if signal.getsignal(number) != signal.SIG_IGN:  # nohup's
-            signal.signal(number, partial(_stop, os.getpid()))
-    sys.unraisablehook = _stop_again
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "true")  # it reads every installed package to look for them
+    os.environ["PYTHONSAFEPATH"] = "1"  # no child process imports what lies in the current folder
     if not sys.stderr.isatty():
         os.environ.update(dict.fromkeys(BARS_OF_LIBRARIES, "1"))
     code: str | int | None = 0
     cause: Exception | None = None
     try:
+        signal.signal(signal.SIGINT, partial(_stop, os.getpid()))
+        for number in set(STOPS) - {signal.SIGINT}:
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup's
+                signal.signal(number, partial(_stop, os.getpid()))
+        sys.unraisablehook = _stop_again
+        hear_stops()
         _refuse_non_text(arguments)
         check_numbers()
         result = app(args=arguments, standalone_mode=JSON_ERRORS not in sys.argv)
@@ -96,17 +99,15 @@ def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn
             code = _explain(Interrupted(f"interrupted; the same command {afterwards()}"))
         else:
             code, cause = _explain(error if isinstance(error, UserError) else _unforeseen(error)), error
+    _ignore_stops()
     release_claims()
     sys.stdout.flush()
     lost = getattr(sys.stdout, "lost", None)
     if lost and not code and lost.errno != errno.EPIPE:
         code = _explain(Interrupted(f"standard output cannot be written: {lost.strerror}; the work is done"))
-    if code == Interrupted.exit_code:
-        from mlm_repro.lineage.processes import is_at_work
-
-        if is_at_work():
-            sys.stderr.flush()
-            os._exit(code)
+    if code == Interrupted.exit_code and is_at_work():
+        sys.stderr.flush()
+        os._exit(code)
     raise SystemExit(code) from cause
 
 
@@ -213,12 +214,16 @@ class _CtrlC(BaseException):
 def _stop(command: int, number: int, frame: object) -> NoReturn:
     """End the command with its exit code, which no second signal changes, and a forked process at once."""
     if os.getpid() == command or number == signal.SIGINT:
-        for each in STOPS:
-            signal.signal(each, signal.SIG_IGN)
+        _ignore_stops()
         raise _CtrlC
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
     raise SystemExit
+
+
+def _ignore_stops() -> None:
+    for number in STOPS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _stop_again(ignored: Any) -> None:
@@ -231,8 +236,7 @@ def _stop_again(ignored: Any) -> None:
 
 
 def _explain(error: UserError) -> int:
-    for number in STOPS:
-        signal.signal(number, signal.SIG_IGN)
+    _ignore_stops()
     if error.on_every_rank or is_first_rank():
         shown = "".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in str(error))
         said = {"error": type(error).__name__, "exit_code": error.exit_code, "message": shown}

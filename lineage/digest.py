@@ -8,14 +8,18 @@ its own `COMPLETE` file, so that digests form a chain. Folders named in `DERIVED
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from mlm_repro.lineage.atomic import MARKER as MARKER
 from mlm_repro.lineage.atomic import open_file, read_json, write_json
-from mlm_repro.lineage.errors import IntegrityFailure
+from mlm_repro.lineage.errors import IntegrityFailure, UserError
 from mlm_repro.lineage.progress import Progress
 
+ENTRY = ("bytes", int), ("sha256", str)
+"""Keys of a file in a completion marker."""
 DERIVED = ("report", "wandb", "mlflow")
 """Folders whose content is derived from other files; libraries change the last two, for example on upload."""
 
@@ -70,6 +74,18 @@ def sealed_files(directory: Path) -> dict[str, dict[str, Any]]:
     return dict(_read_marker(directory)["files"])
 
 
+def by_digest(place: Path, digest: str, digest_of: Callable[[Path], str], *folders: Path) -> Path | None:
+    """The directory of this digest: `place`, or one beside it or in another of the folders; None if it is not here.
+
+    A name may lead elsewhere by now, such as the link to a dataset that was built anew: digests decide.
+    """
+    for path in chain([place], *(sorted(folder.glob("[!.]*")) for folder in dict.fromkeys((place.parent, *folders)))):
+        with suppress(UserError, OSError):
+            if path.is_dir() and digest_of(path) == digest:
+                return path
+    return None
+
+
 def content_digest(directory: Path, without: frozenset[str] | set[str]) -> str:
     """Digest of a sealed directory's files other than `without`: equal for equal content made at different times."""
     return sha256_json({name: entry for name, entry in sealed_files(directory).items() if name not in without})
@@ -114,9 +130,9 @@ def _read_marker(directory: Path) -> dict[str, Any]:
         raise IntegrityFailure(f"{directory} has no {MARKER} file: what made it did not finish")
     try:
         marker = read_json(path)
-        if not isinstance(marker["digest"], str) or not all(
-            isinstance(file["bytes"], int) and isinstance(file["sha256"], str) for file in marker["files"].values()
-        ):
+        every = marker["files"].values()
+        types = {tuple((key, type(value)) for key, value in sorted(file.items())) for file in every}
+        if marker.keys() != {"digest", "files"} or type(marker["digest"]) is not str or types - {ENTRY}:
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise IntegrityFailure(f"{path} is not a readable completion marker") from error

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mlm_repro.lineage import VERSION
+from mlm_repro.lineage.digest import sha256_file, sha256_json
 from mlm_repro.lineage.extras import installed
 from mlm_repro.lineage.files import Environment
 from mlm_repro.lineage.shipped import HOME, wheel_state
@@ -31,6 +32,14 @@ def describe_environment() -> Environment:
         variables={name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
         argv=[Path(sys.argv[0]).name, *sys.argv[1:]],
     )  # fmt: skip
+
+
+@cache
+def code_digest() -> str:
+    """SHA-256 of the files that a training runs: those of the engine and of what it imports, of any release."""
+    paths = (path for room in ("data_pipeline", "engine", "lineage") for path in (HOME / room).rglob("*"))
+    files = sorted(path for path in paths if path.suffix in (".py", ".cpp", ".cu", ".h"))
+    return sha256_json({path.relative_to(HOME).as_posix(): sha256_file(path) for path in files})
 
 
 def source_state() -> dict[str, Any]:

@@ -5,9 +5,10 @@ Writer and reader of a file use one class, which stands in the folder of the wri
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -17,6 +18,8 @@ from mlm_repro.lineage.errors import IntegrityFailure
 SAME = 1e-9
 """Relative tolerance of a number that is computed again from rounded ones or on another processor."""
 GIVES = "what it is made of gives"
+FORMER = {"english", "expected_candidate_precision", "matrix_gflops"}
+"""Keys that earlier versions wrote into documents."""
 
 
 class FileSchema(BaseModel):
@@ -109,6 +112,48 @@ def unlike(where: str, said: object, gives: object, by: str = GIVES) -> Iterator
         yield f"{where} is {one_line(said)}; {by} {one_line(gives)}"
 
 
+class Remade(NamedTuple):
+    """A value that files state, beside what is made again of what they were made of."""
+
+    where: str
+    said: object
+    gives: object
+    by: str = GIVES
+
+
+class Absent(NamedTuple):
+    """Something that belongs to a run and is not here, or is never made again."""
+
+    name: str
+    ever: bool = True
+    """False for what is never made again."""
+
+
+Comparisons = Iterator[str | Remade | Absent]
+
+
+def as_said(result: BaseModel, values: Mapping[str, object], where: str, by: str = GIVES) -> Remade:
+    """Stated fields of a document beside the values that they must have."""
+    return Remade(where, {name: getattr(result, name) for name in values}, {**values}, by)
+
+
+def unread(values: Any, schema: Any, where: str) -> Iterator[str]:
+    """A sentence for each key of a document that its schema does not have: nothing compares what stands there."""
+    fields = getattr(schema, "model_fields", None) or getattr(schema, "__dataclass_fields__", None)
+    if isinstance(schema, type) and fields:
+        for key, value in values.items() if isinstance(values, dict) else ():
+            if key in fields:
+                kind = getattr(fields[key], "annotation", None) or fields[key].type
+                yield from unread(value, kind, f"{where}: {key}")
+            elif key not in FORMER:
+                yield f"{where} has {key}, which no file of its kind has"
+        return
+    of_dict = isinstance(values, dict) and get_origin(schema) is dict
+    for each in values if isinstance(values, list) else values.values() if of_dict else [values]:
+        for inner in get_args(schema):
+            yield from unread(each, inner, where)
+
+
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -150,6 +195,29 @@ class Environment(FileSchema):
         return f"Measured on {self.machine}{f'; code {commit}' if commit else ''}."
 
 
+class Attempt(FileSchema):
+    """One process that worked on a training: from where, at which layout, by which code, and where."""
+
+    iteration: int
+    """Iterations that were finished when it began."""
+    parallel: dict[str, Any] = Field(default_factory=dict)
+    ranks: int
+    began: str = ""
+    code: str = ""
+    """Digest of the files that a training runs, `code_digest`."""
+    release: str = ""
+    versions: dict[str, str] = Field(default_factory=dict)
+    machine: str = ""
+    command: list[str] = Field(default_factory=list)
+    before: str = ""
+    """Digest of the attempt before it, of the first one the run's identity."""
+
+    def __str__(self) -> str:
+        versions = ", ".join(f"{name} {number}" for name, number in self.versions.items())
+        by = f"{self.release}, code {self.code[:8]}, {versions}, on {self.machine}"
+        return f"from iteration {self.iteration} on {self.ranks} ranks by {by}: {shlex.join(self.command)}"
+
+
 class Manifest(FileSchema):
     """manifest.json: kind, configuration and inputs of a run, written before anything else."""
 
@@ -167,5 +235,14 @@ class Manifest(FileSchema):
     config_digest: str = ""
     parents: dict[str, str] = Field(default_factory=dict)
     environment: Environment = Environment()
-    layouts: list[dict[str, Any]] = Field(default_factory=list)
-    """The layouts of a training, each with the number of iterations that were finished when it began."""
+    attempts: list[Attempt] = Field(default_factory=list)
+    """All that worked on a training, each with the digest of the one before."""
+    layouts: list[Attempt] = Field(default_factory=list)
+    """Layouts of a training that an earlier version began, in the place of attempts."""
+
+    @property
+    def layouts_in_turn(self) -> list[Attempt]:
+        """The attempts of a training that changed its layout, and the first one."""
+        attempts = self.attempts or self.layouts
+        turns = [(each.parallel, each.ranks) for each in attempts]
+        return [each for number, each in enumerate(attempts) if not number or turns[number] != turns[number - 1]]

@@ -22,6 +22,10 @@ UNFINISHED = r"\.(iter_\d{{7}}\.partial|manifest\.json\.partial-([0-9a-f]{{8}}-)
 """Names of unfinished files and directories, and of replaced ones, by the marks of their holders."""
 
 
+class NoLocks(BadInput):
+    """A file system without locks, such as NFS without its lock service: exit code 2."""
+
+
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Lock `directory` for this process, before and after which what killed writers left in it is removed.
@@ -54,9 +58,12 @@ def _take(path: Path, held: str) -> int:
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except OSError as error:
             os.close(descriptor)
-            raise BadInput(held) from None
+            if isinstance(error, BlockingIOError):
+                raise BadInput(held) from None
+            place = f"{path.parent} is on a file system that cannot lock files ({error.strerror})"
+            raise NoLocks(f"{place}: choose a folder on another one, such as a local disk") from error
         if _is_same(descriptor, path):
             return descriptor
         os.close(descriptor)
@@ -88,7 +95,7 @@ def claim(path: Path) -> None:
     """Give a place to this process until its command ends. Raises BadInput if another command of this user has it."""
     lock = _lock_of(path)
     if lock not in _HELD and is_first_rank():
-        with suppress(OSError):  # without a cache there is no claim
+        with suppress(OSError, NoLocks):  # without a cache that can be locked there is no claim
             _HELD[lock] = _take(lock, f"another process is about to write {path}: wait for it, or name another place")
             _CLAIMS.append((lock, os.getpid()))
 

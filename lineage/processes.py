@@ -1,15 +1,15 @@
-"""The end of processes: with their parent, on a signal, and beside threads of native code."""
+"""The start and the end of processes: one way to begin a child, and one to understand how it ended."""
 
 import ctypes
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TypeVar
 
-from mlm_repro.lineage.errors import STOPS
+from mlm_repro.lineage.errors import STOPS, Fault, Interrupted, UserError
 
 T = TypeVar("T")
 PR_SET_PDEATHSIG = 1
@@ -21,6 +21,39 @@ def end_with_parent(number: int = signal.SIGKILL) -> None:
     """Send this process the signal `number` when its parent ends; only Linux can."""
     if LIBC:
         LIBC.prctl(PR_SET_PDEATHSIG, number)
+
+
+@contextmanager
+def held_back(numbers: Collection[int] = STOPS) -> Iterator[None]:
+    """Let these signals wait until the end of the block, and in a process that is started in it until `hear_stops`.
+
+    A child that is stopped before its handlers stand would otherwise end with a traceback, or by the signal.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def hear_stops() -> None:
+    """Let in what waits for this process and for those that it becomes: its handlers stand."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+
+
+def exit_code_of(status: int, stopped: bool = False) -> int:
+    """The documented exit code for the status of a child process, which is negative, or above 128, for a signal.
+
+    A child of a parent that was stopped is stopped, whatever undocumented status it ended with.
+    """
+    if status in {0, *(each.exit_code for each in UserError.__subclasses__())}:
+        return status
+    return Interrupted.exit_code if stopped or status < 0 or status > 128 else Fault.exit_code
+
+
+def ended_by(status: int) -> str:
+    """How a child process ended, in words."""
+    return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
 
 
 @contextmanager

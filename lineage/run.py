@@ -9,7 +9,9 @@ training in progress if there is none. The same work asked for twice finds the f
 overwrites an old result.
 """
 
+import errno
 import os
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -18,11 +20,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from mlm_repro.lineage.atomic import hidden_beside, write_json
+from mlm_repro.lineage.atomic import NO_LINKS, hidden_beside, write_json
 from mlm_repro.lineage.digest import is_sealed, read_digest, seal, sha256_json
-from mlm_repro.lineage.environment import describe_environment
+from mlm_repro.lineage.environment import code_digest, describe_environment
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
-from mlm_repro.lineage.files import Environment, Manifest, parse_document, read_object
+from mlm_repro.lineage.files import Attempt, Manifest, parse_document, read_object
 from mlm_repro.lineage.lock import LOCK, check_held, claimed, locked
 
 MANIFEST = "manifest.json"
@@ -86,8 +88,7 @@ class RunDirectory:
                 self.path.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise BadInput(f"the run directory {self.path} cannot be made: {error.strerror}") from error
-            now = datetime.now(UTC).isoformat(timespec="seconds")
-            manifest = manifest.model_copy(update={"created": now, "environment": describe_environment()})
+            manifest = manifest.model_copy(update={"created": _now(), "environment": describe_environment()})
             is_new = write_json(self.path / MANIFEST, manifest.to_json(), replaces=False)
             run = RunDirectory(self.path, is_new, is_new and made)
         if run.manifest["identity"] != manifest.identity:
@@ -97,12 +98,16 @@ class RunDirectory:
             )
         return run
 
-    def note_layout(self, iteration: int, parallel: dict[str, Any], ranks: int) -> None:
-        """Add the layout of a training to the manifest if the last one there is another."""
-        values = read_object(self.path / MANIFEST)
-        layouts, new = values.get("layouts", []), {"parallel": parallel, "ranks": ranks}
-        if not layouts or {**layouts[-1], **new} != layouts[-1]:
-            write_json(self.path / MANIFEST, {**values, "layouts": [*layouts, {"iteration": iteration, **new}]})
+    def note_attempt(self, iteration: int, parallel: dict[str, Any], ranks: int) -> None:
+        """Add to the manifest that this process goes on with a training from an iteration, at a layout."""
+        values, here = read_object(self.path / MANIFEST), describe_environment()
+        attempts = values.get("attempts") or values.get("layouts", [])
+        attempt = Attempt(
+            iteration=iteration, parallel=parallel, ranks=ranks, began=_now(), code=code_digest(), release=here.code,
+            versions={"Python": here.python, **here.packages}, machine=here.machine, command=here.argv,
+            before=sha256_json(attempts[-1]) if attempts else values["identity"],
+        )  # fmt: skip
+        write_json(self.path / MANIFEST, {**values, "attempts": [*attempts, attempt.to_json()]})
 
     @contextmanager
     def filled(self) -> Iterator[None]:
@@ -158,9 +163,14 @@ class RunDirectory:
 
     @property
     def other_code(self) -> str:
-        """A sentence if another release or commit of this program began the run than the one that works now."""
-        began, here = (each.code for each in (Environment(**self.manifest["environment"]), describe_environment()))
-        return f"{self.path.name} began under {began} and goes on under {here}" if began != here else ""
+        """A sentence if other code than is here worked on the run last; empty for a run that is not begun."""
+        if not (self.path / MANIFEST).is_file():
+            return ""
+        began, here = Manifest(**self.manifest), describe_environment()
+        made, now = began.environment.code, here.code
+        if began.attempts and (code := began.attempts[-1].code):
+            made, now = f"{began.attempts[-1].release} (code {code[:8]})", f"{now} (code {code_digest()[:8]})"
+        return f"{self.path.name} was last worked on under {made}, and here is {now}" if made != now else ""
 
     @property
     def is_complete(self) -> bool:
@@ -202,8 +212,19 @@ class RunDirectory:
         try:
             temporary.symlink_to(self.path.name)
             os.replace(temporary, link)
-        except PermissionError as error:
-            raise BadInput(f"{link} cannot be linked to {self.path.name}: {error.strerror}") from error
+        except OSError as error:
+            if error.errno == errno.EACCES:
+                raise BadInput(f"{link} cannot be linked to {self.path.name}: {error.strerror}") from error
+            if error.errno not in NO_LINKS:
+                raise
+            print(
+                f"note: there are no links here: the run is {self.path}, and {link} does not lead to it",
+                file=sys.stderr,
+            )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _manifest(

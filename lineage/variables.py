@@ -5,9 +5,11 @@ import os
 from mlm_repro.lineage.errors import BadInput
 
 JOIN_SECONDS = "MLM_JOIN_SECONDS"
+DOOR = "MLM_DOOR"
+"""Descriptor of the socket, open to this machine alone, at which rank 0 meets the ranks that it was started with."""
 LEAST = {
     "RANK": 0, "LOCAL_RANK": 0, "SLURM_LOCALID": 0, "WORLD_SIZE": 1, "MASTER_PORT": 1,
-    "TORCHELASTIC_RESTART_COUNT": 0, JOIN_SECONDS: 1, "NUMBA_NUM_THREADS": 1,
+    "TORCHELASTIC_RESTART_COUNT": 0, JOIN_SECONDS: 1, DOOR: 0, "NUMBA_NUM_THREADS": 1,
     "OMP_NUM_THREADS": 1, "MKL_NUM_THREADS": 1,
 }  # fmt: skip
 MOST = 1_000_000

@@ -1,14 +1,13 @@
 """Seals of large directories, checked once: files that were not touched since are not read again."""
 
+import json
 import os
-from contextlib import suppress
 from pathlib import Path
 
-from mlm_repro.lineage.atomic import read_json, write_json
 from mlm_repro.lineage.digest import check_seal, sha256_json
-from mlm_repro.lineage.environment import user_cache
+from mlm_repro.lineage.remembered import recall, remember
 
-_CHECKED: dict[Path, dict[str, list[int]]] = {}
+_CHECKED: dict[Path, str] = {}
 """Touches of the directories that this process found in order, for a user without a cache."""
 
 
@@ -19,25 +18,18 @@ def check_seal_once(directory: Path) -> None:
     time, so every change in place is seen. Reading takes about a second for 1.5 GB.
     """
     directory = directory.resolve()
-    memory = user_cache("verified") / f"{sha256_json(str(directory))[:32]}.json"
-    before = _touches_of(directory)
-    if _CHECKED.get(directory) == before:
-        return
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        _CHECKED[directory] = read_json(memory)["touches"]
-    if _CHECKED.get(directory) != before:
-        digest = check_seal(directory)
-        _CHECKED[directory] = before
-        with suppress(OSError):
-            write_json(memory, {"directory": str(directory), "digest": digest, "touches": before})
+    name, before = f"sealed-{sha256_json(str(directory))[:32]}", _touches_of(directory)
+    if _CHECKED.get(directory) != before and recall(name, before) is None:
+        check_seal(directory)
+        remember(name, before, b"")
+    _CHECKED[directory] = before
 
 
-def _touches_of(directory: Path) -> dict[str, list[int]]:
-    """Size, inode, device and times of each file. Raises OSError for a missing file."""
-    touches = {}
+def _touches_of(directory: Path) -> str:
+    """Name, size, inode, device and times of each file, as text. Raises OSError for a missing file."""
+    touches = []
     for path in sorted(directory.rglob("*")):
-        status = os.stat(path)
-        touches[str(path.relative_to(directory))] = [
-            status.st_size, status.st_ino, status.st_dev, status.st_mtime_ns, status.st_ctime_ns
-        ]  # fmt: skip
-    return touches
+        it = os.stat(path)
+        place = str(path.relative_to(directory))
+        touches.append([place, it.st_size, it.st_ino, it.st_dev, it.st_mtime_ns, it.st_ctime_ns])
+    return json.dumps(touches)

@@ -19,6 +19,8 @@ from mlm_repro.engine.run.resolved import SCHEMA
 from mlm_repro.experiments.catalogue import Experiment
 from mlm_repro.lineage.chain import broken_links
 from mlm_repro.lineage.errors import Interrupted
+from mlm_repro.lineage.files import Manifest, read_document
+from mlm_repro.lineage.run import MANIFEST
 from tests.architecture.rooms import PACKAGE, ROOMS, ROOT
 from tests.engine.conftest import write_dataset
 from tests.engine.small_run import small_config, train
@@ -130,7 +132,11 @@ def test_a_training_goes_on_in_its_directory_bit_for_bit(change: Change, whole: 
     (run,) = (path for path in (tmp_path / "runs").iterdir() if not path.is_symlink())
     code, _, err = call(later(tmp_path / "later", change), RESUME, "resume", run, "--ranks", 1)
     assert (code, "20 iterations" in err) == (0, True), err
-    assert ("goes on under mlm-repro 0.1.1" in err) == (change is another_release)
+    assert "was last worked on under mlm-repro " in err
+    assert ("and here is mlm-repro 0.1.1" in err) == (change is another_release)
+    manifest = read_document(run / MANIFEST, Manifest)
+    assert [attempt.iteration for attempt in manifest.attempts] == [0, 40]
+    assert manifest.attempts[0].code != manifest.attempts[1].code
     assert [path.name for path in (tmp_path / "runs").iterdir() if not path.is_symlink()] == [run.name]
     (uninterrupted,) = (whole / "runs").glob("small-*")
     expected, found = final_weights(uninterrupted), final_weights(run)
@@ -155,6 +161,14 @@ def test_the_same_work_is_found_again_after_all_of_them(whole: Path, tmp_path: P
     words = ("run", toml, "--ranks", 1, "--runs", whole / "runs")
     code, out, err = call(later(tmp_path / "later", everything), RESUME, *words)
     assert (code, out) == (0, f"already complete: {run}\n"), err
+    assert "was last worked on under mlm-repro " in err
+
+
+def test_a_run_of_other_code_is_refused_if_so_asked(whole: Path, tmp_path: Path) -> None:
+    (run,) = (whole / "runs").glob("small-*")
+    code, _, err = call(later(tmp_path / "later", another_release), RESUME, "resume", run, "--ranks", 1, "--same-code")
+    assert (code, "--same-code" in err) == (2, True), err
+    assert call(None, RESUME, "resume", run, "--ranks", 1, "--same-code")[0] == 0
 
 
 def defaults() -> dict[str, Any]:

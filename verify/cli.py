@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -38,7 +38,7 @@ def run(
     """
     from mlm_repro.lineage.chain import broken_links
     from mlm_repro.lineage.run import MANIFEST
-    from mlm_repro.verify.kinds import KINDS, kind_of, misfits
+    from mlm_repro.verify.kinds import ALWAYS_FREE, KINDS, kind_of, misfits
 
     path = path.resolve()
     if not path.is_dir():
@@ -52,33 +52,40 @@ def run(
         _refuse([*broken_links(path), *[f"{path.name} is unfinished"] * strict])
         print(f"unfinished {path}: its {len(inner)} checkpoints belong together; its other files are not sealed yet")
         return
+    left, attempts = list[str](), list[Any]()
     if inner and not is_sealed(path):
         from mlm_repro.verify.kept import KeptCheck
 
-        made_again = KeptCheck(path)
-        for sentence in made_again.left:
-            print(f"not made again: {sentence}")
-        _refuse(made_again.broken)
-        made = ", ".join(f"{number:,} {what}" for what, number in made_again.compared.items())
-        print(f"ok {path}: {len(made_again.runs)} runs agree with themselves; made again and equal: {made}")
-        return
-    digest = check_seal(path)
-    if (path / MANIFEST).is_file():
-        from mlm_repro.verify.recomputed import RunCheck
-
-        check = RunCheck(path)
-        broken, compared, absent = check.broken, check.compared, list(dict.fromkeys(check.absent))
+        folder = KeptCheck(path)
+        broken, absent, left = folder.broken, folder.absent, folder.left
+        made = ", ".join(f"{number:,} {what}" for what, number in folder.compared.items())
+        end = f"ok {path}: {len(folder.runs)} runs agree with themselves; made again and equal: {made}"
     else:
-        kind = kind_of(path)
-        broken = list(misfits(path, KINDS[kind])) if kind else [f"{path} is of no kind that is known"]
-        compared, absent = [f"files of a {kind}"], [f"the run that this {kind} is of"]
-    print(f"compared: digests of {len(inner) + 1} sealed directories; {'; '.join(compared)}")
-    for name in absent:
+        digest = check_seal(path)
+        end = f"ok {digest[:16]} {path}"
+        if (path / MANIFEST).is_file():
+            from mlm_repro.verify.recomputed import RunCheck
+
+            check = RunCheck(path)
+            broken, compared, absent, left = check.broken, check.compared, check.absent, check.left
+            attempts = check.manifest.attempts
+            free = (*ALWAYS_FREE, *(KINDS[check.manifest.kind].free if check.manifest.kind in KINDS else ()))
+            end = f"nothing contradicts: {'; '.join(free)}\n{end}"
+        else:
+            kind = kind_of(path)
+            broken = list(misfits(path, KINDS[kind])) if kind else [f"{path} is of no kind that is known"]
+            compared, absent = [f"files of a {kind}"], [f"the run that this {kind} is of"]
+        for number, attempt in enumerate(attempts, 1):
+            print(f"attempt {number} {attempt}")
+        print(f"compared: digests of {len(inner) + 1} sealed directories; {'; '.join(compared)}")
+    for name in dict.fromkeys(absent):
         print(f"not compared, as it is not here: {name}")
+    for sentence in dict.fromkeys(left):
+        print(f"not made again: {sentence}")
     if strict and absent:
-        broken.append(f"{path.name}: {len(absent)} things that belong to it were not compared")
+        broken.append(f"{path.name}: {len({*absent})} things that belong to it were not compared")
     _refuse(broken)
-    print(f"ok {digest[:16]} {path}")
+    print(end)
 
 
 def _refuse(broken: list[str]) -> None:
@@ -218,7 +225,8 @@ def layouts(
 
     Probes are a planted gradient, copies, initial shards, losses, gradients, clipped steps, dropout and checkpoints.
     Tolerances are measured, or those of float64. One line says one cause. Exit code 3 if something is found, each with
-    parameter, layout, value and what it must be; 2 if a layout that was named cannot run here.
+    parameter, layout, value and what it must be; 7 if a rank is lost, with its layout; 2 if a layout that was named
+    cannot run here.
     """
     check_place("--json", json_file, '"findings"')
     check_place("--out", out and out / "index.html", "<html")
@@ -236,6 +244,7 @@ def layouts(
         raise BadInput(f"{program.rpartition(':')[0]} does not exist")
     if spec and program != "megatron-core":
         raise BadInput(f"--spec is for megatron-core; {program} has no layers of that kind")
+    from mlm_repro.engine.launch.mesh import RankLost
     from mlm_repro.verify.found import write_files
     from mlm_repro.verify.layouts import run_layouts
     from mlm_repro.verify.reproductions import write_reproductions
@@ -251,6 +260,8 @@ def layouts(
         print(f"written: {path}")
     if report.findings:
         raise Diverged(f"{report.findings[0]} ({len(report.findings)} findings)")
+    if report.lost:
+        raise RankLost("; ".join(f"{layout} lost a rank: {why}" for layout, why in report.lost.items()))
     if report.cannot_run and (names != "all" or len(report.cannot_run) + 1 == len(report.compared)):
         raise BadInput("; ".join(f"{layout} cannot run: {why}" for layout, why in report.cannot_run.items()))
     ran = len(report.compared) - len(report.cannot_run)

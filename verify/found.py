@@ -5,6 +5,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from pydantic import Field
 
 from mlm_repro.lineage.atomic import write_text
 from mlm_repro.lineage.config import Config
@@ -43,6 +44,8 @@ class LayoutsReport(Config):
     """Reason by layout, in the program's own words."""
     not_asked: dict[str, str]
     """Reason by layout that its checkpoints were not compared."""
+    lost: dict[str, str] = Field(default_factory=dict)
+    """How a rank was lost, by layout; these are among those that cannot run, or were not asked, too."""
 
 
 def write_files(report: LayoutsReport, directory: Path) -> list[Path]:
@@ -54,12 +57,14 @@ def write_files(report: LayoutsReport, directory: Path) -> list[Path]:
 
 
 def junit(report: LayoutsReport) -> str:
-    """Each layout as a test, with its findings as failures; one that cannot run is skipped."""
+    """Each layout as a test, findings as failures, a lost rank as an error; one that cannot run is skipped."""
     suite = ElementTree.Element("testsuite", name=report.subject, tests=str(len(report.compared)))
     for layout in report.compared:
         case = ElementTree.SubElement(suite, "testcase", classname=report.program, name=layout)
-        if layout in report.cannot_run:
+        if layout in report.cannot_run and layout not in report.lost:
             ElementTree.SubElement(case, "skipped", message=report.cannot_run[layout])
+        if layout in report.lost:
+            ElementTree.SubElement(case, "error", type="lost rank", message=report.lost[layout])
         for finding in report.findings:
             if finding.layout == layout:
                 ElementTree.SubElement(case, "failure", type=finding.probe, message=str(finding))

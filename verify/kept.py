@@ -1,4 +1,4 @@
-"""Kept results held against what makes them: numbers made again here, verdicts given again, figures drawn again."""
+"""A folder of runs: each held against what it was made of, and its verdicts and figures made again."""
 
 import tempfile
 from collections import Counter
@@ -6,25 +6,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from mlm_repro.experiments.catalogue import ABLATION, TAKES_LONG, Experiment, load_experiments
 from mlm_repro.experiments.files import VERDICTS, Mutations
 from mlm_repro.experiments.mutation import mutate
-from mlm_repro.experiments.runner import measure, run_experiment
-from mlm_repro.experiments.sealed import Line
-from mlm_repro.experiments.verdicts import load_results, parts_of
-from mlm_repro.lineage.digest import check_seal, is_sealed
-from mlm_repro.lineage.errors import DataMissing
+from mlm_repro.experiments.verdicts import load_results
+from mlm_repro.lineage.digest import is_sealed
 from mlm_repro.lineage.files import read_document, unlike
-from mlm_repro.lineage.records import RECORDS, Record, read_records
 from mlm_repro.lineage.run import MANIFEST
 from mlm_repro.reports.engines import engines_exhibit
 from mlm_repro.reports.experiment_runs import LADDER, kind_of
 from mlm_repro.reports.ladder import ladder_exhibit
 from mlm_repro.reports.render import export_exhibit
 from mlm_repro.verify.recomputed import RunCheck
-
-ROUNDING = {"largest_logit_difference": 3}
-"""Digits after the point of quantities that another processor rounds otherwise."""
 
 
 class KeptCheck:
@@ -37,46 +29,19 @@ class KeptCheck:
         """How many records, verdicts and figures were made again."""
         self.left: list[str] = []
         """Sentences on what was not made again, with what it needs."""
-        self.runs = [path.parent for path in sorted(folder.rglob(MANIFEST)) if is_sealed(path.parent)]
-        for run in self.runs:
-            check_seal(run)
-            self.broken += RunCheck(run).broken
-            self.broken += self._numbers(run)
+        begun = [path.parent for path in sorted(folder.rglob(MANIFEST)) if "/." not in f"/{path.relative_to(folder)}"]
+        self.runs = [run for run in begun if is_sealed(run)]
+        self.absent = [f"{run.name}, which is not sealed" for run in begun if not is_sealed(run)]
+        """Names of what belongs to the runs and is not on disk, and of runs that are not sealed."""
+        seen = set[Path]()
+        first = sorted(self.runs, key=lambda run: not run.name.startswith("experiment"))  # before a page that has them
+        for run in (run for run in first if run not in seen):
+            check = RunCheck(run, seen, at_length=True)
+            self.broken += check.broken
+            self.absent += check.absent
+            self.left += check.left
+            self.compared += check.counted
         self.broken += [*self._verdicts(), *self._figures()]
-
-    def _numbers(self, run: Path) -> Iterator[str]:
-        """Make a run's records again where that takes no training and no time."""
-        for part in parts_of(run) if (run / RECORDS).is_file() else ():
-            manifest, experiment = part.manifest, None
-            if manifest["kind"] == "experiment":
-                experiment = load_experiments().get(manifest["config"]["experiment"]["name"])
-            if experiment is None:
-                what = "curves" if manifest["kind"] in ("ladder", ABLATION) else "evaluations"
-                self.left.append(f"{part.name}: its numbers follow from its kept {what}, which need its trainings")
-                continue
-            try:
-                made = self._make(experiment, str(manifest["config"].get("mode")))
-            except DataMissing as missing:
-                self.left.append(f"{part.name}: {missing}")
-                continue
-            self.compared["records"] += len(part.records)
-            says, gives = (
-                {
-                    f"{x.series} {x.quantity} ({x.kind}) at {x.x}": round(x.value, ROUNDING.get(x.quantity, 99))
-                    for x in records
-                }
-                for records in (part.records, made)
-            )
-            yield from unlike(part.name, says, gives, "made again it is")
-
-    def _make(self, experiment: Experiment, mode: str) -> list[Record]:
-        if mode == "simulate":
-            with tempfile.TemporaryDirectory() as folder:
-                return read_records(run_experiment(experiment, Path(folder))[0].path / RECORDS)
-        if experiment.measures in TAKES_LONG:
-            raise DataMissing(f"it {TAKES_LONG[experiment.measures]}")
-        about: Line = {"experiment": experiment.name, "source": ""}
-        return [Record(**about | line) for line in measure(experiment)]
 
     def _verdicts(self) -> Iterator[str]:
         """Give the verdicts again and compare them, claims and tolerances included, with those that are kept."""

@@ -3,10 +3,11 @@
 Lists are closed: a directory that they do not describe is not verified. Imports no torch.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, get_args, get_origin
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
@@ -14,13 +15,14 @@ from mlm_repro.data_pipeline.config import DataConfig
 from mlm_repro.data_pipeline.files import DATASET, LEDGER
 from mlm_repro.data_pipeline.stages import STAGES
 from mlm_repro.engine.config import RunConfig
-from mlm_repro.engine.run.files import METRICS, SUMMARY
+from mlm_repro.engine.run.files import METRICS, STATISTICS, SUMMARY
 from mlm_repro.engine.run.resolved import PLACES, SCHEMA
 from mlm_repro.experiments.benchmark import AGAINST
 from mlm_repro.experiments.catalogue import ABLATION, Ablation, Experiment
 from mlm_repro.experiments.files import EXPERIMENTS, FORECAST, LADDER, PLAN, RUNS
 from mlm_repro.experiments.forecast.ablation import slug
-from mlm_repro.lineage.chain import INDEX, LINEAGE, STATE
+from mlm_repro.lineage.atomic import parse_json
+from mlm_repro.lineage.chain import CHECKPOINTS, CONFIG, INDEX, LINEAGE, STATE
 from mlm_repro.lineage.digest import MARKER
 from mlm_repro.lineage.files import unlike
 from mlm_repro.lineage.lock import LOCK
@@ -30,16 +32,15 @@ from mlm_repro.lineage.run import MANIFEST
 KEYS = {"name", "kind", "identity", "created", "config", "outside_identity", "config_digest", "parents", "environment"}
 """Keys of every manifest."""
 NAME = "[^/]+"
+TOKENIZER = "tokenizer/tokenizer.json"
 PIECES = rf"(model|optimizer|memory)-{NAME}\.safetensors|(statistics|probe|tokenizer/tokenizer(_config)?)\.json"
 CHECKPOINT = rf"(config|index|lineage|state)\.json|{PIECES}|{MARKER}"
-DOCUMENTS = rf"(quarantine|duplicates|left_in|({NAME}/)?shard-\d+)\.jsonl"
+DOCUMENTS = rf"(quarantine|duplicates|left_in|({NAME}/)?shard-[0-9]+)\.jsonl"
 DATASETS = rf"{DOCUMENTS}|documents/{NAME}\.jsonl|{NAME}_text_document\.(bin|idx)|tokenizer/tokenizer(_config)?\.json"
 INNER_RUNS = rf"experiments?-{NAME}/(manifest\.json|(runs|records)\.jsonl|not_run\.json|{MARKER})"
 """Files of the runs of experiments inside a reproduction."""
 FORMER_PARTS = rf"examples\.jsonl|evaluations/{NAME}\.json|training/{NAME}/(metrics\.jsonl|(summary|timeline)\.json)"
 """Files of a reproduction of the first release."""
-FORMER = {"english", "expected_candidate_precision", "matrix_gflops"}
-"""Keys that earlier versions wrote into documents."""
 OUTSIDE = re.compile(r"(.*/)?\..*|(wandb|mlflow)/.*")
 """Hidden files and what libraries wrote, which no seal covers."""
 
@@ -59,6 +60,8 @@ class Kind(NamedTuple):
     """The values of its configuration that differ from their defaults; its identity is of them."""
     schema: int = 1
     """Version of its schema, by which this program reads its settings."""
+    free: tuple[str, ...] = ()
+    """Files, each with keys, that nothing contradicts; `mlm-verify run` prints them."""
 
 
 def _experiment(config: dict[str, Any]) -> str:
@@ -79,17 +82,39 @@ def _against(config: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in recipe} | _differing(RunConfig, recipe)
 
 
+ALWAYS_FREE = "manifest.json created", "manifest.json environment"
+FREE_COUNTS = (
+    "ledger.json *.samples", "ledger.json *.seconds", "ledger.json *.note", "ledger.json *.changed",
+    "ledger.json *.bytes", "ledger.json *_bytes", "ledger.json *.bytes_in", "ledger.json *.bytes_out",
+    "ledger.json *.tokens", "ledger.json *.tokens_in", "ledger.json near_duplicates", "ledger.json shards",
+    "ledger.json blank_lines", "ledger.json malformed_lines", "*.jsonl",
+)  # fmt: skip
+FREE_CARD = (
+    "dataset.json near_duplicates",
+    "dataset.json stages",
+    "dataset.json language",
+    "dataset.json tokenizer.kind",
+    "tokenizer/*.json",
+)
 KINDS = {
-    **{f"data-{stage.verb}": Kind((LEDGER,), DOCUMENTS) for stage in STAGES},
-    **{f"data-{verb}": Kind((LEDGER, DATASET), DATASETS) for verb in ("tokenize", "import", "merge")},
+    **{f"data-{stage.verb}": Kind((LEDGER,), DOCUMENTS, free=FREE_COUNTS) for stage in STAGES},
+    **dict.fromkeys(
+        ("data-tokenize", "data-import", "data-merge"),
+        Kind((LEDGER, DATASET), DATASETS, free=FREE_COUNTS + FREE_CARD),
+    ),
     "data-overlap": Kind(("overlap.json",)),
     "data": Kind(
         (LEDGER, DATASET), DATASETS, lambda config: re.escape(config["name"]),
-        settings=lambda config: DataConfig.model_validate(config).identity(),
+        settings=lambda config: DataConfig.model_validate(config).identity(), free=FREE_COUNTS + FREE_CARD,
     ),
     "training": Kind(
-        (METRICS, SUMMARY), rf"timeline\.json|tensorboard/events\.{NAME}|checkpoints/iter_\d{{7}}/({CHECKPOINT})",
+        (METRICS, SUMMARY), rf"timeline\.json|tensorboard/events\.{NAME}|checkpoints/iter_[0-9]{{7,}}/({CHECKPOINT})",
         lambda config: re.escape(config["name"]), PLACES, lambda config: _differing(RunConfig, config), SCHEMA,
+        ("timeline.json", "summary.json memory", "summary.json layout", "summary.json validation_samples",
+         "summary.json checkpoint", "metrics.jsonl *.seconds", "metrics.jsonl *.tokens_per_second",
+         "metrics.jsonl *.model_tflops", "metrics.jsonl *.loss_scale", "metrics.jsonl *.spike",
+         "checkpoints/* seconds", "checkpoints/* loss_scaler", "checkpoints/* optimizer_steps",
+         "checkpoints/*/probe.json", "checkpoints/* *.dim", "manifest.json layouts"),
     ),
     "experiment": Kind((RECORDS,), r"not_run\.json", lambda config: f"{_experiment(config)}(-measured)?",
                        settings=_differing_of("experiment", Experiment)),
@@ -107,9 +132,15 @@ KINDS = {
         (DATASET, LEDGER, RECORDS, SUMMARY),
         rf"scores\.json|(runs|evaluations)\.jsonl|report/.+|{INNER_RUNS}|{FORMER_PARTS}",
         lambda config: rf"reproduce-{re.escape(config['target'])}(-\w+)?",
+        free=("*evaluations* environment", "*evaluations* checkpoint", "*evaluations* megatron", "*evaluations* dtype",
+              "*evaluations* seconds", "*evaluations* warnings", "*evaluations* perplexity_standard_error",
+              "*examples.jsonl",
+              "*timeline*", "summary.json reason", "summary.json commands", "summary.json *.matrix_gflops",
+              "records.jsonl *.note", "records.jsonl *.source", "records.jsonl *.seed", "records.jsonl *.unit",
+              "records.jsonl *.low", "records.jsonl *.high"),
     ),
     "against": Kind((AGAINST,), name=lambda config: f"against-{NAME}", outside=frozenset({"data"}), settings=_against),
-    "checkpoint": Kind((INDEX, LINEAGE, STATE), CHECKPOINT),
+    "checkpoint": Kind((CONFIG, INDEX, LINEAGE, STATE, STATISTICS, "probe.json", TOKENIZER), CHECKPOINT),
     "imported checkpoint": Kind((INDEX, "origin.json"), rf"config\.json|{PIECES}|huggingface/.+"),
     "report": Kind(("index.html", "sources.json"), rf"figures/{NAME}\.(csv|svg|pdf|tex)"),
     "oracle": Kind(("README.md", "table.csv"), "(model|tasks|texts)/.+"),
@@ -119,17 +150,31 @@ KINDS = {
 
 def kind_of(directory: Path) -> str:
     """The kind of a sealed directory without a manifest; empty for one that is of none."""
+    if directory.parent.name == CHECKPOINTS:
+        return "checkpoint"
     has = {path.name for path in directory.iterdir()}
     return next((name for name in list(KINDS)[-4:] if has.issuperset(KINDS[name].files)), "")
 
 
+def parts_within(run: Path) -> list[Path]:
+    """Sealed directories inside of a run, and all that lie where its checkpoints do, without hidden ones."""
+    markers = (marker.parent for marker in run.rglob(MARKER))
+    places = {*markers, *(path for path in (run / CHECKPOINTS).glob("*") if path.is_dir())} - {run}
+    return sorted(path for path in places if not OUTSIDE.fullmatch(f"{path.relative_to(run).as_posix()}/"))
+
+
 def misfits(directory: Path, kind: Kind, values: dict[str, Any] | None = None) -> Iterator[str]:
     """A sentence for each file, key and name that a directory of this kind does not have, or must not have."""
-    paths = (path.relative_to(directory).as_posix() for path in directory.rglob("*") if not path.is_dir())
-    here = {path for path in paths if not OUTSIDE.fullmatch(path)}
+    paths = {path.relative_to(directory).as_posix(): path for path in directory.rglob("*")}
+    paths = {name: path for name, path in paths.items() if not OUTSIDE.fullmatch(name)}
+    links = {name for name, path in paths.items() if path.is_symlink() and not _is_name_for(path)}
+    yield from (f"{directory.name} has {name}, which is a link: it could lead anywhere" for name in sorted(links))
+    here = {name for name, path in paths.items() if not path.is_dir()}
+    for name in sorted(name for name in here if name.endswith((".json", ".jsonl", MARKER))):
+        yield from _repeated(paths[name], f"{directory.name}/{name}")
     required = {*kind.files, MARKER, *([MANIFEST] if values else [])}
     yield from (f"{directory.name} has no {name}" for name in sorted(required - here))
-    others = (name for name in sorted(here - required) if not re.fullmatch(kind.others, name))
+    others = (name for name in sorted(here - required) if not re.fullmatch(kind.others, name, re.ASCII))
     yield from (f"{directory.name} has {name}, which no run of its kind has" for name in others)
     if not values:
         return
@@ -148,19 +193,28 @@ def misfits(directory: Path, kind: Kind, values: dict[str, Any] | None = None) -
         yield f"{directory.name} was renamed or copied over another: it began as {named}"
 
 
-def unread(values: Any, schema: Any, where: str) -> Iterator[str]:
-    """A sentence for each key of a document that its schema does not have: nothing compares what stands there."""
-    if isinstance(schema, type) and issubclass(schema, BaseModel):
-        for key, value in values.items() if isinstance(values, dict) else ():
-            if key in schema.model_fields:
-                yield from unread(value, schema.model_fields[key].annotation, f"{where}: {key}")
-            elif key not in FORMER:
-                yield f"{where} has {key}, which no file of its kind has"
-        return
-    of_dict = isinstance(values, dict) and get_origin(schema) is dict
-    for each in values if isinstance(values, list) else values.values() if of_dict else [values]:
-        for inner in get_args(schema):
-            yield from unread(each, inner, where)
+def _is_name_for(link: Path) -> bool:
+    """True for a run's short name beside it."""
+    target = os.readlink(link)
+    return bool(re.fullmatch(rf"{re.escape(link.name)}-[0-9a-f]{{8}}", target))
+
+
+def _repeated(path: Path, where: str) -> Iterator[str]:
+    """A sentence for a file with a key that stands twice in one object: readers take one of the values."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(values := dict(pairs)) < len(pairs):
+            raise KeyError
+        return values
+
+    text = path.read_bytes()
+    try:
+        for each in text.splitlines() if path.suffix == ".jsonl" else (text,):
+            parse_json(each, once)
+    except KeyError:
+        yield f"{where} has a key twice"
+    except ValueError:
+        yield f"{where} is not JSON"
 
 
 def hidden(directory: Path) -> list[str]:

@@ -37,6 +37,8 @@ class Examined(NamedTuple):
     outcome: Outcome
     findings: list[LayoutFinding]
     not_asked: str = ""
+    lost: bool = False
+    """True if a rank was lost, on the layout or where its checkpoints were asked."""
 
     @property
     def cannot_run(self) -> str:
@@ -53,7 +55,7 @@ def run_layouts(asked: Asked, names: str, seed: int) -> LayoutsReport:
         print(TABLE_HEAD, flush=True)
         tried: list[Examined] = []
         for each in examine(run_serial(kind, work), layouts):
-            result = "DIFFERS" if each.findings else "no" if each.cannot_run else "ok"
+            result = "LOST" if each.lost else "DIFFERS" if each.findings else "no" if each.cannot_run else "ok"
             print(table_row(each.outcome, result))
             for what, why in (("cannot run", each.cannot_run), ("checkpoints were not asked", each.not_asked)):
                 if why and not (tried and why == tried[0].not_asked):
@@ -70,6 +72,7 @@ def run_layouts(asked: Asked, names: str, seed: int) -> LayoutsReport:
         parameters=list(dict.fromkeys(part.tensor for part in tried[0].outcome.ranks[0].initial)),
         cannot_run={each.outcome.layout.name: each.cannot_run for each in tried if each.cannot_run},
         not_asked={each.outcome.layout.name: each.not_asked for each in tried if each.not_asked},
+        lost={each.outcome.layout.name: each.cannot_run or each.not_asked for each in tried if each.lost},
     )  # fmt: skip
 
 
@@ -219,8 +222,11 @@ def examine(serial: Serial, layouts: Sequence[ParityLayout]) -> Iterator[Examine
         raise BadInput(f"the serial run is not {why}: {again.beyond[0].tensor} differs when it is repeated")
     later = Reference({key: value for key, value in reference.whole.items() if key[0]}, reference.allowed)
 
-    def through_checkpoints(layout: ParityLayout, folder: Path) -> tuple[list[LayoutFinding], str]:
-        """Differences after a serial checkpoint on the layout, and after its own serially; the reason if not asked."""
+    def through_checkpoints(layout: ParityLayout, folder: Path) -> tuple[list[LayoutFinding], str, bool]:
+        """Differences after a serial checkpoint on the layout, and after its own serially; the reason if not asked.
+
+        The last is True if a rank was lost.
+        """
         begin, findings = ParityLayout(shard_optimizer=layout.shard_optimizer), list[LayoutFinding]()
         first, own = folder / f"begun-{begin.name}", folder / layout.name
         before = [] if first.exists() else [(begin, None, first)]
@@ -229,22 +235,22 @@ def examine(serial: Serial, layouts: Sequence[ParityLayout]) -> Iterator[Examine
             outcome = hold(go_on, kind, work, goes_on, later, begun, saved, seconds=SECONDS)
             if outcome.failure:
                 shutil.rmtree(saved or own, ignore_errors=True)
-                return findings, reason(outcome.failure)
+                return findings, reason(outcome.failure), outcome.lost
             for row in outcome.beyond:
                 where = f"{row.where}, on {goes_on.name} after a checkpoint"
                 findings.append(_finding(layout.name, "checkpoint", row.tensor, row.largest, row.tolerance, where))
-        return findings, ""
+        return findings, "", False
 
     with tempfile.TemporaryDirectory() as folder:
         for layout in [SERIAL, *layouts]:
             outcome = again
             if layout != SERIAL:
                 outcome = hold(probe, kind, work, layout, reference, seconds=SECONDS)
-            findings, not_asked = _found(outcome, serial), ""
+            findings, not_asked, lost = _found(outcome, serial), "", outcome.lost
             if not outcome.failure and all(each.probe in ("planted gradient", "dropout") for each in findings):
-                more, not_asked = through_checkpoints(layout, Path(folder))
+                more, not_asked, lost = through_checkpoints(layout, Path(folder))
                 findings += more
-            yield Examined(outcome, _folded(findings, outcome, serial), not_asked)
+            yield Examined(outcome, _folded(findings, outcome, serial), not_asked, lost)
 
 
 def _found(outcome: Outcome, serial: Serial) -> list[LayoutFinding]:

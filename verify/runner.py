@@ -102,6 +102,8 @@ class Outcome:
     failure: str
     """Sentence about failed ranks; empty if none failed."""
     seconds: float
+    lost: bool = False
+    """True if a rank ended, or was silent, without a word of its program."""
 
     @property
     def beyond(self) -> list[TensorDifference]:
@@ -126,17 +128,17 @@ def hold(
 ) -> Outcome:  # fmt: skip
     """Run the program of a rank, by `run_forked` or `run_threads`, and hold what it computes against the reference."""
     place = {tensor: number for number, tensor in enumerate(computation_order(name for _, name in reference.whole))}
-    start, ranks, failure = time.monotonic(), list[Computed](), ""
+    start, ranks, failure, lost = time.monotonic(), list[Computed](), "", False
     try:
         ranks = run(program, layout.world_size, kind, work, layout, reference, *args, timeout_seconds=seconds)
     except RanksFailed as raised:
-        failure = raised.sentence
+        failure, lost = raised.sentence, raised.lost
     except Exception as error:  # of a thread
         traceback.print_exc()
         failure = f"{' '.join(getattr(error, '__notes__', ()))}: {type(error).__name__}: {error}".splitlines()[0]
     rows = merge((each for rank in ranks for each in rank.differences), reference.whole) if ranks else []
     rows.sort(key=lambda row: (row.iteration, place[row.tensor]))
-    return Outcome(layout, ranks, rows, failure, time.monotonic() - start)
+    return Outcome(layout, ranks, rows, failure, time.monotonic() - start, lost)
 
 
 def on_ranks(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from mlm_repro.data_pipeline.work.origin import differences
-from mlm_repro.lineage.atomic import read_json, write_json
+from mlm_repro.lineage.atomic import NO_LINKS, read_json, write_json
 from mlm_repro.lineage.errors import BadInput, Interrupted
 from mlm_repro.lineage.progress import is_quiet
 from mlm_repro.lineage.variables import JOIN_SECONDS, number
@@ -93,6 +93,10 @@ class Meeting:
             os.link(own, place)
         except FileExistsError:
             return False
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            raise BadInput(f"the parts of an array cannot meet in {place.parent}: it has no links") from error
         finally:
             own.unlink()
         return True

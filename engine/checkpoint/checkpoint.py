@@ -31,7 +31,7 @@ from mlm_repro.engine.parallel.mesh import ParallelMesh
 from mlm_repro.engine.parallel.sharding import ShardedParameter
 from mlm_repro.lineage.atomic import hidden_beside, publish_directory, write_json
 from mlm_repro.lineage.chain import CONFIG, INDEX, LINEAGE, STATE, checkpoint_path, own_checkpoints
-from mlm_repro.lineage.digest import check_seal, content_digest, read_digest, seal, sealed_files
+from mlm_repro.lineage.digest import check_seal, content_digest, read_digest, seal, sealed_files, sha256_json
 from mlm_repro.lineage.errors import Diverged, IntegrityFailure, Interrupted
 from mlm_repro.lineage.files import FileSchema, parse_document, read_object
 from mlm_repro.lineage.lock import check_held
@@ -149,6 +149,7 @@ def save_checkpoint(
                 write_json(unfinished / CONFIG, about)
                 write_json(unfinished / STATE, {name: v for name, v in vars(state).items() if name != "ancestors"})
                 origin = {"run": begun.get("identity"), "parents": begun.get("parents")}
+                origin |= {"attempt": sha256_json(attempts[-1])} if (attempts := begun.get("attempts")) else {}
                 ancestors = [ancestor._asdict() for ancestor in state.ancestors]
                 write_json(unfinished / LINEAGE, {**origin, "ancestors": ancestors})
                 if probe:

@@ -15,11 +15,11 @@ from safetensors import safe_open
 
 from mlm_repro.engine.parallel.mesh import Axis
 from mlm_repro.engine.parallel.sharding import ShardedParameter
+from mlm_repro.engine.run.files import STATISTICS as FILE
 from mlm_repro.engine.run.files import TensorNumbers
 from mlm_repro.lineage.errors import IntegrityFailure
 from mlm_repro.lineage.files import parse_document, read_object
 
-FILE = "statistics.json"
 ROUNDING = 1e-9
 """Relative difference of a sum of squares in float64 when its parts are added in another order."""
 PART = 1 << 18

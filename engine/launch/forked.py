@@ -66,12 +66,13 @@ def run_forked(function: Callable[..., Any], world_size: int, *args: Any, timeou
                 process.kill()
                 process.join()
     if died:
-        raise RanksFailed(f"rank {died[0]} ended with exit code {processes[died[0]].exitcode} before it answered", "")
+        status = processes[died[0]].exitcode
+        raise RanksFailed(f"rank {died[0]} ended with exit code {status} before it answered", "", lost=True)
     if failures := sorted((answer.failure, rank) for rank, answer in answers.items() if answer.failure):
         (_, line, text), rank = failures[0]
         raise RanksFailed(f"rank {rank} failed: {line}", text)
     if silent := sorted(set(range(world_size)) - answers.keys()):
-        raise RanksFailed(f"rank {silent[0]} did not answer within {timeout_seconds:.0f} s", "")
+        raise RanksFailed(f"rank {silent[0]} did not answer within {timeout_seconds:.0f} s", "", lost=True)
     return [answers[rank].value for rank in range(world_size)]
 
 

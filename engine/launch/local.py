@@ -17,9 +17,12 @@ from multiprocessing.process import BaseProcess
 
 from mlm_repro.lineage.command import run_command
 from mlm_repro.lineage.errors import Interrupted, afterwards
-from mlm_repro.lineage.processes import end_with_parent, when_stopped
+from mlm_repro.lineage.processes import end_with_parent, ended_by, exit_code_of, held_back, when_stopped
+from mlm_repro.lineage.variables import DOOR
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
+INTERFACES = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
+"""Environment variables: where libraries listen. Ranks of one machine listen to this machine alone."""
 STACK_SECONDS = 2.0
 """Time for a rank that did not end to print its stack."""
 
@@ -33,21 +36,22 @@ def launch(work: Callable[[], object], ranks: int) -> int:
     """
     from mlm_repro.engine.launch.mesh import STACK_SIGNAL
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
-    context = multiprocessing.get_context("fork")
+    context, door = multiprocessing.get_context("fork"), socket.create_server(("127.0.0.1", 0))
+    shared = {
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(door.getsockname()[1]), "WORLD_SIZE": str(ranks),
+        "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
 
     def be_rank(rank: int) -> None:
+        if rank == 0:
+            os.environ[DOOR] = str(door.detach())
+        else:
+            door.close()
         become_rank(rank, shared)
         os.setsid()
         run_command(lambda **_: work())
 
     processes = [context.Process(target=be_rank, args=(rank,)) for rank in range(ranks)]
-    for process in processes:
-        process.start()
-
     stopped = False
 
     def pass_on(number: int) -> None:
@@ -59,13 +63,15 @@ def launch(work: Callable[[], object], ranks: int) -> int:
 
     with when_stopped(pass_on):
         try:
-            code = _wait(processes)
+            with held_back(), door:
+                for process in processes:
+                    process.start()
+            code = exit_code_of(_wait(processes), stopped)
             if stopped and code and all(process.exitcode in (None, 0, -signal.SIGTERM) for process in processes):
                 raise Interrupted(f"stopped before training began; the same command {afterwards()}")
             killed = [rank for rank, process in enumerate(processes) if (process.exitcode or 0) < 0 and not stopped]
-            if killed and code in (1, Interrupted.exit_code):
-                name = signal.Signals(-(processes[killed[0]].exitcode or 0)).name
-                ended = f"rank {killed[0]} was ended by {name}"
+            if killed and code == Interrupted.exit_code:
+                ended = f"rank {killed[0]} {ended_by(processes[killed[0]].exitcode or 0)}"
                 raise Interrupted(f"{ended}; the same command {afterwards()}")
             return code
         finally:
@@ -82,7 +88,9 @@ def become_rank(rank: int, shared: Mapping[str, str]) -> None:
     """Make a forked process a rank of one thread, with the environment variables that all of them have."""
     end_with_parent()
     gc.freeze()  # what the parent has made is not looked through, nor copied by looking
-    os.environ |= {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "")
+    doors = dict.fromkeys(INTERFACES - os.environ.keys(), loopback) if loopback else {}
+    os.environ |= {**doors, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
 
@@ -99,7 +107,7 @@ def _wait(processes: Sequence[BaseProcess], grace_seconds: float = 10.0) -> int:
         if None not in codes or (failed_at and time.monotonic() - failed_at > grace_seconds):
             positive = [code for code in failed if code and code > 0]
             causes = [code for code in positive if code != Interrupted.exit_code]  # those of ranks that lost nobody
-            return (causes or positive or [1])[0]
+            return (causes or positive or [-signal.SIGKILL])[0]
         time.sleep(0.05)
 
 

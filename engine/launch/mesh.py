@@ -19,7 +19,7 @@ from mlm_repro.engine.parallel.layout import Layout
 from mlm_repro.engine.parallel.mesh import Axis, GroupAxis, LoneAxis, ParallelMesh, Waiting, serial_mesh
 from mlm_repro.lineage.config import flatten
 from mlm_repro.lineage.errors import BadInput, HardwareFault, Interrupted, afterwards
-from mlm_repro.lineage.variables import launched_ranks, number
+from mlm_repro.lineage.variables import DOOR, launched_ranks, number
 
 JOIN_SECONDS = "MLM_JOIN_SECONDS"
 """Environment variable: seconds that a rank waits for the others to start, by default 300. Hundreds of processes import
@@ -83,7 +83,7 @@ def join_ranks() -> None:
     try:
         shared = dist.TCPStore(
             host, int(port), ranks, is_master=rank == "0" and not agent_serves, multi_tenant=True,
-            timeout=timedelta(seconds=int(waits)), wait_for_workers=False,
+            timeout=timedelta(seconds=int(waits)), wait_for_workers=False, master_listen_fd=number(DOOR),
         )  # fmt: skip
     except dist.DistError as error:
         alone = RanksMissing(f"rank {rank} of {ranks} found nobody at {host}:{port} within {waits} seconds")

@@ -29,9 +29,10 @@ _Number = tuple[int, int, int]
 class RanksFailed(RuntimeError):
     """A rank raised, or did not answer in time; the text has the traceback of the rank that failed first."""
 
-    def __init__(self, sentence: str, details: str) -> None:
+    def __init__(self, sentence: str, details: str, lost: bool = False) -> None:
         super().__init__(f"{sentence}\n{details}")
-        self.sentence = sentence
+        self.sentence, self.lost = sentence, lost
+        """The first line; True if the rank ended, or was silent, without a word of its program."""
 
 
 class ThreadRank(NamedTuple):

@@ -11,7 +11,7 @@ from mlm_repro.engine.parallel.layout import Layout
 from mlm_repro.lineage.atomic import parse_json
 from mlm_repro.lineage.files import Environment, FileSchema, Finite, Positive, parse_document, read_document
 
-METRICS, SUMMARY = "metrics.jsonl", "summary.json"
+METRICS, SUMMARY, STATISTICS = "metrics.jsonl", "summary.json", "statistics.json"
 NORM_EDGES = tuple(10.0 ** (place / 8) for place in range(-32, 33))
 """Borders of the bins in which norms and trust ratios are counted: bin i has values from edge i - 1 up to edge i, the
 first all below and the last all above."""

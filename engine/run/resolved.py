@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from mlm_repro.data_pipeline.files import named_datasets
 from mlm_repro.data_pipeline.tokens.tokenizer import FILE_NAME
 from mlm_repro.engine.batch_schedule import BatchSchedule
 from mlm_repro.engine.config import ModelConfig, ParallelConfig, RunConfig, Seam, TrainConfig, TwinScale
@@ -31,7 +32,7 @@ from mlm_repro.engine.pipeline.schedule import check_schedule, ideal_bubble
 from mlm_repro.engine.twin import shrink
 from mlm_repro.lineage.chain import CONFIG, checkpoint_path, iteration_of, resolve_checkpoint
 from mlm_repro.lineage.config import load_config, override_config, parse_config
-from mlm_repro.lineage.digest import is_sealed, read_digest, sha256_file, sha256_json
+from mlm_repro.lineage.digest import by_digest, is_sealed, read_digest, sha256_file, sha256_json
 from mlm_repro.lineage.environment import available_cores, list_gpus
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure, UserError
 from mlm_repro.lineage.files import read_object
@@ -359,11 +360,10 @@ def resolve_begun(directory: RunDirectory, ranks: int | None = None, changed: Se
         config = read_config(manifest, path / MANIFEST)
     except BadInput as error:
         raise BadInput(f"{error}; {elsewhere}") from error
-    if layouts := manifest.get("layouts"):
+    if layouts := manifest.get("attempts") or manifest.get("layouts"):
         parallel = parse_config(layouts[-1]["parallel"], ParallelConfig, str(path / MANIFEST))
         config = config.model_copy(update={"parallel": parallel})
         ranks = ranks or (None if changed else layouts[-1]["ranks"])
-    config = override_config(config, changed) if changed else config
     try:
         original = f"{manifest['name']}-{manifest['identity'][:8]}"
         identity, dataset = identity_in(manifest), manifest["parents"]["dataset"]
@@ -373,9 +373,16 @@ def resolve_begun(directory: RunDirectory, ranks: int | None = None, changed: Se
         raise BadInput(f"{path} was renamed: give it its name again with `mv {path} {path.with_name(original)}`")
     if manifest["identity"] != identity:
         raise IntegrityFailure(f"{path / MANIFEST} was changed: its identity is not that of its configuration")
+    places = tuple((each.place, each.weight) for each in named_datasets(path))
+    here = {"dataset": places[0][0] if isinstance(config.data.dataset, Path) else places}
+    config = config.model_copy(update={"data": config.data.model_copy(update=here)})
+    config = override_config(config, changed) if changed else config
     train, parents = config.train, manifest["parents"]
     place = checkpoint_path(train.continues.run, train.continues.iteration) if train.continues else train.init_from
-    origin = next((StartingPoint(kind, place, parents[kind]) for kind in ORIGINS if kind in parents and place), None)
+    origin = None
+    if place and (kind := next((kind for kind in ORIGINS if kind in parents), None)):
+        where = by_digest(place, parents[kind], lambda run: read_digest(resolve_checkpoint(run)), path.parent)
+        origin = StartingPoint(kind, where or place, parents[kind])
     run = resolve(config, ranks, origin)
     if run.data.digest != dataset:
         raise IntegrityFailure(f"the dataset {config.data.dataset} has changed since {path} began; {elsewhere}")

@@ -39,6 +39,7 @@ from mlm_repro.evaluation.protocol import Request, Scores
 from mlm_repro.evaluation.scoring.store import Store
 from mlm_repro.lineage.environment import available_cores, cpu_name
 from mlm_repro.lineage.errors import BadInput, HardwareMissing, UserError
+from mlm_repro.lineage.processes import hear_stops, held_back
 from mlm_repro.lineage.remembered import digest_of
 from mlm_repro.lineage.shipped import HOME
 
@@ -185,7 +186,8 @@ def _in_processes(work: Callable[[int], Any], items: Sequence[int], workers: int
             reader, writer = context.Pipe(duplex=False)
             readers.append(reader)
             process = context.Process(target=_serve, args=(work, share, writer, list(readers)), daemon=True)
-            process.start()
+            with held_back():
+                process.start()
             writer.close()
             processes.append(process)
         open_readers = list(readers)
@@ -209,6 +211,7 @@ def _in_processes(work: Callable[[int], Any], items: Sequence[int], workers: int
 
 def _serve(work: Callable[[int], Any], share: Sequence[int], writer: Connection, inherited: list[Connection]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    hear_stops()
     for reader in inherited:
         reader.close()
     torch.set_num_threads(1)

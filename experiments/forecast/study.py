@@ -73,7 +73,7 @@ from mlm_repro.lineage.environment import available_cores
 from mlm_repro.lineage.errors import BadInput, DataMissing, Interrupted, UserError
 from mlm_repro.lineage.files import read_document, write_document, write_lines
 from mlm_repro.lineage.lock import locked
-from mlm_repro.lineage.processes import end_with_parent
+from mlm_repro.lineage.processes import end_with_parent, hear_stops, held_back
 from mlm_repro.lineage.progress import QUIET, announce, format_duration
 from mlm_repro.lineage.records import RECORDS, Record, write_records
 from mlm_repro.lineage.run import RunDirectory
@@ -236,7 +236,8 @@ def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
     waiting = [config for config in configs if _directory_of(config, runs).name not in done_before]
     pool = ProcessPoolExecutor(available_cores(), multiprocessing.get_context("fork"), _begin_alone)
     try:
-        trainings = {pool.submit(_alone, config, runs): config for config in waiting}
+        with held_back():  # until a process of the pool has its handlers
+            trainings = {pool.submit(_alone, config, runs): config for config in waiting}
         for done, training in enumerate(as_completed(trainings), 1):
             config = trainings[training]
             if code := training.result():
@@ -305,6 +306,7 @@ def _begin_alone() -> None:
     end_with_parent(signal.SIGTERM)
     torch.set_num_threads(1)
     os.environ[QUIET] = "1"
+    hear_stops()
 
 
 def _alone(config: RunConfig, runs: Path) -> int:

@@ -3,6 +3,7 @@
 import math
 import shlex
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -117,6 +118,8 @@ def reproduce(plan: Plan, runs: Path) -> Path:
         if run.is_complete:
             run.link()
             print(f"already complete: {run.path}")
+            if other := run.other_code:
+                print(f"note: {other}", file=sys.stderr)
         else:
             done = read_evaluations(run.path)
             for training in trained:

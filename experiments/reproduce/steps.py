@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 from mlm_repro.engine.config import RunConfig
@@ -17,7 +16,14 @@ from mlm_repro.experiments.launch.job import describe_job
 from mlm_repro.experiments.reproduce.plan import Plan, manifest_file, training_bytes, training_job
 from mlm_repro.lineage.digest import is_sealed
 from mlm_repro.lineage.errors import Interrupted, UserError
-from mlm_repro.lineage.processes import end_with_parent, when_stopped
+from mlm_repro.lineage.processes import (
+    end_with_parent,
+    ended_by,
+    exit_code_of,
+    hear_stops,
+    held_back,
+    when_stopped,
+)
 from mlm_repro.lineage.progress import is_quiet
 from mlm_repro.lineage.shipped import model_file
 
@@ -159,9 +165,9 @@ def shown(path: Path) -> str:
 class StepFailed(UserError):
     """A command of the sequence failed; its own sentence stands above and its exit code is passed on."""
 
-    def __init__(self, command: str, exit_code: int) -> None:
-        super().__init__(f"`{command}` ended with exit code {exit_code}; what was finished before it is kept")
-        self.exit_code = exit_code
+    def __init__(self, command: str, status: int, stopped: bool = False) -> None:
+        super().__init__(f"`{command}` {ended_by(status)}; what was finished before it is kept")
+        self.exit_code = exit_code_of(status, stopped)
 
 
 def run_step(program: str, *arguments: str) -> None:
@@ -174,8 +180,7 @@ def run_step(program: str, *arguments: str) -> None:
     if not is_quiet():
         print(f"\n$ {shown}", flush=True)
     own = Path(sys.executable).with_name(program)  # this environment's command of that name, or the system's
-    command = [str(own) if own.is_file() else program, *arguments]
-    process = subprocess.Popen(command, preexec_fn=partial(end_with_parent, signal.SIGTERM))
+    command, is_ours = [str(own) if own.is_file() else program, *arguments], own.is_file()
     stopped: list[int] = []
 
     def leave(number: int) -> None:
@@ -183,9 +188,16 @@ def run_step(program: str, *arguments: str) -> None:
         if number != signal.SIGINT and process.poll() is None:
             process.send_signal(signal.SIGINT)
 
+    def prepare() -> None:
+        end_with_parent(signal.SIGTERM)
+        if not is_ours:  # no other program lets in what waits for it
+            hear_stops()
+
     with when_stopped(leave):
-        code = process.wait(math.inf)  # with a limit it wakes often: another thread may have taken the signal
-    if code:
-        raise StepFailed(shown, code if code > 0 else 1)
+        with held_back():
+            process = subprocess.Popen(command, preexec_fn=prepare)
+        status = process.wait(math.inf)  # with a limit it wakes often: another thread may have taken the signal
+    if status:
+        raise StepFailed(shown, status, bool(stopped))
     if stopped:
         raise Interrupted(f"stopped after `{shown}`; the same command continues from there")

@@ -96,7 +96,7 @@ def test_an_upgrade_is_said_and_makes_anew_what_it_changes(folder: Path, package
     assert files_of(folder / "runs" / one) == files_of(folder / "runs" / other)
 
     prepared = kept(folder, "prepare")
-    package.edit("lineage/atomic.py", "return json.loads(text)", "return json.loads(text, parse_constant=None)")
+    package.edit("lineage/atomic.py", "json.loads(text, obj", "json.loads(text, parse_constant=None, obj")
     said = package.run("run", "r.toml")
     assert "differs in the code of source\n" in said
     assert "note: made anew: source, clean, language, length, dedup" in said

@@ -40,7 +40,7 @@ NOTHING = {
     "a source that is not read": ("data_pipeline/reading/hub.py", "TEXT_PER_BYTE = 3", "TEXT_PER_BYTE = 4"),
 }
 ONE = {
-    "source": ("lineage/atomic.py", "return json.loads(text)", "return json.loads(text, parse_constant=None)"),
+    "source": ("lineage/atomic.py", "json.loads(text, obj", "json.loads(text, parse_constant=None, obj"),
     "clean": ("data_pipeline/fast/exact_ftfy.py", "MOST_PASSES = 64", "MOST_PASSES = 65"),
     "language": ("data_pipeline/stages/language.py", "probability(text) >=", "probability(text) >"),
     "tokenizer": ("data_pipeline/passes/train_tokenizer.py", "TRAINING_BYTES = 2 << 30", "TRAINING_BYTES = 1 << 30"),

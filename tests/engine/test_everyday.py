@@ -137,10 +137,11 @@ def test_a_run_is_resumed_by_its_short_name_at_the_layout_that_trained_last(data
     assert finish(process)[0] == 7
     assert mlm_train(*resume)[0] == 0
     manifest = read_document(tmp_path / "small" / "manifest.json", Manifest)
-    assert [(one["iteration"], one["parallel"]["pp"], one["ranks"]) for one in manifest.layouts] == [
+    assert [(one.iteration, one.parallel["pp"], one.ranks) for one in manifest.layouts_in_turn] == [
         (0, 1, 1),
         (80, 2, 2),
     ]
+    assert len(manifest.attempts) == 3
     assert RunDirectory(tmp_path / "small").is_complete
     code, _, err = mlm_train(*resume, "--set", "train.learning_rate=1")
     assert (code, "`mlm-train run CONFIG --continue" in err) == (2, True)

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
+from mlm_repro.lineage.atomic import write_json
+from mlm_repro.lineage.chain import broken_links
 from mlm_repro.lineage.digest import check_seal, sha256_json
 from mlm_repro.lineage.environment import describe_environment
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
+from mlm_repro.lineage.files import Manifest, read_document
 from mlm_repro.lineage.run import MANIFEST, RunDirectory, identity_in
 
 WORK: dict[str, Any] = {
@@ -53,7 +56,33 @@ def test_another_release_of_the_package_is_the_same_work(tmp_path: Path, monkeyp
     monkeypatch.setattr("mlm_repro.lineage.run.describe_environment", lambda: later)
     again = begin(tmp_path)
     assert (again.path, again.is_new) == (before.path, False)
-    assert again.other_code.endswith(" and goes on under mlm-repro 9.9.9 at ffffffffffff")
+    assert again.other_code.endswith(", and here is mlm-repro 9.9.9 at ffffffffffff")
+
+
+def test_each_attempt_names_its_code_and_the_attempt_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = begin(tmp_path)
+    run.note_attempt(0, {"tp": 1}, 1)
+    run.note_attempt(7, {"tp": 1}, 1)
+    assert (broken_links(run.path), run.other_code) == ([], "")
+    monkeypatch.setattr("mlm_repro.lineage.run.code_digest", lambda: "f" * 64)
+    assert "(code ffffffff)" in run.other_code
+    run.note_attempt(9, {"tp": 2}, 2)
+    assert (broken_links(run.path), run.other_code) == ([], "")
+    manifest = read_document(run.path / MANIFEST, Manifest)
+    assert [each.iteration for each in manifest.layouts_in_turn] == [0, 9]
+    first, second, third = manifest.attempts
+    assert first.code == second.code != third.code
+    for forge in ({"code": second.code}, {"iteration": 8}, {"before": ""}):
+        for number in range(2 if "before" not in forge else 3):
+            values = manifest.to_json()
+            values["attempts"][number] |= forge
+            write_json(run.path / MANIFEST, values)
+            differs = values != manifest.to_json()
+            assert bool(broken_links(run.path)) == differs, (forge, number)
+    values = manifest.to_json()
+    values["attempts"].pop(1)
+    write_json(run.path / MANIFEST, values)
+    assert any("attempt 2" in sentence for sentence in broken_links(run.path))
 
 
 def test_another_schema_is_other_work(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from mlm_repro.lineage.digest import read_digest, seal
 from mlm_repro.lineage.run import RunDirectory
+from mlm_repro.verify.kinds import ALWAYS_FREE, KINDS
 from tests.commands import Outcome, call
 from tests.experiments.packed import TRAINING, packed
 
@@ -24,10 +25,11 @@ def run(tmp_path: Path) -> RunDirectory:
 def test_every_sealed_directory_is_said_to_be_ok_with_what_was_compared(run: RunDirectory) -> None:
     done = verify(run.path)
     checkpoints = sorted((run.path / "checkpoints").iterdir())
-    compared = "digests of 3 sealed directories; files, keys, name and identity; datasets; metrics"
+    compared = "digests of 3 sealed directories; files, keys, name and identity; datasets; metrics; checkpoints"
     assert (done.code, done.out.splitlines()) == (0, [
         *(f"ok {read_digest(each)[:16]} {each.resolve()}" for each in checkpoints),
         f"compared: {compared}",
+        f"nothing contradicts: {'; '.join((*ALWAYS_FREE, *KINDS['training'].free))}",
         f"ok {run.digest[:16]} {run.path.resolve()}",
     ])  # fmt: skip
     assert call({}, "mlm-verify", "run", run.path, "--strict").code == 0

@@ -54,7 +54,7 @@ def write_training(
               "train": {"iterations": 8, "precision": "fp32"}, "data": {"dataset": str(data)}}  # fmt: skip
     config = parse_config(values, RunConfig, "the test").model_dump(mode="json")
     run = RunDirectory.begin(root, "own", "training", config, {"dataset": dataset_digest(data)})
-    run.note_layout(0, {"tp": 1, "pp": 1}, 2)
+    run.note_attempt(0, {"tp": 1, "pp": 1}, 2)
     (run.path / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
     write_json(run.path / "checkpoints" / "iter_0000008" / "index.json", {"of": str(root)})
     seal(run.path / "checkpoints" / "iter_0000008")
@@ -114,7 +114,8 @@ def test_an_unfinished_run_is_told_as_far_as_it_came(
 
 def test_a_resumed_run_names_each_layout(tmp_path: Path) -> None:
     run = write_training(tmp_path, is_complete=False)
-    RunDirectory(run).note_layout(5, {"tp": 2, "pp": 1}, 2)
+    RunDirectory(run).note_attempt(3, {"tp": 1, "pp": 1}, 2)
+    RunDirectory(run).note_attempt(5, {"tp": 2, "pp": 1}, 2)
     assert "tp 1, pp 1, dp 2; from iteration 6 tp 2, pp 1, dp 1" in page_of(run)
 
 

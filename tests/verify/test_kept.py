@@ -17,7 +17,7 @@ from mlm_repro.lineage.digest import seal, sha256_json
 from mlm_repro.lineage.files import read_document, write_document
 from mlm_repro.lineage.records import RECORDS, Record, read_records, records_bytes, write_records
 from mlm_repro.lineage.run import MANIFEST
-from mlm_repro.verify import kept
+from mlm_repro.verify import recomputed
 from mlm_repro.verify.kept import KeptCheck
 from tests.commands import ROOT
 
@@ -35,7 +35,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Kept results; what takes long to make again is read from the repository."""
     for name in ("ablations", "ladder", "figures"):
         shutil.copytree(ROOT / "results" / name, tmp_path / name)
-    measure = kept.measure
+    measure = recomputed.measure
 
     def again(experiment: Any) -> Any:
         if experiment.name not in MEASURED:
@@ -43,7 +43,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         name, lines = RUNS[experiment.name.replace("/", "-")], (STUDY / RECORDS).read_text(encoding="utf-8")
         return [line for line in map(json.loads, lines.splitlines()) if line["source"] == name]
 
-    monkeypatch.setattr(kept, "measure", lambda experiment: [
+    monkeypatch.setattr(recomputed, "measure", lambda experiment: [
         {key: value for key, value in line.items() if key not in ("experiment", "source")}
         for line in again(experiment)
     ])  # fmt: skip

@@ -15,6 +15,7 @@ from typing import Self
 from mlm_repro.data_pipeline.work.tasks import Done, WorkTask, run_task
 from mlm_repro.lineage.environment import available_cores
 from mlm_repro.lineage.errors import Interrupted
+from mlm_repro.lineage.processes import held_back
 
 ATTEMPTS = 3
 """A task is given up when processes were lost this many times and none finished a task meanwhile."""
@@ -101,11 +102,8 @@ def _is_done(future: "Future[Done]") -> bool:
 def _not_interrupted() -> Iterator[None]:
     """Start processes inside this block to keep Ctrl-C from them; only this process receives it."""
     resource_tracker.ensure_running()  # to start it lets Ctrl-C through again
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
+    with held_back({signal.SIGINT}):
         yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
 
 def _watch_parent() -> None:

@@ -32,7 +32,9 @@ class RayExecutor:
         address = os.environ.get("RAY_ADDRESS")
         if address:
             _check_answer(address)
-        own: dict[str, Any] = {} if address else {"num_cpus": self._workers or None, "include_dashboard": False}
+        own: dict[str, Any] = {} if address else {
+            "num_cpus": self._workers or None, "include_dashboard": False, "_node_ip_address": "127.0.0.1",
+        }  # fmt: skip
         try:
             self._ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **own)
         except (ConnectionError, RuntimeError, ValueError) as error:

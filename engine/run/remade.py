@@ -1,0 +1,164 @@
+"""How the files of a training follow from its configuration and one another. Imports no torch."""
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlm_repro.data_pipeline.files import named_datasets
+from mlm_repro.engine.batch_schedule import BatchSchedule
+from mlm_repro.engine.config import RunConfig
+from mlm_repro.engine.costs import parameter_count, tokens_trained
+from mlm_repro.engine.optim.schedule import clock, learning_rate
+from mlm_repro.engine.run.files import (
+    METRICS,
+    STATISTICS,
+    SUMMARY,
+    TrainingSummary,
+    Validation,
+    read_metrics,
+    read_steps,
+    read_summary,
+    read_validations,
+)
+from mlm_repro.lineage.atomic import parse_json
+from mlm_repro.lineage.chain import INDEX, STATE, complete_checkpoints, iteration_of
+from mlm_repro.lineage.config import parse_config
+from mlm_repro.lineage.digest import is_sealed, sealed_files
+from mlm_repro.lineage.files import Absent, Comparisons, Manifest, Remade, as_said, read_document, read_object
+from mlm_repro.lineage.run import MANIFEST
+
+WINDOW = 128
+"""Iterations whose loss and gradient norm a checkpoint keeps."""
+BITS = {"F64": "<i8", "F32": "<i4", "F16": "<i2", "BF16": "<i2"}
+FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
+KEPT_STATE = "iteration", "loss_scaler", "optimizer_steps", "recent", "seconds"
+"""Keys of state.json; those of today have `updated_samples` too."""
+Bits = NDArray[np.signedinteger[Any]]
+
+
+def metrics(run: Path) -> Comparisons:
+    """Check that the metrics have every iteration, and that they and the configuration give the summary."""
+    if not is_sealed(run):
+        return
+    config, done = recipe_of(run), read_summary(run)
+    parents = read_document(run / MANIFEST, Manifest).parents
+    count, schedule, where = config.train.iterations, BatchSchedule(config.train), f"{SUMMARY} of {run.name}"
+    yield as_said(done, {
+        "iterations": count, "tokens": tokens_trained(config.model, config.train),
+        "parameters": parameter_count(config.model), "seed": done.seed and config.train.seed,
+    }, where, "its configuration gives")  # fmt: skip
+    seconds = done.tokens / done.tokens_per_second
+    if abs(seconds - done.train_seconds) > 0.01 + 0.001 * done.train_seconds:
+        yield Remade(f"{where}: train_seconds", done.train_seconds, seconds, "its tokens and rate give")
+    if [step.iteration for step in read_steps(run)] != list(range(1, count + 1)):
+        yield f"{METRICS} of {run.name} does not have each of {count} iterations once and in order"
+    updates = updated_samples = 0
+    for line in (line for line in read_metrics(run) if line["kind"] == "train" and "samples" in line):
+        due: dict[str, float] = {"samples": schedule.samples_before(line["iteration"])}
+        if parents.keys() == {"dataset"}:  # its updates are counted from 1
+            due["learning_rate"] = learning_rate(config.train, clock(config.train, updates, updated_samples))
+        if not line.get("skipped"):
+            updates, updated_samples = updates + 1, updated_samples + schedule.batch_size(line["iteration"] - 1)
+        for name, value in due.items():
+            yield Remade(f"{METRICS}: {name} at {line['iteration']}", line[name], value, "its schedule gives")
+    yield from ending(done, read_validations(run), run.name)
+
+
+def checkpoints(run: Path) -> Comparisons:
+    """Compare each checkpoint with the metrics, its tensors with their statistics, its tokenizer with the data."""
+    if not is_sealed(run):
+        return
+    parents = read_document(run / MANIFEST, Manifest).parents
+    steps = [step for step in read_steps(run) if step.gradient_norm is not None]
+    places, count = complete_checkpoints(run), recipe_of(run).train.iterations
+    newest = max(map(iteration_of, places), default=0)
+    yield Remade(f"newest checkpoint of {run.name}", newest, count, "its configuration gives")
+    data = [each.place for each in named_datasets(run) if each.is_here]
+    tokenizer = sealed_files(data[0]) if data else {}
+    held = {at for path in places for at in range(iteration_of(path) - WINDOW + 1, iteration_of(path) + 1)}
+    if loose := sum(step.iteration not in held for step in steps):
+        far = f"more than {WINDOW} iterations before a checkpoint; `mlm-verify replay` trains segments again"
+        yield Absent(f"{run.name}: {loose:,} losses of {METRICS} and validations, {far}", ever=False)
+    for path in places:
+        seen = [[step.loss, step.gradient_norm] for step in steps if step.iteration <= iteration_of(path)][-WINDOW:]
+        state = read_object(path / STATE)
+        yield Remade(
+            f"{path.name}: keys of {STATE}",
+            sorted({*state} - {"updated_samples"}),
+            sorted(KEPT_STATE),
+            "every checkpoint has",
+        )
+        recent = state.get("recent", [])
+        began = max(0, len(recent) - len(seen)) if "continues" in parents else 0
+        yield Remade(f"{path.name}: recent losses and norms", recent[began:], seen, f"{METRICS} gives")
+        files = {name: it for name, it in sealed_files(path).items() if name.startswith("tokenizer/")}
+        if data:
+            yield Remade(f"{path.name}", files, {name: tokenizer.get(name) for name in files}, "its dataset has")
+        yield from _tensors_of(path)
+
+
+def ending(done: TrainingSummary, validations: Sequence[Validation], name: str) -> Comparisons:
+    """Compare the last validation in the metrics with the summary."""
+    where, by = f"{SUMMARY} of {name}", f"its {METRICS} gives"
+    said = {"iteration": done.iterations, "loss": done.validation_loss, "perplexity": done.validation_perplexity}
+    yield Remade(where, said, {name: getattr(validations[-1], name) for name in said} if validations else None, by)
+    for each in validations:
+        perplexity = math.exp(min(each.loss, 20))
+        yield Remade(f"{METRICS}: perplexity at {each.iteration}", each.perplexity, perplexity, "its loss gives")
+
+
+def recipe_of(training: Path) -> RunConfig:
+    """The configuration of a training."""
+    return parse_config(read_document(training / MANIFEST, Manifest).config, RunConfig, f"{training.name}/{MANIFEST}")
+
+
+def _tensors_of(checkpoint: Path) -> Comparisons:
+    """Compare the statistics of each tensor, taken before it was written, with what the checkpoint's files hold."""
+    index, statistics = read_object(checkpoint / INDEX), read_object(checkpoint / STATISTICS)
+    where = f"{checkpoint.name}/{STATISTICS}"
+    yield Remade(f"{where}: tensors", sorted(statistics), sorted(index), f"{INDEX} has")
+
+    @cache
+    def tensors(file: str) -> dict[str, tuple[str, Bits]]:
+        return _tensors(checkpoint / Path(file).name)
+
+    for name in index.keys() & statistics.keys():
+        parts = [tensors(file)[name] for file in index[name]["files"]]
+        whole = np.concatenate([bits for _, bits in parts], index[name]["dim"]) if len(parts) > 1 else parts[0][1]
+        yield Remade(f"{checkpoint.name}/{INDEX}: {name}", index[name], {
+            "shape": list(whole.shape), "dim": index[name]["dim"], "files": index[name]["files"]
+        }, "its files give")  # fmt: skip
+        numbers, stated = _numbers(np.ascontiguousarray(whole).reshape(-1), parts[0][0]), statistics[name]
+        older = numbers.keys() - {"checksum"}  # of earlier versions
+        due = numbers if "checksum" in stated else {key: numbers[key] for key in older}
+        yield Remade(f"{where}: {name}", stated, due, "its numbers give")
+
+
+def _numbers(bits: Bits, kind: str) -> dict[str, float | int]:
+    """The statistics of a tensor, as `engine.checkpoint.statistics` takes them before it is written."""
+    values = (bits.astype("<i4") << 16).view("<f4") if kind == "BF16" else bits.view(FLOATS[kind])
+    finite = values[np.isfinite(values)].astype(np.float64)
+    odd = np.arange(1, 2 * len(bits), 2, dtype=np.int64)
+    return {
+        "norm": math.sqrt(float(np.dot(finite, finite))), "min": float(finite.min(initial=math.inf)),
+        "max": float(finite.max(initial=-math.inf)), "nonfinite": len(values) - len(finite),
+        "checksum": int(np.dot(bits.astype(np.int64), odd)) % 2**64,
+    }  # fmt: skip
+
+
+def _tensors(file: Path) -> dict[str, tuple[str, Bits]]:
+    """Number format and bits of each tensor of a safetensors file."""
+    with file.open("rb") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        header = parse_json(opened.read(size))
+    data = np.memmap(file, np.uint8, "r", 8 + size)
+    return {
+        name: (entry["dtype"], data[slice(*entry["data_offsets"])].view(BITS[entry["dtype"]]).reshape(entry["shape"]))
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }

@@ -1,0 +1,222 @@
+"""verify reads to the leaves: forgeries of an earlier review, each sealed anew, and a sample of all edits."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from mlm_repro.data_pipeline.tokens.token_file import TokenFile
+from mlm_repro.experiments.catalogue import find_experiment
+from mlm_repro.experiments.runner import run_experiment
+from mlm_repro.experiments.sealed import digest_of_numbers
+from mlm_repro.lineage.digest import MARKER, check_seal, seal, sha256_json
+from mlm_repro.lineage.errors import IntegrityFailure
+from mlm_repro.lineage.records import read_records
+from mlm_repro.lineage.run import identity_in
+from mlm_repro.verify.recomputed import RunCheck
+from tests.commands import call
+from tests.experiments.packed import DATASET, REPRODUCTION, TRAINING, unpack
+from tests.verify.mutator import survivors
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    return unpack(tmp_path) / "runs"
+
+
+def one(runs: Path, pattern: str) -> Path:
+    (path,) = runs.glob(pattern)
+    return path
+
+
+def seal_training(run: Path) -> None:
+    for path in (run / "checkpoints").iterdir():
+        if not path.is_symlink():
+            seal(path)
+    seal(run)
+
+
+def last(run: Path) -> Path:
+    return max((run / "checkpoints").iterdir())
+
+
+def weights(checkpoint: Path, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    (file,) = checkpoint.glob("model-*")
+    save_file({name: change(value) for name, value in load_file(file).items()}, file)
+
+
+def planted_zeros(run: Path) -> None:
+    planted = Path(shutil.copytree(last(run), run / "checkpoints" / "iter_9999999"))
+    for name in ("lineage.json", "statistics.json", "probe.json"):
+        (planted / name).unlink()
+    weights(planted, np.zeros_like)
+
+
+def look_alike(run: Path) -> None:
+    shutil.copytree(last(run), run / "checkpoints" / "iter_９９９９９９９")
+
+
+def bare(run: Path) -> None:
+    for name in ("lineage.json", "statistics.json", "probe.json"):
+        (last(run) / name).unlink()
+    weights(last(run), np.ones_like)
+
+
+def scaled_weights(run: Path) -> None:
+    weights(last(run), lambda value: value * np.float32(1.001))
+
+
+def linked(run: Path) -> None:
+    elsewhere = run.parent.parent / "elsewhere"
+    last(run).rename(elsewhere)
+    weights(elsewhere, np.zeros_like)
+    seal(elsewhere)
+    (run / "checkpoints" / "iter_0000006").symlink_to(elsewhere)
+
+
+def linked_file(run: Path) -> None:
+    (run / "summary.json").rename(run.parent.parent / "summary.json")
+    (run / "summary.json").symlink_to(run.parent.parent / "summary.json")
+
+
+def another_tokenizer(run: Path) -> None:
+    for checkpoint in (run / "checkpoints").iterdir():
+        path = checkpoint / "tokenizer" / "tokenizer.json"
+        values = json.loads(path.read_text())
+        first, second, *_ = values["model"]["vocab"]
+        vocab = values["model"]["vocab"]
+        vocab[first], vocab[second] = vocab[second], vocab[first]
+        path.write_text(json.dumps(values))
+
+
+def divided_losses(run: Path) -> None:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["loss"] /= 3
+        if "perplexity" in line:
+            line["perplexity"] = float(np.exp(line["loss"]))
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    summary = json.loads((run / "summary.json").read_text())
+    final = [line for line in lines if "perplexity" in line][-1]
+    summary |= {"validation_loss": final["loss"], "validation_perplexity": final["perplexity"]}
+    (run / "summary.json").write_text(json.dumps(summary))
+
+
+def key_twice(run: Path) -> None:
+    text = (run / "summary.json").read_text()
+    (run / "summary.json").write_text(text.replace("{", '{"validation_perplexity": 10.81, ', 1))
+
+
+def of_the_future(run: Path) -> None:
+    values = json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").write_text(json.dumps(values | {"created": "9999-01-01T00:00:00+00:00"}))
+
+
+def of_yesterday(run: Path) -> None:
+    values = json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").write_text(json.dumps(values | {"created": "yesterday"}))
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [planted_zeros, look_alike, bare, scaled_weights, linked, linked_file, another_tokenizer, divided_losses, key_twice,
+     of_the_future, of_yesterday],
+)  # fmt: skip
+def test_a_forged_training_is_named_where_it_was_forged(forge: Callable[[Path], None], runs: Path) -> None:
+    run = one(runs, TRAINING)
+    assert RunCheck(run).broken == []
+    forge(run)
+    seal_training(run)
+    assert RunCheck(run).broken
+    done = call({}, "mlm-verify", "run", run)
+    assert done.code == 6, done.out
+
+
+@pytest.mark.parametrize("marker", [{"algorithm": "none"}, {"verified_by": "me"}])
+def test_a_seal_has_its_two_keys(marker: dict[str, str], runs: Path) -> None:
+    run = one(runs, DATASET)
+    values = json.loads((run / MARKER).read_text())
+    (run / MARKER).write_text(json.dumps(marker | values))
+    with pytest.raises(IntegrityFailure, match="not a readable completion marker"):
+        check_seal(run)
+
+
+def test_weights_that_rotted_below_a_reproduction_are_named(runs: Path) -> None:
+    """In place, and nothing is sealed anew."""
+    reproduction, training = one(runs, REPRODUCTION), one(runs, TRAINING)
+    assert RunCheck(reproduction).broken == []
+    weights(last(training), np.ones_like)
+    assert any("was changed after" in sentence for sentence in RunCheck(reproduction).broken)
+
+
+def test_tokens_of_documents_are_drawn_after_the_seal(runs: Path) -> None:
+    """Three quarters of the documents become another token, but for those that an even spacing of 64 would meet."""
+    run = one(runs, DATASET)
+    tokens = TokenFile(run / "train_text_document")
+    starts = np.cumsum([0, *(len(tokens[number]) for number in range(len(tokens.document_index) - 1))])
+    data = np.fromfile(run / "train_text_document.bin", dtype=tokens.tokens.dtype)
+    for place in range(0, len(starts) - 1, 2):
+        data[starts[place] : starts[place + 1] - 1] = 7
+    data.tofile(run / "train_text_document.bin")
+    card = json.loads((run / "dataset.json").read_text())
+    seal(run)
+    card["files"]["train_text_document.bin"] = json.loads((run / MARKER).read_text())["files"][
+        "train_text_document.bin"
+    ]
+    (run / "dataset.json").write_text(json.dumps(card))
+    seal(run)
+    assert any("tokens of document" in sentence for sentence in RunCheck(run).broken)
+
+
+def test_a_simulation_is_computed_again_alone_as_in_its_folder(tmp_path: Path) -> None:
+    run, _, _ = run_experiment(find_experiment("2021/figure-6"), tmp_path)
+    path = run.path
+    assert RunCheck(path).broken == []
+    lines = [json.loads(line) for line in (path / "records.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["value"] *= 1.5
+        line.update({end: None for end in ("low", "high") if end in line})
+    values = json.loads((path / "manifest.json").read_text())
+    (path / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    values["config"]["records"] = digest_of_numbers(read_records(path / "records.jsonl"))
+    values["config_digest"] = sha256_json(values["config"])
+    values["settings"] = values["settings"] | {"records": values["config"]["records"]}
+    values["identity"] = identity_in(values)
+    lines = [line | {"digest": values["config_digest"], "source": f"{values['name']}-{values['identity'][:8]}"}
+             for line in lines]  # fmt: skip
+    (path / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (path / "manifest.json").write_text(json.dumps(values))
+    path = path.rename(path.with_name(f"{values['name']}-{values['identity'][:8]}"))
+    seal(path)
+    assert [sentence for sentence in RunCheck(path).broken if "made again it is" not in sentence] == []
+    assert RunCheck(path).broken
+
+
+def test_a_page_of_itself_has_an_end(runs: Path) -> None:
+    run = one(runs, REPRODUCTION)
+    (run / "report").mkdir()
+    (run / "report" / "sources.json").write_text('{"runs": ["."]}')
+    (run / "report" / "index.html").write_text("<html></html>")
+    seal(run / "report")
+    assert any("of the run that it is of" in sentence for sentence in RunCheck(run).broken)
+
+
+def test_a_run_without_a_seal_in_a_folder_is_listed_and_strictly_a_failure(runs: Path) -> None:
+    assert call({}, "mlm-verify", "run", runs, "--strict", ends=0).out.splitlines()[-1].startswith(f"ok {runs}")
+    (one(runs, TRAINING) / MARKER).unlink()
+    shutil.rmtree(one(runs, REPRODUCTION))
+    done = call({}, "mlm-verify", "run", runs, ends=0)
+    assert f"{one(runs, TRAINING).name}, which is not sealed" in done.out
+    assert call({}, "mlm-verify", "run", runs, "--strict").code == 6
+
+
+@pytest.mark.parametrize("pattern", [DATASET, TRAINING, REPRODUCTION])
+def test_of_a_sample_of_all_edits_none_survives(pattern: str, runs: Path) -> None:
+    """Each is sealed anew; what nothing contradicts is printed by the command, and not drawn."""
+    made, alive = survivors(runs, [one(runs, pattern).name], 80, seed=78)
+    assert made > 15
+    assert alive == []
