@@ -15,7 +15,7 @@ import torch
 
 from mlm_repro.engine.checkpoint.statistics import FILE
 from mlm_repro.engine.compare.tensors import UNIT_FP32
-from mlm_repro.engine.run.resolved import describe_differences
+from mlm_repro.lineage.config import flatten
 from mlm_repro.lineage.digest import sha256_json
 from mlm_repro.lineage.errors import BadInput, Diverged
 from mlm_repro.lineage.files import read_object
@@ -199,8 +199,10 @@ def explain(first: RecordedRun, second: RecordedRun) -> None:
         layout, train = run.run.layout, run.config.train
         print(f"run: {run.name}, {len(run.steps)} iterations in {train.precision} on tp {layout.tp} × pp {layout.pp} × "
               f"dp {layout.dp}, microbatches of {train.microbatch_size}")  # fmt: skip
-    for line in describe_differences(first.run, second.run):
-        print(f"settings: {line.strip()}")
+    keys = [flatten(run.config.model_dump(mode="json")) for run in (first, second)]
+    for key in sorted(keys[0].keys() | keys[1].keys()):
+        if (before := keys[0].get(key)) != (after := keys[1].get(key)):
+            print(f"settings: {key}: {before} → {after}")
     for name in sorted(first.run.parents.keys() | second.run.parents.keys()):
         digests = [run.run.parents.get(name, "none") for run in (first, second)]
         print(f"inputs: {name} {' → '.join(dict.fromkeys(digest[:16] for digest in digests))}")

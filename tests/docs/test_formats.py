@@ -87,7 +87,7 @@ def test_keys_of_the_metrics(run: Path) -> None:
 def test_keys_of_a_training_run(run: Path, name: str) -> None:
     (table,) = tables(name)
     assert set(table) == set(read(run / name))
-    check_schema(read(run / name), SCHEMAS[name])
+    check_schema(read(run / name), SCHEMAS[name], *(["layouts"] if name == "manifest.json" else []))
 
 
 def test_files_and_keys_of_a_checkpoint(run: Path) -> None:
@@ -104,7 +104,7 @@ def test_files_and_keys_of_a_checkpoint(run: Path) -> None:
 def test_a_dataset_is_read_whole(tmp_path: Path) -> None:
     dataset = build(tmp_path, config_for(f"jsonl:{write_mixed(tmp_path, 60)}"), "runs")
     for name, model in (("manifest.json", Manifest), ("ledger.json", Ledger), ("dataset.json", DataCard)):
-        check_schema(read(dataset / name), model, *(["layouts"] if model is Manifest else []))
+        check_schema(read(dataset / name), model, *(["layouts", "attempts"] if model is Manifest else []))
 
 
 def test_what_was_not_given_is_not_written() -> None:

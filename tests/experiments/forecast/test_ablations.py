@@ -30,7 +30,7 @@ from mlm_repro.lineage.run import MANIFEST
 from mlm_repro.verify.recomputed import RunCheck
 from tests.commands import ROOT, call
 from tests.engine.conftest import write_dataset
-from tests.experiments.forecast.edits import other_data, reseal, write_forecast_later
+from tests.experiments.forecast.edits import built, other_data, reseal, write_forecast_later
 
 ABLATIONS = {name: one for name, one in load_experiments().items() if one.ablation}
 
@@ -59,7 +59,7 @@ def memory() -> Experiment:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ablation")
-    return run_ablation(memory(), [write_dataset(folder / "words")], folder / "runs").path
+    return run_ablation(memory(), [built(folder)], folder / "runs").path
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ def test_an_edge_a_divergence_and_a_bigrams_level_leave_an_effect_undecided(
 
 def test_bigrams_are_counted_in_the_training_text(tmp_path: Path) -> None:
     """p(b | a) = (c(a, b) + k(a) · p(b)) / (c(a) + k(a)), one token after the other."""
-    dataset = write_dataset(tmp_path / "words")
+    dataset = built(tmp_path)
     train, valid = (TokenFile(dataset / f"{split}_text_document").tokens.tolist() for split in ("train", "valid"))
     size = DatasetFacts.read(dataset).padded_vocab_size
     pairs, single, after = Counter(pairwise(train)), Counter(train), Counter(train[:-1])
@@ -217,7 +217,7 @@ def test_what_is_undecided_is_no_reason_for_exit_code_3(trained: Path) -> None:
 def test_what_is_finished_is_found_again(trained: Path) -> None:
     runs = trained.parent
     before = {path: path.stat().st_mtime_ns for path in runs.glob("*/COMPLETE")}
-    assert run_ablation(memory(), [runs.parent / "words"], runs).path == trained
+    assert run_ablation(memory(), [runs.parent / "built" / "small"], runs).path == trained
     assert {path: path.stat().st_mtime_ns for path in runs.glob("*/COMPLETE")} == before
 
 
@@ -345,7 +345,7 @@ def test_datasets_of_other_text_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_finder_gives_the_rates(tmp_path: Path) -> None:
-    dataset = write_dataset(tmp_path / "words")
+    dataset = built(tmp_path)
     shipped = find_experiment("transformer-xl/learning-rate-finder").ablation
     assert shipped is not None
     short: dict[str, Any] = {"arms": shipped.arms[:2], "effects": shipped.effects[:1], "finder": (1e-3, 1.0)}

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from mlm_repro.data_pipeline.files import DATASET
 from mlm_repro.engine.config import RunConfig, TrainConfig
 from mlm_repro.engine.costs import parameter_count
 from mlm_repro.engine.data.dataset import DatasetFacts
@@ -42,15 +41,13 @@ from mlm_repro.experiments.forecast.ladder import (
     rung_model,
 )
 from mlm_repro.experiments.forecast.trainings import SEARCH_SEED, Trained, keep, read_kept, seeds_of
-from mlm_repro.lineage.atomic import write_json
 from mlm_repro.lineage.digest import seal
 from mlm_repro.lineage.errors import BadInput, Interrupted
-from mlm_repro.lineage.files import read_document, read_object, write_document
+from mlm_repro.lineage.files import read_document, write_document
 from mlm_repro.lineage.run import RunDirectory
 from mlm_repro.verify.recomputed import RunCheck
 from tests.commands import ROOT
-from tests.engine.conftest import write_dataset
-from tests.experiments.forecast.edits import other_data, write_forecast_later
+from tests.experiments.forecast.edits import built, other_data, write_forecast_later
 
 ITERATIONS, TRIAL = 24, 8
 
@@ -83,7 +80,7 @@ def validations_are_short() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def climbed(tmp_path_factory: pytest.TempPathFactory) -> Climbed:
     folder = tmp_path_factory.mktemp("ladder")
-    runs, dataset = folder / "runs", counted(write_dataset(folder / "words"))
+    runs, dataset = folder / "runs", built(folder)
     facts = DatasetFacts.read(dataset)
     run = RunDirectory.begin(runs, "ladder", "ladder", {"rungs": 4}, facts.parents)
     write_document(run.path / PLAN, tiny_plan(facts.padded_vocab_size))
@@ -100,18 +97,6 @@ def climbed(tmp_path_factory: pytest.TempPathFactory) -> Climbed:
         study.make_ladder(run, dataset, runs)
     assert {path: path.stat().st_mtime_ns for path in before} == before
     return Climbed(run.path, next(runs.glob("ladder-forecast-*")))
-
-
-def counted(dataset: Path) -> Path:
-    """The dataset with a card that says how much its splits hold."""
-    card = read_object(dataset / DATASET)
-    card["splits"] = {
-        split: {"prefix": f"{split}_text_document", "documents": 50, "bytes": 10_000, "tokens": 4_000}
-        for split in ("train", "valid")
-    }
-    write_json(dataset / DATASET, card)
-    seal(dataset)
-    return dataset
 
 
 def stop(*_: object) -> None:
