@@ -367,7 +367,7 @@ def test_an_arm_takes_another_arms_rate_scaled(tmp_path: Path) -> None:
     small, large = shipped.arms[0], shipped.arms[2:]
     arms = (small.model_copy(update={"train": {"global_batch_size": 2, "microbatch_size": 2, "iterations": 8}}), *large)
     found = shrunk("transformer-xl/rate-scaling", 4, arms=arms, rates=(1e-5, 0.02), seeds=5)
-    run = run_ablation(found, [write_dataset(tmp_path / "words")], tmp_path / "runs")
+    run = run_ablation(found, [built(tmp_path)], tmp_path / "runs")
     forecast = read_object(run.path / FORECAST)
     base = forecast["rates"][small.name]
     assert base in (1e-5, 0.02)
