@@ -47,7 +47,7 @@ class BadInput(UserError):
 
 
 class Diverged(UserError):
-    """A loss is not a number, or a claim, an answer or a layout is beyond its tolerance: exit code 3."""
+    """A loss is not a number, or a claim, an answer, a layout or another run is beyond its tolerance: exit code 3."""
 
     exit_code = 3
 
