@@ -158,6 +158,8 @@ def _unlike(own: Reproduction, kept: Reproduction) -> str:
     if not mine or not theirs:
         return "The texts differ, since they are the documentation of what each machine has installed."
     differing = {name: text for name, text in theirs.items() if name not in mine or mine[name].sha256 != text.sha256}
+    if not differing:
+        return f"The documents of all {len(theirs)} packages are the same, their order or split is not."
     share = sum(text.bytes for text in differing.values()) / sum(text.bytes for text in theirs.values())
     largest = sorted(differing, key=lambda name: -differing[name].bytes)[:MOST_PACKAGES]
     named = []

@@ -85,7 +85,7 @@ def tiers_block(kept: Kept) -> str:
     models = kept.summary.models[: len(twins)]
     is_of_these = [model.trained.hidden_size for model in models] == [twin.model.hidden_size for twin in twins]
     minutes = sum(model.train_seconds or 0 for model in models) / 60
-    duration = f"{minutes:.0f} minutes of training a seed" if is_of_these else "not timed yet"
+    duration = f"{minutes:.0f} minutes of training" if is_of_these else "not timed yet"
     return "\n".join(
         [
             "|hardware|command|duration|expect|",

@@ -125,7 +125,9 @@ def test_a_result_beside_the_kept_one_says_how_far_and_why() -> None:
     card = kept.card.model_copy(update={"files": files})
     other = kept_exhibit(replace(kept, records=worse, card=card), kept)
     assert other.caption[0].startswith("The numbers of this run are at most 7.0 % from")
-    assert other.caption[1].startswith("The texts differ")
+    assert other.caption[1].endswith("packages are the same, their order or split is not.")
+    unnamed = replace(kept, card=card.model_copy(update={"packages": {}}))
+    assert kept_exhibit(unnamed, kept).caption[1].startswith("The texts differ")
     assert [row[-1] for row in other.tables[0].rows] == ["+7.0 %"] * 6
     text = PackageText(version="3.11.7", documents=3, bytes=100, sha256="a")
     theirs = {"python": text, "torch": text.model_copy(update={"bytes": 300}), "numpy": text, "scipy": text}
