@@ -66,7 +66,9 @@ def stops_are_heard() -> Iterator[None]:
     Handlers of libraries are taken back: torch's elastic launcher leaves its own.
     """
     before = {number: signal.getsignal(number) for number in STOPS}
+    os.environ.pop("PYTHONSAFEPATH", None)  # which a command sets that a fixture called in this process
     yield
+    os.environ.pop("PYTHONSAFEPATH", None)
     after = {number: signal.getsignal(number) for number in STOPS}
     for number, handler in before.items():
         signal.signal(number, handler)
