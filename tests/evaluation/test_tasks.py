@@ -132,7 +132,7 @@ def test_long_examples_lose_their_beginning_and_are_counted() -> None:
     model = scoring_model(Bigram(torch.zeros(256, 256)), 256, 9)
     result = task.result(score(model, task.requests, workers=1), PROVENANCE)
     assert result.num_truncated == 1
-    assert "1 examples cut at the left" in result.protocol
+    assert "1 example cut at the left" in result.protocol
     assert result.num_tokens == len("one two three four") + len("a b")
 
 
