@@ -25,7 +25,7 @@ command -v "$python" >/dev/null || fail "there is no $python here; name a Python
     [ "$(uname -s)" != Linux ] || nvidia-smi >/dev/null 2>&1 || build=cpu
 }
 made="$("$python" -c 'import sys; print(sys.version, sys.prefix)') $build $(cat constraints*.txt | cksum)"
-cache="${XDG_CACHE_HOME:-${HOME:-/nonexistent}/.cache}/mlm-repro"
+cache="${XDG_CACHE_HOME:-${HOME:-/nonexistent}/.cache}/mlm-repro/environment" # stored scores and more lie beside it
 shared=no # an environment that is complete may have packages of the user's, which a replacement would lose
 [ -e "$venv/.ready" ] || [ "$(cat "$cache/made" 2>/dev/null)" != "$made" ] || shared=yes
 if [ $shared = yes ]; then

@@ -119,12 +119,16 @@ def test_a_second_clone_shares_the_files_of_the_first_and_installs_nothing_again
         (folder / ".venv" / ".ready").touch()
         return folder / ".venv", done.stdout
 
+    stored = tmp_path / "cache" / "mlm-repro" / "scores" / "of-a-model"  # the program's own caches lie beside it
+    stored.parent.mkdir(parents=True)
+    stored.touch()
     first, told = clone("first")
     assert "other packages" in told
     wheel.rename(tmp_path / "gone")  # nothing can be installed from now on
     second, told = clone("second")
     assert "other packages" not in told
     assert str(tmp_path / "cache") in told
+    assert stored.exists()
     for venv in (first, second):
         run = subprocess.run([venv / "bin" / "needed"], capture_output=True, text=True, check=True)
         (module,) = venv.glob("lib/*/site-packages/needed.py")
