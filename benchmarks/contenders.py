@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from mlm_repro.engine.config import ModelConfig, ParallelConfig, TrainConfig
-from mlm_repro.engine.formats.huggingface import gpt2_weights
+from mlm_repro.engine.formats.huggingface import named_as_theirs
 from mlm_repro.engine.guard.memory import PeakMemory
 from mlm_repro.engine.launch.forked import run_forked
 from mlm_repro.engine.launch.local import keep_large_buffers
@@ -166,7 +166,7 @@ class Peer:
         train, device = size.train, local_device()
         with device:  # a GPU draws the values that are replaced in less time
             model = NanoGPTModel(size.model).train()
-        weights = gpt2_weights(dict(network.named_parameters()), network.config)
+        weights = named_as_theirs(dict(network.named_parameters()), network.config)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 whole = weights[f"transformer.{name}"]

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from benchmarks.contenders import in_turn, on_ranks
 from benchmarks.timing import cpu_seconds, ratio, series
 from mlm_repro.engine.config import ModelConfig, Precision
-from mlm_repro.engine.formats.huggingface import gpt2_weights
+from mlm_repro.engine.formats.huggingface import named_as_theirs
 from mlm_repro.engine.guard.memory import PeakMemory
 from mlm_repro.engine.launch.local import keep_large_buffers
 from mlm_repro.engine.model.gpt2 import GPT2
@@ -232,7 +232,7 @@ def plain_loop(network: GPT2, requests: Sequence[Request], batch_size: int) -> A
 def transformers_model(network: GPT2) -> Any:
     """Return transformers' model with the network's weights, in fp32."""
     model = huggingface(network.config)
-    weights = gpt2_weights(dict(network.named_parameters()), network.config)
+    weights = named_as_theirs(dict(network.named_parameters()), network.config)
     model.load_state_dict(weights | {"lm_head.weight": weights["transformer.wte.weight"]})
     return model.eval()
 

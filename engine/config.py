@@ -46,7 +46,7 @@ class FamilySection(Config):
     """Base of the options that belong to one family, and what that family cannot be combined with."""
 
     special_tokens: ClassVar[int] = 0
-    """Entries of the vocabulary that are added to the tokenizer's."""
+    """Entries that are added to the vocabulary of a tokenizer that has no such tokens."""
     divides_sequence: ClassVar[bool] = True
     """True if sequence parallelism can divide the activations."""
 
@@ -162,7 +162,7 @@ class ModelConfig(Config):
 
     @property
     def text_vocab_size(self) -> int:
-        """Entries of the tokenizer; a BERT adds its special tokens after them."""
+        """Entries of the tokenizer, where a BERT's special tokens are added after them."""
         return self.vocab_size - self.section.special_tokens
 
     @property

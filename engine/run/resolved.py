@@ -244,8 +244,7 @@ def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, Starting
         raise BadInput(f"the weights of {place} have another shape: model.{name} is {other} there and {mine} here")
     own = checkpoint / "tokenizer" / FILE_NAME
     if not own.is_file():
-        other = "its words and special tokens have other numbers than a dataset's"
-        raise BadInput(f"{place} keeps a tokenizer of another program, {other}: `mlm-train finetune` takes it as it is")
+        raise BadInput(f"{place} has no {FILE_NAME} that a dataset could be made with: import it from where it has one")
     if sha256_file(own) != sha256_file(tokenizer / FILE_NAME):
         other = f"was trained with another tokenizer than {config.data.dataset}"
         raise BadInput(f"{place} {other}: make the dataset with it")
