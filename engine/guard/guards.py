@@ -37,6 +37,7 @@ def guards_of(config: RunConfig, step: TrainingStep, memory: PeakMemory, recent:
     """The guards of a run, in the order in which they are asked."""
     mesh = step.mesh
     guards: list[Guard] = [
+        # A spike is judged before the finite guard may end the run, so that its line of the metrics names both.
         SlowRankGuard(mesh), SpikeGuard(recent, config.train.skip_spikes), FiniteGuard(step), MemoryGuard(memory),
         ReplicaGuard(step.model.parameters, step.model.storage_mesh),
     ]  # fmt: skip
@@ -64,6 +65,8 @@ class RecentIterations:
 
         An iteration with a value that is not finite, such as an fp16 overflow, is not remembered.
         """
+        # An fp16 run overflows while its loss scale is found; remembered, such an iteration would hide every later
+        # spike.
         if not (math.isfinite(loss) and math.isfinite(gradient_norm)):
             return {}
         values = {"loss": loss, "gradient_norm": gradient_norm}
@@ -145,6 +148,7 @@ class TrustRatioGuard(Guard):
     def after(self, iteration: Iteration) -> str:
         line, groups = iteration.line, self._optimizer.groups
         if not line.skipped:
+            # The last stage's copy of the embedding would be counted a second time.
             owned = torch.tensor([not p.is_copy for group in groups for p in group.parameters])
             values = torch.cat([group.norms for group in groups if group.norms is not None], dim=1)[:, owned]
             edges = torch.tensor(NORM_EDGES, dtype=values.dtype, device=values.device)
@@ -164,6 +168,8 @@ class FiniteGuard(Guard):
     def skips(self, iteration: Iteration) -> bool:
         """Raises NotFinite, on every rank, naming the first place; the weights have not changed."""
         gradient = iteration.gradient
+        # In fp16 an infinite norm is ordinary and halves the scale; an infinite loss is not, for the scale is applied
+        # after it.
         if gradient.is_finite or (self._step.scaler and math.isfinite(gradient.loss)):
             return False
         where = diagnose(self._step, iteration.microbatches)
@@ -188,6 +194,8 @@ def diagnose(step: TrainingStep, microbatches: Sequence[PipelineInput]) -> str:
         for name, module in (pair for chunk in model.chunks for pair in chunk.named_modules()):
             if next(module.parameters(recurse=False), None) is not None:
                 hooks.enter_context(module.register_forward_hook(partial(_note_output, outputs, name)))
+        # Computed once more with hooks, and not with hooks from the start: they would slow every iteration for one
+        # that fails.
         step.gradient(microbatches)
     samples = [
         place
@@ -244,6 +252,7 @@ class SlowRankGuard(Guard):
     def after(self, iteration: Iteration) -> str:
         self._own += time.monotonic() - self._mesh.waiting.seconds - self._start
         self._iterations += 1
+        # Added up over several iterations: a single one is too short to be told from the noise of the system.
         if self._mesh.layout.world_size == 1 or self._iterations % WINDOW:
             return ""
         seconds = self._mesh.world.gather_objects(self._own)
@@ -263,6 +272,7 @@ def slow_ranks(seconds: Sequence[float], layout: Layout) -> dict[int, float]:
     together = layout.tp * layout.dp
     for rank, own in enumerate(seconds):
         first = rank // together * together
+        # Only with ranks of its own stage: first and last stages have more to do than the others.
         others = [*seconds[first:rank], *seconds[rank + 1 : first + together]]
         if others and own > RATIO * median(others) and own - median(others) >= LEAST_SECONDS:
             slow[rank] = median(others)
@@ -293,6 +303,7 @@ class ReplicaGuard(Guard):
         if layout.world_size == 1:
             return
         by_tensor, _, by_data, ends = layout.lines(mesh.world.rank)
+        # Bits and not values: a sum of values would hide a NaN beside a NaN, and is slower.
         sums = {parameter.name: _sum_of_bits(parameter.local.data) for parameter in self._parameters}
         undivided = [parameter.name for parameter in self._parameters if parameter.dim is None]
         shared = [
@@ -319,6 +330,7 @@ def _sum_of_bits(weight: torch.Tensor) -> int:
 
 
 def _describe_parting(ranks: Sequence[int], sums: Sequence[int]) -> str:
+    # The majority is taken for right. Of two replicas that differ nobody can say which one changed.
     usual, count = Counter(sums).most_common(1)[0]
     same = [rank for rank, value in zip(ranks, sums, strict=True) if value == usual]
     others = [rank for rank, value in zip(ranks, sums, strict=True) if value != usual]
