@@ -101,7 +101,7 @@ def check_written(file: Path, before: Mapping[str, Numbers], parameters: Mapping
     """
     with safe_open(file, framework="pt") as opened:
         for name, numbers in before.items():
-            # The file is read back: its digest is of the bytes that were handed over, which may have been wrong already.
+            # The file is read back: its digest is of the bytes that were handed over, which may be wrong themselves.
             if difference := differs(measure(opened.get_tensor(name), parameters.get(name)), to_json(numbers)):
                 raise IntegrityFailure(f"{file}: tensor {name!r} was not written as it is in memory: {difference}")
 
