@@ -22,7 +22,6 @@ LATE = (
 )  # fmt: skip
 LATE_WITH_TORCH = (
     "mlm_repro.engine.train",
-    "mlm_repro.engine.lr_finder",
     "mlm_repro.evaluation.evaluate",
     "mlm_repro.verify.runner",
 )
