@@ -341,10 +341,12 @@ MADE: dict[str, tuple[Callable[[RunCheck], Comparisons], ...]] = {
 
 
 def _measured_again(experiment: Experiment, mode: str) -> list[Record]:
-    """The records of an experiment. Raises DataMissing for one that takes long."""
+    """The records of an experiment. Raises DataMissing for one that takes long or is no longer measured."""
     if mode == "simulate":
         with tempfile.TemporaryDirectory() as folder:
             return read_records(run_experiment(experiment, Path(folder))[0].path / RECORDS)
+    if not experiment.measures:
+        raise DataMissing("an earlier version measured it")
     if experiment.measures in TAKES_LONG:
         raise DataMissing(f"it {TAKES_LONG[experiment.measures]}")
     about: Line = {"experiment": experiment.name, "source": ""}
