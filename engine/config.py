@@ -425,7 +425,7 @@ class DataSection(Config):
 class RecordConfig(Config):
     """Records that a run writes beside its results; none changes them."""
 
-    loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    loggers: tuple[Literal["tensorboard"], ...] = ()
     """Loggers that receive the metrics beside metrics.jsonl; the extra of the same name installs the library."""
     log_interval: PositiveInt | None = None
     """Iterations from one printed line to the next; by default one comes every 15 seconds, on a terminal a bar."""
@@ -434,7 +434,7 @@ class RecordConfig(Config):
     gradient (McCandlish et al. 2018); one data-parallel rank has nothing to compare."""
     trust_ratio: bool = False
     """Also count LAMB's tensors by weight norm, update norm and trust ratio, each over the whole tensor, in bins of an
-    eighth of a decade from 10⁻⁴ to 10⁴; `mlm-report figure trust-ratio RUN` draws them."""
+    eighth of a decade from 10⁻⁴ to 10⁴."""
 
     @field_validator("loggers", mode="before")
     @classmethod

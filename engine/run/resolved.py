@@ -263,6 +263,9 @@ def read_config(manifest: Mapping[str, Any], path: Path) -> RunConfig:
     values = manifest.get("config", {})
     if manifest.get("schema_version") is None and values.get("train", {}).get("precision") == "fp16":
         values = values | {"train": FIRST_RELEASE | values["train"]}
+    record = values.get("record", {})
+    if asked := record.get("loggers"):  # earlier versions had others
+        values = values | {"record": record | {"loggers": [name for name in asked if name == "tensorboard"]}}
     return parse_config(values, RunConfig, str(path))
 
 
