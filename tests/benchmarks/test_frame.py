@@ -1,14 +1,16 @@
 """The record of a benchmark: its ratios and goals, its file, its tables on the terminal; and what is refused."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.contenders import Timed
-from benchmarks.timing import differing_losses, ratio, series
+from benchmarks.timing import child_seconds, differing_losses, ratio, series
 from mlm_repro.experiments.benchmark import Benchmark, Case, read_benchmark
 from mlm_repro.lineage.environment import describe_environment
+from mlm_repro.lineage.errors import UserError
 from tests.commands import Command
 
 
@@ -57,3 +59,15 @@ def test_a_wrong_answer_ends_with_code_3_and_a_mistake_with_2(
         assert "'none'; there are: " in command(main, "benchmarks", *words, ends=2).error
     assert "is a directory" in command(main, "benchmarks", "eval", "--json", ".", ends=2).error
     assert "--rounds" in command(main, "benchmarks", "eval", "--rounds", "0", ends=2).err
+
+
+SPEND = "import time\nwhile time.process_time() < {}: pass"
+
+
+def test_seconds_are_those_of_a_program_and_its_children(tmp_path: Path) -> None:
+    (tmp_path / "spend.py").write_text(SPEND.format(0.5))
+    both = f"import subprocess, sys; subprocess.run([sys.executable, {str(tmp_path / 'spend.py')!r}]);"
+    assert 0.9 < child_seconds(sys.executable, "-c", both + SPEND.format(0.5)) < 3
+    assert child_seconds(sys.executable, "-c", "import time; time.sleep(0.6)") < 0.5
+    with pytest.raises(UserError, match="failed: why"):
+        child_seconds(sys.executable, "-c", "import sys; sys.exit('why')")
