@@ -48,8 +48,7 @@ class Trainer:
         train = config.train
         self.schedule = BatchSchedule(train)
         self.memory = PeakMemory(mesh.device)
-        measures_noise = config.record.noise_scale and mesh.dp.size > 1
-        self.model, self.step = build_step(config.model, train, config.parallel, mesh, measures_noise)
+        self.model, self.step = build_step(config.model, train, config.parallel, mesh)
         self.inputs = TrainingInputs(config, train.iterations, dataset.token_files("train"), dataset.tokenizer, mesh)
         self.validation = ValidationSplit(config, dataset.token_files("valid"), mesh, dataset.tokenizer)
         self.state, self.recent = TrainingState(), RecentIterations()

@@ -42,8 +42,6 @@ class FlatGroup:
         """Views of the gradient, each with its parameter."""
         self.exp_avg = torch.zeros_like(self.master)
         self.exp_avg_sq = torch.zeros_like(self.master)
-        self.norms: torch.Tensor | None = None
-        """Norms of whole weights, norms of their updates and trust ratios, [3, tensors], of LAMB's last step."""
 
     @property
     def state(self) -> dict[str, torch.Tensor]:

@@ -12,9 +12,6 @@ from mlm_repro.lineage.atomic import parse_json
 from mlm_repro.lineage.files import FileSchema, Finite, parse_document, read_document
 
 METRICS, SUMMARY, STATISTICS = "metrics.jsonl", "summary.json", "statistics.json"
-NORM_EDGES = tuple(10.0 ** (place / 8) for place in range(-32, 33))
-"""Borders of the bins in which norms and trust ratios are counted: bin i has values from edge i - 1 up to edge i, the
-first all below and the last all above."""
 
 
 class Step(FileSchema, frozen=False):
@@ -38,13 +35,6 @@ class Step(FileSchema, frozen=False):
     spike: dict[str, float] = Field(default_factory=dict)
     """Limit of each quantity that leapt over it."""
     warning: str = ""
-    gradient_square: Finite | None = None
-    gradient_variance: Finite | None = None
-    noise_scale: Finite | None = None
-    weight_norms: list[int] = Field(default_factory=list)
-    """Tensors in each bin of `NORM_EDGES`; so are the next two."""
-    update_norms: list[int] = Field(default_factory=list)
-    trust_ratios: list[int] = Field(default_factory=list)
 
 
 class TensorNumbers(FileSchema):

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from mlm_repro.engine.config import RunConfig
+from mlm_repro.engine.config import RecordConfig, RunConfig
 from mlm_repro.engine.run.files import Step, read_metrics
 from mlm_repro.engine.run.loggers import EVENTS, LOGGERS, Session, open_loggers, start_tensorboard, writing_metrics
 from mlm_repro.engine.run.resolved import read_config
 from mlm_repro.engine.trainer import Trainer
-from mlm_repro.lineage.config import override_config
+from mlm_repro.lineage.config import override_config, parse_config
 from mlm_repro.lineage.digest import check_seal
 from mlm_repro.lineage.errors import BadInput
 from tests.engine.small_run import curve, small_config, train
@@ -148,9 +148,12 @@ def test_a_missing_library_is_told_before_training(
     assert not list(tmp_path.glob("small-*/metrics.jsonl"))
 
 
-def test_a_run_that_asked_for_a_logger_of_an_earlier_version_is_read(dataset: Path, copied: Path) -> None:
+def test_a_run_that_asked_for_records_of_an_earlier_version_is_read(dataset: Path, copied: Path) -> None:
     manifest = json.loads((copied / "manifest.json").read_text(encoding="utf-8"))
-    manifest["config"]["record"] = {"loggers": ["wandb", "tensorboard", "mlflow"]}
+    manifest["config"]["record"] = {"loggers": ["wandb", "tensorboard", "mlflow"], "noise_scale": True}
     assert read_config(manifest, copied).record.loggers == ("tensorboard",)
+    assert parse_config({"noise_scale": False, "trust_ratio": False}, RecordConfig, "here") == RecordConfig()
+    with pytest.raises(BadInput, match="noise_scale"):
+        parse_config({"noise_scale": True}, RecordConfig, "here")
     with pytest.raises(BadInput, match=r"record\.loggers"):
         with_loggers(small_config(dataset), "wandb")
