@@ -91,7 +91,7 @@ def _end(problems: "Sequence[Problem]", page: Path) -> None:
 def figure(
     name: Annotated[str, typer.Argument(help="A figure or table of the page, such as 2021/figure-12.")],
     runs: Runs = None,
-    form: Annotated[Literal["svg", "pdf", "csv"], typer.Option("--format", help="What to write.")] = "svg",
+    form: Annotated[Literal["svg", "csv"], typer.Option("--format", help="What to write.")] = "svg",
     out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path(),
 ) -> None:
     """Write one figure or table of the page as NAME.FORMAT.

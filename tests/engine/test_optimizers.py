@@ -76,21 +76,13 @@ def test_steps_equal_the_published_formulas(
     built = build_optimizer(sharded_parameters(model, serial_mesh()), train, serial_mesh())
     gradients = {parameter.local: view for group in built.groups for parameter, view in group.gradients}
     for t, rate in enumerate((1e-2, 3e-3, 5e-2), 1):
-        before: dict[str, tuple[Array, Array, Array]] = {}
         for name, parameter in named.items():
             gradient = random.randn(*parameter.shape) * 10.0 ** random.randint(-3, 2)
             gradients[parameter].copy_(torch.from_numpy(gradient))
-            x, m, v = before[name] = expected[name]
+            x, m, v = expected[name]
             decayed = 0.0 if name.endswith("bias") else decay
             expected[name] = published_step(optimizer, x, m, v, gradient, t, train, decayed, rate)
         built.step(rate, built.gradient_norm())
-        for group in built.groups if "lamb" in optimizer else ():
-            assert group.norms is not None
-            for parameter, (weight_norm, update_norm, ratio) in zip(group.parameters, group.norms.T, strict=True):
-                x, change = before[parameter.name][0], expected[parameter.name][0] - before[parameter.name][0]
-                assert weight_norm.item() == pytest.approx(np.sqrt((x**2).sum()), rel=1e-6)
-                applied = rate * (outside(t, train) if optimizer == "lamb-2019-05" else 1.0)
-                assert (applied * ratio * update_norm).item() == pytest.approx(np.sqrt((change**2).sum()), rel=1e-6)
     for name, parameter in named.items():
         np.testing.assert_allclose(parameter.detach().numpy(), expected[name][0], rtol=1e-10, atol=1e-14 * scale)
 
