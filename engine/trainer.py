@@ -103,9 +103,9 @@ class Trainer:
         begun = time.monotonic() - self.state.seconds
         name, every = self.config.name, self.config.record.log_interval
         progress = Progress(name, train.iterations, "iterations", quiet=not self.mesh.is_first, every=every)
-        seam, config = train.continues, self.config.model_dump(mode="json")
+        seam = train.continues
         earlier = seam.run if seam and seam.iteration == first else None
-        metrics = writing_metrics(self.directory.path, first, config, loggers or {}, progress.note, earlier)
+        metrics = writing_metrics(self.directory.path, first, loggers or {}, progress.note, earlier)
         log: Callable[[Step | Validation], None]
         with (
             metrics if self.mesh.is_first else nullcontext(lambda line: None) as log,

@@ -26,15 +26,14 @@ class Session(NamedTuple):
 
     write: Callable[[int, dict[str, float]], None]
     """(iteration, numbers by name); iterations never fall."""
-    close: Callable[[bool], None]
-    """Ends the session; the argument is True if the run has ended."""
+    close: Callable[[], None]
 
 
-Start = Callable[[Path, dict[str, Any]], Session]
-"""(run directory, configuration) → the session that begins."""
+Start = Callable[[Path], Session]
+"""(run directory) → the session that begins."""
 
 
-def start_tensorboard(run: Path, config: dict[str, Any]) -> Session:
+def start_tensorboard(run: Path) -> Session:
     """Begin an event file, which is written event by event."""
     events = import_extra("tensorboard.compat.proto.event_pb2", "tensorboard")
     records = import_extra("tensorboard.summary.writer.record_writer", "tensorboard")
@@ -52,7 +51,7 @@ def start_tensorboard(run: Path, config: dict[str, Any]) -> Session:
         add(step=iteration, summary={"value": values})
 
     add(file_version="brain.Event:2")
-    return Session(write, lambda has_ended: file.close())
+    return Session(write, file.close)
 
 
 LOGGERS: dict[str, Start] = {"tensorboard": start_tensorboard}
@@ -69,7 +68,7 @@ def open_loggers(names: Iterable[str]) -> dict[str, Start]:
 
 @contextmanager
 def writing_metrics(
-    run: Path, reached: int, config: dict[str, Any], loggers: dict[str, Start], note: Callable[[str], None],
+    run: Path, reached: int, loggers: dict[str, Start], note: Callable[[str], None],
     earlier: Path | None = None,
 ) -> Iterator[Callable[[Step | Validation], None]]:  # fmt: skip
     """A function that adds a line to metrics.jsonl and passes the same numbers to the loggers.
@@ -93,7 +92,7 @@ def writing_metrics(
             note(f"{name} gets no more numbers in this session, metrics.jsonl has them all: {reason}")
             if session := sessions.pop(name, None):
                 with suppress(Exception):
-                    session.close(False)
+                    session.close()
 
     def log(line: dict[str, Any]) -> None:
         chosen = {name: line[name] for name in line if name != "iteration" and type(line[name]) in (int, float)}
@@ -107,17 +106,15 @@ def writing_metrics(
         file.flush()
         log(line.to_json())
 
-    has_ended = False
     try:
         for name, start in loggers.items():
             with leaving_out(name):
-                sessions[name] = start(run, config)
+                sessions[name] = start(run)
         for line in before:
             log(line)
         with (run / METRICS).open("a", encoding="utf-8") as file:
             yield write
-        has_ended = True
     finally:
         for name, session in list(sessions.items()):
             with leaving_out(name):
-                session.close(has_ended)
+                session.close()

@@ -89,7 +89,7 @@ def log_of(run: Path, *names: str) -> tuple[Any, list[str]]:
     """A new log that tells loggers of these names, and where its sentences go."""
     run.mkdir(exist_ok=True)
     sentences: list[str] = []
-    return writing_metrics(run, 0, {"model": {"hidden_size": 32}}, open_loggers(names), sentences.append), sentences
+    return writing_metrics(run, 0, open_loggers(names), sentences.append), sentences
 
 
 def write_three(log: Any) -> Iterator[int]:
@@ -116,8 +116,8 @@ def test_training_outlives_a_disk_that_fills(
     dataset: Path, uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    def start(run: Path, config: dict[str, Any]) -> Session:
-        session = start_tensorboard(run, config)
+    def start(run: Path) -> Session:
+        session = start_tensorboard(run)
 
         def write(iteration: int, numbers: dict[str, float]) -> None:
             session.write(iteration, numbers)
