@@ -39,7 +39,7 @@ def train(
     case: Annotated[list[str] | None, typer.Option(help="Only this case; may be repeated.")] = None,
     json: Json = None,
 ) -> None:
-    """Training on one core beside nanoGPT, stock and tuned, and the core's limit; two processes beside one; kernels.
+    """Training on one core beside nanoGPT, stock and tuned, and the core's limit; kernels.
 
     Takes about half an hour a round. Ends with code 3 if a contender's losses show that it computed something else.
     """
