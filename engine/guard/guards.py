@@ -1,10 +1,10 @@
-"""The list of guards; those of a run's numbers: finite, spikes, noise scale, trust ratio; those of its ranks: slow
-ones, and replicas that drift apart."""
+"""The list of guards; those of a run's numbers: finite, spikes; those of its ranks: slow ones, and replicas that drift
+apart."""
 
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from statistics import fmean, median, stdev
@@ -18,19 +18,15 @@ from mlm_repro.engine.config import RunConfig
 from mlm_repro.engine.guard import Guard, Iteration
 from mlm_repro.engine.guard.memory import MemoryGuard, PeakMemory
 from mlm_repro.engine.model.microbatch import PipelineInput
-from mlm_repro.engine.optim.flat import FlatOptimizer
 from mlm_repro.engine.parallel.layout import Layout
 from mlm_repro.engine.parallel.mesh import ParallelMesh
 from mlm_repro.engine.parallel.sharding import Role, ShardedParameter
-from mlm_repro.engine.run.files import NORM_EDGES
 from mlm_repro.engine.step import NotFinite, TrainingStep
 from mlm_repro.lineage.errors import Diverged
 
 SPIKE_WINDOW, LEAST = 128, 64
 """Iterations that are remembered, and how many must be known before anything is called a spike."""
 DEVIATIONS = 6.0
-NOISE_WINDOW = 100
-"""Iterations over which the noise scale is averaged."""
 
 
 def guards_of(config: RunConfig, step: TrainingStep, memory: PeakMemory, recent: "RecentIterations") -> list[Guard]:
@@ -41,10 +37,6 @@ def guards_of(config: RunConfig, step: TrainingStep, memory: PeakMemory, recent:
         SlowRankGuard(mesh), SpikeGuard(recent, config.train.skip_spikes), FiniteGuard(step), MemoryGuard(memory),
         ReplicaGuard(step.model.parameters, step.model.storage_mesh),
     ]  # fmt: skip
-    if config.record.noise_scale and mesh.dp.size > 1:
-        guards.append(NoiseScaleGuard(mesh.dp.size))
-    if config.record.trust_ratio:
-        guards.append(TrustRatioGuard(step.optimizer))
     return guards
 
 
@@ -94,69 +86,6 @@ class SpikeGuard(Guard):
         leaps = " and ".join(f"{name} {value:.4g} above {limit:.4g}" for name, value, limit in rows)
         done = "no update was made" if line.skipped else "the update was made"
         return f"warning: iteration {line.iteration} is a spike, {leaps}; {done}" if leaps else ""
-
-
-class NoiseScaleGuard(Guard):
-    """Adds the gradient noise scale to the metrics (McCandlish et al. 2018, Appendix A.1).
-
-    It is averaged over the last iterations of this session.
-    """
-
-    def __init__(self, dp: int) -> None:
-        self._dp = dp
-        self._last = deque[tuple[float, float]](maxlen=NOISE_WINDOW)
-
-    def after(self, iteration: Iteration) -> str:
-        """Estimate both moments from the gradients of each rank and of all ranks; none where they are not finite."""
-        gradient, line, batch_size = iteration.gradient, iteration.line, iteration.batch_size
-        square = variance = scale = None
-        if math.isfinite(gradient.local_square) and math.isfinite(gradient.norm):
-            small = batch_size // self._dp
-            square, variance = gradient_moments(gradient.local_square, small, gradient.norm**2, batch_size)
-            self._last.append((square, variance))
-            scale = noise_scale(self._last)
-        line.gradient_square, line.gradient_variance, line.noise_scale = square, variance, scale
-        return ""
-
-
-def gradient_moments(
-    small_square: float, small_batch: int, large_square: float, large_batch: int
-) -> tuple[float, float]:
-    """|G|², the squared norm of the true gradient, and tr Σ, the variance of one sample's gradient, without bias.
-
-    The arguments are squared norms of gradients averaged over each batch: E|G_B|² = |G|² + tr Σ / B.
-    """
-    square = (large_batch * large_square - small_batch * small_square) / (large_batch - small_batch)
-    return square, (small_square - large_square) / (1 / small_batch - 1 / large_batch)
-
-
-def noise_scale(moments: Iterable[tuple[float, float]]) -> float | None:
-    """B_simple = tr Σ / |G|², in samples; None where the gradient drowns in the noise.
-
-    Each moment is averaged over the iterations first, because a ratio of single estimates is biased.
-    """
-    square, variance = (math.fsum(values) for values in zip((0.0, 0.0), *moments, strict=True))
-    return variance / square if square > 0 and variance > 0 else None
-
-
-class TrustRatioGuard(Guard):
-    """Counts the tensors of each step of LAMB by weight norm, update norm and trust ratio, over all stages."""
-
-    def __init__(self, optimizer: FlatOptimizer) -> None:
-        self._optimizer = optimizer
-
-    def after(self, iteration: Iteration) -> str:
-        line, groups = iteration.line, self._optimizer.groups
-        if not line.skipped:
-            # The last stage's copy of the embedding would be counted a second time.
-            owned = torch.tensor([not p.is_copy for group in groups for p in group.parameters])
-            values = torch.cat([group.norms for group in groups if group.norms is not None], dim=1)[:, owned]
-            edges = torch.tensor(NORM_EDGES, dtype=values.dtype, device=values.device)
-            places = torch.bucketize(values, edges, right=True)
-            counts = torch.nn.functional.one_hot(places, len(edges) + 1).sum(dim=1)
-            self._optimizer.mesh.pp.all_reduce(counts)
-            line.weight_norms, line.update_norms, line.trust_ratios = counts.tolist()
-        return ""
 
 
 class FiniteGuard(Guard):

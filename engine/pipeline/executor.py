@@ -34,13 +34,13 @@ class PartitionedModel:
         # optimizer and checkpoints: in ZeRO stage 3 the data axis divides as the tensor axis does
         self.storage_mesh = replace(mesh, tp=mesh.dp, dp=LoneAxis()) if self.is_zero3 else mesh
 
-    def reducer(self, groups: Sequence[FlatGroup], measures_noise: bool = False) -> GradientReducer:
+    def reducer(self, groups: Sequence[FlatGroup]) -> GradientReducer:
         """Make the object that takes the gradients to the optimizer's flat groups."""
         if self.is_zero3:
             from mlm_repro.engine.optim.zero3 import ShardedReducer
 
             return ShardedReducer(self.chunks[0], groups)
-        return GradientReducer(groups, self.mesh, measures_noise)
+        return GradientReducer(groups, self.mesh)
 
     def forward_backward(
         self, microbatches: Sequence[PipelineInput], reducer: GradientReducer, loss_scale: float = 1.0
