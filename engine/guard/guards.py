@@ -31,12 +31,10 @@ DEVIATIONS = 6.0
 
 def guards_of(config: RunConfig, step: TrainingStep, memory: PeakMemory, recent: "RecentIterations") -> list[Guard]:
     """The guards of a run, in the order in which they are asked."""
-    mesh = step.mesh
-    guards: list[Guard] = [
-        SlowRankGuard(mesh), SpikeGuard(recent, config.train.skip_spikes), FiniteGuard(step), MemoryGuard(memory),
+    return [
+        SlowRankGuard(step.mesh), SpikeGuard(recent, config.train.skip_spikes), FiniteGuard(step), MemoryGuard(memory),
         ReplicaGuard(step.model.parameters, step.model.storage_mesh),
     ]  # fmt: skip
-    return guards
 
 
 class RecentIterations:
