@@ -50,7 +50,7 @@ def train(
 
 @app.command("eval")
 def evaluate(rounds: Rounds = 9, json: Json = None) -> None:
-    """Scoring and generating on one core beside the plain loop and transformers, by processor time.
+    """Scoring on one core beside the plain loop and transformers, by processor time.
 
     Ends with code 3 if the answers differ by more than rounding.
     """

@@ -24,7 +24,6 @@ from mlm_repro.engine.launch.local import keep_large_buffers
 from mlm_repro.engine.model.gpt2 import GPT2
 from mlm_repro.engine.optim.precision import DTYPES
 from mlm_repro.engine.parallel.mesh import serial_mesh
-from mlm_repro.evaluation.generate import generate
 from mlm_repro.evaluation.models.places import SMOLLM2, SMOLLM2_PACKAGE, Place
 from mlm_repro.evaluation.models.pretrained import Pretrained, PretrainedModel
 from mlm_repro.evaluation.protocol import Request
@@ -41,8 +40,6 @@ VOCABULARY = 49152
 """Tokens that every model here has."""
 SMALL, GPT2_124M, LLAMA = "2 layers, 128 wide", "GPT-2 124M", "LLaMA 124M"
 OURS, PLAIN_LOOP, TRANSFORMERS = "ours", "plain loop", "transformers"
-PROMPT, NEW = 32, 64
-"""Tokens of a prompt, and generated after it."""
 NOTES = [
     "Seconds are processor seconds of one thread; every round measures both, ours first, and ratios are medians over "
     "rounds of the ratio within a round. Weights are initial ones, in fp32 unless another format is named.",
@@ -64,7 +61,7 @@ RIVALRIES: tuple[tuple[str, str, Precision, float, tuple[int, ...]], ...] = (
     (PLAIN_LOOP, GPT2_124M, "bf16", 1.5, (1, 2)),
     (TRANSFORMERS, GPT2_124M, "fp32", 1.5, (1,)),
 )
-"""Rival, size, number format, goal and the batch sizes that the rival tries. The models of the last generate too."""
+"""Rival, size, number format, goal and the batch sizes that the rival tries."""
 
 
 def pretrained() -> dict[str, Callable[[], Any]]:
@@ -83,10 +80,10 @@ def pretrained() -> dict[str, Callable[[], Any]]:
 
 
 def measure(rounds: int) -> Benchmark:
-    """Measure scoring and generation."""
+    """Measure scoring."""
     import_extra("transformers", "bench")
     loaders = pretrained()
-    announce(f"{6 + 2 * len(loaders)} comparisons of {rounds} rounds on one core")
+    announce(f"{4 + 2 * len(loaders)} comparisons of {rounds} rounds on one core")
     memory = [compare_memory(name, load) for name, load in loaders.items()]
     keep_large_buffers()
     torch.set_num_threads(1)
@@ -104,9 +101,6 @@ def measure(rounds: int) -> Benchmark:
         for stride in (HALF, STRIDE):
             windows = sliding_requests(CONTEXT, 2, stride)
             compared.append(compare(f"stride {stride}, {name}", both, windows, 1.5, rounds))
-    for batch, mine in ((1, scoring_model(network, is_packed=False)), (16, scoring_model(network))):
-        both = {OURS: partial(generate, mine, end=None), TRANSFORMERS: partial(their_tokens, theirs)}
-        compared.append(compare_generation(both, batch, rounds))
     return Benchmark(
         benchmark="eval", title="Evaluation beside the plain loop and transformers",
         cases=[*(case for case, _ in compared), *memory],
@@ -160,17 +154,6 @@ def compare(
     return case, [] if gap <= tolerance and verdicts == 0 else [f"{case.name}: {said}"]
 
 
-def compare_generation(programs: Mapping[str, Callable[..., Any]], batch: int, rounds: int) -> tuple[Case, list[str]]:
-    """Time both as they continue prompts of random tokens; a sentence if the continuations differ."""
-    prompts = np.random.default_rng(0).integers(0, 50257, (batch, PROMPT)).tolist()
-    runs = {who: partial(program, prompts, NEW) for who, program in programs.items()}
-    answers = [run() for run in runs.values()]
-    name, setting = f"generate, {GPT2_124M}, batch {batch}", {"prompt": PROMPT, "new": NEW}
-    case = compare_times(name, runs, 1.0, rounds, setting)
-    differing = sum(a != b for a, b in zip(*answers, strict=True))
-    return case, [f"{case.name}: {differing} of {batch} continuations differ"] if differing else []
-
-
 def compare_times(
     name: str, runs: Mapping[str, Callable[[], object]], goal: float, rounds: int, setting: dict[str, Any]
 ) -> Case:
@@ -193,13 +176,12 @@ def initial_network(config: ModelConfig, dtype: torch.dtype = torch.float32) -> 
     return network.to(dtype)
 
 
-def scoring_model(network: GPT2, is_packed: bool = True) -> ScoringModel:
-    """Return the network as an evaluation has it: a copy of it with packed weights, or itself for single rows."""
+def scoring_model(network: GPT2) -> ScoringModel:
+    """Return the network as an evaluation has it: a copy of it with packed weights."""
     config, dtype = network.config, next(network.parameters()).dtype
-    if is_packed:
-        network = initial_network(config, dtype)
-        pack_weights(network)
-    return ScoringModel(network, config.vocab_size, config.seq_length, config.hidden_size, dtype)
+    packed = initial_network(config, dtype)
+    pack_weights(packed)
+    return ScoringModel(packed, config.vocab_size, config.seq_length, config.hidden_size, dtype)
 
 
 def ours(model: ScoringModel, requests: Sequence[Request], batch_size: int | None) -> Answers:
@@ -261,14 +243,3 @@ def packed_pretrained(model: Any) -> Scorer:
 SCORERS: dict[str, Callable[[Any], Any]] = {
     OURS: packed_pretrained, TRANSFORMERS: lambda model: partial(transformers_loop, model)
 }  # fmt: skip
-
-
-@torch.inference_mode()
-def their_tokens(model: Any, prompts: Sequence[Sequence[int]], new: int) -> list[list[int]]:
-    """Return transformers' greedy continuations, with its cache."""
-    ids = torch.tensor([list(prompt) for prompt in prompts])
-    continued: list[list[int]] = model.generate(
-        ids, attention_mask=torch.ones_like(ids), min_new_tokens=new, max_new_tokens=new, do_sample=False,
-        pad_token_id=0, eos_token_id=None,
-    )[:, ids.size(1) :].tolist()  # fmt: skip
-    return continued

@@ -26,8 +26,7 @@ def reproduce(
         Literal["355m", "2.5b", "8.3b"], typer.Argument(help="Largest model; the smaller ones are run for comparison.")
     ],
     mode: Annotated[
-        Literal["auto", "full", "scaled", "plan"],
-        typer.Option(help="full: published size; scaled: twins; auto: what fits; plan: print the full size."),
+        Literal["auto", "full", "scaled"], typer.Option(help="full: published size; scaled: twins; auto: what fits.")
     ] = "auto",
     smoke: Annotated[
         bool, typer.Option("--smoke", help="Train twins of the smallest size, to see that everything works.")

@@ -9,7 +9,6 @@ from tempfile import TemporaryDirectory
 from mlm_repro.experiments.catalogue import MEASUREMENTS, TAKES_LONG, Experiment
 from mlm_repro.experiments.reproduce.plan import Plan, make_plan, print_plan
 from mlm_repro.experiments.reproduce.reproduction import reproduce
-from mlm_repro.experiments.reproduce.steps import format_steps
 from mlm_repro.experiments.sealed import Line, format_records, gather, seal_numbers
 from mlm_repro.experiments.worked_out import work_out
 from mlm_repro.lineage.errors import BadInput, DataMissing, HardwareMissing
@@ -112,10 +111,8 @@ def measure(experiment: Experiment, limit: int | None = None) -> list[Line]:
 
 
 def carry_out(plan: Plan, runs: Path, dry_run: bool = False) -> None:
-    """Print the plan of a reproduction, unless quiet, and make it; of one that is only planned print the steps."""
-    if dry_run or plan.mode == "plan" or not is_quiet():
+    """Print the plan of a reproduction, unless quiet, and make it."""
+    if dry_run or not is_quiet():
         print_plan(plan)
-    if plan.mode == "plan":
-        print(format_steps(plan, runs))
-    elif not dry_run:
+    if not dry_run:
         reproduce(plan, runs)

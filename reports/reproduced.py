@@ -54,29 +54,29 @@ def _curves(reproduction: Reproduction) -> Iterator[Exhibit]:
 
 
 def _tables(reproduction: Reproduction) -> Iterator[Exhibit]:
+    def exhibit(name: str, title: str, data: Table, shown: Sequence[Table], caption: Sequence[str] = ()) -> Exhibit:
+        return Exhibit(name, title, caption, data, reproduction.command, tables=shown)
+
     benchmarks = reproduction.select("2019/table-3")
     drawn = {("2019/figure-6", "validation_perplexity"), ("2019/training-loss", "training_loss")}
     further = [record for record in reproduction.records
                if record.experiment != "2019/table-3"
                and (record.experiment, record.quantity) not in drawn]  # fmt: skip
     if benchmarks:
-        data, command = tables.records_data(benchmarks), reproduction.command
         shown = tables.comparison_tables(benchmarks)
-        yield Exhibit("2019-table-3", "WikiText-103 and LAMBADA", (), data, command, tables=shown)
+        yield exhibit("2019-table-3", "WikiText-103 and LAMBADA", tables.records_data(benchmarks), shown)
     if ours := [record for record in benchmarks if record.kind != "published"]:
-        data, command, shown = tables.records_data(ours), reproduction.command, [twins_table(reproduction)]
         said = reproduction.scores.sentences(reproduction.summary.labels) if reproduction.scores else ()
-        yield Exhibit("2019-twins", "The models on the same texts", said, data, command, tables=shown)
+        title, data = "The models on the same texts", tables.records_data(ours)
+        yield exhibit("2019-twins", title, data, [twins_table(reproduction)], said)
     if further:
-        data, command = tables.records_data(further), reproduction.command
-        yield Exhibit("further-numbers", "Further numbers", (), data, command, tables=(data,))
+        yield exhibit("further-numbers", "Further numbers", data := tables.records_data(further), [data])
     if evaluations := reproduction.evaluations:
         labels = {model.name: f"{model.label}, seed {model.seed}" for model in reproduction.summary.models}
         yield evaluations_exhibit(evaluations, reproduction.order, reproduction.command, labels)
     if models := reproduction.summary.models:
-        kind, command = reproduction.own_kind, reproduction.command
-        data, shown = tables.models_data(models), tables.models_tables(models, kind)
-        yield Exhibit("models", "Published and trained shapes", (), data, command, tables=shown)
+        shown = tables.models_tables(models, reproduction.own_kind)
+        yield exhibit("models", "Published and trained shapes", tables.models_data(models), shown)
     if ledger := reproduction.ledger:
         yield ledger_exhibit(ledger, reproduction.command)
 

@@ -8,16 +8,14 @@ from mlm_repro.experiments.catalogue import read_errata
 HEADS = ("document, place", "printed", "follows from it", "class")
 
 
-def rows(count: int | None = None) -> list[tuple[str, ...]]:
-    """The first errata in short."""
-    errata = read_errata().errata[:count]
-    return [tuple(map(cell, (f"{one.document}, {one.place}", one.printed, one.follows, one.kind))) for one in errata]
-
-
 def errata() -> Iterator[str]:
     """A table of all, then each with its quotations, and what looks like one and is none."""
-    yield table(("", *HEADS), [(str(number), *row) for number, row in enumerate(rows(), 1)])
-    for number, one in enumerate(read_errata().errata, 1):
+    every = [*enumerate(read_errata().errata, 1)]
+    yield table(("", *HEADS), [
+        (str(number), *map(cell, (f"{one.document}, {one.place}", one.printed, one.follows, one.kind)))
+        for number, one in every
+    ])  # fmt: skip
+    for number, one in every:
         yield f"## {number} {one.title}"
         yield f"{one.document}. Class: {one.kind}."
         yield from (f"> {each.words}\n>\n> — {each.place}" for each in one.quotations)

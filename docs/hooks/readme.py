@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 
@@ -80,7 +80,7 @@ def tiers_block(kept: Reproduction) -> str:
     )
 
 
-def engines_block() -> str:
+def engines_block(_: Reproduction) -> str:
     """How far the losses of the kept trainings in Megatron-Core are from ours."""
     return apart([read_engines(run) for run in sorted((KEPT / "against").glob("against-*"))])
 
@@ -92,7 +92,7 @@ def every_verdict() -> list[Verdict]:
     return [*judge(experiments, load_results([KEPT, KEPT / "ablations"])), *unanswered(experiments)]
 
 
-def verdicts_block() -> str:
+def verdicts_block(_: Reproduction) -> str:
     """Outcomes of the published claims by scale."""
     table = totals(every_verdict())
     marks = ["---"] * table.words + ["--:"] * (len(table.heads) - table.words)
@@ -104,8 +104,9 @@ def line(cells: Sequence[str]) -> str:
     return f"|{'|'.join(cells)}|"
 
 
-KEPT_BLOCKS: dict[str, Callable[[Reproduction], str]] = {"tiers": tiers_block, "results": results_block}
-BLOCKS: dict[str, Callable[[], str]] = {"engines": engines_block, "verdicts": verdicts_block}
+BLOCKS: dict[str, Callable[[Reproduction], str]] = {
+    "tiers": tiers_block, "results": results_block, "engines": engines_block, "verdicts": verdicts_block,
+}  # fmt: skip
 CONSOLE = re.compile(r"```console\n((?:\$ [^\n]*\n)+)(.*?)```", re.DOTALL)
 """Commands of a shell, each after `$ `, and what the last of them prints."""
 
@@ -113,13 +114,12 @@ CONSOLE = re.compile(r"```console\n((?:\$ [^\n]*\n)+)(.*?)```", re.DOTALL)
 def rewrite(readme: str, results: Path = RESULTS) -> str:
     """The README with every block made anew. Raises BadInput where a marker is missing or a command fails."""
     kept = load_reproduction(results)
-    blocks = {name: partial(block, kept) for name, block in KEPT_BLOCKS.items()} | BLOCKS
-    for name, block in blocks.items():
+    for name, block in BLOCKS.items():
         begin, end = f"<!--{name}-->", f"<!--/{name}-->"
         if begin not in readme or end not in readme:
             raise BadInput(f"README has no {begin} and {end}")
         before, rest = readme.split(begin, 1)
-        readme = f"{before}{begin}\n{block()}\n{end}{rest.split(end, 1)[1]}"
+        readme = f"{before}{begin}\n{block(kept)}\n{end}{rest.split(end, 1)[1]}"
     return CONSOLE.sub(lambda match: f"```console\n{match[1]}{_output(match[1])}```", readme)
 
 

@@ -31,13 +31,11 @@ DEVIATIONS = 6.0
 
 def guards_of(config: RunConfig, step: TrainingStep, memory: PeakMemory, recent: "RecentIterations") -> list[Guard]:
     """The guards of a run, in the order in which they are asked."""
-    mesh = step.mesh
-    guards: list[Guard] = [
+    return [
         # A spike is judged before the finite guard may end the run, so that its line of the metrics names both.
-        SlowRankGuard(mesh), SpikeGuard(recent, config.train.skip_spikes), FiniteGuard(step), MemoryGuard(memory),
+        SlowRankGuard(step.mesh), SpikeGuard(recent, config.train.skip_spikes), FiniteGuard(step), MemoryGuard(memory),
         ReplicaGuard(step.model.parameters, step.model.storage_mesh),
     ]  # fmt: skip
-    return guards
 
 
 class RecentIterations:

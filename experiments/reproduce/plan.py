@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlm_repro.data_pipeline.config import DataConfig
 from mlm_repro.engine.config import RunConfig
 from mlm_repro.engine.costs import checkpoint_bytes, flops_per_iteration, fullest_rank, parameter_count, tokens_trained
 from mlm_repro.engine.run.resolved import default_ranks, read_run_config
@@ -73,9 +72,7 @@ class Plan:
 
     target: str
     mode: str
-    """full, scaled, or plan: the full size, printed and not run."""
-    possible: bool
-    """True if the published sizes fit this machine's GPUs."""
+    """full or scaled."""
     reason: str
     recipe: Path
     size: Size | None
@@ -100,18 +97,17 @@ def make_plan(target: str, mode: str, smoke: bool, recipe: Path | None, seeds: i
     when full size is asked for on a machine that cannot, BadInput when it is asked for together with the smallest size,
     and where several seeds are asked for and the full size is chosen.
     """
-    if smoke and mode in ("full", "plan"):
-        raise BadInput(f"--smoke is a size of twins; it does not go with --mode {mode}")
+    if smoke and mode == "full":
+        raise BadInput("--smoke is a size of twins; it does not go with --mode full")
     names = LADDER[: LADDER.index(target) + 1]
     published = tuple(read_run_config(model_file(name)) for name in names)
     possible, reason = _fits(published[-1])
     if mode == "full" and not possible:
         raise HardwareMissing(f"the full size cannot run here: {reason}")
-    if mode == "plan" or mode == "full" or (mode == "auto" and possible and not smoke):
+    if mode == "full" or (mode == "auto" and possible and not smoke):
         if seeds and seeds > 1:
             raise BadInput("--seeds is for twins, and the full size is trained once: name --mode scaled with it")
-        chosen = "plan" if mode == "plan" else "full"
-        return Plan(target, chosen, possible, reason, recipe or FULL_RECIPE, None, published, published)
+        return Plan(target, "full", reason, recipe or FULL_RECIPE, None, published, published)
     size = SMOKE if smoke else TWIN
     why = "asked for" if mode == "scaled" or smoke else reason
     twins = [read_run_config(model_file(name), size.overrides, twin=True) for name in names]
@@ -123,7 +119,7 @@ def make_plan(target: str, mode: str, smoke: bool, recipe: Path | None, seeds: i
             mark = f"{SEED_MARK}{seed}" if further else ""
             own = [f"name={name}-{size.suffix}{mark}", f"train.seed={seed}"]
             configs.append(override_config(twin, [*own, *_of_ladder(twin, size)]))
-    return Plan(target, "scaled", possible, why, recipe or size.recipe, size, published * seeds, tuple(configs))
+    return Plan(target, "scaled", why, recipe or size.recipe, size, published * seeds, tuple(configs))
 
 
 def model_name(training: str) -> str:
@@ -169,12 +165,11 @@ def twin_rule(config: RunConfig) -> str:
     )
 
 
-def training_job(plan: Plan, config: RunConfig, runs: Path) -> Job:
-    """How a published model is trained: on this machine's GPUs, or on the paper's cluster where they cannot."""
-    job = load_config(manifest_file(config.name), Job)
+def training_job(config: RunConfig, runs: Path, dataset: Path = Path()) -> Job:
+    """How a published model is trained on this machine's GPUs."""
     here = {"nodes": 1, "ranks_per_node": default_ranks(config), "cluster": "", "overrides": ()}
-    places = {"runs": runs, "dataset": runs / load_config(plan.recipe, DataConfig).name}
-    return job.model_copy(update=places | (here if plan.possible else {}))
+    job = load_config(manifest_file(config.name), Job)
+    return job.model_copy(update={"runs": runs, "dataset": dataset, **here})
 
 
 def manifest_file(name: str) -> Path:
@@ -230,7 +225,7 @@ def expected_seconds(plan: Plan) -> list[float]:
 def _training_seconds(plan: Plan, config: RunConfig) -> float:
     flops = flops_per_iteration(config.model, config.train) * config.train.iterations
     if plan.size is None:
-        return flops / (FULL_EFFICIENCY_FLOPS * training_job(plan, config, Path("runs")).ranks)
+        return flops / (FULL_EFFICIENCY_FLOPS * training_job(config, Path("runs")).ranks)
     start_up_seconds = 5.0
     return start_up_seconds + twin_seconds(flops, default_ranks(config))
 

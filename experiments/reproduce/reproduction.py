@@ -98,8 +98,7 @@ def reproduce(plan: Plan, runs: Path) -> Path:
     for config in plan.configs:
         course.begin(f"training {config.name.replace('-', ' ')}")
         if plan.size is None:
-            job = training_job(plan, config, runs).model_copy(update={"dataset": dataset.path})
-            write_launch_files(job, steps.launch_folder(config, runs))
+            write_launch_files(training_job(config, runs, dataset.path), steps.launch_folder(config, runs))
         folder = folder_of(config.name, runs)
         steps.run_step(*steps.train_step(plan, config, runs / dataset.path.name, folder))
         trained.append(RunDirectory.open_named(folder, config.name))

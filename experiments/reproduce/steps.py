@@ -12,8 +12,7 @@ from pathlib import Path
 
 from mlm_repro.engine.config import RunConfig
 from mlm_repro.experiments.files import EVALUATIONS_APART
-from mlm_repro.experiments.launch.job import describe_job
-from mlm_repro.experiments.reproduce.plan import Plan, manifest_file, training_bytes, training_job
+from mlm_repro.experiments.reproduce.plan import Plan, training_bytes
 from mlm_repro.lineage.digest import is_sealed
 from mlm_repro.lineage.errors import Interrupted, UserError
 from mlm_repro.lineage.processes import (
@@ -124,37 +123,6 @@ def report_step(reproduction: Path, runs: Path) -> Step:
 def launch_folder(config: RunConfig, runs: Path) -> Path:
     """Folder of a published model's launch files."""
     return runs / f"launch-{config.name}"
-
-
-def format_steps(plan: Plan, runs: Path) -> str:
-    """Every command of the full size in order; `ID` stands for digits not yet known."""
-    directory = runs / f"reproduce-{plan.target}-ID"
-    lines = [
-        *map(_line, first_steps(plan, runs, scratch=None)),
-        _line(data_step(plan, runs)),
-        *(line for config in plan.configs for line in _training_lines(plan, config, runs)),
-        *(
-            _line(evaluation_step(plan, task, runs / config.name, evaluation_file(directory, config.name, task)))
-            for config in plan.published
-            for task in TASKS
-        ),
-        _line(report_step(directory, runs)),
-    ]
-    return "\n".join(lines)
-
-
-def _training_lines(plan: Plan, config: RunConfig, runs: Path) -> Iterator[str]:
-    job, folder = training_job(plan, config, runs), launch_folder(config, runs)
-    yield "\n" + describe_job(job)
-    names = ("runs", "dataset", *(("nodes", "ranks_per_node", "cluster") if plan.possible else ()))
-    settings = [f"--set={name}={getattr(job, name)}" for name in names]
-    yield _line(["mlm-experiment", "launch", shown(manifest_file(job.name)), *settings, "--out", str(folder)])
-    script = ["bash", "torchrun.sh"] if plan.possible else ["sbatch", "--wait", "slurm.sh"]
-    yield _line([*script[:-1], str(folder / script[-1])])
-
-
-def _line(step: Step) -> str:
-    return f"$ {shlex.join(step)}"
 
 
 def shown(path: Path) -> str:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks import eval as bench
-from benchmarks.eval import Answers, compare, compare_generation
+from benchmarks.eval import Answers, compare
 from mlm_repro.engine.config import ModelConfig
 
 CONFIG = ModelConfig(
@@ -31,7 +31,6 @@ def test_everyone_gives_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(bench, "pretrained", lambda: {bench.LLAMA: load})
     monkeypatch.setattr(bench, "SIZES", {bench.SMALL: CONFIG, bench.GPT2_124M: CONFIG})
-    monkeypatch.setattr(bench, "NEW", 8)
     for name, value in (("CONTEXT", 128), ("HALF", 64)):
         monkeypatch.setattr(bench, name, value)
     threads = torch.get_num_threads()
@@ -44,8 +43,6 @@ def test_everyone_gives_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> Non
     (memory,) = (case for case in result.cases if case.name.startswith("memory"))
     assert memory.ratios[0].value > 0
     assert all(len(each.samples) == 2 for case in scored for each in case.series)
-    generated = [case for case in result.cases if case.name.startswith("generate")]
-    assert len(generated) == 2
 
 
 def test_another_answer_is_named() -> None:
@@ -57,6 +54,3 @@ def test_another_answer_is_named() -> None:
         both = {bench.OURS: lambda *_: answers_of(1.0, 2.0), "rival": lambda *_, a=theirs: a}
         _, differing = compare("tiny", both, requests, 1.0, rounds=1)
         assert bool(differing) is is_wrong
-    one, two = (lambda prompts, new, token=token: [[token] * new for _ in prompts] for token in (1, 2))
-    assert compare_generation({"ours": one, "theirs": one}, 2, 1)[1] == []
-    assert compare_generation({"ours": one, "theirs": two}, 2, 1)[1][0].endswith("2 of 2 continuations differ")

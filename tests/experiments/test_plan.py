@@ -2,7 +2,6 @@
 
 import math
 import re
-import shlex
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,9 +12,20 @@ from mlm_repro.engine.costs import parameter_count, tokens_trained
 from mlm_repro.engine.twin import describe_scale
 from mlm_repro.experiments.files import LadderPlan, LadderResult
 from mlm_repro.experiments.forecast.ladder import rung_model
+from mlm_repro.experiments.launch.job import write_launch_files
 from mlm_repro.experiments.reproduce.files import LADDER
-from mlm_repro.experiments.reproduce.plan import FULL_RECIPE, RATES, SMOKE, TWIN, make_plan, model_name, twin_rule
-from mlm_repro.lineage.errors import HardwareMissing
+from mlm_repro.experiments.reproduce.plan import (
+    FULL_RECIPE,
+    RATES,
+    SMOKE,
+    TWIN,
+    make_plan,
+    model_name,
+    training_job,
+    twin_rule,
+)
+from mlm_repro.experiments.reproduce.steps import launch_folder, train_step
+from mlm_repro.lineage.errors import BadInput, HardwareMissing
 from mlm_repro.lineage.files import read_document
 from mlm_repro.lineage.shipped import HOME
 from tests.commands import call
@@ -133,35 +143,12 @@ def test_a_dry_run_prints_mode_and_costs_and_does_nothing(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("gpus", "script", "ranks"),
-    [(0, "sbatch --wait {}/slurm.sh", "32 nodes × 16"), (8, "bash {}/torchrun.sh", "1 node × 8")],
-)
-def test_a_plan_prints_every_command_of_the_full_size(tmp_path: Path, gpus: int, script: str, ranks: str) -> None:
-    runs = tmp_path / "runs"
-    machine = with_gpus(tmp_path / "bin", gpus, 80)
-    done = call(machine, "mlm-experiment", "reproduce", "8.3b", "--mode", "plan", "--runs", runs)
-    assert (done.code, done.err) == (0, "")
-    assert done.out.startswith("mode: plan (")
-    commands = re.findall(r"^\$ (\S+ \S+)", done.out, re.MULTILINE)
-    assert commands[:3] == ["mlm-experiment preflight", "mlm-train schedule", "mlm-data run"]
-    assert commands[-7:] == ["mlm-eval wikitext103", "mlm-eval lambada"] * 3 + ["mlm-report build"]
-    assert f"8.3b: {ranks} ranks, tp 8 × pp 1" in done.out
-    for name in LADDER:
-        assert f"$ {script.format(runs / f'launch-{name}')}\n" in done.out
-    launch = shlex.split(next(line for line in done.out.splitlines() if "launch-8.3b" in line))[1:]
-    made = call(machine, *launch, ends=0)
-    assert f"8.3b: {ranks} ranks, tp 8 × pp 1" in made.out
-    assert [path.name for path in runs.iterdir()] == ["launch-8.3b"]
-
-
-@pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
         (["8.3b", "--mode", "full"], 4, "full size"),
         (["8.3b", "--mode", "full", "--dry-run"], 4, "full size"),
         (["355m", "--mode", "full", "--smoke"], 2, "--smoke"),
-        (["355m", "--mode", "plan", "--smoke"], 2, "--smoke"),
-        (["355m", "--mode", "plan", "--seeds", "3"], 2, "--seeds is for twins"),
+        (["355m", "--mode", "plan"], 2, "--mode"),
         (["355m", "--seeds", "0"], 2, "--seeds"),
         (["1.3b"], 2, "1.3b"),
         (["355m", "--data", "nowhere.toml"], 2, "there is no recipe 'nowhere.toml'"),
@@ -175,3 +162,18 @@ def test_what_cannot_be_done_is_said_before_anything_is_written(
     done = call(with_gpus(tmp_path / "bin", 0, 0), "mlm-experiment", "reproduce", *arguments, "--runs", runs, ends=code)
     assert words in done.out + done.err
     assert not runs.exists()
+
+
+def test_the_full_size_is_trained_by_a_launch_file_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    machine(monkeypatch, 8, 80)
+    plan, data = make_plan("8.3b", "auto", False, None), tmp_path / "data"
+    config = plan.configs[-1]
+    job = training_job(config, tmp_path, data)
+    assert (job.name, job.nodes, job.ranks_per_node, job.dataset) == ("8.3b", 1, 8, data)
+    _, torchrun = write_launch_files(job, launch_folder(config, tmp_path))
+    assert train_step(plan, config, data, tmp_path) == ["bash", str(torchrun)]
+    assert "--nnodes=1 --nproc-per-node=8" in torchrun.read_text(encoding="utf-8")
+    with pytest.raises(BadInput, match="--seeds is for twins"):
+        make_plan("8.3b", "auto", False, None, 3)
