@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
 
-from mlm_repro.data_pipeline.contamination.testsets import TEST_SETS
 from mlm_repro.data_pipeline.reading.hub import LOCATIONS
 from tests.commands import Outcome, call
 from tests.data_pipeline.conftest import write_recipe
 from tests.evaluation.test_harness import directory  # noqa: F401
 from tests.hub_server import COMMIT, Hub, serving
+from tests.made_data import without_wikitext2
 
 pytest.importorskip("transformers")
 OLDER = "f" * 40
@@ -177,11 +177,6 @@ def test_a_corpus_that_the_hub_does_not_give(hub: Hub, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path / "recipe.toml", "wikipedia", extra="decontaminate.test_sets = []")
     done = ask(hub, "mlm-data", "run", recipe, "--runs", tmp_path / "runs", ends=5)
     assert "the Hugging Face hub has no wikipedia" in done.error
-
-
-def without_wikitext2() -> None:
-    """Have no such test set: its file is in no folder of published files yet."""
-    del TEST_SETS["wikitext2"]
 
 
 def test_the_published_files_are_fetched_from_the_layout_of_their_repositories(
