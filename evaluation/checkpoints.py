@@ -31,16 +31,15 @@ from mlm_repro.evaluation.scoring.probes import probe
 from mlm_repro.evaluation.scoring.scores import MAX_LOGIT_BYTES, ScoringModel, pack_weights
 from mlm_repro.evaluation.scoring.store import Store, open_scores
 from mlm_repro.evaluation.settings import Settings
-from mlm_repro.lineage.chain import read_newest
 from mlm_repro.lineage.environment import user_cache
-from mlm_repro.lineage.errors import BadInput, DataMissing, IntegrityFailure
+from mlm_repro.lineage.errors import BadInput, DataMissing, IntegrityFailure, UserError
 from mlm_repro.lineage.files import read_object
 from mlm_repro.lineage.records import Kind
 
 
 @contextmanager
 def native_checkpoint(place: Place, vocab: Path | None, heads: int | None) -> Iterator[Path]:
-    """Yield a checkpoint or run directory of this suite: the place itself, or a temporary import of it.
+    """Yield a checkpoint directory of this suite: the place itself, or a temporary import of it.
 
     A Megatron-LM checkpoint has no vocabulary: `vocab`, files beside it, or the published one is taken. Raises the
     errors of imports.
@@ -123,8 +122,12 @@ def _load(place: Place, settings: Settings, row_by_row: bool) -> EvaluatedCheckp
     if settings.backend != "transformers" and (is_ours or settings.backend == "engine" or place.is_gpt2):
         try:
             with native_checkpoint(place, settings.vocab, settings.heads) as native:
-                return read_newest(native, partial(load_checkpoint, mesh=mesh, row_by_row=row_by_row, dtype=dtype))
-        except BadInput as reason:
+                return load_checkpoint(native, mesh, row_by_row, dtype)
+        except (OSError, UserError) as reason:
+            if not directory.is_dir():  # a training removed it meanwhile
+                return _load(Place.find(place.asked, settings.vocab), settings, row_by_row)
+            if not isinstance(reason, BadInput):
+                raise
             if is_ours or settings.backend == "engine":
                 raise
             if mesh.is_first:

@@ -60,7 +60,8 @@ def run(
     )],
     ckpt: Checkpoint,
     file: Annotated[Path | None, typer.Argument(
-        help='Your text file, .jsonl file of {"text": ...} lines or .json array of them.', show_default=False
+        help='Your text file, .jsonl file of {"text": ...} lines or .json array of them; for a named protocol its test '
+        "file, where MLM_DATA_DIR and the hub do not have it.", show_default=False,
     )] = None,
     window: Window = None, stride: Stride = None,
     first: Annotated[Literal["once", "every"], typer.Option(
@@ -80,9 +81,9 @@ def run(
     """
     if protocol not in (ALL, *FILE_TASKS):
         check_task_name(protocol)
-    if (file is None) == (protocol in FILE_TASKS):
-        raise BadInput(f"{protocol} needs a text file" if file is None else f"{protocol} takes no file: {file}")
-    if file is not None:
+    if protocol in ((ALL,) if file else FILE_TASKS):
+        raise BadInput(f"{protocol} takes no file: {file}" if file else f"{protocol} needs a text file")
+    if file and protocol in FILE_TASKS:
         from mlm_repro.evaluation.tasks.heldout import read_file
 
         read_file(file)
@@ -98,8 +99,8 @@ def run(
     from mlm_repro.evaluation.tasks import heldout
 
     names = TASKS if protocol == ALL else (protocol,)
-    tasks: dict[str, MakeTask] = {name: partial(build_task, name, window=window) for name in names}
-    if file is not None:
+    tasks: dict[str, MakeTask] = {name: partial(build_task, name, window=window, path=file) for name in names}
+    if file and protocol in FILE_TASKS:
         of_text = partial(heldout.file_perplexity, window=window, stride=stride, name=protocol, first=first)
         of_lines = partial(heldout.file_cloze, window=window)
         tasks = {protocol: file_task(of_lines if protocol == "cloze" else of_text, file)}

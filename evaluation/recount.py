@@ -11,7 +11,7 @@ from mlm_repro.data_pipeline.contamination.testsets import find_test_set
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
 from mlm_repro.evaluation.schema import ClozeResult, PerplexityResult
 from mlm_repro.evaluation.tasks.heldout import heldout_cloze, heldout_perplexity
-from mlm_repro.evaluation.tasks.names import TASKS, made_by
+from mlm_repro.evaluation.tasks.names import TASKS
 from mlm_repro.evaluation.tasks.uncertainty import mean_standard_error, ratio_standard_error
 from mlm_repro.lineage.errors import DataMissing
 from mlm_repro.lineage.files import SAME
@@ -76,7 +76,7 @@ def counts(result: PerplexityResult | ClozeResult, dataset: Path, context: int, 
         task = STAND_INS[result.task](dataset, tokenizer, context, "")
     else:
         protocol = TASKS[result.task]
-        task = made_by(protocol.function, result.task, find_test_set(protocol.test_set), tokenizer, context)
+        task = protocol.task(result.task, find_test_set(protocol.test_set), tokenizer, context)
     part = task.limited(limit)
     if part.source.digest != result.data_digest:
         raise DataMissing(f"the text of {result.task}")

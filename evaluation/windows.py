@@ -87,6 +87,11 @@ def rolling_windows(num_tokens: int, seq_length: int) -> Iterator[Window]:
         yield Window(0 if first == 1 else stop - seq_length - 1, first, stop)
 
 
+def whole_windows(num_tokens: int, size: int, first_scored: int = 1) -> list[Window]:
+    """Disjoint windows of `size` tokens, each scored from its token of that number on; what is left over is not."""
+    return [Window(start, start + first_scored, start + size) for start in range(0, num_tokens - size + 1, size)]
+
+
 def megatron_windows(context: int, stride: int = LONGEST_WINDOW // STRIDES_PER_WINDOW) -> tuple[int, int]:
     """Window and stride of Megatron-LM's recipe, whose strides are for 1024 tokens, in a model's context.
 

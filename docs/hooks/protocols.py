@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mlm_repro.evaluation.protocol import Scores, SourceText, Task
 from mlm_repro.evaluation.schema import Provenance
 from mlm_repro.evaluation.tasks.documents import RunningText
-from mlm_repro.evaluation.tasks.names import TASKS, made_by
+from mlm_repro.evaluation.tasks.names import TASKS
 from mlm_repro.lineage.files import Environment
 
 CONTEXT = 8
@@ -57,18 +57,18 @@ class Pieces:
 def small_task(name: str, tokenizer: Pieces) -> Task:
     """The protocol of the table, built as always but on a text of two articles or on one passage."""
 
-    def read_articles(task: str, path: Path) -> RunningText:
+    def read_articles(task: str, path: Path, test_set: str = "") -> RunningText:
         return RunningText.of_wikitext(SourceText(task, "two short articles", ""), ARTICLES)
 
     def read_passage(path: Path, digest: str, title: str) -> str:
         return json.dumps({"text": PASSAGE}) if "lambada_test.jsonl" in title else PASSAGE.lower().replace("\n", " ")
 
     with (
-        patch("mlm_repro.evaluation.tasks.wikitext103.read_wikitext103", read_articles),
+        patch("mlm_repro.evaluation.tasks.wikitext103.read_wikitext", read_articles),
         patch("mlm_repro.evaluation.tasks.lambada.read_official", read_passage),
         patch("mlm_repro.evaluation.tasks.lambada.NUM_EXAMPLES", 1),
     ):
-        return made_by(TASKS[name].function, name, Path(), tokenizer, CONTEXT)
+        return TASKS[name].task(name, Path(), tokenizer, CONTEXT)
 
 
 def section(name: str) -> str:

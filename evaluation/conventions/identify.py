@@ -196,7 +196,7 @@ def identify(place: Place, claimed: str, task: str, settings: Settings) -> Ident
     from mlm_repro.evaluation.scoring.scores import score
     from mlm_repro.evaluation.tasks.documents import lm_eval_documents
     from mlm_repro.evaluation.tasks.lambada import openai_passages
-    from mlm_repro.evaluation.tasks.wikitext103 import read_wikitext103
+    from mlm_repro.evaluation.tasks.wikitext103 import read_wikitext
     from mlm_repro.lineage.progress import Progress, announce
 
     path = find_test_set(task)
@@ -206,7 +206,7 @@ def identify(place: Place, claimed: str, task: str, settings: Settings) -> Ident
 
     usage = LLAMA if evaluated.tokenizer.first_tokens else GPT2
     if task == "wikitext103":
-        whole = read_wikitext103(task, path).text
+        whole = read_wikitext(task, path).text
         axes = {axis: usage.axes[axis] for axis in ("documents", "first", "literal")}
         axes |= {"text": REAL_TEXTS, "windows": [each for each in usage.axes["windows"] if each not in LONG]}
         for each in usage.readings(axes):

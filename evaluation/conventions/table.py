@@ -5,9 +5,10 @@ An average makes a loss of the scores: what is summed, and what divides it.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,8 @@ from mlm_repro.evaluation.protocol import LARGEST_EXPONENT, Encoder, Request, Sc
 from mlm_repro.evaluation.tasks.cloze import LAST_TOKEN, LM_EVAL, STRICT, Encoded, split_last_word
 from mlm_repro.evaluation.tasks.detokenize import detokenize_wikitext
 from mlm_repro.evaluation.tasks.documents import count_original_tokens, join_rows, lm_eval_words
-from mlm_repro.evaluation.windows import Window, rolling_windows, sliding_windows
+from mlm_repro.evaluation.windows import Window, rolling_windows, sliding_windows, whole_windows
+from mlm_repro.lineage.config import read_toml
 
 NONE, AFTER_END = "not scored", "scored after end-of-text"
 OWN = "scored after what the tokenizer puts before a text"
@@ -42,31 +44,25 @@ DOCUMENTS: dict[str, Callable[[Sequence[str], str], list[str]]] = {
     "lines apart": lambda documents, whole: [line for line in whole.split("\n") if line],
     **dict.fromkeys((PARTED, UNSCORED, BEFORE_END, APPENDED), lambda documents, whole: [END.join(documents)]),
 }
-WINDOWS: dict[str, Callable[[int, int], Iterator[Window]]] = {
-    "disjoint": lambda tokens, c: iter(sliding_windows(tokens, c, c)),
+WINDOWS: dict[str, Callable[[int, int], Iterable[Window]]] = {
+    "disjoint": lambda tokens, c: sliding_windows(tokens, c, c),
     "disjoint, the token after each not scored": lambda tokens, c: (
         replace(window, stop=min(window.stop, window.start + c)) for window in sliding_windows(tokens, c, c)
     ),
-    "whole and disjoint, the first of each not scored": lambda tokens, c: (
-        Window(start, start + 1, start + c) for start in range(0, tokens - c + 1, c)
-    ),
+    "whole and disjoint, the first of each not scored": whole_windows,
     "disjoint, the last extended to the left": rolling_windows,
-    "disjoint, the second half of each scored": lambda tokens, c: (
-        Window(start, start + c // 2 + 1, start + c) for start in range(0, tokens - c + 1, c)
-    ),
-    "of half the context": lambda tokens, c: iter(sliding_windows(tokens, c // 2, c // 2)),
-    "overlapping by half": lambda tokens, c: iter(sliding_windows(tokens, c, c // 2)),
-    "overlapping by half, target inside": lambda tokens, c: iter(sliding_windows(tokens, c - 1, c // 2)),
+    "disjoint, the second half of each scored": lambda tokens, c: whole_windows(tokens, c, c // 2 + 1),
+    "of half the context": lambda tokens, c: sliding_windows(tokens, c // 2, c // 2),
+    "overlapping by half": lambda tokens, c: sliding_windows(tokens, c, c // 2),
+    "overlapping by half, target inside": lambda tokens, c: sliding_windows(tokens, c - 1, c // 2),
     "overlapping by half, scored twice": lambda tokens, c: (
         Window(start, start + 1, min(start + c, tokens)) for start in range(0, tokens - 1, c // 2)
     ),
-    "overlapping by three quarters": lambda tokens, c: iter(sliding_windows(tokens, c, max(1, c // 4))),
-    "overlapping by three quarters, target inside": lambda tokens, c: iter(
-        sliding_windows(tokens, c - 1, max(1, c // 4))
-    ),
-    "a 32nd apart": lambda tokens, c: iter(sliding_windows(tokens, c, max(1, c // 32))),
-    "cut at the right": lambda tokens, c: iter([Window(0, 1, min(tokens, c))]),
-    "cut at the left": lambda tokens, c: iter([Window(max(0, tokens - c), max(0, tokens - c) + 1, tokens)]),
+    "overlapping by three quarters": lambda tokens, c: sliding_windows(tokens, c, max(1, c // 4)),
+    "overlapping by three quarters, target inside": lambda tokens, c: sliding_windows(tokens, c - 1, max(1, c // 4)),
+    "a 32nd apart": lambda tokens, c: sliding_windows(tokens, c, max(1, c // 32)),
+    "cut at the right": lambda tokens, c: [Window(0, 1, min(tokens, c))],
+    "cut at the left": lambda tokens, c: [Window(max(0, tokens - c), max(0, tokens - c) + 1, tokens)],
 }
 """(sub-words of a piece, longest input) → windows."""
 Axes = dict[str, Sequence[str]]
@@ -100,6 +96,7 @@ class Usage(NamedTuple):
         return CHANGED**changes * COMMON.get(axes["average"], RARE)
 
 
+PROGRAMS = read_toml(Path(__file__).with_name("programs.toml"))
 GPT2 = Usage(
     {
         "text": tuple(TEXTS), "documents": tuple(DOCUMENTS),
@@ -107,39 +104,7 @@ GPT2 = Usage(
         "literal": ("spelled out", "a token"), "windows": tuple(WINDOWS), "padding": ("not scored", "scored"),
         "weights": ("as stored", "bfloat16"),
     },
-    {
-        "Megatron-LM": {"text": "detokenised", "windows": "a 32nd apart"},
-        "lm-evaluation-harness": {
-            "text": "detokenised", "documents": "separate", "first": AFTER_END, "literal": "a token",
-            "windows": "disjoint, the last extended to the left",
-        },
-        "transformers": {"literal": "a token", "windows": "overlapping by half, target inside"},
-        "transformers, a quarter apart": {
-            "literal": "a token", "windows": "overlapping by three quarters, target inside",
-        },
-        "evaluate": {
-            "documents": "separate", "first": AFTER_END, "literal": "a token", "windows": "cut at the right",
-        },
-        "lighteval, lines": {
-            "documents": "lines apart", "first": AFTER_END, "literal": "a token",
-            "windows": "disjoint, the last extended to the left",
-        },
-        "GPTQ": {"literal": "a token", "windows": "whole and disjoint, the first of each not scored"},
-        "run_clm": {
-            "documents": APPENDED, "literal": "a token",
-            "windows": "whole and disjoint, the first of each not scored",
-        },
-        "TRL": {
-            "documents": BEFORE_END, "literal": "a token",
-            "windows": "disjoint, the token after each not scored",
-        },
-        "llama.cpp": {"windows": "disjoint, the second half of each scored"},
-        "llama.cpp, a first token": {
-            "first": AFTER_END + IN_PLACE, "windows": "disjoint, the second half of each scored",
-        },
-        "nanoGPT": {"documents": PARTED},
-        "nanochat": {"documents": UNSCORED, "first": AFTER_END},
-    },
+    PROGRAMS["gpt2"],
 )  # fmt: skip
 """A model whose tokenizer adds nothing to a text. The table has each program's reading, and each with one change."""
 LLAMA = Usage(
@@ -149,12 +114,7 @@ LLAMA = Usage(
         "softmax": ("all rows", "sub-words alone"),
     },
     {name: {axis: value for axis, value in base.items() if axis != "first"} for name, base in GPT2.programs.items()}
-    | {
-        "lm-evaluation-harness": GPT2.programs["lm-evaluation-harness"] | {"first": TWICE},
-        "lm-evaluation-harness, mended": GPT2.programs["lm-evaluation-harness"] | {"first": OWN},
-        "llama.cpp": GPT2.programs["llama.cpp"] | {"first": OWN + IN_PLACE, "literal": "spelled out"},
-        "mlm-eval": {"windows": "a 32nd apart", "softmax": "sub-words alone"},
-    },
+    | PROGRAMS["llama"],
 )  # fmt: skip
 """A model whose tokenizer puts a token before a text, that sees a window, and whose output layer has padded rows."""
 DIVISORS: dict[str, Callable[[str], int]] = {

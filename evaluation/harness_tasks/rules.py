@@ -8,14 +8,14 @@ from mlm_repro.data_pipeline.contamination.testsets import find_test_set
 from mlm_repro.evaluation.tasks.cloze import split_last_word
 from mlm_repro.evaluation.tasks.detokenize import detokenize_wikitext
 from mlm_repro.evaluation.tasks.lambada import openai_passages
-from mlm_repro.evaluation.tasks.wikitext103 import read_wikitext103
+from mlm_repro.evaluation.tasks.wikitext103 import read_wikitext
 
 Rows = dict[str, Dataset]
 
 
 def wikitext103(**_: Any) -> Rows:
     """The test file, whole and detokenized, with its words."""
-    text = read_wikitext103("wikitext103", find_test_set("wikitext103"))
+    text = read_wikitext("wikitext103", find_test_set("wikitext103"))
     return {"test": Dataset.from_list([{"text": detokenize_wikitext(text.text), "words": text.num_original_tokens}])}
 
 

@@ -36,8 +36,8 @@ class Place:
     """The path or name that was given."""
     directory: Path
     format: Literal["native", "transformers", "published"]
-    """`native`: a checkpoint or a run of this suite; `transformers`: a directory of Hugging Face or a GGUF file;
-    `published`: what `mlm-train import` reads beside these."""
+    """`native`: a checkpoint of this suite, of a run the newest; `transformers`: a directory of Hugging Face or a GGUF
+    file; `published`: what `mlm-train import` reads beside these."""
     gguf: str = ""
     """Name of the GGUF file that was asked for in the directory."""
     adapter: Path | None = None
@@ -57,9 +57,7 @@ class Place:
         if directory.suffix == ".gguf" and directory.is_file():
             return cls(asked, directory.parent, "transformers", directory.name)
         if not directory.is_dir() or _is_native(directory):
-            if directory.is_dir():
-                resolve_checkpoint(directory)
-            return cls(asked, directory, "native")
+            return cls(asked, resolve_checkpoint(directory), "native")
         if (directory / ADAPTER).is_file():
             return replace(cls.find(_base(directory), vocab), asked=asked, adapter=directory)
         if list(directory.glob("*.gguf")):

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
+from importlib.util import find_spec
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from torch import Tensor, nn
 
 from mlm_repro.engine.compiled import Array, Compiled, array, exponential, largest, load
 from mlm_repro.engine.families.transformer_xl.model import TransformerXL
+from mlm_repro.engine.kernels.identity import numerics_identity
 from mlm_repro.engine.kernels.registry import DTYPES
 from mlm_repro.engine.model.microbatch import PipelineInput, Recurrence
 from mlm_repro.engine.model.stage_model import CausalModel
@@ -37,8 +39,9 @@ from mlm_repro.engine.torch_names import onednn
 from mlm_repro.evaluation.models.pretrained import PretrainedModel
 from mlm_repro.evaluation.protocol import Request, Scores
 from mlm_repro.evaluation.scoring.store import Store
-from mlm_repro.lineage.environment import available_cores, cpu_name
+from mlm_repro.lineage.environment import available_cores
 from mlm_repro.lineage.errors import BadInput, HardwareMissing, UserError
+from mlm_repro.lineage.loops import config
 from mlm_repro.lineage.processes import hear_stops, held_back
 from mlm_repro.lineage.remembered import digest_of
 from mlm_repro.lineage.shipped import HOME
@@ -138,16 +141,22 @@ def describe(model: ScoringModel) -> dict[str, Any]:
     on_cpu = model.mesh.device.type == "cpu"
     return {
         "code": _code_digest(), "vocab_size": model.vocab_size, "dtype": str(model.dtype),
-        "rows_per_head": model.rows_per_head(), "tp": model.mesh.tp.size, "torch": torch.__version__,
+        "rows_per_head": model.rows_per_head(), "tp": model.mesh.tp.size, "numerics": numerics_identity(False),
         "kernel": getattr(model.network, "kernel", ""), "packages": installed_packages(),
-        "processor": cpu_name() if on_cpu else torch.cuda.get_device_name(model.mesh.device),
+        "gpu": "" if on_cpu else torch.cuda.get_device_name(model.mesh.device),
+        "loops": [config.CPU_NAME, config.CPU_FEATURES],
     }  # fmt: skip
 
 
 @cache
 def installed_packages() -> list[str]:
-    """Name and version of everything that is installed, which any part of a computation may have come from."""
-    return sorted(path.stem for place in sys.path for path in Path(place or ".").glob("*.dist-info"))
+    """Name and version of all that is installed beside torch or transformers, any of which may compute a model.
+
+    The import path itself is no guide: setuptools, once it is imported, adds a folder of packages of its own.
+    """
+    origins = (spec.origin for name in ("torch", "transformers") if (spec := find_spec(name)))
+    folders = {Path(origin).parents[1] for origin in origins if origin}
+    return sorted(path.stem for folder in folders for path in folder.glob("*.dist-info"))
 
 
 @cache

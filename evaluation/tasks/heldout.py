@@ -61,7 +61,7 @@ def file_perplexity(
         if stride or first == "every":
             raise BadInput(f"{name} has its own stride and first tokens")
         usual = min(PROGRAMS[name] or context, context)
-        return program_perplexity(text.source, name, documents, tokenizer, window or usual)
+        return program_perplexity(text, name, documents, tokenizer, window or usual)
     stride = stride or max(1, size // (2 if inside else STRIDES_PER_WINDOW))
     stream = sliding_stream(text, UNCHANGED, tokenizer, size - inside, stride, first)
     return PerplexityTask(text, stream, tokenizer, "transformers labels" if inside else "original tokens")

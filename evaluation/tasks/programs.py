@@ -5,15 +5,16 @@ Sources: GPTQ's `llama.py` (`llama_eval`, copied by most papers on quantisation)
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
 
-from mlm_repro.evaluation.protocol import Encoder, Request, SourceText, shown_first, with_first
+from mlm_repro.evaluation.protocol import Encoder, Request, shown_first, with_first
 from mlm_repro.evaluation.schema import Block
-from mlm_repro.evaluation.tasks.documents import RunningText, count_original_tokens, lm_eval_words
+from mlm_repro.evaluation.tasks.documents import RunningText, count_original_tokens
 from mlm_repro.evaluation.tasks.perplexity import PerplexityTask, Stream, stretches
-from mlm_repro.evaluation.windows import Window, rolling_windows, sliding_windows
+from mlm_repro.evaluation.windows import Window, rolling_windows, sliding_windows, whole_windows
 from mlm_repro.lineage.errors import BadInput
 
 GPTQ, LLAMA_CPP, NANOCHAT = "perplexity-gptq", "perplexity-llama.cpp", "perplexity-nanochat"
@@ -23,25 +24,26 @@ PROGRAMS = {GPTQ: 2048, LLAMA_CPP: 512, NANOCHAT: 2048, LM_EVAL: None, LM_EVAL_T
 
 
 def program_perplexity(
-    source: SourceText, program: str, documents: Sequence[str], tokenizer: Encoder, window: int
+    text: RunningText, program: str, documents: Sequence[str], tokenizer: Encoder, window: int
 ) -> PerplexityTask:
-    """The task of a program for documents. Raises BadInput for a text that is shorter than a window."""
+    """The task of a program for documents, counted by the words of `text`, which they are made of.
+
+    Raises BadInput for a text that is shorter than a window.
+    """
     if program in (LM_EVAL, LM_EVAL_TWICE):
-        text = RunningText.of_documents(source, documents)
         stream = document_stream(documents, documents, tokenizer, window, program == LM_EVAL_TWICE)
         return PerplexityTask(text, stream, tokenizer, "lm-eval words")
     if program == NANOCHAT:
         begun = tokenizer.first_tokens[:1] or (tokenizer.document_start,)
         encoded = [[*begun, *ids] for ids in tokenizer.encode_batch(list(documents))]
-        text = RunningText(source, "".join(documents), [], sum(map(lm_eval_words, documents)))
+        text = replace(text, text="".join(documents), articles=[])
     else:
-        text = RunningText.of_documents(source, documents)
-        encoded = [with_first(tokenizer, tokenizer.encode(text.text))]
+        encoded = [with_first(tokenizer, tokenizer.encode("\n\n".join(documents)))]
     tokens = np.array([token for ids in encoded for token in ids], np.int64)
     ends = [*accumulate(map(len, encoded))]
     windows, recipe = _windows(program, ends, window, tokenizer)
     if not windows:
-        raise BadInput(f"{source.title} has {len(tokens):,} sub-words, fewer than a window of {window:,}")
+        raise BadInput(f"{text.source.title} has {len(tokens):,} sub-words, fewer than a window of {window:,}")
     is_target = np.ones(len(tokens), bool)
     is_target[[0, *(ends[:-1] if program == NANOCHAT else [])]] = False
     numbers = np.cumsum(is_target) - 1
@@ -61,13 +63,12 @@ def program_perplexity(
 def _windows(program: str, ends: Sequence[int], c: int, tokenizer: Encoder) -> tuple[list[Window], str]:
     """The windows over all tokens, and a sentence on them."""
     count, before = ends[-1], shown_first(tokenizer)
-    whole = [Window(start, start + 1, start + c) for start in range(0, count - c + 1, c)]
     if program == GPTQ:
         said = f"whole disjoint windows of {c}, the first sub-word of each not scored; {before} before the text (GPTQ)"
-        return whole, said
+        return whole_windows(count, c), said
     if program == LLAMA_CPP:
         said = f"whole disjoint windows of {c}, the second half of each scored; {before} in place of its first sub-word"
-        return [Window(each.start, each.start + c // 2 + 1, each.stop) for each in whole], f"{said} (llama.cpp)"
+        return whole_windows(count, c, c // 2 + 1), f"{said} (llama.cpp)"
     cut: list[Window] = []  # a document's first token is no target
     for each in sliding_windows(count, c, c):
         bounds = [each.first_scored, *(end for end in ends[:-1] if each.first_scored <= end < each.stop), each.stop]

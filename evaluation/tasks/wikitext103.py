@@ -1,9 +1,10 @@
-"""WikiText-103's test file by every convention. `wikitext103` alone is Megatron-LM's recipe.
+"""WikiText's test files by every convention. `wikitext103` alone is Megatron-LM's recipe.
 
 The constants are counts of the GPT-2 vocabulary on the official file. The window is the model's context, at most 1024
 tokens. Strides are named for a window of 1024; in a shorter window they are shortened in proportion.
 """
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,11 +25,12 @@ from mlm_repro.evaluation.tasks.perplexity import (
     Stream,
     sliding_stream,
 )
-from mlm_repro.evaluation.tasks.programs import document_stream
+from mlm_repro.evaluation.tasks.programs import GPTQ, PROGRAMS, document_stream, program_perplexity
 from mlm_repro.evaluation.windows import megatron_windows
 from mlm_repro.lineage.errors import IntegrityFailure
 
-FILES = {"wikitext103": "test", "wikitext103-valid": "validation"}
+FILES = {"wikitext103": "WikiText-103 test", "wikitext103-valid": "WikiText-103 validation",
+         "wikitext2": "WikiText-2 raw test"}  # fmt: skip
 TEST_FILE_SHA256 = TEST_SETS["wikitext103"].sha256
 NUM_ORIGINAL_TOKENS = 245_566
 NUM_LM_EVAL_WORDS = 241_335
@@ -36,25 +38,23 @@ MEGATRON = Detokenizer(NAME, detokenize_wikitext)
 ROWS = Detokenizer("rows-by-blank-lines", join_rows)
 NUM_GPT2_TOKENS = {MEGATRON: 270_330, UNCHANGED: 285_234, ROWS: 286_657}
 NUM_GPT2_TOKENS_BY_DOCUMENT = 270_263
+NUM_GPT2_TOKENS_OF_WIKITEXT2 = 287_644
+"""Of its rows joined by blank lines, as transformers' page on perplexity shows it."""
 GPT2_VOCAB_SIZE = 50_257
 GPT2_SAMPLE = ("Hello world", [15496, 995])
 
 
-def read_wikitext(name: str, path: Path, test_set: str) -> RunningText:
-    """The official file of a test set at `path`, for the protocol `name`. Raises IntegrityFailure for another file."""
-    file, title = TEST_SETS[test_set], f"WikiText-103 {FILES[test_set]} file"
-    content = read_official(path, file.sha256, f"the {title} {Path(file.place).name}")
-    return RunningText.of_wikitext(SourceText(name, title, file.sha256), content)
+def read_wikitext(name: str, path: Path, test_set: str = "wikitext103") -> RunningText:
+    """The official file of a test set at `path`, for the protocol `name`.
 
-
-def read_wikitext103(name: str, path: Path) -> RunningText:
-    """The official test file at `path`, for the protocol `name`.
-
-    Raises IntegrityFailure if the file is another, or if its counts are not the published ones.
+    Raises IntegrityFailure if the file is another, or if WikiText-103's counts are not the published ones.
     """
-    text = read_wikitext(name, path, "wikitext103")
-    _expect(text.num_original_tokens, NUM_ORIGINAL_TOKENS, "original tokens")
-    _expect(text.num_lm_eval_words, NUM_LM_EVAL_WORDS, "words as lm-evaluation-harness counts them")
+    file, title = TEST_SETS[test_set], f"{FILES[test_set]} file"
+    content = read_official(path, file.sha256, f"the {title} {Path(file.place).name}")
+    text = RunningText.of_wikitext(SourceText(name, title, file.sha256), content)
+    if test_set == "wikitext103":
+        _expect(text.num_original_tokens, NUM_ORIGINAL_TOKENS, "original tokens")
+        _expect(text.num_lm_eval_words, NUM_LM_EVAL_WORDS, "words as lm-evaluation-harness counts them")
     return text
 
 
@@ -65,8 +65,6 @@ def sliding_wikitext103(
     return _in_windows(name, path, tokenizer, detokenizer, *megatron_windows(context, stride))
 
 
-stride512_wikitext103 = partial(sliding_wikitext103, stride=512)
-stride1024_wikitext103 = partial(sliding_wikitext103, stride=1024)
 raw_wikitext103 = partial(sliding_wikitext103, detokenizer=UNCHANGED)
 
 
@@ -75,37 +73,49 @@ def memory_wikitext103(name: str, path: Path, tokenizer: Encoder, context: int) 
     return _in_windows(name, path, tokenizer, UNCHANGED, context, context, with_memory=True)
 
 
-def huggingface_wikitext103(name: str, path: Path, tokenizer: Encoder, context: int) -> PerplexityTask:
-    """The file in transformers' strided recipe (`docs/source/en/perplexity.md`), which counts sub-words.
+def huggingface_wikitext(
+    name: str, path: Path, tokenizer: Encoder, context: int, test_set: str = "wikitext103"
+) -> PerplexityTask:
+    """A file in transformers' strided recipe (`docs/source/en/perplexity.md`), which counts sub-words.
 
     Its windows hold the whole context, the target included, so the first target has one token less before it than in
-    Megatron-LM's; they overlap by half.
+    Megatron-LM's; they overlap by half. On WikiText-2, the page's own text, a stride is the page's 512 at most.
     """
-    return _in_windows(name, path, tokenizer, ROWS, context - 1, context // 2, "transformers labels")
+    longest = 512 if test_set == "wikitext2" else context
+    stride = min(longest, context // 2)
+    return _in_windows(name, path, tokenizer, ROWS, context - 1, stride, "transformers labels", test_set=test_set)
 
 
-def lm_eval_wikitext103(
-    name: str, path: Path, tokenizer: Encoder, context: int, is_double: bool = False
+def gptq_wikitext2(name: str, path: Path, tokenizer: Encoder, context: int) -> PerplexityTask:
+    """WikiText-2 as GPTQ's `datautils.py` joins its rows and its `llama.py` scores them."""
+    text = read_wikitext(name, path, "wikitext2")
+    task = program_perplexity(text, GPTQ, [join_rows(text.text)], tokenizer, min(context, PROGRAMS[GPTQ] or context))
+    _expect_gpt2(tokenizer, task.stream, NUM_GPT2_TOKENS_OF_WIKITEXT2)
+    task.stream = replace(task.stream, recipe=f"detokenizer {ROWS.name}; {task.stream.recipe}")
+    return task
+
+
+def lm_eval_wikitext(
+    name: str, path: Path, tokenizer: Encoder, context: int, is_double: bool = False, test_set: str = "wikitext103"
 ) -> PerplexityTask:
-    """lm-evaluation-harness's recipe of `wikitext`, but with `<unk>`s; the window is the whole context."""
-    text = read_wikitext103(name, path)
+    """lm-evaluation-harness's recipe of `wikitext`, whose text is WikiText-2; the window is the whole context."""
+    text = read_wikitext(name, path, test_set)
     documents = list(lm_eval_documents(text.text))
     rewritten = list(map(detokenize_wikitext, documents))
     stream = document_stream(documents, rewritten, tokenizer, context, is_double, NAME)
-    _expect_gpt2(tokenizer, stream, NUM_GPT2_TOKENS_BY_DOCUMENT)
+    if test_set == "wikitext103":
+        _expect_gpt2(tokenizer, stream, NUM_GPT2_TOKENS_BY_DOCUMENT)
     return PerplexityTask(text, stream, tokenizer, "lm-eval words")
-
-
-lm_eval_twice_wikitext103 = partial(lm_eval_wikitext103, is_double=True)
 
 
 def _in_windows(
     name: str, path: Path, tokenizer: Encoder, detokenizer: Detokenizer, window: int, stride: int,
-    divisor: Divisor = "original tokens", with_memory: bool = False,
+    divisor: Divisor = "original tokens", with_memory: bool = False, test_set: str = "wikitext103",
 ) -> PerplexityTask:  # fmt: skip
-    text = read_wikitext103(name, path)
+    text = read_wikitext(name, path, test_set)
     stream = sliding_stream(text, detokenizer, tokenizer, window, stride)
-    _expect_gpt2(tokenizer, stream, NUM_GPT2_TOKENS[detokenizer])
+    counted = NUM_GPT2_TOKENS_OF_WIKITEXT2 if test_set == "wikitext2" else NUM_GPT2_TOKENS[detokenizer]
+    _expect_gpt2(tokenizer, stream, counted)
     return PerplexityTask(text, stream, tokenizer, divisor, with_memory)
 
 
@@ -122,4 +132,4 @@ def _expect_gpt2(tokenizer: Encoder, stream: Stream, published: int) -> None:
 
 def _expect(count: int, published: int, what: str) -> None:
     if count != published:
-        raise IntegrityFailure(f"WikiText-103 gives {count} {what} here, not the published {published}")
+        raise IntegrityFailure(f"WikiText gives {count} {what} here, not the published {published}")

@@ -96,5 +96,6 @@ def test_rows_of_the_hub_make_a_file(name: str, made_data: Path, monkeypatch: py
 
 
 def test_rows_of_the_hub_make_the_published_files(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in TEST_SETS:
-        assert_rows_make_the_file(name, published, monkeypatch)
+    for name, file in TEST_SETS.items():
+        if name != "wikitext2" or (published / file.place).is_file():  # which came later than folders that exist
+            assert_rows_make_the_file(name, published, monkeypatch)

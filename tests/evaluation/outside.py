@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mlm_repro.data_pipeline.contamination.testsets import find_test_set
 from mlm_repro.evaluation.models.places import SMOLLM2, place_of
-from mlm_repro.evaluation.tasks.wikitext103 import MEGATRON, read_wikitext103
+from mlm_repro.evaluation.tasks.wikitext103 import MEGATRON, read_wikitext
 
 WINDOW = 1024
 PROMPTS = 8
@@ -72,7 +72,7 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     directory = place_of(Path(SMOLLM2))
     (gguf,) = (path.name for path in directory.glob("*.gguf"))
-    text = read_wikitext103("wikitext103", find_test_set("wikitext103")).text
+    text = read_wikitext("wikitext103", find_test_set("wikitext103")).text
     folder.mkdir(parents=True, exist_ok=True)
     measured = harness(directory, gguf, find_test_set("lambada"), str(folder / "answers"))
     (folder / "lm-eval.json").write_text(json.dumps(measured, indent=2) + "\n")

@@ -1,5 +1,6 @@
 """A checkpoint is loaded in the number format of its weights and scored in it."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -7,10 +8,30 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from mlm_repro.evaluation.checkpoints import load_checkpoint
+from mlm_repro.evaluation.checkpoints import load_checkpoint, open_checkpoint
+from mlm_repro.evaluation.models.places import Place
 from mlm_repro.evaluation.scoring.scores import score
+from mlm_repro.evaluation.settings import Settings
+from mlm_repro.lineage import chain
+from mlm_repro.lineage.chain import complete_checkpoints
 from tests.evaluation.standins import write_run
 from tests.evaluation.test_scoring import random_requests
+
+
+def test_a_place_is_found_once_and_again_only_if_a_training_removed_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path)
+    kept = complete_checkpoints(run)[0]
+    newest = Path(shutil.copytree(kept, kept.with_name("iter_0000020")))
+    found: list[Path] = []
+    monkeypatch.setattr(chain, "complete_checkpoints", lambda run: found.append(run) or complete_checkpoints(run))
+    place = Place.find(run)
+    assert open_checkpoint(place, Settings()).directory == newest
+    assert len(found) == 1
+    shutil.rmtree(newest)
+    assert open_checkpoint(place, Settings()).directory == kept
+    assert len(found) == 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

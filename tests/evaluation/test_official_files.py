@@ -12,7 +12,7 @@ from mlm_repro.evaluation.tasks.documents import RunningText, cut_articles
 from mlm_repro.evaluation.tasks.lambada import openai_lambada
 from mlm_repro.evaluation.tasks.names import TASKS, build_task
 from mlm_repro.evaluation.tasks.perplexity import UNCHANGED, Detokenizer
-from mlm_repro.evaluation.tasks.wikitext103 import MEGATRON, ROWS, sliding_wikitext103
+from mlm_repro.evaluation.tasks.wikitext103 import MEGATRON, ROWS, huggingface_wikitext, sliding_wikitext103
 from mlm_repro.lineage.errors import IntegrityFailure
 
 pytestmark = pytest.mark.usefixtures("made_passes_for_published")
@@ -54,6 +54,13 @@ def test_window_and_stride_follow_the_model_s_context(wikitext_file: Path, made_
     assert [request.num_scored for request in half.requests] == [64] * 10
     long = sliding_wikitext103("x", wikitext_file, made_tokenizer, 4096).limited(10)
     assert [len(request.tokens) for request in long.requests] == [1025] * 10
+
+
+def test_strides_of_transformers_recipe(made_data: Path, made_tokenizer: Tokenizer) -> None:
+    """Half a window, on its own text 512 at most, as its page has it."""
+    for name, context, stride in (("wikitext103", 2048, 1024), ("wikitext2", 2048, 512), ("wikitext2", 128, 64)):
+        task = huggingface_wikitext("x", made_data / TEST_SETS[name].place, made_tokenizer, context, name)
+        assert (task.stream.window, task.stream.stride) == (context - 1, stride)
 
 
 def test_another_wikitext_file_is_refused(made_data: Path, tmp_path: Path, made_tokenizer: Tokenizer) -> None:

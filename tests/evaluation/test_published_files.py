@@ -12,7 +12,7 @@ from mlm_repro.evaluation.tasks.detokenize import detokenize_wikitext
 from mlm_repro.evaluation.tasks.documents import count_original_tokens, lm_eval_documents
 from mlm_repro.evaluation.tasks.names import TASKS, build_task
 from mlm_repro.evaluation.tasks.perplexity import PerplexityTask
-from mlm_repro.evaluation.tasks.wikitext103 import read_wikitext103
+from mlm_repro.evaluation.tasks.wikitext103 import read_wikitext
 
 
 def without_dataset(tokenizer: Tokenizer) -> Mock:
@@ -32,7 +32,7 @@ def gpt2_tokenizer(published: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def perplexity_tasks(gpt2_tokenizer: Tokenizer) -> dict[str, PerplexityTask]:
-    tasks = {name: build_task(name, without_dataset(gpt2_tokenizer)) for name in TASKS if "wiki" in name}
+    tasks = {name: build_task(name, without_dataset(gpt2_tokenizer)) for name in TASKS if "wikitext103" in name}
     return {name: task for name, task in tasks.items() if isinstance(task, PerplexityTask)}
 
 
@@ -67,7 +67,7 @@ def test_wikitext103_counts(
 
 
 def test_words_by_each_count(wikitext_file: Path) -> None:
-    text = read_wikitext103("wikitext103", wikitext_file)
+    text = read_wikitext("wikitext103", wikitext_file)
     assert count_original_tokens(text.text) == text.num_original_tokens == 245_566
     assert text.num_lm_eval_words == 241_335
     assert text.num_bytes == 1_281_077

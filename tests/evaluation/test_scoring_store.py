@@ -15,10 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from mlm_repro.engine.kernels.identity import numerics_identity
 from mlm_repro.evaluation.protocol import Request, Scores
-from mlm_repro.evaluation.scoring.scores import ScoringModel, plan_batches, score
+from mlm_repro.evaluation.scoring.scores import ScoringModel, describe, installed_packages, plan_batches, score
 from mlm_repro.evaluation.scoring.store import Store, open_scores, remove_oldest
 from mlm_repro.lineage.environment import user_cache
+from mlm_repro.lineage.loops import config
 from tests.evaluation.standins import scoring_model, tiny_config, tiny_gpt2
 from tests.evaluation.test_scoring import random_requests
 
@@ -60,6 +62,24 @@ def plain() -> Scores:
 
 def kept_files(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.scores"))
+
+
+def test_scores_are_kept_by_what_decides_their_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = counting_model()[1]
+    before, packages = describe(model), installed_packages()
+    assert any(package.startswith("torch-") for package in packages)
+    (tmp_path / "vendored-1.0.dist-info").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    installed_packages.cache_clear()
+    assert installed_packages() == packages, "what a library adds to the import path changes nothing"
+    monkeypatch.setattr(config, "CPU_NAME", "generic")
+    assert describe(model) != before
+    monkeypatch.undo()
+    assert describe(model) == before
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    numerics_identity.cache_clear()
+    assert describe(model) != before
+    numerics_identity.cache_clear()
 
 
 @pytest.mark.parametrize("workers", [1, 2])
