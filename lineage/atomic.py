@@ -70,7 +70,7 @@ def write_bytes(path: Path, data: bytes, replaces: bool = True) -> bool:
     if is_stream(path):
         path.write_bytes(data)
         return True
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(path.parent)
     temporary = hidden_beside(path, "partial")
     try:
         with temporary.open("wb") as file:
@@ -130,7 +130,7 @@ def new_directory(path: Path, durable: bool = True, claims: bool = False) -> Ite
     FileExistsError. On an error the temporary directory is removed. With `durable=False` a power cut may leave a
     directory with incomplete files.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(path.parent)
     if claims:
         path.mkdir()
     temporary = hidden_beside(path, "partial")
@@ -161,6 +161,14 @@ def publish_directory(temporary: Path, path: Path, durable: bool = True) -> None
     else:
         os.replace(temporary, path)
     if durable:
+        sync(path.parent)
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory, and those above it, so that a power cut does not take its name away again."""
+    if not path.is_dir():
+        make_directory(path.parent)
+        path.mkdir(exist_ok=True)
         sync(path.parent)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mlm_repro.lineage.atomic import MARKER as MARKER
-from mlm_repro.lineage.atomic import open_file, read_json, write_json
+from mlm_repro.lineage.atomic import open_file, read_json, sync, write_json
 from mlm_repro.lineage.errors import IntegrityFailure, UserError
 from mlm_repro.lineage.progress import Progress
 
@@ -48,6 +48,9 @@ def seal(directory: Path, known: Mapping[str, str] | None = None) -> str:
     """
     files = {}
     paths = _sealed_files(directory)
+    folders = {directory / folder for path in paths for folder in path.relative_to(directory).parents}
+    for written in [*paths, *folders]:
+        sync(written)  # a seal that outlives a power cut is of files and of removals that do
     with Progress(f"sealing {directory.name}", sum(path.stat().st_size for path in paths), "bytes") as progress:
         for path in paths:
             size = path.stat().st_size

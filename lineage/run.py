@@ -20,7 +20,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from mlm_repro.lineage.atomic import NO_LINKS, hidden_beside, write_json
+from mlm_repro.lineage.atomic import NO_LINKS, hidden_beside, make_directory, sync, write_json
 from mlm_repro.lineage.digest import is_sealed, read_digest, seal, sha256_json
 from mlm_repro.lineage.environment import code_digest, describe_environment
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
@@ -51,32 +51,36 @@ class RunDirectory:
         without: frozenset[str] = frozenset(),
         settings: dict[str, Any] | None = None,
         schema: int = 1,
-        writes: bool = True,
     ) -> "RunDirectory":
-        """Open the directory for this work, writing its manifest if it is new, unless `writes` is False.
+        """Open the directory for this work, writing its manifest if it is new.
 
         `parents` maps the name of each input to its digest. `settings` are the values of `config` that differ from
         their defaults; all of it where they are not given. Sections named in `without` only say where the run takes
         place, and do not count in the identity. `schema` is the version of the kind's schema. Raises BadInput if `root`
         cannot hold directories, or if `name` there leads to a run of another kind.
         """
-        if (root / name / MANIFEST).is_file() and (other := read_object(root / name / MANIFEST).get("kind")) != kind:
-            raise BadInput(f"{root / name} is the name of a {other} run: give this {kind} run another one")
-        manifest = _manifest(name, kind, config, parents, without, settings, schema)
-        run = cls(root / f"{name}-{manifest.identity[:8]}")
-        return run._begun(manifest) if writes else run
+        manifest = asked_for(name, kind, config, parents, without, settings, schema)
+        return cls.find(root, manifest).begun(manifest)
+
+    @classmethod
+    def find(cls, root: Path, manifest: Manifest) -> "RunDirectory":
+        """The directory of the work that a manifest asks for, begun or not. Raises BadInput as `begin` does."""
+        named = root / manifest.name
+        if (named / MANIFEST).is_file() and (other := read_object(named / MANIFEST).get("kind")) != manifest.kind:
+            raise BadInput(f"{named} is the name of a {other} run: give this {manifest.kind} run another one")
+        return cls(root / f"{manifest.name}-{manifest.identity[:8]}")
 
     @classmethod
     def begin_at(cls, path: Path, kind: str, config: dict[str, Any], parents: dict[str, str]) -> "RunDirectory":
         """Open the directory `path` for this work. Raises BadInput if it holds anything else."""
-        manifest = _manifest(path.name, kind, config, parents)
+        manifest = asked_for(path.name, kind, config, parents)
         with claimed(path):
             is_begun = (path / MANIFEST).exists()
             if not is_begun and (path.is_file() or (path.is_dir() and not all(map(_is_leftover, path.iterdir())))):
                 raise BadInput(f"{path} is in use: name a place that is empty or new")
-            return cls(path)._begun(manifest)
+            return cls(path).begun(manifest)
 
-    def _begun(self, manifest: Manifest) -> "RunDirectory":
+    def begun(self, manifest: Manifest) -> "RunDirectory":
         """Write the manifest if no other process has; several may begin the run at once.
 
         Raises BadInput if the directory holds other work.
@@ -85,7 +89,7 @@ class RunDirectory:
         if not (self.path / MANIFEST).exists():
             made = not self.path.exists()
             try:
-                self.path.mkdir(parents=True, exist_ok=True)
+                make_directory(self.path)
             except OSError as error:
                 raise BadInput(f"the run directory {self.path} cannot be made: {error.strerror}") from error
             manifest = manifest.model_copy(update={"created": _now(), "environment": describe_environment()})
@@ -195,6 +199,7 @@ class RunDirectory:
         check_held(self.path)
         digest = seal(self.path, known)
         self.link()
+        sync(self.path.parent)
         return digest
 
     def link(self, yields: bool = False) -> None:
@@ -227,7 +232,7 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _manifest(
+def asked_for(
     name: str,
     kind: str,
     config: dict[str, Any],

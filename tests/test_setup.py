@@ -158,3 +158,53 @@ def test_what_is_fetched_is_named_by_its_digest() -> None:
     fetched = re.findall(r"(?:^From:|^FROM|uses:) (\S+)", text, re.MULTILINE)
     assert len(fetched) > 6
     assert [name for name in fetched if not re.search(r"@(sha256:[0-9a-f]{64}|[0-9a-f]{40})$", name)] == []
+
+
+def test_the_wheel_is_built_by_pinned_tools_and_is_attested() -> None:
+    """Build isolation would fetch the newest setuptools, without a digest."""
+    ci = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    builds = [line for line in ci.splitlines() if "-m build" in line]
+    assert len(builds) == 1
+    assert all("--no-isolation" in line for line in builds)
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]["requires"]
+    pinned = "\n".join(path.read_text(encoding="utf-8") for path in ROOT.glob("constraints*.txt"))
+    for text in [*needed, "build"]:
+        requirement = Requirement(text)
+        (number,) = {*re.findall(rf"^{requirement.name}==(\S+)", pinned, re.MULTILINE)}
+        assert requirement.specifier.contains(number)
+    assert ci.index("-m build") < ci.index("--bill") < ci.index("attest-build-provenance") < ci.index("upload-artifact")
+
+
+def test_pins_are_renewed_and_held_against_known_holes() -> None:
+    renewed = (ROOT / ".github" / "dependabot.yml").read_text(encoding="utf-8")
+    assert {*re.findall(r"package-ecosystem: (\S+)", renewed)} == {"pip", "github-actions", "docker"}
+    job = (ROOT / ".github" / "workflows" / "pins.yml").read_text(encoding="utf-8")
+    (command,) = re.findall(r"run: (sed .+)>pins.txt", job)
+    done = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True)
+    listed = done.stdout.splitlines()
+    assert len(listed) > 180
+    assert [line for line in listed if not re.fullmatch(r"\S+==[\w.]+( ; .+)?", line)] == []
+    assert "pip-audit@" in job
+
+
+def test_a_container_has_what_git_tracks_and_does_not_run_as_root(tmp_path: Path) -> None:
+    *_, last = re.split(r"^FROM ", (ROOT / "Dockerfile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    copied = re.findall(r"^COPY .*", last, re.MULTILINE)
+    assert copied == ["COPY --from=tracked --chown=mlm /mlm-repro /mlm-repro"]
+    assert last.index("USER mlm") < last.index("make setup")
+    assert "USER root" not in last
+    whole = (ROOT / "Dockerfile").read_text(encoding="utf-8"), (ROOT / "apptainer.def").read_text(encoding="utf-8")
+    (clone,) = {re.search(r"git clone ([-\w ]+) \S+ \S+", text)[1] for text in whole}  # type: ignore[index]
+    source = tmp_path / "clone"
+    source.mkdir()
+    for command in (["init", "-q"], ["config", "http.extraHeader", "secret"]):
+        subprocess.run(["git", *command], cwd=source, check=True)
+    (source / "README.md").write_text("tracked")
+    subprocess.run(["git", "add", "README.md"], cwd=source, check=True)
+    who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    subprocess.run(["git", *who, "commit", "-q", "-m", "first"], cwd=source, check=True)
+    (source / ".netrc").write_text("secret")
+    subprocess.run(["git", "clone", *clone.split(), source, tmp_path / "image"], check=True)
+    held = [path for path in (tmp_path / "image").rglob("*") if path.is_file()]
+    assert {path.name for path in (tmp_path / "image").iterdir()} == {".git", "README.md"}
+    assert not [path for path in held if b"secret" in path.read_bytes()]

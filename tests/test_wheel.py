@@ -91,7 +91,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         copy = folder / "clone" / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)
-    run(sys.executable, "-m", "build", "--outdir", folder / "dist", folder / "clone")
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "dist", folder / "clone")
     return folder / "dist"
 
 

@@ -36,8 +36,8 @@ from mlm_repro.lineage.config import load_config, override_config, parse_config
 from mlm_repro.lineage.digest import by_digest, is_sealed, read_digest, sha256_file, sha256_json
 from mlm_repro.lineage.environment import available_cores, list_gpus
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure, UserError
-from mlm_repro.lineage.files import read_object
-from mlm_repro.lineage.run import MANIFEST, RunDirectory, identity_in
+from mlm_repro.lineage.files import Manifest, read_object
+from mlm_repro.lineage.run import MANIFEST, RunDirectory, asked_for, identity_in
 from mlm_repro.lineage.shipped import Shipped, find_file
 
 ORIGINS = ("init_from", "continues")
@@ -125,11 +125,14 @@ class ResolvedRun:
         validation_text(files, config.model.seq_length)
         family_of(config.model).validation_order(config, files, self.data.tokenizer)
 
-    def directory(self, root: Path, writes: bool = False) -> RunDirectory:
-        """The directory of this run below `root`, which need not be there; with `writes` it is begun."""
-        name, described = self.config.name, self.config.model_dump(mode="json")
-        settings = settings_of(self.config)
-        return RunDirectory.begin(root, name, "training", described, self.parents, PLACES, settings, SCHEMA, writes)
+    @property
+    def _asked(self) -> Manifest:
+        described, settings = self.config.model_dump(mode="json"), settings_of(self.config)
+        return asked_for(self.config.name, "training", described, self.parents, PLACES, settings, SCHEMA)
+
+    def directory(self, root: Path) -> RunDirectory:
+        """The directory of this run below `root`, which need not be there."""
+        return RunDirectory.find(root, self._asked)
 
     def begin(self, root: Path) -> RunDirectory:
         """The directory of this run: the one to resume in, or the one below `root`, begun if it is new.
@@ -140,7 +143,7 @@ class ResolvedRun:
         """
         if self.begun:
             return self.begun
-        run = self.directory(root, writes=True)
+        run = self.directory(root).begun(self._asked)
         if run.is_new:
             for path in self._earlier_identities(root, run.path):
                 end = "complete" if is_sealed(path) else f"unfinished: `mlm-train resume {path}` goes on with it"

@@ -92,9 +92,9 @@ class Instrument:
         return full if full.startswith(self.folder + os.sep) else None
 
 
-def instrument(folder: Path, fault: Fault | None) -> Instrument:
+def instrument(folder: Path, fault: Fault | None, points: Instrument | None = None) -> Instrument:
     """Replace what writes files in this process, for good. `folder` is where points count."""
-    points = Instrument(folder, fault)
+    points = points or Instrument(folder, fault)
     _replace_open(points)
     for kind, names in (("rename", "rename replace link"), ("mkdir", "mkdir"), ("remove", "unlink rmdir")):
         for name in names.split():

@@ -142,42 +142,46 @@ def _settle(place: Path, log: Path) -> None:
     }  # fmt: skip
 
 
-def start_job(place: Path, log: Path, fault: Fault | None, notes: Path | None = None) -> int:
+def start_job(
+    place: Path, log: Path, fault: Fault | None, notes: Path | None = None, ranks: int = RANKS,
+    points: Instrument | None = None,
+) -> int:  # fmt: skip
     """Fork the whole reproduction in `place`, its output in `log`; returns its process id, which leads its group.
 
     With `notes`, a copy of `place` as every command found it, and every point it passed, are kept in that folder.
+    `points` watch in the place of an instrument that counts.
     """
     process = os.fork()
     if process:
         return process
     os.setsid()
     _settle(place, log)
-    points = instrument(place, fault)
-    _call(lambda: run_command(lambda **_: _reproduce(points, notes)), points, "records", 0, notes)
+    watched = instrument(place, fault, points)
+    _call(lambda: run_command(lambda **_: _reproduce(watched, notes, ranks)), watched, "records", 0, notes)
 
 
-def _reproduce(points: Instrument, notes: Path | None) -> None:
+def _reproduce(points: Instrument, notes: Path | None, ranks: int) -> None:
     def step(program: str, *arguments: str) -> None:
         if program not in COMMANDS or arguments[0] == "schedule":  # which only prints
             return
-        _run_step(points, notes, program, *arguments)
+        _run_step(points, notes, ranks, program, *arguments)
         if program == "mlm-train":
             _keep(points, notes, "records")
 
     steps.run_step = step
-    reproduce(tiny_plan(), RUNS)
+    reproduce(tiny_plan(ranks), RUNS)
 
 
-def _run_step(points: Instrument, notes: Path | None, program: str, *arguments: str) -> None:
+def _run_step(points: Instrument, notes: Path | None, ranks: int, program: str, *arguments: str) -> None:
     stage = program.removeprefix("mlm-")
     if program == "mlm-eval":
         stage += f" {arguments[0]}"
     _keep(points, notes, stage)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": str(RANKS)}
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": str(ranks)}
     started = []
-    for rank in range(RANKS if program == "mlm-train" else 1):
+    for rank in range(ranks if program == "mlm-train" else 1):
         sys.stdout.flush()
         process = os.fork()
         if process == 0:
