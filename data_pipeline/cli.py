@@ -118,13 +118,14 @@ def inspect(
     """Print the text of a training sample as the engine feeds it, with the documents it was packed from."""
     from mlm_repro.data_pipeline.files import DATASET, DataCard
     from mlm_repro.data_pipeline.tokens.inspect_sample import show_sample
+    from mlm_repro.data_pipeline.tokens.token_file import split_prefixes
     from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
     from mlm_repro.lineage.files import read_document
 
     directory = _open(dataset)
     tokenizer = Tokenizer.load(directory / "tokenizer")
-    split = next(iter(read_document(directory / DATASET, DataCard).splits.values()))
-    for line in show_sample(directory / split.prefix, tokenizer, sample, seq_length):
+    split = next(iter(read_document(directory / DATASET, DataCard).splits))
+    for line in show_sample(split_prefixes(directory, split), tokenizer, sample, seq_length):
         print(line)
 
 

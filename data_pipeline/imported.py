@@ -10,10 +10,12 @@ from mlm_repro.data_pipeline.config import TokenizerConfig
 from mlm_repro.data_pipeline.files import DATASET, LEDGER, Amount, DataCard, Ledger, StageAttrition, dataset_digest
 from mlm_repro.data_pipeline.stages.stage import SOURCE
 from mlm_repro.data_pipeline.tokens.token_file import (
+    TOKENS_OF,
     TokenFile,
     TokenFileWriter,
     join_files,
     merge_token_files,
+    split_prefixes,
     token_paths,
 )
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
@@ -50,7 +52,7 @@ def import_tokens(prefix: Path, config: TokenizerConfig, out: Path) -> RunDirect
         amounts = {}
         for name, first, last in (("train", 0, cut), ("valid", cut, documents)):
             amounts[name] = Amount(last - first)
-            with TokenFileWriter(run / f"{name}_text_document", file.dtype) as writer:
+            with TokenFileWriter(run / f"{name}{TOKENS_OF}", file.dtype) as writer:
                 for document in range(first, last):
                     parts = slice(*file.document_index[document : document + 2].tolist())
                     ids = np.concatenate([file[part] for part in range(parts.start, parts.stop)] or [file.tokens[:0]])
@@ -72,7 +74,7 @@ def merge_datasets(datasets: list[Path], out: Path) -> RunDirectory:
         raise BadInput(f"{open_ones[0]} is not a complete dataset")
     cards = [read_document(path / DATASET, DataCard) for path in datasets]
     kinds = [
-        (card.tokenizer.digest, [(name, TokenFile(path / f"{name}_text_document").dtype) for name in card.splits])
+        (card.tokenizer.digest, [(name, TokenFile(split_prefixes(path, name)[0]).dtype) for name in card.splits])
         for path, card in zip(datasets, cards, strict=True)
     ]
     if other := next((path for path, kind in zip(datasets, kinds, strict=True) if kind != kinds[0]), None):
@@ -84,7 +86,8 @@ def merge_datasets(datasets: list[Path], out: Path) -> RunDirectory:
         for name, amount in amounts.items():
             for card in cards:
                 amount.add(*(getattr(card.splits[name], what) for what in ("documents", "bytes", "tokens")))
-            merge_token_files([path / f"{name}_text_document" for path in datasets], run / f"{name}_text_document")
+            parts = [prefix for path in datasets for prefix in split_prefixes(path, name)]
+            merge_token_files(parts, run / f"{name}{TOKENS_OF}")
             texts = [path / "documents" / f"{name}.jsonl" for path in datasets]
             if all(path.is_file() for path in texts):
                 (run / "documents").mkdir(exist_ok=True)
@@ -115,7 +118,7 @@ def _made(
         ledger = Ledger(source=source, stages=[stage], splits=splits, shards=[])
         tokenizer.save(run.path / "tokenizer")
         write_document(run.path / LEDGER, ledger)
-        names = (*run.path.glob("*_text_document.*"), *run.path.glob("documents/*.jsonl"))
+        names = (*run.path.glob(f"*{TOKENS_OF}.*"), *run.path.glob("documents/*.jsonl"))
         files = {str(path.relative_to(run.path)): [path.stat().st_size, sha256_file(path)] for path in sorted(names)}
         write_document(run.path / DATASET, data_card(run.path.name, 0, ledger, tokenizer, config, files))
         run.complete()

@@ -19,8 +19,8 @@ from mlm_repro.data_pipeline.document import Document, size_bytes
 from mlm_repro.data_pipeline.reading.config import SourcesConfig
 from mlm_repro.data_pipeline.reading.lines import CHUNK_BYTES, COMPRESSIONS, compression, expanded_bytes, open_bytes
 from mlm_repro.data_pipeline.reading.pieces import GRAIN_BYTES, Piece, cut_lines
-from mlm_repro.data_pipeline.reading.readers import Item, mend_surrogates, open_arrow, read_pieces
-from mlm_repro.data_pipeline.reading.splits import TRAIN, choose_splits, tell_splits
+from mlm_repro.data_pipeline.reading.readers import Item, is_table, mend_surrogates, open_arrow, read_pieces
+from mlm_repro.data_pipeline.reading.splits import SHARD, TRAIN, choose_splits, tell_splits
 from mlm_repro.data_pipeline.work.workspace import Workspace
 from mlm_repro.lineage.digest import is_sealed, sealed_files, sha256_file, sha256_json
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure, cause
@@ -29,7 +29,8 @@ from mlm_repro.lineage.remembered import stamp_of
 
 SUFFIXES = {
     "jsonl": tuple(f"{name}{end}" for name in (".jsonl", ".json", ".ndjson") for end in ("", *COMPRESSIONS.values())),
-    "parquet": (".parquet",), "arrow": (".arrow",), "text": (".txt", ".md", ".rst"), "documents": (".jsonl",),
+    "parquet": (".parquet",), "arrow": (".arrow",), "text": (".txt", ".md", ".rst"),
+    "documents": (".jsonl", ".parquet"),
 }  # fmt: skip
 
 
@@ -103,13 +104,16 @@ class FileSource:
     @cached_property
     def total_bytes(self) -> int:
         """Approximate bytes of text: those of compressed files and tables are of their content."""
-        return sum(_table_bytes(path) if self.kind == "parquet" else expanded_bytes(path) for _, path in self.files)
+        return sum(
+            _table_bytes(path) if self.kind == "parquet" or path.suffix == ".parquet" else expanded_bytes(path)
+            for _, path in self.files
+        )
 
     @property
     def document_bytes(self) -> float:
         """Mean bytes of a document by the first megabyte of the first file, or of a table or text by the first ones."""
         path = self.files[0][1]
-        if self.kind in ("jsonl", "documents"):
+        if self.kind in ("jsonl", "documents") and path.suffix != ".parquet":
             with suppress(OSError, EOFError, zlib.error, lzma.LZMAError), open_bytes(path) as file:
                 head = file.read(CHUNK_BYTES)
                 return max(1, len(head)) / max(1, head.count(b"\n"))
@@ -128,7 +132,7 @@ class FileSource:
     def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
         """The files in order, cut where they can be."""
         for piece, newlines in self._surveyed:
-            if piece.kind in ("parquet", "arrow"):
+            if is_table(piece):
                 yield from _cut_table(piece, shard_bytes)
             elif newlines:
                 yield from cut_lines(piece, shard_bytes, newlines)
@@ -139,7 +143,7 @@ class FileSource:
         """The documents from the first on, without a digest of their files."""
         for name, path in self.files:
             piece = Piece(self.kind, name, str(path), "", path.stat().st_size, **self._keys)
-            yield from read_pieces(_cut_table(piece, 1) if self.kind in ("parquet", "arrow") else [piece])
+            yield from read_pieces(_cut_table(piece, 1) if is_table(piece) else [piece])
 
     def _below(self, path: Path) -> Iterator[tuple[str, Path]]:
         whole, others = path.resolve(), list[Path]()
@@ -187,13 +191,13 @@ class FileSource:
     def _survey(self, name: str, path: Path, progress: Progress) -> tuple[Piece, list[int]]:
         size = path.stat().st_size
         split = name.split("/")[0] if self.kind == "documents" and "/" in name else ""
-        split = Path(name).stem if split == "documents" else split
+        split = SHARD.sub("", Path(name).stem) if split == "documents" else split
         stamp = stamp_of(path)
         if self.is_named:
             name = (self._root / name if self._root.is_dir() else path).as_posix()
         place = str(path.resolve())
         piece = Piece(self.kind, mend_surrogates(name), place, "", size, split=split, stamp=stamp, **self._keys)
-        if self.kind in ("text", "parquet", "arrow") or compression(path):
+        if self.kind == "text" or is_table(piece) or compression(path):
             digest, newlines = sha256_file(path), list[int]()
             progress.advance(size)
         else:

@@ -70,7 +70,7 @@ def read_pieces(pieces: Iterable[Piece], max_line_bytes: int = MAX_LINE_BYTES) -
     Raises Damaged for a file that cannot be read, Interrupted for one that was changed or removed meanwhile.
     """
     for piece in pieces:
-        read = {"parquet": _read_table, "arrow": _read_table, "text": _read_text}.get(piece.kind, _read_lines)
+        read = _read_table if is_table(piece) else _read_text if piece.kind == "text" else _read_lines
         taken = 0
         try:
             _check_stamp(piece)
@@ -84,6 +84,11 @@ def read_pieces(pieces: Iterable[Piece], max_line_bytes: int = MAX_LINE_BYTES) -
             if piece.stamp and isinstance(error, OSError) and error.errno:  # it was read once, for its digest
                 raise Interrupted(f"{piece.path} can no longer be read ({error.strerror}); {AGAIN}") from error
             raise Damaged(f"{piece.path} cannot be read: {error}{GO_ON}") from error
+
+
+def is_table(piece: Piece) -> bool:
+    """True for a Parquet or Arrow table, which a file of a dataset may be too."""
+    return piece.kind in ("parquet", "arrow") or (piece.kind == "documents" and piece.path.endswith(".parquet"))
 
 
 def _check_stamp(piece: Piece) -> None:
@@ -176,7 +181,9 @@ def document_of(piece: Piece, number: int, value: object) -> Document:
         own = value.get("id")
         mended = mend_surrogates(own) if isinstance(own, str) else place
         mended = f"{piece.owner}:{mended}" if piece.owner else mended
-        return Document(mended, text, str(value.get("source", "")), value.get("metadata"))
+        metadata = value.get("metadata")
+        metadata = parse_json(metadata) if isinstance(metadata, str) else metadata  # as it is in a table
+        return Document(mended, text, str(value.get("source") or ""), metadata)
     own = _value(value, piece.id_key) if piece.id_key else None
     wanted = {key: inner for key in piece.keep if (inner := _value(value, key)) is not None}
     metadata = plain(wanted) if wanted else None
@@ -240,7 +247,9 @@ def _batches(piece: Piece) -> Iterator[Any]:
     from pyarrow import parquet
 
     columns = [piece.text_key, *([piece.id_key] if piece.id_key else []), *piece.keep]
-    if piece.kind == "parquet":
+    if piece.kind == "documents":
+        columns = ["id", "text", "source", "metadata"]
+    if piece.kind != "arrow":
         with parquet.ParquetFile(piece.path) as table:
             groups = range(piece.start, piece.end)
             yield from table.iter_batches(batch_size=BATCH_ROWS, row_groups=groups, columns=columns)

@@ -19,6 +19,7 @@ WORDS = {
 }
 """Words that tell a split; a name with words of two is the held-out one's."""
 SEPARATORS = re.compile(r"[-._ 0-9]+")
+SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 SHARDED = re.compile(r"data/([^/]+)-\d{5}-of-\d{5}[^/]*\.[^/]*")
 SAVED, CACHED = "dataset_dict.json", "dataset_info.json"
 
@@ -44,7 +45,7 @@ def _listed(path: Path) -> list[str]:
 
 def _cached(name: str, listed_in: dict[str, list[str]]) -> str:
     path = PurePosixPath(name)
-    stem = re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
+    stem = SHARD.sub("", path.stem)
     return next((split for split in listed_in[str(path.parent)] if stem.endswith(f"-{split}")), "")
 
 
