@@ -22,6 +22,8 @@ def check_source_name(name: str) -> None:
         if not path:
             raise ValueError(f"source {name!r} has no path after the colon")
         return
+    if "://" in name and kind not in FILE_KINDS:
+        raise ValueError(f"source {name!r} is a place; say what its files are: 'jsonl:{name}' or 'parquet:{name}'")
     if name.startswith(HUB) and "/" in path:
         return
     if name in (*HUB_NAMES, INSTALLED_DOCS):

@@ -8,12 +8,12 @@ import zlib
 from base64 import b64encode
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from mlm_repro.data_pipeline.document import Document, Malformed, size_bytes
-from mlm_repro.data_pipeline.reading.lines import open_bytes, parse_line, read_lines, seek_line
+from mlm_repro.data_pipeline.reading.lines import open_bytes, parse_line, read_lines, seek_line, skip_line
 from mlm_repro.data_pipeline.reading.pieces import Piece
+from mlm_repro.data_pipeline.reading.remote import Remote, place_of
 from mlm_repro.lineage.atomic import parse_json
 from mlm_repro.lineage.errors import BadInput, Interrupted
 from mlm_repro.lineage.remembered import stamp_of
@@ -92,7 +92,7 @@ def is_table(piece: Piece) -> bool:
 
 
 def _check_stamp(piece: Piece) -> None:
-    if piece.stamp and stamp_of(Path(piece.path)) != piece.stamp:
+    if piece.stamp and stamp_of(place_of(piece.path)) != piece.stamp:
         raise Interrupted(f"{piece.path} was changed while it was read; {AGAIN}")
 
 
@@ -124,10 +124,14 @@ def malformed(name: str, line: int, reason: str, content: bytes) -> Malformed:
 
 
 def _read_lines(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
-    number = piece.before
-    with open_bytes(Path(piece.path)) as file:
-        position = 0
-        if piece.end:
+    number, is_framed = piece.before, piece.is_inside is not None
+    end = piece.bytes if is_framed else piece.end
+    with open_bytes(place_of(piece.path), piece.start if is_framed else 0) as file:
+        position = skip_line(file, end) if piece.is_inside else 0
+        number += position > 0
+        if position >= end > 0:
+            return
+        if piece.end and not is_framed:
             first_line = seek_line(file, piece.start, piece.end)
             if first_line is None:
                 return
@@ -141,7 +145,7 @@ def _read_lines(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
             else:
                 yield None
             position += length
-            if piece.end and position >= piece.end:
+            if end and position >= end:
                 return
 
 
@@ -241,20 +245,27 @@ def _read_table(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
         raise Damaged(f"{piece.path} is not a readable table: {error}{GO_ON}") from error
 
 
+def table_bytes(path: str) -> Any:
+    """The bytes of a table: a file of this machine as memory."""
+    import pyarrow
+
+    place = place_of(path)
+    return place.open("rb") if isinstance(place, Remote) else pyarrow.memory_map(path)
+
+
 def _batches(piece: Piece) -> Iterator[Any]:
     """Few rows at a time, in the columns that are wanted."""
-    import pyarrow
     from pyarrow import parquet
 
     columns = [piece.text_key, *([piece.id_key] if piece.id_key else []), *piece.keep]
     if piece.kind == "documents":
         columns = ["id", "text", "source", "metadata"]
     if piece.kind != "arrow":
-        with parquet.ParquetFile(piece.path) as table:
+        with table_bytes(piece.path) as file, parquet.ParquetFile(file) as table:
             groups = range(piece.start, piece.end)
             yield from table.iter_batches(batch_size=BATCH_ROWS, row_groups=groups, columns=columns)
         return
-    with pyarrow.memory_map(piece.path) as file:
+    with table_bytes(piece.path) as file:
         for batch in open_arrow(file)[1]:
             wanted = {key if key in batch.schema.names else key.split(".")[0] for key in columns}
             rows = batch.select([name for name in batch.schema.names if name in wanted])
@@ -274,7 +285,7 @@ def open_arrow(file: Any) -> tuple[Any, Iterator[Any]]:
 
 
 def _read_text(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
-    with Path(piece.path).open("rb") as file:
+    with place_of(piece.path).open("rb") as file:
         yield text_document(piece.name, file.read(max_line_bytes + 1), max_line_bytes)
 
 

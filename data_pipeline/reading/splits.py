@@ -24,8 +24,13 @@ SHARDED = re.compile(r"data/([^/]+)-\d{5}-of-\d{5}[^/]*\.[^/]*")
 SAVED, CACHED = "dataset_dict.json", "dataset_info.json"
 
 
-def tell_splits(root: Path, names: Sequence[str]) -> list[str]:
-    """The split of each file of a folder, by its path below it; "" where nothing tells one."""
+def tell_splits(root: Path | None, names: Sequence[str]) -> list[str]:
+    """The split of each file of a folder, by its path below it; "" where nothing tells one.
+
+    Without a `root`, as of files elsewhere, their names alone tell it.
+    """
+    if root is None:
+        return [*map(_named, names)]
     if listed := _listed(root / SAVED):
         return [first if (first := name.partition("/")[0]) in listed else "" for name in names]
     folders = {str(PurePosixPath(name).parent) for name in names}
