@@ -2,7 +2,6 @@
 
 import glob
 import itertools
-import json
 import lzma
 import shutil
 import sys
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from mlm_repro.data_pipeline.document import Document, size_bytes
-from mlm_repro.data_pipeline.reading import lines
 from mlm_repro.data_pipeline.reading.config import SourcesConfig
 from mlm_repro.data_pipeline.reading.lines import CHUNK_BYTES, COMPRESSIONS, Cut, expanded_bytes, open_bytes, survey
 from mlm_repro.data_pipeline.reading.pieces import SHARD_BYTES, Piece, cut_lines
@@ -32,30 +30,30 @@ from mlm_repro.data_pipeline.reading.readers import (
 from mlm_repro.data_pipeline.reading.remote import Remote
 from mlm_repro.data_pipeline.reading.splits import SHARD, TRAIN, choose_splits, tell_splits
 from mlm_repro.data_pipeline.work.workspace import Workspace
-from mlm_repro.lineage.atomic import parse_json
 from mlm_repro.lineage.digest import is_sealed, sealed_files, sha256_json
 from mlm_repro.lineage.environment import available_cores
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure, cause
 from mlm_repro.lineage.progress import Progress
-from mlm_repro.lineage.remembered import recall, remember, stamp_of
+from mlm_repro.lineage.remembered import stamp_of
 
+ENDS = ("", *COMPRESSIONS.values())
 SUFFIXES = {
-    "jsonl": tuple(f"{name}{end}" for name in (".jsonl", ".json", ".ndjson") for end in ("", *COMPRESSIONS.values())),
+    "jsonl": tuple(f"{name}{end}" for name in (".jsonl", ".json", ".ndjson") for end in ENDS),
+    "csv": tuple(f"{name}{end}" for name in (".csv", ".tsv") for end in ENDS),
+    "warc": tuple(f"{name}{end}" for name in (".warc", ".wet") for end in ENDS),
     "parquet": (".parquet",), "arrow": (".arrow",), "text": (".txt", ".md", ".rst"),
     "documents": (".jsonl", ".parquet"),
 }  # fmt: skip
-SURVEY = Path(lines.__file__)
-"""The code of a survey, with which a kept one ends."""
 Files = list[tuple[str, Path | Remote]]
 """Names and places of files."""
 
 
 class FileSource:
-    """`jsonl:PATH`, `parquet:PATH`, `arrow:PATH`, `text:PATH` or `documents:PATH`. Raises BadInput for no file.
+    """`jsonl:PATH`, `parquet:PATH`, `csv:PATH`, `documents:PATH` and so on. Raises BadInput for no file.
 
     A directory stands for the files of that kind below it, in order of path; how many others there are is printed. Of
     several splits only `train` is read, or those that `sources.split` names, and that is printed.
-    JSON lines and Parquet tables hold a document in each `text_key`; a text file is one document. `documents` is a
+    JSON lines and tables hold a document in each `text_key`; a text file is one document. `documents` is a
     directory that a verb wrote, whose documents keep their ids; it raises IntegrityFailure if it is not complete.
     """
 
@@ -84,9 +82,9 @@ class FileSource:
     @cached_property
     def files(self) -> Files:
         """Name and path of each file."""
+        path = self._root
         if "://" in self._path:
             return self._elsewhere(Remote(self._path))
-        path = self._root
         if self.kind == "documents":
             return self._written_by_a_verb(path)
         if path.is_file():
@@ -110,10 +108,8 @@ class FileSource:
     def _elsewhere(self, place: Remote) -> Files:
         if self.kind == "documents":
             raise BadInput(f"source {self.name}: a dataset is read from this machine; copy it first")
-        found = [*place.files()]
-        if [each.url for _, each in found] == [place.url]:
-            return [*found]
-        endings = ("",) if "*" in place.url else SUFFIXES[self.kind]
+        found = place.files()
+        endings = "" if len(found) == 1 or "*" in place.url else SUFFIXES[self.kind]
         files: Files = [(name, each) for name, each in found if name.lower().endswith(endings)]
         self._warn_of([name for name, _ in found if not name.lower().endswith(endings)])
         if not files:
@@ -243,27 +239,13 @@ class FileSource:
                 if isinstance(path, Remote)
                 else (self._root / name if self._root.is_dir() else path).as_posix()
             )
-        place = str(path.resolve())
+        place = str(path.resolve() if isinstance(path, Path) else path)
         piece = Piece(self.kind, mend_surrogates(name), place, "", size, split=split, stamp=stamp, **self._keys)
         is_of_lines = self.kind in ("jsonl", "documents") and not is_table(piece)
-        digest, newlines, cuts = self._remembered(path, stamp, is_of_lines, progress)
+        digest, newlines, cuts = survey(path, is_of_lines, progress.advance)
         if self.kind == "documents" and digest != self._sealed_digests.get(name):
             raise IntegrityFailure(f"{path} was changed after it was written")
         return replace(piece, sha256=digest), newlines, cuts
-
-    def _remembered(
-        self, path: Path | Remote, stamp: str, is_of_lines: bool, progress: Progress
-    ) -> tuple[str, list[int], list[Cut]]:  # fmt: skip
-        """What `survey` gives; of a file elsewhere it is kept, so that the same command does not fetch it again."""
-        if isinstance(path, Path):
-            return survey(path, is_of_lines, progress.advance)
-        name, made_of = f"survey-{sha256_json(path.url)[:16]}", f"{path.url} {stamp} {is_of_lines} {stamp_of(SURVEY)}"
-        if known := recall(name, made_of):
-            digest, newlines, cuts = parse_json(known)
-            return digest, newlines, [Cut(*cut) for cut in cuts]
-        surveyed = survey(path, is_of_lines, progress.advance)
-        remember(name, made_of, json.dumps(surveyed).encode())
-        return surveyed
 
     @cached_property
     def _sealed_digests(self) -> dict[str, str]:

@@ -7,7 +7,7 @@ import io
 import lzma
 import math
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -37,57 +37,58 @@ class Cut(NamedTuple):
     """True inside of a line."""
 
 
-class _Frames:
-    """Finds the frames of a Zstandard file, or the members of one of gzip, while it is read."""
+def _expand(chunks: Iterable[bytes], kind: str) -> Iterator[tuple[bytes, int]]:
+    """The content of frames in pieces, each with the byte of the file at which its frame begins.
 
-    def __init__(self, kind: str) -> None:
-        self._new = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj if kind == ".zst" else _member
-        self._frame: Any = self._new()
-        self._read, self._at, self._is_whole = 0, Cut(0, 0, 0, False), kind in (".zst", ".gz")
-        self._cuts = [self._at]
-
-    def feed(self, content: bytes) -> None:
-        """Read on; a chunk is small enough to be kept in memory whatever it expands to."""
-        self._read += len(content)
-        while content and self._is_whole:
-            if self._frame.eof:
-                self._frame = self._new()
-                if self._at.content - self._cuts[-1].content >= CHUNK_BYTES:
-                    self._cuts.append(self._at._replace(start=self._read - len(content)))
+    Chunks are small, so that a piece is kept in memory whatever it expands to. Raises EOFError for a cut file.
+    """
+    begin = zstandard.ZstdDecompressor(max_window_size=1 << 31)
+    frame: Any = None
+    start = end = 0
+    for chunk in chunks:
+        end += len(chunk)
+        while chunk:
+            if frame is None or frame.eof:
+                frame, start = begin.decompressobj() if kind == ".zst" else zlib.decompressobj(31), end - len(chunk)
             try:
-                out = self._frame.decompress(content)
-            except (zlib.error, zstandard.ZstdError):
-                self._is_whole = False
-                return
-            content = self._frame.unused_data if self._frame.eof else b""
-            is_inside = out[-1:] != b"\n" if out else self._at.is_inside
-            _, before, newlines, _ = self._at
-            self._at = Cut(self._read, before + len(out), newlines + out.count(b"\n"), is_inside)
-
-    def cuts(self) -> list[Cut]:
-        """Where it can be entered, and its end; nothing for a single frame, and for what is damaged."""
-        return [*self._cuts, self._at] if self._is_whole and self._frame.eof and len(self._cuts) > 1 else []
-
-
-def _member() -> Any:
-    return zlib.decompressobj(31)
+                content = frame.decompress(chunk)
+            except zstandard.ZstdError as error:
+                raise OSError(str(error)) from error
+            chunk = frame.unused_data
+            yield content, start
+    if frame is None or not frame.eof:
+        raise EOFError("the file is cut off")
 
 
 def survey(
     path: Path | Remote, is_of_lines: bool, advance: Callable[[int], object]
 ) -> tuple[str, list[int], list[Cut]]:
-    """SHA-256 of a file; newlines before each grain of one that is not compressed; where a compressed one is cut."""
+    """SHA-256 of a file; newlines before each grain of one that is not compressed; where a compressed one is cut.
+
+    The last cut is the end. There is none for a single frame, and for what is damaged.
+    """
     digest, newlines, kind = hashlib.sha256(), [0], compression(path) if is_of_lines else ""
-    frames = _Frames(kind)
+    cuts, frame, content, lines, is_inside, is_whole = [Cut(0, 0, 0, False)], 0, 0, 0, False, False
     with path.open("rb") as file:
-        while chunk := file.read(GRAIN_BYTES):
-            digest.update(chunk)
-            advance(len(chunk))
-            if not kind:
-                newlines.append(newlines[-1] + chunk.count(b"\n"))
-            for start in range(0, len(chunk) if kind else 0, SMALL_CHUNK_BYTES):
-                frames.feed(chunk[start : start + SMALL_CHUNK_BYTES])
-    return digest.hexdigest(), [] if kind or not is_of_lines else newlines, frames.cuts()
+
+        def chunks(size: int) -> Iterator[bytes]:
+            while chunk := file.read(size):
+                digest.update(chunk)
+                advance(len(chunk))
+                yield chunk
+
+        with suppress(OSError, EOFError, zlib.error):
+            for out, start in _expand(chunks(SMALL_CHUNK_BYTES), kind) if kind in (".zst", ".gz") else ():
+                if start > frame and content - cuts[-1].content >= CHUNK_BYTES:
+                    cuts.append(Cut(start, content, lines, is_inside))
+                frame = start
+                content, lines = content + len(out), lines + out.count(b"\n")
+                is_inside = out[-1:] != b"\n" if out else is_inside
+            is_whole = len(cuts) > 1
+            cuts.append(Cut(file.tell(), content, lines, is_inside))
+        for chunk in chunks(GRAIN_BYTES):
+            newlines.append(newlines[-1] + chunk.count(b"\n"))
+    return digest.hexdigest(), [] if kind or not is_of_lines else newlines, cuts if is_whole else []
 
 
 def compression(path: Path | Remote) -> str:
@@ -105,24 +106,14 @@ class _Zstandard(io.RawIOBase):
     """The content of a Zstandard file; a long window takes up to 2 GiB of memory. Raises EOFError for a cut file."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file, self._rest, self._begin = file, b"", zstandard.ZstdDecompressor(max_window_size=1 << 31)
-        self._frame: Any = self._begin.decompressobj()
+        self._content, self._rest = _expand(iter(lambda: file.read(SMALL_CHUNK_BYTES), b""), ".zst"), b""
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self._rest:
-            if self._frame.eof:
-                content, self._frame = self._frame.unused_data, self._begin.decompressobj()
-            elif not (content := self._file.read(SMALL_CHUNK_BYTES)):
-                raise EOFError("the file is cut off")
-            if not (content := content or self._file.read(SMALL_CHUNK_BYTES)):
-                return 0
-            try:
-                self._rest = self._frame.decompress(content)
-            except zstandard.ZstdError as error:
-                raise OSError(str(error)) from error
+        while not self._rest and (piece := next(self._content, None)):
+            self._rest = piece[0]
         size = min(len(buffer), len(self._rest))
         buffer[:size], self._rest = self._rest[:size], self._rest[size:]
         return size

