@@ -97,19 +97,6 @@ def import_(
 
 
 @app.command()
-def merge(
-    places: Annotated[list[Path], typer.Argument(metavar="DATASET... OUT", help="Datasets, and where to write.")],
-) -> None:
-    """Join datasets that have the same tokenizer into one."""
-    if len(places) < 3:
-        raise BadInput("merge takes two datasets or more, and OUT")
-    from mlm_repro.data_pipeline.imported import merge_datasets
-
-    made = merge_datasets(places[:-1], places[-1])
-    print(f"merge {made.path}: {_counts(made.path)}")
-
-
-@app.command()
 def inspect(
     dataset: Annotated[Path, typer.Argument(help="Dataset directory.")],
     sample: Annotated[int, typer.Option(help="Number of the training sample, from 0.", min=0)] = 0,

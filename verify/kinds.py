@@ -100,7 +100,7 @@ FREE_CARD = (
 KINDS = {
     **{f"data-{stage.verb}": Kind((LEDGER,), DOCUMENTS, free=FREE_COUNTS) for stage in STAGES},
     **dict.fromkeys(
-        ("data-tokenize", "data-import", "data-merge"),
+        ("data-tokenize", "data-import", "data-merge"),  # the last of earlier versions
         Kind((LEDGER, DATASET), DATASETS, free=FREE_COUNTS + FREE_CARD),
     ),
     "data-overlap": Kind(("overlap.json",)),
