@@ -97,19 +97,6 @@ def import_(
 
 
 @app.command()
-def merge(
-    places: Annotated[list[Path], typer.Argument(metavar="DATASET... OUT", help="Datasets, and where to write.")],
-) -> None:
-    """Join datasets that have the same tokenizer into one."""
-    if len(places) < 3:
-        raise BadInput("merge takes two datasets or more, and OUT")
-    from mlm_repro.data_pipeline.imported import merge_datasets
-
-    made = merge_datasets(places[:-1], places[-1])
-    print(f"merge {made.path}: {_counts(made.path)}")
-
-
-@app.command()
 def inspect(
     dataset: Annotated[Path, typer.Argument(help="Dataset directory.")],
     sample: Annotated[int, typer.Option(help="Number of the training sample, from 0.", min=0)] = 0,
@@ -118,13 +105,14 @@ def inspect(
     """Print the text of a training sample as the engine feeds it, with the documents it was packed from."""
     from mlm_repro.data_pipeline.files import DATASET, DataCard
     from mlm_repro.data_pipeline.tokens.inspect_sample import show_sample
+    from mlm_repro.data_pipeline.tokens.token_file import split_prefixes
     from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
     from mlm_repro.lineage.files import read_document
 
     directory = _open(dataset)
     tokenizer = Tokenizer.load(directory / "tokenizer")
-    split = next(iter(read_document(directory / DATASET, DataCard).splits.values()))
-    for line in show_sample(directory / split.prefix, tokenizer, sample, seq_length):
+    split = next(iter(read_document(directory / DATASET, DataCard).splits))
+    for line in show_sample(split_prefixes(directory, split), tokenizer, sample, seq_length):
         print(line)
 
 

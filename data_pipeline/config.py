@@ -76,6 +76,9 @@ class _Beginning(Config):
     stages: tuple[str, ...] = PAPER
     """All that is done, in order: filters of text, then filters of tokens such as `length`, `deduplicate`,
     `decontaminate`, and at the end `split` and `tokenize`. A stage that is not listed has no section either."""
+    shards: PositiveInt | None = None
+    """Token files of the largest split, and Parquet tables of its documents; the other splits have theirs in
+    proportion. Without a number a split has one token file and one file of JSON lines."""
     sources: SourcesConfig
 
 

@@ -1,7 +1,15 @@
 """A document, or the reason it was dropped."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 from typing import Any
+
+import orjson
+
+ROWS = 1000
+"""Documents that are turned into a table at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +45,36 @@ class Malformed:
     """Line number from 1."""
     reason: str
     excerpt: str
+
+
+def written_documents(path: Path) -> Iterator[Document]:
+    """The documents of a file of a dataset: JSON lines, or a Parquet table with the metadata as JSON."""
+    if path.suffix == ".jsonl":
+        with path.open("rb") as file:
+            yield from (Document(**orjson.loads(line)) for line in file)
+        return
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(path) as table:
+        for batch in table.iter_batches(ROWS):
+            for row in batch.to_pylist():
+                metadata = orjson.loads(row["metadata"]) if row["metadata"] else None
+                yield Document(**row | {"source": row["source"] or "", "metadata": metadata})
+
+
+def write_table(path: Path, files: Iterable[Path]) -> None:
+    """Write the documents of files of JSON lines as one Parquet table."""
+    import pyarrow
+    from pyarrow import parquet
+
+    schema = pyarrow.schema({name: pyarrow.string() for name in ("id", "text", "source", "metadata")})
+    with parquet.ParquetWriter(path, schema, compression="zstd") as table:
+        rows = (document.to_json() for file in files for document in written_documents(file))
+        while some := [*islice(rows, ROWS)]:
+            for row in some:
+                if "metadata" in row:
+                    row["metadata"] = orjson.dumps(row["metadata"]).decode()
+            table.write_batch(pyarrow.RecordBatch.from_pylist(some, schema))
 
 
 class Unfit(Exception):

@@ -5,10 +5,12 @@ rest needs to know). Then decisions are made about numbers, `select` keeps or cu
 writes them in their final order.
 """
 
+import math
 import shutil
 import sys
 import time
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -54,8 +56,8 @@ class Pipeline:
     """Finished stages: `prepare`, `measure`, `gather`, and `decisions` if duplicates were searched for."""
     compared: int = field(init=False, default=0)
     """Number of shards, the first ones, that are of datasets to compare with."""
-    splits: dict[str, list[int]] = field(init=False, default_factory=dict)
-    """The tasks of `gather` that wrote each split."""
+    splits: dict[str, list[list[int]]] = field(init=False, default_factory=dict)
+    """The tasks of `gather` that wrote each shard of each split; a split is one shard unless the recipe has more."""
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -245,12 +247,17 @@ class Pipeline:
         fixed = {"lines": self.stages != ("tokenize",), "dtype": dtype and str(dtype)}
         inputs = (order.input, prepared.input, measured.input, selected.input)
         jobs: list[Job] = []
-        for name, count in order.counts[0]["documents"].items():
-            first_slice = len(jobs)
-            for first in range(0, max(1, count), of_slice):
-                last = min(first + of_slice, count)
-                jobs.append(({**fixed, "split": name, "first": first, "last": last}, inputs))
-            self.splits[name] = list(range(first_slice, len(jobs)))
+        in_split: dict[str, int] = order.counts[0]["documents"]
+        for name, count in in_split.items():
+            shards = max(1, min(count, math.ceil((self.config.shards or 1) * count / max(1, *in_split.values(), 1))))
+            self.splits[name] = []
+            for start, end in pairwise(count * number // shards for number in range(shards + 1)):
+                firsts = range(start, max(start + 1, end), of_slice)
+                self.splits[name].append([*range(len(jobs), len(jobs) + len(firsts))])
+                jobs += (
+                    ({**fixed, "split": name, "first": first, "last": min(first + of_slice, end)}, inputs)
+                    for first in firsts
+                )
         if is_split:
             note = f"shuffled with seed {self.config.seed}; {config.train}:{config.valid} training to validation"
             self.ledger.stage("split").note = note

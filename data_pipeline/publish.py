@@ -3,6 +3,7 @@
 import os
 import shutil
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import orjson
 
 from mlm_repro.data_pipeline.config import TokenizerConfig
+from mlm_repro.data_pipeline.document import write_table, written_documents
 from mlm_repro.data_pipeline.files import (
     DATASET,
     LEDGER,
@@ -23,12 +25,13 @@ from mlm_repro.data_pipeline.files import (
     TokenizerFacts,
 )
 from mlm_repro.data_pipeline.passes.deduplicate import DECISIONS, STARTS, Corpus
-from mlm_repro.data_pipeline.passes.gather import SLICE_LINES, assemble
+from mlm_repro.data_pipeline.passes.gather import SLICE_LINES, SLICE_TOKENS
 from mlm_repro.data_pipeline.passes.prepare import QUARANTINE
 from mlm_repro.data_pipeline.passes.selection import LEFT_IN
 from mlm_repro.data_pipeline.pipeline import Pipeline
 from mlm_repro.data_pipeline.stages import STAGES, TEXT_FILTERS
 from mlm_repro.data_pipeline.stages.stage import SOURCE
+from mlm_repro.data_pipeline.tokens.token_file import TOKENS_OF, join_files, merge_token_files
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
 from mlm_repro.data_pipeline.work.tasks import MARKER, Counts, Settings
 from mlm_repro.data_pipeline.work.workspace import Job
@@ -60,10 +63,12 @@ def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
         files[DUPLICATES] = pipeline.joined("duplicates", DUPLICATES)
     card, written = None, dict[str, Any]()
     if "tokenize" in stages:
+        kinds = ["tokens"] if len(stages) == 1 else ["jsonl" if pipeline.config.shards is None else "parquet", "tokens"]
         jobs: list[Job] = [
-            ({"split": name or UNSPLIT, "first": slices[0], "last": slices[-1] + 1, "kind": kind}, (gathered.input,))
-            for name, slices in pipeline.splits.items()
-            for kind in (["lines", "tokens"] if len(stages) > 1 else ["tokens"])
+            ({"name": own, "first": slices[0], "last": slices[-1] + 1, "kind": kind}, (gathered.input,))
+            for name, shards in pipeline.splits.items()
+            for own, slices in zip(_shard_names(name, pipeline), shards, strict=True)
+            for kind in kinds
         ]
         joined = workspace.all("assemble", assemble, jobs).path
         for number in range(len(jobs)):
@@ -74,8 +79,8 @@ def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
             [path for name, path in files.items() if name.startswith("documents/")], pipeline.sources.packages
         )
     else:
-        for name, slices in pipeline.splits.items():
-            for number, task in enumerate(slices):
+        for name, shards in pipeline.splits.items():
+            for number, task in enumerate(chain.from_iterable(shards)):
                 files[str(Path(name, f"shard-{number:05d}.jsonl"))] = gathered.path / f"{task:05d}" / SLICE_LINES
     for name, source in files.items():
         _move(source, directory / name)
@@ -85,6 +90,31 @@ def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
     if card:
         write_document(directory / DATASET, card)
     return {name: digest for name, (_, digest) in written.items()}
+
+
+def _shard_names(split: str, pipeline: Pipeline) -> list[str]:
+    """Names of the files of a split, without what tells their kind."""
+    name, count = split or UNSPLIT, len(pipeline.splits[split])
+    if pipeline.config.shards is None:
+        return [name]
+    return [f"{name}-{number:05d}-of-{count:05d}" for number in range(count)]
+
+
+def assemble(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
+    """Join the slices from `first` to before `last` into the file `name` of a `kind`: jsonl, parquet or tokens."""
+    folders = [inputs[0] / f"{number:05d}" for number in range(settings["first"], settings["last"])]
+    name, kind = settings["name"], settings["kind"]
+    if kind == "tokens":
+        merge_token_files([folder / SLICE_TOKENS for folder in folders], directory / f"{name}{TOKENS_OF}")
+        return {}
+    path, slices = directory / "documents" / f"{name}.{kind}", (folder / SLICE_LINES for folder in folders)
+    path.parent.mkdir()
+    if kind == "parquet":
+        write_table(path, slices)
+    else:
+        with path.open("wb") as whole:
+            join_files(slices, whole)
+    return {}
 
 
 def name_duplicates(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
@@ -112,9 +142,9 @@ def _move(source: Path, target: Path) -> None:
 
 def _amounts(pipeline: Pipeline) -> dict[str, Amount]:
     amounts = {}
-    for name, slices in pipeline.splits.items():
+    for name, shards in pipeline.splits.items():
         amount = Amount()
-        for number in slices:
+        for number in chain.from_iterable(shards):
             counts = pipeline.finished["gather"].counts[number]
             amount.add(counts["documents"], counts["bytes"], counts["tokens"])
         if not pipeline.tokenizer:
@@ -137,12 +167,10 @@ def _describe(pipeline: Pipeline, files: dict[str, Any]) -> DataCard:
 def package_texts(lines: list[Path], versions: dict[str, str]) -> dict[str, PackageText]:
     """The text of each of these packages in files of documents; ids begin with a package and a colon."""
     texts: dict[str, list[tuple[str, str]]] = {name: [] for name in versions}
-    for path in lines if versions else ():
-        with path.open("rb") as file:
-            for document in map(orjson.loads, file):
-                owner = str(document["id"]).partition(":")[0]
-                if owner in texts:
-                    texts[owner].append((document["id"], document["text"]))
+    for document in chain.from_iterable(map(written_documents, lines if versions else ())):
+        owner = document.id.partition(":")[0]
+        if owner in texts:
+            texts[owner].append((document.id, document.text))
     return {
         name: PackageText(
             version=versions[name],
@@ -168,7 +196,11 @@ def data_card(
         padded_vocab_size=padded_vocab_size(tokenizer.vocab_size, config.multiple, config.tp),
         end_of_text=tokenizer.end_of_text,
         splits={
-            name: Split(prefix=f"{name}_text_document", **asdict(amount)) for name, amount in ledger.splits.items()
+            name: Split(
+                prefix=f"{name}{'-*' * any(of_split.startswith(f'{name}-') for of_split in files)}{TOKENS_OF}",
+                **asdict(amount),
+            )
+            for name, amount in ledger.splits.items()
         },
         files={name: DatasetFile(bytes=size, sha256=digest) for name, (size, digest) in files.items()},
         stages={stage.name: stage.kept for stage in ledger.stages},

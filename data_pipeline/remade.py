@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from mlm_repro.data_pipeline.document import size_bytes, written_documents
 from mlm_repro.data_pipeline.files import DATASET, LEDGER, DataCard, Ledger
 from mlm_repro.data_pipeline.passes.overlap import RESULT as OVERLAP
-from mlm_repro.data_pipeline.tokens.token_file import TokenFile
+from mlm_repro.data_pipeline.tokens.token_file import TokenFile, split_prefixes, texts_of
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
-from mlm_repro.lineage.atomic import parse_json
 from mlm_repro.lineage.digest import read_digest, sealed_files
 from mlm_repro.lineage.files import Comparisons, Manifest, Remade, read_document, read_object
 from mlm_repro.lineage.run import MANIFEST
@@ -35,22 +35,26 @@ def card(run: Path) -> Comparisons:
         yield Remade(f"{DATASET}: settings", card.settings, made_with, f"{MANIFEST} has")
         yield Remade(f"{DATASET}: seed", card.seed, config["seed"], f"{MANIFEST} has")
     for name, split in card.splits.items():
-        tokens, documents = TokenFile(run / split.prefix), run / "documents" / f"{name}.jsonl"
-        where, amounts = f"{DATASET}: {split.prefix}", (len(tokens.document_index) - 1, len(tokens.tokens))
-        yield Remade(f"{where}: documents and tokens", (split.documents, split.tokens), amounts)
-        if not documents.is_file():
-            continue
-        with documents.open("rb") as file:
-            texts = [parse_json(line)["text"] for line in file]
-        size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
-        yield Remade(f"{where}: documents and bytes", (split.documents, split.bytes), (len(texts), size))
-        # nobody knows before the seal which documents these are
-        draw, amount = random.Random(f"{read_digest(run)} {secrets.token_hex()}"), min(amounts[0], len(texts))
-        for place in sorted(draw.sample(range(amount), min(amount, SAMPLED_DOCUMENTS))):
-            first, end = tokens.document_index[place : place + 2]
-            has = np.concatenate([tokens[each] for each in range(first, end)]).tolist()
-            due = [*tokenizer.encode(texts[place]), tokenizer.end_of_text]
-            yield Remade(f"{split.prefix}: tokens of document {place}", has, due)
+        of_tokens, of_texts, are_there = np.zeros(2, np.int64), np.zeros(2, np.int64), False
+        for prefix in split_prefixes(run, name):
+            tokens, documents = TokenFile(prefix), texts_of(prefix)
+            of_tokens += len(tokens.document_index) - 1, len(tokens.tokens)
+            if not documents.is_file():
+                continue
+            are_there, texts = True, [document.text for document in written_documents(documents)]
+            of_texts += len(texts), sum(map(size_bytes, texts))
+            # nobody knows before the seal which documents these are
+            draw = random.Random(f"{read_digest(run)} {secrets.token_hex()}")
+            amount = min(len(tokens.document_index) - 1, len(texts))
+            for place in sorted(draw.sample(range(amount), min(amount, SAMPLED_DOCUMENTS))):
+                first, end = tokens.document_index[place : place + 2]
+                has = np.concatenate([tokens[each] for each in range(first, end)]).tolist()
+                due = [*tokenizer.encode(texts[place]), tokenizer.end_of_text]
+                yield Remade(f"{prefix.name}: tokens of document {place}", has, due)
+        where = f"{DATASET}: {split.prefix}"
+        yield Remade(f"{where}: documents and tokens", (split.documents, split.tokens), tuple(of_tokens.tolist()))
+        if are_there:
+            yield Remade(f"{where}: documents and bytes", (split.documents, split.bytes), tuple(of_texts.tolist()))
 
 
 def stages(run: Path) -> Comparisons:
@@ -71,6 +75,8 @@ def _attrition(ledger: Ledger) -> Comparisons:
     """Compare what stages took in, kept and dropped, and what the splits have."""
     for stage in ledger.stages:
         amount = stage.documents_out + sum(dropped.documents for dropped in stage.dropped.values())
+        if stage.name == "decontaminate" and stage.changed:  # a document that is cut may become several
+            amount = min(amount, stage.documents_in)
         yield Remade(f"{LEDGER}: documents into {stage.name}", stage.documents_in, amount)
     for before, after in pairwise(ledger.stages):
         yield Remade(f"{LEDGER}: documents into {after.name}", after.documents_in, before.documents_out)

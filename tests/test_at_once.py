@@ -19,7 +19,6 @@ VERBS = {
     "export": "mlm-train export runs/355m-tiny-387328e9 out/x", "oracle": "mlm-eval oracle --out out/x",
     "clean": "mlm-data clean jsonl:few.jsonl out/x --workers 1",
     "import": "mlm-data import runs/tiny-1d71ab2f/train_text_document out/x --tokenizer runs/tiny-1d71ab2f/tokenizer",
-    "merge": "mlm-data merge runs/tiny-1d71ab2f runs/tiny-1d71ab2f out/x",
     "score": "mlm-eval run cloze few.jsonl --ckpt runs/355m-tiny-387328e9 --json out/x",
     "samples": "mlm-eval run cloze few.jsonl --ckpt runs/355m-tiny-387328e9 --samples out/x",
     "generate": "mlm-eval generate --ckpt runs/355m-tiny-387328e9 --max-new-tokens 2 --json out/x",
@@ -28,9 +27,9 @@ VERBS = {
 }  # fmt: skip
 """Commands by name, each with the place that all of them write to."""
 PAIRS = [
-    ("export", "export", 0), ("export", "clean", 1), ("clean", "merge", 0), ("merge", "import", 1),
+    ("export", "export", 0), ("export", "clean", 1), ("clean", "import", 0),
     ("import", "clean", 2),
-    ("oracle", "merge", 0), ("merge", "oracle", 1), ("oracle", "export", 1), ("score", "generate", 0),
+    ("oracle", "import", 0), ("import", "oracle", 1), ("oracle", "export", 1), ("score", "generate", 0),
     ("generate", "samples", 0), ("samples", "score", 0), ("simulate", "generate", 0), ("score", "oracle", 0),
     ("launch", "build", 0), ("clean", "launch", 0),
 ]  # fmt: skip

@@ -336,7 +336,7 @@ def with_samples(config: RunConfig, iterations: int) -> Iterator[Work]:
     with tempfile.TemporaryDirectory() as folder:
         scratch, facts = Path(folder), DatasetFacts.read(config.data.dataset) if config.data.dataset else None
         if facts:
-            tokens = tuple(zip(facts.prefixes("train"), facts.weights, strict=True))
+            tokens = tuple(facts.prefixes("train"))
         else:
             tokens = ((write_random_tokens(config, iterations, scratch / "random"), 1.0),)
         yield Work(config, iterations, tokens, facts.tokenizer if facts else None, scratch)

@@ -36,7 +36,8 @@ TOKENIZER = "tokenizer/tokenizer.json"
 PIECES = rf"(model|optimizer|memory)-{NAME}\.safetensors|(statistics|probe|tokenizer/tokenizer(_config)?)\.json"
 CHECKPOINT = rf"(config|index|lineage|state)\.json|{PIECES}|{MARKER}"
 DOCUMENTS = rf"(quarantine|duplicates|left_in|({NAME}/)?shard-[0-9]+)\.jsonl"
-DATASETS = rf"{DOCUMENTS}|documents/{NAME}\.jsonl|{NAME}_text_document\.(bin|idx)|tokenizer/tokenizer(_config)?\.json"
+TEXTS = rf"documents/{NAME}\.(jsonl|parquet)"
+DATASETS = rf"{DOCUMENTS}|{TEXTS}|{NAME}_text_document\.(bin|idx)|tokenizer/tokenizer(_config)?\.json"
 INNER_RUNS = rf"experiments?-{NAME}/(manifest\.json|(runs|records)\.jsonl|not_run\.json|{MARKER})"
 """Files of the runs of experiments inside a reproduction."""
 FORMER_PARTS = rf"examples\.jsonl|evaluations/{NAME}\.json|training/{NAME}/(metrics\.jsonl|(summary|timeline)\.json)"
@@ -99,7 +100,7 @@ FREE_CARD = (
 KINDS = {
     **{f"data-{stage.verb}": Kind((LEDGER,), DOCUMENTS, free=FREE_COUNTS) for stage in STAGES},
     **dict.fromkeys(
-        ("data-tokenize", "data-import", "data-merge"),
+        ("data-tokenize", "data-import", "data-merge"),  # the last of earlier versions
         Kind((LEDGER, DATASET), DATASETS, free=FREE_COUNTS + FREE_CARD),
     ),
     "data-overlap": Kind(("overlap.json",)),

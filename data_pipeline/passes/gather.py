@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mlm_repro.data_pipeline.passes.measure import TOKENS
 from mlm_repro.data_pipeline.passes.selection import PLACES
-from mlm_repro.data_pipeline.tokens.token_file import TokenFileWriter, join_files, merge_token_files
+from mlm_repro.data_pipeline.tokens.token_file import TokenFileWriter
 from mlm_repro.data_pipeline.work.document_shard import LINES
 from mlm_repro.data_pipeline.work.tasks import Counts, Settings
 
@@ -92,17 +92,3 @@ def gather_slice(settings: Settings, inputs: list[Path], directory: Path) -> Cou
         with TokenFileWriter(directory / SLICE_TOKENS, dtype) as writer:
             writer.add_documents(np.concatenate([np.empty(0, dtype), *tokens]), [*map(len, tokens)])
     return {"documents": len(numbers), "bytes": int(total[0]), "tokens": int(total[1])}
-
-
-def assemble(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Join the slices of a split from `first` to before `last` into one file of its `kind`: lines or tokens."""
-    folders = [inputs[0] / f"{number:05d}" for number in range(settings["first"], settings["last"])]
-    if settings["kind"] == "lines":
-        (directory / "documents").mkdir()
-        with (directory / "documents" / f"{settings['split']}.jsonl").open("wb") as whole:
-            join_files((folder / SLICE_LINES for folder in folders), whole)
-    else:
-        merge_token_files(
-            [folder / SLICE_TOKENS for folder in folders], directory / f"{settings['split']}_text_document"
-        )
-    return {}

@@ -10,7 +10,11 @@ from mlm_repro.data_pipeline.reading.readers import MAX_LINE_BYTES
 from mlm_repro.lineage.config import Config
 
 HUB_NAMES = ("wikipedia", "openwebtext", "realnews", "cc-stories")
-FILE_KINDS = ("jsonl", "parquet", "arrow", "text", "documents")
+FILE_KINDS = ("jsonl", "parquet", "arrow", "csv", "warc", "text", "documents")
+ENDINGS = {
+    "jsonl": (".jsonl", ".json"), "parquet": (".parquet",), "csv": (".csv", ".tsv"), "warc": (".warc", ".wet"),
+    "text": (".txt", ".md"),
+}  # fmt: skip
 HUB = "hub:"
 INSTALLED_DOCS = "installed-docs"
 
@@ -22,13 +26,15 @@ def check_source_name(name: str) -> None:
         if not path:
             raise ValueError(f"source {name!r} has no path after the colon")
         return
+    if "://" in name and kind not in FILE_KINDS:
+        raise ValueError(f"source {name!r} is a place; say what its files are: 'jsonl:{name}' or 'parquet:{name}'")
     if name.startswith(HUB) and "/" in path:
         return
     if name in (*HUB_NAMES, INSTALLED_DOCS):
         return
     if name in FILE_KINDS:
         raise ValueError(f"source {name!r} needs a path: {name}:PATH")
-    for each, endings in (("jsonl", (".jsonl", ".json")), ("parquet", (".parquet",)), ("text", (".txt", ".md"))):
+    for each, endings in ENDINGS.items():
         if not colon and any(ending in endings for ending in Path(name).suffixes):
             raise ValueError(f"unknown source {name!r}; did you mean '{each}:{name}'?")
     known = [*HUB_NAMES, INSTALLED_DOCS, HUB, *(f"{kind}:" for kind in FILE_KINDS)]
@@ -43,11 +49,11 @@ class SourcesConfig(Config):
 
     names: tuple[str, ...] = Field(min_length=1)
     """`wikipedia`, `openwebtext`, `realnews`, `cc-stories`, `installed-docs`, `hub:OWNER/NAME` with `/SUBSET` or
-    `@REVISION` behind it, `jsonl:PATH`, `parquet:PATH`, `arrow:PATH` (of `save_to_disk`), `text:PATH` or
-    `documents:PATH`, read in this order. PATH is a file, a directory, a pattern, or `-` for standard input;
-    `documents:PATH` is a dataset or a directory that a verb wrote."""
+    `@REVISION` behind it, `jsonl:PATH`, `parquet:PATH`, `arrow:PATH` (of `save_to_disk`), `csv:PATH`, `warc:PATH`,
+    `text:PATH` or `documents:PATH`, read in this order. PATH is a file, a directory, a pattern, `-` for standard input,
+    or the address of one elsewhere, such as `s3://…`; `documents:PATH` is a dataset or what a verb wrote."""
     text_key: str = "text"
-    """Key of the text in JSON lines, or column of a Parquet table; `body.text` is `text` in the object `body`."""
+    """Key of the text in JSON lines, or column of a table; `body.text` is `text` in the object `body`."""
     id_key: str | None = None
     """Key of a document's own id, a string or a number. Without it, or where a line has none, the id is the path of the
     file below the source and the line."""

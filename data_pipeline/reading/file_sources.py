@@ -1,7 +1,6 @@
-"""Local files as sources: JSON lines, Parquet and Arrow tables, plain text, and directories that a verb wrote."""
+"""Files as sources: JSON lines, Parquet and Arrow tables, plain text, and directories that a verb wrote."""
 
 import glob
-import hashlib
 import itertools
 import lzma
 import shutil
@@ -9,6 +8,7 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -17,28 +17,43 @@ from typing import Any
 
 from mlm_repro.data_pipeline.document import Document, size_bytes
 from mlm_repro.data_pipeline.reading.config import SourcesConfig
-from mlm_repro.data_pipeline.reading.lines import CHUNK_BYTES, COMPRESSIONS, compression, expanded_bytes, open_bytes
-from mlm_repro.data_pipeline.reading.pieces import GRAIN_BYTES, Piece, cut_lines
-from mlm_repro.data_pipeline.reading.readers import Item, mend_surrogates, open_arrow, read_pieces
-from mlm_repro.data_pipeline.reading.splits import TRAIN, choose_splits, tell_splits
+from mlm_repro.data_pipeline.reading.lines import CHUNK_BYTES, COMPRESSIONS, Cut, expanded_bytes, open_bytes, survey
+from mlm_repro.data_pipeline.reading.pieces import SHARD_BYTES, Piece, cut_lines
+from mlm_repro.data_pipeline.reading.readers import (
+    Item,
+    is_table,
+    mend_surrogates,
+    open_arrow,
+    read_pieces,
+    table_bytes,
+)
+from mlm_repro.data_pipeline.reading.remote import Remote
+from mlm_repro.data_pipeline.reading.splits import SHARD, TRAIN, choose_splits, tell_splits
 from mlm_repro.data_pipeline.work.workspace import Workspace
-from mlm_repro.lineage.digest import is_sealed, sealed_files, sha256_file, sha256_json
+from mlm_repro.lineage.digest import is_sealed, sealed_files, sha256_json
+from mlm_repro.lineage.environment import available_cores
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure, cause
 from mlm_repro.lineage.progress import Progress
 from mlm_repro.lineage.remembered import stamp_of
 
+ENDS = ("", *COMPRESSIONS.values())
 SUFFIXES = {
-    "jsonl": tuple(f"{name}{end}" for name in (".jsonl", ".json", ".ndjson") for end in ("", *COMPRESSIONS.values())),
-    "parquet": (".parquet",), "arrow": (".arrow",), "text": (".txt", ".md", ".rst"), "documents": (".jsonl",),
+    "jsonl": tuple(f"{name}{end}" for name in (".jsonl", ".json", ".ndjson") for end in ENDS),
+    "csv": tuple(f"{name}{end}" for name in (".csv", ".tsv") for end in ENDS),
+    "warc": tuple(f"{name}{end}" for name in (".warc", ".wet") for end in ENDS),
+    "parquet": (".parquet",), "arrow": (".arrow",), "text": (".txt", ".md", ".rst"),
+    "documents": (".jsonl", ".parquet"),
 }  # fmt: skip
+Files = list[tuple[str, Path | Remote]]
+"""Names and places of files."""
 
 
 class FileSource:
-    """`jsonl:PATH`, `parquet:PATH`, `arrow:PATH`, `text:PATH` or `documents:PATH`. Raises BadInput for no file.
+    """`jsonl:PATH`, `parquet:PATH`, `csv:PATH`, `documents:PATH` and so on. Raises BadInput for no file.
 
     A directory stands for the files of that kind below it, in order of path; how many others there are is printed. Of
     several splits only `train` is read, or those that `sources.split` names, and that is printed.
-    JSON lines and Parquet tables hold a document in each `text_key`; a text file is one document. `documents` is a
+    JSON lines and tables hold a document in each `text_key`; a text file is one document. `documents` is a
     directory that a verb wrote, whose documents keep their ids; it raises IntegrityFailure if it is not complete.
     """
 
@@ -65,9 +80,11 @@ class FileSource:
         return tempfile.NamedTemporaryFile(prefix="mlm-data-")
 
     @cached_property
-    def files(self) -> list[tuple[str, Path]]:
+    def files(self) -> Files:
         """Name and path of each file."""
         path = self._root
+        if "://" in self._path:
+            return self._elsewhere(Remote(self._path))
         if self.kind == "documents":
             return self._written_by_a_verb(path)
         if path.is_file():
@@ -86,12 +103,25 @@ class FileSource:
             files = [(file.relative_to(root).as_posix(), file) for file in matching if file.is_file()]
         if not files:
             raise BadInput(f"source {self.name}: there is no such file")
-        return files if self.kind == "text" else self._of_splits(root, files)
+        return self._of_splits(root, [*files])
 
-    def _of_splits(self, root: Path, files: list[tuple[str, Path]]) -> list[tuple[str, Path]]:
+    def _elsewhere(self, place: Remote) -> Files:
+        if self.kind == "documents":
+            raise BadInput(f"source {self.name}: a dataset is read from this machine; copy it first")
+        found = place.files()
+        endings = "" if len(found) == 1 or "*" in place.url else SUFFIXES[self.kind]
+        files: Files = [(name, each) for name, each in found if name.lower().endswith(endings)]
+        self._warn_of([name for name, _ in found if not name.lower().endswith(endings)])
+        if not files:
+            raise BadInput(f"source {self.name}: there is no such file")
+        return self._of_splits(None if "*" in place.url else place, files)
+
+    def _of_splits(self, root: Path | Remote | None, files: Files) -> Files:
         """The files of the splits to read, split by split; what is left out is printed, and stands in `describe`."""
-        told = tell_splits(root, [name for name, _ in files])
-        chosen = choose_splits(self.name, told, self._wanted, root == self._root)
+        if self.kind == "text":
+            return files
+        told = tell_splits(root if isinstance(root, Path) else None, [name for name, _ in files])
+        chosen = choose_splits(self.name, told, self._wanted, isinstance(root, Remote) or root == self._root)
         own = [split or TRAIN for split in told]
         if others := [split for split in dict.fromkeys(own) if split not in chosen]:
             read = f"the split{'s' * (len(chosen) > 1)} {' and '.join(chosen)}"
@@ -103,13 +133,16 @@ class FileSource:
     @cached_property
     def total_bytes(self) -> int:
         """Approximate bytes of text: those of compressed files and tables are of their content."""
-        return sum(_table_bytes(path) if self.kind == "parquet" else expanded_bytes(path) for _, path in self.files)
+        return sum(
+            _content_bytes(path) if self.kind == "parquet" or path.suffix == ".parquet" else expanded_bytes(path)
+            for _, path in self.files
+        )
 
     @property
     def document_bytes(self) -> float:
         """Mean bytes of a document by the first megabyte of the first file, or of a table or text by the first ones."""
         path = self.files[0][1]
-        if self.kind in ("jsonl", "documents"):
+        if self.kind in ("jsonl", "documents") and path.suffix != ".parquet":
             with suppress(OSError, EOFError, zlib.error, lzma.LZMAError), open_bytes(path) as file:
                 head = file.read(CHUNK_BYTES)
                 return max(1, len(head)) / max(1, head.count(b"\n"))
@@ -118,7 +151,7 @@ class FileSource:
 
     def fingerprint(self) -> str:
         """A digest that changes whenever the documents may."""
-        return sha256_json([[piece.name, piece.sha256] for piece, _ in self._surveyed])
+        return sha256_json([[piece.name, piece.sha256] for piece, *_ in self._surveyed])
 
     def describe(self) -> str:
         """Description for people; complete once the source has been read."""
@@ -127,19 +160,24 @@ class FileSource:
 
     def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
         """The files in order, cut where they can be."""
-        for piece, newlines in self._surveyed:
-            if piece.kind in ("parquet", "arrow"):
+        for piece, newlines, cuts in self._surveyed:
+            if is_table(piece):
                 yield from _cut_table(piece, shard_bytes)
             elif newlines:
                 yield from cut_lines(piece, shard_bytes, newlines)
+            elif cuts:
+                yield from _cut_frames(piece, shard_bytes, cuts)
             else:
+                if self.kind in ("jsonl", "documents") and piece.bytes > SHARD_BYTES:
+                    why = f"{piece.path} is one frame of compression, which one process reads, however many there are"
+                    print(f"note: {why}; one of many frames, such as bgzip and pzstd write, is shared", file=sys.stderr)
                 yield piece
 
     def sample(self) -> Iterator[Item]:
         """The documents from the first on, without a digest of their files."""
         for name, path in self.files:
             piece = Piece(self.kind, name, str(path), "", path.stat().st_size, **self._keys)
-            yield from read_pieces(_cut_table(piece, 1) if self.kind in ("parquet", "arrow") else [piece])
+            yield from read_pieces(_cut_table(piece, 1) if is_table(piece) else [piece])
 
     def _below(self, path: Path) -> Iterator[tuple[str, Path]]:
         whole, others = path.resolve(), list[Path]()
@@ -158,15 +196,18 @@ class FileSource:
             if not file.exists():
                 raise BadInput(f"source {self.name}: {file} is a link to {file.readlink()}, which is not there")
             yield file.relative_to(path).as_posix(), file
+        self._warn_of([file.name for file in others])
+
+    def _warn_of(self, others: list[str]) -> None:
         if others and self.kind != "documents":
-            names = ", ".join(file.name for file in others[:3])
+            names = ", ".join(others[:3])
             print(f"warning: {self.name} leaves {len(others):,} other files out: {names}", file=sys.stderr)
 
-    def _written_by_a_verb(self, path: Path) -> list[tuple[str, Path]]:
+    def _written_by_a_verb(self, path: Path) -> Files:
         if not path.is_dir():
             raise BadInput(f"source {self.name}: there is no such directory")
         below = [*self._below(path)]
-        shards = [(name, file) for name, file in below if file.name.startswith("shard-")]
+        shards: Files = [(name, file) for name, file in below if file.name.startswith("shard-")]
         shards = shards or [(name, file) for name, file in below if name.startswith("documents/")]
         if shards and not is_sealed(path):
             raise IntegrityFailure(f"{path} is not complete: give the command that makes it again")
@@ -175,54 +216,59 @@ class FileSource:
         return shards
 
     @cached_property
-    def _surveyed(self) -> list[tuple[Piece, list[int]]]:
-        """Every file with its digest and, if it can be cut at any line, its newlines before each grain."""
+    def _surveyed(self) -> list[tuple[Piece, list[int], list[Cut]]]:
+        """Every file with its digest, and where it can be cut: newlines before each grain, or its frames."""
         try:
             size = sum(path.stat().st_size for _, path in self.files)
-            with Progress(f"digest of {self.name}", size, "bytes") as progress:
-                return [self._survey(name, path, progress) for name, path in self.files]
+            with (
+                Progress(f"digest of {self.name}", size, "bytes") as progress,
+                ThreadPoolExecutor(available_cores()) as threads,
+            ):
+                return [*threads.map(lambda file: self._survey(file[0], file[1], progress), self.files)]
         except OSError as error:
             raise BadInput(f"source {self.name} cannot be read: {cause(error)}") from error
 
-    def _survey(self, name: str, path: Path, progress: Progress) -> tuple[Piece, list[int]]:
+    def _survey(self, name: str, path: Path | Remote, progress: Progress) -> tuple[Piece, list[int], list[Cut]]:
         size = path.stat().st_size
         split = name.split("/")[0] if self.kind == "documents" and "/" in name else ""
-        split = Path(name).stem if split == "documents" else split
+        split = SHARD.sub("", Path(name).stem) if split == "documents" else split
         stamp = stamp_of(path)
         if self.is_named:
-            name = (self._root / name if self._root.is_dir() else path).as_posix()
-        place = str(path.resolve())
+            name = (
+                str(path)
+                if isinstance(path, Remote)
+                else (self._root / name if self._root.is_dir() else path).as_posix()
+            )
+        place = str(path.resolve() if isinstance(path, Path) else path)
         piece = Piece(self.kind, mend_surrogates(name), place, "", size, split=split, stamp=stamp, **self._keys)
-        if self.kind in ("text", "parquet", "arrow") or compression(path):
-            digest, newlines = sha256_file(path), list[int]()
-            progress.advance(size)
-        else:
-            digest, newlines = _count_newlines(path, progress)
+        is_of_lines = self.kind in ("jsonl", "documents") and not is_table(piece)
+        digest, newlines, cuts = survey(path, is_of_lines, progress.advance)
         if self.kind == "documents" and digest != self._sealed_digests.get(name):
             raise IntegrityFailure(f"{path} was changed after it was written")
-        return replace(piece, sha256=digest), newlines
+        return replace(piece, sha256=digest), newlines, cuts
 
     @cached_property
     def _sealed_digests(self) -> dict[str, str]:
         return {name: entry["sha256"] for name, entry in sealed_files(self._root).items()}
 
 
-def _count_newlines(path: Path, progress: Progress) -> tuple[str, list[int]]:
-    digest, counts = hashlib.sha256(), [0]
-    with path.open("rb", buffering=0) as file:
-        while chunk := file.read(GRAIN_BYTES):
-            digest.update(chunk)
-            counts.append(counts[-1] + chunk.count(b"\n"))
-            progress.advance(len(chunk))
-    return digest.hexdigest(), counts
+def _cut_frames(piece: Piece, shard_bytes: int, cuts: list[Cut]) -> Iterator[Piece]:
+    """Cut a compressed file at frames, each piece of so many bytes of content or a frame."""
+    first = cuts[0]
+    for cut in cuts[1:]:
+        if (size := cut.content - first.content) >= shard_bytes or cut is cuts[-1]:
+            place = replace(piece, start=first.start, end=cut.start, before=first.newlines)
+            yield replace(place, bytes=size, is_inside=first.is_inside)
+            first = cut
 
 
-def _table_bytes(path: Path) -> int:
+def _content_bytes(path: Path | Remote) -> int:
     import pyarrow
     from pyarrow import parquet
 
     try:
-        table = parquet.read_metadata(path)
+        with table_bytes(str(path)) as file:
+            table = parquet.read_metadata(file)
     except (pyarrow.ArrowException, OSError):
         return path.stat().st_size
     return sum(table.row_group(number).total_byte_size for number in range(table.num_row_groups))
@@ -238,11 +284,11 @@ def _cut_table(piece: Piece, shard_bytes: int) -> Iterator[Piece]:
 
     try:
         if piece.kind == "arrow":
-            with pyarrow.memory_map(piece.path) as file:
+            with table_bytes(piece.path) as file:
                 _check_column(piece, open_arrow(file)[0])
             yield piece
             return
-        with parquet.ParquetFile(piece.path) as table:
+        with table_bytes(piece.path) as file, parquet.ParquetFile(file) as table:
             _check_column(piece, table.schema_arrow)
             groups = [table.metadata.row_group(number) for number in range(table.metadata.num_row_groups)]
             sizes = [(group.num_rows, group.total_byte_size) for group in groups]

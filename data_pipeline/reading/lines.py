@@ -2,18 +2,21 @@
 
 import bz2
 import gzip
+import hashlib
 import io
 import lzma
+import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import orjson
 import zstandard
 
 from mlm_repro.data_pipeline.reading.pieces import GRAIN_BYTES
+from mlm_repro.data_pipeline.reading.remote import Remote
 from mlm_repro.lineage.atomic import parse_json
 
 CHUNK_BYTES = 1 << 20
@@ -22,12 +25,78 @@ COMPRESSIONS = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst", b"BZh": ".bz2",
 """First bytes of compressed files, with the usual ending of their names."""
 
 
-def compression(path: Path) -> str:
+class Cut(NamedTuple):
+    """A place at which a file can be entered."""
+
+    start: int
+    """Byte of the file."""
+    content: int
+    newlines: int
+    """Bytes of content, and newlines in them, before it."""
+    is_inside: bool
+    """True inside of a line."""
+
+
+def _expand(chunks: Iterable[bytes], kind: str) -> Iterator[tuple[bytes, int]]:
+    """The content of frames in pieces, each with the byte of the file at which its frame begins.
+
+    Chunks are small, so that a piece is kept in memory whatever it expands to. Raises EOFError for a cut file.
+    """
+    begin = zstandard.ZstdDecompressor(max_window_size=1 << 31)
+    frame: Any = None
+    start = end = 0
+    for chunk in chunks:
+        end += len(chunk)
+        while chunk:
+            if frame is None or frame.eof:
+                frame, start = begin.decompressobj() if kind == ".zst" else zlib.decompressobj(31), end - len(chunk)
+            try:
+                content = frame.decompress(chunk)
+            except zstandard.ZstdError as error:
+                raise OSError(str(error)) from error
+            chunk = frame.unused_data
+            yield content, start
+    if frame is None or not frame.eof:
+        raise EOFError("the file is cut off")
+
+
+def survey(
+    path: Path | Remote, is_of_lines: bool, advance: Callable[[int], object]
+) -> tuple[str, list[int], list[Cut]]:
+    """SHA-256 of a file; newlines before each grain of one that is not compressed; where a compressed one is cut.
+
+    The last cut is the end. There is none for a single frame, and for what is damaged.
+    """
+    digest, newlines, kind = hashlib.sha256(), [0], compression(path) if is_of_lines else ""
+    cuts, frame, content, lines, is_inside, is_whole = [Cut(0, 0, 0, False)], 0, 0, 0, False, False
+    with path.open("rb") as file:
+
+        def chunks(size: int) -> Iterator[bytes]:
+            while chunk := file.read(size):
+                digest.update(chunk)
+                advance(len(chunk))
+                yield chunk
+
+        with suppress(OSError, EOFError, zlib.error):
+            for out, start in _expand(chunks(SMALL_CHUNK_BYTES), kind) if kind in (".zst", ".gz") else ():
+                if start > frame and content - cuts[-1].content >= CHUNK_BYTES:
+                    cuts.append(Cut(start, content, lines, is_inside))
+                frame = start
+                content, lines = content + len(out), lines + out.count(b"\n")
+                is_inside = out[-1:] != b"\n" if out else is_inside
+            is_whole = len(cuts) > 1
+            cuts.append(Cut(file.tell(), content, lines, is_inside))
+        for chunk in chunks(GRAIN_BYTES):
+            newlines.append(newlines[-1] + chunk.count(b"\n"))
+    return digest.hexdigest(), [] if kind or not is_of_lines else newlines, cuts if is_whole else []
+
+
+def compression(path: Path | Remote) -> str:
     """The kind of compression as the ending of a name, told by content; by the ending where the content is no kind.
 
     An empty file is of none.
     """
-    with path.open("rb") as file:
+    with path.open("rb", 0) as file:
         head = file.read(8)
     ending = path.suffix.lower() if head and path.suffix.lower() in COMPRESSIONS.values() else ""
     return next((kind for magic, kind in COMPRESSIONS.items() if head.startswith(magic)), ending)
@@ -37,37 +106,28 @@ class _Zstandard(io.RawIOBase):
     """The content of a Zstandard file; a long window takes up to 2 GiB of memory. Raises EOFError for a cut file."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file, self._rest, self._begin = file, b"", zstandard.ZstdDecompressor(max_window_size=1 << 31)
-        self._frame: Any = self._begin.decompressobj()
+        self._content, self._rest = _expand(iter(lambda: file.read(SMALL_CHUNK_BYTES), b""), ".zst"), b""
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self._rest:
-            if self._frame.eof:
-                content, self._frame = self._frame.unused_data, self._begin.decompressobj()
-            elif not (content := self._file.read(SMALL_CHUNK_BYTES)):
-                raise EOFError("the file is cut off")
-            if not (content := content or self._file.read(SMALL_CHUNK_BYTES)):
-                return 0
-            try:
-                self._rest = self._frame.decompress(content)
-            except zstandard.ZstdError as error:
-                raise OSError(str(error)) from error
+        while not self._rest and (piece := next(self._content, None)):
+            self._rest = piece[0]
         size = min(len(buffer), len(self._rest))
         buffer[:size], self._rest = self._rest[:size], self._rest[size:]
         return size
 
 
 @contextmanager
-def open_bytes(path: Path) -> Iterator[BinaryIO]:
-    """The bytes of a file, decompressed."""
+def open_bytes(path: Path | Remote, start: int = 0) -> Iterator[BinaryIO]:
+    """The bytes of a file, decompressed; from the frame on that begins at `start`."""
     with path.open("rb", CHUNK_BYTES) as file:
+        file.seek(start)
         yield _decompressed(file, compression(path))
 
 
-def expanded_bytes(path: Path) -> int:
+def expanded_bytes(path: Path | Remote) -> int:
     """Size of a file's content; of a compressed one it is estimated from the first megabyte."""
     size, kind, content = path.stat().st_size, compression(path), 0
     if not kind:
@@ -94,24 +154,27 @@ def read_lines(stream: BinaryIO, max_bytes: int) -> Iterator[tuple[bytes, int]]:
         length = len(line)
         if length > max_bytes and not line.endswith(b"\n"):
             line = line[:CHUNK_BYTES]
-            while rest := stream.readline(CHUNK_BYTES):
-                length += len(rest)
-                if rest.endswith(b"\n"):
-                    break
+            length += skip_line(stream)
         yield line, length
+
+
+def skip_line(file: BinaryIO, most: float = math.inf) -> int:
+    """Read to the end of a line, or until `most` bytes were read, and return how many were."""
+    length = 0
+    while length < most and (chunk := file.readline(CHUNK_BYTES)):
+        length += len(chunk)
+        if chunk.endswith(b"\n"):
+            break
+    return length
 
 
 def seek_line(file: BinaryIO, start: int, end: int) -> int | None:
     """Move to the first line that begins in `[start, end)` and return its position, None if there is none."""
     if start == 0:
         return 0 if end else None
-    position = start - 1
-    file.seek(position)
-    while position < end - 1 and (chunk := file.readline(CHUNK_BYTES)):
-        position += len(chunk)
-        if chunk.endswith(b"\n"):
-            return position if position < end else None
-    return None
+    file.seek(start - 1)
+    position = start - 1 + skip_line(file, end - start + 1)
+    return position if position < end else None
 
 
 def parse_line(line: bytes) -> Any:

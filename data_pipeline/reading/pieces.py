@@ -36,6 +36,9 @@ class Piece:
     """Other keys that stay with a document."""
     owner: str = ""
     """Path of the dataset whose documents these are, the beginning of their ids, if another is compared with it."""
+    is_inside: bool | None = None
+    """Of frames of a compressed file: whether the first begins inside of a line. `bytes` is the size of their content.
+    """
     take: int | None = None
     """Documents after which the piece ends."""
     split: str = ""

@@ -1,5 +1,7 @@
 """Reads the documents in a piece of a file, names malformed input, and cuts sources off at a limit."""
 
+import csv
+import io
 import json
 import lzma
 import os
@@ -8,14 +10,15 @@ import zlib
 from base64 import b64encode
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from mlm_repro.data_pipeline.document import Document, Malformed, size_bytes
-from mlm_repro.data_pipeline.reading.lines import open_bytes, parse_line, read_lines, seek_line
+from mlm_repro.data_pipeline.reading.lines import open_bytes, parse_line, read_lines, seek_line, skip_line
 from mlm_repro.data_pipeline.reading.pieces import Piece
+from mlm_repro.data_pipeline.reading.remote import Remote, place_of
 from mlm_repro.lineage.atomic import parse_json
-from mlm_repro.lineage.errors import BadInput, Interrupted
+from mlm_repro.lineage.errors import BadInput, Interrupted, UserError
+from mlm_repro.lineage.extras import import_extra
 from mlm_repro.lineage.remembered import stamp_of
 
 os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # pyarrow's own sets 1 GB aside, which hides what is taken
@@ -31,9 +34,13 @@ ARROW_FILE = b"ARROW1"
 """First bytes of Arrow's file format."""
 MAX_LINE_BYTES = 256 << 20
 """Longest line or text file that is read, where a recipe sets no other length."""
+BYTES = "surrogateescape"
+"""How bytes that are no UTF-8 go through a text."""
 GO_ON = "; sources.max_bad_files lets a build go on without the rest of so many files"
 AGAIN = "the same command reads it again, and what was finished of other files is kept"
 
+Row = dict[str, Any] | str
+"""Fields by the names of their columns, or the reason why they are no document."""
 Item = Document | Malformed | None
 """A document, malformed input, or None for a blank line."""
 
@@ -70,7 +77,8 @@ def read_pieces(pieces: Iterable[Piece], max_line_bytes: int = MAX_LINE_BYTES) -
     Raises Damaged for a file that cannot be read, Interrupted for one that was changed or removed meanwhile.
     """
     for piece in pieces:
-        read = {"parquet": _read_table, "arrow": _read_table, "text": _read_text}.get(piece.kind, _read_lines)
+        is_of_rows = is_table(piece) or piece.kind in ("csv", "warc")
+        read = _read_rows if is_of_rows else _read_text if piece.kind == "text" else _read_lines
         taken = 0
         try:
             _check_stamp(piece)
@@ -86,8 +94,51 @@ def read_pieces(pieces: Iterable[Piece], max_line_bytes: int = MAX_LINE_BYTES) -
             raise Damaged(f"{piece.path} cannot be read: {error}{GO_ON}") from error
 
 
+def _read_rows(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
+    try:
+        for number, row in {"csv": _csv_rows, "warc": _warc_rows}.get(piece.kind, _table_rows)(piece):
+            item = malformed(piece.name, number, row, b"") if isinstance(row, str) else _parse(piece, number, b"", row)
+            if isinstance(item, Document) and len(item.text) > max_line_bytes:
+                said = f"longer than {max_line_bytes:,} bytes"
+                item = malformed(piece.name, number, said, item.text[:1000].encode())
+            yield item
+    except (OSError, EOFError, zlib.error, lzma.LZMAError, UserError):
+        raise
+    except Exception as error:  # the libraries of tables and archives raise errors of their own
+        raise Damaged(f"{piece.path} is not a readable table or archive: {error}{GO_ON}") from error
+
+
+def _csv_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
+    """Rows below the names of the columns, with the lines at which they end; a `.tsv` has tabs between columns."""
+    delimiter = "\t" if ".tsv" in piece.path.lower() else ","
+    csv.field_size_limit(1 << 62)
+    with open_bytes(place_of(piece.path)) as file, io.TextIOWrapper(file, "utf-8-sig", BYTES, newline="") as lines:
+        rows = csv.DictReader(lines, delimiter=delimiter, strict=True)
+        for row in rows:
+            if piece.text_key in row:
+                row[piece.text_key] = (row[piece.text_key] or "").encode("utf-8", BYTES)
+            yield rows.line_num, "more fields than there are columns" if None in row else row
+
+
+def _warc_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
+    """Records of plain text, as Common Crawl's WET files have them; the keys are the headers."""
+    iterator = import_extra("warcio.archiveiterator", "remote").ArchiveIterator
+    with open_bytes(place_of(piece.path)) as file:
+        for number, record in enumerate(iterator(file), 1):
+            kind = str((record.http_headers or record.rec_headers).get_header("Content-Type"))
+            row = dict(record.rec_headers.headers) | {piece.text_key: record.content_stream().read()}
+            if record.rec_type in ("conversion", "resource", "response"):
+                yield number, row if kind.startswith("text/plain") else f"{kind}, of which no text is taken"
+        file.read(1)  # the library takes a cut file for its end
+
+
+def is_table(piece: Piece) -> bool:
+    """True for a Parquet or Arrow table, which a file of a dataset may be too."""
+    return piece.kind in ("parquet", "arrow") or (piece.kind == "documents" and piece.path.endswith(".parquet"))
+
+
 def _check_stamp(piece: Piece) -> None:
-    if piece.stamp and stamp_of(Path(piece.path)) != piece.stamp:
+    if piece.stamp and stamp_of(place_of(piece.path)) != piece.stamp:
         raise Interrupted(f"{piece.path} was changed while it was read; {AGAIN}")
 
 
@@ -119,10 +170,14 @@ def malformed(name: str, line: int, reason: str, content: bytes) -> Malformed:
 
 
 def _read_lines(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
-    number = piece.before
-    with open_bytes(Path(piece.path)) as file:
-        position = 0
-        if piece.end:
+    number, is_framed = piece.before, piece.is_inside is not None
+    end = piece.bytes if is_framed else piece.end
+    with open_bytes(place_of(piece.path), piece.start if is_framed else 0) as file:
+        position = skip_line(file, end) if piece.is_inside else 0
+        number += position > 0
+        if position >= end > 0:
+            return
+        if piece.end and not is_framed:
             first_line = seek_line(file, piece.start, piece.end)
             if first_line is None:
                 return
@@ -136,15 +191,15 @@ def _read_lines(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
             else:
                 yield None
             position += length
-            if piece.end and position >= piece.end:
+            if end and position >= end:
                 return
 
 
 def _parse(piece: Piece, number: int, line: bytes, row: dict[str, Any] | None = None) -> Item:
-    """The document of a line, or of the columns of a row, or the reason why it is none."""
+    """The document of a line, or of a row, or the reason why it is none."""
     value: Any = ""
     try:
-        value = parse_line(line) if row is None else {name: column.as_py() for name, column in row.items()}
+        value = parse_line(line) if row is None else {name: _python(field) for name, field in row.items()}
         if (piece.keep or piece.id_key) and LONG_INTEGER.search(line):  # orjson makes a float of what has over 64 bits
             value = parse_json(line)
         if piece.kind == "harvest" and "text" not in value:
@@ -176,7 +231,9 @@ def document_of(piece: Piece, number: int, value: object) -> Document:
         own = value.get("id")
         mended = mend_surrogates(own) if isinstance(own, str) else place
         mended = f"{piece.owner}:{mended}" if piece.owner else mended
-        return Document(mended, text, str(value.get("source", "")), value.get("metadata"))
+        metadata = value.get("metadata")
+        metadata = parse_json(metadata) if isinstance(metadata, str) else metadata  # as it is in a table
+        return Document(mended, text, str(value.get("source") or ""), metadata)
     own = _value(value, piece.id_key) if piece.id_key else None
     wanted = {key: inner for key in piece.keep if (inner := _value(value, key)) is not None}
     metadata = plain(wanted) if wanted else None
@@ -208,6 +265,11 @@ def plain(value: Any, depth: int = 0) -> Any:
     return value if is_written else mend_surrogates(str(value))
 
 
+def _python(field: Any) -> Any:
+    """A field of a row; those of tables are not Python's yet."""
+    return field.as_py() if hasattr(field, "as_py") else field
+
+
 def _value(row: dict[str, Any], key: str) -> Any:
     """The value under a dotted key, None if there is none."""
     inner: Any = row
@@ -216,36 +278,33 @@ def _value(row: dict[str, Any], key: str) -> Any:
     return inner
 
 
-def _read_table(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
+def _table_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
+    rows = ((batch, place) for batch in _batches(piece) for place in range(batch.num_rows))
+    for number, (batch, place) in enumerate(rows, piece.before + 1):
+        yield number, {name: batch.column(name)[place] for name in batch.schema.names}
+
+
+def table_bytes(path: str) -> Any:
+    """The bytes of a table: a file of this machine as memory."""
     import pyarrow
 
-    number = piece.before
-    try:
-        for batch in _batches(piece):
-            for place in range(batch.num_rows):
-                number += 1
-                row = {name: batch.column(name)[place] for name in batch.schema.names}
-                item = _parse(piece, number, b"", row)
-                if isinstance(item, Document) and len(item.text) > max_line_bytes:
-                    said = f"longer than {max_line_bytes:,} bytes"
-                    item = malformed(piece.name, number, said, item.text[:1000].encode())
-                yield item
-    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
-        raise Damaged(f"{piece.path} is not a readable table: {error}{GO_ON}") from error
+    place = place_of(path)
+    return place.open("rb") if isinstance(place, Remote) else pyarrow.memory_map(path)
 
 
 def _batches(piece: Piece) -> Iterator[Any]:
     """Few rows at a time, in the columns that are wanted."""
-    import pyarrow
     from pyarrow import parquet
 
     columns = [piece.text_key, *([piece.id_key] if piece.id_key else []), *piece.keep]
-    if piece.kind == "parquet":
-        with parquet.ParquetFile(piece.path) as table:
+    if piece.kind == "documents":
+        columns = ["id", "text", "source", "metadata"]
+    if piece.kind != "arrow":
+        with table_bytes(piece.path) as file, parquet.ParquetFile(file) as table:
             groups = range(piece.start, piece.end)
             yield from table.iter_batches(batch_size=BATCH_ROWS, row_groups=groups, columns=columns)
         return
-    with pyarrow.memory_map(piece.path) as file:
+    with table_bytes(piece.path) as file:
         for batch in open_arrow(file)[1]:
             wanted = {key if key in batch.schema.names else key.split(".")[0] for key in columns}
             rows = batch.select([name for name in batch.schema.names if name in wanted])
@@ -265,7 +324,7 @@ def open_arrow(file: Any) -> tuple[Any, Iterator[Any]]:
 
 
 def _read_text(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
-    with Path(piece.path).open("rb") as file:
+    with place_of(piece.path).open("rb") as file:
         yield text_document(piece.name, file.read(max_line_bytes + 1), max_line_bytes)
 
 

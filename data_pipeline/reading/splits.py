@@ -19,12 +19,18 @@ WORDS = {
 }
 """Words that tell a split; a name with words of two is the held-out one's."""
 SEPARATORS = re.compile(r"[-._ 0-9]+")
+SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 SHARDED = re.compile(r"data/([^/]+)-\d{5}-of-\d{5}[^/]*\.[^/]*")
 SAVED, CACHED = "dataset_dict.json", "dataset_info.json"
 
 
-def tell_splits(root: Path, names: Sequence[str]) -> list[str]:
-    """The split of each file of a folder, by its path below it; "" where nothing tells one."""
+def tell_splits(root: Path | None, names: Sequence[str]) -> list[str]:
+    """The split of each file of a folder, by its path below it; "" where nothing tells one.
+
+    Without a `root`, as of files elsewhere, their names alone tell it.
+    """
+    if root is None:
+        return [*map(_named, names)]
     if listed := _listed(root / SAVED):
         return [first if (first := name.partition("/")[0]) in listed else "" for name in names]
     folders = {str(PurePosixPath(name).parent) for name in names}
@@ -44,7 +50,7 @@ def _listed(path: Path) -> list[str]:
 
 def _cached(name: str, listed_in: dict[str, list[str]]) -> str:
     path = PurePosixPath(name)
-    stem = re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
+    stem = SHARD.sub("", path.stem)
     return next((split for split in listed_in[str(path.parent)] if stem.endswith(f"-{split}")), "")
 
 

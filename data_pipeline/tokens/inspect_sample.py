@@ -7,9 +7,10 @@ from pathlib import Path
 import orjson
 from pydantic import AliasPath, Field
 
+from mlm_repro.data_pipeline.document import written_documents
 from mlm_repro.data_pipeline.files import trained_datasets
 from mlm_repro.data_pipeline.tokens.samples import BlendedSamples, PackedSamples, SamplePiece, training_samples
-from mlm_repro.data_pipeline.tokens.token_file import TokenFile
+from mlm_repro.data_pipeline.tokens.token_file import TokenFile, blend, split_prefixes, texts_of
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
 from mlm_repro.lineage.atomic import read_bytes
 from mlm_repro.lineage.errors import BadInput
@@ -42,25 +43,26 @@ class _Batch(FileSchema):
 
 
 def show_sample(
-    prefix: Path, tokenizer: Tokenizer, number: int, seq_length: int = 1024, seed: int = 1234
+    prefixes: list[Path], tokenizer: Tokenizer, number: int, seq_length: int = 1024, seed: int = 1234
 ) -> Iterator[str]:
-    """Lines that show the `number`-th training sample of the token file at this prefix, from 0.
+    """Lines that show the `number`-th training sample of a split's token files, from 0.
 
     The order is that of a run of at most one epoch; a longer run shuffles all its epochs together. A character cut
     apart at the end of a sample shows as U+FFFD. Raises BadInput if one epoch has no such sample.
     """
-    token_file = TokenFile(prefix)
-    samples = PackedSamples(token_file, 1, seq_length, seed)
-    if not 0 <= number < len(samples):
-        raise BadInput(f"there is no sample {number:,}: one epoch has {len(samples):,}, counted from 0")
-    pieces = list(samples.pieces(number))
+    parts = [(TokenFile(prefix), weight) for prefix, weight in blend(prefixes)]
+    every = (sum(len(file.tokens) for file, _ in parts) - 1) // seq_length
+    samples = training_samples(parts, every if len(parts) > 1 else 1, seq_length, seed)
+    count = len(samples) if isinstance(samples, PackedSamples) else every
+    if not 0 <= number < count:
+        raise BadInput(f"there is no sample {number:,}: one epoch has {count:,}, counted from 0")
+    part, pieces = _part(samples, number), list(samples.pieces(number))
     tokens = sum(len(piece.tokens) for piece in pieces)
     yield (
-        f"=== sample {number:,} of {len(samples):,} in one epoch with seed {seed}: "
+        f"=== sample {number:,} of {count:,} in one epoch with seed {seed}: "
         f"{tokens:,} tokens of {len(pieces):,} documents"
     )
-    texts = prefix.parent / "documents" / f"{prefix.name.removesuffix('_text_document')}.jsonl"
-    yield from _show(pieces, token_file, tokenizer, texts)
+    yield from _show(pieces, parts[part][0], tokenizer, prefixes[part])
 
 
 def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
@@ -75,7 +77,8 @@ def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
         raise BadInput(f"{run} trains a {config.family}, whose samples are not packed documents")
     step, taken = _taken(run, iteration, config)
     datasets = trained_datasets(run)
-    parts = [(TokenFile(directory / "train_text_document"), weight) for directory, weight in datasets]
+    every = [each for directory, weight in datasets for each in blend(split_prefixes(directory, "train"), weight)]
+    parts = [(TokenFile(prefix), weight) for prefix, weight in every]
     samples = training_samples(parts, taken, config.seq_length, config.seed)
     tokenizer = Tokenizer.load(datasets[0][0] / "tokenizer")
     summary = run / "summary.json"
@@ -84,16 +87,19 @@ def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
         raise BadInput(f"metrics.jsonl of {run} counts {step.samples:,} samples, of a batch of {step.batch_size:,}")
     for place in range(step.batch_size):
         number = step.samples - step.batch_size + place
-        dataset = int(samples.datasets[number]) if isinstance(samples, BlendedSamples) else 0
+        part = _part(samples, number)
         rank = f", data-parallel rank {place * dp // step.batch_size}" if dp else ""
-        where = datasets[dataset][0]
-        yield f"=== iteration {iteration:,}, sequence {place:,}{rank}: sample {number:,}, of {where}"
-        documents = where / "documents" / "train.jsonl"
-        yield from _show([*samples.pieces(number)], parts[dataset][0], tokenizer, documents)
+        yield f"=== iteration {iteration:,}, sequence {place:,}{rank}: sample {number:,}, of {every[part][0].parent}"
+        yield from _show([*samples.pieces(number)], parts[part][0], tokenizer, every[part][0])
 
 
-def _show(pieces: list[SamplePiece], token_file: TokenFile, tokenizer: Tokenizer, texts: Path) -> Iterator[str]:
-    said = _places(texts, {piece.document for piece in pieces})
+def _part(samples: PackedSamples | BlendedSamples, number: int) -> int:
+    """Number of the token file that a sample is from."""
+    return int(samples.datasets[number]) if isinstance(samples, BlendedSamples) else 0
+
+
+def _show(pieces: list[SamplePiece], token_file: TokenFile, tokenizer: Tokenizer, prefix: Path) -> Iterator[str]:
+    said = _places(texts_of(prefix), {piece.document for piece in pieces})
     for document, start, part in pieces:
         end, size = start + len(part), int(token_file.sizes[document])
         yield f"--- document {document:,}{said.get(document, '')}, tokens {start:,} to {end - 1:,} of {size:,}"
@@ -103,13 +109,11 @@ def _show(pieces: list[SamplePiece], token_file: TokenFile, tokenizer: Tokenizer
 def _places(path: Path, documents: set[int]) -> dict[int, str]:
     """The id, file and line of documents of a token file, as far as the dataset has their texts at `path`."""
     places = {}
-    if path.is_file():
-        with path.open("rb") as file:
-            for number, line in enumerate(islice(file, max(documents, default=-1) + 1)):
-                if number in documents:
-                    row = orjson.loads(line)
-                    source = f", read from {row['source']}" if row.get("source") else ""
-                    places[number] = f" ({row['id']}{source}; line {number + 1:,} of documents/{path.name})"
+    rows = written_documents(path) if path.is_file() else iter(())
+    for number, row in enumerate(islice(rows, max(documents, default=-1) + 1)):
+        if number in documents:
+            source = f", read from {row.source}" if row.source else ""
+            places[number] = f" ({row.id}{source}; line {number + 1:,} of documents/{path.name})"
     return places
 
 

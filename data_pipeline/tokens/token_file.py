@@ -23,6 +23,8 @@ from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
 DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
+TOKENS_OF = "_text_document"
+"""End of the prefix of a token file, behind the name of its split."""
 Numbers = Sequence[int] | NDArray[Any]
 CHECKED_AT_ONCE = 1 << 20
 """Number of sequences whose places are checked together."""
@@ -36,6 +38,26 @@ def token_dtype(vocab_size: int) -> "np.dtype[Any]":
 def token_paths(prefix: Path) -> tuple[Path, Path]:
     """The `.bin` and `.idx` of a prefix."""
     return prefix.with_name(prefix.name + ".bin"), prefix.with_name(prefix.name + ".idx")
+
+
+def split_prefixes(directory: Path, split: str) -> list[Path]:
+    """Prefixes of the token files of a dataset's split: one, or those of its shards in order."""
+    shards = sorted(directory.glob(f"{split}-*-of-*{TOKENS_OF}.bin"))
+    return [path.with_suffix("") for path in shards] or [directory / f"{split}{TOKENS_OF}"]
+
+
+def texts_of(prefix: Path) -> Path:
+    """The file with the documents of a token file of a dataset."""
+    name = prefix.name.removesuffix(TOKENS_OF)
+    return prefix.parent / "documents" / f"{name}.{'parquet' if '-of-' in name else 'jsonl'}"
+
+
+def blend(prefixes: Sequence[Path], weight: float = 1.0) -> list[tuple[Path, float]]:
+    """Token files that are one split, each with its share of a weight: that of its bytes."""
+    if len(prefixes) == 1:
+        return [(prefixes[0], weight)]
+    sizes = [token_paths(prefix)[0].stat().st_size for prefix in prefixes]
+    return [(prefix, weight * size / sum(sizes)) for prefix, size in zip(prefixes, sizes, strict=True)]
 
 
 class TokenFile:

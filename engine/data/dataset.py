@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mlm_repro.data_pipeline.files import DATASET, UNSPLIT, DataCard, dataset_digest
 from mlm_repro.data_pipeline.tokens.samples import normalized
-from mlm_repro.data_pipeline.tokens.token_file import TokenFile
+from mlm_repro.data_pipeline.tokens.token_file import TokenFile, blend, split_prefixes
 from mlm_repro.data_pipeline.tokens.tokenizer import FILE_NAME, Tokenizer, padded_vocab_size
 from mlm_repro.engine.config import ModelConfig
 from mlm_repro.lineage.digest import is_sealed, sha256_file, sha256_json
@@ -61,13 +61,16 @@ class DatasetFacts:
         for directory in self.directories:
             check_seal_once(directory)
 
-    def prefixes(self, split: str) -> list[Path]:
-        """Paths of a split's token files without their endings."""
-        return [directory / f"{split}_text_document" for directory in self.directories]
+    def prefixes(self, split: str) -> list[tuple[Path, float]]:
+        """Paths of a split's token files without their endings, with their weights; shards share theirs by size."""
+        weighted = []
+        for directory, weight in zip(self.directories, self.weights, strict=True):
+            weighted += blend(split_prefixes(directory, split), weight)
+        return weighted
 
     def token_files(self, split: str) -> list[tuple[TokenFile, float]]:
         """A split's token files with their weights."""
-        return [(TokenFile(prefix), weight) for prefix, weight in zip(self.prefixes(split), self.weights, strict=True)]
+        return [(TokenFile(prefix), weight) for prefix, weight in self.prefixes(split)]
 
     @property
     def tokenizer(self) -> Path:

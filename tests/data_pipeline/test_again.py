@@ -11,7 +11,7 @@ import pytest
 
 from mlm_repro.data_pipeline.cli import main
 from mlm_repro.data_pipeline.config import TokenizerConfig
-from mlm_repro.data_pipeline.imported import import_tokens, merge_datasets
+from mlm_repro.data_pipeline.imported import import_tokens
 from mlm_repro.data_pipeline.tokens.token_file import TokenFile, TokenFileWriter
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
 from mlm_repro.lineage.run import RunDirectory
@@ -58,13 +58,10 @@ def until(make: Callable[[Path], RunDirectory], out: Path, at: int, report: Path
     report.write_text(str(killer.count))
 
 
-@pytest.mark.parametrize("verb", ["import", "merge"])
-def test_a_killed_import_or_merge_is_no_dataset_and_goes_on(verb: str, command: Command, folder: Path) -> None:
+def test_a_killed_import_is_no_dataset_and_goes_on(command: Command, folder: Path) -> None:
     command(main, "mlm-data", "run", "r.toml", ends=0)
     small = folder / "runs/small"
-    make: Callable[[Path], RunDirectory] = partial(merge_datasets, [small, small])
-    if verb == "import":
-        make = partial(import_tokens, small / "train_text_document", TokenizerConfig(path=small))
+    make = partial(import_tokens, small / "train_text_document", TokenizerConfig(path=small))
     assert in_child(until, make, folder / "whole/out", -1, folder / "touches") == 0
     touches = int((folder / "touches").read_text())
     assert touches > 30
@@ -73,28 +70,23 @@ def test_a_killed_import_or_merge_is_no_dataset_and_goes_on(verb: str, command: 
         assert os.WIFSIGNALED(in_child(until, make, out, at, folder / "no"))
         is_whole = (out / "COMPLETE").exists()
         assert (command(main, "mlm-data", "stats", out).code == 0) == is_whole
-        assert (command(main, "mlm-data", "merge", out, small, folder / str(at) / "both").code == 0) == is_whole
         make(out)
         assert files_of(out) == files_of(folder / "whole/out")
 
 
-def test_token_files_of_others_become_datasets_that_merge(command: Command, folder: Path) -> None:
+def test_token_files_of_others_become_datasets(command: Command, folder: Path) -> None:
     megatron = pytest.importorskip("megatron.core.datasets.indexed_dataset")
     command(main, "mlm-data", "run", "r.toml", ends=0)
     source = folder / "runs/small/train_text_document"
     command(main, "mlm-data", "import", source, "own", "--tokenizer", "runs/small", ends=0)
-    command(main, "mlm-data", "merge", "own", "runs/small", "both", ends=0)
     whole = TokenFile(source)
     parts = [megatron.IndexedDataset(f"own/{name}_text_document") for name in ("train", "valid")]
     assert np.array_equal(np.concatenate([part[n] for part in parts for n in range(len(part))]), whole.tokens)
-    both = megatron.IndexedDataset("both/train_text_document")
-    assert len(both) == len(parts[0]) + len(whole)
-    assert np.array_equal(both[len(both) - 1], whole[len(whole) - 1])
     Tokenizer.train([sentences(40, 1)], 270).save(folder / "fewer")
     refused = command(main, "mlm-data", "import", source, "no", "--tokenizer", "fewer", ends=2)
     assert "has the token" in refused.error
     with TokenFileWriter(folder / "wide", np.dtype(np.int32)) as writer:
         writer.add_documents([1, 2, 3, 4], [2, 2])
     command(main, "mlm-data", "import", "wide", "int32", "--tokenizer", "runs/small", ends=0)
-    assert "type of token" in command(main, "mlm-data", "merge", "own", "int32", "no", ends=2).error
+    assert TokenFile(Path("int32/train_text_document")).dtype == np.int32
     assert not Path("no").exists()

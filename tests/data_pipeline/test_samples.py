@@ -96,24 +96,29 @@ def _one_rank() -> Iterator[None]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("weights", [[0.5, 0.3, 0.2], [1.0, 7.0, 3.0]])
 def test_every_sample_is_megatrons(weights: list[float], tmp_path: Path) -> None:
-    from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
-    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
-
     random, seq_length, count = np.random.RandomState(0), 16, 200
     prefixes = [tmp_path / str(part) for part in range(len(weights))]
     for prefix in prefixes:
         sizes = random.randint(1, 40, 60)
         with TokenFileWriter(prefix, token_dtype(1000)) as writer:
             writer.add_documents(random.randint(0, 1000, sizes.sum()), sizes)
+    assert_samples_are_megatrons([*zip(prefixes, weights, strict=True)], count, seq_length, tmp_path / "cache")
+
+
+def assert_samples_are_megatrons(
+    blend: list[tuple[Path, float]], count: int, seq_length: int, cache: Path, vocab_size: int = 1000
+) -> None:
+    from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+
+    tokenizer = SimpleNamespace(eod=0, pad=None, vocab_size=vocab_size, unique_identifiers={})
     config = GPTDatasetConfig(
-        random_seed=1234, sequence_length=seq_length, blend=([str(prefix) for prefix in prefixes], weights),
-        split="1,0,0", path_to_cache=str(tmp_path / "cache"), reset_position_ids=False, reset_attention_mask=False,
-        eod_mask_loss=False, tokenizer=SimpleNamespace(eod=0, pad=None, vocab_size=1000, unique_identifiers={}),
+        random_seed=1234, sequence_length=seq_length, blend=([str(each) for each, _ in blend], [w for _, w in blend]),
+        split="1,0,0", path_to_cache=str(cache), reset_position_ids=False, reset_attention_mask=False,
+        eod_mask_loss=False, tokenizer=tokenizer,
     )  # fmt: skip
     theirs = BlendedMegatronDatasetBuilder(GPTDataset, [count, 0, 0], lambda: True, config).build()[0]
-    ours = BlendedSamples(
-        [(TokenFile(prefix), weight) for prefix, weight in zip(prefixes, weights, strict=True)], count, seq_length, 1234
-    )
+    ours = BlendedSamples([(TokenFile(prefix), weight) for prefix, weight in blend], count, seq_length, 1234)
     for number in range(count):
         item = theirs[number]
         assert [*item["tokens"].tolist(), int(item["labels"][-1])] == ours.sample(number).tolist()
@@ -137,7 +142,7 @@ def token_file(tokenizer: Tokenizer, tmp_path: Path) -> TokenFile:
 
 @pytest.mark.parametrize("number", [0, 3, 7])
 def test_the_text_is_of_the_tokens(number: int, token_file: TokenFile, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    head, *lines = show_sample(tmp_path / "train", tokenizer, number, seq_length=200, seed=3)
+    head, *lines = show_sample([tmp_path / "train"], tokenizer, number, seq_length=200, seed=3)
     assert f"sample {number} of " in head
     assert "with seed 3: 201 tokens" in head
     shown = "".join(lines[1::2])
@@ -153,6 +158,6 @@ def test_a_sample_that_is_not_there(token_file: TokenFile, tokenizer: Tokenizer,
     count = len(PackedSamples(token_file, 1, 100, seed=1234))
     for number in (-1, count):
         with pytest.raises(BadInput, match=f"one epoch has {count}"):
-            list(show_sample(tmp_path / "train", tokenizer, number, seq_length=100))
+            list(show_sample([tmp_path / "train"], tokenizer, number, seq_length=100))
     with pytest.raises(BadInput, match="fewer than one sample"):
-        list(show_sample(tmp_path / "train", tokenizer, 0, seq_length=100_000))
+        list(show_sample([tmp_path / "train"], tokenizer, 0, seq_length=100_000))
