@@ -1,4 +1,4 @@
-"""`python -m benchmarks start|data|train|eval|gpu|calibrate`. Modules import torch when they measure."""
+"""`python -m benchmarks data|train|eval|gpu|calibrate`. Modules import torch when they measure."""
 
 import os
 import sys
@@ -16,14 +16,6 @@ Json = Annotated[Path | None, typer.Option("--json", help="Also write the record
 Rounds = Annotated[int, typer.Option(min=1, help="How often every contender is measured, in turn.")]
 
 app = CommandLine(help="Measure speed beside other programs, in one run on this machine.", no_args_is_help=True)
-
-
-@app.command()
-def start(rounds: Rounds = 5, json: Json = None) -> None:
-    """Small commands by processor time, and a job from its call to its first iteration. Takes about ten minutes."""
-    from benchmarks.start import measure
-
-    carry_out(partial(measure, rounds), json)
 
 
 @app.command()
@@ -47,7 +39,7 @@ def train(
     case: Annotated[list[str] | None, typer.Option(help="Only this case; may be repeated.")] = None,
     json: Json = None,
 ) -> None:
-    """Training on one core beside nanoGPT, stock and tuned, and the core's limit; two processes beside one; kernels.
+    """Training on one core beside nanoGPT, stock and tuned, and the core's limit; kernels.
 
     Takes about half an hour a round. Ends with code 3 if a contender's losses show that it computed something else.
     """

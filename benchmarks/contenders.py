@@ -1,4 +1,4 @@
-"""Programs that train a model on made-up tokens, each in processes of its own: this engine in a layout, and nanoGPT.
+"""Programs that train a model on made-up tokens, each in a process of its own: this engine and nanoGPT.
 
 nanoGPT has fused attention, one loss over all logits, a tied head; biases everywhere, as GPT-2 has. Shapes: b batch,
 s sequence, h hidden, n heads, d head dim, v vocabulary; activations are [b, s, h].
@@ -6,26 +6,24 @@ s sequence, h hidden, n heads, d head dim, v vocabulary; activations are [b, s, 
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
 from mlm_repro.engine.config import ModelConfig, ParallelConfig, TrainConfig
-from mlm_repro.engine.formats.huggingface import gpt2_weights
+from mlm_repro.engine.formats.huggingface import named_as_theirs
 from mlm_repro.engine.guard.memory import PeakMemory
 from mlm_repro.engine.launch.forked import run_forked
 from mlm_repro.engine.launch.local import keep_large_buffers
-from mlm_repro.engine.launch.mesh import build_mesh, local_device
+from mlm_repro.engine.launch.mesh import local_device
 from mlm_repro.engine.launch.threads import RanksFailed
 from mlm_repro.engine.model.gpt2 import GPT2
 from mlm_repro.engine.model.microbatch import PipelineInput
-from mlm_repro.engine.parallel.layout import Layout
 from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.engine.rng import Dropout
 from mlm_repro.engine.step import build_step
@@ -34,6 +32,7 @@ from mlm_repro.lineage.progress import Progress
 from mlm_repro.verify.peers import adamw
 
 K = TypeVar("K")
+T = TypeVar("T")
 Step = Callable[[int, float], float]
 """(iteration, dropout probability) → mean loss of the global batch before the update, on every rank."""
 
@@ -80,31 +79,23 @@ class Timed:
 
 @dataclass(frozen=True)
 class OurLayout:
-    """This engine in one layout."""
+    """This engine on one rank."""
 
     name: str
-    ranks: int = 1
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     microbatches: int = 1
-    """Microbatches of each rank in an iteration."""
-    is_apart: bool = False
-    """True if every rank trains the whole model alone."""
+    """Microbatches of an iteration."""
     is_tuned: bool = True
 
     def build(self, size: TrainingSize, device: torch.device | None = None) -> Step:
-        """Return a step of this rank's part of the layout, by default on this rank's device."""
-        train, tp, pp = size.train, self.parallel.tp, self.parallel.pp
-        layout, alone = Layout(tp, pp, self.ranks // (tp * pp)), device or self.is_apart
-        mesh = serial_mesh(device or local_device()) if alone else build_mesh(layout, self.parallel.sequence_parallel)
-        _, training = build_step(size.model, train, self.parallel, mesh)
-        share = train.global_batch_size // mesh.dp.size
-        each = share // self.microbatches
-        first = mesh.dp.rank * share
+        """Return a step, by default on this rank's device."""
+        train, mesh = size.train, serial_mesh(device or local_device())
+        _, training = build_step(size.model, train, ParallelConfig(), mesh)
+        each = train.global_batch_size // self.microbatches
 
         def step(iteration: int, dropout: float) -> float:
             batch = torch.from_numpy(size.batch(iteration)).to(mesh.device)
             inputs = []
-            for start in range(first, first + share, each):
+            for start in range(0, train.global_batch_size, each):
                 masks = Dropout(dropout, train.seed, iteration, tuple(range(start, start + each))) if dropout else None
                 tokens = batch[start : start + each]
                 inputs.append(PipelineInput(tokens[:, :-1], tokens[:, 1:], masks))
@@ -154,7 +145,6 @@ class Peer:
     """nanoGPT's model on one rank, with this engine's initial weights, in a loop as such programs write it."""
 
     name: str
-    ranks: int = 1
     is_tuned: bool = True
     """True if it has this engine's allocator setting, and the fused AdamW."""
     is_compiled: bool = False
@@ -166,7 +156,7 @@ class Peer:
         train, device = size.train, local_device()
         with device:  # a GPU draws the values that are replaced in less time
             model = NanoGPTModel(size.model).train()
-        weights = gpt2_weights(dict(network.named_parameters()), network.config)
+        weights = named_as_theirs(dict(network.named_parameters()), network.config)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 whole = weights[f"transformer.{name}"]
@@ -198,18 +188,15 @@ Contender = OurLayout | Peer
 def time_contender(
     contender: Contender, size: TrainingSize, dropout: float = 0.0, clock: Callable[[], float] = time.perf_counter
 ) -> Timed:
-    """Run the iterations of one round; called on each rank."""
+    """Run the iterations of one round."""
     if contender.is_tuned:
         keep_large_buffers()
     memory = PeakMemory(local_device())
     step = contender.build(size)
-    barrier: Callable[[], object] = dist.barrier if contender.ranks > 1 else lambda: None
     seconds, losses = [], []
     for iteration in range(size.train.iterations):
-        barrier()
         start = clock()
         losses.append(step(iteration, dropout))
-        barrier()
         seconds.append(clock() - start)
     return Timed(seconds[size.warm_up :], losses, memory.bytes())
 
@@ -225,9 +212,10 @@ def in_turn(name: str, rounds: int, measurements: Mapping[K, Callable[[], Any]])
     return taken
 
 
-def on_ranks(name: str, ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Return a function's results on new processes. Raises UserError with the measurement's name if one fails."""
+def apart(name: str, function: Callable[..., T], *arguments: Any) -> T:
+    """Return a function's result in a new process. Raises UserError with the measurement's name if it fails."""
     try:
-        return run_forked(function, ranks, *arguments, timeout_seconds=600.0)
+        (result,) = run_forked(function, 1, *arguments, timeout_seconds=600.0)
     except RanksFailed as error:
         raise UserError(f"{name}: {error.sentence}") from error
+    return result

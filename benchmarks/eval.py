@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from benchmarks.contenders import in_turn, on_ranks
+from benchmarks.contenders import apart, in_turn
 from benchmarks.timing import cpu_seconds, ratio, series
 from mlm_repro.engine.config import ModelConfig, Precision
-from mlm_repro.engine.formats.huggingface import gpt2_weights
+from mlm_repro.engine.formats.huggingface import named_as_theirs
 from mlm_repro.engine.guard.memory import PeakMemory
 from mlm_repro.engine.launch.local import keep_large_buffers
 from mlm_repro.engine.model.gpt2 import GPT2
@@ -117,7 +117,7 @@ def measure(rounds: int) -> Benchmark:
 def compare_memory(name: str, load: Callable[[], Any]) -> Case:
     """Measure what scoring a window adds to the loaded model, each in a process of its own."""
     window = sliding_requests(CONTEXT, 1)
-    added = {who: on_ranks(name, 1, _added_bytes, load, build, window)[0] for who, build in SCORERS.items()}
+    added = {who: apart(name, _added_bytes, load, build, window) for who, build in SCORERS.items()}
     return Case(
         name=f"memory, {name}, beside {TRANSFORMERS}",
         series=[series(who, "peak above the model", "bytes", count) for who, count in added.items()],
@@ -232,7 +232,7 @@ def plain_loop(network: GPT2, requests: Sequence[Request], batch_size: int) -> A
 def transformers_model(network: GPT2) -> Any:
     """Return transformers' model with the network's weights, in fp32."""
     model = huggingface(network.config)
-    weights = gpt2_weights(dict(network.named_parameters()), network.config)
+    weights = named_as_theirs(dict(network.named_parameters()), network.config)
     model.load_state_dict(weights | {"lm_head.weight": weights["transformer.wte.weight"]})
     return model.eval()
 

@@ -1,4 +1,4 @@
-"""Training on one core beside nanoGPT and the core's limit, on two beside one; CPU kernels beside references."""
+"""Training on one core beside nanoGPT and the core's limit; CPU kernels beside references."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -14,26 +14,25 @@ from benchmarks.contenders import (
     OurLayout,
     Peer,
     TrainingSize,
+    apart,
     in_turn,
-    on_ranks,
     time_contender,
 )
 from benchmarks.kernels import KernelShape, kernel_cases, measure_layouts, time_kernel, times_case
 from benchmarks.timing import Measured, cpu_seconds, differing_losses, first_losses, rates, ratio, series
-from mlm_repro.engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
+from mlm_repro.engine.config import ModelConfig, Precision, TrainConfig
 from mlm_repro.engine.costs import flops_per_token
 from mlm_repro.engine.kernels.registry import KERNELS
 from mlm_repro.engine.optim.precision import DTYPES
-from mlm_repro.engine.parallel.layout import split_layers
 from mlm_repro.engine.run.resolved import read_run_config
 from mlm_repro.experiments.benchmark import Benchmark, Case
 from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.progress import announce
 from mlm_repro.lineage.shipped import model_file
 
-OURS, STOCK, TUNED, SEPARATE = "serial", "stock nanoGPT", "tuned nanoGPT", "two separate processes"
+OURS, STOCK, TUNED = "serial", "stock nanoGPT", "tuned nanoGPT"
 LIMIT = "limit"
-LAYOUTS, KERNEL_CASES = "two processes, tiny fp32", "kernels"
+KERNEL_CASES = "kernels"
 TOLERANCES: dict[Precision, float] = {"fp32": 1e-3, "bf16": 3e-2}
 """The largest allowed difference of losses without dropout."""
 MASKED = 0.1
@@ -48,8 +47,6 @@ NOTES = [
     "it on CPU. tuned: this engine's allocator setting and the fused AdamW. In bf16 both run under autocast.",
     "The limit is the rate of square matrix products of width 1024 in the same number format, by the operations of a "
     "token's products (attention halved for causality).",
-    "Two separate processes train a model each at the same time: no layout can gain more on this machine, whose cores "
-    "may share a cache and memory.",
     "Kernels run forward and backward at the shapes of GPT-2 124M, beside their references in torch.",
 ]
 
@@ -83,16 +80,6 @@ ROWS = (
 )
 ALONE: tuple[Contender, ...] = (OurLayout(OURS), Peer(STOCK, is_tuned=False), Peer(TUNED))
 """Contenders on one core, in the order in which every round measures them."""
-
-
-TOGETHER: tuple[OurLayout, ...] = (
-    OurLayout(OURS),
-    OurLayout("tp2", 2, ParallelConfig(tp=2)),
-    OurLayout("pp2", 2, ParallelConfig(pp=2), microbatches=2),
-    OurLayout("dp2", 2),
-    OurLayout(SEPARATE, 2, is_apart=True),
-)
-"""Layouts on two cores, beside one process."""
 
 
 def read_size(name: str, precision: Precision = "fp32") -> TrainingSize:
@@ -136,7 +123,7 @@ def gemm_gflops(precision: Precision) -> float:
 
 def measure(rounds: int, names: Sequence[str] | None = None) -> Benchmark:
     """Measure the named cases, by default all. Raises BadInput for an unknown name."""
-    every = [*(row.name for row in ROWS), LAYOUTS, KERNEL_CASES]
+    every = [*(row.name for row in ROWS), KERNEL_CASES]
     if unknown := set(names or ()) - {*every}:
         raise BadInput(f"no case is called {sorted(unknown)[0]!r}; there are: {', '.join(every)}")
     chosen = set(names or every)
@@ -144,32 +131,21 @@ def measure(rounds: int, names: Sequence[str] | None = None) -> Benchmark:
     announce(f"{rounds} rounds of {len(rows)} trainings beside {len(ALONE) - 1} others, in processes of their own")
     sizes = {row.name: read_size(row.size, row.precision) for row in rows}
     measurements: dict[tuple[str, str], Callable[[], Any]] = {}
-
-    def add(case: str, contender: Contender, *how: Any) -> None:
-        run = partial(on_ranks, contender.name, contender.ranks, time_contender, contender, *how)
-        measurements[case, contender.name] = run
-
     for row in rows:
-        measurements[row.name, LIMIT] = partial(on_ranks, "matrix products", 1, gemm_gflops, row.precision)
+        measurements[row.name, LIMIT] = partial(apart, "matrix products", gemm_gflops, row.precision)
         for contender in ALONE:
-            add(row.name, contender, sizes[row.name], row.dropout, time.process_time)
-    tiny, layouts = read_size("tiny"), TOGETHER if LAYOUTS in chosen else ()
-    for each in layouts:
-        add(LAYOUTS, each, tiny)
-    taken = {key: [of_ranks[0] for of_ranks in many] for key, many in in_turn("train", rounds, measurements).items()}
+            how = contender, sizes[row.name], row.dropout, time.process_time
+            measurements[row.name, contender.name] = partial(apart, contender.name, time_contender, *how)
+    taken = in_turn("train", rounds, measurements)
     cases, disagreements = [], []
     for row in rows:
         measured = {contender.name: taken[row.name, contender.name] for contender in ALONE}
         cases.append(summarize(row, sizes[row.name], measured, taken[row.name, LIMIT]))
         allowed = MASKED if row.dropout else TOLERANCES[row.precision]
         disagreements += differing_losses(row.name, measured, allowed)
-    if layouts:
-        together = {each.name: taken[LAYOUTS, each.name] for each in layouts}
-        cases.append(summarize_layouts(tiny, together))
-        disagreements += differing_losses(LAYOUTS, together, TOLERANCES["fp32"])
     if KERNEL_CASES in chosen:
         for precision in TOLERANCES:
-            cases += on_ranks("kernels", 1, measure_kernels, precision, rounds, KERNEL_SHAPE)[0]
+            cases += apart("kernels", measure_kernels, precision, rounds, KERNEL_SHAPE)
     return Benchmark(
         benchmark="train",
         title="Training beside nanoGPT and the core's limit",
@@ -202,31 +178,6 @@ def summarize(row: Row, size: TrainingSize, measured: Measured, gflops: Sequence
         losses=first_losses(measured),
         setting=size.setting,
     )
-
-
-def summarize_layouts(size: TrainingSize, measured: Measured) -> Case:
-    """Compare two processes of this engine with one: tokens per second of wall clock."""
-    speed, ideal = rates(size, measured), pipeline_ideal(size.model, 2)
-    speed[SEPARATE] = [2 * rate for rate in speed[SEPARATE]]
-    return Case(
-        name=LAYOUTS,
-        series=[series(name, "rate", "tokens/s", *many) for name, many in speed.items()],
-        ratios=[
-            ratio("tp2, × one process", speed["tp2"], speed[OURS], 1.85),
-            ratio("dp2, × one process", speed["dp2"], speed[OURS], 1.75),
-            ratio("pp2, of the ideal", speed["pp2"], [ideal * rate for rate in speed[OURS]], 0.90),
-            ratio(f"{SEPARATE}, × one process", speed[SEPARATE], speed[OURS]),
-        ],
-        losses=first_losses(measured),
-    )
-
-
-def pipeline_ideal(model: ModelConfig, stages: int) -> float:
-    """Return the speed-up that a pipeline can reach: all operations over those of its largest stage."""
-    layer = 12 * model.hidden_size**2 + model.seq_length * model.hidden_size
-    head = model.vocab_size * model.hidden_size
-    each = [len(part.layers) * layer + head * part.is_last for part in split_layers(model.num_layers, stages, 1)]
-    return sum(each) / max(each)
 
 
 def measure_kernels(precision: Precision, rounds: int, shape: KernelShape) -> list[Case]:

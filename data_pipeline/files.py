@@ -268,7 +268,7 @@ class TrainedOn(NamedTuple):
     parent: str
     """Name among the run's parents."""
     place: Path
-    """The directory of that digest: the one that the run names, or one beside it or beside the run.
+    """The directory of that digest: the one that the run names, or one beside it, beside the run or one folder above.
 
     Where none has the digest, the directory that the run names, or the one of that name beside the run."""
     weight: float
@@ -288,7 +288,7 @@ def named_datasets(run: Path) -> list[TrainedOn]:
         for number, (name, weight) in enumerate(several, 1):
             parent = "dataset" if len(several) == 1 else f"dataset {number}"
             place, digest, folder = Path(name), parents[parent], run.resolve().parent
-            here = by_digest(place, digest, dataset_digest, folder)
+            here = by_digest(place, digest, dataset_digest, folder, folder.parent)
             place = here or (place if is_sealed(place) else folder / place.name)
             datasets.append(TrainedOn(parent, place, weight, digest, here is not None))
     except (KeyError, TypeError, ValueError) as error:

@@ -74,6 +74,8 @@ def _ramp(start: int, increment: int, samples: int, steps: int, iteration: int, 
         if samples * (step + 1) > taken * steps:  # the next step is not reached yet
             batch_size = start + step * increment
             phases.append(_Phase(iteration, taken, batch_size))
+            # In whole numbers: Megatron-LM's ramp divides in floating point, and a step could come one iteration
+            # late.
             left = samples * (step + 1) - taken * steps
             count = -(-left // (batch_size * steps))
             iteration, taken = iteration + count, taken + count * batch_size

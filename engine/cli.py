@@ -104,35 +104,6 @@ def _train(run: "ResolvedRun", runs: Path, same_code: bool, threads: bool = Fals
     _on_ranks(work, run.layout.world_size, threads)
 
 
-@app.command("lr-find")
-def lr_find(
-    config: Model, overrides: Overrides = None, twin: Twin = False,
-    low: Annotated[float, typer.Option(help="First learning rate.")] = 1e-6,
-    high: Annotated[float, typer.Option(help="Last learning rate.")] = 1.0,
-    iterations: Annotated[int, typer.Option(help="Iterations from the first to the last.")] = 100,
-    stationary: Annotated[
-        bool, typer.Option(help="Start at --high and lower the rate where the weights are stationary.")
-    ] = False,
-    out: Annotated[Path, typer.Option(help="Folder for the curve, NAME.json.")] = Path("runs/lr-find"),
-    ranks: Ranks = None,
-) -> None:  # fmt: skip
-    """Suggest a learning rate: train while it rises exponentially, until the loss diverges.
-
-    A tenth of the rate at which the smoothed loss is lowest is suggested. With --stationary the last rate is suggested
-    that the fluctuation-dissipation relation leads to (Yaida 2018).
-    """
-    from mlm_repro.engine.run.resolved import read_run
-
-    resolved = read_run(config, overrides or [], twin, launched_ranks() or ranks)
-    check_place("--out", out / f"{resolved.config.name}.json", '"learning-rate"')
-    _ = resolved.data
-    os.environ[KEEPS_NOTHING] = "1"
-    from mlm_repro.engine.lr_finder import suggest_learning_rate
-
-    ranks = resolved.layout.world_size
-    _on_ranks(lambda: suggest_learning_rate(resolved, low, high, iterations, out, stationary), ranks)
-
-
 def _on_ranks(work: Callable[[], str], ranks: int, threads: bool = False) -> None:
     """Do the work in this process if it is a rank or the only one, else start the ranks; rank 0 prints its answer."""
     if threads:

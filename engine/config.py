@@ -47,7 +47,7 @@ class FamilySection(Config):
     """Base of the options that belong to one family, and what that family cannot be combined with."""
 
     special_tokens: ClassVar[int] = 0
-    """Entries of the vocabulary that are added to the tokenizer's."""
+    """Entries that are added to the vocabulary of a tokenizer that has no such tokens."""
     divides_sequence: ClassVar[bool] = True
     """True if sequence parallelism can divide the activations."""
 
@@ -163,7 +163,7 @@ class ModelConfig(Config):
 
     @property
     def text_vocab_size(self) -> int:
-        """Entries of the tokenizer; a BERT adds its special tokens after them."""
+        """Entries of the tokenizer, where a BERT's special tokens are added after them."""
         return self.vocab_size - self.section.special_tokens
 
     @property
@@ -423,22 +423,20 @@ class DataSection(Config):
         return self
 
 
+FORMER_RECORDS = ("tensorboard", "noise_scale", "trust_ratio")
+"""Switches of earlier versions, which changed no result."""
+
+
 class RecordConfig(Config):
     """Records that a run writes beside its results; none changes them."""
 
-    loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    loggers: tuple[Literal["tensorboard"], ...] = ()
     """Loggers that receive the metrics beside metrics.jsonl; the extra of the same name installs the library."""
     log_interval: PositiveInt | None = None
     """Iterations from one printed line to the next; by default one comes every 15 seconds, on a terminal a bar."""
     checkpoint_minutes: PositiveFloat | None = None
     """Minutes of training after which a checkpoint is written too, by the first rank's clock; by default iterations
     alone decide."""
-    noise_scale: bool = False
-    """Also estimate the gradient noise scale, in samples, from the gradient of each data-parallel rank and the reduced
-    gradient (McCandlish et al. 2018); one data-parallel rank has nothing to compare."""
-    trust_ratio: bool = False
-    """Also count LAMB's tensors by weight norm, update norm and trust ratio, each over the whole tensor, in bins of an
-    eighth of a decade from 10⁻⁴ to 10⁴; `mlm-report figure trust-ratio RUN` draws them."""
 
     @field_validator("loggers", mode="before")
     @classmethod
@@ -448,10 +446,10 @@ class RecordConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _read_former_key(cls, values: Any) -> Any:
-        """Reads what runs of earlier versions wrote, `tensorboard = false`."""
-        if not isinstance(values, dict) or values.get("tensorboard") is not False:
+        """Reads what runs of earlier versions wrote, such as `tensorboard = false`."""
+        if not isinstance(values, dict):
             return values
-        return {key: value for key, value in values.items() if key != "tensorboard"}
+        return {key: value for key, value in values.items() if key not in FORMER_RECORDS or value is not False}
 
 
 LENGTH = re.compile(r"(\d[\d_]*(?:\.\d*)?(?:e\+?\d+)?) *(samples|tokens)")
@@ -523,9 +521,4 @@ class RunConfig(Config):
         if isinstance(self.data.dataset, tuple) and self.model.family != "gpt2":
             family = f"a model of family = {self.model.family!r}"
             raise ValueError(f"{family} reads one dataset: data.dataset must be one directory")
-        if self.record.noise_scale and self.parallel.shard_parameters:
-            missing = "which does not exist with parallel.shard_parameters: leave one of them out"
-            raise ValueError(f"record.noise_scale needs the whole gradient of each data-parallel rank, {missing}")
-        if self.record.trust_ratio and not self.train.optimizer.startswith("lamb"):
-            raise ValueError(f"record.trust_ratio is of LAMB: train.optimizer = {self.train.optimizer!r} has no ratio")
         return self

@@ -44,7 +44,9 @@ class TrainingInputs:
         ]  # fmt: skip
         if train.normalise == "microbatch":
             return inputs
+        # The divisor of the whole batch has to be known before its first backward pass.
         targets = torch.stack([(each.targets >= 0).sum() for each in inputs]).sum().double()
+        # A mean per microbatch and not a sum: the step divides by the number of microbatches in every case.
         mean = (mesh.dp.all_reduce(targets) / (len(inputs) * mesh.dp.size)).float()
         return [replace(each, mean_targets=mean) for each in inputs]
 
@@ -57,6 +59,7 @@ class ValidationSplit:
         self.batch_size = max(TOKENS_AT_ONCE // config.model.seq_length, 1)
         self._order = order = family_of(config.model).validation_order(config, parts, tokenizer)
         self.num_samples = order.num_samples
+        # The probe's samples come from the plain text whatever the family, so that a check costs one short batch.
         text = validation_text(parts, config.model.seq_length)
         rows = next(text.microbatches(SAMPLES, SAMPLES, 0, 1)).tokens[:, : LENGTH + 1]
         self.probed = tuple(map(tuple, rows.tolist()))

@@ -20,7 +20,6 @@ from mlm_repro.lineage.errors import BadInput, cause
 
 FLAGS = read_toml(Path(__file__).with_suffix(".toml"))
 VALUES, SWITCHES, FORMER, SAME = (FLAGS[part] for part in ("values", "switches", "former", "same"))
-LOGGERS = {"tensorboard-dir": "tensorboard", "wandb-project": "wandb"}
 WRITTEN_SWITCHES = (
     "fp16", "bf16", "sequence-parallel", "use-distributed-optimizer", "no-scatter-gather-tensors-in-pipeline",
 )  # fmt: skip
@@ -108,7 +107,7 @@ def from_megatron(words: Sequence[str]) -> Translation:
         values[section][name] = value
     values["train"] |= {key: value for key, value in schedule.items() if value is not None}
     missing = _derive(values, given)
-    loggers = [logger for flag, logger in LOGGERS.items() if given.has(flag)]
+    loggers = ["tensorboard"] if given.has("tensorboard-dir") else []
     data, without_effect = [], []
     for name in flags.keys() - given.taken - {"load", "finetune"}:
         if DATA.fullmatch(name):
@@ -263,7 +262,7 @@ def to_megatron(config: RunConfig) -> MegatronFlags:
     flags = {name: value for name, value in flags.items() if is_said.get(name, True)}
     if parallel.recompute == "full":
         flags["recompute-method"] = "uniform"
-    flags |= {flag: config.name for flag, logger in LOGGERS.items() if logger in config.record.loggers}
+    flags |= {"tensorboard-dir": config.name} if config.record.loggers else {}
     words = [word for name, value in flags.items() for word in (f"--{name}", value)]
     if train.rampup_batch_size:
         words += ["--rampup-batch-size", *map(str, train.rampup_batch_size)]

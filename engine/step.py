@@ -35,8 +35,6 @@ class Gradient:
     """Mean over the sequences of the global batch."""
     norm: float
     """Norm of the whole gradient, before clipping."""
-    local_square: float
-    """Mean over data-parallel ranks of the squared norm of a rank's own gradient; 0 unless noise is measured."""
     signals: int
     """Sum of the ranks' signals."""
 
@@ -49,12 +47,10 @@ class Gradient:
 class TrainingStep:
     """A rank's model, gradient reducer, optimizer and loss scale, and how a batch goes through them."""
 
-    def __init__(
-        self, model: PartitionedModel, train: TrainConfig, shard_optimizer: bool = False, measures_noise: bool = False
-    ) -> None:
+    def __init__(self, model: PartitionedModel, train: TrainConfig, shard_optimizer: bool = False) -> None:
         self.model, self.mesh = model, model.mesh
         self.optimizer = build_optimizer(model.parameters, train, model.storage_mesh, shard_optimizer)
-        self.reducer = model.reducer(self.optimizer.groups, measures_noise)
+        self.reducer = model.reducer(self.optimizer.groups)
         self.scaler = LossScaler(train.initial_loss_scale) if train.precision == "fp16" else None
 
     @property
@@ -73,10 +69,9 @@ class TrainingStep:
         sequences = sum(len(microbatch.tokens) for microbatch in microbatches)
         self.reducer.finish(len(microbatches) * scale)
         raised = torch.tensor(float(signal), dtype=torch.float64, device=mesh.device)
-        report = torch.stack([loss_sum, *mesh.tp.all_reduce(torch.stack([raised, self.reducer.local_square]))])
-        report = mesh.pp.all_reduce(mesh.dp.all_reduce(report))
-        loss, signals, square, norm = torch.stack([*report, self.optimizer.gradient_norm()]).tolist()
-        return Gradient(loss / (sequences * mesh.dp.size), norm, square / mesh.dp.size, round(signals))
+        report = mesh.pp.all_reduce(mesh.dp.all_reduce(torch.stack([loss_sum, mesh.tp.all_reduce(raised)])))
+        loss, signals, norm = torch.stack([*report, self.optimizer.gradient_norm()]).tolist()
+        return Gradient(loss / (sequences * mesh.dp.size), norm, round(signals))
 
     def update(self, gradient: Gradient, learning_rate: float, skip: bool = False) -> bool:
         """Clip and step, unless told to skip or something is not finite; returns True if the weights changed."""
@@ -117,8 +112,8 @@ class TrainingStep:
 
 
 def build_step(
-    model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, mesh: ParallelMesh, measures_noise: bool = False
+    model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, mesh: ParallelMesh
 ) -> tuple[PartitionedModel, TrainingStep]:
     """The configured model on this rank and the step that trains it."""
     partitioned = partition(model, parallel, mesh, DTYPES[train.precision], train.seed)
-    return partitioned, TrainingStep(partitioned, train, parallel.shard_optimizer, measures_noise)
+    return partitioned, TrainingStep(partitioned, train, parallel.shard_optimizer)

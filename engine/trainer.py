@@ -48,8 +48,7 @@ class Trainer:
         train = config.train
         self.schedule = BatchSchedule(train)
         self.memory = PeakMemory(mesh.device)
-        measures_noise = config.record.noise_scale and mesh.dp.size > 1
-        self.model, self.step = build_step(config.model, train, config.parallel, mesh, measures_noise)
+        self.model, self.step = build_step(config.model, train, config.parallel, mesh)
         self.inputs = TrainingInputs(config, train.iterations, dataset.token_files("train"), dataset.tokenizer, mesh)
         self.validation = ValidationSplit(config, dataset.token_files("valid"), mesh, dataset.tokenizer)
         self.state, self.recent = TrainingState(), RecentIterations()
@@ -105,9 +104,9 @@ class Trainer:
         begun = time.monotonic() - self.state.seconds
         name, every = self.config.name, self.config.record.log_interval
         progress = Progress(name, train.iterations, "iterations", quiet=not self.mesh.is_first, every=every)
-        seam, config = train.continues, self.config.model_dump(mode="json")
+        seam = train.continues
         earlier = seam.run if seam and seam.iteration == first else None
-        metrics = writing_metrics(self.directory.path, first, config, loggers or {}, progress.note, earlier)
+        metrics = writing_metrics(self.directory.path, first, loggers or {}, progress.note, earlier)
         log: Callable[[Step | Validation], None]
         with (
             metrics if self.mesh.is_first else nullcontext(lambda line: None) as log,

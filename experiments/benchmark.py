@@ -16,7 +16,7 @@ from pydantic import Field, FiniteFloat, NonNegativeFloat
 from mlm_repro.lineage.atomic import write_json
 from mlm_repro.lineage.config import Config, parse_config
 from mlm_repro.lineage.files import Environment, Positive, read_values
-from mlm_repro.lineage.numbers import MISSING, csv_cell, show, size_bytes
+from mlm_repro.lineage.numbers import MISSING, aligned, csv_cell, show, size_bytes
 
 AGAINST = "against.json"
 """The record that `mlm-verify against` keeps in its run."""
@@ -164,18 +164,10 @@ def setting_lines(result: Benchmark) -> list[str]:
 
 
 def show_benchmark(result: Benchmark) -> None:
-    """Print the shared settings, the tables with their numbers to the right, their summary and the method."""
-    from rich.console import Console
-    from rich.table import Table as Drawn
-
+    """Print the shared settings, the tables, their summary and the method."""
     print(result.title, *setting_lines(result), sep="\n")
     for table in tables(result):
-        drawn = Drawn(title=table.title, title_justify="left")
-        for place, head in enumerate(table.heads):
-            drawn.add_column(head, justify="left" if place < table.words else "right")
-        for cells in table.rows:
-            drawn.add_row(*cells)
-        Console(markup=False).print(drawn)
+        print(f"\n{table.title}", *aligned([table.heads, *table.rows]), sep="\n")
     print(*(f"- {line}" for line in (*sentences(result), *result.disagreements, *result.notes)), sep="\n")
 
 

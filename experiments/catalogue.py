@@ -35,15 +35,15 @@ NEEDS: dict[str, list[str]] = read_toml(CLAIMS / "needs.toml")
 
 MEASUREMENTS = {
     "activations": "activations:measure_activations", "bubble": "bubble:measure_bubbles",
-    "interleaving": "bubble:measure_interleaving", "parameters": "counted:measure_built",
-    "peak-memory": "memory:measure_memory", "recipe": "counted:measure_recipe", "released": "released:measure_released",
+    "parameters": "counted:measure_built", "peak-memory": "memory:measure_memory",
+    "recipe": "counted:measure_recipe", "released": "released:measure_released",
     "schedules": "bubble:measure_schedules", "tensor-parallel": "huggingface:measure_huggingface",
     "transformer-xl": "counted:measure_transformer_xl", "traffic": "traffic:measure_traffic",
     "words": "counted:measure_words", "zero-communication": "traffic:measure_sent_bytes",
     "zero-memory": "traffic:measure_held_bytes",
 }  # fmt: skip
 """Module of `mlm_repro.experiments.measured` and its function, by the name that `measures` has in experiment.toml."""
-TAKES_LONG = {"released": "scores released weights", "interleaving": "times pipelines on both cores"}
+TAKES_LONG = {"released": "scores released weights"}
 """Measurements that `mlm-experiment run --all` leaves out, each with its reason."""
 
 

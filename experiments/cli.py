@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from mlm_repro.experiments.catalogue import Experiment
 
 app = CommandLine(help="Reproduce the papers' runs at the size this machine allows.", no_args_is_help=True)
+Runs = Annotated[Path, typer.Option("--runs", help="Folder of run directories.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print sizes and cost, and stop.")]
+Name = Annotated[str | None, typer.Argument(help="An experiment, such as 2021/figure-11.")]
 
 
 @app.command()
@@ -34,8 +37,8 @@ def reproduce(
         typer.Option(min=1, max=9, help="Trainings of each twin, 2 by default, 1 with --smoke; several give a band."),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Another data recipe, such as wikipedia or a TOML file.")] = None,
-    runs: Annotated[Path, typer.Option(help="Folder of run directories.")] = Path("runs"),
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print mode and cost, and stop.")] = False,
+    runs: Runs = Path("runs"),
+    dry_run: DryRun = False,
 ) -> None:
     """Go from raw text to report: data, training, evaluation, page. Finished parts are reused."""
     recipe = _recipe(data) if data else None
@@ -49,10 +52,8 @@ def reproduce(
 def ladder(
     rungs: Annotated[int, typer.Option(min=4, max=11, help="Number of sizes, from the smallest on.")] = 6,
     data: Annotated[Path, typer.Option(help="Data recipe: a shipped one or a TOML file.")] = Path("ladder"),
-    runs: Annotated[Path, typer.Option(help="Folder of run directories.")] = Path("runs"),
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Prepare the text, print sizes and cost, and stop.")
-    ] = False,
+    runs: Runs = Path("runs"),
+    dry_run: DryRun = False,
 ) -> None:
     """Fit a law through models of rising size; the largest one is forecast before its training."""
     recipe = _recipe(data)
@@ -68,7 +69,7 @@ def sweep(
         list[str], typer.Option("--vary", help="A key and its values: train.learning_rate=1e-3,3e-3. May be repeated.")
     ],
     fixed: Annotated[list[str] | None, typer.Option("--set", help="Override a key for all: section.key=value.")] = None,
-    runs: Annotated[Path, typer.Option(help="Folder of run directories.")] = Path("runs"),
+    runs: Runs = Path("runs"),
     part: Annotated[
         str, typer.Option(metavar="I/N", help="Train every Nth, from the Ith on: N tasks of a job array divide them.")
     ] = "1/1",
@@ -190,13 +191,13 @@ def list_() -> None:
 
 @app.command("run")
 def run_(
-    name: Annotated[str | None, typer.Argument(help="An experiment, such as 2021/figure-11.")] = None,
+    name: Name = None,
     every: Annotated[bool, typer.Option("--all", help="Run all experiments except those that train models.")] = False,
     mode: Annotated[
         Literal["auto", "here", "simulate"],
         typer.Option(help="simulate: predict; here: measure on this machine; auto: both."),
     ] = "auto",
-    runs: Annotated[Path, typer.Option(help="Folder of run directories.")] = Path("runs"),
+    runs: Runs = Path("runs"),
     limit: Annotated[int | None, typer.Option(min=1, help="For released weights: most windows per test.")] = None,
 ) -> None:
     """Produce the numbers of a published table or figure."""
@@ -216,7 +217,7 @@ def ablate(
     dataset: Annotated[
         list[Path], typer.Option("--dataset", help="Dataset directory; twice where arms differ in their tokens.")
     ],
-    runs: Annotated[Path, typer.Option("--runs", help="Folder of run directories.")] = Path("runs"),
+    runs: Runs = Path("runs"),
 ) -> None:
     """Train recipes that differ in one thing, over seeds that a sealed forecast gives, and print the effects."""
     from mlm_repro.experiments.catalogue import ablation_of, find_experiment
@@ -238,7 +239,7 @@ def ablate(
 
 @app.command()
 def compare(
-    name: Annotated[str | None, typer.Argument(help="An experiment, such as 2021/figure-11.")] = None,
+    name: Name = None,
     every: Annotated[bool, typer.Option("--all", help="Every claim of the catalogue.")] = False,
     results: Annotated[
         list[Path] | None, typer.Option(help="Folders of run directories; results, results/ablations and runs.")

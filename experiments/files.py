@@ -26,6 +26,8 @@ TRAININGS_APART, FORMER_EVALUATIONS, EVALUATIONS_APART = "training", "evaluation
 they are joined."""
 STAND_IN = "a stand-in for the released weights"
 """Beginning of the note on a record of other weights, or of a part of the test."""
+SMOOTHING, DIVERGED = 0.9, 1.1
+"""Decay of the moving average of a sweep's losses, and the share of the first loss above which the sweep diverged."""
 FITTED, HELD_OUT = "fitted on this row", "held out of the fit"
 """Notes on the records of simulated numbers, of a cost model or of a law."""
 
@@ -118,6 +120,25 @@ def join_evaluations(study: Path) -> None:
     write_lines(study / EVALUATIONS, (KeptEvaluation(name=name, result=result) for name, result in results))
     for name in (FORMER_EVALUATIONS, EVALUATIONS_APART):
         shutil.rmtree(study / name, ignore_errors=True)
+
+
+class RateSweep(FileSchema):
+    """sweeps/ARM.json of an ablation: the losses of a training whose rate rises exponentially."""
+
+    rates: list[Positive]
+    losses: list[Finite]
+
+    @property
+    def lowest_rate(self) -> float | None:
+        """Rate of the lowest smoothed loss before that diverges; None if the loss never fell below the first."""
+        average, smoothed = 0.0, list[float]()
+        for count, loss in enumerate(self.losses, 1):
+            average = SMOOTHING * average + (1 - SMOOTHING) * loss
+            smoothed.append(average / (1 - SMOOTHING**count))  # without the bias of the start
+            if smoothed[-1] > DIVERGED * self.losses[0]:
+                break
+        place = smoothed.index(min(smoothed)) if smoothed else 0
+        return self.rates[place] if place else None
 
 
 class Comparison(FileSchema):

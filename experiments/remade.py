@@ -13,6 +13,7 @@ from mlm_repro.evaluation.recount import counts, follows
 from mlm_repro.evaluation.schema import ClozeResult, PerplexityResult
 from mlm_repro.experiments.files import EVALUATIONS, FORECAST, SCORES, ReproductionScores, read_evaluations, read_runs
 from mlm_repro.experiments.reproduce.files import LADDER, ReproducedModel, ReproductionSummary
+from mlm_repro.experiments.reproduce.plan import training_place
 from mlm_repro.experiments.reproduce.reproduction import (
     RESULTS,
     derived_records,
@@ -87,7 +88,7 @@ def _counted_again(
     run: Path, result: PerplexityResult | ClozeResult, model: ReproducedModel, where: str
 ) -> Comparisons:
     """Count what the text and the tokenizer give, and the answers that are kept."""
-    training, config = run.parent / model.run, _manifest(run).config
+    training, config = training_place(model.run, run.parent), _manifest(run).config
     limit = config["examples" if isinstance(result, ClozeResult) else "windows"]
     if is_sealed(training) and (places := [each.place for each in named_datasets(training) if each.is_here]):
         try:

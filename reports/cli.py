@@ -91,23 +91,21 @@ def _end(problems: "Sequence[Problem]", page: Path) -> None:
 def figure(
     name: Annotated[str, typer.Argument(help="A figure or table of the page, such as 2021/figure-12.")],
     runs: Runs = None,
-    form: Annotated[Literal["svg", "pdf", "csv"], typer.Option("--format", help="What to write.")] = "svg",
+    form: Annotated[Literal["svg", "csv"], typer.Option("--format", help="What to write.")] = "svg",
     out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path(),
 ) -> None:
     """Write one figure or table of the page as NAME.FORMAT.
 
-    A ladder alone gives its figure `ladder`, a training run with `record.trust_ratio` its figure `trust-ratio`.
+    A ladder alone gives its figure `ladder`.
     """
     from mlm_repro.reports.experiment_runs import LADDER, kind_of
     from mlm_repro.reports.ladder import ladder_exhibit
     from mlm_repro.reports.render import export_exhibit
-    from mlm_repro.reports.trust_ratio import trust_ratio_exhibit
 
-    alone = {LADDER: ladder_exhibit, "training": trust_ratio_exhibit}
-    if runs and len(runs) == 1 and (kind := kind_of(runs[0])) in alone:
-        exhibits = [alone[kind](runs[0])]
-    else:
-        exhibits = list(_assemble(runs).all_exhibits)
+    kind = kind_of(runs[0]) if runs and len(runs) == 1 else None
+    if runs and kind == "training":
+        raise BadInput(f"{runs[0]} is a training: `mlm-report run {runs[0]}` draws its curves")
+    exhibits = [ladder_exhibit(runs[0])] if runs and kind == LADDER else _assemble(runs).all_exhibits
     print(export_exhibit(exhibits, name, form, out))
 
 

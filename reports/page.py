@@ -23,7 +23,7 @@ def build_report(report: Report, out: Path | None = None) -> Path:
     """Write the folder `out`, or `report/` inside the reproduction, whole or not at all, and return the page's path.
 
     The folder holds index.html, which refers to nothing outside itself. For each exhibit there is figures/NAME.csv,
-    with NAME.svg and NAME.pdf if it has a figure. sources.json names the runs behind the page. The folder is sealed on
+    with NAME.svg if it has a figure. sources.json names the runs behind the page. The folder is sealed on
     its own, and the same results give the same bytes.
     """
     target = out or report.reproduction.directory / REPORT

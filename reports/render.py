@@ -1,4 +1,4 @@
-"""Exhibits as files: a figure inline on the page, as SVG and PDF; numbers as CSV."""
+"""Exhibits as files: a figure inline on the page and as SVG; numbers as CSV."""
 
 import hashlib
 import io
@@ -22,10 +22,7 @@ from mlm_repro.lineage.shipped import HOME
 from mlm_repro.reports.exhibit import Exhibit
 from mlm_repro.reports.style import LIGHT, figure_style, follow_theme
 
-_METADATA: dict[str, dict[str, Any]] = {
-    "svg": {"Date": None, "Creator": None, "Format": None, "Type": None},
-    "pdf": {"Creator": None, "Producer": None, "CreationDate": None},
-}
+_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 _UNWANTED = re.compile(
     r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>"
     r'| id="[A-Za-z0-9.]+_\d+"| transform="rotate\(-?0 [^"]*"|xlink:(?=href)',
@@ -35,11 +32,10 @@ _UNWANTED = re.compile(
 
 @dataclass(frozen=True)
 class Drawing:
-    """One figure inline on the page, where it refers to nothing outside itself, and as files."""
+    """One figure inline on the page, where it refers to nothing outside itself, and as a file."""
 
     inline: Markup
-    files: dict[str, bytes]
-    """Content by form: svg and pdf."""
+    svg: bytes
 
 
 def render_all(exhibits: Iterable[Exhibit]) -> dict[str, Drawing]:
@@ -60,13 +56,10 @@ def render(exhibit: Exhibit) -> Drawing:
     given = json.dumps([drawn.func.__qualname__, drawn.args, drawn.keywords], default=_plain)
     numbers = hashlib.sha256(given.encode()).hexdigest()
     name, made_of = f"figure-{exhibit.name}", f"{_drawn_with()} {exhibit.name} {numbers}"
-    if both := recall(name, made_of):
-        size = int.from_bytes(both[:8])
-        files = {"svg": both[8 : 8 + size], "pdf": both[8 + size :]}
-    else:
-        files = _draw(exhibit)
-        remember(name, made_of, len(files["svg"]).to_bytes(8) + files["svg"] + files["pdf"])
-    return Drawing(_inline(files["svg"].decode("utf-8"), exhibit), files)
+    if not (svg := recall(name, made_of)):
+        svg = _draw(exhibit)
+        remember(name, made_of, svg)
+    return Drawing(_inline(svg.decode("utf-8"), exhibit), svg)
 
 
 @cache
@@ -79,22 +72,17 @@ def _plain(value: Any) -> Any:
     return value.model_dump(mode="json") if isinstance(value, BaseModel) else vars(value)
 
 
-def _draw(exhibit: Exhibit) -> dict[str, bytes]:
+def _draw(exhibit: Exhibit) -> bytes:
     """Lay out and draw in one pass; `savefig` would draw a figure with a layout twice."""
-    from matplotlib.backends.backend_pdf import FigureCanvasPdf
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     assert exhibit.draw
-    files = {}
     with figure_style(exhibit.name):
         figure = exhibit.draw()
         figure.set_facecolor(LIGHT["paper"])
-        for form, canvas in (("svg", FigureCanvasSVG), ("pdf", FigureCanvasPdf)):
-            figure.set_dpi(160)
-            getattr(canvas(figure), f"print_{form}")(buffer := io.BytesIO(), metadata=_METADATA[form])
-            figure.set_layout_engine(None)
-            files[form] = buffer.getvalue()
-    return files
+        figure.set_dpi(160)
+        FigureCanvasSVG(figure).print_svg(buffer := io.BytesIO(), metadata=_METADATA)
+    return buffer.getvalue()
 
 
 def _inline(svg: str, exhibit: Exhibit) -> Markup:
@@ -120,8 +108,8 @@ def _inline(svg: str, exhibit: Exhibit) -> Markup:
 
 
 def files_of(exhibit: Exhibit, drawing: Drawing | None) -> dict[str, bytes]:
-    """Content of NAME.csv, and of NAME.svg and NAME.pdf if there is a figure, by form."""
-    return {"csv": exhibit.data.csv.encode("utf-8", "replace"), **(drawing.files if drawing else {})}
+    """Content of NAME.csv, and of NAME.svg if there is a figure, by form."""
+    return {"csv": exhibit.data.csv.encode("utf-8", "replace")} | ({"svg": drawing.svg} if drawing else {})
 
 
 def export_exhibit(exhibits: Iterable[Exhibit], name: str, form: str, folder: Path) -> Path:

@@ -19,7 +19,6 @@ from mlm_repro.lineage.errors import Fault
 from mlm_repro.lineage.files import FileSchema, read_document
 from mlm_repro.lineage.records import Record
 from mlm_repro.lineage.shipped import HOME
-from mlm_repro.reports.calibration import calibration_exhibit
 from mlm_repro.reports.catalogue import ExperimentNumbers, catalogue_exhibit
 from mlm_repro.reports.claims import (
     Claims,
@@ -38,7 +37,7 @@ from mlm_repro.reports.ladder import ladder_exhibit
 from mlm_repro.reports.load import Problem, Reproduction, load_reproduction
 from mlm_repro.reports.reproduced import kept_exhibit, order_of, reproduction_exhibits
 
-REPORT, SOURCES, CALIBRATION = "report", "sources.json", "calibration-section"
+REPORT, SOURCES = "report", "sources.json"
 
 
 class Sources(FileSchema):
@@ -120,8 +119,7 @@ class Report:
             told.append(("kept", "Kept with the code", order_of(self.kept)))
         if sealed := forecast_of_order(self.claims):
             told.append((EXPERIMENT.replace("/", "-"), "The same with a forecast", sealed))
-        parts = [section for section in self.sections if section.name != CALIBRATION]
-        return [*told, *((part.name, part.title, part.exhibits[0].caption[0]) for part in parts)]
+        return [*told, *((part.name, part.title, part.exhibits[0].caption[0]) for part in self.sections)]
 
     @property
     def homes(self) -> dict[str, str]:
@@ -157,7 +155,6 @@ def assemble(inputs: Inputs) -> Report:
         sections.append(Section("engines-section", "Beside other engines", [engines_exhibit(*engines)]))
     if faults := layouts_exhibit(HOME / "results" / "layouts"):
         sections.append(Section("layouts-section", "Found in released engines", [faults]))
-    sections.append(Section(CALIBRATION, "Simulated numbers", [calibration_exhibit(claims)]))
     sections.append(Section("errata-section", "Errata found in the papers", [errata_exhibit(claims)]))
     problems = (*reproduction.problems, *run_problems)
     beside_it = next((origin.path for origin in run_origins if origin.manifest.kind == "reproduction"), None)

@@ -28,7 +28,6 @@ from mlm_repro.reports.page import shell
 from mlm_repro.reports.render import render_all
 from mlm_repro.reports.reproduced import evaluations_exhibit, ledger_exhibit
 from mlm_repro.reports.style import template_environment
-from mlm_repro.reports.trust_ratio import trust_ratio_exhibit
 
 SHOWN, LISTED = 400, 100
 """Most points of a curve, and most iterations in the table."""
@@ -75,8 +74,6 @@ class Training:
             for key, (name, title, label) in CURVES.items():
                 if (curve := binned(label, self.steps, key)).points:
                     yield _curve(name, title, label, [curve])
-        if any(step.trust_ratios for step in self.steps):
-            yield trust_ratio_exhibit(self.path)
         if self.evaluations:
             yield evaluations_exhibit(self.evaluations, [])
         if self.ledger:

@@ -139,7 +139,7 @@ METRICS = b"".join(
 
 
 def go_on_with(path: Path) -> None:
-    with writing_metrics(path.parent, 2, {}, open_loggers(["tensorboard"]), print) as write:
+    with writing_metrics(path.parent, 2, open_loggers(["tensorboard"]), print) as write:
         write(Validation(kind="validation", iteration=3, samples=1, loss=1.0, perplexity=2.7))
     shutil.rmtree(path.parent / "tensorboard")
 

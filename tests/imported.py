@@ -17,12 +17,10 @@ COMMANDS: dict[str, Callable[[], object]] = {
 LATE = (
     "mlm_repro.data_pipeline.pipeline", "mlm_repro.experiments.reproduce.reproduction",
     "mlm_repro.experiments.simulator.simulate", "mlm_repro.reports.page",
-    "matplotlib.figure", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_pdf",
-    "matplotlib.backends.backend_svg",
+    "matplotlib.figure", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg",
 )  # fmt: skip
 LATE_WITH_TORCH = (
     "mlm_repro.engine.train",
-    "mlm_repro.engine.lr_finder",
     "mlm_repro.evaluation.evaluate",
     "mlm_repro.verify.runner",
 )

@@ -79,8 +79,7 @@ def write_made_data(folder: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content.encode("utf-8"))
     vocabulary = (folder / GPT2_FILES[0].place).parent
-    Tokenizer.train([files["wikitext103"], *passages], VOCABULARY).save(vocabulary)
-    write_vocabulary(vocabulary, vocabulary, seq_length=1024)
+    write_vocabulary(Tokenizer.train([files["wikitext103"], *passages], VOCABULARY), vocabulary, seq_length=1024)
     for path in vocabulary.glob("tokenizer*.json"):
         path.unlink()
     return folder

@@ -19,7 +19,7 @@ from tests.engine.test_formats_checkpoint import write_rough
 
 COMMANDS = {
     "mlm-data": ["run recipe.toml --runs {}", "clean jsonl:corpus.jsonl {} --set workers=1", "fetch {}"],
-    "mlm-train": ["run small.toml --runs {}", "lr-find small.toml --out {}", "export checkpoint {}"],
+    "mlm-train": ["run small.toml --runs {}", "export checkpoint {}"],
     "mlm-eval": [
         "perplexity corpus.jsonl --ckpt checkpoint --set workers=1 --json {}/a",
         "perplexity corpus.jsonl --ckpt checkpoint --set workers=1 --samples {}/a", "oracle --out {}",

@@ -36,7 +36,7 @@ from mlm_repro.experiments.forecast.ladder import derive, read_scores
 from mlm_repro.experiments.forecast.trainings import kept
 from mlm_repro.experiments.remade import evaluations, forecast, models, records
 from mlm_repro.experiments.reproduce.files import ReproductionSummary
-from mlm_repro.experiments.reproduce.plan import twin_rule
+from mlm_repro.experiments.reproduce.plan import training_place, twin_rule
 from mlm_repro.experiments.reproduce.reproduction import (
     keep_training,
     reproduced_model,
@@ -170,7 +170,7 @@ class RunCheck:
         runs = read_runs(self.run)
         yield Remade(f"{MANIFEST}: parents", sorted(self.manifest.parents), sorted({"dataset", *parents}))
         for name, model in parents.items():
-            place, copy = self.run.parent / model.run, runs.get(model.name)
+            place, copy = training_place(model.run, self.run.parent), runs.get(model.name)
             yield from self._made_of(name, place, read_digest)
             if copy:
                 copy.check_seal()
@@ -341,10 +341,12 @@ MADE: dict[str, tuple[Callable[[RunCheck], Comparisons], ...]] = {
 
 
 def _measured_again(experiment: Experiment, mode: str) -> list[Record]:
-    """The records of an experiment. Raises DataMissing for one that takes long."""
+    """The records of an experiment. Raises DataMissing for one that takes long or is no longer measured."""
     if mode == "simulate":
         with tempfile.TemporaryDirectory() as folder:
             return read_records(run_experiment(experiment, Path(folder))[0].path / RECORDS)
+    if not experiment.measures:
+        raise DataMissing("an earlier version measured it")
     if experiment.measures in TAKES_LONG:
         raise DataMissing(f"it {TAKES_LONG[experiment.measures]}")
     about: Line = {"experiment": experiment.name, "source": ""}

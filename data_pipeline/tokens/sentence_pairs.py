@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlm_repro.data_pipeline.tokens.sentences import Sentences, Vocabulary
-from mlm_repro.data_pipeline.tokens.special_tokens import MASKED_SHARE, SPECIAL_TOKENS
+from mlm_repro.data_pipeline.tokens.special_tokens import MASKED_SHARE
 from mlm_repro.data_pipeline.tokens.token_file import TokenFile
 from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.loops import call_first, compiled
@@ -44,11 +44,11 @@ class Masking:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
-        self.cls, self.sep, self.mask, self.pad = range(len(vocabulary), len(vocabulary) + len(SPECIAL_TOKENS))
+        self.cls, self.sep, self.mask, self.pad = vocabulary.special_ids
 
     def words(self, tokens: Tokens) -> list[list[int]]:
         """Positions of each word of a sequence, without [CLS] and [SEP]."""
-        is_special = tokens >= self.cls
+        is_special = np.isin(tokens, self.vocabulary.special_ids)
         plain = np.where(is_special, self.vocabulary.end_of_text, tokens)
         starts = self.vocabulary.word_starts(plain)
         starts[1:] |= is_special[:-1]

@@ -35,11 +35,13 @@ class Vocabulary:
     ends_sentence: Flags
     ends_line: Flags
     end_of_text: int
+    special_ids: tuple[int, ...]
+    """Ids of SPECIAL_TOKENS."""
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Self:
         """The table of a tokenizer."""
-        texts = [tokenizer.decode([token]) for token in range(tokenizer.vocab_size)]
+        texts = [tokenizer.text_of(token) for token in range(tokenizer.vocab_size)]
 
         def flags(test: Any) -> Flags:
             return np.array([bool(text) and test(text) for text in texts])
@@ -51,6 +53,7 @@ class Vocabulary:
             ends_sentence=flags(lambda text: text.rstrip(CLOSING)[-1:] in (".", "!", "?")),
             ends_line=flags(lambda text: text.endswith("\n")),
             end_of_text=tokenizer.end_of_text,
+            special_ids=tokenizer.special_ids,
         )
 
     def __len__(self) -> int:

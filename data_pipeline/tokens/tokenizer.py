@@ -21,6 +21,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from mlm_repro.data_pipeline.fast.exact import checked
 from mlm_repro.data_pipeline.tokens.sentencepiece import read_sentencepiece
+from mlm_repro.data_pipeline.tokens.special_tokens import SPECIAL_TOKENS
 from mlm_repro.lineage.atomic import parse_json, read_bytes, read_json, write_json, write_text
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 from mlm_repro.lineage.processes import heard
@@ -210,6 +211,21 @@ class Tokenizer:
         """The text of token ids; bytes that are not UTF-8 become U+FFFD."""
         return str(self._backend.decode([int(token) for token in ids], skip_special_tokens=False))
 
+    def text_of(self, token: int) -> str:
+        """The text that a token adds to what stands before it.
+
+        WordPiece's decoding of a single token loses the space before a word; here the word begins with it.
+        """
+        if not (prefix := getattr(self._backend.model, "continuing_subword_prefix", None)):
+            return self.decode([token])
+        piece = str(self._backend.id_to_token(token) or "")
+        return piece.removeprefix(prefix) if piece.startswith(prefix) else f" {piece}"
+
+    @property
+    def special_ids(self) -> tuple[int, ...]:
+        """Ids of SPECIAL_TOKENS: the tokenizer's own where it has all of them, otherwise those after its last."""
+        return special_ids(self._backend)
+
     @property
     def document_start(self) -> int:
         """End-of-text, which also stands between documents."""
@@ -243,6 +259,13 @@ class Tokenizer:
 
         encoder = Encoder.from_json_str(self._content)
         return lambda text: np.frombuffer(encoder.encode_batch_flat([text])[0], np.int32)
+
+
+def special_ids(backend: Any) -> tuple[int, ...]:
+    """Ids of SPECIAL_TOKENS in a tokenizer of the library: its own where it has all, otherwise those after its last."""
+    own = tuple(map(backend.token_to_id, SPECIAL_TOKENS))
+    size = max(backend.get_vocab().values()) + 1
+    return tuple(range(size, size + len(SPECIAL_TOKENS))) if None in own else own
 
 
 @lru_cache(maxsize=2)

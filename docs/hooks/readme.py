@@ -16,19 +16,15 @@ from pathlib import Path
 from statistics import fmean
 
 from mlm_repro.experiments.catalogue import load_experiments
-from mlm_repro.experiments.files import ReproductionScores
-from mlm_repro.experiments.reproduce.files import ModelShape, ReproductionSummary
 from mlm_repro.experiments.reproduce.plan import make_plan
 from mlm_repro.experiments.scores import END, order_verdict
 from mlm_repro.experiments.verdicts import Verdict, headlines, judge, load_results, totals, unanswered
 from mlm_repro.lineage.atomic import write_text
 from mlm_repro.lineage.errors import BadInput
-from mlm_repro.lineage.files import read_document
-from mlm_repro.lineage.records import read_records
 from mlm_repro.reports.claims import forecast_of_order
 from mlm_repro.reports.engines import apart, read_engines
 from mlm_repro.reports.ladder import ladder_exhibit
-from mlm_repro.reports.load import load_reproduction
+from mlm_repro.reports.load import Reproduction, load_reproduction
 from mlm_repro.reports.render import export_exhibit
 from mlm_repro.reports.reproduced import reproduction_exhibits
 
@@ -37,49 +33,34 @@ KEPT = ROOT / "results"
 RESULTS, FIGURES = KEPT / "reproduce-8.3b", KEPT / "figures"
 
 
-class Kept:
-    """The reproduction that is kept with the code."""
-
-    def __init__(self, directory: Path) -> None:
-        self.summary = read_document(directory / "summary.json", ReproductionSummary)
-        self.records = read_records(directory / "records.jsonl")
-        self.scores = read_document(directory / "scores.json", ReproductionScores)
-
-    @property
-    def trained(self) -> dict[str, ModelShape]:
-        """The twin of each model."""
-        return {model.series: model.trained for model in self.summary.models}
-
-    def published(self, series: str, quantity: str) -> str:
-        """A model's number, several where sources print several; for a curve its last point."""
-        mine = [r for r in self.records if (r.series, r.quantity, r.kind) == (series, quantity, "published")]
-        last = max((r.x for r in mine if r.x is not None), default=None)
-        values = [f"{r.value:,.2f}{r.unit}" for r in mine if r.x == last]
-        return " / ".join(dict.fromkeys(values)) or "not run"
-
-    def own(self, series: str, quantity: str) -> list[float]:
-        """A twin's number, by seed."""
-        return [r.value for r in self.records if (r.series, r.quantity) == (series, quantity) and r.seed is not None]
+def published(kept: Reproduction, series: str, quantity: str) -> str:
+    """A model's number, several where sources print several; for a curve its last point."""
+    mine = [r for r in kept.records if (r.series, r.quantity, r.kind) == (series, quantity, "published")]
+    last = max((r.x for r in mine if r.x is not None), default=None)
+    values = [f"{r.value:,.2f}{r.unit}" for r in mine if r.x == last]
+    return " / ".join(dict.fromkeys(values)) or "not run"
 
 
-def results_block(kept: Kept) -> str:
+def results_block(kept: Reproduction) -> str:
     """The twins' order over their seeds, their sizes, and what a forecast sealed before its trainings found."""
-    names, summary = kept.scores.models, kept.summary
+    summary = kept.summary
+    names, trained = [*summary.labels], {model.series: model.trained for model in summary.models}
+    ends = {name: [r.value for r in kept.records if (r.series, r.quantity) == (name, END) and r.seed] for name in names}
     rows = {
         "": names,
         "---": ["--:"] * len(names),
-        "published perplexity": [kept.published(name, "validation_perplexity") for name in names],
-        "twin's parameters": [f"{kept.trained[name].parameters:,}" for name in names],
-        "twin's perplexity": [f"{fmean(kept.own(name, END)):.1f}" for name in names],
+        "published perplexity": [published(kept, name, "validation_perplexity") for name in names],
+        "twin's parameters": [f"{trained[name].parameters:,}" for name in names],
+        "twin's perplexity": [f"{fmean(ends[name]):.1f}" for name in names],
     }
     table = [f"|{head}|{'|'.join(row)}|" for head, row in rows.items()]
     order = order_verdict(kept.records, kept.scores, summary.labels)
     return "\n".join([f"{order} {summary.limits}", "", *table, "", forecast_of_order(every_verdict())])
 
 
-def tiers_block(kept: Kept) -> str:
+def tiers_block(kept: Reproduction) -> str:
     """What each size of hardware can run: one command, how long it takes, the number to expect."""
-    names = kept.scores.models
+    names = [*kept.summary.labels]
     small, large = names[0], names[-1]
     twins = make_plan(large, "scaled", False, None).configs
     models = kept.summary.models[: len(twins)]
@@ -92,9 +73,9 @@ def tiers_block(kept: Kept) -> str:
             "|---|---|---|---|",
             f"|laptop|`make reproduce-{large}`|{duration}|the order of three twins|",
             f"|one GPU|`make reproduce-{small}`|not run yet|WikiText-103 "
-            f"{kept.published(small, 'wikitext103_perplexity')}, published|",
+            f"{published(kept, small, 'wikitext103_perplexity')}, published|",
             f"|cluster|`mlm-experiment launch experiments/jobs/{large}.toml --out launch`|not run yet|"
-            f"WikiText-103 {kept.published(large, 'wikitext103_perplexity')}, published|",
+            f"WikiText-103 {published(kept, large, 'wikitext103_perplexity')}, published|",
         ]
     )
 
@@ -123,7 +104,7 @@ def line(cells: Sequence[str]) -> str:
     return f"|{'|'.join(cells)}|"
 
 
-KEPT_BLOCKS: dict[str, Callable[[Kept], str]] = {"tiers": tiers_block, "results": results_block}
+KEPT_BLOCKS: dict[str, Callable[[Reproduction], str]] = {"tiers": tiers_block, "results": results_block}
 BLOCKS: dict[str, Callable[[], str]] = {"engines": engines_block, "verdicts": verdicts_block}
 CONSOLE = re.compile(r"```console\n((?:\$ [^\n]*\n)+)(.*?)```", re.DOTALL)
 """Commands of a shell, each after `$ `, and what the last of them prints."""
@@ -131,7 +112,7 @@ CONSOLE = re.compile(r"```console\n((?:\$ [^\n]*\n)+)(.*?)```", re.DOTALL)
 
 def rewrite(readme: str, results: Path = RESULTS) -> str:
     """The README with every block made anew. Raises BadInput where a marker is missing or a command fails."""
-    kept = Kept(results)
+    kept = load_reproduction(results)
     blocks = {name: partial(block, kept) for name, block in KEPT_BLOCKS.items()} | BLOCKS
     for name, block in blocks.items():
         begin, end = f"<!--{name}-->", f"<!--/{name}-->"

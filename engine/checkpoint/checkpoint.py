@@ -120,6 +120,7 @@ def save_checkpoint(
     tensor that is not finite and IntegrityFailure for a tensor whose file does not hold what was in memory.
     """
     path = checkpoint_path(run, state.iteration)
+    # Hidden until it is whole: no command takes a directory for a checkpoint that a kill has cut short.
     unfinished = path.with_name(f".{path.name}.partial")
     try:
         with mesh.all_or_none():
@@ -127,6 +128,7 @@ def save_checkpoint(
                 check_held(run)
                 shutil.rmtree(unfinished, ignore_errors=True)
                 unfinished.mkdir(parents=True)
+        # The tied embedding's copy is left out, or two files would hold one tensor and might disagree.
         weights: Written = [(p.name, p, 0, partial(getattr, p.local, "data")) for p in parameters if not p.is_copy]
         place, dp = f"tp{mesh.tp.rank:02d}-pp{mesh.pp.rank:03d}", mesh.dp
         written: list[tuple[str, str, dict[str, Any]]] = []
@@ -134,6 +136,7 @@ def save_checkpoint(
             own = f"-dp{dp.rank:03d}" if dp.size > 1 else ""
             file, dtype = f"optimizer-{place}{own}.safetensors", optimizer.groups[0].master.dtype
             written.append(_write(unfinished / file, dtype, optimizer.written(), dp.rank))
+            # Replicas hold the same weights; the optimizer's state is divided, so every rank writes its own part.
             if dp.rank == 0:
                 written.append(_write(unfinished / f"model-{place}.safetensors", parameters[0].local.dtype, weights, 0))
             if streams:
@@ -144,6 +147,8 @@ def save_checkpoint(
                 shards.write_index(unfinished, [described for *_, described in everyone])
                 begun = RunDirectory(run).manifest if (run / MANIFEST).is_file() else {}
                 about = config.model_dump(mode="json", include={"name", "model", "twin", "parallel"})
+                # Otherwise the checkpoints of one run would state two configurations where a release came between
+                # them.
                 stated = begun.get("config", {})  # by the release that began the run; this one may have more keys
                 about |= {key: stated[key] for key in ("name", "model", "twin") if key in stated}
                 write_json(unfinished / CONFIG, about)
@@ -155,8 +160,11 @@ def save_checkpoint(
                 if probe:
                     write_json(unfinished / PROBE, probe.to_json())
                 shutil.copytree(tokenizer, unfinished / "tokenizer")
+                # Last: what has a seal is complete. The digests were taken while the files were written, so nothing
+                # is read again.
                 seal(unfinished, {name: sha256 for name, sha256, _ in everyone})
                 publish_directory(unfinished, path)
+                # After the new one is in its place, so that at any moment one complete checkpoint exists.
                 remove_old(run, config.train.keep_checkpoints)
     except OSError as error:
         advice = "make room and give the same command again; earlier checkpoints are kept"
@@ -204,6 +212,7 @@ def remove_old(run: Path, keep: int) -> None:
     """Remove all complete checkpoints but the newest `keep`; a half-removed checkpoint has a hidden name."""
     for old in own_checkpoints(run)[:-keep]:
         hidden = hidden_beside(old, "old")
+        # Renamed first: a kill while files are being removed must not leave half a checkpoint under its name.
         os.replace(old, hidden)
         shutil.rmtree(hidden)
 
@@ -221,10 +230,13 @@ def resume(
     for path in reversed(own_checkpoints(run)):
         try:
             state, probe = load_checkpoint(path, parameters, optimizer)
+            # Digests show that the files are what was written; the probe shows that this machine computes with them
+            # what the other did.
             loss = probe_loss(probe) if probe else 0.0
             with mesh.all_or_none():
                 warning = probe and probe.compare(loss, path, describe_computation(mesh.layout, mesh.device))
         except IntegrityFailure as error:
+            # Not fatal yet: an older checkpoint costs some iterations, an end of the run costs all.
             damaged.append((path, error))
             continue
         if mesh.is_first:
@@ -233,6 +245,7 @@ def resume(
             for bad, failure in damaged:
                 aside = bad.with_name(f".{bad.name}.damaged")
                 shutil.rmtree(aside, ignore_errors=True)
+                # Set aside and not deleted: it is the only evidence of what a disk or a memory did.
                 os.replace(bad, aside)
                 said = f"warning: {failure}; it is kept as {aside.name}, and training goes on from {path.name}"
                 print(said, file=sys.stderr)

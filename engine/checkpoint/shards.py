@@ -44,7 +44,9 @@ def write_shard(path: Path, shapes: Mapping[str, tuple[torch.dtype, Sequence[int
         start, end = end, end + dtype.itemsize * math.prod(shape)
         header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
+    # As the library pads it, so that the file is the library's own, byte for byte.
     text += b" " * (-len(text) % 8)
+    # Lazily: the library's own writer takes all tensors at once, which doubles the memory of a rank.
     flat = (tensor.detach().reshape(-1).cpu().view(torch.uint8).numpy().tobytes() for tensor in tensors)
     with path.open("wb") as file:
         for data in chain((len(text).to_bytes(8, "little"), text), flat):
@@ -65,6 +67,7 @@ def write_index(directory: Path, descriptions: Iterable[dict[str, Entry]]) -> No
     """Write index and statistics of all ranks' files. An undivided tensor is taken from the first file that has it."""
     merged: dict[str, dict[int, Entry]] = {}
     for name, part in chain.from_iterable(description.items() for description in descriptions):
+        # A whole tensor comes from several ranks with equal bits; the first file that has it is named.
         merged.setdefault(name, {}).setdefault(part["part"] if part["dim"] is not None else 0, part)
     index, statistics = {}, {}
     for name, by_number in merged.items():
@@ -160,12 +163,15 @@ def _read_run(name: str, entry: Entry, parameter: ShardedParameter, start: int, 
 def _read_part(name: str, entry: Entry, parameter: ShardedParameter, first: int, target: Tensor, file: Any) -> None:
     """Fill the target with rows of the rank's part, from the row `first` on."""
     dim, files, own = entry["dim"] or 0, entry["files"], parameter.dim
+    # Only the rows that this rank needs are read from each file, so no rank ever holds a whole tensor of another
+    # layout.
     cut: list[slice] = [slice(size) for size in parameter.global_shape]
     if own is not None:
         begin = parameter.axis.rank * parameter.local.shape[own]
         cut[own] = slice(begin, begin + parameter.local.shape[own])
     begin = (cut[0].start or 0) + first
     cut[0] = slice(begin, begin + target.shape[0])
+    # Parts are equal by construction; a file list of another length was edited.
     size, rest = divmod(parameter.global_shape[dim], len(files))
     if rest:
         raise IntegrityFailure(f"{name} of {parameter.global_shape[dim]} rows is divided over {len(files)} files")

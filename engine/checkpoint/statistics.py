@@ -38,6 +38,8 @@ def measure(tensor: torch.Tensor, parameter: ShardedParameter | None = None, sta
     """
     flat = tensor.detach().flatten()
     total = torch.zeros((), dtype=torch.int64, device=flat.device)
+    # The bits weighted by their position in the whole tensor: exchanged elements change the sum, and parts of any
+    # layout add up to the same number.
     for number, part in enumerate(flat.view(BITS[flat.element_size()]).split(PART)):
         position = torch.arange(len(part), device=flat.device).add_(start + number * PART)
         if parameter and parameter.dim is not None:
@@ -51,6 +53,7 @@ def measure(tensor: torch.Tensor, parameter: ShardedParameter | None = None, sta
 def _range(flat: torch.Tensor) -> tuple[float, float, float, int]:
     parts = map(torch.Tensor.double, flat.split(PART))
     squares = torch.stack([torch.dot(part, part) for part in parts]).sum().item()
+    # Almost always everything is finite, and a mask would cost another pass.
     finite = flat if math.isfinite(squares) else flat[torch.isfinite(flat)]
     if lost := len(flat) - len(finite):
         return *_range(finite)[:3], lost
@@ -98,6 +101,7 @@ def check_written(file: Path, before: Mapping[str, Numbers], parameters: Mapping
     """
     with safe_open(file, framework="pt") as opened:
         for name, numbers in before.items():
+            # The file is read back: its digest is of the bytes that were handed over, which may be wrong themselves.
             if difference := differs(measure(opened.get_tensor(name), parameters.get(name)), to_json(numbers)):
                 raise IntegrityFailure(f"{file}: tensor {name!r} was not written as it is in memory: {difference}")
 

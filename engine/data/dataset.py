@@ -8,7 +8,7 @@ from pathlib import Path
 from mlm_repro.data_pipeline.files import DATASET, UNSPLIT, DataCard, dataset_digest
 from mlm_repro.data_pipeline.tokens.samples import normalized
 from mlm_repro.data_pipeline.tokens.token_file import TokenFile
-from mlm_repro.data_pipeline.tokens.tokenizer import FILE_NAME, padded_vocab_size
+from mlm_repro.data_pipeline.tokens.tokenizer import FILE_NAME, Tokenizer, padded_vocab_size
 from mlm_repro.engine.config import ModelConfig
 from mlm_repro.lineage.digest import is_sealed, sha256_file, sha256_json
 from mlm_repro.lineage.errors import BadInput, DataMissing, IntegrityFailure, cause
@@ -79,8 +79,8 @@ class DatasetFacts:
         if (cutoffs := model.transformer_xl.cutoffs) and cutoffs[-1] >= self.vocab_size:
             raise BadInput(f"cutoffs = {list(cutoffs)} go beyond the dataset's vocabulary of {self.vocab_size} words")
         sizes = {"vocab_size": self.vocab_size, "padded_vocab_size": self.padded_vocab_size}
-        if special := model.section.special_tokens:
-            vocab_size = self.vocab_size + special
+        if model.section.special_tokens:
+            vocab_size = max(self.vocab_size, *(token + 1 for token in Tokenizer.load(self.tokenizer).special_ids))
             sizes = {"vocab_size": vocab_size, "padded_vocab_size": padded_vocab_size(vocab_size)}
         return model.model_copy(update=sizes)
 

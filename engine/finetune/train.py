@@ -20,7 +20,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.implementations import BertWordPieceTokenizer
 from torch import nn
 
-from mlm_repro.data_pipeline.tokens.tokenizer import FILE_NAME
+from mlm_repro.data_pipeline.tokens.special_tokens import SPECIAL_TOKENS
+from mlm_repro.data_pipeline.tokens.tokenizer import FILE_NAME, special_ids
 from mlm_repro.engine.config import SERIAL, ModelConfig, TrainConfig
 from mlm_repro.engine.families.bert.model import BERT
 from mlm_repro.engine.finetune.tasks import (
@@ -46,7 +47,6 @@ from mlm_repro.lineage.progress import Progress, announce
 
 LONGEST_ANSWER = 30
 """Longest answer of SQuAD, in tokens (BERT's own code)."""
-SPECIAL = ("[CLS]", "[SEP]", "[PAD]")
 LONGEST_QUESTION, LONGEST_OPTION = 64, 128
 """Longest question of SQuAD, and longest question with an option of RACE, in tokens (BERT's and Megatron-LM's code)."""
 STRIDE = 128
@@ -77,20 +77,14 @@ class PairEncoder:
     @classmethod
     def of(cls, checkpoint: Path) -> "PairEncoder":
         """The tokenizer of a checkpoint directory. Raises BadInput if it has none."""
-        if (path := checkpoint / "tokenizer" / FILE_NAME).is_file():
-            backend: Any = Backend.from_file(str(path))
-            first = backend.get_vocab_size()
-            return cls(backend, first, first + 1, first + 3)
-        if (path := checkpoint / "huggingface" / FILE_NAME).is_file():
-            backend = Backend.from_file(str(path))
-        elif (path := path.with_name("vocab.txt")).is_file():
-            backend = BertWordPieceTokenizer(str(path))
-        else:
+        theirs = checkpoint / "huggingface"
+        places = checkpoint / "tokenizer" / FILE_NAME, theirs / FILE_NAME, theirs / "vocab.txt"
+        if (path := next(filter(Path.is_file, places), None)) is None:
             raise BadInput(f"{checkpoint} has no tokenizer: neither {FILE_NAME} nor vocab.txt")
-        special = [backend.token_to_id(name) for name in SPECIAL]
-        if None in special:
-            raise BadInput(f"{path} has no token {SPECIAL[special.index(None)]}")
-        return cls(backend, *special)
+        read: Any = BertWordPieceTokenizer if path.suffix == ".txt" else Backend.from_file
+        backend = read(str(path))
+        start, end, _, padding = special_ids(backend)
+        return cls(backend, start, end, padding)
 
     def pair(self, first: str, second: str, length: int) -> EncodedPair:
         """Both texts in at most `length` tokens; the longer text loses tokens at its end."""
@@ -177,6 +171,8 @@ class FineTuner:
         loaded, self.encoder = read_newest(checkpoint, lambda c: (load_for_inference(c, self.mesh), PairEncoder.of(c)))
         if not isinstance(loaded.model, BERT):
             raise BadInput(f"{checkpoint} is a {loaded.config.family}; a BERT is fine-tuned on {name}")
+        if self.encoder.pad >= loaded.config.vocab_size:
+            raise BadInput(f"the tokenizer of {checkpoint} lacks one of {', '.join(SPECIAL_TOKENS)}")
         self.task, self.recipe, self.digest = TASKS[name], recipe, loaded.digest
         self.is_span = name.startswith("squad")
         self.model = FineTuneModel(loaded.model, self.task.outputs, self.is_span).to(self.mesh.device)

@@ -20,6 +20,7 @@ from mlm_repro.engine.formats.huggingface import read_huggingface, read_ours, wr
 from mlm_repro.engine.formats.megatron import read_megatron
 from mlm_repro.engine.inference import LoadedCheckpoint, load_for_inference
 from mlm_repro.engine.model.gpt2 import GPT2
+from mlm_repro.engine.model.stage_model import StageModel
 from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.engine.published import check_published, is_huggingface, is_megatron
 from mlm_repro.lineage.atomic import write_text
@@ -32,17 +33,20 @@ from mlm_repro.lineage.lock import check_output, new_output
 CARD = """\
 ---
 library_name: transformers
-pipeline_tag: text-generation
-tags: [gpt2, megatron-lm]
+pipeline_tag: {task}
+tags: [{family}, megatron-lm]
 ---
 
 # {name}
 
-GPT-2, trained as Megatron-LM trains it. SHA-256 of the checkpoint: {digest}.
+{title}, trained as Megatron-LM trains it. SHA-256 of the checkpoint: {digest}.
 """
+TITLES = {"gpt2": ("text-generation", "GPT-2"), "bert": ("fill-mask", "BERT")}
+"""Family → the hub's name for what such a model does, and the model's."""
 SCALED = "It is a shrunk twin of a published model: its numbers are scaled ones.\n"
 WINDOWS, LENGTH = 8, 64
 """Windows of random tokens, and the tokens of one."""
+OVER_VOCABULARY = ("embedding.word_embeddings.weight", "masked_head.bias")
 TOLERANCE = 1e-4
 """Nats by which mean losses of one model may differ. Rounding takes them a hundredth of that apart."""
 
@@ -50,7 +54,7 @@ TOLERANCE = 1e-4
 def export_checkpoint(checkpoint: Path, out: Path) -> Path:
     """Write a checkpoint, or a run's newest, as the new Hugging Face directory `out` with a card, and return `out`.
 
-    Raises BadInput if the model is not a GPT-2 or `out` cannot be written, IntegrityFailure if the checkpoint is
+    Raises BadInput if transformers has no such model or `out` cannot be written, IntegrityFailure if the checkpoint is
     incomplete or changed or the export is another model. Nothing is left there then.
     """
     with new_output(out) as temporary:
@@ -60,11 +64,9 @@ def export_checkpoint(checkpoint: Path, out: Path) -> Path:
 
 def _export(checkpoint: Path, temporary: Path) -> None:
     loaded = load_for_inference(checkpoint, as_stored=True)
-    if not isinstance(loaded.model, GPT2):
-        raise BadInput(f"{loaded.directory} is a {loaded.config.family}; only GPT-2 is written in other formats")
     write_huggingface(loaded, temporary)
     write_card(temporary, loaded)
-    model = loaded.model.float()
+    model: Any = loaded.model.float()
     check_weights(model, read_huggingface(temporary), checkpoint)
     compare_losses(model, temporary, checkpoint)
 
@@ -100,22 +102,25 @@ def read_published(directory: Path, vocab: Path | None = None, heads: int | None
 def write_card(directory: Path, loaded: LoadedCheckpoint) -> None:
     """Write the model card: what the hub needs to show the model, and the checkpoint's digest."""
     config = loaded.directory / "config.json"
-    name, twin = read_ours(read_object(config), "gpt2", config)
-    write_text(directory / "README.md", CARD.format(name=name, digest=loaded.digest) + SCALED * (twin is not None))
+    family = loaded.config.family
+    name, twin = read_ours(read_object(config), family, config)
+    task, title = TITLES[family]
+    card = CARD.format(task=task, family=family, name=name, title=title, digest=loaded.digest)
+    write_text(directory / "README.md", card + SCALED * (twin is not None))
 
 
-def check_weights(model: GPT2, written: Imported, where: Path) -> None:
+def check_weights(model: StageModel, written: Imported, where: Path) -> None:
     """Raise IntegrityFailure naming the first weight, in order of the forward pass, that is written otherwise."""
     for name, parameter in model.named_parameters():
         ours, theirs = parameter.detach(), written.tensors[name]
-        if name == "embedding.word_embeddings.weight":  # rows beyond the vocabulary are not written
+        if name in OVER_VOCABULARY:  # rows beyond the vocabulary are not written
             ours, theirs = ours[: model.config.vocab_size], theirs[: model.config.vocab_size]
         if not torch.equal(ours, theirs):
             largest = (ours - theirs).abs().max()
             raise IntegrityFailure(f"{where} is written as another model: {name} differs by at most {largest:.1e}")
 
 
-def compare_losses(model: GPT2, directory: Path, where: Path) -> dict[str, Any] | None:
+def compare_losses(model: Any, directory: Path, where: Path) -> dict[str, Any] | None:
     """Compare a model's losses with those that transformers computes from a directory.
 
     Returns the programs and the largest difference; None if transformers is not installed. Raises IntegrityFailure if
@@ -128,12 +133,17 @@ def compare_losses(model: GPT2, directory: Path, where: Path) -> dict[str, Any] 
     program = f"transformers {version('transformers')}"
     library.utils.logging.disable_progress_bar()
     try:
-        theirs = library.GPT2LMHeadModel.from_pretrained(directory, use_safetensors=True).float().eval()
+        kind = library.GPT2LMHeadModel if isinstance(model, GPT2) else library.BertForPreTraining
+        theirs = kind.from_pretrained(directory, use_safetensors=True).float().eval()
     except Exception as error:  # the library raises errors of many kinds
         message = str(error).partition("\n")[0]
         raise IntegrityFailure(f"{directory} cannot be read by {program}: {message}") from error
-    ours = window_losses(model.config, lambda tokens: model.logits(model(tokens)).squeeze(1))
-    others = window_losses(model.config, lambda tokens: theirs(input_ids=tokens, use_cache=False).logits[0])
+    if isinstance(model, GPT2):
+        ours = window_losses(model.config, lambda tokens: model.logits(model(tokens)).squeeze(1))
+        others = window_losses(model.config, lambda tokens: theirs(input_ids=tokens, use_cache=False).logits[0])
+    else:
+        ours = window_losses(model.config, model.logits)
+        others = window_losses(model.config, lambda tokens: theirs(input_ids=tokens).prediction_logits[0])
     largest = float(np.abs(np.subtract(ours, others)).max())
     if not largest <= TOLERANCE:
         by = f"a loss differs by {largest:.1e}, tolerance {TOLERANCE:.1e}"

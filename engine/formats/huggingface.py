@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
+from mlm_repro.data_pipeline.tokens.tokenizer import FILE_NAME, Tokenizer, padded_vocab_size
 from mlm_repro.engine.checkpoint.shards import reading
 from mlm_repro.engine.config import ModelConfig, TwinScale
 from mlm_repro.engine.formats import (
@@ -42,29 +42,41 @@ WEIGHT_FILE = re.compile(r"[\w-][\w.-]*\.safetensors")
 """A plain name, which cannot lead out of the directory."""
 FORMATS = {"gpt2": huggingface_gpt2, "bert": huggingface_bert}
 """`model_type` → the module that knows its names and row orders. Both modules have the same functions."""
+HEADS = "cls."
+"""Beginning of the names of a BERT's heads, which stand beside its body and do not have its prefix."""
 FOLDER = "huggingface"
 """Folder with the files of the original directory that are not weights."""
+SEPARATOR = "[SEP]"
+"""Token that ends a document of a BERT's own tokenizer, which has no end-of-text token."""
 COMPANIONS = ("*.json", "*.txt", "*.model", "*.md", "*.jinja", "LICENSE*")
 
 
 def write_huggingface(loaded: LoadedCheckpoint, directory: Path) -> None:
-    """Write a GPT-2's weights into `directory`, in fp32 and without padding rows of the vocabulary, and its tokenizer.
+    """Write a model's weights into `directory`, in fp32 and without padding rows of the vocabulary, and its tokenizer.
 
-    Raises IntegrityFailure if model and tokenizer differ in vocabulary size.
+    Raises BadInput for a model that transformers does not have, and IntegrityFailure if model and tokenizer differ in
+    vocabulary size.
     """
-    config = loaded.config
+    config, is_bert = loaded.config, loaded.config.family == "bert"
+    if (theirs := FORMATS.get(config.family)) is None:
+        raise BadInput(f"{loaded.directory} is a {config.family}; {' and '.join(FORMATS)} are written in other formats")
+    if config.bert.layer_norm_order == "rearranged" and is_bert:
+        other = "its layer norms come first, and a BERT of transformers has them last"
+        raise BadInput(f"{loaded.directory} cannot be written for transformers: {other}")
     tokenizer = Tokenizer.load(loaded.directory / "tokenizer")
-    if tokenizer.vocab_size != config.vocab_size:
-        sizes = f"{tokenizer.vocab_size} entries, its model {config.vocab_size}"
+    if (entries := max(tokenizer.vocab_size, is_bert * (tokenizer.special_ids[-1] + 1))) != config.vocab_size:
+        sizes = f"{entries} entries, its model {config.vocab_size}"
         raise IntegrityFailure(f"the tokenizer of {loaded.directory} has {sizes}")
-    weights = gpt2_weights({name: tensor.float() for name, tensor in loaded.model.named_parameters()}, config)
-    end = {"bos_token_id": tokenizer.end_of_text, "eos_token_id": tokenizer.end_of_text}
-    save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
+    tensors = {name: tensor.detach().float() for name, tensor in loaded.model.named_parameters()}
+    save_file(named_as_theirs(tensors, config), directory / WEIGHTS, metadata={"format": "pt"})
     described = read_object(loaded.directory / "config.json")
     ours = {"name": described.get("name"), "twin": described.get("twin"), "checkpoint": loaded.digest}
-    write_json(directory / CONFIG, huggingface_gpt2.their_config(config) | end | {OURS: ours})
-    write_json(directory / "generation_config.json", {"_from_model_config": True, **end})
-    write_vocabulary(loaded.directory / "tokenizer", directory, config.seq_length)
+    end = {"bos_token_id": tokenizer.end_of_text, "eos_token_id": tokenizer.end_of_text}
+    ids = {"pad_token_id": tokenizer.special_ids[3]} if is_bert else end
+    write_json(directory / CONFIG, theirs.their_config(config) | ids | {OURS: ours})
+    if not is_bert:
+        write_json(directory / "generation_config.json", {"_from_model_config": True, **end})
+    write_vocabulary(tokenizer, directory, config.seq_length, is_bert)
 
 
 def read_ours(values: Any, otherwise: str, where: object) -> tuple[str, TwinScale | None]:
@@ -75,10 +87,11 @@ def read_ours(values: Any, otherwise: str, where: object) -> tuple[str, TwinScal
     return name if known else otherwise, parse_config(twin, TwinScale, str(where)) if twin else None
 
 
-def gpt2_weights(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """A GPT-2's whole tensors in transformers' names and row order, without padding rows of the vocabulary."""
-    theirs = their_tensors({name: tensor.detach() for name, tensor in tensors.items()}, config, huggingface_gpt2)
-    return {f"{huggingface_gpt2.PREFIX}{name}": tensor for name, tensor in theirs.items()}
+def named_as_theirs(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """A model's whole tensors in transformers' names and row order, without padding rows of the vocabulary."""
+    theirs = FORMATS[config.family]
+    converted = their_tensors({name: tensor.detach() for name, tensor in tensors.items()}, config, theirs)
+    return {name if name.startswith(HEADS) else f"{theirs.PREFIX}{name}": converted[name] for name in converted}
 
 
 def their_tensors(tensors: Mapping[str, Tensor], config: ModelConfig, theirs: ModuleType) -> dict[str, Tensor]:
@@ -122,7 +135,7 @@ def our_tensors(
 def read_huggingface(directory: Path, vocab: Path | None = None, heads: int | None = None) -> Imported:
     """Read a Hugging Face GPT-2 or BERT directory. `vocab` replaces a GPT-2's tokenizer.
 
-    Embedding rows beyond a GPT-2's entries are padding and become zeros. A BERT's own tokenizer is kept in `FOLDER`.
+    Embedding rows beyond a GPT-2's entries are padding and become zeros. A BERT's other files are kept in `FOLDER`.
     Other values keep their bits. Raises BadInput for another model and IntegrityFailure for damaged files, naming the
     tensor or file.
     """
@@ -142,13 +155,16 @@ def read_huggingface(directory: Path, vocab: Path | None = None, heads: int | No
     else:
         tensors = {current_name(name): tensor for name, tensor in tensors.items()}
         companion_files = {f"{FOLDER}/{name}": place for name, place in companions(directory).items()}
-    config = our_config(values, kind, tokenizer.vocab_size if tokenizer else rows, path)
+        if (directory / FILE_NAME).is_file():
+            tokenizer = Tokenizer.open(directory, SEPARATOR)
+    config = our_config(values, kind, tokenizer.vocab_size if tokenizer and is_gpt2 else rows, path)
     if heads is not None and heads != config.num_heads:
         raise BadInput(f"{path}: {theirs.SIZES['num_heads']} is {config.num_heads}, but {heads} were given")
     stored = config.model_copy(update={"vocab_size": rows, "padded_vocab_size": rows}) if is_gpt2 else config
     ours = our_tensors(tensors, stored, theirs, directory)
     if tokenizer:
         check_vocabulary(tokenizer, rows, directory)
+    if tokenizer and is_gpt2:
         words = huggingface_gpt2.OUR_WORDS
         ours[words] = huggingface_gpt2.join(words, [ours[words]], config)
     name, twin = read_ours(values.get(OURS), "huggingface", path)

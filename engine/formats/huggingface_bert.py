@@ -8,6 +8,7 @@ one. Query, key and value are three tensors there and one tensor [n, 3, d] here.
 
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -66,6 +67,19 @@ def split(name: str, tensor: torch.Tensor, config: ModelConfig) -> list[torch.Te
         parts = tensor.unflatten(0, (config.num_heads, 3, config.head_dim)).unbind(1)
         return [part.flatten(0, 1).contiguous() for part in parts]
     return [tensor[: config.vocab_size].contiguous() if _is_over_vocabulary(name) else tensor]
+
+
+def their_config(config: ModelConfig) -> dict[str, Any]:
+    """The model as transformers' `BertConfig`."""
+    return {
+        "architectures": ["BertForPreTraining"], "model_type": "bert", "hidden_act": "gelu",
+        "num_hidden_layers": config.num_layers, "hidden_size": config.hidden_size,
+        "num_attention_heads": config.num_heads, "intermediate_size": config.inner_size,
+        "max_position_embeddings": config.seq_length, "vocab_size": config.vocab_size, "type_vocab_size": 2,
+        "layer_norm_eps": config.bert.layer_norm_epsilon, "hidden_dropout_prob": config.dropout,
+        "attention_probs_dropout_prob": config.dropout, "initializer_range": config.init_std,
+        "torch_dtype": "float32",
+    }  # fmt: skip
 
 
 def _is_over_vocabulary(name: str) -> bool:

@@ -6,7 +6,12 @@ tokenizer_config.json states as `split_special_tokens`.
 
 import json
 from pathlib import Path
+from typing import Any
 
+from tokenizers import Tokenizer as Backend
+from tokenizers.processors import TemplateProcessing
+
+from mlm_repro.data_pipeline.tokens.special_tokens import SPECIAL_TOKENS
 from mlm_repro.data_pipeline.tokens.tokenizer import FILE_NAME, Tokenizer
 from mlm_repro.lineage.atomic import read_json, write_json, write_text
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
@@ -14,10 +19,12 @@ from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
 
 
-def write_vocabulary(source: Path, out: Path, seq_length: int) -> None:
-    """Write the tokenizer in `source`, a checkpoint's `tokenizer/`, to `out` for Hugging Face's AutoTokenizer."""
-    tokenizer = Tokenizer.load(source)
+def write_vocabulary(tokenizer: Tokenizer, out: Path, seq_length: int, is_bert: bool = False) -> None:
+    """Write a tokenizer to `out` for Hugging Face's AutoTokenizer; of a BERT, with its special tokens."""
     tokenizer.save(out)
+    if is_bert:
+        _write_pairs(tokenizer, out, seq_length)
+        return
     reader = "PreTrainedTokenizerFast"  # reads tokenizer.json, because words cannot be written as merges
     if tokenizer.is_byte_level:
         reader, model = "GPT2Tokenizer", read_json(out / FILE_NAME)["model"]
@@ -30,6 +37,21 @@ def write_vocabulary(source: Path, out: Path, seq_length: int) -> None:
         **dict.fromkeys(("bos_token", "eos_token", "unk_token"), tokenizer.end_token),
     }  # fmt: skip
     write_json(out / "tokenizer_config.json", settings)
+
+
+def _write_pairs(tokenizer: Tokenizer, out: Path, seq_length: int) -> None:
+    """Let the tokenizer in `out` make [CLS] first [SEP] second [SEP] of a pair of texts."""
+    file = out / FILE_NAME
+    backend: Any = Backend.from_file(str(file))
+    backend.add_special_tokens(list(SPECIAL_TOKENS))
+    ids = list(zip(SPECIAL_TOKENS[:2], tokenizer.special_ids, strict=False))
+    backend.post_processor = TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", ids)
+    write_text(file, backend.to_str(pretty=True))
+    named = dict(zip(("cls_token", "sep_token", "mask_token", "pad_token"), SPECIAL_TOKENS, strict=True))
+    unknown = {"unk_token": "[UNK]"} if backend.token_to_id("[UNK]") is not None else {}
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    reader = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": seq_length, "model_input_names": inputs}
+    write_json(out / "tokenizer_config.json", reader | named | unknown)
 
 
 def read_vocabulary(directory: Path) -> tuple[Tokenizer, list[Path]]:

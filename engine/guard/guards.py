@@ -1,10 +1,10 @@
-"""The list of guards; those of a run's numbers: finite, spikes, noise scale, trust ratio; those of its ranks: slow
-ones, and replicas that drift apart."""
+"""The list of guards; those of a run's numbers: finite, spikes; those of its ranks: slow ones, and replicas that drift
+apart."""
 
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from statistics import fmean, median, stdev
@@ -18,32 +18,25 @@ from mlm_repro.engine.config import RunConfig
 from mlm_repro.engine.guard import Guard, Iteration
 from mlm_repro.engine.guard.memory import MemoryGuard, PeakMemory
 from mlm_repro.engine.model.microbatch import PipelineInput
-from mlm_repro.engine.optim.flat import FlatOptimizer
 from mlm_repro.engine.parallel.layout import Layout
 from mlm_repro.engine.parallel.mesh import ParallelMesh
 from mlm_repro.engine.parallel.sharding import Role, ShardedParameter
-from mlm_repro.engine.run.files import NORM_EDGES
 from mlm_repro.engine.step import NotFinite, TrainingStep
 from mlm_repro.lineage.errors import Diverged
 
 SPIKE_WINDOW, LEAST = 128, 64
 """Iterations that are remembered, and how many must be known before anything is called a spike."""
 DEVIATIONS = 6.0
-NOISE_WINDOW = 100
-"""Iterations over which the noise scale is averaged."""
 
 
 def guards_of(config: RunConfig, step: TrainingStep, memory: PeakMemory, recent: "RecentIterations") -> list[Guard]:
     """The guards of a run, in the order in which they are asked."""
     mesh = step.mesh
     guards: list[Guard] = [
+        # A spike is judged before the finite guard may end the run, so that its line of the metrics names both.
         SlowRankGuard(mesh), SpikeGuard(recent, config.train.skip_spikes), FiniteGuard(step), MemoryGuard(memory),
         ReplicaGuard(step.model.parameters, step.model.storage_mesh),
     ]  # fmt: skip
-    if config.record.noise_scale and mesh.dp.size > 1:
-        guards.append(NoiseScaleGuard(mesh.dp.size))
-    if config.record.trust_ratio:
-        guards.append(TrustRatioGuard(step.optimizer))
     return guards
 
 
@@ -64,6 +57,8 @@ class RecentIterations:
 
         An iteration with a value that is not finite, such as an fp16 overflow, is not remembered.
         """
+        # An fp16 run overflows while its loss scale is found; remembered, such an iteration would hide every later
+        # spike.
         if not (math.isfinite(loss) and math.isfinite(gradient_norm)):
             return {}
         values = {"loss": loss, "gradient_norm": gradient_norm}
@@ -93,68 +88,6 @@ class SpikeGuard(Guard):
         return f"warning: iteration {line.iteration} is a spike, {leaps}; {done}" if leaps else ""
 
 
-class NoiseScaleGuard(Guard):
-    """Adds the gradient noise scale to the metrics (McCandlish et al. 2018, Appendix A.1).
-
-    It is averaged over the last iterations of this session.
-    """
-
-    def __init__(self, dp: int) -> None:
-        self._dp = dp
-        self._last = deque[tuple[float, float]](maxlen=NOISE_WINDOW)
-
-    def after(self, iteration: Iteration) -> str:
-        """Estimate both moments from the gradients of each rank and of all ranks; none where they are not finite."""
-        gradient, line, batch_size = iteration.gradient, iteration.line, iteration.batch_size
-        square = variance = scale = None
-        if math.isfinite(gradient.local_square) and math.isfinite(gradient.norm):
-            small = batch_size // self._dp
-            square, variance = gradient_moments(gradient.local_square, small, gradient.norm**2, batch_size)
-            self._last.append((square, variance))
-            scale = noise_scale(self._last)
-        line.gradient_square, line.gradient_variance, line.noise_scale = square, variance, scale
-        return ""
-
-
-def gradient_moments(
-    small_square: float, small_batch: int, large_square: float, large_batch: int
-) -> tuple[float, float]:
-    """|G|², the squared norm of the true gradient, and tr Σ, the variance of one sample's gradient, without bias.
-
-    The arguments are squared norms of gradients averaged over each batch: E|G_B|² = |G|² + tr Σ / B.
-    """
-    square = (large_batch * large_square - small_batch * small_square) / (large_batch - small_batch)
-    return square, (small_square - large_square) / (1 / small_batch - 1 / large_batch)
-
-
-def noise_scale(moments: Iterable[tuple[float, float]]) -> float | None:
-    """B_simple = tr Σ / |G|², in samples; None where the gradient drowns in the noise.
-
-    Each moment is averaged over the iterations first, because a ratio of single estimates is biased.
-    """
-    square, variance = (math.fsum(values) for values in zip((0.0, 0.0), *moments, strict=True))
-    return variance / square if square > 0 and variance > 0 else None
-
-
-class TrustRatioGuard(Guard):
-    """Counts the tensors of each step of LAMB by weight norm, update norm and trust ratio, over all stages."""
-
-    def __init__(self, optimizer: FlatOptimizer) -> None:
-        self._optimizer = optimizer
-
-    def after(self, iteration: Iteration) -> str:
-        line, groups = iteration.line, self._optimizer.groups
-        if not line.skipped:
-            owned = torch.tensor([not p.is_copy for group in groups for p in group.parameters])
-            values = torch.cat([group.norms for group in groups if group.norms is not None], dim=1)[:, owned]
-            edges = torch.tensor(NORM_EDGES, dtype=values.dtype, device=values.device)
-            places = torch.bucketize(values, edges, right=True)
-            counts = torch.nn.functional.one_hot(places, len(edges) + 1).sum(dim=1)
-            self._optimizer.mesh.pp.all_reduce(counts)
-            line.weight_norms, line.update_norms, line.trust_ratios = counts.tolist()
-        return ""
-
-
 class FiniteGuard(Guard):
     """Ends a run whose loss or gradient is not finite; in fp16 an overflow only lowers the loss scale."""
 
@@ -164,6 +97,8 @@ class FiniteGuard(Guard):
     def skips(self, iteration: Iteration) -> bool:
         """Raises NotFinite, on every rank, naming the first place; the weights have not changed."""
         gradient = iteration.gradient
+        # In fp16 an infinite norm is ordinary and halves the scale; an infinite loss is not, for the scale is applied
+        # after it.
         if gradient.is_finite or (self._step.scaler and math.isfinite(gradient.loss)):
             return False
         where = diagnose(self._step, iteration.microbatches)
@@ -188,6 +123,8 @@ def diagnose(step: TrainingStep, microbatches: Sequence[PipelineInput]) -> str:
         for name, module in (pair for chunk in model.chunks for pair in chunk.named_modules()):
             if next(module.parameters(recurse=False), None) is not None:
                 hooks.enter_context(module.register_forward_hook(partial(_note_output, outputs, name)))
+        # Computed once more with hooks, and not with hooks from the start: they would slow every iteration for one
+        # that fails.
         step.gradient(microbatches)
     samples = [
         place
@@ -244,6 +181,7 @@ class SlowRankGuard(Guard):
     def after(self, iteration: Iteration) -> str:
         self._own += time.monotonic() - self._mesh.waiting.seconds - self._start
         self._iterations += 1
+        # Added up over several iterations: a single one is too short to be told from the noise of the system.
         if self._mesh.layout.world_size == 1 or self._iterations % WINDOW:
             return ""
         seconds = self._mesh.world.gather_objects(self._own)
@@ -263,6 +201,7 @@ def slow_ranks(seconds: Sequence[float], layout: Layout) -> dict[int, float]:
     together = layout.tp * layout.dp
     for rank, own in enumerate(seconds):
         first = rank // together * together
+        # Only with ranks of its own stage: first and last stages have more to do than the others.
         others = [*seconds[first:rank], *seconds[rank + 1 : first + together]]
         if others and own > RATIO * median(others) and own - median(others) >= LEAST_SECONDS:
             slow[rank] = median(others)
@@ -293,6 +232,7 @@ class ReplicaGuard(Guard):
         if layout.world_size == 1:
             return
         by_tensor, _, by_data, ends = layout.lines(mesh.world.rank)
+        # Bits and not values: a sum of values would hide a NaN beside a NaN, and is slower.
         sums = {parameter.name: _sum_of_bits(parameter.local.data) for parameter in self._parameters}
         undivided = [parameter.name for parameter in self._parameters if parameter.dim is None]
         shared = [
@@ -319,6 +259,7 @@ def _sum_of_bits(weight: torch.Tensor) -> int:
 
 
 def _describe_parting(ranks: Sequence[int], sums: Sequence[int]) -> str:
+    # The majority is taken for right. Of two replicas that differ nobody can say which one changed.
     usual, count = Counter(sums).most_common(1)[0]
     same = [rank for rank, value in zip(ranks, sums, strict=True) if value == usual]
     others = [rank for rank, value in zip(ranks, sums, strict=True) if value != usual]

@@ -59,6 +59,7 @@ def _resident_bytes(field: str) -> int:
     """
     if not STATUS.exists():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # Read from the process's own file, without a library: this is looked at after every first iteration.
     line = next(line for line in STATUS.read_text(encoding="ascii").splitlines() if line.startswith(f"{field}:"))
     return int(line.split()[1]) * 1024
 
@@ -114,6 +115,7 @@ def explaining_out_of_memory(run: ResolvedRun, mesh: ParallelMesh, when: str) ->
         is_allocation = isinstance(error, (MemoryError, torch.OutOfMemoryError))
         if not is_allocation and "can't allocate memory" not in str(error):
             raise
+        # The table below needs memory itself.
         traceback.clear_frames(error.__traceback__)  # gives back what the failed pass held
         asked = re.search("tried to allocate .*", str(error), re.IGNORECASE)
         is_first = _is_first_to_say()

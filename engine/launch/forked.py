@@ -35,6 +35,7 @@ def run_forked(function: Callable[..., Any], world_size: int, *args: Any, timeou
 
     Raises RanksFailed when a rank fails; the others are then ended. On a timeout every rank prints its stack.
     """
+    # Forked, not spawned: a rank then needs no second import of torch, which takes longer than most tests.
     context = multiprocessing.get_context("fork")
     answers: dict[int, _Answer] = {}
     waiting: dict[Any, int] = {}
@@ -56,8 +57,11 @@ def run_forked(function: Callable[..., Any], world_size: int, *args: Any, timeou
                     rank = waiting.pop(answered)
                     with suppress(EOFError, OSError):
                         answers[rank] = answered.recv()
+                    # A pipe that ends before its time belongs to a rank that was killed; after the time-out it is one
+                    # of those that are ended here.
                     if rank not in answers and time.monotonic() < started + timeout_seconds:
                         died.append(rank)
+                    # The others may now wait for a rank that is gone. They get a moment to say what they saw.
                     if rank not in answers or answers[rank].failure:
                         deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         finally:
@@ -68,6 +72,7 @@ def run_forked(function: Callable[..., Any], world_size: int, *args: Any, timeou
     if died:
         status = processes[died[0]].exitcode
         raise RanksFailed(f"rank {died[0]} ended with exit code {status} before it answered", "", lost=True)
+    # The first failure in time: later ones mostly say that their peer has gone.
     if failures := sorted((answer.failure, rank) for rank, answer in answers.items() if answer.failure):
         (_, line, text), rank = failures[0]
         raise RanksFailed(f"rank {rank} failed: {line}", text)
@@ -81,6 +86,7 @@ def _enter(
     args: tuple[Any, ...],
 ) -> None:  # fmt: skip
     become_rank(rank, {"WORLD_SIZE": str(world_size), "CUDA_VISIBLE_DEVICES": ""})
+    # In the rank itself, for a parent cannot see where a child hangs.
     faulthandler.dump_traceback_later(timeout_seconds, exit=True)
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
     try:

@@ -36,6 +36,8 @@ def launch(work: Callable[[], object], ranks: int) -> int:
     """
     from mlm_repro.engine.launch.mesh import STACK_SIGNAL
 
+    # The port is opened here and handed to rank 0: a free port that was only asked for may be taken before it
+    # listens.
     context, door = multiprocessing.get_context("fork"), socket.create_server(("127.0.0.1", 0))
     shared = {
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(door.getsockname()[1]), "WORLD_SIZE": str(ranks),
@@ -48,6 +50,7 @@ def launch(work: Callable[[], object], ranks: int) -> int:
         else:
             door.close()
         become_rank(rank, shared)
+        # A terminal sends Ctrl-C to every process of its group; only the parent shall hear it, and passes it on once.
         os.setsid()
         run_command(lambda **_: work())
 
@@ -63,6 +66,7 @@ def launch(work: Callable[[], object], ranks: int) -> int:
 
     with when_stopped(pass_on):
         try:
+            # A signal between two forks would leave ranks that wait for others that never start.
             with held_back(), door:
                 for process in processes:
                     process.start()
@@ -75,6 +79,8 @@ def launch(work: Callable[[], object], ranks: int) -> int:
                 raise Interrupted(f"{ended}; the same command {afterwards()}")
             return code
         finally:
+            # What did not end in time says where it stands before it is killed; a stopped process hears that only
+            # when it goes on.
             hanging = [process.pid for process in processes if process.exitcode is None and process.pid]
             for number in (STACK_SIGNAL, signal.SIGCONT):
                 for pid in hanging:
@@ -88,10 +94,12 @@ def become_rank(rank: int, shared: Mapping[str, str]) -> None:
     """Make a forked process a rank of one thread, with the environment variables that all of them have."""
     end_with_parent()
     gc.freeze()  # what the parent has made is not looked through, nor copied by looking
+    # gloo and NCCL would otherwise listen on an outer interface, for ranks that all live here.
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "")
     doors = dict.fromkeys(INTERFACES - os.environ.keys(), loopback) if loopback else {}
     os.environ |= {**doors, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
     if "torch" in sys.modules:
+        # The number that torch read when the parent imported it outlives the environment variable.
         sys.modules["torch"].set_num_threads(1)
 
 
@@ -106,6 +114,7 @@ def _wait(processes: Sequence[BaseProcess], grace_seconds: float = 10.0) -> int:
             failed_at = time.monotonic()
         if None not in codes or (failed_at and time.monotonic() - failed_at > grace_seconds):
             positive = [code for code in failed if code and code > 0]
+            # The exit code is that of the cause: ranks that lost a peer end with the code of an interruption.
             causes = [code for code in positive if code != Interrupted.exit_code]  # those of ranks that lost nobody
             return (causes or positive or [-signal.SIGKILL])[0]
         time.sleep(0.05)
@@ -119,6 +128,8 @@ def keep_large_buffers() -> None:
     if platform.libc_ver()[0] != "glibc":
         return
     libc = ctypes.CDLL(None)
+    # Each large buffer would otherwise be mapped, zeroed page by page at its first touch, and unmapped, every
+    # iteration.
     libc.mallopt(M_MMAP_MAX, 0)
     libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
     libc.mallopt(M_TOP_PAD, 64 * 2**20)

@@ -89,8 +89,10 @@ def join_ranks() -> None:
         alone = RanksMissing(f"rank {rank} of {ranks} found nobody at {host}:{port} within {waits} seconds")
         alone.on_every_rank = True  # rank 0, which speaks to the user, did not start
         raise alone from error
+    # Without the prefix the ranks of a new attempt would be counted on top of those of the last.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps its store when it starts ranks again
     store = dist.PrefixStore(f"mlm/attempt-{attempt}", shared)
+    # Counted before the process group is made, whose own time-out would not say how many ranks are missing.
     came = store.add("mlm/ranks", 1)
     try:
         while came < ranks and time.monotonic() < deadline:
@@ -100,6 +102,7 @@ def join_ranks() -> None:
         raise RanksMissing(f"rank 0 left before all {ranks} ranks came") from error
     if came < ranks:
         raise RanksMissing(f"{came} of {ranks} ranks came within {waits} seconds")
+    # A rank that hangs in a collective can be asked where.
     faulthandler.register(STACK_SIGNAL)
     backend, device = "gloo", None
     if torch.cuda.is_available():
@@ -184,6 +187,7 @@ def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
         return serial_mesh(device)
     join_ranks()
     rank = here.rank if here else dist.get_rank()
+    # Every rank goes through all lines: a process group must be made by all processes, members or not, in one order.
     lines = [layout.lines(each) for each in range(layout.world_size)]
 
     def joined(members: tuple[int, ...], group: dist.ProcessGroup | None) -> Axis:

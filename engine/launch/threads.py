@@ -108,6 +108,7 @@ class World:
         self.messages: dict[_Number, torch.Tensor] = {}
         self.sent, self.expected = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
         """Messages from one rank to another so far."""
+        # One condition a rank: waking all at each message made n threads look and n - 1 sleep again.
         self._wakeups = [threading.Condition(self.lock) for _ in range(size)]
         self._awake, self._ended = set(range(size)), set[int]()
 
@@ -147,6 +148,7 @@ class World:
 
     def _fall_asleep(self, rank: int) -> None:
         self._awake.discard(rank)
+        # Nobody computes and somebody has not ended: processes would hang here until a time-out.
         if not self._awake and len(self._ended) < self.size:
             waiting = sorted(set(range(self.size)) - self._ended)
             error = RuntimeError(f"deadlock: {len(waiting)} of {self.size} ranks wait, rank {waiting[0]} among them")
@@ -207,6 +209,7 @@ class ThreadAxis(Axis):
     def start_reduce(self, tensor: torch.Tensor, owner: int) -> Pending:
         total = self._meet(tensor, _sum)
         if self.rank == owner:
+            # On the owner alone, as NCCL does: a program that reads the others' values must fail here too.
             tensor.copy_(total)
         return DONE
 
@@ -224,6 +227,7 @@ class ThreadAxis(Axis):
 
     def start_send(self, tensor: torch.Tensor, peer: int) -> Pending:
         way = self.members[self.rank], self.members[peer]
+        # A copy: a sender may overwrite its buffer as soon as the message is on its way.
         self.world.messages[*way, self.world.sent[way]] = tensor.clone()
         self.world.sent[way] += 1
         self.world.wake(self.members[peer])

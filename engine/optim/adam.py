@@ -37,7 +37,6 @@ class FlatLamb(FlatOptimizer):
         weight_norms, norms = self._norms(group, group.master), self._norms(group, direction)
         clamped = weight_norms.clamp(max=self.largest_norm)
         ratios = torch.where((clamped > 0) & (norms > 0), clamped / norms, 1.0).clamp(max=self.largest_ratio)
-        group.norms = torch.stack([weight_norms, norms, ratios])
         scales = (-step.learning_rate * ratios).to(direction.dtype)
         for weights, change, scale in zip(group.pieces(group.master), group.pieces(direction), scales, strict=True):
             weights.addcmul_(change, scale)

@@ -42,8 +42,6 @@ class FlatGroup:
         """Views of the gradient, each with its parameter."""
         self.exp_avg = torch.zeros_like(self.master)
         self.exp_avg_sq = torch.zeros_like(self.master)
-        self.norms: torch.Tensor | None = None
-        """Norms of whole weights, norms of their updates and trust ratios, [3, tensors], of LAMB's last step."""
 
     @property
     def state(self) -> dict[str, torch.Tensor]:
@@ -111,14 +109,6 @@ class FlatOptimizer(ABC):
         if counted:
             squares += torch.nn.utils.get_total_norm(counted).double() ** 2
         return self._over_ranks(squares).sqrt()
-
-    def update_moments(self, before: list[torch.Tensor]) -> list[float]:
-        """-w·u and |u|²/2 of the groups' master weights w `before` and their change u since, over all ranks."""
-        old, new = self._counted(before), self._counted([group.master for group in self.groups])
-        sums = torch.zeros(2, dtype=torch.float64, device=self.groups[0].master.device)
-        for w, u in ((was.double(), now.double() - was.double()) for was, now in zip(old, new, strict=True)):
-            sums += torch.stack([-(w * u).sum(), u.square().sum() / 2])
-        return list(self._over_ranks(sums).tolist())
 
     def _counted(self, flats: list[torch.Tensor]) -> list[torch.Tensor]:
         """This owner's pieces of tensors laid out as `master`, without those that another rank counts."""

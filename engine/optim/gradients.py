@@ -21,8 +21,7 @@ class _Bucket:
 
     gradient: torch.Tensor
     size: int
-    counted: list[torch.Tensor]
-    """Gradients in it that this rank counts in sums over the model's ranks."""
+    """Number of gradients in it."""
     is_shared: bool
     """True if other ranks of the model hold parts of its gradients: then it is reduced at the end."""
     is_copy: bool
@@ -42,13 +41,11 @@ class GradientReducer:
     A parameter's first gradient in an iteration is copied into the flat gradient; those of later microbatches are
     added. In the last backward pass of a chunk (`arm`) each bucket's all-reduce starts when its last parameter has its
     gradient. Under ZeRO stage 1 a bucket's parts are reduced to their owners alone, a reduce-scatter (Rajbhandari et
-    al. 2020, Section 7); the tied embedding's sum goes to every rank. With `measures_noise`, `local_square` is known
-    after `finish`.
+    al. 2020, Section 7); the tied embedding's sum goes to every rank.
     """
 
     groups: Sequence[FlatGroup]
     mesh: ParallelMesh
-    measures_noise: bool = False
     _buckets: list[_Bucket] = field(default_factory=list)
     _armed: set[int] = field(default_factory=set)
     _arrived: set[int] = field(default_factory=set)
@@ -62,7 +59,6 @@ class GradientReducer:
                 bucket = _Bucket(
                     group.main_gradient[start:end],
                     len(members),
-                    [view for parameter, view in members if parameter.is_counted],
                     any(self._is_tied(parameter) or self._is_summed(parameter) for parameter, _ in members),
                     self._is_tied(first) and first.is_copy,
                     group.owned(start, end) if group.owners.size > 1 and not self._is_tied(first) else [],
@@ -71,15 +67,11 @@ class GradientReducer:
                 for parameter, view in members:
                     hook = partial(self._take, bucket, view, group.is_mixed)
                     parameter.local.register_post_accumulate_grad_hook(hook)
-        self.local_square = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
-        """Squared norm of this data-parallel rank's own gradient, float64: the part that this rank counts, to be summed
-        over the tensor- and pipeline-parallel axes."""
 
     def begin(self) -> None:
         """Prepare for the first backward pass of an iteration."""
         self._armed.clear()
         self._arrived.clear()
-        self.local_square.zero_()
         for parameter, _ in self._gradients():
             parameter.local.grad = None
         for bucket in self._buckets:
@@ -105,7 +97,6 @@ class GradientReducer:
         self._wait([bucket for bucket in self._buckets if bucket.is_shared])
         for view in tied:
             self.mesh.embedding.broadcast(view)
-        self.local_square.div_(divisor**2)
         if (shares := divisor * self.mesh.dp.size) != 1:
             for group in self.groups:
                 group.main_gradient.div_(shares)
@@ -153,8 +144,6 @@ class GradientReducer:
     def _launch(self, bucket: _Bucket) -> None:
         """Start to sum a bucket over the data-parallel ranks."""
         if not bucket.is_launched and not bucket.is_copy:
-            if self.measures_noise and bucket.counted:
-                self.local_square += torch.nn.utils.get_total_norm(bucket.counted).double() ** 2
             dp = self.mesh.dp
             bucket.works = [dp.start_reduce(part, owner) for owner, part in bucket.owned]
             bucket.works = bucket.works or [dp.start_all_reduce(bucket.gradient)]

@@ -48,8 +48,6 @@ class ShardedReducer(GradientReducer):
 
     def __init__(self, model: StageModel, groups: Sequence[FlatGroup]) -> None:
         self.groups = groups
-        self.local_square = torch.zeros((), dtype=torch.float64, device=groups[0].master.device)
-        """Zero: no rank ever has its own whole gradient."""
         storage = {p.name: (p.local, gradient) for group in groups for p, gradient in group.gradients}
         for prefix, module in list(model.named_modules()):
             for name, old in list(module.named_parameters(recurse=False)):

@@ -24,6 +24,7 @@ class _Conjugate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        # Collectives take elements as they lie in memory; autograd may hand over an expanded or transposed gradient.
         return ctx.collective(gradient.contiguous()), None, None
 
 
@@ -63,6 +64,8 @@ def gather_features(x: torch.Tensor, axis: Axis, start: int, whole: int) -> torc
     stop = start + x.shape[-1]
 
     def gather(part: torch.Tensor) -> torch.Tensor:
+        # Parts may differ in width (heads that do not divide evenly), which an all-gather does not take; zeros add
+        # nothing.
         return axis.all_reduce(torch.nn.functional.pad(part, (start, whole - stop)))
 
     return _Conjugate.apply(x, gather, lambda gradient: gradient[..., start:stop].contiguous())

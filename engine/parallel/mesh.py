@@ -59,6 +59,7 @@ DONE = _Done()
 class Axis(ABC):
     """One axis of the mesh as this rank sees it. Every collective is called by all ranks of the axis, in one order."""
 
+    # An axis knows no process group, so that ranks that are threads, and a rank whose peers are absent, are axes too.
     size: int
     rank: int
     waiting: Waiting = field(default_factory=Waiting, compare=False)
@@ -161,6 +162,7 @@ class GroupAxis(Axis):
             dist.broadcast(tensor, group=self.group, group_src=owner)
 
     def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        # `dim` need not be the outermost, so the parts are joined after they have come.
         shards = [torch.empty_like(tensor) for _ in range(self.size)]
         with self.waiting:
             dist.all_gather(shards, tensor.contiguous(), group=self.group)
@@ -188,6 +190,7 @@ class GroupAxis(Axis):
 
 
 def _begun(work: dist.Work | None) -> Pending:
+    # torch returns None to a rank outside the group; such a rank holds a LoneAxis instead.
     assert work is not None  # this rank is in the group
     return work
 
@@ -226,9 +229,13 @@ class ParallelMesh:
     @contextmanager
     def all_or_none(self) -> Iterator[None]:
         """A block without collectives that succeeds on every rank or on none: one rank's failure is raised on all."""
+        # Without this, the ranks that succeeded would go on to the next collective and wait for the failed one until
+        # the time-out, and its sentence would be lost among theirs.
         failure: Exception | None = None
         try:
             yield
+        # Only failures that a user can mend are shared. A fault of the program keeps its own traceback on its own
+        # rank.
         except (UserError, OSError) as error:
             failure = error
         for raised in self.world.gather_objects(failure):

@@ -70,6 +70,7 @@ class ShardedParameter:
     @property
     def is_counted(self) -> bool:
         """True if this rank counts the parameter in sums over the tensor- and pipeline-parallel axes."""
+        # A norm would count a whole parameter once for each rank, and the tied embedding twice.
         return not self.is_copy and (self.dim is not None or self.axis.rank == 0)
 
     def shard(self, whole: Tensor) -> Tensor:
@@ -94,10 +95,12 @@ def sharded_parameters(model: nn.Module, mesh: ParallelMesh) -> list[ShardedPara
             raise TypeError(
                 f"nothing says what {name} is: declare it in {type(owner).__name__}.roles, as one of {known}"
             )
+        # Declared, not guessed from the name: initial values and weight decay follow from it.
         role = roles[own_name]
         if hasattr(parameter, "to_local"):  # a DTensor, whose module takes half a second to import
             parameters.append(ShardedParameter(name, nn.Parameter(parameter.to_local().detach()), mesh.dp, role, 0))
             continue
+        # Declared on the module that divides it, so a new parallel layer needs no change here.
         dim = getattr(owner, "shard_dims", {}).get(own_name)
         is_copy = has_copy and role is Role.TIED_EMBEDDING
         parameters.append(ShardedParameter(name, parameter, mesh.tp, role, dim, is_copy))

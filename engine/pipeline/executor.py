@@ -34,13 +34,13 @@ class PartitionedModel:
         # optimizer and checkpoints: in ZeRO stage 3 the data axis divides as the tensor axis does
         self.storage_mesh = replace(mesh, tp=mesh.dp, dp=LoneAxis()) if self.is_zero3 else mesh
 
-    def reducer(self, groups: Sequence[FlatGroup], measures_noise: bool = False) -> GradientReducer:
+    def reducer(self, groups: Sequence[FlatGroup]) -> GradientReducer:
         """Make the object that takes the gradients to the optimizer's flat groups."""
         if self.is_zero3:
             from mlm_repro.engine.optim.zero3 import ShardedReducer
 
             return ShardedReducer(self.chunks[0], groups)
-        return GradientReducer(groups, self.mesh, measures_noise)
+        return GradientReducer(groups, self.mesh)
 
     def forward_backward(
         self, microbatches: Sequence[PipelineInput], reducer: GradientReducer, loss_scale: float = 1.0
@@ -50,6 +50,7 @@ class PartitionedModel:
             if not chunk.training:  # the flag is set on every module, which takes time
                 chunk.train()
         reducer.begin()
+        # The reduction of a chunk may begin only with its last backward pass; before it, gradients still grow.
         left = [len(microbatches)] * len(self.chunks)
 
         def before_backward(chunk: int) -> None:
@@ -57,6 +58,7 @@ class PartitionedModel:
             if left[chunk] == 0:
                 reducer.arm(self._by_chunk[chunk])
 
+        # One executor an iteration: what is in flight belongs to it, so a failed iteration leaves nothing behind.
         executor = PipelineExecutor(self.chunks, self.mesh, self.parallel.scatter_gather, microbatches, loss_scale)
         return executor.run(self._program(len(microbatches), training=True), before_backward)
 
@@ -73,6 +75,7 @@ class PartitionedModel:
         return total
 
     def _program(self, microbatches: int, training: bool) -> list[Instruction]:
+        # Validation has no backward passes; the schedules' warm-up would only delay it.
         schedule = self.parallel.schedule if training else None
         return _programs(schedule, self.parallel.pp, self.parallel.chunks, microbatches)[self.mesh.pp.rank]
 
@@ -87,11 +90,14 @@ def partition(
         if parallel.shard_parameters and mesh.dp.size > 1:
             from mlm_repro.engine.optim.zero3 import shard_zero3
 
+            # FSDP divides the parameters first and `initialize` fills the shards, so that no rank ever holds the
+            # whole model.
             with torch.device("meta"):
                 chunk = model_class(model, mesh, stage, parallel).to(dtype)
             shard_zero3(chunk, mesh)
         else:
             chunk = model_class(model, mesh, stage, parallel).to(mesh.device, dtype)
+        # Values are drawn by global name and cut, not drawn by shard: every layout begins with the same model.
         chunk.initialize(seed)
         chunks.append(chunk)
     return PartitionedModel(chunks, parallel, mesh)
@@ -112,6 +118,8 @@ class PipelineExecutor:
     ) -> None:  # fmt: skip
         self._chunks, self._mesh, self._microbatches, self._loss_scale = chunks, mesh, microbatches, loss_scale
         self._last = mesh.pp.size * len(chunks) - 1
+        # Tensor-parallel ranks hold equal activations, so each sends its part alone (2021 paper, Section 4.1); with
+        # sequence parallelism they are divided already.
         self._divides = scatter_gather and mesh.tp.size > 1 and mesh.pp.size > 1 and not mesh.sequence_parallel
         self._payloads: dict[tuple[Op, int, int], tuple[Pending, torch.Tensor]] = {}
         """Activations and gradients, whole or as sent, by direction, microbatch and the stage that consumes them."""
@@ -127,6 +135,8 @@ class PipelineExecutor:
 
         Gradients of the loss scale × loss, summed over microbatches, are added to the parameters'.
         """
+        # The order was made for all ranks at once; a rank only obeys, so no two ranks can disagree about the next
+        # message.
         for instruction in program:
             if isinstance(instruction, Message):
                 self._send(instruction) if instruction.send else self._receive(instruction)
@@ -150,14 +160,19 @@ class PipelineExecutor:
         output = chunk.run_stage(inputs, batch)
         if is_last := self._stage(compute) == self._last:
             loss = chunk.batch_loss(output, batch)
+            # Double, so that the mean over thousands of microbatches does not depend on their number in the last
+            # digits.
             self._total += loss.detach().double() * len(batch.tokens)
             output = loss * self._loss_scale
         if torch.is_grad_enabled():
+            # The output itself has been sent and may be freed: Megatron-LM replaces its data by a single element for
+            # the same reason.
             self._graphs[compute.microbatch, compute.chunk] = inputs, get_gradient_edge(output)
         return None if is_last else output.detach()
 
     def _backward(self, compute: Compute, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """The gradient of the stage's input, for the stage before; None on the first stage."""
+        # Popped, so that the activations are freed as the backward pass walks through them.
         inputs, output = self._graphs.pop((compute.microbatch, compute.chunk))
         torch.autograd.backward(output, gradient)
         return inputs.grad
@@ -167,6 +182,7 @@ class PipelineExecutor:
         if payload is not None:
             stage = self._stage(compute) + (1 if compute.op is Op.FORWARD else -1)
             flat, tp = payload.contiguous().view(-1), self._mesh.tp
+            # A copy: a view would keep the whole activation in memory until its message has left.
             part = flat.chunk(tp.size)[tp.rank].contiguous() if self._divides else flat
             self._payloads[compute.op, compute.microbatch, stage] = DONE, part
 
@@ -184,12 +200,15 @@ class PipelineExecutor:
 
     def _send(self, message: Message) -> None:
         _, payload = self._payloads.pop((message.payload, message.microbatch, message.stage))
+        # gloo reads the buffer until the message has left. Holding all of them to the end would cost one activation a
+        # message.
         self._sends = [pending for pending in self._sends if not pending[0].is_completed()]
         self._sends.append((self._mesh.pp.start_send(payload, message.peer), payload))
 
     def _receive(self, message: Message) -> None:
         parameter = next(self._chunks[0].parameters())
         count = self._shape(message.microbatch).numel() // (self._mesh.tp.size if self._divides else 1)
+        # Both ends compute the shape, so no message is needed to announce it.
         payload = torch.empty(count, dtype=parameter.dtype, device=parameter.device)
         work = self._mesh.pp.start_receive(payload, message.peer)
         self._payloads[message.payload, message.microbatch, message.stage] = work, payload

@@ -71,12 +71,14 @@ def lower(orders: Sequence[Sequence[Compute]], chunks: int) -> Lowered:
     passes = {compute.op for compute in orders[0]}
     microbatches = range(len(orders[0]) // (chunks * len(passes)))
     complete = sorted(Compute(op, m, chunk) for op in passes for m in microbatches for chunk in range(chunks))
+    # Checked once here: a schedule that drops a pass would train, and only its gradients would be wrong.
     if any(sorted(order) != complete for order in orders):
         raise ValueError("an order of the schedule leaves out a pass or makes one twice")
     programs: list[list[Instruction]] = [[] for _ in orders]
     timeline: list[list[Interval]] = [[] for _ in orders]
     arrived: set[tuple[Op, int, int]] = set()
     position, idle = [0] * pp, [True] * pp
+    # The walk is in time because ranks meet in time: of two messages the one that is ready first is sent first.
     running: list[tuple[float, int, Compute]] = []
 
     def try_start(rank: int, now: float) -> None:
@@ -101,12 +103,16 @@ def lower(orders: Sequence[Sequence[Compute]], chunks: int) -> Lowered:
         stage = compute.chunk * pp + rank
         target = stage + (1 if compute.op is Op.FORWARD else -1)
         if target > last:
+            # The loss turns a microbatch back on the same rank: no message.
             arrived.add((Op.BACKWARD, compute.microbatch, last))
         elif target >= 0:
             peer = target % pp
             arrived.add((compute.op, compute.microbatch, target))
+            # With one rank, or chunks that follow each other on one rank, the payload stays where it is.
             if peer != rank:
                 programs[rank].append(Message(True, compute.op, compute.microbatch, target, peer))
+                # The receive is posted at the moment of the send, behind what the peer was told before, so the k-th
+                # send of a pair always meets its k-th receive: gloo and NCCL match messages by order, not by name.
                 programs[peer].append(Message(False, compute.op, compute.microbatch, target, rank))
             try_start(peer, now)
         try_start(rank, now)

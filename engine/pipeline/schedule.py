@@ -68,10 +68,13 @@ def _one_f_one_b(pp: int, rank: int, chunks: int, microbatches: int) -> Iterator
     total = microbatches * chunks
 
     def step(number: int, op: Op) -> Compute:
+        # Microbatches go through the chunks in groups of p, so that chunk 1 can begin before chunk 0 has seen them
+        # all.
         group, place = divmod(number, pp * chunks)
         chunk = place // pp
         return Compute(op, group * pp + place % pp, chunk if op is Op.FORWARD else chunks - 1 - chunk)
 
+    # Earlier ranks warm up longer: a rank's first backward pass has to come back through all ranks behind it.
     warmup = min(total, _warmup(pp, rank, chunks))
     for number in range(warmup):
         yield step(number, Op.FORWARD)
@@ -98,6 +101,7 @@ def peaks_in_flight(name: ScheduleName, pp: int, chunks: int, microbatches: int)
     Raises BadInput as `check_schedule`.
     """
     check_schedule(name, pp, chunks, microbatches)
+    # Every forward pass precedes every backward pass, so all activations wait.
     if name == "gpipe":
         return [microbatches] * pp
     return [min(microbatches * chunks, _warmup(pp, rank, chunks) + 1) for rank in range(pp)]

@@ -5,40 +5,13 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from mlm_repro.engine.parallel.layout import Layout
 from mlm_repro.lineage.atomic import parse_json
-from mlm_repro.lineage.files import Environment, FileSchema, Finite, Positive, parse_document, read_document
+from mlm_repro.lineage.files import FileSchema, Finite, parse_document, read_document
 
 METRICS, SUMMARY, STATISTICS = "metrics.jsonl", "summary.json", "statistics.json"
-NORM_EDGES = tuple(10.0 ** (place / 8) for place in range(-32, 33))
-"""Borders of the bins in which norms and trust ratios are counted: bin i has values from edge i - 1 up to edge i, the
-first all below and the last all above."""
-
-
-class LearningRateSweep(FileSchema):
-    """The result of `mlm-train lr-find`."""
-
-    benchmark: Literal["learning-rate"]
-    name: str
-    optimizer: str
-    global_batch_size: int
-    seed: int
-    ranks: int = 1
-    rates: list[Positive]
-    losses: list[Finite]
-    smoothed: list[Finite]
-    lowest_rate: Positive | None
-    suggestion: Positive | None
-    notes: list[str] = Field(default_factory=list)
-    environment: Environment = Environment()
-
-    @model_validator(mode="after")
-    def _has_a_curve(self) -> "LearningRateSweep":
-        if not len(self.rates) == len(self.losses) == len(self.smoothed) > 0:
-            raise ValueError("rates, losses and smoothed losses are not of one length")
-        return self
 
 
 class Step(FileSchema, frozen=False):
@@ -62,13 +35,6 @@ class Step(FileSchema, frozen=False):
     spike: dict[str, float] = Field(default_factory=dict)
     """Limit of each quantity that leapt over it."""
     warning: str = ""
-    gradient_square: Finite | None = None
-    gradient_variance: Finite | None = None
-    noise_scale: Finite | None = None
-    weight_norms: list[int] = Field(default_factory=list)
-    """Tensors in each bin of `NORM_EDGES`; so are the next two."""
-    update_norms: list[int] = Field(default_factory=list)
-    trust_ratios: list[int] = Field(default_factory=list)
 
 
 class TensorNumbers(FileSchema):

@@ -15,7 +15,7 @@ from typing import Any
 from mlm_repro.data_pipeline.files import named_datasets
 from mlm_repro.data_pipeline.tokens.tokenizer import FILE_NAME
 from mlm_repro.engine.batch_schedule import BatchSchedule
-from mlm_repro.engine.config import ModelConfig, ParallelConfig, RunConfig, Seam, TrainConfig, TwinScale
+from mlm_repro.engine.config import FORMER_RECORDS, ModelConfig, ParallelConfig, RunConfig, Seam, TrainConfig, TwinScale
 from mlm_repro.engine.costs import (
     RankMemory,
     checkpoint_bytes,
@@ -29,6 +29,7 @@ from mlm_repro.engine.family import family_of
 from mlm_repro.engine.optim.schedule import end_of_schedule
 from mlm_repro.engine.parallel.layout import Layout, layout_of, split_layers
 from mlm_repro.engine.pipeline.schedule import check_schedule, ideal_bubble
+from mlm_repro.engine.run.loggers import LOGGERS
 from mlm_repro.engine.twin import shrink
 from mlm_repro.lineage.chain import CONFIG, checkpoint_path, iteration_of, resolve_checkpoint
 from mlm_repro.lineage.config import load_config, override_config, parse_config
@@ -244,8 +245,7 @@ def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, Starting
         raise BadInput(f"the weights of {place} have another shape: model.{name} is {other} there and {mine} here")
     own = checkpoint / "tokenizer" / FILE_NAME
     if not own.is_file():
-        other = "its words and special tokens have other numbers than a dataset's"
-        raise BadInput(f"{place} keeps a tokenizer of another program, {other}: `mlm-train finetune` takes it as it is")
+        raise BadInput(f"{place} has no {FILE_NAME} that a dataset could be made with: import it from where it has one")
     if sha256_file(own) != sha256_file(tokenizer / FILE_NAME):
         other = f"was trained with another tokenizer than {config.data.dataset}"
         raise BadInput(f"{place} {other}: make the dataset with it")
@@ -263,6 +263,10 @@ def read_config(manifest: Mapping[str, Any], path: Path) -> RunConfig:
     values = manifest.get("config", {})
     if manifest.get("schema_version") is None and values.get("train", {}).get("precision") == "fp16":
         values = values | {"train": FIRST_RELEASE | values["train"]}
+    if isinstance(record := values.get("record"), dict):  # earlier versions had other records and loggers
+        record = {key: value for key, value in record.items() if key not in FORMER_RECORDS}
+        loggers = [name for name in LOGGERS if name in record.get("loggers", ())]
+        values = values | {"record": record | {"loggers": loggers}}
     return parse_config(values, RunConfig, str(path))
 
 

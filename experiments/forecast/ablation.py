@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from mlm_repro.engine.config import RunConfig
-from mlm_repro.engine.run.files import LearningRateSweep
 from mlm_repro.experiments.catalogue import ABLATION, Ablation, Arm, Effect
-from mlm_repro.experiments.files import FORECAST, SWEEPS, EffectForecast
+from mlm_repro.experiments.files import FORECAST, SWEEPS, EffectForecast, RateSweep
 from mlm_repro.experiments.forecast.trainings import SEARCH_SEED, Kept, Trained, origin_of, seeds_of
 from mlm_repro.experiments.scores import Finding, found
 from mlm_repro.lineage.config import parse_config
@@ -46,6 +45,15 @@ def trials_of(experiment: str, ablation: Ablation, arm: Arm, dataset: Path = Pat
     return [ablation_config(experiment, ablation, arm, SEARCH_SEED, rate, dataset) for rate in rates]
 
 
+def sweep_config(experiment: str, ablation: Ablation, arm: Arm, dataset: Path) -> RunConfig:
+    """The training of an arm whose rate rises exponentially between the ends of the ablation's finder (Smith 2017)."""
+    assert ablation.finder
+    low, high = ablation.finder
+    config = ablation_config(experiment, ablation, arm, SEARCH_SEED, high, dataset)
+    rising = {"min_learning_rate": low, "warmup_iterations": 0, "decay": "exponential", "decay_iterations": None}
+    return config.model_copy(update={"name": f"{config.name}-sweep", "train": config.train.model_copy(update=rising)})
+
+
 def searched_rates(
     experiment: str, ablation: Ablation, trained: Kept, datasets: Sequence[str]
 ) -> tuple[dict[str, float], list[Trained]]:
@@ -62,7 +70,7 @@ def searched_rates(
         if arm.rate_of:
             rate = found_rates[arm.rate_of]
         elif ablation.finder:
-            rate = read_document(trained.folder / SWEEPS / f"{slug(arm.name)}.json", LearningRateSweep).lowest_rate
+            rate = read_document(trained.folder / SWEEPS / f"{slug(arm.name)}.json", RateSweep).lowest_rate
             if rate is None:
                 raise IntegrityFailure(f"the loss of {arm.name!r} never fell while its rate rose: nothing is suggested")
         else:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import redirect_stderr
-from dataclasses import replace
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -26,10 +25,8 @@ from mlm_repro.data_pipeline.config import DataConfig
 from mlm_repro.data_pipeline.files import DATASET, DataCard, dataset_digest
 from mlm_repro.engine.config import RunConfig
 from mlm_repro.engine.data.dataset import DatasetFacts
-from mlm_repro.engine.launch.forked import run_forked
 from mlm_repro.engine.launch.local import launch
-from mlm_repro.engine.lr_finder import find_learning_rate, write_curve
-from mlm_repro.engine.run.files import read_validations
+from mlm_repro.engine.run.files import read_steps, read_validations
 from mlm_repro.engine.run.resolved import resolve
 from mlm_repro.engine.step import NotFinite
 from mlm_repro.engine.train import train
@@ -49,9 +46,17 @@ from mlm_repro.experiments.files import (
     Forecast,
     LadderPlan,
     LadderScores,
+    RateSweep,
     read_runs,
 )
-from mlm_repro.experiments.forecast.ablation import ablation_config, derive_effects, searched_rates, slug, trials_of
+from mlm_repro.experiments.forecast.ablation import (
+    ablation_config,
+    derive_effects,
+    searched_rates,
+    slug,
+    sweep_config,
+    trials_of,
+)
 from mlm_repro.experiments.forecast.ladder import (
     KeptRungs,
     derive,
@@ -64,7 +69,7 @@ from mlm_repro.experiments.forecast.ladder import (
     trial_configs,
     whole_configs,
 )
-from mlm_repro.experiments.forecast.trainings import SEARCH_SEED, Kept, keep, seeds_of
+from mlm_repro.experiments.forecast.trainings import Kept, keep, seeds_of
 from mlm_repro.experiments.reproduce.steps import StepFailed, run_step, shown
 from mlm_repro.experiments.scores import text_score
 from mlm_repro.lineage.config import load_config
@@ -173,13 +178,14 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
 
     def search() -> EffectForecast:
         train_all(trials, run.path, runs)
-        low, high = ablation.finder or (0.0, 0.0)
         for arm in (each for each in ablation.arms if ablation.finder and not each.rate_of):
-            config = ablation_config(name, ablation, arm, SEARCH_SEED, high, datasets[arm.dataset])
-            sweep = resolve(config, 1)
-            (curve,) = run_forked(find_learning_rate, 1, sweep, low, high, config.train.iterations)
-            named = replace(sweep, config=config.model_copy(update={"name": slug(arm.name)}))
-            write_curve(run.path / SWEEPS, named, curve)
+            config = sweep_config(name, ablation, arm, datasets[arm.dataset])
+            if code := launch(partial(_train, config, runs, 1), 1):
+                raise StepFailed(f"training of {config.name}", code)
+            steps = [step for step in read_steps(_directory_of(config, runs)) if not step.skipped]
+            sweep = RateSweep(rates=[step.learning_rate for step in steps], losses=[step.loss for step in steps])
+            (run.path / SWEEPS).mkdir(exist_ok=True)
+            write_document(run.path / SWEEPS / f"{slug(arm.name)}.json", sweep)
         rates, searched = searched_rates(name, ablation, Kept(run.path), digests)
         return EffectForecast(
             experiment=name, ablation=ablation.model_dump(mode="json"), datasets=digests, bits_per_nat=bits_per_nat,

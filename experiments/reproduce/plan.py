@@ -13,6 +13,7 @@ from mlm_repro.experiments.files import RateLaw
 from mlm_repro.experiments.launch.job import Job, format_days
 from mlm_repro.experiments.reproduce.files import LADDER
 from mlm_repro.lineage.config import load_config, override_config
+from mlm_repro.lineage.digest import is_sealed
 from mlm_repro.lineage.environment import list_gpus
 from mlm_repro.lineage.errors import BadInput, HardwareMissing
 from mlm_repro.lineage.shipped import HOME, model_file
@@ -21,6 +22,8 @@ RECIPES = HOME / "data_pipeline" / "recipes"
 FULL_RECIPE = RECIPES / "available-2019.toml"
 SEED_MARK = "-seed-"
 """Mark in the name of a training with another seed than its recipe's."""
+SEEDS = "seeds"
+"""Folder of those trainings beside a reproduction, so that the folder of runs shows one training a model."""
 
 RATES = RateLaw(rate=0.00589, parameters=171_000, size_exponent=0.423, tokens=1.45e6, length_exponent=0.32)
 """The rule of learning rates that `results/ladder` found, rounded: a line through the best rate of each of five sizes
@@ -126,6 +129,17 @@ def make_plan(target: str, mode: str, smoke: bool, recipe: Path | None, seeds: i
 def model_name(training: str) -> str:
     """The name under which a reproduction keeps a training: its model's, with a seed that is not the recipe's own."""
     return training.partition("-")[0] + "".join(training.partition(SEED_MARK)[1:])
+
+
+def folder_of(training: str, runs: Path) -> Path:
+    """The folder in which a reproduction keeps a training of this name."""
+    return runs / SEEDS if SEED_MARK in training else runs
+
+
+def training_place(run: str, runs: Path) -> Path:
+    """The directory of a reproduction's training; earlier versions kept every seed beside the reproduction."""
+    beside = runs / run
+    return beside if is_sealed(beside) else folder_of(run, runs) / run
 
 
 def _of_ladder(config: RunConfig, size: Size) -> list[str]:

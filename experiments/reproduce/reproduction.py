@@ -48,6 +48,7 @@ from mlm_repro.experiments.reproduce.plan import (
     SMOKE,
     Plan,
     expected_seconds,
+    folder_of,
     model_name,
     training_job,
     twin_rule,
@@ -99,8 +100,9 @@ def reproduce(plan: Plan, runs: Path) -> Path:
         if plan.size is None:
             job = training_job(plan, config, runs).model_copy(update={"dataset": dataset.path})
             write_launch_files(job, steps.launch_folder(config, runs))
-        steps.run_step(*steps.train_step(plan, config, runs / dataset.path.name, runs))
-        trained.append(RunDirectory.open_named(runs, config.name))
+        folder = folder_of(config.name, runs)
+        steps.run_step(*steps.train_step(plan, config, runs / dataset.path.name, folder))
+        trained.append(RunDirectory.open_named(folder, config.name))
     course.begin("scoring the models")
     available = {name: _are_here(partial(find_test_set, name)) for name in steps.TASKS}
     size = plan.size

@@ -20,7 +20,7 @@ READ = (
     "engine/trainer.py", "engine/train.py", "engine/rng.py", "engine/inputs.py",
     "engine/compare", "engine/twin.py", "engine/costs.py",
     "engine/guard", "engine/run", "engine/data", "engine/checkpoint", "engine/config.py", "engine/cli.py",
-    "engine/lr_finder.py", "engine/torch_names.py",
+    "engine/torch_names.py",
 )  # fmt: skip
 """Folders and files that are held to the rule."""
 

@@ -5,7 +5,7 @@ import tomllib
 
 from tests.architecture.rooms import ROOT, imported_names, modules
 
-MODULE_OF = {"megatron-core": "megatron", "mkdocs-material": "material", "mlflow-skinny": "mlflow"}
+MODULE_OF = {"megatron-core": "megatron", "mkdocs-material": "material"}
 """Libraries that are imported by another name than they are installed by."""
 PROGRAMS = {
     "benchmarks/compiled.py": {"triton"},  # imported by what has found Triton
@@ -28,7 +28,7 @@ def optional_modules() -> set[str]:
 
 def test_no_optional_library_is_imported_in_the_plain_way() -> None:
     optional = optional_modules()
-    assert {"ray", "triton", "lm_eval", "transformers", "tensorboard", "wandb", "mlflow"} <= optional
+    assert {"ray", "triton", "lm_eval", "transformers", "tensorboard"} <= optional
     found = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for path in modules()

@@ -83,8 +83,10 @@ def test_the_core_knows_nothing_of_what_stands_around_it() -> None:
 
 
 def lines_of_core() -> tuple[int, int]:
-    """Lines of the core without its kernels and their loops, and of these."""
-    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in core_modules()}
+    """Lines of the core without its kernels and their loops, and of these; comments are free."""
+    lines = {
+        path: sum(not line.lstrip().startswith("#") for line in path.open(encoding="utf-8")) for path in core_modules()
+    }
     inside = {"kernels", "compiled.py"}
     kernels = sum(count for path, count in lines.items() if inside & {*path.relative_to(rooms.ROOT).parts})
     return sum(lines.values()) - kernels, kernels

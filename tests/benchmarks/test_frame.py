@@ -1,14 +1,17 @@
 """The record of a benchmark: its ratios and goals, its file, its tables on the terminal; and what is refused."""
 
+import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.contenders import Timed
-from benchmarks.timing import differing_losses, ratio, series
+from benchmarks.timing import child_seconds, differing_losses, ratio, series
 from mlm_repro.experiments.benchmark import Benchmark, Case, read_benchmark
 from mlm_repro.lineage.environment import describe_environment
+from mlm_repro.lineage.errors import UserError
 from tests.commands import Command
 
 
@@ -39,7 +42,7 @@ def test_the_record_has_the_machine_and_the_command_without_its_folders(
     record = read_benchmark(tmp_path / "train.json")
     assert record.environment.argv == ["python", "-m", "benchmarks", "train", "--rounds=2"]
     assert str(tmp_path) not in (tmp_path / "train.json").read_text()
-    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in done.out.splitlines() if "│" in line]
+    lines = [re.split(" {2,}", line) for line in done.out.splitlines()]
     assert ["small", "× stock", "3.00", "2.00 to 4.00", "at least 2"] in lines
     assert ["small", "of its memory", "0.67", "—", "at most 0.5, missed"] in lines
     assert "- 1 of 2 goals were reached." in done.out
@@ -57,3 +60,15 @@ def test_a_wrong_answer_ends_with_code_3_and_a_mistake_with_2(
         assert "'none'; there are: " in command(main, "benchmarks", *words, ends=2).error
     assert "is a directory" in command(main, "benchmarks", "eval", "--json", ".", ends=2).error
     assert "--rounds" in command(main, "benchmarks", "eval", "--rounds", "0", ends=2).err
+
+
+SPEND = "import time\nwhile time.process_time() < {}: pass"
+
+
+def test_seconds_are_those_of_a_program_and_its_children(tmp_path: Path) -> None:
+    (tmp_path / "spend.py").write_text(SPEND.format(0.5))
+    both = f"import subprocess, sys; subprocess.run([sys.executable, {str(tmp_path / 'spend.py')!r}]);"
+    assert 0.9 < child_seconds(sys.executable, "-c", both + SPEND.format(0.5)) < 3
+    assert child_seconds(sys.executable, "-c", "import time; time.sleep(0.6)") < 0.5
+    with pytest.raises(UserError, match="failed: why"):
+        child_seconds(sys.executable, "-c", "import sys; sys.exit('why')")

@@ -5,7 +5,7 @@ import pytest
 from benchmarks import train
 from benchmarks.contenders import Timed, TrainingSize
 from benchmarks.kernels import KernelShape
-from benchmarks.train import LAYOUTS, OURS, SEPARATE, STOCK, TUNED, Row, pipeline_ideal, read_size
+from benchmarks.train import OURS, STOCK, TUNED, Row, read_size
 from mlm_repro.engine.config import Precision
 from mlm_repro.engine.costs import flops_per_token
 from mlm_repro.engine.kernels.registry import KERNELS
@@ -27,12 +27,11 @@ def test_all_contenders_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(train, "KERNEL_SHAPE", KernelShape(s=8, b=1, n=2, d=4, v=16))
     monkeypatch.setattr("benchmarks.train.GEMM_WIDTH", 64)
     monkeypatch.setattr("torch.compile", lambda function: function)
-    result = train.measure(1, ["tiny fp32 dropout 0", "tiny bf16 dropout 0", LAYOUTS, "kernels"])
+    result = train.measure(1, ["tiny fp32 dropout 0", "tiny bf16 dropout 0", "kernels"])
     assert result.disagreements == []
-    in_fp32, in_bf16, layouts, *kernels = result.cases
+    in_fp32, in_bf16, *kernels = result.cases
     assert list(in_fp32.losses) == list(in_bf16.losses) == [OURS, STOCK, TUNED]
-    assert list(layouts.losses) == [OURS, "tp2", "pp2", "dp2", SEPARATE]
-    assert all(len(losses) == 3 for case in (in_fp32, layouts) for losses in case.losses.values())
+    assert all(len(losses) == 3 for case in (in_fp32, in_bf16) for losses in case.losses.values())
     assert all(each.value > 0 for case in result.cases for each in case.ratios)
     compared = {case.name.rpartition(" ")[0]: case.ratios[0].name for case in kernels}
     assert compared.pop("attention's layout,") == "[b, s, h] ÷ [s, b, h]"
@@ -48,13 +47,3 @@ def test_a_row_holds_ratios_goals_and_whether_they_are_reached() -> None:
     case = train.summarize(row, size, rounds, [2 * flops / 1e9])
     assert [each.value for each in case.ratios] == [3.0, 0.5, 0.5, 0.666667]
     assert [each.goal for each in case.ratios] == [2.0, None, 0.5, 0.5]
-
-
-def test_layouts_are_held_to_one_process_and_to_the_ideal() -> None:
-    model = read_size("tiny").model
-    assert pipeline_ideal(model, 1) == 1.0
-    assert 1.0 < pipeline_ideal(model, 2) < 1.5
-    assert pipeline_ideal(model.model_copy(update={"vocab_size": 1}), 2) == pytest.approx(2.0, abs=0.01)
-    seconds = {OURS: 2.0, "tp2": 1.0, "dp2": 1.6, "pp2": 2.0 / pipeline_ideal(model, 2), SEPARATE: 2.5}
-    case = train.summarize_layouts(read_size("tiny"), {name: [measured(each)] for name, each in seconds.items()})
-    assert [each.value for each in case.ratios] == [2.0, 1.25, 1.0, 1.6]

@@ -26,7 +26,7 @@ def plain_vocabulary() -> Vocabulary:
     size = WORDS + PIECES + 1
     going_on = (np.arange(size) >= WORDS) & (np.arange(size) < size - 1)
     no = np.zeros(size, np.bool_)
-    return Vocabulary(going_on, ~no, no, no, no, end_of_text=size - 1)
+    return Vocabulary(going_on, ~no, no, no, no, size - 1, tuple(range(size, size + 4)))
 
 
 def write_sentences(prefix: Path, documents: list[list[int]], seed: int = 0) -> TokenFile:

@@ -9,11 +9,12 @@ import pytest
 from docs.hooks import generated
 from docs.hooks.generated import pages
 from docs.hooks.lamb import PAIRS
-from docs.hooks.readme import CONSOLE, FIGURES, RESULTS, Kept, draw, every_verdict, results_block, rewrite
+from docs.hooks.readme import CONSOLE, FIGURES, RESULTS, draw, every_verdict, results_block, rewrite
 from mlm_repro.experiments.forecast.ablation import derive_effects
 from mlm_repro.lineage.digest import check_seal
 from mlm_repro.lineage.errors import BadInput
 from mlm_repro.reports.claims import forecast_of_order
+from mlm_repro.reports.load import load_reproduction
 from tests.architecture.rooms import ROOMS
 from tests.conftest import LONG
 
@@ -34,7 +35,7 @@ def test_every_block_is_what_its_command_writes() -> None:
 
 def test_a_changed_number_is_noticed() -> None:
     readme = README.read_text(encoding="utf-8")
-    first = re.findall(r"355m twin \(49.6 k\) \d+", results_block(Kept(RESULTS)))[0]
+    first = re.findall(r"355m twin \(49.6 k\) \d+", results_block(load_reproduction(RESULTS)))[0]
     for number in (first, "softmax_offset counts 2", "42.37", "within 1e-10"):
         changed = readme.replace(number, number[:-1] + str((int(number[-1]) + 7) % 10), 1)
         assert changed != readme
@@ -47,7 +48,7 @@ def test_the_pictures_are_what_their_command_draws(tmp_path: Path) -> None:
     shown = re.findall(r"!\[[^]]+\]\(([^)]+)\)", README.read_text(encoding="utf-8"))
     assert [ROOT / place for place in shown] == [FIGURES / "twins.svg"]
     picture = (FIGURES / "twins.svg").read_text(encoding="utf-8")
-    assert all(label in picture for label in Kept(RESULTS).summary.labels.values())
+    assert all(label in picture for label in load_reproduction(RESULTS).summary.labels.values())
 
 
 def test_generated_parts_are_current() -> None:

@@ -23,7 +23,7 @@ from mlm_repro.engine.formats.convert import (
     export_checkpoint,
     import_checkpoint,
 )
-from mlm_repro.engine.formats.huggingface import gpt2_weights, read_huggingface
+from mlm_repro.engine.formats.huggingface import named_as_theirs, read_huggingface
 from mlm_repro.engine.inference import load_for_inference
 from mlm_repro.engine.model.gpt2 import GPT2
 from mlm_repro.engine.published import WEIGHTS
@@ -315,7 +315,7 @@ def test_without_a_fault_rounding_raises_no_alarm(exported: Path) -> None:
         torch.manual_seed(seed)
         weights = {name: torch.randn_like(weight).mul_(0.1).add_("layernorm.weight" in name)
                    for name, weight in rough_model().named_parameters()}  # fmt: skip
-        save_file(gpt2_weights(weights, CONFIG), exported / WEIGHTS, metadata={"format": "pt"})
+        save_file(named_as_theirs(weights, CONFIG), exported / WEIGHTS, metadata={"format": "pt"})
         model = rough_model()
         model.load_state_dict(weights)
         check_weights(model, read_huggingface(exported), exported)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from mlm_repro.engine.config import ModelConfig, TrainConfig
-from mlm_repro.engine.formats.huggingface import gpt2_weights
+from mlm_repro.engine.formats.huggingface import named_as_theirs
 from mlm_repro.engine.model.gpt2 import GPT2
 from mlm_repro.engine.model.microbatch import PipelineInput
 from mlm_repro.engine.optim.adam import FlatAdamW
@@ -45,7 +45,7 @@ def other_library(model: GPT2) -> GPT2LMHeadModel:
             n_head=c.num_heads, **dropout,
         )
     ).to(next(model.parameters()).dtype)  # fmt: skip
-    values = gpt2_weights(model.state_dict(), c)
+    values = named_as_theirs(model.state_dict(), c)
     theirs.load_state_dict(values | {"lm_head.weight": values["transformer.wte.weight"]})
     return theirs.train()
 

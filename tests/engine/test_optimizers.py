@@ -1,6 +1,5 @@
 """Adam and LAMB against their published formulas in float64, divided in any way, and over a stop."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -12,19 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from mlm_repro.engine.config import OPTIMIZERS, ParallelConfig, RecordConfig, RunConfig, TrainConfig
+from mlm_repro.engine.config import OPTIMIZERS, ParallelConfig, TrainConfig
 from mlm_repro.engine.launch.threads import run_threads
 from mlm_repro.engine.optim.adam import build_optimizer
 from mlm_repro.engine.parallel.layout import Layout
 from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.engine.parallel.sharding import sharded_parameters
-from mlm_repro.engine.run.files import read_steps
-from mlm_repro.lineage.config import parse_config
-from mlm_repro.lineage.errors import BadInput
 from tests.engine.like_serial import assert_like_serial
 from tests.engine.small_run import assert_same_training, in_two_sessions, small_config, train
 from tests.engine.test_layouts import train_on
-from tests.ranks import run_ranks
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -81,21 +76,13 @@ def test_steps_equal_the_published_formulas(
     built = build_optimizer(sharded_parameters(model, serial_mesh()), train, serial_mesh())
     gradients = {parameter.local: view for group in built.groups for parameter, view in group.gradients}
     for t, rate in enumerate((1e-2, 3e-3, 5e-2), 1):
-        before: dict[str, tuple[Array, Array, Array]] = {}
         for name, parameter in named.items():
             gradient = random.randn(*parameter.shape) * 10.0 ** random.randint(-3, 2)
             gradients[parameter].copy_(torch.from_numpy(gradient))
-            x, m, v = before[name] = expected[name]
+            x, m, v = expected[name]
             decayed = 0.0 if name.endswith("bias") else decay
             expected[name] = published_step(optimizer, x, m, v, gradient, t, train, decayed, rate)
         built.step(rate, built.gradient_norm())
-        for group in built.groups if "lamb" in optimizer else ():
-            assert group.norms is not None
-            for parameter, (weight_norm, update_norm, ratio) in zip(group.parameters, group.norms.T, strict=True):
-                x, change = before[parameter.name][0], expected[parameter.name][0] - before[parameter.name][0]
-                assert weight_norm.item() == pytest.approx(np.sqrt((x**2).sum()), rel=1e-6)
-                applied = rate * (outside(t, train) if optimizer == "lamb-2019-05" else 1.0)
-                assert (applied * ratio * update_norm).item() == pytest.approx(np.sqrt((change**2).sum()), rel=1e-6)
     for name, parameter in named.items():
         np.testing.assert_allclose(parameter.detach().numpy(), expected[name][0], rtol=1e-10, atol=1e-14 * scale)
 
@@ -110,31 +97,6 @@ def test_steps_equal_the_published_formulas(
 def test_lamb_divides_like_the_serial_run(optimizer: str, layout: Layout, parallel: ParallelConfig) -> None:
     serial = run_threads(train_on, 1, Layout(), ParallelConfig(), optimizer)[0]
     assert_like_serial(run_threads(train_on, layout.world_size, layout, parallel, optimizer), serial)
-
-
-def train_counted(dataset: Path, root: Path, tp: int, pp: int) -> None:
-    config = small_config(dataset, optimizer="lamb-clamped", iterations=4, warmup_iterations=1, precision="fp64")
-    counted = {"parallel": ParallelConfig(tp=tp, pp=pp), "record": RecordConfig(trust_ratio=True)}
-    train(config.model_copy(update=counted), root)
-
-
-def test_tensors_are_counted_whole_and_once_at_any_layout(dataset: Path, tmp_path: Path) -> None:
-    train_counted(dataset, tmp_path / "serial", 1, 1)
-    run_ranks(train_counted, 4, dataset, tmp_path / "divided", 2, 2)
-    serial, divided = (read_steps(tmp_path / name / "small") for name in ("serial", "divided"))
-    kept = json.loads((tmp_path / "serial/small/checkpoints/iter_0000004/statistics.json").read_text())
-    tensors = sum(not name.startswith("exp_avg") for name in kept)
-    for one, other in zip(serial, divided, strict=True):
-        assert one.trust_ratios == other.trust_ratios
-        assert (one.weight_norms, one.update_norms) == (other.weight_norms, other.update_norms)
-        assert sum(one.weight_norms) == sum(one.update_norms) == sum(one.trust_ratios) == tensors
-    assert serial[0].weight_norms != serial[-1].weight_norms
-
-
-def test_trust_ratios_of_adam_are_refused(dataset: Path) -> None:
-    values = small_config(dataset).model_dump() | {"record": {"trust_ratio": True}}
-    with pytest.raises(BadInput, match="'adam' has no ratio"):
-        parse_config(values, RunConfig, "the test")
 
 
 def test_lamb_goes_on_bit_for_bit(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from mlm_repro.evaluation.schema import ClozeResult, PerplexityResult
 from mlm_repro.evaluation.tasks.names import TASKS
 from mlm_repro.experiments import runner
 from mlm_repro.experiments.catalogue import find_experiment
-from mlm_repro.experiments.measured import activations, bubble, huggingface, memory, traffic
+from mlm_repro.experiments.measured import activations, huggingface, memory, traffic
 from mlm_repro.experiments.measured.released import MODELS
 from mlm_repro.experiments.runner import run_named
 from mlm_repro.experiments.sealed import Line, seal_numbers
@@ -79,32 +79,14 @@ def test_an_experiment_that_measures_seals_scaled_numbers(
     assert "measured on this machine" in capfd.readouterr().out
 
 
-def test_interleaving_is_timed_in_turns_beside_what_the_bubble_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """(p-1)/m of the time of m microbatches is lost, (p-1)/(v m) with v chunks: 1.5 over 1.25 at p = m = v = 2."""
-    monkeypatch.setattr(bubble, "MODEL", MODEL)
-    monkeypatch.setattr(bubble, "CHUNKS", (1, 2))
-    monkeypatch.setattr(bubble, "MICROBATCHES", (2, 4))
-    monkeypatch.setattr(bubble, "TURNS", 2)
-    values: dict[tuple[str, str, float], list[float]] = {}
-    for line in bubble.measure_interleaving():
-        values.setdefault((line["series"], line["quantity"], line["x"]), []).append(line["value"])
-    assert values["2 chunks", "bubble_gain_percent", 2.0] == pytest.approx([20])
-    assert values["2 chunks", "bubble_share", 4.0] == pytest.approx([1 / 9])
-    assert ("1 chunks", "gain_percent", 2.0) not in values
-    for count in (2.0, 4.0):
-        plain, chunked = (values[f"{chunks} chunks", "iteration_seconds", count] for chunks in (1, 2))
-        gains = [100 * (before / after - 1) for before, after in zip(plain, chunked, strict=True)]
-        assert values["2 chunks", "gain_percent", count] == pytest.approx(gains)
-        assert all(0 < share < 1 for share in values["2 chunks", "communication_share", count])
-
-
 def test_what_takes_long_is_left_out_of_several_but_not_its_simulation(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run_named([find_experiment(name) for name in ("2021/figure-12", "2021/gains")], "auto", tmp_path)
+    slow = find_experiment("2021/figure-12").model_copy(update={"measures": "released"})
+    run_named([slow, find_experiment("2021/gains")], "auto", tmp_path)
     said = capfd.readouterr().out
     assert "2021/figure-12: 10 numbers simulated or computed" in said
-    assert "2021/figure-12: left out; `mlm-experiment run 2021/figure-12` times pipelines on both cores" in said
+    assert "2021/figure-12: left out; `mlm-experiment run 2021/figure-12` scores released weights" in said
 
 
 def outcomes(name: str, lines: list[Line], folder: Path) -> dict[str, str]:

@@ -273,6 +273,8 @@ def test_a_further_seed_is_trained_beside_what_is_there(finished: Finished, tmp_
     done = call(finished.machine, "mlm-experiment", *arguments, ends=0, prepare=take_quick_steps)
     assert done.out.count("\n$ mlm-train run") == 2
     assert f"already complete: {tmp_path}/runs/355m-smoke-" in done.out + done.err
+    shown = {path.name for path in (tmp_path / "runs").iterdir() if path.name != SHELF}
+    assert {name for name in shown if not re.search("-[0-9a-f]{8}$", name)} == {*NAMES, "seeds"}
     reproduction = (tmp_path / "runs" / "reproduce-355m-smoke").resolve()
     summary = read_document(reproduction / "summary.json", ReproductionSummary)
     assert [(model.name, model.series, model.seed) for model in summary.models] == [
@@ -288,12 +290,23 @@ def test_a_further_seed_is_trained_beside_what_is_there(finished: Finished, tmp_
     scores = read_document(reproduction / "scores.json", ReproductionScores)
     assert (scores.seeds, scores.models, scores.comparisons) == (2, ["355m"], [])
     shutil.rmtree(reproduction / "report")
-    assert not RunCheck(reproduction).broken
+    again = call(finished.machine, "mlm-experiment", *arguments, ends=0, prepare=take_quick_steps)
+    assert again.out.count("already complete") == 3  # two trainings and the reproduction
+    shutil.rmtree(reproduction / "report")
+    (tmp_path / "runs").rename(tmp_path / "elsewhere")
+    reproduction = tmp_path / "elsewhere" / reproduction.name
+    check = RunCheck(reproduction)
+    assert (check.broken, check.absent) == ([], [])
     forged = json_of(reproduction / "scores.json")
     forged["articles"] += 1
     (reproduction / "scores.json").write_text(json.dumps(forged), encoding="utf-8")
     seal(reproduction)
     assert any(each.startswith("scores.json: ") for each in RunCheck(reproduction).broken)
+    (seed,) = (path for path in (tmp_path / "elsewhere" / "seeds").iterdir() if not path.is_symlink())
+    summary_of_seed = json_of(seed / "summary.json")
+    (seed / "summary.json").write_text(json.dumps(summary_of_seed | {"validation_loss": 1.0}), encoding="utf-8")
+    seal(seed)
+    assert any(seed.name in each for each in RunCheck(reproduction).broken)
 
 
 @pytest.fixture

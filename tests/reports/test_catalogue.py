@@ -206,10 +206,10 @@ def test_a_bad_run_is_a_sentence_in_its_place(
     assert "No run of transformer-xl/gemm was given" in html
 
 
-@pytest.mark.parametrize("form", ["svg", "pdf", "csv"])
+@pytest.mark.parametrize("form", ["svg", "csv"])
 def test_a_single_figure_is_written_in_every_form(form: str, report: Report, tmp_path: Path) -> None:
     path = export_exhibit(report.all_exhibits, "2021/figure-12", form, tmp_path)
-    start = {"svg": b"<?xml", "pdf": b"%PDF", "csv": b"experiment,"}[form]
+    start = {"svg": b"<?xml", "csv": b"experiment,"}[form]
     assert path.name == f"2021-figure-12.{form}"
     assert path.read_bytes().startswith(start)
 

@@ -29,7 +29,7 @@ from tests.architecture.rooms import ROOT
 from tests.reports.conftest import Built
 from tests.reports.reproduction import HOSTILE, build_page, page_text, records, summary, write_reproduction
 
-FIGURES = ("2019-figure-6", "training-loss", "calibration")
+FIGURES = ("2019-figure-6", "training-loss")
 """Figures as wide as the page."""
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
@@ -173,17 +173,6 @@ def test_what_was_measured_comes_first_and_what_was_not_tried_last(built: Built)
     there = [place for place in places if place >= 0]
     assert places[0] > 0
     assert there == sorted(there)
-
-
-def test_numbers_that_a_fit_has_seen_are_a_calibration(built: Built) -> None:
-    part = built.html[built.html.index('<figure id="calibration"') :].partition("</figure>")[0]
-    assert "numbers that a fit has seen" in part
-    assert "predicts unseen" in part
-    with (built.page.parent / "figures" / "calibration.csv").open(encoding="utf-8", newline="") as file:
-        rows = {row["claim"]: row["fit"] for row in csv.DictReader(file)}
-    assert rows["2021/figure-11/b=8/4"] == "seen by a fit"
-    assert rows["2022/table-5/1t/seconds"] == "seen by no fit"
-    assert len(rows) > 200
 
 
 def test_the_reproduction_says_what_was_run_and_on_what(built: Built) -> None:

@@ -38,8 +38,7 @@ def test_weights_that_were_trained_there_are_read(layout: str, config: Path, tmp
     with shared_work(changed, layout, ITERATIONS) as (work, chosen):
         trained = on_ranks(train_and_save, engine_class("megatron-core"), work, chosen, UNKNOWN, str(save))
     vocab = tmp_path / "vocab"
-    trained_tokenizer().save(vocab)
-    write_vocabulary(vocab, vocab, changed.model.seq_length)
+    write_vocabulary(trained_tokenizer(), vocab, changed.model.seq_length)
     back = import_checkpoint(tmp_path / "saved", tmp_path / "back", vocab, changed.model.num_heads)
     loaded = dict(load_for_inference(back).model.named_parameters())
     weights = trained.whole

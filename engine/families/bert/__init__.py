@@ -10,7 +10,7 @@ import numpy as np
 
 from mlm_repro.data_pipeline.tokens.sentence_pairs import PairSamples
 from mlm_repro.data_pipeline.tokens.sentences import Vocabulary
-from mlm_repro.data_pipeline.tokens.special_tokens import MASKED_SHARE
+from mlm_repro.data_pipeline.tokens.special_tokens import MASKED_SHARE, SPECIAL_TOKENS
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
 from mlm_repro.engine.batch_schedule import BatchSchedule
 from mlm_repro.engine.config import RunConfig
@@ -49,8 +49,8 @@ def read_vocabulary(tokenizer: Path | None, vocab_size: int) -> Vocabulary:
     """The word table of a tokenizer's directory. Without one, every fourth token ends a sentence, for random tokens."""
     if tokenizer is not None:
         return Vocabulary.of(Tokenizer.load(tokenizer))
-    every = np.ones(vocab_size, np.bool_)
-    return Vocabulary(~every, ~every, every, np.arange(vocab_size) % 4 == 1, ~every, end_of_text=0)
+    every, special = np.ones(vocab_size, np.bool_), range(vocab_size, vocab_size + len(SPECIAL_TOKENS))
+    return Vocabulary(~every, ~every, every, np.arange(vocab_size) % 4 == 1, ~every, 0, tuple(special))
 
 
 def _training_order(config: RunConfig, parts: TokenFiles, iterations: int, tokenizer: Path | None) -> TrainingOrder:

@@ -143,6 +143,11 @@ class BERT(StageModel):
         """Summary of each pair, [b, h], from the first position of states [s, b, h]."""
         return torch.tanh(self.pooler(hidden[0]))
 
+    def logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits [s, v/t] of the word at every place of one sequence of token ids [1, s] without padding."""
+        hidden = self.run_stage(tokens, PipelineInput(tokens, tokens, None))
+        return self.masked_head(hidden, self.embedding.word_embeddings.weight, torch.ones_like(tokens.T).bool())
+
     def masked_losses(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Cross-entropy at each masked position, [b, s]; zero where the target is negative."""
         where = targets.T >= 0  # [s, b]

@@ -15,7 +15,7 @@ import pytest
 from mlm_repro.data_pipeline.tokens.token_file import TokenFile
 from mlm_repro.engine.data.dataset import DatasetFacts
 from mlm_repro.experiments.catalogue import Ablation, Arm, Effect, Experiment, find_experiment, load_experiments
-from mlm_repro.experiments.files import FORECAST, RUNS, EffectForecast, read_runs, write_runs
+from mlm_repro.experiments.files import FORECAST, RUNS, EffectForecast, RateSweep, read_runs, write_runs
 from mlm_repro.experiments.forecast.ablation import Finding, ablation_config, doubts_of, find_effect, loss_after
 from mlm_repro.experiments.forecast.study import bigram_loss, run_ablation
 from mlm_repro.experiments.forecast.trainings import Trained, read_kept, seeds_of
@@ -24,7 +24,7 @@ from mlm_repro.lineage.atomic import write_json
 from mlm_repro.lineage.config import parse_config
 from mlm_repro.lineage.digest import seal
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
-from mlm_repro.lineage.files import read_object
+from mlm_repro.lineage.files import read_document, read_object
 from mlm_repro.lineage.records import RECORDS, read_records, write_records
 from mlm_repro.lineage.run import MANIFEST
 from mlm_repro.verify.recomputed import RunCheck
@@ -376,3 +376,23 @@ def test_an_arm_takes_another_arms_rate_scaled(tmp_path: Path) -> None:
     assert not RunCheck(run.path).broken
     with pytest.raises(BadInput, match="no earlier arm"):
         parse_config(shipped.model_dump() | {"arms": [each.model_dump() for each in reversed(arms)]}, Ablation, "it")
+
+
+@pytest.mark.parametrize(("bad", "lowest"), [(1e9, 1e-2), (4.0, 1e-2), (0.5, 1.0)])
+def test_a_sweep_gives_the_rate_of_its_lowest_loss_until_it_diverges(bad: float, lowest: float) -> None:
+    rates = [10 ** (-4 + 4 * place / 400) for place in range(401)]
+    losses = [2 + (math.log10(rate) + 2) ** 2 / 4 for rate in rates]
+    found = RateSweep(rates=rates, losses=[*losses[:-60], *[bad] * 30, *[0.0 if bad > 4 else bad] * 30]).lowest_rate
+    assert found == pytest.approx(lowest, rel=0.3)  # the average lags a little
+
+
+def test_a_sweep_whose_loss_never_falls_gives_no_rate() -> None:
+    assert RateSweep(rates=[1e-4, 1e-3, 1e-2], losses=[3.0, 3.1, 3.2]).lowest_rate is None
+    assert RateSweep(rates=[], losses=[]).lowest_rate is None
+
+
+def test_the_kept_sweeps_give_the_rates_that_they_stated() -> None:
+    paths = [*(ROOT / "results" / "ablations").glob("*/sweeps/*.json")]
+    assert len(paths) == 4
+    for path in paths:
+        assert read_document(path, RateSweep).lowest_rate == read_object(path)["lowest_rate"]
