@@ -25,7 +25,6 @@ from mlm_repro.experiments.simulator.cluster import (
     ErrorInterval,
     Hardware,
     Machine,
-    Software,
     SoftwareConstants,
     load_cluster,
     machine_of,
@@ -47,10 +46,9 @@ from mlm_repro.experiments.simulator.measurements import (
 from mlm_repro.experiments.simulator.simulate import iteration_parts
 from mlm_repro.experiments.simulator.workload import Floats, Workload, checked_config, flops_of
 from mlm_repro.lineage.atomic import write_text
-from mlm_repro.lineage.config import Config, load_config, read_toml
+from mlm_repro.lineage.config import Config, read_toml
 from mlm_repro.lineage.lock import check_place
 from mlm_repro.lineage.progress import Progress, announce
-from mlm_repro.lineage.shipped import Shipped, find_file
 
 CONSTANTS, NODE_CONSTANTS, MODERN = read_toml(Path(__file__).with_name("fitted.toml")).values()
 """Constants that are fitted on iterations, on timed all-reduces inside a node, and on H100s, as that file describes
@@ -231,7 +229,8 @@ def _ends(ratios: Floats) -> tuple[float, float]:
 
 
 A100, H100, V100 = "dgx-a100-80g", "h100", "dgx-2h-v100"
-CORE = "megatron-core"
+CORE, STATED = "megatron-core", ("host_layer_seconds", "host_microbatch_seconds", "gradient_overlap")
+"""Software of the H100 rows, and what its file states itself of what others' fits give."""
 TRANSFERRED = ("transferred", f"the fit of {A100}")
 NOTES = [
     "Every part is predicted by constants fitted on all others: rows, whole figures and tables. Parts that no constant "
@@ -306,18 +305,16 @@ def a100_fit() -> Fit:
 
 def h100_fit(a100: Machine) -> Fit:
     """What others ran on H100s, each source with one weight; of the A100 fit is what is neither fitted nor stated."""
-    shipped, software = load_cluster(H100, CORE), load_config(find_file(CORE, Shipped.SOFTWARE), Software).constants
-    stated = {name for name, constant in software if constant.kind == "counted" or "engine" in constant.source}
-    sources = dict.fromkeys((name for name in (*CONSTANTS, *NODE_CONSTANTS) if name not in stated), TRANSFERRED)
-    moved = {name: getattr(a100, name) for name in sources}
-    start = started(machine_of(shipped).replaced(**moved | {"network_share": 1.0}), MODERN)
+    names = [name for name in (*CONSTANTS, *NODE_CONSTANTS) if name not in STATED]
+    moved = {name: getattr(a100, name) for name in names} | {"network_share": 1.0}
+    start = started(machine_of(load_cluster(H100, CORE)).replaced(**moved), MODERN)
+    sources = dict.fromkeys(names, TRANSFERRED) | dict.fromkeys(MODERN, ("fit", "experiments/published/h100.csv"))
 
     def refit(some: Sequence[Observation]) -> Machine:
         counts = Counter(row.source for row in some)
         return fit(start, MODERN, some, np.array([3 / math.sqrt(counts[row.source]) for row in some]), scale=0.1)
 
     rows = h100_rows()
-    sources |= dict.fromkeys(MODERN, ("fit", "experiments/published/h100.csv"))
     sources["network_share"] = ("counted", "an adapter for each GPU")
     return Fit(H100, CORE, rows, refit, {"sources": [row.source for row in rows]}, (), sources)
 

@@ -34,11 +34,11 @@ leave_if_over() {
     fi
     if [ "$stopped" -eq 1 ] || [ "$(checkpoints)" != "$before" ]; then rm -f "$idle"; return; fi
     echo "at $(reached)" >>"$idle"
-    same=$(grep -cxF "$(tail -n 1 "$idle")" "$idle")
-    if [ "$same" -ge {{ most }} ] || [ "$(wc -l <"$idle")" -ge {{ bound }} ]; then
+    same=$(grep -cxF "$(tail -n 1 "$idle")" "$idle") count=$(grep -c . "$idle")
+    if [ "$same" -ge {{ most }} ] || [ "$count" -ge {{ bound }} ]; then
         cause=$(sed -n 2p "$last" 2>/dev/null)
         unknown="exit code $1, and no rank said why: it was killed, such as for its memory, or its node was lost"
-        echo "error: $same attempts in a row made no checkpoint; the last failure: ${cause:-$unknown}" >&2
+        echo "error: $count attempts in a row made no checkpoint; the last failure: ${cause:-$unknown}" >&2
         rm -f "$idle"
         exit 7
     fi
