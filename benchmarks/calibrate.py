@@ -233,7 +233,7 @@ CORE, STATED = "megatron-core", ("host_layer_seconds", "host_microbatch_seconds"
 """Software of the H100 rows, and what its file states itself of what others' fits give."""
 TRANSFERRED = ("transferred", f"the fit of {A100}")
 NOTES = [
-    "Every part is predicted by constants fitted on all others: rows, whole figures and tables. Parts that no constant "
+    "Every part is predicted by constants fitted on all others: rows, or whole sources. Parts that no constant "
     "is ever fitted on are called apart.",
     "Error is predicted over measured time of an iteration, of a ratio in the ratio.",
     "Coverage is the share of rows left out that lie in the interval made without them; score is the mean interval "
@@ -287,12 +287,10 @@ def a100_fit() -> Fit:
     """Megatron of 2021 on A100s."""
     rows, alone = a100_rows(), fit_node(machine_of(load_cluster(A100)), all_reduces("a100"))
     start = started(alone, CONSTANTS)
-    published = [row.experiment if row.quantity != "iteration_seconds" else None for row in rows]
-    count = published.count(None)
+    count = sum(row.quantity == "iteration_seconds" for row in rows)
     shuffled = np.random.default_rng(SEED).permutation(np.arange(count) % FOLDS).tolist()
     folds = [*shuffled, *[None] * (len(rows) - count)]
-    ways: dict[str, Sequence[Hashable]] = {"rows in 5 folds": folds, "figures and tables": published,
-                                           "sources": [row.source for row in rows]}  # fmt: skip
+    ways = {"rows in 5 folds": folds, "sources": [row.source for row in rows]}
     known = {row.workload for row in rows}  # vTrain measured two of Table 1
     apart = [*(row for row in observed("2021/table-1") if row.workload not in known), *zero_3(),
              *timed("megatron-2020")]  # fmt: skip
@@ -332,7 +330,7 @@ def v100_fit(a100: Machine) -> Fit:
         chosen = {name: CONSTANTS[name] for name in SOFTWARE_OF_2019}
         return fit(start, chosen, some, np.array([0.0] + [1.0] * (len(some) - 1)), scale=0.03)
 
-    ways = {"rows": [None, *range(len(rows) - 1)], "tables": [None, *(row.experiment for row in rows[1:])]}
+    ways = {"rows": [None, *range(len(rows) - 1)]}
     source = ("fit", "2019 paper, Tables 2, 7 and 8 without the rows of Figures 1 and 5")
     table = ("micro-benchmark", "vTrain's NCCL all-reduces inside one V100 server")
     return Fit(V100, "megatron-2019", rows, refit, ways, apart,

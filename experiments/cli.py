@@ -108,6 +108,8 @@ def launch(
     slurm, torchrun = write_launch_files(job, out)
     print(f"with Slurm: sbatch {quote(str(slurm))}")
     print(f"without, on each node: bash {quote(str(torchrun))}")
+    if job.container:
+        print(f"with Kubernetes: kubectl apply --filename {quote(str(out / 'jobset.yaml'))}")
 
 
 @app.command()

@@ -3,10 +3,12 @@
 The scripts' text is in `templates/`. Imports no torch.
 """
 
+import json
 import math
 import re
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
@@ -220,12 +222,17 @@ def format_days(seconds: float, longest: float = 0.0) -> str:
 
 
 def write_launch_files(job: Job, out: Path) -> tuple[Path, Path]:
-    """Write `slurm.sh` and `torchrun.sh` into `out` and return where they are. Raises BadInput where it cannot."""
+    """Write `slurm.sh` and `torchrun.sh` into `out` and return where they are; for a container `jobset.yaml` too.
+
+    Raises BadInput where it cannot.
+    """
     slurm, torchrun = out / "slurm.sh", out / "torchrun.sh"
     check_place("--out", slurm, "#SBATCH")
     claim(out)
     write_text(slurm, slurm_script(job, out))
     write_text(torchrun, torchrun_script(job, out))
+    if job.container:
+        write_text(out / "jobset.yaml", jobset(job, out))
     return slurm, torchrun
 
 
@@ -282,6 +289,25 @@ def torchrun_script(job: Job, out: Path) -> str:
     return _script(head, "torchrun.sh", f"{launcher} {meeting}", job, out)
 
 
+def jobset(job: Job, out: Path) -> str:
+    """The job for Kubernetes, as a JobSet whose pods find the folders where they are here."""
+    folders = [*enumerate(map(str, _mounted(job, out)))]
+    values = {"name": f"mlm-{re.sub('[^a-z0-9]+', '-', job.name.lower())}".rstrip("-"), "nodes": job.nodes,
+              "bound": MOST_ATTEMPTS_WITHOUT_PROGRESS, "signal_seconds": job.signal_seconds, "image": job.container,
+              "script": str((out / "torchrun.sh").resolve()),
+              "limits": {"nvidia.com/gpu": job.ranks_per_node} if job.gpus else {},
+              "mounts": [{"name": f"folder-{number}", "mountPath": path} for number, path in folders],
+              "volumes": [{"name": f"folder-{number}", "hostPath": {"path": path}} for number, path in folders],
+              }  # fmt: skip
+    text = (TEMPLATES / "jobset.yaml").read_text(encoding="utf-8")
+    plain = {name: value if name == "name" else json.dumps(value) for name, value in values.items()}
+    return _filled(text, plain)
+
+
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    return re.sub(r"{{ ([\w-]+) }}", lambda place: values[place[1]], text)
+
+
 def _script(head: list[str], body: str, launcher: str, job: Job, out: Path) -> str:
     """The templates' text with this job's values. A rank runs the check before training, then training."""
     paths = {"here": Path.cwd(), "run": job.runs.resolve() / job.config().name}
@@ -303,4 +329,4 @@ def _script(head: list[str], body: str, launcher: str, job: Job, out: Path) -> s
     values |= {"most": str(ATTEMPTS_WITHOUT_PROGRESS), "bound": str(MOST_ATTEMPTS_WITHOUT_PROGRESS)}
     parts = ("attempts.sh", *(["hosts.sh"] if job.hosts and body == "torchrun.sh" else []), body)
     text = "".join((TEMPLATES / name).read_text(encoding="utf-8") for name in parts)
-    return "\n".join(["#!/bin/bash", *head, re.sub(r"{{ ([\w-]+) }}", lambda place: values[place[1]], text)])
+    return "\n".join(["#!/bin/bash", *head, _filled(text, values)])

@@ -1,11 +1,14 @@
 """A manifest says what can run, or is refused with the reason."""
 
+import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
+import yaml
 
-from mlm_repro.experiments.launch.job import Job, describe_job, predicted_iteration, slurm_script
+from mlm_repro.experiments.launch.job import Job, describe_job, predicted_iteration, slurm_script, write_launch_files
 from mlm_repro.experiments.launch.rank import name_rank
 from mlm_repro.experiments.reproduce.files import LADDER
 from mlm_repro.experiments.reproduce.plan import manifest_file
@@ -115,3 +118,34 @@ def test_a_refused_job_leaves_nothing(tmp_path: Path, arguments: list[str], word
     )
     assert words in done.err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("gpus", [True, False])
+def test_a_job_in_a_container_is_a_jobset_by_the_published_schema(tmp_path: Path, gpus: bool) -> None:
+    """As many pods as nodes, which meet at the first; a field that the schema does not have is found."""
+    ours = job(container="nvcr.io/nvidia/pytorch:24.01-py3", gpus=gpus, name="8.3B_a", runs=tmp_path / "runs")
+    write_launch_files(ours, tmp_path / "out")
+    written = yaml.safe_load((tmp_path / "out/jobset.yaml").read_text(encoding="utf-8"))
+    schema = closed(json.loads(Path(__file__).with_name("jobset_schema.json").read_text(encoding="utf-8"))["schema"])
+    jsonschema.validate(written, schema)
+    pods = written["spec"]["replicatedJobs"][0]["template"]["spec"]
+    assert (written["metadata"]["name"], pods["completions"], pods["parallelism"]) == ("mlm-8-3b-a", 32, 32)
+    container = pods["template"]["spec"]["containers"][0]
+    assert container["command"] == ["bash", str(tmp_path / "out/torchrun.sh")]
+    assert container["env"][0] == {"name": "MASTER_ADDR", "value": "mlm-8-3b-a-ranks-0-0.mlm-8-3b-a"}
+    assert container["resources"]["limits"] == ({"nvidia.com/gpu": 16} if gpus else {})
+    assert str(tmp_path / "runs") in {mount["mountPath"] for mount in container["volumeMounts"]}
+    for wrong in ({"spec": {"replicas": 1}}, {"spec": {"replicatedJobs": [{"name": "ranks"}]}}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(written | wrong, schema)
+
+
+def closed(schema: Any) -> Any:
+    """The schema where a name that it does not have is an error, as for `kubectl apply`."""
+    if not isinstance(schema, dict):
+        return schema
+    kept = {key: closed(value) if key in ("items", "additionalProperties") else value for key, value in schema.items()}
+    if "properties" in schema:
+        kept["properties"] = {name: closed(value) for name, value in schema["properties"].items()}
+        kept["additionalProperties"] = False
+    return kept
