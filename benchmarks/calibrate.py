@@ -4,7 +4,7 @@ files of constants. Imports no torch.
 
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import compress
@@ -37,19 +37,22 @@ from mlm_repro.experiments.simulator.measurements import (
     Simulated,
     a100_rows,
     deepspeed_rows,
+    h100_rows,
     megatron_2019,
     observed,
+    timed,
     v100_rows,
 )
 from mlm_repro.experiments.simulator.simulate import iteration_parts
-from mlm_repro.experiments.simulator.workload import Floats, checked_config
+from mlm_repro.experiments.simulator.workload import Floats, Workload, checked_config, flops_of
 from mlm_repro.lineage.atomic import write_text
 from mlm_repro.lineage.config import Config, read_toml
 from mlm_repro.lineage.lock import check_place
 from mlm_repro.lineage.progress import Progress, announce
 
-CONSTANTS, NODE_CONSTANTS = read_toml(Path(__file__).with_name("fitted.toml")).values()
-"""Constants that are fitted on iterations, and on timed all-reduces inside a node, as that file describes them."""
+CONSTANTS, NODE_CONSTANTS, MODERN = read_toml(Path(__file__).with_name("fitted.toml")).values()
+"""Constants that are fitted on iterations, on timed all-reduces inside a node, and on H100s, as that file describes
+them."""
 SOFTWARE_OF_2019 = ("memory_efficiency", "host_layer_seconds", "collective_slowdown", "network_share")
 """The constants that are fitted again on the 2019 paper: its kernels were not fused, its host code was slower, and
 sixteen GPUs share a node's adapters. All others are those of the A100 fit."""
@@ -62,21 +65,25 @@ FOLDS = 5
 SEED = 1234
 FEW = 20
 """Ratios from which an interval is between their quantiles; of fewer it is Student's, of another like them."""
-HELD_OUT = [("fold", np.float64), ("ratio", np.float64)]
-"""A row predicted by constants that it was not fitted with: the number of its fold, measured over predicted time."""
+HELD_OUT = [("fold", np.float64), ("ratio", np.float64), ("constant", np.float64)]
+"""A row predicted by constants that it was not fitted with: the number of its fold, measured over predicted time, and
+measured over the time at the other rows' median share of the peak."""
+MISSED = 20.0
+"""What a miss costs in the score of a 90 % interval: 2 over its 10 %."""
 HeldOut = NDArray[np.void]
+Rule = Callable[[Machine, Sequence[Workload]], Floats]
 
 
 def fit(
-    machine: Machine, names: Iterable[str], observations: Sequence[Observation], weights: Floats, **how: Any
+    machine: Machine, constants: Mapping[str, Any], observations: Sequence[Observation], weights: Floats, **how: Any
 ) -> Machine:
-    """The machine with the named constants fitted to weighted log errors; `how` goes to `least`."""
+    """The machine with the constants fitted to weighted log errors; `how` goes to `least`."""
     values = published_values(observations)
 
     def errors(trial: Machine) -> Floats:
         return weights * np.log(predicted(trial, observations) / values)
 
-    return least(machine, {name: CONSTANTS[name] for name in names}, errors, **how)
+    return least(machine, constants, errors, **how)
 
 
 def fit_node(machine: Machine, measured: Floats) -> Machine:
@@ -135,21 +142,31 @@ def datasheet(cluster: str) -> dict[str, float]:
     return {name: constant.value for name, constant in load_cluster(cluster).constants if constant.kind == "datasheet"}
 
 
-def predicted(machine: Machine, observations: Sequence[Observation]) -> Floats:
-    """The simulator's values of the same quantities, in order, each by the datasheet of its own cluster."""
+def simulated_seconds(machine: Machine, workloads: Sequence[Workload]) -> Floats:
+    """The simulator's iteration times."""
+    return iteration_parts(machine, workloads).total
+
+
+def ideal_seconds(machine: Machine, workloads: Sequence[Workload]) -> Floats:
+    """Iteration times if every GPU reached its peak."""
+    return np.array([flops_of(each) / each.gpus for each in workloads]) / machine.matmul_flops_per_second
+
+
+def predicted(machine: Machine, observations: Sequence[Observation], rule: Rule = simulated_seconds) -> Floats:
+    """The rule's values of the same quantities, in order, each by the datasheet of its own cluster."""
     workloads, seconds = [observation.workload for observation in observations], np.empty(len(observations))
     clusters = np.array([observation.cluster for observation in observations])
     for name in dict.fromkeys(clusters.tolist()):
         (places,) = np.nonzero(clusters == name)
         own = machine.replaced(**datasheet(name)) if name else machine
-        seconds[places] = iteration_parts(own, [workloads[place] for place in places]).total
+        seconds[places] = rule(own, [workloads[place] for place in places])
     return np.array([QUANTITIES[row.quantity](Simulated(row.workload, time, workloads[0], seconds[0]))
                      for row, time in zip(observations, seconds, strict=True)])  # fmt: skip
 
 
-def time_ratios(machine: Machine, observations: Sequence[Observation]) -> Floats:
+def time_ratios(machine: Machine, observations: Sequence[Observation], rule: Rule = simulated_seconds) -> Floats:
     """Measured over predicted time; for a ratio, relative to the first row."""
-    ratios = published_values(observations) / predicted(machine, observations)
+    ratios = published_values(observations) / predicted(machine, observations, rule)
     falls = [row.quantity not in ("iteration_seconds", "days_per_epoch") for row in observations]
     return np.where(falls, 1 / ratios, ratios)
 
@@ -169,26 +186,38 @@ def held_out(
     title: str, rows: Sequence[Observation], keys: Sequence[Hashable], refit: Callable[[Sequence[Observation]], Machine]
 ) -> HeldOut:
     """Predict the rows of each key by a machine that is fitted on all other rows, those without a key included."""
-    held = np.zeros(len(rows), HELD_OUT)
+    held, ratio = np.zeros(len(rows), HELD_OUT), np.array([row.quantity in RATIOS for row in rows])
     every = dict.fromkeys(key for key in keys if key is not None)
     with Progress(title, len(every), "fits") as progress:
         for number, key in enumerate(every):
             left = np.array([each == key for each in keys])
             machine = refit([*compress(rows, ~left)])
+            ideal = time_ratios(machine, rows, ideal_seconds)
+            known = np.median(ideal[~left & ~ratio]) if (~left & ~ratio).any() else 1.0
             held["fold"][left], held["ratio"][left] = number, time_ratios(machine, rows)[left]
+            held["constant"][left] = (ideal / np.where(ratio, 1.0, known))[left]
             progress.advance()
     return held[[key is not None for key in keys]]
 
 
 def interval_of(held: HeldOut, source: str) -> ErrorInterval:
-    """The range of 90 % of measurements, and the coverage of the intervals that the other folds give."""
-    ratios, inside = held["ratio"], []
-    for number in np.unique(held["fold"]):
-        left = held["fold"] == number
-        low, high = _ends(ratios[~left] if (~left).any() else ratios)
-        inside += ((low <= ratios[left]) & (ratios[left] <= high)).tolist()
-    low, high = map(rounded, _ends(ratios))
-    return ErrorInterval(low=low, high=high, source=source, coverage=round(float(np.mean(inside)), 3))
+    """The range of 90 % of measurements; coverage and score of the intervals that the other folds give."""
+    (coverage, score), (_, baseline) = (_tried(held["fold"], held[rule]) for rule in ("ratio", "constant"))
+    low, high = map(rounded, _ends(held["ratio"]))
+    return ErrorInterval(low=low, high=high, source=source, coverage=round(coverage, 3), score=rounded(score),
+                         baseline=rounded(baseline))  # fmt: skip
+
+
+def _tried(folds: Floats, ratios: Floats) -> tuple[float, float]:
+    """Coverage and mean score of each fold's measurements by the range of the others."""
+    inside, scores = np.empty(len(ratios)), np.empty(len(ratios))
+    for number in np.unique(folds):
+        left = folds == number
+        low, high = np.log(_ends(ratios[~left] if (~left).any() else ratios))
+        logs = np.log(ratios[left])
+        missed = np.maximum(low - logs, 0) + np.maximum(logs - high, 0)
+        inside[left], scores[left] = missed == 0, high - low + MISSED * missed
+    return float(inside.mean()), float(scores.mean())
 
 
 def _ends(ratios: Floats) -> tuple[float, float]:
@@ -199,13 +228,16 @@ def _ends(ratios: Floats) -> tuple[float, float]:
     return (math.exp(logs.mean() - half), math.exp(logs.mean() + half))
 
 
-A100, V100 = "dgx-a100-80g", "dgx-2h-v100"
+A100, H100, V100 = "dgx-a100-80g", "h100", "dgx-2h-v100"
+CORE, STATED = "megatron-core", ("host_layer_seconds", "host_microbatch_seconds", "gradient_overlap")
+"""Software of the H100 rows, and what its file states itself of what others' fits give."""
 TRANSFERRED = ("transferred", f"the fit of {A100}")
 NOTES = [
-    "Every part is predicted by constants fitted on all others: rows, whole figures and tables. Parts that no constant "
+    "Every part is predicted by constants fitted on all others: rows, or whole sources. Parts that no constant "
     "is ever fitted on are called apart.",
     "Error is predicted over measured time of an iteration, of a ratio in the ratio.",
-    "Coverage is the share of rows left out that lie in the interval made without them.",
+    "Coverage is the share of rows left out that lie in the interval made without them; score is the mean interval "
+    "score of logarithms, baseline that of one share of the peak for all.",
 ]
 
 
@@ -232,12 +264,12 @@ def calibrate(out: Path) -> Benchmark:
     check_place("--out", out / "clusters/fitted" / f"{A100}.toml", "python -m benchmarks calibrate")
     a100 = a100_fit()
     machine = a100.refit(a100.rows)
-    fits, cases = (a100, v100_fit(machine), deepspeed_fit(machine)), []
+    fits, cases = (a100, h100_fit(machine), v100_fit(machine), deepspeed_fit(machine)), []
     every = [{way: held_out(f"{fit.cluster}, {way}", fit.rows, keys, fit.refit) for way, keys in fit.left_out.items()}
              for fit in fits]  # fmt: skip
     for fit, held in zip(fits, every, strict=True):
         machine, ranges = fit.refit(fit.rows), intervals(fit, held)
-        ranges["extrapolated"] = widest(every[0], every[1], ranges.values())
+        ranges["extrapolated"] = widest(every[0]["sources"], every[1]["sources"], every[2]["rows"], ranges.values())
         errors = _errors(fit, machine, held, ranges)
         cases.append(Case(name=f"{fit.cluster} under {fit.software}", series=errors))
         for name, text in files(fit, machine, ranges).items():
@@ -255,19 +287,34 @@ def a100_fit() -> Fit:
     """Megatron of 2021 on A100s."""
     rows, alone = a100_rows(), fit_node(machine_of(load_cluster(A100)), all_reduces("a100"))
     start = started(alone, CONSTANTS)
-    published = [row.experiment if row.quantity != "iteration_seconds" else None for row in rows]
-    count = published.count(None)
+    count = sum(row.quantity == "iteration_seconds" for row in rows)
     shuffled = np.random.default_rng(SEED).permutation(np.arange(count) % FOLDS).tolist()
     folds = [*shuffled, *[None] * (len(rows) - count)]
-    ways: dict[str, Sequence[Hashable]] = {"rows in 5 folds": folds, "figures and tables": published,
-                                           "sources": [row.source for row in rows]}  # fmt: skip
+    ways = {"rows in 5 folds": folds, "sources": [row.source for row in rows]}
     known = {row.workload for row in rows}  # vTrain measured two of Table 1
-    apart = [*(row for row in observed("2021/table-1") if row.workload not in known), *zero_3()]
+    apart = [*(row for row in observed("2021/table-1") if row.workload not in known), *zero_3(),
+             *timed("megatron-2020")]  # fmt: skip
     source = ("fit", "vTrain's single-node and multi-node rows; 2021 paper, Table 2 and Figures 11 to 16")
     table = ("micro-benchmark", "vTrain's NCCL all-reduces inside one A100 server")
     sources = dict.fromkeys(CONSTANTS, source) | dict.fromkeys(NODE_CONSTANTS, table)
     return Fit(A100, "megatron-2021", rows, lambda some: fit(start, CONSTANTS, some, weights_of(some)), ways,
                apart, sources)  # fmt: skip
+
+
+def h100_fit(a100: Machine) -> Fit:
+    """What others ran on H100s, each source with one weight; of the A100 fit is what is neither fitted nor stated."""
+    names = [name for name in (*CONSTANTS, *NODE_CONSTANTS) if name not in STATED]
+    moved = {name: getattr(a100, name) for name in names} | {"network_share": 1.0}
+    start = started(machine_of(load_cluster(H100, CORE)).replaced(**moved), MODERN)
+    sources = dict.fromkeys(names, TRANSFERRED) | dict.fromkeys(MODERN, ("fit", "experiments/published/h100.csv"))
+
+    def refit(some: Sequence[Observation]) -> Machine:
+        counts = Counter(row.source for row in some)
+        return fit(start, MODERN, some, np.array([3 / math.sqrt(counts[row.source]) for row in some]), scale=0.1)
+
+    rows = h100_rows()
+    sources["network_share"] = ("counted", "an adapter for each GPU")
+    return Fit(H100, CORE, rows, refit, {"sources": [row.source for row in rows]}, (), sources)
 
 
 def v100_fit(a100: Machine) -> Fit:
@@ -280,9 +327,10 @@ def v100_fit(a100: Machine) -> Fit:
     start = fit_node(alone, all_reduces("v100", 8))
 
     def refit(some: Sequence[Observation]) -> Machine:
-        return fit(start, SOFTWARE_OF_2019, some, np.array([0.0] + [1.0] * (len(some) - 1)), scale=0.03)
+        chosen = {name: CONSTANTS[name] for name in SOFTWARE_OF_2019}
+        return fit(start, chosen, some, np.array([0.0] + [1.0] * (len(some) - 1)), scale=0.03)
 
-    ways = {"rows": [None, *range(len(rows) - 1)], "tables": [None, *(row.experiment for row in rows[1:])]}
+    ways = {"rows": [None, *range(len(rows) - 1)]}
     source = ("fit", "2019 paper, Tables 2, 7 and 8 without the rows of Figures 1 and 5")
     table = ("micro-benchmark", "vTrain's NCCL all-reduces inside one V100 server")
     return Fit(V100, "megatron-2019", rows, refit, ways, apart,
@@ -295,31 +343,34 @@ def deepspeed_fit(a100: Machine) -> Fit:
     rows, names = deepspeed_rows(), ("host_microbatch_seconds",)
     moved = {name: TRANSFERRED for name in CONSTANTS if name in SoftwareConstants.model_fields}
     source = ("fit", "arXiv:2201.11990, Section 2.4: 530 billion parameters on 280, 350 and 420 nodes")
-    return Fit("selene", "megatron-deepspeed", rows, lambda some: fit(a100, names, some, np.ones(len(some))),
-               {"rows": range(len(rows))}, (), moved | dict.fromkeys(names, source))  # fmt: skip
+    chosen = {name: CONSTANTS[name] for name in names}
+    return Fit("selene", "megatron-deepspeed", rows, lambda some: fit(a100, chosen, some, np.ones(len(some))),
+               {"rows": range(len(rows))}, timed("bigscience"), moved | dict.fromkeys(names, source))  # fmt: skip
 
 
 def intervals(fit: Fit, held: Mapping[str, HeldOut]) -> dict[str, ErrorInterval]:
-    """Intervals of runs on one node and on several, and of ratios if there are any."""
+    """Intervals of runs on one node and on several, or of all where a fold has few of either, and of ratios if any."""
     way, fold = next(iter(held.items()))
     rows = _left_out(fit, way)
     node = machine_of(load_cluster(fit.cluster)).gpus_per_node
     several = np.array([row.workload.gpus > node for row in rows])
     ratio = np.array([row.quantity in RATIOS for row in rows])
-    source = f"{way} left out, {len(np.unique(fold['fold']))} fits"
+    every = np.unique(fold["fold"])
+    sources = ", ".join(dict.fromkeys(row.source for row in fit.rows))
+    source = f"{way} left out, {len(every)} fits; of {sources}"
     parts = {"one_node": ~several, "several_nodes": several}
-    named = {name: interval_of(fold[part] if part.sum() >= FEW else fold, source)
-             for name, part in parts.items()}  # fmt: skip
+    is_enough = all(part.sum() >= FEW and len(np.unique(fold["fold"][part])) == len(every) for part in parts.values())
+    named = {name: interval_of(fold[part] if is_enough else fold, source) for name, part in parts.items()}
     return named | ({"ratio": interval_of(fold[ratio], source)} if ratio.any() else {})
 
 
-def widest(a100: Mapping[str, HeldOut], v100: Mapping[str, HeldOut], within: Iterable[ErrorInterval]) -> ErrorInterval:
-    """The range that holds 90 % of each source's measurements: of the A100 sources each predicted by a fit on the
-    others, of the V100 tables by the A100's hardware constants; and the intervals of what is not extrapolated. Its
-    coverage is of each source by the others' range.
+def widest(a100: HeldOut, h100: HeldOut, v100: HeldOut, within: Iterable[ErrorInterval]) -> ErrorInterval:
+    """The range that holds 90 % of each source's measurements: of the A100 and the H100 sources each predicted by a fit
+    on the others, of the V100 tables by the A100's hardware constants; and the intervals of what is not extrapolated.
+    Its coverage is of each source by the others' range.
     """
-    known = a100["sources"]
-    ratios = [*(known["ratio"][known["fold"] == fold] for fold in np.unique(known["fold"])), v100["rows"]["ratio"]]
+    ratios = [held["ratio"][held["fold"] == fold] for held in (a100, h100) for fold in np.unique(held["fold"])]
+    ratios.append(v100["ratio"])
     ends, inside = np.array([_ends(each) for each in ratios]), []
     for place, each in enumerate(ratios):
         low, high = _union(np.delete(ends, place, axis=0))
@@ -343,8 +394,8 @@ def files(fit: Fit, machine: Machine, intervals: Mapping[str, ErrorInterval]) ->
     lines = {f"software/fitted/{fit.software}.toml": software}
     if {*fit.sources} & {*Hardware.model_fields}:
         lines[f"clusters/fitted/{fit.cluster}.toml"] = _constants(fit.sources, machine, Hardware)
-    if fit.cluster == A100:
-        moved = dict.fromkeys(fit.sources, TRANSFERRED)
+    if fit.cluster == H100:
+        moved = dict.fromkeys(fit.sources, ("transferred", f"the fit of {H100}"))
         lines["clusters/fitted/transferred.toml"] = _constants(moved, machine, Hardware)
     return {path: "\n".join(each) + "\n" for path, each in lines.items()}
 
@@ -394,7 +445,9 @@ def _errors(fit: Fit, machine: Machine, held: Mapping[str, HeldOut], span: Mappi
     series = [each for name, errors in of.items() for each in _scored(name, np.array(errors))]
     series += [_series(name, "coverage", float(np.mean(each))) for name, each in inside.items()]
     for name, interval in span.items():
-        series.append(_series(f"interval of {name.replace('_', ' ')}", "coverage", interval.coverage or 0.0))
+        for measure in ("coverage", "score", "baseline"):
+            if (share := getattr(interval, measure)) is not None:
+                series.append(_series(f"interval of {name.replace('_', ' ')}", measure, share))
     return series
 
 

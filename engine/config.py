@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import (
     AfterValidator,
     Field,
+    PositiveFloat,
     PositiveInt,
     ValidationError,
     field_validator,
@@ -433,6 +434,9 @@ class RecordConfig(Config):
     """Loggers that receive the metrics beside metrics.jsonl; the extra of the same name installs the library."""
     log_interval: PositiveInt | None = None
     """Iterations from one printed line to the next; by default one comes every 15 seconds, on a terminal a bar."""
+    checkpoint_minutes: PositiveFloat | None = None
+    """Minutes of training after which a checkpoint is written too, by the first rank's clock; by default iterations
+    alone decide."""
 
     @field_validator("loggers", mode="before")
     @classmethod

@@ -36,7 +36,7 @@ class Gradient:
     norm: float
     """Norm of the whole gradient, before clipping."""
     signals: int
-    """How many ranks raised the signal."""
+    """Sum of the ranks' signals."""
 
     @property
     def is_finite(self) -> bool:
@@ -58,7 +58,7 @@ class TrainingStep:
         """Factor on the loss before the backward pass."""
         return self.scaler.scale if self.scaler else 1.0
 
-    def gradient(self, microbatches: Sequence[PipelineInput], signal: bool = False) -> Gradient:
+    def gradient(self, microbatches: Sequence[PipelineInput], signal: int = 0) -> Gradient:
         """Loss and reduced gradient of this rank's microbatches. Every rank calls it, with as many microbatches.
 
         `signal` is summed over the ranks with the loss. Only at the end, and nowhere else in a step, the host waits for

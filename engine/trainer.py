@@ -60,6 +60,7 @@ class Trainer:
         self.validations: list[Validation] = []
         """Validations so far, on the first rank."""
         self.stop_requested = False
+        self.saved, self.is_save_due = time.monotonic(), False
 
     def prepare(self) -> None:
         """Rehearse an iteration, which changes nothing, and load what the run goes on from. Every rank calls it."""
@@ -113,6 +114,7 @@ class Trainer:
             progress,
         ):
             progress.start_at(first)
+            self.saved = time.monotonic()
             announce(self._estimate(first))
             self.validations = read_validations(self.directory.path) if self.mesh.is_first else []
             if first == 0:
@@ -137,7 +139,7 @@ class Trainer:
                     asdict(self.step.scaler) if self.step.scaler else None, tuple(self.recent.seen),
                     self.state.ancestors, self.updated_samples,
                 )  # fmt: skip
-                if is_last or stop or done % train.checkpoint_interval == 0:
+                if is_last or stop or self.is_save_due or done % train.checkpoint_interval == 0:
                     self._save()
                 if stop and not is_last:
                     then = f"`mlm-train resume {self.directory.path}` goes on from there"
@@ -182,7 +184,10 @@ class Trainer:
         rate = learning_rate(train, clock(train, self.step.optimizer.steps, self.updated_samples))
         microbatches = self.inputs.of(number)
         scale = self.step.loss_scale
-        gradient = self.step.gradient(microbatches, signal=self.stop_requested)
+        minutes, clocked = self.config.record.checkpoint_minutes, self.mesh.world.size + 1
+        is_due = minutes is not None and self.mesh.is_first and time.monotonic() >= self.saved + 60 * minutes
+        gradient = self.step.gradient(microbatches, self.stop_requested + clocked * is_due)
+        self.is_save_due = gradient.signals >= clocked
         iteration = Iteration(number, self.schedule.batch_size(number), microbatches, gradient)
         skip = sum(guard.skips(iteration) for guard in self.guards) > 0  # every guard is asked
         is_updated = self.step.update(gradient, rate, skip)
@@ -199,7 +204,7 @@ class Trainer:
             skipped=not is_updated,
         )  # fmt: skip
         warnings = [warning for guard in self.guards if (warning := guard.after(iteration))]
-        return iteration.line, warnings, gradient.signals > 0
+        return iteration.line, warnings, gradient.signals % clocked > 0
 
     def _validate(
         self, iteration: int, num_samples: int, kind: Literal["validation", "final-validation"] = "validation"
@@ -242,6 +247,7 @@ class Trainer:
             self.directory.path, self.config, self.state, self.model.parameters, self.step.optimizer,
             self.model.storage_mesh, self.dataset.tokenizer, probe, self.inputs.streams,
         )  # fmt: skip
+        self.saved = time.monotonic()
 
     def _loss_of(self, tokens: tuple[tuple[int, ...], ...]) -> float:
         """Mean loss of the current model on samples that are the same for every data-parallel rank, without dropout."""

@@ -107,6 +107,8 @@ def launch(
     slurm, torchrun = write_launch_files(job, out)
     print(f"with Slurm: sbatch {quote(str(slurm))}")
     print(f"without, on each node: bash {quote(str(torchrun))}")
+    if job.container:
+        print(f"with Kubernetes: kubectl apply --filename {quote(str(out / 'jobset.yaml'))}")
 
 
 @app.command()
@@ -142,17 +144,40 @@ def plan_(
     software: Annotated[
         str, typer.Option(help="Training software, such as megatron-2021; by default this engine.")
     ] = "",
+    batch: Annotated[int, typer.Option(min=0, help="Sequences of an iteration; by default the model's.")] = 0,
+    seq: Annotated[int, typer.Option(min=0, help="Length of a sequence; by default the model's.")] = 0,
+    tokens: Annotated[str, typer.Option(help="Tokens to train on, such as 300e9; by default the model's.")] = "",
+    days: Annotated[float, typer.Option(min=0, help="Also say how many tokens so many days are enough for.")] = 0.0,
+    price: Annotated[float, typer.Option(min=0, help="Price of a GPU-hour: adds what a layout costs.")] = 0.0,
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the model by its first layout to this TOML file.")] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Print where the time of the first layout goes.")] = False,
 ) -> None:
-    """Rank the layouts of a model that fit a cluster: time, days per epoch, GPU-hours, with intervals."""
+    """Rank the layouts of a model that fit a cluster: time, days, GPU-hours, with intervals and failures.
+
+    What --out writes is a run: `mlm-train run`, `mlm-train to-megatron` and a job take it.
+    """
     from mlm_repro.experiments.simulator import planner
     from mlm_repro.experiments.simulator.cluster import load_cluster
+    from mlm_repro.lineage.atomic import write_text
+    from mlm_repro.lineage.config import to_toml
 
-    planned = planner.read_model(model)
+    if out is not None:
+        check_place("--out", out, "[parallel]")
+    asked = {
+        "train.global_batch_size": batch,
+        "model.seq_length": seq,
+        "train.iterations": tokens and f"{tokens} tokens",
+    }
+    stated = [f"{key}={value}" for key, value in asked.items() if value]
+    planned = planner.read_model(model, [*(overrides or ()), *stated])
     machine = load_cluster(cluster, software or planner.OWN)
     choices = planner.ranked_layouts(planned, machine, gpus)
-    print(planner.format_plan(planned, machine, choices))
+    print(planner.format_plan(planned, machine, choices, price, days))
     print(planner.reasons(choices))
+    if out is not None:
+        write_text(out, to_toml(planner.planned_run(planned, machine, choices[0])))
+        print(f"written: {out}")
     if explain:
         print(f"\n{planner.explain(machine, choices[0])}")
 

@@ -141,10 +141,7 @@ def _predict(row: Row, clusters: dict[str, Cluster]) -> tuple[Workload, Predicti
     name = row["cluster"]
     if name not in clusters:
         clusters[name] = load_cluster(name)
-    workload = workload_of(row)._replace(
-        scatter_gather=row.get("scatter_gather") != "false",
-        sequence_parallel=int(row.get("sequence_parallel") == "true"),
-    )
+    workload = workload_of(row)._replace(scatter_gather=row.get("scatter_gather") != "false")
     return workload, predict(clusters[name], [workload])[0]
 
 

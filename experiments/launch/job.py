@@ -3,20 +3,23 @@
 The scripts' text is in `templates/`. Imports no torch.
 """
 
+import json
 import math
 import re
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from pydantic import PositiveFloat, PositiveInt, model_validator
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from mlm_repro.engine.config import RunConfig
 from mlm_repro.engine.costs import checkpoint_bytes, written_bytes
 from mlm_repro.engine.parallel.layout import layout_of
 from mlm_repro.engine.run.resolved import read_run_config
 from mlm_repro.experiments.simulator.cluster import load_cluster
+from mlm_repro.experiments.simulator.goodput import FAILURES_PER_GPU_HOUR, RESTART_SECONDS, Failures
 from mlm_repro.experiments.simulator.planner import OWN
 from mlm_repro.experiments.simulator.simulate import Prediction, simulate
 from mlm_repro.experiments.simulator.workload import Workload
@@ -28,10 +31,13 @@ from mlm_repro.lineage.progress import format_bytes, format_duration
 from mlm_repro.lineage.shipped import Shipped, find_file
 
 TEMPLATES = Path(__file__).parent / "templates"
-ATTEMPTS_WITHOUT_PROGRESS = 3
-"""Attempts in a row that may end without a new checkpoint and without having been told to stop."""
+ATTEMPTS_WITHOUT_PROGRESS, MOST_ATTEMPTS_WITHOUT_PROGRESS = 3, 10
+"""Attempts in a row that may end in the same iteration, and in any, without a new checkpoint and without having been
+told to stop: a fault of the program comes back where it was, one of the hardware does not."""
 MEETING = '--node-rank="$NODE_RANK" --master-addr="$MASTER_ADDR" --master-port="${MASTER_PORT:-29500}"'
 """How ranks of several nodes find each other; on a single node torchrun chooses a port itself."""
+NODES = "--nodelist=nodes"
+"""Stands for the nodes of an attempt, which the script chooses."""
 TIME_LIMIT = r"(\d+-)?\d{1,3}(:[0-5]\d){2}"
 
 
@@ -59,7 +65,16 @@ class Job(Config):
     join_seconds: PositiveInt = 300
     """How long a rank waits for the others to start."""
     disk_mb_per_second: PositiveFloat | None = None
-    """Rate at which a rank writes while all do, as `mlm-experiment preflight` prints it: plans a checkpoint's time."""
+    """Rate at which a rank writes while all do, as `mlm-experiment preflight` prints it: plans a checkpoint's time; 100
+    by default."""
+    checkpoint_minutes: PositiveFloat | None = None
+    """Minutes of training from one checkpoint to the next; by default those that lose the least (Daly 2006)."""
+    failures_per_gpu_hour: NonNegativeFloat = FAILURES_PER_GPU_HOUR
+    """Failures that end an attempt, for each rank and hour; by default Llama 3's (arXiv:2407.21783, Section 3.3.4)."""
+    restart_seconds: PositiveFloat = RESTART_SECONDS
+    """Time from a failure to the first iteration after it."""
+    spare_nodes: NonNegativeInt = 0
+    """Nodes that Slurm gives besides: an attempt is repeated on them where a node has failed."""
     cluster: str = ""
     """A shipped cluster, or a TOML file: the job is then checked to fit it, and its time predicted."""
     time_limit: str = "24:00:00"
@@ -133,33 +148,68 @@ def predicted_iteration(job: Job) -> Prediction | None:
     return prediction
 
 
-def describe_job(job: Job) -> str:
-    """Ranks, layout, a checkpoint's size and time; where a cluster is named also the simulated time and its attempts.
+def failures_of(job: Job) -> Failures:
+    """How often the job fails, and what that costs it."""
+    config, rate = job.config(), job.disk_mb_per_second
+    dp = layout_of(config, job.ranks).dp
+    written = written_bytes(config.model, config.train.precision, config.parallel, dp)
+    return Failures.of(
+        job.ranks, written, 1e6 * rate if rate else None, job.restart_seconds, job.failures_per_gpu_hour
+    )  # fmt: skip
 
-    Raises BadInput where a checkpoint takes longer than the ranks have before the time limit.
+
+def saved_seconds(job: Job) -> float:
+    """Seconds of training from one checkpoint to the next; infinite for a job that never fails.
+
+    Raises BadInput where the ranks fail before they save, on average.
     """
-    config = job.config()
+    failures = failures_of(job)
+    interval = 60 * job.checkpoint_minutes if job.checkpoint_minutes else failures.best_interval
+    if job.checkpoint_minutes and interval + failures.checkpoint > failures.mean:
+        best = format_duration(failures.best_interval)
+        raise BadInput(
+            f"{job.name}: one of its {job.ranks:,} ranks fails every {format_duration(failures.mean)}, so with "
+            f"checkpoint_minutes = {job.checkpoint_minutes:g} most attempts save nothing; {best} loses the least"
+        )
+    return interval
+
+
+def describe_job(job: Job) -> str:
+    """Ranks, layout, a checkpoint's size and time, the interval between checkpoints and what failures leave; where a
+    cluster is named also the simulated time and its attempts.
+
+    Raises BadInput where a checkpoint takes longer than the ranks have before the time limit, or comes too late.
+    """
+    config, failures, interval = job.config(), failures_of(job), saved_seconds(job)
     layout = layout_of(config, job.ranks)
     nodes = f"{job.nodes} node{'s' if job.nodes > 1 else ''} × {job.ranks_per_node} ranks"
     degrees = f"tp {layout.tp} × pp {layout.pp} × dp {layout.dp}"
     line = f"{job.name}: {nodes}, {degrees}, at most {job.time_limit} at a time"
     written = written_bytes(config.model, config.train.precision, config.parallel, layout.dp)
     whole = format_bytes(checkpoint_bytes(config.model, config.train.precision))
-    line += f"\na checkpoint of {whole}, about {format_bytes(written)} by the rank that writes most"
+    rate = format_bytes(written / failures.checkpoint)
+    line += f"\na checkpoint of {whole}, about {format_bytes(written)} by the rank that writes most, "
+    line += f"{format_duration(failures.checkpoint)} at {rate}/s"
     prediction = predicted_iteration(job)
-    if job.disk_mb_per_second:
-        seconds = written / (1e6 * job.disk_mb_per_second)
-        line += f", {format_duration(seconds)} at {job.disk_mb_per_second:g} MB/s"
-        if seconds + (prediction.high_seconds if prediction else 0) > job.signal_seconds:
-            raise BadInput(
-                f"{job.name}: a checkpoint takes {seconds:.0f} s: give more than signal_seconds = {job.signal_seconds}"
-            )
+    if failures.checkpoint + (prediction.high_seconds if prediction else 0) > job.signal_seconds:
+        raise BadInput(
+            f"{job.name}: a checkpoint takes {failures.checkpoint:.0f} s: give more than signal_seconds = "
+            f"{job.signal_seconds}"
+        )
+    if prediction and prediction.seconds + failures.checkpoint > failures.mean:
+        raise BadInput(
+            f"{job.name}: one of its {job.ranks:,} ranks fails every {format_duration(failures.mean)}, before an "
+            f"iteration of {prediction.seconds:.0f} s and a checkpoint end"
+        )
+    share = failures.share(interval) if math.isfinite(interval) else 1.0
+    if math.isfinite(interval):
+        line += f"\na failure every {format_days(failures.mean)}, a checkpoint every {format_duration(interval)}: "
+        line += f"{share:.1%} of the time is training that is kept"
     if prediction is None:
         return line
-    iterations = config.train.iterations
-    low, high = (iterations * seconds for seconds in (prediction.low_seconds, prediction.high_seconds))
+    low, high = (config.train.iterations * each / share for each in (prediction.low_seconds, prediction.high_seconds))
     usable = job.limit_seconds - job.signal_seconds
-    attempts = sorted({math.ceil(low / usable), math.ceil(high / usable)})
+    attempts = sorted({round(all_ / failures.mean) + math.ceil(all_ / usable) for all_ in (low, high)})
     return (
         f"{line}\nsimulated on {job.cluster}: {prediction.seconds:.4g} s an iteration, {format_days(low, high)} to "
         f"{format_days(high)} in all, {' to '.join(map(str, attempts))} attempt{'s' if attempts[-1] > 1 else ''}"
@@ -172,12 +222,17 @@ def format_days(seconds: float, longest: float = 0.0) -> str:
 
 
 def write_launch_files(job: Job, out: Path) -> tuple[Path, Path]:
-    """Write `slurm.sh` and `torchrun.sh` into `out` and return where they are. Raises BadInput where it cannot."""
+    """Write `slurm.sh` and `torchrun.sh` into `out` and return where they are; for a container `jobset.yaml` too.
+
+    Raises BadInput where it cannot.
+    """
     slurm, torchrun = out / "slurm.sh", out / "torchrun.sh"
     check_place("--out", slurm, "#SBATCH")
     claim(out)
     write_text(slurm, slurm_script(job, out))
     write_text(torchrun, torchrun_script(job, out))
+    if job.container:
+        write_text(out / "jobset.yaml", jobset(job, out))
     return slurm, torchrun
 
 
@@ -192,18 +247,21 @@ def slurm_script(job: Job, out: Path) -> str:
     if any(not character.isprintable() for character in folder):
         raise BadInput(f"{folder!r} cannot stand in a batch script: name a folder without control characters")
     quoted = folder.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
-    command = ["srun", "--kill-on-bad-exit=1", "--label", f"--cpus-per-task={job.cores_per_rank}"]
+    command = ["srun", f"--nodes={job.nodes}", f"--ntasks={job.ranks}", "--kill-on-bad-exit=1", "--label"]
+    command += [f"--ntasks-per-node={job.ranks_per_node}", f"--cpus-per-task={job.cores_per_rank}"]
     if job.container:
         command += [f"--container-image={job.container}", f"--container-workdir={Path.cwd()}"]
         command += ["--container-mounts=" + ",".join(f"{folder}:{folder}" for folder in _mounted(job, out))]
     options = [
-        f"--job-name={job.name}", f"--nodes={job.nodes}", f"--ntasks-per-node={job.ranks_per_node}",
+        f"--job-name={job.name}", f"--nodes={job.nodes + job.spare_nodes}", "--no-kill",
+        f"--ntasks-per-node={job.ranks_per_node}",
         f"--cpus-per-task={job.cores_per_rank}", f"--gpus-per-node={job.ranks_per_node}" if job.gpus else "",
         *(("--exclusive", "--mem=0") if job.exclusive else ()), f"--time={job.time_limit}",
         f"--signal=B:TERM@{job.signal_seconds}", "--requeue", "--open-mode=append", f'--output="{quoted}/slurm-%j.txt"',
     ]  # fmt: skip
     head = [f"#SBATCH {option}" for option in options if option]
-    return _script(head, "slurm.sh", shlex.join([*command, job.python, "-P", "-m"]), job, out)
+    words = shlex.join([*command[:1], NODES, *command[1:], job.python, "-P", "-m"])
+    return _script(head, "slurm.sh", words.replace(NODES, '--nodelist="$nodes"'), job, out)
 
 
 def _mounted(job: Job, out: Path) -> list[Path]:
@@ -231,12 +289,33 @@ def torchrun_script(job: Job, out: Path) -> str:
     return _script(head, "torchrun.sh", f"{launcher} {meeting}", job, out)
 
 
+def jobset(job: Job, out: Path) -> str:
+    """The job for Kubernetes, as a JobSet whose pods find the folders where they are here."""
+    folders = [*enumerate(map(str, _mounted(job, out)))]
+    values = {"name": f"mlm-{re.sub('[^a-z0-9]+', '-', job.name.lower())}".rstrip("-"), "nodes": job.nodes,
+              "bound": MOST_ATTEMPTS_WITHOUT_PROGRESS, "signal_seconds": job.signal_seconds, "image": job.container,
+              "script": str((out / "torchrun.sh").resolve()),
+              "limits": {"nvidia.com/gpu": job.ranks_per_node} if job.gpus else {},
+              "mounts": [{"name": f"folder-{number}", "mountPath": path} for number, path in folders],
+              "volumes": [{"name": f"folder-{number}", "hostPath": {"path": path}} for number, path in folders],
+              }  # fmt: skip
+    text = (TEMPLATES / "jobset.yaml").read_text(encoding="utf-8")
+    plain = {name: value if name == "name" else json.dumps(value) for name, value in values.items()}
+    return _filled(text, plain)
+
+
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    return re.sub(r"{{ ([\w-]+) }}", lambda place: values[place[1]], text)
+
+
 def _script(head: list[str], body: str, launcher: str, job: Job, out: Path) -> str:
     """The templates' text with this job's values. A rank runs the check before training, then training."""
     paths = {"here": Path.cwd(), "run": job.runs.resolve() / job.config().name}
     paths |= {name: out.resolve() / name for name in ("failed", "last-failure", "idle", "bad-node-", "flight-", "pid-")}
     model, runs = find_file(job.model, Shipped.MODEL).resolve(), f"--runs={job.runs.resolve()}"
-    options = [f"--set={item}" for item in (*job.overrides, f"data.dataset={job.dataset.resolve()}")]
+    minutes = saved_seconds(job) / 60
+    stated = [f"record.checkpoint_minutes={minutes:.4g}"] if math.isfinite(minutes) else []
+    options = [f"--set={item}" for item in (*job.overrides, f"data.dataset={job.dataset.resolve()}", *stated)]
     modules = {
         "preflight": ["mlm_repro.experiments.preflight", runs],
         "train": ["mlm_repro.engine.cli", "run", str(model), *options, runs],
@@ -246,7 +325,8 @@ def _script(head: list[str], body: str, launcher: str, job: Job, out: Path) -> s
         name: f'mlm_repro.experiments.launch.rank "$failed" {shlex.join(words)}' for name, words in modules.items()
     }
     values |= {"hosts": shlex.join(job.host_names()), "script": shlex.quote(str(out.resolve() / "torchrun.sh"))}
-    values |= {"launcher": launcher, "join_seconds": str(job.join_seconds), "most": str(ATTEMPTS_WITHOUT_PROGRESS)}
+    values |= {"launcher": launcher, "join_seconds": str(job.join_seconds), "nodes": str(job.nodes)}
+    values |= {"most": str(ATTEMPTS_WITHOUT_PROGRESS), "bound": str(MOST_ATTEMPTS_WITHOUT_PROGRESS)}
     parts = ("attempts.sh", *(["hosts.sh"] if job.hosts and body == "torchrun.sh" else []), body)
     text = "".join((TEMPLATES / name).read_text(encoding="utf-8") for name in parts)
-    return "\n".join(["#!/bin/bash", *head, re.sub(r"{{ ([\w-]+) }}", lambda place: values[place[1]], text)])
+    return "\n".join(["#!/bin/bash", *head, _filled(text, values)])

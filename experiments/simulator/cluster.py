@@ -105,6 +105,11 @@ class ErrorInterval(Config):
     source: str
     coverage: Annotated[float, Field(ge=0, le=1)] | None = None
     """Share of left-out measurements that lay in the interval; None if nobody tried."""
+    score: NonNegativeFloat | None = None
+    """Mean interval score of left-out measurements (Gneiting and Raftery 2007, Section 6.2), of logarithms: the
+    interval's width, and 20 times what a measurement lies outside. Less is better."""
+    baseline: NonNegativeFloat | None = None
+    """That score if every GPU reached one share of its peak, the others' median."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -16,7 +16,8 @@ from mlm_repro.experiments.simulator.workload import Workload, checked_config, f
 from mlm_repro.lineage.errors import BadInput
 
 COLUMNS = ("gpus", "global_batch", "micro_batch", "hidden", "heads", "layers", "seq", "vocab", "tp", "dp", "pp",
-           "chunks", "recompute", "family", "ffn_hidden", "zero", "memory", "head_dim")  # fmt: skip
+           "chunks", "recompute", "family", "ffn_hidden", "zero", "memory", "head_dim",
+           "sequence_parallel")  # fmt: skip
 """Columns of a workload in files."""
 LARGEST_CELL = 1e9
 PEAK_TFLOPS = {"selene": 312.0, "dgx-a100-80g": 312.0, "dgx-2h-v100": 130.0, "p3dn-v100": 125.0}
@@ -68,7 +69,8 @@ def v100_rows() -> list[Observation]:
 @cache
 def fitted_rows(software: str) -> tuple[Observation, ...]:
     """The rows that the constants of this software are fitted on; a ratio's first row among them."""
-    rows = {"megatron-2019": v100_rows, "megatron-2021": a100_rows, "megatron-deepspeed": deepspeed_rows}
+    rows = {"megatron-2019": v100_rows, "megatron-2021": a100_rows, "megatron-deepspeed": deepspeed_rows,
+            "megatron-core": h100_rows}  # fmt: skip
     return tuple(rows[software]()) if software in rows else ()
 
 
@@ -92,9 +94,15 @@ def deepspeed_rows() -> list[Observation]:
     return timed("mt-nlg")
 
 
+def h100_rows() -> list[Observation]:
+    """Rows that the H100 constants are fitted on: four public sources of GPT models, on 8 to 10,752 GPUs."""
+    return timed("h100")
+
+
 def timed(*names: str) -> list[Observation]:
-    """Measured iterations of files."""
-    return [Observation(name, workload_of(row), "iteration_seconds", float(row["iteration_ms"]) / 1e3, row["cluster"])
+    """Measured iterations of files, each under its source, or the file's name."""
+    return [Observation(row.get("source") or name, workload_of(row), "iteration_seconds",
+                        float(row["iteration_ms"]) / 1e3, row["cluster"])
             for name in names for row in read_rows(HERE / f"{name}.csv")]  # fmt: skip
 
 

@@ -2,21 +2,21 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import product
+from pathlib import Path
 from typing import NamedTuple
 
-from mlm_repro.data_pipeline.files import DATASET, DataCard
+from mlm_repro.engine.config import RunConfig
+from mlm_repro.engine.costs import written_bytes
 from mlm_repro.engine.pipeline.schedule import ideal_bubble
 from mlm_repro.engine.run.resolved import ResolvedRun, read_run
 from mlm_repro.experiments.simulator.cluster import Cluster, machine_of
-from mlm_repro.experiments.simulator.measurements import ITERATIONS_PER_EPOCH, fitted_workloads
+from mlm_repro.experiments.simulator.goodput import Failures
+from mlm_repro.experiments.simulator.measurements import fitted_workloads
 from mlm_repro.experiments.simulator.simulate import Prediction, iteration_parts, simulate
-from mlm_repro.experiments.simulator.workload import NOT_COSTED, NotCosted, Workload, flops_of
+from mlm_repro.experiments.simulator.workload import NOT_COSTED, NotCosted, Workload, checked_config, flops_of
 from mlm_repro.lineage.errors import HardwareMissing
-from mlm_repro.lineage.files import read_document
-from mlm_repro.lineage.progress import announce
+from mlm_repro.lineage.progress import announce, format_duration
 
-EPOCH_TOKENS = ITERATIONS_PER_EPOCH * 512 * 1024
-"""The 2019 paper's epoch at its batch and context."""
 MOST_CHUNKS = 8
 LARGEST_MICRO_BATCH = 64
 MOST_UNEVEN = 1.1
@@ -34,17 +34,12 @@ class Choice(NamedTuple):
     prediction: Prediction
 
 
-def read_model(model: str) -> ResolvedRun:
-    """A shipped model or a TOML file. Raises NotCosted for a `config.json`, which describes another's model."""
-    if model.endswith(".json"):
+def read_model(model: str, overrides: Sequence[str] = ()) -> ResolvedRun:
+    """A shipped model or a TOML file. Raises NotCosted for a `config.json`, which describes another's model, and for
+    a llama by name."""
+    if model.endswith(".json") or ("llama" in model.lower() and not Path(model).is_file()):
         raise NotCosted(f"{model}: {NOT_COSTED}")
-    return read_run(model)
-
-
-def dataset_tokens(run: ResolvedRun) -> int:
-    """Training tokens of the dataset that the run names; 0 if it names none."""
-    cards = [read_document(each / DATASET, DataCard) for each in run.dataset.directories] if run.dataset else []
-    return sum(card.splits["train"].tokens for card in cards if "train" in card.splits)
+    return read_run(model, overrides)
 
 
 def ranked_layouts(run: ResolvedRun, cluster: Cluster, gpus: int) -> list[Choice]:
@@ -58,7 +53,8 @@ def ranked_layouts(run: ResolvedRun, cluster: Cluster, gpus: int) -> list[Choice
     predictions = simulate(cluster, workloads, run.config)
     choices = [Choice(*pair) for pair in zip(workloads, predictions, strict=True) if not pair[1].reason]
     if not choices:
-        why = f"; of one, {predictions[-1].reason}" if predictions else _nearest(template, cluster, gpus)
+        pairs = [pair for pair in zip(workloads, predictions, strict=True) if pair[1].memory_bytes]
+        why = _smallest(cluster, pairs) if pairs else _nearest(template, cluster, gpus)
         raise HardwareMissing(f"no layout of {run.config.name} on {gpus} GPUs can run{why}")
     return sorted(choices, key=expected_seconds)
 
@@ -72,8 +68,8 @@ def possible_layouts(template: Workload, cluster: Cluster, gpus: int) -> Iterato
     """Layouts in which tensor parallelism stays in a node (2021 paper, Takeaway 1) and everything divides evenly, but
     for layers over stages of one chunk, which may differ a little.
     """
-    t, is_own = template, cluster.software == OWN
-    modes = ("none", "full") if cluster.constants.fused_attention.value else RECOMPUTE
+    t, is_modern = template, cluster.constants.fused_attention.value == 1
+    modes = ("none", "full") if is_modern else RECOMPUTE
     for tp in _divisors(gpus, int(cluster.constants.gpus_per_node.value)):
         if t.heads % tp or t.inner % tp:
             continue
@@ -85,11 +81,39 @@ def possible_layouts(template: Workload, cluster: Cluster, gpus: int) -> Iterato
                 for chunks in range(1, MOST_CHUNKS + 1 if pp > 1 else 2):
                     if chunks > 1 and (t.layers % (pp * chunks) or t.global_batch // (dp * micro_batch) % pp):
                         continue
-                    for mode, zero in product(modes, range(1 + (dp > 1 and is_own))):
+                    for mode, zero in product(modes, range(1 + (dp > 1 and is_modern))):
                         yield t._replace(
                             gpus=gpus, micro_batch=micro_batch, tp=tp, dp=dp, pp=pp, chunks=chunks, recompute=mode,
-                            zero=zero, sequence_parallel=int(is_own and tp > 1 and t.seq % tp == 0),
+                            zero=zero, sequence_parallel=int(is_modern and tp > 1 and t.seq % tp == 0),
                         )  # fmt: skip
+
+
+def _smallest(cluster: Cluster, pairs: Sequence[tuple[Workload, Prediction]]) -> str:
+    """Says which layout lacks the least memory, and how much."""
+    w, prediction = min(pairs, key=lambda pair: pair[1].memory_bytes)
+    more = (prediction.memory_bytes - cluster.constants.memory_bytes.value) / 2**30
+    layout = (
+        f"tp {w.tp} × pp {w.pp} × dp {w.dp}, microbatches of {w.micro_batch}, zero {w.zero}, recompute {w.recompute}"
+    )
+    return f": the smallest, {layout}, lacks {more:.1f} GiB; {prediction.reason}"
+
+
+def planned_run(run: ResolvedRun, cluster: Cluster, choice: Choice) -> RunConfig:
+    """The run by a layout, as `mlm-train`, its `to-megatron` and a job take it."""
+    return checked_config(choice.workload, cluster.precision, run.config)
+
+
+def goodput(run: ResolvedRun, cluster: Cluster, choice: Choice, seconds: float) -> str:
+    """What failures leave of a training that takes so long without them."""
+    w, config = choice.workload, planned_run(run, cluster, choice)
+    failures = Failures.of(w.gpus, written_bytes(config.model, config.train.precision, config.parallel, w.dp))
+    share = failures.share(failures.best_interval)
+    return (
+        f"failures: one every {failures.mean / 3600:,.1f} h of {w.gpus:,} GPUs (arXiv:2407.21783, Section 3.3.4); a "
+        f"checkpoint takes {failures.checkpoint:.0f} s at 100 MB/s a rank and a restart {failures.restart:.0f} s: a "
+        f"checkpoint every {format_duration(failures.best_interval)} leaves {share:.1%}, {seconds / share / 86400:.3g} "
+        f"days in {1 + seconds / share / failures.mean:,.1f} attempts"
+    )
 
 
 def _nearest(template: Workload, cluster: Cluster, gpus: int) -> str:
@@ -142,16 +166,26 @@ def explain(cluster: Cluster, choice: Choice) -> str:
     return "\n".join([*lines, f"limited by {most}; fits with a chance of {chance:.0%}"])
 
 
-def format_plan(run: ResolvedRun, cluster: Cluster, choices: Sequence[Choice]) -> str:
-    """The best layouts as a table, with what the whole run takes; every number in it is simulated."""
-    model, gpus, own = run.config.model, choices[0].workload.gpus, dataset_tokens(run)
+def format_plan(
+    run: ResolvedRun, cluster: Cluster, choices: Sequence[Choice], price: float = 0.0, days: float = 0.0
+) -> str:
+    """The best layouts as a table, with what the whole run takes; every number in it is simulated.
+
+    With `price`, of a GPU-hour, also what it costs; with `days`, how far it comes.
+    """
+    model, gpus = run.config.model, choices[0].workload.gpus
     batch = run.config.train.global_batch_size
-    per_iteration, epoch = batch * model.seq_length, own or EPOCH_TOKENS
+    per_iteration = batch * model.seq_length
     peak = cluster.constants.matmul_flops_per_second.value
     beyond = choices[0].prediction.extrapolated
     interval, known = cluster.interval(gpus, beyond), fitted_workloads(cluster.software)
     fitted = sum(choice.workload in known for choice in choices)
     tried = f", which held {interval.coverage:.0%} of them," if interval.coverage is not None else ""
+    if interval.score is not None:
+        tried = (
+            tried[:-1]
+            + f" (score {interval.score:.2f}, of one share of the peak {interval.baseline:.2f}; less is better),"
+        )
     whole = flops_of(choices[0].workload._replace(recompute="none")) / per_iteration
     whose_times = "transformer-xl" if model.family == "transformer-xl" else "GPT-2"
     fused = cluster.constants.fused_attention.value
@@ -160,15 +194,14 @@ def format_plan(run: ResolvedRun, cluster: Cluster, choices: Sequence[Choice]) -
         f"{run.config.name}: {run.parameters:,} parameters, {run.tokens:,} tokens in batches of "
         f"{batch}, on {gpus} of {cluster.title}{f', {cluster.software}' if cluster.software else ''}",
         f"simulated; 90 % intervals{tried} come of measurements ({interval.source}); the cost model was fitted on "
-        f"{fitted or 'none'} of these layouts; an epoch is {epoch:,} tokens "
-        f"({'the dataset' if own else '2019 paper'})",
+        f"{fitted or 'none'} of these layouts",
         f"memory is that of the fullest rank, this engine's{stores}, in {cluster.precision}; TFLOP/s and MFU count the "
         f"whole of attention, and no layer that is computed again; times are a {whose_times}'s",
         *([f"extrapolated: {beyond}"] if beyond else []),
         "the order is by throughput times the chance that memory suffices",
         f"{'tp':>3}{'pp':>4}{'dp':>5}{'micro':>7}{'chunks':>8}{'zero':>6}  {'recompute':<10}{'s/iteration':>12}"
-        f"  {'90 %':>20}{'TFLOP/s/GPU':>13}{'MFU':>6}{'GiB':>7}{'fits':>6}{'bytes':>16}{'days/epoch':>12}{'days':>9}"
-        f"{'GPU-hours':>12}",
+        f"  {'90 %':>20}{'TFLOP/s/GPU':>13}{'MFU':>6}{'GiB':>7}{'fits':>6}{'bytes':>16}{'days':>9}{'GPU-hours':>12}"
+        f"{'cost' if price else '':>12}",
     ]
     for w, p in choices[:SHOWN]:
         run_seconds = p.seconds * run.tokens / per_iteration
@@ -178,11 +211,18 @@ def format_plan(run: ResolvedRun, cluster: Cluster, choices: Sequence[Choice]) -
             f"{p.seconds:>12.4g}"
             f"  {f'{p.low_seconds:.4g} to {p.high_seconds:.4g}':>20}{rate / 1e12:>13.3g}{rate / peak:>6.1%}"
             f"{p.memory_bytes / 2**30:>7.1f}{p.probability_fits:>6.0%}{p.memory_bytes:>16,}"
-            f"{p.seconds * epoch / per_iteration / 86400:>12.3g}{run_seconds / 86400:>9.3g}"
-            f"{run_seconds / 3600 * gpus:>12,.0f}"
+            f"{run_seconds / 86400:>9.3g}{run_seconds / 3600 * gpus:>12,.0f}"
+            + (f"{run_seconds / 3600 * gpus * price:>12,.0f}" if price else "")
         )
     if len(choices) > SHOWN:
         lines.append(f"and {len(choices) - SHOWN} further layouts that fit")
+    first = choices[0]
+    iteration_seconds = first.prediction.seconds
+    if days:
+        lines.append(
+            f"in {days:g} days the first trains {days * 86400 / iteration_seconds * per_iteration:,.0f} tokens"
+        )
+    lines.append(goodput(run, cluster, first, iteration_seconds * run.tokens / per_iteration))
     return "\n".join(lines)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlm_repro.engine.config import RunConfig
-from mlm_repro.engine.costs import PARAMETER_BYTES, fullest_rank, parameter_count, state_bytes_per_parameter
+from mlm_repro.engine.costs import PARAMETER_BYTES, fullest_rank, parameter_count
 from mlm_repro.engine.parallel.layout import split_layers
 from mlm_repro.engine.pipeline.schedule import Op, compute_orders
 from mlm_repro.experiments.simulator import collectives
@@ -85,12 +85,10 @@ def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
     parameters = (layer_weights(w) * most + (w.v + w.s * (1 - w.xl)) * w.h) / w.t
     gradient_bytes = machine.gradient_bytes or machine.element_bytes
     reduction = collectives.data_all_reduce_seconds(machine, w, parameters * gradient_bytes)
-    times = np.select([w.zero == 1, w.zero == 2], [1.25, w.m / 2], 1.0)
-    last_backward = most * computed.backward + head.backward
-    hidden = machine.gradient_overlap * last_backward * np.where(w.zero == 2, w.m, 1.0)
+    times = np.where(w.zero == 1, (1 + machine.element_bytes / gradient_bytes) / 2, 1.0)  # reduced, and gathered
+    hidden = machine.gradient_overlap * (most * computed.backward + head.backward)
     gradients = np.maximum(times * reduction - hidden, times * reduction / (most + 1))
-    gathered = collectives.data_all_reduce_seconds(machine, w, parameters * machine.element_bytes) / 2
-    gradients = np.select([w.zero == 3, w.zero == 2], [exposed, gradients + gathered], gradients)
+    gradients = np.where(w.zero == 3, exposed, gradients)
     optimizer = optimizer_seconds(machine, parameters / np.where(w.zero > 0, w.d, 1.0))
     return Parts(pipeline, gradients, optimizer, np.full(len(workloads), machine.host_iteration_seconds))
 
@@ -151,20 +149,6 @@ def simulate(cluster: Cluster, workloads: Sequence[Workload], run: RunConfig | N
     return predictions
 
 
-def _zero_bytes(machine: Machine, w: Workload, config: RunConfig, state: int) -> int:
-    """Bytes that ZeRO 2 and 3 add to those that are counted of a rank.
-
-    Stage 2 divides gradients besides the optimizer's state. Stage 3 has parameters whole that compute, those that are
-    next, and gradients of the former.
-    """
-    each = PARAMETER_BYTES[config.train.precision]
-    if w.zero == 2:
-        counted = state_bytes_per_parameter(config.train.precision, config.parallel, w.dp)
-        return -round(state / counted * each.gradient * (1 - 1 / w.dp))
-    whole = max(machine.gathered_squares * w.hidden, w.padded_vocab) * w.hidden
-    return round(whole * (2 * each.weight + each.gradient)) if w.zero == 3 else 0
-
-
 def _memory(machine: Machine, workload: Workload, config: RunConfig) -> tuple[int, int]:
     """The fullest pipeline rank and its bytes."""
     parallel = config.parallel
@@ -172,7 +156,11 @@ def _memory(machine: Machine, workload: Workload, config: RunConfig) -> tuple[in
         parallel = parallel.model_copy(update={"recompute": "selective"})  # what is not stored is not computed again
     parallel = parallel.model_copy(update={"shard_parameters": workload.zero == 3})
     fullest = fullest_rank(config.model, config.train, parallel, workload.dp)
-    return fullest.rank, fullest.total + _zero_bytes(machine, workload, config, fullest.state)
+    # under ZeRO 3 parameters are whole that compute, those that are next, and gradients of the former
+    whole = max(machine.gathered_squares * workload.hidden, workload.padded_vocab) * workload.hidden
+    each = PARAMETER_BYTES[config.train.precision]
+    more = round(whole * (2 * each.weight + each.gradient)) if workload.zero == 3 else 0
+    return fullest.rank, fullest.total + more
 
 
 @lru_cache(maxsize=8)  # a fit asks for the same rows thousands of times

@@ -48,8 +48,7 @@ class Workload(NamedTuple):
     ffn_hidden: int = 0
     """Width between the products of the MLP; 0 for 4h."""
     zero: int = 0
-    """Stage of ZeRO, 0 to 3: what is divided over the data-parallel ranks, the optimizer's state, gradients besides,
-    parameters besides."""
+    """Stage of ZeRO: 1 divides the optimizer's state over the data-parallel ranks, 3 gradients and parameters too."""
     sequence_parallel: int = 0
     """1 where activations outside tensor-parallel regions are divided over the sequence."""
     memory: int = 0
@@ -115,10 +114,10 @@ def checked_config(workload: Workload, precision: Precision = "fp16", run: RunCo
 def _check_family(w: Workload) -> None:
     if w.family not in ("gpt2", "transformer-xl") or (w.family == "gpt2" and w.inner != 4 * w.hidden):
         raise NotCosted(f"family = {w.family} with ffn_hidden = {w.inner}: {NOT_COSTED}")
-    if w.zero not in range(4):
-        raise BadInput(f"zero = {w.zero} must be 0, 1, 2 or 3")
-    if (w.zero > 1 and w.pp > 1) or (w.zero == 3 and w.tp > 1):
-        raise BadInput(f"zero = {w.zero} is costed with pp = 1, and 3 with tp = 1: pp = {w.pp}, tp = {w.tp}")
+    if w.zero not in (0, 1, 3):
+        raise BadInput(f"zero = {w.zero} must be 0, 1 or 3, which this engine has")
+    if w.zero == 3 and w.tp * w.pp > 1:
+        raise BadInput(f"zero = 3 is costed with tp = pp = 1: pp = {w.pp}, tp = {w.tp}")
     if w.inner < 1 or w.inner % w.tp:
         raise BadInput(f"ffn_hidden = {w.inner} must divide over tp = {w.tp}")
     if w.family != "transformer-xl" and (w.memory or w.head_dim):
@@ -146,7 +145,7 @@ def _values(w: Workload, precision: Precision, run: RunConfig | None) -> dict[st
     batch = {"global_batch_size": w.global_batch, "microbatch_size": w.micro_batch, "precision": precision}
     plain = "gpipe" if run and run.parallel.schedule == "gpipe" else "1f1b"
     layout = {"tp": w.tp, "pp": w.pp, "chunks": w.chunks, "schedule": "interleaved" if w.chunks > 1 else plain,
-              "recompute": w.recompute, "scatter_gather": w.scatter_gather, "shard_optimizer": w.zero in (1, 2),
+              "recompute": w.recompute, "scatter_gather": w.scatter_gather, "shard_optimizer": w.zero == 1,
               "sequence_parallel": w.sequence_parallel == 1,
               "shard_parameters": w.zero == 3 and run is not None}  # fmt: skip
     changed = {"model": sizes | words | model, "train": batch, "parallel": layout}

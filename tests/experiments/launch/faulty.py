@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from mlm_repro.engine.trainer import Trainer
@@ -23,6 +24,13 @@ def main() -> None:
         run_command(fail_as_a_gpu)
     elif module == "mlm_repro.engine.cli" and kind == "killed":
         kill_in(int(value))
+    elif module == "mlm_repro.engine.cli" and kind == "killed-in-turn":
+        counter = Path(os.environ["FAULT_COUNTER"])
+        turn = len(counter.read_bytes()) if counter.exists() else 0
+        counter.write_bytes(b"x" * (turn + 1))
+        iterations = value.split("+")
+        if turn < len(iterations):
+            kill_in(int(iterations[turn]))
     import_module(module).main()
 
 

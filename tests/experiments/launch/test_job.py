@@ -1,11 +1,14 @@
 """A manifest says what can run, or is refused with the reason."""
 
+import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
+import yaml
 
-from mlm_repro.experiments.launch.job import Job, describe_job, predicted_iteration
+from mlm_repro.experiments.launch.job import Job, describe_job, predicted_iteration, slurm_script, write_launch_files
 from mlm_repro.experiments.launch.rank import name_rank
 from mlm_repro.experiments.reproduce.files import LADDER
 from mlm_repro.experiments.reproduce.plan import manifest_file
@@ -63,11 +66,26 @@ def test_a_job_that_cannot_run_is_refused_with_the_reason(values: dict[str, Any]
 
 def test_a_checkpoint_is_planned_and_must_fit_before_the_time_limit() -> None:
     """ZeRO's arithmetic for 8.3b: 14 bytes a parameter in all; of a part of an eighth, 2 and a 64th of 12."""
-    assert "a checkpoint of 116.4 GB, about 2.3 GB by the rank that writes most, 0:23 at 100 MB/s" in describe_job(
-        job(disk_mb_per_second=100)
+    assert "a checkpoint of 116.4 GB, about 2.3 GB by the rank that writes most, 0:23 at 100.0 MB/s" in describe_job(
+        job()
     )
     with pytest.raises(BadInput, match="a checkpoint takes 2283 s: give more than signal_seconds = 600"):
         describe_job(job(disk_mb_per_second=1))
+
+
+def test_a_job_saves_before_it_fails() -> None:
+    """512 GPUs fail every 99 h at Llama 3's rate: of 23 s a checkpoint, one in 1:06 h loses least; a day is too late
+    for 3,072."""
+    said = describe_job(job())
+    assert "a failure every 4.1 days, a checkpoint every 1:" in said
+    assert "record.checkpoint_minutes=" in slurm_script(job(), Path("out"))
+    with pytest.raises(BadInput, match=r"fails every 1:57:11, so with checkpoint_minutes = 600 most attempts save"):
+        describe_job(job(checkpoint_minutes=600, failures_per_gpu_hour=1e-3, disk_mb_per_second=1000))
+    with pytest.raises(BadInput, match=r"before an iteration of .* s and a checkpoint end"):
+        describe_job(job(cluster="dgx-2h-v100", failures_per_gpu_hour=5.0, disk_mb_per_second=1000))
+    never = job(failures_per_gpu_hour=0)
+    assert "failure" not in describe_job(never)
+    assert "checkpoint_minutes" not in slurm_script(never, Path("out"))
 
 
 def test_slurms_ranks_are_named_in_torchruns_words() -> None:
@@ -100,3 +118,34 @@ def test_a_refused_job_leaves_nothing(tmp_path: Path, arguments: list[str], word
     )
     assert words in done.err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("gpus", [True, False])
+def test_a_job_in_a_container_is_a_jobset_by_the_published_schema(tmp_path: Path, gpus: bool) -> None:
+    """As many pods as nodes, which meet at the first; a field that the schema does not have is found."""
+    ours = job(container="nvcr.io/nvidia/pytorch:24.01-py3", gpus=gpus, name="8.3B_a", runs=tmp_path / "runs")
+    write_launch_files(ours, tmp_path / "out")
+    written = yaml.safe_load((tmp_path / "out/jobset.yaml").read_text(encoding="utf-8"))
+    schema = closed(json.loads(Path(__file__).with_name("jobset_schema.json").read_text(encoding="utf-8"))["schema"])
+    jsonschema.validate(written, schema)
+    pods = written["spec"]["replicatedJobs"][0]["template"]["spec"]
+    assert (written["metadata"]["name"], pods["completions"], pods["parallelism"]) == ("mlm-8-3b-a", 32, 32)
+    container = pods["template"]["spec"]["containers"][0]
+    assert container["command"] == ["bash", str(tmp_path / "out/torchrun.sh")]
+    assert container["env"][0] == {"name": "MASTER_ADDR", "value": "mlm-8-3b-a-ranks-0-0.mlm-8-3b-a"}
+    assert container["resources"]["limits"] == ({"nvidia.com/gpu": 16} if gpus else {})
+    assert str(tmp_path / "runs") in {mount["mountPath"] for mount in container["volumeMounts"]}
+    for wrong in ({"spec": {"replicas": 1}}, {"spec": {"replicatedJobs": [{"name": "ranks"}]}}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(written | wrong, schema)
+
+
+def closed(schema: Any) -> Any:
+    """The schema where a name that it does not have is an error, as for `kubectl apply`."""
+    if not isinstance(schema, dict):
+        return schema
+    kept = {key: closed(value) if key in ("items", "additionalProperties") else value for key, value in schema.items()}
+    if "properties" in schema:
+        kept["properties"] = {name: closed(value) for name, value in schema["properties"].items()}
+        kept["additionalProperties"] = False
+    return kept

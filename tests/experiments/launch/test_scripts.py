@@ -65,7 +65,8 @@ def diverge(job: Job) -> None:
         (lose_data, "", 5, 1, "not tried again: rank [01] on .*: DataMissing: "),
         (damage_data, "", 6, 1, "not tried again: rank [01] on .*: IntegrityFailure: "),
         (None, "killed=25", 0, 2, ""),
-        (None, "killed=5", 7, 3, "3 attempts in a row made no checkpoint"),
+        (None, "killed=5", 7, 3, "3 attempts in a row made no checkpoint; the last failure: exit code .* was killed"),
+        (None, "killed-in-turn=3+9+6", 0, 4, ""),
         (None, "gpu", 7, 3, "the last failure: rank 1 on .*: RuntimeError: CUDA error: uncorrectable ECC"),
         (None, "late=9", 7, 0, "the last failure: rank [01] on .*Missing: .* within 3 seconds"),
         (None, "late=90", 0, 1, ""),
@@ -80,7 +81,7 @@ def test_ranks_are_started_again_where_that_is_of_use(
     _, script = write_launch_files(job, tmp_path / "launch")
     if spoil:
         spoil(job)
-    environment = ENVIRONMENT | {"FAULT": fault, "PYTHONPATH": str(ROOT)}
+    environment = ENVIRONMENT | {"FAULT": fault, "FAULT_COUNTER": str(tmp_path / "count"), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         ["bash", str(with_fault(script))], env=environment, capture_output=True, text=True, timeout=600
     )
@@ -178,3 +179,15 @@ def test_torchrun_stops_its_ranks_with_a_checkpoint(tmp_path: Path) -> None:
     (checkpoint,) = job.runs.glob("small-*/checkpoints/iter_*/COMPLETE")
     assert f"stopped after iteration {int(checkpoint.parent.name[5:])} of 400" in log.read_text()
     assert not RunDirectory.open(checkpoint.parents[2]).is_complete
+
+
+def test_the_best_interval_is_written_and_kept_by_the_clock(tmp_path: Path) -> None:
+    """A failure an hour for two ranks and checkpoints of an instant: saved after a minute; stated, after that."""
+    job = small_job(tmp_path, 60).model_copy(update={"failures_per_gpu_hour": 0.5, "checkpoint_minutes": 0.002})
+    _, script = write_launch_files(job, tmp_path / "launch")
+    assert "--set=record.checkpoint_minutes=0.002" in script.read_text()
+    done = subprocess.run(["bash", str(script)], env=ENVIRONMENT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    run = RunDirectory.open(job.runs / "small")
+    assert len(list(run.path.glob("checkpoints/iter_*"))) == 2  # the newest that are kept; one alone without the clock
+    assert_trained(job.runs, 60)

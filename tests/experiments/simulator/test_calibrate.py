@@ -9,6 +9,8 @@ import pytest
 from benchmarks.calibrate import (
     A100,
     CONSTANTS,
+    CORE,
+    H100,
     HELD_OUT,
     SOFTWARE_OF_2019,
     V100,
@@ -21,23 +23,38 @@ from benchmarks.calibrate import (
     files,
     fit,
     fit_node,
+    h100_fit,
     held_out,
     interval_of,
     intervals,
     predicted,
     published_values,
+    simulated_seconds,
     time_ratios,
     v100_fit,
     weights_of,
     widest,
     zero_3,
 )
+from mlm_repro.engine.run.resolved import read_run
+from mlm_repro.experiments.benchmark import read_benchmark
+from mlm_repro.experiments.catalogue import read_rows
+from mlm_repro.experiments.published import HERE
 from mlm_repro.experiments.simulator.cluster import FITTED, Machine, load_cluster, machine_of
-from mlm_repro.experiments.simulator.measurements import Observation, megatron_2019, observed
-from mlm_repro.experiments.simulator.workload import Floats, Workload
+from mlm_repro.experiments.simulator.measurements import (
+    Observation,
+    h100_rows,
+    megatron_2019,
+    observed,
+    timed,
+)
+from mlm_repro.experiments.simulator.workload import Floats, Workload, flops_of
+from tests.commands import ROOT
 
 A100_MACHINE, V100_MACHINE = machine_of(load_cluster(A100)), machine_of(load_cluster(V100))
+H100_MACHINE = machine_of(load_cluster(H100, CORE))
 A100_FIT, V100_FIT, DEEPSPEED_FIT = a100_fit(), v100_fit(A100_MACHINE), deepspeed_fit(A100_MACHINE)
+H100_FIT = h100_fit(A100_MACHINE)
 DEEPSPEED_MACHINE = machine_of(load_cluster("selene", "megatron-deepspeed"))
 
 
@@ -45,7 +62,7 @@ DEEPSPEED_MACHINE = machine_of(load_cluster("selene", "megatron-deepspeed"))
 def held() -> dict[str, HeldOut]:
     """By cluster, each row predicted without its fold, or without itself."""
     found = {}
-    for each in (A100_FIT, V100_FIT, DEEPSPEED_FIT):
+    for each in (A100_FIT, V100_FIT, DEEPSPEED_FIT, H100_FIT):
         _, keys = next(iter(each.left_out.items()))
         found[each.cluster] = held_out("test", each.rows, keys, each.refit)
     return found
@@ -93,6 +110,56 @@ def test_every_row_of_the_2021_paper_s_table_1_is_predicted() -> None:
     assert 1 / time_ratios(A100_MACHINE, rows) == pytest.approx([1.0] * len(rows), abs=0.1)
 
 
+@pytest.mark.parametrize(("name", "machine", "most"), [("megatron-2020", A100_MACHINE, 0.10),
+                                                        ("bigscience", DEEPSPEED_MACHINE, 0.12)])  # fmt: skip
+def test_rows_that_no_fit_has_seen_are_predicted(name: str, machine: Machine, most: float) -> None:
+    rows = timed(name)
+    assert len(rows) == {"megatron-2020": 8, "bigscience": 47}[name]
+    seen = {row.workload for each in (A100_FIT, DEEPSPEED_FIT) for row in each.rows}
+    assert not {row.workload for row in rows} & seen
+    assert mean_error(machine, rows) <= most
+
+
+def test_each_h100_source_is_predicted_from_the_others(held: dict[str, HeldOut]) -> None:
+    """And an interval holds most of a source that it has not seen, and is worth more than one share of the peak."""
+    found = held[H100]
+    errors = [np.abs(1 / found["ratio"][found["fold"] == fold] - 1).mean() for fold in range(4)]
+    assert len(found) == 87
+    assert max(errors) <= 0.15
+    assert max(row.workload.gpus for row in H100_FIT.rows) == 10_752
+    interval = intervals(H100_FIT, {"sources": found})["several_nodes"]
+    assert 0.8 <= (interval.coverage or 0) <= 0.97
+    assert (interval.score or 0) < (interval.baseline or 0)
+
+
+def test_a_time_on_h100s_follows_from_the_published_number() -> None:
+    rows = read_rows(HERE / "h100.csv")
+    for row, each in zip(rows, h100_rows(), strict=True):
+        number, tokens = float(row["published"]), each.workload.global_batch * each.workload.seq
+        flops = flops_of(each.workload._replace(recompute="none"))
+        seconds = {"teraFLOP/s per GPU": flops / (number * 1e12 * each.workload.gpus), "train_step_timing": number,
+                   "Tokens / sec / GPU": tokens / (number * each.workload.gpus),
+                   "Throughput (T/s)": tokens / number}[row["unit"]]  # fmt: skip
+        assert each.value == pytest.approx(seconds, rel=1e-3)
+
+
+def test_this_engines_own_iterations_on_an_h200_are_predicted_by_the_h100_fit() -> None:
+    """results/bench/gpu.json has three that no constant but attention's rate was fitted on."""
+    bench = read_benchmark(ROOT / "results/bench/gpu.json")
+    cases = {"2.5b, 8 × 1": ("2.5b", 8, 8), "2.5b, 8 × 8": ("2.5b", 64, 8), "355m, 32 × 1": ("355m", 32, 32)}
+    found = 0
+    for case in bench.cases:
+        if case.name in cases:
+            name, batch, micro = cases[case.name]
+            run = read_run(name, [f"train.global_batch_size={batch}", f"train.microbatch_size={micro}",
+                                  "parallel.tp=1", "parallel.recompute=none"])  # fmt: skip
+            rate = next(one.samples[0] for one in case.series if one.measure == "rate")
+            (seconds,) = simulated_seconds(machine_of(load_cluster("h200")), [Workload.of_run(run.config, 1)])
+            assert seconds == pytest.approx(batch * run.config.model.seq_length / rate, rel=0.2)
+            found += 1
+    assert found == 3
+
+
 def test_zero_3_is_bounded_by_what_hides_everything() -> None:
     """No constant saw these rows: DeepSpeed of 2021 reaches less than computation and network alone would allow."""
     rows = zero_3()
@@ -116,25 +183,25 @@ def test_the_fit_from_the_shipped_constants_stays_there() -> None:
     rows = A100_FIT.rows
     again = fit(A100_MACHINE, CONSTANTS, rows, weights_of(rows))
     assert predicted(again, rows) == pytest.approx(predicted(A100_MACHINE, rows), rel=0.01)
-    rows = V100_FIT.rows
-    assert predicted(V100_FIT.refit(rows), rows) == pytest.approx(predicted(V100_MACHINE, rows), rel=0.01)
+    for each, machine in ((V100_FIT, V100_MACHINE), (H100_FIT, H100_MACHINE)):
+        assert predicted(each.refit(each.rows), each.rows) == pytest.approx(predicted(machine, each.rows), rel=0.01)
 
 
 @pytest.mark.parametrize(
     ("each", "machine"),
-    [(A100_FIT, A100_MACHINE), (V100_FIT, V100_MACHINE), (DEEPSPEED_FIT, DEEPSPEED_MACHINE)],
+    [(A100_FIT, A100_MACHINE), (V100_FIT, V100_MACHINE), (DEEPSPEED_FIT, DEEPSPEED_MACHINE), (H100_FIT, H100_MACHINE)],
 )
 def test_shipped_files_are_as_the_command_writes_them(
     held: dict[str, HeldOut], sources: HeldOut, each: Fit, machine: Machine
 ) -> None:
     """Text, sources and layout are the command's; the intervals are those of the rows left out to two percent."""
     found = intervals(each, {next(iter(each.left_out)): held[each.cluster]})
-    found["extrapolated"] = widest({"sources": sources}, {"rows": held[V100]}, found.values())
+    found["extrapolated"] = widest(sources, held[H100], held[V100], found.values())
     for name, text in files(each, machine, found).items():
         shipped, fresh = (FITTED / name).read_text(encoding="utf-8").splitlines(), text.splitlines()
         assert len(shipped) == len(fresh)
         for ours, theirs in zip(shipped, fresh, strict=True):
-            if ours.startswith(("low = ", "high = ", "coverage = ")):
+            if ours.startswith(("low = ", "high = ", "coverage = ", "score = ", "baseline = ")):
                 assert float(ours.split()[-1]) == pytest.approx(float(theirs.split()[-1]), rel=0.02)
             else:
                 assert ours == theirs
@@ -142,7 +209,7 @@ def test_shipped_files_are_as_the_command_writes_them(
 
 def planted(ratios: Floats) -> HeldOut:
     """Rows predicted to take a second each, in folds of their own."""
-    return np.array([*enumerate(ratios)], HELD_OUT)
+    return np.array([(number, ratio, ratio) for number, ratio in enumerate(ratios)], HELD_OUT)
 
 
 def test_an_interval_holds_as_many_as_it_says() -> None:
@@ -179,7 +246,7 @@ def test_a_fit_finds_the_constants_behind_its_rows() -> None:
     times = predicted(truth, [Observation("planted", shape, "iteration_seconds", 1.0) for shape in shapes]).tolist()
     rows = [Observation("planted", shape, "iteration_seconds", time) for shape, time in zip(shapes, times, strict=True)]
     names = ("matmul_efficiency", "memory_efficiency", "host_layer_seconds")
-    found = fit(A100_MACHINE, names, rows, np.ones(len(rows)))
+    found = fit(A100_MACHINE, {name: CONSTANTS[name] for name in names}, rows, np.ones(len(rows)))
     assert [getattr(found, name) for name in names] == pytest.approx([0.7, 0.5, 2e-3], rel=1e-3)
 
 

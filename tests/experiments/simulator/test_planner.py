@@ -1,26 +1,23 @@
 """`mlm-experiment plan`: the fastest layout that fits comes first, and what cannot run is said."""
 
 import json
+import re
+import time
 from pathlib import Path
 
 import pytest
 
-from mlm_repro.data_pipeline.files import DATASET, DataCard
 from mlm_repro.engine.costs import flops_per_token
-from mlm_repro.engine.run.resolved import read_run
+from mlm_repro.engine.run.resolved import read_run, read_run_config
 from mlm_repro.experiments.simulator.cluster import load_cluster
 from mlm_repro.experiments.simulator.planner import (
     OWN,
-    dataset_tokens,
     possible_layouts,
     ranked_layouts,
 )
 from mlm_repro.experiments.simulator.simulate import simulate
 from mlm_repro.experiments.simulator.workload import NOT_COSTED, Workload, checked_config
-from mlm_repro.lineage.files import read_document
 from tests.commands import call
-from tests.data_pipeline.builds import build, config_for, write_mixed
-from tests.engine.small_run import write_toml
 from tests.experiments.simulator.test_simulate import SOFTWARE
 
 
@@ -48,7 +45,7 @@ def test_tensor_parallelism_stays_in_a_node() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["8.3b", "--cluster", "dgx-2h-v100", "--gpus", "512"], 0, "days/epoch"),
+        (["8.3b", "--cluster", "dgx-2h-v100", "--gpus", "512"], 0, "GPU-hours"),
         (["8.3b", "--cluster", "dgx-2h-v100", "--gpus", "64", "--software", "megatron-2021"], 0, "megatron-2021"),
         (["8.3b", "--cluster", "dgx-2h-v100", "--gpus", "64", "--software", "cobol"], 2, "no software 'cobol'"),
         (["8.3b", "--cluster", "dgx-2h-v100", "--gpus", "512", "--explain"], 0, "limited by"),
@@ -57,7 +54,21 @@ def test_tensor_parallelism_stays_in_a_node() -> None:
         (["8.3b", "--gpus", "8"], 2, "--cluster"),
         (["8.3b", "--cluster", "dgx", "--gpus", "8"], 2, "dgx-a100-80g"),
         (["8.3b", "--cluster", "h200", "--gpus", "0"], 2, "equal to 1"),
-        (["8.3b", "--cluster", "dgx-2h-v100", "--gpus", "1"], 4, "GiB of memory; a GPU has 32"),
+        (
+            ["8.3b", "--cluster", "dgx-2h-v100", "--gpus", "1"],
+            4,
+            "recompute full, lacks 108.3 GiB; pipeline rank 0 needs",
+        ),
+        (["8.3b", "--cluster", "h100", "--gpus", "64", "--days", "30"], 0, "in 30 days the first trains "),
+        (["8.3b", "--cluster", "h100", "--gpus", "64", "--tokens", "1e9"], 0, "999,817,216 tokens in batches of 512"),
+        (["8.3b", "--cluster", "h100", "--gpus", "64", "--tokens", "many"], 2, "train.iterations"),
+        (
+            ["8.3b", "--cluster", "h100", "--gpus", "64", "--seq", "4096"],
+            0,
+            "extrapolated: H100, measured is A100; 4,096 positions",
+        ),
+        (["8.3b", "--cluster", "h100", "--gpus", "64", "--set", "model.dropout=2"], 2, "model.dropout"),
+        (["llama3-70b", "--cluster", "h100", "--gpus", "64"], 2, "a llama is not costed"),
         (
             ["8.3b", "--cluster", "dgx-2h-v100", "--gpus", "73"],
             4,
@@ -77,7 +88,7 @@ def test_the_command(arguments: list[str], code: int, words: str) -> None:
     [
         ("355m", "h100", 1, (1, 1, 0, "none")),
         ("2.5b", "h100", 8, (1, 1, 1, "none")),
-        ("ptd-p/145.6b", "dgx-a100-80g", 1536, (8, 8, 0, "none")),
+        ("ptd-p/145.6b", "dgx-a100-80g", 1536, (8, 8, 1, "none")),
     ],
 )
 def test_the_answer_is_an_experts(model: str, cluster: str, gpus: int, expected: tuple[int, int, int, str]) -> None:
@@ -95,15 +106,6 @@ def test_a_row_has_the_share_of_the_peak_and_its_columns_stand_apart() -> None:
         whole = flops * 512 * 1024 / 64 / peak
         assert float(row[12].rstrip("%")) == pytest.approx(100 * whole / float(row[7]), abs=0.08)
     assert len(rows) == 10
-
-
-def test_an_epoch_is_of_the_dataset_that_the_file_names(tmp_path: Path) -> None:
-    dataset = build(tmp_path, config_for(f"jsonl:{write_mixed(tmp_path, 60)}"), "runs")
-    toml = write_toml(tmp_path / "own.toml", dataset)
-    tokens = read_document(dataset / DATASET, DataCard).splits["train"].tokens
-    assert dataset_tokens(read_run(toml)) == tokens
-    done = call({}, "mlm-experiment", "plan", str(toml), "--cluster", "h100", "--gpus", "1", "--quiet", ends=0)
-    assert f"an epoch is {tokens:,} tokens (the dataset)" in done.out
 
 
 def test_a_llama_is_not_costed(tmp_path: Path) -> None:
@@ -130,3 +132,27 @@ def test_a_plan_beyond_what_was_measured_says_so_and_is_less_sure() -> None:
         for within in (ranges.one_node, ranges.several_nodes):
             assert ranges.extrapolated.low <= within.low
             assert within.high <= ranges.extrapolated.high
+
+
+def test_uneven_stages_an_export_and_what_failures_leave(tmp_path: Path) -> None:
+    """126 layers on 16 stages; the first layout is a run, whose flags Megatron-LM's names state."""
+    out = tmp_path / "plan.toml"
+    sizes = {"model.num_layers": 126, "model.hidden_size": 16384, "model.num_heads": 128}
+    arguments = [word for key, value in sizes.items() for word in ("--set", f"{key}={value}")]
+    arguments += ["--cluster", "h100", "--gpus", "4096", "--batch", "2048", "--software", "megatron-core"]
+    started = time.monotonic()
+    done = call({}, "mlm-experiment", "plan", "ptd-p/145.6b", *arguments, "--price", "2", "--out", str(out), ends=0)
+    assert time.monotonic() - started < 30  # 3 s alone on a core
+    rows = [line.split() for line in done.out.splitlines() if line.strip()[:1].isdigit() and " to " in line]
+    assert any(126 % int(row[1]) for row in rows)
+    assert all(
+        float(row[-1].replace(",", "")) == pytest.approx(2 * float(row[-2].replace(",", "")), abs=2) for row in rows
+    )
+    said = re.search(r"failures: one every ([\d.]+) h of 4,096 GPUs.* leaves ([\d.]+)%", done.out)
+    assert said
+    assert float(said[1]) == pytest.approx(54 * 24 * 16384 / 419 / 4096, abs=0.1)
+    config = read_run_config(out)
+    assert (config.model.num_layers, config.parallel.tp, config.parallel.pp) == (126, *map(int, rows[0][:2]))
+    flags = call({}, "mlm-train", "to-megatron", str(out), ends=0).out
+    assert f"--tensor-model-parallel-size {rows[0][0]} --pipeline-model-parallel-size {rows[0][1]}" in flags
+    assert "--bf16" in flags

@@ -1,0 +1,45 @@
+"""What failures leave of a training's time: the interval between checkpoints that loses least, and what is then left.
+
+Failures come at random at one rate, also while a checkpoint is written and while the ranks start again (Daly 2006, "A
+higher order estimate of the optimum checkpoint interval for restart dumps"). Imports no torch.
+"""
+
+import math
+from typing import NamedTuple
+
+FAILURES_PER_GPU_HOUR = 419 / (54 * 24 * 16_384)
+"""Llama 3 (arXiv:2407.21783, Section 3.3.4): 419 unexpected interruptions of 16,384 H100 GPUs in 54 days."""
+RESTART_SECONDS = 300.0
+"""From a failure to the first iteration after it, where nothing else is said."""
+WRITTEN_BYTES_PER_SECOND = 100e6
+"""What a rank writes while all do, where nothing else is said: little for a shared file system."""
+
+
+class Failures(NamedTuple):
+    """How often a job fails, and what that costs it; in seconds."""
+
+    mean: float
+    """From one failure of any of its GPUs to the next, on average."""
+    checkpoint: float
+    """Time that a checkpoint takes from the training."""
+    restart: float
+
+    @classmethod
+    def of(cls, gpus: int, written_bytes: int, rate: float | None = None, restart: float = RESTART_SECONDS,
+           per_gpu_hour: float = FAILURES_PER_GPU_HOUR) -> "Failures":  # fmt: skip
+        """Those of a job whose fullest rank writes so many bytes of a checkpoint, at `rate` bytes a second."""
+        mean = 3600 / (per_gpu_hour * gpus) if per_gpu_hour else math.inf
+        return cls(mean, written_bytes / (rate or WRITTEN_BYTES_PER_SECOND), restart)
+
+    @property
+    def best_interval(self) -> float:
+        """Seconds of training from one checkpoint to the next (Daly's Equation 37)."""
+        if self.checkpoint >= 2 * self.mean:
+            return self.mean
+        ratio = self.checkpoint / (2 * self.mean)
+        return math.sqrt(2 * self.checkpoint * self.mean) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - self.checkpoint
+
+    def share(self, interval: float) -> float:
+        """Share of the time that is training that is kept (Daly's Equation 20)."""
+        lost = math.exp(-self.restart / self.mean) / math.expm1((interval + self.checkpoint) / self.mean)
+        return interval / self.mean * lost
