@@ -213,6 +213,8 @@ def _table(ledger: "Ledger") -> str:
             rows.append((f"  {reason}", *_cells(amount, "-"), "", ""))
         if stage.note:
             notes.append(f"{stage.name}: {stage.note}")
+    if ledger.near_duplicates and ledger.near_duplicates.left_out:
+        notes.append(f"warning: {ledger.near_duplicates.left_out}")
     rows += [(f"= {name}", *_cells(split), "", "") for name, split in ledger.splits.items()]
     first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
     lines = []

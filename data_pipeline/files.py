@@ -135,6 +135,20 @@ class NearDuplicates(FileSchema):
     compared_pairs: Count
     compared_pairs_by_similarity: list[Count] = Field(min_length=1)
     """Counts in equal bins of [0, 1]."""
+    partly_compared_documents: Count = 0
+    """Documents that share a bucket with more earlier ones than they were compared with."""
+    uncompared_pairs: Count = 0
+    """Pairs of these that were not compared, at most: a pair counts once for each full bucket that it shares."""
+
+    @property
+    def left_out(self) -> str:
+        """A sentence on what was not compared; nothing if all was."""
+        if not self.partly_compared_documents:
+            return ""
+        return (
+            f"documents in buckets of more than they were compared with: {self.partly_compared_documents:,}; "
+            f"pairs left out there: at most {self.uncompared_pairs:,}, and duplicates may be among them"
+        )
 
 
 class Ledger(FileSchema, frozen=False):

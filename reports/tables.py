@@ -204,6 +204,7 @@ def near_duplicates(banding: NearDuplicates) -> list[str]:
         f"The probability that a pair is compared, by its Jaccard similarity: {', '.join(recalls)}.",
         f"Of the {banding.compared_pairs:,} pairs that were compared {least}{above:,} "
         f"({percent(above, banding.compared_pairs)}) lie at or above the threshold of {banding.threshold:g}.",
+        *([f"{banding.left_out}."] if banding.left_out else []),
     ]
 
 

@@ -12,6 +12,7 @@ S-curve (Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4
 from collections.abc import Sequence
 from functools import partial
 from math import comb
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,8 +134,19 @@ def recall(similarity: float, bands: int, rows: int, min_agreement: int = 0) -> 
     return float(np.clip(agreeing[min_agreement:].sum() - without_a_band[min_agreement:].sum(), 0, 1))
 
 
-def describe(config: DeduplicateConfig, compared: NDArray[np.int64]) -> NearDuplicates:
-    """Description of the banding for the ledger: parameters, S-curve, recall, `compared` pairs by similarity."""
+class Compared(NamedTuple):
+    """Pairs that were compared, and what was left out."""
+
+    by_similarity: NDArray[np.int64]
+    """Number of pairs in HISTOGRAM_BINS equal bins of [0, 1]."""
+    partly: int = 0
+    """Documents that share a bucket with more than they were compared with."""
+    left: int = 0
+    """Pairs of these that were not compared, at most."""
+
+
+def describe(config: DeduplicateConfig, compared: Compared) -> NearDuplicates:
+    """Description of the banding for the ledger: parameters, S-curve, recall, and the pairs that were compared."""
     bands, rows = config.banding
     found_at = partial(recall, bands=bands, rows=rows, min_agreement=config.min_agreement)
     return NearDuplicates(
@@ -142,5 +154,6 @@ def describe(config: DeduplicateConfig, compared: NDArray[np.int64]) -> NearDupl
         permutations=config.num_permutations, min_agreement=config.min_agreement,
         s_curve=[(similarity, found_at(similarity)) for similarity in CURVE],
         expected_recall={str(each): found_at(each) for each in sorted({*SIMILARITIES, config.threshold})},
-        compared_pairs=int(compared.sum()), compared_pairs_by_similarity=compared.tolist(),
+        compared_pairs=int(compared.by_similarity.sum()), compared_pairs_by_similarity=compared.by_similarity.tolist(),
+        partly_compared_documents=compared.partly, uncompared_pairs=compared.left,
     )  # fmt: skip

@@ -4,6 +4,7 @@ An exact copy of an earlier document is decided with it: only distinct documents
 here. Every task is sized by documents alone, never by shards or workers.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
@@ -17,9 +18,11 @@ from numpy.typing import NDArray
 from mlm_repro.data_pipeline.document import Document
 from mlm_repro.data_pipeline.duplicates.lsh import (
     HISTOGRAM_BINS,
+    Compared,
     Words,
     agreement,
     buckets,
+    describe,
     fingerprint_words,
     required_agreement,
 )
@@ -40,9 +43,9 @@ BUCKETS_AT_ONCE, ROWS_AT_ONCE, SAMPLED_MEMBERS = 1 << 10, 1 << 10, 40
 OPEN_SHARDS = 128
 COPY = np.dtype([("document", np.int64), ("first", np.int64)])
 """A document with the text of an earlier one, by their numbers in the corpus."""
-COPIES, FIRSTS, STARTS, BAND, SKETCHES, DISTINCT, FOREST, MEMBERS, COMPONENTS, DECISIONS, COMPARED = (
+COPIES, FIRSTS, STARTS, BAND, SKETCHES, DISTINCT, FOREST, PARTLY, MEMBERS, COMPONENTS, DECISIONS, COMPARED = (
     "copies.npy", "firsts.npy", "starts.npy", "band-{:04d}.bin", "sketches.bin", "distinct.bin", "forest.npy",
-    "members.npy", "components.npy", "decisions.npy", "compared.npy",
+    "partly.npy", "members.npy", "components.npy", "decisions.npy", "compared.npy",
 )  # fmt: skip
 
 
@@ -71,8 +74,8 @@ class Corpus:
 
 def find_duplicates(
     workspace: Workspace, prepared: Finished, measured: Finished, config: DeduplicateConfig, held: int = 0
-) -> tuple[Finished, NDArray[np.int64]]:
-    """The finished stage of all decisions, and the histogram of similarities of compared pairs.
+) -> tuple[Finished, Compared]:
+    """The finished stage of all decisions, and which pairs were compared; what was not is said.
 
     The first `held` documents are kept without a comparison.
     """
@@ -92,10 +95,14 @@ def find_duplicates(
         ({**fixed, "held": held, "first": first, "last": last}, inputs) for first, last in joined.counts[0]["tasks"]
     ]
     decided = workspace.all("resolve", resolve_components, resolving, "duplicates")
-    decisions = workspace.one(
-        "decisions", collect_decisions, {"tasks": len(resolving)}, decided.input, laid.input, copies.input
-    )
-    return decisions, np.array(decisions.counts[0]["compared"])
+    tasks, about = {"tasks": len(resolving), "linked": len(jobs)}, (laid.input, copies.input, forests.input)
+    decisions = workspace.one("decisions", collect_decisions, tasks, decided.input, *about)
+    counted = decisions.counts[0]
+    left = sum(each["uncompared"] for each in (*forests.counts, *decided.counts))
+    compared = Compared(np.array(counted["compared"]), counted["partly"], left)
+    if said := describe(config, compared).left_out:
+        print(f"warning: {said}", file=sys.stderr)
+    return decisions, compared
 
 
 def find_copies(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
@@ -174,20 +181,23 @@ def _open_sketches(folder: Path, config: DeduplicateConfig) -> tuple[Words, mmap
 def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Write pairs of documents that join all those which are linked through some of the bands, [2, pairs].
 
-    Sketches are read where buckets need them, through a map whose pages are given back after every BUCKETS_AT_ONCE.
+    Documents that were compared with a part of a bucket alone are written beside them. Sketches are read where buckets
+    need them, through a map whose pages are given back after every BUCKETS_AT_ONCE.
     """
     config, folder = DeduplicateConfig(**settings["config"]), inputs[0] / "00000"
     sketches, pages = _open_sketches(folder, config)
-    forest = np.arange(settings["documents"])
+    forest, partly, left = np.arange(settings["documents"]), np.zeros(settings["documents"], np.bool_), 0
     for band in settings["bands"]:
         documents, starts = buckets(np.fromfile(folder / BAND.format(band), np.uint64))
         for first in range(0, len(starts) - 1, BUCKETS_AT_ONCE):
-            link(forest, documents, starts[first : first + BUCKETS_AT_ONCE + 1], sketches, required_agreement(config))
+            some = starts[first : first + BUCKETS_AT_ONCE + 1]
+            left += link(forest, documents, some, sketches, required_agreement(config), partly)
             pages.madvise(MADV_DONTNEED)
         del documents, starts
     later = np.flatnonzero(forest != np.arange(len(forest)))
     np.save(directory / FOREST, np.stack([later, forest[later]]))
-    return {}
+    np.save(directory / PARTLY, np.flatnonzero(partly))
+    return {"uncompared": left}
 
 
 def bucket_chance(work: Path, config: DeduplicateConfig) -> float:
@@ -242,12 +252,22 @@ def resolve_components(settings: Settings, inputs: list[Path], directory: Path) 
     def text_of(document: int) -> str:
         return corpus[int(numbers[document])].text
 
-    decisions, compared = resolve(
-        members, starts - starts[0], keys_of, sketches, text_of, config, settings["held"], copies, pages, directory
+    given = (
+        members,
+        starts - starts[0],
+        keys_of,
+        sketches,
+        text_of,
+        config,
+        settings["held"],
+        copies,
+        pages,
+        directory,
     )
-    np.save(directory / DECISIONS, decisions)
-    np.save(directory / COMPARED, compared)
-    return {}
+    *arrays, uncompared = resolve(*given)
+    for name, array in zip((DECISIONS, COMPARED, PARTLY), arrays, strict=True):
+        np.save(directory / name, array)
+    return {"uncompared": uncompared}
 
 
 def collect_decisions(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
@@ -273,4 +293,6 @@ def collect_decisions(settings: Settings, inputs: list[Path], directory: Path) -
     compared[-1] += len(copies)
     np.save(directory / DECISIONS, every[np.argsort(every["document"])])
     np.save(directory / STARTS, np.load(inputs[2] / "00000" / STARTS))
-    return {"compared": compared.tolist(), "documents": len(every)}
+    folders += [inputs[3] / f"{task:05d}" for task in range(settings["linked"])]
+    partly = np.unique(np.concatenate([np.load(folder / PARTLY) for folder in folders]))
+    return {"compared": compared.tolist(), "documents": len(every), "partly": len(partly)}

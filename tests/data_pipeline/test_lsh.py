@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from mlm_repro.data_pipeline.config import DeduplicateConfig
 from mlm_repro.data_pipeline.duplicates.lsh import (
     HISTOGRAM_BINS,
+    Compared,
     agreement,
     band_keys,
     buckets,
@@ -48,7 +49,7 @@ def components(bands: Iterable[np.ndarray], sketches: np.ndarray, config: Dedupl
     """First document of each document's component."""
     forest = np.arange(len(sketches))
     for keys in bands:
-        link(forest, *buckets(keys), sketches, required_agreement(config))
+        link(forest, *buckets(keys), sketches, required_agreement(config), np.zeros(len(forest), np.bool_))
     return flatten(forest)
 
 
@@ -127,10 +128,28 @@ def test_components_are_those_of_the_graph_of_agreeing_pairs(
     assert sets_of(components(keys, sketches, config)) == expected
     forests = [np.arange(count) for _ in keys]
     for forest, band in zip(forests, keys, strict=True):
-        link(forest, *buckets(band), sketches, required_agreement(config))
+        link(forest, *buckets(band), sketches, required_agreement(config), np.zeros(count, np.bool_))
     for forest in forests[1:]:
         merge(forests[0], np.arange(count), forest)
     assert sets_of(flatten(forests[0])) == expected
+
+
+@given(data=st.data(), count=st.integers(1, 40), most=st.integers(1, 5), required=st.integers(1, 4))
+def test_full_buckets_link_as_all_pairs_do_or_it_is_said(
+    data: st.DataObject, count: int, most: int, required: int
+) -> None:
+    keys = np.array(data.draw(st.lists(st.integers(0, 2), min_size=count, max_size=count)), np.uint64)
+    minima = np.array(data.draw(st.lists(st.lists(st.integers(0, 2), min_size=8, max_size=8),
+                                         min_size=count, max_size=count)), np.uint32)  # fmt: skip
+    sketches = np.stack([sketch(values) for values in minima])
+    forests, partly, left = [np.arange(count) for _ in range(2)], np.zeros(count, np.bool_), []
+    for forest, offered in zip(forests, (count, most), strict=True):
+        left.append(link(forest, *buckets(keys), sketches, required, partly, offered))
+    whole, part = (flatten(forest).tolist() for forest in forests)
+    assert left[0] == 0
+    assert (left[1] > 0) == partly.any()
+    assert whole == part or left[1] > 0
+    assert not partly.any() or max(np.bincount(keys.astype(np.int64))) > most + 1
 
 
 class Demanding(DeduplicateConfig):
@@ -150,6 +169,13 @@ def test_a_bucket_of_many_near_duplicates_is_linked_quickly() -> None:
     sketches = rows.astype(np.uint8).view(np.uint64)
     forest = components([np.zeros(100_000, np.uint64)] * 25, sketches, DeduplicateConfig(bands=25, rows=5))
     assert not forest.any()
+    alone, partly = np.arange(5000), np.zeros(5000, np.bool_)
+    bucket = alone.copy(), np.array([0, 5000])
+    assert link(alone, *bucket, sketches, 100, partly) == 0  # one set: nothing is left out
+    unlike = np.random.default_rng(0).integers(0, 2**63, (5000, 16)).astype(np.uint64)
+    later = 5000 - 4096
+    assert link(np.arange(5000), *bucket, unlike, 100, partly) == later * (later - 1) // 2
+    assert np.flatnonzero(partly).tolist() == list(range(4097, 5000))
 
 
 @given(similarity=st.floats(0, 1), bands=st.integers(1, 40), rows=st.integers(1, 12))
@@ -174,10 +200,14 @@ def test_banding_of_a_threshold_keeps_its_promise(threshold: float) -> None:
 
 
 def test_description_is_plain_data() -> None:
-    found = describe(DeduplicateConfig(), np.bincount([14, 18], minlength=HISTOGRAM_BINS))
+    found = describe(DeduplicateConfig(), Compared(np.bincount([14, 18], minlength=HISTOGRAM_BINS), 3, 1200))
     assert NearDuplicates.model_validate(json.loads(json.dumps(found.to_json()))) == found
     assert found.compared_pairs == 2
+    assert ": 3; " in found.left_out
+    assert "at most 1,200," in found.left_out
     assert found.s_curve[15] == (0.75, recall(0.75, 51, 5, found.min_agreement))
-    published = describe(DeduplicateConfig(rule="megatron-2019", bands=10, rows=10), np.zeros(HISTOGRAM_BINS, np.int64))
+    nothing = Compared(np.zeros(HISTOGRAM_BINS, np.int64))
+    published = describe(DeduplicateConfig(rule="megatron-2019", bands=10, rows=10), nothing)
+    assert published.left_out == ""
     assert published.min_agreement == 0
     assert published.expected_recall["0.7"] == pytest.approx(0.2491, abs=5e-5)

@@ -10,7 +10,7 @@ from datasketch import MinHash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlm_repro.data_pipeline.duplicates.near_duplicates import ShingledTexts, encode, shingle_keys, similarity
+from mlm_repro.data_pipeline.duplicates.similarity import ShingledTexts, shingle_keys
 from mlm_repro.data_pipeline.fast.minhash import LANES, LONGEST, sha1_hashes32, signature, working_space
 from mlm_repro.data_pipeline.fast.shingles import as_bytes, first_end, pack, shingles
 from tests.data_pipeline.conftest import jaccard, sentences
@@ -71,14 +71,7 @@ def exact(left: str, right: str, characters: int) -> float:
 
 
 def compiled(left: str, right: str, characters: int) -> float:
-    """Similarity with every third key of the left text, and keys of no text, as common ones."""
-    keys = [shingle_keys(text, characters) for text in (left, right)]
-    common = np.unique(np.concatenate([keys[0][::3], np.arange(5, 700, 7, np.uint64)]))
-    first = 2 + -(-len(common) // 64)
-    rows = [np.empty(first + len(each), np.uint64) for each in keys]
-    for row, each in zip(rows, keys, strict=True):
-        assert encode(each, common, row) == first + np.isin(each, common, invert=True).sum()
-    return similarity(*rows, first)
+    return float(ShingledTexts([left, right].__getitem__, characters).similarities(0, [1], 2.0)[0])
 
 
 @settings(max_examples=300)
@@ -116,7 +109,7 @@ def test_packed_shingles_stand_where_the_text_has_them(text: str, characters: in
 
 
 @pytest.mark.parametrize("fitting", [3, 7, 100])
-def test_texts_are_remembered_within_their_bound(fitting: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_are_remembered_within_their_bound(fitting: int) -> None:
     """Whatever fits, each answer is exact; where all fit, each text is read once as a candidate."""
     rng = random.Random(fitting)
     texts = [sentences(rng.randrange(1, 9), seed) for seed in range(30)]
@@ -126,20 +119,21 @@ def test_texts_are_remembered_within_their_bound(fitting: int, monkeypatch: pyte
         read.append(number)
         return texts[number]
 
-    monkeypatch.setattr("mlm_repro.data_pipeline.duplicates.near_duplicates.SMALL_POOL", 64)
-    size = max(shingle_keys(text, 5).nbytes for text in texts) * fitting
-    remembered = ShingledTexts(text_of, 5, len(texts), size)
+    most = max(len(shingle_keys(text, 5)) for text in texts) * fitting
+    remembered = ShingledTexts(text_of, 5, most)
     for number in range(len(texts)):
-        others = np.array(sorted(rng.sample(range(30), 12)))
-        found = remembered.similarities(remembered.encoded(number), others, 2.0)
+        others = sorted(rng.sample(range(30), 12))
+        found = remembered.similarities(number, others, 2.0)
         assert found.tolist() == [exact(texts[number], texts[other], 5) for other in others]
-        assert remembered._pool.nbytes <= max(size, 64 * 8)
-    assert len(read) > 60 if fitting < 100 else len(read) < 60
+        assert sum(len(keys) for keys in remembered._known.values()) <= most
+        assert not remembered._marks.any()
+    assert len(read) > 60 if fitting < 100 else len(read) == 30
 
 
-def test_a_text_larger_than_the_bound_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlm_repro.data_pipeline.duplicates.near_duplicates.SMALL_POOL", 8)
+@pytest.mark.parametrize("most", [1, 1 << 20])
+def test_texts_with_more_keys_than_there_is_room_for_are_compared(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FEWEST_SLOTS", "MOST_SLOTS"):
+        monkeypatch.setattr(f"mlm_repro.data_pipeline.duplicates.similarity.{name}", 8)
     texts = [sentences(count, count) for count in (3, 20, 5, 60)]
-    remembered = ShingledTexts(texts.__getitem__, 5, len(texts), 64)
-    found = remembered.similarities(remembered.encoded(0), np.arange(4), 2.0)
+    found = ShingledTexts(texts.__getitem__, 5, most).similarities(0, range(4), 2.0)
     assert found.tolist() == [exact(texts[0], text, 5) for text in texts]

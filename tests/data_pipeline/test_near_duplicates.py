@@ -16,12 +16,16 @@ from scipy.sparse import csr_matrix
 
 from mlm_repro.data_pipeline.config import DeduplicateConfig
 from mlm_repro.data_pipeline.duplicates.lsh import agreement, buckets, fingerprints, required_agreement
-from mlm_repro.data_pipeline.duplicates.near_duplicates import _count, link, resolve
+from mlm_repro.data_pipeline.duplicates.near_duplicates import histogram as counted
+from mlm_repro.data_pipeline.duplicates.near_duplicates import link, resolve
 from mlm_repro.data_pipeline.fast.shingles import shingles
+from mlm_repro.data_pipeline.files import LEDGER, Ledger
 from mlm_repro.data_pipeline.passes.deduplicate import DECISIONS, find_duplicates
 from mlm_repro.data_pipeline.work.executors.local import LocalExecutor
 from mlm_repro.data_pipeline.work.workspace import Workspace
-from tests.data_pipeline.conftest import jaccard, sentences
+from mlm_repro.lineage.files import read_document
+from tests.commands import Command
+from tests.data_pipeline.conftest import jaccard, sentences, write_jsonl
 from tests.data_pipeline.shards import measured_shards
 from tests.data_pipeline.test_lsh import components, edited, related_texts
 from tests.made_data import invented_passages
@@ -47,11 +51,11 @@ def resolved(
 ) -> tuple[list[Decision], np.ndarray]:
     rows = fingerprints(texts, config)
     sketches = np.ascontiguousarray(rows[:, config.banding[0] :])
-    decisions, compared = resolve(
+    found = resolve(
         members, np.array(starts), lambda band: np.ascontiguousarray(rows[members, band]), sketches,
         texts.__getitem__, config, held,
     )  # fmt: skip
-    return sorted(Decision(*each) for each in decisions.tolist()), compared
+    return sorted(Decision(*each) for each in found.decisions.tolist()), found.compared
 
 
 def decide(texts: Sequence[str], config: DeduplicateConfig, held: int = 0) -> tuple[list[Decision], np.ndarray]:
@@ -124,17 +128,27 @@ def decide_plainly(
     texts: Sequence[str], config: DeduplicateConfig, most: int = 1000, offered: int = 1000, held: int = 0
 ) -> tuple[list[Decision], np.ndarray]:
     """The rule `verified`, a sentence at a time."""
+    return decide_and_count(texts, config, most, offered, held)[:2]
+
+
+def decide_and_count(
+    texts: Sequence[str], config: DeduplicateConfig, most: int, offered: int, held: int = 0
+) -> tuple[list[Decision], np.ndarray, dict[int, int]]:
+    """The rule `verified`, and for each document how many pairs were not compared, bucket by bucket."""
     rows = fingerprints(texts, config)
     kept: list[int] = []
-    decisions, similarities = [], []
+    decisions, similarities, left = [], [], dict[int, int]()
     for document in range(len(texts)):
         own = rows[document, : config.banding[0]]
-        shared = [each for band, key in enumerate(own) for each in [n for n in kept if rows[n, band] == key][:offered]]
+        sharing = [[each for each in kept if rows[each, band] == key] for band, key in enumerate(own)]
+        shared = [each for bucket in sharing for each in bucket[:offered]]
         near = [each for each in sorted({*shared}) if pair_is_candidate(rows, each, document, config)]
         near = near if document >= held else []
         near.sort(
             key=lambda earlier: -agreement(rows[earlier, config.banding[0] :], rows[document, config.banding[0] :])
         )
+        if over := sum(len(bucket[offered:]) for bucket in sharing) + len(near[most:]):
+            left[document] = over
         for earlier in sorted(near[:most]):
             similarities.append(jaccard(shingles(texts[earlier]), shingles(texts[document])))
             if similarities[-1] >= config.threshold:
@@ -142,7 +156,7 @@ def decide_plainly(
                 break
         else:
             kept.append(document)
-    return decisions, histogram(similarities)
+    return decisions, histogram(similarities), left
 
 
 @settings(max_examples=25)
@@ -252,10 +266,8 @@ def test_texts_are_not_read_without_candidates() -> None:
 
 
 def test_similarities_are_counted_in_twentieths() -> None:
-    compared = np.zeros(20, np.int64)
     values = np.array([0.0, 0.049, 0.7, 0.74, 0.75, 1.0, *np.arange(21) / 20])
-    _count(compared, np.arange(21) / 20, values, 2)
-    assert np.array_equal(compared, 2 * histogram(values.tolist()))
+    assert np.array_equal(counted(values), histogram(values.tolist()))
 
 
 def pages_of_templates(count: int, templates: int = 3, seed: int = 0) -> list[str]:
@@ -269,16 +281,51 @@ def pages_of_templates(count: int, templates: int = 3, seed: int = 0) -> list[st
     return pages
 
 
+def all_at_once(texts: Sequence[str], config: DeduplicateConfig) -> tuple[list[Decision], np.ndarray, list[int], int]:
+    """Decisions, histogram and what was not compared, of one component of all texts."""
+    rows = fingerprints(texts, config)
+    sketches, every = np.ascontiguousarray(rows[:, config.banding[0] :]), np.arange(len(texts))
+    bounds = np.array([0, len(texts)])
+    found = resolve(every, bounds, lambda band: rows[:, band].copy(), sketches, texts.__getitem__, config)
+    return (
+        [Decision(*each) for each in found.decisions.tolist()],
+        found.compared,
+        found.partly.tolist(),
+        found.uncompared,
+    )
+
+
 def test_a_full_bucket_offers_its_first_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = pages_of_templates(150)
-    everything, all_compared = resolved(texts, np.arange(150), [0, 150], DEFAULT)
+    everything, all_compared, partly, uncompared = all_at_once(texts, DEFAULT)
+    assert (partly, uncompared) == ([], 0)
     monkeypatch.setattr("mlm_repro.data_pipeline.duplicates.near_duplicates.MOST_OFFERED", 5)
-    decisions, compared = resolved(texts, np.arange(150), [0, 150], DEFAULT)
-    expected, similarities = decide_plainly(texts, DEFAULT, offered=5)
-    assert decisions == expected
-    assert np.array_equal(compared, similarities)
+    decisions, compared, partly, _ = all_at_once(texts, DEFAULT)
     assert decisions == everything  # duplicates share rare buckets too
     assert compared.sum() < 0.8 * all_compared.sum()
+    assert len(partly) > 100
+
+
+@settings(max_examples=30)
+@given(
+    seed=st.integers(0, 10_000), offered=st.sampled_from([1, 2, 5, 1000]), most=st.sampled_from([1, 3, 1000]),
+    config=st.sampled_from([DEFAULT, DeduplicateConfig(bands=25, rows=2, threshold=0.85)]),
+)  # fmt: skip
+def test_the_answer_is_that_of_all_pairs_or_it_is_said_what_was_not_compared(
+    seed: int, offered: int, most: int, config: DeduplicateConfig
+) -> None:
+    texts = [*related_texts(seed, 30), *pages_of_templates(20, 2, seed)]
+    random.Random(seed).shuffle(texts)
+    unlimited, _ = decide_plainly(texts, config, len(texts), len(texts))
+    expected, similarities, left = decide_and_count(texts, config, most, offered)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mlm_repro.data_pipeline.duplicates.near_duplicates.MOST_OFFERED", offered)
+        patch.setattr("mlm_repro.data_pipeline.duplicates.near_duplicates.MOST_COMPARED", most)
+        decisions, compared, partly, uncompared = all_at_once(texts, config)
+    assert decisions == expected
+    assert np.array_equal(compared, similarities)
+    assert (partly, uncompared) == ([*left], sum(left.values()))
+    assert decisions == unlimited or uncompared > 0
 
 
 def test_pages_of_templates_cost_what_their_number_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,9 +336,9 @@ def test_pages_of_templates_cost_what_their_number_is(monkeypatch: pytest.Monkey
     rows = fingerprints(texts, DEFAULT)
     sketches, seconds = np.ascontiguousarray(rows[:, DEFAULT.banding[0] :]), []
     for count in (200, 3000, 12_000):
-        start, forest = time.process_time(), np.arange(count)
+        start, forest, partly = time.process_time(), np.arange(count), np.zeros(count, np.bool_)
         for band in range(DEFAULT.banding[0]):
-            link(forest, *buckets(rows[:count, band].copy()), sketches, required_agreement(DEFAULT), 32)
+            link(forest, *buckets(rows[:count, band].copy()), sketches, required_agreement(DEFAULT), partly, 32)
         every = np.arange(count)
         found = resolve(
             every,
@@ -315,7 +362,21 @@ def documents_of(texts: Sequence[str], folder: Path, config: DeduplicateConfig, 
         prepared, measured = measured_shards(workspace, texts, 7, config)
         decisions, compared = find_duplicates(workspace, prepared, measured, config, held)
         found = np.load(decisions.path / "00000" / DECISIONS)
-    return [Decision(*each) for each in found.tolist()], compared
+    return [Decision(*each) for each in found.tolist()], compared.by_similarity
+
+
+def test_a_run_says_what_it_did_not_compare(cli: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On standard error, in the ledger, and by `mlm-data stats`; and nothing where all was compared."""
+    path = write_jsonl(tmp_path / "pages.jsonl", pages_of_templates(60, 1))
+    for most, name in ((1000, "all"), (4, "some")):
+        monkeypatch.setattr("mlm_repro.data_pipeline.duplicates.near_duplicates.MOST_COMPARED", most)
+        ran = cli("dedup", f"jsonl:{path}", name, "--workers=1")
+        banding = read_document(tmp_path / name / LEDGER, Ledger).near_duplicates
+        assert banding is not None
+        assert (banding.partly_compared_documents > 40) == (banding.uncompared_pairs > 100) == (most == 4)
+        said = [f"warning: {banding.left_out}"] if most == 4 else []
+        assert [line for line in ran.err.splitlines() if "buckets" in line] == said
+        assert [line for line in cli("stats", name).out.splitlines() if "buckets" in line] == said
 
 
 @pytest.mark.parametrize("held", [0, 20])
