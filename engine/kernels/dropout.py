@@ -8,6 +8,7 @@ has the counters (16k + lane, r, 0, 0) for 16 lanes. The eight 16-bit pieces of 
 Shapes: s sequence, b microbatch, h hidden. On the residual stream, rows of the mask are positions.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,8 +40,8 @@ class DropoutMask:
     """Dropout mask of one site, for each sequence of a microbatch."""
 
     probability: float
-    keys: tuple[int, ...]
-    """One key per sequence."""
+    keys: tuple[int, ...] | torch.Tensor
+    """One key per sequence; a tensor [b] int64 if they are on a GPU already."""
     first_row: int = 0
     """Number of this rank's first row among all rows of the site."""
 
@@ -64,6 +65,13 @@ class DropoutMask:
         return self.keep(rows, columns, device).to(dtype).mul_(self.scale)
 
 
+def keys_on(keys: Sequence[int | tuple[int, ...]] | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Keys as int64 on a device, unless they are there; the host does not wait for a GPU's copy."""
+    if isinstance(keys, torch.Tensor):
+        return keys
+    return torch.tensor(keys, dtype=torch.int64, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+
+
 def mask_keys(mask: DropoutMask | None) -> tuple[Array, int, np.int32, np.float32]:
     """A dropout mask as arguments of a loop: keys (empty without dropout), first row, threshold, scale.
 
@@ -75,7 +83,7 @@ def mask_keys(mask: DropoutMask | None) -> tuple[Array, int, np.int32, np.float3
 
 
 def reference_bits(
-    keys: tuple[int, ...], first_row: int, rows: int, columns: int, device: torch.device
+    keys: tuple[int, ...] | torch.Tensor, first_row: int, rows: int, columns: int, device: torch.device
 ) -> torch.Tensor:  # fmt: skip
     """Random bits as int16, [len(keys), rows, columns], starting at row `first_row`."""
     blocks = -(-columns // BLOCK)
@@ -88,7 +96,7 @@ def reference_bits(
     return torch.where(bits < 2**15, bits, bits - 2**16).to(torch.int16)
 
 
-def philox(c0: torch.Tensor, c1: torch.Tensor, key: int) -> list[torch.Tensor]:
+def philox(c0: torch.Tensor, c1: torch.Tensor, key: int | torch.Tensor) -> list[torch.Tensor]:
     """Four 32-bit words, in int64, for counters (c0, c1, 0, 0)."""
     words = [c0, c1.expand_as(c0), torch.zeros_like(c0), torch.zeros_like(c0)]
     low, high = key & LOW, key >> 32
