@@ -12,6 +12,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from mlm_repro.engine.config import ModelConfig, ParallelConfig
 from mlm_repro.engine.family import family_of
+from mlm_repro.engine.kernels import registry
 from mlm_repro.engine.model.microbatch import PipelineInput
 from mlm_repro.engine.model.stage_model import StageModel
 from mlm_repro.engine.optim.flat import FlatGroup
@@ -51,7 +52,7 @@ class PartitionedModel:
         for chunk in self.chunks:
             if not chunk.training:  # the flag is set on every module, which takes time
                 chunk.train()
-        if self.mesh.device.type != "cpu":
+        if registry.on_gpu(self.mesh.device):
             microbatches = [self.with_keys(each) for each in microbatches]
         reducer.begin()
         left = [len(microbatches)] * len(self.chunks)
