@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from mlm_repro.engine.compiled import (
     BLOCK,
@@ -27,7 +28,7 @@ from mlm_repro.engine.compiled import (
     random_bits,
     store,
 )
-from mlm_repro.engine.kernels.registry import implementation
+from mlm_repro.engine.kernels.registry import implementation, kernel
 
 ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -176,6 +177,15 @@ def bias_dropout_add(
     """residual + dropout(x + bias), for x and residual [s, b, h] and bias [h] (2021 paper, Section 4.2)."""
     branch = x + bias
     return residual + (branch if mask is None else reference(branch, mask))
+
+
+def add_norm(
+    x: torch.Tensor, weight: torch.Tensor, shift: torch.Tensor, branch: torch.Tensor | None, bias: torch.Tensor | None,
+    mask: DropoutMask | None, epsilon: float,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """x + dropout(branch + bias), or x without a branch, and its layer norm, each [s, b, h]."""
+    added = x if branch is None else kernel("bias_dropout_add", x)(branch, bias, x, mask)
+    return added, F.layer_norm(added, weight.shape, weight, shift, epsilon)
 
 
 class _BiasDropoutAdd(torch.autograd.Function):

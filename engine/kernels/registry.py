@@ -18,6 +18,7 @@ PLACES = {
     "dropout": ("dropout:reference", "dropout:compiled", "gpu.bias_dropout_add:dropout"),
     "bias_gelu": ("bias_gelu:reference", "bias_gelu:compiled", "gpu.bias_gelu:fused"),
     "bias_dropout_add": ("dropout:bias_dropout_add", "dropout:compiled_bias_dropout_add", "gpu.bias_dropout_add:fused"),
+    "add_norm": ("dropout:add_norm", None, "gpu.bias_dropout_add:add_norm"),
     "masked_softmax": ("attention:masked_softmax", None, "gpu.masked_softmax:fused"),
     "adamw": ("adam:adamw", None, "gpu.adamw:fused"),
     "dropout_bits": ("dropout:reference_bits", "dropout:compiled_bits", "gpu.masks:drawn_bits"),

@@ -5,15 +5,17 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from benchmarks.kernels import FACTORS
 from mlm_repro.engine.config import ModelConfig, ParallelConfig, TrainConfig
 from mlm_repro.engine.kernels import registry
 from mlm_repro.engine.kernels.adam import AdamStep, adamw
 from mlm_repro.engine.kernels.products import add_product
 from mlm_repro.engine.model.microbatch import PipelineInput
+from mlm_repro.engine.model.transformer import add_norm
 from mlm_repro.engine.parallel.mesh import serial_mesh
-from mlm_repro.engine.rng import Dropout
+from mlm_repro.engine.rng import Dropout, DropoutMask
 from mlm_repro.engine.step import TrainingStep, build_step
-from tests.engine.triton_interpreter import step_as_on_gpu
+from tests.engine.triton_interpreter import interpret, step_as_on_gpu
 
 MODEL = ModelConfig(num_layers=1, hidden_size=48, num_heads=2, seq_length=12, vocab_size=60, padded_vocab_size=64)
 TRAIN = TrainConfig(
@@ -108,3 +110,51 @@ def test_an_update_in_one_pass_is_as_exact_as_torchs(
     for true, torchs, fused in zip(exact, theirs, ours, strict=True):
         unit = torch.finfo(torch.float32).eps * true.square().mean().sqrt()
         assert (fused - true).abs().max() <= 2 * ((torchs - true).abs().max() + unit / 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("width", [40, 200])
+@pytest.mark.parametrize("kind", ["alone", "without dropout", "whole"])
+def test_a_norm_with_what_is_added_is_as_exact_as_its_reference(
+    kind: str, width: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outputs and gradients beside float64, at the gradients of a real step; rows that fill no program."""
+    interpret(monkeypatch)
+    torch.manual_seed(0)
+    mask = DropoutMask(0.1, (3, 4), first_row=5) if kind == "whole" else None
+    numbers = [torch.randn(19, 2, width) + 1, 1 + 0.2 * torch.randn(width), torch.randn(width)]
+    numbers += [] if kind == "alone" else [torch.randn(19, 2, width), torch.randn(width)]
+    tensors = [each.to(dtype) for each in numbers]
+    for factor in FACTORS:
+        upstream = [torch.empty(19, 2, width).uniform_(-factor, factor).bfloat16() for _ in range(2)]
+
+        def results(device: str, kind: torch.dtype, given: list[torch.Tensor] = upstream) -> list[torch.Tensor]:
+            leaves = [each.to(kind).requires_grad_() for each in tensors]
+            more = leaves[3:] or [None, None]
+            outputs = registry.implementation("add_norm", device)(*leaves[:3], *more, mask, 1e-5)
+            slopes = torch.autograd.grad(outputs, leaves, [each.to(kind) for each in given])
+            return [each.detach() for each in (*outputs, *slopes)]
+
+        exact, theirs = results(registry.REFERENCE, torch.float64), results(registry.REFERENCE, dtype)
+        for true, reference, fused in zip(exact, theirs, results("cuda", dtype), strict=True):
+            unit = torch.finfo(dtype).eps * true.square().mean().sqrt()
+            assert (fused - true).abs().max() <= 2 * ((reference - true).abs().max() + unit / 4)
+
+
+def test_a_norm_that_a_hook_watches_is_called() -> None:
+    """So that a recorder sees it; also where rows are wider than a program holds."""
+    norm, x = torch.nn.LayerNorm(8), torch.randn(3, 1, 8)
+    seen: list[torch.Tensor] = []
+    with pytest.MonkeyPatch.context() as patch:
+        step_as_on_gpu(patch)
+        _, fused = add_norm(norm, x)
+        norm.register_forward_hook(lambda module, given, output: seen.append(output))
+        _, watched = add_norm(norm, x)
+        patch.setattr("mlm_repro.engine.kernels.gpu.bias_dropout_add.WIDEST", 4)
+        norm._forward_hooks.clear()
+        _, wide = add_norm(norm, x)
+    registry.implementation.cache_clear()
+    assert len(seen) == 1
+    assert torch.equal(seen[0], watched)
+    assert torch.equal(wide, watched)
+    torch.testing.assert_close(fused, watched)
