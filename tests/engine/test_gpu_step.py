@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from benchmarks.kernels import FACTORS
+from benchmarks.kernels import FACTORS, KernelShape, check_kernels
 from mlm_repro.engine.config import ModelConfig, ParallelConfig, TrainConfig
 from mlm_repro.engine.kernels import registry
 from mlm_repro.engine.kernels.adam import AdamStep, adamw
@@ -15,6 +15,7 @@ from mlm_repro.engine.model.transformer import add_norm
 from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.engine.rng import Dropout, DropoutMask
 from mlm_repro.engine.step import TrainingStep, build_step
+from mlm_repro.experiments.benchmark import Case
 from tests.engine.triton_interpreter import interpret, step_as_on_gpu
 
 MODEL = ModelConfig(num_layers=1, hidden_size=48, num_heads=2, seq_length=12, vocab_size=60, padded_vocab_size=64)
@@ -139,6 +140,18 @@ def test_a_norm_with_what_is_added_is_as_exact_as_its_reference(
         for true, reference, fused in zip(exact, theirs, results("cuda", dtype), strict=True):
             unit = torch.finfo(dtype).eps * true.square().mean().sqrt()
             assert (fused - true).abs().max() <= 2 * ((reference - true).abs().max() + unit / 4)
+
+
+@pytest.mark.parametrize("d", [64, 80, 96, 128])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_heads_of_one_part_and_of_two_are_as_exact_as_the_reference(
+    dtype: torch.dtype, d: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With dropout, at the gradients of a real step; queries and keys that fill no tile."""
+    interpret(monkeypatch)
+    (case,) = check_kernels(dtype, KernelShape(s=70, b=1, n=1, d=d), ("attention",))
+    assert isinstance(case, Case)
+    assert case.ratios[0].is_reached
 
 
 def test_a_norm_that_a_hook_watches_is_called() -> None:
