@@ -6,11 +6,11 @@ run needs no saved generator state.
 """
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from mlm_repro.engine.kernels.dropout import DropoutMask
+from mlm_repro.engine.kernels.dropout import DropoutMask, keys_on
 
 
 def key_of(*parts: object) -> int:
@@ -36,8 +36,23 @@ class Dropout:
     seed: int
     iteration: int
     samples: tuple[int, ...]
+    rows: dict[str, int] = field(default_factory=dict, compare=False)
+    """Rows of `table` by site. A site joins them when it is first asked for."""
+    table: torch.Tensor | None = field(default=None, compare=False)
+    """The keys of sites on a GPU, [sites, b] int64; None: each mask has its own."""
+
+    def keys(self, site: str) -> tuple[int, ...]:
+        """One key for each sequence."""
+        return tuple(key_of(self.seed, self.iteration, sample, site) for sample in self.samples)
 
     def mask(self, site: str, first_row: int = 0) -> DropoutMask:
         """The masks of one site, from row `first_row` on, equal for every layout."""
-        keys = tuple(key_of(self.seed, self.iteration, sample, site) for sample in self.samples)
-        return DropoutMask(self.probability, keys, first_row)
+        row = self.rows.setdefault(site, len(self.rows))
+        there = None if self.table is None else self.table[row : row + 1]
+        return DropoutMask(
+            self.probability, there[0] if there is not None and len(there) else self.keys(site), first_row
+        )
+
+    def on_device(self, device: torch.device, rows: dict[str, int]) -> "Dropout":
+        """The same with the keys of all sites in `rows` on a GPU, in one copy for which the host does not wait."""
+        return replace(self, rows=rows, table=keys_on([self.keys(site) for site in rows], device))

@@ -8,11 +8,13 @@ has the counters (16k + lane, r, 0, 0) for 16 lanes. The eight 16-bit pieces of 
 Shapes: s sequence, b microbatch, h hidden. On the residual stream, rows of the mask are positions.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from mlm_repro.engine.compiled import (
     BLOCK,
@@ -26,7 +28,7 @@ from mlm_repro.engine.compiled import (
     random_bits,
     store,
 )
-from mlm_repro.engine.kernels.registry import implementation
+from mlm_repro.engine.kernels.registry import implementation, kernel
 
 ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -39,8 +41,8 @@ class DropoutMask:
     """Dropout mask of one site, for each sequence of a microbatch."""
 
     probability: float
-    keys: tuple[int, ...]
-    """One key per sequence."""
+    keys: tuple[int, ...] | torch.Tensor
+    """One key per sequence; a tensor [b] int64 if they are on a GPU already."""
     first_row: int = 0
     """Number of this rank's first row among all rows of the site."""
 
@@ -64,6 +66,13 @@ class DropoutMask:
         return self.keep(rows, columns, device).to(dtype).mul_(self.scale)
 
 
+def keys_on(keys: Sequence[int | tuple[int, ...]] | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Keys as int64 on a device, unless they are there; the host does not wait for a GPU's copy."""
+    if isinstance(keys, torch.Tensor):
+        return keys
+    return torch.tensor(keys, dtype=torch.int64, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+
+
 def mask_keys(mask: DropoutMask | None) -> tuple[Array, int, np.int32, np.float32]:
     """A dropout mask as arguments of a loop: keys (empty without dropout), first row, threshold, scale.
 
@@ -75,7 +84,7 @@ def mask_keys(mask: DropoutMask | None) -> tuple[Array, int, np.int32, np.float3
 
 
 def reference_bits(
-    keys: tuple[int, ...], first_row: int, rows: int, columns: int, device: torch.device
+    keys: tuple[int, ...] | torch.Tensor, first_row: int, rows: int, columns: int, device: torch.device
 ) -> torch.Tensor:  # fmt: skip
     """Random bits as int16, [len(keys), rows, columns], starting at row `first_row`."""
     blocks = -(-columns // BLOCK)
@@ -88,7 +97,7 @@ def reference_bits(
     return torch.where(bits < 2**15, bits, bits - 2**16).to(torch.int16)
 
 
-def philox(c0: torch.Tensor, c1: torch.Tensor, key: int) -> list[torch.Tensor]:
+def philox(c0: torch.Tensor, c1: torch.Tensor, key: int | torch.Tensor) -> list[torch.Tensor]:
     """Four 32-bit words, in int64, for counters (c0, c1, 0, 0)."""
     words = [c0, c1.expand_as(c0), torch.zeros_like(c0), torch.zeros_like(c0)]
     low, high = key & LOW, key >> 32
@@ -168,6 +177,15 @@ def bias_dropout_add(
     """residual + dropout(x + bias), for x and residual [s, b, h] and bias [h] (2021 paper, Section 4.2)."""
     branch = x + bias
     return residual + (branch if mask is None else reference(branch, mask))
+
+
+def add_norm(
+    x: torch.Tensor, weight: torch.Tensor, shift: torch.Tensor, branch: torch.Tensor | None, bias: torch.Tensor | None,
+    mask: DropoutMask | None, epsilon: float,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """x + dropout(branch + bias), or x without a branch, and its layer norm, each [s, b, h]."""
+    added = x if branch is None else kernel("bias_dropout_add", x)(branch, bias, x, mask)
+    return added, F.layer_norm(added, weight.shape, weight, shift, epsilon)
 
 
 class _BiasDropoutAdd(torch.autograd.Function):

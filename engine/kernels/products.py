@@ -15,11 +15,16 @@ from torch import Tensor
 from mlm_repro.engine.compiled import Array, Compiled, array, load, store
 from mlm_repro.engine.torch_names import multiplies_bf16, onednn
 
+ADD_PRODUCT = "add_product"
+"""Attribute of a weight: a function that takes the factors of its gradient, [out, rows] and [rows, in]."""
+
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [..., in], weight [out, in] and bias [out], of any strides → [..., out]."""
     if weight.is_mkldnn:
         return _product(x, weight, bias)
+    if hasattr(weight, ADD_PRODUCT) and torch.is_grad_enabled():
+        return _Linear.apply(x, weight, bias)
     if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.bfloat16):
         return F.linear(x, weight, bias)
     has_gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias))
@@ -40,7 +45,17 @@ def widened(x: Tensor) -> Tensor:
     return x.float() if x.dtype == torch.bfloat16 and x.device.type == "cpu" and not multiplies_bf16 else x
 
 
+def add_product(total: Tensor, a: Tensor, b: Tensor, adds: bool) -> None:
+    """Set `total`, in fp32, to a·b of a and b in 16 bits, or add it: no product is rounded to 16 bits in between."""
+    if total.device.type == "cpu":
+        torch.addmm(total, a.float(), b.float(), beta=float(adds), out=total)
+    else:
+        torch.addmm(total, a, b, beta=float(adds), out_dtype=torch.float32, out=total)
+
+
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if x.device.type != "cpu":
+        return F.linear(x, weight, bias)
     if (wide := widened(x)) is not x:
         return F.linear(wide, weight.float(), None if bias is None else bias.float()).to(x.dtype)
     return onednn._linear_pointwise(x, weight, bias, "none", [], "")
@@ -65,15 +80,18 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
+        ctx.add_product = getattr(weight, ADD_PRODUCT, None)
         return _product(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         to_x, to_weight, to_bias = ctx.needs_input_grad
-        rows = gradient.reshape(-1, gradient.size(-1))
+        rows, others = gradient.reshape(-1, gradient.size(-1)), x.reshape(-1, x.size(-1))
+        if add := to_weight and ctx.add_product:
+            add(rows.t(), others)
         return (
             _product(gradient, weight.t(), None) if to_x else None,
-            multiply(rows.t(), x.reshape(-1, x.size(-1))) if to_weight else None,
+            multiply(rows.t(), others) if to_weight and not add else None,
             rows.sum(dim=0) if to_bias else None,
         )

@@ -18,7 +18,9 @@ PLACES = {
     "dropout": ("dropout:reference", "dropout:compiled", "gpu.bias_dropout_add:dropout"),
     "bias_gelu": ("bias_gelu:reference", "bias_gelu:compiled", "gpu.bias_gelu:fused"),
     "bias_dropout_add": ("dropout:bias_dropout_add", "dropout:compiled_bias_dropout_add", "gpu.bias_dropout_add:fused"),
+    "add_norm": ("dropout:add_norm", None, "gpu.bias_dropout_add:add_norm"),
     "masked_softmax": ("attention:masked_softmax", None, "gpu.masked_softmax:fused"),
+    "adamw": ("adam:adamw", None, "gpu.adamw:fused"),
     "dropout_bits": ("dropout:reference_bits", "dropout:compiled_bits", "gpu.masks:drawn_bits"),
 }
 """module:function in this folder, or None: the reference, that for CPUs, that for GPUs."""
@@ -32,6 +34,11 @@ DTYPES: dict[str, tuple[torch.dtype, ...]] = {
     "cuda": (torch.float32, torch.bfloat16, torch.float16),
 }
 """Dtypes that a device's implementations accept. Others go to the reference."""
+
+
+def on_gpu(device: torch.device) -> bool:
+    """True where a step is made of few launches: keys are copied together, products and updates add by themselves."""
+    return device.type != "cpu"
 
 
 def kernel(name: str, tensor: torch.Tensor) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from mlm_repro.engine.config import ModelConfig
+from mlm_repro.engine.kernels import registry
 from mlm_repro.engine.kernels.attention import reference
 from mlm_repro.engine.kernels.registry import kernel
 from mlm_repro.engine.model.cache import Cache
@@ -81,16 +82,36 @@ class TransformerLayer(nn.Module):
         self.mlp = self.mlp_class(config, mesh)
 
     def forward(self, x: torch.Tensor, dropout: Dropout | None = None, cache: Cache | None = None) -> torch.Tensor:
-        attention = self.self_attention(self.input_layernorm(x), dropout, cache)
+        x, normed = add_norm(self.input_layernorm, x)
+        attention = self.self_attention(normed, dropout, cache)
         x = cache.rows(self.layer, x) if cache else x
-        x = self.add(x, attention, "attention", dropout)
-        return self.add(x, self.mlp(self.post_attention_layernorm(x)), "mlp", dropout)
+        bias_and_mask = self.bias_and_mask(len(x), "attention", dropout)
+        x, normed = add_norm(self.post_attention_layernorm, x, attention, *bias_and_mask)
+        return self.add(x, self.mlp(normed), "mlp", dropout)
 
     def add(self, x: torch.Tensor, branch: torch.Tensor, of: str, dropout: Dropout | None = None) -> torch.Tensor:
         """x + dropout(branch + bias), with x and the branch `of` attention or mlp [s, b, h] and its bias [h]."""
-        bias = (self.mlp.dense_4h_to_h if of == "mlp" else self.self_attention.dense).bias
-        mask = _mask(f"layers.{self.layer}.{of}_output", len(x), dropout, self.mesh)
+        bias, mask = self.bias_and_mask(len(x), of, dropout)
         return kernel("bias_dropout_add", branch)(branch, bias, x, mask)
+
+    def bias_and_mask(self, rows: int, of: str, dropout: Dropout | None) -> tuple[torch.Tensor, DropoutMask | None]:
+        """What is added to the branch `of` attention or mlp, [h], and the mask of its `rows` positions."""
+        bias = (self.mlp.dense_4h_to_h if of == "mlp" else self.self_attention.dense).bias
+        return bias, _mask(f"layers.{self.layer}.{of}_output", rows, dropout, self.mesh)
+
+
+def add_norm(
+    norm: nn.LayerNorm, x: torch.Tensor, branch: torch.Tensor | None = None, bias: torch.Tensor | None = None,
+    mask: DropoutMask | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """x + dropout(branch + bias), or x without a branch, and its norm, each [s, b, h].
+
+    A GPU does both in one pass each way, where nobody watches the norm by a hook.
+    """
+    if registry.on_gpu(x.device) and not norm._forward_hooks:
+        return kernel("add_norm", x)(x, norm.weight, norm.bias, branch, bias, mask, norm.eps)
+    added = x if branch is None else kernel("bias_dropout_add", branch)(branch, bias, x, mask)
+    return added, norm(added)
 
 
 class Embedding(nn.Module):

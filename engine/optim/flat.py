@@ -7,6 +7,7 @@ from functools import partial
 import torch
 
 from mlm_repro.engine.config import TrainConfig
+from mlm_repro.engine.kernels import registry
 from mlm_repro.engine.kernels.adam import AdamStep
 from mlm_repro.engine.parallel.mesh import Axis, LoneAxis, ParallelMesh
 from mlm_repro.engine.parallel.sharding import ShardedParameter
@@ -37,7 +38,8 @@ class FlatGroup:
         self.own_copy = self.flat[self.own] if self.is_mixed else None
         """The slice of the model's weights that this owner updates; None if it is `master` itself."""
         self.main_gradient = torch.zeros_like(self.flat, dtype=self.master.dtype)
-        self.own_gradient = self.main_gradient[self.own]
+        self.divisor = 1.0
+        """What `main_gradient` is still to be divided by: a GPU's update divides it in its own pass."""
         self.gradients = list(self.views(self.main_gradient))
         """Views of the gradient, each with its parameter."""
         self.exp_avg = torch.zeros_like(self.master)
@@ -48,6 +50,14 @@ class FlatGroup:
         """This owner's part of the optimizer's state, by name, as checkpoints keep it."""
         moments = {"exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
         return moments | ({"master": self.master} if self.is_mixed else {})
+
+    @property
+    def own_gradient(self) -> torch.Tensor:
+        """This owner's slice of the gradient, divided."""
+        if self.divisor != 1:
+            self.main_gradient.div_(self.divisor)
+            self.divisor = 1.0
+        return self.main_gradient[self.own]
 
     def publish(self) -> None:
         """Gather the other owners' updated weights into the model."""
@@ -104,11 +114,14 @@ class FlatOptimizer(ABC):
 
     def gradient_norm(self) -> torch.Tensor:
         """Norm of the whole gradient over all ranks, counting shared parameters once; a float64 scalar."""
-        counted = self._counted([group.own_gradient for group in self.groups])
-        squares = torch.zeros((), dtype=torch.float64, device=self.groups[0].master.device)
+        device = self.groups[0].master.device
+        own = [
+            group.main_gradient[group.own] if registry.on_gpu(device) else group.own_gradient for group in self.groups
+        ]
+        counted, squares = self._counted(own), torch.zeros((), dtype=torch.float64, device=device)
         if counted:
             squares += torch.nn.utils.get_total_norm(counted).double() ** 2
-        return self._over_ranks(squares).sqrt()
+        return self._over_ranks(squares).sqrt() / self.groups[0].divisor
 
     def _counted(self, flats: list[torch.Tensor]) -> list[torch.Tensor]:
         """This owner's pieces of tensors laid out as `master`, without those that another rank counts."""

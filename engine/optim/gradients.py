@@ -7,10 +7,14 @@ from itertools import chain
 
 import torch
 
+from mlm_repro.engine.kernels import registry
+from mlm_repro.engine.kernels.products import ADD_PRODUCT, add_product
 from mlm_repro.engine.optim.flat import FlatGroup
 from mlm_repro.engine.parallel.mesh import ParallelMesh, Pending
 from mlm_repro.engine.parallel.sharding import Role, ShardedParameter
 
+MULTIPLIED = (Role.WEIGHT, Role.LAST_WEIGHT)
+"""Roles of weights that one product uses."""
 BUCKET_ELEMENTS, OF_RANK = 4_000_000, 1_000_000
 """Least number of elements reduced at a time, in all and for each rank, whose part of a step must fill a link."""
 
@@ -39,9 +43,10 @@ class GradientReducer:
     """Takes a model's gradients to the optimizer: watches the parameters of one rank's flat groups.
 
     A parameter's first gradient in an iteration is copied into the flat gradient; those of later microbatches are
-    added. In the last backward pass of a chunk (`arm`) each bucket's all-reduce starts when its last parameter has its
-    gradient. Under ZeRO stage 1 a bucket's parts are reduced to their owners alone, a reduce-scatter (Rajbhandari et
-    al. 2020, Section 7); the tied embedding's sum goes to every rank.
+    added, in 16 bits on a GPU by the product that makes a weight's gradient. In the last backward pass of a chunk
+    (`arm`) each bucket's all-reduce starts when its last parameter has its gradient. Under ZeRO stage 1 a bucket's
+    parts are reduced to their owners alone, a reduce-scatter (Rajbhandari et al. 2020, Section 7); the tied embedding's
+    sum goes to every rank.
     """
 
     groups: Sequence[FlatGroup]
@@ -67,6 +72,9 @@ class GradientReducer:
                 for parameter, view in members:
                     hook = partial(self._take, bucket, view, group.is_mixed)
                     parameter.local.register_post_accumulate_grad_hook(hook)
+                    if group.is_mixed and registry.on_gpu(self.mesh.device) and parameter.role in MULTIPLIED:
+                        add = partial(self._add_product, bucket, view, parameter.local)
+                        vars(parameter.local)[ADD_PRODUCT] = add
 
     def begin(self) -> None:
         """Prepare for the first backward pass of an iteration."""
@@ -97,9 +105,8 @@ class GradientReducer:
         self._wait([bucket for bucket in self._buckets if bucket.is_shared])
         for view in tied:
             self.mesh.embedding.broadcast(view)
-        if (shares := divisor * self.mesh.dp.size) != 1:
-            for group in self.groups:
-                group.main_gradient.div_(shares)
+        for group in self.groups:
+            group.divisor = divisor * self.mesh.dp.size
 
     def _share(self) -> list[torch.Tensor]:
         """Sum shared gradients; returns the tied embedding's if only the first stage has the sum."""
@@ -134,8 +141,19 @@ class GradientReducer:
                 main.zero_().add_(parameter.grad)
             else:
                 main.copy_(parameter.grad)
-            self._arrived.add(id(parameter))
             parameter.grad = None if is_mixed else main
+            self._arrived.add(id(parameter))
+        self._count(bucket, parameter)
+
+    def _add_product(
+        self, bucket: _Bucket, main: torch.Tensor, parameter: torch.Tensor, a: torch.Tensor, b: torch.Tensor
+    ) -> None:
+        """In place of the hook, where a weight's gradient is one product a·b: add it to `main` in fp32, unrounded."""
+        add_product(main, a, b, id(parameter) in self._arrived)
+        self._arrived.add(id(parameter))
+        self._count(bucket, parameter)
+
+    def _count(self, bucket: _Bucket, parameter: torch.Tensor) -> None:
         if id(parameter) in self._armed:
             bucket.missing -= 1
             if bucket.missing == 0 and not bucket.is_shared:

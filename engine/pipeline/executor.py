@@ -12,6 +12,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from mlm_repro.engine.config import ModelConfig, ParallelConfig
 from mlm_repro.engine.family import family_of
+from mlm_repro.engine.kernels import registry
 from mlm_repro.engine.model.microbatch import PipelineInput
 from mlm_repro.engine.model.stage_model import StageModel
 from mlm_repro.engine.optim.flat import FlatGroup
@@ -28,6 +29,8 @@ class PartitionedModel:
 
     def __init__(self, chunks: Sequence[StageModel], parallel: ParallelConfig, mesh: ParallelMesh) -> None:
         self.chunks, self.parallel, self.mesh = chunks, parallel, mesh
+        self.sites: dict[str, int] = {}
+        """Numbers of the dropout sites that were asked for so far, on a GPU."""
         self.is_zero3 = parallel.shard_parameters and mesh.dp.size > 1
         self._by_chunk = [sharded_parameters(chunk, mesh) for chunk in chunks]
         self.parameters = [parameter for chunk in self._by_chunk for parameter in chunk]
@@ -49,6 +52,8 @@ class PartitionedModel:
         for chunk in self.chunks:
             if not chunk.training:  # the flag is set on every module, which takes time
                 chunk.train()
+        if registry.on_gpu(self.mesh.device):
+            microbatches = [self.with_keys(each) for each in microbatches]
         reducer.begin()
         # The reduction of a chunk may begin only with its last backward pass; before it, gradients still grow.
         left = [len(microbatches)] * len(self.chunks)
@@ -61,6 +66,11 @@ class PartitionedModel:
         # One executor an iteration: what is in flight belongs to it, so a failed iteration leaves nothing behind.
         executor = PipelineExecutor(self.chunks, self.mesh, self.parallel.scatter_gather, microbatches, loss_scale)
         return executor.run(self._program(len(microbatches), training=True), before_backward)
+
+    def with_keys(self, batch: PipelineInput) -> PipelineInput:
+        """A microbatch with the keys of all dropout sites on this rank's GPU."""
+        dropout = batch.dropout
+        return replace(batch, dropout=dropout.on_device(self.mesh.device, self.sites)) if dropout else batch
 
     @torch.no_grad()
     def evaluate(self, microbatches: Sequence[PipelineInput]) -> torch.Tensor:

@@ -8,7 +8,6 @@ from tests.architecture.rooms import ROOT, imported_names, modules
 MODULE_OF = {"megatron-core": "megatron", "mkdocs-material": "material"}
 """Libraries that are imported by another name than they are installed by."""
 PROGRAMS = {
-    "benchmarks/compiled.py": {"triton"},  # imported by what has found Triton
     "engine/kernels/gpu": {"triton"},  # imported where the registry has found Triton
     "evaluation/conventions/oracle_files/tasks": {"lm_eval"},  # read by lm-evaluation-harness alone
 }

@@ -45,6 +45,19 @@ def test_a_part_of_the_rows_is_cut_from_the_whole() -> None:
     assert torch.equal(dropout.mask("here", first_row=5).keep(7, 150, CPU), whole[:, 5:])
 
 
+def test_keys_of_every_site_go_to_a_device_together() -> None:
+    """Of the sites that were asked for before; a mask's bits are those of its own keys."""
+    rows: dict[str, int] = {}
+    for iteration in range(2):
+        alone = Dropout(0.4, 5, iteration, (3, 4))
+        placed = alone.on_device(CPU, rows)
+        for site in ("here", "there"):
+            mask = placed.mask(site)
+            assert isinstance(mask.keys, torch.Tensor) == (iteration > 0)
+            assert torch.equal(mask.keep(6, 150, CPU), alone.mask(site).keep(6, 150, CPU))
+    assert rows == {"here": 0, "there": 1}
+
+
 def test_random_bits_are_those_of_philox() -> None:
     """Known answers of Random123 (`kat_vectors`, philox 4×32-10)."""
     zero = torch.zeros(1, dtype=torch.int64)

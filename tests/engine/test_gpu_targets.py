@@ -29,7 +29,8 @@ GROWING = ("registers", "stack", "shared", "instructions", "in_loop")
 FIELDS = (*GROWING, "tensor_core")
 PRODUCTS = ("attention forward", "attention to_query", "attention to_key_value")
 KERNELS = {
-    "attention draw", "attention inner", *PRODUCTS, "bias_gelu bias_gelu", "bias_gelu bias_gelu_gradient",
+    "attention draw", *PRODUCTS, "adamw adamw", "add_norm bias_dropout_add", "add_norm gradient",
+    "bias_gelu bias_gelu", "bias_gelu bias_gelu_gradient",
     "bias_dropout_add bias_dropout_add", "bias_dropout_add gradient", "masked_softmax softmax",
     "masked_softmax gradient", "linear_cross_entropy log_sum", "divided cross_entropy softmax_gradient",
     "dropout_bits fill",
@@ -43,8 +44,8 @@ def compile_case(capability: int, dtype: str, head_dim: int) -> Counts:
     """In a process of its own: the kernels for a GPU, in a number format, at a head dim."""
     import torch
 
-    from benchmarks.compiled import compile_kernels
     from benchmarks.kernels import KernelShape
+    from tests.engine.compiled import compile_kernels
 
     shape = KernelShape(n=HEADS[head_dim], d=head_dim)
     names = () if head_dim in WHOLE else ("attention",)
@@ -59,7 +60,7 @@ def compile_all(matrix: list[tuple[int, str, int]], processes: int | None = None
 
 
 def compile_forked(matrix: list[tuple[int, str, int]], processes: int | None) -> dict[tuple[int, str, int], Counts]:
-    import benchmarks.compiled  # noqa: F401
+    import tests.engine.compiled  # noqa: F401
 
     with multiprocessing.get_context("fork").Pool(processes, maxtasksperchild=1) as pool:
         return dict(zip(matrix, pool.starmap(compile_case, matrix, chunksize=1), strict=True))

@@ -6,6 +6,19 @@ import pytest
 import torch
 
 
+def step_as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give tensors on CPUs a GPU's kernels, interpreted, and a GPU's way through a step."""
+    interpret(monkeypatch)
+    from mlm_repro.engine.kernels import registry
+
+    for places in registry.KERNELS.values():
+        if "cuda" in places:
+            monkeypatch.setitem(places, "cpu", places["cuda"])
+    monkeypatch.setitem(registry.DTYPES, "cpu", registry.DTYPES["cuda"])
+    monkeypatch.setattr(registry, "on_gpu", lambda device: True)
+    registry.implementation.cache_clear()
+
+
 def interpret(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mend Triton's interpreter (on for all tests: `tests/conftest.py`), and make tiles small enough for it.
 

@@ -2,7 +2,7 @@
 
 Torch's own flash kernels cannot use the dropout mask of `engine/rng.py`. Here a separate kernel draws the mask once,
 one bit per score, and backward reuses it. All sums have a fixed order. Shapes: s sequence, b microbatch, n heads, d
-head dim; w is d rounded up to a power of two; a program handles m queries and c keys at a time.
+head dim; w and v are the widths of a head's two parts; a program handles m queries and c keys at a time.
 """
 
 import math
@@ -11,13 +11,16 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from triton.runtime import driver
 
 from mlm_repro.engine.kernels.attention import reference
 from mlm_repro.engine.kernels.dropout import DropoutMask
 from mlm_repro.engine.kernels.gpu.masks import BLOCK, Context, mask_arguments, packed
 
-DRAWN_ROWS, INNER_ROWS = 64, 32
+DRAWN_ROWS = 64
+BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Torch's attention without dropout, the fastest first."""
 LOG2_E = tl.constexpr(math.log2(math.e))
 
 
@@ -33,9 +36,13 @@ class Tiles(NamedTuple):
 HOPPER = 90
 
 
-def width_of(d: int) -> int:
-    """Columns of a tile: the head dim rounded up to a power of two."""
-    return max(triton.next_power_of_2(d), 16)
+def parts_of(d: int) -> tuple[int, int]:
+    """Columns of a head's two parts, powers of two: 64 and 32 of 96, so that no product is of padding; 0 for no second.
+
+    Tensor cores take at least 16.
+    """
+    first = max(triton.next_power_of_2(d + 1) // 2, 16)
+    return first, max(triton.next_power_of_2(d - first), 16) if d > first else 0
 
 
 def compute_capability() -> int:
@@ -49,10 +56,10 @@ def compute_capability() -> int:
 def tiles_for(d: int, dtype: torch.dtype) -> tuple[Tiles, Tiles, Tiles]:
     """Tiles for outputs, for gradients of queries, and for gradients of keys and values.
 
-    For 16-bit numbers and head dims up to 128 they are the fastest of those tried on an H200, or within a twentieth of
-    it (`python -m benchmarks gpu --items tiles`). Others are chosen by registers and memory.
+    For 16-bit numbers and head dims up to 128 they were the fastest of those tried on an H200, or within a twentieth of
+    it, where a head had one part. Others are chosen by registers and memory.
     """
-    width = width_of(d)
+    width = triton.next_power_of_2(d)
     if dtype == torch.float32:
         return (Tiles(32, 32, 8, 1),) * 3
     if width > 128:
@@ -66,9 +73,12 @@ def tiles_for(d: int, dtype: torch.dtype) -> tuple[Tiles, Tiles, Tiles]:
 def flash(query_key_value: torch.Tensor, mask: DropoutMask | None) -> torch.Tensor:
     """Outputs of all heads, [s, b, n·d], of causal attention from queries, keys and values [s, b, n, 3, d].
 
-    Without dropout, torch's scaled-dot-product attention chooses among its own flash kernels.
+    Without dropout it is torch's own, by the fastest of its backends that takes the shape.
     """
-    context: torch.Tensor = reference(query_key_value, None) if mask is None else _Flash.apply(query_key_value, mask)
+    if mask is None:
+        with sdpa_kernel(BACKENDS, set_priority=True):
+            return reference(query_key_value, None)
+    context: torch.Tensor = _Flash.apply(query_key_value, mask)
     return context
 
 
@@ -77,7 +87,6 @@ class _Flash(torch.autograd.Function):
     def forward(ctx: Context, qkv: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
         qkv = qkv.contiguous()
         s, b, n, _, d = qkv.shape
-        width = width_of(d)
         context = qkv.new_empty(s, b, n * d)
         sums = torch.empty(b * n, s, dtype=torch.float32, device=qkv.device)
         keys, first_row, threshold, keep_scale = mask_arguments(mask, qkv.device)
@@ -87,7 +96,7 @@ class _Flash(torch.autograd.Function):
         ctx.factors, ctx.sizes = (keep_scale, 1.0 / math.sqrt(d)), (s, b, n)
         tiles, *ctx.tiles = tiles_for(d, qkv.dtype)
         _forward[triton.cdiv(s, tiles.queries), b * n](
-            qkv, context, sums, bits, *ctx.factors, *ctx.sizes, d, tiles.queries, tiles.keys, width,
+            qkv, context, sums, bits, *ctx.factors, *ctx.sizes, d, tiles.queries, tiles.keys, *parts_of(d),
             num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
         ctx.save_for_backward(qkv, context, sums, bits)
@@ -98,13 +107,12 @@ class _Flash(torch.autograd.Function):
         qkv, context, sums, bits = ctx.saved_tensors
         gradient, qkv_gradient = gradient.contiguous(), torch.empty_like(qkv)
         s, b, n, _, d = qkv.shape
-        width, inner = width_of(d), torch.empty_like(sums)
-        given: tuple[Any, ...] = (qkv, gradient, qkv_gradient, sums, inner, bits, *ctx.factors, *ctx.sizes, d)
-        _inner[triton.cdiv(s, INNER_ROWS), b * n](gradient, context, inner, s, b, n, d, INNER_ROWS, width)
+        inner = torch.empty_like(sums)
+        given: tuple[Any, ...] = (qkv, gradient, context, qkv_gradient, sums, inner, bits, *ctx.factors, *ctx.sizes, d)
         to_query, to_key = ctx.tiles
         for kernel, tiles, each in ((_to_query, to_query, to_query.queries), (_to_key_value, to_key, to_key.keys)):
             kernel[triton.cdiv(s, each), b * n](
-                *given, tiles.queries, tiles.keys, width, num_warps=tiles.warps, num_stages=tiles.stages
+                *given, tiles.queries, tiles.keys, *parts_of(d), num_warps=tiles.warps, num_stages=tiles.stages
             )
         return qkv_gradient, None
 
@@ -123,18 +131,55 @@ def _draw(keys, bits, first_row, threshold, s, n, r: tl.constexpr):
 
 
 @triton.jit
-def _tile(base, first, stride, s, r: tl.constexpr, d: tl.constexpr, w: tl.constexpr):
-    """Load rows of one head, [r, w], starting at `first`. Missing rows are zero."""
+def _part(base, first, stride, s, r: tl.constexpr, d: tl.constexpr, w: tl.constexpr):
+    """Places of `w` columns of one head's rows from `first` on, [r, w], and which of them the head has."""
     row, column = tl.arange(0, r)[:, None], tl.arange(0, w)[None, :]
-    inside = (row < s - first) & (column < d)
-    return tl.load(base + tl.cast(first, tl.int64) * stride + (row * stride + column), inside, 0.0)
+    return base + tl.cast(first, tl.int64) * stride + (row * stride + column), (row < s - first) & (column < d)
 
 
 @triton.jit
-def _put(base, first, stride, value, s, r: tl.constexpr, d: tl.constexpr, w: tl.constexpr):
-    row, column = tl.arange(0, r)[:, None], tl.arange(0, w)[None, :]
-    inside = (row < s - first) & (column < d)
-    tl.store(base + tl.cast(first, tl.int64) * stride + (row * stride + column), value, inside)
+def _tile(base, first, stride, s, r: tl.constexpr, d: tl.constexpr, w: tl.constexpr, v: tl.constexpr):
+    """Load rows of one head, starting at `first`, in two parts, [r, w] and [r, v]. Missing rows are zero."""
+    at, inside = _part(base, first, stride, s, r, d, w)
+    tile = tl.load(at, inside, 0.0)
+    rest = tile
+    if v:
+        at, inside = _part(base + w, first, stride, s, r, d - w, v)
+        rest = tl.load(at, inside, 0.0)
+    return tile, rest
+
+
+@triton.jit
+def _put(base, first, stride, tile, factor, s, r: tl.constexpr, d: tl.constexpr, w: tl.constexpr, v: tl.constexpr):
+    """Store a tile of `_tile` times a factor."""
+    at, inside = _part(base, first, stride, s, r, d, w)
+    tl.store(at, tile[0] * factor, inside)
+    if v:
+        at, inside = _part(base + w, first, stride, s, r, d - w, v)
+        tl.store(at, tile[1] * factor, inside)
+
+
+@triton.jit
+def _zeros(r: tl.constexpr, w: tl.constexpr, v: tl.constexpr):
+    return tl.zeros([r, w], tl.float32), tl.zeros([r, v if v else 1], tl.float32)
+
+
+@triton.jit
+def _along(a, b, v: tl.constexpr):
+    """Products of the rows of two tiles, [rows of a, rows of b]."""
+    product = tl.dot(a[0], tl.trans(b[0]), input_precision="ieee")
+    if v:
+        product = tl.dot(a[1], tl.trans(b[1]), product, input_precision="ieee")
+    return product
+
+
+@triton.jit
+def _add(total, weights, tile, v: tl.constexpr):
+    """total + weights · tile."""
+    first, second = tl.dot(weights, tile[0], total[0], input_precision="ieee"), total[1]
+    if v:
+        second = tl.dot(weights, tile[1], second, input_precision="ieee")
+    return first, second
 
 
 @triton.jit
@@ -148,135 +193,128 @@ def _stays(bits, group, query, key, s):
 @triton.jit
 def _attend(
     q, base, bits, scale, s, stride, group, query, start, top, total, mixed, is_edge: tl.constexpr,
-    c: tl.constexpr, d: tl.constexpr, w: tl.constexpr,
+    c: tl.constexpr, d: tl.constexpr, w: tl.constexpr, v: tl.constexpr,
 ):  # fmt: skip
     """Add `c` keys to the largest score, the sum and the mixture of values. At an edge some of them are later ones."""
     key = start + tl.arange(0, c)
-    k, v = _tile(base + d, start, stride, s, c, d, w), _tile(base + 2 * d, start, stride, s, c, d, w)
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    keys, values = _tile(base + d, start, stride, s, c, d, w, v), _tile(base + 2 * d, start, stride, s, c, d, w, v)
+    scores = _along(q, keys, v) * scale
     if is_edge:
         scores = tl.where(key[None, :] <= query[:, None], scores, float("-inf"))
     higher = tl.maximum(top, tl.max(scores, 1))
     weights, fade = tl.exp2(scores - higher[:, None]), tl.exp2(top - higher)
     total = total * fade + tl.sum(weights, 1)
-    weights = tl.where(_stays(bits, group, query[:, None], key[None, :], s), weights, 0.0).to(v.dtype)
-    return higher, total, tl.dot(weights, v, mixed * fade[:, None], input_precision="ieee")
+    weights = tl.where(_stays(bits, group, query[:, None], key[None, :], s), weights, 0.0).to(values[0].dtype)
+    return higher, total, _add((mixed[0] * fade[:, None], mixed[1] * fade[:, None]), weights, values, v)
 
 
 @triton.jit
 def _forward(
     qkv, context, sums, bits, keep_scale, scale, s, b, n, d: tl.constexpr,
-    m: tl.constexpr, c: tl.constexpr, w: tl.constexpr,
+    m: tl.constexpr, c: tl.constexpr, w: tl.constexpr, v: tl.constexpr,
 ):  # fmt: skip
     group, first = tl.program_id(1), (tl.num_programs(0) - 1 - tl.program_id(0)) * m
     stride, base = b * n * 3 * d, qkv + group.to(tl.int64) * 3 * d
     query = first + tl.arange(0, m)
-    q = _tile(base, first, stride, s, m, d, w)
+    q = _tile(base, first, stride, s, m, d, w, v)
     scale = scale * LOG2_E
     top = tl.full([m], float("-inf"), tl.float32)
-    total, mixed = tl.zeros([m], tl.float32), tl.zeros([m, w], tl.float32)
+    total, mixed = tl.zeros([m], tl.float32), _zeros(m, w, v)
     edge = (first + 1) // c * c
     for start in range(0, edge, c):
         top, total, mixed = _attend(
-            q, base, bits, scale, s, stride, group, query, start, top, total, mixed, False, c, d, w
+            q, base, bits, scale, s, stride, group, query, start, top, total, mixed, False, c, d, w, v
         )
     for start in range(edge, tl.minimum(first + m, s), c):
         top, total, mixed = _attend(
-            q, base, bits, scale, s, stride, group, query, start, top, total, mixed, True, c, d, w
+            q, base, bits, scale, s, stride, group, query, start, top, total, mixed, True, c, d, w, v
         )
-    _put(context + group.to(tl.int64) * d, first, b * n * d, mixed * (keep_scale / total)[:, None], s, m, d, w)
+    _put(context + group.to(tl.int64) * d, first, b * n * d, mixed, (keep_scale / total)[:, None], s, m, d, w, v)
     tl.store(sums + group.to(tl.int64) * s + query, top + tl.log2(total), query < s)
-
-
-@triton.jit
-def _inner(gradient, context, inner, s, b, n, d: tl.constexpr, m: tl.constexpr, w: tl.constexpr):
-    """Write the inner product of each query's output and the output's gradient."""
-    group = tl.program_id(1)
-    first, at, stride = tl.program_id(0) * m, group.to(tl.int64) * d, b * n * d
-    given = _tile(gradient + at, first, stride, s, m, d, w).to(tl.float32)
-    product = tl.sum(given * _tile(context + at, first, stride, s, m, d, w).to(tl.float32), 1)
-    query = first + tl.arange(0, m)
-    tl.store(inner + group.to(tl.int64) * s + query, product, query < s)
 
 
 @triton.jit
 def _query_slopes(
     q, given, base, bits, keep_scale, scale, s, stride, group, query, start, log_sum, inner, total,
-    is_edge: tl.constexpr, c: tl.constexpr, d: tl.constexpr, w: tl.constexpr,
+    is_edge: tl.constexpr, c: tl.constexpr, d: tl.constexpr, w: tl.constexpr, v: tl.constexpr,
 ):  # fmt: skip
     """Add the contribution of `c` keys to the gradient of the queries."""
     key = start + tl.arange(0, c)
-    k, v = _tile(base + d, start, stride, s, c, d, w), _tile(base + 2 * d, start, stride, s, c, d, w)
-    weights = tl.exp2(tl.dot(q, tl.trans(k), input_precision="ieee") * scale - log_sum[:, None])
+    keys, values = _tile(base + d, start, stride, s, c, d, w, v), _tile(base + 2 * d, start, stride, s, c, d, w, v)
+    weights = tl.exp2(_along(q, keys, v) * scale - log_sum[:, None])
     if is_edge:
         weights = tl.where(key[None, :] <= query[:, None], weights, 0.0)
-    slopes = tl.dot(given, tl.trans(v), input_precision="ieee") * keep_scale
+    slopes = _along(given, values, v) * keep_scale
     slopes = tl.where(_stays(bits, group, query[:, None], key[None, :], s), slopes, 0.0) - inner[:, None]
-    return tl.dot((weights * slopes).to(k.dtype), k, total, input_precision="ieee")
+    return _add(total, (weights * slopes).to(keys[0].dtype), keys, v)
 
 
 @triton.jit
 def _to_query(
-    qkv, gradient, qkv_gradient, sums, inners, bits, keep_scale, scale, s, b, n, d: tl.constexpr,
-    m: tl.constexpr, c: tl.constexpr, w: tl.constexpr,
+    qkv, gradient, context, qkv_gradient, sums, inners, bits, keep_scale, scale, s, b, n, d: tl.constexpr,
+    m: tl.constexpr, c: tl.constexpr, w: tl.constexpr, v: tl.constexpr,
 ):  # fmt: skip
+    """Also write the inner product of each query's output and the output's gradient, which `_to_key_value` reads."""
     group, first = tl.program_id(1), (tl.num_programs(0) - 1 - tl.program_id(0)) * m
     stride, base, at = b * n * 3 * d, qkv + group.to(tl.int64) * 3 * d, group.to(tl.int64) * s
-    query = first + tl.arange(0, m)
-    q = _tile(base, first, stride, s, m, d, w)
-    given = _tile(gradient + group.to(tl.int64) * d, first, b * n * d, s, m, d, w)
+    query, head = first + tl.arange(0, m), group.to(tl.int64) * d
+    q = _tile(base, first, stride, s, m, d, w, v)
+    given = _tile(gradient + head, first, b * n * d, s, m, d, w, v)
+    output = _tile(context + head, first, b * n * d, s, m, d, w, v)
+    inner = tl.sum(given[0].to(tl.float32) * output[0].to(tl.float32), 1)
+    if v:
+        inner += tl.sum(given[1].to(tl.float32) * output[1].to(tl.float32), 1)
+    tl.store(inners + at + query, inner, query < s)
     log_sum = tl.load(sums + at + query, query < s, float("inf"))
-    inner = tl.load(inners + at + query, query < s, 0.0)
-    total = tl.zeros([m, w], tl.float32)
+    total = _zeros(m, w, v)
     edge = (first + 1) // c * c
     for start in range(0, edge, c):
         total = _query_slopes(
             q, given, base, bits, keep_scale, scale * LOG2_E, s, stride, group, query,
-            start, log_sum, inner, total, False, c, d, w,
+            start, log_sum, inner, total, False, c, d, w, v,
         )  # fmt: skip
     for start in range(edge, tl.minimum(first + m, s), c):
         total = _query_slopes(
             q, given, base, bits, keep_scale, scale * LOG2_E, s, stride, group, query,
-            start, log_sum, inner, total, True, c, d, w,
+            start, log_sum, inner, total, True, c, d, w, v,
         )  # fmt: skip
-    _put(qkv_gradient + group.to(tl.int64) * 3 * d, first, stride, total * scale, s, m, d, w)
+    _put(qkv_gradient + group.to(tl.int64) * 3 * d, first, stride, total, scale, s, m, d, w, v)
 
 
 @triton.jit
 def _key_slopes(
-    k, v, base, gradient, sums, inners, bits, keep_scale, scale, s, b, n, group, key, row, to_key, to_value,
-    m: tl.constexpr, d: tl.constexpr, w: tl.constexpr,
+    keys, values, base, gradient, sums, inners, bits, keep_scale, scale, s, b, n, group, key, row, to_key, to_value,
+    m: tl.constexpr, d: tl.constexpr, w: tl.constexpr, v: tl.constexpr,
 ):  # fmt: skip
     """Add the contribution of `m` queries to the gradients of keys and values."""
     query, at = row + tl.arange(0, m), group.to(tl.int64) * s
-    q = _tile(base, row, b * n * 3 * d, s, m, d, w)
-    given = _tile(gradient + group.to(tl.int64) * d, row, b * n * d, s, m, d, w)
+    q = _tile(base, row, b * n * 3 * d, s, m, d, w, v)
+    given = _tile(gradient + group.to(tl.int64) * d, row, b * n * d, s, m, d, w, v)
     log_sum = tl.load(sums + at + query, query < s, float("inf"))
     inner = tl.load(inners + at + query, query < s, 0.0)
-    weights = tl.exp2(tl.dot(k, tl.trans(q), input_precision="ieee") * scale - log_sum[None, :])
+    weights = tl.exp2(_along(keys, q, v) * scale - log_sum[None, :])
     weights = tl.where(key[:, None] <= query[None, :], weights, 0.0)
     stays = _stays(bits, group, query[None, :], key[:, None], s)
-    to_value = tl.dot(tl.where(stays, weights, 0.0).to(q.dtype), given, to_value, input_precision="ieee")
-    slopes = tl.dot(v, tl.trans(given), input_precision="ieee") * keep_scale
-    slopes = weights * (tl.where(stays, slopes, 0.0) - inner[None, :])
-    return tl.dot(slopes.to(q.dtype), q, to_key, input_precision="ieee"), to_value
+    to_value = _add(to_value, tl.where(stays, weights, 0.0).to(q[0].dtype), given, v)
+    slopes = weights * (tl.where(stays, _along(values, given, v) * keep_scale, 0.0) - inner[None, :])
+    return _add(to_key, slopes.to(q[0].dtype), q, v), to_value
 
 
 @triton.jit
 def _to_key_value(
-    qkv, gradient, qkv_gradient, sums, inners, bits, keep_scale, scale, s, b, n, d: tl.constexpr,
-    m: tl.constexpr, c: tl.constexpr, w: tl.constexpr,
+    qkv, gradient, context, qkv_gradient, sums, inners, bits, keep_scale, scale, s, b, n, d: tl.constexpr,
+    m: tl.constexpr, c: tl.constexpr, w: tl.constexpr, v: tl.constexpr,
 ):  # fmt: skip
     group, start = tl.program_id(1), tl.program_id(0) * c
     stride, base = b * n * 3 * d, qkv + group.to(tl.int64) * 3 * d
     key = start + tl.arange(0, c)
-    k, v = _tile(base + d, start, stride, s, c, d, w), _tile(base + 2 * d, start, stride, s, c, d, w)
-    to_key, to_value = tl.zeros([c, w], tl.float32), tl.zeros([c, w], tl.float32)
+    keys, values = _tile(base + d, start, stride, s, c, d, w, v), _tile(base + 2 * d, start, stride, s, c, d, w, v)
+    to_key, to_value = _zeros(c, w, v), _zeros(c, w, v)
     for row in range(start // m * m, s, m):
         to_key, to_value = _key_slopes(
-            k, v, base, gradient, sums, inners, bits, keep_scale, scale * LOG2_E, s, b, n, group,
-            key, row, to_key, to_value, m, d, w,
+            keys, values, base, gradient, sums, inners, bits, keep_scale, scale * LOG2_E, s, b, n, group,
+            key, row, to_key, to_value, m, d, w, v,
         )  # fmt: skip
     out = qkv_gradient + group.to(tl.int64) * 3 * d
-    _put(out + d, start, stride, to_key * scale, s, c, d, w)
-    _put(out + 2 * d, start, stride, to_value * keep_scale, s, c, d, w)
+    _put(out + d, start, stride, to_key, scale, s, c, d, w, v)
+    _put(out + 2 * d, start, stride, to_value, keep_scale, s, c, d, w, v)

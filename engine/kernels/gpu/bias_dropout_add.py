@@ -1,71 +1,107 @@
-"""Bias, dropout and residual addition, and dropout alone, in one Triton pass each way.
+"""Bias, dropout and residual addition, dropout alone, and layer norm with or without them, in one Triton pass each way.
 
-Nothing is kept: backward recomputes the mask. Shapes: s sequence, b microbatch, h hidden.
+Nothing is kept but the sum: backward recomputes mask, mean and deviation. Gradients of bias and norm are summed in a
+fixed order. Shapes: s sequence, b microbatch, h hidden.
 """
 
 import torch
 import triton
 import triton.language as tl
 
+from mlm_repro.engine.kernels import dropout as references
 from mlm_repro.engine.kernels.dropout import DropoutMask
-from mlm_repro.engine.kernels.gpu.masks import BLOCK, Context, mask_arguments, stays
+from mlm_repro.engine.kernels.gpu.masks import BLOCK, Context, mask_arguments, stays, warps
 
 ROWS, MASK_BLOCKS, STEPS = 4, 4, 16
-"""Rows of a tile, columns of a tile in blocks of the mask, and tiles per program in backward."""
+"""Rows of a tile, columns of a tile in blocks of the mask, and tiles per program in backward. A norm has whole rows."""
+WIDEST = 8192
+"""Columns of a row that a program of a norm holds in registers."""
 
 
-class _BiasDropoutAdd(torch.autograd.Function):
+class _AddNorm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Context, x: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None,
-        mask: DropoutMask | None,
-    ) -> torch.Tensor:  # fmt: skip
-        x = x.contiguous()
-        bias = x.new_empty(0) if bias is None else bias.contiguous()
-        residual = x.new_empty(0) if residual is None else residual.contiguous()
-        ctx.mask = mask_arguments(mask, x.device)
-        ctx.bias_dtype, ctx.has_bias, ctx.has_residual = bias.dtype, len(bias) > 0, len(residual) > 0
-        output, h = torch.empty_like(x), x.size(-1)
+        mask: DropoutMask | None, weight: torch.Tensor | None = None, shift: torch.Tensor | None = None,
+        epsilon: float = 0.0,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        x, h = x.contiguous(), x.size(-1)
+        bias, residual, weight, shift = (
+            x.new_empty(0) if each is None else each.contiguous() for each in (bias, residual, weight, shift)
+        )
+        has_bias, has_residual, has_norm = (len(each) > 0 for each in (bias, residual, weight))
+        columns = triton.next_power_of_2(max(h, BLOCK)) if has_norm else MASK_BLOCKS * BLOCK
+        ctx.mask, ctx.rows, ctx.epsilon = mask_arguments(mask, x.device), 1 if has_norm else ROWS, epsilon
+        ctx.has, ctx.columns = (has_bias, mask is not None, has_norm), columns
+        adds = has_bias or has_residual or mask is not None
+        output, normed = torch.empty_like(x) if adds else x, torch.empty_like(x if has_norm else weight)
         rows = x.numel() // h
-        grid = (triton.cdiv(rows, ROWS), triton.cdiv(h, MASK_BLOCKS * BLOCK))
-        _bias_dropout_add[grid](
-            x, bias, residual, output, *ctx.mask, rows, x.size(1), h, ctx.has_bias, ctx.has_residual, mask is not None,
-            ROWS, MASK_BLOCKS,
+        _bias_dropout_add[triton.cdiv(rows, ctx.rows), triton.cdiv(h, columns)](
+            x, bias, residual, output, weight, shift, normed, *ctx.mask, rows, x.size(1), h, epsilon, *ctx.has,
+            has_residual, adds, ctx.rows, columns // BLOCK, num_warps=warps(columns) if has_norm else 4,
         )  # fmt: skip
-        return output
+        ctx.dtype, ctx.has_residual = x.dtype, has_residual
+        ctx.save_for_backward(output if has_norm else weight, weight)
+        return (output, normed) if has_norm else output
 
     @staticmethod
-    def backward(
-        ctx: Context, gradient: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, None]:
-        gradient = gradient.contiguous()
-        has_mask = len(ctx.mask[0]) > 0
-        to_x, h = torch.empty_like(gradient) if has_mask else gradient, gradient.size(-1)
+    def backward(ctx: Context, gradient: torch.Tensor, normed: torch.Tensor | None = None) -> tuple[object, ...]:
+        (added, weight), (has_bias, has_mask, has_norm) = ctx.saved_tensors, ctx.has
+        gradient, h = gradient.contiguous(), gradient.size(-1)
+        normed = gradient if normed is None else normed.contiguous()
+        to_sum = torch.empty_like(gradient) if has_norm else gradient
+        to_x = torch.empty_like(gradient) if has_mask else to_sum
         rows = gradient.numel() // h
-        grid = (triton.cdiv(rows, ROWS * STEPS), triton.cdiv(h, MASK_BLOCKS * BLOCK))
-        parts = torch.empty(grid[0] if ctx.has_bias else 0, h, dtype=torch.float32, device=gradient.device)
+        grid = triton.cdiv(rows, ctx.rows * STEPS), triton.cdiv(h, ctx.columns)
+        count = 3 if has_norm else int(has_bias)
+        parts = torch.empty(grid[0], count, h, dtype=torch.float32, device=gradient.device)
         _gradient[grid](
-            gradient, to_x, parts, *ctx.mask, rows, gradient.size(1), h, ctx.has_bias, has_mask, ROWS, MASK_BLOCKS,
-            STEPS,
+            gradient, added, normed, weight, to_sum, to_x, parts, *ctx.mask, rows, gradient.size(1), h, ctx.epsilon,
+            *ctx.has, count, ctx.rows, ctx.columns // BLOCK, STEPS, num_warps=warps(ctx.columns) if has_norm else 4,
         )  # fmt: skip
-        to_bias = parts.sum(0).to(ctx.bias_dtype) if ctx.has_bias else None
-        return to_x, to_bias, gradient if ctx.has_residual else None, None
+        sums = [*parts.sum(0).to(ctx.dtype), None, None] if count else [None, None, None]
+        to_bias, to_residual = sums[0] if has_bias else None, to_sum if ctx.has_residual else None
+        return to_x, to_bias, to_residual, None, *(sums[1:3] if has_norm else (None, None)), None
 
 
-fused = _BiasDropoutAdd.apply
-"""residual + dropout(x + bias), for x and residual [s, b, h] and bias [h]; (x, bias, residual, mask)."""
+def fused(
+    x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, mask: DropoutMask | None
+) -> torch.Tensor:  # fmt: skip
+    """residual + dropout(x + bias), for x and residual [s, b, h] and bias [h]."""
+    output: torch.Tensor = _AddNorm.apply(x, bias, residual, mask)
+    return output
 
 
 def dropout(x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
     """x [s, b, h] with dropped elements set to zero and the others multiplied by 1/(1 − p)."""
-    output: torch.Tensor = _BiasDropoutAdd.apply(x, None, None, mask)
+    output: torch.Tensor = _AddNorm.apply(x, None, None, mask)
     return output
+
+
+def add_norm(
+    x: torch.Tensor, weight: torch.Tensor, shift: torch.Tensor, branch: torch.Tensor | None, bias: torch.Tensor | None,
+    mask: DropoutMask | None, epsilon: float,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """x + dropout(branch + bias), or x without a branch, and its layer norm, each [s, b, h]."""
+    if x.size(-1) > WIDEST:
+        return references.add_norm(x, weight, shift, branch, bias, mask, epsilon)
+    given = (x, None, None) if branch is None else (branch, bias, x)
+    both: tuple[torch.Tensor, torch.Tensor] = _AddNorm.apply(*given, mask, weight, shift, epsilon)
+    return both
+
+
+@triton.jit
+def _centred(value, inside, h, epsilon):
+    """Rows less their mean, zero outside, and the inverse of each row's deviation."""
+    value = tl.where(inside, value - tl.sum(value, 1)[:, None] / h, 0.0)
+    return value, 1.0 / tl.sqrt_rn(tl.sum(value * value, 1) / h + epsilon)[:, None]
 
 
 @triton.jit
 def _bias_dropout_add(
-    x, bias, residual, output, keys, first_row, threshold, scale, rows, b, h,
-    has_bias: tl.constexpr, has_residual: tl.constexpr, has_mask: tl.constexpr, r: tl.constexpr, c: tl.constexpr,
+    x, bias, residual, output, weight, shift, normed, keys, first_row, threshold, scale, rows, b, h, epsilon,
+    has_bias: tl.constexpr, has_mask: tl.constexpr, has_norm: tl.constexpr, has_residual: tl.constexpr,
+    adds: tl.constexpr, r: tl.constexpr, c: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * r + tl.arange(0, r)
     column = tl.program_id(1) * (128 * c) + tl.arange(0, 128 * c)[None, :]
@@ -80,29 +116,52 @@ def _bias_dropout_add(
         value = tl.where(keep, value * scale, 0.0)
     if has_residual:
         value += tl.load(residual + at, inside, 0.0).to(tl.float32)
-    tl.store(output + at, value, inside)
+    if adds:
+        tl.store(output + at, value, inside)
+    if has_norm:
+        value = value.to(output.dtype.element_ty).to(tl.float32)
+        centred, inverse = _centred(value, inside, h, epsilon)
+        value = centred * inverse * tl.load(weight + column, column < h, 0.0).to(tl.float32)
+        tl.store(normed + at, value + tl.load(shift + column, column < h, 0.0).to(tl.float32), inside)
 
 
 @triton.jit
 def _gradient(
-    gradient, to_x, parts, keys, first_row, threshold, scale, rows, b, h,
-    has_bias: tl.constexpr, has_mask: tl.constexpr, r: tl.constexpr, c: tl.constexpr, steps: tl.constexpr,
+    gradient, added, normed, weight, to_sum, to_x, parts, keys, first_row, threshold, scale, rows, b, h, epsilon,
+    has_bias: tl.constexpr, has_mask: tl.constexpr, has_norm: tl.constexpr, count: tl.constexpr, r: tl.constexpr,
+    c: tl.constexpr, steps: tl.constexpr,
 ):  # fmt: skip
     column = tl.program_id(1) * (128 * c) + tl.arange(0, 128 * c)[None, :]
     total = tl.zeros([r, 128 * c], tl.float32)
+    to_weight, to_shift = total, total
+    if has_norm:
+        factor = tl.load(weight + column, column < h, 0.0).to(tl.float32)
     for step in range(steps):
         row = (tl.program_id(0) * steps + step) * r + tl.arange(0, r)
         inside = (row[:, None] < rows) & (column < h)
         at = row[:, None].to(tl.int64) * h + column
         value = tl.load(gradient + at, inside, 0.0).to(tl.float32)
+        if has_norm:
+            centred, inverse = _centred(tl.load(added + at, inside, 0.0).to(tl.float32), inside, h, epsilon)
+            centred *= inverse
+            given = tl.load(normed + at, inside, 0.0).to(tl.float32)
+            to_weight += given * centred
+            to_shift += given
+            slope = given * factor
+            along = tl.sum(slope * centred, 1)[:, None] / h
+            value += tl.where(inside, (slope - tl.sum(slope, 1)[:, None] / h - centred * along) * inverse, 0.0)
+            tl.store(to_sum + at, value, inside)
         if has_mask:
             key = tl.load(keys + row % b)
-            value = tl.where(
-                stays(key, first_row + row // b, tl.program_id(1) * c, threshold, r, c), value * scale, 0.0
-            )
+            keep = stays(key, first_row + row // b, tl.program_id(1) * c, threshold, r, c)
+            value = tl.where(keep, value * scale, 0.0)
             tl.store(to_x + at, value, inside)
         if has_bias:
             total += value
+    at = tl.program_id(1) * (128 * c) + tl.arange(0, 128 * c)
+    first = parts + tl.program_id(0).to(tl.int64) * count * h + at
     if has_bias:
-        at = tl.program_id(1) * (128 * c) + tl.arange(0, 128 * c)
-        tl.store(parts + tl.program_id(0).to(tl.int64) * h + at, tl.sum(total, 0), at < h)
+        tl.store(first, tl.sum(total, 0), at < h)
+    if has_norm:
+        tl.store(first + h, tl.sum(to_weight, 0), at < h)
+        tl.store(first + 2 * h, tl.sum(to_shift, 0), at < h)

@@ -3,14 +3,13 @@
 Shapes: r rows of a mask in a tile, c blocks of 128 columns in a tile.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-if TYPE_CHECKING:
-    from mlm_repro.engine.kernels.dropout import DropoutMask
+from mlm_repro.engine.kernels.dropout import DropoutMask, keys_on
 
 Context = Any
 """Autograd's context."""
@@ -67,22 +66,20 @@ def packed(keys, rows, block, threshold):
     return byte | ((w3 & 0xFFFF) >= threshold).to(tl.uint8) << 6 | ((w3 >> 16) >= threshold).to(tl.uint8) << 7
 
 
-def mask_arguments(mask: "DropoutMask | None", device: torch.device) -> tuple[torch.Tensor, int, int, float]:
-    """A dropout mask as arguments of a kernel: keys int64 (empty without dropout), first row, threshold, scale.
-
-    The keys are copied to a GPU without waiting.
-    """
+def mask_arguments(mask: DropoutMask | None, device: torch.device) -> tuple[torch.Tensor, int, int, float]:
+    """A dropout mask as arguments of a kernel: keys int64 (empty without dropout), first row, threshold, scale."""
     if mask is None:
         return torch.empty(0, dtype=torch.int64, device=device), 0, 0, 1.0
-    keys = torch.tensor(mask.keys, dtype=torch.int64, pin_memory=device.type == "cuda")
-    return keys.to(device, non_blocking=True), mask.first_row, mask.threshold, mask.scale
+    return keys_on(mask.keys, device), mask.first_row, mask.threshold, mask.scale
 
 
-def drawn_bits(keys: tuple[int, ...], first_row: int, rows: int, columns: int, device: torch.device) -> torch.Tensor:
+def drawn_bits(
+    keys: tuple[int, ...] | torch.Tensor, first_row: int, rows: int, columns: int, device: torch.device
+) -> torch.Tensor:
     """Random bits as int16, [len(keys), rows, columns], starting at row `first_row`, for dropout that is not fused."""
     bits = torch.empty(len(keys), rows, columns, dtype=torch.int16, device=device)
     grid = (triton.cdiv(rows, ROWS), triton.cdiv(columns, BLOCK), len(keys))
-    _fill[grid](torch.tensor(keys, dtype=torch.int64).to(device), bits, first_row, rows, columns, ROWS)
+    _fill[grid](keys_on(keys, device), bits, first_row, rows, columns, ROWS)
     return bits
 
 
