@@ -126,7 +126,7 @@ def warm_up(folder: Path) -> None:
 
 def leave_figures_blank() -> None:
     """Draw nothing on pages that this process builds."""
-    blank = render.Drawing(render.Markup("<svg></svg>"), {"svg": b"<svg/>"})
+    blank = render.Drawing(render.Markup("<svg></svg>"), b"<svg/>")
     page.render_all = lambda exhibits: {exhibit.name: blank for exhibit in exhibits if exhibit.draw}
 
 

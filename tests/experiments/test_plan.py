@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mlm_repro.data_pipeline.runner import SHELF
 from mlm_repro.engine.config import TwinScale
 from mlm_repro.engine.costs import parameter_count, tokens_trained
 from mlm_repro.engine.twin import describe_scale
@@ -19,9 +20,11 @@ from mlm_repro.experiments.reproduce.plan import (
     RATES,
     SMOKE,
     TWIN,
+    folder_of,
     make_plan,
     model_name,
     training_job,
+    training_place,
     twin_rule,
 )
 from mlm_repro.experiments.reproduce.steps import launch_folder, train_step
@@ -177,3 +180,17 @@ def test_the_full_size_is_trained_by_a_launch_file_of_this_machine(
     assert "--nnodes=1 --nproc-per-node=8" in torchrun.read_text(encoding="utf-8")
     with pytest.raises(BadInput, match="--seeds is for twins"):
         make_plan("8.3b", "auto", False, None, 3)
+
+
+def test_the_main_job_shows_at_most_twelve_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data, one training of each model and the reproduction, each with its link; further seeds; the data's shelf."""
+    machine(monkeypatch, 0, 0)
+    runs = Path("runs")
+    configs = make_plan("8.3b", "auto", False, None).configs
+    places = [folder_of(config.name, runs) for config in configs]
+    shown = [config.name for config, place in zip(configs, places, strict=True) if place == runs]
+    assert shown == [f"{name}-twin" for name in LADDER]
+    assert {*places} == {runs, runs / "seeds"}
+    assert 2 * (1 + len(shown) + 1) + len({"seeds", SHELF}) <= 12
+    training = runs / f"{configs[-1].name}-0123abcd"
+    assert training_place(training.name, runs) == runs / "seeds" / training.name

@@ -215,5 +215,5 @@ def make_report(directory: Path, runs: Sequence[Path] = ()) -> Report:
 def page_text(directory: Path, runs: Sequence[Path] = ()) -> str:
     """The page's text with an empty drawing in place of each figure, which is many times as fast."""
     report = make_report(directory, runs)
-    empty = Drawing(Markup("<svg></svg>"), {})
+    empty = Drawing(Markup("<svg></svg>"), b"")
     return render_page(report, {exhibit.name: empty for exhibit in report.all_exhibits})
