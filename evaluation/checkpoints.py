@@ -140,12 +140,10 @@ def _load(place: Place, settings: Settings, row_by_row: bool) -> EvaluatedCheckp
         network.pack_weights()
     sizes = tokenizer.vocab_size, loaded.context, network.hidden_size
     model = ScoringModel(network, *sizes, dtype or torch.float32, mesh, network.length_switch)
-    note = f"{loaded.padding:,} rows of the embedding stand for no sub-word: they are left out of the softmax"
-    note = f"{note}, in which transformers' own loop has them" if loaded.padding > 0 else ""
-    note = SMOLLM2_NOTE if str(place.asked) == SMOLLM2 else note
+    notes = [*loaded.warnings, *[SMOLLM2_NOTE] * (str(place.asked) == SMOLLM2)]
     return EvaluatedCheckpoint(
         directory, loaded.digest, tokenizer, model, "measured", network.num_parameters,
-        (*loaded.warnings, *[note] * bool(note)), f"transformers: {network.kernel}", loaded.checked, loaded.loaded,
+        tuple(notes), f"transformers: {network.kernel}", loaded.checked, loaded.loaded,
     )  # fmt: skip
 
 

@@ -30,11 +30,10 @@ if TYPE_CHECKING:
 
 app = CommandLine(help="Evaluate a checkpoint by a named protocol.", no_args_is_help=True)
 ALL = "all"
-FILE_PERPLEXITIES = (
+FILE_TASKS = (
     "perplexity", "perplexity-huggingface", "perplexity-gptq", "perplexity-llama.cpp", "perplexity-nanochat",
-    "perplexity-lm-eval", "perplexity-lm-eval-bos-twice",
+    "perplexity-lm-eval", "perplexity-lm-eval-bos-twice", "cloze",
 )  # fmt: skip
-FILE_TASKS = (*FILE_PERPLEXITIES, "cloze")
 CKPT_HELP = (
     "Checkpoint or run directory, a Hugging Face directory or hub name of any causal language model, smollm2 (with the "
     "extra of that name), or a Megatron-LM save directory."

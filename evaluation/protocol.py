@@ -207,13 +207,17 @@ class Task(ABC):
         """Fields of a result of any kind."""
         num_scored = len(scores.log_probabilities)
         subword = perplexity(math.fsum(scores.nll), num_scored)
-        literals = literal_tokens(self.tokenizer, self._texts)
+        literals, size = literal_tokens(self.tokenizer, self._texts), self.tokenizer.vocab_size
+        misload = (
+            f"perplexity per sub-word is {subword:,.0f} with {size:,} sub-words to choose from: "
+            "the checkpoint is untrained or was loaded wrongly"
+        )
         places = {file.sha256: f"{file.repository}/{file.subset}" for file in TEST_SETS.values()}
         return dict(provenance) | {
             "task": self.name, "partial": self.is_partial, "note": self.note, "num_scored_tokens": num_scored,
             "warnings": [
                 *self.source.remarks, *(f"{self.source.title}: {each}" for each in literals),
-                *misload_warnings(subword, self.tokenizer.vocab_size),
+                *([misload] if subword >= size / 2 else []),
             ],
             "data_digest": self.source.digest, "data_repository": places.get(self.source.digest, ""),
         }  # fmt: skip
@@ -226,13 +230,3 @@ def perplexity(nll: float, count: float) -> float:
         loss = f"a loss of {exponent:.4g} nats"
         raise IntegrityFailure(f"the checkpoint gives {loss}: it diverged or its weights are damaged")
     return math.exp(exponent)
-
-
-def misload_warnings(subword_perplexity: float, vocab_size: int) -> list[str]:
-    """A warning when the model does little better than guessing uniformly."""
-    if subword_perplexity < vocab_size / 2:
-        return []
-    return [
-        f"perplexity per sub-word is {subword_perplexity:,.0f} with {vocab_size:,} sub-words to choose from: "
-        "the checkpoint is untrained or was loaded wrongly"
-    ]

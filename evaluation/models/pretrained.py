@@ -39,7 +39,6 @@ UNLIMITED = 2048
 """Context of an architecture without a longest input."""
 CHECKED = 8
 """Tokens on which the output layer is compared with the whole model."""
-SOME_TEXT = "a text"
 
 
 class PretrainedTokenizer:
@@ -50,19 +49,17 @@ class PretrainedTokenizer:
         self.digest = sha256_json(files)
         ids = set(theirs.get_vocab().values())
         self.vocab_size = max(ids) + 1
-        self.first_tokens = self._first_tokens()
+        alone, added = self.encode("a text"), list(theirs("a text", verbose=False).input_ids)
+        places = (place for place in range(len(added)) if alone and added[place : place + len(alone)] == alone)
+        found = ((added[:place], added[place + len(alone) :]) for place in places)
+        self.first_tokens, self.last_tokens = map(tuple, next(found, ((), ())))
+        """Tokens that are put before and after every text; the latter are left out."""
         end = theirs.eos_token_id if theirs.eos_token_id is not None else theirs.bos_token_id
         self.end_of_text: int = theirs.sep_token_id or 0 if end is None else end
         start = theirs.bos_token_id if theirs.bos_token_id is not None else self.end_of_text
         self.document_start: int = start
-        added = {str(each): token for token, each in theirs.added_tokens_decoder.items() if each.special}
-        self.special_tokens = {self.decode([self.end_of_text]): self.end_of_text} | added
-
-    def _first_tokens(self) -> tuple[int, ...]:
-        """The tokens that stand before a text with the tokens that are added to it."""
-        alone, added = self.encode(SOME_TEXT), list(self._theirs(SOME_TEXT, verbose=False).input_ids)
-        places = (place for place in range(len(added)) if alone and added[place : place + len(alone)] == alone)
-        return tuple(added[: next(places, 0)])
+        special = {str(each): token for token, each in theirs.added_tokens_decoder.items() if each.special}
+        self.special_tokens = {self.decode([self.end_of_text]): self.end_of_text} | special
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text; nothing is added."""
@@ -220,7 +217,12 @@ class Pretrained:
         if self.tokenizer.vocab_size > (rows := config.get_text_config().vocab_size):
             ids = f"the tokenizer of {self.directory} has ids up to {self.tokenizer.vocab_size - 1:,}"
             raise IntegrityFailure(f"{ids}, but the model has an embedding of {rows:,} rows")
-        self.padding = rows - self.tokenizer.vocab_size
+        if padding := rows - self.tokenizer.vocab_size:
+            left = f"{padding:,} rows of the embedding stand for no sub-word: they are left out of the softmax"
+            self._say("padding", f"{left}, in which transformers' own loop has them")
+        if last := self.tokenizer.last_tokens:
+            put = f"the tokenizer puts {self.tokenizer.decode(last)!r} after every text"
+            self._say("last tokens", f"{put}: it is left out, and programs that leave it there score it too")
         if getattr(config, "n_ctx", 0) and self._weights[0].suffix == ".gguf":
             config.n_positions = config.n_ctx  # transformers leaves a GPT-2 its 1,024
         self._settings["config"] = config

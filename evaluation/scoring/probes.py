@@ -40,34 +40,40 @@ class Probed:
         other[-2] = (other[-2] + 1) % model.vocab_size
         short = ids[length + 1 :][: length // 2 + 1]
         self._requests = [Request(each, len(each) - 1) for each in (row, other, short)]
-        self.alone = self._scored(model, 1)
-        self.again = self._scored(model, 1, 1)
-        self.together = self._scored(model, len(self._requests))
-        effect = float(np.abs(self.alone[0][-1] - self.alone[1][-1]))
+        self.alone = self.scored(model, 1)
+        self.together = self.scored(model, len(self._requests))
+        row, other, _ = self.alone
+        self.moved = float(np.abs(row[:-2] - other[:-2]).max())
+        """By how much another last token moves what is predicted before it."""
+        effect = float(np.abs(row[-1] - other[-1]))
         self.allowed = max(ROUNDING_OF_HALF if model.dtype.itemsize < 4 else ROUNDING, OF_ITS_OWN * effect)
 
-    def _scored(self, model: ScoringModel, batch_size: int, most: int = 3) -> list[np.ndarray]:
+    def scored(self, model: ScoringModel, batch_size: int, most: int = 3) -> list[np.ndarray]:
+        """The first rows' log-probabilities, made now."""
         scores = score(model, self._requests[:most], batch_size, workers=1 if model.mesh.device.type == "cpu" else None)
         return np.split(scores.log_probabilities, scores.starts[1:])
 
 
+def is_repeatable(model: ScoringModel, probed: Probed) -> Outcome:
+    """Compare what two rows begin with alike, and if that differs, a row scored twice.
+
+    Raises BadInput for a model that answers otherwise the second time.
+    """
+    if not probed.moved <= probed.allowed:
+        again = _difference(probed.alone[:1], probed.scored(model, 1, 1))
+        if not again <= probed.allowed:
+            raise BadInput(f"the same tokens have log-probabilities that differ by {again:.2g} when scored twice")
+    return model, "the same tokens scored twice have the same log-probabilities"
+
+
 def is_causal(model: ScoringModel, probed: Probed) -> Outcome:
     """Change the last input: what is predicted before it stays. Raises BadInput for a model that sees the future."""
-    row, other, _ = probed.alone
-    moved = float(np.abs(row[:-2] - other[:-2]).max())
-    if not moved <= probed.allowed:
+    if not probed.moved <= probed.allowed:
         raise BadInput(
             f"it sees the tokens that it is to predict: another last token moves earlier log-probabilities by "
-            f"{moved:.2g}, so its perplexity would measure nothing"
+            f"{probed.moved:.2g}, so its perplexity would measure nothing"
         )
     return model, "a later token changes no earlier log-probability"
-
-
-def is_repeatable(model: ScoringModel, probed: Probed) -> Outcome:
-    """Score a row twice. Raises BadInput for a model that answers otherwise."""
-    if not (moved := _difference(probed.alone[:1], probed.again)) <= probed.allowed:
-        raise BadInput(f"the same tokens have log-probabilities that differ by {moved:.2g} when they are scored twice")
-    return model, "the same tokens scored twice have the same log-probabilities"
 
 
 def is_row_by_row(model: ScoringModel, probed: Probed) -> Outcome:
@@ -82,7 +88,7 @@ def is_row_by_row(model: ScoringModel, probed: Probed) -> Outcome:
 
 
 PROBES: dict[str, Callable[[ScoringModel, Probed], Outcome]] = {
-    "causal": is_causal, "repeatable": is_repeatable, "row by row": is_row_by_row,
+    "repeatable": is_repeatable, "causal": is_causal, "row by row": is_row_by_row,
 }  # fmt: skip
 
 

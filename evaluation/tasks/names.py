@@ -23,6 +23,8 @@ class NamedProtocol(NamedTuple):
     """`module:function` of this folder, of (protocol's name, test file, tokenizer, context of the model) → task."""
     settings: dict[str, Any] = {}  # noqa: RUF012
     """More arguments of it."""
+    usual_window: int | None = None
+    """Longest window without another that is asked for; None for the model's context."""
     stand_in: str = ""
     """`module:function` of (dataset directory, tokenizer, context, reason) → task, for a machine without the file."""
 
@@ -50,7 +52,8 @@ def build_task(
     """
     from mlm_repro.data_pipeline.contamination.testsets import find_test_set
 
-    protocol, arguments = TASKS[name], (evaluated.tokenizer, shortened(evaluated.model.seq_length, window))
+    protocol, context = TASKS[name], evaluated.model.seq_length
+    arguments = evaluated.tokenizer, shortened(context, window or min(context, protocol.usual_window or context))
     named = f"{name}-window{window}" if window else name
     try:
         path = path or find_test_set(protocol.test_set)

@@ -25,7 +25,7 @@ from mlm_repro.evaluation.tasks.perplexity import (
     Stream,
     sliding_stream,
 )
-from mlm_repro.evaluation.tasks.programs import GPTQ, PROGRAMS, document_stream, program_perplexity
+from mlm_repro.evaluation.tasks.programs import GPTQ, document_stream, program_perplexity
 from mlm_repro.evaluation.windows import megatron_windows
 from mlm_repro.lineage.errors import IntegrityFailure
 
@@ -41,7 +41,6 @@ NUM_GPT2_TOKENS_BY_DOCUMENT = 270_263
 NUM_GPT2_TOKENS_OF_WIKITEXT2 = 287_644
 """Of its rows joined by blank lines, as transformers' page on perplexity shows it."""
 GPT2_VOCAB_SIZE = 50_257
-GPT2_SAMPLE = ("Hello world", [15496, 995])
 
 
 def read_wikitext(name: str, path: Path, test_set: str = "wikitext103") -> RunningText:
@@ -89,7 +88,7 @@ def huggingface_wikitext(
 def gptq_wikitext2(name: str, path: Path, tokenizer: Encoder, context: int) -> PerplexityTask:
     """WikiText-2 as GPTQ's `datautils.py` joins its rows and its `llama.py` scores them."""
     text = read_wikitext(name, path, "wikitext2")
-    task = program_perplexity(text, GPTQ, [join_rows(text.text)], tokenizer, min(context, PROGRAMS[GPTQ] or context))
+    task = program_perplexity(text, GPTQ, [join_rows(text.text)], tokenizer, context)
     _expect_gpt2(tokenizer, task.stream, NUM_GPT2_TOKENS_OF_WIKITEXT2)
     task.stream = replace(task.stream, recipe=f"detokenizer {ROWS.name}; {task.stream.recipe}")
     return task
@@ -121,8 +120,7 @@ def _in_windows(
 
 def has_gpt2_vocabulary(tokenizer: Encoder) -> bool:
     """True if the tokenizer has the ids of OpenAI's GPT-2."""
-    text, ids = GPT2_SAMPLE
-    return tokenizer.vocab_size == GPT2_VOCAB_SIZE and tokenizer.encode_ids(text).tolist() == ids
+    return tokenizer.vocab_size == GPT2_VOCAB_SIZE and tokenizer.encode("Hello world") == [15496, 995]
 
 
 def _expect_gpt2(tokenizer: Encoder, stream: Stream, published: int) -> None:

@@ -11,7 +11,7 @@ from mlm_repro.evaluation.tasks import wikitext103 as wikitext103_module
 from mlm_repro.evaluation.tasks.documents import RunningText, cut_articles
 from mlm_repro.evaluation.tasks.lambada import openai_lambada
 from mlm_repro.evaluation.tasks.names import TASKS, build_task
-from mlm_repro.evaluation.tasks.perplexity import UNCHANGED, Detokenizer
+from mlm_repro.evaluation.tasks.perplexity import UNCHANGED, Detokenizer, PerplexityTask
 from mlm_repro.evaluation.tasks.wikitext103 import MEGATRON, ROWS, huggingface_wikitext, sliding_wikitext103
 from mlm_repro.lineage.errors import IntegrityFailure
 
@@ -61,6 +61,15 @@ def test_strides_of_transformers_recipe(made_data: Path, made_tokenizer: Tokeniz
     for name, context, stride in (("wikitext103", 2048, 1024), ("wikitext2", 2048, 512), ("wikitext2", 128, 64)):
         task = huggingface_wikitext("x", made_data / TEST_SETS[name].place, made_tokenizer, context, name)
         assert (task.stream.window, task.stream.stride) == (context - 1, stride)
+
+
+def test_gptq_s_window_is_2048_unless_another_is_asked_for(made_data: Path, made_tokenizer: Tokenizer) -> None:
+    long = Mock(["tokenizer", "model"], tokenizer=made_tokenizer, model=Mock(seq_length=4096))
+    path = made_data / TEST_SETS["wikitext2"].place
+    tasks = [build_task("wikitext2-gptq", long, window, path) for window in (None, 3000)]
+    assert [(task.name, task.stream.window) for task in tasks if isinstance(task, PerplexityTask)] == [
+        ("wikitext2-gptq", 2048), ("wikitext2-gptq-window3000", 3000)
+    ]  # fmt: skip
 
 
 def test_another_wikitext_file_is_refused(made_data: Path, tmp_path: Path, made_tokenizer: Tokenizer) -> None:

@@ -70,10 +70,10 @@ def test_a_model_that_answers_otherwise_the_second_time_is_refused(
     plain = Qwen2MLP.forward
     monkeypatch.setattr(Qwen2MLP, "forward", lambda self, x: torch.nn.functional.dropout(plain(self, x), 0.2))
     directory = made(tmp_path / "model", "Qwen2Config")
-    without(monkeypatch, "causal")  # noise moves earlier predictions too
     said = mlm_eval("perplexity", text, "--ckpt", directory, *SETTINGS, ends=2).error
     assert "differ by" in said
     without(monkeypatch, "repeatable")
+    without(monkeypatch, "causal")  # noise moves earlier predictions too
     without(monkeypatch, "row by row")
     mlm_eval("perplexity", text, "--ckpt", directory, *SETTINGS, ends=0)
 
@@ -172,6 +172,22 @@ def test_all_first_tokens_stand_before_a_text(tmp_path: Path, text: Path, evalua
         total += losses[1 if start == 0 else 0 :].sum().item()
     assert found["num_scored_tokens"] == len(rows) - 2
     assert found["loss_per_token"] == pytest.approx(total / (len(rows) - 2), rel=1e-6)
+
+
+def test_tokens_after_every_text_are_left_out_and_said(tmp_path: Path, text: Path, evaluated: Evaluated) -> None:
+    from tokenizers import processors
+
+    directory = made(tmp_path / "model", "LlamaConfig")
+    asked = ("perplexity", text, "--ckpt", directory, "--stride", 16)
+    before = evaluated(*asked)
+    assert "last tokens" not in before["checked"]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    after = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)])
+    tokenizer.backend_tokenizer.post_processor = after
+    tokenizer.save_pretrained(directory)
+    found = evaluated(*asked)
+    assert any("puts '</s>' after every text: it is left out" in warning for warning in found["warnings"])
+    assert (found["perplexity"], found["first_tokens"]) == (before["perplexity"], ["<s>"])
 
 
 def test_first_tokens_may_stand_in_every_window(tmp_path: Path, text: Path, evaluated: Evaluated) -> None:
