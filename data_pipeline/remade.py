@@ -2,28 +2,33 @@
 
 import random
 import secrets
-from itertools import pairwise
+from functools import partial
+from itertools import pairwise, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from mlm_repro.data_pipeline.document import size_bytes, written_documents
 from mlm_repro.data_pipeline.files import DATASET, LEDGER, DataCard, Ledger
 from mlm_repro.data_pipeline.passes.overlap import RESULT as OVERLAP
+from mlm_repro.data_pipeline.passes.prepare import QUARANTINE
 from mlm_repro.data_pipeline.tokens.token_file import TokenFile, split_prefixes, texts_of
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
+from mlm_repro.lineage.atomic import parse_json
 from mlm_repro.lineage.digest import read_digest, sealed_files
-from mlm_repro.lineage.files import Comparisons, Manifest, Remade, read_document, read_object
+from mlm_repro.lineage.files import Comparisons, Manifest, Remade, as_said, read_document, read_object
 from mlm_repro.lineage.run import MANIFEST
 
 SAMPLED_DOCUMENTS = 64
+AMOUNTS = "documents", "bytes", "tokens"
 
 
 def card(run: Path) -> Comparisons:
     """Compare the data card with the sealed files, the ledger, token files, documents and tokenizer."""
     card, sealed = read_document(run / DATASET, DataCard), sealed_files(run)
     files = {name: file.to_json() for name, file in card.files.items()}
-    held = {*files, *(name for name in sealed if name.endswith((".bin", ".idx")))}
+    held = {*files, *(name for name in sealed if name.endswith((".bin", ".idx")) or name.startswith("documents/"))}
     yield Remade(f"{DATASET}: files", files, {name: sealed.get(name) for name in held})
     yield from counted(run, card)
     tokenizer = Tokenizer.load(run / "tokenizer")
@@ -33,7 +38,8 @@ def card(run: Path) -> Comparisons:
     if "sources" in config:  # of a recipe
         made_with = {name: config[name] for name in card.stages if name in config}
         yield Remade(f"{DATASET}: settings", card.settings, made_with, f"{MANIFEST} has")
-        yield Remade(f"{DATASET}: seed", card.seed, config["seed"], f"{MANIFEST} has")
+        stated, asked = (card.seed, card.tokenizer.kind), (config["seed"], config["tokenizer"]["kind"])
+        yield Remade(f"{DATASET}: seed and tokenizer", stated, asked, f"{MANIFEST} has")
     for name, split in card.splits.items():
         of_tokens, of_texts, are_there = np.zeros(2, np.int64), np.zeros(2, np.int64), False
         for prefix in split_prefixes(run, name):
@@ -62,7 +68,10 @@ def stages(run: Path) -> Comparisons:
     if (run / DATASET).is_file():
         yield from card(run)
     elif (run / LEDGER).is_file():
-        yield from _attrition(read_document(run / LEDGER, Ledger))
+        ledger = read_document(run / LEDGER, Ledger)
+        yield from _attrition(run, ledger)
+        kept, texts = ledger.stages[-1].kept, [text for path in run.rglob("shard-*.jsonl") for text in _texts(path)]
+        yield Remade(f"{LEDGER}: documents and bytes", (kept.documents, kept.bytes), _amount(texts))
     else:
         for name, measured in read_object(run / OVERLAP)["test_sets"].items():
             ngrams, present = (sum(column) for column in zip(*measured["documents"], strict=True))
@@ -71,27 +80,57 @@ def stages(run: Path) -> Comparisons:
             yield Remade(f"{OVERLAP}: {name}", said, due)
 
 
-def _attrition(ledger: Ledger) -> Comparisons:
-    """Compare what stages took in, kept and dropped, and what the splits have."""
+def _attrition(run: Path, ledger: Ledger) -> Comparisons:
+    """Compare what stages took in, kept and dropped, what is malformed or alike, and what the splits have."""
     for stage in ledger.stages:
-        amount = stage.documents_out + sum(dropped.documents for dropped in stage.dropped.values())
-        if stage.name == "decontaminate" and stage.changed:  # a document that is cut may become several
-            amount = min(amount, stage.documents_in)
-        yield Remade(f"{LEDGER}: documents into {stage.name}", stage.documents_in, amount)
-    for before, after in pairwise(ledger.stages):
-        yield Remade(f"{LEDGER}: documents into {after.name}", after.documents_in, before.documents_out)
+        for what in ("documents", "tokens") if stage.changed else AMOUNTS:
+            if (came := getattr(stage, f"{what}_in")) is not None:
+                amount = getattr(stage.kept, what) + sum(getattr(dropped, what) for dropped in stage.dropped.values())
+                if stage.name == "decontaminate" and stage.changed and what == "documents":
+                    amount = min(amount, came)  # a document that is cut may become several
+                yield Remade(f"{LEDGER}: {what} into {stage.name}", came, amount)
+    for (before, after), what in product(pairwise(ledger.stages), AMOUNTS):
+        came, went = getattr(after, f"{what}_in"), getattr(before.kept, what)
+        if None not in (came, went):
+            yield Remade(f"{LEDGER}: {what} into {after.name}", came, went, f"{before.name} kept")
+    if (run / QUARANTINE).is_file():
+        bad = sum(line["line"] > 0 for line in _lines(run / QUARANTINE))
+        yield Remade(f"{LEDGER}: malformed_lines", ledger.malformed_lines, bad, f"{QUARANTINE} has")
+    if alike := ledger.near_duplicates:
+        from mlm_repro.data_pipeline.duplicates.lsh import CURVE, recall  # with numba
+
+        found_at = partial(recall, bands=alike.bands, rows=alike.rows, min_agreement=alike.min_agreement)
+        yield as_said(alike, {
+            "s_curve": [(similarity, found_at(similarity)) for similarity in CURVE],
+            "expected_recall": {each: found_at(float(each)) for each in alike.expected_recall},
+            "compared_pairs": sum(alike.compared_pairs_by_similarity), "permutations": alike.bands * alike.rows,
+        }, f"{LEDGER}: near_duplicates", "its bands give")  # fmt: skip
     if splits := ledger.splits.values():
         said = sum(split.documents for split in splits), sum(split.bytes or 0 for split in splits)
         due = ledger.stages[-1].documents_out, ledger.stages[-1].bytes_out
         yield Remade(f"{LEDGER}: documents and bytes of its splits", said, due)
 
 
+def _lines(path: Path) -> list[Any]:
+    with path.open("rb") as file:
+        return [parse_json(line) for line in file]
+
+
+def _texts(path: Path) -> list[str]:
+    return [line["text"] for line in _lines(path)]
+
+
+def _amount(texts: list[str]) -> tuple[int, int]:
+    """Documents and bytes."""
+    return len(texts), sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+
+
 def counted(run: Path, card: DataCard) -> Comparisons:
     """Compare a data card with its ledger."""
     ledger = read_document(run / LEDGER, Ledger)
-    yield from _attrition(ledger)
-    stages = {stage.name: (stage.documents_out, stage.tokens_out) for stage in ledger.stages}
-    of_card = {name: (x.documents, x.tokens) for name, x in card.stages.items() if name in stages}
+    yield from _attrition(run, ledger)
+    stages = {stage.name: stage.kept for stage in ledger.stages}
+    of_card = {name: kept for name, kept in card.stages.items() if name in stages}
     said, due = ({"source": each.source, "splits": {
         name: (split.documents, split.bytes, split.tokens) for name, split in each.splits.items()
     }} for each in (card, ledger))  # fmt: skip

@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -86,7 +86,7 @@ def read_runs(study: Path) -> dict[str, KeptRun]:
     else:
         folders = (path.parent for path in sorted((study / TRAININGS_APART).glob(f"*/{METRICS}")))
         lines = [KeptRun.of(folder, metrics=read_metrics(folder)) for folder in folders]
-    return {run.name: run for run in lines}
+    return _by_name(lines)
 
 
 def write_runs(study: Path, runs: Iterable[KeptRun]) -> None:
@@ -111,7 +111,18 @@ def read_evaluations(study: Path) -> dict[str, dict[str, Any]]:
     lines = read_lines(study / EVALUATIONS, KeptEvaluation) if (study / EVALUATIONS).is_file() else []
     folders = (study / name for name in (FORMER_EVALUATIONS, EVALUATIONS_APART))
     apart = {path.stem: read_object(path) for folder in folders for path in sorted(folder.glob("*.json"))}
-    return {line.name: line.result for line in lines} | apart
+    return {name: line.result for name, line in _by_name(lines).items()} | apart
+
+
+NamedT = TypeVar("NamedT", "KeptRun", "KeptEvaluation")
+
+
+def _by_name(lines: Sequence[NamedT]) -> dict[str, NamedT]:
+    """Lines by their names. Raises IntegrityFailure if there are two of one name."""
+    named = {line.name: line for line in lines}
+    if len(named) < len(lines):
+        raise IntegrityFailure(f"{len(lines)} lines have {len(named)} names: one of them stands there twice")
+    return named
 
 
 def join_evaluations(study: Path) -> None:

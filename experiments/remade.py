@@ -32,9 +32,9 @@ from mlm_repro.lineage.files import (
     Manifest,
     Remade,
     as_said,
+    misread,
     read_document,
     read_values,
-    unread,
 )
 from mlm_repro.lineage.records import RECORDS, Record, read_records
 from mlm_repro.lineage.run import MANIFEST, RunDirectory
@@ -75,7 +75,7 @@ def evaluations(run: Path) -> Comparisons:
         for task, of in RESULTS.items():
             name = evaluation_name(model.name, task)
             result, where = results[name], f"{EVALUATIONS}: {name}"
-            yield from unread(lines[name], of, where)
+            yield from misread(lines[name], of, where)
             facts = {"kind": kind, "checkpoint_digest": model.checkpoint_digest, "tokenizer_digest": tokenizer,
                    "partial": "; only " in result.protocol}  # fmt: skip
             yield as_said(result, facts, where)

@@ -137,12 +137,13 @@ def _check_checkpoint(path: Path, manifest: dict[str, Any]) -> Iterator[str]:
     if lineage["parents"] != manifest["parents"]:
         changed = sorted(name for name, digest in manifest["parents"].items() if lineage["parents"].get(name) != digest)
         yield f"{path.name} was trained on other inputs: {', '.join(changed)}"
-    if lineage.get("attempt") not in {None, *map(sha256_json, manifest.get("attempts", []))}:
+    attempts: dict[Any, Any] = {sha256_json(each): each for each in manifest.get("attempts", [])} | {None: {}}
+    if (by := lineage.get("attempt")) not in attempts:
         yield f"{path.name} was written by an attempt that {MANIFEST} does not have"
     config = read_object(path / CONFIG)
-    for section in ("name", "model", "twin"):
-        of_the_run = manifest["config"].get(section)
-        yield from islice(unlike(f"{path.name}: {section}", config.get(section), of_the_run, "the run's is"), 1)
+    due = {section: manifest["config"].get(section) for section in ("name", "model", "twin")}
+    due["parallel"] = attempts.get(by, {}).get("parallel", config.get("parallel"))  # earlier versions noted no attempts
+    yield from islice(unlike(path.name, config, due, "the run's is"), 1)
 
 
 def _check_descent(older: Path, newer: Path) -> Iterator[str]:
@@ -151,11 +152,12 @@ def _check_descent(older: Path, newer: Path) -> Iterator[str]:
     before = read_object(older / LINEAGE)["ancestors"]
     iteration = read_object(older / STATE)["iteration"]
     own = [ancestor for ancestor in ancestors if ancestor["iteration"] == iteration]
+    here = {"iteration": iteration, "digest": read_digest(older), "weights": _weights(older)}
     if not own:
         parent = f"iteration {ancestors[-1]['iteration']}" if ancestors else "none: it began anew"
         yield f"{newer.name} does not descend from {older.name}: its parent is {parent}"
-    elif own[0]["digest"] != read_digest(older):
-        other = f"another {older.name} ({own[0]['digest'][:16]}) than the one that is here ({read_digest(older)[:16]})"
+    elif own != [here]:
+        other = f"another {older.name} ({own[0]['digest'][:16]}) than is here"
         yield f"{newer.name} descends from {other}: one of them was exchanged"
     elif ancestors[: len(before)] != before:
         yield f"{newer.name} and {older.name} name different checkpoints before them"
@@ -170,6 +172,11 @@ def _check_weights(checkpoints: list[Path]) -> Iterator[str]:
             if (other := seen.setdefault(ancestor["weights"], name)) != name:
                 yield f"{name} had the same weights as {other}: nothing was trained between them"
     for path in checkpoints:
-        others = {name for name in sealed_files(path) if not name.startswith("model-")}
-        if (other := seen.setdefault(content_digest(path, without=others), path.name)) != path.name:
+        if (other := seen.setdefault(_weights(path), path.name)) != path.name:
             yield f"{path.name} has the same weights as {other}: one was copied, or nothing was trained between them"
+
+
+def _weights(checkpoint: Path) -> str:
+    """Digest of the weights alone."""
+    others = {name for name in sealed_files(checkpoint) if not name.startswith("model-")}
+    return content_digest(checkpoint, without=others)

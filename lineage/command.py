@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import typer
 
 from mlm_repro.lineage.atomic import OVERWRITE
-from mlm_repro.lineage.errors import STOPS, BadInput, Fault, HardwareMissing, Interrupted, UserError, afterwards
+from mlm_repro.lineage.errors import STOPS, BadInput, Fault, HardwareMissing, Interrupted, UserError, afterwards, cause
 from mlm_repro.lineage.extras import check_torch
 from mlm_repro.lineage.lock import release_claims
 from mlm_repro.lineage.processes import hear_stops, is_at_work
@@ -177,19 +177,18 @@ def _unforeseen(error: Exception) -> UserError:
     """Turn an error of the disk, of an option or of an unfit torch into a user's error, any other into a Fault."""
     if mistake := getattr(error, "format_message", None):  # click has it, or the copy that newer versions of typer have
         return BadInput(mistake())
-    is_full = isinstance(error, OSError) and error.errno == errno.ENOMEM
-    is_full |= isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-    if is_full or isinstance(error, MemoryError):
-        return HardwareMissing(f"this machine has too little memory for that: {' '.join(str(error).split())[:200]}")
-    if isinstance(error, RuntimeError) and str(error) == NO_HOME:
+    said, message = str(error), " ".join(str(error).split())
+    number, file = getattr(error, "errno", None), getattr(error, "filename", None) or "a file"
+    if isinstance(error, MemoryError) or number == errno.ENOMEM or "can't allocate memory" in said:
+        return HardwareMissing(f"this machine has too little memory for that: {message[:200]}")
+    if said == NO_HOME:
         return BadInput("this user has no home directory: set HOME")
-    if isinstance(error, RuntimeError) and str(error).startswith(CIRCLE):
-        return BadInput(f"{str(error).removeprefix(CIRCLE)} cannot be used: the links form a loop")
-    if isinstance(error, OSError) and error.errno in NO_DISK:
-        where = f" {error.filename}" if error.filename else ""
-        return Interrupted(f"the disk failed{where} ({error.strerror}); the same command continues from there")
-    if isinstance(error, OSError) and error.errno in NO_WAY:
-        return BadInput(f"{error.filename or 'a file'} cannot be used: {error.strerror}")
+    if said.startswith(CIRCLE):
+        return BadInput(f"{said.removeprefix(CIRCLE)} cannot be used: the links form a loop")
+    if number in NO_DISK:
+        return Interrupted(f"the disk failed at {file} ({cause(error)}); the same command continues from there")
+    if number in NO_WAY:
+        return BadInput(f"{file} cannot be used: {cause(error)}")
     if "torch" in sys.modules or getattr(error, "name", None) == "torch":
         try:
             check_torch()
@@ -203,8 +202,7 @@ def _unforeseen(error: Exception) -> UserError:
         with tempfile.NamedTemporaryFile("w", prefix="mlm-fault-", suffix=".txt", delete=False) as file:
             traceback.print_exception(error, file=file)
         place = f"{file.name} says where it arose"
-    message = " ".join(str(error).split())[:300]
-    return Fault(f"a fault of this program, please report it: {type(error).__name__}: {message}; {place}")
+    return Fault(f"a fault of this program, please report it: {type(error).__name__}: {message[:300]}; {place}")
 
 
 class _CtrlC(BaseException):

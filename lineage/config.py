@@ -9,10 +9,10 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -135,6 +135,15 @@ def _parse_override(text: str) -> dict[str, Any]:
     return dict(value)
 
 
+def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Dotted names of all keys of a model and of its sections."""
+    for name, field in model.model_fields.items():
+        yield f"{prefix}{name}"
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from _keys(kind, f"{prefix}{name}.")
+
+
 def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
     errors = error.errors()
     first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
@@ -145,15 +154,11 @@ def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
     if others := len(errors) - 1 - len(unknown):
         more += f" (and {others} more)"
     if first["type"] == "extra_forbidden":
-        schema, name = model.model_json_schema(), str(location[-1])
-        sections = {f'"#/$defs/{title}"': each.get("properties", {}) for title, each in schema.get("$defs", {}).items()}
-        places = [(section, json.dumps(of)) for section, of in schema["properties"].items()]
-        homes = [
-            f"{place}.{name}" for place, of in places for ref, keys in sections.items() if ref in of and name in keys
-        ]
-        every = {key for keys in (schema["properties"], *sections.values()) for key in keys}
-        known = getattr(model, "other_names", {}).get(location[-1]) or next(iter(homes), "")
-        hint = f"here it is {known}" if known else did_you_mean(name, sorted(every), "")
+        name, keys = str(location[-1]), list(_keys(model))
+        home = next((key for key in keys if key.endswith(f".{name}")), "")
+        known = getattr(model, "other_names", {}).get(location[-1]) or home
+        every = sorted({key.rpartition(".")[2] for key in keys})
+        hint = f"here it is {known}" if known else did_you_mean(name, every, "")
         return "; ".join(filter(None, (f"unknown key {dotted!r}", hint))) + more
     if first["type"] == "missing":
         return f"missing key {dotted!r}{more}"

@@ -8,7 +8,7 @@ import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -137,21 +137,12 @@ def as_said(result: BaseModel, values: Mapping[str, object], where: str, by: str
     return Remade(where, {name: getattr(result, name) for name in values}, {**values}, by)
 
 
-def unread(values: Any, schema: Any, where: str) -> Iterator[str]:
-    """A sentence for each key of a document that its schema does not have: nothing compares what stands there."""
-    fields = getattr(schema, "model_fields", None) or getattr(schema, "__dataclass_fields__", None)
-    if isinstance(schema, type) and fields:
-        for key, value in values.items() if isinstance(values, dict) else ():
-            if key in fields:
-                kind = getattr(fields[key], "annotation", None) or fields[key].type
-                yield from unread(value, kind, f"{where}: {key}")
-            elif key not in FORMER:
-                yield f"{where} has {key}, which no file of its kind has"
-        return
-    of_dict = isinstance(values, dict) and get_origin(schema) is dict
-    for each in values if isinstance(values, list) else values.values() if of_dict else [values]:
-        for inner in get_args(schema):
-            yield from unread(each, inner, where)
+def misread(values: Any, schema: Any, where: str) -> Iterator[str]:
+    """A sentence for each key of a document that its schema does not have, or reads as another value."""
+    values = parse_json(json.dumps(values), lambda pairs: {key: each for key, each in pairs if key not in FORMER})
+    read = parse_document(values, schema, where)
+    known = {key: each for key, each in read.to_json().items() if key not in (read.model_extra or {})}
+    yield from unlike(where, values, known, "a file of its kind has")
 
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -191,7 +182,7 @@ class Environment(FileSchema):
     @property
     def sentence(self) -> str:
         """Machine and commit of a measurement, as a sentence."""
-        commit = str(self.source.get("commit") or "")[:12]
+        commit = self.code.partition(" at ")[2]
         return f"Measured on {self.machine}{f'; code {commit}' if commit else ''}."
 
 

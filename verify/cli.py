@@ -3,13 +3,13 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from mlm_repro.lineage.atomic import write_text
 from mlm_repro.lineage.command import CommandLine, run_command
-from mlm_repro.lineage.digest import MARKER, bytes_below, check_seal, is_sealed
+from mlm_repro.lineage.digest import bytes_below, check_seal, is_sealed
 from mlm_repro.lineage.errors import KEEPS_NOTHING, BadInput, Diverged, IntegrityFailure
 from mlm_repro.lineage.lock import check_place, claim
 from mlm_repro.lineage.progress import announce, format_bytes
@@ -38,13 +38,14 @@ def run(
     """
     from mlm_repro.lineage.chain import broken_links
     from mlm_repro.lineage.run import MANIFEST
-    from mlm_repro.verify.kinds import ALWAYS_FREE, KINDS, kind_of, misfits
+    from mlm_repro.verify.kept import KeptCheck
+    from mlm_repro.verify.kinds import ALWAYS_FREE, KINDS, kind_of, misfits, parts_within
+    from mlm_repro.verify.recomputed import Findings, RunCheck
 
     path = path.resolve()
     if not path.is_dir():
         raise BadInput(f"{path} is not a directory")
-    below = [marker.parent for marker in sorted(path.rglob(MARKER)) if "/." not in f"/{marker.relative_to(path)}"]
-    inner = [directory for directory in below if is_sealed(directory) and directory != path]
+    inner = [directory for directory in parts_within(path) if is_sealed(directory)]
     announce(f"reads {format_bytes(bytes_below(path))} in {len(inner) + 1} sealed directories")
     for directory in inner:
         print(f"ok {check_seal(directory)[:16]} {directory}")
@@ -52,39 +53,31 @@ def run(
         _refuse([*broken_links(path), *[f"{path.name} is unfinished"] * strict])
         print(f"unfinished {path}: its {len(inner)} checkpoints belong together; its other files are not sealed yet")
         return
-    left, attempts = list[str](), list[Any]()
+    found = Findings()
     if inner and not is_sealed(path):
-        from mlm_repro.verify.kept import KeptCheck
-
-        folder = KeptCheck(path)
-        broken, absent, left = folder.broken, folder.absent, folder.left
-        made = ", ".join(f"{number:,} {what}" for what, number in folder.compared.items())
-        end = f"ok {path}: {len(folder.runs)} runs agree with themselves; made again and equal: {made}"
+        found = KeptCheck(path)
+        made = ", ".join(f"{number:,} {what}" for what, number in found.counted.items())
+        end = f"ok {path}: {len(found.runs)} runs agree with themselves; made again and equal: {made}"
     else:
-        digest = check_seal(path)
-        end = f"ok {digest[:16]} {path}"
+        end = f"ok {check_seal(path)[:16]} {path}"
         if (path / MANIFEST).is_file():
-            from mlm_repro.verify.recomputed import RunCheck
-
-            check = RunCheck(path)
-            broken, compared, absent, left = check.broken, check.compared, check.absent, check.left
-            attempts = check.manifest.attempts
-            free = (*ALWAYS_FREE, *(KINDS[check.manifest.kind].free if check.manifest.kind in KINDS else ()))
+            found = RunCheck(path)
+            free = (*ALWAYS_FREE, *(KINDS[found.manifest.kind].free if found.manifest.kind in KINDS else ()))
             end = f"nothing contradicts: {'; '.join(free)}\n{end}"
+            for number, attempt in enumerate(found.manifest.attempts, 1):
+                print(f"attempt {number} {attempt}")
         else:
             kind = kind_of(path)
-            broken = list(misfits(path, KINDS[kind])) if kind else [f"{path} is of no kind that is known"]
-            compared, absent = [f"files of a {kind}"], [f"the run that this {kind} is of"]
-        for number, attempt in enumerate(attempts, 1):
-            print(f"attempt {number} {attempt}")
-        print(f"compared: digests of {len(inner) + 1} sealed directories; {'; '.join(compared)}")
-    for name in dict.fromkeys(absent):
+            found.broken += misfits(path, KINDS[kind]) if kind else [f"{path} is of no kind that is known"]
+            found.compared, found.absent = [f"files of a {kind}"], [f"the run that this {kind} is of"]
+        print(f"compared: digests of {len(inner) + 1} sealed directories; {'; '.join(found.compared)}")
+    for name in dict.fromkeys(found.absent):
         print(f"not compared, as it is not here: {name}")
-    for sentence in dict.fromkeys(left):
+    for sentence in dict.fromkeys(found.left):
         print(f"not made again: {sentence}")
-    if strict and absent:
-        broken.append(f"{path.name}: {len({*absent})} things that belong to it were not compared")
-    _refuse(broken)
+    if strict and found.absent:
+        found.broken.append(f"{path.name}: {len({*found.absent})} things that belong to it were not compared")
+    _refuse(found.broken)
     print(end)
 
 

@@ -13,13 +13,11 @@ from typing import NamedTuple
 
 import torch
 
-from mlm_repro.engine.checkpoint.statistics import FILE
 from mlm_repro.engine.compare.tensors import UNIT_FP32
 from mlm_repro.lineage.config import flatten
-from mlm_repro.lineage.digest import sha256_json
 from mlm_repro.lineage.errors import BadInput, Diverged
-from mlm_repro.lineage.files import read_object
 from mlm_repro.lineage.progress import announce
+from mlm_repro.verify.replay import other_tensors
 from mlm_repro.verify.serial_replay import Hypothesis, Numbers, RecordedRun, SerialReplay, Start, hypotheses
 
 TAIL, SEEN_AHEAD = 10.0, 2
@@ -58,8 +56,10 @@ class Judged:
 
     def __init__(self, run: RecordedRun, start: Start) -> None:
         self.run, self.start = run, start
-        self.truth: SerialReplay | None = None
-        self.unit = UNIT if run.config.train.precision == "fp64" else UNIT_FP32
+        precision = run.config.train.precision
+        self.truth = SerialReplay(run, start)
+        self.native = SerialReplay(run, start, precision, True)
+        self.unit = UNIT if precision == "fp64" else UNIT_FP32
         self.numbers: dict[int, Numbers] = {}
         """The numbers that float64 gives, by iteration."""
         self.bounds: dict[int, Numbers] = {}
@@ -90,8 +90,9 @@ class Judged:
         needed = max(FAR, self.number.iteration - self.start.iteration)
         return bool(self.tensors) or self.last >= self.number.iteration + needed
 
-    def take(self, iteration: int, numbers: Numbers, loose: Numbers) -> None:
+    def iterate(self, iteration: int) -> None:
         """Note what the replays give, and judge the iteration that enough is known about."""
+        numbers, loose = self.truth.iterate(iteration), self.native.iterate(iteration)
         bounds, self.numbers[iteration] = dict(self.bounds.get(iteration - 1, {})), numbers
         for name in [name for name in numbers if name in loose]:
             due = numbers[name]
@@ -99,6 +100,8 @@ class Judged:
             bounds[_pool(name)] = max(bounds.get(_pool(name), 0.0), math.inf if math.isnan(distance) else distance)
         self.bounds[iteration] = bounds
         self._judge(iteration - SEEN_AHEAD)
+        if iteration in self.run.checkpoints:
+            self._take_checkpoint(iteration)
 
     def end(self) -> None:
         """Judge the last iterations too."""
@@ -120,12 +123,12 @@ class Judged:
                 detail = f": {recorded[name]:.9g} for {numbers[name]:.9g}"
                 yield Beyond(iteration, name.replace("_", " "), distance, allowed, detail)
 
-    def take_checkpoint(self, iteration: int, truth: SerialReplay, loose: SerialReplay) -> None:
+    def _take_checkpoint(self, iteration: int) -> None:
         """Hold the checkpoint of an iteration against the replays."""
-        others = loose.tensors()
+        others = self.native.tensors()
         spread = {
             tensor: float((others[tensor].double() - true).norm() / true.norm())
-            for tensor, true in truth.tensors().items()
+            for tensor, true in self.truth.tensors().items()
             if true.any()
         }
         kinds = {tensor: tensor.partition(" ")[0] for tensor in spread}
@@ -133,7 +136,7 @@ class Judged:
         self.spread[iteration] = {
             tensor: TAIL * max(own, medians[kinds[tensor]]) + OF_TENSORS * self.unit for tensor, own in spread.items()
         }
-        self.tensors = self.tensors or list(self.off(iteration, truth))
+        self.tensors = self.tensors or list(self.off(iteration, self.truth))
 
     def off(self, iteration: int, replay: SerialReplay) -> Iterator[Beyond]:
         """The tensors of a checkpoint that are not those of a replay, in the order of computation."""
@@ -179,7 +182,7 @@ class Judged:
         return list(dict.fromkeys(fault.kind for fault in known if self._fits(fault)))
 
     def _fits(self, fault: Hypothesis) -> bool:
-        replay = SerialReplay(self.run, self.start, like=self.truth, fault=fault)
+        replay = SerialReplay(self.run, self.start, fault=fault)
         for number in sorted(self.numbers):
             if any(self.beyond(number, replay.iterate(number))):
                 return False
@@ -238,85 +241,44 @@ def _first_bits(first: RecordedRun, second: RecordedRun) -> int | None:
             print(f"first other bits: {name.replace('_', ' ')} of iteration {number}, {mine[name]:.9g} and "
                   f"{other[name]:.9g}, {size:.2g} apart")  # fmt: skip
             return number
-        if number in first.checkpoints and number in second.checkpoints:
-            pair = _checksums(first, number), _checksums(second, number)
-            if differing := [name for name in pair[0] if pair[0][name] != pair[1].get(name)]:
-                said = f"{differing[0]} in the checkpoint at {number}, where {len(differing)} tensors differ"
-                print(f"first other bits: {said}")
-                return number
+        theirs, ours = first.checkpoints.get(number), second.checkpoints.get(number)
+        if theirs and ours and (differing := other_tensors(theirs, ours)):
+            where = f"in the checkpoint at {number}, where {len(differing)} tensors differ"
+            print(f"first other bits: {differing[0]}, {where}")
+            return number
     if not common:
         raise BadInput(f"{first.name} and {second.name} have no iteration in common")
     return None
 
 
-def _checksums(run: RecordedRun, iteration: int) -> dict[str, int | None]:
-    stored = read_object(run.checkpoints[iteration] / FILE)
-    return {name: numbers.get("checksum") for name, numbers in stored.items()}
-
-
 def _common_start(first: RecordedRun, second: RecordedRun, parting: int) -> int | None:
-    """The newest checkpoint before an iteration that both have with the same bits.
+    """The newest checkpoint before the iteration where the runs part that both have.
 
     None, for the beginning, if there is none, and for a model whose memory is no tensor of a checkpoint.
     """
-    both = sorted(first.checkpoints.keys() & second.checkpoints.keys(), reverse=True)
     has_memory = first.config.model.transformer_xl.memory_length
-    same = (number for number in both if number < parting and _checksums(first, number) == _checksums(second, number))
-    return None if has_memory else next(same, None)
+    same = (number for number in first.checkpoints.keys() & second.checkpoints.keys() if number < parting)
+    return None if has_memory else max(same, default=None)
 
 
-def _replayed(runs: Sequence[RecordedRun], begun: int | None) -> list[Judged]:
-    """Each run beside the replay of its settings; runs whose settings compute the same share one."""
-    judged = [
-        Judged(run, run.begin if begun is None else Start(begun, run.checkpoints[begun], is_whole=True)) for run in runs
-    ]
-    groups: dict[str, list[Judged]] = {}
-    for each in judged:
-        groups.setdefault(_computed(each), []).append(each)
-    iterations = sum(max(len(each.run.steps) for each in group) for group in groups.values())
+def _replayed(runs: Sequence[RecordedRun], common: int | None) -> list[Judged]:
+    """Each run beside the replay of its settings, side by side until they end or a fault has been seen."""
+    iterations = sum(len(run.steps) for run in runs)
     announce(f"replays up to {iterations} iterations in float64 and as many in each run's own format, on one rank")
-    for group in groups.values():
-        _replay(group)
-    return judged
-
-
-def _computed(judged: Judged) -> str:
-    """Digest of all that a replay in float64 depends on."""
-    run, train = judged.run, judged.run.config.train
-    values = train.model_dump(mode="json")
-    others = {"precision", "init_from", "continues", "checkpoint_interval", "keep_checkpoints"}
-    if train.precision != "fp16":
-        others.add("initial_loss_scale")
-    if run.config.model.family != "bert" or train.normalise == "batch":
-        others.add("microbatch_size")
-    counted = {key: value for key, value in values.items() if key not in others}
-    left_out = [number for number, step in run.steps.items() if step.skipped]
-    begun = judged.start.iteration, judged.start.digest
-    model = run.config.model.model_dump(mode="json")
-    return sha256_json([counted, model, run.run.data.digest, left_out, begun, train.precision == "fp16"])
-
-
-def _replay(group: Sequence[Judged]) -> None:
-    """Train in float64 and in the runs' own formats side by side, until the runs end or a fault has been seen."""
-    lead = max(group, key=lambda each: len(each.run.steps))
-    truth = SerialReplay(lead.run, lead.start)
-    loose = {each.run.config.train.precision: each for each in group}
-    natives = {name: SerialReplay(each.run, each.start, name, True, truth) for name, each in loose.items()}
-    begun = lead.start.iteration
-    for number in [each for each in lead.run.iterations if each > begun or not begun]:
-        going = [each for each in group if number in each.run.iterations]
-        numbers = truth.iterate(number)
-        others = {name: native.iterate(number) for name, native in natives.items()}
-        for each in going:
-            name = each.run.config.train.precision
-            each.take(number, numbers, others[name])
-            if number in each.run.checkpoints:
-                each.take_checkpoint(number, truth, natives[name])
-        if any(each.is_over for each in going):
+    judged = [
+        Judged(run, run.begin if common is None else Start(common, run.checkpoints[common], is_whole=True))
+        for run in runs
+    ]
+    for number in sorted({number for run in runs for number in run.iterations}):
+        for each in judged:
+            begun = each.start.iteration
+            if number in each.run.iterations and number >= begun + bool(begun):
+                each.iterate(number)
+        if any(each.is_over for each in judged):
             break
-    for each in group:
-        each.truth = truth
+    for each in judged:
         each.end()
+    return judged
 
 
 def _verdict(first: Judged, second: Judged) -> str:

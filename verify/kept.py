@@ -1,7 +1,6 @@
 """A folder of runs: each held against what it was made of, and its verdicts and figures made again."""
 
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,31 +15,20 @@ from mlm_repro.reports.engines import engines_exhibit
 from mlm_repro.reports.experiment_runs import LADDER, kind_of
 from mlm_repro.reports.ladder import ladder_exhibit
 from mlm_repro.reports.render import export_exhibit
-from mlm_repro.verify.recomputed import RunCheck
+from mlm_repro.verify.recomputed import Findings
 
 
-class KeptCheck:
+class KeptCheck(Findings):
     """Differences between kept results and what is made again of them."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__(at_length=True)
         self.folder = folder
-        self.broken: list[str] = []
-        self.compared: Counter[str] = Counter()
-        """How many records, verdicts and figures were made again."""
-        self.left: list[str] = []
-        """Sentences on what was not made again, with what it needs."""
         begun = [path.parent for path in sorted(folder.rglob(MANIFEST)) if "/." not in f"/{path.relative_to(folder)}"]
         self.runs = [run for run in begun if is_sealed(run)]
         self.absent = [f"{run.name}, which is not sealed" for run in begun if not is_sealed(run)]
-        """Names of what belongs to the runs and is not on disk, and of runs that are not sealed."""
-        seen = set[Path]()
-        first = sorted(self.runs, key=lambda run: not run.name.startswith("experiment"))  # before a page that has them
-        for run in (run for run in first if run not in seen):
-            check = RunCheck(run, seen, at_length=True)
-            self.broken += check.broken
-            self.absent += check.absent
-            self.left += check.left
-            self.compared += check.counted
+        for run in self.runs:
+            self.check(run)
         self.broken += [*self._verdicts(), *self._figures()]
 
     def _verdicts(self) -> Iterator[str]:
@@ -51,8 +39,8 @@ class KeptCheck:
                 {**file.claims, **{f"the verdict on {row.claim}": str(row) for row in file.rows}}
                 for file in (before, again)
             )
-            self.compared["verdicts"] += len(before.rows)
-            self.compared["claims"] += len(before.claims)
+            self.counted["verdicts"] += len(before.rows)
+            self.counted["claims"] += len(before.claims)
             yield from unlike(path.name, says, gives)
 
     def _figures(self) -> Iterator[str]:
@@ -64,6 +52,6 @@ class KeptCheck:
             if path.is_file():
                 with tempfile.TemporaryDirectory() as folder:
                     again = export_exhibit([exhibit], exhibit.name, "svg", Path(folder))
-                    self.compared["figures"] += 1
+                    self.counted["figures"] += 1
                     if again.read_bytes() != path.read_bytes():
                         yield f"figures/{path.name} is not what the kept runs give"

@@ -83,20 +83,13 @@ def _against(config: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in recipe} | _differing(RunConfig, recipe)
 
 
-ALWAYS_FREE = "manifest.json created", "manifest.json environment"
+ALWAYS_FREE = "manifest.json created", "manifest.json environment", "a key left out where that means 0, no or nothing"
 FREE_COUNTS = (
     "ledger.json *.samples", "ledger.json *.seconds", "ledger.json *.note", "ledger.json *.changed",
-    "ledger.json *.bytes", "ledger.json *_bytes", "ledger.json *.bytes_in", "ledger.json *.bytes_out",
-    "ledger.json *.tokens", "ledger.json *.tokens_in", "ledger.json near_duplicates", "ledger.json shards",
-    "ledger.json blank_lines", "ledger.json malformed_lines", "*.jsonl",
+    "ledger.json shards", "ledger.json blank_lines", "duplicates.jsonl", "left_in.jsonl", "quarantine.jsonl",
+    "*.jsonl *.id",
 )  # fmt: skip
-FREE_CARD = (
-    "dataset.json near_duplicates",
-    "dataset.json stages",
-    "dataset.json language",
-    "dataset.json tokenizer.kind",
-    "tokenizer/*.json",
-)
+FREE_CARD = "dataset.json language", "tokenizer/*.json"
 KINDS = {
     **{f"data-{stage.verb}": Kind((LEDGER,), DOCUMENTS, free=FREE_COUNTS) for stage in STAGES},
     **dict.fromkeys(
@@ -111,11 +104,10 @@ KINDS = {
     "training": Kind(
         (METRICS, SUMMARY), rf"timeline\.json|tensorboard/events\.{NAME}|checkpoints/iter_[0-9]{{7,}}/({CHECKPOINT})",
         lambda config: re.escape(config["name"]), PLACES, lambda config: _differing(RunConfig, config), SCHEMA,
-        ("timeline.json", "summary.json memory", "summary.json layout", "summary.json validation_samples",
-         "summary.json checkpoint", "metrics.jsonl *.seconds", "metrics.jsonl *.tokens_per_second",
-         "metrics.jsonl *.model_tflops", "metrics.jsonl *.loss_scale", "metrics.jsonl *.spike",
-         "checkpoints/* seconds", "checkpoints/* loss_scaler", "checkpoints/* optimizer_steps",
-         "checkpoints/*/probe.json", "checkpoints/* *.dim", "manifest.json layouts"),
+        ("timeline.json", "summary.json memory", "summary.json layout", "metrics.jsonl *.seconds",
+         "metrics.jsonl *.tokens_per_second", "metrics.jsonl *.model_tflops", "metrics.jsonl *.spike",
+         "checkpoints/* seconds", "checkpoints/* loss_scaler", "checkpoints/*/probe.json", "checkpoints/* *.dim",
+         "manifest.json layouts"),
     ),
     "experiment": Kind((RECORDS,), r"not_run\.json", lambda config: f"{_experiment(config)}(-measured)?",
                        settings=_differing_of("experiment", Experiment)),
@@ -133,12 +125,11 @@ KINDS = {
         (DATASET, LEDGER, RECORDS, SUMMARY),
         rf"scores\.json|(runs|evaluations)\.jsonl|report/.+|{INNER_RUNS}|{FORMER_PARTS}",
         lambda config: rf"reproduce-{re.escape(config['target'])}(-\w+)?",
-        free=("*evaluations* environment", "*evaluations* checkpoint", "*evaluations* megatron", "*evaluations* dtype",
-              "*evaluations* seconds", "*evaluations* warnings", "*evaluations* perplexity_standard_error",
-              "*examples.jsonl",
-              "*timeline*", "summary.json reason", "summary.json commands", "summary.json *.matrix_gflops",
-              "records.jsonl *.note", "records.jsonl *.source", "records.jsonl *.seed", "records.jsonl *.unit",
-              "records.jsonl *.low", "records.jsonl *.high"),
+        free=("*evaluations* *environment", "*evaluations* *checkpoint", "*evaluations* *dtype",
+              "*evaluations* *seconds", "*evaluations* *warnings", "*evaluations* *backend", "*evaluations* *checked",
+              "*evaluations* *window",
+              "*examples.jsonl", "*timeline", "summary.json reason", "summary.json commands",
+              "records.jsonl *.note", "records.jsonl *.source"),
     ),
     "against": Kind((AGAINST,), name=lambda config: f"against-{NAME}", outside=frozenset({"data"}), settings=_against),
     "checkpoint": Kind((CONFIG, INDEX, LINEAGE, STATE, STATISTICS, "probe.json", TOKENIZER), CHECKPOINT),

@@ -5,13 +5,12 @@ If somebody edits files and seals them anew, the other files of the run, and the
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import wraps
 from pathlib import Path
 
 import numpy as np
-from pydantic import BaseModel
 
 from mlm_repro.data_pipeline.files import DATASET, LEDGER, DataCard, Ledger, dataset_digest, named_datasets
 from mlm_repro.data_pipeline.remade import card, stages
@@ -45,7 +44,7 @@ from mlm_repro.experiments.runner import measure, run_experiment
 from mlm_repro.experiments.sealed import Line, digest_of_numbers
 from mlm_repro.experiments.verdicts import load_results, parts_of
 from mlm_repro.lineage.chain import broken_links, broken_manifest
-from mlm_repro.lineage.digest import MARKER, is_sealed, read_digest, sha256_file, sha256_json
+from mlm_repro.lineage.digest import MARKER, is_sealed, read_digest, sealed_files, sha256_file, sha256_json
 from mlm_repro.lineage.errors import DataMissing, UserError
 from mlm_repro.lineage.files import (
     Absent,
@@ -53,13 +52,13 @@ from mlm_repro.lineage.files import (
     Manifest,
     Remade,
     as_said,
+    misread,
     one_line,
     parse_document,
     read_document,
     read_object,
     read_values,
     unlike,
-    unread,
 )
 from mlm_repro.lineage.records import RECORDS, Record, read_records, records_bytes
 from mlm_repro.lineage.run import MANIFEST, RunDirectory
@@ -73,17 +72,12 @@ ROUNDING = {"largest_logit_difference": 3}
 """Digits after the point of quantities that another processor rounds otherwise."""
 
 
-class RunCheck:
-    """Differences between a run and its inputs, and between those of its inputs that are on disk and theirs."""
+class Findings:
+    """What a check comes to."""
 
-    def __init__(self, run: Path, seen: set[Path] | None = None, at_length: bool = False) -> None:
-        """Compare all that MADE names of the run's kind; `at_length` measurements of seconds are repeated too.
-
-        Runs that were `seen` on the way here are not looked at again.
-        """
-        self.run, self.manifest = run, read_document(run / MANIFEST, Manifest)
+    def __init__(self, seen: set[Path] | None = None, at_length: bool = False) -> None:
+        """Runs that were `seen` on the way here are not looked at again; `at_length`, seconds are measured again."""
         self.seen, self.at_length = seen if seen is not None else set[Path](), at_length
-        self.seen.add(run.resolve())
         self.broken: list[str] = []
         """A sentence for each difference."""
         self.absent: list[str] = []
@@ -93,7 +87,30 @@ class RunCheck:
         self.compared: list[str] = []
         """Names of what was compared."""
         self.counted: Counter[str] = Counter()
-        """How many records were made again."""
+        """How many records, verdicts and figures were made again."""
+
+    def check(self, place: Path, strictly: bool = True) -> None:
+        """Check a run to its leaves, once; what it lacks is lacking here too, if `strictly`."""
+        if place.resolve() in self.seen:
+            return
+        for directory in (place, *parts_within(place)):
+            if is_sealed(directory):
+                check_seal_once(directory)
+        other = RunCheck(place, self.seen, self.at_length)
+        self.left += other.left
+        (self.absent if strictly else self.left).extend(other.absent)
+        self.counted += other.counted
+        self.broken += other.broken
+
+
+class RunCheck(Findings):
+    """Differences between a run and its inputs, and between those of its inputs that are on disk and theirs."""
+
+    def __init__(self, run: Path, seen: set[Path] | None = None, at_length: bool = False) -> None:
+        """Compare all that MADE names of the run's kind."""
+        super().__init__(seen, at_length)
+        self.run, self.manifest = run, read_document(run / MANIFEST, Manifest)
+        self.seen.add(run.resolve())
         for part in (RunCheck.identity, *MADE.get(self.manifest.kind, ())):
             try:
                 for each in part(self):
@@ -115,17 +132,18 @@ class RunCheck:
         yield from misfits(self.run, KINDS[self.manifest.kind], read_object(self.run / MANIFEST))
         for inner in parts_within(self.run):
             if (inner / MANIFEST).is_file():
-                yield from self._other(inner)
+                self.check(inner)
             elif (kind := kind_of(inner)) in KINDS:
                 yield from misfits(inner, KINDS[kind])
             else:
                 yield f"{inner.name} in {self.run.name} is of no kind that is known"
-        schemas: dict[str, type[BaseModel]] = {MANIFEST: Manifest, DATASET: DataCard, LEDGER: Ledger}
-        if self.manifest.kind == "reproduction":
-            schemas[SUMMARY] = ReproductionSummary
-        for pattern, schema in schemas.items():
-            for path in self.run.glob(pattern):
-                yield from unread(read_object(path), schema, f"{path.name} of {self.run.name}")
+        summary = ReproductionSummary if self.manifest.kind == "reproduction" else TrainingSummary
+        schemas = {MANIFEST: Manifest, DATASET: DataCard, LEDGER: Ledger, SUMMARY: summary}
+        for name, schema in schemas.items():
+            if (path := self.run / name).is_file():
+                yield from misread(read_object(path), schema, f"{name} of {self.run.name}")
+        if (path := self.run / RECORDS).is_file() and records_bytes(read_records(path)) != path.read_bytes():
+            yield f"{RECORDS} of {self.run.name} is not written as records are"
         yield from broken_links(self.run)
         if not datetime.fromisoformat(self.manifest.created) <= datetime.now(UTC) + timedelta(days=1):
             yield f"{self.run.name} was created {self.manifest.created}, which is still to come"
@@ -140,20 +158,7 @@ class RunCheck:
             yield f"{self.run.name} was not made of {place.name} as it is here: its digest differs"
         elif digest is read_digest and read_object(place / MANIFEST)["created"] > self.manifest.created:
             yield f"{self.run.name} was created before {place.name}, of which it was made"
-        yield from self._other(place)
-
-    def _other(self, place: Path, strictly: bool = True) -> Comparisons:
-        """Check another run to its leaves, once; what it lacks is lacking here too, if `strictly`."""
-        if place.resolve() in self.seen:
-            return
-        for directory in (place, *parts_within(place)):
-            if is_sealed(directory):
-                check_seal_once(directory)
-        other = RunCheck(place, self.seen)
-        self.left += other.left
-        (self.absent if strictly else self.left).extend(other.absent)
-        self.counted += other.counted
-        yield from other.broken
+        self.check(place)
 
     def datasets(self) -> Comparisons:
         """Check the datasets that a training names, by their digests."""
@@ -186,11 +191,13 @@ class RunCheck:
             if copy and copy.manifest is None:  # of the first release
                 again = again.model_copy(update={"manifest": None, "seal": None})
             yield Remade(f"kept training {model.name}", copy, again, f"{model.run} gives")
-            data = [run.manifest["parents"]["dataset"] for run in (training, RunDirectory(self.run))]
-            yield Remade(f"{MANIFEST}: dataset", data[1], data[0], f"{model.run} was trained on")
+            trained_on = training.manifest["parents"]["dataset"]
+            yield Remade(f"{MANIFEST}: dataset", self.manifest.parents["dataset"], trained_on, f"{model.run} has")
             for dataset in named_datasets(place):
                 if is_sealed(dataset.place):
-                    yield from _differing(self.run, dataset.place, (DATASET, LEDGER), dataset.place.name)
+                    mine, theirs = map(sealed_files, (self.run, dataset.place))
+                    for name in (DATASET, LEDGER):
+                        yield Remade(f"{self.run.name}/{name}", mine.get(name), theirs.get(name), "its dataset has")
 
     def against(self) -> Comparisons:
         """Compare the curves of two engines with what is said of them."""
@@ -289,7 +296,7 @@ class RunCheck:
                 self.left.append(f"{self.run.name}: its trainings, which need their processors and hours")
             elif run.seal:
                 yield Remade(f"kept training {name}", run, kept(place), f"{name} gives")
-                yield from self._other(place)
+                self.check(place)
 
     def report(self) -> Comparisons:
         """Make the page and the files beside it again; they must be equal byte for byte."""
@@ -306,12 +313,11 @@ class RunCheck:
             if path.resolve() == self.run.resolve():
                 yield f"{REPORT} was made of the run that it is of"
                 return
-            yield from self._other(path, strictly=False)
+            self.check(path, strictly=False)
         with tempfile.TemporaryDirectory() as folder:
             write_report(assemble(inputs), Path(folder))
             made, here = _files(Path(folder)), _files(self.run / REPORT)
-            others = [name for name in sorted(made | here) if not _same(Path(folder) / name, self.run / REPORT / name)]
-            if others:
+            if others := sorted(name for name in made | here if made.get(name) != here.get(name)):
                 yield (
                     f"{REPORT}/{others[0]} is not what its inputs give ({len(others)} files are not): it was changed, "
                     f"or made by another version or elsewhere; `{inputs.command}` makes it again"
@@ -353,15 +359,7 @@ def _measured_again(experiment: Experiment, mode: str) -> list[Record]:
     return [Record(**about | line) for line in measure(experiment)]
 
 
-def _differing(folder: Path, made: Path, names: Iterable[str], by: str) -> Comparisons:
-    for name in names:
-        if (folder / name).exists() | (made / name).exists() and not _same(folder / name, made / name):
-            yield f"{folder.name}/{name} is not what {by} gives"
-
-
-def _files(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()} - {MARKER}
-
-
-def _same(path: Path, other: Path) -> bool:
-    return path.is_file() and other.is_file() and sha256_file(path) == sha256_file(other)
+def _files(folder: Path) -> dict[str, str]:
+    """Digest of each file below a folder but its seal."""
+    paths = (path for path in folder.rglob("*") if not path.is_dir() and path.name != MARKER)
+    return {str(path.relative_to(folder)): sha256_file(path) for path in paths}

@@ -148,19 +148,27 @@ def _compare_metrics(run: Path, again: Path, segment: Segment) -> Iterator[str]:
     for line, true in zip_longest(computed(run), computed(again), fillvalue=dict[str, Any]()):
         if line != true:
             name = next(name for name in {**true, **line} if line.get(name) != true.get(name))
-            at = f"{(true or line)['kind']} at iteration {(true or line)['iteration']}"
+            at = "{kind} at iteration {iteration}".format(**(true or line))
             yield f"the metrics first differ in {name} of {at}, {line.get(name)!r} for {true.get(name)!r}"
             return
 
 
 def _compare_checkpoints(run: Path, again: Path, end: int) -> Iterator[str]:
-    """The first tensor that differs: weights in the order of the model, then the optimizer's state, then memory."""
+    """The first tensor that differs, or else that the state does."""
     theirs, ours = checkpoint_path(run, end), checkpoint_path(again, end)
     check_seal(theirs)
+    if differing := other_tensors(theirs, ours):
+        many = f"{len(differing)} of {len(read_object(ours / INDEX))} tensors do"
+        yield f"the checkpoint at iteration {end} first differs in {differing[0]} ({many})"
+    elif read_object(theirs / STATE) | NO_TIME != read_object(ours / STATE) | NO_TIME:
+        yield f"{STATE} of the checkpoint at iteration {end} differs"
+
+
+def other_tensors(theirs: Path, ours: Path) -> list[str]:
+    """What differs in two checkpoints: weights in the order of the model, then the optimizer's state, then memory."""
     stated, computed = read_object(theirs / INDEX), read_object(ours / INDEX)
-    names = sorted({**computed, **stated}, key=lambda name: name.startswith(OPTIMIZER_STATE))
     differing = []
-    for name in names:
+    for name in sorted({**computed, **stated}, key=lambda name: name.startswith(OPTIMIZER_STATE)):
         if name not in computed or name not in stated:
             differing.append(f"{name}, which only one of the two has")
             continue
@@ -171,12 +179,7 @@ def _compare_checkpoints(run: Path, again: Path, end: int) -> Iterator[str]:
             differing.append(f"{name}, in {count:,} of {tensor.numel():,} numbers")
     files, true_files = sealed_files(theirs), sealed_files(ours)
     memory = sorted(name for name in {*files, *true_files} if name.startswith("memory-"))
-    differing += [name for name in memory if files.get(name) != true_files.get(name)]
-    if differing:
-        many = f"{len(differing)} of {len(names) + len(memory)} tensors do"
-        yield f"the checkpoint at iteration {end} first differs in {differing[0]} ({many})"
-    elif read_object(theirs / STATE) | NO_TIME != read_object(ours / STATE) | NO_TIME:
-        yield f"{STATE} of the checkpoint at iteration {end} differs"
+    return differing + [name for name in memory if files.get(name) != true_files.get(name)]
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

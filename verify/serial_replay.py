@@ -20,7 +20,7 @@ from mlm_repro.engine.kernels.dropout import DropoutMask
 from mlm_repro.engine.launch.mesh import local_device
 from mlm_repro.engine.optim.precision import LossScaler
 from mlm_repro.engine.optim.schedule import clock, learning_rate
-from mlm_repro.engine.parallel.mesh import ParallelMesh, serial_mesh
+from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.engine.rng import Dropout
 from mlm_repro.engine.run.files import Step, Validation, read_metrics, steps_in, validations_in
 from mlm_repro.engine.run.resolved import resolve_begun
@@ -134,12 +134,9 @@ class SerialReplay:
 
     def __init__(
         self, recorded: RecordedRun, start: Start, precision: Precision = "fp64", is_moved: bool = False,
-        like: "SerialReplay | None" = None, fault: Hypothesis = NO_FAULT,
+        fault: Hypothesis = NO_FAULT,
     ) -> None:  # fmt: skip
-        """Build the model at its start; `is_moved` moves master weights by up to half a unit in their last place.
-
-        The samples are those of `like`, another replay of the run, where they are the same.
-        """
+        """Build the model at its start; `is_moved` moves master weights by up to half a unit in their last place."""
         config, mesh = recorded.config, serial_mesh(local_device())
         self.recorded, self.fault = recorded, fault
         self.train: TrainConfig = config.train.model_copy(update={"precision": precision, **fault.settings})
@@ -148,7 +145,11 @@ class SerialReplay:
         model = config.model.model_copy(update={"vocab_size": rows})
         self.model, self.step = build_step(model, self.train, SERIAL, mesh)
         self.schedule = BatchSchedule(self.train)
-        self.inputs, self.validation = self._fed(mesh, like)
+        data = recorded.run.data
+        self.inputs = TrainingInputs(
+            self.config, self.train.iterations, data.token_files("train"), data.tokenizer, mesh
+        )
+        self.validation = ValidationSplit(self.config, data.token_files("valid"), mesh, data.tokenizer)
         state = self._load(start)
         updated = state.updated_samples
         self.samples = self.schedule.samples_before(start.iteration) if updated is None else updated
@@ -162,16 +163,6 @@ class SerialReplay:
         if fault.row is not None:
             words = self.model.chunks[0].get_submodule("embedding.word_embeddings")
             words.register_forward_hook(self._leave_out_row)
-
-    def _fed(self, mesh: ParallelMesh, like: "SerialReplay | None") -> tuple[TrainingInputs, ValidationSplit]:
-        """The samples of another replay, unless they carry memory or are weighted otherwise, or its own."""
-        if like and like.train.normalise == self.train.normalise and not like.inputs.streams.is_kept:
-            return like.inputs, like.validation
-        data = self.recorded.run.data
-        return (
-            TrainingInputs(self.config, self.train.iterations, data.token_files("train"), data.tokenizer, mesh),
-            ValidationSplit(self.config, data.token_files("valid"), mesh, data.tokenizer),
-        )
 
     def _leave_out_row(self, module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> None:
         """Hook: take the gradient of a row's lookups away."""

@@ -113,14 +113,14 @@ def read_validations(run: Path) -> list[Validation]:
 
 def steps_in(metrics: Iterable[dict[str, Any]]) -> list[Step]:
     """The iterations among lines of metrics. Raises IntegrityFailure where one is damaged."""
-    lines = [line for line in metrics if line["kind"] == "train"]
-    return [parse_document(line, Step, f"iteration {line['iteration']} in {METRICS}") for line in lines]
+    where = f"iteration {{iteration}} in {METRICS}"
+    return [parse_document(line, Step, where.format(**line)) for line in metrics if line["kind"] == "train"]
 
 
 def validations_in(metrics: Iterable[dict[str, Any]]) -> list[Validation]:
     """The validations among lines of metrics. Raises IntegrityFailure where one is damaged."""
-    lines = [line for line in metrics if line["kind"] != "train"]
-    return [parse_document(line, Validation, f"a validation in {METRICS}") for line in lines]
+    where = f"a validation in {METRICS}"
+    return [parse_document(line, Validation, where) for line in metrics if line["kind"] != "train"]
 
 
 def describe_end(run: Path) -> str:

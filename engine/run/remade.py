@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,9 @@ from mlm_repro.engine.run.files import (
     read_validations,
 )
 from mlm_repro.lineage.atomic import parse_json
-from mlm_repro.lineage.chain import INDEX, STATE, complete_checkpoints, iteration_of
+from mlm_repro.lineage.chain import INDEX, STATE, checkpoint_path, complete_checkpoints, iteration_of
 from mlm_repro.lineage.config import parse_config
-from mlm_repro.lineage.digest import is_sealed, sealed_files
+from mlm_repro.lineage.digest import sealed_files
 from mlm_repro.lineage.files import Absent, Comparisons, Manifest, Remade, as_said, read_document, read_object
 from mlm_repro.lineage.run import MANIFEST
 
@@ -36,76 +35,80 @@ WINDOW = 128
 """Iterations whose loss and gradient norm a checkpoint keeps."""
 BITS = {"F64": "<i8", "F32": "<i4", "F16": "<i2", "BF16": "<i2"}
 FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
-KEPT_STATE = "iteration", "loss_scaler", "optimizer_steps", "recent", "seconds"
-"""Keys of state.json; those of today have `updated_samples` too."""
 Bits = NDArray[np.signedinteger[Any]]
 
 
 def metrics(run: Path) -> Comparisons:
     """Check that the metrics have every iteration, and that they and the configuration give the summary."""
-    if not is_sealed(run):
-        return
-    config, done = recipe_of(run), read_summary(run)
-    parents = read_document(run / MANIFEST, Manifest).parents
+    config, done, manifest = recipe_of(run), read_summary(run), read_document(run / MANIFEST, Manifest)
     count, schedule, where = config.train.iterations, BatchSchedule(config.train), f"{SUMMARY} of {run.name}"
     yield as_said(done, {
         "iterations": count, "tokens": tokens_trained(config.model, config.train),
-        "parameters": parameter_count(config.model), "seed": done.seed and config.train.seed,
+        "parameters": parameter_count(config.model), "seed": config.train.seed,
+        "checkpoint": checkpoint_path(run, count).name,
     }, where, "its configuration gives")  # fmt: skip
     seconds = done.tokens / done.tokens_per_second
-    if abs(seconds - done.train_seconds) > 0.01 + 0.001 * done.train_seconds:
+    if not math.isclose(seconds, done.train_seconds, rel_tol=0.001, abs_tol=0.01):
         yield Remade(f"{where}: train_seconds", done.train_seconds, seconds, "its tokens and rate give")
     if [step.iteration for step in read_steps(run)] != list(range(1, count + 1)):
         yield f"{METRICS} of {run.name} does not have each of {count} iterations once and in order"
-    updates = updated_samples = 0
-    for line in (line for line in read_metrics(run) if line["kind"] == "train" and "samples" in line):
-        due: dict[str, float] = {"samples": schedule.samples_before(line["iteration"])}
-        if parents.keys() == {"dataset"}:  # its updates are counted from 1
+    last = updates = updated_samples = 0
+    for line in read_metrics(run):
+        number = line["iteration"]
+        if line["kind"] != "train":
+            yield Remade(f"{METRICS}: iteration of a validation", number, last, "the line before it gives")
+            continue
+        last = number
+        if "samples" not in line:
+            continue
+        size = schedule.batch_size(number - 1)
+        due: dict[str, float] = {"samples": schedule.samples_before(number), "batch_size": size}
+        if manifest.parents.keys() == {"dataset"}:  # its updates are counted from 1
             due["learning_rate"] = learning_rate(config.train, clock(config.train, updates, updated_samples))
+        if config.train.precision != "fp16":
+            due["loss_scale"] = 1.0
         if not line.get("skipped"):
-            updates, updated_samples = updates + 1, updated_samples + schedule.batch_size(line["iteration"] - 1)
+            updates, updated_samples = updates + 1, updated_samples + size
         for name, value in due.items():
-            yield Remade(f"{METRICS}: {name} at {line['iteration']}", line[name], value, "its schedule gives")
+            yield Remade(f"{METRICS}: {name} at {number}", line[name], value, "its schedule gives")
     yield from ending(done, read_validations(run), run.name)
 
 
 def checkpoints(run: Path) -> Comparisons:
     """Compare each checkpoint with the metrics, its tensors with their statistics, its tokenizer with the data."""
-    if not is_sealed(run):
-        return
-    parents = read_document(run / MANIFEST, Manifest).parents
-    steps = [step for step in read_steps(run) if step.gradient_norm is not None]
+    is_old, every = not read_document(run / MANIFEST, Manifest).attempts, read_steps(run)
+    steps = [step for step in every if step.gradient_norm is not None]
     places, count = complete_checkpoints(run), recipe_of(run).train.iterations
-    newest = max(map(iteration_of, places), default=0)
-    yield Remade(f"newest checkpoint of {run.name}", newest, count, "its configuration gives")
+    yield Remade(f"newest checkpoint of {run.name}", iteration_of(places[-1]), count, "its configuration gives")
     data = [each.place for each in named_datasets(run) if each.is_here]
     tokenizer = sealed_files(data[0]) if data else {}
     held = {at for path in places for at in range(iteration_of(path) - WINDOW + 1, iteration_of(path) + 1)}
     if loose := sum(step.iteration not in held for step in steps):
-        far = f"more than {WINDOW} iterations before a checkpoint; `mlm-verify replay` trains segments again"
-        yield Absent(f"{run.name}: {loose:,} losses of {METRICS} and validations, {far}", ever=False)
+        yield Absent(f"{run.name}: {loose:,} losses of {METRICS} and validations, more than {WINDOW} iterations before "
+                     "a checkpoint; `mlm-verify replay` trains segments again", ever=False)  # fmt: skip
     for path in places:
         seen = [[step.loss, step.gradient_norm] for step in steps if step.iteration <= iteration_of(path)][-WINDOW:]
-        state = read_object(path / STATE)
-        yield Remade(
-            f"{path.name}: keys of {STATE}",
-            sorted({*state} - {"updated_samples"}),
-            sorted(KEPT_STATE),
-            "every checkpoint has",
-        )
-        recent = state.get("recent", [])
-        began = max(0, len(recent) - len(seen)) if "continues" in parents else 0
-        yield Remade(f"{path.name}: recent losses and norms", recent[began:], seen, f"{METRICS} gives")
+        state, made = read_object(path / STATE), [step for step in every if step.iteration <= iteration_of(path)]
+        updates = [step for step in made if not step.skipped]
+        due = {
+            "iteration": iteration_of(path), "optimizer_steps": len(updates), "recent": seen,
+            "updated_samples": sum(step.batch_size or 0 for step in updates),
+            **{name: state.get(name) for name in ("loss_scaler", "seconds")},
+        }  # fmt: skip
+        if is_old and "updated_samples" not in state:
+            del due["updated_samples"]
+        yield Remade(f"{path.name}: {STATE}", state, due, f"{METRICS} gives")
         files = {name: it for name, it in sealed_files(path).items() if name.startswith("tokenizer/")}
         if data:
             yield Remade(f"{path.name}", files, {name: tokenizer.get(name) for name in files}, "its dataset has")
-        yield from _tensors_of(path)
+        yield from _tensors_of(path, is_old)
 
 
 def ending(done: TrainingSummary, validations: Sequence[Validation], name: str) -> Comparisons:
     """Compare the last validation in the metrics with the summary."""
     where, by = f"{SUMMARY} of {name}", f"its {METRICS} gives"
-    said = {"iteration": done.iterations, "loss": done.validation_loss, "perplexity": done.validation_perplexity}
+    said = {"iteration": done.iterations, "samples": done.validation_samples,
+            "loss": done.validation_loss, "perplexity": done.validation_perplexity}  # fmt: skip
     yield Remade(where, said, {name: getattr(validations[-1], name) for name in said} if validations else None, by)
     for each in validations:
         perplexity = math.exp(min(each.loss, 20))
@@ -117,26 +120,24 @@ def recipe_of(training: Path) -> RunConfig:
     return parse_config(read_document(training / MANIFEST, Manifest).config, RunConfig, f"{training.name}/{MANIFEST}")
 
 
-def _tensors_of(checkpoint: Path) -> Comparisons:
-    """Compare the statistics of each tensor, taken before it was written, with what the checkpoint's files hold."""
+def _tensors_of(checkpoint: Path, is_old: bool) -> Comparisons:
+    """Compare the statistics of each tensor, taken before it was written, with what the checkpoint's files hold.
+
+    Those of a run that `is_old` may have no checksum.
+    """
     index, statistics = read_object(checkpoint / INDEX), read_object(checkpoint / STATISTICS)
     where = f"{checkpoint.name}/{STATISTICS}"
     yield Remade(f"{where}: tensors", sorted(statistics), sorted(index), f"{INDEX} has")
-
-    @cache
-    def tensors(file: str) -> dict[str, tuple[str, Bits]]:
-        return _tensors(checkpoint / Path(file).name)
-
+    tensors = {file: _tensors(checkpoint / Path(file).name) for each in index.values() for file in each["files"]}
     for name in index.keys() & statistics.keys():
-        parts = [tensors(file)[name] for file in index[name]["files"]]
+        parts = [tensors[file][name] for file in index[name]["files"]]
         whole = np.concatenate([bits for _, bits in parts], index[name]["dim"]) if len(parts) > 1 else parts[0][1]
-        yield Remade(f"{checkpoint.name}/{INDEX}: {name}", index[name], {
-            "shape": list(whole.shape), "dim": index[name]["dim"], "files": index[name]["files"]
-        }, "its files give")  # fmt: skip
+        due = {"shape": list(whole.shape), **{key: index[name][key] for key in ("dim", "files")}}
+        yield Remade(f"{checkpoint.name}/{INDEX}: {name}", index[name], due, "its files give")
         numbers, stated = _numbers(np.ascontiguousarray(whole).reshape(-1), parts[0][0]), statistics[name]
-        older = numbers.keys() - {"checksum"}  # of earlier versions
-        due = numbers if "checksum" in stated else {key: numbers[key] for key in older}
-        yield Remade(f"{where}: {name}", stated, due, "its numbers give")
+        if is_old and "checksum" not in stated:
+            del numbers["checksum"]
+        yield Remade(f"{where}: {name}", stated, numbers, "its numbers give")
 
 
 def _numbers(bits: Bits, kind: str) -> dict[str, float | int]:

@@ -14,7 +14,6 @@ from typing import Any
 
 from mlm_repro.data_pipeline.files import named_datasets
 from mlm_repro.data_pipeline.tokens.tokenizer import FILE_NAME
-from mlm_repro.engine.batch_schedule import BatchSchedule
 from mlm_repro.engine.config import FORMER_RECORDS, ModelConfig, ParallelConfig, RunConfig, Seam, TrainConfig, TwinScale
 from mlm_repro.engine.costs import (
     RankMemory,
@@ -29,6 +28,7 @@ from mlm_repro.engine.family import family_of
 from mlm_repro.engine.optim.schedule import end_of_schedule
 from mlm_repro.engine.parallel.layout import Layout, layout_of, split_layers
 from mlm_repro.engine.pipeline.schedule import check_schedule, ideal_bubble
+from mlm_repro.engine.run.files import read_steps
 from mlm_repro.engine.run.loggers import LOGGERS
 from mlm_repro.engine.twin import shrink
 from mlm_repro.lineage.chain import CONFIG, checkpoint_path, iteration_of, resolve_checkpoint
@@ -44,8 +44,6 @@ ORIGINS = ("init_from", "continues")
 """Names, among a run's inputs, of the checkpoint that it starts from: for its weights alone, or as a whole."""
 SCHEMA = 1
 """Version of what a training's settings mean. Raise it when a default or the arithmetic behind a key changes."""
-SCHEMA_OF_FIRST_RELEASE = 1
-"""The first release stated no version. Its settings mean what those of version 1 do."""
 PLACES = frozenset({"data", "parallel", "record"})
 """Sections of the configuration that change where a run takes place and what it notes down, not what it computes."""
 FIRST_RELEASE = {"initial_loss_scale": 2.0**32, "decay_iterations": None, "init_from": None, "continues": None}
@@ -273,16 +271,6 @@ def read_config(manifest: Mapping[str, Any], path: Path) -> RunConfig:
     return parse_config(values, RunConfig, str(path))
 
 
-def _known_training(directory: RunDirectory) -> TrainConfig:
-    """The recipe of an earlier run, of which keys that this program does not have are left out and named."""
-    manifest, path = directory.manifest, directory.path / MANIFEST
-    stated = manifest.get("config", {}).get("train", {})
-    unknown = sorted(stated.keys() - TrainConfig.model_fields.keys())
-    if unknown:
-        print(f"note: {path} has train.{', train.'.join(unknown)}, which this program does not know", file=sys.stderr)
-    return parse_config({key: value for key, value in stated.items() if key not in unknown}, TrainConfig, str(path))
-
-
 def continue_run(config: RunConfig, run: Path) -> RunConfig:
     """The configuration that continues a run from its newest checkpoint.
 
@@ -293,12 +281,17 @@ def continue_run(config: RunConfig, run: Path) -> RunConfig:
     if config.model.family == "transformer-xl":
         cut = "train.iterations divides the text into its streams, so 20 and 20 iterations would not read what 40 read"
         raise BadInput(f"a transformer-xl is not continued: {cut}; train.init_from starts from its weights")
-    earlier = _known_training(directory)
-    if earlier.precision != config.train.precision:
-        raise BadInput(f"{run} was trained in {earlier.precision}, and its optimizer's state continues in that alone")
+    stated = directory.manifest["config"].get("train", {})
+    if unknown := sorted(stated.keys() - TrainConfig.model_fields.keys()):
+        print(f"note: {run} has train.{', train.'.join(unknown)}, which this program does not know", file=sys.stderr)
+    if (precision := stated.get("precision")) != config.train.precision:
+        raise BadInput(f"{run} was trained in {precision}, and its optimizer's state continues in that alone")
     iteration = iteration_of(resolve_checkpoint(directory.path))
+    samples = {step.iteration: step.samples for step in read_steps(directory.path)}.get(iteration)
+    if samples is None:
+        raise BadInput(f"{run} does not say how many samples its {iteration} iterations took")
     run = run.with_name(directory.path.name) if run.is_symlink() else run
-    seam = Seam(run=run, iteration=iteration, samples=BatchSchedule(earlier).samples_before(iteration))
+    seam = Seam(run=run, iteration=iteration, samples=samples)
     values = config.model_dump(mode="json")
     values["train"] |= {"init_from": None, "continues": seam.model_dump(mode="json")}
     return parse_config(values, RunConfig, "--continue")
@@ -359,7 +352,7 @@ def resolve_begun(directory: RunDirectory, ranks: int | None = None, changed: Se
             f"--set {wrong} would change what the run computes, and `resume` changes only "
             f"{', '.join(sorted(PLACES))}; {elsewhere}"
         )
-    schema = manifest.get("schema_version") or SCHEMA_OF_FIRST_RELEASE
+    schema = manifest.get("schema_version") or 1  # the first release stated no version
     if schema != SCHEMA:
         other = f"settings that mean something else here (schema {schema} of trainings, this program has {SCHEMA})"
         raise BadInput(f"{path} began with {other}; {elsewhere}")

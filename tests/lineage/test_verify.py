@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from mlm_repro.lineage.digest import read_digest, seal
+from mlm_repro.lineage.errors import IntegrityFailure
 from mlm_repro.lineage.run import RunDirectory
+from mlm_repro.lineage.verified import check_seal_once
 from mlm_repro.verify.kinds import ALWAYS_FREE, KINDS
 from tests.commands import Outcome, call
 from tests.experiments.packed import TRAINING, packed
@@ -68,3 +70,12 @@ def test_what_is_not_a_directory_is_bad_input(tmp_path: Path, name: str) -> None
     done = verify(tmp_path / name)
     assert (done.code, done.out) == (2, "")
     assert "is not a directory" in done.err
+
+
+def test_a_link_that_a_power_cut_left_behind_stops_no_check(run: RunDirectory) -> None:
+    """A name's link is made hidden in the run and renamed; where the renaming was lost it leads nowhere."""
+    (run.path / ".355m-tiny.link-1").symlink_to(run.path.name)
+    check_seal_once(run.path)
+    (run.path / "summary.json").write_text("{}")
+    with pytest.raises(IntegrityFailure, match="was changed"):
+        check_seal_once(run.path)

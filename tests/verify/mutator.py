@@ -26,6 +26,11 @@ from mlm_repro.verify.recomputed import RunCheck
 WIDE = str.maketrans("0123456789", "０１２３４５６７８９")
 LINES = (0, 1, -1)
 """Lines of a file of lines that are edited."""
+OF_FILES = ("delete", "duplicate", "link", "rename", "look-alike", "swap", "empty", "cut", "plant")
+OF_LINES = ("repeat line", "drop line", "turn lines")
+OF_KEYS = ("delete key", "add key", "repeat key", "look-alike key", "scale", "null", "text", "endless", "exchange")
+NAMED_ANYWHERE = ("duplicate", "link", "rename", "look-alike", "plant", "repeat key")
+"""Edits that no file is free to have."""
 
 
 class Edit(NamedTuple):
@@ -45,15 +50,16 @@ def edits(run: Path) -> Iterator[Edit]:
         name = path.relative_to(run).as_posix()
         if path.is_dir() or name == MARKER or name.startswith("report/") or "/." in f"/{name}":
             continue
-        yield from (Edit(kind, name) for kind in ("delete", "duplicate", "link", "rename", "look-alike", "swap"))
+        yield from (Edit(kind, name) for kind in OF_FILES)
         if path.name == MARKER:
             continue
+        if path.suffix == ".jsonl":
+            yield from (Edit(kind, name) for kind in OF_LINES)
         if path.suffix not in (".json", ".jsonl"):
             yield Edit("scale", name)
             continue
         for key in _keys(path):
-            yield from (Edit(kind, name, key) for kind in ("delete key", "add key", "repeat key", "look-alike key"))
-            yield Edit("scale", name, key)
+            yield from (Edit(kind, name, key) for kind in OF_KEYS)
 
 
 def _keys(path: Path) -> Iterator[tuple[Any, ...]]:
@@ -110,6 +116,21 @@ def apply(edit: Edit, run: Path) -> bool:
             if wide == path.name:
                 return False
             path.rename(path.with_name(wide))
+        case "empty" | "cut":
+            if not before or path.name == MARKER:  # which is written anew
+                return False
+            path.write_bytes(before[: len(before) // 2] if edit.kind == "cut" else b"")
+        case "plant":
+            planted = path.parent / f"{path.stem}-notes"
+            planted.mkdir()
+            shutil.copyfile(path, planted / path.name)
+        case "repeat line" | "drop line" | "turn lines":
+            lines = before.splitlines(keepends=True)
+            if not lines:
+                return False
+            new = {"repeat line": [*lines, lines[-1]], "drop line": lines[:-1], "turn lines": lines[::-1]}[edit.kind]
+            path.write_bytes(b"".join(new))
+            return new != lines
         case "swap":
             if other == path or other.read_bytes() == before:
                 return False
@@ -135,7 +156,7 @@ def _apply_key(edit: Edit, path: Path) -> bool:
     raw = None
     match edit.kind:
         case "delete key":
-            if value in (None, {}, []):  # as good as absent
+            if not value:  # as good as absent, which the command says too
                 return False
             del place[last]
         case "add key":
@@ -149,10 +170,17 @@ def _apply_key(edit: Edit, path: Path) -> bool:
             if "a" not in str(last):
                 return False
             place[str(last).replace("a", "а", 1)] = place.pop(last)
-        case "scale":
-            place[last] = _scaled(value)
-            if place[last] == value:
+        case "scale" | "null" | "text" | "endless":
+            new = {"scale": _scaled(value), "null": None, "text": str(value), "endless": float("inf")}[edit.kind]
+            if new == value or (edit.kind != "scale" and isinstance(value, dict | list)) or (not value and not new):
                 return False
+            place[last] = new
+        case "exchange":
+            others = list(place) if isinstance(place, dict) else list(range(len(place)))
+            other = others[(others.index(last) + 1) % len(others)]
+            if place[other] == value or type(place[other]) is not type(value):
+                return False
+            place[last], place[other] = place[other], value
     _write(path, values, raw)
     return True
 
@@ -181,18 +209,18 @@ def reseal(folder: Path, order: list[str]) -> None:
             seal(run)
 
 
-def is_named(run: Path) -> bool:
-    """True if the verification of the run alone, without what was made of it, says anything."""
+def said_of(run: Path) -> set[str]:
+    """What the verification of the run alone, without what was made of it, says against it."""
     try:
         check = RunCheck(run)
-    except (UserError, OSError, ValueError, KeyError):
-        return True
-    return bool(check.broken or check.absent)
+    except (UserError, OSError, ValueError, KeyError) as error:
+        return {str(error)}
+    return {*check.broken, *check.absent}
 
 
 def is_said_to_be_free(run: Path, edit: Edit) -> bool:
     """True for a value or the content of a file that, as `mlm-verify run` prints, nothing contradicts."""
-    if edit.kind in ("duplicate", "link", "rename", "look-alike", "repeat key"):
+    if edit.kind in NAMED_ANYWHERE:
         return False
     kind = KINDS[json.loads((run / "manifest.json").read_text())["kind"]]
     named = f"{edit.file} {'.'.join(map(str, edit.key))}".strip()
@@ -206,6 +234,7 @@ def survivors(
     every = [(name, edit) for name in order for edit in edits(folder / name)]
     drawn = random.Random(seed).sample(every, min(count, len(every)))
     alive, made = list[str](), 0
+    honest = {name: said_of(folder / name) for name in order}
     for name, edit in drawn:
         if is_said_to_be_free(folder / name, edit):
             continue
@@ -218,7 +247,7 @@ def survivors(
             if publish:
                 with suppress(UserError, OSError, ValueError, KeyError, LookupError, TypeError, AttributeError):
                     publish(copy)
-            if not is_named(copy / name):
+            if not said_of(copy / name) - honest[name]:
                 alive.append(f"{name}: {edit}")
     return made, alive
 

@@ -76,9 +76,9 @@ def forge(study: Path, name: str, edit: Callable[[dict[str, Any]], None]) -> Non
 def test_what_is_kept_is_made_again(results: Path) -> None:
     check = KeptCheck(results)
     assert check.broken == []
-    assert check.compared["records"] > 200
-    assert check.compared["claims"] == len(every_claim())
-    assert (check.compared["verdicts"] > 100, check.compared["figures"]) == (True, 1)
+    assert check.counted["records"] > 200
+    assert check.counted["claims"] == len(every_claim())
+    assert (check.counted["verdicts"] > 100, check.counted["figures"]) == (True, 1)
     assert any("need" in sentence for sentence in check.left)
 
 

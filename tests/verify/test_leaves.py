@@ -15,7 +15,7 @@ from mlm_repro.experiments.runner import run_experiment
 from mlm_repro.experiments.sealed import digest_of_numbers
 from mlm_repro.lineage.digest import MARKER, check_seal, seal, sha256_json
 from mlm_repro.lineage.errors import IntegrityFailure
-from mlm_repro.lineage.records import read_records
+from mlm_repro.lineage.records import Record, read_records, write_records
 from mlm_repro.lineage.run import identity_in
 from mlm_repro.verify.recomputed import RunCheck
 from tests.commands import call
@@ -186,9 +186,9 @@ def test_a_simulation_is_computed_again_alone_as_in_its_folder(tmp_path: Path) -
     values["config_digest"] = sha256_json(values["config"])
     values["settings"] = values["settings"] | {"records": values["config"]["records"]}
     values["identity"] = identity_in(values)
-    lines = [line | {"digest": values["config_digest"], "source": f"{values['name']}-{values['identity'][:8]}"}
-             for line in lines]  # fmt: skip
-    (path / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    source = f"{values['name']}-{values['identity'][:8]}"
+    records = [Record(**line | {"digest": values["config_digest"], "source": source}) for line in lines]
+    write_records(path / "records.jsonl", records)
     (path / "manifest.json").write_text(json.dumps(values))
     path = path.rename(path.with_name(f"{values['name']}-{values['identity'][:8]}"))
     seal(path)
