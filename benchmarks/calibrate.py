@@ -69,7 +69,7 @@ HELD_OUT = [("fold", np.float64), ("ratio", np.float64), ("constant", np.float64
 """A row predicted by constants that it was not fitted with: the number of its fold, measured over predicted time, and
 measured over the time at the other rows' median share of the peak."""
 MISSED = 20.0
-"""What a miss costs in the score of a 90 % interval: 2 over its 10 %."""
+"""Cost of a miss in the score of a 90 % interval: 2 over its 10 %."""
 HeldOut = NDArray[np.void]
 Rule = Callable[[Machine, Sequence[Workload]], Floats]
 
@@ -302,7 +302,7 @@ def a100_fit() -> Fit:
 
 
 def h100_fit(a100: Machine) -> Fit:
-    """What others ran on H100s, each source with one weight; of the A100 fit is what is neither fitted nor stated."""
+    """Megatron-Core and FSDP on H100s, each source with one weight; what is neither fitted nor stated is the A100s'."""
     names = [name for name in (*CONSTANTS, *NODE_CONSTANTS) if name not in STATED]
     moved = {name: getattr(a100, name) for name in names} | {"network_share": 1.0}
     start = started(machine_of(load_cluster(H100, CORE)).replaced(**moved), MODERN)

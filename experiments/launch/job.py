@@ -292,16 +292,16 @@ def torchrun_script(job: Job, out: Path) -> str:
 def jobset(job: Job, out: Path) -> str:
     """The job for Kubernetes, as a JobSet whose pods find the folders where they are here."""
     folders = [*enumerate(map(str, _mounted(job, out)))]
-    values = {"name": f"mlm-{re.sub('[^a-z0-9]+', '-', job.name.lower())}".rstrip("-"), "nodes": job.nodes,
-              "bound": MOST_ATTEMPTS_WITHOUT_PROGRESS, "signal_seconds": job.signal_seconds, "image": job.container,
+    name = f"mlm-{re.sub('[^a-z0-9]+', '-', job.name.lower())}".rstrip("-")
+    values = {"name": name, "first": f"{name}-ranks-0-0.{name}", "nodes": job.nodes, "image": job.container,
+              "bound": MOST_ATTEMPTS_WITHOUT_PROGRESS, "signal_seconds": job.signal_seconds,
               "script": str((out / "torchrun.sh").resolve()),
               "limits": {"nvidia.com/gpu": job.ranks_per_node} if job.gpus else {},
               "mounts": [{"name": f"folder-{number}", "mountPath": path} for number, path in folders],
               "volumes": [{"name": f"folder-{number}", "hostPath": {"path": path}} for number, path in folders],
               }  # fmt: skip
     text = (TEMPLATES / "jobset.yaml").read_text(encoding="utf-8")
-    plain = {name: value if name == "name" else json.dumps(value) for name, value in values.items()}
-    return _filled(text, plain)
+    return _filled(text, {key: json.dumps(value) for key, value in values.items()})
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:

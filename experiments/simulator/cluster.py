@@ -109,7 +109,7 @@ class ErrorInterval(Config):
     """Mean interval score of left-out measurements (Gneiting and Raftery 2007, Section 6.2), of logarithms: the
     interval's width, and 20 times what a measurement lies outside. Less is better."""
     baseline: NonNegativeFloat | None = None
-    """That score if every GPU reached one share of its peak, the others' median."""
+    """The score of a rule by which every GPU reaches one share of its peak, the others' median."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

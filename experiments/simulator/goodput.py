@@ -1,4 +1,4 @@
-"""What failures leave of a training's time: the interval between checkpoints that loses least, and what is then left.
+"""Goodput: the interval between checkpoints that loses the least to failures, and the share of the time that is kept.
 
 Failures come at random at one rate, also while a checkpoint is written and while the ranks start again (Daly 2006, "A
 higher order estimate of the optimum checkpoint interval for restart dumps"). Imports no torch.
@@ -10,16 +10,16 @@ from typing import NamedTuple
 FAILURES_PER_GPU_HOUR = 419 / (54 * 24 * 16_384)
 """Llama 3 (arXiv:2407.21783, Section 3.3.4): 419 unexpected interruptions of 16,384 H100 GPUs in 54 days."""
 RESTART_SECONDS = 300.0
-"""From a failure to the first iteration after it, where nothing else is said."""
+"""Time from a failure to the first iteration after it, where nothing else is said."""
 WRITTEN_BYTES_PER_SECOND = 100e6
-"""What a rank writes while all do, where nothing else is said: little for a shared file system."""
+"""Rate of a rank while all write, where nothing else is said: little for a shared file system."""
 
 
 class Failures(NamedTuple):
     """How often a job fails, and what that costs it; in seconds."""
 
     mean: float
-    """From one failure of any of its GPUs to the next, on average."""
+    """Time between two failures of any of its GPUs, on average."""
     checkpoint: float
     """Time that a checkpoint takes from the training."""
     restart: float
@@ -27,7 +27,7 @@ class Failures(NamedTuple):
     @classmethod
     def of(cls, gpus: int, written_bytes: int, rate: float | None = None, restart: float = RESTART_SECONDS,
            per_gpu_hour: float = FAILURES_PER_GPU_HOUR) -> "Failures":  # fmt: skip
-        """Those of a job whose fullest rank writes so many bytes of a checkpoint, at `rate` bytes a second."""
+        """Failures of a job whose fullest rank writes so many bytes of a checkpoint, at `rate` bytes a second."""
         mean = 3600 / (per_gpu_hour * gpus) if per_gpu_hour else math.inf
         return cls(mean, written_bytes / (rate or WRITTEN_BYTES_PER_SECOND), restart)
 

@@ -104,7 +104,7 @@ def planned_run(run: ResolvedRun, cluster: Cluster, choice: Choice) -> RunConfig
 
 
 def goodput(run: ResolvedRun, cluster: Cluster, choice: Choice, seconds: float) -> str:
-    """What failures leave of a training that takes so long without them."""
+    """A sentence on what failures leave of a training that takes so long without them."""
     w, config = choice.workload, planned_run(run, cluster, choice)
     failures = Failures.of(w.gpus, written_bytes(config.model, config.train.precision, config.parallel, w.dp))
     share = failures.share(failures.best_interval)

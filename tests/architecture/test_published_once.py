@@ -20,7 +20,7 @@ ENOUGH = 3
 RUN = {"experiment", "series", "cluster", *COLUMNS, "scatter_gather", "sequence_parallel", "tokens", "machines",
        "microbatches", "parameters", "stage"}  # fmt: skip
 """Columns that say what was run."""
-BY_CHANCE = ("vtrain-", "mt-nlg", "vocab.json", "tokenizer.json")
+BY_CHANCE = ("vtrain-", "mt-nlg", "bigscience", "h100", "megatron-2020", "vocab.json", "tokenizer.json")
 """Files of so many numbers that some are those of a table by chance: measured values of others, ids."""
 
 
