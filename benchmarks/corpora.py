@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from subprocess import DEVNULL, Popen
@@ -49,66 +49,51 @@ def words(rng: random.Random, count: int) -> str:
     return " ".join("".join(rng.choices(LETTERS, k=rng.randrange(2, 9))) for _ in range(count))
 
 
-def crawl(rng: random.Random) -> Iterator[str]:
-    """Lines of which every second one is the same error page."""
-    while True:
-        yield words(rng, 7)
-        yield "page not found"
+def crawl(rng: random.Random, number: int) -> str:
+    """A line; every second one is the same error page."""
+    return words(rng, 7) if number % 2 else "page not found"
 
 
-def templates(rng: random.Random) -> Iterator[str]:
-    """Pages of three templates, alike and no duplicates, but for one in fifty."""
-    vocabulary = words(rng, 3000).split()
-    frames, before = [" ".join(rng.choices(vocabulary, k=80)) for _ in range(3)], ""
-    while True:
-        for number in range(49):
-            page = f"{frames[number % 3]} {' '.join(rng.choices(vocabulary, k=27))}"
-            before = page if rng.random() < 0.1 or not before else before
-            yield page
-        yield before.replace(" ", "  ", 1)
+def templates(rng: random.Random, number: int) -> str:
+    """A page of one of three templates, alike and no duplicate, but for one in fifty."""
+    if number % 50 == 49:
+        return templates(random.Random(number - 3), number - 3).replace(" ", "  ", 1)
+    vocabulary = _vocabulary()
+    return " ".join(vocabulary[80 * (number % 3) :][:80] + rng.choices(vocabulary, k=27))
 
 
-def tweets(rng: random.Random) -> Iterator[str]:
-    """Some words."""
-    while True:
-        yield words(rng, rng.randrange(4, 30))
-
-
-def books(rng: random.Random) -> Iterator[str]:
-    """Some 60 kB of paragraphs."""
-    while True:
-        yield "\n\n".join(words(rng, 90).capitalize() + "." for _ in range(rng.randrange(100, 160)))
-
-
-def code(rng: random.Random) -> Iterator[str]:
-    """Lines of assignments, and a comment."""
-    while True:
-        lines = [f"{'    ' * rng.randrange(4)}{words(rng, 1)} = {words(rng, 1)}({words(rng, 1)})" for _ in range(60)]
-        yield "\n".join([*lines[: rng.randrange(5, 60)], "# " + words(rng, 12)])
+@cache
+def _vocabulary() -> list[str]:
+    return words(random.Random(0), 3000).split()
 
 
 class Shape(NamedTuple):
-    """A kind of text, and how many documents of it are built."""
+    """A kind of text by a generator and a number, and how many documents of it are built."""
 
-    texts: Callable[[random.Random], Iterator[str]]
+    text: Callable[[random.Random, int], str]
     documents: int
 
 
 SHAPES = {
     "crawl": Shape(crawl, 2_000_000),
     "templates": Shape(templates, 200_000),
-    "tweets": Shape(tweets, 300_000),
-    "books": Shape(books, 500),
-    "code": Shape(code, 30_000),
+    "tweets": Shape(lambda rng, _: words(rng, rng.randrange(4, 30)), 300_000),
+    "books": Shape(lambda rng, _: "\n\n".join(words(rng, 90) for _ in range(rng.randrange(100, 160))), 500),
+    "code": Shape(
+        lambda rng, _: "\n".join(f"    {words(rng, 1)} = {words(rng, 2)}" for _ in range(rng.randrange(60))), 30_000
+    ),
 }
+
+
+def texts(name: str, documents: int) -> Iterator[str]:
+    """So many texts of a shape."""
+    return (SHAPES[name].text(random.Random(number), number) for number in range(documents))
 
 
 def write_corpus(path: Path, name: str, documents: int) -> Path:
     """Write so many documents of a shape as JSON lines."""
     with path.open("w", encoding="utf-8") as file:
-        file.writelines(
-            f"{json.dumps({'text': text})}\n" for text in islice(SHAPES[name].texts(random.Random(1)), documents)
-        )
+        file.writelines(f"{json.dumps({'text': text})}\n" for text in texts(name, documents))
     return path
 
 

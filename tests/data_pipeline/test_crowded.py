@@ -5,13 +5,12 @@ import random
 import signal
 import subprocess
 import sys
-from itertools import islice
 from pathlib import Path
 
 import pytest
 from ray.cluster_utils import Cluster
 
-from benchmarks.corpora import SHAPES, write_recipe
+from benchmarks.corpora import texts, write_recipe
 from mlm_repro.data_pipeline.config import DataConfig
 from mlm_repro.data_pipeline.files import LEDGER, Ledger
 from mlm_repro.data_pipeline.runner import build_dataset
@@ -29,10 +28,9 @@ LINES, PAGES = 900, 450
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("crowded")
-    texts = [*islice(SHAPES["crawl"].texts(random.Random(1)), LINES)]
-    texts += islice(SHAPES["templates"].texts(random.Random(2)), PAGES)
-    random.Random(3).shuffle(texts)
-    source = write_jsonl(made / "corpus.jsonl", texts)
+    mixed = [*texts("crawl", LINES), *texts("templates", PAGES)]
+    random.Random(3).shuffle(mixed)
+    source = write_jsonl(made / "corpus.jsonl", mixed)
     recipe = write_recipe(made, source)
     recipe.write_text(f"shard_bytes = 65536{recipe.read_text()}", encoding="utf-8")
     return made

@@ -1,12 +1,11 @@
 """What a dry run promises of disk and documents beside what a build takes, for texts of three shapes."""
 
 import json
-import random
 from pathlib import Path
 
 import pytest
 
-from benchmarks.corpora import SHAPES
+from benchmarks.corpora import texts
 from mlm_repro.data_pipeline import publish, runner
 from mlm_repro.data_pipeline.config import DataConfig
 from mlm_repro.data_pipeline.files import LEDGER, Ledger
@@ -19,10 +18,10 @@ from mlm_repro.lineage.files import read_document
 @pytest.mark.parametrize("shape", ["tweets", "books", "code"])
 def test_disk_is_promised_within_a_quarter(shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Time beside it is printed alone: what else the machine does is in it."""
-    texts, path = SHAPES[shape].texts(random.Random(1)), tmp_path / "corpus.jsonl"
+    invented, path = texts(shape, 10**6), tmp_path / "corpus.jsonl"
     with path.open("w") as file:
         while file.tell() < 2_500_000:
-            file.write(json.dumps({"url": f"https://example.org/{file.tell()}", "text": next(texts)}) + "\n")
+            file.write(json.dumps({"url": f"https://example.org/{file.tell()}", "text": next(invented)}) + "\n")
     values = {
         "name": "shape", "workers": 1, "stages": ["clean", "length", "deduplicate", "split", "tokenize"],
         "sources": {"names": [f"jsonl:{path}"]}, "length": {"min_tokens": 1},
