@@ -45,7 +45,7 @@ NOTES = [
 
 
 def words(rng: random.Random, count: int) -> str:
-    """So many invented words."""
+    """Invented words, `count` of them."""
     return " ".join("".join(rng.choices(LETTERS, k=rng.randrange(2, 9))) for _ in range(count))
 
 
@@ -86,7 +86,7 @@ SHAPES = {
 
 
 def texts(name: str, documents: int) -> Iterator[str]:
-    """So many texts of a shape."""
+    """Texts of a shape, `documents` of them."""
     return (SHAPES[name].text(random.Random(number), number) for number in range(documents))
 
 
@@ -106,7 +106,7 @@ def write_recipe(folder: Path, corpus: Path) -> Path:
 
 
 def promise_of(recipe: Path) -> Promise:
-    """What a dry run promises for a recipe."""
+    """The promise of a dry run for a recipe."""
     config = load_config(recipe, DataConfig, [])
     sources = open_sources(config.sources, config.seed)
     return promise(config, sources, rehearse(config, sources), sources.total_bytes)

@@ -37,6 +37,8 @@ TEST_SET = [
     "Nine short words make up this whole passage here.",
 ]
 END = "<|endoftext|>"
+HIDDEN = re.compile(r"\u00ad|<[^<>]{1,2000}>|\]\([^()\s]{1,2000}\)")
+"""What a reader does not see: a soft hyphen, a tag, the target of a link."""
 Row = dict[str, Any]
 
 
@@ -127,7 +129,7 @@ def words_at(text: str) -> tuple[list[str], list[int]]:
     """Words in small letters and their places; what a reader does not see hides none."""
     seen = list[tuple[int, str]]()
     end = 0
-    for mark in re.finditer(r"\u00ad|<[^<>]{1,2000}>|\]\([^()\s]{1,2000}\)", text):
+    for mark in HIDDEN.finditer(text):
         seen += [(place, text[place]) for place in range(end, mark.start())]
         seen += [(mark.start(), " ")] if mark.group() != "\u00ad" else []
         end = mark.end()
@@ -139,6 +141,10 @@ def words_at(text: str) -> tuple[list[str], list[int]]:
 
 def matches(text: str, ngrams: set[str]) -> list[tuple[int, str]]:
     """Place and words of each n-gram in a text, as it is and as it is seen."""
+    shown = HIDDEN.sub(lambda mark: " " * (mark[0] != "\u00ad"), text)
+    seen = set(re.findall(r"\w+", f"{text} {shown}".lower()))
+    if not any(seen.issuperset(ngram.split(" ")) for ngram in ngrams):
+        return []
     places = set()
     spans = list(re.finditer(r"\w+", text))
     for words, starts in (words_at(text), ([span.group().lower() for span in spans], [span.start() for span in spans])):
