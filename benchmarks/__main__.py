@@ -10,7 +10,7 @@ import typer
 
 from benchmarks.timing import carry_out
 from mlm_repro.lineage.command import CommandLine, run_command
-from mlm_repro.lineage.errors import KEEPS_NOTHING
+from mlm_repro.lineage.errors import KEEPS_NOTHING, BadInput
 
 Json = Annotated[Path | None, typer.Option("--json", help="Also write the record to this file.")]
 Rounds = Annotated[int, typer.Option(min=1, help="How often every contender is measured, in turn.")]
@@ -20,17 +20,29 @@ app = CommandLine(help="Measure speed beside other programs, in one run on this 
 
 @app.command()
 def data(
-    corpus: Annotated[Path, typer.Option(help="A .jsonl file with a string `text` on every line.")],
+    corpus: Annotated[Path | None, typer.Option(help="A .jsonl file with a string `text` on every line.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="How often the whole pipeline is run.")] = 3,
+    case: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Instead: memory, disk and time of crawl, templates, tweets, books or code; may be repeated."
+        ),
+    ] = None,
     json: Json = None,
 ) -> None:
     """The data pipeline on one core: stage by stage beside the plain libraries, and whole beside these together.
 
     Every answer is compared. Takes about seven seconds for each megabyte. Ends with code 3 if any answer differs.
     """
+    from benchmarks import corpora
     from benchmarks.data import measure
 
-    carry_out(partial(measure, corpus, rounds), json)
+    if case and not corpus:
+        carry_out(partial(corpora.measure, case), json)
+    elif corpus and not case:
+        carry_out(partial(measure, corpus, rounds), json)
+    else:
+        raise BadInput("give either --corpus or --case")
 
 
 @app.command()

@@ -128,42 +128,56 @@ def announce_cost(config: DataConfig, room: int = ROOM_OF_A_DATASET) -> tuple[Op
     return sources, needed
 
 
-def forecast(config: DataConfig, root: Path) -> None:
-    """Print time, memory and disk of a build by stage, for larger corpora too, and what it would use again.
+class Promise(NamedTuple):
+    """Cost of a build."""
 
-    They are those of a rehearsal on the first text, times the documents that there are.
-    """
+    documents: int
+    seconds: dict[str, float]
+    """Seconds by the clock, by stage."""
+    memory: int
+    """Most bytes of all processes."""
+    disk: dict[str, float]
+    """Bytes of the work, by stage."""
+
+
+def promise(config: DataConfig, sources: OpenedSources, rehearsed: "Rehearsed", size: int) -> Promise:
+    """Cost of a build of so many bytes of text as the sources have: that of a rehearsal, times the documents."""
     from mlm_repro.data_pipeline.duplicates.near_duplicates import MOST_OFFERED
 
+    workers = config.workers or available_cores()
+    documents = round(size / sources.total_bytes * sources.documents)
+    times = documents / rehearsed.documents
+    seconds = {name: rehearsed.start[name] + times * each / workers for name, each in rehearsed.seconds.items()}
+    memory = workers * rehearsed.memory
+    if "deduplicate" in seconds:
+        chance = min(rehearsed.chance * documents / 2, MOST_OFFERED * config.deduplicate.banding[0])
+        seconds["deduplicate"] += documents * chance * COMPARISON_SECONDS / workers
+        memory += DOCUMENT_BYTES * documents
+    return Promise(documents, seconds, memory, {name: times * each for name, each in rehearsed.disk.items()})
+
+
+def forecast(config: DataConfig, root: Path) -> None:
+    """Print time, memory and disk of a build by stage, for larger corpora too, and what it would use again."""
     sources, _ = announce_cost(config)
     earlier = Earlier(root, config, recipe_made_by(config, sources.names))
     offer = next(iter(earlier.offers()), None)
-    reused = offer.stages if offer else []
-    workers = config.workers or available_cores()
     try:
-        rehearsed = _rehearse(config, sources)
+        rehearsed = rehearse(config, sources)
     except UserError as error:
         announce(f"no time: {error}")
     else:
-        told = [name for name in rehearsed.seconds if name not in reused]
         for size in (sources.total_bytes, *(size for size in LARGER if size > sources.total_bytes)):
-            times = size / sources.total_bytes * sources.documents / rehearsed.documents
-            documents = round(times * rehearsed.documents)
-            hours = {name: times * rehearsed.seconds[name] / workers for name in told}
-            if "deduplicate" in hours:
-                chance = min(rehearsed.chance * documents / 2, MOST_OFFERED * config.deduplicate.banding[0])
-                hours["deduplicate"] += documents * chance * COMPARISON_SECONDS / workers
-            disk, memory = times * sum(rehearsed.disk.values()), workers * rehearsed.memory
+            told = promise(config, sources, rehearsed, size)
+            seconds = {name: 0.0 if offer and name in offer.stages else each for name, each in told.seconds.items()}
             of_stages = ", ".join(
-                f"{name} {format_duration(hours.get(name, 0))} and {format_bytes(times * rehearsed.disk.get(name, 0))}"
-                for name in dict.fromkeys([*told, *rehearsed.disk])
+                f"{name} {format_duration(seconds.get(name, 0))} and {format_bytes(told.disk.get(name, 0))}"
+                for name in dict.fromkeys([*seconds, *told.disk])
             )
-            grown = DOCUMENT_BYTES * documents
             announce(
-                f"{format_bytes(size)} in {documents:,} documents: about {format_duration(sum(hours.values()))}, by a "
-                f"rehearsal on the first {format_bytes(rehearsed.bytes)}",
-                f"{format_bytes(memory + grown)} of memory, {format_bytes(grown)} of it while documents are compared",
-                f"{format_bytes(disk)} of disk",
+                f"{format_bytes(size)} in {told.documents:,} documents, by a rehearsal on the first "
+                f"{format_bytes(rehearsed.bytes)}: about {format_duration(sum(seconds.values()))}",
+                f"{format_bytes(told.memory)} of memory",
+                f"{format_bytes(sum(told.disk.values()))} of disk",
                 of_stages,
             )
     earlier.say(earlier.alike(), offer)
@@ -174,8 +188,10 @@ class Rehearsed(NamedTuple):
 
     documents: int
     bytes: int
+    start: dict[str, float]
+    """Seconds that no document adds to, by stage."""
     seconds: dict[str, float]
-    """Seconds of one process, by stage."""
+    """Seconds of one process beside these, by stage."""
     disk: dict[str, int]
     """Bytes of the work, by stage."""
     memory: int
@@ -184,7 +200,7 @@ class Rehearsed(NamedTuple):
     """Documents in all buckets of a document that are not like it, for each document of the corpus."""
 
 
-def _rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
+def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
     """Build a sample, the first text. Of three builds the first only prepares; the second, as small, tells the start.
 
     Raises UserError where that cannot be.
@@ -230,7 +246,8 @@ def _rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
         (_, _), (fewer, before), (_, after) = took
         grown = documents / max(1, documents - fewer)
         seconds = {name: max(0.0, after[name] - before[name]) * grown for name in after}
-        return Rehearsed(documents, place.stat().st_size, seconds, dict(disk), peak, chance)
+        start = {name: max(0.0, before[name] - seconds[name] * fewer / documents) for name in after}
+        return Rehearsed(documents, place.stat().st_size, start, seconds, dict(disk), peak, chance)
 
 
 def _run_stages(

@@ -204,7 +204,7 @@ def _candidates(
         offered = min(slots[band, start], most)
         left += slots[band, start] - offered
         for slot in range(start + 1, start + 1 + offered):
-            other = slots[band, slot]
+            other = np.int64(slots[band, slot])
             if seen[other] != place:
                 seen[other] = place
                 agreeing = agreement(own, sketches[members[other]], required)

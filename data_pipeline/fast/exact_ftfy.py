@@ -7,9 +7,7 @@ quotes and Unicode normalization:
 * Characters of `PLAIN` are touched by no repair, so a line is looked at only if it has another one.
 * An ampersand matters only where an entity starts, and only before the line with the first `<`, from which on ftfy
   leaves entities alone.
-* Encodings are repaired only if `BADNESS_RE` matches, which is searched only around its pairs of characters. A line
-  in which it matches is left as it is unless its bytes in some encoding are laid out like UTF-8 throughout, or
-  `BADNESS_RE` matches in a part that `UTF8_DETECTOR_RE` finds; one that is not gets ftfy's repair of encodings first.
+* Encodings are repaired only if `BADNESS_RE` matches; a line in which it does gets ftfy's repair of encodings first.
 
 A line that may need any other repair is given to ftfy's repairs in ftfy's order, which makes the result exact by
 construction. Only text that someone made to be slow is refused: what is not repaired after `MOST_PASSES`, and marks
@@ -19,7 +17,6 @@ without end, which Unicode normalization would sort in quadratic time.
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
-from importlib import import_module
 from itertools import chain
 from string import printable
 from typing import Any, Literal
@@ -60,94 +57,12 @@ def kinds_search(characters: Mapping[int, Iterable[str]], others: int) -> Callab
     return lambda codes: int(_kinds_of(codes, kinds))
 
 
-def badness_search(known: set[str]) -> Callable[[str, Codes], bool]:
-    """A function that is true if `BADNESS_RE` matches a text without `known`, or would with other line ends.
-
-    Raises ValueError if the expression is not made of pairs and of characters in `known`.
-    """
-    parsed = parse(BADNESS_RE)
-    operation, argument = parsed[0]
-    if str(operation) != "BRANCH" or len(parsed) > 1 or BADNESS_RE.flags != re.VERBOSE | re.UNICODE:
-        raise ValueError("ftfy's BADNESS_RE is not a list of alternatives")
-    alternatives = [[character_set(item) for item in alternative] for alternative in argument[1]]
-    pairs = [_last_pair(each) for each in alternatives if not _is_within(each, set(map(ord, known)))]
-    left, right = np.zeros((2, LAST + 1), np.uint64)
-    for number, pair in enumerate(pairs):
-        for table, (members, negated) in zip((left, right), pair, strict=True):
-            chosen = np.full(LAST + 1, negated)
-            chosen[sorted(members)] = not negated
-            table[chosen] |= np.uint64(1 << number)
-    width = parsed.getwidth()[1]
-    search = re.compile(BADNESS_RE.pattern, BADNESS_RE.flags | re.MULTILINE).search
-    call_first(_next_pair, as_codes(""), 0, left, right)
-
-    def is_bad(text: str, codes: Codes) -> bool:
-        place = _next_pair(codes, 0, left, right)
-        while place < len(codes):
-            if search(text, max(place - width, 0), place + width):
-                return True
-            place = _next_pair(codes, place, left, right)
-        return False
-
-    return is_bad
-
-
-def parse(expression: re.Pattern[str]) -> Any:
-    """Parse tree of a regular expression, from Python's own parser."""
-    return import_module("re._parser").parse(expression.pattern, expression.flags)
-
-
-Set = tuple[set[int], bool]
-"""Code points, and True if all others are meant."""
-
-
-def character_set(item: tuple[Any, Any]) -> Set | None:
-    """Characters that a node of a parsed expression matches, if it is a set or its complement."""
-    operation, argument = item
-    members: set[int] = set()
-    negated = False
-    for kind, value in {"LITERAL": [item], "IN": argument}.get(str(operation), [(None, None)]):
-        if str(kind) == "NEGATE":
-            negated = True
-        elif str(kind) in ("LITERAL", "RANGE"):
-            low, high = (value, value) if str(kind) == "LITERAL" else value
-            members.update(range(low, high + 1))
-        else:
-            return None
-    return members, negated
-
-
-def _is_within(sets: list[Set | None], known: set[int]) -> bool:
-    """True if the node is one character of `known`."""
-    return len(sets) == 1 and sets[0] is not None and not sets[0][1] and sets[0][0] <= known
-
-
-def _last_pair(sets: list[Set | None]) -> tuple[Set, Set]:
-    """The last two adjacent sets; the later characters are the ones that distinguish such text."""
-    for left, right in zip(sets[-2::-1], sets[:0:-1], strict=True):
-        if left and right:
-            return left, right
-    raise ValueError("an alternative of ftfy's BADNESS_RE has no two sets of characters side by side")
-
-
 @compiled
 def _kinds_of(codes: Codes, kinds: NDArray[np.uint8]) -> int:
     present = 0
     for code in codes:
         present |= int(kinds[min(code, np.uint32(LAST))])
     return present
-
-
-@compiled
-def _next_pair(codes: Codes, start: int, left: NDArray[np.uint64], right: NDArray[np.uint64]) -> int:
-    """The place of the second of the next two characters of a pair, the first being at `start` or later."""
-    before = np.uint64(0)
-    for place in range(start, len(codes)):
-        code = min(codes[place], np.uint32(LAST))
-        if before & right[code]:
-            return place
-        before = left[code]
-    return len(codes)
 
 
 Normalization = Literal["NFC", "NFKC"]
@@ -172,8 +87,8 @@ AFTER_DECODING = (
     "fix_surrogates", "remove_terminal_escapes", "remove_control_chars",
 )  # fmt: skip
 """ftfy's repairs that follow those of entities and of encodings."""
-LOST_BYTES = set(" ?\x1a\ufffd")
-"""Characters that ftfy takes for a lost byte of UTF-8."""
+may_be_decoded = re.compile(BADNESS_RE.pattern, BADNESS_RE.flags | re.MULTILINE).search
+"""Matches a text if ftfy may repair the encoding of one of its lines."""
 
 SAMPLES = (
     "",
@@ -217,24 +132,23 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
     config = TextFixerConfig()
     repaired = set(map(chr, chain(chardata.CONTROL_CHARS, range(0x80, 0xA0), range(0xD800, 0xE000))))
     repaired |= set(LINE_BREAKS_AND_ESCAPE)
-    quotes = sorted(_quotes())
+    every = "".join(map(chr, range(LAST)))
+    quotes = [*chardata.SINGLE_QUOTE_RE.findall(every), *chardata.DOUBLE_QUOTE_RE.findall(every)]
     after_decoding = [FIXERS[repair] for repair in AFTER_DECODING if repair not in left_out]
     widths = {} if "fix_character_width" in left_out else chardata.WIDTH_MAP
     kinds_of = kinds_search(
         {PLAIN_CHARACTER: PLAIN, AMPERSAND: "&", TRANSLATED: map(chr, (*chardata.LIGATURES, *widths)), QUOTE: quotes,
          REPAIRED: repaired, MARK: {min(mark, chr(LAST)) for mark in MARKS}}, OTHER
     )  # fmt: skip
-    may_be_repaired = _repair_test(repaired)
     straightened = [(character, uncurl_quotes(character)) for character in quotes]
     find_entity = chardata.HTML_ENTITY_RE.search
 
     def needs(text: str, entities: bool) -> int | None:
         """Kinds of characters in the text; None if it may need more than `settle` does."""
-        codes = as_codes(text)
-        kinds_here = kinds_of(codes)
+        kinds_here = kinds_of(as_codes(text))
         if entities and kinds_here & AMPERSAND and find_entity(text):
             return None
-        if kinds_here & REPAIRED or (kinds_here & ~UNTOUCHED and may_be_repaired(text, codes)):
+        if kinds_here & REPAIRED or (kinds_here & ~UNTOUCHED and may_be_decoded(text)):
             return None
         return kinds_here
 
@@ -325,43 +239,3 @@ def _blocks(text: str, tagged: int) -> Iterator[tuple[int, int]]:
             end = next(_segments(text, start, stop))[1]
         yield start, end
         start = end
-
-
-def _repair_test(repaired: set[str]) -> Callable[[str, Codes], bool]:
-    """A function that is false only if ftfy would repair no line's encoding in a text without `repaired`."""
-    is_bad = badness_search(repaired)
-    decodable = [re.compile(_utf8_read_as(encoding)).fullmatch for encoding in chardata.CHARMAP_ENCODINGS]
-
-    def may_be_repaired(text: str, codes: Codes) -> bool:
-        if not is_bad(text, codes):
-            return False
-        if "\n" in text[:-1]:
-            return True
-        if any(BADNESS_RE.search(part.group()) for part in chardata.UTF8_DETECTOR_RE.finditer(text)):
-            return True
-        return any(may_be(text) for may_be in decodable)
-
-    return may_be_repaired
-
-
-def _utf8_read_as(encoding: str) -> str:
-    """An expression that matches a whole text which ftfy may encode in this encoding and decode as UTF-8.
-
-    Each byte above 0xBF has continuations or lost ones after it, and there are no others.
-    """
-    first, continuation = (
-        {character for byte in range(low, high) if (character := bytes([byte]).decode(encoding, "ignore"))}
-        for low, high in ((0xC0, 0x100), (0x80, 0xC0))
-    )
-    return rf"(?:[\x00-\x7f\ufffd]++|{_set(first)}{_set(continuation | LOST_BYTES)}++)*+"
-
-
-def _set(characters: Iterable[str]) -> str:
-    return "[" + "".join(map(re.escape, sorted(characters))) + "]"
-
-
-def _quotes() -> set[str]:
-    """Every character of the two sets that are ftfy's expressions for quotes."""
-    expressions = (chardata.SINGLE_QUOTE_RE, chardata.DOUBLE_QUOTE_RE)
-    sets = (character_set(parse(expression)[0]) for expression in expressions)
-    return {chr(code) for each in sets if each for code in each[0]}

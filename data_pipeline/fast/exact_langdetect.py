@@ -7,7 +7,6 @@ probabilities. The random draws are those of Python's generator, and sums are in
 
 import math
 import random
-import string
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
@@ -23,7 +22,6 @@ from mlm_repro.data_pipeline.fast.exact import LAST_LETTER
 from mlm_repro.lineage.loops import call_first, compiled
 
 Bytes4 = NDArray[np.uint32]
-Words = NDArray[np.uint64]
 Places = NDArray[np.int64]
 Rows = NDArray[np.int32]
 Classes = NDArray[np.uint16]
@@ -39,20 +37,16 @@ PADDED = 56
 
 NOTHING, SPACE, LOWER, UPPER = range(4)
 """Classes: before the first character of a short n-gram; a space; a character in no profile, by `str.isupper`."""
-DENSE = 64
-"""Classes below this (those, and A-Z and a-z) have a table of their own, which stays in the processor's cache."""
 SLOTS_LOG2 = 18
-ABSENT = -(1 << 31)
-ONE = np.uint64(1)
 
 
 def tables_of(factory: DetectorFactory) -> dict[str, NDArray[Any]]:
     """The tables of `fast_detect` for the factory's profiles; of the probabilities, those that are not 0."""
     chances = np.zeros((len(factory.word_lang_prob_map), PADDED))
     chances[:, : len(factory.langlist)] = list(factory.word_lang_prob_map.values())
-    (classes, upper), (known, dense, keys, rows) = _character_classes(factory), _gram_tables(factory)
+    (classes, upper), (keys, rows) = _character_classes(factory), _gram_tables(factory)
     return {
-        "languages": np.array(factory.langlist), "classes": classes, "upper": upper, "known": known, "dense": dense,
+        "languages": np.array(factory.langlist), "classes": classes, "upper": upper,
         "keys": keys, "rows": rows, "shape": np.array(chances.shape), "places": np.flatnonzero(chances),
         "chances": chances[chances != 0],
     }  # fmt: skip
@@ -68,7 +62,7 @@ def fast_detect(tables: dict[str, NDArray[Any]]) -> Callable[[str], Detection]:
         raise RuntimeError(f"langdetect {version('langdetect')} is not {SUPPORTED} with its {PADDED - 1} profiles")
     probabilities = np.zeros(tables["shape"])
     probabilities.flat[tables["places"]] = tables["chances"]
-    looked_up = [tables[name] for name in ("classes", "upper", "known", "dense", "keys", "rows")]
+    looked_up = [tables[name] for name in ("classes", "upper", "keys", "rows")]
     given = (*looked_up, probabilities, _draws(), len(languages), sys.version_info >= (3, 12))
 
     def detect(text: str) -> Detection:
@@ -108,30 +102,23 @@ def _character_classes(factory: DetectorFactory) -> tuple[Classes, Flags]:
     return classes, upper
 
 
-def _gram_tables(factory: DetectorFactory) -> tuple[Words, Rows, Places, Rows]:
-    """Tables from n-grams to rows of probabilities: a dense one, and open addressing (keys, rows) for all others.
+def _gram_tables(factory: DetectorFactory) -> tuple[Places, Rows]:
+    """A table of open addressing (keys, rows) from n-grams to rows of probabilities.
 
-    Bit `third` of word `first * DENSE + second` is set if the dense table has the n-gram. langdetect begins anew at a
-    space, so it looks up no n-gram with one in the middle, nor two spaces.
+    langdetect begins anew at a space, so it looks up no n-gram with one in the middle, nor two spaces.
     """
     letters = _letters(factory)
-    known, dense = np.zeros(DENSE**2, np.uint64), np.full(DENSE**3, -1, np.int32)
-    keys = np.full(1 << SLOTS_LOG2, -1, np.int64)
-    rows = np.full(1 << SLOTS_LOG2, -1, np.int32)
+    keys, rows = np.full(1 << SLOTS_LOG2, -1, np.int64), np.full(1 << SLOTS_LOG2, -1, np.int32)
     for row, word in enumerate(factory.word_lang_prob_map):
         if not 1 <= len(word) <= NGram.N_GRAM or word in (" ", "  ") or word[1:-1] == " ":
             continue
         first, second, third = [NOTHING] * (NGram.N_GRAM - len(word)) + [letters[letter] for letter in word]
-        if max(first, second, third) < DENSE:
-            dense[(first * DENSE + second) * DENSE + third] = row
-            known[first * DENSE + second] |= np.uint64(1 << third)
-            continue
         key = (first << 32) | (second << 16) | third
         slot = ((key * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF) >> (64 - SLOTS_LOG2)
         while keys[slot] >= 0:
             slot = (slot + 1) & (len(keys) - 1)
         keys[slot], rows[slot] = key, row
-    return known, dense, keys, rows
+    return keys, rows
 
 
 def _draws() -> Bytes4:
@@ -150,27 +137,20 @@ def _draws() -> Bytes4:
 
 
 @compiled
-def _lookup(gram: tuple[int, int, int], known: Words, keys: Places, rows: Rows) -> int:
-    """Place of an n-gram in the dense table, or -1 - its row in the other, or ABSENT."""
-    first, second, third = gram
-    if max(first, second, third) < DENSE:
-        place = first * DENSE + second
-        return place * DENSE + third if known[place] >> np.uint64(third) & ONE else ABSENT
-    key = (first << 32) | (second << 16) | third
+def _lookup(gram: tuple[int, int, int], keys: Places, rows: Rows) -> int:
+    """Row of an n-gram, or -1."""
+    key = (gram[0] << 32) | (gram[1] << 16) | gram[2]
     slot = np.int64((np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - SLOTS_LOG2))
     while keys[slot] >= 0:
         if keys[slot] == key:
-            return -1 - rows[slot]
+            return rows[slot]
         slot = (slot + 1) & (len(keys) - 1)
-    return ABSENT
+    return -1
 
 
 @compiled
-def _features(characters: Bytes4, classes: Classes, upper: Flags, known: Words, keys: Places, rows: Rows) -> Rows:
-    """The text's n-grams (`append`, `cleaning_text` and `_extract_ngrams` of langdetect's Detector), as `_lookup`.
-
-    Few of them are drawn, so the dense table is read for those alone. A bit tells if it has an n-gram; one that it does
-    not have is overwritten by the next.
+def _features(characters: Bytes4, classes: Classes, upper: Flags, keys: Places, rows: Rows) -> Rows:
+    """Rows of the text's n-grams (`append`, `cleaning_text` and `_extract_ngrams` of langdetect's Detector).
 
     langdetect means to count Latin Extended Additional as Latin and does not: it compares a number with a name.
     """
@@ -197,19 +177,10 @@ def _features(characters: Bytes4, classes: Classes, upper: Flags, known: Words, 
             continue
         third = np.int64(classes[character])
         if not (upper[second] and upper[third]):
-            if max(first, second, third) < DENSE:
-                bit = np.uint64(third)
-                features[count] = third
-                count += np.int64(known[0] >> bit & ONE)
-                features[count] = second * DENSE + third
-                count += np.int64(known[second] >> bit & ONE)
-                features[count] = (first * DENSE + second) * DENSE + third
-                count += np.int64(known[first * DENSE + second] >> bit & ONE)
-            else:
-                grams = ((NOTHING, NOTHING, third), (NOTHING, second, third), (first, second, third))
-                for number in range(1 if third == SPACE else 0, 2 if second == SPACE else 3):
-                    features[count] = _lookup(grams[number], known, keys, rows)
-                    count += features[count] != ABSENT
+            grams = ((NOTHING, NOTHING, third), (NOTHING, second, third), (first, second, third))
+            for number in range(1 if third == SPACE else 0, 2 if second == SPACE else 3):
+                features[count] = _lookup(grams[number], keys, rows)
+                count += features[count] >= 0
         first, second = second, third
     return features[:count]
 
@@ -229,11 +200,11 @@ def _sum(values: Floats, count: int, compensated: bool) -> float:
 
 @compiled
 def _probabilities(
-    characters: Bytes4, classes: Classes, upper: Flags, known: Words, dense: Rows, keys: Places, rows: Rows,
+    characters: Bytes4, classes: Classes, upper: Flags, keys: Places, rows: Rows,
     probabilities: Floats, draws: Bytes4, languages: int, compensated: bool,
 ) -> Floats:  # fmt: skip
     """Probability of each language (`Detector._detect_block`); empty for a text without features."""
-    features = _features(characters, classes, upper, known, keys, rows)
+    features = _features(characters, classes, upper, keys, rows)
     mean = np.zeros(PADDED)
     if len(features) == 0:
         return mean[:0]
@@ -263,8 +234,7 @@ def _probabilities(
             while choice >= len(features):
                 choice = draws[place] >> shift
                 place += 1
-            feature = features[choice]
-            row = probabilities[dense[feature] if feature >= 0 else -1 - feature]
+            row = probabilities[features[choice]]
             for j in range(PADDED):
                 current[j] *= weight + row[j]
             if step % 5 == 0:
@@ -285,8 +255,6 @@ MAX_LENGTH = 10_000
 """Characters that langdetect examines, counted after addresses are removed."""
 LOOKAHEAD = 3_000
 """More than a URL, a mail address and a Vietnamese pair together can be: 8 + 2076, 64 + 1 + 255 + 255, and 2."""
-MAILBOX, LONGEST_MAILBOX = string.ascii_letters + string.digits + "-_.", 64
-"""Characters that `Detector.MAIL_RE` accepts before the "@", and their largest number."""
 
 
 def without_addresses(text: str) -> str:
@@ -296,24 +264,11 @@ def without_addresses(text: str) -> str:
         head = text[:size]
         if "http" in head:
             head = Detector.URL_RE.sub(" ", head)
-        head = _without_mail(head)
+        if "@" in head:
+            head = Detector.MAIL_RE.sub(" ", head)
         if size >= len(text) or len(head) >= MAX_LENGTH + LOOKAHEAD:
             break
         size *= 2
     if not head.isascii() and any(mark in head for mark in NGram.DMARK_CLASS):
         head = NGram.normalize_vi(head)
     return head[:MAX_LENGTH]
-
-
-def _without_mail(text: str) -> str:
-    """`MAIL_RE.sub(" ", text)`, tried only where letters lead to an "@"; the expression itself tries every word."""
-    parts: list[str] = []
-    done, at = 0, text.find("@")
-    while at >= 0:
-        before = max(done, at - LONGEST_MAILBOX)
-        start = before + len(text[before:at].rstrip(MAILBOX))
-        if start < at and (address := Detector.MAIL_RE.match(text, start)):
-            parts += (text[done:start], " ")
-            done = address.end()
-        at = text.find("@", max(done, at + 1))
-    return "".join((*parts, text[done:])) if parts else text

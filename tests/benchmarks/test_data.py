@@ -8,6 +8,7 @@ from pydoc_data.topics import topics
 
 import pytest
 
+from benchmarks import corpora
 from benchmarks.data import cleaning, measure, measure_stage, one_sample
 from mlm_repro.lineage.errors import BadInput
 
@@ -55,3 +56,16 @@ def test_a_corpus_that_is_too_small_is_refused(offline: Path) -> None:
     (offline / "corpus.jsonl").write_text('{"text": "too short"}\n')
     with pytest.raises(BadInput, match="too little of the corpus is left"):
         measure(offline / "corpus.jsonl", rounds=1)
+
+
+def test_what_a_build_takes_stands_beside_what_a_dry_run_promises() -> None:
+    with pytest.raises(BadInput, match="no case 'none'; there are: crawl, "):
+        corpora.measure(["none"])
+    (case,) = corpora.measure(["crawl"], part=0.001).cases
+    assert case.setting["documents"] == 2000
+    taken = {(each.contender, each.measure): each.samples[0] for each in case.series}
+    assert taken["used", "memory"] > 100
+    assert taken["promised", "disk"] == pytest.approx(taken["used", "disk"], rel=0.5)
+    for each in case.ratios:
+        what = each.name.split(",")[0]
+        assert each.value == pytest.approx(taken["used", what] / taken["promised", what], rel=1e-3)

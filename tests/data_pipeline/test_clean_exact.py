@@ -165,13 +165,6 @@ def test_an_unknown_ftfy_is_used_itself(monkeypatch: pytest.MonkeyPatch, capsys:
     assert capsys.readouterr().err.count("warning: the fast cleaning failed with RuntimeError: ftfy 6.3") == 1
 
 
-@pytest.mark.parametrize(("expression", "message"), [("é a | [a-z] x*", "side by side"), ("é a", "not a list")])
-def test_another_badness_expression_is_refused(monkeypatch: pytest.MonkeyPatch, expression: str, message: str) -> None:
-    monkeypatch.setattr(exact_ftfy, "BADNESS_RE", re.compile(expression, re.VERBOSE))
-    with pytest.raises(ValueError, match=message):
-        fast_fix_text("NFC")
-
-
 SLOW = {
     "marks": "a" + "\u0301\u0323" * 800_000,
     "marks that decompose": "\u0f73" * 1_600_000,

@@ -2,8 +2,8 @@
 
 import math
 import random
-import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_matrix
 
 from mlm_repro.data_pipeline.config import DeduplicateConfig
+from mlm_repro.data_pipeline.duplicates import near_duplicates
 from mlm_repro.data_pipeline.duplicates.lsh import agreement, buckets, fingerprints, required_agreement
 from mlm_repro.data_pipeline.duplicates.near_duplicates import histogram as counted
 from mlm_repro.data_pipeline.duplicates.near_duplicates import link, resolve
@@ -329,30 +330,39 @@ def test_the_answer_is_that_of_all_pairs_or_it_is_said_what_was_not_compared(
 
 
 def test_pages_of_templates_cost_what_their_number_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time by the number of pages, linked and resolved, where buckets are full: an exponent near one and not two."""
-    monkeypatch.setattr("mlm_repro.data_pipeline.duplicates.near_duplicates.MOST_OFFERED", 32)
-    monkeypatch.setattr("mlm_repro.data_pipeline.duplicates.near_duplicates.MOST_COMPARED", 32)
-    texts = pages_of_templates(12_000)
-    rows = fingerprints(texts, DEFAULT)
-    sketches, seconds = np.ascontiguousarray(rows[:, DEFAULT.banding[0] :]), []
-    for count in (200, 3000, 12_000):
-        start, forest, partly = time.process_time(), np.arange(count), np.zeros(count, np.bool_)
+    """Sketches and texts compared, and texts read, by the number of pages where buckets are full."""
+    counted = [0, 0, 0]
+
+    def agreeing(*given: Any) -> Any:
+        counted[0] += 1
+        return agreement(*given)
+
+    for name, value in (("MOST_OFFERED", 4), ("MOST_COMPARED", 4), ("agreement", agreeing)):
+        monkeypatch.setattr(near_duplicates, name, value)
+    monkeypatch.setattr(near_duplicates, "_candidates", near_duplicates._candidates.py_func)
+    texts, costs = pages_of_templates(1200), []
+
+    def text_of(number: int) -> str:
+        counted[2] += 1
+        return texts[number]
+
+    every = fingerprints(texts, DEFAULT)
+    for count in (300, 600, 1200):
+        counted[:], rows, partly = [0, 0, 0], every[:count], np.zeros(count, np.bool_)
+        sketches, forest = np.ascontiguousarray(rows[:, DEFAULT.banding[0] :]), np.arange(count)
         for band in range(DEFAULT.banding[0]):
-            link(forest, *buckets(rows[:count, band].copy()), sketches, required_agreement(DEFAULT), partly, 32)
-        every = np.arange(count)
+            link.py_func(forest, *buckets(rows[:, band].copy()), sketches, required_agreement(DEFAULT), partly, 4)
+        bounds = np.array([0, count])
         found = resolve(
-            every,
-            np.array([0, count]),
-            lambda band, n=count: rows[:n, band].copy(),
-            sketches,
-            texts.__getitem__,
-            DEFAULT,
+            np.arange(count), bounds, lambda band, own=rows: own[:, band].copy(), sketches, text_of, DEFAULT
         )
-        seconds.append(time.process_time() - start)
+        counted[1] = int(found.compared.sum())
         assert len(found.decisions) >= count // 60
-    exponent = math.log(seconds[2] / seconds[1], 4)
-    print(f"pages of templates: exponent {exponent:.2f}")
-    assert exponent < 1.4
+        costs.append(counted.copy())
+    for before, now in pairwise(costs):
+        exponents = [math.log(b / a, 2) for a, b in zip(before, now, strict=True)]
+        print(f"sketches, texts compared, texts read: {now}, exponents {np.round(exponents, 2).tolist()}")
+        assert max(exponents) < 1.3
 
 
 def documents_of(texts: Sequence[str], folder: Path, config: DeduplicateConfig, held: int = 0) -> tuple[Any, ...]:

@@ -1,0 +1,178 @@
+"""Corpora of given shapes: what a build of each takes of memory, disk and time, beside what a dry run promises.
+
+Texts are invented, the same at every call, and made in a fresh process, as the promise is: its peak is its own.
+"""
+
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+from subprocess import DEVNULL, Popen
+from typing import NamedTuple
+
+from mlm_repro.data_pipeline.config import DataConfig
+from mlm_repro.data_pipeline.files import LEDGER, Ledger
+from mlm_repro.data_pipeline.reading.sources import open_sources
+from mlm_repro.data_pipeline.runner import Promise, promise, rehearse
+from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
+from mlm_repro.experiments.benchmark import Benchmark, Case
+from mlm_repro.lineage.config import load_config
+from mlm_repro.lineage.digest import bytes_below
+from mlm_repro.lineage.errors import BadInput, UserError
+from mlm_repro.lineage.files import read_document
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+LOOK_SECONDS = 0.5
+RECIPE = """
+name = "shape"
+workers = 1
+stages = ["deduplicate", "split", "tokenize"]
+sources.names = ["jsonl:{}"]
+tokenizer.path = "{}"
+"""
+"""Without cleaning and languages, which cost by the byte alone; a token is a byte."""
+NOTES = [
+    "A build by one worker. Memory is its peak, all resident pages included; disk is the most that its work took, "
+    "looked at twice a second, nameless files included; time is that of its ledger, by the clock.",
+    "Promised is what the rehearsal of a dry run gives for the same corpus, in a process before it.",
+]
+
+
+def words(rng: random.Random, count: int) -> str:
+    """Invented words, `count` of them."""
+    return " ".join("".join(rng.choices(LETTERS, k=rng.randrange(2, 9))) for _ in range(count))
+
+
+def crawl(rng: random.Random, number: int) -> str:
+    """A line; every second one is the same error page."""
+    return words(rng, 7) if number % 2 else "page not found"
+
+
+def templates(rng: random.Random, number: int) -> str:
+    """A page of one of three templates, alike and no duplicate, but for one in fifty."""
+    if number % 50 == 49:
+        return templates(random.Random(number - 3), number - 3).replace(" ", "  ", 1)
+    vocabulary = _vocabulary()
+    return " ".join(vocabulary[80 * (number % 3) :][:80] + rng.choices(vocabulary, k=27))
+
+
+@cache
+def _vocabulary() -> list[str]:
+    return words(random.Random(0), 3000).split()
+
+
+class Shape(NamedTuple):
+    """A kind of text by a generator and a number, and how many documents of it are built."""
+
+    text: Callable[[random.Random, int], str]
+    documents: int
+
+
+SHAPES = {
+    "crawl": Shape(crawl, 2_000_000),
+    "templates": Shape(templates, 200_000),
+    "tweets": Shape(lambda rng, _: words(rng, rng.randrange(4, 30)), 300_000),
+    "books": Shape(lambda rng, _: "\n\n".join(words(rng, 90) for _ in range(rng.randrange(100, 160))), 500),
+    "code": Shape(
+        lambda rng, _: "\n".join(f"    {words(rng, 1)} = {words(rng, 2)}" for _ in range(rng.randrange(60))), 30_000
+    ),
+}
+
+
+def texts(name: str, documents: int) -> Iterator[str]:
+    """Texts of a shape, `documents` of them."""
+    return (SHAPES[name].text(random.Random(number), number) for number in range(documents))
+
+
+def write_corpus(path: Path, name: str, documents: int) -> Path:
+    """Write so many documents of a shape as JSON lines."""
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(f"{json.dumps({'text': text})}\n" for text in texts(name, documents))
+    return path
+
+
+def write_recipe(folder: Path, corpus: Path) -> Path:
+    """Write the recipe of a corpus, and its tokenizer beside it."""
+    Tokenizer.train(["any"], 257).save(folder / "tokenizer")
+    path = folder / "recipe.toml"
+    path.write_text(RECIPE.format(corpus, folder / "tokenizer"), encoding="utf-8")
+    return path
+
+
+def promise_of(recipe: Path) -> Promise:
+    """The promise of a dry run for a recipe."""
+    config = load_config(recipe, DataConfig, [])
+    sources = open_sources(config.sources, config.seed)
+    return promise(config, sources, rehearse(config, sources), sources.total_bytes)
+
+
+def used(recipe: Path, runs: Path) -> tuple[int, int, float]:
+    """Build a dataset; return its peak of memory and of disk in bytes, and the seconds in its ledger.
+
+    Raises UserError if it fails.
+    """
+    program, disk = Path(sys.executable).with_name("mlm-data"), 0
+    process = Popen([program, "run", recipe, "--runs", runs], stdout=DEVNULL, stderr=DEVNULL)
+    while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
+        disk = max(disk, _taken(runs, process.pid))
+        time.sleep(LOOK_SECONDS)
+    if ended[1]:
+        raise UserError(f"the build of {recipe.name} failed")
+    ledger = read_document(runs / "shape" / LEDGER, Ledger)
+    return ended[2].ru_maxrss << 10, disk, sum(stage.seconds for stage in ledger.stages)
+
+
+def _taken(runs: Path, process: int) -> int:
+    """Bytes of files below a folder that may change meanwhile, and of nameless ones that the process has mapped."""
+    try:
+        size = sum(bytes_below(work) for work in runs.glob("*/.work"))
+        for line in Path(f"/proc/{process}/maps").read_text().splitlines():
+            if line.endswith("(deleted)") and str(runs) in line:
+                start, end = (int(place, 16) for place in line.split()[0].split("-"))
+                size += end - start
+    except OSError:
+        return 0
+    return size
+
+
+def measure(names: Sequence[str], part: float = 1.0) -> Benchmark:
+    """Build a corpus of each shape, or this part of it, beside its promise. Raises BadInput for an unknown shape."""
+    from benchmarks.timing import ratio, series  # imports torch, which would count as memory of a promise
+
+    if unknown := [name for name in names if name not in SHAPES]:
+        raise BadInput(f"no case {unknown[0]!r}; there are: {', '.join(SHAPES)}")
+    cases = []
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder, get_context("spawn").Pool(1) as fresh:
+            place, documents = Path(folder), round(part * SHAPES[name].documents)
+            corpus = fresh.apply(write_corpus, (place / "corpus.jsonl", name, documents))
+            recipe = write_recipe(place, corpus)
+            told = fresh.apply(promise_of, (recipe,))
+            peaks = used(recipe, place / "runs")
+            size = corpus.stat().st_size
+        expected = told.memory, sum(told.disk.values()), sum(told.seconds.values())
+        rows = list(zip(("memory", "disk", "time"), ("MB", "MB", "s"), (1e6, 1e6, 1), peaks, expected, strict=True))
+        cases.append(
+            Case(
+                name=name,
+                series=[
+                    series(contender, what, unit, value / scale)
+                    for what, unit, scale, mine, theirs in rows
+                    for contender, value in (("used", mine), ("promised", theirs))
+                ],
+                ratios=[ratio(f"{what}, used of promised", [mine], [theirs]) for what, _, _, mine, theirs in rows],
+                setting={"documents": documents, "megabytes": round(size / 1e6, 3)},
+            )
+        )
+    return Benchmark(
+        benchmark="data --case",
+        title="Corpora of given shapes beside what a dry run promises",
+        cases=cases,
+        notes=NOTES,
+    )
