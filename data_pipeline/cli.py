@@ -166,11 +166,11 @@ def fetch(out: Annotated[Path, typer.Argument(help="Folder to write, which MLM_D
 def _one_source(source: str, stages: list[str]) -> "VerbConfig":
     """Configuration with one source, the argument of a verb, and its stage."""
     from mlm_repro.data_pipeline.config import VerbConfig
-    from mlm_repro.data_pipeline.reading.config import FILE_KINDS
+    from mlm_repro.data_pipeline.reading.config import ENDINGS
     from mlm_repro.lineage.config import parse_config
 
     kind, colon, _ = source.partition(":")
-    name = f"documents:{source}" if Path(source).is_dir() and not (colon and kind in FILE_KINDS) else source
+    name = f"documents:{source}" if Path(source).is_dir() and not (colon and kind in ENDINGS) else source
     values: dict[str, Any] = {"name": "documents", "stages": stages, "sources": {"names": [name]}}
     return parse_config(values, VerbConfig, "IN")
 

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, PositiveInt, create_model, model_validator
 
 from mlm_repro.data_pipeline.reading.config import SourcesConfig
-from mlm_repro.data_pipeline.stages import PAPER, STAGES, TEXT_FILTERS, TOKEN_FILTERS
+from mlm_repro.data_pipeline.stages import PAPER, TEXT_FILTERS, TOKEN_FILTERS, Known
 from mlm_repro.data_pipeline.stages.decontaminate import DecontaminateConfig, TestSets
 from mlm_repro.data_pipeline.stages.deduplicate import DeduplicateConfig
 from mlm_repro.data_pipeline.stages.split import SplitConfig
+from mlm_repro.data_pipeline.stages.stage import Stage
 from mlm_repro.lineage.config import Config
 from mlm_repro.lineage.errors import did_you_mean
 
-BY_NAME = {stage.name: stage for stage in STAGES}
+BY_NAME = Known(Stage)
 ORDER = "filters of text, then filters of tokens, deduplicate, decontaminate, split, tokenize"
 
 
@@ -75,7 +76,8 @@ class _Beginning(Config):
     """Input bytes in a unit of work: 64 MiB, less for a corpus under 4 GiB. The dataset does not depend on it."""
     stages: tuple[str, ...] = PAPER
     """All that is done, in order: filters of text, then filters of tokens such as `length`, `deduplicate`,
-    `decontaminate`, and at the end `split` and `tokenize`. A stage that is not listed has no section either."""
+    `decontaminate`, and at the end `split` and `tokenize`. A stage that is not listed has no section either.
+    `module:Class` is a filter of the user's own code, with the settings that it has there."""
     shards: PositiveInt | None = None
     """Token files of the largest split, and Parquet tables of its documents; the other splits have theirs in
     proportion. Without a number a split has one token file and one file of JSON lines."""

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from mlm_repro.data_pipeline.config import WITHOUT, DataConfig
+from mlm_repro.data_pipeline.config import BY_NAME, WITHOUT, DataConfig
 from mlm_repro.data_pipeline.reading.config import HUB, HUB_NAMES, INSTALLED_DOCS
-from mlm_repro.data_pipeline.stages import STAGES, TEXT_FILTERS, TOKEN_FILTERS
+from mlm_repro.data_pipeline.stages import TEXT_FILTERS, TOKEN_FILTERS, own_code
 from mlm_repro.data_pipeline.stages.stage import SOURCE
 from mlm_repro.data_pipeline.work.meeting import MEETINGS, is_alive
 from mlm_repro.data_pipeline.work.origin import INPUT, LIBRARIES, differences, made_by
@@ -40,8 +40,12 @@ def recipe_made_by(config: DataConfig, sources: tuple[str, ...]) -> dict[str, st
     others = [name for name in config.stages if name not in TEXT_FILTERS]
     parts = [SOURCE, *read, *texts, *["tokenizer"] * config.needs_tokenizer, "measure", *others]
     facts = made_by([*parts, "select", "gather", "publish"], {name.partition(":")[0] for name in sources})
-    stated = {key: value for stage in STAGES if stage.name in config.stages for key, value in stage.made_with().items()}
-    return facts | {f"publish: {key}": str(value) for key, value in stated.items() if key not in LIBRARIES}
+    stated = {key: value for name in sorted(config.stages) for key, value in BY_NAME[name].made_with().items()}
+    return (
+        facts
+        | own_code(config.stages)
+        | {f"publish: {key}": str(value) for key, value in stated.items() if key not in LIBRARIES}
+    )
 
 
 class Level(NamedTuple):
@@ -56,7 +60,8 @@ class Level(NamedTuple):
 
 def levels(config: DataConfig) -> list[Level]:
     """The stages of a recipe in their order, as far as each depends on those before it."""
-    texts, after = TEXT_FILTERS.keys(), TOKEN_FILTERS.keys() | {"deduplicate", "decontaminate"}
+    texts = {*TEXT_FILTERS, *(name for name in config.stages if name in TEXT_FILTERS)}
+    after = {*TOKEN_FILTERS, *(name for name in config.stages if name in TOKEN_FILTERS), "deduplicate", "decontaminate"}
     groups = [
         Level([SOURCE], {SOURCE, INSTALLED_DOCS, "hub", *texts}, {"sources", "seed", *texts}),
         Level([], {"tokenizer", "measure", *after}, {"tokenizer", *after}),

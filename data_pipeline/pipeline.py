@@ -10,7 +10,6 @@ import shutil
 import sys
 import time
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,7 +18,7 @@ import numpy as np
 from mlm_repro.data_pipeline.config import DataConfig
 from mlm_repro.data_pipeline.contamination.testsets import find_gpt2_vocabulary
 from mlm_repro.data_pipeline.duplicates.lsh import describe as describe_banding
-from mlm_repro.data_pipeline.files import InputShard, Ledger, StageAttrition
+from mlm_repro.data_pipeline.files import UNSPLIT, InputShard, Ledger, StageAttrition
 from mlm_repro.data_pipeline.passes.deduplicate import find_duplicates
 from mlm_repro.data_pipeline.passes.gather import SLICE_BYTES, choose_order, gather_slice
 from mlm_repro.data_pipeline.passes.measure import measure
@@ -28,7 +27,7 @@ from mlm_repro.data_pipeline.passes.selection import LEFT_IN, find_rare_ngrams, 
 from mlm_repro.data_pipeline.passes.train_tokenizer import copy, train
 from mlm_repro.data_pipeline.reading.pieces import Piece, choose_shard_bytes
 from mlm_repro.data_pipeline.reading.sources import OpenedSources
-from mlm_repro.data_pipeline.stages import TEXT_FILTERS, TOKEN_FILTERS
+from mlm_repro.data_pipeline.stages import TEXT_FILTERS, TOKEN_FILTERS, Known, own_code
 from mlm_repro.data_pipeline.stages.stage import SOURCE
 from mlm_repro.data_pipeline.tokens.token_file import token_dtype
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer, load_once
@@ -56,8 +55,8 @@ class Pipeline:
     """Finished stages: `prepare`, `measure`, `gather`, and `decisions` if duplicates were searched for."""
     compared: int = field(init=False, default=0)
     """Number of shards, the first ones, that are of datasets to compare with."""
-    splits: dict[str, list[list[int]]] = field(init=False, default_factory=dict)
-    """The tasks of `gather` that wrote each shard of each split; a split is one shard unless the recipe has more."""
+    splits: dict[str, dict[str, list[int]]] = field(init=False, default_factory=dict)
+    """The tasks of `gather` that wrote each file of each split, by its name without what tells its kind."""
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -86,15 +85,23 @@ class Pipeline:
 
     def _section(self, name: str) -> dict[str, Any] | None:
         """Plain values of a stage's configuration, None if the stage is not run."""
-        return getattr(self.config, name).model_dump(mode="json") if name in self.stages else None
+        section = getattr(self.config, name, None)
+        return section.model_dump(mode="json") if section and name in self.stages else None
+
+    def _filters(self, kind: Known) -> dict[str, Any]:
+        """Settings of a pass: its filters, and the code of the own ones among them."""
+        names = [name for name in self.stages if name in kind]
+        return {"filters": [(name, self._section(name) or {}) for name in names], "own": own_code(names)}
 
     def _prepare(self, shards: list[list[Piece]]) -> Finished:
-        filters = [(name, self._section(name)) for name in self.stages if name in TEXT_FILTERS]
-        names = [name for name, _ in filters]
+        filters = self._filters(TEXT_FILTERS)
+        names = [name for name, _ in filters["filters"]]
         limit = self.config.sources.max_bad_files
         fixed = {"max_line_bytes": self.config.sources.max_line_bytes, "goes_on": limit > 0}
-        jobs: list[Job] = [({**fixed, "pieces": shard, "filters": filters if number >= self.compared else []}, ())
-                           for number, shard in enumerate(shards)]  # fmt: skip
+        jobs: list[Job] = [
+            ({**fixed, "pieces": shard, **(filters if number >= self.compared else {"filters": []})}, ())
+            for number, shard in enumerate(shards)
+        ]
         prepared = self.workspace.all("prepare", prepare, jobs, " and ".join(["read", *names]))
         self.ledger.enter(prepared.counts[self.compared :])
         self.ledger.malformed_lines = sum(counts["malformed"] for counts in prepared.counts)
@@ -156,7 +163,7 @@ class Pipeline:
         words = {"ngram_words": search.ngram_words, "min_ngram_words": search.min_ngram_words}
         present = {name: path for name, path in self.test_sets.items() if path}
         settings = {
-            "filters": [(name, self._section(name)) for name in self.stages if name in TOKEN_FILTERS],
+            **self._filters(TOKEN_FILTERS),
             "deduplicate": banding if "deduplicate" in self.stages else None,
             "decontaminate": words if "decontaminate" in self.stages else None,
             "test_sets": [str(path) for path in present.values()],
@@ -250,10 +257,12 @@ class Pipeline:
         in_split: dict[str, int] = order.counts[0]["documents"]
         for name, count in in_split.items():
             shards = max(1, min(count, math.ceil((self.config.shards or 1) * count / max(1, *in_split.values(), 1))))
-            self.splits[name] = []
-            for start, end in pairwise(count * number // shards for number in range(shards + 1)):
+            self.splits[name] = {}
+            for number in range(shards):
+                start, end = (count * each // shards for each in (number, number + 1))
                 firsts = range(start, max(start + 1, end), of_slice)
-                self.splits[name].append([*range(len(jobs), len(jobs) + len(firsts))])
+                own = f"-{number:05d}-of-{shards:05d}" if self.config.shards else ""
+                self.splits[name][f"{name or UNSPLIT}{own}"] = [*range(len(jobs), len(jobs) + len(firsts))]
                 jobs += (
                     ({**fixed, "split": name, "first": first, "last": min(first + of_slice, end)}, inputs)
                     for first in firsts

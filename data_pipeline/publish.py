@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from mlm_repro.data_pipeline.config import TokenizerConfig
+from mlm_repro.data_pipeline.config import BY_NAME, TokenizerConfig
 from mlm_repro.data_pipeline.document import write_table, written_documents
 from mlm_repro.data_pipeline.files import (
     DATASET,
@@ -29,7 +29,7 @@ from mlm_repro.data_pipeline.passes.gather import SLICE_LINES, SLICE_TOKENS
 from mlm_repro.data_pipeline.passes.prepare import QUARANTINE
 from mlm_repro.data_pipeline.passes.selection import LEFT_IN
 from mlm_repro.data_pipeline.pipeline import Pipeline
-from mlm_repro.data_pipeline.stages import STAGES, TEXT_FILTERS
+from mlm_repro.data_pipeline.stages import TEXT_FILTERS
 from mlm_repro.data_pipeline.stages.stage import SOURCE
 from mlm_repro.data_pipeline.tokens.token_file import TOKENS_OF, join_files, merge_token_files
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
@@ -51,7 +51,7 @@ def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
     workspace, stages, gathered = pipeline.workspace, pipeline.stages, pipeline.finished["gather"]
     ledger = pipeline.ledger
     ledger.splits = _amounts(pipeline)
-    ledger.finish((SOURCE, *(TEXT_FILTERS if pipeline.tokenizer else stages)))
+    ledger.finish((SOURCE, *(name for name in stages if name in TEXT_FILTERS or not pipeline.tokenizer)))
     files = {QUARANTINE: pipeline.joined("prepare", QUARANTINE)}
     if pipeline.left_in:
         files[LEFT_IN] = pipeline.joined("select", LEFT_IN)
@@ -66,8 +66,8 @@ def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
         kinds = ["tokens"] if len(stages) == 1 else ["jsonl" if pipeline.config.shards is None else "parquet", "tokens"]
         jobs: list[Job] = [
             ({"name": own, "first": slices[0], "last": slices[-1] + 1, "kind": kind}, (gathered.input,))
-            for name, shards in pipeline.splits.items()
-            for own, slices in zip(_shard_names(name, pipeline), shards, strict=True)
+            for shards in pipeline.splits.values()
+            for own, slices in shards.items()
             for kind in kinds
         ]
         joined = workspace.all("assemble", assemble, jobs).path
@@ -80,7 +80,7 @@ def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
         )
     else:
         for name, shards in pipeline.splits.items():
-            for number, task in enumerate(chain.from_iterable(shards)):
+            for number, task in enumerate(chain(*shards.values())):
                 files[str(Path(name, f"shard-{number:05d}.jsonl"))] = gathered.path / f"{task:05d}" / SLICE_LINES
     for name, source in files.items():
         _move(source, directory / name)
@@ -92,24 +92,15 @@ def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
     return {name: digest for name, (_, digest) in written.items()}
 
 
-def _shard_names(split: str, pipeline: Pipeline) -> list[str]:
-    """Names of the files of a split, without what tells their kind."""
-    name, count = split or UNSPLIT, len(pipeline.splits[split])
-    if pipeline.config.shards is None:
-        return [name]
-    return [f"{name}-{number:05d}-of-{count:05d}" for number in range(count)]
-
-
 def assemble(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Join the slices from `first` to before `last` into the file `name` of a `kind`: jsonl, parquet or tokens."""
     folders = [inputs[0] / f"{number:05d}" for number in range(settings["first"], settings["last"])]
     name, kind = settings["name"], settings["kind"]
+    (directory / "documents").mkdir()
+    path, slices = directory / "documents" / f"{name}.{kind}", (folder / SLICE_LINES for folder in folders)
     if kind == "tokens":
         merge_token_files([folder / SLICE_TOKENS for folder in folders], directory / f"{name}{TOKENS_OF}")
-        return {}
-    path, slices = directory / "documents" / f"{name}.{kind}", (folder / SLICE_LINES for folder in folders)
-    path.parent.mkdir()
-    if kind == "parquet":
+    elif kind == "parquet":
         write_table(path, slices)
     else:
         with path.open("wb") as whole:
@@ -144,7 +135,7 @@ def _amounts(pipeline: Pipeline) -> dict[str, Amount]:
     amounts = {}
     for name, shards in pipeline.splits.items():
         amount = Amount()
-        for number in chain.from_iterable(shards):
+        for number in chain(*shards.values()):
             counts = pipeline.finished["gather"].counts[number]
             amount.add(counts["documents"], counts["bytes"], counts["tokens"])
         if not pipeline.tokenizer:
@@ -158,7 +149,7 @@ def _describe(pipeline: Pipeline, files: dict[str, Any]) -> DataCard:
     config, stages = pipeline.config, pipeline.stages
     assert pipeline.tokenizer
     values = config.model_dump(mode="json")
-    made_with: dict[str, Any] = {stage.name: stage.made_with() for stage in STAGES if stage.name in stages}
+    made_with: dict[str, Any] = {name: BY_NAME[name].made_with() for name in sorted(stages)}
     card = data_card(config.name, config.seed, pipeline.ledger, pipeline.tokenizer, config.tokenizer, files)
     more = {"settings": {name: values[name] for name in stages if name in values}}
     return card.model_copy(update=more | {name: facts for name, facts in made_with.items() if facts})
@@ -197,7 +188,7 @@ def data_card(
         end_of_text=tokenizer.end_of_text,
         splits={
             name: Split(
-                prefix=f"{name}{'-*' * any(of_split.startswith(f'{name}-') for of_split in files)}{TOKENS_OF}",
+                prefix=f"{name}{'-*' * (f'{name}{TOKENS_OF}.bin' not in files)}{TOKENS_OF}",
                 **asdict(amount),
             )
             for name, amount in ledger.splits.items()

@@ -10,11 +10,11 @@ from mlm_repro.data_pipeline.reading.readers import MAX_LINE_BYTES
 from mlm_repro.lineage.config import Config
 
 HUB_NAMES = ("wikipedia", "openwebtext", "realnews", "cc-stories")
-FILE_KINDS = ("jsonl", "parquet", "arrow", "csv", "warc", "text", "documents")
 ENDINGS = {
-    "jsonl": (".jsonl", ".json"), "parquet": (".parquet",), "csv": (".csv", ".tsv"), "warc": (".warc", ".wet"),
-    "text": (".txt", ".md"),
+    "jsonl": (".jsonl", ".json", ".ndjson"), "parquet": (".parquet",), "arrow": (".arrow",), "csv": (".csv", ".tsv"),
+    "warc": (".warc", ".wet"), "text": (".txt", ".md", ".rst"), "documents": (".jsonl", ".parquet"),
 }  # fmt: skip
+"""Kinds of files, with the ends of their names."""
 HUB = "hub:"
 INSTALLED_DOCS = "installed-docs"
 
@@ -22,24 +22,18 @@ INSTALLED_DOCS = "installed-docs"
 def check_source_name(name: str) -> None:
     """Raise ValueError, with the nearest known name, for a source that does not exist."""
     kind, colon, path = name.partition(":")
-    if colon and kind in FILE_KINDS:
-        if not path:
-            raise ValueError(f"source {name!r} has no path after the colon")
+    is_known = name in (*HUB_NAMES, INSTALLED_DOCS) or (name.startswith(HUB) and "/" in path)
+    if is_known or (path and kind in ENDINGS):
         return
-    if "://" in name and kind not in FILE_KINDS:
-        raise ValueError(f"source {name!r} is a place; say what its files are: 'jsonl:{name}' or 'parquet:{name}'")
-    if name.startswith(HUB) and "/" in path:
-        return
-    if name in (*HUB_NAMES, INSTALLED_DOCS):
-        return
-    if name in FILE_KINDS:
-        raise ValueError(f"source {name!r} needs a path: {name}:PATH")
-    for each, endings in ENDINGS.items():
-        if not colon and any(ending in endings for ending in Path(name).suffixes):
-            raise ValueError(f"unknown source {name!r}; did you mean '{each}:{name}'?")
-    known = [*HUB_NAMES, INSTALLED_DOCS, HUB, *(f"{kind}:" for kind in FILE_KINDS)]
+    if kind in ENDINGS:
+        raise ValueError(f"source {name!r} needs a path: {kind}:PATH")
+    known = [*HUB_NAMES, INSTALLED_DOCS, HUB, *(f"{kind}:" for kind in ENDINGS)]
+    like = [each for each, endings in ENDINGS.items() if (not colon or "://" in name)
+            and {*Path(name).suffixes} & {*endings}]  # fmt: skip
     close = difflib.get_close_matches(f"{kind}{colon}", known, 1)
-    hint = close[0] + path if close and close[0].endswith(":") else "".join(close)
+    hint = close[0] + path * close[0].endswith(":") if close else ""
+    if like or "://" in name:
+        hint = f"{[*like, 'jsonl'][0]}:{name}"
     advice = f"did you mean {hint!r}?" if hint else f"known: {', '.join(known)}"
     raise ValueError(f"unknown source {name!r}; {advice}")
 

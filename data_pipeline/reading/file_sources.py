@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mlm_repro.data_pipeline.document import Document, size_bytes
-from mlm_repro.data_pipeline.reading.config import SourcesConfig
+from mlm_repro.data_pipeline.reading.config import ENDINGS, SourcesConfig
 from mlm_repro.data_pipeline.reading.lines import CHUNK_BYTES, COMPRESSIONS, Cut, expanded_bytes, open_bytes, survey
 from mlm_repro.data_pipeline.reading.pieces import SHARD_BYTES, Piece, cut_lines
 from mlm_repro.data_pipeline.reading.readers import (
@@ -36,14 +36,12 @@ from mlm_repro.lineage.errors import BadInput, IntegrityFailure, cause
 from mlm_repro.lineage.progress import Progress
 from mlm_repro.lineage.remembered import stamp_of
 
-ENDS = ("", *COMPRESSIONS.values())
 SUFFIXES = {
-    "jsonl": tuple(f"{name}{end}" for name in (".jsonl", ".json", ".ndjson") for end in ENDS),
-    "csv": tuple(f"{name}{end}" for name in (".csv", ".tsv") for end in ENDS),
-    "warc": tuple(f"{name}{end}" for name in (".warc", ".wet") for end in ENDS),
-    "parquet": (".parquet",), "arrow": (".arrow",), "text": (".txt", ".md", ".rst"),
-    "documents": (".jsonl", ".parquet"),
-}  # fmt: skip
+    kind: tuple(
+        name + end for name in names for end in ("", *[*COMPRESSIONS.values()] * (kind in ("jsonl", "csv", "warc")))
+    )
+    for kind, names in ENDINGS.items()
+}
 Files = list[tuple[str, Path | Remote]]
 """Names and places of files."""
 
@@ -110,8 +108,8 @@ class FileSource:
             raise BadInput(f"source {self.name}: a dataset is read from this machine; copy it first")
         found = place.files()
         endings = "" if len(found) == 1 or "*" in place.url else SUFFIXES[self.kind]
-        files: Files = [(name, each) for name, each in found if name.lower().endswith(endings)]
-        self._warn_of([name for name, _ in found if not name.lower().endswith(endings)])
+        files: Files = [file for file in found if file[0].lower().endswith(endings)]
+        self._warn_of(sorted({name for name, _ in found} - {name for name, _ in files}))
         if not files:
             raise BadInput(f"source {self.name}: there is no such file")
         return self._of_splits(None if "*" in place.url else place, files)

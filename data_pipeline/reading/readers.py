@@ -199,7 +199,9 @@ def _parse(piece: Piece, number: int, line: bytes, row: dict[str, Any] | None = 
     """The document of a line, or of a row, or the reason why it is none."""
     value: Any = ""
     try:
-        value = parse_line(line) if row is None else {name: _python(field) for name, field in row.items()}
+        value = parse_line(line) if row is None else {
+            name: field.as_py() if hasattr(field, "as_py") else field for name, field in row.items()
+        }  # fmt: skip
         if (piece.keep or piece.id_key) and LONG_INTEGER.search(line):  # orjson makes a float of what has over 64 bits
             value = parse_json(line)
         if piece.kind == "harvest" and "text" not in value:
@@ -263,11 +265,6 @@ def plain(value: Any, depth: int = 0) -> Any:
         value is None or isinstance(value, (bool, float)) or (isinstance(value, int) and -(1 << 63) <= value < 1 << 64)
     )
     return value if is_written else mend_surrogates(str(value))
-
-
-def _python(field: Any) -> Any:
-    """A field of a row; those of tables are not Python's yet."""
-    return field.as_py() if hasattr(field, "as_py") else field
 
 
 def _value(row: dict[str, Any], key: str) -> Any:

@@ -4,11 +4,18 @@ Each file of this folder but `stage.py` declares one stage, which has the file's
 stage that examines the whole corpus has only its name and settings here; its work stands in `passes/`.
 """
 
-from collections.abc import Iterator
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 from pkgutil import iter_modules
+from typing import Any
 
 from mlm_repro.data_pipeline.stages.stage import Stage, TextFilter, TokenFilter
+from mlm_repro.data_pipeline.work.origin import summary
+from mlm_repro.lineage.digest import sha256_json
 
 PAPER = ("clean", "language", "length", "deduplicate", "decontaminate", "split", "tokenize")
 """The stages of the Megatron-LM paper (section 4.1): those of a recipe that lists none."""
@@ -22,5 +29,55 @@ def _declared() -> Iterator[type[Stage]]:
 
 
 STAGES = tuple(_declared())
-TEXT_FILTERS = {stage.name: stage for stage in STAGES if issubclass(stage, TextFilter)}
-TOKEN_FILTERS = {stage.name: stage for stage in STAGES if issubclass(stage, TokenFilter)}
+
+
+def is_own(name: str) -> bool:
+    """True for a stage of the user's own code, `module:Class`."""
+    return ":" in name
+
+
+@cache
+def own_stage(name: str) -> type[Stage]:
+    """The filter `module:Class`, from the working directory or from where Python finds modules.
+
+    Raises ValueError for what is no filter.
+    """
+    module, _, what = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        found: type[Stage] = getattr(import_module(module), what)
+        if not issubclass(found, TextFilter | TokenFilter):
+            raise TypeError("it is no TextFilter and no TokenFilter")
+    except Exception as error:  # it is not our code
+        raise ValueError(f"the own stage {name!r} cannot be used: {error}") from error
+    found.name = name
+    return found
+
+
+def own_code(names: Iterable[str]) -> dict[str, str]:
+    """A digest of the file of each own stage, or of all files of its package."""
+    facts = {}
+    for name in filter(is_own, names):
+        module = own_stage(name).__module__
+        path = Path(str(sys.modules[module].__file__))
+        files = sorted(path.parent.rglob("*.py")) if "." in module else [path]
+        facts[f"{name}: code"] = sha256_json([summary(file)[0] for file in files])
+    return facts
+
+
+class Known(dict[str, type[Any]]):
+    """The stages of a kind by name; own stages of that kind are found when they are asked for."""
+
+    def __init__(self, kind: type[Stage]) -> None:
+        super().__init__({stage.name: stage for stage in STAGES if issubclass(stage, kind)})
+        self._kind = kind
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or (is_own(str(name)) and issubclass(own_stage(str(name)), self._kind))
+
+    def __missing__(self, name: str) -> type[Any]:
+        return own_stage(name)
+
+
+TEXT_FILTERS, TOKEN_FILTERS = Known(TextFilter), Known(TokenFilter)

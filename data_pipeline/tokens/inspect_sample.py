@@ -52,14 +52,13 @@ def show_sample(
     """
     parts = [(TokenFile(prefix), weight) for prefix, weight in blend(prefixes)]
     every = (sum(len(file.tokens) for file, _ in parts) - 1) // seq_length
-    samples = training_samples(parts, every if len(parts) > 1 else 1, seq_length, seed)
-    count = len(samples) if isinstance(samples, PackedSamples) else every
-    if not 0 <= number < count:
-        raise BadInput(f"there is no sample {number:,}: one epoch has {count:,}, counted from 0")
+    samples = training_samples(parts, every, seq_length, seed)
+    if not 0 <= number < every:
+        raise BadInput(f"there is no sample {number:,}: one epoch has {every:,}, counted from 0")
     part, pieces = _part(samples, number), list(samples.pieces(number))
     tokens = sum(len(piece.tokens) for piece in pieces)
     yield (
-        f"=== sample {number:,} of {count:,} in one epoch with seed {seed}: "
+        f"=== sample {number:,} of {every:,} in one epoch with seed {seed}: "
         f"{tokens:,} tokens of {len(pieces):,} documents"
     )
     yield from _show(pieces, parts[part][0], tokenizer, prefixes[part])
