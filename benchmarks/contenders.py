@@ -28,7 +28,7 @@ from mlm_repro.engine.model.microbatch import PipelineInput
 from mlm_repro.engine.parallel.layout import Layout
 from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.engine.rng import Dropout
-from mlm_repro.engine.step import build_step
+from mlm_repro.engine.step import TrainingStep, build_step
 from mlm_repro.lineage.errors import UserError
 from mlm_repro.lineage.progress import Progress
 from mlm_repro.verify.peers import adamw
@@ -89,14 +89,25 @@ class OurLayout:
     """Microbatches of each rank in an iteration."""
     is_apart: bool = False
     """True if every rank trains the whole model alone."""
+    is_captured: bool = False
+    """True if the first step captures its microbatches as CUDA graphs."""
     is_tuned: bool = True
 
-    def build(self, size: TrainingSize, device: torch.device | None = None) -> Step:
-        """Return a step of this rank's part of the layout, by default on this rank's device."""
+    def build(self, size: TrainingSize) -> Step:
+        """Return a step of this rank's part of the layout."""
+        return self.steps(self.training(size), size)
+
+    def training(self, size: TrainingSize) -> TrainingStep:
+        """Return this rank's model in the layout, with its optimizer."""
         train, tp, pp = size.train, self.parallel.tp, self.parallel.pp
-        layout, alone = Layout(tp, pp, self.ranks // (tp * pp)), device or self.is_apart
-        mesh = serial_mesh(device or local_device()) if alone else build_mesh(layout, self.parallel.sequence_parallel)
-        _, training = build_step(size.model, train, self.parallel, mesh)
+        layout = Layout(tp, pp, self.ranks // (tp * pp))
+        alone = serial_mesh(local_device()) if self.is_apart else None
+        mesh = alone or build_mesh(layout, self.parallel.sequence_parallel)
+        return build_step(size.model, train, self.parallel, mesh)[1]
+
+    def steps(self, training: TrainingStep, size: TrainingSize) -> Step:
+        """Return a step of such a model, whose batch may have another size."""
+        train, mesh = size.train, training.mesh
         share = train.global_batch_size // mesh.dp.size
         each = share // self.microbatches
         first = mesh.dp.rank * share
@@ -108,6 +119,8 @@ class OurLayout:
                 masks = Dropout(dropout, train.seed, iteration, tuple(range(start, start + each))) if dropout else None
                 tokens = batch[start : start + each]
                 inputs.append(PipelineInput(tokens[:, :-1], tokens[:, 1:], masks))
+            if self.is_captured and iteration == 0:
+                training.capture(inputs)
             return training.run(inputs, train.learning_rate).loss
 
         return step
@@ -196,13 +209,14 @@ Contender = OurLayout | Peer
 
 
 def time_contender(
-    contender: Contender, size: TrainingSize, dropout: float = 0.0, clock: Callable[[], float] = time.perf_counter
-) -> Timed:
-    """Run the iterations of one round; called on each rank."""
+    contender: Contender, size: TrainingSize, dropout: float = 0.0, clock: Callable[[], float] = time.perf_counter,
+    training: TrainingStep | None = None,
+) -> Timed:  # fmt: skip
+    """Run the iterations of one round, of a model that is there if it is given; called on each rank."""
     if contender.is_tuned:
         keep_large_buffers()
     memory = PeakMemory(local_device())
-    step = contender.build(size)
+    step = contender.steps(training, size) if training and isinstance(contender, OurLayout) else contender.build(size)
     barrier: Callable[[], object] = dist.barrier if contender.ranks > 1 else lambda: None
     seconds, losses = [], []
     for iteration in range(size.train.iterations):
