@@ -63,6 +63,7 @@ def launch(self: Any, *arguments: Any, **options: Any) -> None:
         [given[name] for name in set(re.findall(rf"tl\.{verb}\((\w+)", source)) & given.keys()]
         for verb in ("load", "store")
     )
+    written = [each for each in written if not any(each is other for other in read)]  # then nothing is stored
     count(f"{room}.{self.__name__.strip('_')}", *((read, written) if room.startswith("bias") else (arguments, ())))
 
 
