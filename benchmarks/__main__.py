@@ -81,14 +81,21 @@ def gpu(
         Path | None, typer.Option(help="Write gpu.jsonl and gpu.json into it, and leave out the items that these have.")
     ] = None,
     deadline: Annotated[float | None, typer.Option(min=1, help="End after so many seconds.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the items with their seconds.")] = False,
     json: Json = None,
 ) -> None:
     """Kernels and training on one GPU beside torch.compile, nanoGPT and the GPU's own limits.
 
     Ends with code 4 without a GPU, and with 3 if a kernel is not exact or losses differ.
     """
-    from benchmarks.gpu import measure
+    from benchmarks.gpu import chosen_items, measure
 
+    if dry_run:
+        chosen, until = chosen_items(items), 0.0
+        for name, seconds in chosen.items():
+            until += seconds
+            print(f"{name}: {seconds:g} s, {until:g} s in all")
+        return
     carry_out(partial(measure, items, out, deadline), json)
 
 

@@ -26,7 +26,7 @@ from mlm_repro.engine.model.gpt2 import GPT2
 from mlm_repro.engine.model.microbatch import PipelineInput
 from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.engine.rng import Dropout
-from mlm_repro.engine.step import build_step
+from mlm_repro.engine.step import TrainingStep, build_step
 from mlm_repro.lineage.errors import UserError
 from mlm_repro.lineage.progress import Progress
 from mlm_repro.verify.peers import adamw
@@ -84,12 +84,21 @@ class OurLayout:
     name: str
     microbatches: int = 1
     """Microbatches of an iteration."""
+    is_captured: bool = False
+    """True if the first step captures its microbatches as CUDA graphs."""
     is_tuned: bool = True
 
     def build(self, size: TrainingSize, device: torch.device | None = None) -> Step:
         """Return a step, by default on this rank's device."""
-        train, mesh = size.train, serial_mesh(device or local_device())
-        _, training = build_step(size.model, train, ParallelConfig(), mesh)
+        return self.steps(self.training(size, device), size)
+
+    def training(self, size: TrainingSize, device: torch.device | None = None) -> TrainingStep:
+        """Return the model with its optimizer, by default on this rank's device."""
+        return build_step(size.model, size.train, ParallelConfig(), serial_mesh(device or local_device()))[1]
+
+    def steps(self, training: TrainingStep, size: TrainingSize) -> Step:
+        """Return a step of such a model, whose batch may have another size."""
+        train, mesh = size.train, training.mesh
         each = train.global_batch_size // self.microbatches
 
         def step(iteration: int, dropout: float) -> float:
@@ -99,6 +108,8 @@ class OurLayout:
                 masks = Dropout(dropout, train.seed, iteration, tuple(range(start, start + each))) if dropout else None
                 tokens = batch[start : start + each]
                 inputs.append(PipelineInput(tokens[:, :-1], tokens[:, 1:], masks))
+            if self.is_captured and iteration == 0:
+                training.capture(inputs)
             return training.run(inputs, train.learning_rate).loss
 
         return step
@@ -186,13 +197,14 @@ Contender = OurLayout | Peer
 
 
 def time_contender(
-    contender: Contender, size: TrainingSize, dropout: float = 0.0, clock: Callable[[], float] = time.perf_counter
-) -> Timed:
-    """Run the iterations of one round."""
+    contender: Contender, size: TrainingSize, dropout: float = 0.0, clock: Callable[[], float] = time.perf_counter,
+    training: TrainingStep | None = None,
+) -> Timed:  # fmt: skip
+    """Run the iterations of one round, of a model that is there if it is given."""
     if contender.is_tuned:
         keep_large_buffers()
     memory = PeakMemory(local_device())
-    step = contender.build(size)
+    step = contender.steps(training, size) if training and isinstance(contender, OurLayout) else contender.build(size)
     seconds, losses = [], []
     for iteration in range(size.train.iterations):
         start = clock()

@@ -1,7 +1,7 @@
-"""One GPU's kernels and training beside torch.compile, nanoGPT and the GPU's own limits, item by item.
+"""One GPU's training and kernels beside torch.compile, nanoGPT and the GPU's own limits, item by item.
 
-Each item has a process and a time limit of its own and is written down when it ends, so that nothing is lost on a
-machine that is lent for minutes.
+Items have a time limit each and one process, which builds a model once for all that measure it. What an item finds is
+written down when it ends, so that nothing is lost on a machine that is lent for minutes.
 """
 
 import multiprocessing
@@ -12,10 +12,11 @@ import sys
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -37,12 +38,14 @@ from benchmarks.timing import (
     ratio,
     series,
 )
-from benchmarks.train import MASKED, TOLERANCES, read_size, size_of
+from benchmarks.train import MASKED, size_of
 from mlm_repro.data_pipeline.tokens.token_file import TokenFileWriter, token_dtype
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
 from mlm_repro.engine.costs import flops_per_token
+from mlm_repro.engine.launch.local import keep_large_buffers
 from mlm_repro.engine.run.files import read_steps
 from mlm_repro.engine.run.resolved import read_run_config
+from mlm_repro.engine.step import TrainingStep
 from mlm_repro.experiments.benchmark import Benchmark, Case, read_benchmark, write_benchmark
 from mlm_repro.lineage.atomic import write_json
 from mlm_repro.lineage.digest import seal
@@ -51,7 +54,11 @@ from mlm_repro.lineage.errors import BadInput, HardwareMissing, Interrupted, Use
 from mlm_repro.lineage.processes import end_with_parent
 from mlm_repro.lineage.shipped import model_file
 
-CONTENDERS: tuple[Contender, ...] = (OurLayout(OURS), Peer("nanoGPT, torch.compile", is_compiled=True))
+MICROBATCHES = 8
+EAGER = OurLayout(OURS, microbatches=MICROBATCHES)
+CONTENDERS: tuple[Contender, ...] = (
+    OurLayout(OURS, is_captured=True), Peer("nanoGPT, torch.compile", is_compiled=True)
+)  # fmt: skip
 TO_PEERS = 1.3
 PEAK_TFLOPS = 989.0
 """Dense bf16 products of an H100 or H200 SXM, published by NVIDIA (H200 datasheet)."""
@@ -59,21 +66,19 @@ DROPOUT = 0.1
 COMPARED_LOSSES = 2
 LEAST_SECONDS = 5.0
 """Time left before the deadline that an item needs to begin."""
+COPIED = 1 << 30
+"""Master weights, 4 GiB of them, that are copied to the host beside training."""
 NOTES = [
     "tokens/s are those of an iteration: forward, backward, clipping, AdamW, bf16, dropout 0.1 unless the name says "
     "otherwise; the median of the timed iterations.",
     f"Utilisation is of {PEAK_TFLOPS:g} TFLOP/s (published), by the operations of a token's products, forward and "
     "backward, attention halved for causality; recomputed ones are not counted.",
-    "A kernel's floor is the time in which this GPU, in this run, copies the bytes that the kernel must read and "
-    "write, or makes its products in bf16; forward and backward. Kernels are timed while the GPU has a queue of them.",
-    "Losses are compared in the first two iterations; those of the tiny model, whose masks are the same, in all.",
+    "Kernels are timed while the GPU has a queue of them. Losses are compared in the first two iterations.",
     "nanoGPT trains under autocast to bf16 with torch.compile and fused AdamW; masks of dropout are its own, so that "
     "later losses differ more.",
 ]
-MODELS = {"355m": 0.42, "2.5b": 0.45}
-"""Models trained at full size, and the share of the peak that is each one's goal."""
-BEST_UTILISATION = 0.50
-"""The goal of 2.5b at its best accumulation."""
+GOALS = {"355m": 0.42, "2.5b": 0.50, "2.5b, without dropout": 0.58}
+"""The share of the peak that is each training's goal."""
 ITERATIONS, WARM_UP = 6, 3
 TRIED = (
     "name=tried model.num_layers=4 model.hidden_size=128 model.num_heads=4 model.seq_length=128 train.iterations=200 "
@@ -84,12 +89,56 @@ TRIED = (
 Result = Sequence[Case | str]
 
 
+class Worker:
+    """A process that measures one item after another; after one that fails or takes too long there is a new one."""
+
+    _process: SpawnProcess | None = None
+    _pipe: Connection
+
+    def answer(self, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return a function's result. Raises UserError if it fails or takes longer."""
+        if self._process is None:
+            spawn = multiprocessing.get_context("spawn")
+            self._pipe, theirs = spawn.Pipe()
+            self._process = spawn.Process(target=_serve, args=(theirs,), daemon=True)
+            self._process.start()
+            theirs.close()
+        try:
+            self._pipe.send((function, arguments))
+            late = f"it took longer than {seconds:.0f} seconds", None
+            why, value = self._pipe.recv() if self._pipe.poll(seconds) else late
+        except (EOFError, BrokenPipeError):
+            self._process.join()
+            why, value = f"its process ended with code {self._process.exitcode}", None
+        if why:
+            self.end()
+            raise UserError(why)
+        return value
+
+    def end(self) -> None:
+        """End the process, if there is one."""
+        if self._process:
+            self._process.kill()
+            self._process.join()
+            self._process = None
+
+
+def _serve(pipe: Connection) -> None:
+    while True:
+        function, arguments = pipe.recv()
+        try:
+            pipe.send(("", function(*arguments)))
+        except Exception as error:
+            traceback.print_exc()
+            pipe.send((failure(error), None))
+
+
 class ItemRecord:
     """Items measured this time and, in the same folder, before."""
 
     def __init__(self, out: Path | None, deadline: float | None) -> None:
         """Continue the record in `out`, if it holds one; `deadline` is in seconds from now."""
-        self.out = out
+        self.out, self.worker = out, Worker()
         self._ends = time.monotonic() + (deadline or float("inf"))
         self._cases: dict[str, Case] = {}
         self._disagreements: dict[str, None] = {}
@@ -112,7 +161,7 @@ class ItemRecord:
         try:
             if limit < LEAST_SECONDS:
                 raise UserError("the deadline came first")
-            results = in_new_process(limit, measure)
+            results = self.worker.answer(limit, measure)
         except UserError as error:
             self.say(name, failed=str(error), seconds=round(time.monotonic() - start, 2))
             return
@@ -144,54 +193,28 @@ class ItemRecord:
         )  # fmt: skip
 
 
-def in_new_process(seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return a function's result from a process of its own. Raises UserError if it fails or takes longer."""
-    spawn = multiprocessing.get_context("spawn")
-    ours, theirs = spawn.Pipe(duplex=False)
-    process = spawn.Process(target=_answer, args=(theirs, function, arguments))
-    process.start()
-    theirs.close()
-    try:
-        if not ours.poll(seconds):
-            raise UserError(f"it took longer than {seconds:.0f} seconds")
-        why, value = ours.recv()
-    except EOFError as error:
-        process.join()
-        raise UserError(f"its process ended with code {process.exitcode}") from error
-    finally:
-        process.kill()
-        process.join()
-    if why:
-        raise UserError(why)
-    return value
-
-
-def _answer(pipe: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    try:
-        pipe.send(("", function(*arguments)))
-    except Exception as error:
-        traceback.print_exc()
-        pipe.send((failure(error), None))
-
-
-def measure(chosen: str, out: Path | None, deadline: float | None) -> Benchmark:
-    """Measure items, `all` or some with commas between them, in the order of their worth; those of `out` are done.
-
-    Raises BadInput for an unknown one and HardwareMissing without a GPU.
-    """
+def chosen_items(chosen: str) -> dict[str, float]:
+    """Return items, `all` or some with commas between them, in their order with their seconds. Raises BadInput."""
     names = list(ITEMS) if chosen == "all" else chosen.split(",")
     if unknown := [name for name in names if name not in ITEMS]:
         raise BadInput(f"no item is called {unknown[0]!r}; there are: {', '.join(ITEMS)}")
+    return {name: seconds for name, (seconds, _) in ITEMS.items() if name in names}
+
+
+def measure(chosen: str, out: Path | None, deadline: float | None) -> Benchmark:
+    """Measure items in the order of what is unknown; those of `out` are done. Raises HardwareMissing without a GPU."""
+    names = chosen_items(chosen)
     record, missing = ItemRecord(out, deadline), ""
     if not list_gpus():
         missing = "there is no NVIDIA GPU here"
     elif torch.version.cuda is None:
         missing = f"torch {torch.__version__} is built without CUDA"
-    for name in (name for name in ITEMS if name in names):
+    for name in names:
         if missing:
             record.say(name, missing=missing)
         elif name not in record.done:
             record.attempt(name, *ITEMS[name])
+    record.worker.end()
     if missing:
         raise HardwareMissing(f"{missing}: nothing was measured")
     return record.result
@@ -202,38 +225,86 @@ def versions() -> Result:
     return [Case(name="versions", setting=gpu_facts() | describe_environment().to_json())]
 
 
-def compile_kernels() -> Result:
-    """Run every kernel once in a process of its own, on all cores: Triton keeps what it compiles."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(lambda name: in_new_process(85, kernels.run_once, name, KernelShape()), kernels.KERNELS))
-    return [Case(name="compiled", setting={"kernels": kernels.KERNELS})]
+@lru_cache(1)
+def built(name: str) -> TrainingStep:
+    """Return the model at full size with its step, once for all items of one process that follow each other."""
+    keep_large_buffers()
+    return EAGER.training(full_size(name, MICROBATCHES))
 
 
-def compare_tiny() -> Result:
-    """Train the tiny model on GPU and CPU with dropout, whose masks are the same."""
-    size, losses = read_size("tiny"), {}
-    for device in ("cpu", "cuda"):
-        step = OurLayout(OURS).build(size, torch.device(device))
-        losses[device] = [Timed([1.0], [step(iteration, DROPOUT) for iteration in range(size.train.iterations)])]
-    case = Case(name="tiny, the same masks on GPU and CPU", losses=first_losses(losses))
-    return [case, *differing_losses("tiny", losses, TOLERANCES["fp32"])]
+def train_alone(name: str, b: int, dropout: float = DROPOUT, is_captured: bool = False) -> Result:
+    """Train a model at full size with microbatches of `b` sequences, and follow one iteration on the GPU."""
+    training, size = built(name), full_size(name, b * MICROBATCHES, 3, 1)
+    training.model.graphs = None
+    layout = replace(EAGER, is_captured=is_captured)
+    timed = time_contender(layout, size, dropout, training=training)
+    if is_captured and training.model.graphs is None:
+        raise UserError("the microbatch could not be captured")
+    kind = name + ("" if dropout else ", without dropout")
+    title = f"{kind}, {b} × {MICROBATCHES}" + (", captured" if is_captured else "")
+    step = layout.steps(training, size)
+    return [summarize(title, size, {OURS: [timed]}, GOALS[kind]), timeline(title, partial(step, 1, dropout))]
 
 
-def train_alone(name: str, b: int, count: int = 1, dropout: float = DROPOUT, is_profiled: bool = False) -> Result:
-    """Train a model at full size with `count` microbatches of `b` sequences; `is_profiled` adds its kernels."""
-    size = full_size(name, b * count, *((ITERATIONS, WARM_UP) if count == 1 else (2, 1)))
-    timed = time_contender(OurLayout(OURS, microbatches=count), size, dropout)
-    title = f"{name}, {b} × {count}" + ("" if dropout else ", without dropout")
-    case = summarize(title, size, {OURS: [timed]}, BEST_UTILISATION if count > 1 else MODELS[name])
-    return [case, *([profile(name, size)] if is_profiled else [])]
+def timeline(title: str, step: Callable[[], object]) -> Case:
+    """Return how long the GPU was busy and had nothing, how long the host waited, and the kernels that took longest."""
+    with torch.profiler.profile() as trace:
+        step()
+    spent: dict[str, float] = defaultdict(float)
+    spans, waited = [], 0.0
+    for event in trace.events():
+        start, end = event.time_range.start, event.time_range.end
+        if event.device_type.name == "CUDA":
+            spans.append((start, end))
+            spent[event.name[:80]] += (end - start) / 1000
+        elif "Synchronize" in event.name:
+            waited += (end - start) / 1000
+    busy, idle = busy_and_idle(spans)
+    found = {"busy": busy / 1000, "nothing running": idle / 1000, "host waits": waited}
+    longest = dict(sorted(spent.items(), key=lambda item: -item[1])[:25])
+    shown = [series(key, "time of an iteration", "ms", value) for key, value in (found | longest).items()]
+    return Case(name=f"timeline, {title}", series=[*shown, series("launches", "number", "", len(spans))])
+
+
+def busy_and_idle(spans: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    """Return the time that spans cover, and that between the first and the last which none covers."""
+    busy = idle = 0.0
+    until = float("inf")
+    for start, end in sorted(spans):
+        idle += max(start - until, 0.0)
+        until = min(until, start) if busy == 0 else max(until, start)
+        busy += max(end - until, 0.0)
+        until = max(until, end)
+    return busy, idle
 
 
 def compare_peers(name: str, b: int) -> Result:
     """Train a model with every contender in turn."""
+    built.cache_clear()
     size = full_size(name, b)
     measured = {each.name: [time_contender(each, size, DROPOUT)] for each in CONTENDERS}
-    case = summarize(f"{name} beside peers", size, measured, MODELS[name])
+    case = summarize(f"{name} beside peers", size, measured, GOALS[name])
     return [case, *differing_losses(name, measured, MASKED, COMPARED_LOSSES)]
+
+
+def compare_copies(name: str, b: int) -> Result:
+    """Time an iteration alone, and while weights go to the host, as an asynchronous checkpoint would send them."""
+    training = built(name)
+    step, source = (
+        EAGER.steps(training, full_size(name, b * MICROBATCHES)),
+        training.optimizer.groups[0].master[:COPIED],
+    )
+    source = source[:COPIED]
+    host, stream = torch.empty(source.shape, pin_memory=source.is_cuda), torch.cuda.Stream()
+    seconds = {}
+    for who in ("first", "training", "training and a copy"):
+        start = time.perf_counter()
+        if who == "training and a copy":
+            with torch.cuda.stream(stream):
+                host.copy_(source, non_blocking=True)
+        step(0, DROPOUT)
+        seconds[who] = [time.perf_counter() - start]
+    return [kernels.times_case("a copy to the host", (seconds, {}))]
 
 
 def try_program() -> Result:
@@ -277,31 +348,33 @@ def write_dataset(directory: Path) -> Path:
     return directory
 
 
+def check_kernels(kind: torch.dtype, shape: KernelShape, *names: str) -> Result:
+    """Hold kernels, by default all, against their references on this GPU as the tests do under an interpreter."""
+    from tests.engine import exactness
+
+    return exactness.check_kernels(kind, shape, names)
+
+
 SMALL = KernelShape(s=200, b=2, n=3, d=96, v=1000)
 LONG = KernelShape(s=4096, b=2, n=1, d=64, v=51200)
 """The shape of a real head: n = 8,192 tokens and a vocabulary of 51,200."""
 ITEMS: dict[str, tuple[float, Callable[[], Result]]] = {
-    "versions": (40, versions),
-    "compile": (90, compile_kernels),
-    "tiny": (45, compare_tiny),
-    "2.5b": (100, partial(train_alone, "2.5b", 8, 1, DROPOUT, True)),
-    "2.5b-8x8": (60, partial(train_alone, "2.5b", 8, 8)),
-    "mlm-train": (90, try_program),
-    "limits": (40, partial(kernels.describe_limits, KernelShape())),
-    "attention": (60, partial(kernels.measure_kernel, "attention", KernelShape())),
-    "exact-bf16": (45, partial(kernels.check_kernels, torch.bfloat16, SMALL)),
-    "exact-fp16": (45, partial(kernels.check_kernels, torch.float16, SMALL)),
-    "exact-fp16-head": (45, partial(kernels.check_kernels, torch.float16, LONG, ("linear_cross_entropy",))),
-    "exact-fp32": (45, partial(kernels.check_kernels, torch.float32, SMALL)),
-    "355m": (45, partial(train_alone, "355m", 32, 1, DROPOUT, True)),
-    "nanogpt": (180, partial(compare_peers, "355m", 32)),
-    "2.5b-dropout-0": (60, partial(train_alone, "2.5b", 8, 1, 0.0)),
-    **{name: (60, partial(kernels.measure_kernel, name, KernelShape())) for name in kernels.KERNELS[1:]},
-    "layout": (45, partial(kernels.measure_layouts, KernelShape(), torch.bfloat16)),
-    "nanogpt-2.5b": (150, partial(compare_peers, "2.5b", 8)),
-    **{f"2.5b-{b}x8": (90, partial(train_alone, "2.5b", b, 8)) for b in (16, 24)},
+    "versions": (15, versions),
+    "2.5b": (50, partial(train_alone, "2.5b", 8)),
+    "2.5b-dropout-0": (50, partial(train_alone, "2.5b", 8, 0.0)),
+    "rates": (120, partial(kernels.measure_rates, KernelShape())),
+    "2.5b-captured": (60, partial(train_alone, "2.5b", 8, DROPOUT, True)),
+    "kernels": (80, partial(kernels.compare_kernels, KernelShape())),
+    **{f"2.5b-{b}x8": (25, partial(train_alone, "2.5b", b)) for b in (16, 24)},
+    "copies": (20, partial(compare_copies, "2.5b", 8)),
+    "355m": (60, partial(compare_peers, "355m", 32)),
+    "mlm-train": (60, try_program),
+    "exact-bf16": (45, partial(check_kernels, torch.bfloat16, SMALL)),
+    "exact-fp16": (45, partial(check_kernels, torch.float16, SMALL)),
+    "exact-fp16-head": (45, partial(check_kernels, torch.float16, LONG, "linear_cross_entropy")),
+    "exact-fp32": (45, partial(check_kernels, torch.float32, SMALL)),
 }
-"""Every item, in the order of its worth."""
+"""Every item with its seconds, in the order of what is unknown; an interpreter holds the exactness without a GPU."""
 
 
 def full_size(name: str, batch: int, iterations: int = ITERATIONS, warm_up: int = WARM_UP) -> TrainingSize:
@@ -323,20 +396,3 @@ def summarize(name: str, size: TrainingSize, measured: Measured, goal: float) ->
                 ratio("utilisation", speed[OURS], [peak] * len(speed[OURS]), goal)],
         losses=first_losses(measured), setting=size.setting,
     )  # fmt: skip
-
-
-def profile(name: str, size: TrainingSize) -> Case:
-    """Return the milliseconds of the kernels that take the longest in an iteration, by torch's profiler."""
-    step = OurLayout(OURS).build(size)
-    for iteration in range(size.warm_up):
-        step(iteration, DROPOUT)
-    spent: dict[str, float] = defaultdict(float)
-    with torch.profiler.profile() as trace:
-        step(size.warm_up, DROPOUT)
-    for event in trace.key_averages():
-        if event.device_type.name == "CUDA":
-            spent[event.key[:80]] += event.self_device_time_total / 1000
-    longest = sorted(spent.items(), key=lambda item: -item[1])[:25]
-    shown = [series(key, "time of an iteration", "ms", value) for key, value in longest]
-    whole = series("all kernels", "time of an iteration", "ms", sum(spent.values()))
-    return Case(name=f"kernels of an iteration, {name}", series=[whole, *shown])

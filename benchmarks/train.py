@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from typing import Any
@@ -18,7 +18,7 @@ from benchmarks.contenders import (
     in_turn,
     time_contender,
 )
-from benchmarks.kernels import KernelShape, kernel_cases, measure_layouts, time_kernel, times_case
+from benchmarks.kernels import KernelShape, kernel_cases, time_kernel, times_case
 from benchmarks.timing import Measured, cpu_seconds, differing_losses, first_losses, rates, ratio, series
 from mlm_repro.engine.config import ModelConfig, Precision, TrainConfig
 from mlm_repro.engine.costs import flops_per_token
@@ -181,8 +181,7 @@ def summarize(row: Row, size: TrainingSize, measured: Measured, gflops: Sequence
 
 
 def measure_kernels(precision: Precision, rounds: int, shape: KernelShape) -> list[Case]:
-    """Time each compiled CPU kernel beside its reference and, with a C++ compiler, torch.compile; and two layouts."""
+    """Time each compiled CPU kernel beside its reference and, with a C++ compiler, torch.compile."""
     dtype = DTYPES[precision]
-    cases = [times_case(f"{name} {precision}", time_kernel(case, "cpu", rounds))
+    return [times_case(f"{name} {precision}", time_kernel(case, "cpu", rounds))
              for name, case in kernel_cases(shape, dtype).items() if "cpu" in KERNELS[name]]  # fmt: skip
-    return cases + measure_layouts(replace(shape, b=4), dtype, rounds)

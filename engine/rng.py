@@ -38,8 +38,8 @@ class Dropout:
     samples: tuple[int, ...]
     rows: dict[str, int] = field(default_factory=dict, compare=False)
     """Rows of `table` by site. A site joins them when it is first asked for."""
-    table: torch.Tensor | None = field(default=None, compare=False)
-    """The keys of sites on a GPU, [sites, b] int64; None: each mask has its own."""
+    table: torch.Tensor = field(default_factory=lambda: torch.empty(0), compare=False)
+    """The keys of sites on a GPU, [sites, b] int64. A mask of another site has its own."""
 
     def keys(self, site: str) -> tuple[int, ...]:
         """One key for each sequence."""
@@ -48,10 +48,8 @@ class Dropout:
     def mask(self, site: str, first_row: int = 0) -> DropoutMask:
         """The masks of one site, from row `first_row` on, equal for every layout."""
         row = self.rows.setdefault(site, len(self.rows))
-        there = None if self.table is None else self.table[row : row + 1]
-        return DropoutMask(
-            self.probability, there[0] if there is not None and len(there) else self.keys(site), first_row
-        )
+        keys = self.table[row] if row < len(self.table) else self.keys(site)
+        return DropoutMask(self.probability, keys, first_row)
 
     def on_device(self, device: torch.device, rows: dict[str, int]) -> "Dropout":
         """The same with the keys of all sites in `rows` on a GPU, in one copy for which the host does not wait."""

@@ -12,12 +12,14 @@ from statistics import median
 import torch
 
 from mlm_repro.engine.config import ModelConfig, ParallelConfig, TrainConfig
+from mlm_repro.engine.kernels import registry
 from mlm_repro.engine.model.microbatch import PipelineInput
 from mlm_repro.engine.optim.adam import build_optimizer
 from mlm_repro.engine.optim.precision import DTYPES, LossScaler
 from mlm_repro.engine.parallel.mesh import ParallelMesh
 from mlm_repro.engine.pipeline.executor import PartitionedModel, partition
 from mlm_repro.lineage.errors import Diverged
+from mlm_repro.lineage.progress import announce
 
 SHORT_SECONDS = 0.5
 """A rehearsed iteration below this is timed four times, others once."""
@@ -93,18 +95,39 @@ class TrainingStep:
 
         Returns the seconds of forward and backward over the microbatches, and of the update, when they are repeated.
         """
-        rounds = [self._rehearse_once(microbatches), self._rehearse_once(microbatches)]
+        rounds = [self._rehearse_once(microbatches)]
+        self.capture(microbatches)
+        rounds.append(self._rehearse_once(microbatches))
         if self.mesh.world.gather_objects(sum(rounds[1]))[0] < SHORT_SECONDS:
             rounds += [self._rehearse_once(microbatches) for _ in range(3)]
         for *_, whole in self.optimizer.written():
             whole()
         return median(computing for computing, _ in rounds[1:]), median(updating for _, updating in rounds[1:])
 
+    def capture(self, microbatches: Sequence[PipelineInput]) -> None:
+        """On one GPU, compute microbatches of this shape by CUDA graphs from now on, if these give the same numbers."""
+        batch, is_alone = microbatches[0], self.mesh.layout.world_size == 1
+        if not (registry.on_gpu(self.mesh.device) and is_alone and batch.pairs is None and batch.recurrence is None):
+            return
+        own = self._computed(microbatches)
+        try:
+            self.model.capture(batch, self.reducer)
+            captured = self._computed(microbatches)
+        except RuntimeError as error:
+            captured = str(error)
+        if captured != own:
+            self.model.graphs = None
+            announce(f"microbatches are not replayed as CUDA graphs: these gave {captured}, not {own}")
+
+    def _computed(self, microbatches: Sequence[PipelineInput]) -> list[float] | str:
+        """Sum of the losses, and norm of the gradient."""
+        total = self.model.forward_backward(microbatches, self.reducer)
+        self.reducer.finish(1.0)
+        return torch.stack([total, self.optimizer.gradient_norm()]).tolist()
+
     def _rehearse_once(self, microbatches: Sequence[PipelineInput]) -> tuple[float, float]:
         begun = time.monotonic()
-        self.model.forward_backward(microbatches, self.reducer)
-        self.reducer.finish(1.0)
-        self.optimizer.gradient_norm().item()
+        self._computed(microbatches)
         computed = time.monotonic()
         self.optimizer.try_step()
         self.optimizer.gradient_norm().item()

@@ -11,6 +11,7 @@ import torch
 from torch.distributed import ReduceOp
 
 from mlm_repro.engine.compiled import Array, Compiled, array, exponential, largest, load, store
+from mlm_repro.engine.kernels import registry
 from mlm_repro.engine.kernels.products import linear, multiply
 
 CHUNK_BYTES = 1 << 27
@@ -157,7 +158,7 @@ class _Chunked(torch.autograd.Function):
         if ctx.rest != 1.0:
             gradient = gradient * ctx.rest
             return to_hidden.mul_(gradient).half(), to_weight.mul_(gradient).half(), None, None, None, None
-        if gradient.device.type != "cpu" or gradient.item() != 1.0:  # a GPU's value would have to be waited for
+        if registry.on_gpu(gradient.device) or gradient.item() != 1.0:  # a GPU's value would have to be waited for
             to_hidden.mul_(gradient)
             to_weight.mul_(gradient)
         return to_hidden, to_weight, None, None, None, None

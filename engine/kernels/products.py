@@ -47,10 +47,7 @@ def widened(x: Tensor) -> Tensor:
 
 def add_product(total: Tensor, a: Tensor, b: Tensor, adds: bool) -> None:
     """Set `total`, in fp32, to a·b of a and b in 16 bits, or add it: no product is rounded to 16 bits in between."""
-    if total.device.type == "cpu":
-        torch.addmm(total, a.float(), b.float(), beta=float(adds), out=total)
-    else:
-        torch.addmm(total, a, b, beta=float(adds), out_dtype=torch.float32, out=total)
+    torch.addmm(total, a, b, beta=float(adds), out_dtype=torch.float32, out=total)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -20,8 +20,7 @@ PLACES = {
     "bias_dropout_add": ("dropout:bias_dropout_add", "dropout:compiled_bias_dropout_add", "gpu.bias_dropout_add:fused"),
     "add_norm": ("dropout:add_norm", None, "gpu.bias_dropout_add:add_norm"),
     "masked_softmax": ("attention:masked_softmax", None, "gpu.masked_softmax:fused"),
-    "adamw": ("adam:adamw", None, "gpu.adamw:fused"),
-    "dropout_bits": ("dropout:reference_bits", "dropout:compiled_bits", "gpu.masks:drawn_bits"),
+    "dropout_bits": ("dropout:reference_bits", "dropout:compiled_bits", None),
 }
 """module:function in this folder, or None: the reference, that for CPUs, that for GPUs."""
 KERNELS = {

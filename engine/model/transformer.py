@@ -176,6 +176,9 @@ def drop_weights(weights: torch.Tensor, layer: int, dropout: Dropout | None, axi
         return weights
     rows, k = weights.size(1) * weights.size(2), weights.size(3)
     mask = dropout.mask(f"layers.{layer}.attention", axis.rank * rows)
+    if registry.on_gpu(weights.device):
+        dropped: torch.Tensor = kernel("dropout", weights)(weights.flatten(1, 2).transpose(0, 1), mask)  # [n/t·s, b, k]
+        return dropped.transpose(0, 1).view_as(weights)
     return weights * mask.factors(rows, k, weights.device, weights.dtype).view_as(weights)
 
 

@@ -53,7 +53,7 @@ class GradientReducer:
     mesh: ParallelMesh
     _buckets: list[_Bucket] = field(default_factory=list)
     _armed: set[int] = field(default_factory=set)
-    _arrived: set[int] = field(default_factory=set)
+    arrived: set[int] = field(default_factory=set)
     """Parameters that have had a gradient in this iteration."""
 
     def __post_init__(self) -> None:
@@ -79,7 +79,7 @@ class GradientReducer:
     def begin(self) -> None:
         """Prepare for the first backward pass of an iteration."""
         self._armed.clear()
-        self._arrived.clear()
+        self.arrived.clear()
         for parameter, _ in self._gradients():
             parameter.local.grad = None
         for bucket in self._buckets:
@@ -98,7 +98,7 @@ class GradientReducer:
         data-parallel rank are summed before those of the others; then the first stage hands the last stage the sum.
         """
         for parameter, view in self._gradients():
-            if id(parameter.local) not in self._arrived:
+            if id(parameter.local) not in self.arrived:
                 view.zero_()
         self._wait([bucket for bucket in self._buckets if not bucket.is_shared])
         tied = self._share()
@@ -135,22 +135,22 @@ class GradientReducer:
     def _take(self, bucket: _Bucket, main: torch.Tensor, is_mixed: bool, parameter: torch.Tensor) -> None:
         """Hook: move a parameter's new gradient to its part `main` of the flat gradient."""
         if parameter.grad is not None and parameter.grad is not main:
-            if id(parameter) in self._arrived:
+            if id(parameter) in self.arrived:
                 main.add_(parameter.grad)
             elif parameter.grad.is_sparse:
                 main.zero_().add_(parameter.grad)
             else:
                 main.copy_(parameter.grad)
             parameter.grad = None if is_mixed else main
-            self._arrived.add(id(parameter))
+            self.arrived.add(id(parameter))
         self._count(bucket, parameter)
 
     def _add_product(
         self, bucket: _Bucket, main: torch.Tensor, parameter: torch.Tensor, a: torch.Tensor, b: torch.Tensor
     ) -> None:
         """In place of the hook, where a weight's gradient is one product a·b: add it to `main` in fp32, unrounded."""
-        add_product(main, a, b, id(parameter) in self._arrived)
-        self._arrived.add(id(parameter))
+        add_product(main, a, b, id(parameter) in self.arrived)
+        self.arrived.add(id(parameter))
         self._count(bucket, parameter)
 
     def _count(self, bucket: _Bucket, parameter: torch.Tensor) -> None:

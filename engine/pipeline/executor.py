@@ -20,6 +20,7 @@ from mlm_repro.engine.optim.gradients import GradientReducer
 from mlm_repro.engine.parallel.layout import split_layers
 from mlm_repro.engine.parallel.mesh import DONE, LoneAxis, ParallelMesh, Pending
 from mlm_repro.engine.parallel.sharding import sharded_parameters
+from mlm_repro.engine.pipeline.graphs import MicrobatchGraphs
 from mlm_repro.engine.pipeline.lowering import Instruction, Message, lower
 from mlm_repro.engine.pipeline.schedule import Compute, Op, ScheduleName, compute_orders, forward_orders
 
@@ -31,6 +32,8 @@ class PartitionedModel:
         self.chunks, self.parallel, self.mesh = chunks, parallel, mesh
         self.sites: dict[str, int] = {}
         """Numbers of the dropout sites that were asked for so far, on a GPU."""
+        self.graphs: MicrobatchGraphs | None = None
+        """What microbatches of a captured shape are computed by."""
         self.is_zero3 = parallel.shard_parameters and mesh.dp.size > 1
         self._by_chunk = [sharded_parameters(chunk, mesh) for chunk in chunks]
         self.parameters = [parameter for chunk in self._by_chunk for parameter in chunk]
@@ -55,6 +58,9 @@ class PartitionedModel:
         if registry.on_gpu(self.mesh.device):
             microbatches = [self.with_keys(each) for each in microbatches]
         reducer.begin()
+        if self.graphs and all(map(self.graphs.fits, microbatches)):
+            reducer.arrived.update(self.graphs.arrived)
+            return self.graphs.run(microbatches, loss_scale)
         # The reduction of a chunk may begin only with its last backward pass; before it, gradients still grow.
         left = [len(microbatches)] * len(self.chunks)
 
@@ -66,6 +72,15 @@ class PartitionedModel:
         # One executor an iteration: what is in flight belongs to it, so a failed iteration leaves nothing behind.
         executor = PipelineExecutor(self.chunks, self.mesh, self.parallel.scatter_gather, microbatches, loss_scale)
         return executor.run(self._program(len(microbatches), training=True), before_backward)
+
+    def capture(self, batch: PipelineInput, reducer: GradientReducer) -> None:
+        """Compute microbatches of this shape by graphs from now on; dropout's sites are known from a pass before."""
+        program = self._program(1, training=True)
+
+        def run(batch: PipelineInput, loss_scale: torch.Tensor) -> torch.Tensor:
+            return PipelineExecutor(self.chunks, self.mesh, False, [batch], loss_scale).run(program)
+
+        self.graphs = MicrobatchGraphs.capture(run, self.with_keys(batch), reducer)
 
     def with_keys(self, batch: PipelineInput) -> PipelineInput:
         """A microbatch with the keys of all dropout sites on this rank's GPU."""
@@ -124,7 +139,7 @@ class PipelineExecutor:
 
     def __init__(
         self, chunks: Sequence[StageModel], mesh: ParallelMesh, scatter_gather: bool,
-        microbatches: Sequence[PipelineInput], loss_scale: float = 1.0,
+        microbatches: Sequence[PipelineInput], loss_scale: float | torch.Tensor = 1.0,
     ) -> None:  # fmt: skip
         self._chunks, self._mesh, self._microbatches, self._loss_scale = chunks, mesh, microbatches, loss_scale
         self._last = mesh.pp.size * len(chunks) - 1

@@ -5,6 +5,7 @@ import os
 import re
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from mlm_repro.experiments.benchmark import Case, read_benchmark
 from mlm_repro.lineage.errors import UserError
 from tests.benchmarks.test_train import small_size
 from tests.commands import Command
-from tests.engine.triton_interpreter import interpret
+from tests.engine.triton_interpreter import add_in_fp32, interpret
 
 SHAPE = kernels.KernelShape(s=5, b=1, n=2, d=8, v=40)
 
@@ -38,23 +39,41 @@ def test_without_a_gpu_each_item_says_so(command: Command, monkeypatch: pytest.M
         assert all(line["missing"].endswith(sentence) for line in lines)
         assert (out / "gpu.jsonl").read_text() == done.out
     assert not (tmp_path / "a").exists()
-    assert "no item is called 'gemm'; there are: versions, compile" in command(
-        main, "benchmarks", "gpu", "--items", "tiny,gemm", ends=2
+    assert "no item is called 'gemm'; there are: versions, 2.5b" in command(
+        main, "benchmarks", "gpu", "--items", "2.5b,gemm", ends=2
     ).error  # fmt: skip
+
+
+def test_a_dry_run_prints_the_order_and_its_seconds(command: Command) -> None:
+    lines = command(
+        main, "benchmarks", "gpu", "--items", "all", "--deadline", "560", "--dry-run", ends=0
+    ).out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == list(ITEMS)
+    assert lines[1] == "2.5b: 50 s, 65 s in all"
+    until = {line.partition(":")[0]: float(line.split(", ")[1].split()[0]) for line in lines}
+    assert until["mlm-train"] == 565
+    assert list(ITEMS)[-4:] == [name for name in ITEMS if name.startswith("exact-")]
+
+
+def test_spans_of_kernels_are_busy_or_idle() -> None:
+    assert gpu.busy_and_idle([]) == (0, 0)
+    assert gpu.busy_and_idle([(7, 9), (1, 3), (2, 5), (4, 4.5), (9, 10)]) == (7, 2)
 
 
 @pytest.fixture
 def at_toy_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every stage in this process, on CPU tensors, at sizes for it."""
 
-    def here(seconds: float, measure: Callable[..., Any], *arguments: Any) -> Any:
+    def here(worker: gpu.Worker, seconds: float, measure: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return measure(*arguments)
         except Exception as error:
             raise UserError(f"{type(error).__name__}: {error}") from error
 
     interpret(monkeypatch)
-    for name, number in (("REPEATS", 1), ("WARM_UP", 0), ("GEMM_WIDTH", 64), ("COPIED_BYTES", 1 << 16)):
+    add_in_fp32(monkeypatch)
+    sizes = {"REPEATS": 1, "FEW": 1, "WARM_UP": 0, "GEMM_WIDTH": 64, "COPIED_BYTES": 1 << 16, "WIDTHS": (16,)}
+    for name, number in sizes.items():
         monkeypatch.setattr(kernels, name, number)
     toy = dict.fromkeys((gpu.KernelShape(), gpu.SMALL, gpu.LONG), SHAPE)
     for name, (seconds, measure) in ITEMS.items():
@@ -62,22 +81,23 @@ def at_toy_size(monkeypatch: pytest.MonkeyPatch) -> None:
             given = [toy.get(each, each) if isinstance(each, kernels.KernelShape) else each for each in measure.args]
             monkeypatch.setitem(ITEMS, name, (seconds, partial(measure.func, *given)))
     monkeypatch.setitem(ITEMS, "mlm-train", (60, lambda: 1 / 0))
-    monkeypatch.setattr(gpu, "KernelShape", lambda: SHAPE)
     monkeypatch.setattr("torch.compile", lambda function: function)
-    monkeypatch.setattr(gpu, "in_new_process", here)
+    monkeypatch.setattr(gpu.Worker, "answer", here)
     monkeypatch.setattr(gpu, "list_gpus", lambda: [{"name": "a GPU", "memory_bytes": 2**40}])
     monkeypatch.setattr("torch.version.cuda", "13.0")
-    monkeypatch.setattr("os.cpu_count", lambda: 1)  # the interpreter is for one thread
+    monkeypatch.setattr("torch.cuda.Stream", lambda: None)
+    monkeypatch.setattr("torch.cuda.stream", nullcontext)
     model = small_size().model
-    monkeypatch.setattr(gpu, "full_size", lambda name, batch, *_: gpu.size_of(model, batch, "bf16", 3, 1))
-    monkeypatch.setattr(gpu, "read_size", small_size)
-    monkeypatch.setattr(gpu, "CONTENDERS", (OurLayout(OURS), Peer("nanoGPT")))
+    monkeypatch.setattr(gpu, "full_size", lambda *_: gpu.size_of(model, 4, "bf16", 3, 1))
+    monkeypatch.setattr(gpu, "EAGER", OurLayout(OURS, microbatches=2))
+    monkeypatch.setattr(gpu, "CONTENDERS", (OurLayout(OURS, is_captured=True), Peer("nanoGPT")))
+    gpu.built.cache_clear()
 
 
 @pytest.mark.usefixtures("at_toy_size")
 @pytest.mark.timeout(300)
 def test_each_item_leaves_lines_and_a_record(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """In the order of their worth; one that fails loses nothing else, and is alone tried again."""
+    """In their order; one that fails loses nothing else, and is alone tried again. Only a GPU captures."""
     from mlm_repro.engine.kernels.gpu import bias_gelu
 
     with monkeypatch.context() as patch:
@@ -88,24 +108,25 @@ def test_each_item_leaves_lines_and_a_record(command: Command, monkeypatch: pyte
     lines = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
     assert list(dict.fromkeys(line["item"] for line in lines)) == list(ITEMS)
     failed = {line["item"] for line in lines if "failed" in line}
-    assert failed == {"compile", "tiny", "mlm-train", "exact-bf16", "exact-fp16", "exact-fp32", "bias_gelu"}
+    assert failed == {"2.5b-captured", "kernels", "mlm-train", "exact-bf16", "exact-fp16", "exact-fp32"}
     kernels_checked = [line["case"]["name"].split()[0] for line in lines if line["item"] == "exact-fp16-head"]
     assert kernels_checked == ["linear_cross_entropy"]
     command(main, "benchmarks", "gpu", "--out", tmp_path, ends=0)
     again = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()][len(lines) :]
     assert {line["item"] for line in again} == failed
-    assert {line["item"] for line in again if "failed" in line} == {"tiny", "mlm-train"}, "these need a GPU"
+    assert {line["item"] for line in again if "failed" in line} == {"2.5b-captured", "mlm-train"}
     record = read_benchmark(tmp_path / "gpu.json")
     cases = {case.name: case for case in record.cases}
     assert record.disagreements == []
     assert {
-        "limits", "products of a layer", "attention bfloat16, 5 tokens", "attention's layout, bfloat16", "2.5b, 8 × 1",
+        "products of a layer", "attention", "attention without dropout", "attention bfloat16, 5 tokens", "add_norm",
+        "a copy to the host", "timeline, 2.5b, 8 × 8", "2.5b, without dropout, 8 × 8", "2.5b, 24 × 8",
     } <= {*cases}  # fmt: skip
     assert all(ratio.is_reached for name in cases if name.endswith(" tokens") for ratio in cases[name].ratios)
-    assert cases["2.5b, 8 × 8"].ratios[0].goal == gpu.BEST_UTILISATION
+    assert cases["2.5b, 8 × 8"].ratios[0].goal == 0.50
+    assert cases["2.5b, without dropout, 8 × 8"].ratios[0].goal == 0.58
     assert [ratio.name for ratio in cases["355m beside peers"].ratios] == ["× nanoGPT", "utilisation"]
-    spent = {each.contender: each.samples[0] for each in cases["attention"].series}
-    assert cases["attention"].ratios[-1].value == pytest.approx(spent["floor"] / spent["ours"], rel=1e-3)
+    assert len(cases["products of a layer"].series) == 4 * 4 * 5
 
 
 @pytest.mark.usefixtures("at_toy_size")
@@ -126,13 +147,17 @@ def test_what_comes_after_the_deadline_is_not_begun_and_what_fails_is_ended(tmp_
     assert json.loads((tmp_path / "gpu.jsonl").read_text())["failed"] == "the deadline came first"
     with pytest.raises(UserError, match=r"^nothing was measured: every item's line has its reason$"):
         _ = record.result
-    assert gpu.in_new_process(60, abs, -3) == 3
-    with pytest.raises(UserError, match=r"^ValueError: invalid literal"):
-        gpu.in_new_process(60, int, "no number")
-    with pytest.raises(UserError, match=r"^it took longer than 3 seconds$"):
-        gpu.in_new_process(3, time.sleep, 60)
-    with pytest.raises(UserError, match=r"^its process ended with code 7$"):
-        gpu.in_new_process(60, os._exit, 7)
+    assert record.worker.answer(60, abs, -3) == 3
+    process = record.worker.answer(60, os.getpid)
+    assert record.worker.answer(60, os.getpid) == process, "a model is built once"
+    for sentence, seconds, function, argument in (
+        ("ValueError: invalid literal", 60, int, "no number"), ("it took longer than 3 seconds", 3, time.sleep, 60),
+        ("its process ended with code 7", 60, os._exit, 7),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=f"^{sentence}"):
+            record.worker.answer(seconds, function, argument)
+    assert record.worker.answer(60, os.getpid) != process
+    record.worker.end()
 
 
 @pytest.mark.timeout(300)

@@ -34,7 +34,6 @@ def test_all_contenders_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
     assert all(len(losses) == 3 for case in (in_fp32, in_bf16) for losses in case.losses.values())
     assert all(each.value > 0 for case in result.cases for each in case.ratios)
     compared = {case.name.rpartition(" ")[0]: case.ratios[0].name for case in kernels}
-    assert compared.pop("attention's layout,") == "[b, s, h] ÷ [s, b, h]"
     assert {*compared} == {name for name, places in KERNELS.items() if "cpu" in places} - {"dropout_bits"}
     assert {*compared.values()} == {"reference ÷ ours"}
 

@@ -24,8 +24,6 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from benchmarks.kernels import KernelShape, kernel_cases, run_pass
-from mlm_repro.engine.kernels.adam import AdamStep
-from mlm_repro.engine.kernels.dropout import DropoutMask
 from mlm_repro.engine.kernels.gpu.cross_entropy import softmax_gradient
 from mlm_repro.engine.kernels.registry import implementation
 
@@ -84,26 +82,12 @@ def compile_kernels(
 
 def _launches(dtype: torch.dtype, shape: KernelShape) -> dict[str, Callable[[], object]]:
     """Return, by the name of a case, the function that launches its kernels, on tensors without values."""
-    meta, rows, width = torch.device("meta"), shape.s * shape.b, shape.n * shape.d
+    meta, rows = torch.device("meta"), shape.s * shape.b
     logits = torch.empty(rows, shape.v // 2, dtype=dtype, device=meta)
     targets, sums = torch.empty(rows, dtype=torch.int64, device=meta), torch.empty(2, rows, device=meta)
-    bits = implementation("dropout_bits", "cuda")
-    flat, copy = torch.empty(1 << 20, device=meta), torch.empty(1 << 20, dtype=dtype, device=meta)
-    step = AdamStep(1e-3, 0.9, 0.95, 1e-8, 0.1, 0.5, 2)
-    x, bias = (torch.empty(sizes, dtype=dtype, device=meta, requires_grad=True) for sizes in (
-        (shape.s, shape.b, width), (width,)))  # fmt: skip
-    norm = implementation("add_norm", "cuda")
-
-    def normed() -> None:
-        added, after = norm(x, bias, bias, x, bias, DropoutMask(0.1, tuple(range(shape.b))), 1e-5)
-        torch.autograd.grad([added, after], [x, bias], [added, after])
-
     return {case.name: partial(run_pass, implementation(case.name, "cuda"), case)
             for case in kernel_cases(shape, dtype, meta).values()} | {
         "divided cross_entropy": partial(softmax_gradient, logits, shape.v // 2, targets, sums[0], sums[0], sums, 0.5),
-        "add_norm": normed,
-        "adamw": partial(implementation("adamw", "cuda"), flat, copy, flat, flat, flat, step),
-        "dropout_bits": partial(bits, tuple(range(shape.b)), 0, shape.s, width, meta),
     }  # fmt: skip
 
 

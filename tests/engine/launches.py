@@ -1,14 +1,16 @@
 """Run a process: what a GPU is given in one layer of a microbatch, and in an update, on tensors without values.
 
-Prints JSON: by name of what is launched, how often and with how many bytes of tensors, each read or written once;
+Prints JSON: by name of what is launched, how often and with how many bytes that are read and written;
 copies from the host have a name of their own. A layer is what a microbatch has more with one layer more. The update
 is what follows the last backward pass.
 """
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Callable
+from inspect import getsource
 from typing import Any
 
 os.environ.pop("TRITON_INTERPRET", None)
@@ -34,10 +36,11 @@ counts: Counter[str] = Counter()
 moved: Counter[str] = Counter()
 
 
-def count(name: str, *values: Any) -> None:
-    tensors = {id(each): each for each in tree_leaves(values) if isinstance(each, torch.Tensor)}
+def count(name: str, read: Any, written: Any) -> None:
     counts[name] += 1
-    moved[name] += sum(each.numel() * each.element_size() for each in tensors.values())
+    for values in (read, written):
+        tensors = {id(each): each for each in tree_leaves(values) if isinstance(each, torch.Tensor)}
+        moved[name] += sum(each.numel() * each.element_size() for each in tensors.values())
 
 
 class Counting(TorchDispatchMode):
@@ -48,12 +51,20 @@ class Counting(TorchDispatchMode):
         made = {each.device.type for each in tree_leaves(result) if isinstance(each, torch.Tensor)}
         if "meta" in devices | made and not function.is_view and name not in NOTHING:
             from_host = "cpu" in devices and name in ("_to_copy", "copy_")
-            count("copy from the host" if from_host else name, arguments, options, result)
+            count("copy from the host" if from_host else name, (arguments, options), result)
         return result
 
 
 def launch(self: Any, *arguments: Any, **options: Any) -> None:
-    count(f"{self.__module__.rpartition('.')[2]}.{self.__name__.strip('_')}", arguments)
+    """Of an element-wise kernel, its source says which tensors it loads and which it stores."""
+    room, source = self.__module__.rpartition(".")[2], getsource(self.fn)
+    given = dict(zip(self.arg_names, arguments, strict=False))
+    read, written = (
+        [given[name] for name in set(re.findall(rf"tl\.{verb}\((\w+)", source)) & given.keys()]
+        for verb in ("load", "store")
+    )
+    written = [each for each in written if not any(each is other for other in read)]  # then nothing is stored
+    count(f"{room}.{self.__name__.strip('_')}", *((read, written) if room.startswith("bias") else (arguments, ())))
 
 
 setattr(torch.Tensor, "tolist", lambda self: [1.0] * len(self))  # noqa: B010

@@ -29,11 +29,10 @@ GROWING = ("registers", "stack", "shared", "instructions", "in_loop")
 FIELDS = (*GROWING, "tensor_core")
 PRODUCTS = ("attention forward", "attention to_query", "attention to_key_value")
 KERNELS = {
-    "attention draw", *PRODUCTS, "adamw adamw", "add_norm bias_dropout_add", "add_norm gradient",
+    "attention draw", *PRODUCTS, "add_norm bias_dropout_add", "add_norm gradient",
     "bias_gelu bias_gelu", "bias_gelu bias_gelu_gradient",
     "bias_dropout_add bias_dropout_add", "bias_dropout_add gradient", "masked_softmax softmax",
     "masked_softmax gradient", "linear_cross_entropy log_sum", "divided cross_entropy softmax_gradient",
-    "dropout_bits fill",
 }  # fmt: skip
 
 Counts = dict[str, dict[str, int]]

@@ -16,7 +16,18 @@ def step_as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setitem(places, "cpu", places["cuda"])
     monkeypatch.setitem(registry.DTYPES, "cpu", registry.DTYPES["cuda"])
     monkeypatch.setattr(registry, "on_gpu", lambda device: True)
+    add_in_fp32(monkeypatch)
     registry.implementation.cache_clear()
+
+
+def add_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give CPUs torch's sum with a product in `out_dtype`, which only GPUs have."""
+    addmm = torch.addmm
+
+    def added(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, out_dtype: Any = None, **options: Any) -> Any:
+        return addmm(total, a.to(out_dtype), b.to(out_dtype), **options)
+
+    monkeypatch.setattr(torch, "addmm", added)
 
 
 def interpret(monkeypatch: pytest.MonkeyPatch) -> None:

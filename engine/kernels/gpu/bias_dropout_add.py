@@ -64,12 +64,8 @@ class _AddNorm(torch.autograd.Function):
         return to_x, to_bias, to_residual, None, *(sums[1:3] if has_norm else (None, None)), None
 
 
-def fused(
-    x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, mask: DropoutMask | None
-) -> torch.Tensor:  # fmt: skip
-    """residual + dropout(x + bias), for x and residual [s, b, h] and bias [h]."""
-    output: torch.Tensor = _AddNorm.apply(x, bias, residual, mask)
-    return output
+fused = _AddNorm.apply
+"""residual + dropout(x + bias), for x and residual [s, b, h] and bias [h]; (x, bias, residual, mask)."""
 
 
 def dropout(x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:

@@ -15,8 +15,6 @@ Context = Any
 """Autograd's context."""
 BLOCK = 128
 """Columns of a random row that come from 16 counters."""
-ROWS = 4
-"""Rows of bits that a program draws."""
 
 
 def warps(columns: int) -> int:
@@ -71,27 +69,3 @@ def mask_arguments(mask: DropoutMask | None, device: torch.device) -> tuple[torc
     if mask is None:
         return torch.empty(0, dtype=torch.int64, device=device), 0, 0, 1.0
     return keys_on(mask.keys, device), mask.first_row, mask.threshold, mask.scale
-
-
-def drawn_bits(
-    keys: tuple[int, ...] | torch.Tensor, first_row: int, rows: int, columns: int, device: torch.device
-) -> torch.Tensor:
-    """Random bits as int16, [len(keys), rows, columns], starting at row `first_row`, for dropout that is not fused."""
-    bits = torch.empty(len(keys), rows, columns, dtype=torch.int16, device=device)
-    grid = (triton.cdiv(rows, ROWS), triton.cdiv(columns, BLOCK), len(keys))
-    _fill[grid](keys_on(keys, device), bits, first_row, rows, columns, ROWS)
-    return bits
-
-
-@triton.jit
-def _fill(keys, bits, first_row, rows, columns, r: tl.constexpr):
-    row = tl.program_id(0) * r + tl.arange(0, r)
-    key = tl.load(keys + tl.program_id(2)) + row.to(tl.int64) * 0
-    w0, w1, w2, w3 = random_words(key, first_row + row, tl.program_id(1), 1)
-    drawn = in_columns(
-        w0.to(tl.int16), (w0 >> 16).to(tl.int16), w1.to(tl.int16), (w1 >> 16).to(tl.int16),
-        w2.to(tl.int16), (w2 >> 16).to(tl.int16), w3.to(tl.int16), (w3 >> 16).to(tl.int16), r, 1,
-    )  # fmt: skip
-    column = tl.program_id(1) * 128 + tl.arange(0, 128)[None, :]
-    at = (tl.program_id(2).to(tl.int64) * rows + row[:, None]) * columns + column
-    tl.store(bits + at, drawn, (row[:, None] < rows) & (column < columns))
