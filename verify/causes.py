@@ -187,8 +187,8 @@ def explain(ranks: Sequence[Sequence[TensorPart]], serial: Array, shares: Sequen
     if len(shares) > 1:
         each = [np.ravel(share) - (np.ravel(before) if number else 0)
                 for number, (share, before) in enumerate(zip(shares, [shares[0], *shares], strict=False))]  # fmt: skip
-        counts, *_ = np.linalg.lstsq(np.stack(each, 1), np.ravel(whole), rcond=None)
-        if near_sum(counts, each, whole):
+        counts, *_ = np.linalg.lstsq(parts := np.stack(each, 1), np.ravel(whole), rcond=None)
+        if np.linalg.norm(parts @ counts - np.ravel(whole)) < CLOSE * np.linalg.norm(whole):
             return ratio, f"microbatches are counted {', '.join(f'{count:.3g}' for count in counts)} times"
     rows = np.flatnonzero(np.abs(whole - serial).reshape(len(serial), -1).max(1) > CLOSE * np.abs(serial).max())
     if 0 < len(rows) < len(serial) and len(rows) == rows[-1] - rows[0] + 1:
@@ -196,9 +196,3 @@ def explain(ranks: Sequence[Sequence[TensorPart]], serial: Array, shares: Sequen
         of_rows = float((part[0] * part[1]).sum() / max((part[1] ** 2).sum(), math.ulp(0)))
         return ratio, f"rows {rows[0]} to {rows[-1]} of {len(serial)} alone differ: {of_rows:.3f} × serial there"
     return ratio, "not a multiple of the serial gradient"
-
-
-def near_sum(counts: Array, parts: Sequence[Array], whole: Array) -> bool:
-    """True if the parts, counted so often, make the whole."""
-    made = sum(count * part for count, part in zip(counts, parts, strict=True))
-    return float(np.linalg.norm(made - np.ravel(whole))) < CLOSE * float(np.linalg.norm(whole))

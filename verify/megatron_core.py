@@ -34,6 +34,8 @@ PATCHES = (
     "the router of experts finds the name te_general_gemm, as None, without Transformer Engine",
     "the processes that write its checkpoints are forked",
     "attention without Transformer Engine takes values of another head size than keys",
+    "on context-parallel ranks it gathers the sequence, attends over all of it, and keeps its own part",
+    "the exchange of the experts' tokens has their numbers as lists",
     "its layer norm without Apex and Transformer Engine takes sequence parallelism, with its gradients marked",
 )
 TRIED = "0.16.1"
@@ -56,6 +58,7 @@ class OnCpu(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if kwargs.get("device") == "cuda":
             kwargs["device"] = "cpu"
+        kwargs.pop("pin_memory", None)
         if func is torch.Tensor.cuda:
             return args[0]
         answer = func(*args, **kwargs)
@@ -75,6 +78,8 @@ def make_it_run_on_cpus() -> None:
     core("transformer.multi_latent_attention").HAVE_TE = False
     norm.__new__ = partial(plain_layer_norm, norm.__new__)
     attention.__init__ = partialmethod(plain_attention, attention.__init__)
+    attention.forward = partialmethod(whole_attention, attention.forward)
+    torch.distributed.all_to_all_single = partial(listed, torch.distributed.all_to_all_single)
     cuda: Any = torch.cuda
     random._get_cuda_rng_state = cuda.get_rng_state = lambda *_, **__: torch.get_rng_state()
     random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
@@ -99,11 +104,37 @@ def plain_layer_norm(make: Any, cls: Any, config: Any, *args: Any, **kwargs: Any
 
 
 def plain_attention(self: Any, make: Any, *args: Any, v_channels: int = 0, **kwargs: Any) -> None:
-    """Make a core attention as the package does, whose values may have another head size than keys."""
+    """Make a core attention as the package does for the whole sequence; values may have another head size than keys."""
     kwargs.pop("k_channels", None)
+    whole = kwargs["config"] = copy.copy(kwargs["config"])
+    whole.context_parallel_size = 1
     make(self, *args, **kwargs)
     if v_channels:
         self.hidden_size_per_partition = v_channels * self.num_attention_heads_per_partition
+
+
+def whole_attention(self: Any, attend: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Attend over the sequence that context-parallel ranks have in parts [s/cp, b, heads, d]; keep this rank's."""
+    group = core("parallel_state").get_context_parallel_group()
+    if (ranks := group.size()) == 1:
+        return attend(self, *args, **kwargs)
+    gather = partial(core("tensor_parallel.mappings").gather_from_sequence_parallel_region, group=group)
+    places = [places_of(len(args[0]) * ranks, ranks, rank) for rank in range(ranks)]
+    order = torch.cat(places).argsort()
+    output: torch.Tensor = attend(self, *(gather(each)[order] for each in args[:3]), *args[3:], **kwargs)
+    return output[places[group.rank()]]
+
+
+def places_of(length: int, ranks: int, rank: int) -> torch.Tensor:
+    """Positions [s/cp] that a context-parallel rank has of a sequence: one chunk from each end."""
+    chunks = torch.arange(length).chunk(2 * ranks)
+    return torch.cat((chunks[rank], chunks[-1 - rank]))
+
+
+def listed(exchange: Any, *args: Any, **kwargs: Any) -> Any:
+    """Exchange parts of tensors whose numbers of rows may be tensors."""
+    return exchange(*args, **{name: each.tolist() if hasattr(each, "tolist") else each
+                              for name, each in kwargs.items()})  # fmt: skip
 
 
 def build(values: Mapping[str, Any], spec: Callable[[Any], Any] | None = None) -> Any:
@@ -117,9 +148,9 @@ def build(values: Mapping[str, Any], spec: Callable[[Any], Any] | None = None) -
     kind = getattr(core("transformer.transformer_config"), values["kind"])
     config = kind(**values["config"], finalize_model_grads_func=core("distributed").finalize_model_grads)
     specs, extra = core("models.gpt.gpt_layer_specs"), dict[str, Any]()
+    settings = {"normalization": config.normalization, "qk_l2_norm": getattr(config, "qk_l2_norm", False)}
     layers = spec(config) if spec else specs.get_gpt_decoder_block_spec(
-        config, use_transformer_engine=False, normalization=config.normalization,
-        qk_l2_norm=getattr(config, "qk_l2_norm", False),
+        config, use_transformer_engine=False, **taken(settings, specs.get_gpt_decoder_block_spec)
     )  # fmt: skip
     if getattr(config, "mtp_num_layers", None):
         extra["mtp_block_spec"] = specs.get_gpt_mtp_block_spec(config, layers, use_transformer_engine=False)
@@ -127,6 +158,11 @@ def build(values: Mapping[str, Any], spec: Callable[[Any], Any] | None = None) -
         config, layers, pre_process=groups.is_pipeline_first_stage(), post_process=groups.is_pipeline_last_stage(),
         **extra, **values["model"],
     )  # fmt: skip
+
+
+def taken(values: Mapping[str, Any], taker: Any) -> dict[str, Any]:
+    """Those of the values that a class or a function takes, which differ from release to release."""
+    return {name: value for name, value in values.items() if name in inspect.signature(taker).parameters}
 
 
 def distribute(values: Mapping[str, Any], module: torch.nn.Module, config: Any) -> tuple[Any, Any, Any]:
@@ -192,28 +228,32 @@ def restore(path: Path, gpt: Any, optimizer: Any, schedule: Any) -> None:
         part.load_state_dict(content[name])
 
 
-def backward(model: Any, optimizer: Any, batches: Sequence[Any], take: Callable[[int, torch.Tensor], object]) -> None:
-    """Run microbatches of tokens, labels and loss masks [b, s] as the package's training loop does.
+def backward(model: Any, optimizer: Any, batches: Sequence[Any], take: Callable[[torch.Tensor], object]) -> None:
+    """Run microbatches of tokens, labels, loss masks and positions [b, s] as the package's training loop does.
 
-    `take` has each microbatch's masked losses [b, s].
+    `take` has each microbatch's masked losses [b, s]. A mean is over the tokens of all context-parallel ranks.
     """
+    group = core("parallel_state").get_context_parallel_group()
 
     def forward(data: Any, model: Any) -> Any:
-        number, (tokens, labels, counts) = next(data)
-        positions = torch.arange(tokens.size(1)).expand_as(tokens)
-        return model(tokens, positions, None, labels=labels), partial(total, number, counts)
+        tokens, labels, counts, positions = next(data)
+        return model(tokens, positions, None, labels=labels), partial(total, counts)
 
-    def total(number: int, counts: torch.Tensor, output: torch.Tensor) -> tuple[Any, ...]:
-        take(number, output.detach() * counts)
-        return (output.float() * counts).sum(), counts.sum().int(), {}
+    def total(counts: torch.Tensor, output: torch.Tensor) -> tuple[Any, ...]:
+        take(output.detach() * counts)
+        loss, number = (output.float() * counts).sum(), counts.sum()
+        if not model.config.calculate_per_token_loss:  # then the ranks' gradients are averaged
+            torch.distributed.all_reduce(number, group=group)
+            loss = loss * group.size()
+        return loss, number.int(), {}
 
     model.train()
     model.zero_grad_buffer()
     optimizer.zero_grad()
     size, length = batches[0][0].shape
     core("pipeline_parallel").get_forward_backward_func()(
-        forward_step_func=forward, data_iterator=iter(enumerate(batches)), model=[model], num_microbatches=len(batches),
-        seq_length=length, micro_batch_size=size,
+        forward_step_func=forward, data_iterator=iter(batches), model=[model], num_microbatches=len(batches),
+        seq_length=length * group.size(), micro_batch_size=size,
     )  # fmt: skip
 
 
@@ -254,13 +294,10 @@ def values_of(work: Work, layout: ParityLayout) -> dict[str, Any]:
         wd_incr_style="constant",
     )  # fmt: skip
     distributed = {"grad_reduce_in_fp32": True, "use_distributed_optimizer": sharded}
-    kind = config_class(work.fields)
-
-    def given(taker: Any) -> dict[str, Any]:
-        return {name: value for name, value in work.fields.items() if name in inspect.signature(taker).parameters}
-
+    kind, given = config_class(work.fields), partial(taken, work.fields)
     return {
-        "seed": SEED, "groups": sizes, "kind": kind.__name__, "config": config | given(kind),
+        "seed": SEED, "groups": sizes | given(core("parallel_state").initialize_model_parallel),
+        "kind": kind.__name__, "config": config | given(kind),
         "model": gpt | given(core("models.gpt").GPTModel),
         "distributed": distributed | given(core("distributed").DistributedDataParallelConfig),
         "optimizer": optimizer | given(core("optimizer").OptimizerConfig), "schedule": schedule,
@@ -283,16 +320,17 @@ class MegatronCore(Engine):
                              "dist_checkpointing.strategies.torch",
                              "datasets.blended_megatron_dataset_builder", "dist_checkpointing.dict_utils"):  # fmt: skip
                     core(name)
-            core("transformer.torch_norm").WrappedTorchNorm.__new__  # noqa: B018
-            core("tensor_parallel.random")._get_cuda_rng_state, core("tensor_parallel.random")._set_cuda_rng_state
+            core("transformer.torch_norm").WrappedTorchNorm, core("tensor_parallel.random")._set_cuda_rng_state
         except (ImportError, AttributeError) as error:
-            has = f"megatron-core {version('megatron-core')} has other names than the version tried"
-            raise BadInput(f"{has}, {TRIED}: {error}") from error
+            own = f"megatron-core {version('megatron-core')}"
+            raise BadInput(f"{own} has other names than the version tried, {TRIED}: {error}") from error
 
     def __init__(self, work: Work, layout: ParityLayout) -> None:
         if layout.schedule != "1f1b" or layout.recompute != "none":
             raise BadInput("megatron-core is run with 1F1B and without recomputation: name tp, pp, dp, sp or zero1")
-        self.work, self.layout, self.train = work, layout, work.config.train
+        if layout.mb and not work.fields.get("calculate_per_token_loss"):
+            raise BadInput("a mean over microbatches depends on their size: --with calculate_per_token_loss=True")
+        self.work, self.layout, self.train = work, layout, layout.configure(work.config).train
         values = values_of(work, layout)
         self.module = self.gpt = build(values, work.spec)
         self.config, self.groups = self.gpt.config, core("parallel_state")
@@ -348,28 +386,27 @@ class MegatronCore(Engine):
         restore(directory, self.gpt, self.optimizer, self.scheduler)
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
-        train, dp = self.train, self.layout.dp
-        rank = self.groups.get_data_parallel_rank()
-        groups = list(place_groups(train.global_batch_size, train.microbatch_size, rank, dp))
-        starts = [places[0] for places in groups]
+        batch, ranks = self.train.global_batch_size, self.groups.get_context_parallel_group()
+        size, rank = self.train.microbatch_size, self.groups.get_data_parallel_rank()
+        places = list(place_groups(batch, size, rank, self.layout.dp))
+        own = places_of(self.work.config.model.seq_length, ranks.size(), ranks.rank())
         batches = []
-        for places in groups:
-            items = [self.samples[iteration * train.global_batch_size + place] for place in places]
-            batches.append([torch.stack([item[key] for item in items]) for key in ("tokens", "labels", "loss_mask")])
-        losses: list[torch.Tensor] = []
-
-        def take(number: int, output: torch.Tensor) -> None:
-            loss = output.float().sum() / batches[number][2].sum()
-            losses.append(loss.double())
-            if recorder:
-                recorder.loss(loss, starts[number], train.microbatch_size)
-                recorder.show("loss of tokens", output, (starts[number], 0))
-
-        backward(self.model, self.optimizer, batches, take)
-        total = torch.stack(losses).mean() / dp if losses else torch.zeros((), dtype=torch.float64)
-        for group in (self.groups.get_data_parallel_group(), self.groups.get_pipeline_model_parallel_group()):
-            torch.distributed.all_reduce(total, group=group)
-        return total.item()
+        for group in places:
+            items = [self.samples[iteration * batch + place] for place in group]
+            tensors = [torch.stack([item[key] for item in items])[:, own] for key in ("tokens", "labels", "loss_mask")]
+            batches.append([*tensors, own.expand_as(tensors[0])])
+        outputs: list[torch.Tensor] = []  # on the last stage
+        backward(self.model, self.optimizer, batches, outputs.append)
+        sums = torch.zeros(2, dtype=torch.float64)
+        for (first, *_), (_, _, counts, _), output in zip(places, batches, outputs, strict=False):
+            sums += torch.stack((output.sum(), counts.sum()))
+            if recorder and self.work.tokens:
+                recorder.loss(output.sum() / counts.sum(), first, size)
+            for part, place in zip(output.chunk(2, 1), own.chunk(2), strict=True) if recorder else ():
+                recorder.show("loss of tokens", part, (first, int(place[0])))  # type: ignore[union-attr]
+        torch.distributed.all_reduce(sums, group=self.groups.get_data_parallel_group(with_context_parallel=True))
+        torch.distributed.all_reduce(sums, group=self.groups.get_pipeline_model_parallel_group())
+        return float(sums[0] / sums[1])
 
     def gradients(self) -> Named:
         """Whole gradients; those that a distributed optimizer has in parts are gathered."""
@@ -395,7 +432,7 @@ class MegatronCore(Engine):
         return float(self.optimizer.get_grad_norm())  # which its step clips by and returns
 
     def state(self) -> Iterator[tuple[str, str, torch.Tensor]]:
-        states = {id(main): state for chained in self.optimizer.chained_optimizers
+        states = {id(main): state for chained in getattr(self.optimizer, "chained_optimizers", [self.optimizer])
                   for main, state in chained.optimizer.state.items()}  # fmt: skip
         for name, parameter in self.gpt.named_parameters():
             for what in ("exp_avg", "exp_avg_sq"):

@@ -32,6 +32,8 @@ class ParityLayout(ParallelConfig):
     """Expert parallelism, over the data-parallel ranks."""
     fsdp: int = 1
     """Ranks over which parameters are divided, and batches too; beside `dp` copies of them."""
+    mb: int = 0
+    """Sequences of a microbatch, where it is not the usual number."""
 
     @property
     def world_size(self) -> int:
@@ -48,13 +50,21 @@ class ParityLayout(ParallelConfig):
         axes = [f"{axis}{size}" for axis, size in sizes.items() if size > 1]
         order = f"chunks{self.chunks}" if self.chunks > 1 else "" if self.schedule == "1f1b" else self.schedule
         recompute = {"none": "", "selective": "selective", "full": "recompute"}[self.recompute]
-        parts = [*axes, order, "sp" * self.sequence_parallel, "zero1" * self.shard_optimizer, recompute]
+        parts = [
+            *axes,
+            f"mb{self.mb}" * bool(self.mb),
+            order,
+            "sp" * self.sequence_parallel,
+            "zero1" * self.shard_optimizer,
+            recompute,
+        ]
         return "-".join(part for part in parts if part) or "serial"
 
     def configure(self, config: RunConfig) -> RunConfig:
         """Set the layout in a configuration."""
         parallel = config.parallel.model_copy(update={name: getattr(self, name) for name in NAMED})
-        return config.model_copy(update={"parallel": parallel})
+        train = config.train.model_copy(update={"microbatch_size": self.mb or config.train.microbatch_size})
+        return config.model_copy(update={"parallel": parallel, "train": train})
 
 
 SERIAL = ParityLayout()
@@ -66,7 +76,7 @@ def parse_layout(text: str) -> ParityLayout:
         return SERIAL
     values: dict[str, Any] = {}
     for part in text.split("-"):
-        sized = re.fullmatch(r"(tp|pp|dp|cp|ep|fsdp|chunks)([1-9]\d{0,5})", part)
+        sized = re.fullmatch(r"(tp|pp|dp|cp|ep|fsdp|chunks|mb)([1-9]\d{0,5})", part)
         given = {sized[1]: int(sized[2])} if sized else PARTS.get(part)
         if given is None:
             like = "tp2-pp2-dp2-chunks2-sp-recompute"
@@ -106,8 +116,8 @@ def all_layouts(ranks: int, threads: bool = False) -> Iterator[ParityLayout]:
 
 def misfit(layout: ParityLayout, config: RunConfig) -> str:
     """Reason that the layout cannot run the configuration; empty if it can."""
-    if layout.cp * layout.ep * layout.fsdp > 1:
-        return "context and expert parallelism and fsdp are in `mlm-verify layouts` alone"
+    if layout.cp * layout.ep * layout.fsdp > 1 or layout.mb:
+        return "context and expert parallelism, fsdp and sizes of microbatches are in `mlm-verify layouts` alone"
     try:
         checked_layout(layout.configure(config), layout.world_size)
     except BadInput as error:

@@ -1,7 +1,5 @@
 """Programs that `mlm-verify layouts` holds against their own serial run."""
 
-import ast
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -20,22 +18,16 @@ import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from mlm_repro.engine.config import ModelConfig, RunConfig, TrainConfig
-from mlm_repro.lineage.config import override_config, parse_config
-from mlm_repro.lineage.errors import BadInput
+from mlm_repro.lineage.config import override_config, parse_config, read_toml
+from mlm_repro.lineage.errors import BadInput, did_you_mean
 from mlm_repro.verify.engines import Kind, Ours, Work, with_samples
 from mlm_repro.verify.megatron_core import MegatronCore, config_class, core
 from mlm_repro.verify.programs import HeldTraining, own_loss
+from mlm_repro.verify.transformers_models import literal
 
-MODEL = {
-    "num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "seq_length": 16, "vocab_size": 128,
-    "dropout": 0.0,
-}  # fmt: skip
-"""Sizes of the model, which `--with` may change."""
-TRAIN = {
-    "iterations": 100, "global_batch_size": 8, "microbatch_size": 2, "learning_rate": 1e-2, "warmup_iterations": 0,
-    "weight_decay": 0.1, "clip_gradient": 0.1, "adam_epsilon": 1e-3, "precision": "fp32", "decay": "cosine",
-}  # fmt: skip
-"""One step that clips. Adam's epsilon is so large that the step depends on the size of a gradient."""
+TABLES = read_toml(Path(__file__).with_name("small.toml"))
+MODEL, TRAIN = TABLES["model"], TABLES["train"]
+"""Sizes of the model, which `--with` may change, and one step that clips."""
 LAYOUTS = "(tensor_model|pipeline_model|context|expert_model)_parallel_size|sequence_parallel|use_distributed_optimizer"
 
 
@@ -154,8 +146,7 @@ def core_fields(given: Sequence[str]) -> dict[str, Any]:
         if re.fullmatch(LAYOUTS, name):
             raise BadInput(f"{name} is set by --layouts")
         if name not in hints:
-            close = difflib.get_close_matches(name, hints, 1)
-            raise BadInput(f"Megatron-Core has no field {name!r}" + (f"; the nearest is {close[0]}" if close else ""))
+            raise BadInput(f"Megatron-Core has no field {name!r}: {did_you_mean(name, hints, 'none is like it')}")
         fields[name] = _typed(name, text, hints[name][1])
     return fields
 
@@ -166,10 +157,7 @@ def _typed(name: str, text: str, hint: Any) -> Any:
         if callable(function):
             return function
         raise BadInput(f"{name}={text}: torch.nn.functional has no such function")
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        value = text
+    value = literal(text)
     try:
         return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
     except ValidationError as error:

@@ -1,9 +1,9 @@
 """torch's own building blocks of parallel training, on a small model, for `mlm-verify layouts torch`."""
 
-import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import distributed as dist
@@ -28,7 +28,8 @@ from mlm_repro.verify.parity import SERIAL, ParityLayout
 from mlm_repro.verify.programs import EXACT, HeldTraining, Program, whole_of
 
 HIDDEN, HEAD, WORDS, LENGTH, ROWS, LAYERS = 32, 8, 64, 12, 8, 4
-TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+CLIP = 0.1
+"""Largest norm of the gradient."""
 ROUNDINGS = 8
 """Units of rounding that a gradient may be off by if it is reduced in a shorter type."""
 
@@ -38,13 +39,10 @@ class Fields(Config):
 
     tied: bool = False
     """True if the embedding is the head."""
-    clip: float = 0.1
-    """Largest norm of the gradient; 0 leaves it as it is."""
-    reduce_dtype: str = ""
+    reduce_dtype: Literal["", "float16", "bfloat16", "float32", "float64"] = ""
     """Type in which FSDP2 reduces gradients, such as float16; by default theirs."""
     gradient_divide_factor: float = 0.0
     """Number that FSDP2 divides gradients by; 0 for its own mean."""
-    reshard_after_forward: bool = True
     schedule: str = "1F1B"
     """A schedule of torch.distributed.pipelining, by its name there."""
 
@@ -100,17 +98,11 @@ class Decoder(nn.Module):
 
 def training(texts: Mapping[str, str], seed: int, microbatches: int) -> HeldTraining:
     """The small model with the fields. Raises BadInput for a field that there is not."""
-    for name in texts:
-        if name not in Fields.model_fields:
-            close = difflib.get_close_matches(name, Fields.model_fields, 1)
-            raise BadInput(f"torch has no field {name!r} here" + f"; the nearest is {close[0]}" * bool(close))
     fields = parse_config(dict(texts), Fields, "--with")
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(WORDS, (ROWS, LENGTH + 1), generator=generator)
     batch = {"tokens": tokens[:, :-1], "labels": tokens[:, 1:]}
-    kind = TYPES.get(fields.reduce_dtype or "float64")
-    if kind is None:
-        raise BadInput(f"reduce_dtype={fields.reduce_dtype}: torch has no such type")
+    kind = getattr(torch, fields.reduce_dtype or "float64")
     build = Builder(fields, seed, microbatches, batch)
     rounding = max(EXACT, ROUNDINGS * torch.finfo(kind).eps)
     return HeldTraining(build, batch, token_loss, microbatches, in_double=False, tolerance=rounding)
@@ -124,6 +116,23 @@ def token_loss(model: nn.Module, rows: Mapping[str, torch.Tensor]) -> torch.Tens
 def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Mean of the tokens' losses, of logits [b, s, v]."""
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def clip(own: Mapping[str, nn.Parameter], stages: bool = False) -> torch.Tensor:
+    """Clip by torch's functions, which take no parameters of several meshes at once; return the norm."""
+    groups: dict[Any, list[nn.Parameter]] = {}
+    for parameter in own.values():
+        if parameter.grad is not None:
+            groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    squares = torch.zeros(())
+    for parameters in groups.values():
+        norm = nn.utils.get_total_norm([each.grad for each in parameters], foreach=False)  # type: ignore[misc]
+        squares += whole_of(norm).square()
+    if stages:
+        dist.all_reduce(squares)
+    for parameters in groups.values():
+        nn.utils.clip_grads_with_norm_(parameters, CLIP, squares.sqrt(), foreach=False)
+    return squares.sqrt()
 
 
 @dataclass(frozen=True)
@@ -151,31 +160,7 @@ class Builder:
             if layout.dp * layout.fsdp > 1:
                 self.shard(model, mesh["dp", "fsdp"] if layout.dp > 1 else mesh["fsdp"])
 
-        return Program(model, clip=self.clip_of(dict(model.named_parameters())))
-
-    def clip_of(self, own: Mapping[str, nn.Parameter], stages: bool = False) -> Callable[[], torch.Tensor] | None:
-        """Clips by torch's functions: the norm of each mesh's parameters, which it refuses to take at once."""
-        if not self.fields.clip:
-            return None
-
-        def clip() -> torch.Tensor:
-            groups: dict[Any, list[nn.Parameter]] = {}
-            for parameter in own.values():
-                if parameter.grad is not None:
-                    groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
-            squares = torch.zeros(())
-            for parameters in groups.values():
-                norm = nn.utils.get_total_norm(
-                    [each.grad for each in parameters if each.grad is not None], foreach=False
-                )
-                squares += whole_of(norm).square()
-            if stages:
-                dist.all_reduce(squares)
-            for parameters in groups.values():
-                nn.utils.clip_grads_with_norm_(parameters, self.fields.clip, squares.sqrt(), foreach=False)
-            return squares.sqrt()
-
-        return clip
+        return Program(model, clip=partial(clip, dict(model.named_parameters())))
 
     def divide(self, model: Decoder, mesh: Any, sequence_parallel: bool) -> None:
         """Divide layers as torchtitan does; every parameter becomes a DTensor."""
@@ -206,10 +191,10 @@ class Builder:
 
     def shard(self, model: Decoder, mesh: Any) -> None:
         """Divide parameters over the data-parallel ranks with FSDP2."""
-        kind = TYPES.get(self.fields.reduce_dtype)
+        kind = getattr(torch, self.fields.reduce_dtype) if self.fields.reduce_dtype else None
         more = {"mp_policy": MixedPrecisionPolicy(reduce_dtype=kind), "mesh": mesh}
         for layer in (*model.layers.values(), model):
-            fully_shard(layer, reshard_after_forward=self.fields.reshard_after_forward, **more)
+            fully_shard(layer, **more)
         for module in model.modules():
             if self.fields.gradient_divide_factor and isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(self.fields.gradient_divide_factor)
@@ -240,7 +225,7 @@ class Builder:
             return total.item()
 
         own = {name.partition(".")[2].partition(".")[2]: each for name, each in held.named_parameters()}
-        return Program(held, gradient, named=own, clip=self.clip_of(own, stages=True))
+        return Program(held, gradient, named=own, clip=partial(clip, own, stages=True))
 
     def stage(self, model: Decoder, number: int, of: int) -> Decoder:
         """Parts of the model that one of `of` stages has."""

@@ -1,7 +1,6 @@
 """A causal model of transformers, made small, on its own DistributedConfig, for `mlm-verify layouts transformers`."""
 
 import ast
-import difflib
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,21 +10,14 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from mlm_repro.lineage.errors import BadInput
+from mlm_repro.lineage.config import read_toml
+from mlm_repro.lineage.errors import BadInput, did_you_mean
 from mlm_repro.lineage.extras import import_extra
 from mlm_repro.verify.parity import SERIAL, ParityLayout
 from mlm_repro.verify.programs import HeldTraining
 
-SMALL = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64, "moe_intermediate_size": 16,
-    "shared_expert_intermediate_size": 16, "n_routed_experts": 4, "num_experts": 4, "num_local_experts": 4,
-    "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "kv_lora_rank": 8,
-    "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8, "sliding_window": 6,
-    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "hidden_size_per_layer_input": 8,
-    "vocab_size_per_layer_input": 64, "num_kv_shared_layers": 0, "n_embd": 32, "n_layer": 2, "n_head": 4,
-    "n_positions": 64, "d_model": 32, "ffn_hidden_size": 64, "query_pre_attn_scalar": 8,
-}  # fmt: skip
+NONE_NEAR = "none is like it"
+SMALL = read_toml(Path(__file__).with_name("small.toml"))["transformers"]
 """Sizes that a configuration takes where it has them."""
 ROWS, LENGTH = 8, 12
 
@@ -68,8 +60,7 @@ def sizes_of(transformers: Any, texts: Mapping[str, str]) -> tuple[str, dict[str
     kind = fields.pop("model_type", "qwen3")
     causal = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     if kind not in causal:
-        close = difflib.get_close_matches(kind, causal, 1)
-        raise BadInput(f"transformers has no causal model_type {kind!r}" + f"; the nearest is {close[0]}" * bool(close))
+        raise BadInput(f"transformers has no causal model_type {kind!r}: {did_you_mean(kind, causal, NONE_NEAR)}")
     config = transformers.CONFIG_MAPPING[kind]().get_text_config()
     known = config.to_dict()
     sizes: dict[str, Any] = {name: value for name, value in SMALL.items() if known.get(name) is not None}
@@ -82,13 +73,17 @@ def sizes_of(transformers: Any, texts: Mapping[str, str]) -> tuple[str, dict[str
             sizes[name] = [*dict.fromkeys(known[name]), *known[name]][:2]
     for name, text in fields.items():
         if not hasattr(config, name):
-            close = difflib.get_close_matches(name, known, 1)
-            raise BadInput(f"{kind} has no field {name!r}" + f"; the nearest is {close[0]}" * bool(close))
-        try:
-            sizes[name] = ast.literal_eval(text)
-        except (ValueError, SyntaxError):
-            sizes[name] = text
+            raise BadInput(f"{kind} has no field {name!r}: {did_you_mean(name, known, NONE_NEAR)}")
+        sizes[name] = literal(text)
     return kind, sizes
+
+
+def literal(text: str) -> Any:
+    """The value of a Python literal; other text as it is."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 class Loaded:

@@ -47,7 +47,7 @@ PAIRED = (
 BY_DESIGN = {"moe_expert_capacity_factor": "tokens are dropped among those of a rank"}
 """Fields with which another layout computes something else by design."""
 BLOCKS = {
-    "": "tp2 tp2-sp fsdp2 dp2 dp2-fsdp2 fsdp2-tp2 pp2", "reshard_after_forward=False": "fsdp2",
+    "": "tp2 tp2-sp fsdp2 dp2 dp2-fsdp2 fsdp2-tp2 pp2", 
     "tied=True": "fsdp2 dp2", "schedule=GPipe": "pp2", "schedule=Interleaved1F1B": "pp2",
     "schedule=InterleavedZeroBubble": "pp2", "schedule=ZBVZeroBubble": "pp2",
     "schedule=DualPipeV": "pp2", "gradient_divide_factor=2": "dp2 fsdp2",

@@ -109,10 +109,10 @@ def test_healthy_engines_raise_no_alarm(program: str, options: list[str], verify
     ("arguments", "sentence"),
     [
         (["transformers", "--with", "model_type=qwen33"], "transformers has no causal model_type 'qwen33'"),
-        (["transformers", "--with", "hidden_sizes=3"], "qwen3 has no field 'hidden_sizes'; the nearest is hidden_size"),
+        (["transformers", "--with", "hidden_sizes=3"], "qwen3 has no field 'hidden_sizes': did you mean 'hidden_"),
         (["transformers", "--layouts", "pp2"], "pp2 cannot run: transformers is run with tp, ep, fsdp and dp"),
-        (["torch", "--with", "reduce_dtype=half7"], "reduce_dtype=half7: torch has no such type"),
-        (["torch", "--with", "tie=True"], "torch has no field 'tie' here; the nearest is tied"),
+        (["torch", "--with", "reduce_dtype=half7"], "--with: reduce_dtype: 'half7' should be"),
+        (["torch", "--with", "tie=True"], "--with: unknown key 'tie'; did you mean 'tied'?"),
         (["torch", "--spec", "a:b"], "--spec is for megatron-core; torch has no layers of that kind"),
         (["megatron-core", "--spec", "nowhere:f"], "nowhere cannot be imported: ModuleNotFoundError"),
         (["megatron-core", "--microbatches", "3"], "--microbatches 3: the batch has 8 sequences"),
