@@ -260,9 +260,9 @@ def timeline(title: str, step: Callable[[], object]) -> Case:
         elif "Synchronize" in event.name:
             waited += (end - start) / 1000
     busy, idle = busy_and_idle(spans)
-    found = {"busy": busy / 1000, "nothing running": idle / 1000, "host waits": waited}
+    sums = {"busy": busy / 1000, "nothing running": idle / 1000, "host waits": waited}
     longest = dict(sorted(spent.items(), key=lambda item: -item[1])[:25])
-    shown = [series(key, "time of an iteration", "ms", value) for key, value in (found | longest).items()]
+    shown = [series(key, "time of an iteration", "ms", value) for key, value in (sums | longest).items()]
     return Case(name=f"timeline, {title}", series=[*shown, series("launches", "number", "", len(spans))])
 
 

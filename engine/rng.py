@@ -48,8 +48,7 @@ class Dropout:
     def mask(self, site: str, first_row: int = 0) -> DropoutMask:
         """The masks of one site, from row `first_row` on, equal for every layout."""
         row = self.rows.setdefault(site, len(self.rows))
-        keys = self.table[row] if row < len(self.table) else self.keys(site)
-        return DropoutMask(self.probability, keys, first_row)
+        return DropoutMask(self.probability, self.table[row] if row < len(self.table) else self.keys(site), first_row)
 
     def on_device(self, device: torch.device, rows: dict[str, int]) -> "Dropout":
         """The same with the keys of all sites in `rows` on a GPU, in one copy for which the host does not wait."""

@@ -105,7 +105,7 @@ class TrainingStep:
         return median(computing for computing, _ in rounds[1:]), median(updating for _, updating in rounds[1:])
 
     def capture(self, microbatches: Sequence[PipelineInput]) -> None:
-        """On one GPU, compute microbatches of this shape by CUDA graphs from now on, if these give the same numbers."""
+        """Compute microbatches of this shape by CUDA graphs, on one GPU and if these give the same numbers."""
         batch, is_alone = microbatches[0], self.mesh.layout.world_size == 1
         if not (registry.on_gpu(self.mesh.device) and is_alone and batch.pairs is None and batch.recurrence is None):
             return

@@ -53,6 +53,11 @@ class PipelineInput:
     mean_targets: torch.Tensor | None = None
     """Mean number of targets of a microbatch over the whole global batch, a scalar; None for this one's own number."""
 
+    def tensors(self) -> list[torch.Tensor]:
+        """Tensors that differ between microbatches of one sequence each."""
+        given = self.tokens, self.targets, self.mean_targets, self.dropout.table if self.dropout else None
+        return [each for each in given if each is not None]
+
 
 def to_input(
     tokens: NDArray[np.int64], mesh: ParallelMesh, dropout: Dropout | None = None,

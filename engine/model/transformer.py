@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from mlm_repro.engine.config import ModelConfig
 from mlm_repro.engine.kernels import registry
 from mlm_repro.engine.kernels.attention import reference
+from mlm_repro.engine.kernels.dropout import normed_sum
 from mlm_repro.engine.kernels.registry import kernel
 from mlm_repro.engine.model.cache import Cache
 from mlm_repro.engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
@@ -82,11 +83,11 @@ class TransformerLayer(nn.Module):
         self.mlp = self.mlp_class(config, mesh)
 
     def forward(self, x: torch.Tensor, dropout: Dropout | None = None, cache: Cache | None = None) -> torch.Tensor:
-        x, normed = add_norm(self.input_layernorm, x)
+        x, normed = normed_sum(self.input_layernorm, x)
         attention = self.self_attention(normed, dropout, cache)
         x = cache.rows(self.layer, x) if cache else x
         bias_and_mask = self.bias_and_mask(len(x), "attention", dropout)
-        x, normed = add_norm(self.post_attention_layernorm, x, attention, *bias_and_mask)
+        x, normed = normed_sum(self.post_attention_layernorm, x, attention, *bias_and_mask)
         return self.add(x, self.mlp(normed), "mlp", dropout)
 
     def add(self, x: torch.Tensor, branch: torch.Tensor, of: str, dropout: Dropout | None = None) -> torch.Tensor:
@@ -95,23 +96,9 @@ class TransformerLayer(nn.Module):
         return kernel("bias_dropout_add", branch)(branch, bias, x, mask)
 
     def bias_and_mask(self, rows: int, of: str, dropout: Dropout | None) -> tuple[torch.Tensor, DropoutMask | None]:
-        """What is added to the branch `of` attention or mlp, [h], and the mask of its `rows` positions."""
+        """The bias of the branch `of` attention or mlp, [h], and the mask of its `rows` positions."""
         bias = (self.mlp.dense_4h_to_h if of == "mlp" else self.self_attention.dense).bias
         return bias, _mask(f"layers.{self.layer}.{of}_output", rows, dropout, self.mesh)
-
-
-def add_norm(
-    norm: nn.LayerNorm, x: torch.Tensor, branch: torch.Tensor | None = None, bias: torch.Tensor | None = None,
-    mask: DropoutMask | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """x + dropout(branch + bias), or x without a branch, and its norm, each [s, b, h].
-
-    A GPU does both in one pass each way, where nobody watches the norm by a hook.
-    """
-    if registry.on_gpu(x.device) and not norm._forward_hooks:
-        return kernel("add_norm", x)(x, norm.weight, norm.bias, branch, bias, mask, norm.eps)
-    added = x if branch is None else kernel("bias_dropout_add", branch)(branch, bias, x, mask)
-    return added, norm(added)
 
 
 class Embedding(nn.Module):

@@ -39,7 +39,7 @@ class FlatGroup:
         """The slice of the model's weights that this owner updates; None if it is `master` itself."""
         self.main_gradient = torch.zeros_like(self.flat, dtype=self.master.dtype)
         self.divisor = 1.0
-        """What `main_gradient` is still to be divided by: a GPU's update divides it in its own pass."""
+        """`main_gradient` is still to be divided by it, which a GPU's update does in its own pass."""
         self.gradients = list(self.views(self.main_gradient))
         """Views of the gradient, each with its parameter."""
         self.exp_avg = torch.zeros_like(self.master)

@@ -13,8 +13,6 @@ from mlm_repro.engine.optim.flat import FlatGroup
 from mlm_repro.engine.parallel.mesh import ParallelMesh, Pending
 from mlm_repro.engine.parallel.sharding import Role, ShardedParameter
 
-MULTIPLIED = (Role.WEIGHT, Role.LAST_WEIGHT)
-"""Roles of weights that one product uses."""
 BUCKET_ELEMENTS, OF_RANK = 4_000_000, 1_000_000
 """Least number of elements reduced at a time, in all and for each rank, whose part of a step must fill a link."""
 
@@ -72,9 +70,8 @@ class GradientReducer:
                 for parameter, view in members:
                     hook = partial(self._take, bucket, view, group.is_mixed)
                     parameter.local.register_post_accumulate_grad_hook(hook)
-                    if group.is_mixed and registry.on_gpu(self.mesh.device) and parameter.role in MULTIPLIED:
-                        add = partial(self._add_product, bucket, view, parameter.local)
-                        vars(parameter.local)[ADD_PRODUCT] = add
+                    if group.is_mixed and registry.on_gpu(self.mesh.device) and "weight" in parameter.role.value:
+                        vars(parameter.local)[ADD_PRODUCT] = partial(self._add, bucket, view, id(parameter.local))
 
     def begin(self) -> None:
         """Prepare for the first backward pass of an iteration."""
@@ -143,18 +140,16 @@ class GradientReducer:
                 main.copy_(parameter.grad)
             parameter.grad = None if is_mixed else main
             self.arrived.add(id(parameter))
-        self._count(bucket, parameter)
+        self._count(bucket, id(parameter))
 
-    def _add_product(
-        self, bucket: _Bucket, main: torch.Tensor, parameter: torch.Tensor, a: torch.Tensor, b: torch.Tensor
-    ) -> None:
-        """In place of the hook, where a weight's gradient is one product a·b: add it to `main` in fp32, unrounded."""
-        add_product(main, a, b, id(parameter) in self.arrived)
-        self.arrived.add(id(parameter))
-        self._count(bucket, parameter)
+    def _add(self, bucket: _Bucket, main: torch.Tensor, key: int, a: torch.Tensor, b: torch.Tensor) -> None:
+        """Add the product a·b, a weight's gradient, to `main` in fp32, in place of the hook."""
+        add_product(main, a, b, key in self.arrived)
+        self.arrived.add(key)
+        self._count(bucket, key)
 
-    def _count(self, bucket: _Bucket, parameter: torch.Tensor) -> None:
-        if id(parameter) in self._armed:
+    def _count(self, bucket: _Bucket, key: int) -> None:
+        if key in self._armed:
             bucket.missing -= 1
             if bucket.missing == 0 and not bucket.is_shared:
                 self._launch(bucket)

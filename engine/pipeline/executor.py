@@ -4,6 +4,7 @@ Shapes: activations between stages are [s, b, h]; with scatter/gather each tenso
 """
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 
@@ -13,6 +14,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from mlm_repro.engine.config import ModelConfig, ParallelConfig
 from mlm_repro.engine.family import family_of
 from mlm_repro.engine.kernels import registry
+from mlm_repro.engine.kernels.graphs import Captured
 from mlm_repro.engine.model.microbatch import PipelineInput
 from mlm_repro.engine.model.stage_model import StageModel
 from mlm_repro.engine.optim.flat import FlatGroup
@@ -20,7 +22,6 @@ from mlm_repro.engine.optim.gradients import GradientReducer
 from mlm_repro.engine.parallel.layout import split_layers
 from mlm_repro.engine.parallel.mesh import DONE, LoneAxis, ParallelMesh, Pending
 from mlm_repro.engine.parallel.sharding import sharded_parameters
-from mlm_repro.engine.pipeline.graphs import MicrobatchGraphs
 from mlm_repro.engine.pipeline.lowering import Instruction, Message, lower
 from mlm_repro.engine.pipeline.schedule import Compute, Op, ScheduleName, compute_orders, forward_orders
 
@@ -32,8 +33,7 @@ class PartitionedModel:
         self.chunks, self.parallel, self.mesh = chunks, parallel, mesh
         self.sites: dict[str, int] = {}
         """Numbers of the dropout sites that were asked for so far, on a GPU."""
-        self.graphs: MicrobatchGraphs | None = None
-        """What microbatches of a captured shape are computed by."""
+        self.graphs: Captured | None = None
         self.is_zero3 = parallel.shard_parameters and mesh.dp.size > 1
         self._by_chunk = [sharded_parameters(chunk, mesh) for chunk in chunks]
         self.parameters = [parameter for chunk in self._by_chunk for parameter in chunk]
@@ -58,9 +58,10 @@ class PartitionedModel:
         if registry.on_gpu(self.mesh.device):
             microbatches = [self.with_keys(each) for each in microbatches]
         reducer.begin()
-        if self.graphs and all(map(self.graphs.fits, microbatches)):
-            reducer.arrived.update(self.graphs.arrived)
-            return self.graphs.run(microbatches, loss_scale)
+        calls = [each.tensors() for each in microbatches]
+        if self.graphs and all(map(self.graphs.fits, calls)):
+            reducer.arrived.update(self._graded)
+            return self.graphs.total(calls, loss_scale)
         # The reduction of a chunk may begin only with its last backward pass; before it, gradients still grow.
         left = [len(microbatches)] * len(self.chunks)
 
@@ -75,12 +76,13 @@ class PartitionedModel:
 
     def capture(self, batch: PipelineInput, reducer: GradientReducer) -> None:
         """Compute microbatches of this shape by graphs from now on; dropout's sites are known from a pass before."""
-        program = self._program(1, training=True)
+        program, own = self._program(1, training=True), deepcopy(self.with_keys(batch))
 
-        def run(batch: PipelineInput, loss_scale: torch.Tensor) -> torch.Tensor:
-            return PipelineExecutor(self.chunks, self.mesh, False, [batch], loss_scale).run(program)
+        def run(loss_scale: torch.Tensor) -> torch.Tensor:
+            return PipelineExecutor(self.chunks, self.mesh, False, [own], loss_scale).run(program)
 
-        self.graphs = MicrobatchGraphs.capture(run, self.with_keys(batch), reducer)
+        self.graphs = Captured(reducer.begin, run, own.tensors())
+        self._graded = set(reducer.arrived)
 
     def with_keys(self, batch: PipelineInput) -> PipelineInput:
         """A microbatch with the keys of all dropout sites on this rank's GPU."""

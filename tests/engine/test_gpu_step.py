@@ -11,9 +11,9 @@ from benchmarks.kernels import KernelShape
 from mlm_repro.engine.config import ModelConfig, ParallelConfig, TrainConfig
 from mlm_repro.engine.kernels import registry
 from mlm_repro.engine.kernels.adam import AdamStep, adamw
+from mlm_repro.engine.kernels.dropout import normed_sum
 from mlm_repro.engine.kernels.products import add_product
 from mlm_repro.engine.model.microbatch import PipelineInput
-from mlm_repro.engine.model.transformer import add_norm
 from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.engine.rng import Dropout
 from mlm_repro.engine.step import TrainingStep, build_step
@@ -161,12 +161,12 @@ def test_a_norm_that_a_hook_watches_is_called() -> None:
     seen: list[torch.Tensor] = []
     with pytest.MonkeyPatch.context() as patch:
         step_as_on_gpu(patch)
-        _, fused = add_norm(norm, x)
+        _, fused = normed_sum(norm, x)
         norm.register_forward_hook(lambda module, given, output: seen.append(output))
-        _, watched = add_norm(norm, x)
+        _, watched = normed_sum(norm, x)
         patch.setattr("mlm_repro.engine.kernels.gpu.bias_dropout_add.WIDEST", 4)
         norm._forward_hooks.clear()
-        _, wide = add_norm(norm, x)
+        _, wide = normed_sum(norm, x)
     registry.implementation.cache_clear()
     assert len(seen) == 1
     assert torch.equal(seen[0], watched)
