@@ -51,9 +51,9 @@ class PretrainedTokenizer:
         self.vocab_size = max(ids) + 1
         alone, added = self.encode("a text"), list(theirs("a text", verbose=False).input_ids)
         places = (place for place in range(len(added)) if alone and added[place : place + len(alone)] == alone)
-        found = ((added[:place], added[place + len(alone) :]) for place in places)
-        self.first_tokens, self.last_tokens = map(tuple, next(found, ((), ())))
-        """Tokens that are put before and after every text; the latter are left out."""
+        around = ((added[:place], added[place + len(alone) :]) for place in places)
+        self.first_tokens, self.last_tokens = map(tuple, next(around, ((), ())))
+        """Tokens before and after every text; the latter are left out."""
         end = theirs.eos_token_id if theirs.eos_token_id is not None else theirs.bos_token_id
         self.end_of_text: int = theirs.sep_token_id or 0 if end is None else end
         start = theirs.bos_token_id if theirs.bos_token_id is not None else self.end_of_text

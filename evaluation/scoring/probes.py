@@ -44,7 +44,7 @@ class Probed:
         self.together = self.scored(model, len(self._requests))
         row, other, _ = self.alone
         self.moved = float(np.abs(row[:-2] - other[:-2]).max())
-        """By how much another last token moves what is predicted before it."""
+        """Largest change of an earlier log-probability by another last token."""
         effect = float(np.abs(row[-1] - other[-1]))
         self.allowed = max(ROUNDING_OF_HALF if model.dtype.itemsize < 4 else ROUNDING, OF_ITS_OWN * effect)
 

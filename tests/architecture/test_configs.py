@@ -32,6 +32,7 @@ SMALL = ROOT / "verify" / "small.toml"  # in tests/verify
 ABOUT_CLAIMS = sorted((ROOT / "experiments" / "claims").glob("*.toml"))  # in tests/experiments/test_catalogue.py
 RELEASED = ROOT / "experiments" / "measured" / "released.toml"  # in tests/experiments/test_measured.py
 SEEDS = ROOT / "docs" / "hooks" / "seeds.toml"  # in tests/docs
+PROTOCOLS = sorted((ROOT / "evaluation").glob("*/pro*.toml"))  # in tests/evaluation
 RECIPES = sorted((ROOT / "data_pipeline" / "recipes").glob("*.toml"))
 
 
@@ -51,7 +52,7 @@ def test_every_configuration_is_looked_at_here() -> None:
     shipped = {path for path in source_files() if path.suffix == ".toml"} - tests_own - {ROOT / "pyproject.toml"}
     assert shipped == {
         *MODELS, *RECIPES, *CLUSTERS, *SOFTWARE, *EXPERIMENTS, *JOBS, UNANSWERED, MEGATRON_FLAGS, *NAME_MAPS, *LABELS,
-        PUBLISHED, RELEASED, SEEDS, FITTED, SMALL, *ABOUT_CLAIMS,
+        PUBLISHED, RELEASED, SEEDS, FITTED, SMALL, *ABOUT_CLAIMS, *PROTOCOLS,
     }  # fmt: skip
     assert len(MODELS) == 21
     assert len(RECIPES) >= 4
