@@ -161,7 +161,7 @@ def build(values: Mapping[str, Any], spec: Callable[[Any], Any] | None = None) -
 
 
 def taken(values: Mapping[str, Any], taker: Any) -> dict[str, Any]:
-    """Those of the values that a class or a function takes, which differ from release to release."""
+    """Values that a class or a function takes, which differ from release to release."""
     return {name: value for name, value in values.items() if name in inspect.signature(taker).parameters}
 
 
