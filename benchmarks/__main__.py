@@ -1,4 +1,4 @@
-"""`python -m benchmarks data|train|eval|gpu|calibrate`. Modules import torch when they measure."""
+"""`python -m benchmarks data|train|eval|gpu|calibrate|fixes`. Modules import torch when they measure."""
 
 import os
 import sys
@@ -11,6 +11,7 @@ import typer
 from benchmarks.timing import carry_out
 from mlm_repro.lineage.command import CommandLine, run_command
 from mlm_repro.lineage.errors import KEEPS_NOTHING, BadInput
+from mlm_repro.lineage.lock import check_place
 
 Json = Annotated[Path | None, typer.Option("--json", help="Also write the record to this file.")]
 Rounds = Annotated[int, typer.Option(min=1, help="How often every contender is measured, in turn.")]
@@ -107,6 +108,26 @@ def calibrate(
     from benchmarks.calibrate import calibrate as run
 
     carry_out(partial(run, out), json)
+
+
+@app.command()
+def fixes(
+    clone: Annotated[Path | None, typer.Option(help="A clone of NVIDIA/Megatron-LM; nothing is fetched.")] = None,
+    torchtitan: Annotated[Path | None, typer.Option(help="A clone of pytorch/torchtitan.")] = None,
+    case: Annotated[list[str] | None, typer.Option(help="Only this case; may be repeated.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Keep the rows in this file, and go on where it ends.")] = None,
+) -> None:
+    """Hold `mlm-verify layouts` against upstream's fixes of silent parallel faults: found before, silent after.
+
+    Takes about a minute a case. Ends with code 3 if a fix is followed by a finding that the table does not explain.
+    """
+    from benchmarks.fixes import measure
+
+    check_place("--json", json, '"rows"')
+    clones = {name: path for name, path in (("megatron", clone), ("torchtitan", torchtitan)) if path}
+    if not clones:
+        raise BadInput("no clone is given: --clone or --torchtitan")
+    measure(clones, case or [], json)
 
 
 def main() -> None:

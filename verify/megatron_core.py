@@ -161,7 +161,7 @@ def build(values: Mapping[str, Any], spec: Callable[[Any], Any] | None = None) -
 
 
 def taken(values: Mapping[str, Any], taker: Any) -> dict[str, Any]:
-    """Those of the values that a class or a function takes, which differ from release to release."""
+    """Values that a class or a function takes, which differ from release to release."""
     return {name: value for name, value in values.items() if name in inspect.signature(taker).parameters}
 
 
@@ -330,7 +330,7 @@ class MegatronCore(Engine):
             raise BadInput("megatron-core is run with 1F1B and without recomputation: name tp, pp, dp, sp or zero1")
         if layout.mb and not work.fields.get("calculate_per_token_loss"):
             raise BadInput("a mean over microbatches depends on their size: --with calculate_per_token_loss=True")
-        self.work, self.layout, self.train = work, layout, layout.configure(work.config).train
+        self.work, self.layout, self.train = work, layout, work.config.train
         values = values_of(work, layout)
         self.module = self.gpt = build(values, work.spec)
         self.config, self.groups = self.gpt.config, core("parallel_state")
@@ -387,7 +387,7 @@ class MegatronCore(Engine):
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
         batch, ranks = self.train.global_batch_size, self.groups.get_context_parallel_group()
-        size, rank = self.train.microbatch_size, self.groups.get_data_parallel_rank()
+        size, rank = self.layout.mb or self.train.microbatch_size, self.groups.get_data_parallel_rank()
         places = list(place_groups(batch, size, rank, self.layout.dp))
         own = places_of(self.work.config.model.seq_length, ranks.size(), ranks.rank())
         batches = []

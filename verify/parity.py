@@ -61,10 +61,11 @@ class ParityLayout(ParallelConfig):
         return "-".join(part for part in parts if part) or "serial"
 
     def configure(self, config: RunConfig) -> RunConfig:
-        """Set the layout in a configuration."""
+        """Set the layout in a configuration of this engine, which has no size of its own for microbatches."""
+        if self.mb:
+            raise BadInput("sizes of microbatches are for megatron-core")
         parallel = config.parallel.model_copy(update={name: getattr(self, name) for name in NAMED})
-        train = config.train.model_copy(update={"microbatch_size": self.mb or config.train.microbatch_size})
-        return config.model_copy(update={"parallel": parallel, "train": train})
+        return config.model_copy(update={"parallel": parallel})
 
 
 SERIAL = ParityLayout()
@@ -116,8 +117,8 @@ def all_layouts(ranks: int, threads: bool = False) -> Iterator[ParityLayout]:
 
 def misfit(layout: ParityLayout, config: RunConfig) -> str:
     """Reason that the layout cannot run the configuration; empty if it can."""
-    if layout.cp * layout.ep * layout.fsdp > 1 or layout.mb:
-        return "context and expert parallelism, fsdp and sizes of microbatches are in `mlm-verify layouts` alone"
+    if layout.cp * layout.ep * layout.fsdp > 1:
+        return "context and expert parallelism and fsdp are in `mlm-verify layouts` alone"
     try:
         checked_layout(layout.configure(config), layout.world_size)
     except BadInput as error:

@@ -160,7 +160,7 @@ class HeldTraining:
     def __call__(self, work: Work, layout: ParityLayout) -> Program:
         """Build a rank. Raises BadInput if the batch cannot be divided."""
         if layout.mb:
-            raise BadInput("sizes of microbatches are for megatron-core and here")
+            raise BadInput("sizes of microbatches are for megatron-core")
         torch.set_default_dtype(torch.float64)
         warnings.filterwarnings("ignore")
         logging.disable(logging.WARNING)

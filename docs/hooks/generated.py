@@ -8,6 +8,7 @@ from pathlib import Path
 
 from docs.hooks.commands import exit_codes, read_commands_table, table
 from docs.hooks.errata import errata
+from docs.hooks.fixes import fixes
 from docs.hooks.formats import keys
 from docs.hooks.lamb import arms, correction
 from docs.hooks.protocols import section
@@ -36,6 +37,8 @@ def made(name: str) -> str:
             return "\n\n".join(results(ROOT / "results"))
         case ["errata"]:
             return "\n\n".join(errata())
+        case ["fixes"]:
+            return "\n\n".join(fixes(ROOT / "benchmarks"))
         case ["lamb", "correction"]:
             return correction()
         case ["lamb", "arms"]:

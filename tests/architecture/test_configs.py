@@ -29,6 +29,7 @@ LABELS = {ROOT / "reports" / name for name in ("axes.toml", "style.toml")}  # in
 PUBLISHED = ROOT / "data_pipeline" / "contamination" / "published.toml"  # in tests/data_pipeline
 FITTED = ROOT / "benchmarks" / "fitted.toml"  # in tests/experiments/simulator
 SMALL = ROOT / "verify" / "small.toml"  # in tests/verify
+FIXES = ROOT / "benchmarks" / "fixes.toml"  # in tests/benchmarks
 ABOUT_CLAIMS = sorted((ROOT / "experiments" / "claims").glob("*.toml"))  # in tests/experiments/test_catalogue.py
 RELEASED = ROOT / "experiments" / "measured" / "released.toml"  # in tests/experiments/test_measured.py
 SEEDS = ROOT / "docs" / "hooks" / "seeds.toml"  # in tests/docs
@@ -52,7 +53,7 @@ def test_every_configuration_is_looked_at_here() -> None:
     shipped = {path for path in source_files() if path.suffix == ".toml"} - tests_own - {ROOT / "pyproject.toml"}
     assert shipped == {
         *MODELS, *RECIPES, *CLUSTERS, *SOFTWARE, *EXPERIMENTS, *JOBS, UNANSWERED, MEGATRON_FLAGS, *NAME_MAPS, *LABELS,
-        PUBLISHED, RELEASED, SEEDS, FITTED, SMALL, *ABOUT_CLAIMS, *PROTOCOLS,
+        PUBLISHED, RELEASED, SEEDS, FITTED, FIXES, SMALL, *ABOUT_CLAIMS, *PROTOCOLS,
     }  # fmt: skip
     assert len(MODELS) == 21
     assert len(RECIPES) >= 4

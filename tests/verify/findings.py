@@ -45,20 +45,20 @@ class Known(NamedTuple):
 
 KNOWN = (
     Known("Norms of queries and keys, with gradients accumulated", "transformers", "model_type=qwen3", 2, "tp2",
-          "not searched for"),
+          "none found in one search; NVIDIA-NeMo/Automodel#3822 reduces such gradients once an update"),
     Known("Norms of queries and keys that the plan leaves out", "transformers",
-          "model_type=glm4_moe use_qk_norm=True", 1, "tp2", "not searched for"),
-    Known("Parameters of an activation", "transformers", "model_type=apertus", 1, "tp2", "not searched for"),
+          "model_type=glm4_moe use_qk_norm=True", 1, "tp2", "none found in one search"),
+    Known("Parameters of an activation", "transformers", "model_type=apertus", 1, "tp2", "none found in one search"),
     Known("FSDP2's divide factor over one rank", "torch", "reduce_dtype=float16 gradient_divide_factor=2", 1, "dp2",
-          "not searched for"),
+          "none found in one search; pytorch/pytorch#167178 brought the division over one rank"),
     Known("A learnable softmax", "megatron-core", "softmax_type=learnable", 0, "tp2",
           "NVIDIA/Megatron-LM#7452, finding 8, of the norm; its equal initial values: not searched for"),
     Known("Rotary rows of latent attention", "megatron-core",
           "multi_latent_attention=True kv_lora_rank=16 qk_pos_emb_head_dim=4 qk_head_dim=8 v_head_dim=8", 0, "tp2",
-          "not searched for"),
+          "NVIDIA/Megatron-LM#1699 and #6839, both open"),
     Known("A balancing loss with a loss per token", "megatron-core",
           "num_moe_experts=4 add_bias_linear=False moe_aux_loss_coeff=0.1 calculate_per_token_loss=True", 0, "tp2-sp",
-          "not searched for"),
+          "mended by NVIDIA/Megatron-LM#5047"),
 )  # fmt: skip
 
 

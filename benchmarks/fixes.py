@@ -1,0 +1,219 @@
+"""Upstream's fixes of silent parallel faults: what `mlm-verify layouts` says before each and after it."""
+
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from datetime import date
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Literal
+
+from mlm_repro.lineage.atomic import write_text
+from mlm_repro.lineage.config import Config, load_config
+from mlm_repro.lineage.errors import BadInput, Diverged, UserError
+from mlm_repro.verify.layouts import run_layouts
+from mlm_repro.verify.subjects import Asked
+
+CASES = Path(__file__).with_name("fixes.toml")
+SECONDS, SEED = 400, 1234
+PACKAGES = {"megatron": ("megatron_core", "megatron/core"), "torchtitan": ("torchtitan", "torchtitan")}
+"""Name and folder of each repository's package."""
+
+
+class Edit(Config):
+    """Lines of a file that a fix wrote, and those that it replaced."""
+
+    file: str
+    now: str
+    was: str
+
+
+class Case(Config):
+    """An upstream commit that mends a silent fault, and how its fault is looked for."""
+
+    name: str
+    repository: Literal["megatron", "torchtitan"] = "megatron"
+    commit: str
+    number: str
+    """Upstream's pull or merge request."""
+    date: date
+    title: str
+    program: str = "megatron-core"
+    """A program of `mlm-verify layouts`, or PATH.py:build, beside the table of cases."""
+    fields: tuple[str, ...] = ()
+    layouts: str
+    microbatches: int = 0
+    named: str
+    """Regular expression that the sentence of a finding must match."""
+    tree: str = ""
+    """Later commit, which runs here, on which old lines are put back; by default the fix is held against its parent."""
+    edits: tuple[Edit, ...] = ()
+    why: str = ""
+    """Reason of a miss, or of an alarm after the fix."""
+
+
+class Left(Config):
+    """A published fault that has no case here."""
+
+    where: str
+    title: str
+    why: str
+
+
+class Cases(Config):
+    """The table of cases."""
+
+    case: tuple[Case, ...]
+    left: tuple[Left, ...] = ()
+
+
+class Said(Config):
+    """Answer of the layouts of one tree."""
+
+    state: Literal["finding", "silent", "cannot run"]
+    sentences: tuple[str, ...]
+    """Findings, or the reason."""
+    seconds: float
+
+
+class Row(Config):
+    """A case with what was said before its fix and after it."""
+
+    name: str
+    before: Said
+    after: Said
+    result: Literal["found", "named otherwise", "missed", "cannot run"]
+    alarms: int
+    """Findings after the fix."""
+
+
+class Fixes(Config):
+    """The record of a run."""
+
+    rows: tuple[Row, ...]
+
+
+def measure(clones: Mapping[str, Path], only: Sequence[str], record: Path | None, cases: Path = CASES) -> Fixes:
+    """Run the cases whose repository has a clone, one at a time, a line each; those that the record has are kept.
+
+    Raises BadInput for a path that is no repository or lacks a commit, Diverged if a healthy tree gives a finding that
+    the table does not explain.
+    """
+    table = {case.name: case for case in load_config(cases, Cases).case}
+    if unknown := [name for name in only if name not in table]:
+        raise BadInput(f"there is no case {unknown[0]!r}; there are {', '.join(table)}")
+    before = json.loads(record.read_text(encoding="utf-8")) if record and record.exists() else {"rows": []}
+    rows = {row.name: row for row in Fixes.model_validate(before).rows if row.name in table}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, case in table.items():
+            if case.repository not in clones or name in rows or (only and name not in only):
+                continue
+            rows[name] = row = examine(clones[case.repository], case, cases.parent, Path(folder))
+            first = next(iter(row.before.sentences), "nothing")
+            print(f"{name}: {row.result}, {row.alarms} alarms after the fix; before it: {first}", flush=True)
+            if record:
+                ordered = Fixes(rows=tuple(rows[each] for each in table if each in rows))
+                write_text(record, ordered.model_dump_json(indent=1) + "\n")
+    counts = [row.result for row in rows.values()]
+    told = ", ".join(f"{counts.count(result)} {result}" for result in dict.fromkeys(counts))
+    print(f"{len(rows)} of {len(table)} cases: {told}; {sum(row.alarms for row in rows.values())} alarms after the fix")
+    if alarms := [name for name, row in rows.items() if row.alarms and not table[name].why]:
+        raise Diverged(f"{alarms[0]}: a finding after the fix: {rows[alarms[0]].after.sentences[0]}")
+    return Fixes(rows=tuple(rows.values()))
+
+
+def examine(clone: Path, case: Case, beside: Path, folder: Path) -> Row:
+    """Ask for the layouts of a case before its fix and after it; trees are extracted into the folder once."""
+    healthy = extract(clone, case.repository, case.tree or case.commit, folder)
+    if case.edits:
+        faulty = folder / case.name
+        shutil.copytree(healthy, faulty)
+        put_back(faulty, case.edits)
+    else:
+        faulty = extract(clone, case.repository, f"{case.commit}^", folder)
+    before, after = ask(faulty, case, beside), ask(healthy, case, beside)
+    result: Literal["found", "named otherwise", "missed", "cannot run"] = "missed"
+    if "cannot run" in (before.state, after.state):
+        result = "cannot run"
+    elif before.state == "finding":
+        named = any(re.search(case.named, sentence) for sentence in before.sentences)
+        result = "found" if named else "named otherwise"
+    alarms = len(after.sentences) if after.state == "finding" else 0
+    return Row(name=case.name, before=before, after=after, result=result, alarms=alarms)
+
+
+def extract(clone: Path, repository: str, commit: str, folder: Path) -> Path:
+    """Write the package of a commit, with the commit as its release, into a directory of the folder; return it."""
+    name, package = PACKAGES[repository]
+    release = _git(clone, "rev-parse", "--short=10", commit).decode().strip()
+    if not (directory := folder / release).exists():
+        directory.mkdir()
+        _run(["tar", "-x"], directory, _git(clone, "archive", release, package))
+        facts = directory / f"{name}-0.dist-info" / "METADATA"
+        facts.parent.mkdir()
+        facts.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0+{release}\n", encoding="utf-8")
+    return directory
+
+
+def put_back(directory: Path, edits: Sequence[Edit]) -> None:
+    """Put old lines back. Raises BadInput where the new ones do not stand once in their file."""
+    for each in edits:
+        text = (path := directory / each.file).read_text(encoding="utf-8")
+        if text.count(each.now) != 1:
+            raise BadInput(f"{each.file} has {text.count(each.now)} times: {each.now.strip()}")
+        path.write_text(text.replace(each.now, each.was), encoding="utf-8")
+
+
+def ask(tree: Path, case: Case, beside: Path) -> Said:
+    """Answer of the layouts of a tree, in a process of its own, which alone imports the package."""
+    start, (receive, send) = time.monotonic(), Pipe(duplex=False)
+    child = get_context("fork").Process(target=_answer, args=(tree, case, beside, send))
+    child.start()
+    send.close()
+    try:
+        state, sentences = receive.recv() if receive.poll(SECONDS) else ("cannot run", [f"no answer in {SECONDS} s"])
+    except EOFError:
+        state, sentences = "cannot run", ["it ended without an answer"]
+    child.kill()
+    child.join()
+    told = [each.replace(str(tree), "TREE") for each in sentences]
+    seconds = round(time.monotonic() - start, 1)
+    return Said.model_validate({"state": state, "sentences": told, "seconds": seconds})
+
+
+def _answer(tree: Path, case: Case, beside: Path, send: Connection) -> None:
+    """Run the layouts on a tree and send what they gave."""
+    sys.path.insert(0, str(tree))
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    program = str(beside / case.program) if ".py:" in case.program else case.program
+    try:
+        with redirect_stdout(io.StringIO()):
+            report = run_layouts(Asked(program, case.fields, case.microbatches), case.layouts, SEED)
+    except UserError as error:
+        send.send(("cannot run", [str(error)]))
+    else:
+        reasons = [f"{layout} cannot run: {why}" for layout, why in report.cannot_run.items()]
+        state = "finding" if report.findings else "cannot run" if reasons else "silent"
+        send.send((state, [*map(str, report.findings)] or reasons))
+
+
+def _git(clone: Path, *arguments: str) -> bytes:
+    """Output of git. Raises BadInput with git's own sentence."""
+    return _run(["git", *arguments], clone)
+
+
+def _run(command: Sequence[str], directory: Path, given: bytes = b"") -> bytes:
+    done = subprocess.run(command, cwd=directory, input=given, capture_output=True, check=False)
+    if done.returncode:
+        last = (done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+        raise BadInput(f"{' '.join(command[:2])} in {directory.name}: {last}")
+    return done.stdout

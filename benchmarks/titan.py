@@ -1,0 +1,111 @@
+"""A small mixture of experts of torchtitan on its own plan, for `mlm-verify layouts PATH.py:build`."""
+
+import inspect
+import sys
+from importlib import import_module
+from typing import Any
+from unittest.mock import MagicMock
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.nn import functional as F
+
+WORDS, HIDDEN = 64, 32
+for absent in (
+    "tyro",
+    "torchtitan.components.dataloader",
+    "torchtitan.components.validate",
+    "torchtitan.datasets.hf_datasets",
+):
+    sys.modules.setdefault(absent, MagicMock())  # which its experts do not use
+histogram = torch.histc
+torch.histc = lambda of, *rest, **named: histogram(of.double(), *rest, **named).to(of.dtype)  # no integers on CPUs
+batch = torch.randint(0, WORDS, (8, 17), generator=torch.Generator().manual_seed(1))
+
+
+def loss(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+    """Mean loss of the rows' next words."""
+    return F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
+
+
+def experts(score_before_experts: bool) -> Any:
+    """Four experts, as the release takes their settings."""
+    settings = {"num_experts": 4, "score_before_experts": score_before_experts, "score_func": "softmax", "top_k": 2,
+                "use_grouped_mm": False, "route_norm": True}  # fmt: skip
+    try:
+        moe = import_module("torchtitan.models.moe")
+        layer = moe.MoE(moe.MoEArgs(**settings), dim=HIDDEN, hidden_dim=16)
+    except ModuleNotFoundError:
+        kind = import_module("torchtitan.models.common.moe").MoE
+        layer = kind(kind.Config(**settings, hidden_dim=16), dim=HIDDEN)
+    with torch.no_grad():
+        layer.init_weights(init_std=0.1, buffer_device=torch.device("cpu"))
+    return layer
+
+
+class Block(nn.Module):
+    """A norm before experts, added to what came in."""
+
+    moe_enabled = True
+
+    def __init__(self, score_before_experts: bool) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(HIDDEN)
+        self.moe = experts(score_before_experts)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[b, s, h] to [b, s, h]."""
+        y: torch.Tensor = x + self.moe(self.norm(x))
+        return y
+
+
+class Model(nn.Module):
+    """Words, a block with experts and a head."""
+
+    def __init__(self, score_before_experts: bool) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, HIDDEN)
+        self.layers = nn.ModuleDict({str(number): Block(score_before_experts) for number in range(2)})
+        self.head = nn.Linear(HIDDEN, WORDS, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """[b, s] to [b, s, v]."""
+        x = self.embed(tokens)
+        for layer in self.layers.values():
+            x = layer(x)
+        logits: torch.Tensor = self.head(x)
+        return logits
+
+
+def build(layout: Any, score_before_experts: bool = True) -> nn.Module:
+    """The model of a rank: experts divided by torchtitan's plan, other layers as its models divide them."""
+    torch.manual_seed(1)
+    model = Model(score_before_experts)
+    if layout.tp > 1:
+        mesh = init_device_mesh("cpu", (layout.tp,), mesh_dim_names=("tp",))
+        plan: dict[str, Any] = {
+            "embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+            "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
+        }
+        parallelize_module(model, mesh, plan | {f"layers.{name}.norm": SequenceParallel() for name in model.layers})
+        try:
+            divide = import_module("torchtitan.models.llama4.infra.parallelize").apply_moe_ep_tp
+        except ModuleNotFoundError:
+            divide = import_module("torchtitan.models.llama4.parallelize").apply_moe_ep_tp
+        taken = inspect.signature(divide).parameters
+        absent = [name for name in taken if name in ("ep_mesh", "ep_tp_mesh", "etp_mesh", "ep_etp_mesh", "etp_enabled")]
+        divide(model, tp_mesh=mesh, **dict.fromkeys(absent))
+    return model
+
+
+def build_late(layout: Any) -> nn.Module:
+    """The same with scores that are applied to what experts return."""
+    return build(layout, score_before_experts=False)
