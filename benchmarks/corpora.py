@@ -131,7 +131,7 @@ def used(recipe: Path, runs: Path) -> tuple[int, int, float]:
 def _taken(runs: Path, process: int) -> int:
     """Bytes of files below a folder that may change meanwhile, and of nameless ones that the process has mapped."""
     try:
-        size = sum(bytes_below(work) for work in runs.glob("*/.work"))
+        size = sum(bytes_below(work) for work in runs.glob("shape-*/.work"))
         for line in Path(f"/proc/{process}/maps").read_text().splitlines():
             if line.endswith("(deleted)") and str(runs) in line:
                 start, end = (int(place, 16) for place in line.split()[0].split("-"))
