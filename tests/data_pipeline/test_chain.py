@@ -216,7 +216,9 @@ def test_nothing_differs_from_a_chain_of_libraries(tmp_path: Path, monkeypatch: 
     for number, (name, _) in enumerate(long):
         near = [earlier for earlier in kept if similar[number, earlier] >= 0.7]
         if near:
-            gone.append({"id": name, "survivor": long[near[0]][0], "jaccard": round(similar[number, near[0]], 6)})
+            gone.append(
+                {"id": name, "survivor": long[near[0]][0], "jaccard": round(float(similar[number, near[0]]), 6)}
+            )
         else:
             kept.append(number)
     sought = [re.findall(r"\w+", passage.lower()) for passage in TEST_SET]
