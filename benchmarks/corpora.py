@@ -78,7 +78,7 @@ SHAPES = {
     "crawl": Shape(crawl, 2_000_000),
     "templates": Shape(templates, 200_000),
     "tweets": Shape(lambda rng, _: words(rng, rng.randrange(4, 30)), 300_000),
-    "books": Shape(lambda rng, _: "\n\n".join(words(rng, 90) for _ in range(rng.randrange(100, 160))), 500),
+    "books": Shape(lambda rng, _: "\n\n".join(words(rng, 90) for _ in range(rng.randrange(50, 80))), 1_000),
     "code": Shape(
         lambda rng, _: "\n".join(f"    {words(rng, 1)} = {words(rng, 2)}" for _ in range(rng.randrange(60))), 30_000
     ),
