@@ -78,7 +78,7 @@ SHAPES = {
     "crawl": Shape(crawl, 2_000_000),
     "templates": Shape(templates, 200_000),
     "tweets": Shape(lambda rng, _: words(rng, rng.randrange(4, 30)), 300_000),
-    "books": Shape(lambda rng, _: "\n\n".join(words(rng, 90) for _ in range(rng.randrange(100, 160))), 500),
+    "books": Shape(lambda rng, _: "\n\n".join(words(rng, 90) for _ in range(rng.randrange(50, 80))), 1_000),
     "code": Shape(
         lambda rng, _: "\n".join(f"    {words(rng, 1)} = {words(rng, 2)}" for _ in range(rng.randrange(60))), 30_000
     ),
@@ -131,7 +131,7 @@ def used(recipe: Path, runs: Path) -> tuple[int, int, float]:
 def _taken(runs: Path, process: int) -> int:
     """Bytes of files below a folder that may change meanwhile, and of nameless ones that the process has mapped."""
     try:
-        size = sum(bytes_below(work) for work in runs.glob("*/.work"))
+        size = sum(bytes_below(work) for work in runs.glob("shape-*/.work"))
         for line in Path(f"/proc/{process}/maps").read_text().splitlines():
             if line.endswith("(deleted)") and str(runs) in line:
                 start, end = (int(place, 16) for place in line.split()[0].split("-"))

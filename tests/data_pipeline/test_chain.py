@@ -208,7 +208,7 @@ def test_nothing_differs_from_a_chain_of_libraries(tmp_path: Path, monkeypatch: 
     factory = DetectorFactory()
     factory.load_json_profile(profiles)
     factory.set_seed(0)
-    clean = [(row["url"], ftfy.fix_text(row["text"])) for row in rows if not re.search("[\ud800-\udfff]", row["text"])]
+    clean = [(row["url"], ftfy.fix_text(row["text"])) for row in rows]
     english = [(name, text) for name, text in clean if text.strip() and kept_language(factory, text)]
     ids = {name: tokenizer.encode(text, add_special_tokens=False).ids for name, text in english}
     long = [(name, text) for name, text in english if len(ids[name]) + 1 >= 128]
@@ -216,7 +216,9 @@ def test_nothing_differs_from_a_chain_of_libraries(tmp_path: Path, monkeypatch: 
     for number, (name, _) in enumerate(long):
         near = [earlier for earlier in kept if similar[number, earlier] >= 0.7]
         if near:
-            gone.append({"id": name, "survivor": long[near[0]][0], "jaccard": round(similar[number, near[0]], 6)})
+            gone.append(
+                {"id": name, "survivor": long[near[0]][0], "jaccard": round(float(similar[number, near[0]]), 6)}
+            )
         else:
             kept.append(number)
     sought = [re.findall(r"\w+", passage.lower()) for passage in TEST_SET]
@@ -233,11 +235,11 @@ def test_nothing_differs_from_a_chain_of_libraries(tmp_path: Path, monkeypatch: 
     valid = round(len(documents) / 30)
 
     assert sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) > 0.8 * MOST_BYTES
-    assert len(rows) - len(clean) < 5 < 40 < len(clean) - len(english)
+    assert len(clean) - len(english) > 40
     assert min(len(gone), len(documents), sum("#" in name for name, _ in documents)) > 10
     assert len(english) > len(long)
     quarantine = [json.loads(line) for line in (made / "quarantine.jsonl").read_text().splitlines()]
-    assert len(quarantine) == 11 + len(rows) - len(clean)
+    assert len(quarantine) == 11
     listed = [json.loads(line) for line in (made / "duplicates.jsonl").read_text().splitlines()]
     assert [{key: row[key] for key in ("id", "survivor", "jaccard")} for row in listed] == gone
     for split, numbers in (("train", order[:-valid]), ("valid", order[-valid:])):
