@@ -106,10 +106,10 @@ class FileSource:
     def _elsewhere(self, place: Remote) -> Files:
         if self.kind == "documents":
             raise BadInput(f"source {self.name}: a dataset is read from this machine; copy it first")
-        found = place.files()
-        endings = "" if len(found) == 1 or "*" in place.url else SUFFIXES[self.kind]
-        files: Files = [file for file in found if file[0].lower().endswith(endings)]
-        self._warn_of(sorted({name for name, _ in found} - {name for name, _ in files}))
+        listed = place.files()
+        endings = "" if len(listed) == 1 or "*" in place.url else SUFFIXES[self.kind]
+        files: Files = [file for file in listed if file[0].lower().endswith(endings)]
+        self._warn_of(sorted({name for name, _ in listed} - {name for name, _ in files}))
         if not files:
             raise BadInput(f"source {self.name}: there is no such file")
         return self._of_splits(None if "*" in place.url else place, files)

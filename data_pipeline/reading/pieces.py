@@ -37,7 +37,9 @@ class Piece:
     owner: str = ""
     """Path of the dataset whose documents these are, the beginning of their ids, if another is compared with it."""
     is_inside: bool | None = None
-    """Of frames of a compressed file: whether the first begins inside of a line. `bytes` is the size of their content.
+    """True if the frames of a compressed file begin inside of a line, None if it is no piece of frames.
+
+    `bytes` is then the exact size of their content.
     """
     take: int | None = None
     """Documents after which the piece ends."""

@@ -17,7 +17,7 @@ RANGE_BYTES = 4 << 20
 PAUSES_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Pauses before something is asked for again."""
 MARKS = ("ETag", "etag", "generation", "md5Hash", "blob_id", "Content-MD5", "Last-Modified", "LastModified", "mtime")
-"""What servers say of a file that changes when its content does."""
+"""Facts of a file, as servers name them, that change when its content does."""
 
 
 class Remote:
@@ -81,13 +81,13 @@ class Remote:
         import fsspec
 
         if "*" in self.url:
-            root, found = self.url.partition("*")[0].rpartition("/")[0], self._ask("glob")
+            root, paths = self.url.partition("*")[0].rpartition("/")[0], self._ask("glob")
         elif self._ask("info")["type"] != "file" or self.url.endswith("/"):
-            root, found = self.url, self._ask("find")
+            root, paths = self.url, self._ask("find")
         else:
             return [(self.name, self)]
         whole = fsspec.core.url_to_fs(self.url)[0].unstrip_protocol
-        return [(url.removeprefix(root).lstrip("/"), Remote(url)) for url in map(whole, sorted(found))]
+        return [(url.removeprefix(root).lstrip("/"), Remote(url)) for url in map(whole, sorted(paths))]
 
 
 def place_of(path: str) -> Path | Remote:

@@ -46,13 +46,13 @@ def own_stage(name: str) -> type[Stage]:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
-        found: type[Stage] = getattr(import_module(module), what)
-        if not issubclass(found, TextFilter | TokenFilter):
+        filter_class: type[Stage] = getattr(import_module(module), what)
+        if not issubclass(filter_class, TextFilter | TokenFilter):
             raise TypeError("it is no TextFilter and no TokenFilter")
     except Exception as error:  # it is not our code
         raise ValueError(f"the own stage {name!r} cannot be used: {error}") from error
-    found.name = name
-    return found
+    filter_class.name = name
+    return filter_class
 
 
 def own_code(names: Iterable[str]) -> dict[str, str]:

@@ -75,7 +75,7 @@ def test_build_inspect_and_stats(cli: Command) -> None:
         ("wikipeda", ("unknown source 'wikipeda'", "did you mean 'wikipedia'")),
         ("json:x.jsonl", ("did you mean 'jsonl:x.jsonl'",)),
         ("jsonl", ("needs a path",)),
-        ("jsonl:", ("no path",)),
+        ("jsonl:", ("needs a path",)),
         ("jsonl:nowhere.jsonl", ("there is no such file",)),
         ("parquet:a.jsonl", ("not a readable table",)),
     ],
