@@ -37,7 +37,8 @@ def card(run: Path) -> Comparisons:
     if "sources" in config:  # of a recipe
         made_with = {name: config[name] for name in card.stages if name in config}
         yield Remade(f"{DATASET}: settings", card.settings, made_with, f"{MANIFEST} has")
-        stated, asked = (card.seed, card.tokenizer.kind), (config["seed"], config["tokenizer"]["kind"])
+        stated = card.seed, card.tokenizer.kind
+        asked = config.get("seed", card.seed), config.get("tokenizer", {}).get("kind", card.tokenizer.kind)
         yield Remade(f"{DATASET}: seed and tokenizer", stated, asked, f"{MANIFEST} has")
     for name, split in card.splits.items():
         tokens, documents = TokenFile(run / split.prefix), run / "documents" / f"{name}.jsonl"

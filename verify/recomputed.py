@@ -77,7 +77,7 @@ class Findings:
 
     def __init__(self, seen: set[Path] | None = None, at_length: bool = False) -> None:
         """Runs that were `seen` on the way here are not looked at again; `at_length`, seconds are measured again."""
-        self.seen, self.at_length = seen if seen is not None else set[Path](), at_length
+        self.seen, self.at_length = seen if seen is not None else set(), at_length
         self.broken: list[str] = []
         """A sentence for each difference."""
         self.absent: list[str] = []
