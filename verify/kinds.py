@@ -126,7 +126,7 @@ KINDS = {
         lambda config: rf"reproduce-{re.escape(config['target'])}(-\w+)?",
         free=("*evaluations* *environment", "*evaluations* *checkpoint", "*evaluations* *dtype",
               "*evaluations* *seconds", "*evaluations* *warnings", "*evaluations* *backend", "*evaluations* *checked",
-              "*evaluations* *window",
+              "*evaluations* *window", "*evaluations* *megatron",
               "*examples.jsonl", "*timeline", "summary.json reason", "summary.json commands",
               "records.jsonl *.note", "records.jsonl *.source"),
     ),
