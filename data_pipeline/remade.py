@@ -38,7 +38,8 @@ def card(run: Path) -> Comparisons:
     if "sources" in config:  # of a recipe
         made_with = {name: config[name] for name in card.stages if name in config}
         yield Remade(f"{DATASET}: settings", card.settings, made_with, f"{MANIFEST} has")
-        stated, asked = (card.seed, card.tokenizer.kind), (config["seed"], config["tokenizer"]["kind"])
+        stated = card.seed, card.tokenizer.kind
+        asked = config.get("seed", card.seed), config.get("tokenizer", {}).get("kind", card.tokenizer.kind)
         yield Remade(f"{DATASET}: seed and tokenizer", stated, asked, f"{MANIFEST} has")
     for name, split in card.splits.items():
         of_tokens, of_texts, are_there = np.zeros(2, np.int64), np.zeros(2, np.int64), False
@@ -70,8 +71,8 @@ def stages(run: Path) -> Comparisons:
     elif (run / LEDGER).is_file():
         ledger = read_document(run / LEDGER, Ledger)
         yield from _attrition(run, ledger)
-        kept, texts = ledger.stages[-1].kept, [text for path in run.rglob("shard-*.jsonl") for text in _texts(path)]
-        yield Remade(f"{LEDGER}: documents and bytes", (kept.documents, kept.bytes), _amount(texts))
+        last, texts = ledger.stages[-1], [text for path in run.rglob("shard-*.jsonl") for text in _texts(path)]
+        yield Remade(f"{LEDGER}: documents and bytes", (last.documents_out, last.bytes_out), _amount(texts))
     else:
         for name, measured in read_object(run / OVERLAP)["test_sets"].items():
             ngrams, present = (sum(column) for column in zip(*measured["documents"], strict=True))
@@ -130,7 +131,7 @@ def counted(run: Path, card: DataCard) -> Comparisons:
     ledger = read_document(run / LEDGER, Ledger)
     yield from _attrition(run, ledger)
     stages = {stage.name: stage.kept for stage in ledger.stages}
-    of_card = {name: kept for name, kept in card.stages.items() if name in stages}
+    of_card = {name: amount for name, amount in card.stages.items() if name in stages}
     said, due = ({"source": each.source, "splits": {
         name: (split.documents, split.bytes, split.tokens) for name, split in each.splits.items()
     }} for each in (card, ledger))  # fmt: skip

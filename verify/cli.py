@@ -36,15 +36,15 @@ def run(
     kept results the numbers that take no training, the verdicts and the figures are made again too. Every difference is
     named, and so is a file, a key or a name that no run of its kind has. It prints what was compared and what was not.
     """
+    path = path.resolve()
+    if not path.is_dir():
+        raise BadInput(f"{path} is not a directory")
     from mlm_repro.lineage.chain import broken_links
     from mlm_repro.lineage.run import MANIFEST
     from mlm_repro.verify.kept import KeptCheck
     from mlm_repro.verify.kinds import ALWAYS_FREE, KINDS, kind_of, misfits, parts_within
     from mlm_repro.verify.recomputed import Findings, RunCheck
 
-    path = path.resolve()
-    if not path.is_dir():
-        raise BadInput(f"{path} is not a directory")
     inner = [directory for directory in parts_within(path) if is_sealed(directory)]
     announce(f"reads {format_bytes(bytes_below(path))} in {len(inner) + 1} sealed directories")
     for directory in inner:
@@ -53,31 +53,31 @@ def run(
         _refuse([*broken_links(path), *[f"{path.name} is unfinished"] * strict])
         print(f"unfinished {path}: its {len(inner)} checkpoints belong together; its other files are not sealed yet")
         return
-    found = Findings()
+    check = Findings()
     if inner and not is_sealed(path):
-        found = KeptCheck(path)
-        made = ", ".join(f"{number:,} {what}" for what, number in found.counted.items())
-        end = f"ok {path}: {len(found.runs)} runs agree with themselves; made again and equal: {made}"
+        check = KeptCheck(path)
+        made = ", ".join(f"{number:,} {what}" for what, number in check.counted.items())
+        end = f"ok {path}: {len(check.runs)} runs agree with themselves; made again and equal: {made}"
     else:
         end = f"ok {check_seal(path)[:16]} {path}"
         if (path / MANIFEST).is_file():
-            found = RunCheck(path)
-            free = (*ALWAYS_FREE, *(KINDS[found.manifest.kind].free if found.manifest.kind in KINDS else ()))
+            check = RunCheck(path)
+            free = (*ALWAYS_FREE, *(KINDS[check.manifest.kind].free if check.manifest.kind in KINDS else ()))
             end = f"nothing contradicts: {'; '.join(free)}\n{end}"
-            for number, attempt in enumerate(found.manifest.attempts, 1):
+            for number, attempt in enumerate(check.manifest.attempts, 1):
                 print(f"attempt {number} {attempt}")
         else:
             kind = kind_of(path)
-            found.broken += misfits(path, KINDS[kind]) if kind else [f"{path} is of no kind that is known"]
-            found.compared, found.absent = [f"files of a {kind}"], [f"the run that this {kind} is of"]
-        print(f"compared: digests of {len(inner) + 1} sealed directories; {'; '.join(found.compared)}")
-    for name in dict.fromkeys(found.absent):
+            check.broken += misfits(path, KINDS[kind]) if kind else [f"{path} is of no kind that is known"]
+            check.compared, check.absent = [f"files of a {kind}"], [f"the run that this {kind} is of"]
+        print(f"compared: digests of {len(inner) + 1} sealed directories; {'; '.join(check.compared)}")
+    for name in dict.fromkeys(check.absent):
         print(f"not compared, as it is not here: {name}")
-    for sentence in dict.fromkeys(found.left):
+    for sentence in dict.fromkeys(check.left):
         print(f"not made again: {sentence}")
-    if strict and found.absent:
-        found.broken.append(f"{path.name}: {len({*found.absent})} things that belong to it were not compared")
-    _refuse(found.broken)
+    if strict and check.absent:
+        check.broken.append(f"{path.name}: {len({*check.absent})} things that belong to it were not compared")
+    _refuse(check.broken)
     print(end)
 
 

@@ -87,7 +87,7 @@ ALWAYS_FREE = "manifest.json created", "manifest.json environment", "a key left 
 FREE_COUNTS = (
     "ledger.json *.samples", "ledger.json *.seconds", "ledger.json *.note", "ledger.json *.changed",
     "ledger.json shards", "ledger.json blank_lines", "duplicates.jsonl", "left_in.jsonl", "quarantine.jsonl",
-    "*.jsonl *.id",
+    "*.jsonl *.id", "ledger.json near_duplicates.expected_candidate_precision",
 )  # fmt: skip
 FREE_CARD = "dataset.json language", "tokenizer/*.json"
 KINDS = {
@@ -127,7 +127,7 @@ KINDS = {
         lambda config: rf"reproduce-{re.escape(config['target'])}(-\w+)?",
         free=("*evaluations* *environment", "*evaluations* *checkpoint", "*evaluations* *dtype",
               "*evaluations* *seconds", "*evaluations* *warnings", "*evaluations* *backend", "*evaluations* *checked",
-              "*evaluations* *window",
+              "*evaluations* *window", "*evaluations* *megatron",
               "*examples.jsonl", "*timeline", "summary.json reason", "summary.json commands",
               "records.jsonl *.note", "records.jsonl *.source"),
     ),

@@ -73,11 +73,11 @@ ROUNDING = {"largest_logit_difference": 3}
 
 
 class Findings:
-    """What a check comes to."""
+    """Differences that a check finds, and all that it did not compare."""
 
     def __init__(self, seen: set[Path] | None = None, at_length: bool = False) -> None:
         """Runs that were `seen` on the way here are not looked at again; `at_length`, seconds are measured again."""
-        self.seen, self.at_length = seen if seen is not None else set[Path](), at_length
+        self.seen, self.at_length = seen if seen is not None else set(), at_length
         self.broken: list[str] = []
         """A sentence for each difference."""
         self.absent: list[str] = []

@@ -165,7 +165,7 @@ def _compare_checkpoints(run: Path, again: Path, end: int) -> Iterator[str]:
 
 
 def other_tensors(theirs: Path, ours: Path) -> list[str]:
-    """What differs in two checkpoints: weights in the order of the model, then the optimizer's state, then memory."""
+    """Names that differ in two checkpoints: weights in the order of the model, then the optimizer's, then memory."""
     stated, computed = read_object(theirs / INDEX), read_object(ours / INDEX)
     differing = []
     for name in sorted({**computed, **stated}, key=lambda name: name.startswith(OPTIMIZER_STATE)):

@@ -18,6 +18,7 @@ from mlm_repro.lineage.errors import IntegrityFailure
 from mlm_repro.lineage.records import Record, read_records, write_records
 from mlm_repro.lineage.run import identity_in
 from mlm_repro.verify.recomputed import RunCheck
+from tests.chaos.job import write_tiny
 from tests.commands import call
 from tests.experiments.packed import DATASET, REPRODUCTION, TRAINING, unpack
 from tests.verify.mutator import survivors
@@ -220,3 +221,17 @@ def test_of_a_sample_of_all_edits_none_survives(pattern: str, runs: Path) -> Non
     made, alive = survivors(runs, [one(runs, pattern).name], 80, seed=78)
     assert made > 15
     assert alive == []
+
+
+def test_what_verbs_make_one_after_the_other_verifies(tmp_path: Path) -> None:
+    write_tiny(tmp_path)
+    call({}, "mlm-data", "clean", f"jsonl:{tmp_path / 'corpus.jsonl'}", tmp_path / "clean", ends=0)
+    vocabulary = ("--set", "tokenizer.kind=train", "--set", "tokenizer.vocab_size=300")
+    call({}, "mlm-data", "tokenize", f"documents:{tmp_path / 'clean'}", tmp_path / "tokens", *vocabulary, ends=0)
+    for name in ("clean", "tokens"):
+        call({}, "mlm-verify", "run", tmp_path / name, "--strict", ends=0)
+    ledger = json.loads((tmp_path / "clean" / "ledger.json").read_text())
+    ledger["stages"][-1]["bytes_out"] += 1
+    (tmp_path / "clean" / "ledger.json").write_text(json.dumps(ledger))
+    seal(tmp_path / "clean")
+    assert any("documents and bytes" in sentence for sentence in RunCheck(tmp_path / "clean").broken)
