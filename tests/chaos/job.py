@@ -93,7 +93,7 @@ def tiny_plan(ranks: int = RANKS) -> Plan:
     published = read_run_config(model_file("355m"))
     config = read_run_config(model_file("355m"), ["name=355m-tiny", *overrides], twin=True)
     return Plan(
-        target="355m", mode="scaled", possible=False, reason="asked for", recipe=size.recipe, size=size,
+        target="355m", mode="scaled", reason="asked for", recipe=size.recipe, size=size,
         published=(published,), configs=(config,),
     )  # fmt: skip
 

@@ -133,7 +133,7 @@ def test_a_training_step_waits_for_a_gpu_at_one_place() -> None:
     assert done.stdout, done.stderr
     asked, launched = map(int, done.stdout.split())
     assert asked == 2
-    assert launched >= 10
+    assert launched >= 9
     assert done.returncode == 1
     assert "in reading" in done.stderr
     assert "meta tensor" in done.stderr
