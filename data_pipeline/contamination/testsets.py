@@ -89,19 +89,29 @@ def find_gpt2_vocabulary() -> tuple[Path, Path]:
 def fetch_published(out: Path) -> Iterator[Path]:
     """Write every test set and GPT-2's vocabulary to `out` as MLM_DATA_DIR has them; their paths, SHA256SUMS last.
 
-    Existing files are kept. Raises DataMissing for a file that is nowhere, IntegrityFailure for another file.
+    Existing files are kept. Raises IntegrityFailure for another file, and at the end DataMissing for the first that is
+    nowhere.
     """
-    files = [*TEST_SETS.values(), *GPT2_FILES]
-    for file in files:
+    written: list[PublishedFile] = []
+    missing: DataMissing | None = None
+    for file in (*TEST_SETS.values(), *GPT2_FILES):
         path = out / file.place
         if not path.is_file():
+            try:
+                content = _find(file).read_bytes()
+            except DataMissing as error:
+                missing = missing or error
+                continue
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(path, _find(file).read_bytes())
+            write_bytes(path, content)
         if sha256_file(path) != file.sha256:
             raise IntegrityFailure(f"{path} is not the published file: remove it, and MLM_DATA_DIR if it names another")
+        written.append(file)
         yield path
-    write_text(out / "SHA256SUMS", "".join(f"{file.sha256}  {file.place}\n" for file in files))
+    write_text(out / "SHA256SUMS", "".join(f"{file.sha256}  {file.place}\n" for file in written))
     yield out / "SHA256SUMS"
+    if missing:
+        raise missing
 
 
 def cache_directory() -> Path:

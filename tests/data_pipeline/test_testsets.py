@@ -99,3 +99,19 @@ def test_rows_of_the_hub_make_the_published_files(published: Path, monkeypatch: 
     for name, file in TEST_SETS.items():
         if name != "wikitext2" or (published / file.place).is_file():  # which came later than folders that exist
             assert_rows_make_the_file(name, published, monkeypatch)
+
+
+def test_what_is_here_is_fetched_although_a_file_is_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last published file is the only one here; the missing one is named after it is written."""
+    file = testsets.GPT2_FILES[-1]
+    here = tmp_path / "data" / file.place
+    here.parent.mkdir(parents=True)
+    here.write_bytes(b"merges")
+    published = file.model_copy(update={"sha256": sha256_file(here)})
+    monkeypatch.setattr(testsets, "GPT2_FILES", (*testsets.GPT2_FILES[:-1], published))
+    monkeypatch.setenv("MLM_DATA_DIR", str(tmp_path / "data"))
+    written: list[Path] = []
+    with pytest.raises(DataMissing, match="MLM_DATA_DIR"):
+        written.extend(testsets.fetch_published(tmp_path / "out"))
+    assert (tmp_path / "out" / file.place).read_bytes() == b"merges"
+    assert (tmp_path / "out" / "SHA256SUMS").read_text() == f"{published.sha256}  {file.place}\n"
