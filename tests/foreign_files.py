@@ -203,7 +203,7 @@ def refused_rows(folder: Path) -> Path:
     return run.path / NOT_RUN
 
 
-CLUSTER = (ROOT / "experiments/clusters/h100.toml").read_bytes()
+CLUSTER = (ROOT / "experiments/clusters/b200.toml").read_bytes()
 CLUSTER = CLUSTER.replace(b"fitted/transferred", b"experiments/clusters/dgx-a100-80g")
 SOFTWARE = b'title = "a"\n'
 SOFTWARE += (ROOT / "experiments/software/fitted/megatron-2019.toml").read_bytes()

@@ -72,7 +72,7 @@ def test_the_run_is_sealed_with_a_record_that_reports_draw(verify: Command, conf
     check_seal(run)
     kept = read_benchmark(run / AGAINST)
     assert [case.name for case in kept.cases] == ["loss", "gradient norm", "learning rate", "weights at the end"]
-    assert b"difference of the losses" in render(engines_exhibit(run)).files["svg"]
+    assert b"difference of the losses" in render(engines_exhibit(run)).svg
 
 
 def test_a_dataset_is_read_and_left_as_it_was(verify: Command, config: Path, tmp_path: Path) -> None:
