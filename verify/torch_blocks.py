@@ -32,6 +32,10 @@ CLIP = 0.1
 """Largest norm of the gradient."""
 ROUNDINGS = 8
 """Units of rounding that a gradient may be off by if it is reduced in a shorter type."""
+KINDS = {
+    "float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64,
+}  # fmt: skip
+"""Number formats that gradients are reduced in, by name; torch's own choice has none."""
 
 
 class Fields(Config):
@@ -102,7 +106,7 @@ def training(texts: Mapping[str, str], seed: int, microbatches: int) -> HeldTrai
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(WORDS, (ROWS, LENGTH + 1), generator=generator)
     batch = {"tokens": tokens[:, :-1], "labels": tokens[:, 1:]}
-    kind = getattr(torch, fields.reduce_dtype or "float64")
+    kind = KINDS[fields.reduce_dtype or "float64"]
     build = Builder(fields, seed, microbatches, batch)
     rounding = max(EXACT, ROUNDINGS * torch.finfo(kind).eps)
     return HeldTraining(build, batch, token_loss, microbatches, in_double=False, tolerance=rounding)
@@ -191,8 +195,7 @@ class Builder:
 
     def shard(self, model: Decoder, mesh: Any) -> None:
         """Divide parameters over the data-parallel ranks with FSDP2."""
-        kind = getattr(torch, self.fields.reduce_dtype) if self.fields.reduce_dtype else None
-        more = {"mp_policy": MixedPrecisionPolicy(reduce_dtype=kind), "mesh": mesh}
+        more = {"mp_policy": MixedPrecisionPolicy(reduce_dtype=KINDS.get(self.fields.reduce_dtype)), "mesh": mesh}
         for layer in (*model.layers.values(), model):
             fully_shard(layer, **more)
         for module in model.modules():

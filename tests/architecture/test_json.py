@@ -6,7 +6,7 @@ from tests.architecture.rooms import ROOMS, ROOT, modules, parse
 
 READERS = {"lineage/atomic.py"}
 FAST = {
-    "data_pipeline/passes/measure.py", "data_pipeline/reading/lines.py",
+    "data_pipeline/document.py", "data_pipeline/passes/measure.py", "data_pipeline/reading/lines.py",
     "data_pipeline/tokens/inspect_sample.py", "data_pipeline/work/document_shard.py", "data_pipeline/work/tasks.py",
 }  # fmt: skip
 """Lines of corpora, of metrics and of the pipeline's own tasks, read with orjson, which refuses what is too deep."""

@@ -104,7 +104,7 @@ def test_a_link_out_of_a_folder_is_not_followed(cli: Command) -> None:
     [
         ("tokenizer.vocab_size=100", ("tokenizer.vocab_size",)),
         ('tokenizer.kind="gpt2"', ("vocab_size",)),
-        ("decontaminate.test_sets=['wikitext']", ("unknown test set 'wikitext'", "did you mean 'wikitext103")),
+        ("decontaminate.test_sets=['wikitext']", ("unknown test set 'wikitext'", "did you mean 'wikitext2'")),
         ("name=../up", ("name",)),
         ("sources.names=[]", ("sources.names",)),
         ("tokenizer.vocab_size=60000", ("too small for a vocabulary of 60,000",)),

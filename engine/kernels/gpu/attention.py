@@ -36,11 +36,13 @@ class Tiles(NamedTuple):
 HOPPER = 90
 
 
-def parts_of(d: int) -> tuple[int, int]:
+def parts_of(d: int, dtype: torch.dtype) -> tuple[int, int]:
     """Columns of a head's two parts, powers of two: 64 and 32 of 96, so that no product is of padding; 0 for no second.
 
-    Tensor cores take at least 16.
+    Tensor cores take at least 16. Before Hopper 16-bit heads have one part: with two, registers do not suffice.
     """
+    if compute_capability() < HOPPER and dtype != torch.float32:
+        return max(triton.next_power_of_2(d), 16), 0
     first = max(triton.next_power_of_2(d + 1) // 2, 16)
     return first, max(triton.next_power_of_2(d - first), 16) if d > first else 0
 
@@ -96,7 +98,7 @@ class _Flash(torch.autograd.Function):
         ctx.factors, ctx.sizes = (keep_scale, 1.0 / math.sqrt(d)), (s, b, n)
         tiles, *ctx.tiles = tiles_for(d, qkv.dtype)
         _forward[triton.cdiv(s, tiles.queries), b * n](
-            qkv, context, sums, bits, *ctx.factors, *ctx.sizes, d, tiles.queries, tiles.keys, *parts_of(d),
+            qkv, context, sums, bits, *ctx.factors, *ctx.sizes, d, tiles.queries, tiles.keys, *parts_of(d, qkv.dtype),
             num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
         ctx.save_for_backward(qkv, context, sums, bits)
@@ -112,8 +114,9 @@ class _Flash(torch.autograd.Function):
         to_query, to_key = ctx.tiles
         for kernel, tiles, each in ((_to_query, to_query, to_query.queries), (_to_key_value, to_key, to_key.keys)):
             kernel[triton.cdiv(s, each), b * n](
-                *given, tiles.queries, tiles.keys, *parts_of(d), num_warps=tiles.warps, num_stages=tiles.stages
-            )
+                *given, tiles.queries, tiles.keys, *parts_of(d, qkv.dtype),
+                num_warps=tiles.warps, num_stages=tiles.stages,
+            )  # fmt: skip
         return qkv_gradient, None
 
 
