@@ -84,12 +84,11 @@ def stages(run: Path) -> Comparisons:
 def _attrition(run: Path, ledger: Ledger) -> Comparisons:
     """Compare what stages took in, kept and dropped, what is malformed or alike, and what the splits have."""
     for stage in ledger.stages:
-        for what in ("documents", "tokens") if stage.changed else AMOUNTS:
+        is_cut = stage.name == "decontaminate" and stage.changed  # a document loses tokens, and may become several
+        for what in ("documents", "tokens")[: 2 - is_cut] if stage.changed else AMOUNTS:
             if (came := getattr(stage, f"{what}_in")) is not None:
                 amount = getattr(stage.kept, what) + sum(getattr(dropped, what) for dropped in stage.dropped.values())
-                if stage.name == "decontaminate" and stage.changed and what == "documents":
-                    amount = min(amount, came)  # a document that is cut may become several
-                yield Remade(f"{LEDGER}: {what} into {stage.name}", came, amount)
+                yield Remade(f"{LEDGER}: {what} into {stage.name}", came, min(amount, came) if is_cut else amount)
     for (before, after), what in product(pairwise(ledger.stages), AMOUNTS):
         came, went = getattr(after, f"{what}_in"), getattr(before.kept, what)
         if None not in (came, went):

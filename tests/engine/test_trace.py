@@ -72,7 +72,7 @@ def test_of_blended_datasets_each_sample_names_its_own(dataset: Path, tmp_path: 
 def test_another_dataset_in_its_place_is_not_shown(dataset: Path, tmp_path: Path) -> None:
     place = tmp_path / "data"
     place.symlink_to(dataset)
-    run = train(small_config(place, iterations=6, warmup_iterations=1), tmp_path).path
+    run = train(small_config(place, iterations=6, warmup_iterations=1), tmp_path / "runs" / "mine").path
     place.unlink()
     with pytest.raises(DataMissing, match=r"that small-.* was trained on is not here"):
         list(trace_iteration(run, 1))
