@@ -2,6 +2,7 @@
 
 import csv
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -35,8 +36,10 @@ def dry_run_bytes(config: RunConfig, ranks: int, capsys: pytest.CaptureFixture[s
 def plan_bytes(config: RunConfig, workload: Workload) -> int:
     (prediction,) = simulate(CLUSTER, [workload], config)
     assert not prediction.reason
-    row = format_plan(resolve(config), CLUSTER, [Choice(workload, prediction)]).splitlines()[-1]
-    return int(row.split()[-4].replace(",", ""))
+    lines = format_plan(resolve(config), CLUSTER, [Choice(workload, prediction)]).splitlines()
+    header, row = next(pair for pair in pairwise(lines) if pair[0].startswith(" tp"))
+    end = header.index("bytes") + len("bytes")
+    return int(row[:end].split()[-1].replace(",", ""))
 
 
 def simulated_bytes(workload: Workload, folder: Path) -> int:
