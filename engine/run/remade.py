@@ -76,9 +76,11 @@ def metrics(run: Path) -> Comparisons:
 
 def checkpoints(run: Path) -> Comparisons:
     """Compare each checkpoint with the metrics, its tensors with their statistics, its tokenizer with the data."""
-    is_old, every = not read_document(run / MANIFEST, Manifest).attempts, read_steps(run)
+    manifest, every = read_document(run / MANIFEST, Manifest), read_steps(run)
     steps = [step for step in every if step.gradient_norm is not None]
     places, count = complete_checkpoints(run), recipe_of(run).train.iterations
+    # an earlier version, which chained no attempts, made the checkpoints before the first that is chained
+    chained = next((each.iteration for each in manifest.attempts if each.before), count)
     yield Remade(f"newest checkpoint of {run.name}", iteration_of(places[-1]), count, "its configuration gives")
     data = [each.place for each in named_datasets(run) if each.is_here]
     tokenizer = sealed_files(data[0]) if data else {}
@@ -95,6 +97,7 @@ def checkpoints(run: Path) -> Comparisons:
             "updated_samples": sum(step.batch_size or 0 for step in updates),
             **{name: state.get(name) for name in ("loss_scaler", "seconds")},
         }  # fmt: skip
+        is_old = iteration_of(path) <= chained
         if is_old and "updated_samples" not in state:
             del due["updated_samples"]
         yield Remade(f"{path.name}: {STATE}", state, due, f"{METRICS} gives")
@@ -123,7 +126,7 @@ def recipe_of(training: Path) -> RunConfig:
 def _tensors_of(checkpoint: Path, is_old: bool) -> Comparisons:
     """Compare the statistics of each tensor, taken before it was written, with what the checkpoint's files hold.
 
-    Those of a run that `is_old` may have no checksum.
+    Those of a checkpoint that `is_old`, of an earlier version, may have no checksum.
     """
     index, statistics = read_object(checkpoint / INDEX), read_object(checkpoint / STATISTICS)
     where = f"{checkpoint.name}/{STATISTICS}"
