@@ -59,6 +59,11 @@ def published() -> Path:
     return Path(directory).resolve()
 
 
+OF_A_COMMAND = "PYTHONSAFEPATH", "MLM_HOLDER"
+"""Variables that a command sets in its process, here the tests' own, where a fixture calls it. By the second, two
+programs that a test starts would take each other's unfinished files for their own."""
+
+
 @pytest.fixture(autouse=True)
 def stops_are_heard() -> Iterator[None]:
     """A test that leaves a stop ignored would have later commands, which inherit that, ignore it too.
@@ -66,9 +71,11 @@ def stops_are_heard() -> Iterator[None]:
     Handlers of libraries are taken back: torch's elastic launcher leaves its own.
     """
     before = {number: signal.getsignal(number) for number in STOPS}
-    os.environ.pop("PYTHONSAFEPATH", None)  # which a command sets that a fixture called in this process
+    for name in OF_A_COMMAND:
+        os.environ.pop(name, None)
     yield
-    os.environ.pop("PYTHONSAFEPATH", None)
+    for name in OF_A_COMMAND:
+        os.environ.pop(name, None)
     after = {number: signal.getsignal(number) for number in STOPS}
     for number, handler in before.items():
         signal.signal(number, handler)
