@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from mlm_repro.engine.config import ModelConfig
 from mlm_repro.engine.formats import Imported, write_checkpoint
 from mlm_repro.engine.formats.huggingface import read_huggingface, read_ours, write_huggingface
+from mlm_repro.engine.formats.huggingface_bert import OVER_VOCABULARY
 from mlm_repro.engine.formats.megatron import read_megatron
 from mlm_repro.engine.inference import LoadedCheckpoint, load_for_inference
 from mlm_repro.engine.model.gpt2 import GPT2
@@ -46,7 +47,6 @@ TITLES = {"gpt2": ("text-generation", "GPT-2"), "bert": ("fill-mask", "BERT")}
 SCALED = "It is a shrunk twin of a published model: its numbers are scaled ones.\n"
 WINDOWS, LENGTH = 8, 64
 """Windows of random tokens, and the tokens of one."""
-OVER_VOCABULARY = ("embedding.word_embeddings.weight", "masked_head.bias")
 TOLERANCE = 1e-4
 """Nats by which mean losses of one model may differ. Rounding takes them a hundredth of that apart."""
 

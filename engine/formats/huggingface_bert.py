@@ -27,6 +27,8 @@ INNER, DROPOUT = ("intermediate_size", 3072), "hidden_dropout_prob"
 BUFFER = re.compile(r"embeddings\.(position_ids|token_type_ids)")
 """Tensors that are not weights."""
 WORDS = "embeddings.word_embeddings.weight"
+OVER_VOCABULARY = ("embedding.word_embeddings.weight", "masked_head.bias")
+"""Our tensors with a row for each word, whose rows beyond the vocabulary are padding."""
 TIED = {"cls.predictions.decoder.weight": WORDS, "cls.predictions.decoder.bias": "cls.predictions.bias"}
 """Copy → weight."""
 OPTIONAL = ("cls.", "pooler.")
@@ -55,7 +57,7 @@ def join(name: str, parts: list[torch.Tensor], config: ModelConfig) -> torch.Ten
     if len(parts) == 3:
         return torch.stack([part.unflatten(0, (config.num_heads, config.head_dim)) for part in parts], 1).flatten(0, 2)
     (tensor,) = parts
-    if _is_over_vocabulary(name):
+    if name in OVER_VOCABULARY:
         padding = tensor.new_zeros(config.padded_vocab_size - config.vocab_size, *tensor.shape[1:])
         return torch.cat([tensor, padding])
     return tensor
@@ -66,7 +68,7 @@ def split(name: str, tensor: torch.Tensor, config: ModelConfig) -> list[torch.Te
     if "query_key_value" in name:
         parts = tensor.unflatten(0, (config.num_heads, 3, config.head_dim)).unbind(1)
         return [part.flatten(0, 1).contiguous() for part in parts]
-    return [tensor[: config.vocab_size].contiguous() if _is_over_vocabulary(name) else tensor]
+    return [tensor[: config.vocab_size].contiguous() if name in OVER_VOCABULARY else tensor]
 
 
 def their_config(config: ModelConfig) -> dict[str, Any]:
@@ -80,7 +82,3 @@ def their_config(config: ModelConfig) -> dict[str, Any]:
         "attention_probs_dropout_prob": config.dropout, "initializer_range": config.init_std,
         "torch_dtype": "float32",
     }  # fmt: skip
-
-
-def _is_over_vocabulary(name: str) -> bool:
-    return name in ("embedding.word_embeddings.weight", "masked_head.bias")
