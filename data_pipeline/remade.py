@@ -49,7 +49,7 @@ def card(run: Path) -> Comparisons:
             if not documents.is_file():
                 continue
             are_there, texts = True, [document.text for document in written_documents(documents)]
-            of_texts += len(texts), sum(map(size_bytes, texts))
+            of_texts += _amount(texts)
             # nobody knows before the seal which documents these are
             draw = random.Random(f"{read_digest(run)} {secrets.token_hex()}")
             amount = min(len(tokens.document_index) - 1, len(texts))
@@ -71,7 +71,8 @@ def stages(run: Path) -> Comparisons:
     elif (run / LEDGER).is_file():
         ledger = read_document(run / LEDGER, Ledger)
         yield from _attrition(run, ledger)
-        last, texts = ledger.stages[-1], [text for path in run.rglob("shard-*.jsonl") for text in _texts(path)]
+        last, files = ledger.stages[-1], run.rglob("shard-*.jsonl")
+        texts = [document.text for path in files for document in written_documents(path)]
         yield Remade(f"{LEDGER}: documents and bytes", (last.documents_out, last.bytes_out), _amount(texts))
     else:
         for name, measured in read_object(run / OVERLAP)["test_sets"].items():
@@ -116,13 +117,9 @@ def _lines(path: Path) -> list[Any]:
         return [parse_json(line) for line in file]
 
 
-def _texts(path: Path) -> list[str]:
-    return [line["text"] for line in _lines(path)]
-
-
 def _amount(texts: list[str]) -> tuple[int, int]:
     """Documents and bytes."""
-    return len(texts), sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+    return len(texts), sum(map(size_bytes, texts))
 
 
 def counted(run: Path, card: DataCard) -> Comparisons:
