@@ -50,7 +50,7 @@ def run(
         print(json.dumps(recipe.model_dump(mode="json"), indent=2, ensure_ascii=False))
         print(f"digest {sha256_json(recipe.identity())}")
         try:
-            forecast(recipe, runs)
+            forecast(recipe)
         except DataMissing as error:
             print(f"no cost: {error}", file=sys.stderr)
         return
@@ -132,26 +132,6 @@ def trace(
 def stats(directory: Annotated[Path, typer.Argument(help="Directory that `run` or a verb wrote.")]) -> None:
     """Print the attrition ledger: what each stage kept and dropped, and why."""
     print(_table(_read_ledger(_open(directory))))
-
-
-@app.command("leftovers")
-def leftovers_(
-    runs: Annotated[Path, typer.Option(help="Directory that holds run directories.")] = Path("runs"),
-    remove: Annotated[bool, typer.Option("--remove", help="Remove them.")] = False,
-) -> None:
-    """List what killed builds left, with its size. Where a process is at work, nothing is listed or removed."""
-    from mlm_repro.data_pipeline.earlier import leftovers
-    from mlm_repro.lineage.lock import check_is_there
-
-    check_is_there(runs, "folder of runs")
-    every = [*leftovers(runs)]
-    if not every:
-        print(f"nothing is left of killed builds in {runs}")
-    for left in every:
-        sentence = left.sentence
-        if remove:
-            left.remove()
-        print(f"{'removed' if remove else 'left'}: {sentence}")
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """Token files of others as a dataset."""
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -40,12 +41,13 @@ def import_tokens(prefix: Path, config: TokenizerConfig, out: Path) -> RunDirect
     if documents < 2:
         raise BadInput(f"{prefix} has {documents} documents, too few for a training and a validation split")
     cut = documents - max(1, round(documents / VALID_SHARE))
-    ends = file.document_index[1:][np.diff(file.document_index) > 0] - 1
-    if unended := documents - sum(int(file[end][-1:].sum()) == tokenizer.end_of_text for end in ends.tolist()):
+    bounds = np.concatenate([[0], np.cumsum(file.sizes, dtype=np.int64)])[file.document_index].tolist()
+    texts = [file.tokens[start:end] for start, end in pairwise(bounds)]
+    if unended := documents - sum(int(ids[-1:].sum()) == tokenizer.end_of_text for ids in texts):
         print(f"warning: {unended:,} of {documents:,} documents do not end with {tokenizer.end_token}", file=sys.stderr)
 
     values = {"prefix": str(prefix), "tokenizer": config.model_dump(mode="json")}
-    parents = made_by(["import", "tokenizer"]) | {"tokenizer": tokenizer.digest}
+    parents = made_by() | {"tokenizer": tokenizer.digest}
     parents |= {path.name: sha256_file(path) for path in token_paths(prefix)}
     run = RunDirectory.begin_at(out, "data-import", values, parents)
     with run.filled():
@@ -59,8 +61,7 @@ def import_tokens(prefix: Path, config: TokenizerConfig, out: Path) -> RunDirect
             amount = ledger.splits[name] = Amount(last - first)
             with TokenFileWriter(run.path / f"{name}{TOKENS_OF}", file.dtype) as writer:
                 for document in range(first, last):
-                    parts = slice(*file.document_index[document : document + 2].tolist())
-                    ids = np.concatenate([file[part] for part in range(parts.start, parts.stop)] or [file.tokens[:0]])
+                    ids, parts = texts[document], slice(*file.document_index[document : document + 2].tolist())
                     writer.add_documents(ids, file.sizes[parts], [parts.stop - parts.start])
                     text = tokenizer.decode(ids[ids != tokenizer.end_of_text])
                     amount.add(0, len(text.encode("utf-8")), len(ids))

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from mlm_repro.data_pipeline.work.origin import task_made_by
+from mlm_repro.data_pipeline.work.origin import made_by
 from mlm_repro.lineage.atomic import new_directory
 from mlm_repro.lineage.digest import sha256_file, sha256_json
 from mlm_repro.lineage.errors import BadInput, Interrupted
@@ -47,8 +47,7 @@ class WorkTask:
         workspace = str(self.output.parent.parent).encode()
         what = {"work": f"{self.work.__module__}.{self.work.__qualname__}"}
         what["settings"] = orjson.dumps(self.settings).replace(workspace, b"").decode()
-        made_by = task_made_by(self.work.__module__, self.settings)
-        return sha256_json({**what, "inputs": [each.digest for each in self.inputs], "made_by": made_by})
+        return sha256_json({**what, "inputs": [each.digest for each in self.inputs], "made_by": made_by()})
 
 
 @dataclass(frozen=True)
