@@ -166,12 +166,11 @@ def _counts(directory: Path) -> str:
         test_sets = read_values(directory / "overlap.json")["test_sets"]
         return "; ".join(f"{name} {result['percent']:.2f} % found" for name, result in test_sets.items())
     ledger, parts = _read_ledger(directory), []
-    lost = ledger.malformed_lines
     for name, split in ledger.splits.items():
-        count = f"{split.documents:,} documents" + ("" if len(ledger.splits) > 1 else f" of {ledger.lines:,}")
         size = f"{split.bytes:,} bytes" if split.tokens is None else f"{split.tokens:,} tokens"
-        parts.append(f"{count}, {size}" if len(ledger.splits) == 1 else f"{name} {count}, {size}")
-    if lost:
+        own, of = (f"{name} ", "") if len(ledger.splits) > 1 else ("", f" of {ledger.lines:,}")
+        parts.append(f"{own}{split.documents:,} documents{of}, {size}")
+    if lost := ledger.malformed_lines:
         parts.append(f"warning: {lost:,} of {ledger.lines:,} lines are no documents, see quarantine.jsonl")
     return "; ".join(parts)
 
@@ -196,11 +195,8 @@ def _table(ledger: "Ledger") -> str:
     if ledger.near_duplicates and ledger.near_duplicates.left_out:
         notes.append(f"warning: {ledger.near_duplicates.left_out}")
     rows += [(f"= {name}", *_cells(split), "", "") for name, split in ledger.splits.items()]
-    first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
-    lines = []
-    for name, *cells in rows:
-        numbers = (cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
-        lines.append("  ".join([name.ljust(first), *numbers]).rstrip())
+    first, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join([name.ljust(first), *map(str.rjust, cells, widths)]).rstrip() for name, *cells in rows]
     return "\n".join([f"source: {ledger.source}", *lines, f"malformed lines: {ledger.malformed_lines:,}", *notes])
 
 

@@ -24,7 +24,6 @@ from mlm_repro.lineage.run import RunDirectory
 
 VALID_SHARE = 30
 """One document in so many, of the last ones, is for validation."""
-CHECKED_TOKENS = 1 << 24
 
 
 def import_tokens(prefix: Path, config: TokenizerConfig, out: Path) -> RunDirectory:
@@ -34,9 +33,8 @@ def import_tokens(prefix: Path, config: TokenizerConfig, out: Path) -> RunDirect
     """
     assert config.path
     file, tokenizer = TokenFile(prefix), Tokenizer.open(config.path, config.end_of_text)
-    for first in range(0, len(file.tokens), CHECKED_TOKENS):
-        if (highest := file.tokens[first : first + CHECKED_TOKENS].max()) >= tokenizer.vocab_size:
-            raise BadInput(f"{prefix} has the token {highest}, and {config.path} only {tokenizer.vocab_size:,} tokens")
+    if (highest := file.tokens.max(initial=0)) >= tokenizer.vocab_size:
+        raise BadInput(f"{prefix} has the token {highest}, and {config.path} only {tokenizer.vocab_size:,} tokens")
     documents = len(file.document_index) - 1
     if documents < 2:
         raise BadInput(f"{prefix} has {documents} documents, too few for a training and a validation split")
@@ -59,12 +57,13 @@ def import_tokens(prefix: Path, config: TokenizerConfig, out: Path) -> RunDirect
         ledger = Ledger(source=f"tokens:{prefix}", stages=[stage], splits={}, shards=[])
         for name, first, last in (("train", 0, cut), ("valid", cut, documents)):
             amount = ledger.splits[name] = Amount(last - first)
+            index = file.document_index[first : last + 1]
             with TokenFileWriter(run.path / f"{name}{TOKENS_OF}", file.dtype) as writer:
-                for document in range(first, last):
-                    ids, parts = texts[document], slice(*file.document_index[document : document + 2].tolist())
-                    writer.add_documents(ids, file.sizes[parts], [parts.stop - parts.start])
-                    text = tokenizer.decode(ids[ids != tokenizer.end_of_text])
-                    amount.add(0, len(text.encode("utf-8")), len(ids))
+                whole = file.tokens[bounds[first] : bounds[last]]
+                writer.add_documents(whole, file.sizes[index[0] : index[-1]], np.diff(index))
+            for ids in texts[first:last]:
+                text = tokenizer.decode(ids[ids != tokenizer.end_of_text])
+                amount.add(0, len(text.encode("utf-8")), len(ids))
             stage.enter(amount.bytes, amount.tokens, amount.documents)
             stage.keep(amount.bytes, amount.tokens, amount.documents)
         tokenizer.save(run.path / "tokenizer")

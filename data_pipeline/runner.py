@@ -32,7 +32,7 @@ from mlm_repro.data_pipeline.work.executors.part import PartExecutor, parse_part
 from mlm_repro.data_pipeline.work.executors.ray import RayExecutor
 from mlm_repro.data_pipeline.work.meeting import MEETINGS, Meeting
 from mlm_repro.data_pipeline.work.origin import made_by
-from mlm_repro.data_pipeline.work.tasks import NO_ROOM, disk_is_full
+from mlm_repro.data_pipeline.work.tasks import NO_ROOM
 from mlm_repro.data_pipeline.work.workspace import FOLDER, Executor, Workspace
 from mlm_repro.lineage.config import flatten, parse_config
 from mlm_repro.lineage.digest import bytes_below, sha256_file
@@ -63,8 +63,8 @@ TABLES = ("mlm_repro.data_pipeline.fast.ready",)
 REHEARSED_BYTES, REHEARSED_TOKENS = 4 << 20, 300
 """Text on which a time is rehearsed, and the tokens of a vocabulary that is trained on it."""
 
-Build = Callable[[Workspace, Path], dict[str, str]]
-"""Fills the directory of a run; returns the SHA-256 of files that are known, by name."""
+Build = Callable[[Workspace], Callable[[Path], dict[str, str] | None]]
+"""Does the tasks; what it returns fills the directory of a run and gives the SHA-256 of known files, by name."""
 
 
 def build_dataset(config: DataConfig, root: Path, executor: str = "local", part: str = "") -> RunDirectory:
@@ -96,15 +96,14 @@ def run_overlap(config: DataConfig, out: Path, executor: str = "local") -> RunDi
     """Measure how much of the test sets the sources of `config` contain, into `overlap.json` in `out`."""
     test_sets = {name: find_test_set(name).resolve() for name in config.overlap.test_sets}
     sources, _ = announce_cost(config, 0)
-    parents = sources.fingerprints() | {f"test set {name}": sha256_file(path) for name, path in test_sets.items()}
-    parents |= made_by()
+    digests = {f"test set {name}": sha256_file(path) for name, path in test_sets.items()}
+    parents = sources.fingerprints() | digests | made_by()
     values = config.model_dump(mode="json", include={"sources", "overlap"}, exclude_defaults=True)
 
-    def build(workspace: Workspace, directory: Path) -> dict[str, str]:
+    def build(workspace: Workspace) -> Callable[[Path], None]:
         from mlm_repro.data_pipeline.passes.overlap import measure_overlap
 
-        measure_overlap(config, sources, test_sets, workspace, directory)
-        return {}
+        return partial(measure_overlap, config, sources, test_sets, workspace)
 
     return _complete(RunDirectory.begin_at(out, "data-overlap", values, parents), build, _workers(executor, config), 0)
 
@@ -256,16 +255,11 @@ def _run_stages(
     if meeting:
         meeting.agree(parents)
 
-    def build(workspace: Workspace, directory: Path) -> dict[str, str]:
+    def build(workspace: Workspace) -> Callable[[Path], dict[str, str]]:
         from mlm_repro.data_pipeline.pipeline import Pipeline
         from mlm_repro.data_pipeline.publish import publish
 
-        pipeline = Pipeline(config, sources, test_sets, workspace, parents).run()
-        if isinstance(workspace.executor, PartExecutor):
-            if workspace.executor.meeting.part > 1:
-                return {}
-            workspace.executor = workspace.executor.workers
-        return publish(pipeline, directory)
+        return partial(publish, Pipeline(config, sources, test_sets, workspace, parents).run())
 
     return _complete(begin(parents), build, _workers(executor, config), needed, shelf, meeting)
 
@@ -322,34 +316,41 @@ def _complete(
         return _found(run)
     place = PartExecutor(workers, meeting, lambda: run.is_complete) if meeting else workers
     if meeting and meeting.part > 1:
-        return _help(run, build, place, meeting, room)
+        return _help(run, build, workers, place, meeting, room)
     with run.filled():
         if run.is_complete:
             shutil.rmtree(work, ignore_errors=True)
             return _found(run)
-        is_taken = shelf is not None and shelf.is_dir() and not work.exists()
-        if shelf and is_taken:
-            with contextlib.suppress(FileNotFoundError):  # another build of that name took it at this moment
+        taken = None
+        if shelf and not work.exists():
+            with contextlib.suppress(FileNotFoundError):  # there is none
                 os.rename(shelf, work)
+                taken = shelf
         try:
-            with _workspace(run, place, room) as workspace:
-                run.complete(build(workspace, run.path))
+            with _workspace(run, workers, room) as workspace:
+                workspace.executor = place
+                write = build(workspace)
+                workspace.executor = workers  # the other parts write nothing
+                run.complete(write(run.path))
                 _put_away(work, shelf)
         except BadInput:
             if run.is_new:
-                _put_away(work, shelf if is_taken else None)
+                _put_away(work, taken)
             raise
     return run
 
 
-def _help(run: RunDirectory, build: Build, place: Executor, meeting: Meeting, room: int) -> RunDirectory:
+def _help(
+    run: RunDirectory, build: Build, workers: LocalExecutor | RayExecutor, place: Executor, meeting: Meeting, room: int
+) -> RunDirectory:
     """Do a part of the work, which the first part begins, until the first part has sealed the run."""
     work = run.path / FOLDER
     try:
         meeting.wait_for(lambda: work.exists() or run.is_complete or None, 1, lambda: "it did not begin")
         if not run.is_complete:
-            with _workspace(run, place, room) as workspace:
-                build(workspace, run.path)
+            with _workspace(run, workers, room) as workspace:
+                workspace.executor = place
+                build(workspace)
                 meeting.wait_for(lambda: run.is_complete or None, 1, lambda: "the dataset is being written")
     except UserError:
         if not run.is_complete:
@@ -358,7 +359,7 @@ def _help(run: RunDirectory, build: Build, place: Executor, meeting: Meeting, ro
 
 
 @contextlib.contextmanager
-def _workspace(run: RunDirectory, place: Executor, room: int) -> Iterator[Workspace]:
+def _workspace(run: RunDirectory, workers: LocalExecutor | RayExecutor, room: int) -> Iterator[Workspace]:
     """The workspace of a run, with a disk that is full or fails told as one sentence."""
     work = run.path / FOLDER
     try:
@@ -367,11 +368,14 @@ def _workspace(run: RunDirectory, place: Executor, room: int) -> Iterator[Worksp
         if needed > free:
             has = f"{run.path.parent} has {free / 1e9:,.1f} GB of free space"
             raise BadInput(f"{has}, and the work may take {needed / 1e9:,.1f} GB")
-        with place:
-            yield Workspace(work.resolve(), place)
+        with workers:
+            yield Workspace(work.resolve(), workers)
     except OSError as error:
         if error.errno in NO_ROOM:
-            raise disk_is_full(work, error) from error
+            raise Interrupted(
+                f"{run.path} cannot take more ({error.strerror}): make room, or name another place, and give the same "
+                "command again; what was finished is kept"
+            ) from error
         raise Interrupted(f"{run.path} cannot be written: {error}; the same command continues") from error
 
 

@@ -44,7 +44,9 @@ class Meeting:
 
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._before = read_signs(self._folder)
+        for name, sign in read_signs(self._folder).items():
+            if sign["said"]:  # its part has ended, and says nothing of now
+                (self._folder / name).unlink(missing_ok=True)
         self._thread.start()
         return self
 
@@ -93,14 +95,12 @@ class Meeting:
             before, signs, now = signs, read_signs(self._folder, part), time.monotonic()
             heard = now if signs != before else heard
             self._check(self._sign["facts"], before, signs)
-            said = {name: sign["said"] for name, sign in signs.items() if sign["said"]}
-            if new := [words for name, words in said.items() if signs[name] != self._before.get(name)]:
-                raise Interrupted(f"part {part} has ended: {new[0]}; give the commands of all parts again")
+            if said := [sign["said"] for sign in signs.values() if sign["said"]]:
+                raise Interrupted(f"part {part} has ended: {said[0]}; give the commands of all parts again")
             if now - heard > self._limit:
-                words = f"; before that it said: {[*said.values()][-1]}" if said else ""
                 raise Interrupted(
                     f"part {part} of {self.parts} gave no sign of life for {self._limit} seconds ({JOIN_SECONDS}), and "
-                    f"{state()}: give its command again, and those of all parts that ended{words}"
+                    f"{state()}: give its command again, and those of all parts that ended"
                 )
             if now - began > told and not is_quiet():
                 print(f"waiting for part {part} of {self.parts}: {state()}", file=sys.stderr, flush=True)

@@ -262,7 +262,7 @@ def test_a_sign_from_before_says_nothing_of_now(
     with Meeting(folder, 1, 2) as first:
         first.agree({"code": "a"})
         began = time.monotonic()
-        with pytest.raises(Interrupted, match=r"no sign of life for 1 seconds.*before that it said: the disk of yest"):
+        with pytest.raises(Interrupted, match="part 2 of 2 gave no sign of life for 1 seconds"):
             first.wait_for(lambda: None, 2, lambda: "nothing is done")
         assert time.monotonic() - began > 1
         with pytest.raises(BadInput):

@@ -108,12 +108,6 @@ def test_hash_hits_are_compared_word_by_word(monkeypatch: pytest.MonkeyPatch) ->
     assert list(ngrams.search(text)) == [(5, "one two three"), (9, "two three four")]
 
 
-def test_words_of_an_index_have_its_length() -> None:
-    for texts in (["a b", "c"], ["a b", "c - d"]):
-        with pytest.raises(ValueError, match="an index of 2 words"):
-            NgramIndex(texts, 2)
-
-
 def test_memory_beyond_a_long_text_is_constant() -> None:
     ngrams = ngrams_in([sentences(3, 1)], 8, 8)
     text = sentences(2_000, 2) * 100 + sentences(3, 1)
