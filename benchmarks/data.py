@@ -280,14 +280,14 @@ def reference_search(ngrams: Ngrams) -> Callable[[str], list[tuple[int, str]]]:
     prefixes = {" ".join(ngram.split(" ", shortest)[:shortest]) for ngram in ngrams.ngrams}
 
     def search(text: str) -> list[tuple[int, str]]:
-        spans, found = list(WORD.finditer(text)), []
+        spans, matches = list(WORD.finditer(text)), []
         words = [span.group().lower() for span in spans]
         for start in range(len(words) - shortest + 1):
             if " ".join(words[start : start + shortest]) in prefixes:
                 here = words[start : start + longest]
                 runs = (" ".join(here[:length]) for length in ngrams.lengths if length <= len(here))
-                found += [(spans[start].start(), ngram) for ngram in runs if ngram in ngrams.ngrams]
-        return found
+                matches += [(spans[start].start(), ngram) for ngram in runs if ngram in ngrams.ngrams]
+        return matches
 
     return search
 

@@ -265,7 +265,7 @@ def _run_stages(
 
 
 def _made_by(config: DataConfig) -> dict[str, str]:
-    """What decides the bytes of a recipe's dataset beside settings and input."""
+    """Code and libraries that decide the bytes of a recipe's dataset beside settings and input."""
     stages = ((name, BY_NAME[name].made_with()) for name in config.stages)
     stated = {f"{name}: {key}": str(value) for name, facts in stages for key, value in facts.items()}
     return stated | made_by() | own_code(config.stages)

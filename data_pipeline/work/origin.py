@@ -1,4 +1,4 @@
-"""What decides a dataset's bytes beside its settings and input: the code of this package, and what that calls."""
+"""The code and the libraries that decide a dataset's bytes beside its settings and input."""
 
 import unicodedata
 from functools import cache
