@@ -26,7 +26,7 @@ from benchmarks.timing import child_seconds, cpu_seconds, ratio, rounded, series
 from mlm_repro.data_pipeline.config import DataConfig, DeduplicateConfig, SourcesConfig
 from mlm_repro.data_pipeline.contamination.decontaminate import decontaminate, ngrams_of_files
 from mlm_repro.data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
-from mlm_repro.data_pipeline.contamination.words import Ngrams, indexed_search, reference_search
+from mlm_repro.data_pipeline.contamination.words import WORD, Ngrams
 from mlm_repro.data_pipeline.document import Document, Drop, size_bytes
 from mlm_repro.data_pipeline.duplicates.lsh import buckets, fingerprints, required_agreement
 from mlm_repro.data_pipeline.duplicates.near_duplicates import flatten, link, resolve
@@ -274,11 +274,29 @@ def encoding(directory: Path) -> StageRivals:
     return StageRivals("encode", "tokenizers", 5, plain, _each(tokenizer.encode_ids))
 
 
+def reference_search(ngrams: Ngrams) -> Callable[[str], list[tuple[int, str]]]:
+    """`Ngrams.search` with sets of strings."""
+    longest, shortest = ngrams.lengths[0], ngrams.lengths[-1]
+    prefixes = {" ".join(ngram.split(" ", shortest)[:shortest]) for ngram in ngrams.ngrams}
+
+    def search(text: str) -> list[tuple[int, str]]:
+        spans, matches = list(WORD.finditer(text)), []
+        words = [span.group().lower() for span in spans]
+        for start in range(len(words) - shortest + 1):
+            if " ".join(words[start : start + shortest]) in prefixes:
+                here = words[start : start + longest]
+                runs = (" ".join(here[:length]) for length in ngrams.lengths if length <= len(here))
+                matches += [(spans[start].start(), ngram) for ngram in runs if ngram in ngrams.ngrams]
+        return matches
+
+    return search
+
+
 def decontamination(test_sets: tuple[Path, ...], words: int, min_words: int) -> StageRivals:
     """Sets of strings: every match of a test set's n-grams, with its place."""
     ngrams = ngrams_of_files(test_sets, words, min_words)
-    plain = _each(lambda text: [*reference_search((ngrams, text))])
-    ours = _each(lambda text: [*indexed_search((ngrams, text))])
+    plain = _each(reference_search(ngrams))
+    ours = _each(lambda text: [*ngrams.search(text)])
     return StageRivals("decontaminate", "sets of strings", 12, plain, ours)
 
 

@@ -15,7 +15,6 @@ passes/         the tasks of a build
 remade.py       how the files of a dataset follow from one another
 pipeline.py     their order
 publish.py      the files of a finished dataset
-earlier.py      what earlier builds have for a new one, and what killed ones left
 imported.py     token files of others as a dataset
 runner.py       from a recipe to a finished directory
 cli.py          `mlm-data`

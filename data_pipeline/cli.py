@@ -50,7 +50,7 @@ def run(
         print(json.dumps(recipe.model_dump(mode="json"), indent=2, ensure_ascii=False))
         print(f"digest {sha256_json(recipe.identity())}")
         try:
-            forecast(recipe, runs)
+            forecast(recipe)
         except DataMissing as error:
             print(f"no cost: {error}", file=sys.stderr)
         return
@@ -134,26 +134,6 @@ def stats(directory: Annotated[Path, typer.Argument(help="Directory that `run` o
     print(_table(_read_ledger(_open(directory))))
 
 
-@app.command("leftovers")
-def leftovers_(
-    runs: Annotated[Path, typer.Option(help="Directory that holds run directories.")] = Path("runs"),
-    remove: Annotated[bool, typer.Option("--remove", help="Remove them.")] = False,
-) -> None:
-    """List what killed builds left, with its size. Where a process is at work, nothing is listed or removed."""
-    from mlm_repro.data_pipeline.earlier import leftovers
-    from mlm_repro.lineage.lock import check_is_there
-
-    check_is_there(runs, "folder of runs")
-    every = [*leftovers(runs)]
-    if not every:
-        print(f"nothing is left of killed builds in {runs}")
-    for left in every:
-        sentence = left.sentence
-        if remove:
-            left.remove()
-        print(f"{'removed' if remove else 'left'}: {sentence}")
-
-
 @app.command()
 def fetch(out: Annotated[Path, typer.Argument(help="Folder to write, which MLM_DATA_DIR can name.")]) -> None:
     """Copy the published test sets and GPT-2's vocabulary, for a machine without a connection."""
@@ -186,12 +166,11 @@ def _counts(directory: Path) -> str:
         test_sets = read_values(directory / "overlap.json")["test_sets"]
         return "; ".join(f"{name} {result['percent']:.2f} % found" for name, result in test_sets.items())
     ledger, parts = _read_ledger(directory), []
-    lost = ledger.malformed_lines
     for name, split in ledger.splits.items():
-        count = f"{split.documents:,} documents" + ("" if len(ledger.splits) > 1 else f" of {ledger.lines:,}")
         size = f"{split.bytes:,} bytes" if split.tokens is None else f"{split.tokens:,} tokens"
-        parts.append(f"{count}, {size}" if len(ledger.splits) == 1 else f"{name} {count}, {size}")
-    if lost:
+        own, of = (f"{name} ", "") if len(ledger.splits) > 1 else ("", f" of {ledger.lines:,}")
+        parts.append(f"{own}{split.documents:,} documents{of}, {size}")
+    if lost := ledger.malformed_lines:
         parts.append(f"warning: {lost:,} of {ledger.lines:,} lines are no documents, see quarantine.jsonl")
     return "; ".join(parts)
 
@@ -216,11 +195,8 @@ def _table(ledger: "Ledger") -> str:
     if ledger.near_duplicates and ledger.near_duplicates.left_out:
         notes.append(f"warning: {ledger.near_duplicates.left_out}")
     rows += [(f"= {name}", *_cells(split), "", "") for name, split in ledger.splits.items()]
-    first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
-    lines = []
-    for name, *cells in rows:
-        numbers = (cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
-        lines.append("  ".join([name.ljust(first), *numbers]).rstrip())
+    first, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join([name.ljust(first), *map(str.rjust, cells, widths)]).rstrip() for name, *cells in rows]
     return "\n".join([f"source: {ledger.source}", *lines, f"malformed lines: {ledger.malformed_lines:,}", *notes])
 
 

@@ -36,8 +36,8 @@ class TokenizerConfig(Config):
     their most frequent words and, for all others, bytes, for adaptive embeddings (`model.transformer_xl.cutoffs`).
     With `path` this has no meaning."""
     path: Path | None = None
-    """A tokenizer that there is already: a dataset, a `tokenizer.json`, a Hugging Face directory, or a SentencePiece
-    model (unigram without byte fallback, or BPE). Datasets with one tokenizer can be blended."""
+    """A tokenizer that there is already: a dataset, a `tokenizer.json` or a Hugging Face directory. Datasets with one
+    tokenizer can be blended."""
     end_of_text: str | None = None
     """Token of `path` that ends a document, where its files do not name one or another is wanted."""
     vocab_size: Annotated[int, Field(ge=257)] = 50257

@@ -1,6 +1,7 @@
 """Token files of others as a dataset."""
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,6 @@ from mlm_repro.lineage.run import RunDirectory
 
 VALID_SHARE = 30
 """One document in so many, of the last ones, is for validation."""
-CHECKED_TOKENS = 1 << 24
 
 
 def import_tokens(prefix: Path, config: TokenizerConfig, out: Path) -> RunDirectory:
@@ -33,19 +33,19 @@ def import_tokens(prefix: Path, config: TokenizerConfig, out: Path) -> RunDirect
     """
     assert config.path
     file, tokenizer = TokenFile(prefix), Tokenizer.open(config.path, config.end_of_text)
-    for first in range(0, len(file.tokens), CHECKED_TOKENS):
-        if (highest := file.tokens[first : first + CHECKED_TOKENS].max()) >= tokenizer.vocab_size:
-            raise BadInput(f"{prefix} has the token {highest}, and {config.path} only {tokenizer.vocab_size:,} tokens")
+    if (highest := file.tokens.max(initial=0)) >= tokenizer.vocab_size:
+        raise BadInput(f"{prefix} has the token {highest}, and {config.path} only {tokenizer.vocab_size:,} tokens")
     documents = len(file.document_index) - 1
     if documents < 2:
         raise BadInput(f"{prefix} has {documents} documents, too few for a training and a validation split")
     cut = documents - max(1, round(documents / VALID_SHARE))
-    ends = file.document_index[1:][np.diff(file.document_index) > 0] - 1
-    if unended := documents - sum(int(file[end][-1:].sum()) == tokenizer.end_of_text for end in ends.tolist()):
+    bounds = np.concatenate([[0], np.cumsum(file.sizes, dtype=np.int64)])[file.document_index].tolist()
+    texts = [file.tokens[start:end] for start, end in pairwise(bounds)]
+    if unended := documents - sum(int(ids[-1:].sum()) == tokenizer.end_of_text for ids in texts):
         print(f"warning: {unended:,} of {documents:,} documents do not end with {tokenizer.end_token}", file=sys.stderr)
 
     values = {"prefix": str(prefix), "tokenizer": config.model_dump(mode="json")}
-    parents = made_by(["import", "tokenizer"]) | {"tokenizer": tokenizer.digest}
+    parents = made_by() | {"tokenizer": tokenizer.digest}
     parents |= {path.name: sha256_file(path) for path in token_paths(prefix)}
     run = RunDirectory.begin_at(out, "data-import", values, parents)
     with run.filled():
@@ -57,13 +57,13 @@ def import_tokens(prefix: Path, config: TokenizerConfig, out: Path) -> RunDirect
         ledger = Ledger(source=f"tokens:{prefix}", stages=[stage], splits={}, shards=[])
         for name, first, last in (("train", 0, cut), ("valid", cut, documents)):
             amount = ledger.splits[name] = Amount(last - first)
+            index = file.document_index[first : last + 1]
             with TokenFileWriter(run.path / f"{name}{TOKENS_OF}", file.dtype) as writer:
-                for document in range(first, last):
-                    parts = slice(*file.document_index[document : document + 2].tolist())
-                    ids = np.concatenate([file[part] for part in range(parts.start, parts.stop)] or [file.tokens[:0]])
-                    writer.add_documents(ids, file.sizes[parts], [parts.stop - parts.start])
-                    text = tokenizer.decode(ids[ids != tokenizer.end_of_text])
-                    amount.add(0, len(text.encode("utf-8")), len(ids))
+                whole = file.tokens[bounds[first] : bounds[last]]
+                writer.add_documents(whole, file.sizes[index[0] : index[-1]], np.diff(index))
+            for ids in texts[first:last]:
+                text = tokenizer.decode(ids[ids != tokenizer.end_of_text])
+                amount.add(0, len(text.encode("utf-8")), len(ids))
             stage.enter(amount.bytes, amount.tokens, amount.documents)
             stage.keep(amount.bytes, amount.tokens, amount.documents)
         tokenizer.save(run.path / "tokenizer")

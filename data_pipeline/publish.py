@@ -1,7 +1,7 @@
 """Moves the files of a finished pipeline to its output directory and describes them."""
 
 import os
-import shutil
+from collections import defaultdict
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 
 from mlm_repro.data_pipeline.config import BY_NAME, TokenizerConfig
-from mlm_repro.data_pipeline.document import write_table, written_documents
+from mlm_repro.data_pipeline.document import size_bytes, write_table, written_documents
 from mlm_repro.data_pipeline.files import (
     DATASET,
     LEDGER,
@@ -123,8 +123,6 @@ def name_duplicates(settings: Settings, inputs: list[Path], directory: Path) -> 
 
 
 def _move(source: Path, target: Path) -> None:
-    if target.is_dir():
-        shutil.rmtree(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     sync(source)
     os.replace(source, target)
@@ -157,21 +155,15 @@ def _describe(pipeline: Pipeline, files: dict[str, Any]) -> DataCard:
 
 def package_texts(lines: list[Path], versions: dict[str, str]) -> dict[str, PackageText]:
     """The text of each of these packages in files of documents; ids begin with a package and a colon."""
-    texts: dict[str, list[tuple[str, str]]] = {name: [] for name in versions}
+    texts = defaultdict[str, list[tuple[str, str]]](list)
     for document in chain.from_iterable(map(written_documents, lines if versions else ())):
-        owner = document.id.partition(":")[0]
-        if owner in texts:
+        if (owner := document.id.partition(":")[0]) in versions:
             texts[owner].append((document.id, document.text))
-    return {
-        name: PackageText(
-            version=versions[name],
-            documents=len(own),
-            bytes=sum(len(text.encode()) for _, text in own),
-            sha256=sha256_json(sorted(own)),
-        )
-        for name, own in sorted(texts.items())
-        if own
-    }
+    facts = {}
+    for name, own in sorted(texts.items()):
+        size, digest = sum(size_bytes(text) for _, text in own), sha256_json(sorted(own))
+        facts[name] = PackageText(version=versions[name], documents=len(own), bytes=size, sha256=digest)
+    return facts
 
 
 def data_card(

@@ -5,7 +5,6 @@ import secrets
 from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -95,7 +94,7 @@ def _attrition(run: Path, ledger: Ledger) -> Comparisons:
         if None not in (came, went):
             yield Remade(f"{LEDGER}: {what} into {after.name}", came, went, f"{before.name} kept")
     if (run / QUARANTINE).is_file():
-        bad = sum(line["line"] > 0 for line in _lines(run / QUARANTINE))
+        bad = sum(parse_json(line)["line"] > 0 for line in (run / QUARANTINE).open("rb"))
         yield Remade(f"{LEDGER}: malformed_lines", ledger.malformed_lines, bad, f"{QUARANTINE} has")
     if alike := ledger.near_duplicates:
         from mlm_repro.data_pipeline.duplicates.lsh import CURVE, recall  # with numba
@@ -110,11 +109,6 @@ def _attrition(run: Path, ledger: Ledger) -> Comparisons:
         said = sum(split.documents for split in splits), sum(split.bytes or 0 for split in splits)
         due = ledger.stages[-1].documents_out, ledger.stages[-1].bytes_out
         yield Remade(f"{LEDGER}: documents and bytes of its splits", said, due)
-
-
-def _lines(path: Path) -> list[Any]:
-    with path.open("rb") as file:
-        return [parse_json(line) for line in file]
 
 
 def _amount(texts: list[str]) -> tuple[int, int]:

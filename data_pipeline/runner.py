@@ -19,28 +19,30 @@ from typing import NamedTuple
 
 import orjson
 
-from mlm_repro.data_pipeline.config import WITHOUT, DataConfig
+from mlm_repro.data_pipeline.config import BY_NAME, WITHOUT, DataConfig
 from mlm_repro.data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
 from mlm_repro.data_pipeline.document import Document
-from mlm_repro.data_pipeline.earlier import DEAR, RECIPE, SHELF, Earlier, recipe_made_by
 from mlm_repro.data_pipeline.reading.file_sources import FileSource
 from mlm_repro.data_pipeline.reading.sources import OpenedSources, open_sources
+from mlm_repro.data_pipeline.stages import own_code
 from mlm_repro.data_pipeline.stages.stage import SOURCE, Stage
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
 from mlm_repro.data_pipeline.work.executors.local import LocalExecutor
 from mlm_repro.data_pipeline.work.executors.part import PartExecutor, parse_part
 from mlm_repro.data_pipeline.work.executors.ray import RayExecutor
 from mlm_repro.data_pipeline.work.meeting import MEETINGS, Meeting
-from mlm_repro.data_pipeline.work.origin import SETTING, made_by
-from mlm_repro.data_pipeline.work.tasks import NO_ROOM, disk_is_full
+from mlm_repro.data_pipeline.work.origin import made_by
+from mlm_repro.data_pipeline.work.tasks import NO_ROOM
 from mlm_repro.data_pipeline.work.workspace import FOLDER, Executor, Workspace
 from mlm_repro.lineage.config import flatten, parse_config
 from mlm_repro.lineage.digest import bytes_below, sha256_file
 from mlm_repro.lineage.environment import available_cores
 from mlm_repro.lineage.errors import BadInput, DataMissing, Interrupted, UserError
 from mlm_repro.lineage.progress import announce, format_bytes, format_duration
-from mlm_repro.lineage.run import MANIFEST, RunDirectory
+from mlm_repro.lineage.run import RunDirectory
 
+SHELF, DEAR = ".stages", ("harvest", "prepare", "tokenizer", "measure")
+"""Folder beside the runs with what the last complete build of a name took long for, and the stages that this is."""
 ROOM_OF_A_DATASET, ROOM_OF_DOCUMENTS, ROOM_OF_SMALL_TOKENS = 6, 3, 3
 """Most disk space that the work takes, as a multiple of the input; more where a token may be a byte."""
 SMALL_VOCABULARY = 8192
@@ -61,28 +63,27 @@ TABLES = ("mlm_repro.data_pipeline.fast.ready",)
 REHEARSED_BYTES, REHEARSED_TOKENS = 4 << 20, 300
 """Text on which a time is rehearsed, and the tokens of a vocabulary that is trained on it."""
 
-Build = Callable[[Workspace, Path], dict[str, str]]
-"""Fills the directory of a run; returns the SHA-256 of files that are known, by name."""
+Build = Callable[[Workspace], Callable[[Path], dict[str, str] | None]]
+"""Does the tasks; what it returns fills the directory of a run and gives the SHA-256 of known files, by name."""
 
 
 def build_dataset(config: DataConfig, root: Path, executor: str = "local", part: str = "") -> RunDirectory:
     """Build the dataset of `config` under `root`, or return it at once, saying so, if it is complete there.
 
     Finished tasks stay in a hidden directory of the run until all are done, and the same call continues from there
-    after any interruption. What earlier builds of the same name made is used again as far as it is the same, and how
-    they differ is printed. Of several machines each does its `part`, such as 2/8. Nothing is left after bad input.
+    after any interruption. A task of the last complete build of that name which is the same is not done again. Of
+    several machines each does its `part`, such as 2/8. Nothing is left after bad input.
     Raises BadInput for input or a root that cannot be used, and for a part that differs from one that is at work,
     DataMissing for missing input, Interrupted when stopped.
     """
     stated = config.model_dump(mode="json", exclude=WITHOUT)
     begin = partial(RunDirectory.begin, root, config.name, "data", stated, settings=config.identity())
     if not part:
-        return _run_stages(config, begin, executor, ROOM_OF_A_DATASET, root)
+        return _run_stages(config, begin, executor, ROOM_OF_A_DATASET, root / SHELF / config.name)
     with Meeting(root / MEETINGS / config.name, *parse_part(part)) as meeting:
-        settings = flatten(config.identity()) | {"shard_bytes": config.shard_bytes, "parts": meeting.parts}
-        stated = {f"{SETTING}: {key}": str(value) for key, value in settings.items()}
-        meeting.agree("work", stated | recipe_made_by(config, config.sources.names))
-        return _run_stages(config, begin, executor, ROOM_OF_A_DATASET, root, meeting)
+        settings = flatten(stated) | {"shard_bytes": config.shard_bytes, "parts": meeting.parts}
+        meeting.agree({key: str(value) for key, value in settings.items()} | _made_by(config))
+        return _run_stages(config, begin, executor, ROOM_OF_A_DATASET, root / SHELF / config.name, meeting)
 
 
 def run_stage(stage: type[Stage], config: DataConfig, out: Path, executor: str = "local") -> RunDirectory:
@@ -95,15 +96,14 @@ def run_overlap(config: DataConfig, out: Path, executor: str = "local") -> RunDi
     """Measure how much of the test sets the sources of `config` contain, into `overlap.json` in `out`."""
     test_sets = {name: find_test_set(name).resolve() for name in config.overlap.test_sets}
     sources, _ = announce_cost(config, 0)
-    parents = sources.fingerprints() | {f"test set {name}": sha256_file(path) for name, path in test_sets.items()}
-    parents |= made_by([SOURCE, "decontaminate", "overlap"], {name.partition(":")[0] for name in sources.names})
+    digests = {f"test set {name}": sha256_file(path) for name, path in test_sets.items()}
+    parents = sources.fingerprints() | digests | made_by()
     values = config.model_dump(mode="json", include={"sources", "overlap"}, exclude_defaults=True)
 
-    def build(workspace: Workspace, directory: Path) -> dict[str, str]:
+    def build(workspace: Workspace) -> Callable[[Path], None]:
         from mlm_repro.data_pipeline.passes.overlap import measure_overlap
 
-        measure_overlap(config, sources, test_sets, workspace, directory)
-        return {}
+        return partial(measure_overlap, config, sources, test_sets, workspace)
 
     return _complete(RunDirectory.begin_at(out, "data-overlap", values, parents), build, _workers(executor, config), 0)
 
@@ -156,31 +156,27 @@ def promise(config: DataConfig, sources: OpenedSources, rehearsed: "Rehearsed", 
     return Promise(documents, seconds, memory, {name: times * each for name, each in rehearsed.disk.items()})
 
 
-def forecast(config: DataConfig, root: Path) -> None:
-    """Print time, memory and disk of a build by stage, for larger corpora too, and what it would use again."""
+def forecast(config: DataConfig) -> None:
+    """Print time, memory and disk of a build by stage, where nothing is made yet, for larger corpora too."""
     sources, _ = announce_cost(config)
-    earlier = Earlier(root, config, recipe_made_by(config, sources.names))
-    offer = next(iter(earlier.offers()), None)
     try:
         rehearsed = rehearse(config, sources)
     except UserError as error:
         announce(f"no time: {error}")
-    else:
-        for size in (sources.total_bytes, *(size for size in LARGER if size > sources.total_bytes)):
-            told = promise(config, sources, rehearsed, size)
-            seconds = {name: 0.0 if offer and name in offer.stages else each for name, each in told.seconds.items()}
-            of_stages = ", ".join(
-                f"{name} {format_duration(seconds.get(name, 0))} and {format_bytes(told.disk.get(name, 0))}"
-                for name in dict.fromkeys([*seconds, *told.disk])
-            )
-            announce(
-                f"{format_bytes(size)} in {told.documents:,} documents, by a rehearsal on the first "
-                f"{format_bytes(rehearsed.bytes)}: about {format_duration(sum(seconds.values()))}",
-                f"{format_bytes(told.memory)} of memory",
-                f"{format_bytes(sum(told.disk.values()))} of disk",
-                of_stages,
-            )
-    earlier.say(earlier.alike(), offer)
+        return
+    for size in (sources.total_bytes, *(size for size in LARGER if size > sources.total_bytes)):
+        told = promise(config, sources, rehearsed, size)
+        of_stages = ", ".join(
+            f"{name} {format_duration(told.seconds.get(name, 0))} and {format_bytes(told.disk.get(name, 0))}"
+            for name in dict.fromkeys([*told.seconds, *told.disk])
+        )
+        announce(
+            f"{format_bytes(size)} in {told.documents:,} documents, by a rehearsal on the first "
+            f"{format_bytes(rehearsed.bytes)}: about {format_duration(sum(told.seconds.values()))}",
+            f"{format_bytes(told.memory)} of memory",
+            f"{format_bytes(sum(told.disk.values()))} of disk",
+            of_stages,
+        )
 
 
 class Rehearsed(NamedTuple):
@@ -251,28 +247,28 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
 
 
 def _run_stages(
-    config: DataConfig, begin: Callable[..., RunDirectory], executor: str, room: int, root: Path | None = None,
+    config: DataConfig, begin: Callable[..., RunDirectory], executor: str, room: int, shelf: Path | None = None,
     meeting: Meeting | None = None,
 ) -> RunDirectory:  # fmt: skip
-    """Run the stages of `config` in the directory, below `root`, that `begin` makes of the digests of what is read."""
+    """Run the stages of `config` in the directory that `begin` makes of the digests of what is read."""
     sources, test_sets, parents, needed = _open(config, room)
     if meeting:
-        meeting.agree("input", parents)
+        meeting.agree(parents)
 
-    def build(workspace: Workspace, directory: Path) -> dict[str, str]:
+    def build(workspace: Workspace) -> Callable[[Path], dict[str, str]]:
         from mlm_repro.data_pipeline.pipeline import Pipeline
         from mlm_repro.data_pipeline.publish import publish
 
-        pipeline = Pipeline(config, sources, test_sets, workspace, parents).run()
-        if isinstance(workspace.executor, PartExecutor):
-            if workspace.executor.meeting.part > 1:
-                return {}
-            workspace.executor = workspace.executor.workers
-        return publish(pipeline, directory)
+        return partial(publish, Pipeline(config, sources, test_sets, workspace, parents).run())
 
-    run = begin(parents)
-    earlier = Earlier(root, config, parents, run.path.name) if root else None
-    return _complete(run, build, _workers(executor, config), needed, earlier, meeting)
+    return _complete(begin(parents), build, _workers(executor, config), needed, shelf, meeting)
+
+
+def _made_by(config: DataConfig) -> dict[str, str]:
+    """Code and libraries that decide the bytes of a recipe's dataset beside settings and input."""
+    stages = ((name, BY_NAME[name].made_with()) for name in config.stages)
+    stated = {f"{name}: {key}": str(value) for name, facts in stages for key, value in facts.items()}
+    return stated | made_by() | own_code(config.stages)
 
 
 def _workers(executor: str, config: DataConfig) -> LocalExecutor | RayExecutor:
@@ -288,7 +284,7 @@ def _open(config: DataConfig, room: int) -> tuple[OpenedSources, dict[str, Path 
     The last of what is returned is the most disk space, in bytes.
     """
     sources, needed = announce_cost(config, room)
-    parents = recipe_made_by(config, sources.names)
+    parents = _made_by(config)
     if "deduplicate" in config.stages:
         paths = config.deduplicate.against
         sources.compared = tuple(FileSource(f"documents:{path}", is_compared=True) for path in paths)
@@ -308,7 +304,7 @@ def _open(config: DataConfig, room: int) -> tuple[OpenedSources, dict[str, Path 
 
 
 def _complete(
-    run: RunDirectory, build: Build, workers: LocalExecutor | RayExecutor, room: int, earlier: Earlier | None = None,
+    run: RunDirectory, build: Build, workers: LocalExecutor | RayExecutor, room: int, shelf: Path | None = None,
     meeting: Meeting | None = None,
 ) -> RunDirectory:  # fmt: skip
     """Build in the locked directory of a run and seal it, or find it sealed.
@@ -320,34 +316,41 @@ def _complete(
         return _found(run)
     place = PartExecutor(workers, meeting, lambda: run.is_complete) if meeting else workers
     if meeting and meeting.part > 1:
-        return _help(run, build, place, meeting, room)
-    shelf = earlier.root / SHELF / earlier.config.name if earlier else None
+        return _help(run, build, workers, place, meeting, room)
     with run.filled():
         if run.is_complete:
             shutil.rmtree(work, ignore_errors=True)
             return _found(run)
-        if earlier:
-            earlier.take_over(work, is_alone=meeting is None)
+        taken = None
+        if shelf and not work.exists():
+            with contextlib.suppress(FileNotFoundError):  # there is none
+                os.rename(shelf, work)
+                taken = shelf
         try:
-            with _workspace(run, place, room) as workspace:
-                run.complete(build(workspace, run.path))
-                shutil.copyfile(run.path / MANIFEST, work / RECIPE)
+            with _workspace(run, workers, room) as workspace:
+                workspace.executor = place
+                write = build(workspace)
+                workspace.executor = workers  # the other parts write nothing
+                run.complete(write(run.path))
                 _put_away(work, shelf)
         except BadInput:
             if run.is_new:
-                _put_away(work, shelf)
+                _put_away(work, taken)
             raise
     return run
 
 
-def _help(run: RunDirectory, build: Build, place: Executor, meeting: Meeting, room: int) -> RunDirectory:
+def _help(
+    run: RunDirectory, build: Build, workers: LocalExecutor | RayExecutor, place: Executor, meeting: Meeting, room: int
+) -> RunDirectory:
     """Do a part of the work, which the first part begins, until the first part has sealed the run."""
     work = run.path / FOLDER
     try:
         meeting.wait_for(lambda: work.exists() or run.is_complete or None, 1, lambda: "it did not begin")
         if not run.is_complete:
-            with _workspace(run, place, room) as workspace:
-                build(workspace, run.path)
+            with _workspace(run, workers, room) as workspace:
+                workspace.executor = place
+                build(workspace)
                 meeting.wait_for(lambda: run.is_complete or None, 1, lambda: "the dataset is being written")
     except UserError:
         if not run.is_complete:
@@ -356,7 +359,7 @@ def _help(run: RunDirectory, build: Build, place: Executor, meeting: Meeting, ro
 
 
 @contextlib.contextmanager
-def _workspace(run: RunDirectory, place: Executor, room: int) -> Iterator[Workspace]:
+def _workspace(run: RunDirectory, workers: LocalExecutor | RayExecutor, room: int) -> Iterator[Workspace]:
     """The workspace of a run, with a disk that is full or fails told as one sentence."""
     work = run.path / FOLDER
     try:
@@ -365,20 +368,23 @@ def _workspace(run: RunDirectory, place: Executor, room: int) -> Iterator[Worksp
         if needed > free:
             has = f"{run.path.parent} has {free / 1e9:,.1f} GB of free space"
             raise BadInput(f"{has}, and the work may take {needed / 1e9:,.1f} GB")
-        with place:
-            yield Workspace(work.resolve(), place)
+        with workers:
+            yield Workspace(work.resolve(), workers)
     except OSError as error:
         if error.errno in NO_ROOM:
-            raise disk_is_full(work, error) from error
+            raise Interrupted(
+                f"{run.path} cannot take more ({error.strerror}): make room, or name another place, and give the same "
+                "command again; what was finished is kept"
+            ) from error
         raise Interrupted(f"{run.path} cannot be written: {error}; the same command continues") from error
 
 
 def _put_away(work: Path, shelf: Path | None) -> None:
-    """Remove the work of a run that has ended; dear stages of a complete one are kept for the next of that name."""
-    if shelf and (work / RECIPE).is_file():
+    """Remove the work of a run that has ended; with a shelf, dear stages are kept there for the next of that name."""
+    if shelf and work.is_dir():
         for path in work.iterdir():
-            if not path.name.startswith((*DEAR, RECIPE)):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            if not path.name.startswith(DEAR):
+                shutil.rmtree(path, ignore_errors=True)
         shutil.rmtree(shelf, ignore_errors=True)
         shelf.parent.mkdir(exist_ok=True)
         os.replace(work, shelf)

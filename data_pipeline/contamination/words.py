@@ -2,12 +2,11 @@
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import accumulate, islice
 
-from mlm_repro.data_pipeline.fast.exact import checked
 from mlm_repro.data_pipeline.fast.ngram_index import WORD, NgramIndex
 
 TAG, LINK = r"<[^<>]{1,2000}>", r"\]\([^()\s]{1,2000}\)"
@@ -48,10 +47,10 @@ class Ngrams:
         """
         if not self.texts:
             return iter(())
-        here = _search()((self, text))
+        here = self.search(text)
         spaced = SPACED.get(("<" in text, "](" in text))
         unmarked = (spaced.sub(" ", text) if spaced else text).replace("\u00ad", "")
-        if unmarked == text or not (more := [*_search()((self, unmarked))]):
+        if unmarked == text or not (more := [*self.search(unmarked)]):
             return here
         parts = _without_marks(text)
         starts = [0, *accumulate(len(part) for _, part in parts)]
@@ -62,21 +61,17 @@ class Ngrams:
         return iter(sorted(places, key=lambda match: (match[0], -len(match[1]))))
 
     @cached_property
-    def prefixes(self) -> frozenset[str]:
-        """First words of every n-gram, as many as the shortest n-gram has."""
-        shortest = self.lengths[-1]
-        return frozenset(" ".join(ngram.split(" ", shortest)[:shortest]) for ngram in self.ngrams)
-
-    @cached_property
     def index(self) -> NgramIndex:
         """The index of all runs of as many words as the shortest n-gram has."""
         return NgramIndex(self.texts, self.lengths[-1])
 
-    def of_words(self, words: list[str]) -> Iterator[str]:
-        """N-grams that `words` begins with, longest first."""
-        for length in self.lengths:
-            if length <= len(words) and (ngram := " ".join(words[:length])) in self.ngrams:
-                yield ngram
+    def search(self, text: str) -> Iterator[tuple[int, str]]:
+        """`matches` of a text without marks: the words at every place that the index finds are compared."""
+        for start in self.index.candidates(text):
+            words = [word.group().lower() for word in islice(WORD.finditer(text, start), self.lengths[0])]
+            for length in self.lengths:
+                if length <= len(words) and (ngram := " ".join(words[:length])) in self.ngrams:
+                    yield start, ngram
 
 
 def _without_marks(text: str) -> list[tuple[int, str]]:
@@ -97,47 +92,3 @@ def runs_of(words: list[str], length: int) -> list[str]:
     """Every run of so many words; fewer are one run."""
     length = min(length, len(words))
     return [" ".join(words[start : start + length]) for start in range(len(words) - length + 1)]
-
-
-Search = Callable[[tuple[Ngrams, str]], Iterator[tuple[int, str]]]
-
-
-def reference_search(sought: tuple[Ngrams, str]) -> Iterator[tuple[int, str]]:
-    """`Ngrams.matches` computed with sets of strings."""
-    ngrams, text = sought
-    spans = list(WORD.finditer(text))
-    words = [span.group().lower() for span in spans]
-    longest, shortest = ngrams.lengths[0], ngrams.lengths[-1]
-    for start in range(len(words) - shortest + 1):
-        if " ".join(words[start : start + shortest]) in ngrams.prefixes:
-            for ngram in ngrams.of_words(words[start : start + longest]):
-                yield spans[start].start(), ngram
-
-
-def indexed_search(sought: tuple[Ngrams, str]) -> Iterator[tuple[int, str]]:
-    """`Ngrams.matches` computed with the index; the words at every candidate place are compared."""
-    ngrams, text = sought
-    for start in ngrams.index.candidates(text):
-        words = [word.group().lower() for word in islice(WORD.finditer(text, start), ngrams.lengths[0])]
-        for ngram in ngrams.of_words(words):
-            yield start, ngram
-
-
-@cache
-def _search() -> Search:
-    return checked("n-gram search", lambda: indexed_search, reference_search, _samples(), lambda a, b: [*a] == [*b])
-
-
-def _samples() -> Iterator[tuple[Ngrams, str]]:
-    passages = (
-        "It was the best of times; it was the WORST of times, it was the age of wisdom",
-        "ΟΔΟΣ Οδός ὈΔΥΣΣΕΎΣ σας ΣΑΣ İstanbul ISTANBUL Straße STRASSE ﬁn Ⅷ snake_case x² ٣٤ 12,000",
-        "नमस्ते दुनिया का e\u0301te\u0301 日本語 テキスト \ud800 lone \U0001d400\U0001d401 \U00010400 𐐨 ǅ ǆ",
-    )
-    for words in (1, 3):
-        ngrams = Ngrams.of(
-            ngram for passage in map(words_of, passages) for ngram in (*runs_of(passage, words), *runs_of(passage, 8))
-        )
-        for passage in passages:
-            for before in ("", passage.swapcase(), f"{passage[::-1]}.{passage.upper()}", "-" * 65_516):
-                yield ngrams, f"{before} {passage}"

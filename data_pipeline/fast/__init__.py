@@ -6,7 +6,6 @@ library has another version, the library itself is used. `lineage/loops.py` comp
     exact_ftfy.py                       ftfy.fix_text
     exact_langdetect.py                 langdetect's detection, which language.py makes repeatable
     minhash.py, shingles.py             datasketch.MinHash over SHA-1
-    ngram_index.py                      sets of word n-grams (contamination/words.py)
 
 Workers are forked from a process that has imported `ready.py`, so the tables are made once for all of them.
 """

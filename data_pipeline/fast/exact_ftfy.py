@@ -15,7 +15,7 @@ without end, which Unicode normalization would sort in quadratic time.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from itertools import chain
 from string import printable
@@ -44,21 +44,9 @@ def as_codes(text: str) -> Codes:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
-def kinds_search(characters: Mapping[int, Iterable[str]], others: int) -> Callable[[Codes], int]:
-    """A function that gives the kinds of characters in a text. A kind is one bit; a character may be of several kinds.
-
-    `characters` holds the characters of each bit; `others` holds the kinds of all other characters.
-    """
-    kinds = np.zeros(LAST + 1, np.uint8)
-    for bit, members in characters.items():
-        kinds[[ord(character) for character in members]] |= np.uint8(bit)
-    kinds[kinds == 0] = others
-    call_first(_kinds_of, as_codes(""), kinds)
-    return lambda codes: int(_kinds_of(codes, kinds))
-
-
 @compiled
 def _kinds_of(codes: Codes, kinds: NDArray[np.uint8]) -> int:
+    """The kinds of characters in a text. A kind is one bit; a character may be of several kinds."""
     present = 0
     for code in codes:
         present |= int(kinds[min(code, np.uint32(LAST))])
@@ -136,16 +124,18 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
     quotes = [*chardata.SINGLE_QUOTE_RE.findall(every), *chardata.DOUBLE_QUOTE_RE.findall(every)]
     after_decoding = [FIXERS[repair] for repair in AFTER_DECODING if repair not in left_out]
     widths = {} if "fix_character_width" in left_out else chardata.WIDTH_MAP
-    kinds_of = kinds_search(
-        {PLAIN_CHARACTER: PLAIN, AMPERSAND: "&", TRANSLATED: map(chr, (*chardata.LIGATURES, *widths)), QUOTE: quotes,
-         REPAIRED: repaired, MARK: {min(mark, chr(LAST)) for mark in MARKS}}, OTHER
-    )  # fmt: skip
+    kinds = np.zeros(LAST + 1, np.uint8)
+    translated, marks = map(chr, (*chardata.LIGATURES, *widths)), {min(mark, chr(LAST)) for mark in MARKS}
+    for bit, members in enumerate((PLAIN, "&", translated, quotes, repaired, (), marks)):
+        kinds[[ord(character) for character in members]] |= np.uint8(1 << bit)
+    kinds[kinds == 0] = OTHER
+    call_first(_kinds_of, as_codes(""), kinds)
     straightened = [(character, uncurl_quotes(character)) for character in quotes]
     find_entity = chardata.HTML_ENTITY_RE.search
 
     def needs(text: str, entities: bool) -> int | None:
         """Kinds of characters in the text; None if it may need more than `settle` does."""
-        kinds_here = kinds_of(as_codes(text))
+        kinds_here = _kinds_of(as_codes(text), kinds)
         if entities and kinds_here & AMPERSAND and find_entity(text):
             return None
         if kinds_here & REPAIRED or (kinds_here & ~UNTOUCHED and may_be_decoded(text)):
@@ -154,7 +144,7 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
 
     def normalized(text: str) -> str:
         """Raises Unfit for too many marks in a row."""
-        if kinds_of(as_codes(text)) & MARK and any(len(run.group()) > MOST_MARKS for run in FIND_MARKS(text)):
+        if _kinds_of(as_codes(text), kinds) & MARK and any(len(run.group()) > MOST_MARKS for run in FIND_MARKS(text)):
             raise Unfit(f"more than {MOST_MARKS:,} marks on one character")
         return text if is_normalized(normalization, text) else normalize(normalization, text)
 

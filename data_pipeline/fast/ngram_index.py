@@ -31,8 +31,8 @@ HASHES, STARTS, MATCHES = 0, 1, 2
 class NgramIndex:
     """The hashes of every run of so many words in texts; memory is about 20 to 40 bytes for each.
 
-    The texts are words, lower-cased and joined by one space. Raises ValueError when one has fewer words, and when this
-    Python lower-cases in a way the index does not know.
+    The texts are words, lower-cased and joined by one space, none of fewer words. Raises ValueError when this Python
+    lower-cases in a way the index does not know.
     """
 
     def __init__(self, texts: Sequence[str], words: int) -> None:
@@ -71,8 +71,6 @@ class NgramIndex:
             word_rows = _word_arrays(len(codes), self._words)
             count, _ = _hash_words(codes, 0, self._fold, word_rows, 0, False)
             lengths = [text.count(" ") + 1 for text in batch]
-            if sum(lengths) != count or min(lengths) < self._words:
-                raise ValueError(f"the texts of an index of {self._words} words have fewer, or other characters")
             owner, runs = np.repeat(np.arange(len(batch)), lengths), count - self._words + 1
             total = np.zeros(runs, np.uint64)
             for place in range(self._words):

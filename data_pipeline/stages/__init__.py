@@ -14,8 +14,7 @@ from pkgutil import iter_modules
 from typing import Any
 
 from mlm_repro.data_pipeline.stages.stage import Stage, TextFilter, TokenFilter
-from mlm_repro.data_pipeline.work.origin import summary
-from mlm_repro.lineage.digest import sha256_json
+from mlm_repro.lineage.digest import sha256_file, sha256_json
 
 PAPER = ("clean", "language", "length", "deduplicate", "decontaminate", "split", "tokenize")
 """The stages of the Megatron-LM paper (section 4.1): those of a recipe that lists none."""
@@ -62,7 +61,7 @@ def own_code(names: Iterable[str]) -> dict[str, str]:
         module = own_stage(name).__module__
         path = Path(str(sys.modules[module].__file__))
         files = sorted(path.parent.rglob("*.py")) if "." in module else [path]
-        facts[f"{name}: code"] = sha256_json([summary(file)[0] for file in files])
+        facts[f"{name}: code"] = sha256_json([sha256_file(file) for file in files])
     return facts
 
 

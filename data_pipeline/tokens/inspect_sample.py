@@ -9,7 +9,7 @@ from pydantic import AliasPath, Field
 
 from mlm_repro.data_pipeline.document import written_documents
 from mlm_repro.data_pipeline.files import trained_datasets
-from mlm_repro.data_pipeline.tokens.samples import BlendedSamples, PackedSamples, SamplePiece, training_samples
+from mlm_repro.data_pipeline.tokens.samples import SamplePiece, training_samples
 from mlm_repro.data_pipeline.tokens.token_file import TokenFile, blend, split_prefixes, texts_of
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
 from mlm_repro.lineage.atomic import read_bytes
@@ -55,13 +55,10 @@ def show_sample(
     samples = training_samples(parts, every, seq_length, seed)
     if not 0 <= number < every:
         raise BadInput(f"there is no sample {number:,}: one epoch has {every:,}, counted from 0")
-    part, pieces = _part(samples, number), list(samples.pieces(number))
-    tokens = sum(len(piece.tokens) for piece in pieces)
-    yield (
-        f"=== sample {number:,} of {every:,} in one epoch with seed {seed}: "
-        f"{tokens:,} tokens of {len(pieces):,} documents"
-    )
-    yield from _show(pieces, parts[part][0], tokenizer, prefixes[part])
+    pieces = [*samples.pieces(number)]
+    size = f"{seq_length + 1:,} tokens of {len(pieces):,} documents"
+    yield f"=== sample {number:,} of {every:,} in one epoch with seed {seed}: {size}"
+    yield from _show(pieces, tokenizer)
 
 
 def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
@@ -76,8 +73,8 @@ def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
         raise BadInput(f"{run} trains a {config.family}, whose samples are not packed documents")
     step, taken = _taken(run, iteration, config)
     datasets = trained_datasets(run)
-    every = [each for directory, weight in datasets for each in blend(split_prefixes(directory, "train"), weight)]
-    parts = [(TokenFile(prefix), weight) for prefix, weight in every]
+    blended = (blend(split_prefixes(directory, "train"), weight) for directory, weight in datasets)
+    parts = [(TokenFile(prefix), weight) for files in blended for prefix, weight in files]
     samples = training_samples(parts, taken, config.seq_length, config.seed)
     tokenizer = Tokenizer.load(datasets[0][0] / "tokenizer")
     summary = run / "summary.json"
@@ -86,21 +83,17 @@ def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
         raise BadInput(f"metrics.jsonl of {run} counts {step.samples:,} samples, of a batch of {step.batch_size:,}")
     for place in range(step.batch_size):
         number = step.samples - step.batch_size + place
-        part = _part(samples, number)
+        pieces = [*samples.pieces(number)]
         rank = f", data-parallel rank {place * dp // step.batch_size}" if dp else ""
-        yield f"=== iteration {iteration:,}, sequence {place:,}{rank}: sample {number:,}, of {every[part][0].parent}"
-        yield from _show([*samples.pieces(number)], parts[part][0], tokenizer, every[part][0])
+        of = pieces[0].file.prefix.parent
+        yield f"=== iteration {iteration:,}, sequence {place:,}{rank}: sample {number:,}, of {of}"
+        yield from _show(pieces, tokenizer)
 
 
-def _part(samples: PackedSamples | BlendedSamples, number: int) -> int:
-    """Number of the token file that a sample is from."""
-    return int(samples.datasets[number]) if isinstance(samples, BlendedSamples) else 0
-
-
-def _show(pieces: list[SamplePiece], token_file: TokenFile, tokenizer: Tokenizer, prefix: Path) -> Iterator[str]:
-    said = _places(texts_of(prefix), {piece.document for piece in pieces})
-    for document, start, part in pieces:
-        end, size = start + len(part), int(token_file.sizes[document])
+def _show(pieces: list[SamplePiece], tokenizer: Tokenizer) -> Iterator[str]:
+    said = _places(texts_of(pieces[0].file.prefix), {piece.document for piece in pieces})
+    for document, start, part, file in pieces:
+        end, size = start + len(part), int(file.sizes[document])
         yield f"--- document {document:,}{said.get(document, '')}, tokens {start:,} to {end - 1:,} of {size:,}"
         yield tokenizer.decode(part)
 
@@ -109,7 +102,7 @@ def _places(path: Path, documents: set[int]) -> dict[int, str]:
     """The id, file and line of documents of a token file, as far as the dataset has their texts at `path`."""
     places = {}
     rows = written_documents(path) if path.is_file() else iter(())
-    for number, row in enumerate(islice(rows, max(documents, default=-1) + 1)):
+    for number, row in enumerate(islice(rows, max(documents) + 1)):
         if number in documents:
             source = f", read from {row.source}" if row.source else ""
             places[number] = f" ({row.id}{source}; line {number + 1:,} of documents/{path.name})"

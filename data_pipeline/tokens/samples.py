@@ -70,6 +70,7 @@ class SamplePiece(NamedTuple):
     start: int
     """First token of the part within the document."""
     tokens: NDArray[Any]
+    file: TokenFile
 
 
 class PackedSamples:
@@ -96,7 +97,7 @@ class PackedSamples:
             document = int(self.index.documents[position])
             tokens = self._file[document][offset : offset + wanted]
             if len(tokens):
-                yield SamplePiece(document, int(offset), tokens)
+                yield SamplePiece(document, int(offset), tokens, self._file)
             wanted -= len(tokens)
             position, offset = position + 1, 0
 

@@ -72,6 +72,7 @@ class TokenFile:
     """All tokens back to back."""
 
     def __init__(self, prefix: Path) -> None:
+        self.prefix = prefix
         bin_path, idx_path = token_paths(prefix)
         for path in (bin_path, idx_path):
             if not path.is_file():

@@ -20,7 +20,6 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from mlm_repro.data_pipeline.fast.exact import checked
-from mlm_repro.data_pipeline.tokens.sentencepiece import read_sentencepiece
 from mlm_repro.data_pipeline.tokens.special_tokens import SPECIAL_TOKENS
 from mlm_repro.lineage.atomic import parse_json, read_bytes, read_json, write_json, write_text
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
@@ -28,7 +27,7 @@ from mlm_repro.lineage.processes import heard
 
 END_OF_TEXT = "<|endoftext|>"
 FILE_NAME, CONFIG_NAME = "tokenizer.json", "tokenizer_config.json"
-SENTENCEPIECE = ("*.model", "*.spm")
+FOR_SENTENCEPIECE = f"transformers makes {FILE_NAME} of a SentencePiece model: AutoTokenizer, then save_pretrained"
 OTHER_IDS = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
 """Settings of byte pairs that GPT-2 does not have."""
 MOST_GROWTH = 16
@@ -96,22 +95,18 @@ class Tokenizer:
 
     @classmethod
     def open(cls, path: Path, end_token: str | None = None) -> Self:
-        """Read a dataset's tokenizer, a `tokenizer.json`, a Hugging Face directory or a SentencePiece model.
+        """Read a dataset's tokenizer, a `tokenizer.json` or a Hugging Face directory.
 
         Raises BadInput for anything else, and for a tokenizer without the token that ends a text.
         """
-        models = (place for pattern in SENTENCEPIECE for place in sorted(path.glob(pattern)))
-        places = [path, path / "tokenizer" / FILE_NAME, path / FILE_NAME, path / "merges.txt", *models]
+        places = [path, path / "tokenizer" / FILE_NAME, path / FILE_NAME, path / "merges.txt"]
         file = next((place for place in places if place.is_file()), None)
         try:
-            if file is None:
-                raise BadInput(f"there is no {FILE_NAME}, no merges.txt and no SentencePiece model")
-            if file.suffix == ".json":
-                return cls._read(file, end_token)
-            if file.name == "merges.txt":
+            if file and file.name == "merges.txt":
                 return cls.from_gpt2_files(file.with_name("vocab.json"), file)
-            backend, ends = read_sentencepiece(file, end_token or _named_end(file.parent))
-            return cls(backend, ends or END_OF_TEXT)
+            if file is None or file.suffix != ".json":
+                raise BadInput(f"there is no {FILE_NAME} and no merges.txt. {FOR_SENTENCEPIECE}")
+            return cls._read(file, end_token)
         except (BadInput, IntegrityFailure) as error:
             raise BadInput(f"tokenizer.path = {path}: {error}") from error
 

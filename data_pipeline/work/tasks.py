@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from mlm_repro.data_pipeline.work.origin import task_made_by
+from mlm_repro.data_pipeline.work.origin import made_by
 from mlm_repro.lineage.atomic import new_directory
 from mlm_repro.lineage.digest import sha256_file, sha256_json
 from mlm_repro.lineage.errors import BadInput, Interrupted
@@ -47,8 +47,7 @@ class WorkTask:
         workspace = str(self.output.parent.parent).encode()
         what = {"work": f"{self.work.__module__}.{self.work.__qualname__}"}
         what["settings"] = orjson.dumps(self.settings).replace(workspace, b"").decode()
-        made_by = task_made_by(self.work.__module__, self.settings)
-        return sha256_json({**what, "inputs": [each.digest for each in self.inputs], "made_by": made_by})
+        return sha256_json({**what, "inputs": [each.digest for each in self.inputs], "made_by": made_by()})
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def run_task(task: WorkTask, digest: str = "") -> Done:
     """Do the work, unless its marker names the same task and its files are as written.
 
     Files damaged by a power cut differ from the marker, so the work is done again. Raises Interrupted
-    when the disk or the memory is full, BadInput if the task has another `digest` on the machine that gave it.
+    when the memory is full, BadInput if the task has another `digest` on the machine that gave it.
     """
     if digest not in ("", task.digest):
         here = "has other code, libraries or another Python than the machine that gives it work"
@@ -77,21 +76,9 @@ def run_task(task: WorkTask, digest: str = "") -> Done:
             counts = task.work(task.settings, [each.path for each in task.inputs], directory)
             files = _files(directory)
             (directory / MARKER).write_bytes(orjson.dumps({"task": task.digest, "counts": counts, "files": files}))
-    except OSError as error:
-        if error.errno in NO_ROOM:
-            raise disk_is_full(task.output, error) from error
-        raise
     except MemoryError as error:
         raise Interrupted("there is not enough memory; fewer --workers need less") from error
     return Done(task.output, sha256_json(files), counts)
-
-
-def disk_is_full(path: Path, error: OSError) -> Interrupted:
-    """The error for a full disk at `path`."""
-    return Interrupted(
-        f"{path.parent} cannot take more ({error.strerror}): make room, or name another place, and give the same "
-        "command again; what was finished is kept"
-    )
 
 
 def finished(task: WorkTask, is_new: bool = False) -> Done | None:

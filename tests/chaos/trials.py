@@ -14,7 +14,7 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
-from mlm_repro.data_pipeline.earlier import SHELF
+from mlm_repro.data_pipeline.runner import SHELF
 from mlm_repro.lineage.chain import INDEX, complete_checkpoints
 from mlm_repro.lineage.digest import MARKER, check_seal, content_digest, is_sealed, sealed_files
 from mlm_repro.lineage.environment import available_cores

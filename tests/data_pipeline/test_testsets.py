@@ -37,8 +37,8 @@ def test_missing_files_say_where_to_put_them() -> None:
         find_test_set("wikitext103")
     with pytest.raises(DataMissing, match=r"gpt2-bpe/vocab\.json"):
         find_gpt2_vocabulary()
-    with pytest.raises(BadInput, match="did you mean 'lambada'"):
-        find_test_set("lambda")
+    with pytest.raises(ValueError, match="did you mean 'lambada'"):
+        testsets.check_test_set_name("lambda")
 
 
 def test_a_file_of_the_user_is_a_test_set(tmp_path: Path) -> None:
@@ -50,10 +50,10 @@ def test_a_file_of_the_user_is_a_test_set(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"there is no file .*/other\.jsonl"):
         find_test_set(f"jsonl:{tmp_path}/other.jsonl")
     for name in (f"jsonl:{lines}", f"text:{exam}", "text:", "jsonl:"):
-        with pytest.raises(BadInput, match="stands before a path"):
-            find_test_set(name)
-    with pytest.raises(BadInput, match="unknown test set"):
-        find_test_set(f"csv:{lines}")
+        with pytest.raises(ValueError, match="stands before a path"):
+            testsets.check_test_set_name(name)
+    with pytest.raises(ValueError, match="unknown test set"):
+        testsets.check_test_set_name(f"csv:{lines}")
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, rows: list[str]) -> None:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlm_repro.data_pipeline.contamination import words
-from mlm_repro.data_pipeline.contamination.words import Ngrams, indexed_search, reference_search
+from benchmarks.data import reference_search
+from mlm_repro.data_pipeline.contamination.words import Ngrams
 from mlm_repro.data_pipeline.fast.ngram_index import CHUNK_CHARACTERS, NgramIndex, fold_table
 from tests.data_pipeline.conftest import ngrams_in, sentences
 
@@ -56,8 +56,8 @@ def test_both_searches_are_the_naive_one(passages: list[str], between: str, leng
         return
     for text in variants([*passages, between, passages[0]]):
         expected = naive(text, passages, length, shortest)
-        assert list(reference_search((ngrams, text))) == expected
-        assert list(indexed_search((ngrams, text))) == expected
+        assert reference_search(ngrams)(text) == expected
+        assert list(ngrams.search(text)) == expected
         assert list(ngrams.matches(text)) == expected
         assert list(Ngrams.of(ngrams.ngrams).matches(text)) == expected
 
@@ -68,7 +68,7 @@ def test_any_characters(text: str, other: str) -> None:
     ngrams = ngrams_in([text, text + other], 2, 1)
     if ngrams.ngrams:
         for searched in (text, other + text, text.lower(), text.upper()):
-            assert list(indexed_search((ngrams, searched))) == list(reference_search((ngrams, searched)))
+            assert list(ngrams.search(searched)) == reference_search(ngrams)(searched)
 
 
 def test_every_character_is_in_words_as_python_says() -> None:
@@ -83,9 +83,9 @@ def test_every_character_is_found_in_both_cases() -> None:
     assert len(letters) > 100_000
     ngrams = Ngrams.of(f"x{letter.lower()}y z" for letter in letters)
     for text in (" . ".join(f"x{form(letter)}y z" for letter in letters) for form in (str, str.lower, str.swapcase)):
-        found = list(indexed_search((ngrams, text)))
+        found = list(ngrams.search(text))
         assert len(found) > 100_000
-        assert found == list(reference_search((ngrams, text)))
+        assert found == reference_search(ngrams)(text)
 
 
 @pytest.mark.parametrize("words_before", range(4))
@@ -96,7 +96,7 @@ def test_matches_across_the_border_of_two_chunks(shift: int, words_before: int) 
     before = "ab " * words_before
     filler = "." * (CHUNK_CHARACTERS + shift - len(before))
     text = f"{filler}{before}{passage} {'é' * (2 * CHUNK_CHARACTERS)} {passage}"
-    places = [position for position, _ in indexed_search((ngrams, text))]
+    places = [position for position, _ in ngrams.search(text)]
     assert places == [len(filler) + len(before), len(text) - len(passage)]
 
 
@@ -105,28 +105,16 @@ def test_hash_hits_are_compared_word_by_word(monkeypatch: pytest.MonkeyPatch) ->
     text = "Zero one two, three four; one two four."
     everywhere = lambda _, text: (word.start() for word in re.finditer(r"\w+", text))  # noqa: E731
     monkeypatch.setattr(NgramIndex, "candidates", everywhere)
-    assert list(indexed_search((ngrams, text))) == [(5, "one two three"), (9, "two three four")]
-
-
-def test_words_of_an_index_have_its_length() -> None:
-    for texts in (["a b", "c"], ["a b", "c - d"]):
-        with pytest.raises(ValueError, match="an index of 2 words"):
-            NgramIndex(texts, 2)
-
-
-def test_the_index_is_what_searches(capsys: pytest.CaptureFixture[str]) -> None:
-    words._search.cache_clear()
-    assert words._search() is indexed_search
-    assert capsys.readouterr().err == ""
+    assert list(ngrams.search(text)) == [(5, "one two three"), (9, "two three four")]
 
 
 def test_memory_beyond_a_long_text_is_constant() -> None:
     ngrams = ngrams_in([sentences(3, 1)], 8, 8)
     text = sentences(2_000, 2) * 100 + sentences(3, 1)
     assert len(text) > 10_000_000
-    list(indexed_search((ngrams, text[:100_000])))
+    list(ngrams.search(text[:100_000]))
     tracemalloc.start()
-    assert sum(Counter(ngram for _, ngram in indexed_search((ngrams, text))).values()) == len(ngrams.ngrams)
+    assert sum(Counter(ngram for _, ngram in ngrams.search(text)).values()) == len(ngrams.ngrams)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 4_000_000

@@ -1,6 +1,5 @@
 """Models that transformers computes, beside a plain loop over transformers' own logits."""
 
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from sentencepiece import SentencePieceTrainer
 
 from mlm_repro.data_pipeline.tokens.tokenizer import END_OF_TEXT
 from mlm_repro.evaluation.models.pretrained import PretrainedModel
@@ -114,23 +112,6 @@ def test_every_architecture_scores_as_a_plain_loop(kind: str, tmp_path: Path, ml
         lines = (tmp_path / "samples.jsonl").read_text().splitlines()
         losses = [-sum(json.loads(line)["log_probabilities"]) for line in lines]
         assert losses == pytest.approx(loop(directory, window, stride, dtype), abs=1e-5)
-
-
-def test_a_sentencepiece_model_scores_as_a_plain_loop(tmp_path: Path, mlm_eval: Command) -> None:
-    directory, file, pieces = made(tmp_path / "model", "LlamaConfig", rows=20), tmp_path / "text.txt", io.BytesIO()
-    file.write_text(TEXT)
-    (directory / "tokenizer.json").unlink()
-    SentencePieceTrainer.train(
-        sentence_iterator=iter([TEXT]), model_writer=pieces, model_type="bpe", vocab_size=310, byte_fallback=True
-    )
-    (directory / "tokenizer.model").write_bytes(pieces.getvalue())
-    names = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    (directory / "tokenizer_config.json").write_text(json.dumps(names))
-    samples = ("--window", 64, "--stride", 16, "--samples", tmp_path / "samples.jsonl")
-    mlm_eval("perplexity", file, "--ckpt", directory, "--set", "workers=1", *samples, ends=0)
-    lines = (tmp_path / "samples.jsonl").read_text().splitlines()
-    losses = [-sum(json.loads(line)["log_probabilities"]) for line in lines]
-    assert losses == pytest.approx(loop(directory, 64, 16, torch.float32), abs=1e-5)
 
 
 def test_a_model_that_reads_its_own_weights_is_scored_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:

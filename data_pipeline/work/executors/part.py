@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Self
 
 from mlm_repro.data_pipeline.work.executors.local import LocalExecutor
 from mlm_repro.data_pipeline.work.executors.ray import RayExecutor
@@ -19,13 +18,6 @@ class PartExecutor:
 
     def __init__(self, workers: LocalExecutor | RayExecutor, meeting: Meeting, is_over: Callable[[], bool]) -> None:
         self.workers, self.meeting, self.is_over = workers, meeting, is_over
-
-    def __enter__(self) -> Self:
-        self.workers.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.workers.__exit__(*error)
 
     def run(self, tasks: Iterable[WorkTask], at_once: int | None = None) -> Iterator[Done]:
         """The tasks' results in order. Raises Interrupted when another part ends without its tasks, or all is over."""
