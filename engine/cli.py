@@ -182,10 +182,10 @@ def shard_hf(
     out: Annotated[Path, typer.Argument(help="New directory.")],
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks, a file each.")] = 1,
 ) -> None:
-    """Divide any Hugging Face model over tensor-parallel ranks, bit for bit; `export` merges it again.
+    """Divide a Hugging Face model over tensor-parallel ranks, bit for bit; `export` merges it again.
 
-    The plan is printed (which layer by columns, by rows, copied), and the ranks' outputs are held against the whole
-    model's. `import` makes a GPT-2 or a BERT a checkpoint of this engine, which runs at any layout.
+    The plan is transformers', or ours for a GPT-2, BERT, T5, BART or OPT. It is printed, and the ranks' outputs are
+    held against the whole model's. `import` makes a GPT-2 or BERT a checkpoint of this engine, for any layout.
     """
     from mlm_repro.engine.published import CONFIG
 
