@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer as Backend
 from tokenizers.implementations import BertWordPieceTokenizer
-from torch import nn
+from torch import Tensor, nn
 
 from mlm_repro.data_pipeline.tokens.special_tokens import SPECIAL_TOKENS
 from mlm_repro.data_pipeline.tokens.tokenizer import FILE_NAME, special_ids
@@ -41,6 +41,7 @@ from mlm_repro.engine.parallel.mesh import ParallelMesh, serial_mesh
 from mlm_repro.engine.pipeline.executor import PartitionedModel
 from mlm_repro.engine.rng import Dropout, initial_normal
 from mlm_repro.engine.step import TrainingStep
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.chain import read_newest
 from mlm_repro.lineage.errors import BadInput, UserError
 from mlm_repro.lineage.progress import Progress, announce
@@ -51,7 +52,7 @@ LONGEST_QUESTION, LONGEST_OPTION = 64, 128
 """Longest question of SQuAD, and longest question with an option of RACE, in tokens (BERT's and Megatron-LM's code)."""
 STRIDE = 128
 """Tokens from the start of a window of a long context to the start of the next."""
-Scores = list[list[torch.Tensor]]
+Scores = list[list[Tensor]]
 """Tensors of each example that `FineTuner.scores` describes."""
 
 
@@ -119,7 +120,7 @@ class FineTuned:
     task: str
     checkpoint: str
     checkpoint_digest: str
-    recipe: dict[str, Any]
+    recipe: JSON
     examples: dict[str, int]
     metrics: dict[str, dict[str, float]]
     """Metrics of each held-out set, in percent; of several trainings the medians."""
@@ -150,13 +151,13 @@ class FineTuneModel(StageModel):
     def build(self, config: ModelConfig, mesh: ParallelMesh) -> None:
         """The body and the head come from outside."""
 
-    def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
+    def run_stage(self, inputs: Tensor, batch: PipelineInput) -> Tensor:
         hidden = self.body.run_stage(inputs, batch)  # [s, b, h]
         if self.over_positions:
             return self.head(hidden.transpose(0, 1))
         return self.head(self.body.pooled(hidden)).view(len(batch.targets), -1)
 
-    def batch_loss(self, hidden: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
+    def batch_loss(self, hidden: Tensor, batch: PipelineInput) -> Tensor:
         scores = hidden.float()
         outputs = (scores[..., 0], scores[..., 1]) if self.over_positions else (scores,)
         losses = [F.cross_entropy(output, batch.targets[:, place]) for place, output in enumerate(outputs)]
@@ -258,7 +259,7 @@ class FineTuner:
             for window in self.encoder.windows(example.question, example.context, length):
                 yield Feature([window], _span_in(window, answer))
 
-    def _answer(self, example: SpanExample, windows: list[torch.Tensor]) -> str:
+    def _answer(self, example: SpanExample, windows: list[Tensor]) -> str:
         """The part of the context with the best sum of start and end score; empty if [CLS] scores better."""
         best, text, nothing = -float("inf"), "", float("inf")
         encoded = self.encoder.windows(example.question, example.context, self.model.config.seq_length)
@@ -276,7 +277,7 @@ class FineTuner:
                 best, text = float(score), example.context[window.offsets[low][0] : window.offsets[high][1]]
         return "" if self.task is TASKS["squad2"] and nothing > best else text.strip()
 
-    def _scores(self, features: Sequence[Feature]) -> torch.Tensor:
+    def _scores(self, features: Sequence[Feature]) -> Tensor:
         batch = self._input(features)
         return self.model.run_stage(batch.tokens, batch).float().cpu()
 

@@ -31,7 +31,7 @@ from mlm_repro.engine.formats.vocabulary import (
 )
 from mlm_repro.engine.inference import LoadedCheckpoint, parameters_of
 from mlm_repro.engine.published import CONFIG, INDEX, WEIGHTS
-from mlm_repro.lineage.atomic import write_json
+from mlm_repro.lineage.atomic import JSON, write_json
 from mlm_repro.lineage.config import parse_config
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 from mlm_repro.lineage.files import read_object
@@ -173,7 +173,7 @@ def read_huggingface(directory: Path, vocab: Path | None = None, heads: int | No
     return Imported(name, config, ours, tokenizer, origin, twin, companion_files)
 
 
-def our_config(values: dict[str, Any], kind: str, vocab_size: int, path: Path) -> ModelConfig:
+def our_config(values: JSON, kind: str, vocab_size: int, path: Path) -> ModelConfig:
     """The model that config.json describes. Raises BadInput if a setting makes it another model."""
     theirs = FORMATS[kind]
     check_settings(values, theirs.REQUIRED, path)

@@ -8,12 +8,13 @@ one. Query, key and value are three tensors there and one tensor [n, 3, d] here.
 
 import re
 from pathlib import Path
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from mlm_repro.engine.compare.recorder import read_names
 from mlm_repro.engine.config import ModelConfig
+from mlm_repro.lineage.atomic import JSON
 
 NAMES = read_names(str(Path(__file__).with_suffix(".toml")))
 PREFIX = "bert."
@@ -52,7 +53,7 @@ def their_names(name: str, config: ModelConfig) -> list[str]:
     return [f"encoder.layer.{layer}.attention.self.{part}.{kind}" for part in ("query", "key", "value")]
 
 
-def join(name: str, parts: list[torch.Tensor], config: ModelConfig) -> torch.Tensor:
+def join(name: str, parts: list[Tensor], config: ModelConfig) -> Tensor:
     """Our tensor from theirs. Padding rows of the vocabulary are zeros."""
     if len(parts) == 3:
         return torch.stack([part.unflatten(0, (config.num_heads, config.head_dim)) for part in parts], 1).flatten(0, 2)
@@ -63,7 +64,7 @@ def join(name: str, parts: list[torch.Tensor], config: ModelConfig) -> torch.Ten
     return tensor
 
 
-def split(name: str, tensor: torch.Tensor, config: ModelConfig) -> list[torch.Tensor]:
+def split(name: str, tensor: Tensor, config: ModelConfig) -> list[Tensor]:
     """The inverse of `join`."""
     if "query_key_value" in name:
         parts = tensor.unflatten(0, (config.num_heads, 3, config.head_dim)).unbind(1)
@@ -71,7 +72,7 @@ def split(name: str, tensor: torch.Tensor, config: ModelConfig) -> list[torch.Te
     return [tensor[: config.vocab_size].contiguous() if name in OVER_VOCABULARY else tensor]
 
 
-def their_config(config: ModelConfig) -> dict[str, Any]:
+def their_config(config: ModelConfig) -> JSON:
     """The model as transformers' `BertConfig`."""
     return {
         "architectures": ["BertForPreTraining"], "model_type": "bert", "hidden_act": "gelu",

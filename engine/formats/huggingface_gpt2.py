@@ -6,12 +6,13 @@ Shapes: n heads, d head dim.
 """
 
 import re
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from mlm_repro.engine.compare.recorder import read_names
 from mlm_repro.engine.config import ModelConfig
+from mlm_repro.lineage.atomic import JSON
 
 NAMES = read_names("transformers")
 PREFIX = "transformer."
@@ -42,7 +43,7 @@ def their_names(name: str, config: ModelConfig) -> list[str]:
     return [theirs.removeprefix(PREFIX)]
 
 
-def join(name: str, parts: list[torch.Tensor], config: ModelConfig) -> torch.Tensor:
+def join(name: str, parts: list[Tensor], config: ModelConfig) -> Tensor:
     """Our tensor from theirs. Padding rows of the vocabulary are zeros."""
     (tensor,) = parts
     if name == OUR_WORDS:
@@ -51,13 +52,13 @@ def join(name: str, parts: list[torch.Tensor], config: ModelConfig) -> torch.Ten
     return NAMES.in_our_order(name, tensor, config.num_heads)
 
 
-def split(name: str, tensor: torch.Tensor, config: ModelConfig) -> list[torch.Tensor]:
+def split(name: str, tensor: Tensor, config: ModelConfig) -> list[Tensor]:
     """The inverse of `join`."""
     tensor = tensor[: config.vocab_size] if name == OUR_WORDS else tensor
     return [NAMES.in_their_order(name, tensor, config.num_heads).contiguous()]
 
 
-def their_config(config: ModelConfig) -> dict[str, Any]:
+def their_config(config: ModelConfig) -> JSON:
     """The model as transformers' `GPT2Config`."""
     return {
         "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "activation_function": "gelu_new",
