@@ -17,8 +17,7 @@ from torch.nn import functional as F
 
 from mlm_repro.engine.config import ModelConfig
 from mlm_repro.engine.formats import Imported, write_checkpoint
-from mlm_repro.engine.formats.huggingface import read_huggingface, read_ours, write_huggingface
-from mlm_repro.engine.formats.huggingface_bert import OVER_VOCABULARY
+from mlm_repro.engine.formats.huggingface import OVER_VOCABULARY, read_huggingface, read_ours, write_huggingface
 from mlm_repro.engine.formats.megatron import read_megatron
 from mlm_repro.engine.inference import LoadedCheckpoint, load_for_inference
 from mlm_repro.engine.model.gpt2 import GPT2
