@@ -19,6 +19,7 @@ from pydantic import (
 
 from mlm_repro.data_pipeline.tokens.special_tokens import SPECIAL_TOKENS
 from mlm_repro.engine.batch_schedule import BatchSchedule
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.config import Config
 from mlm_repro.lineage.environment import list_gpus
 from mlm_repro.lineage.files import Positive
@@ -326,7 +327,7 @@ class TrainConfig(Config):
         return self
 
     @model_serializer(mode="wrap")
-    def _state_what_depends(self, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    def _state_what_depends(self, handler: Callable[[Any], JSON]) -> JSON:
         """States what has a default by machine or by other values, even where it is equal to it."""
         return {**handler(self), "precision": self.precision, "warmup_iterations": self.warmup_iterations}
 

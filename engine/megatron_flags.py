@@ -9,12 +9,13 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mlm_repro.data_pipeline.tokens.tokenizer import padded_vocab_size
 from mlm_repro.engine.batch_schedule import BatchSchedule
 from mlm_repro.engine.config import RunConfig, TrainConfig
 from mlm_repro.engine.optim.schedule import end_of_schedule
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.config import flatten, parse_config, read_toml
 from mlm_repro.lineage.errors import BadInput, cause
 
@@ -99,7 +100,7 @@ def from_megatron(words: Sequence[str]) -> Translation:
     shown = {name: " ".join([f"--{name}", *texts]) for name, texts in flags.items()}
     given = _Given(flags)
     schedule = _count_in_batches(given)
-    values: dict[str, dict[str, Any]] = {"model": {}, "train": {"precision": "fp32"}, "parallel": {}}
+    values: dict[str, JSON] = {"model": {}, "train": {"precision": "fp32"}, "parallel": {}}
     settings = {flag["key"]: given.text(name, flag.get("default")) for name, flag in VALUES.items()}
     settings |= {switch["key"]: switch["value"] for name, switch in SWITCHES.items() if given.has(name)}
     for key, value in settings.items():
@@ -153,7 +154,7 @@ class _Given:
         raise BadInput(f"--{name} is {text!r}, not a number")
 
 
-def _count_in_batches(given: _Given) -> dict[str, Any]:
+def _count_in_batches(given: _Given) -> JSON:
     """Count warm-up and fall in whole batches, and the iterations.
 
     It counts as Megatron-LM's `training.py` does in `update_train_iters` and `get_optimizer_param_scheduler`. Raises
@@ -194,7 +195,7 @@ def _count_in_batches(given: _Given) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _derive(values: dict[str, dict[str, Any]], given: _Given) -> list[str]:
+def _derive(values: dict[str, JSON], given: _Given) -> list[str]:
     """Set the values that follow from several flags; return sentences about what has no counterpart."""
     model, train, parallel = values["model"], values["train"], values["parallel"]
     if train["precision"] != "fp16":
@@ -225,7 +226,7 @@ def _derive(values: dict[str, dict[str, Any]], given: _Given) -> list[str]:
     ]
 
 
-def _start(values: dict[str, dict[str, Any]], given: _Given, shown: dict[str, str]) -> list[str]:
+def _start(values: dict[str, JSON], given: _Given, shown: dict[str, str]) -> list[str]:
     """Set the weights that the training starts from; return a sentence about them."""
     load = given.flags.get("load")
     if not load or (load == given.flags.get("save") and "finetune" not in given.flags):

@@ -9,6 +9,7 @@ import hashlib
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from mlm_repro.engine.kernels.dropout import DropoutMask, keys_on
 
@@ -19,7 +20,7 @@ def key_of(*parts: object) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
-def initial_normal(seed: int, name: str, shape: tuple[int, ...], std: float) -> torch.Tensor:
+def initial_normal(seed: int, name: str, shape: tuple[int, ...], std: float) -> Tensor:
     """N(0, std) values of the undivided parameter `name`, fp32."""
     generator = torch.Generator().manual_seed(key_of(seed, "init", name))
     return torch.empty(shape).normal_(0.0, std, generator=generator)
@@ -38,7 +39,7 @@ class Dropout:
     samples: tuple[int, ...]
     rows: dict[str, int] = field(default_factory=dict, compare=False)
     """Rows of `table` by site. A site joins them when it is first asked for."""
-    table: torch.Tensor = field(default_factory=lambda: torch.empty(0), compare=False)
+    table: Tensor = field(default_factory=lambda: torch.empty(0), compare=False)
     """The keys of sites on a GPU, [sites, b] int64. A mask of another site has its own."""
 
     def keys(self, site: str) -> tuple[int, ...]:

@@ -11,6 +11,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+JSON = dict[str, Any]
+"""An object of JSON: values by name."""
+
 HOLDER, OVERWRITE = "MLM_HOLDER", "MLM_OVERWRITE"
 """Environment variables: the mark of the command that holds a run, for its child processes, and `--overwrite`."""
 MARKER = "COMPLETE"

@@ -24,8 +24,7 @@ from mlm_repro.data_pipeline.work.workspace import Workspace
 from mlm_repro.engine.checkpoint.checkpoint import _read_state, read_probe
 from mlm_repro.engine.config import RunConfig
 from mlm_repro.engine.data.dataset import DatasetFacts
-from mlm_repro.engine.formats.huggingface import read_weights
-from mlm_repro.engine.formats.huggingface_gpt2 import BUFFER
+from mlm_repro.engine.formats.huggingface import FORMATS, read_weights
 from mlm_repro.engine.formats.torch_files import read_torch_file
 from mlm_repro.engine.inference import check_entries, load_for_inference, read_whole
 from mlm_repro.engine.run.files import Validation, read_summary
@@ -49,6 +48,8 @@ from tests.architecture.rooms import ROOT
 from tests.damage import GZIP, PARQUET, SAFETENSORS, TORCH, ZSTANDARD
 from tests.experiments.packed import DATASET, REPRODUCTION, TRAINING, packed
 from tests.reader import Reader, bytes_at
+
+BUFFERS = FORMATS["gpt2"].buffers
 
 TEXTS = ("a fine text", "", "zwei Töchter \u2028", 'with "quotes" and \\ and \x00')
 LINES = "\n".join(json.dumps({"text": text, "id": number}) for number, text in enumerate(TEXTS)).encode() + b"\n\n"
@@ -214,8 +215,8 @@ READERS = (
     Reader("parquet", table, documents("parquet"), 40, PARQUET),
     Reader("text", bytes_at("a.txt", "\n".join(TEXTS).encode()), documents("text")),
     Reader("token index", token_index, read_tokens),
-    Reader("safetensors", weights, lambda path: read_weights(path.parent, "", BUFFER), form=SAFETENSORS),
-    Reader("safetensors index", weight_index, lambda path: read_weights(path.parent, "", BUFFER)),
+    Reader("safetensors", weights, lambda path: read_weights(path.parent, "", BUFFERS), form=SAFETENSORS),
+    Reader("safetensors index", weight_index, lambda path: read_weights(path.parent, "", BUFFERS)),
     Reader("checkpoint index", tensor_index, read_tensors),
     Reader("model configuration", bytes_at("a.toml", (ROOT / "experiments/models/355m.toml").read_bytes()),
            lambda path: load_config(path, RunConfig)),

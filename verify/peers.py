@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from mlm_repro.engine.compare.recorder import Recorder, read_names
 from mlm_repro.engine.config import ModelConfig, TrainConfig
-from mlm_repro.engine.formats.huggingface_gpt2 import their_config
+from mlm_repro.engine.formats.huggingface import FORMATS
 from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.lineage.extras import import_extra
 from mlm_repro.verify.engines import Engine, Shard, Work
@@ -17,7 +17,7 @@ from mlm_repro.verify.parity import ParityLayout
 def huggingface(config: ModelConfig) -> torch.nn.Module:
     """transformers' GPT2LMHeadModel, with its own initial values."""
     transformers = import_extra("transformers", "bench")
-    settings = transformers.GPT2Config(**their_config(config), bos_token_id=0, eos_token_id=0)
+    settings = transformers.GPT2Config(**FORMATS["gpt2"].their_config(config), bos_token_id=0, eos_token_id=0)
     model: torch.nn.Module = transformers.GPT2LMHeadModel(settings)
     return model
 

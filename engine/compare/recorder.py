@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 
 from mlm_repro.engine.compare.tensors import OUTPUT, OUTPUT_GRADIENT, TensorPart
 from mlm_repro.engine.optim.flat import FlatOptimizer
@@ -54,14 +54,14 @@ class NameMap(Config):
         """The engine's name for one of our parameters, or None if the map lacks it."""
         return _renamed(name, ((ours, theirs) for theirs, ours in self.parameters.items()))
 
-    def in_our_order(self, ours: str, value: torch.Tensor, heads: int) -> torch.Tensor:
+    def in_our_order(self, ours: str, value: Tensor, heads: int) -> Tensor:
         """Convert the engine's parameter to our layout."""
         value = value.T if ours.endswith(self.transposed) else value
         if ours.endswith(self.grouped):
             value = value.unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2)
         return value
 
-    def in_their_order(self, ours: str, value: torch.Tensor, heads: int) -> torch.Tensor:
+    def in_their_order(self, ours: str, value: Tensor, heads: int) -> Tensor:
         """The inverse of `in_our_order`."""
         if ours.endswith(self.grouped):
             value = value.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)
@@ -107,7 +107,7 @@ class Recorder:
 
     def show(self, tensor: str, value: Any, start: tuple[int, ...] = ()) -> None:
         """Record a tensor or a number that begins at `start` in the whole. bf16 and fp16 become fp32."""
-        array = torch.as_tensor(value, dtype=None if isinstance(value, torch.Tensor) else torch.float64).detach()
+        array = torch.as_tensor(value, dtype=None if isinstance(value, Tensor) else torch.float64).detach()
         array = array if array.dtype == torch.float64 else array.float()
         copied = array.cpu().clone(memory_format=torch.contiguous_format).numpy()
         self.take(TensorPart(self.iteration, tensor, start or (0,) * copied.ndim, copied))
@@ -124,7 +124,7 @@ class Recorder:
                 hooks.enter_context(child.register_forward_hook(partial(self._record, ours, iter(starts), scale)))
         return hooks.close
 
-    def loss(self, value: torch.Tensor, first: int, microbatch_size: int) -> None:
+    def loss(self, value: Tensor, first: int, microbatch_size: int) -> None:
         """Record a microbatch's mean loss. `first` is the number of its first sequence in the global batch."""
         self.show("loss", value.view(1), (first // microbatch_size,))
 
@@ -138,7 +138,7 @@ class Recorder:
         if tensor.requires_grad:
             tensor.register_hook(lambda values: self._show_output(OUTPUT_GRADIENT + name, values * scale, first))
 
-    def _show_output(self, name: str, value: torch.Tensor, first: int) -> None:
+    def _show_output(self, name: str, value: Tensor, first: int) -> None:
         value = value.detach().transpose(0, 1) if self.names.batch_first else value.detach()  # [s, b, ...]
         start = [0, first, *[0] * (value.dim() - 2)]
         if name.endswith(self.names.grouped):
@@ -153,32 +153,32 @@ class Recorder:
         """Our name for their parameter, or None if the map lacks it."""
         return self.names.ours(name, self.names.parameters, self.place.first_layer)
 
-    def parameter(self, kind: str, name: str, value: torch.Tensor) -> None:
+    def parameter(self, kind: str, name: str, value: Tensor) -> None:
         """Record a value of their parameter, under `kind` and our name; nothing if the map lacks the parameter."""
         if (ours := self.ours(name)) is not None:
             value = self.names.in_our_order(ours, value.detach(), self.heads)
             self.show(f"{kind}{ours}", value, self.start(ours, value))
 
-    def start(self, ours: str, value: torch.Tensor) -> tuple[int, ...]:
+    def start(self, ours: str, value: Tensor) -> tuple[int, ...]:
         """Begin of this rank's part in the whole parameter."""
         divided = next((dim for end, dim in self.names.divided.items() if ours.endswith(end)), None)
         return tuple(self.place.tp_rank * size if dim == divided else 0 for dim, size in enumerate(value.shape))
 
 
-def moved(value: torch.Tensor, name: str, draw: int) -> torch.Tensor:
+def moved(value: Tensor, name: str, draw: int) -> Tensor:
     """A weight w as w(1 + δ), with δ drawn evenly from ± the unit round-off of its number format."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {draw}".encode()))
     moves = torch.rand(value.shape, generator=generator, dtype=torch.float64).mul_(2).sub_(1)
     return (value.double() * (1 + torch.finfo(value.dtype).eps / 2 * moves)).to(value.dtype)
 
 
-def whole_gradients(optimizer: FlatOptimizer) -> Iterator[tuple[ShardedParameter, torch.Tensor]]:
+def whole_gradients(optimizer: FlatOptimizer) -> Iterator[tuple[ShardedParameter, Tensor]]:
     """Each parameter's whole reduced gradient; a collective."""
     for group in optimizer.groups:
         yield from group.views(group.owners.all_gather(group.own_gradient, dim=0))
 
 
-def whole_state(optimizer: FlatOptimizer) -> Iterator[tuple[ShardedParameter, str, torch.Tensor]]:
+def whole_state(optimizer: FlatOptimizer) -> Iterator[tuple[ShardedParameter, str, Tensor]]:
     """(parameter, name, tensor) for both moments and, in mixed precision, the master weights; a collective."""
     for group in optimizer.groups:
         for name, part in group.state.items():

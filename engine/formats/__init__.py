@@ -3,20 +3,20 @@
 Every import ends in `write_checkpoint`.
 """
 
-import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
 from mlm_repro.engine.checkpoint.shards import describe, write_index, write_shard
 from mlm_repro.engine.checkpoint.statistics import check_written, measure
 from mlm_repro.engine.config import ModelConfig, TwinScale
 from mlm_repro.engine.inference import parameters_of
-from mlm_repro.lineage.atomic import write_json
+from mlm_repro.lineage.atomic import JSON, write_json
 from mlm_repro.lineage.digest import seal, sha256_file
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 from mlm_repro.lineage.lock import new_output
@@ -31,15 +31,13 @@ class Imported:
 
     name: str
     model: ModelConfig
-    tensors: dict[str, torch.Tensor]
+    tensors: dict[str, Tensor]
     tokenizer: Tokenizer | None
     """None if no readable tokenizer came with the weights. Such a model takes token ids."""
-    origin: dict[str, Any]
+    origin: JSON
     """Format and SHA-256 of each source file. Becomes `origin.json`."""
     twin: TwinScale | None = None
     """Scale of the twin, if the model was one. Its numbers stay scaled ones."""
-    files: Mapping[str, Path] = field(default_factory=dict)
-    """Files to copy into the checkpoint, by their place in it."""
 
 
 def write_checkpoint(out: Path, imported: Imported) -> str:
@@ -66,13 +64,10 @@ def write_checkpoint(out: Path, imported: Imported) -> str:
         write_json(temporary / "origin.json", imported.origin)
         if imported.tokenizer:
             imported.tokenizer.save(temporary / "tokenizer")
-        for name, source in imported.files.items():
-            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, temporary / name)
         return seal(temporary)
 
 
-def check_tensors(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, tuple[int, ...]], where: object) -> None:
+def check_tensors(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], where: object) -> None:
     """Raise IntegrityFailure naming the first tensor that is missing, unexpected, misshapen or not floating-point."""
     if problem := sorted(tensors.keys() ^ expected.keys()):
         which = "unexpected" if problem[0] in tensors else "missing"
@@ -92,7 +87,7 @@ def check_settings(values: Mapping[str, Any], required: Mapping[str, Sequence[An
             raise BadInput(f"{where}: {key} is {value!r}; a model with {allowed[0]!r} can be imported")
 
 
-def is_tied(head: torch.Tensor, words: torch.Tensor) -> bool:
+def is_tied(head: Tensor, words: Tensor) -> bool:
     """True if an output layer equals the word embedding, bit for bit."""
     return head.dtype == words.dtype and torch.equal(head, words)
 

@@ -12,19 +12,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from mlm_repro.engine.config import ModelConfig
 from mlm_repro.engine.formats import Imported, write_checkpoint
-from mlm_repro.engine.formats.huggingface import read_huggingface, read_ours, write_huggingface
-from mlm_repro.engine.formats.huggingface_bert import OVER_VOCABULARY
+from mlm_repro.engine.formats.huggingface import OVER_VOCABULARY, read_huggingface, read_ours, write_huggingface
 from mlm_repro.engine.formats.megatron import read_megatron
 from mlm_repro.engine.inference import LoadedCheckpoint, load_for_inference
 from mlm_repro.engine.model.gpt2 import GPT2
 from mlm_repro.engine.model.stage_model import StageModel
 from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.engine.published import check_published, is_huggingface, is_megatron
-from mlm_repro.lineage.atomic import write_text
+from mlm_repro.lineage.atomic import JSON, write_text
 from mlm_repro.lineage.chain import read_newest
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 from mlm_repro.lineage.extras import import_extra
@@ -120,7 +120,7 @@ def check_weights(model: StageModel, written: Imported, where: Path) -> None:
             raise IntegrityFailure(f"{where} is written as another model: {name} differs by at most {largest:.1e}")
 
 
-def compare_losses(model: Any, directory: Path, where: Path) -> dict[str, Any] | None:
+def compare_losses(model: Any, directory: Path, where: Path) -> JSON | None:
     """Compare a model's losses with those that transformers computes from a directory.
 
     Returns the programs and the largest difference; None if transformers is not installed. Raises IntegrityFailure if
@@ -152,7 +152,7 @@ def compare_losses(model: Any, directory: Path, where: Path) -> dict[str, Any] |
 
 
 @torch.inference_mode()
-def window_losses(config: ModelConfig, logits_of: Callable[[torch.Tensor], torch.Tensor]) -> list[float]:
+def window_losses(config: ModelConfig, logits_of: Callable[[Tensor], Tensor]) -> list[float]:
     """Mean cross-entropy of each window of random tokens, from a model's logits [s, v] of token ids [1, s]."""
     size = (WINDOWS, min(config.seq_length, LENGTH) + 1)
     windows = torch.from_numpy(np.random.RandomState(0).randint(config.vocab_size, size=size))

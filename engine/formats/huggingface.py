@@ -1,9 +1,12 @@
-"""Hugging Face directories, read and written. `huggingface_gpt2` and `huggingface_bert` have names and row orders."""
+"""Hugging Face directories, read and written. Each format's TOML file has its names, row orders and settings.
+
+Shapes: n heads, d head dim.
+"""
 
 import re
 from collections.abc import Mapping
+from operator import attrgetter
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -13,16 +16,9 @@ from torch import Tensor
 
 from mlm_repro.data_pipeline.tokens.tokenizer import FILE_NAME, Tokenizer, padded_vocab_size
 from mlm_repro.engine.checkpoint.shards import reading
+from mlm_repro.engine.compare.recorder import NameMap
 from mlm_repro.engine.config import ModelConfig, TwinScale
-from mlm_repro.engine.formats import (
-    Imported,
-    check_settings,
-    check_tensors,
-    digests,
-    huggingface_bert,
-    huggingface_gpt2,
-    is_tied,
-)
+from mlm_repro.engine.formats import Imported, check_settings, check_tensors, digests, is_tied
 from mlm_repro.engine.formats.vocabulary import (
     check_vocabulary,
     read_vocabulary,
@@ -31,8 +27,8 @@ from mlm_repro.engine.formats.vocabulary import (
 )
 from mlm_repro.engine.inference import LoadedCheckpoint, parameters_of
 from mlm_repro.engine.published import CONFIG, INDEX, WEIGHTS
-from mlm_repro.lineage.atomic import write_json
-from mlm_repro.lineage.config import parse_config
+from mlm_repro.lineage.atomic import JSON, write_json
+from mlm_repro.lineage.config import load_config, parse_config
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 from mlm_repro.lineage.files import read_object
 
@@ -40,15 +36,82 @@ OURS = "mlm_repro"
 """Key in an exported config.json for our own records."""
 WEIGHT_FILE = re.compile(r"[\w-][\w.-]*\.safetensors")
 """A plain name, which cannot lead out of the directory."""
-FORMATS = {"gpt2": huggingface_gpt2, "bert": huggingface_bert}
-"""`model_type` → the module that knows its names and row orders. Both modules have the same functions."""
 HEADS = "cls."
 """Beginning of the names of a BERT's heads, which stand beside its body and do not have its prefix."""
-FOLDER = "huggingface"
-"""Folder with the files of the original directory that are not weights."""
 SEPARATOR = "[SEP]"
 """Token that ends a document of a BERT's own tokenizer, which has no end-of-text token."""
-COMPANIONS = ("*.json", "*.txt", "*.model", "*.md", "*.jinja", "LICENSE*")
+OVER_VOCABULARY = ("embedding.word_embeddings.weight", "masked_head.bias")
+"""Our tensors with a row for each word, whose rows beyond the vocabulary are padding."""
+
+
+class Format(NameMap):
+    """Names, row orders and settings of one `model_type`; names of tensors are those without `prefix`."""
+
+    prefix: str
+    """Beginning of the names of the body's tensors."""
+    words: str
+    """Name of the word embedding."""
+    buffers: str
+    """Pattern of the names of tensors that are not weights."""
+    optional: tuple[str, ...] = ()
+    """Beginnings of the names that a directory may lack; such heads become zeros."""
+    first_norm: str = ""
+    closing_norm: str = ""
+    """Names of the first norm and of the one that closes a layer, where these open our next layer."""
+    inner: str
+    """Key of the width between the products of the MLP."""
+    default_inner: int | None = None
+    dropout: str
+    """Key of dropout."""
+    sizes: dict[str, str]
+    """Our sizes → keys of config.json."""
+    tied: dict[str, str]
+    """Copy → weight."""
+    required: dict[str, tuple[Any, ...]]
+    """Allowed values of settings that would make another model, the default first."""
+    constants: JSON
+    written: dict[str, str]
+    """Keys of a config.json that is written → our attributes of the model; `constants` are the others."""
+
+    def their_names(self, name: str, config: ModelConfig) -> list[str]:
+        """Names of the tensors that make up one of ours. Raises KeyError if there are none."""
+        norm = re.fullmatch(r"(?:layers\.(\d+)\.input|final)_layernorm\.(\w+)", name)
+        if self.closing_norm and norm:
+            before = int(norm[1] or config.num_layers) - 1
+            return [self.closing_norm.format(before, norm[2]) if before >= 0 else self.first_norm.format(norm[2])]
+        if (named := self.theirs(name)) is None:
+            raise KeyError(name)
+        named = named.removeprefix(self.prefix)
+        parts = ("query", "key", "value") if ".query." in named else ("query",)
+        return [named.replace(".query.", f".{part}.") for part in parts]
+
+    def join(self, name: str, parts: list[Tensor], config: ModelConfig) -> Tensor:
+        """Our tensor from theirs. Padding rows of the vocabulary are zeros."""
+        tensor = self.in_our_order(name, torch.cat(parts) if len(parts) > 1 else parts[0], config.num_heads)
+        if name in OVER_VOCABULARY:
+            padding = tensor.new_zeros(config.padded_vocab_size - config.vocab_size, *tensor.shape[1:])
+            tensor = torch.cat([tensor[: config.vocab_size], padding])
+        return tensor
+
+    def split(self, name: str, tensor: Tensor, config: ModelConfig) -> list[Tensor]:
+        """The inverse of `join`."""
+        tensor = tensor[: config.vocab_size] if name in OVER_VOCABULARY else tensor
+        parts = self.in_their_order(name, tensor, config.num_heads).chunk(len(self.their_names(name, config)))
+        return [part.contiguous() for part in parts]
+
+    def their_tensors(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+        """Convert our tensors to theirs."""
+        made: dict[str, Tensor] = {}
+        for name, tensor in tensors.items():
+            made |= dict(zip(self.their_names(name, config), self.split(name, tensor, config), strict=True))
+        return made
+
+    def their_config(self, config: ModelConfig) -> JSON:
+        """The model as transformers' configuration."""
+        return self.constants | {theirs: attrgetter(ours)(config) for theirs, ours in self.written.items()}
+
+
+FORMATS = {kind: load_config(Path(__file__).with_name(f"huggingface_{kind}.toml"), Format) for kind in ("gpt2", "bert")}
 
 
 def write_huggingface(loaded: LoadedCheckpoint, directory: Path) -> None:
@@ -90,22 +153,14 @@ def read_ours(values: Any, otherwise: str, where: object) -> tuple[str, TwinScal
 def named_as_theirs(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """A model's whole tensors in transformers' names and row order, without padding rows of the vocabulary."""
     theirs = FORMATS[config.family]
-    converted = their_tensors({name: tensor.detach() for name, tensor in tensors.items()}, config, theirs)
-    return {name if name.startswith(HEADS) else f"{theirs.PREFIX}{name}": converted[name] for name in converted}
-
-
-def their_tensors(tensors: Mapping[str, Tensor], config: ModelConfig, theirs: ModuleType) -> dict[str, Tensor]:
-    """Convert our tensors to theirs."""
-    made: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        made |= dict(zip(theirs.their_names(name, config), theirs.split(name, tensor, config), strict=True))
-    return made
+    converted = theirs.their_tensors({name: tensor.detach() for name, tensor in tensors.items()}, config)
+    return {name if name.startswith(HEADS) else f"{theirs.prefix}{name}": converted[name] for name in converted}
 
 
 def our_tensors(
-    tensors: dict[str, Tensor], config: ModelConfig, theirs: ModuleType, directory: Path
+    tensors: dict[str, Tensor], stored: ModelConfig, config: ModelConfig, theirs: Format, directory: Path
 ) -> dict[str, Tensor]:
-    """Convert their tensors to ours.
+    """Convert their tensors to ours. `stored` is the model with as many words as there are rows.
 
     Empties `tensors`. Heads that the directory may lack become zeros. Raises BadInput for a head that is not tied, and
     IntegrityFailure naming a tensor that does not fit the model.
@@ -113,16 +168,16 @@ def our_tensors(
     layers = {int(match[1]) for name in tensors if (match := re.match(r"(?:h|encoder\.layer)\.(\d+)\.", name))}
     if len(layers) != config.num_layers:
         raise IntegrityFailure(f"{directory}: {CONFIG} says {config.num_layers} layers, the weights have {len(layers)}")
-    shapes = {p.name: p.global_shape for p in parameters_of(config)}
+    shapes = {p.name: p.global_shape for p in parameters_of(stored)}
     empty = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-    expected = their_tensors(empty, config, theirs)
-    copies = {name: tensors.pop(name) for name in theirs.TIED if name in tensors}
-    lacking = {name for name in expected if name not in tensors and name.startswith(theirs.OPTIONAL)}
+    expected = theirs.their_tensors(empty, stored)
+    copies = {name: tensors.pop(name) for name in theirs.tied if name in tensors}
+    lacking = {name for name in expected if name not in tensors and name.startswith(theirs.optional)}
     check_tensors(tensors, {name: tuple(e.shape) for name, e in expected.items() if name not in lacking}, directory)
     for name, copy in copies.items():
-        if not is_tied(copy, tensors[theirs.TIED[name]]):
-            raise BadInput(f"{directory}: {name} is not {theirs.TIED[name]}; only tied models can be read")
-    ours, words = {}, tensors[theirs.WORDS]
+        if not is_tied(copy, tensors[theirs.tied[name]]):
+            raise BadInput(f"{directory}: {name} is not {theirs.tied[name]}; only tied models can be read")
+    ours, words = {}, tensors[theirs.words]
     for name, shape in shapes.items():
         parts = theirs.their_names(name, config)
         if lacking.isdisjoint(parts):
@@ -135,64 +190,54 @@ def our_tensors(
 def read_huggingface(directory: Path, vocab: Path | None = None, heads: int | None = None) -> Imported:
     """Read a Hugging Face GPT-2 or BERT directory. `vocab` replaces a GPT-2's tokenizer.
 
-    Embedding rows beyond a GPT-2's entries are padding and become zeros. A BERT's other files are kept in `FOLDER`.
-    Other values keep their bits. Raises BadInput for another model and IntegrityFailure for damaged files, naming the
-    tensor or file.
+    Embedding rows beyond a GPT-2's entries are padding and become zeros. Other values keep their bits. Raises BadInput
+    for another model and IntegrityFailure for damaged files, naming the tensor or file.
     """
     path = directory / CONFIG
     values = read_object(path)
     kind = str(values.get("model_type", "gpt2"))
     if (theirs := FORMATS.get(kind)) is None:
         raise BadInput(f"{path}: model_type is {kind!r}; this engine runs {' and '.join(FORMATS)}")
-    for key in (*theirs.SIZES.values(), "vocab_size"):
+    for key in (*theirs.sizes.values(), "vocab_size"):
         if type(values.get(key)) is not int:
             raise IntegrityFailure(f"{path}: {key} is {values.get(key)!r}, not a number")
-    tensors, files = read_weights(directory, theirs.PREFIX, theirs.BUFFER)
-    rows, is_gpt2 = values["vocab_size"], theirs is huggingface_gpt2
-    tokenizer, sources, companion_files = None, list[Path](), dict[str, Path]()
+    tensors, files = read_weights(directory, theirs.prefix, theirs.buffers)
+    rows, is_gpt2 = values["vocab_size"], kind == "gpt2"
+    tokenizer, sources = None, list[Path]()
     if is_gpt2:
         tokenizer, sources = read_vocabulary_files(vocab) if vocab else read_vocabulary(directory)
     else:
         tensors = {current_name(name): tensor for name, tensor in tensors.items()}
-        companion_files = {f"{FOLDER}/{name}": place for name, place in companions(directory).items()}
         if (directory / FILE_NAME).is_file():
             tokenizer = Tokenizer.open(directory, SEPARATOR)
     config = our_config(values, kind, tokenizer.vocab_size if tokenizer and is_gpt2 else rows, path)
     if heads is not None and heads != config.num_heads:
-        raise BadInput(f"{path}: {theirs.SIZES['num_heads']} is {config.num_heads}, but {heads} were given")
+        raise BadInput(f"{path}: {theirs.sizes['num_heads']} is {config.num_heads}, but {heads} were given")
     stored = config.model_copy(update={"vocab_size": rows, "padded_vocab_size": rows}) if is_gpt2 else config
-    ours = our_tensors(tensors, stored, theirs, directory)
     if tokenizer:
         check_vocabulary(tokenizer, rows, directory)
-    if tokenizer and is_gpt2:
-        words = huggingface_gpt2.OUR_WORDS
-        ours[words] = huggingface_gpt2.join(words, [ours[words]], config)
+    ours = our_tensors(tensors, stored, config, theirs, directory)
     name, twin = read_ours(values.get(OURS), "huggingface", path)
     digested = digests([path, *files], directory) | digests(sources, vocab or directory)
     origin = {"format": f"Hugging Face {'GPT-2' if is_gpt2 else 'BERT'}", "files": digested}
-    return Imported(name, config, ours, tokenizer, origin, twin, companion_files)
+    return Imported(name, config, ours, tokenizer, origin, twin)
 
 
-def our_config(values: dict[str, Any], kind: str, vocab_size: int, path: Path) -> ModelConfig:
+def our_config(values: JSON, kind: str, vocab_size: int, path: Path) -> ModelConfig:
     """The model that config.json describes. Raises BadInput if a setting makes it another model."""
     theirs = FORMATS[kind]
-    check_settings(values, theirs.REQUIRED, path)
-    sizes = {name: values[key] for name, key in theirs.SIZES.items()}
-    if (inner := values.get(*theirs.INNER)) not in (None, 4 * sizes["hidden_size"]):
-        four_times = f"four times {theirs.SIZES['hidden_size']} can be imported"
-        raise BadInput(f"{path}: {theirs.INNER[0]} is {inner!r}; {four_times}")
+    check_settings(values, theirs.required, path)
+    sizes = {name: values[key] for name, key in theirs.sizes.items()}
+    if (inner := values.get(theirs.inner, theirs.default_inner)) not in (None, 4 * sizes["hidden_size"]):
+        four_times = f"four times {theirs.sizes['hidden_size']} can be imported"
+        raise BadInput(f"{path}: {theirs.inner} is {inner!r}; {four_times}")
     ours = sizes | {
         "family": kind, "vocab_size": vocab_size, "padded_vocab_size": padded_vocab_size(vocab_size),
-        "dropout": values.get(theirs.DROPOUT, 0.1), "init_std": values.get("initializer_range", 0.02),
+        "dropout": values.get(theirs.dropout, 0.1), "init_std": values.get("initializer_range", 0.02),
     }  # fmt: skip
     if kind == "bert":
         ours["bert"] = {"layer_norm_order": "original", "layer_norm_epsilon": values.get("layer_norm_eps", 1e-12)}
     return parse_config(ours, ModelConfig, str(path))
-
-
-def companions(directory: Path) -> dict[str, Path]:
-    """The files beside the weights, by name."""
-    return {path.name: path for pattern in COMPANIONS for path in sorted(directory.glob(pattern))}
 
 
 def current_name(name: str) -> str:
@@ -200,7 +245,7 @@ def current_name(name: str) -> str:
     return re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"\.beta$", ".bias", name))
 
 
-def read_weights(directory: Path, prefix: str, buffer: re.Pattern[str]) -> tuple[dict[str, Tensor], list[Path]]:
+def read_weights(directory: Path, prefix: str, buffers: str) -> tuple[dict[str, Tensor], list[Path]]:
     """All weights, by their names without `prefix`, and the files with them, the index first.
 
     Raises IntegrityFailure if a file is damaged or disagrees with the index.
@@ -220,7 +265,7 @@ def read_weights(directory: Path, prefix: str, buffer: re.Pattern[str]) -> tuple
                 short = name.removeprefix("_orig_mod.").removeprefix(prefix)  # the first is torch.compile's
                 if short in tensors:
                     raise IntegrityFailure(f"{path}: tensor {name!r} is there twice")
-                if not buffer.fullmatch(short):
+                if not re.fullmatch(buffers, short):
                     tensors[short] = file.get_tensor(name)
     return tensors, files if places is None else [index, *files]
 

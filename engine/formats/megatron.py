@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
 from mlm_repro.engine.checkpoint.shards import reading
@@ -24,7 +25,7 @@ from mlm_repro.engine.formats.vocabulary import VOCABULARY, check_vocabulary, re
 from mlm_repro.engine.inference import parameters_of
 from mlm_repro.engine.parallel.layout import PipelineStage
 from mlm_repro.engine.published import METADATA, TRACKER
-from mlm_repro.lineage.atomic import read_bytes
+from mlm_repro.lineage.atomic import JSON, read_bytes
 from mlm_repro.lineage.config import parse_config
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 
@@ -51,8 +52,8 @@ class RankFile:
 
     path: Path
     version: int
-    args: dict[str, Any] | None
-    tensors: dict[str, torch.Tensor]
+    args: JSON | None
+    tensors: dict[str, Tensor]
     """Tensors by our names, with layers numbered within the stage."""
     iteration: Any
 
@@ -188,10 +189,10 @@ def _read_config(files: list[list[RankFile]], tokenizer: Tokenizer, heads: int |
     return config
 
 
-def _merge(files: list[list[RankFile]], config: ModelConfig) -> dict[str, torch.Tensor]:
+def _merge(files: list[list[RankFile]], config: ModelConfig) -> dict[str, Tensor]:
     """Whole tensors by global name, joined over stages and over tensor-parallel ranks."""
     tp = len(files[0])
-    merged: dict[str, torch.Tensor] = {}
+    merged: dict[str, Tensor] = {}
     offset = 0
     for number, stage in enumerate(files):
         place = PipelineStage(range(stage[0].layers), is_first=number == 0, is_last=number == len(files) - 1)
@@ -226,14 +227,14 @@ def flatten(values: dict[Any, Any], prefix: str = "", depth: int = 5) -> dict[st
     return named
 
 
-def our_names(model: Any, where: object) -> dict[str, torch.Tensor]:
+def our_names(model: Any, where: object) -> dict[str, Tensor]:
     """The tensors of one file's `model` entry by our names, with layers numbered within the stage.
 
     Raises IntegrityFailure for a name that no version of Megatron-LM's GPT-2 had, and for a value that is not a tensor.
     """
     if not isinstance(model, dict):
         raise IntegrityFailure(f"{where}: its model is not a state dict")
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, value in flatten(model).items():
         if name.endswith("_extra_state"):
             continue
@@ -242,13 +243,13 @@ def our_names(model: Any, where: object) -> dict[str, torch.Tensor]:
             raise IntegrityFailure(f"{where}: tensor {name!r} is unexpected")
         if ours in tensors:
             raise IntegrityFailure(f"{where}: tensor {name!r} is there twice")
-        if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.device.type != "cpu":
+        if not isinstance(value, Tensor) or value.layout != torch.strided or value.device.type != "cpu":
             raise IntegrityFailure(f"{where}: {name!r} is not a tensor with values")
         tensors[ours] = value.detach()
     return tensors
 
 
-def reorder_query_key_value(local: torch.Tensor, version: int, heads: int) -> torch.Tensor:
+def reorder_query_key_value(local: Tensor, version: int, heads: int) -> Tensor:
     """Reorder the rows of a tensor-parallel rank's weight or bias to ours, [n, 3, d].
 
     `heads` is n, the rank's heads. Rows are [3, n, d] in version 0 and [n, d, 3] in version 1.
@@ -261,7 +262,7 @@ def reorder_query_key_value(local: torch.Tensor, version: int, heads: int) -> to
     return local
 
 
-def require_gpt2(args: dict[str, Any], where: object) -> None:
+def require_gpt2(args: JSON, where: object) -> None:
     """Raise BadInput if the arguments describe a model other than our GPT-2.
 
     A version that can choose has the exact GeLU, not GPT-2's tanh, unless it took the fused or the OpenAI one.

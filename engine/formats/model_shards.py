@@ -1,4 +1,8 @@
-"""Any model of Hugging Face divided over tensor-parallel ranks by its plan (`shard-hf`), run, and merged (`export`).
+"""A model of Hugging Face divided over tensor-parallel ranks (`shard-hf`), run, and merged (`export`).
+
+transformers has a plan for many of its models: layers by columns, layers by rows, and copied parameters whose gradients
+are summed. NAMES has the layers of models without one. Whatever the plan says, the ranks' outputs are held against the
+whole model's before anything is kept.
 
 The directory has `plan.json`, a file of tensors for each rank, and in `huggingface/` the rest of the original one.
 """
@@ -7,29 +11,18 @@ import copy
 import os
 import re
 import shutil
-from collections import defaultdict
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import PositiveInt
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from mlm_repro.engine.checkpoint.shards import reading
 from mlm_repro.engine.formats import digests
-from mlm_repro.engine.formats.huggingface import FOLDER, companions, current_name, read_weights
-from mlm_repro.engine.formats.tensor_plan import (
-    DividedBlock,
-    Division,
-    TensorPlan,
-    describe_plan,
-    make_plan,
-    some_tokens,
-)
 from mlm_repro.engine.launch.mesh import build_mesh
 from mlm_repro.engine.launch.threads import run_threads
 from mlm_repro.engine.parallel.collectives import enter_tensor_parallel, gather_features, leave_tensor_parallel
@@ -40,9 +33,23 @@ from mlm_repro.lineage.atomic import write_json
 from mlm_repro.lineage.digest import check_seal, seal
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 from mlm_repro.lineage.extras import import_extra
-from mlm_repro.lineage.files import one_line, read_object
+from mlm_repro.lineage.files import FileSchema, one_line, read_document, write_document
 from mlm_repro.lineage.lock import check_is_there, check_output, new_output
 
+FOLDER = "huggingface"
+"""Folder with the files of the original directory that are not weights."""
+COMPANIONS = ("*.json", "*.txt", "*.model", "*.md", "*.jinja", "LICENSE*")
+BART = {"columns": "[qkv]_proj|fc1", "rows": "out_proj|fc2"}
+NAMES = {
+    "gpt2": {"columns": "c_attn|c_fc", "rows": "c_proj"}, "bart": BART, "opt": BART,
+    "bert": {"columns": r"query|key|value|intermediate\.dense", "rows": r"output\.dense"},
+    "t5": {"columns": r"[qkv]|wi(_\d)?", "rows": "o|wo", "heads": "relative_attention_bias"},
+}  # fmt: skip
+"""Model type → ends of the names of the layers that are divided. Attention divides its heads and an MLP its width."""
+STYLES = {"colwise": "columns", "rowwise": "rows", "replicated_with_grad_allreduce": "summed"}
+"""transformers' words for the ways of dividing. Layers with another word stay whole on every rank."""
+FUSED = {"c_attn": 3}
+"""Layers that have several products side by side, and how many."""
 HEADS = frozenset({
     "num_heads", "num_attention_heads", "num_key_value_heads", "num_kv_heads", "n_heads", "n_head",
     "encoder_attention_heads", "decoder_attention_heads",
@@ -52,9 +59,72 @@ WIDTHS = frozenset({"inner_dim", "all_head_size", "split_size", "embed_dim", "hi
 """Names by which an attention module knows the width of its heads together."""
 TOLERANCE = 1e-10
 """Largest difference of a divided model's outputs in float64, in parts of the largest output."""
-NO_BUFFER = re.compile("(?!)")
-Names = Mapping[str, list[str]]
-"""Tensor of the files → the model's parameters and buffers that are this tensor."""
+TOKENS = 24
+
+
+class Division(NamedTuple):
+    """How a parameter is divided: each of `pieces` side by side along `dim`. A `summed` one is whole on every rank."""
+
+    how: Literal["columns", "rows", "heads", "vocabulary", "summed"]
+    dim: int = 0
+    pieces: int = 1
+
+
+class TensorPlan(FileSchema):
+    """plan.json: the part of a model that each of `tp` ranks holds."""
+
+    tp: PositiveInt
+    parameters: dict[str, Division]
+    """How each parameter is divided, by name; the others are copied."""
+
+    def part(self, name: str, whole: Tensor, rank: int) -> Tensor:
+        """A rank's part of a parameter."""
+        if name not in self.parameters or self.parameters[name].how == "summed":
+            return whole
+        _, dim, pieces = self.parameters[name]
+        own = [piece.tensor_split(self.tp, dim)[rank] for piece in whole.chunk(pieces, dim)]
+        return torch.cat(own, dim)
+
+    def merge(self, name: str, parts: Sequence[Tensor]) -> Tensor:
+        """The whole parameter of the ranks' parts."""
+        if name not in self.parameters or self.parameters[name].how == "summed":
+            return parts[0]
+        _, dim, pieces = self.parameters[name]
+        by_piece = zip(*(part.chunk(pieces, dim) for part in parts), strict=True)
+        return torch.cat([torch.cat(piece, dim) for piece in by_piece], dim)
+
+
+def make_plan(model: nn.Module, tp: int) -> TensorPlan:
+    """The plan of a model of transformers on `tp` ranks: transformers' own, or that of NAMES where it has none."""
+    theirs: dict[str, str] = getattr(model, "_tp_plan", None) or {}
+    names: dict[str, str] = NAMES.get(model.config.model_type, {})  # type: ignore[union-attr, arg-type]
+    vocabulary = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    divisions: dict[int, Division] = {}
+    for place, module in model.named_modules():
+        style = STYLES.get(theirs.get(kind_of(place), ""))
+        if not theirs:
+            style = next((how for how, ends in names.items() if re.search(rf"\.({ends})$", place)), None)
+        outputs = int(not isinstance(module, nn.Linear))  # the dim of outputs; a Conv1D is [in, out]
+        for parameter in module.parameters(recurse=False):
+            key, is_matrix = id(parameter), parameter.dim() == 2
+            if module is head or (isinstance(module, nn.Embedding) and len(parameter) == vocabulary):
+                divisions[key] = Division("vocabulary")
+            elif style == "columns":
+                divisions[key] = Division("columns", outputs * is_matrix, FUSED.get(place.rpartition(".")[2], 1))
+            elif style == "rows" and is_matrix:
+                divisions[key] = Division("rows", 1 - outputs)
+            elif style == "heads":
+                divisions[key] = Division("heads", 1)
+            elif style == "summed":
+                divisions[key] = Division("summed")
+    named = model.named_parameters(remove_duplicate=False)
+    return TensorPlan(tp=tp, parameters={name: divisions[id(each)] for name, each in named if id(each) in divisions})
+
+
+def kind_of(name: str) -> str:
+    """A name with the number of its layer as a star, as in transformers' plans; equal layers have one kind."""
+    return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
 
 
 def shard_model(directory: Path, out: Path, tp: int) -> list[str]:
@@ -65,59 +135,73 @@ def shard_model(directory: Path, out: Path, tp: int) -> list[str]:
     """
     check_output(out)
     check_is_there(directory, "directory")
-    model = build_model(directory)
+    model = read_model(directory)
     plan = make_plan(model, tp)
-    if not plan.blocks:
-        reason = next(iter(plan.copied.values()), "it has none")
-        raise BadInput(f"{directory}: {tp} ranks can divide no layer: {reason}")
-    tensors, files = read_weights(directory, "", NO_BUFFER)
-    names = _names_of(model, tensors, directory)
+    if not any(division.how == "columns" for division in plan.parameters.values()):
+        raise BadInput(
+            f"{directory}: transformers has no plan of columns and rows for a {type(model).__name__}; without one "
+            f"{', '.join(NAMES)} can be divided"
+        )
+    repeated = dict(model.named_parameters(remove_duplicate=False)).keys() - dict(model.named_parameters()).keys()
+    tensors = {name: tensor for name, tensor in model.state_dict().items() if name not in repeated}
     with new_output(out) as temporary:
         for rank in range(tp):
-            parts = {name: split.of(tensor, rank) if (split := _split(plan, names[name])) else tensor
-                     for name, tensor in tensors.items()}  # fmt: skip
+            parts = {name: plan.part(name, tensor, rank).contiguous() for name, tensor in tensors.items()}
             save_file(parts, temporary / _file(rank))
-        write_json(temporary / PLAN, asdict(plan) | {"summed": sorted(plan.summed)})
-        write_json(temporary / "origin.json", {"files": digests([directory / CONFIG, *files], directory)})
+        write_document(temporary / PLAN, plan)
+        files = [directory / CONFIG, *sorted(directory.glob("*.safetensors*"))]
+        write_json(temporary / "origin.json", {"files": digests(files, directory)})
         (temporary / FOLDER).mkdir()
-        for name, path in companions(directory).items():
-            if name != INDEX:
-                shutil.copyfile(path, temporary / FOLDER / name)
-        checked = _check(temporary, model, names, tensors, tp)
+        for path in {path for pattern in COMPANIONS for path in directory.glob(pattern) if path.name != INDEX}:
+            shutil.copyfile(path, temporary / FOLDER / path.name)
+        checked = _check(temporary, model, tp)
         seal(temporary)
-    return [*describe_plan(plan, model), checked]
+    ways = dict.fromkeys(f"{kind_of(name)}: {division.how}" for name, division in plan.parameters.items())
+    return [*ways, "all others: copied", checked]
 
 
-def build_model(directory: Path) -> nn.Module:
-    """The model that a directory's config.json describes, with random weights of one seed. Runs no code of it."""
+def read_model(directory: Path, has_weights: bool = True) -> Any:
+    """The model of a directory, or without weights the one that its config.json describes. Runs no code of it.
+
+    Raises BadInput if transformers reads no model there, or if tensors are missing or unexpected.
+    """
     transformers: Any = import_extra("transformers", "bench")
+    transformers.utils.logging.disable_progress_bar()
     try:
         config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
         kind = getattr(transformers, (config.architectures or ["none"])[0])
         if not issubclass(kind, transformers.PreTrainedModel):
             raise TypeError(f"{kind.__name__} is no model")
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
+        if not has_weights:
             return kind(config).eval()
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        model, report = kind.from_pretrained(directory, use_safetensors=True, dtype="auto", output_loading_info=True)
+    except Exception as error:  # the library raises errors of many kinds
         raise BadInput(f"{directory / CONFIG}: transformers builds no model of it ({one_line(error)})") from error
+    wrong = sorted(
+        str(name) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys") for name in report[kind]
+    )
+    if wrong:
+        raise BadInput(f"{directory}: tensor {wrong[0]} does not fit the model ({len(wrong)} such tensors)")
+    return model.eval()
 
 
 def load_rank(directory: Path, axis: Axis, seed: int = 0, dtype: torch.dtype | None = None) -> nn.Module:
     """This rank's part of a model that `shard_model` wrote: a transformers model, used as the whole one is.
 
     `dtype` None is the number format of the files. `seed` is that of dropout in divided layers. Raises BadInput if the
-    axis has another number of ranks than there are files.
+    axis has another number of ranks than there are files, IntegrityFailure if a file lacks a parameter.
     """
-    plan = read_plan(directory)
+    plan = read_document(directory / PLAN, TensorPlan)
     if axis.size != plan.tp:
         raise BadInput(f"{directory} is divided over {plan.tp} ranks, not {axis.size}")
     tensors = load_file(directory / _file(axis.rank))
-    whole = build_model(directory / FOLDER)
-    names = _names_of(whole, tensors, directory)
+    whole = read_model(directory / FOLDER, has_weights=False)
     formats = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
-    model = divide(whole.to(dtype or (formats.pop() if len(formats) == 1 else torch.float32)), plan, axis, seed)
-    _fill(model, names, tensors)
+    whole = whole.to(dtype or (formats.pop() if len(formats) == 1 else torch.float32))
+    if missing := dict(whole.named_parameters()).keys() - tensors.keys():
+        raise IntegrityFailure(f"{directory / _file(axis.rank)} has no tensor {min(missing)}")
+    model = divide(whole, plan, axis, seed)
+    model.load_state_dict(tensors, strict=False)  # a parameter of several names has one tensor
     return model
 
 
@@ -129,14 +213,10 @@ def merge_model(checkpoint: Path, out: Path) -> Path:
     """
     check_output(out)
     check_seal(checkpoint)
-    plan = read_plan(checkpoint)
+    plan = read_document(checkpoint / PLAN, TensorPlan)
     with reading(checkpoint):
         ranks = [load_file(checkpoint / _file(rank)) for rank in range(plan.tp)]
-        names = _names_of(build_model(checkpoint / FOLDER), ranks[0], checkpoint)
-        whole = {}
-        for name in ranks[0]:
-            split, parts = _split(plan, names[name]), [tensors[name] for tensors in ranks]
-            whole[name] = split.merge(parts) if split else parts[0]
+        whole = {name: plan.merge(name, [tensors[name] for tensors in ranks]) for name in ranks[0]}
     with new_output(out) as temporary:
         save_file(whole, temporary / WEIGHTS, metadata={"format": "pt"})
         for path in (checkpoint / FOLDER).iterdir():
@@ -144,161 +224,118 @@ def merge_model(checkpoint: Path, out: Path) -> Path:
     return out
 
 
-def read_plan(directory: Path) -> TensorPlan:
-    """The plan that a directory was divided by. Raises IntegrityFailure if it is none."""
-    try:
-        return TypeAdapter(TensorPlan).validate_python(read_object(directory / PLAN))
-    except ValidationError as error:
-        raise IntegrityFailure(f"{directory / PLAN} is not a plan of this program") from error
-
-
 def _file(rank: int) -> str:
     return f"model-tp{rank:02d}.safetensors"
 
 
-def _names_of(model: nn.Module, tensors: Mapping[str, Tensor], where: Path) -> Names:
-    """Names in the model of each tensor of the files. Raises BadInput if a parameter has no tensor."""
-    prefix = f"{getattr(model, 'base_model_prefix', '')}."
-    same: dict[int, list[str]] = defaultdict(list)
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    for name, parameter in parameters.items():
-        same[id(parameter)].append(name)
-    own = {name: [name] for name, _ in model.named_buffers()}
-    own |= {name: same[id(parameter)] for name, parameter in parameters.items()}
-    names = {}
-    for name in tensors:
-        now = current_name(name)
-        names[name] = next((own[each] for each in (now, prefix + now, now.removeprefix(prefix)) if each in own), [])
-    covered = {each for held in names.values() for each in held}
-    if missing := [name for name, _ in model.named_parameters() if name not in covered]:
-        raise BadInput(f"{where}: the weights have no tensor for {missing[0]} ({len(missing)} such parameters)")
-    return names
-
-
-def _split(plan: TensorPlan, names: list[str]) -> Division | None:
-    return next((plan.splits[name] for name in names if name in plan.splits), None)
-
-
-def _fill(model: nn.Module, names: Names, tensors: Mapping[str, Tensor]) -> None:
-    """Copy the files' tensors into the model. Raises IntegrityFailure naming one of another shape."""
-    own = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
-    for name, tensor in tensors.items():
-        for target in names[name][:1]:
-            if own[target].shape != tensor.shape:
-                shapes = f"{list(tensor.shape)}, the model's is {list(own[target].shape)}"
-                raise IntegrityFailure(f"tensor {name!r} has shape {shapes}")
-            own[target].data.copy_(tensor)
-
-
-def _check(directory: Path, model: nn.Module, names: Names, tensors: Mapping[str, Tensor], tp: int) -> str:
+def _check(directory: Path, model: nn.Module, tp: int) -> str:
     """Hold the ranks' outputs against the whole model's; returns a sentence."""
     needed = 24 * sum(parameter.numel() for parameter in model.parameters())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     if needed > memory:
         return f"not compared with the whole model: this needs {needed / 1e9:.0f} GB, {memory / 1e9:.0f} GB are free"
-    _fill(model, names, tensors)
-
-    def answer() -> Tensor:
-        part = load_rank(directory, build_mesh(Layout(tp=tp)).tp, dtype=torch.float64)
-        return outputs(part)
-
     whole = outputs(model.double())
     try:
-        difference = max(float((each - whole).abs().max()) for each in run_threads(answer, tp))
-    except RuntimeError as error:
+        ranks = run_threads(
+            lambda: outputs(load_rank(directory, build_mesh(Layout(tp=tp)).tp, dtype=torch.float64)), tp
+        )
+        difference = max(float((each - whole).abs().max()) for each in ranks)
+    except (RuntimeError, ValueError) as error:
         raise BadInput(f"a {type(model).__name__} cannot be divided: its parts do not run ({error})") from error
     if not difference <= TOLERANCE * max(1.0, float(whole.abs().max())):
         raise BadInput(f"a {type(model).__name__} cannot be divided: its parts answer otherwise, by {difference:.3g}")
     return f"{tp} ranks answer as the whole model does in float64: largest difference {difference:.1e}"
 
 
+def some_tokens(model: nn.Module) -> dict[str, Tensor]:
+    """Random tokens as the model's arguments."""
+    config: Any = model.config
+    length = min(TOKENS, getattr(config, "max_position_embeddings", None) or TOKENS)
+    tokens = torch.randint(0, config.vocab_size, (2, length), generator=torch.Generator().manual_seed(1))
+    names = ("input_ids", "decoder_input_ids") if config.is_encoder_decoder else ("input_ids",)
+    return dict.fromkeys(names, tokens)
+
+
 def outputs(model: nn.Module) -> Tensor:
     """The model's logits of some tokens, or its last hidden states."""
     with torch.no_grad():
-        said = model(**some_tokens(model))
-    return said.logits if "logits" in said else said[0]
+        answer: Tensor = model(**some_tokens(model))[0]
+    return answer
 
 
 def divide(model: nn.Module, plan: TensorPlan, axis: Axis, seed: int = 0) -> nn.Module:
     """Turn a whole model into this rank's part of it, in place, and return it.
 
-    Inputs, outputs and gradients of copied parameters are whole on every rank. Dropout between a block's first and last
-    layers differs on each rank (by `seed`); elsewhere ranks with one random state draw the same.
+    Inputs, outputs and gradients of copied parameters are whole on every rank. Dropout between layers by columns and
+    the layer by rows differs on each rank (by `seed`); elsewhere ranks with one random state draw the same.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     parts: dict[int, nn.Parameter] = {}
-    for name, split in plan.splits.items():
-        whole = parameters[name]
+    region = _Region(axis, seed)
+    attention: dict[nn.Module, None] = {}
+    for name, division in plan.parameters.items():
+        whole, (place, _, own) = parameters[name], name.rpartition(".")
+        module: Any = model.get_submodule(place)
+        if division.how == "summed":
+            whole.register_hook(axis.all_reduce)
+            continue
         if id(whole) not in parts:
-            parts[id(whole)] = nn.Parameter(split.of(whole.data, axis.rank), whole.requires_grad)
-        place, _, own = name.rpartition(".")
-        setattr(model.get_submodule(place), own, parts[id(whole)])
-    for name in plan.summed:
-        parameters[name].register_hook(axis.all_reduce)
-    random = _RankRandom(seed, axis.rank)
-    for block in plan.blocks:
-        _Region(model, block, plan.tp, axis, random)
-    for name in plan.embeddings:
-        words: Any = model.get_submodule(name)
-        start, stop = _rows(plan.splits[f"{name}.weight"], axis.rank)
-        words.forward = partial(_look_up, words.forward, start, stop, axis)
-        padding = words.padding_idx
-        words.padding_idx = padding - start if padding is not None and start <= padding < stop else None
-    if plan.head is not None:
-        head: Any = model.get_submodule(plan.head)
-        split = plan.splits[f"{plan.head}.weight"]
-        head.forward = partial(_score, head.forward, axis, _rows(split, axis.rank)[0], split.parts[-1][-1][1])
+            parts[id(whole)] = nn.Parameter(plan.part(name, whole.data, axis.rank), whole.requires_grad)
+        setattr(module, own, parts[id(whole)])
+        if division.how == "columns":
+            attention[model.get_submodule(place.rpartition(".")[0])] = None
+        if own == "weight":
+            region.divide(module, division.how, len(whole))
+    for parent in attention:
+        _divide_heads(parent, plan.tp)
     return model
 
 
-class _RankRandom:
-    """The random state of divided activations, different on each rank; within a block, that of the others."""
+class _Region:
+    """Divided activations: their inputs enter, the sum leaves, and random numbers differ on each rank."""
 
-    def __init__(self, seed: int, rank: int) -> None:
-        self.other = torch.Generator().manual_seed(seed + 1 + rank).get_state()
+    def __init__(self, axis: Axis, seed: int) -> None:
+        self.axis, self.is_inside = axis, False
+        self.other = torch.Generator().manual_seed(seed + 1 + axis.rank).get_state()
+        """The random state of the other side: of divided activations, or within them that of the whole ones."""
+
+    def divide(self, module: Any, how: str, rows: int) -> None:
+        """Make a module compute its part; `rows` are those of its whole weight."""
+        if how == "columns":
+            if hasattr(module, "nf"):
+                module.nf = module.weight.shape[1]
+            module.register_forward_pre_hook(self.enter)
+        elif how == "rows":
+            module.forward = partial(self.leave, module)
+        elif how == "vocabulary":
+            start = int(torch.arange(rows).tensor_split(self.axis.size)[self.axis.rank][0])
+            stop, whole = start + len(module.weight), module.forward
+            module.forward = partial(_score, whole, self.axis, start, rows)
+            if hasattr(module, "padding_idx"):  # a table that is looked up
+                padding = module.padding_idx
+                module.padding_idx = padding - start if padding in range(start, stop) else None
+                module.forward = partial(_look_up, whole, start, stop, self.axis)
 
     def swap(self) -> None:
-        current = torch.get_rng_state()
+        current, self.is_inside = torch.get_rng_state(), not self.is_inside
         torch.set_rng_state(self.other)
         self.other = current
 
-
-class _Region:
-    """A block's layers on this rank: its inputs enter once, its sum leaves, heads between them are counted anew."""
-
-    def __init__(self, model: nn.Module, block: DividedBlock, tp: int, axis: Axis, random: _RankRandom) -> None:
-        self.axis, self.random = axis, random
-        self.entered: list[tuple[Tensor, Tensor]] = []
-        for name in block.columns:
-            column: Any = model.get_submodule(name)
-            if hasattr(column, "nf"):
-                column.nf = column.weight.shape[1]
-            column.register_forward_pre_hook(self.enter)
-        row: Any = model.get_submodule(block.row)
-        row.forward = partial(self.leave, row)
-        for name in {name.rpartition(".")[0] for name in (*block.columns, block.row)}:
-            _divide_heads(model.get_submodule(name), tp)
-
-    def enter(self, column: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        if not self.entered:
-            self.random.swap()
-        for whole, entered in self.entered:
-            if whole is inputs[0]:
-                return (entered,)
-        entered = enter_tensor_parallel(inputs[0], self.axis)
-        self.entered.append((inputs[0], entered))
-        return (entered,)
+    def enter(self, column: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+        if not self.is_inside:
+            self.swap()
+        return enter_tensor_parallel(inputs[0], self.axis)
 
     def leave(self, row: Any, x: Tensor) -> Tensor:
-        if self.entered:
-            self.random.swap()
-        self.entered.clear()
+        if self.is_inside:
+            self.swap()
         product = x @ (row.weight.T if isinstance(row, nn.Linear) else row.weight)
         summed = leave_tensor_parallel(product, self.axis)
         return summed.clone() if row.bias is None else summed + row.bias
 
 
 def _divide_heads(module: nn.Module, tp: int) -> None:
+    """Tell an attention module, and its own copy of the configuration, how many heads are here."""
     if HEADS.isdisjoint(vars(module)):
         return
     settings: Any = copy.copy(getattr(module, "config", None))
@@ -308,11 +345,6 @@ def _divide_heads(module: nn.Module, tp: int) -> None:
                 setattr(place, name, count // tp)
     if settings is not None:
         module.config = settings
-
-
-def _rows(split: Division, rank: int) -> tuple[int, int]:
-    (rows,) = split.parts[rank]
-    return rows
 
 
 def _look_up(forward: Callable[[Tensor], Tensor], start: int, stop: int, axis: Axis, ids: Tensor) -> Tensor:

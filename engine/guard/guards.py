@@ -11,7 +11,7 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mlm_repro.engine.checkpoint.statistics import BITS
 from mlm_repro.engine.config import RunConfig
@@ -143,12 +143,12 @@ def diagnose(step: TrainingStep, microbatches: Sequence[PipelineInput]) -> str:
     return "; ".join(parts)
 
 
-def _note(names: list[str], name: str, *tensors: torch.Tensor) -> None:
+def _note(names: list[str], name: str, *tensors: Tensor) -> None:
     if not all(torch.isfinite(tensor.to_dense()).all() for tensor in tensors):  # a gradient may be sparse
         names.append(name)
 
 
-def _note_output(names: list[str], name: str, module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+def _note_output(names: list[str], name: str, module: nn.Module, inputs: Any, output: Tensor) -> None:
     """Look at a module's output, and at its own parameters: a later kernel may add its bias."""
     _note(names, name, output, *module.parameters(recurse=False))
 
@@ -252,7 +252,7 @@ class ReplicaGuard(Guard):
             raise Diverged(everywhere[0])
 
 
-def _sum_of_bits(weight: torch.Tensor) -> int:
+def _sum_of_bits(weight: Tensor) -> int:
     return int(weight.contiguous().view(BITS[weight.element_size()]).sum(dtype=torch.int64))
 
 

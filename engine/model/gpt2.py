@@ -5,8 +5,7 @@ The one definition of the model. On a mesh of one rank its layers are ordinary l
 Shapes: b microbatch, s sequence, h hidden, n heads, d head dim, v padded vocabulary, t tensor-parallel ranks.
 """
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mlm_repro.engine.config import ModelConfig
 from mlm_repro.engine.kernels.products import linear
@@ -30,22 +29,22 @@ class GPT2(CausalModel):
         if self.stage.is_last:
             self.final_layernorm = nn.LayerNorm(config.hidden_size)
 
-    def forward(self, inputs: torch.Tensor, dropout: Dropout | None = None, cache: Cache | None = None) -> torch.Tensor:
+    def forward(self, inputs: Tensor, dropout: Dropout | None = None, cache: Cache | None = None) -> Tensor:
         x = self.embedding(inputs, dropout, cache.length if cache else 0) if self.stage.is_first else inputs
         x = run_layers(list(self.layers.values()), x, dropout, cache, at_once=self.recomputed_layers)
         return self.final_layernorm(x) if self.stage.is_last else x
 
-    def hidden_states_at(self, inputs: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def hidden_states_at(self, inputs: Tensor, positions: Tensor) -> Tensor:
         return self.forward(inputs, cache=ScoredPositions(positions, self.config.num_layers - 1))
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
         hidden = enter_tensor_parallel(hidden, self.mesh.tp, self.mesh.sequence_parallel)
         return linear(hidden, self.embedding.word_embeddings.weight)
 
-    def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
+    def run_stage(self, inputs: Tensor, batch: PipelineInput) -> Tensor:
         return self.forward(inputs, batch.dropout)
 
-    def batch_loss(self, hidden: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
+    def batch_loss(self, hidden: Tensor, batch: PipelineInput) -> Tensor:
         hidden = enter_tensor_parallel(hidden, self.mesh.tp, self.mesh.sequence_parallel).flatten(0, 1)  # [s·b, h]
         weight, targets = self.embedding.word_embeddings.weight, batch.targets.transpose(0, 1).flatten()
         return kernel("linear_cross_entropy", hidden)(hidden, weight, targets, self.config.vocab_size, self.mesh.tp)

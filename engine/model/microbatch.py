@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from mlm_repro.data_pipeline.tokens.sentence_pairs import PairSample
 from mlm_repro.engine.parallel.mesh import ParallelMesh
@@ -21,19 +22,19 @@ class Recurrence:
     Where nothing is computed again, both may be one.
     """
 
-    before: dict[int, torch.Tensor] = field(default_factory=dict)
-    after: dict[int, torch.Tensor] = field(default_factory=dict)
+    before: dict[int, Tensor] = field(default_factory=dict)
+    after: dict[int, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class SentencePairs:
     """A BERT's inputs besides the tokens."""
 
-    token_types: torch.Tensor
+    token_types: Tensor
     """0 for tokens of the first part, 1 for those of the second, [b, s]."""
-    is_token: torch.Tensor
+    is_token: Tensor
     """False at padding, [b, s]."""
-    is_swapped: torch.Tensor
+    is_swapped: Tensor
     """1 where the second part came first in its document, [b]."""
 
 
@@ -41,8 +42,8 @@ class SentencePairs:
 class PipelineInput:
     """One microbatch: token ids and targets, each [b, s]; negative targets are ignored."""
 
-    tokens: torch.Tensor
-    targets: torch.Tensor
+    tokens: Tensor
+    targets: Tensor
     dropout: Dropout | None = None
     recurrence: Recurrence | None = None
     """Memory of earlier segments; None if the model sees this segment alone."""
@@ -50,10 +51,10 @@ class PipelineInput:
     """Parts and padding, for a BERT; None if a sequence is one part without padding."""
     places: tuple[int, ...] = ()
     """Places of its sequences in the global batch; empty outside one."""
-    mean_targets: torch.Tensor | None = None
+    mean_targets: Tensor | None = None
     """Mean number of targets of a microbatch over the whole global batch, a scalar; None for this one's own number."""
 
-    def tensors(self) -> list[torch.Tensor]:
+    def tensors(self) -> list[Tensor]:
         """Tensors that differ between microbatches of one sequence each."""
         given = self.tokens, self.targets, self.mean_targets, self.dropout.table if self.dropout else None
         return [each for each in given if each is not None]
@@ -73,7 +74,7 @@ def to_input(
     return PipelineInput(rows, targets, dropout, None, SentencePairs(types, is_token, is_swapped), places)
 
 
-def _on_device(array: NDArray[Any], mesh: ParallelMesh) -> torch.Tensor:
+def _on_device(array: NDArray[Any], mesh: ParallelMesh) -> Tensor:
     """The array on the mesh's device; the host does not wait for the copy."""
     tensor = torch.from_numpy(array)
     return (tensor.pin_memory() if mesh.device.type == "cuda" else tensor).to(mesh.device, non_blocking=True)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mlm_repro.engine.config import SERIAL, ModelConfig, ParallelConfig
 from mlm_repro.engine.model.cache import rows_at
@@ -74,11 +74,11 @@ class StageModel(nn.Module, ABC):
             list(pool.map(fill, sharded_parameters(self, self.mesh)))
 
     @abstractmethod
-    def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
+    def run_stage(self, inputs: Tensor, batch: PipelineInput) -> Tensor:
         """Output of the stage for this microbatch, [s, b, h]."""
 
     @abstractmethod
-    def batch_loss(self, hidden: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
+    def batch_loss(self, hidden: Tensor, batch: PipelineInput) -> Tensor:
         """Mean loss of the microbatch's sequences from the last stage's output, a scalar."""
 
 
@@ -86,13 +86,13 @@ class CausalModel(StageModel):
     """A model of each token from those before it, which can be scored and sampled from."""
 
     @abstractmethod
-    def forward(self, inputs: torch.Tensor, dropout: Dropout | None = None) -> torch.Tensor:
+    def forward(self, inputs: Tensor, dropout: Dropout | None = None) -> Tensor:
         """Output of the stage, [s, b, h]; on the last stage, after the final layer norm, the input of `logits`."""
 
-    def hidden_states_at(self, inputs: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def hidden_states_at(self, inputs: Tensor, positions: Tensor) -> Tensor:
         """The last stage's output at positions [b, q] alone, [q, b, h], up to rounding; no dropout."""
         return rows_at(self.forward(inputs), positions)
 
     @abstractmethod
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
         """States [..., h] → this rank's logits [..., v/t]."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mlm_repro.engine.config import ModelConfig
@@ -38,7 +38,7 @@ class SelfAttention(nn.Module):
         self.query_key_value = ColumnParallelLinear(h, 3 * h, mesh)
         self.dense = RowParallelLinear(h, h, mesh)
 
-    def forward(self, x: torch.Tensor, dropout: Dropout | None = None, cache: Cache | None = None) -> torch.Tensor:
+    def forward(self, x: Tensor, dropout: Dropout | None = None, cache: Cache | None = None) -> Tensor:
         qkv = self.query_key_value(x).unflatten(2, (self.heads, 3, self.head_dim))  # [s, b, n/t, 3, d]
         if cache:
             return self.dense(cache.attend(self.layer, qkv), add_bias=False)  # [q, b, h]
@@ -60,7 +60,7 @@ class MLP(nn.Module):
         self.dense_h_to_4h = ColumnParallelLinear(h, 4 * h, mesh)
         self.dense_4h_to_h = RowParallelLinear(4 * h, h, mesh)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         x = self.dense_h_to_4h(x, add_bias=False)
         return self.dense_4h_to_h(kernel("bias_gelu", x)(x, self.dense_h_to_4h.bias), add_bias=False)
 
@@ -82,7 +82,7 @@ class TransformerLayer(nn.Module):
         self.post_attention_layernorm = nn.LayerNorm(config.hidden_size)
         self.mlp = self.mlp_class(config, mesh)
 
-    def forward(self, x: torch.Tensor, dropout: Dropout | None = None, cache: Cache | None = None) -> torch.Tensor:
+    def forward(self, x: Tensor, dropout: Dropout | None = None, cache: Cache | None = None) -> Tensor:
         x, normed = normed_sum(self.input_layernorm, x)
         attention = self.self_attention(normed, dropout, cache)
         x = cache.rows(self.layer, x) if cache else x
@@ -90,12 +90,12 @@ class TransformerLayer(nn.Module):
         x, normed = normed_sum(self.post_attention_layernorm, x, attention, *bias_and_mask)
         return self.add(x, self.mlp(normed), "mlp", dropout)
 
-    def add(self, x: torch.Tensor, branch: torch.Tensor, of: str, dropout: Dropout | None = None) -> torch.Tensor:
+    def add(self, x: Tensor, branch: Tensor, of: str, dropout: Dropout | None = None) -> Tensor:
         """x + dropout(branch + bias), with x and the branch `of` attention or mlp [s, b, h] and its bias [h]."""
         bias, mask = self.bias_and_mask(len(x), of, dropout)
         return kernel("bias_dropout_add", branch)(branch, bias, x, mask)
 
-    def bias_and_mask(self, rows: int, of: str, dropout: Dropout | None) -> tuple[torch.Tensor, DropoutMask | None]:
+    def bias_and_mask(self, rows: int, of: str, dropout: Dropout | None) -> tuple[Tensor, DropoutMask | None]:
         """The bias of the branch `of` attention or mlp, [h], and the mask of its `rows` positions."""
         bias = (self.mlp.dense_4h_to_h if of == "mlp" else self.self_attention.dense).bias
         return bias, _mask(f"layers.{self.layer}.{of}_output", rows, dropout, self.mesh)
@@ -114,10 +114,10 @@ class Embedding(nn.Module):
         if has_positions:
             self.position_embeddings = embedding_table(config.seq_length, config.hidden_size)
 
-    def forward(self, tokens: torch.Tensor, dropout: Dropout | None, start: int = 0) -> torch.Tensor:
+    def forward(self, tokens: Tensor, dropout: Dropout | None, start: int = 0) -> Tensor:
         return drop(self.embedded(tokens, start), "embedding", dropout, self.mesh)
 
-    def embedded(self, tokens: torch.Tensor, start: int = 0) -> torch.Tensor:
+    def embedded(self, tokens: Tensor, start: int = 0) -> Tensor:
         """The same without dropout."""
         words = self.word_embeddings(tokens)  # [s, b, h]
         first = start + self.mesh.sequence_rank * words.size(0)
@@ -130,13 +130,13 @@ def embedding_table(rows: int, columns: int) -> nn.Embedding:
     return nn.Embedding.from_pretrained(torch.empty(rows, columns), freeze=False)
 
 
-def run_layers(layers: Sequence[nn.Module], x: torch.Tensor, *others: object, at_once: int = 0) -> torch.Tensor:
+def run_layers(layers: Sequence[nn.Module], x: Tensor, *others: object, at_once: int = 0) -> Tensor:
     """Apply the layers in order: [s, b, h] → [s, b, h]; `others` are each layer's further arguments.
 
     With `at_once`, only the input of every so many layers is kept for the backward pass; the rest is recomputed.
     """
 
-    def run(group: Sequence[nn.Module], x: torch.Tensor) -> torch.Tensor:
+    def run(group: Sequence[nn.Module], x: Tensor) -> Tensor:
         for layer in group:
             x = layer(x, *others)
         return x
@@ -157,19 +157,19 @@ def recomputed(is_wanted: bool, function: Callable[..., Any], *arguments: Any) -
     return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
 
 
-def drop_weights(weights: torch.Tensor, layer: int, dropout: Dropout | None, axis: Axis) -> torch.Tensor:
+def drop_weights(weights: Tensor, layer: int, dropout: Dropout | None, axis: Axis) -> Tensor:
     """Dropout on a layer's attention weights, [b, n/t, s, k]."""
     if dropout is None:
         return weights
     rows, k = weights.size(1) * weights.size(2), weights.size(3)
     mask = dropout.mask(f"layers.{layer}.attention", axis.rank * rows)
     if registry.on_gpu(weights.device):
-        dropped: torch.Tensor = kernel("dropout", weights)(weights.flatten(1, 2).transpose(0, 1), mask)  # [n/t·s, b, k]
+        dropped: Tensor = kernel("dropout", weights)(weights.flatten(1, 2).transpose(0, 1), mask)  # [n/t·s, b, k]
         return dropped.transpose(0, 1).view_as(weights)
     return weights * mask.factors(rows, k, weights.device, weights.dtype).view_as(weights)
 
 
-def drop(x: torch.Tensor, site: str, dropout: Dropout | None, mesh: ParallelMesh) -> torch.Tensor:
+def drop(x: Tensor, site: str, dropout: Dropout | None, mesh: ParallelMesh) -> Tensor:
     """Dropout on the residual stream, [s, b, h]."""
     mask = _mask(site, len(x), dropout, mesh)
     return x if mask is None else kernel("dropout", x)(x, mask)

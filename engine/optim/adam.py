@@ -7,6 +7,7 @@ from dataclasses import replace
 from importlib import import_module
 
 import torch
+from torch import Tensor
 
 from mlm_repro.engine.config import OPTIMIZERS, TrainConfig
 from mlm_repro.engine.kernels.adam import AdamStep, adam_direction, adamw
@@ -44,7 +45,7 @@ class FlatLamb(FlatOptimizer):
         if (copy := group.own_copy) is not None:
             copy.copy_(group.master)
 
-    def _norms(self, group: FlatGroup, own: torch.Tensor) -> torch.Tensor:
+    def _norms(self, group: FlatGroup, own: Tensor) -> Tensor:
         """Norm of every whole tensor of the group, [tensors], float64.
 
         The last pipeline stage takes the first's for its copy of the embedding: sums over other owners' parts could

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from mlm_repro.engine.config import TrainConfig
 from mlm_repro.engine.kernels import registry
@@ -12,7 +13,7 @@ from mlm_repro.engine.kernels.adam import AdamStep
 from mlm_repro.engine.parallel.mesh import Axis, LoneAxis, ParallelMesh
 from mlm_repro.engine.parallel.sharding import ShardedParameter
 
-Written = list[tuple[str, ShardedParameter, int, Callable[[], torch.Tensor | None]]]
+Written = list[tuple[str, ShardedParameter, int, Callable[[], Tensor | None]]]
 """Tensors by name: the parameter, the data-parallel rank that writes it, and what returns it there, None elsewhere."""
 
 
@@ -46,13 +47,13 @@ class FlatGroup:
         self.exp_avg_sq = torch.zeros_like(self.master)
 
     @property
-    def state(self) -> dict[str, torch.Tensor]:
+    def state(self) -> dict[str, Tensor]:
         """This owner's part of the optimizer's state, by name, as checkpoints keep it."""
         moments = {"exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
         return moments | ({"master": self.master} if self.is_mixed else {})
 
     @property
-    def own_gradient(self) -> torch.Tensor:
+    def own_gradient(self) -> Tensor:
         """This owner's slice of the gradient, divided."""
         if self.divisor != 1:
             self.main_gradient.div_(self.divisor)
@@ -64,12 +65,12 @@ class FlatGroup:
         if self.owners.size > 1:
             self.flat.copy_(self.owners.all_gather(self.flat[self.own], dim=0))
 
-    def views(self, flat: torch.Tensor) -> Iterator[tuple[ShardedParameter, torch.Tensor]]:
+    def views(self, flat: Tensor) -> Iterator[tuple[ShardedParameter, Tensor]]:
         """Each parameter with its view of a flat tensor, in the parameter's shape."""
         for parameter, start, end in self.starts():
             yield parameter, flat[start:end].view(parameter.local.shape)
 
-    def owned(self, start: int, end: int) -> list[tuple[int, torch.Tensor]]:
+    def owned(self, start: int, end: int) -> list[tuple[int, Tensor]]:
         """The gradient from `start` to `end` in parts, each with the owner that updates its weights."""
         each = self.own.stop - self.own.start
         cuts = [(owner, max(start, owner * each), min(end, owner * each + each)) for owner in range(self.owners.size)]
@@ -82,11 +83,11 @@ class FlatGroup:
             start, end = end, end + parameter.local.numel()
             yield parameter, start, end
 
-    def pieces(self, own: torch.Tensor) -> list[torch.Tensor]:
+    def pieces(self, own: Tensor) -> list[Tensor]:
         """Flat slices, one per parameter, of a tensor laid out as `master`; empty where another rank is the owner."""
         return [self.piece(own, start, end) for _, start, end in self.starts()]
 
-    def piece(self, own: torch.Tensor, start: int, end: int) -> torch.Tensor:
+    def piece(self, own: Tensor, start: int, end: int) -> Tensor:
         """This owner's elements among the flat ones from `start` to `end`, of a tensor laid out as `master`."""
         first = self.own.start
         return own[max(start - first, 0) : max(end - first, 0)]
@@ -112,7 +113,7 @@ class FlatOptimizer(ABC):
     def update(self, group: FlatGroup, step: AdamStep) -> None:
         """Update a group's master weights, and their copy in the model, from its gradient."""
 
-    def gradient_norm(self) -> torch.Tensor:
+    def gradient_norm(self) -> Tensor:
         """Norm of the whole gradient over all ranks, counting shared parameters once; a float64 scalar."""
         device = self.groups[0].master.device
         own = [
@@ -123,7 +124,7 @@ class FlatOptimizer(ABC):
             squares += torch.nn.utils.get_total_norm(counted).double() ** 2
         return self._over_ranks(squares).sqrt() / self.groups[0].divisor
 
-    def _counted(self, flats: list[torch.Tensor]) -> list[torch.Tensor]:
+    def _counted(self, flats: list[Tensor]) -> list[Tensor]:
         """This owner's pieces of tensors laid out as `master`, without those that another rank counts."""
         return [
             piece
@@ -132,7 +133,7 @@ class FlatOptimizer(ABC):
             if parameter.is_counted and piece.numel()
         ]
 
-    def _over_ranks(self, sums: torch.Tensor) -> torch.Tensor:
+    def _over_ranks(self, sums: Tensor) -> Tensor:
         for axis in (self.groups[0].owners, self.mesh.tp, self.mesh.pp):
             axis.all_reduce(sums)
         return sums
@@ -170,8 +171,8 @@ class FlatOptimizer(ABC):
         ]
 
     def _whole(
-        self, group: FlatGroup, part: torch.Tensor, parameter: ShardedParameter, start: int, writer: int
-    ) -> torch.Tensor | None:
+        self, group: FlatGroup, part: Tensor, parameter: ShardedParameter, start: int, writer: int
+    ) -> Tensor | None:
         """Owners send the writer their elements of a tensor."""
         owners, end, shape = group.owners, start + parameter.local.numel(), parameter.local.shape
         own = group.piece(part, start, end)
@@ -186,7 +187,7 @@ class FlatOptimizer(ABC):
         return own.view(shape)
 
     def restore(
-        self, steps: int, fill: Callable[[list[tuple[ShardedParameter, str, int, torch.Tensor]]], None],
+        self, steps: int, fill: Callable[[list[tuple[ShardedParameter, str, int, Tensor]]], None],
         names: Sequence[str] = ("exp_avg", "exp_avg_sq", "master"),
     ) -> None:  # fmt: skip
         """Load the parts of a state with these names.

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 
-import torch
+from torch import Tensor
 
 from mlm_repro.engine.kernels import registry
 from mlm_repro.engine.kernels.products import ADD_PRODUCT, add_product
@@ -21,14 +21,14 @@ BUCKET_ELEMENTS, OF_RANK = 4_000_000, 1_000_000
 class _Bucket:
     """A contiguous part of a group's flat gradient, reduced as soon as the last of its parameters is done."""
 
-    gradient: torch.Tensor
+    gradient: Tensor
     size: int
     """Number of gradients in it."""
     is_shared: bool
     """True if other ranks of the model hold parts of its gradients: then it is reduced at the end."""
     is_copy: bool
     """True for the last stage's tied embedding, which the first stage reduces for both."""
-    owned: list[tuple[int, torch.Tensor]]
+    owned: list[tuple[int, Tensor]]
     """Parts of it, each with the data-parallel rank that alone needs the sum; empty if every rank needs all of it."""
     missing: int = 0
     """Parameters whose last gradient is still to come."""
@@ -105,7 +105,7 @@ class GradientReducer:
         for group in self.groups:
             group.divisor = divisor * self.mesh.dp.size
 
-    def _share(self) -> list[torch.Tensor]:
+    def _share(self) -> list[Tensor]:
         """Sum shared gradients; returns the tied embedding's if only the first stage has the sum."""
         tied = []
         for parameter, view in self._gradients():
@@ -120,7 +120,7 @@ class GradientReducer:
                 self.mesh.tp.all_reduce(view)
         return tied
 
-    def _gradients(self) -> Iterator[tuple[ShardedParameter, torch.Tensor]]:
+    def _gradients(self) -> Iterator[tuple[ShardedParameter, Tensor]]:
         return chain.from_iterable(group.gradients for group in self.groups)
 
     def _is_tied(self, parameter: ShardedParameter) -> bool:
@@ -129,7 +129,7 @@ class GradientReducer:
     def _is_summed(self, parameter: ShardedParameter) -> bool:
         return self.mesh.sequence_parallel and parameter.dim is None
 
-    def _take(self, bucket: _Bucket, main: torch.Tensor, is_mixed: bool, parameter: torch.Tensor) -> None:
+    def _take(self, bucket: _Bucket, main: Tensor, is_mixed: bool, parameter: Tensor) -> None:
         """Hook: move a parameter's new gradient to its part `main` of the flat gradient."""
         if parameter.grad is not None and parameter.grad is not main:
             if id(parameter) in self.arrived:
@@ -142,7 +142,7 @@ class GradientReducer:
             self.arrived.add(id(parameter))
         self._count(bucket, id(parameter))
 
-    def _add(self, bucket: _Bucket, main: torch.Tensor, key: int, a: torch.Tensor, b: torch.Tensor) -> None:
+    def _add(self, bucket: _Bucket, main: Tensor, key: int, a: Tensor, b: Tensor) -> None:
         """Add the product a·b, a weight's gradient, to `main` in fp32, in place of the hook."""
         add_product(main, a, b, key in self.arrived)
         self.arrived.add(key)
@@ -171,10 +171,10 @@ class GradientReducer:
 
 
 def _in_buckets(
-    gradients: Sequence[tuple[ShardedParameter, torch.Tensor]], is_alone: Callable[[ShardedParameter], bool], dp: int
-) -> list[list[tuple[ShardedParameter, torch.Tensor]]]:
+    gradients: Sequence[tuple[ShardedParameter, Tensor]], is_alone: Callable[[ShardedParameter], bool], dp: int
+) -> list[list[tuple[ShardedParameter, Tensor]]]:
     """Parameters in flat order, in runs of a least number of elements; one that `is_alone` has its own bucket."""
-    buckets: list[list[tuple[ShardedParameter, torch.Tensor]]] = []
+    buckets: list[list[tuple[ShardedParameter, Tensor]]] = []
     count = least = max(BUCKET_ELEMENTS, OF_RANK * dp)
     for parameter, view in gradients:
         if count >= least or is_alone(parameter):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
@@ -69,7 +69,7 @@ class ShardedReducer(GradientReducer):
             group.main_gradient.div_(divisor)  # the sum over microbatches is already the mean over ranks
 
 
-def _arrived(main: torch.Tensor, parameter: torch.Tensor) -> None:
+def _arrived(main: Tensor, parameter: Tensor) -> None:
     assert isinstance(parameter.grad, DTensor)
     main.add_(parameter.grad.to_local())
     parameter.grad = None

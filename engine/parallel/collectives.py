@@ -8,31 +8,32 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mlm_repro.engine.parallel.mesh import Axis
 
-Collective = Callable[[torch.Tensor], torch.Tensor]
+Collective = Callable[[Tensor], Tensor]
 
 
 class _Conjugate(torch.autograd.Function):
     """One collective forward, another on the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, forward: Collective, backward: Collective) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor, forward: Collective, backward: Collective) -> Tensor:
         ctx.collective = backward
         return forward(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         # Collectives take elements as they lie in memory; autograd may hand over an expanded or transposed gradient.
         return ctx.collective(gradient.contiguous()), None, None
 
 
-def _same(x: torch.Tensor) -> torch.Tensor:
+def _same(x: Tensor) -> Tensor:
     return x.view_as(x)
 
 
-def enter_tensor_parallel(x: torch.Tensor, axis: Axis, sequence_parallel: bool = False) -> torch.Tensor:
+def enter_tensor_parallel(x: Tensor, axis: Axis, sequence_parallel: bool = False) -> Tensor:
     """Before a column-parallel product: f, or all-gather of the sequence forward and reduce-scatter backward.
 
     Megatron-LM: `copy_to_tensor_model_parallel_region`, `gather_from_sequence_parallel_region`.
@@ -44,7 +45,7 @@ def enter_tensor_parallel(x: torch.Tensor, axis: Axis, sequence_parallel: bool =
     return _Conjugate.apply(x, _same, axis.all_reduce)
 
 
-def leave_tensor_parallel(x: torch.Tensor, axis: Axis, sequence_parallel: bool = False) -> torch.Tensor:
+def leave_tensor_parallel(x: Tensor, axis: Axis, sequence_parallel: bool = False) -> Tensor:
     """After a row-parallel product: g, or reduce-scatter of the sequence forward and all-gather backward.
 
     Megatron-LM: `reduce_from_tensor_model_parallel_region`, `reduce_scatter_to_sequence_parallel_region`.
@@ -56,14 +57,14 @@ def leave_tensor_parallel(x: torch.Tensor, axis: Axis, sequence_parallel: bool =
     return _Conjugate.apply(x.contiguous(), axis.all_reduce, _same)
 
 
-def gather_features(x: torch.Tensor, axis: Axis, start: int, whole: int) -> torch.Tensor:
+def gather_features(x: Tensor, axis: Axis, start: int, whole: int) -> Tensor:
     """All ranks' features, `whole` in number along the last dim, where this rank's `x` begin at `start`.
 
     Backward takes this rank's part of a gradient that is whole on every rank.
     """
     stop = start + x.shape[-1]
 
-    def gather(part: torch.Tensor) -> torch.Tensor:
+    def gather(part: Tensor) -> Tensor:
         # Parts may differ in width (heads that do not divide evenly), which an all-gather does not take; zeros add
         # nothing.
         return axis.all_reduce(torch.nn.functional.pad(part, (start, whole - stop)))

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from mlm_repro.engine.parallel.layout import Layout
 from mlm_repro.engine.torch_names import reduce_scatter_single
@@ -65,28 +66,28 @@ class Axis(ABC):
     waiting: Waiting = field(default_factory=Waiting, compare=False)
 
     @abstractmethod
-    def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType = SUM) -> torch.Tensor:
+    def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = SUM) -> Tensor:
         """Reduce in place over the axis."""
 
-    def start_all_reduce(self, tensor: torch.Tensor) -> Pending:
+    def start_all_reduce(self, tensor: Tensor) -> Pending:
         """Begin to sum in place over the axis."""
         self.all_reduce(tensor)
         return DONE
 
     @abstractmethod
-    def start_reduce(self, tensor: torch.Tensor, owner: int) -> Pending:
+    def start_reduce(self, tensor: Tensor, owner: int) -> Pending:
         """Begin to sum in place on one rank of the axis; the others' values are undefined afterwards."""
 
     @abstractmethod
-    def broadcast(self, tensor: torch.Tensor, owner: int = 0) -> None:
+    def broadcast(self, tensor: Tensor, owner: int = 0) -> None:
         """Copy one rank's values to every rank of the axis, in place."""
 
     @abstractmethod
-    def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    def all_gather(self, tensor: Tensor, dim: int) -> Tensor:
         """Join the shards of every rank of the axis along `dim`."""
 
     @abstractmethod
-    def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
+    def reduce_scatter(self, tensor: Tensor) -> Tensor:
         """This rank's part, along dim 0, of the sum over the axis."""
 
     @abstractmethod
@@ -98,11 +99,11 @@ class Axis(ABC):
         self.gather_objects(None)
 
     @abstractmethod
-    def start_send(self, tensor: torch.Tensor, peer: int) -> Pending:
+    def start_send(self, tensor: Tensor, peer: int) -> Pending:
         """Begin to send a contiguous tensor to another rank of the axis; it must not change until the work is over."""
 
     @abstractmethod
-    def start_receive(self, tensor: torch.Tensor, peer: int) -> Pending:
+    def start_receive(self, tensor: Tensor, peer: int) -> Pending:
         """Begin to fill a contiguous tensor with the next one that another rank of the axis sends."""
 
 
@@ -116,25 +117,25 @@ class LoneAxis(Axis):
     size: int = 1
     rank: int = 0
 
-    def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType = SUM) -> torch.Tensor:
+    def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = SUM) -> Tensor:
         return tensor
 
-    def start_reduce(self, tensor: torch.Tensor, owner: int) -> Pending:
+    def start_reduce(self, tensor: Tensor, owner: int) -> Pending:
         return DONE
 
-    def broadcast(self, tensor: torch.Tensor, owner: int = 0) -> None:
+    def broadcast(self, tensor: Tensor, owner: int = 0) -> None:
         pass
 
-    def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    def all_gather(self, tensor: Tensor, dim: int) -> Tensor:
         return tensor
 
-    def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
+    def reduce_scatter(self, tensor: Tensor) -> Tensor:
         return tensor
 
     def gather_objects(self, value: Any) -> list[Any]:
         return [value]
 
-    def start_send(self, tensor: torch.Tensor, peer: int) -> Pending:
+    def start_send(self, tensor: Tensor, peer: int) -> Pending:
         raise NotImplementedError("one rank alone has nobody to send to or to receive from")
 
     start_receive = start_send
@@ -146,29 +147,29 @@ class GroupAxis(Axis):
 
     group: dist.ProcessGroup | None = None
 
-    def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType = SUM) -> torch.Tensor:
+    def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = SUM) -> Tensor:
         with self.waiting:
             dist.all_reduce(tensor, op, group=self.group)
         return tensor
 
-    def start_all_reduce(self, tensor: torch.Tensor) -> Pending:
+    def start_all_reduce(self, tensor: Tensor) -> Pending:
         return _begun(dist.all_reduce(tensor, group=self.group, async_op=True))
 
-    def start_reduce(self, tensor: torch.Tensor, owner: int) -> Pending:
+    def start_reduce(self, tensor: Tensor, owner: int) -> Pending:
         return _begun(dist.reduce(tensor, group=self.group, group_dst=owner, async_op=True))
 
-    def broadcast(self, tensor: torch.Tensor, owner: int = 0) -> None:
+    def broadcast(self, tensor: Tensor, owner: int = 0) -> None:
         with self.waiting:
             dist.broadcast(tensor, group=self.group, group_src=owner)
 
-    def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    def all_gather(self, tensor: Tensor, dim: int) -> Tensor:
         # `dim` need not be the outermost, so the parts are joined after they have come.
         shards = [torch.empty_like(tensor) for _ in range(self.size)]
         with self.waiting:
             dist.all_gather(shards, tensor.contiguous(), group=self.group)
         return torch.cat(shards, dim=dim)
 
-    def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
+    def reduce_scatter(self, tensor: Tensor) -> Tensor:
         part = tensor.new_empty(tensor.size(0) // self.size, *tensor.shape[1:])
         with self.waiting:
             reduce_scatter_single(part, tensor.contiguous(), group=self.group)
@@ -182,10 +183,10 @@ class GroupAxis(Axis):
     def barrier(self) -> None:
         dist.barrier(self.group)
 
-    def start_send(self, tensor: torch.Tensor, peer: int) -> Pending:
+    def start_send(self, tensor: Tensor, peer: int) -> Pending:
         return _begun(dist.isend(tensor, group=self.group, group_dst=peer))
 
-    def start_receive(self, tensor: torch.Tensor, peer: int) -> Pending:
+    def start_receive(self, tensor: Tensor, peer: int) -> Pending:
         return _begun(dist.irecv(tensor, group=self.group, group_src=peer))
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import cache
 
 import torch
+from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from mlm_repro.engine.config import ModelConfig, ParallelConfig
@@ -50,7 +51,7 @@ class PartitionedModel:
 
     def forward_backward(
         self, microbatches: Sequence[PipelineInput], reducer: GradientReducer, loss_scale: float = 1.0
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Sum of (loss × sequences), float64, zero off the last stage; the gradients go to the reducer."""
         for chunk in self.chunks:
             if not chunk.training:  # the flag is set on every module, which takes time
@@ -78,7 +79,7 @@ class PartitionedModel:
         """Compute microbatches of this shape by graphs from now on; dropout's sites are known from a pass before."""
         program, own = self._program(1, training=True), deepcopy(self.with_keys(batch))
 
-        def run(loss_scale: torch.Tensor) -> torch.Tensor:
+        def run(loss_scale: Tensor) -> Tensor:
             return PipelineExecutor(self.chunks, self.mesh, False, [own], loss_scale).run(program)
 
         self.graphs = Captured(reducer.begin, run, own.tensors())
@@ -90,7 +91,7 @@ class PartitionedModel:
         return replace(batch, dropout=dropout.on_device(self.mesh.device, self.sites)) if dropout else batch
 
     @torch.no_grad()
-    def evaluate(self, microbatches: Sequence[PipelineInput]) -> torch.Tensor:
+    def evaluate(self, microbatches: Sequence[PipelineInput]) -> Tensor:
         """Sum of (loss × sequences), float64, zero off the last stage."""
         for chunk in self.chunks:
             chunk.eval()
@@ -141,23 +142,23 @@ class PipelineExecutor:
 
     def __init__(
         self, chunks: Sequence[StageModel], mesh: ParallelMesh, scatter_gather: bool,
-        microbatches: Sequence[PipelineInput], loss_scale: float | torch.Tensor = 1.0,
+        microbatches: Sequence[PipelineInput], loss_scale: float | Tensor = 1.0,
     ) -> None:  # fmt: skip
         self._chunks, self._mesh, self._microbatches, self._loss_scale = chunks, mesh, microbatches, loss_scale
         self._last = mesh.pp.size * len(chunks) - 1
         # Tensor-parallel ranks hold equal activations, so each sends its part alone (2021 paper, Section 4.1); with
         # sequence parallelism they are divided already.
         self._divides = scatter_gather and mesh.tp.size > 1 and mesh.pp.size > 1 and not mesh.sequence_parallel
-        self._payloads: dict[tuple[Op, int, int], tuple[Pending, torch.Tensor]] = {}
+        self._payloads: dict[tuple[Op, int, int], tuple[Pending, Tensor]] = {}
         """Activations and gradients, whole or as sent, by direction, microbatch and the stage that consumes them."""
-        self._graphs: dict[tuple[int, int], tuple[torch.Tensor, GradientEdge]] = {}
+        self._graphs: dict[tuple[int, int], tuple[Tensor, GradientEdge]] = {}
         """Input, and the output's place in the graph, which does not keep the output, by microbatch and chunk."""
-        self._sends: list[tuple[Pending, torch.Tensor]] = []
+        self._sends: list[tuple[Pending, Tensor]] = []
         self._total = torch.zeros((), dtype=torch.float64, device=mesh.device)
 
     def run(
         self, program: Sequence[Instruction], before_backward: Callable[[int], None] = lambda chunk: None
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Sum over microbatches of (loss × sequences), float64; zero on ranks without the last stage.
 
         Gradients of the loss scale × loss, summed over microbatches, are added to the parameters'.
@@ -180,7 +181,7 @@ class PipelineExecutor:
                 work.wait()
         return self._total
 
-    def _forward(self, compute: Compute, inputs: torch.Tensor | None) -> torch.Tensor | None:
+    def _forward(self, compute: Compute, inputs: Tensor | None) -> Tensor | None:
         """The stage's output, for the next one; None on the last stage."""
         chunk, batch = self._chunks[compute.chunk], self._microbatches[compute.microbatch]
         inputs = batch.tokens if inputs is None else inputs.requires_grad_(torch.is_grad_enabled())
@@ -197,14 +198,14 @@ class PipelineExecutor:
             self._graphs[compute.microbatch, compute.chunk] = inputs, get_gradient_edge(output)
         return None if is_last else output.detach()
 
-    def _backward(self, compute: Compute, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    def _backward(self, compute: Compute, gradient: Tensor | None) -> Tensor | None:
         """The gradient of the stage's input, for the stage before; None on the first stage."""
         # Popped, so that the activations are freed as the backward pass walks through them.
         inputs, output = self._graphs.pop((compute.microbatch, compute.chunk))
         torch.autograd.backward(output, gradient)
         return inputs.grad
 
-    def _put(self, compute: Compute, payload: torch.Tensor | None) -> None:
+    def _put(self, compute: Compute, payload: Tensor | None) -> None:
         """Leave a result where its message, or this rank's own next chunk, finds it."""
         if payload is not None:
             stage = self._stage(compute) + (1 if compute.op is Op.FORWARD else -1)
@@ -213,7 +214,7 @@ class PipelineExecutor:
             part = flat.chunk(tp.size)[tp.rank].contiguous() if self._divides else flat
             self._payloads[compute.op, compute.microbatch, stage] = DONE, part
 
-    def _take(self, compute: Compute) -> torch.Tensor | None:
+    def _take(self, compute: Compute) -> Tensor | None:
         """The input of a computation; None where a microbatch enters, and where its loss turns back."""
         stage = self._stage(compute)
         if stage == (0 if compute.op is Op.FORWARD else self._last):

@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from mlm_repro.engine.parallel.layout import Layout
-from mlm_repro.lineage.atomic import parse_json
+from mlm_repro.lineage.atomic import JSON, parse_json
 from mlm_repro.lineage.files import FileSchema, Finite, parse_document, read_document
 
 METRICS, SUMMARY, STATISTICS = "metrics.jsonl", "summary.json", "statistics.json"
@@ -83,7 +83,7 @@ class TrainingSummary(FileSchema):
     checkpoint: str = ""
 
 
-def read_metrics(run: Path) -> list[dict[str, Any]]:
+def read_metrics(run: Path) -> list[JSON]:
     """The lines of a run's metrics, oldest first, up to a damaged line; a crash may cut the last line short."""
     path = run / METRICS
     if not path.is_file():
@@ -111,13 +111,13 @@ def read_validations(run: Path) -> list[Validation]:
     return validations_in(read_metrics(run))
 
 
-def steps_in(metrics: Iterable[dict[str, Any]]) -> list[Step]:
+def steps_in(metrics: Iterable[JSON]) -> list[Step]:
     """The iterations among lines of metrics. Raises IntegrityFailure where one is damaged."""
     where = f"iteration {{iteration}} in {METRICS}"
     return [parse_document(line, Step, where.format(**line)) for line in metrics if line["kind"] == "train"]
 
 
-def validations_in(metrics: Iterable[dict[str, Any]]) -> list[Validation]:
+def validations_in(metrics: Iterable[JSON]) -> list[Validation]:
     """The validations among lines of metrics. Raises IntegrityFailure where one is damaged."""
     where = f"a validation in {METRICS}"
     return [parse_document(line, Validation, where) for line in metrics if line["kind"] != "train"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlm_repro.engine.run.files import METRICS, Step, Validation, read_metrics
-from mlm_repro.lineage.atomic import write_text
+from mlm_repro.lineage.atomic import JSON, write_text
 from mlm_repro.lineage.extras import import_extra
 
 EVENTS = Path("tensorboard") / "events.out.tfevents.mlm"
@@ -94,7 +94,7 @@ def writing_metrics(
                 with suppress(Exception):
                     session.close()
 
-    def log(line: dict[str, Any]) -> None:
+    def log(line: JSON) -> None:
         chosen = {name: line[name] for name in line if name != "iteration" and type(line[name]) in (int, float)}
         numbers = {f"{line['kind']}/{name}": value for name, value in chosen.items()}
         for name, session in list(sessions.items()):

@@ -31,6 +31,7 @@ from mlm_repro.engine.pipeline.schedule import check_schedule, ideal_bubble
 from mlm_repro.engine.run.files import read_steps
 from mlm_repro.engine.run.loggers import LOGGERS
 from mlm_repro.engine.twin import shrink
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.chain import CONFIG, checkpoint_path, iteration_of, resolve_checkpoint
 from mlm_repro.lineage.config import load_config, override_config, parse_config
 from mlm_repro.lineage.digest import by_digest, is_sealed, read_digest, sha256_file, sha256_json
@@ -254,7 +255,7 @@ def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, Starting
     return config.model_copy(update={"model": ours}), StartingPoint(kind, place, read_digest(checkpoint))
 
 
-def settings_of(config: RunConfig) -> dict[str, Any]:
+def settings_of(config: RunConfig) -> JSON:
     """The values that differ from their defaults and change what is computed, as plain JSON."""
     return config.model_dump(mode="json", exclude_defaults=True, exclude=set(PLACES))
 

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from mlm_repro.engine.config import ModelConfig, ParallelConfig
-from mlm_repro.engine.formats.huggingface import named_as_theirs
-from mlm_repro.engine.formats.huggingface_gpt2 import their_config
+from mlm_repro.engine.formats.huggingface import FORMATS, named_as_theirs
 from mlm_repro.engine.formats.model_shards import load_rank, merge_model, shard_model
 from mlm_repro.engine.launch.forked import run_forked
 from mlm_repro.engine.launch.mesh import build_mesh
@@ -76,7 +75,7 @@ def write_huggingface(directory: Path) -> Path:
     drawn = {name: torch.randn(tensor.shape, generator=generator) * 0.1 for name, tensor in model.named_parameters()}
     directory.mkdir()
     save_file(named_as_theirs(drawn, SHAPE), directory / WEIGHTS, metadata={"format": "pt"})
-    write_json(directory / CONFIG, their_config(SHAPE))
+    write_json(directory / CONFIG, FORMATS["gpt2"].their_config(SHAPE))
     return directory
 
 

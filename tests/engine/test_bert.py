@@ -17,7 +17,7 @@ from mlm_repro.engine.config import BertConfig, ModelConfig, ParallelConfig, Run
 from mlm_repro.engine.costs import flops_per_iteration, parameter_count
 from mlm_repro.engine.families.bert.model import BERT
 from mlm_repro.engine.formats.convert import import_checkpoint
-from mlm_repro.engine.formats.huggingface_bert import split, their_names
+from mlm_repro.engine.formats.huggingface import FORMATS
 from mlm_repro.engine.inference import load_for_inference, parameters_of
 from mlm_repro.engine.inputs import TrainingInputs
 from mlm_repro.engine.launch.mesh import build_mesh
@@ -166,8 +166,8 @@ def test_a_step_is_that_of_transformers(tp: int, tmp_path: Path) -> None:
         assert loss == pytest.approx(output.loss.item(), abs=1e-5)
         assert len(gradients) == len(list(parameters_of(config)))
         for name, gradient in gradients.items():
-            found = split(name, torch.from_numpy(gradient), config)
-            for part, value in zip(their_names(name, config), found, strict=True):
+            found = FORMATS["bert"].split(name, torch.from_numpy(gradient), config)
+            for part, value in zip(FORMATS["bert"].their_names(name, config), found, strict=True):
                 torch.testing.assert_close(
                     value, short[part], rtol=0, atol=1e-5, msg=lambda text, part=part: part + text
                 )

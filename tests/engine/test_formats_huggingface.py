@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
 from mlm_repro.engine.config import TwinScale
-from mlm_repro.engine.formats import huggingface_gpt2, write_checkpoint
+from mlm_repro.engine.formats import write_checkpoint
 from mlm_repro.engine.formats.convert import (
     TOLERANCE,
     check_weights,
@@ -23,7 +23,7 @@ from mlm_repro.engine.formats.convert import (
     export_checkpoint,
     import_checkpoint,
 )
-from mlm_repro.engine.formats.huggingface import named_as_theirs, read_huggingface
+from mlm_repro.engine.formats.huggingface import Format, named_as_theirs, read_huggingface
 from mlm_repro.engine.inference import load_for_inference
 from mlm_repro.engine.model.gpt2 import GPT2
 from mlm_repro.engine.published import WEIGHTS
@@ -335,10 +335,12 @@ def test_a_wrong_export_is_not_written(tmp_path: Path, monkeypatch: pytest.Monke
     write_rough(tmp_path / "checkpoint")
     if not has_transformers:
         monkeypatch.setitem(sys.modules, "transformers", None)
-    real = huggingface_gpt2.split
+    real = Format.split
     monkeypatch.setattr(
-        huggingface_gpt2, "split",
-        lambda name, tensor, config: real(name, tensor.flip(0) if "layers.3.mlp" in name else tensor, config),
+        Format, "split",
+        lambda self, name, tensor, config: real(
+            self, name, tensor.flip(0) if "layers.3.mlp" in name else tensor, config
+        ),
     )  # fmt: skip
     with pytest.raises(
         IntegrityFailure, match=r"written as another model: layers\.3\.mlp\.dense_h_to_4h\.weight differs"
@@ -348,11 +350,12 @@ def test_a_wrong_export_is_not_written(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_wrong_import_is_not_written(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = huggingface_gpt2.join
+    real = Format.join
     monkeypatch.setattr(
-        huggingface_gpt2, "join",
-        lambda name, parts, config: real(name, [part.neg() for part in parts], config)
-        if name.endswith("dense.bias") else real(name, parts, config),
+        Format, "join",
+        lambda self, name, parts, config: real(
+            self, name, [part.neg() for part in parts] if name.endswith("dense.bias") else parts, config
+        ),
     )  # fmt: skip
     with pytest.raises(IntegrityFailure, match=r"different model according to transformers .*: a loss differs by "):
         import_checkpoint(exported, tmp_path / "back")

@@ -1,4 +1,4 @@
-"""Any model of Hugging Face divided by the plan that its derivatives give, against the whole model and transformers."""
+"""Models of Hugging Face divided by transformers' plan or by ours, against the whole model and transformers."""
 
 import copy
 import json
@@ -19,21 +19,16 @@ from typer.testing import CliRunner
 
 from mlm_repro.engine.cli import app
 from mlm_repro.engine.formats.model_shards import (
-    build_model,
-    divide,
-    load_rank,
-    merge_model,
-    outputs,
-    read_plan,
-    shard_model,
-)
-from mlm_repro.engine.formats.tensor_plan import (
+    STYLES,
     Division,
     TensorPlan,
-    describe_plan,
+    divide,
+    load_rank,
     make_plan,
+    merge_model,
+    outputs,
+    shard_model,
     some_tokens,
-    without_numbers,
 )
 from mlm_repro.engine.launch.forked import run_forked
 from mlm_repro.engine.launch.mesh import build_mesh
@@ -104,7 +99,7 @@ def of_rank(whole: nn.Module, plan: TensorPlan) -> tuple[torch.Tensor, dict[str,
 
 
 @pytest.mark.parametrize("tp", [2, 4])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "falcon"])
 def test_parts_give_the_outputs_and_gradients_of_the_whole_model(name: str, tp: int) -> None:
     whole = make(name).double()
     plan = make_plan(whole, tp)
@@ -115,8 +110,7 @@ def test_parts_give_the_outputs_and_gradients_of_the_whole_model(name: str, tp: 
         torch.testing.assert_close(answers, logits.detach(), rtol=0, atol=1e-12)
         for parameter, weight in whole.named_parameters():
             if weight.grad is not None:
-                split = plan.splits.get(parameter)
-                expected = split.of(weight.grad, rank) if split else weight.grad
+                expected = plan.part(parameter, weight.grad, rank)
                 torch.testing.assert_close(gradients[parameter], expected, rtol=0, atol=1e-12)
 
 
@@ -146,30 +140,38 @@ def test_the_files_run_as_the_whole_model_and_merge_bit_for_bit(name: str, saved
         ):
             torch.testing.assert_close(said, whole, rtol=0, atol=1e-12)
         held = sum(tensor.numel() for tensor in load_file(out / "model-tp00.safetensors").values())
-        assert held < 1.6 / tp * sum(parameter.numel() for parameter in build_model(directory).parameters())
+        assert held < 1.6 / tp * sum(parameter.numel() for parameter in make(name).parameters())
         assert_same(merge_model(out, directory.parent / f"merged{tp}"), directory)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_number_formats_tied_heads_masks_and_old_names_come_back(dtype: torch.dtype, tmp_path: Path) -> None:
+    """As transformers writes them today: without the mask, the head's copy and BERT's old names for norms."""
     gpt2, bert = tmp_path / "gpt2", tmp_path / "bert"
     make("gpt2").to(dtype).save_pretrained(gpt2, max_shard_size="60kB")  # type: ignore[operator]
-    one, *others = sorted(gpt2.glob("model-*.safetensors"))
-    words = next(t for path in (one, *others) for n, t in load_file(path).items() if n == "transformer.wte.weight")
+    today = {gpt2: {n: t for path in gpt2.glob("*.safetensors") for n, t in load_file(path).items()}}
+    one, *_ = sorted(gpt2.glob("model-*.safetensors"))
+    words = today[gpt2]["transformer.wte.weight"]
     added = {"transformer.h.0.attn.bias": torch.ones(1, 1, 12, 12).tril().bool(), "lm_head.weight": words.clone()}
-    save_file(load_file(one) | added, one, metadata={"made": "here"})
+    save_file(load_file(one) | added, one, metadata={"made": "here", "format": "pt"})
     index = json.loads((gpt2 / "model.safetensors.index.json").read_text())
     index["weight_map"] |= dict.fromkeys(added, one.name)
     (gpt2 / "model.safetensors.index.json").write_text(json.dumps(index))
     make("bert").to(dtype).save_pretrained(bert)  # type: ignore[operator]
     (file,) = bert.glob("*.safetensors")
+    today[bert] = load_file(file)
     old = {name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
-           for name, tensor in load_file(file).items()}  # fmt: skip
+           for name, tensor in today[bert].items()}  # fmt: skip
+    assert old.keys() != today[bert].keys()
     save_file(old, file, metadata={"format": "pt"})
-    for directory in (gpt2, bert):
-        divided = directory.with_name(f"{directory.name}-divided")
+    for directory, tensors in today.items():
+        divided, merged = (directory.with_name(f"{directory.name}-{end}") for end in ("divided", "merged"))
         shard_model(directory, divided, 2)
-        assert_same(merge_model(divided, directory.with_name(f"{directory.name}-merged")), directory)
+        merge_model(divided, merged)
+        back = load_file(merged / "model.safetensors")
+        assert back.keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            assert (back[name].dtype, torch.equal(back[name], tensor)) == (dtype, True), name
 
 
 def test_the_plan_is_the_one_that_transformers_has() -> None:
@@ -179,45 +181,58 @@ def test_the_plan_is_the_one_that_transformers_has() -> None:
         plan, theirs = make_plan(model, 2), model._tp_plan
         assert "colwise" in theirs.values()
         for module, how in theirs.items():
-            layer = module.replace("*", "1")
-            split = plan.splits.get(f"{layer}.weight")
-            if how == "replicated_with_grad_allreduce":
-                assert f"{layer}.weight" in plan.summed
-            else:
-                assert split, module
-                assert split.how == {"colwise": "columns", "rowwise": "rows"}.get(how, "vocabulary"), module
-    assert not make_plan(make("llama"), 2).summed
-    assert len(make_plan(make("qwen3"), 2).summed) == 4
+            division = plan.parameters[f"{module.replace('*', '1')}.weight"]
+            assert division.how == STYLES.get(how, "vocabulary"), module
+    summed = {name: [d.how for d in make_plan(make(name), 2).parameters.values()].count("summed") for name in MODELS}
+    assert {name: count for name, count in summed.items() if count} == {"qwen3": 4}
 
 
 def test_fused_projections_are_divided_by_heads() -> None:
-    """GPT-2's thirds, Phi-3's unequal thirds and halves, NeoX's heads with query, key and value in turn."""
-    attention = {"gpt2": ("transformer.h.1.attn.c_attn", [(0, 24), (48, 72), (96, 120)]),
-                 "phi3": ("model.layers.1.self_attn.qkv_proj", [(0, 24), (48, 60), (72, 84)]),
-                 "neox": ("gpt_neox.layers.1.attention.query_key_value", [(0, 72)])}  # fmt: skip
-    for name, (layer, first) in attention.items():
-        assert make_plan(make(name), 2).splits[f"{layer}.weight"].parts[0] == first
-    assert make_plan(make("phi3"), 2).splits["model.layers.0.mlp.gate_up_proj.weight"].parts[1] == [(32, 64), (96, 128)]
-    bias = make_plan(make("t5"), 4).splits["encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"]
-    assert (bias.how, bias.dim, bias.parts) == ("heads", 1, [[(rank, rank + 1)] for rank in range(4)])
+    """GPT-2's thirds, NeoX's heads with query, key and value in turn, and T5's bias of each head."""
+    rows = torch.arange(144)
+    thirds = make_plan(make("gpt2"), 2).part("transformer.h.1.attn.c_attn.bias", rows, 0)
+    assert thirds.tolist() == [*range(24), *range(48, 72), *range(96, 120)]
+    neox = make_plan(make("neox"), 2).part("gpt_neox.layers.1.attention.query_key_value.bias", rows, 0)
+    assert neox.tolist() == list(range(72))
+    plan, bias = make_plan(make("t5"), 4), "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    assert plan.part(bias, torch.arange(8).view(2, 4), 1).tolist() == [[1], [5]]
+
+
+def test_layers_that_a_plan_does_not_divide_plainly_are_copied() -> None:
+    """OLMo-2's attention has norms over the whole width: transformers gathers its columns, here it is whole."""
+    plan = make_plan(make("olmo2"), 2).parameters
+    assert not any("self_attn" in name for name in plan)
+    assert plan["model.layers.0.mlp.up_proj.weight"].how == "columns"
 
 
 @pytest.mark.parametrize(
-    ("name", "tp", "layer", "reason"),
+    ("name", "tp", "reason"),
     [
-        ("olmo2", 2, "model.layers.0.self_attn.q_proj", "every rank's part depends on all of it"),
-        ("falcon", 2, "transformer.h.0.self_attention.query_key_value", "ranks' parts share heads"),
-        ("llama", 3, "model.layers.0.self_attn.q_proj", "ranks' parts share heads"),
-        ("llama", 5, "model.layers.1.mlp.up_proj", "5 does not divide model.layers.1.mlp.down_proj's 64 inputs"),
-        ("bert", 2, "cls.predictions.transform.dense", "no linear layer follows it"),
+        ("falcon", 2, "transformers has no plan of columns and rows for a FalconForCausalLM; without one gpt2, bart, "),
+        ("phi3", 2, "transformers has no plan of columns and rows for a Phi3ForCausalLM"),
+        ("llama", 3, "a LlamaForCausalLM cannot be divided: its parts do not run"),
+        ("gpt2", 5, "a GPT2LMHeadModel cannot be divided: its parts do not run"),
     ],
 )
-def test_what_cannot_be_divided_is_copied_and_says_why(name: str, tp: int, layer: str, reason: str) -> None:
-    model = make(name)
-    plan = make_plan(model, tp)
-    assert f"{layer}.weight" not in plan.splits
-    assert reason in plan.copied[layer]
-    assert any(without_numbers(reason) in line for line in describe_plan(plan, model))
+def test_what_cannot_be_divided_says_why_and_nothing_is_written(
+    name: str, tp: int, reason: str, saved: Callable[..., Path]
+) -> None:
+    directory = saved(name)
+    with pytest.raises(BadInput, match=reason):
+        shard_model(directory, directory.parent / "out", tp)
+    assert [path.name for path in directory.parent.iterdir()] == [name]
+
+
+def test_weights_that_are_not_the_models_are_refused(tmp_path: Path) -> None:
+    directory = tmp_path / "bert"
+    make("bert").save_pretrained(directory)  # type: ignore[operator]
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    lost = tensors.pop("bert.encoder.layer.0.output.dense.weight")
+    for wrong in (tensors, tensors | {"bert.encoder.layer.0.output.dense.weight": lost, "more": lost.clone()}):
+        save_file(wrong, file, metadata={"format": "pt"})
+        with pytest.raises(BadInput, match=r"tensor \S+ does not fit the model \(1 such tensors\)"):
+            shard_model(directory, directory.parent / "out", 2)
 
 
 def trained() -> tuple[bool, list[float]]:
@@ -226,7 +241,7 @@ def trained() -> tuple[bool, list[float]]:
     plan, tp = make_plan(whole, 2), build_mesh(Layout(tp=2)).tp
     part = divide(whole.train(), plan, tp, seed=5)
     seen = []
-    row: Any = part.get_submodule(plan.blocks[-1].row)
+    row: Any = part.get_submodule(next(name.removesuffix(".weight") for name in plan.parameters if "fc2.w" in name))
     leave = row.forward
     row.forward = lambda x: (seen.append(x != 0), leave(x))[1]
     torch.manual_seed(7)
@@ -260,22 +275,14 @@ def test_the_documents_program_generates_what_the_whole_model_does(saved: Callab
     assert (done.exit_code, done.stdout) == (0, f"written: {directory.parent / 'merged'}\n")
 
 
-def test_what_does_not_run_divided_is_refused_and_nothing_written(tmp_path: Path) -> None:
-    model = transformers.BloomForCausalLM(transformers.BloomConfig(vocab_size=101, hidden_size=48, n_layer=1, n_head=4))
-    model.save_pretrained(tmp_path / "bloom")
-    with pytest.raises(BadInput, match="a BloomForCausalLM cannot be divided: its parts do not run"):
-        shard_model(tmp_path / "bloom", tmp_path / "out", 2)
-    assert [path.name for path in tmp_path.iterdir()] == ["bloom"]
-
-
 def test_a_wrong_plan_answers_otherwise(saved: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Interleaved thirds of GPT-2's projection: the check of outputs finds what the plan would have hidden."""
 
     def wrong(model: nn.Module, tp: int) -> TensorPlan:
         plan = make_plan(model, tp)
-        for name, split in plan.splits.items():
+        for name in plan.parameters:
             if "c_attn" in name:
-                plan.splits[name] = Division("columns", split.dim, [[(0, 72)], [(72, 144)]])
+                plan.parameters[name] = Division("columns", plan.parameters[name].dim)
         return plan
 
     monkeypatch.setattr("mlm_repro.engine.formats.model_shards.make_plan", wrong)
@@ -289,12 +296,12 @@ def test_bad_directories(saved: Callable[..., Path]) -> None:
     shard_model(directory, out, 2)
     with pytest.raises(BadInput, match="divided over 2 ranks, not 1"):
         load_rank(out, build_mesh(Layout()).tp)
-    (out / "plan.json").write_text(json.dumps(json.loads((out / "plan.json").read_text()) | {"splits": 3}))
+    (out / "plan.json").write_text(json.dumps(json.loads((out / "plan.json").read_text()) | {"parameters": 3}))
     with pytest.raises(IntegrityFailure, match=r"plan\.json was changed"):
         merge_model(out, directory.parent / "merged")
     seal(out)
-    with pytest.raises(IntegrityFailure, match=r"plan\.json is not a plan"):
-        read_plan(out)
+    with pytest.raises(IntegrityFailure, match=r"plan\.json is not what it should be"):
+        load_rank(out, build_mesh(Layout()).tp)
     with pytest.raises(BadInput, match="there is no directory"):
         shard_model(directory / "none", directory.parent / "other", 2)
     (directory / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["Path"]}))

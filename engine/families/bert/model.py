@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from mlm_repro.engine.config import ModelConfig
 from mlm_repro.engine.kernels.cross_entropy import vocab_parallel_cross_entropy
@@ -41,28 +41,28 @@ from mlm_repro.engine.rng import Dropout
 class BidirectionalAttention(SelfAttention):
     """Attention from every position to every token but padding, with heads divided over the tp axis."""
 
-    def forward(self, x: torch.Tensor, dropout: Dropout | None, is_token: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, dropout: Dropout | None, is_token: Tensor) -> Tensor:  # type: ignore[override]
         qkv = self.query_key_value(x).unflatten(2, (self.heads, 3, self.head_dim))  # [s, b, n/t, 3, d]
         query, key, value = by_head(qkv)
         context = recomputed(self.recompute, self._attend, query, key, value, is_token, dropout)
         return self.dense(context.permute(2, 0, 1, 3).flatten(2), add_bias=False)  # [s, b, h]
 
     def _attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_token: torch.Tensor,
+        self, query: Tensor, key: Tensor, value: Tensor, is_token: Tensor,
         dropout: Dropout | None,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> Tensor:  # fmt: skip
         allowed = is_token[:, None, None, :]  # [b, 1, 1, s]
         if dropout is None:
             return F.scaled_dot_product_attention(query, key, value, attn_mask=allowed)
         scores = torch.matmul(query * self.head_dim**-0.5, key.transpose(-1, -2))  # [b, n/t, s, s]
-        weights: torch.Tensor = kernel("masked_softmax", scores)(scores, 1.0, allowed)
+        weights: Tensor = kernel("masked_softmax", scores)(scores, 1.0, allowed)
         return torch.matmul(drop_weights(weights, self.layer, dropout, self.axis), value)
 
 
 class ExactMLP(MLP):
     """h → 4h → h with exact GeLU."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.dense_4h_to_h(F.gelu(self.dense_h_to_4h(x)), add_bias=False)
 
 
@@ -76,7 +76,7 @@ class BertLayer(TransformerLayer):
         self.is_original = config.bert.layer_norm_order == "original"
         self.input_layernorm.eps = self.post_attention_layernorm.eps = config.bert.layer_norm_epsilon
 
-    def forward(self, x: torch.Tensor, dropout: Dropout | None, is_token: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, dropout: Dropout | None, is_token: Tensor) -> Tensor:  # type: ignore[override]
         normed = self.input_layernorm(x)
         attention = self.self_attention(normed, dropout, is_token)
         x = self.add(normed if self.is_original else x, attention, "attention", dropout)
@@ -92,7 +92,7 @@ class BertEmbedding(Embedding):
         if is_first:
             self.token_type_embeddings = embedding_table(2, config.hidden_size)
 
-    def forward(self, tokens: torch.Tensor, dropout: Dropout | None, token_types: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def forward(self, tokens: Tensor, dropout: Dropout | None, token_types: Tensor) -> Tensor:  # type: ignore[override]
         embedded = self.embedded(tokens)
         s = embedded.size(0)
         types = self.token_type_embeddings(token_types.T.narrow(0, self.mesh.sequence_rank * s, s))
@@ -112,7 +112,7 @@ class MaskedHead(nn.Module):
         self.layernorm = nn.LayerNorm(config.hidden_size, config.bert.layer_norm_epsilon)
         self.bias = nn.Parameter(torch.empty(config.padded_vocab_size // mesh.tp.size))
 
-    def forward(self, hidden: torch.Tensor, words: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: Tensor, words: Tensor, where: Tensor) -> Tensor:
         """Logits [m, v/t] where the mask [s, b] is True, from states [s, b, h] and the word embedding [v/t, h]."""
         states = self.layernorm(F.gelu(self.dense(hidden)))
         states = enter_tensor_parallel(states, self.mesh.tp, self.mesh.sequence_parallel)
@@ -132,23 +132,23 @@ class BERT(StageModel):
             self.pooler = nn.Linear(config.hidden_size, config.hidden_size)
             self.order_head = nn.Linear(config.hidden_size, 2)
 
-    def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
+    def run_stage(self, inputs: Tensor, batch: PipelineInput) -> Tensor:
         pairs = _pairs_of(batch)
         x = self.embedding(inputs, batch.dropout, pairs.token_types) if self.stage.is_first else inputs
         layers = list(self.layers.values())
         x = run_layers(layers, x, batch.dropout, pairs.is_token, at_once=self.recomputed_layers)
         return self.final_layernorm(x) if self.stage.is_last else x
 
-    def pooled(self, hidden: torch.Tensor) -> torch.Tensor:
+    def pooled(self, hidden: Tensor) -> Tensor:
         """Summary of each pair, [b, h], from the first position of states [s, b, h]."""
         return torch.tanh(self.pooler(hidden[0]))
 
-    def logits(self, tokens: torch.Tensor) -> torch.Tensor:
+    def logits(self, tokens: Tensor) -> Tensor:
         """Logits [s, v/t] of the word at every place of one sequence of token ids [1, s] without padding."""
         hidden = self.run_stage(tokens, PipelineInput(tokens, tokens, None))
         return self.masked_head(hidden, self.embedding.word_embeddings.weight, torch.ones_like(tokens.T).bool())
 
-    def masked_losses(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def masked_losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy at each masked position, [b, s]; zero where the target is negative."""
         where = targets.T >= 0  # [s, b]
         logits = self.masked_head(hidden, self.embedding.word_embeddings.weight, where)  # [m, v/t]
@@ -157,7 +157,7 @@ class BERT(StageModel):
         losses[where] = masked_losses
         return losses.T
 
-    def batch_loss(self, hidden: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
+    def batch_loss(self, hidden: Tensor, batch: PipelineInput) -> Tensor:
         """Loss at masked positions, divided by their number (`train.normalise`), plus that of sentence order, a scalar.
 
         Evaluation leaves sentence order out and averages over each sequence, then over sequences. So the exponential is

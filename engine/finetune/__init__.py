@@ -1,1 +1,0 @@
-"""Fine-tuning of a BERT on MNLI, QQP, SQuAD and RACE."""
