@@ -4,17 +4,18 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from mlm_repro.engine.launch.local import keep_large_buffers
+from mlm_repro.lineage.atomic import write_json
 from mlm_repro.lineage.command import CommandLine, run_command
 from mlm_repro.lineage.errors import KEEPS_NOTHING, BadInput
 from mlm_repro.lineage.extras import check_torch
-from mlm_repro.lineage.lock import check_is_there
+from mlm_repro.lineage.lock import check_is_there, check_place
 from mlm_repro.lineage.progress import announce, format_bytes, is_quiet
 from mlm_repro.lineage.variables import launched_ranks
 from mlm_repro.lineage.variables import rank as this_rank
@@ -124,6 +125,38 @@ def _on_ranks(work: Callable[[], str], ranks: int, threads: bool = False) -> Non
     if ranks > 1 and not launched_ranks():
         raise SystemExit(launch(work_and_say, ranks))
     work_and_say()
+
+
+@app.command("finetune")
+def finetune_(
+    task: Annotated[str, typer.Argument(help="mnli, qqp, squad, squad2 or race.")],
+    checkpoint: Annotated[
+        Path, typer.Option("--ckpt", help="A BERT's checkpoint or run directory; `import` makes one.")
+    ],
+    data: Annotated[Path, typer.Option(help="Folder with the task's published files.")],
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a value of the published recipe: key=value.")
+    ] = None,
+    ensemble: Annotated[int, typer.Option(min=1, help="Trainings, with seeds from `seed` on: medians, ensemble.")] = 1,
+    json: Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")] = None,
+) -> None:
+    """Fine-tune a BERT on MNLI, QQP, SQuAD or RACE and evaluate it on the held-out files."""
+    from mlm_repro.engine.finetune.tasks import find_task, read_sets
+    from mlm_repro.lineage.chain import resolve_checkpoint
+    from mlm_repro.lineage.config import override_config
+
+    check_place("--json", json, '"metrics"')
+    recipe = override_config(find_task(task).recipe, overrides or ())
+    resolve_checkpoint(checkpoint)
+    check_is_there(data, "folder")
+    sets = read_sets(task, data)
+    from mlm_repro.engine.finetune.train import describe, finetune
+
+    result = finetune(task, checkpoint, sets, recipe, ensemble)
+    print(describe(result))
+    if json:
+        write_json(json, asdict(result))
+        print(f"written: {json}")
 
 
 @app.command("export")

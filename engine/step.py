@@ -1,6 +1,6 @@
 """One training step: forward and backward over the microbatches, gradient reduction, clipping and update.
 
-Every loop that trains goes through `TrainingStep`: the trainer, parity runs, benchmarks, calibration.
+Every loop that trains goes through `TrainingStep`: the trainer, parity runs, benchmarks, calibration, fine-tuning.
 """
 
 import math

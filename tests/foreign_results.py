@@ -15,6 +15,7 @@ from mlm_repro.data_pipeline.tokens.inspect_sample import trace_iteration
 from mlm_repro.data_pipeline.work.tasks import MARKER as TASK_MARKER
 from mlm_repro.data_pipeline.work.tasks import WorkTask, run_task
 from mlm_repro.data_pipeline.work.workspace import Workspace
+from mlm_repro.engine.finetune.tasks import read_mnli, read_race, read_squad
 from mlm_repro.evaluation.protocol import Scores
 from mlm_repro.evaluation.scoring.store import StoredScores
 from mlm_repro.evaluation.tasks import heldout
@@ -30,6 +31,7 @@ from mlm_repro.reports.ladder import ladder_exhibit
 from mlm_repro.reports.report import Inputs
 from mlm_repro.verify.recomputed import RunCheck
 from tests.architecture.rooms import ROOT
+from tests.engine import test_finetune as tuned
 from tests.experiments.packed import REPRODUCTION, TRAINING, packed
 from tests.reader import Reader, bytes_at
 from tests.reports.test_ladder import write_ladder
@@ -83,6 +85,21 @@ def traced(path: Path) -> object:
     return list(trace_iteration(path.parent, 2))
 
 
+def questions(folder: Path) -> Path:
+    tuned.write_squad(folder / "squad", "v2.0")
+    return folder / "squad" / "train-v2.0.json"
+
+
+def comprehension(folder: Path) -> Path:
+    tuned.write_race(folder / "race")
+    return folder / "race" / "train" / "middle" / "1.txt"
+
+
+def entailment(folder: Path) -> Path:
+    tuned.write_mnli(folder / "mnli")
+    return folder / "mnli" / "train.tsv"
+
+
 def written_by_a_verb(folder: Path) -> Path:
     (folder / "shard-00000.jsonl").write_text('{"text": "a fine text", "id": "a"}\n', encoding="utf-8")
     seal(folder)
@@ -132,6 +149,9 @@ READERS = (
     Reader("sources of a report", sources, lambda path: Inputs.of_built(path.parent.parent), 50),
     *(Reader(f"traced {name}", packed(f"{TRAINING}/{name}"), traced, 10)
       for name in (MANIFEST, "metrics.jsonl", "summary.json")),
+    Reader("SQuAD", questions, read_squad, 50),
+    Reader("RACE", comprehension, lambda path: read_race(path.parent), 50),
+    Reader("MNLI", entailment, read_mnli, 50),
     Reader("test set", bytes_at("a.jsonl", DOCUMENTS), decontaminate.read_documents, 100),
     Reader("WikiText", bytes_at("a.tokens", ARTICLES), decontaminate.read_documents, 100),
     Reader("held-out documents", bytes_at("a.jsonl", DOCUMENTS),

@@ -3,8 +3,9 @@
 Every import ends in `write_checkpoint`.
 """
 
+import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ class Imported:
     """Format and SHA-256 of each source file. Becomes `origin.json`."""
     twin: TwinScale | None = None
     """Scale of the twin, if the model was one. Its numbers stay scaled ones."""
+    files: Mapping[str, Path] = field(default_factory=dict)
+    """Files to copy into the checkpoint, by their place in it."""
 
 
 def write_checkpoint(out: Path, imported: Imported) -> str:
@@ -64,6 +67,9 @@ def write_checkpoint(out: Path, imported: Imported) -> str:
         write_json(temporary / "origin.json", imported.origin)
         if imported.tokenizer:
             imported.tokenizer.save(temporary / "tokenizer")
+        for name, source in imported.files.items():
+            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, temporary / name)
         return seal(temporary)
 
 

@@ -38,8 +38,11 @@ WEIGHT_FILE = re.compile(r"[\w-][\w.-]*\.safetensors")
 """A plain name, which cannot lead out of the directory."""
 HEADS = "cls."
 """Beginning of the names of a BERT's heads, which stand beside its body and do not have its prefix."""
+FOLDER = "huggingface"
+"""Folder with the files of the original directory that are not weights."""
 SEPARATOR = "[SEP]"
 """Token that ends a document of a BERT's own tokenizer, which has no end-of-text token."""
+COMPANIONS = ("*.json", "*.txt", "*.model", "*.md", "*.jinja", "LICENSE*")
 OVER_VOCABULARY = ("embedding.word_embeddings.weight", "masked_head.bias")
 """Our tensors with a row for each word, whose rows beyond the vocabulary are padding."""
 
@@ -190,8 +193,9 @@ def our_tensors(
 def read_huggingface(directory: Path, vocab: Path | None = None, heads: int | None = None) -> Imported:
     """Read a Hugging Face GPT-2 or BERT directory. `vocab` replaces a GPT-2's tokenizer.
 
-    Embedding rows beyond a GPT-2's entries are padding and become zeros. Other values keep their bits. Raises BadInput
-    for another model and IntegrityFailure for damaged files, naming the tensor or file.
+    Embedding rows beyond a GPT-2's entries are padding and become zeros. A BERT's other files are kept in `FOLDER`.
+    Other values keep their bits. Raises BadInput for another model and IntegrityFailure for damaged files, naming the
+    tensor or file.
     """
     path = directory / CONFIG
     values = read_object(path)
@@ -203,11 +207,12 @@ def read_huggingface(directory: Path, vocab: Path | None = None, heads: int | No
             raise IntegrityFailure(f"{path}: {key} is {values.get(key)!r}, not a number")
     tensors, files = read_weights(directory, theirs.prefix, theirs.buffers)
     rows, is_gpt2 = values["vocab_size"], kind == "gpt2"
-    tokenizer, sources = None, list[Path]()
+    tokenizer, sources, companion_files = None, list[Path](), dict[str, Path]()
     if is_gpt2:
         tokenizer, sources = read_vocabulary_files(vocab) if vocab else read_vocabulary(directory)
     else:
         tensors = {current_name(name): tensor for name, tensor in tensors.items()}
+        companion_files = {f"{FOLDER}/{name}": place for name, place in companions(directory).items()}
         if (directory / FILE_NAME).is_file():
             tokenizer = Tokenizer.open(directory, SEPARATOR)
     config = our_config(values, kind, tokenizer.vocab_size if tokenizer and is_gpt2 else rows, path)
@@ -220,7 +225,7 @@ def read_huggingface(directory: Path, vocab: Path | None = None, heads: int | No
     name, twin = read_ours(values.get(OURS), "huggingface", path)
     digested = digests([path, *files], directory) | digests(sources, vocab or directory)
     origin = {"format": f"Hugging Face {'GPT-2' if is_gpt2 else 'BERT'}", "files": digested}
-    return Imported(name, config, ours, tokenizer, origin, twin)
+    return Imported(name, config, ours, tokenizer, origin, twin, companion_files)
 
 
 def our_config(values: JSON, kind: str, vocab_size: int, path: Path) -> ModelConfig:
@@ -238,6 +243,11 @@ def our_config(values: JSON, kind: str, vocab_size: int, path: Path) -> ModelCon
     if kind == "bert":
         ours["bert"] = {"layer_norm_order": "original", "layer_norm_epsilon": values.get("layer_norm_eps", 1e-12)}
     return parse_config(ours, ModelConfig, str(path))
+
+
+def companions(directory: Path) -> dict[str, Path]:
+    """The files beside the weights, by name."""
+    return {path.name: path for pattern in COMPANIONS for path in sorted(directory.glob(pattern))}
 
 
 def current_name(name: str) -> str:

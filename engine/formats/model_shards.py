@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from mlm_repro.engine.checkpoint.shards import reading
 from mlm_repro.engine.formats import digests
+from mlm_repro.engine.formats.huggingface import FOLDER, companions
 from mlm_repro.engine.launch.mesh import build_mesh
 from mlm_repro.engine.launch.threads import run_threads
 from mlm_repro.engine.parallel.collectives import enter_tensor_parallel, gather_features, leave_tensor_parallel
@@ -36,9 +37,6 @@ from mlm_repro.lineage.extras import import_extra
 from mlm_repro.lineage.files import FileSchema, one_line, read_document, write_document
 from mlm_repro.lineage.lock import check_is_there, check_output, new_output
 
-FOLDER = "huggingface"
-"""Folder with the files of the original directory that are not weights."""
-COMPANIONS = ("*.json", "*.txt", "*.model", "*.md", "*.jinja", "LICENSE*")
 BART = {"columns": "[qkv]_proj|fc1", "rows": "out_proj|fc2"}
 NAMES = {
     "gpt2": {"columns": "c_attn|c_fc", "rows": "c_proj"}, "bart": BART, "opt": BART,
@@ -152,8 +150,9 @@ def shard_model(directory: Path, out: Path, tp: int) -> list[str]:
         files = [directory / CONFIG, *sorted(directory.glob("*.safetensors*"))]
         write_json(temporary / "origin.json", {"files": digests(files, directory)})
         (temporary / FOLDER).mkdir()
-        for path in {path for pattern in COMPANIONS for path in directory.glob(pattern) if path.name != INDEX}:
-            shutil.copyfile(path, temporary / FOLDER / path.name)
+        for name, path in companions(directory).items():
+            if name != INDEX:
+                shutil.copyfile(path, temporary / FOLDER / name)
         checked = _check(temporary, model, tp)
         seal(temporary)
     ways = dict.fromkeys(f"{kind_of(name)}: {division.how}" for name, division in plan.parameters.items())

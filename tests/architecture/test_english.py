@@ -14,7 +14,7 @@ FRAGMENTS = (
 """First words that leave the subject out, or point at a name that the reader may not see."""
 EMPTY_NAMES = {"found", "one", "kept"}
 READ = (
-    "lineage", "reports", "evaluation", "experiments", "verify", "benchmarks", "data_pipeline",
+    "lineage", "reports", "evaluation", "engine/finetune", "experiments", "verify", "benchmarks", "data_pipeline",
     "engine/kernels", "engine/compiled.py", "engine/formats", "engine/families", "engine/family.py",
     "engine/parallel", "engine/pipeline", "engine/optim", "engine/model", "engine/launch", "engine/step.py",
     "engine/trainer.py", "engine/train.py", "engine/rng.py", "engine/inputs.py",

@@ -17,6 +17,7 @@ from mlm_repro.data_pipeline.tokens.sentences import Vocabulary
 from mlm_repro.data_pipeline.tokens.token_file import TokenFile
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
 from mlm_repro.engine.config import RunConfig
+from mlm_repro.engine.finetune.train import PairEncoder
 from mlm_repro.engine.formats.convert import export_checkpoint, import_checkpoint
 from mlm_repro.engine.launch.threads import run_threads
 from mlm_repro.engine.run.files import read_steps
@@ -147,12 +148,11 @@ def test_a_bert_of_our_own_is_written_with_its_special_tokens(dataset: Path, tmp
     out = export_checkpoint(run, tmp_path / "exported")
     model, tokenizer = BertForPreTraining.from_pretrained(out), AutoTokenizer.from_pretrained(out)
     assert model.config.vocab_size == len(tokenizer) == 294
-    ours = Tokenizer.load(max((run / "checkpoints").iterdir()) / "tokenizer")
-    start, end = ours.special_ids[:2]
-    first, second = (ours.encode_ids(text).tolist() for text in ("the old river", "walks over stone"))
+    newest = max((run / "checkpoints").iterdir())
+    ours = PairEncoder.of(newest).pair("the old river", "walks over stone", 32)
     theirs = tokenizer("the old river", "walks over stone")
-    assert theirs["input_ids"] == [start, *first, end, *second, end]
-    assert theirs["token_type_ids"].index(1) == len(first) + 2
+    assert ours.tokens == theirs["input_ids"]
+    assert theirs["token_type_ids"].index(1) == ours.second_start
     again = small_config(dataset, MODEL, init_from=str(import_checkpoint(out, tmp_path / "again")), **TRAIN)
     with pytest.raises(BadInput, match="was trained with another tokenizer"):
         resolve(again, 1)

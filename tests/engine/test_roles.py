@@ -12,6 +12,7 @@ from torch import nn
 
 from mlm_repro.engine.config import ModelConfig, TrainConfig
 from mlm_repro.engine.family import family_of
+from mlm_repro.engine.finetune.train import FineTuneModel
 from mlm_repro.engine.model import stage_model
 from mlm_repro.engine.model.gpt2 import GPT2
 from mlm_repro.engine.model.stage_model import StageModel
@@ -73,6 +74,13 @@ def test_initial_values_and_decay_are_those_that_names_gave(name: str, monkeypat
     found = {*rows(name, monkeypatch)}
     assert found == {row for row in recorded if row[0] == name}
     assert len(found) > 10
+
+
+def test_a_fine_tuning_head_decays_as_the_body_does() -> None:
+    tuned = FineTuneModel(build("bert"), 3, over_positions=False)  # type: ignore[arg-type]
+    decayed = decays(tuned)
+    assert (decayed["head.weight"], decayed["head.bias"]) == (TrainConfig().weight_decay, 0.0)
+    assert {name: decayed[f"body.{name}"] for name in decays(tuned.body)} == decays(tuned.body)
 
 
 def test_what_a_parameter_is_called_means_nothing() -> None:

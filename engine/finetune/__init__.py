@@ -1,0 +1,1 @@
+"""Fine-tuning of a BERT on MNLI, QQP, SQuAD and RACE."""

@@ -1,0 +1,216 @@
+"""The tasks that a BERT is fine-tuned on: their published files, recipes and metrics. Imports no torch.
+
+Formats: MNLI and QQP as GLUE gives them (tab-separated, a header line), SQuAD's JSON (1.1 and 2.0), RACE's folders of
+one JSON object a passage. A missing file raises DataMissing, an unreadable one BadInput with the line. The recipes are
+those of Megatron-LM's example scripts for MNLI and RACE (8 GPUs), MNLI's for QQP, and BERT's own code for SQuAD.
+"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import NonNegativeInt, PositiveInt
+
+from mlm_repro.engine.config import NotNegative, Share
+from mlm_repro.lineage.atomic import parse_json, read_bytes
+from mlm_repro.lineage.config import Config
+from mlm_repro.lineage.errors import BadInput, DataMissing, cause
+from mlm_repro.lineage.files import Positive
+
+MNLI_LABELS = ("contradiction", "entailment", "neutral")
+
+
+@dataclass(frozen=True)
+class LabelledExample:
+    """A pair of texts with its class; or a pair of question and passage for each option, with the right option."""
+
+    pairs: tuple[tuple[str, str], ...]
+    label: int
+
+
+@dataclass(frozen=True)
+class SpanExample:
+    """A question that a part of the context answers; no answers if the context does not answer it."""
+
+    question: str
+    context: str
+    answers: tuple[str, ...]
+    starts: tuple[int, ...]
+    """Character offset of each answer."""
+
+
+TaskExample = LabelledExample | SpanExample
+
+
+def read_mnli(path: Path) -> list[LabelledExample]:
+    """Rows with a gold label. Rows marked `-`, without agreement between annotators, are left out."""
+    examples = []
+    for line, (first, second, label) in _rows(path, ("sentence1", "sentence2", "gold_label")):
+        if label == "-":
+            continue
+        if label not in MNLI_LABELS:
+            raise BadInput(f"{path} line {line}: {label!r} is none of {', '.join(MNLI_LABELS)}")
+        examples.append(LabelledExample(((first, second),), MNLI_LABELS.index(label)))
+    return examples
+
+
+def read_qqp(path: Path) -> list[LabelledExample]:
+    """Rows of two questions and 0 or 1. The published file has a few truncated rows, which are left out."""
+    rows = _rows(path, ("question1", "question2", "is_duplicate"), skip_short=True)
+    return [LabelledExample(((a, b),), int(label)) for _, (a, b, label) in rows if label in ("0", "1")]
+
+
+def read_squad(path: Path) -> list[SpanExample]:
+    """Every question of a SQuAD 1.1 or 2.0 file."""
+    examples = []
+    try:
+        for article in parse_json(_read(path))["data"]:
+            for paragraph in article["paragraphs"]:
+                for question in paragraph["qas"]:
+                    answers = [] if question.get("is_impossible") else question["answers"]
+                    texts = tuple(str(answer["text"]) for answer in answers)
+                    starts = tuple(int(answer["answer_start"]) for answer in answers)
+                    examples.append(SpanExample(question["question"], paragraph["context"], texts, starts))
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise BadInput(f"{path} is not a SQuAD file: {type(error).__name__} {error}") from error
+    return examples
+
+
+def read_race(folder: Path) -> list[LabelledExample]:
+    """Every question below a folder, such as `train/middle` or `train`."""
+    files = sorted(folder.rglob("*.txt"))
+    if not files:
+        raise DataMissing(f"there are no .txt files in {folder}")
+    examples = []
+    for path in files:
+        for line, text in enumerate(_read(path).splitlines(), 1):
+            try:
+                passage = parse_json(text)
+                parts = zip(passage["questions"], passage["options"], passage["answers"], strict=True)
+                for question, options, answer in parts:
+                    pairs = tuple((_fill(question, option), passage["article"]) for option in options)
+                    examples.append(LabelledExample(pairs, "ABCD".index(answer)))
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise BadInput(f"{path} line {line} is not a RACE passage: {error}") from error
+    return examples
+
+
+def _fill(question: str, option: str) -> str:
+    """Put the option into the blank, or after a question without a blank (Megatron-LM tasks/race/data.py)."""
+    return question.replace("_", option) if "_" in question else f"{question} {option}"
+
+
+def _rows(path: Path, columns: tuple[str, ...], skip_short: bool = False) -> Iterator[tuple[int, list[str]]]:
+    lines = _read(path).split("\n")
+    header = lines[0].rstrip("\r").split("\t")
+    if missing := [column for column in columns if column not in header]:
+        raise BadInput(f"{path} has no column {missing[0]!r} in its first line")
+    places = [header.index(column) for column in columns]
+    for number, line in enumerate(lines[1:], 2):
+        cells = line.rstrip("\r").split("\t")
+        if line and len(cells) == len(header):
+            yield number, [cells[place].strip() for place in places]
+        elif line and not skip_short:
+            raise BadInput(f"{path} line {number} has {len(cells)} columns, its header {len(header)}")
+
+
+def _read(path: Path) -> str:
+    try:
+        return read_bytes(path).decode("utf-8")
+    except FileNotFoundError as error:
+        raise DataMissing(f"there is no file {path}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} cannot be read: {cause(error)}") from error
+
+
+class FineTuneRecipe(Config):
+    """Hyper-parameters: AdamW with linear warm-up and linear decay."""
+
+    epochs: PositiveInt
+    batch_size: PositiveInt
+    """Examples of a step."""
+    learning_rate: Positive
+    """The peak."""
+    warmup_share: Share = 0.065
+    """Share of the steps in which the rate rises."""
+    weight_decay: NotNegative = 0.1
+    seed: NonNegativeInt = 1234
+    """Seed of order, dropout and the new layer."""
+
+
+@dataclass(frozen=True)
+class FineTuneTask:
+    """A task: its files below the data folder and its published recipe."""
+
+    outputs: int
+    """Outputs of the new head, for a pair, an option or a position."""
+    read: Callable[[Path], Sequence[TaskExample]]
+    train: str
+    held_out: Mapping[str, str]
+    """File or folder of each evaluation set, by its name."""
+    recipe: FineTuneRecipe
+
+
+MNLI_SETS = {"matched": "dev_matched.tsv", "mismatched": "dev_mismatched.tsv"}
+RACE_SETS = {"middle": "test/middle", "high": "test/high"}
+PAIRS = FineTuneRecipe(epochs=5, batch_size=64, learning_rate=5e-5)
+SQUAD = FineTuneRecipe(epochs=2, batch_size=32, learning_rate=3e-5)
+RACE = FineTuneRecipe(epochs=3, batch_size=32, learning_rate=1e-5)
+TASKS = {
+    "mnli": FineTuneTask(3, read_mnli, "train.tsv", MNLI_SETS, PAIRS),
+    "qqp": FineTuneTask(2, read_qqp, "train.tsv", {"dev": "dev.tsv"}, PAIRS),
+    "squad": FineTuneTask(2, read_squad, "train-v1.1.json", {"dev": "dev-v1.1.json"}, SQUAD),
+    "squad2": FineTuneTask(2, read_squad, "train-v2.0.json", {"dev": "dev-v2.0.json"}, SQUAD),
+    "race": FineTuneTask(1, read_race, "train", RACE_SETS, RACE),
+}
+
+
+def find_task(name: str) -> FineTuneTask:
+    """The task of that name. Raises BadInput for any other."""
+    if name not in TASKS:
+        raise BadInput(f"there is no task {name!r}; there are {', '.join(TASKS)}")
+    return TASKS[name]
+
+
+def read_sets(name: str, data: Path) -> dict[str, Sequence[TaskExample]]:
+    """The examples of a task's published files below `data`: each evaluation set, then `train`.
+
+    Raises DataMissing or BadInput if a file is not there, is not readable or has no example.
+    """
+    task = find_task(name)
+    sets = {split: task.read(data / place) for split, place in {**task.held_out, "train": task.train}.items()}
+    for split, part in sets.items():
+        if not part:
+            raise BadInput(f"{data}: the {split} set of {name} has no example")
+    return sets
+
+
+def squad_scores(predicted: Sequence[str], expected: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Exact match and F1 in percent: the best over a question's answers, averaged over questions.
+
+    For a question without an answer, the empty answer is right (SQuAD 2.0, `evaluate-v2.0.py`; for answered questions
+    `evaluate-v1.1.py` has the same rules).
+    """
+    known = [[answer for answer in answers if normalize(answer)] or [""] for answers in expected]
+    pairs = list(zip(predicted, known, strict=True))
+    exact = sum(any(normalize(text) == normalize(answer) for answer in answers) for text, answers in pairs)
+    overlap = sum(max(token_f1(text, answer) for answer in answers) for text, answers in pairs)
+    return {"exact_match": 100 * exact / len(pairs), "f1": 100 * overlap / len(pairs)}
+
+
+def normalize(text: str) -> str:
+    """Lower case without punctuation, articles and superfluous white space."""
+    text = "".join(character for character in text.lower() if character not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+
+
+def token_f1(predicted: str, expected: str) -> float:
+    """Harmonic mean of an answer's precision and recall in words."""
+    mine, theirs = normalize(predicted).split(), normalize(expected).split()
+    if not mine or not theirs:
+        return float(mine == theirs)
+    common = sum((Counter(mine) & Counter(theirs)).values())
+    return 2 * common / (len(mine) + len(theirs))

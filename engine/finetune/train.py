@@ -1,0 +1,351 @@
+"""Train a BERT with one new linear layer by the engine's training step, then evaluate it on held-out sets.
+
+A BERT reads pairs of texts as [CLS] first [SEP] second [SEP]. A checkpoint of this suite has GPT-2's kind of tokenizer;
+the special tokens follow its entries. An imported BERT keeps its WordPiece vocabulary.
+
+Shapes: b sequences, s positions, h hidden, c outputs of the new head.
+"""
+
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer as Backend
+from tokenizers.implementations import BertWordPieceTokenizer
+from torch import Tensor, nn
+
+from mlm_repro.data_pipeline.tokens.special_tokens import SPECIAL_TOKENS
+from mlm_repro.data_pipeline.tokens.tokenizer import FILE_NAME, special_ids
+from mlm_repro.engine.config import SERIAL, ModelConfig, TrainConfig
+from mlm_repro.engine.families.bert.model import BERT
+from mlm_repro.engine.finetune.tasks import (
+    TASKS,
+    FineTuneRecipe,
+    LabelledExample,
+    SpanExample,
+    TaskExample,
+    squad_scores,
+)
+from mlm_repro.engine.inference import load_for_inference
+from mlm_repro.engine.launch.mesh import local_device
+from mlm_repro.engine.model.microbatch import PipelineInput, SentencePairs
+from mlm_repro.engine.model.stage_model import StageModel
+from mlm_repro.engine.optim.schedule import learning_rate
+from mlm_repro.engine.parallel.mesh import ParallelMesh, serial_mesh
+from mlm_repro.engine.pipeline.executor import PartitionedModel
+from mlm_repro.engine.rng import Dropout, initial_normal
+from mlm_repro.engine.step import TrainingStep
+from mlm_repro.lineage.atomic import JSON
+from mlm_repro.lineage.chain import read_newest
+from mlm_repro.lineage.errors import BadInput, UserError
+from mlm_repro.lineage.progress import Progress, announce
+
+LONGEST_ANSWER = 30
+"""Longest answer of SQuAD, in tokens (BERT's own code)."""
+LONGEST_QUESTION, LONGEST_OPTION = 64, 128
+"""Longest question of SQuAD, and longest question with an option of RACE, in tokens (BERT's and Megatron-LM's code)."""
+STRIDE = 128
+"""Tokens from the start of a window of a long context to the start of the next."""
+Scores = list[list[Tensor]]
+"""Tensors of each example that `FineTuner.scores` describes."""
+
+
+class EncodedPair(NamedTuple):
+    """A pair of texts as token ids."""
+
+    tokens: list[int]
+    second_start: int
+    """Position of the first token of the second text."""
+    offsets: list[tuple[int, int]]
+    """Character range of each token of the second text."""
+
+
+@dataclass(frozen=True)
+class PairEncoder:
+    """A tokenizer and its special tokens."""
+
+    backend: Any
+    cls: int
+    sep: int
+    pad: int
+
+    @classmethod
+    def of(cls, checkpoint: Path) -> "PairEncoder":
+        """The tokenizer of a checkpoint directory. Raises BadInput if it has none."""
+        theirs = checkpoint / "huggingface"
+        places = checkpoint / "tokenizer" / FILE_NAME, theirs / FILE_NAME, theirs / "vocab.txt"
+        if (path := next(filter(Path.is_file, places), None)) is None:
+            raise BadInput(f"{checkpoint} has no tokenizer: neither {FILE_NAME} nor vocab.txt")
+        read: Any = BertWordPieceTokenizer if path.suffix == ".txt" else Backend.from_file
+        backend = read(str(path))
+        start, end, _, padding = special_ids(backend)
+        return cls(backend, start, end, padding)
+
+    def pair(self, first: str, second: str, length: int) -> EncodedPair:
+        """Both texts in at most `length` tokens; the longer text loses tokens at its end."""
+        a, b = self._encode(first), self._encode(second)
+        room, sizes = length - 3, [len(a.ids), len(b.ids)]
+        while sum(sizes) > room:
+            sizes[sizes[1] >= sizes[0]] -= 1
+        return self._join(a.ids[: sizes[0]], b.ids[: sizes[1]], b.offsets[: sizes[1]])
+
+    def windows(
+        self, question: str, context: str, length: int, longest: int = LONGEST_QUESTION
+    ) -> Iterator[EncodedPair]:
+        """The question, cut at `longest` tokens, with each window of the context; several windows overlap."""
+        asked, text = self._encode(question).ids[: min(longest, (length - 3) // 2)], self._encode(context)
+        room = length - 3 - len(asked)
+        for start in range(0, max(len(text.ids), 1), min(STRIDE, max(room // 2, 1))):
+            yield self._join(asked, text.ids[start : start + room], text.offsets[start : start + room])
+            if start + room >= len(text.ids):
+                return
+
+    def _encode(self, text: str) -> Any:
+        return self.backend.encode(text, add_special_tokens=False)
+
+    def _join(self, a: list[int], b: list[int], offsets: list[tuple[int, int]]) -> EncodedPair:
+        return EncodedPair([self.cls, *a, self.sep, *b, self.sep], len(a) + 2, list(offsets))
+
+
+@dataclass(frozen=True)
+class FineTuned:
+    """Result of a fine-tuning."""
+
+    task: str
+    checkpoint: str
+    checkpoint_digest: str
+    recipe: JSON
+    examples: dict[str, int]
+    metrics: dict[str, dict[str, float]]
+    """Metrics of each held-out set, in percent; of several trainings the medians."""
+    seconds: float
+    of_members: dict[str, list[dict[str, float]]]
+    """Metrics of each training, in the order of their seeds."""
+    ensemble: dict[str, dict[str, float]]
+    """Metrics of the mean of the trainings' scores."""
+
+
+class Feature(NamedTuple):
+    """An example, or a window of an example, as the model takes it."""
+
+    sequences: list[EncodedPair]
+    """A single pair, or a pair for each option."""
+    label: tuple[int, ...]
+    """Class or option; or first and last position of a span, 0 and 0 if the answer is not in the window."""
+
+
+class FineTuneModel(StageModel):
+    """A BERT body and a linear head: scores of each class or option of an example, [b, c], or of every position."""
+
+    def __init__(self, body: BERT, outputs: int, over_positions: bool) -> None:
+        super().__init__(body.config, body.mesh)
+        self.body, self.over_positions = body, over_positions
+        self.head = nn.Linear(body.config.hidden_size, outputs)
+
+    def build(self, config: ModelConfig, mesh: ParallelMesh) -> None:
+        """The body and the head come from outside."""
+
+    def run_stage(self, inputs: Tensor, batch: PipelineInput) -> Tensor:
+        hidden = self.body.run_stage(inputs, batch)  # [s, b, h]
+        if self.over_positions:
+            return self.head(hidden.transpose(0, 1))
+        return self.head(self.body.pooled(hidden)).view(len(batch.targets), -1)
+
+    def batch_loss(self, hidden: Tensor, batch: PipelineInput) -> Tensor:
+        scores = hidden.float()
+        outputs = (scores[..., 0], scores[..., 1]) if self.over_positions else (scores,)
+        losses = [F.cross_entropy(output, batch.targets[:, place]) for place, output in enumerate(outputs)]
+        return torch.stack(losses).mean()
+
+
+class FineTuner:
+    """A task on a checkpoint."""
+
+    def __init__(self, name: str, checkpoint: Path, recipe: FineTuneRecipe) -> None:
+        self.mesh = serial_mesh(local_device())
+        loaded, self.encoder = read_newest(checkpoint, lambda c: (load_for_inference(c, self.mesh), PairEncoder.of(c)))
+        if not isinstance(loaded.model, BERT):
+            raise BadInput(f"{checkpoint} is a {loaded.config.family}; a BERT is fine-tuned on {name}")
+        if self.encoder.pad >= loaded.config.vocab_size:
+            raise BadInput(f"the tokenizer of {checkpoint} lacks one of {', '.join(SPECIAL_TOKENS)}")
+        self.task, self.recipe, self.digest = TASKS[name], recipe, loaded.digest
+        self.is_span = name.startswith("squad")
+        self.model = FineTuneModel(loaded.model, self.task.outputs, self.is_span).to(self.mesh.device)
+        with torch.no_grad():
+            head = self.model.head
+            head.weight.copy_(initial_normal(recipe.seed, f"{name}.head", tuple(head.weight.shape), 0.02))
+            head.bias.zero_()
+        del loaded.model.masked_head, loaded.model.order_head
+        if self.is_span:
+            del loaded.model.pooler
+
+    def train(self, examples: Sequence[TaskExample], label: str) -> None:
+        """Train on the examples for the recipe's epochs, shuffled anew in each."""
+        recipe, size = self.recipe, self.recipe.batch_size
+        features = [feature for example in examples for feature in self.features(example)]
+        steps = recipe.epochs * -(-len(features) // size)
+        train = TrainConfig(
+            iterations=steps + 1, warmup_iterations=int(recipe.warmup_share * steps), decay="linear",
+            learning_rate=recipe.learning_rate, min_learning_rate=0, weight_decay=recipe.weight_decay,
+            precision="fp32", global_batch_size=size, microbatch_size=size,
+        )  # fmt: skip
+        batches = []
+        for epoch in range(recipe.epochs):
+            order = list(features)
+            random.Random(f"{recipe.seed}/{epoch}").shuffle(order)
+            batches += [order[start : start + size] for start in range(0, len(order), size)]
+        training = TrainingStep(PartitionedModel([self.model], SERIAL, self.mesh), train)
+        self.model.train()
+        with Progress(label, steps, "steps") as progress:
+            for step, batch in enumerate(batches):
+                rows = sum(len(feature.sequences) for feature in batch)
+                dropout = Dropout(self.model.config.dropout, recipe.seed, step, tuple(range(rows)))
+                inputs = self._input(batch, dropout if self.model.config.dropout else None)
+                gradient = training.run([inputs], learning_rate(train, step + 1))
+                if not gradient.is_finite:
+                    raise UserError(f"step {step + 1}: the gradient is no longer a number; try a lower learning rate")
+                progress.advance(1, f"loss {gradient.loss:.3f}")
+
+    @torch.no_grad()
+    def scores(self, examples: Sequence[TaskExample], label: str) -> Scores:
+        """Scores of each example: one tensor of its classes or options, or one of each window's positions, [s, 2]."""
+        self.model.eval()
+        scored: Scores = []
+        with Progress(f"{label}, evaluation", len(examples), "examples") as progress:
+            for start in range(0, len(examples), self.recipe.batch_size):
+                batch = examples[start : start + self.recipe.batch_size]
+                features = [list(self.features(example)) for example in batch]
+                if self.is_span:
+                    scored += [[self._scores([part])[0] for part in each] for each in features]
+                else:
+                    scored += [[row] for row in self._scores([feature for (feature,) in features])]
+                progress.advance(len(batch))
+        return scored
+
+    def metrics(self, examples: Sequence[TaskExample], scores: Scores) -> dict[str, float]:
+        """The task's metrics of the answers with the best scores, in percent."""
+        both = list(zip(examples, scores, strict=True))
+        if self.is_span:
+            spans = [(example, each) for example, each in both if isinstance(example, SpanExample)]
+            answers = [self._answer(example, each) for example, each in spans]
+            return squad_scores(answers, [example.answers for example, _ in spans])
+        right = [int(row.argmax()) == example.label for example, (row,) in both if isinstance(example, LabelledExample)]
+        return {"accuracy": 100 * sum(right) / len(right)}
+
+    def ensemble(self, members: Sequence[Scores]) -> Scores:
+        """Mean of several trainings' scores: of probabilities of classes, as Megatron-LM's script does, of scores of
+        positions as they are.
+        """
+        stacks = [[torch.stack(tensors) for tensors in zip(*each, strict=True)] for each in zip(*members, strict=True)]
+        return [[(each if self.is_span else each.softmax(dim=-1)).mean(dim=0) for each in stack] for stack in stacks]
+
+    def features(self, example: TaskExample) -> Iterator[Feature]:
+        """The example as model inputs; a long context gives several windows."""
+        length = self.model.config.seq_length
+        if isinstance(example, LabelledExample):
+            if len(example.pairs) == 1:
+                pairs = [self.encoder.pair(*example.pairs[0], length)]
+            else:
+                pairs = [next(self.encoder.windows(*pair, length, LONGEST_OPTION)) for pair in example.pairs]
+            yield Feature(pairs, (example.label,))
+        else:
+            answer = (example.starts[0], example.starts[0] + len(example.answers[0])) if example.answers else None
+            for window in self.encoder.windows(example.question, example.context, length):
+                yield Feature([window], _span_in(window, answer))
+
+    def _answer(self, example: SpanExample, windows: list[Tensor]) -> str:
+        """The part of the context with the best sum of start and end score; empty if [CLS] scores better."""
+        best, text, nothing = -float("inf"), "", float("inf")
+        encoded = self.encoder.windows(example.question, example.context, self.model.config.seq_length)
+        for window, positions in zip(encoded, windows, strict=True):
+            start, end = positions.T
+            first, last = window.second_start, window.second_start + len(window.offsets)
+            nothing = min(nothing, float(start[0] + end[0]))
+            if first == last:
+                continue
+            scores = start[first:last, None] + end[None, first:last]
+            allowed = torch.ones_like(scores, dtype=torch.bool).triu().tril(LONGEST_ANSWER - 1)
+            score, place = scores.masked_fill(~allowed, -float("inf")).flatten().max(0)
+            if score > best:
+                low, high = divmod(int(place), last - first)
+                best, text = float(score), example.context[window.offsets[low][0] : window.offsets[high][1]]
+        return "" if self.task is TASKS["squad2"] and nothing > best else text.strip()
+
+    def _scores(self, features: Sequence[Feature]) -> Tensor:
+        batch = self._input(features)
+        return self.model.run_stage(batch.tokens, batch).float().cpu()
+
+    def _input(self, batch: Sequence[Feature], dropout: Dropout | None = None) -> PipelineInput:
+        """All sequences of the batch, [sequences, s]; the targets are the labels, [b, 1] or [b, 2]."""
+        pairs = [pair for feature in batch for pair in feature.sequences]
+        tokens = torch.full((len(pairs), max(len(pair.tokens) for pair in pairs)), self.encoder.pad)
+        types, is_token = torch.zeros_like(tokens), torch.zeros_like(tokens, dtype=torch.bool)
+        for row, pair in enumerate(pairs):
+            tokens[row, : len(pair.tokens)] = torch.tensor(pair.tokens)
+            types[row, pair.second_start : len(pair.tokens)] = 1
+            is_token[row, : len(pair.tokens)] = True
+        device = self.mesh.device
+        kinds = SentencePairs(types.to(device), is_token.to(device), torch.zeros(len(tokens), dtype=torch.int64))
+        labels = torch.tensor([feature.label for feature in batch], device=device)
+        return PipelineInput(tokens.to(device), labels, dropout, pairs=kinds)
+
+
+def _span_in(window: EncodedPair, answer: tuple[int, int] | None) -> tuple[int, int]:
+    """Positions of the answer's first and last token, (0, 0) if the window does not have the whole answer."""
+    if answer is None:
+        return 0, 0
+    start = next((n for n, (low, high) in enumerate(window.offsets) if low <= answer[0] < high), None)
+    end = next((n for n, (low, high) in enumerate(window.offsets) if low < answer[1] <= high), None)
+    return (0, 0) if start is None or end is None else (window.second_start + start, window.second_start + end)
+
+
+def finetune(
+    name: str, checkpoint: Path, sets: Mapping[str, Sequence[TaskExample]], recipe: FineTuneRecipe, members: int = 1
+) -> FineTuned:
+    """Fine-tune a BERT checkpoint on the set `train` of `read_sets` and evaluate it on the others.
+
+    Several `members` are trained with seeds from the recipe's on; the metrics are their medians, as the 2019 paper has
+    them of five, and those of the members' mean scores beside them.
+    """
+    begun = time.monotonic()
+    held_out = {split: part for split, part in sets.items() if split != "train"}
+    announce(
+        f"{members} x {recipe.epochs} epochs of {len(sets['train']):,} examples, {recipe.batch_size} a step",
+        f"then {sum(map(len, held_out.values())):,} held-out examples",
+    )
+    scores: dict[str, list[Scores]] = {split: [] for split in held_out}
+    for number in range(members):
+        tuner = FineTuner(name, checkpoint, recipe.model_copy(update={"seed": recipe.seed + number}))
+        label = f"{name}, seed {tuner.recipe.seed}" if members > 1 else name
+        tuner.train(sets["train"], label)
+        for split, part in held_out.items():
+            scores[split].append(tuner.scores(part, f"{label} {split}"))
+    of_members, medians, ensemble = {}, {}, {}
+    for split, part in held_out.items():
+        of_members[split] = members_metrics = [tuner.metrics(part, each) for each in scores[split]]
+        medians[split] = {name: median(each[name] for each in members_metrics) for name in members_metrics[0]}
+        ensemble[split] = tuner.metrics(part, tuner.ensemble(scores[split]))
+    sizes = {split: len(part) for split, part in sets.items()}
+    return FineTuned(
+        name, checkpoint.name, tuner.digest, recipe.model_dump(), sizes, medians, time.monotonic() - begun, of_members,
+        ensemble,
+    )  # fmt: skip
+
+
+def describe(result: FineTuned) -> str:
+    """The recipe, then a line for each held-out set."""
+    recipe = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in result.recipe.items())
+    lines = [f"{result.task}: {result.examples['train']:,} examples; {recipe}"]
+    for split, metrics in result.metrics.items():
+        values = ", ".join(f"{name} {value:.2f} %" for name, value in metrics.items())
+        lines.append(f"{split}: {result.examples[split]:,} examples; {values}")
+        if len(members := result.of_members[split]) > 1:
+            mean = ", ".join(f"{name} {value:.2f} %" for name, value in result.ensemble[split].items())
+            lines[-1] += f", median of {len(members)} seeds; ensemble of them: {mean}"
+    return "\n".join(lines)
