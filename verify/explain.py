@@ -14,11 +14,13 @@ from typing import NamedTuple
 import torch
 
 from mlm_repro.engine.compare.tensors import UNIT_FP32
+from mlm_repro.engine.step import NotFinite
 from mlm_repro.lineage.config import flatten
+from mlm_repro.lineage.digest import read_digest
 from mlm_repro.lineage.errors import BadInput, Diverged
 from mlm_repro.lineage.progress import announce
 from mlm_repro.verify.replay import other_tensors
-from mlm_repro.verify.serial_replay import Hypothesis, Numbers, RecordedRun, SerialReplay, Start, hypotheses
+from mlm_repro.verify.serial_replay import Fault, Numbers, RecordedRun, SerialReplay, Start, known_faults
 
 TAIL, SEEN_AHEAD = 10.0, 2
 OF_TENSORS = 256
@@ -92,7 +94,7 @@ class Judged:
 
     def iterate(self, iteration: int) -> None:
         """Note what the replays give, and judge the iteration that enough is known about."""
-        numbers, loose = self.truth.iterate(iteration), self.native.iterate(iteration)
+        numbers, loose = self.truth.numbers(iteration), self.native.numbers(iteration)
         bounds, self.numbers[iteration] = dict(self.bounds.get(iteration - 1, {})), numbers
         for name in [name for name in numbers if name in loose]:
             due = numbers[name]
@@ -177,14 +179,18 @@ class Judged:
     def _kinds(self) -> list[str]:
         """Known faults with which a replay gives every number and every tensor of this run."""
         rows = [each.row for each in self.tensors if each.row is not None]
-        known = hypotheses(self.run, rows[0] if rows else None)
+        known = list(known_faults(self.run, rows[0] if rows else None))
         announce(f"{self.run.name}: tries {len(known)} known faults in up to {len(self.numbers)} iterations each")
         return list(dict.fromkeys(fault.kind for fault in known if self._fits(fault)))
 
-    def _fits(self, fault: Hypothesis) -> bool:
+    def _fits(self, fault: Fault) -> bool:
         replay = SerialReplay(self.run, self.start, fault=fault)
         for number in sorted(self.numbers):
-            if any(self.beyond(number, replay.iterate(number))):
+            try:
+                numbers = replay.numbers(number)
+            except NotFinite:  # of a validation
+                return False
+            if any(self.beyond(number, numbers)):
                 return False
             if number in self.spread and any(self.off(number, replay)):
                 return False
@@ -266,7 +272,9 @@ def _replayed(runs: Sequence[RecordedRun], common: int | None) -> list[Judged]:
     iterations = sum(len(run.steps) for run in runs)
     announce(f"replays up to {iterations} iterations in float64 and as many in each run's own format, on one rank")
     judged = [
-        Judged(run, run.begin if common is None else Start(common, run.checkpoints[common], is_whole=True))
+        Judged(
+            run, run.begin if common is None else Start(common, (at := run.checkpoints[common]), read_digest(at), True)
+        )
         for run in runs
     ]
     for number in sorted({number for run in runs for number in run.iterations}):
