@@ -17,7 +17,6 @@ from mlm_repro.engine.compare.recorder import moved, whole_state
 from mlm_repro.engine.compare.tensors import computation_order
 from mlm_repro.engine.config import SERIAL, Precision
 from mlm_repro.engine.guard import Guard, Iteration
-from mlm_repro.engine.inference import read_whole
 from mlm_repro.engine.kernels.dropout import DropoutMask
 from mlm_repro.engine.launch.mesh import local_device
 from mlm_repro.engine.optim.precision import LossScaler
@@ -28,9 +27,9 @@ from mlm_repro.engine.run.files import Validation, read_metrics, steps_in, valid
 from mlm_repro.engine.run.resolved import resolve_begun
 from mlm_repro.engine.step import Gradient
 from mlm_repro.engine.trainer import Trainer
-from mlm_repro.lineage.chain import INDEX, complete_checkpoints, iteration_of, resolve_checkpoint
+from mlm_repro.lineage.chain import complete_checkpoints, iteration_of, resolve_checkpoint
+from mlm_repro.lineage.digest import read_digest
 from mlm_repro.lineage.errors import BadInput
-from mlm_repro.lineage.files import read_object
 from mlm_repro.lineage.run import RunDirectory
 
 Numbers = dict[str, float]
@@ -84,15 +83,10 @@ class RecordedRun:
         numbers |= {_named(each): each.loss for each in self.validations[iteration]}
         return {name: float(number) for name, number in numbers.items() if number is not None}
 
-    def tensors(self, iteration: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """Whole tensors of the checkpoint of an iteration by name, in the order of computation."""
+    def start_at(self, iteration: int) -> Start:
+        """The checkpoint of an iteration."""
         place = self.checkpoints[iteration]
-        index = read_object(place / INDEX)
-        weights = [name for name in index if not name.startswith(("exp_avg", MASTER))]
-        files = {f"updated {name}": f"{MASTER}.{name}" if f"{MASTER}.{name}" in index else name for name in weights}
-        files |= {f"{kind} of {name}": f"{kind}.{name}" for kind in ("exp_avg", "exp_avg_sq") for name in weights}
-        for tensor in computation_order(files):
-            yield tensor, read_whole(place, index, files[tensor])
+        return Start(iteration, place, read_digest(place), is_whole=True)
 
 
 class Fault(NamedTuple):
@@ -164,10 +158,10 @@ class SerialReplay(Trainer, Guard):
         return self.now.skipped
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Weights and moments, by name as those of a checkpoint."""
+        """Weights and moments by name, in the order of computation."""
         state = {f"{what} of {p.name}": value for p, what, value in whole_state(self.step.optimizer)}
         weights = {f"updated {p.name}": state.pop(f"{MASTER} of {p.name}", p.local.data) for p in self.model.parameters}
-        return state | weights
+        return {name: (state | weights)[name] for name in computation_order([*state, *weights])}
 
 
 def _passed(owner: object, name: str, change: Callable[[Any], Any]) -> None:
@@ -197,12 +191,12 @@ def _clipped_scaled(replay: SerialReplay) -> None:
     vars(replay.step)["update"] = lambda gradient, *args: update(_scaled(replay, gradient), *args)
 
 
-def _by_samples(own: int, replay: SerialReplay) -> None:
-    """Count the rate's clock in samples; with `own` 1, those of the batch itself too."""
+def _ahead(replay: SerialReplay) -> None:
+    """Count the samples of the batch itself in the rate's clock too."""
     train = replay.config.train
 
     def rate() -> float:
-        samples = replay.updated_samples + own * (replay.now.batch_size or 0)
+        samples = replay.updated_samples + (replay.now.batch_size or 0)
         return learning_rate(train, samples / train.global_batch_size)
 
     vars(replay)["rate"] = rate
@@ -248,8 +242,9 @@ def known_faults(recorded: RecordedRun, row: int | None) -> Iterator[Fault]:
     other = "samples" if train.clock == "updates" else "updates"
     counts = f"the schedule counts {other}, not {train.clock}"
     yield Fault(counts, train={"clock": other})
-    for own in (0, 1) if other == "samples" else ():  # by an end that is in updates, without the batch itself or with
-        yield Fault(counts, partial(_by_samples, own))
+    if other == "samples":  # by an end that is in updates, without the batch itself or with
+        yield Fault(counts, train={"clock": other, "decay_iterations": train.decay_iterations or train.iterations})
+        yield Fault(counts, _ahead)
     if train.weight_decay:
         yield Fault("biases and layer norms are decayed", _decayed)
     if model.padded_vocab_size > model.vocab_size:
