@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from mlm_repro.experiments.sealed import Line
 from mlm_repro.experiments.verdicts import JUDGED, judge, load_results
 from mlm_repro.lineage.atomic import json_bytes
 from mlm_repro.lineage.digest import is_sealed, seal, sha256_json
+from mlm_repro.lineage.errors import DataMissing
 from mlm_repro.lineage.files import Comparisons, Manifest, Remade, read_document, write_document
 from mlm_repro.lineage.records import RECORDS, Record, read_records, records_bytes, write_records
 from mlm_repro.lineage.run import MANIFEST
@@ -68,8 +70,9 @@ def measured_again(experiment: Experiment, mode: str) -> list[Record] | None:
             name, kept = RUNS[experiment.name.replace("/", "-")], (STUDY / RECORDS).read_text(encoding="utf-8")
             lines += [line for line in map(json.loads, kept.splitlines()) if line["source"] == name]
         else:
-            lines += measure(experiment)
-        made = [Record(**{"experiment": experiment.name, "source": ""} | line) for line in lines]
+            with suppress(DataMissing):
+                lines += measure(experiment)
+        made = [Record(**{"experiment": experiment.name, "source": ""} | line) for line in lines] or None
     MADE["records"] += len(made or ())
     return made
 
