@@ -17,7 +17,7 @@ from mlm_repro.lineage.config import flatten
 from mlm_repro.lineage.errors import BadInput, Diverged
 from mlm_repro.lineage.progress import announce
 from mlm_repro.verify.replay import other_tensors
-from mlm_repro.verify.serial_replay import Fault, Numbers, RecordedRun, SerialReplay, Start, known_faults
+from mlm_repro.verify.serial_replay import KnownFault, Numbers, RecordedRun, SerialReplay, Start, known_faults
 
 TAIL, SEEN_AHEAD = 10.0, 2
 OF_TENSORS = 256
@@ -165,7 +165,7 @@ class Judged:
         announce(f"{self.run.name}: tries {len(known)} known faults in up to {len(self.numbers)} iterations each")
         return list(dict.fromkeys(fault.kind for fault in known if self._fits(fault)))
 
-    def _fits(self, fault: Fault) -> bool:
+    def _fits(self, fault: KnownFault) -> bool:
         replay = SerialReplay(self.run, self.start, fault=fault)
         for number in sorted(self.numbers):
             try:

@@ -89,7 +89,7 @@ class RecordedRun:
         return Start(iteration, place, read_digest(place), is_whole=True)
 
 
-class Fault(NamedTuple):
+class KnownFault(NamedTuple):
     """A known fault, by what it changes in a training."""
 
     kind: str
@@ -101,7 +101,7 @@ class Fault(NamedTuple):
     model: dict[str, Any] = {}  # noqa: RUF012
 
 
-NO_FAULT = Fault("")
+NO_FAULT = KnownFault("")
 
 
 class SerialReplay(Trainer, Guard):
@@ -109,7 +109,7 @@ class SerialReplay(Trainer, Guard):
 
     def __init__(
         self, recorded: RecordedRun, start: Start, precision: Precision = "fp64", is_moved: bool = False,
-        fault: Fault = NO_FAULT,
+        fault: KnownFault = NO_FAULT,
     ) -> None:  # fmt: skip
         """Build the model at its start; `is_moved` moves master weights by up to half a unit in their last place."""
         config, changed = recorded.config, {"precision": precision, **fault.train}
@@ -235,33 +235,33 @@ def _named(validation: Validation) -> str:
     return f"{validation.kind} of {validation.samples} sequences"
 
 
-def known_faults(recorded: RecordedRun, row: int | None) -> Iterator[Fault]:
+def known_faults(recorded: RecordedRun, row: int | None) -> Iterator[KnownFault]:
     """The known faults that this run can have; `row` is the row of the word embedding that is farthest off."""
     model, train, dp = recorded.config.model, recorded.config.train, recorded.run.layout.dp
     batch, count = train.global_batch_size, train.global_batch_size // (train.microbatch_size * dp)
     other = "samples" if train.clock == "updates" else "updates"
     counts = f"the schedule counts {other}, not {train.clock}"
-    yield Fault(counts, train={"clock": other})
+    yield KnownFault(counts, train={"clock": other})
     if other == "samples":  # by an end that is in updates, without the batch itself or with
-        yield Fault(counts, train={"clock": other, "decay_iterations": train.decay_iterations or train.iterations})
-        yield Fault(counts, _ahead)
+        yield KnownFault(counts, train={"clock": other, "decay_iterations": train.decay_iterations or train.iterations})
+        yield KnownFault(counts, _ahead)
     if train.weight_decay:
-        yield Fault("biases and layer norms are decayed", _decayed)
+        yield KnownFault("biases and layer norms are decayed", _decayed)
     if model.padded_vocab_size > model.vocab_size:
-        yield Fault("the embedding's padding rows take part in the softmax",
+        yield KnownFault("the embedding's padding rows take part in the softmax",
                     model={"vocab_size": model.padded_vocab_size})  # fmt: skip
     if row is not None:
         looked_up = f"row {row} of the word embedding has no gradient where it is looked up"
-        yield Fault(looked_up, partial(_row_left_out, row))
+        yield KnownFault(looked_up, partial(_row_left_out, row))
     if model.family == "bert":
         told, not_told = "the loss is a mean of the microbatches' means, not of the batch", "microbatch"
         if train.normalise != "batch":
             told, not_told = "the loss is the mean of the batch, not of microbatches' means", "batch"
-        yield Fault(told, train={"normalise": not_told})
+        yield KnownFault(told, train={"normalise": not_told})
     if train.precision == "fp16" and train.clip_gradient:
         clipped = "the gradient is clipped before the loss scale is taken out"
-        yield Fault(clipped, _clipped_scaled)
-        yield Fault(clipped, lambda replay: _passed(replay.step, "gradient", partial(_scaled, replay)))
+        yield KnownFault(clipped, _clipped_scaled)
+        yield KnownFault(clipped, lambda replay: _passed(replay.step, "gradient", partial(_scaled, replay)))
     if model.dropout:
         first, each = tuple(range(train.microbatch_size)), batch // dp
         reuses: dict[str, Callable[[Dropout], Dropout]] = {
@@ -273,9 +273,9 @@ def known_faults(recorded: RecordedRun, row: int | None) -> Iterator[Fault]:
             ),
         }
         for of in list(reuses)[: 3 + (dp > 1)]:
-            yield Fault(f"dropout masks are reused: those of the first {of}", partial(_reused, reuses[of]))
+            yield KnownFault(f"dropout masks are reused: those of the first {of}", partial(_reused, reuses[of]))
     sizes = {dp * count: f"all {dp * count} microbatches", count: f"a rank's {count} microbatches",
              dp: f"the {dp} data-parallel ranks"}  # fmt: skip
     for size in [size for size in sizes if size > 1]:
-        yield Fault(f"the gradient is multiplied once too often by {sizes[size]}", partial(_multiplied, size))
-        yield Fault(f"the gradient is divided once too often by {sizes[size]}", partial(_multiplied, 1 / size))
+        yield KnownFault(f"the gradient is multiplied once too often by {sizes[size]}", partial(_multiplied, size))
+        yield KnownFault(f"the gradient is divided once too often by {sizes[size]}", partial(_multiplied, 1 / size))
