@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from mlm_repro.engine.config import ModelConfig, ParallelConfig, TrainConfig
-from mlm_repro.engine.formats.huggingface import named_as_theirs
+from mlm_repro.engine.formats.huggingface import FORMATS, named_as_theirs
 from mlm_repro.engine.guard.memory import PeakMemory
 from mlm_repro.engine.launch.forked import run_forked
 from mlm_repro.engine.launch.local import keep_large_buffers
@@ -28,13 +28,32 @@ from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.engine.rng import Dropout
 from mlm_repro.engine.step import TrainingStep, build_step
 from mlm_repro.lineage.errors import UserError
+from mlm_repro.lineage.extras import import_extra
 from mlm_repro.lineage.progress import Progress
-from mlm_repro.verify.peers import adamw
 
 K = TypeVar("K")
 T = TypeVar("T")
 Step = Callable[[int, float], float]
 """(iteration, dropout probability) → mean loss of the global batch before the update, on every rank."""
+
+
+def huggingface(config: ModelConfig) -> torch.nn.Module:
+    """transformers' GPT2LMHeadModel, with its own initial values."""
+    transformers = import_extra("transformers", "bench")
+    settings = transformers.GPT2Config(**FORMATS["gpt2"].their_config(config), bos_token_id=0, eos_token_id=0)
+    model: torch.nn.Module = transformers.GPT2LMHeadModel(settings)
+    return model
+
+
+def adamw(model: torch.nn.Module, train: TrainConfig, fused: bool = False) -> torch.optim.AdamW:
+    """torch's optimizer as such programs set it: parameters of one dim are not decayed."""
+    parameters = list(model.parameters())
+    groups = [
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": train.weight_decay},
+        {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
+    ]
+    betas = (train.adam_beta1, train.adam_beta2)
+    return torch.optim.AdamW(groups, lr=train.learning_rate, betas=betas, eps=train.adam_epsilon, fused=fused)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from benchmarks.contenders import apart, in_turn
+from benchmarks.contenders import apart, huggingface, in_turn
 from benchmarks.timing import cpu_seconds, ratio, series
 from mlm_repro.engine.config import ModelConfig, Precision
 from mlm_repro.engine.formats.huggingface import named_as_theirs
@@ -31,7 +31,6 @@ from mlm_repro.evaluation.scoring.scores import ScoringModel, pack_weights, scor
 from mlm_repro.experiments.benchmark import Benchmark, Case
 from mlm_repro.lineage.extras import import_extra
 from mlm_repro.lineage.progress import announce
-from mlm_repro.verify.peers import huggingface
 
 TOLERANCES = {"fp32": 1e-5, "bf16": 1e-2}
 """The largest allowed relative difference of losses."""

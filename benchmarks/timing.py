@@ -16,7 +16,8 @@ from statistics import median
 from typing import Any, Literal, TypeVar
 
 from benchmarks.contenders import Timed, TrainingSize
-from mlm_repro.experiments.benchmark import Benchmark, Ratio, Series, show_benchmark, write_benchmark
+from benchmarks.tables import show_benchmark
+from mlm_repro.experiments.benchmark import Benchmark, Ratio, Series, write_benchmark
 from mlm_repro.lineage.environment import describe_environment
 from mlm_repro.lineage.errors import BadInput, Diverged, UserError
 from mlm_repro.lineage.files import Environment

@@ -1,6 +1,8 @@
-"""How the files of a dataset follow from one another: its card, ledger, token files, documents and tokenizer."""
+"""Kinds of directories that mlm-data makes, and how their files follow: card, ledger, token files, documents and
+tokenizer."""
 
 import random
+import re
 import secrets
 from functools import partial
 from itertools import pairwise, product
@@ -8,15 +10,18 @@ from pathlib import Path
 
 import numpy as np
 
+from mlm_repro.data_pipeline.config import DataConfig
 from mlm_repro.data_pipeline.document import size_bytes, written_documents
 from mlm_repro.data_pipeline.files import DATASET, LEDGER, DataCard, Ledger
 from mlm_repro.data_pipeline.passes.overlap import RESULT as OVERLAP
 from mlm_repro.data_pipeline.passes.prepare import QUARANTINE
+from mlm_repro.data_pipeline.stages import STAGES
 from mlm_repro.data_pipeline.tokens.token_file import TokenFile, split_prefixes, texts_of
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
 from mlm_repro.lineage.atomic import parse_json
 from mlm_repro.lineage.digest import read_digest, sealed_files
 from mlm_repro.lineage.files import Comparisons, Manifest, Remade, as_said, read_document, read_object
+from mlm_repro.lineage.kinds import NAME, Kind
 from mlm_repro.lineage.run import MANIFEST
 
 SAMPLED_DOCUMENTS = 64
@@ -127,3 +132,29 @@ def counted(run: Path, card: DataCard) -> Comparisons:
     }} for each in (card, ledger))  # fmt: skip
     yield Remade(f"{DATASET}: near_duplicates", card.near_duplicates, ledger.near_duplicates, f"{LEDGER} says")
     yield Remade(DATASET, said | {"stages": of_card}, due | {"stages": stages}, f"{LEDGER} says")
+
+
+DOCUMENTS = rf"(quarantine|duplicates|left_in|({NAME}/)?shard-[0-9]+)\.jsonl"
+FILES = (
+    rf"{DOCUMENTS}|documents/{NAME}\.(jsonl|parquet)|{NAME}_text_document\.(bin|idx)"
+    r"|tokenizer/tokenizer(_config)?\.json"
+)
+FREE_COUNTS = (
+    "ledger.json *.samples", "ledger.json *.seconds", "ledger.json *.note", "ledger.json *.changed",
+    "ledger.json shards", "ledger.json blank_lines", "duplicates.jsonl", "left_in.jsonl", "quarantine.jsonl",
+    "*.jsonl *.id", "ledger.json near_duplicates.expected_candidate_precision",
+)  # fmt: skip
+FREE_CARD = "dataset.json language", "tokenizer/*.json"
+MADE_BY_VERBS = Kind({LEDGER: Ledger, DATASET: DataCard}, FILES, free=FREE_COUNTS + FREE_CARD, made=(stages,))
+KINDS = {
+    **{f"data-{stage.verb}": Kind({LEDGER: Ledger}, DOCUMENTS, free=FREE_COUNTS, made=(stages,)) for stage in STAGES},
+    "data-tokenize": MADE_BY_VERBS,
+    "data-import": MADE_BY_VERBS,
+    "data-merge": MADE_BY_VERBS,  # of earlier versions
+    "data-overlap": Kind({OVERLAP: None}, made=(stages,)),
+    "data": MADE_BY_VERBS._replace(
+        name=lambda config: re.escape(config["name"]),
+        settings=lambda config: DataConfig.model_validate(config).identity(),
+        made=(card,),
+    ),
+}

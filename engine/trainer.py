@@ -175,13 +175,18 @@ class Trainer:
         cost = f"about {format_duration(seconds)} and {format_bytes(self.memory.bytes())} a rank"
         return f"{cost}, by a rehearsed iteration of {self.rehearsed_seconds:.3g} s"
 
+    def rate(self) -> float:
+        """Learning rate of the next update."""
+        train = self.config.train
+        return learning_rate(train, clock(train, self.step.optimizer.steps, self.updated_samples))
+
     def iterate(self, number: int) -> tuple[Step, list[str], bool]:
         """Run one optimizer step; returns its metrics, the guards' warnings, and True if a rank was asked to stop."""
         for guard in self.guards:
             guard.before(number)
         start = time.monotonic()
         train = self.config.train
-        rate = learning_rate(train, clock(train, self.step.optimizer.steps, self.updated_samples))
+        rate = self.rate()
         microbatches = self.inputs.of(number)
         scale = self.step.loss_scale
         minutes, clocked = self.config.record.checkpoint_minutes, self.mesh.world.size + 1

@@ -9,9 +9,9 @@ from decimal import Decimal
 from fnmatch import translate
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, FiniteFloat, model_validator
+from pydantic import Field, FiniteFloat
 
 from mlm_repro.experiments.ranges import Range, as_range, farthest
 from mlm_repro.lineage.config import Config, load_config, parse_config, read_toml
@@ -21,15 +21,14 @@ from mlm_repro.lineage.records import Record
 HERE = Path(__file__).parent
 CLAIMS = HERE / "claims"
 TOLERANCE = r"digits|exact|±\d+(\.\d+)?|×\d+(\.\d+)?|\d+(\.\d+)?%|-\d+(\.\d+)?\+\d+(\.\d+)?|-\d+(\.\d+)?%\+\d+(\.\d+)?%"
-WORDS = 25
-"""Most words of a quotation."""
-CELL = re.compile(r"(results |throughput )?[Tt]able.*|Figure \d+|validation curve|comment in the page")
-"""Places whose numbers stand in cells or at points, so that no sentence says them."""
 
 PAPERS: dict[str, str] = read_toml(CLAIMS / "papers.toml")
 """Titles, by what the names of their claims and experiments begin with."""
 FACTS: dict[str, list[str]] = read_toml(CLAIMS / "facts.toml")
 """Ids of claims by the independent fact that decides them, where that is not what their own citation has."""
+UNANSWERED: dict[str, list[dict[str, Any]]] = read_toml(HERE / "unanswered.toml")
+"""Claims that no experiment answers, each with the reason: numbers of others as `context`, and those that wait for
+machines, data or weights as `missing`."""
 NEEDS: dict[str, list[str]] = read_toml(CLAIMS / "needs.toml")
 """Ids of claims by the means that an answer at the published size needs, the least first."""
 
@@ -63,12 +62,6 @@ class Tolerance(Config):
     because: str = Field(min_length=1)
 
 
-class Tolerances(Config):
-    """tolerances.toml."""
-
-    tolerances: tuple[Tolerance, ...]
-
-
 DIGITS = Tolerance(claims=("*",), tolerance="digits", because="rounding of the printed digits")
 
 
@@ -99,20 +92,15 @@ class Claim(Config):
     of numbers that were seen."""
     notes: str
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if not self.sentence and not CELL.fullmatch(self.where):
-            raise ValueError(f"it has no sentence, and where = {self.where!r} is no table or figure")
-        if len(self.sentence.split()) > WORDS:
-            raise ValueError(f"its sentence has {len(self.sentence.split())} words, at most {WORDS} are quoted")
-        if not re.search(words := SAYS[self.says]["words"], self.sentence):
-            raise ValueError(f"says = {self.says!r}, but its sentence has no word for it: {words}")
-        return self
-
     @property
     def paper(self) -> str:
         """Key of its paper in `PAPERS`."""
         return self.id.split("/")[0]
+
+    @property
+    def asked(self) -> str:
+        """All that decides whether a number agrees with it."""
+        return f"{self.says} {self.value} {self.unit} {self.allowed.tolerance} {self.sentence}"
 
     @property
     def citation(self) -> str:
@@ -287,12 +275,6 @@ class Effect(Config):
     below: FiniteFloat | None = None
     """The difference is claimed to be less than this."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.above is None and self.below is None:
-            raise ValueError(f"the effect of {self.claim} claims nothing: give above, below or both")
-        return self
-
     @property
     def better(self) -> tuple[str, ...]:
         """The arm that is claimed to end lower; both where neither is."""
@@ -330,43 +312,12 @@ class Ablation(Config):
     level: float = Field(default=0.95, gt=0, lt=1)
     """Level of the paired t intervals over seeds."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        names = {arm.name for arm in self.arms}
-        for effect in self.effects:
-            if not {effect.of, effect.less} <= names:
-                raise ValueError(f"the effect of {effect.claim} is about an arm that is not one of {sorted(names)}")
-        for place, arm in enumerate(self.arms):
-            if not (self.finder or arm.rates or self.rates):
-                raise ValueError(f"the arm {arm.name!r} has no rates to try")
-            if arm.rate_of and arm.rate_of not in {earlier.name for earlier in self.arms[:place]}:
-                raise ValueError(f"the arm {arm.name!r} takes the rate of {arm.rate_of!r}, which is no earlier arm")
-        return self
-
 
 class Expected(Config):
     """expected.toml: the claims an experiment answers."""
 
     claims: tuple[str, ...]
     """Ids; `*` stands for any characters."""
-
-
-class Unanswered(Config):
-    """Claims that no experiment answers."""
-
-    claims: tuple[str, ...]
-    """Ids; `*` stands for any characters."""
-    reason: str
-    """Reason, and the command that would answer them if there is one."""
-
-
-class UnansweredClaims(Config):
-    """unanswered.toml: the claims without an experiment, with reasons."""
-
-    context: tuple[Unanswered, ...]
-    """Numbers of others, which nobody would reproduce here."""
-    missing: tuple[Unanswered, ...]
-    """Numbers that wait for machines, data or weights."""
 
 
 class Experiment(Config):
@@ -393,12 +344,6 @@ class Experiment(Config):
     """Reason for which claims about other quantities are not answered."""
     expected: Expected
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.measures and self.measures not in MEASUREMENTS:
-            raise ValueError(f"measures = {self.measures!r} is none of {', '.join(MEASUREMENTS)}")
-        return self
-
     @cached_property
     def claims(self) -> tuple[Claim, ...]:
         """The claims it answers, in the catalogue's order."""
@@ -418,15 +363,11 @@ def every_claim() -> tuple[Claim, ...]:
 
 
 def load_claims(folder: Path) -> tuple[Claim, ...]:
-    """Every claim of the folder's CSV files. Raises BadInput with file and line for an invalid or repeated claim."""
-    claims: dict[str, Claim] = {}
-    for path in sorted(folder.glob("*.csv")):
-        for line, row in enumerate(read_rows(path), 2):
-            claim = parse_config({**row, "x": row.get("x") or None}, Claim, f"{path} line {line}")
-            if claim.id in claims:
-                raise BadInput(f"{path} line {line}: there are two claims {claim.id!r}")
-            claims[claim.id] = claim
-    return tuple(claims.values())
+    """Every claim of the folder's CSV files. Raises BadInput with file and line for one that is none."""
+    return tuple(
+        parse_config({**row, "x": row.get("x") or None}, Claim, f"{path} line {line}")
+        for path in sorted(folder.glob("*.csv")) for line, row in enumerate(read_rows(path), 2)
+    )  # fmt: skip
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
@@ -441,13 +382,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 @cache
 def every_tolerance() -> tuple[Tolerance, ...]:
     """The tolerances of measurements, read once."""
-    return load_config(CLAIMS / "tolerances.toml", Tolerances).tolerances
-
-
-@cache
-def unanswered_claims() -> UnansweredClaims:
-    """The claims that no experiment answers, with reasons; read once."""
-    return load_config(HERE / "unanswered.toml", UnansweredClaims)
+    return tuple(Tolerance(**row) for row in read_toml(CLAIMS / "tolerances.toml")["tolerances"])
 
 
 class Quotation(Config):

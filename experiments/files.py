@@ -13,7 +13,6 @@ from mlm_repro.lineage.atomic import json_bytes
 from mlm_repro.lineage.digest import MARKER, sha256_json
 from mlm_repro.lineage.errors import IntegrityFailure
 from mlm_repro.lineage.files import FileSchema, Finite, Positive, read_lines, read_object, write_lines
-from mlm_repro.lineage.numbers import MISSING
 from mlm_repro.lineage.run import MANIFEST
 
 NOT_RUN, FORECAST, PLAN, LADDER, SWEEPS = "not_run.json", "forecast.json", "plan.json", "ladder.json", "sweeps"
@@ -245,69 +244,11 @@ class EffectForecast(FileSchema):
         return f"the claimed effects, with the rates {self.rates}"
 
 
-LAST_DIGIT, SIGN = "one unit of the last digit", "a reversed sign"
-"""Changes that a score counts: of a published number, and of an effect."""
+class VerdictScore(FileSchema):
+    """verdicts.json, which a clone's `python -m tests.mutation` writes: which verdicts could have failed."""
 
-
-class MutatedVerdict(FileSchema):
-    """A verdict on a claim, and what it would have noticed."""
-
-    claim: str
-    published: str
-    tolerance: str
-    outcome: str
-    scale: str
-    ours: Finite | None
-    smallest_percent: Finite | None
-    """The smallest change of our number that turns the verdict, in percent of it."""
-    noticed: dict[str, bool]
-    """True for each change of the published number, or of the effect, at which the verdict turns."""
-    fault: str
-    """Fault that was planted in the program; empty where none was."""
-    fault_noticed: bool | None
-
-    def __str__(self) -> str:
-        noticed = "; ".join(f"{words}: {turns}" for words, turns in self.noticed.items())
-        ours = MISSING if self.ours is None else f"{self.ours:.6g}"  # processors round the last digits otherwise
-        return f"{self.outcome}, {self.scale}, {ours} for {self.published} within {self.tolerance}; {noticed}"
-
-
-class CostFault(FileSchema):
-    """A fault that was planted in the cost model."""
-
-    fault: str
-    turned: list[str]
-    """Claims on predictions whose verdict turns."""
-    score: Finite
-    """Mean interval score of the predictions under the fault, in percent; less is better."""
-
-
-class Mutations(FileSchema):
-    """verdicts.json: every verdict that follows from a number made here."""
-
-    claims: dict[str, str]
-    """Relation, number, unit and tolerance of every claim."""
-    rows: list[MutatedVerdict]
-    costs: list[CostFault] = Field(default_factory=list)
-    """Faults of the cost model; the first is none."""
-
-    @property
-    def sentence(self) -> str:
-        """The score in words."""
-
-        def turned(scales: tuple[str, ...], change: str) -> str:
-            rows = [row.noticed[change] for row in self.rows if row.scale in scales and change in row.noticed]
-            return f"{sum(rows)} of {len(rows)}"
-
-        planted = [row.fault_noticed for row in self.rows if row.fault_noticed is not None]
-        same, checks, simulated = (turned((scale,), LAST_DIGIT) for scale in ("same", "arithmetic", "simulated"))
-        costs = self.costs[1:]
-        return (
-            f"{same} verdicts at the same scale, {checks} on arithmetic and {simulated} on predictions turn where the "
-            f"published number is changed by {LAST_DIGIT}, {turned(('reduced',), SIGN)} effects at {SIGN}, "
-            f"{sum(planted)} of {len(planted)} verdicts under a fault planted in the program. Of {len(costs)} faults "
-            f"planted in the cost model {sum(bool(cost.turned) for cost in costs)} turn a verdict."
-        )
+    sentence: str
+    """The score in words."""
 
 
 class RungPlan(FileSchema):

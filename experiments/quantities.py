@@ -15,7 +15,6 @@ from mlm_repro.experiments.simulator.compute import layer_passes
 from mlm_repro.experiments.simulator.measurements import PEAK_TFLOPS, QUANTITIES, RATIOS, Simulated, workload_of
 from mlm_repro.experiments.simulator.simulate import Prediction
 from mlm_repro.experiments.simulator.workload import Workload, Workloads, checked_config, flops_of
-from mlm_repro.lineage.errors import BadInput
 
 TABLE_2_TOKENS = 300e9
 """2021 paper, Table 2: tokens trained on."""
@@ -25,12 +24,10 @@ def simulated_values(
     name: str, cluster: str, workload: Workload, prediction: Prediction, first: Workload, first_seconds: float,
     ratio: ErrorInterval | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """A record's value and interval of a quantity, by a prediction. Raises BadInput for one that it does not give.
+    """A record's value and interval of a quantity, by a prediction.
 
     A ratio's interval is `ratio`, where that is known, and none where it is the first row's to itself.
     """
-    if name not in QUANTITIES:
-        raise BadInput(f"no prediction gives {name!r}; there are {', '.join(QUANTITIES)}")
     point, *ends = (
         QUANTITIES[name](Simulated(workload, seconds, first, first_seconds, cluster))
         for seconds in (prediction.seconds, prediction.low_seconds, prediction.high_seconds)

@@ -1,42 +1,75 @@
-"""How the files of a reproduction and of a forecast follow from one another. Imports no torch."""
+"""Kinds of runs that mlm-experiment makes, and how their files follow from one another and from what they were made of.
+Imports no torch."""
 
-from collections.abc import Iterable
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
-from mlm_repro.data_pipeline.files import DATASET, DataCard, named_datasets
+import numpy as np
+from pydantic import BaseModel
+
+from mlm_repro.data_pipeline.files import DATASET, LEDGER, DataCard, Ledger, named_datasets
 from mlm_repro.data_pipeline.remade import counted
-from mlm_repro.engine.run.files import SUMMARY
-from mlm_repro.engine.run.remade import recipe_of
+from mlm_repro.engine.run.files import SUMMARY, TrainingSummary, validations_in
+from mlm_repro.engine.run.remade import ending, recipe_of
 from mlm_repro.engine.run.resolved import read_run_config
 from mlm_repro.evaluation.recount import counts, follows
 from mlm_repro.evaluation.schema import ClozeResult, PerplexityResult
-from mlm_repro.experiments.files import EVALUATIONS, FORECAST, SCORES, ReproductionScores, read_evaluations, read_runs
+from mlm_repro.experiments.catalogue import ABLATION, Ablation, Experiment, load_experiments
+from mlm_repro.experiments.files import (
+    EVALUATIONS,
+    EXPERIMENTS,
+    FORECAST,
+    NOT_RUN,
+    PLAN,
+    RUNS,
+    SCORES,
+    LadderResult,
+    ReproductionScores,
+    read_evaluations,
+    read_runs,
+)
+from mlm_repro.experiments.files import LADDER as LADDER_RESULT
+from mlm_repro.experiments.forecast.ablation import slug
+from mlm_repro.experiments.forecast.ladder import derive, read_scores
+from mlm_repro.experiments.forecast.trainings import kept
 from mlm_repro.experiments.reproduce.files import LADDER, ReproducedModel, ReproductionSummary
-from mlm_repro.experiments.reproduce.plan import training_place
+from mlm_repro.experiments.reproduce.plan import training_place, twin_rule
 from mlm_repro.experiments.reproduce.reproduction import (
     RESULTS,
     derived_records,
     derived_scores,
     hardware_of,
+    keep_training,
+    reproduced_model,
     results_of,
     shape_of,
 )
 from mlm_repro.experiments.reproduce.steps import evaluation_name
+from mlm_repro.experiments.sealed import digest_of_numbers
+from mlm_repro.experiments.verdicts import load_results, parts_of
+from mlm_repro.experiments.worked_out import worked_out
 from mlm_repro.lineage.atomic import parse_json
-from mlm_repro.lineage.digest import is_sealed, sha256_file
+from mlm_repro.lineage.chain import broken_manifest
+from mlm_repro.lineage.digest import MARKER, is_sealed, sealed_files, sha256_file, sha256_json
 from mlm_repro.lineage.errors import DataMissing
 from mlm_repro.lineage.files import (
     Absent,
     Comparisons,
     Manifest,
+    Parent,
     Remade,
     as_said,
     misread,
+    parse_document,
     read_document,
     read_values,
 )
-from mlm_repro.lineage.records import RECORDS, Record, read_records
+from mlm_repro.lineage.kinds import NAME, Kind, differing
+from mlm_repro.lineage.records import RECORDS, Record, read_records, records_bytes
 from mlm_repro.lineage.run import MANIFEST, RunDirectory
 from mlm_repro.lineage.shipped import model_file
 
@@ -145,3 +178,162 @@ def _manifest(run: Path) -> Manifest:
 
 def _summary(run: Path) -> ReproductionSummary:
     return read_document(run / SUMMARY, ReproductionSummary)
+
+
+def trainings(run: Path) -> Comparisons:
+    """Compare the summary and the kept curves with the training run of every model."""
+    summary, parents = _summary(run), _manifest(run).parents
+    models, runs = {model.run.rpartition("-")[0]: model for model in summary.models}, read_runs(run)
+    yield Remade(f"{MANIFEST}: parents", sorted(parents), sorted({"dataset", *models}))
+    for name, model in models.items():
+        place, copy = training_place(model.run, run.parent), runs.get(model.name)
+        yield Parent(place, name)
+        if copy:
+            copy.check_seal()
+            done = parse_document(copy.summary, TrainingSummary, f"{SUMMARY} of {model.name}")
+            yield from ending(done, validations_in(copy.metrics), model.name)
+        if not is_sealed(place):
+            continue
+        training = RunDirectory(place)
+        made, again = reproduced_model(read_run_config(model_file(model.series)), training), keep_training(training)
+        yield Remade(f"{SUMMARY}: {model.name}", model, made, f"{model.run} gives")
+        yield Remade(f"{SUMMARY}: twin_rule", summary.twin_rule, twin_rule(recipe_of(place)))
+        if copy and copy.manifest is None:  # of the first release
+            again = again.model_copy(update={"manifest": None, "seal": None})
+        yield Remade(f"kept training {model.name}", copy, again, f"{model.run} gives")
+        trained_on = training.manifest["parents"]["dataset"]
+        yield Remade(f"{MANIFEST}: dataset", parents["dataset"], trained_on, f"{model.run} has")
+        for dataset in named_datasets(place):
+            if is_sealed(dataset.place):
+                mine, theirs = map(sealed_files, (run, dataset.place))
+                for file in (DATASET, LEDGER):
+                    yield Remade(f"{run.name}/{file}", mine.get(file), theirs.get(file), "its dataset has")
+
+
+def numbers(run: Path) -> Comparisons:
+    """Compare the records with the digest that the run was begun with."""
+    load_results([run])
+    refused = read_values(run / NOT_RUN) if (run / NOT_RUN).is_file() else []
+    yield from _begun_with(run, _manifest(run), read_records(run / RECORDS), refused)
+    yield from _numbers_again(run)
+
+
+def study(run: Path) -> Comparisons:
+    """Compare the records of each run that a study of experiments keeps with what that run was sealed with."""
+    load_results([run])
+    records, due = read_records(run / RECORDS), {}
+    for name, kept_run in read_runs(run).items():
+        due[name] = kept_run.manifest and kept_run.manifest["identity"]
+        manifest = parse_document(kept_run.manifest, Manifest, f"{MANIFEST} of {name}")
+        yield from broken_manifest(name, manifest.to_json())
+        own = [record for record in records if record.source == name]
+        kept_run.check_seal({RECORDS: records_bytes(own)})
+        yield from _begun_with(run, manifest, own, kept_run.refused or [])
+    yield Remade(f"{MANIFEST}: runs", _manifest(run).config["runs"], due, f"{RUNS} gives")
+    yield from _numbers_again(run)
+
+
+def _begun_with(run: Path, manifest: Manifest, records: Sequence[Record], refused: object) -> Comparisons:
+    name, config = f"{manifest.name}-{manifest.identity[:8]}", manifest.config
+    of = (name, sha256_json(config), config["experiment"]["name"])
+    if any((record.source, record.digest, record.experiment) != of for record in records):
+        yield f"{RECORDS} of {run.name} has records of another run"
+    if "records" not in config:  # a run of an earlier version
+        yield Absent(f"the digest of the records of {name}")
+    elif (digest_of_numbers(records), sha256_json(refused)) != (config["records"], config["refused"]):
+        yield f"{RECORDS} of {run.name} does not have the numbers that {name} was begun with"
+
+
+def _numbers_again(run: Path) -> Comparisons:
+    """Compare the records with those that are made again."""
+    for part in parts_of(run):
+        experiment = load_experiments().get(part.manifest["config"]["experiment"]["name"])
+        made = made_again(experiment, str(part.manifest["config"].get("mode"))) if experiment else None
+        if made is None:
+            yield Absent(f"{part.name}: its numbers, which were measured", ever=False)
+        else:
+            yield Remade(part.name, values_of(part.records), values_of(made), "made again it is")
+
+
+def made_again(experiment: Experiment, mode: str) -> list[Record] | None:
+    """The records of an experiment in that mode; None where this machine would have to measure them."""
+    return [each.record for each in worked_out(experiment).numbers] if mode == "simulate" else None
+
+
+def values_of(records: Iterable[Record]) -> dict[str, float]:
+    """Values of records by all that tells them apart."""
+    return {f"{x.series} {x.quantity} ({x.kind}) at {x.x}": x.value for x in records}
+
+
+def ladder(run: Path) -> Comparisons:
+    """Derive result and records again from the kept trainings, whose scores are of one text."""
+    sizes: dict[str, list[float]] = defaultdict(list)
+    for scores in read_scores(run).values():
+        for text, score in scores.texts.items():
+            sizes[text].append(sum(score.nll) / score.bits_per_byte / sum(score.words))
+    for text, bytes_of in sizes.items():
+        if not np.allclose(bytes_of, bytes_of[0], rtol=1e-4):
+            yield f"the bits per byte of {text} in {run.name} are not of the losses beside them"
+    result, derived = derive(run)
+    yield Remade(LADDER_RESULT, read_document(run / LADDER_RESULT, LadderResult), result)
+    yield Remade(RECORDS, read_records(run / RECORDS), derived)
+    yield from _kept_trainings(run)
+
+
+def ablation(run: Path) -> Comparisons:
+    """Derive the records again from the kept trainings, whose seeds follow from the forecast."""
+    load_results([run])
+    yield from _kept_trainings(run)
+
+
+def _kept_trainings(run: Path) -> Comparisons:
+    """Compare kept trainings with their runs, as far as those are on disk."""
+    for name, kept_run in read_runs(run).items():
+        place = run.parent / name
+        if not place.is_dir():
+            yield Absent(name)
+            yield Absent(f"{run.name}: its trainings, which need their processors and hours", ever=False)
+        elif kept_run.seal:
+            yield Remade(f"kept training {name}", kept_run, kept(place), f"{name} gives")
+            yield Parent(place)
+
+
+def _experiment(config: dict[str, Any]) -> str:
+    return f"experiment-{re.escape(slug(config['experiment']['name']))}"
+
+
+def _settings(section: str, model: type[BaseModel]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda config: config | {section: differing(model, config[section])}
+
+
+INNER_RUNS = rf"experiments?-{NAME}/(manifest\.json|(runs|records)\.jsonl|not_run\.json|{MARKER})"
+"""Files of the runs of experiments inside a reproduction."""
+FORMER_PARTS = rf"examples\.jsonl|evaluations/{NAME}\.json|training/{NAME}/(metrics\.jsonl|(summary|timeline)\.json)"
+"""Files of a reproduction of the first release."""
+KINDS = {
+    "experiment": Kind({RECORDS: None}, r"not_run\.json", lambda config: f"{_experiment(config)}(-measured)?",
+                       settings=_settings("experiment", Experiment), made=(numbers,)),
+    EXPERIMENTS: Kind(dict.fromkeys((RUNS, RECORDS)), name=lambda config: EXPERIMENTS, made=(study,)),
+    "forecast": Kind(
+        {FORECAST: None}, name=lambda config: f"{min(config.keys() - {'sha256'})}-forecast", made=(forecast,)
+    ),
+    ABLATION: Kind(
+        dict.fromkeys((FORECAST, RUNS, RECORDS)), rf"sweeps/{NAME}\.json",
+        lambda config: f"{_experiment(config)}-effects", settings=_settings(ABLATION, Ablation), made=(ablation,),
+    ),
+    "ladder": Kind(
+        {DATASET: DataCard, **dict.fromkeys((PLAN, FORECAST, LADDER_RESULT, RUNS, RECORDS))},
+        r"evaluations\.jsonl|report/ladder\.\w+", lambda config: "ladder", made=(ladder,),
+    ),
+    "reproduction": Kind(
+        {DATASET: DataCard, LEDGER: Ledger, RECORDS: None, SUMMARY: ReproductionSummary},
+        rf"scores\.json|(runs|evaluations)\.jsonl|report/.+|{INNER_RUNS}|{FORMER_PARTS}",
+        lambda config: rf"reproduce-{re.escape(config['target'])}(-\w+)?",
+        free=("*evaluations* *environment", "*evaluations* *checkpoint", "*evaluations* *dtype",
+              "*evaluations* *seconds", "*evaluations* *warnings", "*evaluations* *backend", "*evaluations* *checked",
+              "*evaluations* *window", "*evaluations* *megatron",
+              "*examples.jsonl", "*timeline", "summary.json reason", "summary.json commands",
+              "records.jsonl *.note", "records.jsonl *.source"),
+        made=(models, trainings, evaluations, records),
+    ),
+}  # fmt: skip

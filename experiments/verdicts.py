@@ -16,13 +16,13 @@ from mlm_repro.experiments.catalogue import (
     FACTS,
     NEEDS,
     PAPERS,
+    UNANSWERED,
     Claim,
     Experiment,
     erratum_of,
     every_claim,
     group_of,
     matches,
-    unanswered_claims,
 )
 from mlm_repro.experiments.files import EXPERIMENTS, FITTED, STAND_IN, read_runs
 from mlm_repro.experiments.ranges import Range, as_range
@@ -51,6 +51,8 @@ Outcome = Literal[
 rounding and the tolerance leave open. predicted and missed: the published number lies inside or outside the interval of
 a prediction that no fit has seen. Without a verdict: undecided, an effect that the trainings cannot tell; fitted, a
 number that a fit has seen; not-tried; of-others, quoted from other works."""
+JUDGED: tuple[Outcome, ...] = ("confirmed", "contradicted", "predicted", "missed", "undecided")
+"""Outcomes of claims that were tried and that no fit has seen."""
 Scale = Literal["same", "reduced", "simulated", "arithmetic", ""]
 SCALES: dict[Scale, str] = {
     "same": "measured or counted as published",
@@ -219,13 +221,13 @@ def judge(
 def unanswered(experiments: Iterable[Experiment]) -> list[Verdict]:
     """The catalogue's claims that none of the experiments answers, each with the reason that unanswered.toml gives."""
     answered = {claim.id for experiment in experiments for claim in experiment.claims}
+    rows = [(kind, row) for kind, rows in UNANSWERED.items() for row in rows]
     verdicts = []
-    for claim in every_claim():
-        if claim.id not in answered:
-            rows = (row for rows in (unanswered_claims().context, unanswered_claims().missing) for row in rows)
-            row = next((row for row in rows if matches(claim, row.claims)), None)
-            outcome: Outcome = "of-others" if row in unanswered_claims().context else "not-tried"
-            verdicts.append(Verdict("", claim, outcome, "", None, row.reason if row else "no experiment runs it"))
+    for claim in (claim for claim in every_claim() if claim.id not in answered):
+        none = ("missing", {"reason": "no experiment runs it"})
+        kind, row = next(((kind, row) for kind, row in rows if matches(claim, row["claims"])), none)
+        outcome: Outcome = "of-others" if kind == "context" else "not-tried"
+        verdicts.append(Verdict("", claim, outcome, "", None, row["reason"]))
     return verdicts
 
 

@@ -6,13 +6,14 @@ Writer and reader of a file use one class, which stands in the folder of the wri
 import json
 import math
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mlm_repro.lineage.atomic import parse_json, read_bytes, read_json, write_json, write_text
+from mlm_repro.lineage.digest import read_digest
 from mlm_repro.lineage.errors import IntegrityFailure
 
 SAME = 1e-9
@@ -129,7 +130,18 @@ class Absent(NamedTuple):
     """False for what is never made again."""
 
 
-Comparisons = Iterator[str | Remade | Absent]
+class Parent(NamedTuple):
+    """A directory that another was made of, or that lies in it, to be checked down to its leaves."""
+
+    place: Path
+    name: str = ""
+    """Name of the input in the manifest; empty where no digest is stated."""
+    digest_of: Callable[[Path], str] = read_digest
+    strictly: bool = True
+    """True if what it lacks is lacking here too."""
+
+
+Comparisons = Iterator[str | Remade | Absent | Parent]
 
 
 def as_said(result: BaseModel, values: Mapping[str, object], where: str, by: str = GIVES) -> Remade:
@@ -230,10 +242,3 @@ class Manifest(FileSchema):
     """All that worked on a training, each with the digest of the one before."""
     layouts: list[Attempt] = Field(default_factory=list)
     """Layouts of a training that an earlier version began, in the place of attempts."""
-
-    @property
-    def layouts_in_turn(self) -> list[Attempt]:
-        """The attempts of a training that changed its layout, and the first one."""
-        attempts = self.attempts or self.layouts
-        turns = [(each.parallel, each.ranks) for each in attempts]
-        return [each for number, each in enumerate(attempts) if not number or turns[number] != turns[number - 1]]

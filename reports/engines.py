@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlm_repro.experiments.benchmark import AGAINST, Benchmark, read_benchmark, sentences, setting_lines
+from mlm_repro.experiments.benchmark import AGAINST, Benchmark, read_benchmark, setting_lines
 from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.files import read_object
 from mlm_repro.lineage.numbers import exact, printable
@@ -51,7 +51,10 @@ def engines_exhibit(*runs: Path) -> Exhibit:
     ]  # fmt: skip
     beyond = [sentence for result in results for sentence in result.disagreements]
     caption = [apart(results), "; ".join(beyond) or "Every loss, norm, rate and weight is within the tolerance."]
-    told = [*(line for each in results for line in (*setting_lines(each), *sentences(each))), *results[0].notes]
+    told = [
+        *(line for each in results for line in (*setting_lines(each), each.environment.sentence)),
+        *results[0].notes,
+    ]
     return Exhibit(
         "engines" if len(runs) > 1 else runs[0].name, "Two engines trained alike", caption,
         Table(("run", "quantity", "iteration", *heads), data, 2), shlex.join(results[0].environment.argv),

@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import Field
 
 from mlm_repro.experiments.catalogue import Experiment, load_experiments
-from mlm_repro.experiments.files import VERDICTS, Mutations
+from mlm_repro.experiments.files import VERDICTS, VerdictScore
 from mlm_repro.experiments.scores import EXPERIMENT
 from mlm_repro.experiments.verdicts import headlines, judge, unanswered
 from mlm_repro.experiments.worked_out import worked_out
@@ -108,7 +108,7 @@ class Report:
     def headlines(self) -> list[str]:
         """Sentences on what the counts hide, and on verdicts that could have failed, by the file beside the runs."""
         beside = dict.fromkeys(path.parent / VERDICTS for path in self.inputs.runs)
-        scores = [read_document(path, Mutations).sentence for path in beside if path.is_file()]
+        scores = [read_document(path, VerdictScore).sentence for path in beside if path.is_file()]
         return [*headlines(self.claims), *scores]
 
     @property

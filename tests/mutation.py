@@ -1,32 +1,106 @@
-"""Plants faults in the program and gives every verdict again: `python -m tests.mutation [--json verdicts.json]`.
+"""Could a verdict have failed? `python -m tests.mutation [--json verdicts.json]`.
 
-Prints the score, and each verdict that did not notice what it should. A program is measured again with a fault of its
-own kind, as far as it can be here, and the cost model predicts with ten.
+Published numbers and effects are changed, faults are planted in the program, and every verdict is given again. A
+verdict that stays the same would not have noticed it. Prints the score, and each verdict that did not notice what it
+should. A program is measured again with a fault of its own kind, as far as it can be here, and the cost model predicts
+with ten.
 """
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from decimal import Decimal
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from pydantic import Field
+
 from mlm_repro.engine.launch.threads import RanksFailed
 from mlm_repro.engine.pipeline.schedule import Compute, Op
-from mlm_repro.experiments.catalogue import load_experiments
-from mlm_repro.experiments.files import LAST_DIGIT, SIGN, CostFault, Mutations
-from mlm_repro.experiments.mutation import given, mutate
+from mlm_repro.experiments.catalogue import Claim, Experiment, every_claim, load_experiments
 from mlm_repro.experiments.runner import measure
+from mlm_repro.experiments.scores import outcome_of
 from mlm_repro.experiments.sealed import Line
-from mlm_repro.experiments.verdicts import Outcome, Results, judge, load_results, skills
+from mlm_repro.experiments.verdicts import JUDGED, Outcome, Results, Verdict, judge, load_results, skills
 from mlm_repro.experiments.worked_out import work_out
 from mlm_repro.lineage.errors import DataMissing, UserError
-from mlm_repro.lineage.files import write_document
+from mlm_repro.lineage.files import FileSchema, Finite, write_document
 from mlm_repro.lineage.progress import announce
 from mlm_repro.lineage.records import Record
 from tests.commands import ROOT
+
+LAST_DIGIT, SIGN = "one unit of the last digit", "a reversed sign"
+"""Changes that a score counts: of a published number, and of an effect."""
+
+
+class MutatedVerdict(FileSchema):
+    """A verdict on a claim, and what it would have noticed."""
+
+    claim: str
+    published: str
+    tolerance: str
+    outcome: str
+    scale: str
+    ours: Finite | None
+    smallest_percent: Finite | None
+    """The smallest change of our number that turns the verdict, in percent of it."""
+    noticed: dict[str, bool]
+    """True for each change of the published number, or of the effect, at which the verdict turns."""
+    fault: str
+    """Fault that was planted in the program; empty where none was."""
+    fault_noticed: bool | None
+
+
+class CostFault(FileSchema):
+    """A fault that was planted in the cost model."""
+
+    fault: str
+    turned: list[str]
+    """Claims on predictions whose verdict turns."""
+    score: Finite
+    """Mean interval score of the predictions under the fault, in percent; less is better."""
+
+
+class Mutations(FileSchema):
+    """verdicts.json: every verdict that follows from a number made here."""
+
+    claims: dict[str, str]
+    """Relation, number, unit and tolerance of every claim."""
+    rows: list[MutatedVerdict]
+    costs: list[CostFault] = Field(default_factory=list)
+    """Faults of the cost model; the first is none."""
+    sentence: str = ""
+    """The score in words, which a page shows."""
+
+    @property
+    def score(self) -> str:
+        """The score in words."""
+
+        def turned(scales: tuple[str, ...], change: str) -> str:
+            rows = [row.noticed[change] for row in self.rows if row.scale in scales and change in row.noticed]
+            return f"{sum(rows)} of {len(rows)}"
+
+        planted = [row.fault_noticed for row in self.rows if row.fault_noticed is not None]
+        same, checks, simulated = (turned((scale,), LAST_DIGIT) for scale in ("same", "arithmetic", "simulated"))
+        costs = self.costs[1:]
+        return (
+            f"{same} verdicts at the same scale, {checks} on arithmetic and {simulated} on predictions turn where the "
+            f"published number is changed by {LAST_DIGIT}, {turned(('reduced',), SIGN)} effects at {SIGN}, "
+            f"{sum(planted)} of {len(planted)} verdicts under a fault planted in the program. Of {len(costs)} faults "
+            f"planted in the cost model {sum(bool(cost.turned) for cost in costs)} turn a verdict."
+        )
+
+
+STEPS: dict[str, Callable[[Decimal, Decimal, int], Decimal]] = {
+    LAST_DIGIT: lambda value, unit, way: value + way * unit,
+    "two units of it": lambda value, unit, way: value + 2 * way * unit,
+    "a factor of two": lambda value, unit, way: value * Decimal(2) ** way,
+}
+"""Changes of a published number with its last printed digit, upward (1) or downward (-1)."""
 
 MEASURED, SCHEDULE = "mlm_repro.experiments.measured", "mlm_repro.engine.pipeline.schedule"
 SIMULATOR = "mlm_repro.experiments.simulator"
@@ -100,6 +174,60 @@ COSTS: dict[str, dict[str, Callable[[Any], Any]]] = {
 """Faults of the cost model, as those of programs."""
 
 
+def judged(experiments: Sequence[Experiment], results: Results, step: str, way: int) -> dict[str, Outcome]:
+    """Outcomes by claim where every published number is raised (way 1) or lowered (way -1) by one of `STEPS`."""
+
+    def change(claim: Claim) -> Claim:
+        unit = Decimal(1).scaleb(int(claim.value.as_tuple().exponent))
+        return claim.model_copy(update={"value": STEPS[step](claim.value, unit, way)})
+
+    changed = [experiment.model_copy() for experiment in experiments]
+    for experiment in changed:
+        experiment.__dict__["claims"] = tuple(map(change, experiment.claims))
+    return {verdict.claim.id: verdict.outcome for verdict in judge(changed, results)}
+
+
+def given(results: Results) -> list[Verdict]:
+    """The verdicts on claims that were tried and that no fit has seen."""
+    return [verdict for verdict in judge(load_experiments().values(), results) if verdict.outcome in JUDGED]
+
+
+def mutate(
+    results: Results, faults: Mapping[str, tuple[str, bool]] | None = None, costs: Sequence[CostFault] = ()
+) -> Mutations:
+    """Every verdict with the changes that it notices.
+
+    A published number is noticed to be wrong if the verdict turns to whichever side the number is changed, of a bound
+    to the stricter side. `faults` has by claim the fault that was planted in its program and whether the verdict
+    turned, `costs` the faults of the cost model.
+    """
+    experiments = list(load_experiments().values())
+    turned = {(step, way): judged(experiments, results, step, way) for step in STEPS for way in (1, -1)}
+    rows = []
+    for verdict in given(results):
+        claim, record = verdict.claim, verdict.record
+        noticed: dict[str, bool] = {}
+        smallest: float | None = None
+        if verdict.scale != "reduced" and record:
+            ways = {"<=": (-1,), ">=": (1,)}.get(claim.relation, (1, -1))
+            noticed = {step: all(turned[step, way][claim.id] != verdict.outcome for way in ways) for step in STEPS}
+            ends = [abs(end - record.value) for end in claim.bounds(record.kind != "computed") if math.isfinite(end)]
+            smallest = 100 * min(ends) / abs(record.value) if record.value else None
+        elif record and record.low is not None and record.high is not None:
+            effect = results.findings[claim.id].effect
+            as_is = outcome_of(effect, record.low, record.high)
+            if None in (effect.above, effect.below) and as_is != "undecided":
+                noticed = {SIGN: outcome_of(effect, -record.high, -record.low) != as_is}
+        fault, is_noticed = (faults or {}).get(claim.id, ("", None))
+        rows.append(MutatedVerdict(
+            claim=claim.id, published=claim.published, tolerance=claim.allowed.tolerance, outcome=verdict.outcome,
+            scale=verdict.scale, ours=record.value if record else None, smallest_percent=smallest, noticed=noticed,
+            fault=fault, fault_noticed=is_noticed,
+        ))  # fmt: skip
+    made = Mutations(claims={claim.id: claim.asked for claim in every_claim()}, rows=rows, costs=list(costs))
+    return made.model_copy(update={"sentence": made.score})
+
+
 @contextmanager
 def planted(parts: Mapping[str, Callable[[Any], Any]]) -> Iterator[None]:
     """Replace parts of the program by faulty ones."""
@@ -148,7 +276,7 @@ def program_faults(results: Results) -> Iterator[tuple[str, tuple[str, bool]]]:
 
 def format_mutations(mutations: Mutations) -> str:
     """The score, then each verdict that did not notice what it should, with its tolerance."""
-    lines = [mutations.sentence]
+    lines = [mutations.score]
     for row in mutations.rows:
         missed = [words for words, is_noticed in row.noticed.items() if not is_noticed and words in (LAST_DIGIT, SIGN)]
         if missed and row.outcome == "confirmed":

@@ -28,7 +28,7 @@ COMMANDS = {
         "launch 8.3b --out {}", "simulate ptd-p-runs --out {}/a", "run 2021/table-1 --runs {}",
     ],
     "mlm-verify": [
-        "against transformers small.toml --iterations 1 --out {}", "layouts here --json {}/a",
+        "against megatron-core small.toml --iterations 1 --out {}", "layouts torch --json {}/a",
     ],
 }  # fmt: skip
 

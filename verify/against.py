@@ -24,13 +24,12 @@ from mlm_repro.lineage.run import RunDirectory
 from mlm_repro.verify.engines import Engine, Ours, StepResult, Work, with_samples, with_vocabulary
 from mlm_repro.verify.megatron_core import MegatronCore
 from mlm_repro.verify.parity import ParityLayout, comparable_layout
-from mlm_repro.verify.peers import Transformers
 from mlm_repro.verify.runner import UNKNOWN, measured, on_ranks, train
 
 QUANTITIES = {"loss": "loss", "norm": "gradient norm", "rate": "learning rate"}
 MOST = 1e9
 """Largest reported ratio of a difference to its tolerance; also reported for NaN."""
-ENGINES: dict[str, type[Engine]] = {"megatron-core": MegatronCore, "transformers": Transformers}
+ENGINES: dict[str, type[Engine]] = {"megatron-core": MegatronCore}
 
 
 def engine_class(name: str) -> type[Engine]:
@@ -131,7 +130,7 @@ def shared_work(
     The vocabulary has no padding rows, because other engines include them in the softmax. The schedule of 2019, which
     Megatron-Core no longer has, becomes a cosine.
     """
-    chosen = comparable_layout(config, layout, engine)
+    chosen = comparable_layout(config, layout)
     decay = "cosine" if config.train.decay == "clipped-cosine" else config.train.decay
     config = with_vocabulary(config)
     model = config.model.model_copy(update={"vocab_size": config.model.padded_vocab_size, "dropout": 0.0})

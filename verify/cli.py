@@ -16,8 +16,8 @@ from mlm_repro.lineage.progress import announce, format_bytes
 
 app = CommandLine(help="Check that runs are unchanged and that layouts and engines agree.", no_args_is_help=True)
 
-ENGINES = ("megatron-core", "transformers")
-SUBJECTS = ("megatron-core", "transformers", "torch", "here")
+ENGINES = ("megatron-core",)
+SUBJECTS = ("megatron-core", "transformers", "torch")
 Configuration = Annotated[Path, typer.Argument(help="A shipped model, such as 355m, or a TOML file.")]
 Layout = Annotated[str, typer.Option("--layout", help="serial, or a name such as tp2, dp2, tp2-sp, pp2, dp2-zero1.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")]
@@ -32,45 +32,34 @@ def run(
     """Check every file of a sealed directory against its digest, and every number of a run against its inputs.
 
     A run's identity is computed again. Each input that is on disk is compared with its digest, each checkpoint with the
-    one before it, each record with the metrics or evaluation behind it, and the report is made again. Of a folder of
-    kept results the numbers that take no training, the verdicts and the figures are made again too. Every difference is
-    named, and so is a file, a key or a name that no run of its kind has. It prints what was compared and what was not.
+    one before it, each record with the metrics or evaluation behind it, and the report is made again. Of a folder each
+    run is checked. Every difference is named, and so is a file, a key or a name that no run of its kind has. It prints
+    what was compared and what was not.
     """
     path = path.resolve()
     if not path.is_dir():
         raise BadInput(f"{path} is not a directory")
     from mlm_repro.lineage.chain import broken_links
+    from mlm_repro.lineage.kinds import ALWAYS_FREE, parts_within
     from mlm_repro.lineage.run import MANIFEST
-    from mlm_repro.verify.kept import KeptCheck
-    from mlm_repro.verify.kinds import ALWAYS_FREE, KINDS, kind_of, misfits, parts_within
-    from mlm_repro.verify.recomputed import Findings, RunCheck
+    from mlm_repro.verify.recomputed import RunCheck
 
     inner = [directory for directory in parts_within(path) if is_sealed(directory)]
     announce(f"reads {format_bytes(bytes_below(path))} in {len(inner) + 1} sealed directories")
     for directory in inner:
         print(f"ok {check_seal(directory)[:16]} {directory}")
-    if inner and (path / MANIFEST).is_file() and not is_sealed(path):
+    is_folder = bool(inner) and not is_sealed(path)
+    if is_folder and (path / MANIFEST).is_file():
         _refuse([*broken_links(path), *[f"{path.name} is unfinished"] * strict])
         print(f"unfinished {path}: its {len(inner)} checkpoints belong together; its other files are not sealed yet")
         return
-    check = Findings()
-    if inner and not is_sealed(path):
-        check = KeptCheck(path)
-        made = ", ".join(f"{number:,} {what}" for what, number in check.counted.items())
-        end = f"ok {path}: {len(check.runs)} runs agree with themselves; made again and equal: {made}"
-    else:
-        end = f"ok {check_seal(path)[:16]} {path}"
-        if (path / MANIFEST).is_file():
-            check = RunCheck(path)
-            free = (*ALWAYS_FREE, *(KINDS[check.manifest.kind].free if check.manifest.kind in KINDS else ()))
-            end = f"nothing contradicts: {'; '.join(free)}\n{end}"
-            for number, attempt in enumerate(check.manifest.attempts, 1):
-                print(f"attempt {number} {attempt}")
-        else:
-            kind = kind_of(path)
-            check.broken += misfits(path, KINDS[kind]) if kind else [f"{path} is of no kind that is known"]
-            check.compared, check.absent = [f"files of a {kind}"], [f"the run that this {kind} is of"]
-        print(f"compared: digests of {len(inner) + 1} sealed directories; {'; '.join(check.compared)}")
+    digest = "" if is_folder else f"{check_seal(path)[:16]} "
+    check = RunCheck(path)
+    for number, attempt in enumerate(check.manifest.attempts if check.manifest else (), 1):
+        print(f"attempt {number} {attempt}")
+    if not (is_folder or check.manifest):
+        check.absent.append(f"the run that this {check.word} is of")
+    print(f"compared: digests of {len(inner) + 1 - is_folder} sealed directories; {'; '.join(check.compared)}")
     for name in dict.fromkeys(check.absent):
         print(f"not compared, as it is not here: {name}")
     for sentence in dict.fromkeys(check.left):
@@ -78,7 +67,9 @@ def run(
     if strict and check.absent:
         check.broken.append(f"{path.name}: {len({*check.absent})} things that belong to it were not compared")
     _refuse(check.broken)
-    print(end)
+    if check.manifest and check.kind:
+        print(f"nothing contradicts: {'; '.join((*ALWAYS_FREE, *check.kind.free))}")
+    print(f"ok {digest}{path}")
 
 
 def _refuse(broken: list[str]) -> None:
@@ -135,7 +126,7 @@ def parallel(
     layouts: Annotated[
         str, typer.Option("--layouts", help="all, or names such as tp2,pp2-gpipe,tp2-pp2-dp2-chunks2-sp-recompute.")
     ] = "all",
-    ranks: Annotated[int | None, typer.Option("--ranks", min=1, help="Most ranks: 8, or 64 with --threads.")] = None,
+    ranks: Annotated[int, typer.Option("--ranks", min=1, help="Most ranks.")] = 8,
     iterations: Annotated[int, typer.Option("--iterations", min=1, help="Optimizer steps of each run.")] = 3,
     overrides: Overrides = None,
     twin: Twin = False,
@@ -148,17 +139,17 @@ def parallel(
     from mlm_repro.engine.run.resolved import read_run_config
     from mlm_repro.verify.parity import choose_layouts
 
-    resolved, most = read_run_config(config, overrides or [], twin), ranks or (64 if threads else 8)
-    choose_layouts(layouts, most, resolved, threads)
+    resolved = read_run_config(config, overrides or [], twin)
+    choose_layouts(layouts, ranks, resolved)
 
     from mlm_repro.verify.runner import run_parity
 
-    run_parity(resolved, layouts, most, iterations, threads)
+    run_parity(resolved, layouts, ranks, iterations, threads)
 
 
 @app.command()
 def against(
-    engine: Annotated[str, typer.Argument(help="megatron-core or transformers.")], config: Configuration,
+    engine: Annotated[str, typer.Argument(help="megatron-core.")], config: Configuration,
     layout: Layout = "serial",
     iterations: Annotated[int, typer.Option("--iterations", min=1, help="Iterations of each training.")] = 20,
     overrides: Overrides = None, twin: Twin = False,
@@ -170,7 +161,6 @@ def against(
     gradient norm or a weight at the end is beyond it; the result is written either way.
     """
     from mlm_repro.engine.run.resolved import read_run_config
-    from mlm_repro.experiments.benchmark import show_benchmark
     from mlm_repro.lineage.run import MANIFEST
     from mlm_repro.verify.parity import comparable_layout
 
@@ -178,11 +168,16 @@ def against(
         raise BadInput(f"there is no engine {engine!r}; there are {', '.join(ENGINES)}")
     check_place("--out", out / MANIFEST, "")
     resolved = read_run_config(config, overrides or [], twin)
-    comparable_layout(resolved, layout, engine)
+    comparable_layout(resolved, layout)
+    from mlm_repro.experiments.benchmark import setting_lines
     from mlm_repro.verify.against import keep, run_against
 
     result = run_against(resolved, engine, layout, iterations)
-    show_benchmark(result)
+    print(result.title, *setting_lines(result), sep="\n")
+    for case in result.cases:
+        worst = max(case.ratios, key=lambda ratio: ratio.value)
+        print(f"{case.name}: at most {worst.value:.2g} of the tolerance, {worst.name}")
+    print(*(f"- {line}" for line in (result.environment.sentence, *result.disagreements, *result.notes)), sep="\n")
     name = f"against-{engine}-{resolved.name}-{layout}-{resolved.train.precision}-{iterations}"
     print(f"written: {keep(result, name, resolved, out)}")
     if result.disagreements:
@@ -192,7 +187,7 @@ def against(
 @app.command()
 def layouts(
     program: Annotated[
-        str, typer.Argument(help="megatron-core, transformers, torch, here, or a function of yours: PATH.py:build.")
+        str, typer.Argument(help="megatron-core, transformers, torch, or a function of yours: PATH.py:build.")
     ],
     fields: Annotated[
         list[str] | None, typer.Option("--with", help="Set a field of its configuration: FIELD=VALUE; repeatable.")

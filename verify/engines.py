@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from mlm_repro.data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
-from mlm_repro.engine.checkpoint.checkpoint import TrainingState, load_checkpoint, save_checkpoint
 from mlm_repro.engine.compare.recorder import (
     NameMap,
     RankPlace,
@@ -31,7 +30,6 @@ from mlm_repro.engine.optim.schedule import learning_rate
 from mlm_repro.engine.parallel.layout import layout_of
 from mlm_repro.engine.parallel.mesh import ParallelMesh
 from mlm_repro.engine.step import build_step
-from mlm_repro.lineage.chain import checkpoint_path
 from mlm_repro.verify.parity import ParityLayout
 
 Weights = dict[str, torch.Tensor]
@@ -283,24 +281,6 @@ class Ours(Engine):
         rate = self.work.rate(iteration)
         self.training.update(self.gradient, rate)
         return self.gradient.norm, rate
-
-    def save(self, directory: Path) -> None:
-        (tokenizer := directory / "tokenizer").mkdir(parents=True, exist_ok=True)
-        state = TrainingState(1, self.training.optimizer.steps)
-        optimizer = self.training.optimizer
-        save_checkpoint(directory, self.config, state, self.model.parameters, optimizer, self.mesh, tokenizer)
-
-    def restore(self, directory: Path) -> None:
-        load_checkpoint(checkpoint_path(directory, 1), self.model.parameters, self.training.optimizer)
-
-    def planted(self, tensors: Iterable[str]) -> dict[str, float]:
-        norms, optimizer = dict[str, float](), self.training.optimizer
-        for tensor in tensors:
-            for group in optimizer.groups:
-                for parameter, gradient in zip(group.parameters, group.pieces(group.own_gradient), strict=True):
-                    gradient.fill_(parameter.name == tensor)
-            norms[tensor] = optimizer.gradient_norm().item()
-        return norms
 
     def state(self) -> Iterable[tuple[str, str, torch.Tensor]]:
         return ((parameter.name, what, value) for parameter, what, value in whole_state(self.training.optimizer)

@@ -11,14 +11,13 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
 
-import torch
-
 from mlm_repro.engine.compare.tensors import UNIT_FP32
+from mlm_repro.engine.step import NotFinite
 from mlm_repro.lineage.config import flatten
 from mlm_repro.lineage.errors import BadInput, Diverged
 from mlm_repro.lineage.progress import announce
 from mlm_repro.verify.replay import other_tensors
-from mlm_repro.verify.serial_replay import Hypothesis, Numbers, RecordedRun, SerialReplay, Start, hypotheses
+from mlm_repro.verify.serial_replay import KnownFault, Numbers, RecordedRun, SerialReplay, Start, known_faults
 
 TAIL, SEEN_AHEAD = 10.0, 2
 OF_TENSORS = 256
@@ -92,7 +91,7 @@ class Judged:
 
     def iterate(self, iteration: int) -> None:
         """Note what the replays give, and judge the iteration that enough is known about."""
-        numbers, loose = self.truth.iterate(iteration), self.native.iterate(iteration)
+        numbers, loose = self.truth.numbers(iteration), self.native.numbers(iteration)
         bounds, self.numbers[iteration] = dict(self.bounds.get(iteration - 1, {})), numbers
         for name in [name for name in numbers if name in loose]:
             due = numbers[name]
@@ -140,36 +139,21 @@ class Judged:
 
     def off(self, iteration: int, replay: SerialReplay) -> Iterator[Beyond]:
         """The tensors of a checkpoint that are not those of a replay, in the order of computation."""
-        due = replay.tensors()
-        for tensor, value in self.run.tensors(iteration):
-            true = due[tensor].double()
-            stored, size = value.to(true.device).double(), float(true.norm())
+        due, precision = replay.tensors(), self.run.config.train.precision
+        for tensor, value in SerialReplay(self.run, self.run.start_at(iteration), precision).tensors().items():
+            stored, true = value.double(), due[tensor].double()
+            size = float(true.norm())
             off, allowed = stored - true, self.spread[iteration].get(tensor, 0.0) * size
             if not float(off.norm()) <= allowed:
+                row = int(off.flatten(1).norm(dim=1).argmax()) if tensor.endswith("word_embeddings.weight") else None
                 detail = f"; it is {float((stored * true).sum()) / (size * size or math.nan):.4g} × float64"
-                yield Beyond(iteration, tensor, float(off.norm()), allowed, *self._place(tensor, off, detail))
-
-    def _place(self, tensor: str, off: torch.Tensor, detail: str) -> tuple[str, int | None]:
-        """The rows that are far off, after what is said already, and the farthest row of the word embedding."""
-        if off.dim() < 2:
-            return detail, None
-        rows = off.flatten(1).norm(dim=1)
-        far, is_embedding = torch.nonzero(rows > 0.1 * rows.max()).flatten(), tensor.endswith("word_embeddings.weight")
-        if is_embedding and len(far) and far[0] >= self.run.config.model.vocab_size:
-            detail += "; in padding rows alone"
-        elif len(far) == 1:
-            detail += f"; in row {int(far[0])} before all"
-        return detail, int(rows.argmax()) if is_embedding else None
+                yield Beyond(iteration, tensor, float(off.norm()), allowed, detail, row)
 
     def sentence(self) -> str:
         """The fault: where it is seen first, the checkpoint after it, and its kind."""
-        said, fault = f"{self.run.name}: {self.fault}", self.fault
-        if self.tensors and fault is not self.tensors[0]:
-            said += f"; of the checkpoint, {self.tensors[0]}"
-        weights = {each.what.rpartition(" of ")[2].removeprefix("updated ") for each in self.tensors}
-        if weights and all(name.endswith("bias") or "layernorm" in name for name in weights):
-            said += "; biases and layer norms alone are off"
-        elif weights:
+        said = f"{self.run.name}: {self.fault}"
+        if self.tensors:
+            said += f"; of the checkpoint, {self.tensors[0]}" * (self.fault is not self.tensors[0])
             said += f"; {len(self.tensors)} tensors are off"
         kinds = self._kinds()
         return f"{said}; {'kind: ' + ' or '.join(kinds) if kinds else 'no known fault gives these numbers'}"
@@ -177,14 +161,18 @@ class Judged:
     def _kinds(self) -> list[str]:
         """Known faults with which a replay gives every number and every tensor of this run."""
         rows = [each.row for each in self.tensors if each.row is not None]
-        known = hypotheses(self.run, rows[0] if rows else None)
+        known = list(known_faults(self.run, rows[0] if rows else None))
         announce(f"{self.run.name}: tries {len(known)} known faults in up to {len(self.numbers)} iterations each")
         return list(dict.fromkeys(fault.kind for fault in known if self._fits(fault)))
 
-    def _fits(self, fault: Hypothesis) -> bool:
+    def _fits(self, fault: KnownFault) -> bool:
         replay = SerialReplay(self.run, self.start, fault=fault)
         for number in sorted(self.numbers):
-            if any(self.beyond(number, replay.iterate(number))):
+            try:
+                numbers = replay.numbers(number)
+            except NotFinite:  # of a validation
+                return False
+            if any(self.beyond(number, numbers)):
                 return False
             if number in self.spread and any(self.off(number, replay)):
                 return False
@@ -202,13 +190,10 @@ def explain(first: RecordedRun, second: RecordedRun) -> None:
         layout, train = run.run.layout, run.config.train
         print(f"run: {run.name}, {len(run.steps)} iterations in {train.precision} on tp {layout.tp} × pp {layout.pp} × "
               f"dp {layout.dp}, microbatches of {train.microbatch_size}")  # fmt: skip
-    keys = [flatten(run.config.model_dump(mode="json")) for run in (first, second)]
-    for key in sorted(keys[0].keys() | keys[1].keys()):
-        if (before := keys[0].get(key)) != (after := keys[1].get(key)):
+    facts = [flatten({**run.config.model_dump(mode="json"), "made of": run.run.parents}) for run in (first, second)]
+    for key in sorted(facts[0].keys() | facts[1].keys()):
+        if (before := facts[0].get(key)) != (after := facts[1].get(key)):
             print(f"settings: {key}: {before} → {after}")
-    for name in sorted(first.run.parents.keys() | second.run.parents.keys()):
-        digests = [run.run.parents.get(name, "none") for run in (first, second)]
-        print(f"inputs: {name} {' → '.join(dict.fromkeys(digest[:16] for digest in digests))}")
     parting = _first_bits(first, second)
     if parting is None:
         print("the same bits in all that both runs have")
@@ -265,10 +250,7 @@ def _replayed(runs: Sequence[RecordedRun], common: int | None) -> list[Judged]:
     """Each run beside the replay of its settings, side by side until they end or a fault has been seen."""
     iterations = sum(len(run.steps) for run in runs)
     announce(f"replays up to {iterations} iterations in float64 and as many in each run's own format, on one rank")
-    judged = [
-        Judged(run, run.begin if common is None else Start(common, run.checkpoints[common], is_whole=True))
-        for run in runs
-    ]
+    judged = [Judged(run, run.begin if common is None else run.start_at(common)) for run in runs]
     for number in sorted({number for run in runs for number in run.iterations}):
         for each in judged:
             begun = each.start.iteration

@@ -91,27 +91,23 @@ def parse_layout(text: str) -> ParityLayout:
     return parse_config(values, ParityLayout, text)
 
 
-def all_layouts(ranks: int, threads: bool = False) -> Iterator[ParityLayout]:
-    """Every tp × pp × dp of at most `ranks` but the serial run, each with every schedule and option.
+def all_layouts(ranks: int) -> Iterator[ParityLayout]:
+    """Every tp × pp × dp of at most `ranks`, of more than 8 those of powers of 2, with every schedule and option.
 
-    With `threads` sizes are powers of 2, and kinds of recomputation take turns. The interleaved schedule has two chunks
-    per rank; `selective` recomputation and more chunks are to be had by name.
+    The serial run is left out. The interleaved schedule has two chunks per rank; `selective` recomputation and more
+    chunks are to be had by name.
     """
-    sizes = [2**power for power in range(ranks.bit_length())] if threads else range(1, ranks + 1)
-    turns = itertools.cycle(("none", "full", "selective"))
+    sizes = [size for size in range(1, ranks + 1) if ranks <= 8 or size.bit_count() == 1]
     orders = ("1f1b", 1), ("gpipe", 1), ("interleaved", 2)
-    recomputed: tuple[str, ...] = ("",) if threads else ("none", "full")
     for tp, pp, dp, (schedule, chunks), sequence_parallel, sharded, recompute in itertools.product(
-        sizes, sizes, sizes, orders, (False, True), (False, True), recomputed
+        sizes, sizes, sizes, orders, (False, True), (False, True), ("none", "full")
     ):
         is_double = (pp == 1 and schedule != "1f1b") or (tp == 1 and sequence_parallel) or (dp == 1 and sharded)
-        if tp * pp * dp > ranks or is_double or (threads and tp * pp * dp == 1):
-            continue
         layout = ParityLayout.model_validate({
-            "tp": tp, "pp": pp, "dp": dp, "schedule": schedule, "chunks": chunks,
-            "recompute": recompute or next(turns), "sequence_parallel": sequence_parallel, "shard_optimizer": sharded,
+            "tp": tp, "pp": pp, "dp": dp, "schedule": schedule, "chunks": chunks, "recompute": recompute,
+            "sequence_parallel": sequence_parallel, "shard_optimizer": sharded,
         })  # fmt: skip
-        if layout != SERIAL:
+        if tp * pp * dp <= ranks and not is_double and layout != SERIAL:
             yield layout
 
 
@@ -126,8 +122,8 @@ def misfit(layout: ParityLayout, config: RunConfig) -> str:
     return ""
 
 
-def comparable_layout(config: RunConfig, layout: str, engine: str) -> ParityLayout:
-    """The layout of that name. Raises BadInput where the engine cannot train the configuration on it."""
+def comparable_layout(config: RunConfig, layout: str) -> ParityLayout:
+    """The layout of that name. Raises BadInput where another engine cannot train on it."""
     if config.model.family != "gpt2" or config.train.optimizer != "adam" or config.train.rampup_batch_size:
         raise BadInput("only a GPT-2 trained by Adam without a growing batch can be compared with other engines")
     if config.train.precision not in ("fp32", "bf16"):
@@ -135,23 +131,21 @@ def comparable_layout(config: RunConfig, layout: str, engine: str) -> ParityLayo
     chosen = parse_layout(layout)
     if reason := misfit(chosen, config):
         raise BadInput(f"{chosen.name} does not fit: {reason}")
-    if engine == "transformers" and (chosen != SERIAL or config.train.precision != "fp32"):
-        raise BadInput("transformers is run on one rank and in fp32")
     return chosen
 
 
 def choose_layouts(
-    names: str, ranks: int, config: RunConfig, threads: bool = False
+    names: str, ranks: int, config: RunConfig
 ) -> tuple[list[ParityLayout], dict[str, list[ParityLayout]]]:
-    """Layouts that `--layouts` names, fewest ranks first, and, without `threads`, those of `all` that do not fit.
+    """Layouts that `--layouts` names, fewest ranks first, and those of `all` that do not fit, by the reason.
 
     Raises BadInput if a layout that was named does not fit or is the serial run.
     """
     if names == "all":
         by_reason: dict[str, list[ParityLayout]] = {"": []}
-        for layout in all_layouts(ranks, threads):
+        for layout in all_layouts(ranks):
             by_reason.setdefault(misfit(layout, config), []).append(layout)
-        return sorted(by_reason.pop(""), key=lambda layout: layout.world_size), {} if threads else by_reason
+        return sorted(by_reason.pop(""), key=lambda layout: layout.world_size), by_reason
     chosen = list(dict.fromkeys(parse_layout(name.strip()) for name in names.split(",")))
     for layout in chosen:
         if layout == SERIAL:

@@ -139,18 +139,14 @@ def _train_again(run: Path, segment: Segment, root: Path) -> Path:
 
 def _compare_metrics(run: Path, again: Path, segment: Segment) -> Iterator[str]:
     """The first line of the metrics that differs, and the key that does."""
-    within = range(segment.start + 1 if segment.start else 0, segment.end + 1)
-
-    def computed(directory: Path) -> list[dict[str, Any]]:
-        lines = (line for line in read_metrics(directory) if line["iteration"] in within)
-        return [{name: each for name, each in line.items() if name not in NOT_COMPUTED} for line in lines]
-
-    for line, true in zip_longest(computed(run), computed(again), fillvalue=dict[str, Any]()):
-        if line != true:
-            name = next(name for name in {**true, **line} if line.get(name) != true.get(name))
-            at = "{kind} at iteration {iteration}".format(**(true or line))
-            yield f"the metrics first differ in {name} of {at}, {line.get(name)!r} for {true.get(name)!r}"
-            return
+    within = range(segment.start + bool(segment.start), segment.end + 1)
+    stated, computed = ([line for line in read_metrics(path) if line["iteration"] in within] for path in (run, again))
+    for line, true in zip_longest(stated, computed, fillvalue=dict[str, Any]()):
+        for name in {**true, **line}:
+            if name not in NOT_COMPUTED and line.get(name) != true.get(name):
+                at = "{kind} at iteration {iteration}".format(**(true or line))
+                yield f"the metrics first differ in {name} of {at}, {line.get(name)!r} for {true.get(name)!r}"
+                return
 
 
 def _compare_checkpoints(run: Path, again: Path, end: int) -> Iterator[str]:

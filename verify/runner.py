@@ -169,7 +169,7 @@ def run_parity(config: RunConfig, names: str, ranks: int, iterations: int, threa
     config = with_vocabulary(config)
     changed = {"precision": "fp64"} | ({"microbatch_size": 1} if threads else {})  # more data-parallel ranks fit
     config = config.model_copy(update={"train": config.train.model_copy(update=changed)})
-    chosen, others = choose_layouts(names, ranks, config, threads)
+    chosen, others = choose_layouts(names, ranks, config)
     for reason, layouts in others.items():
         print(f"does not fit: {reason}: {', '.join(layout.name for layout in layouts)}")
     if not chosen:

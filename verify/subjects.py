@@ -18,9 +18,9 @@ import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from mlm_repro.engine.config import ModelConfig, RunConfig, TrainConfig
-from mlm_repro.lineage.config import override_config, parse_config, read_toml
+from mlm_repro.lineage.config import parse_config, read_toml
 from mlm_repro.lineage.errors import BadInput, did_you_mean
-from mlm_repro.verify.engines import Kind, Ours, Work, with_samples
+from mlm_repro.verify.engines import Kind, Work
 from mlm_repro.verify.megatron_core import MegatronCore, config_class, core
 from mlm_repro.verify.programs import HeldTraining, own_loss
 from mlm_repro.verify.transformers_models import literal
@@ -38,7 +38,7 @@ class Asked(NamedTuple):
     """A program, and how it is to be set."""
 
     program: str
-    """megatron-core, transformers, torch, here (this suite) or PATH.py:build."""
+    """megatron-core, transformers, torch or PATH.py:build."""
     fields: Sequence[str] = ()
     """FIELD=VALUE, of the program's configurations."""
     microbatches: int = 0
@@ -70,10 +70,6 @@ def subject(asked: Asked, seed: int) -> Iterator[tuple[Kind, Work, str, str]]:
             small_work(seed, 2, core_fields(given), train), spec=function_of(asked.spec) if asked.spec else None
         )
         yield MegatronCore, work, f"{name} {version(name)}", "tp2,tp2-sp,pp2,dp2,dp2-zero1"
-    elif name == "here":
-        work = small_work(seed, 2, train=train)
-        with with_samples(override_config(work.config, ["model.dropout=0.1", *given]), work.iterations) as work:
-            yield Ours, replace(work, first_rate=0), name, "tp2,tp2-sp,pp2,dp2,dp2-zero1"
     elif name == "transformers":
         from mlm_repro.verify import transformers_models
 
@@ -86,7 +82,7 @@ def subject(asked: Asked, seed: int) -> Iterator[tuple[Kind, Work, str, str]]:
         yield kind, small_work(seed, 3), f"{name} {torch.__version__}", "tp2,tp2-sp,fsdp2,dp2,dp2-fsdp2,fsdp2-tp2,pp2"
     else:
         if given:
-            raise BadInput(f"--with is for megatron-core, transformers, torch and here; {name} builds what it builds")
+            raise BadInput(f"--with is for megatron-core, transformers and torch; {name} builds what it builds")
         build = function_of(name)
         beside = vars(sys.modules[build.__module__])
         kind = HeldTraining(build, beside.get("batch"), beside.get("loss", own_loss), count or 1)

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.tables import sentences, tables
 from docs.hooks.commands import cell, table
 from mlm_repro.evaluation.models.places import SMOLLM2, SMOLLM2_NOTE
-from mlm_repro.experiments.benchmark import AGAINST, read_benchmark, sentences, tables
+from mlm_repro.experiments.benchmark import AGAINST, read_benchmark
 from mlm_repro.experiments.catalogue import load_experiments
 from mlm_repro.experiments.scores import order_verdict
 from mlm_repro.experiments.verdicts import count_outcomes, headlines, judge, load_results, totals, unanswered

@@ -1,6 +1,8 @@
-"""How the files of a training follow from its configuration and one another. Imports no torch."""
+"""Kinds of directories that the engine makes, and how a training's files follow from its configuration and one another.
+Imports no torch."""
 
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlm_repro.data_pipeline.files import named_datasets
+from mlm_repro.data_pipeline.files import dataset_digest, named_datasets
+from mlm_repro.data_pipeline.tokens.tokenizer import FILE_NAME
 from mlm_repro.engine.batch_schedule import BatchSchedule
 from mlm_repro.engine.config import RunConfig
 from mlm_repro.engine.costs import parameter_count, tokens_trained
@@ -24,11 +27,13 @@ from mlm_repro.engine.run.files import (
     read_summary,
     read_validations,
 )
+from mlm_repro.engine.run.resolved import PLACES, SCHEMA
 from mlm_repro.lineage.atomic import parse_json
-from mlm_repro.lineage.chain import INDEX, STATE, checkpoint_path, complete_checkpoints, iteration_of
+from mlm_repro.lineage.chain import CONFIG, INDEX, LINEAGE, STATE, checkpoint_path, complete_checkpoints, iteration_of
 from mlm_repro.lineage.config import parse_config
-from mlm_repro.lineage.digest import sealed_files
-from mlm_repro.lineage.files import Absent, Comparisons, Manifest, Remade, as_said, read_document, read_object
+from mlm_repro.lineage.digest import MARKER, sealed_files
+from mlm_repro.lineage.files import Absent, Comparisons, Manifest, Parent, Remade, as_said, read_document, read_object
+from mlm_repro.lineage.kinds import NAME, PIECES, Kind, differing
 from mlm_repro.lineage.run import MANIFEST
 
 WINDOW = 128
@@ -107,6 +112,12 @@ def checkpoints(run: Path) -> Comparisons:
         yield from _tensors_of(path, is_old)
 
 
+def datasets(run: Path) -> Comparisons:
+    """Check the datasets that a training names, by their digests."""
+    for dataset in named_datasets(run):
+        yield Parent(dataset.place, dataset.parent, dataset_digest)
+
+
 def ending(done: TrainingSummary, validations: Sequence[Validation], name: str) -> Comparisons:
     """Compare the last validation in the metrics with the summary."""
     where, by = f"{SUMMARY} of {name}", f"its {METRICS} gives"
@@ -166,3 +177,22 @@ def _tensors(file: Path) -> dict[str, tuple[str, Bits]]:
         for name, entry in header.items()
         if name != "__metadata__"
     }
+
+
+CHECKPOINT = rf"(config|index|lineage|state)\.json|{PIECES}|{MARKER}"
+KINDS = {
+    "training": Kind(
+        {METRICS: None, SUMMARY: TrainingSummary},
+        rf"timeline\.json|tensorboard/events\.{NAME}|checkpoints/iter_[0-9]{{7,}}/({CHECKPOINT})",
+        lambda config: re.escape(config["name"]), PLACES, lambda config: differing(RunConfig, config), SCHEMA,
+        ("timeline.json", "summary.json memory", "summary.json layout", "metrics.jsonl *.seconds",
+         "metrics.jsonl *.tokens_per_second", "metrics.jsonl *.model_tflops", "metrics.jsonl *.spike",
+         "checkpoints/* seconds", "checkpoints/* loss_scaler", "checkpoints/*/probe.json", "checkpoints/* *.dim",
+         "manifest.json layouts"),
+        (datasets, metrics, checkpoints),
+    ),
+    "checkpoint": Kind(
+        dict.fromkeys((CONFIG, INDEX, LINEAGE, STATE, STATISTICS, "probe.json", f"tokenizer/{FILE_NAME}")), CHECKPOINT,
+    ),
+    "imported checkpoint": Kind(dict.fromkeys((INDEX, "origin.json")), rf"config\.json|{PIECES}|huggingface/.+"),
+}  # fmt: skip

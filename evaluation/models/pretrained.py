@@ -9,7 +9,6 @@ Shapes: b requests, s inputs, q positions of a request, h hidden, v rows of the 
 import hashlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import cached_property, partial
 from importlib import import_module
 from typing import Any
@@ -34,6 +33,8 @@ from mlm_repro.lineage.remembered import answers_on_files
 EXTRA = "transformers"
 WRAPPED = "_orig_mod."
 """Prefix of the names of weights that torch.compile saved."""
+LAYER_KEYS, MOST_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 10_000
+"""Keys of a number of layers, and the largest: transformers makes a list, and then a module, of each."""
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "max_seq_len", "seq_length")
 UNLIMITED = 2048
 """Context of an architecture without a longest input."""
@@ -209,6 +210,9 @@ class Pretrained:
         if self._weights[0].suffix == ".gguf":
             import_extra("gguf", "smollm2")
             self._settings["gguf_file"] = self._weights[0].name
+        said = read_object(self.directory / CONFIG) if (self.directory / CONFIG).is_file() else {}
+        if most := [said[key] for key in LAYER_KEYS if isinstance(said.get(key), int) and said[key] > MOST_LAYERS]:
+            raise BadInput(f"{self.directory / CONFIG} says {most[0]:,} layers: no more than {MOST_LAYERS:,} are tried")
         config = self._read(library.AutoConfig, "configuration")
         self._check_kind(library, config)
         self._check_size(library, config, dtype, device)
@@ -280,9 +284,12 @@ class Pretrained:
         self.warnings.append(outcome)
 
     def _check_size(self, library: Any, config: Any, dtype: torch.dtype, device: torch.device) -> None:
-        with torch.device("meta"), suppress(ImportError):
-            empty = library.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-            count = sum(parameter.numel() for parameter in empty.parameters())
+        try:
+            with torch.device("meta"):
+                empty = library.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        except Exception as error:  # the library raises errors of many kinds
+            raise self._explained(error, "configuration") from error
+        count = sum(parameter.numel() for parameter in empty.parameters())
         needed = count * dtype.itemsize
         here = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else memory_bytes()
         if here and needed > here:

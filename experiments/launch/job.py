@@ -41,6 +41,10 @@ NODES = "--nodelist=nodes"
 TIME_LIMIT = r"(\d+-)?\d{1,3}(:[0-5]\d){2}"
 
 
+HOST = re.compile(r"(\w[\w.-]*@)?\w[\w.:-]*", re.ASCII)
+"""A host as `ssh` takes it, with a user or without: no option, and nothing that a shell would act on."""
+
+
 class Job(Config):
     """job.toml: a training run as work for a machine that is lent for a limited time."""
 
@@ -111,6 +115,8 @@ class Job(Config):
             raise BadInput(f"{self.hosts} cannot be read: {cause(error)}") from error
         if self.hosts and len(names) != self.nodes:
             raise BadInput(f"{self.hosts} names {len(names)} hosts for {self.nodes} nodes: one a line")
+        if odd := [name for name in names if not HOST.fullmatch(name)]:
+            raise BadInput(f"{self.hosts} has {odd[0]!r}, which is no name of a host")
         return names
 
     @property

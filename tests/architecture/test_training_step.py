@@ -9,7 +9,7 @@ from tests.architecture.rooms import ROOMS, ROOT
 
 HOME = ROOT / "engine" / "step.py"
 OPTIMIZERS = ROOT / "engine" / "optim"
-PEERS = tuple(ROOT / place for place in ("verify/megatron_core.py", "verify/peers.py", "verify/programs.py"))
+PEERS = tuple(ROOT / place for place in ("verify/megatron_core.py", "verify/programs.py"))
 """Other libraries' loops, which run beside ours."""
 
 

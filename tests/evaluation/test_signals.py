@@ -1,13 +1,17 @@
 """A command that is told to end does so at once, and takes what it made for a moment with it."""
 
-import signal
+import multiprocessing
+import os
+import sys
 import tempfile
 import time
 from pathlib import Path
 
+import pytest
+
 from mlm_repro.engine import formats
 from mlm_repro.engine.formats.convert import export_checkpoint
-from tests.commands import Program
+from mlm_repro.evaluation.cli import main
 from tests.engine.test_formats_checkpoint import write_rough
 
 
@@ -23,26 +27,41 @@ def stand_still_with_the_copy() -> None:
     tempfile.tempdir = None  # what the process it was forked from had found
 
 
-def test_an_imported_copy_does_not_outlive_the_command(tmp_path: Path) -> None:
+def evaluate(words: list[str], place: Path, said: Path) -> None:
+    """The command in a process of its own, forked from this one: it waits for no import."""
+    os.setsid()
+    os.environ["TMPDIR"] = str(place)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(said / name, os.O_WRONLY | os.O_CREAT, 0o600), number)
+        stream = os.fdopen(number, "w", 1, encoding="utf-8", closefd=False)
+        for each in (name, f"__{name}__"):
+            setattr(sys, each, stream)
+    stand_still_with_the_copy()
+    sys.argv = ["mlm-eval", *words]
+    main()
+
+
+def test_an_imported_copy_does_not_outlive_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_rough(tmp_path / "ours")
+    monkeypatch.setitem(sys.modules, "transformers", None)  # which would compute the losses of the export beside ours
     theirs, place, text = (
         export_checkpoint(tmp_path / "ours", tmp_path / "theirs"), tmp_path / "tmp", tmp_path / "text",
     )  # fmt: skip
     place.mkdir()
     text.write_text("the river sleeps")
-    process = Program(
-        "mlm-eval", "perplexity", text, "--ckpt", theirs, "--set", "workers=1",
-        environment={"TMPDIR": str(place)}, prepare=stand_still_with_the_copy,
-    )  # fmt: skip
+    words = ["perplexity", str(text), "--ckpt", str(theirs), "--set", "workers=1"]
+    process = multiprocessing.get_context("fork").Process(target=evaluate, args=(words, place, tmp_path))
+    process.start()
+    out, err = tmp_path / "stdout", tmp_path / "stderr"
     try:
         while not list(place.glob("mlm-eval-*/imported/COMPLETE")):
-            assert process.poll() is None, process.err
+            assert process.is_alive(), err.read_text()
             time.sleep(0.05)
-        process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=300)
+        process.terminate()
+        process.join(300)
     finally:
         process.kill()
-    assert process.wait() == 7
-    assert err.splitlines()[-1] == "error: interrupted; the same command continues from what was finished"
-    assert "Traceback" not in err
-    assert (out, list(place.iterdir())) == ("", [])
+    assert process.exitcode == 7
+    assert err.read_text().splitlines()[-1] == "error: interrupted; the same command continues from what was finished"
+    assert "Traceback" not in err.read_text()
+    assert (out.read_text(), list(place.iterdir())) == ("", [])

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from mlm_repro.experiments.catalogue import FACTS, NEEDS, find_experiment, group_of, load_experiments, unanswered_claims
-from mlm_repro.experiments.files import FITTED, HELD_OUT, LAST_DIGIT, NOT_RUN, SIGN, Mutations
-from mlm_repro.experiments.mutation import mutate
+from mlm_repro.experiments.catalogue import FACTS, NEEDS, UNANSWERED, find_experiment, group_of, load_experiments
+from mlm_repro.experiments.files import FITTED, HELD_OUT, NOT_RUN, VERDICTS
 from mlm_repro.experiments.published import position, published_rows
 from mlm_repro.experiments.ranges import as_range
 from mlm_repro.experiments.runner import measure, run_experiment
@@ -31,11 +30,13 @@ from mlm_repro.experiments.verdicts import (
 from mlm_repro.experiments.worked_out import WorkedOut, work_out, worked_out
 from mlm_repro.lineage.digest import seal
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
+from mlm_repro.lineage.files import read_document
 from mlm_repro.lineage.records import RECORDS, Record, read_records, write_records
 from mlm_repro.lineage.run import RunDirectory
 from tests import mutation
 from tests.commands import ROOT, call
 from tests.experiments.machines import with_gpus
+from tests.mutation import LAST_DIGIT, SIGN, Mutations
 
 KEPT = load_results([ROOT / "results" / "ablations"])
 EXPERIMENT = "2021/figure-11"
@@ -250,8 +251,9 @@ def test_every_claim_has_an_experiment_or_a_reason() -> None:
     open_claims = unanswered(load_experiments().values())
     assert {one.outcome for one in open_claims} == {"not-tried", "of-others"}
     assert [one.claim.id for one in open_claims if one.reason == "no experiment runs it"] == []
-    patterns = [pattern for rows in (unanswered_claims().context, unanswered_claims().missing) for row in rows
-                for pattern in row.claims]  # fmt: skip
+    assert UNANSWERED.keys() == {"context", "missing"}
+    assert all(row["reason"] for rows in UNANSWERED.values() for row in rows)
+    patterns = [pattern for rows in UNANSWERED.values() for row in rows for pattern in row["claims"]]
     for pattern in patterns:
         assert any(fnmatchcase(one.claim.id, pattern) for one in open_claims), f"{pattern} speaks of no open claim"
 
@@ -334,7 +336,9 @@ def test_a_value_that_was_derived_here_is_arithmetic_and_nothing_measured() -> N
 
 def test_every_confirmed_verdict_could_have_failed() -> None:
     """At the last printed digit; an effect turns at a reversed sign, a verdict under a planted fault."""
-    rows = mutate(KEPT).rows
+    rows = mutation.mutate(KEPT).rows
+    kept = read_document(ROOT / "results" / "ablations" / VERDICTS, Mutations).rows
+    assert {row.claim: row.noticed for row in kept} == {row.claim: row.noticed for row in rows}
     turned = [row.noticed[LAST_DIGIT] for row in rows if (row.outcome, row.scale) == ("confirmed", "same")]
     assert sum(turned) >= 0.97 * len(turned) > 70
     signs = [row.noticed[SIGN] for row in rows if SIGN in row.noticed]

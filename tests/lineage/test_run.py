@@ -69,7 +69,7 @@ def test_each_attempt_names_its_code_and_the_attempt_before_it(tmp_path: Path, m
     run.note_attempt(9, {"tp": 2}, 2)
     assert (broken_links(run.path), run.other_code) == ([], "")
     manifest = read_document(run.path / MANIFEST, Manifest)
-    assert [each.iteration for each in manifest.layouts_in_turn] == [0, 9]
+    assert [each.iteration for each in manifest.attempts] == [0, 7, 9]
     first, second, third = manifest.attempts
     assert first.code == second.code != third.code
     for forge in ({"code": second.code}, {"iteration": 8}, {"before": ""}):

@@ -7,9 +7,10 @@ import pytest
 
 from mlm_repro.lineage.digest import read_digest, seal
 from mlm_repro.lineage.errors import IntegrityFailure
+from mlm_repro.lineage.kinds import ALWAYS_FREE
 from mlm_repro.lineage.run import RunDirectory
 from mlm_repro.lineage.verified import check_seal_once
-from mlm_repro.verify.kinds import ALWAYS_FREE, KINDS
+from mlm_repro.verify.recomputed import KINDS
 from tests.commands import Outcome, call
 from tests.experiments.packed import TRAINING, packed
 

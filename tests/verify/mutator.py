@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 from mlm_repro.lineage.chain import CHECKPOINTS
 from mlm_repro.lineage.digest import MARKER, is_sealed, seal
 from mlm_repro.lineage.errors import UserError
-from mlm_repro.verify.kinds import ALWAYS_FREE, KINDS
-from mlm_repro.verify.recomputed import RunCheck
+from mlm_repro.lineage.kinds import ALWAYS_FREE
+from mlm_repro.verify.recomputed import KINDS, RunCheck
 
 WIDE = str.maketrans("0123456789", "０１２３４５６７８９")
 LINES = (0, 1, -1)

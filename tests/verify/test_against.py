@@ -18,12 +18,13 @@ from mlm_repro.lineage.files import read_object
 from mlm_repro.lineage.run import RunDirectory
 from mlm_repro.reports.engines import engines_exhibit
 from mlm_repro.reports.render import render
-from mlm_repro.verify.against import engine_class, run_against
+from mlm_repro.verify.against import ENGINES, engine_class, run_against
 from mlm_repro.verify.recomputed import RunCheck
 from tests.commands import ROOT, Command
 from tests.engine.conftest import write_dataset
 from tests.verify import faults
 from tests.verify.faults import Fault
+from tests.verify.transformers_engine import Transformers
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,10 @@ from tests.verify.faults import Fault
         ("transformers", "serial", "fp32"),
     ],
 )
-def test_engines_that_train_alike_agree(engine: str, layout: str, precision: str, config: Path) -> None:
+def test_engines_that_train_alike_agree(
+    engine: str, layout: str, precision: str, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ENGINES, "transformers", Transformers)
     resolved = read_run_config(config, [f"train.precision={precision}"])
     result = run_against(resolved, engine, layout, 3)
     assert result.disagreements == []
@@ -65,7 +69,7 @@ def test_an_engine_with_a_fault_is_beyond_the_tolerance(
 
 
 def test_the_run_is_sealed_with_a_record_that_reports_draw(verify: Command, config: Path, tmp_path: Path) -> None:
-    done = verify("against", "transformers", config, "--iterations", 3, "--out", tmp_path / "runs")
+    done = verify("against", "megatron-core", config, "--iterations", 3, "--out", tmp_path / "runs")
     assert done.code == 0, done.err
     (run,) = [path for path in (tmp_path / "runs").iterdir() if not path.is_symlink()]
     assert done.out.splitlines()[-1] == f"written: {run}"
@@ -120,12 +124,11 @@ def test_the_command_ends_with_code_3_where_engines_differ(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["mamba"], "there is no engine 'mamba'; there are megatron-core, transformers"),
-        (["transformers", "--layout", "dp2"], "transformers is run on one rank and in fp32"),
-        (["transformers", "--layout", "tp3"], "tp3 does not fit: tp = 3 does not divide the 4 attention heads"),
+        (["mamba"], "there is no engine 'mamba'; there are megatron-core"),
+        (["megatron-core", "--layout", "tp3"], "tp3 does not fit: tp = 3 does not divide the 4 attention heads"),
         (["megatron-core", "--layout", "tp2-recompute"], "megatron-core is run with 1F1B and without recomputation"),
-        (["transformers", "--set", "train.precision=fp16"], "precision fp16 is not compared"),
-        (["transformers", "--set", "train.optimizer=lamb"], "only a GPT-2 trained by Adam"),
+        (["megatron-core", "--set", "train.precision=fp16"], "precision fp16 is not compared"),
+        (["megatron-core", "--set", "train.optimizer=lamb"], "only a GPT-2 trained by Adam"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(

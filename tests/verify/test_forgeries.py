@@ -20,8 +20,7 @@ from mlm_repro.lineage.files import read_document
 from mlm_repro.lineage.records import write_records
 from mlm_repro.lineage.run import RunDirectory, identity_in
 from mlm_repro.reports import page
-from mlm_repro.verify.kinds import KINDS
-from mlm_repro.verify.recomputed import RunCheck
+from mlm_repro.verify.recomputed import KINDS, RunCheck
 from tests.architecture.rooms import ROOT
 from tests.chaos.job import leave_figures_blank
 from tests.commands import call

@@ -1,25 +1,38 @@
-"""A resealed edit of kept records, claims, tolerances and figures is named, and what is honest passes."""
+"""The kept results: a resealed edit of records, claims, tolerances and figures is named, and what is honest passes."""
 
 import hashlib
 import json
 import shutil
+import tempfile
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlm_repro.experiments import catalogue, mutation
-from mlm_repro.experiments.catalogue import Claim, every_claim
-from mlm_repro.experiments.files import VERDICTS, Mutations, read_runs, write_runs
+from mlm_repro.experiments import catalogue, remade
+from mlm_repro.experiments.catalogue import TAKES_LONG, Claim, Experiment, every_claim, load_experiments
+from mlm_repro.experiments.files import VERDICTS, read_runs, write_runs
+from mlm_repro.experiments.runner import measure
+from mlm_repro.experiments.sealed import Line
+from mlm_repro.experiments.verdicts import JUDGED, judge, load_results
 from mlm_repro.lineage.atomic import json_bytes
-from mlm_repro.lineage.digest import seal, sha256_json
-from mlm_repro.lineage.files import read_document, write_document
+from mlm_repro.lineage.digest import is_sealed, seal, sha256_json
+from mlm_repro.lineage.errors import DataMissing
+from mlm_repro.lineage.files import Comparisons, Manifest, Remade, read_document, write_document
 from mlm_repro.lineage.records import RECORDS, Record, read_records, records_bytes, write_records
 from mlm_repro.lineage.run import MANIFEST
+from mlm_repro.reports.engines import engines_exhibit
+from mlm_repro.reports.experiment_runs import LADDER
+from mlm_repro.reports.ladder import ladder_exhibit
+from mlm_repro.reports.render import export_exhibit
 from mlm_repro.verify import recomputed
-from mlm_repro.verify.kept import KeptCheck
+from mlm_repro.verify.recomputed import RunCheck
 from tests.commands import ROOT
+from tests.mutation import Mutations
 
 MEASURED = {"zero/communication", "zero/memory", "2021/communication", "2021/figure-6", "2021/schedules",
             "gpipe/bubble", "gpipe/memory", "2022/activations", "huggingface/tensor-parallel",
@@ -32,22 +45,73 @@ RUNS = {name.split("-measured-")[0].removeprefix("experiment-"): name
 
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Kept results; what takes long to make again is read from the repository."""
+    """Kept results, of which more is made again here: measured numbers, verdicts and figures.
+
+    What takes long to measure is read from the repository.
+    """
     for name in ("ablations", "ladder", "figures"):
         shutil.copytree(ROOT / "results" / name, tmp_path / name)
-    measure = recomputed.measure
-
-    def again(experiment: Any) -> Any:
-        if experiment.name not in MEASURED:
-            return measure(experiment)
-        name, lines = RUNS[experiment.name.replace("/", "-")], (STUDY / RECORDS).read_text(encoding="utf-8")
-        return [line for line in map(json.loads, lines.splitlines()) if line["source"] == name]
-
-    monkeypatch.setattr(recomputed, "measure", lambda experiment: [
-        {key: value for key, value in line.items() if key not in ("experiment", "source")}
-        for line in again(experiment)
-    ])  # fmt: skip
+    monkeypatch.setattr(remade, "made_again", measured_again)
+    kept = recomputed.KINDS[recomputed.FOLDER]
+    monkeypatch.setitem(recomputed.KINDS, recomputed.FOLDER, kept._replace(made=(*kept.made, verdicts, figures)))
     return tmp_path
+
+
+SIMULATED = remade.made_again
+MADE = Counter[str]()
+"""How many records, verdicts, claims and figures were made again."""
+
+
+def measured_again(experiment: Experiment, mode: str) -> list[Record] | None:
+    """Records that take no training and no hours."""
+    if (made := SIMULATED(experiment, mode)) is None and experiment.measures and experiment.measures not in TAKES_LONG:
+        lines: list[Line] = []
+        if experiment.name in MEASURED:
+            name, kept = RUNS[experiment.name.replace("/", "-")], (STUDY / RECORDS).read_text(encoding="utf-8")
+            lines += [line for line in map(json.loads, kept.splitlines()) if line["source"] == name]
+        else:
+            with suppress(DataMissing):
+                lines += measure(experiment)
+        made = [Record(**{"experiment": experiment.name, "source": ""} | line) for line in lines] or None
+    MADE["records"] += len(made or ())
+    return made
+
+
+def verdicts(folder: Path) -> Comparisons:
+    """Give the verdicts again and compare them, claims and tolerances included, with those that are kept."""
+    for path in sorted(folder.rglob(VERDICTS)):
+        kept, every = read_document(path, Mutations), judge(load_experiments().values(), load_results([path.parent]))
+        judged = [(each, each.claim, each.record) for each in every if each.outcome in JUDGED]
+        MADE.update(verdicts=len(kept.rows), claims=len(kept.claims))
+        yield Remade(
+            f"{path.name}: the verdict on",
+            {each.claim: (each.outcome, each.scale, each.published, each.tolerance, _short(each.ours))
+             for each in kept.rows},
+            {claim.id: (each.outcome, each.scale, claim.published, claim.allowed.tolerance,
+                        _short(record.value if record else None)) for each, claim, record in judged},
+        )  # fmt: skip
+        yield Remade(f"{path.name}: sentence", kept.sentence, kept.score)
+        yield Remade(path.name, kept.claims, {claim.id: claim.asked for claim in every_claim()})
+
+
+def _short(number: float | None) -> str:
+    """Six digits: processors round the last ones otherwise."""
+    return "" if number is None else f"{number:.6g}"
+
+
+def figures(folder: Path) -> Comparisons:
+    """Draw the kept figures of the ladder and of two engines again."""
+    runs = [path.parent for path in sorted(folder.rglob(MANIFEST)) if is_sealed(path.parent)]
+    drawn = [ladder_exhibit(run) for run in runs if read_document(run / MANIFEST, Manifest).kind == LADDER]
+    drawn += [replace(engines_exhibit(run), name="engines") for run in runs if "-tp2-" in run.name]
+    for exhibit in drawn:
+        path = folder / "figures" / f"{exhibit.name}.svg"
+        if path.is_file():
+            with tempfile.TemporaryDirectory() as made:
+                again = export_exhibit([exhibit], exhibit.name, "svg", Path(made))
+                MADE["figures"] += 1
+                if again.read_bytes() != path.read_bytes():
+                    yield f"figures/{path.name} is not what the kept runs give"
 
 
 def forge(study: Path, name: str, edit: Callable[[dict[str, Any]], None]) -> None:
@@ -74,11 +138,12 @@ def forge(study: Path, name: str, edit: Callable[[dict[str, Any]], None]) -> Non
 
 
 def test_what_is_kept_is_made_again(results: Path) -> None:
-    check = KeptCheck(results)
+    MADE.clear()
+    check = RunCheck(results)
     assert check.broken == []
-    assert check.counted["records"] > 200
-    assert check.counted["claims"] == len(every_claim())
-    assert (check.counted["verdicts"] > 100, check.counted["figures"]) == (True, 1)
+    assert MADE["records"] > 200
+    assert MADE["claims"] == len(every_claim())
+    assert (MADE["verdicts"] > 100, MADE["figures"]) == (True, 1)
     assert any("need" in sentence for sentence in check.left)
 
 
@@ -98,7 +163,7 @@ def test_every_resealed_forgery_is_named(results: Path, monkeypatch: pytest.Monk
         forge(results / "ablations" / "experiments", name, lambda line: line.update(value=line["value"] * 1.01 + 0.001))
     edited = tuple(Claim.model_validate(one.model_dump() | EDITED.get(one.id, {})) for one in every_claim())
     monkeypatch.setattr(catalogue, "every_claim", lambda: edited)
-    monkeypatch.setattr(mutation, "every_claim", lambda: edited)
+    monkeypatch.setitem(globals(), "every_claim", lambda: edited)
     tolerances = (LOOSER, *catalogue.every_tolerance())
     monkeypatch.setattr(catalogue, "every_tolerance", lambda: tolerances)
     for experiment in catalogue.load_experiments().values():
@@ -111,6 +176,6 @@ def test_every_resealed_forgery_is_named(results: Path, monkeypatch: pytest.Monk
         claims=rows.claims, rows=[*rows.rows[:-1], rows.rows[-1].model_copy(update={"outcome": "undecided"})]
     ))  # fmt: skip
     forged = [*RUNS.values(), *EDITED, *LOOSER.claims, "figures/ladder.svg", rows.rows[-1].claim]
-    broken = KeptCheck(results).broken
+    broken = RunCheck(results).broken
     assert len(forged) >= 20
     assert [name for name in forged if not any(name in sentence for sentence in broken)] == []

@@ -24,6 +24,8 @@ class RayExecutor:
     """
 
     def __init__(self, workers: int = 0) -> None:
+        if "RAY_ADDRESS" not in os.environ:  # without a cluster Ray then listens to this machine alone, on any system
+            os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         self._ray: Any = import_extra("ray", "ray")
         self._workers = workers
 
@@ -33,7 +35,7 @@ class RayExecutor:
         if address:
             _check_answer(address)
         own: dict[str, Any] = {} if address else {
-            "num_cpus": self._workers or None, "include_dashboard": False, "_node_ip_address": "127.0.0.1",
+            "num_cpus": self._workers or None, "include_dashboard": False,
         }  # fmt: skip
         try:
             self._ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **own)

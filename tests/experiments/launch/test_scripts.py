@@ -121,6 +121,21 @@ def test_several_nodes_meet_at_the_first(job: Job, tmp_path: Path) -> None:
     assert '--node-rank="$NODE_RANK" --master-addr="$MASTER_ADDR"' in script
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["x;touch${IFS}pwned;", "$(touch${IFS}pwned)", "`touch`", "-oProxyCommand=touch", "-F/evil", "me@-oProxyCommand=x",
+     "a|b", "a&b", "a>b", "'a'", "ä", "@a", "a@b@c"],
+)  # fmt: skip
+def test_a_host_that_a_shell_or_ssh_would_act_on_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text(f"first.example\n{name}\n", encoding="utf-8")
+    job = small_job(tmp_path, 8).model_copy(update={"nodes": 2, "ranks_per_node": 1, "hosts": tmp_path / "hosts"})
+    with pytest.raises(BadInput, match="is no name of a host"):
+        write_launch_files(job, tmp_path / "launch")
+    assert not (tmp_path / "launch").exists()
+    (tmp_path / "hosts").write_text("me@node-1.example\nfe80::1\n")
+    assert job.host_names() == ["me@node-1.example", "fe80::1"]
+
+
 def test_one_call_starts_stops_and_starts_again_the_ranks_of_all_hosts(tmp_path: Path) -> None:
     """Two addresses of this machine are the hosts, and `ssh` a shell on it."""
     hosts, bin_ = tmp_path / "hosts", tmp_path / "bin"

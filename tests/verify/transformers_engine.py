@@ -1,36 +1,16 @@
-"""transformers' GPT-2 as an engine of one rank."""
+"""transformers' GPT-2 as an engine of one rank, which this suite's own engine is held against."""
 
 from collections.abc import Callable, Mapping
 
 import torch
 from torch.nn import functional as F
 
+from benchmarks.contenders import adamw, huggingface
 from mlm_repro.engine.compare.recorder import Recorder, read_names
-from mlm_repro.engine.config import ModelConfig, TrainConfig
-from mlm_repro.engine.formats.huggingface import FORMATS
 from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.lineage.extras import import_extra
 from mlm_repro.verify.engines import Engine, Shard, Work
 from mlm_repro.verify.parity import ParityLayout
-
-
-def huggingface(config: ModelConfig) -> torch.nn.Module:
-    """transformers' GPT2LMHeadModel, with its own initial values."""
-    transformers = import_extra("transformers", "bench")
-    settings = transformers.GPT2Config(**FORMATS["gpt2"].their_config(config), bos_token_id=0, eos_token_id=0)
-    model: torch.nn.Module = transformers.GPT2LMHeadModel(settings)
-    return model
-
-
-def adamw(model: torch.nn.Module, train: TrainConfig, fused: bool = False) -> torch.optim.AdamW:
-    """torch's optimizer as such programs set it: parameters of one dim are not decayed."""
-    parameters = list(model.parameters())
-    groups = [
-        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": train.weight_decay},
-        {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
-    ]
-    betas = (train.adam_beta1, train.adam_beta2)
-    return torch.optim.AdamW(groups, lr=train.learning_rate, betas=betas, eps=train.adam_epsilon, fused=fused)
 
 
 class Transformers(Engine):

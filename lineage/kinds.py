@@ -1,0 +1,130 @@
+"""Kinds of sealed directories: the files that each must and may have, its name, and how its files follow.
+
+Each room declares its kinds beside the schemas of their files. Lists are closed: a directory that they do not describe
+is not verified. Imports no torch.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from mlm_repro.lineage.atomic import parse_json
+from mlm_repro.lineage.chain import CHECKPOINTS
+from mlm_repro.lineage.digest import MARKER
+from mlm_repro.lineage.files import Comparisons, FileSchema, unlike
+from mlm_repro.lineage.lock import LOCK
+from mlm_repro.lineage.run import MANIFEST
+
+KEYS = {"name", "kind", "identity", "created", "config", "outside_identity", "config_digest", "parents", "environment"}
+"""Keys of every manifest."""
+NAME = "[^/]+"
+PIECES = rf"(model|optimizer|memory)-{NAME}\.safetensors|(statistics|probe|tokenizer/tokenizer(_config)?)\.json"
+"""Files of a checkpoint that are not its configuration and progress."""
+OUTSIDE = re.compile(r"(.*/)?\..*|(wandb|mlflow)/.*")
+"""Hidden files and what libraries wrote, which no seal covers."""
+ALWAYS_FREE = "manifest.json created", "manifest.json environment", "a key left out where that means 0, no or nothing"
+
+
+class Kind(NamedTuple):
+    """A kind of sealed directory."""
+
+    files: Mapping[str, type[FileSchema] | None]
+    """Files that it has, with the schemas of those that are documents."""
+    others: str = "(?!)"
+    """Regular expression of the further files that it may have."""
+    name: Callable[[dict[str, Any]], str] = lambda config: NAME
+    """Regular expression of the name that its configuration gives."""
+    outside: frozenset[str] = frozenset()
+    """Sections of its configuration outside its identity."""
+    settings: Callable[[dict[str, Any]], dict[str, Any]] = lambda config: config
+    """The values of its configuration that differ from their defaults; its identity is of them."""
+    schema: int = 1
+    """Version of its schema, by which this program reads its settings."""
+    free: tuple[str, ...] = ()
+    """Files, each with keys, that nothing contradicts; `mlm-verify run` prints them."""
+    made: tuple[Callable[[Path], Comparisons], ...] = ()
+    """How its files follow from one another and from what it was made of."""
+
+
+def differing(model: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
+    """The values that differ from the defaults of a model."""
+    return model.model_validate(values).model_dump(mode="json", exclude_defaults=True)
+
+
+def parts_within(run: Path) -> list[Path]:
+    """Sealed directories inside of a run, and all that lie where its checkpoints do, without hidden ones."""
+    markers = (marker.parent for marker in run.rglob(MARKER))
+    places = {*markers, *(path for path in (run / CHECKPOINTS).glob("*") if path.is_dir())} - {run}
+    return sorted(path for path in places if not OUTSIDE.fullmatch(f"{path.relative_to(run).as_posix()}/"))
+
+
+def misfits(directory: Path, kind: Kind, values: dict[str, Any]) -> Iterator[str]:
+    """A sentence for each file, key and name that a directory of this kind does not have, or must not have.
+
+    `values` are those of its manifest, none for a kind without one.
+    """
+    missing = {*kind.files, MARKER, *([MANIFEST] if values else [])}
+    known = rf"{'|'.join(map(re.escape, missing))}|{kind.others}"
+    for path in sorted(directory.rglob("*")):
+        name = path.relative_to(directory).as_posix()
+        if OUTSIDE.fullmatch(name):
+            continue
+        if path.is_symlink() and not _is_name_for(path):
+            yield f"{directory.name} has {name}, which is a link: it could lead anywhere"
+        if path.is_dir():
+            continue
+        if name.endswith((".json", ".jsonl", MARKER)):
+            yield from _repeated(path, f"{directory.name}/{name}")
+        if not re.fullmatch(known, name, re.ASCII):
+            yield f"{directory.name} has {name}, which no run of its kind has"
+        missing.discard(name)
+    yield from (f"{directory.name} has no {name}" for name in sorted(missing))
+    if not values:
+        return
+    yield from (f"{MANIFEST} of {directory.name} has no {key}" for key in sorted(KEYS - values.keys()))
+    if not set(values["outside_identity"]) <= kind.outside:
+        yield f"{MANIFEST} of {directory.name} has more outside of its identity than where the run takes place"
+    if values.get("schema_version") == kind.schema:
+        counted = {key: value for key, value in kind.settings(values["config"]).items() if key not in kind.outside}
+        yield from unlike(
+            f"{MANIFEST} of {directory.name}: settings", values["settings"], counted, "its configuration has"
+        )
+    name, named = values["name"], f"{values['name']}-{values['identity'][:8]}"
+    if not re.fullmatch(kind.name(values["config"]), name):
+        yield f"{directory.name} is called {name}, which is not the name of what it computes"
+    if directory.name not in (name, named):
+        yield f"{directory.name} was renamed or copied over another: it began as {named}"
+
+
+def _is_name_for(link: Path) -> bool:
+    """True for a run's short name beside it."""
+    target = os.readlink(link)
+    return bool(re.fullmatch(rf"{re.escape(link.name)}-[0-9a-f]{{8}}", target))
+
+
+def _repeated(path: Path, where: str) -> Iterator[str]:
+    """A sentence for a file with a key that stands twice in one object: readers take one of the values."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(values := dict(pairs)) < len(pairs):
+            raise KeyError
+        return values
+
+    text = path.read_bytes()
+    try:
+        for each in text.splitlines() if path.suffix == ".jsonl" else (text,):
+            parse_json(each, once)
+    except KeyError:
+        yield f"{where} has a key twice"
+    except ValueError:
+        yield f"{where} is not JSON"
+
+
+def hidden(directory: Path) -> list[str]:
+    """Names of hidden files and of folders that libraries wrote."""
+    paths = (path.relative_to(directory) for path in directory.rglob("*") if path.is_file())
+    return sorted({path.parts[0] for path in paths if path.name != LOCK and OUTSIDE.fullmatch(path.as_posix())})
