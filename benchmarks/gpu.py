@@ -290,11 +290,8 @@ def compare_peers(name: str, b: int) -> Result:
 def compare_copies(name: str, b: int) -> Result:
     """Time an iteration alone, and while weights go to the host, as an asynchronous checkpoint would send them."""
     training = built(name)
-    step, source = (
-        EAGER.steps(training, full_size(name, b * MICROBATCHES)),
-        training.optimizer.groups[0].master[:COPIED],
-    )
-    source = source[:COPIED]
+    source = training.optimizer.groups[0].master[:COPIED]
+    step = EAGER.steps(training, full_size(name, b * MICROBATCHES))
     host, stream = torch.empty(source.shape, pin_memory=source.is_cuda), torch.cuda.Stream()
     seconds = {}
     for who in ("first", "training", "training and a copy"):

@@ -208,7 +208,7 @@ def compare_kernels(shape: KernelShape) -> list[Case]:
     tiles = (attention.Tiles(128, 64, 8),) * 3
     runs = {
         OURS: partial(run_pass, ours, case),
-        "a head in one part": partial(changed, "parts_of", lambda d: (1 << (d - 1).bit_length(), 0)),
+        "a head in one part": partial(changed, "parts_of", lambda d, _: (1 << (d - 1).bit_length(), 0)),
         "tiles of 128 × 64": partial(changed, "tiles_for", lambda *_: tiles),
         SDPA: partial(run_pass, _torch_attention, case),
     } | {f"without dropout, {each.name}": partial(changed, "BACKENDS", [each], without) for each in attention.BACKENDS}

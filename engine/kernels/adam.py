@@ -6,8 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch.optim.adamw import adamw as torchs_adamw
 
-from mlm_repro.engine.kernels.registry import on_gpu
-
 CACHED = 1 << 16
 """Elements that a CPU updates at a time, few enough to stay in its cache."""
 VECTOR = 64
@@ -35,12 +33,10 @@ def adamw(
 ) -> None:  # fmt: skip
     """Update flat weights and moments with torch's fused AdamW. `copy` receives the new weights in its own dtype.
 
-    The gradient is clipped in place, because a copy would be as large as the model; on a GPU in the update's own pass.
-    The last elements are padded: torch rounds a remainder that fills no vector otherwise, and a weight must not depend
-    on its place.
+    The gradient is clipped in place, because a copy would be as large as the model. The last elements are padded:
+    torch rounds a remainder that fills no vector otherwise, and a weight must not depend on its place.
     """
-    scale = torch.full((), 1 / step.clipping, device=weights.device) if on_gpu(weights.device) else None
-    if scale is None and step.clipping != 1.0:
+    if step.clipping != 1.0:
         gradient.mul_(step.clipping)
     tensors = (weights, gradient, exp_avg, exp_avg_sq)
     whole = len(weights) // VECTOR * VECTOR
@@ -50,7 +46,7 @@ def adamw(
     torchs_adamw(
         given[0], given[1], given[2], given[3], [], [count, count.clone()],
         fused=True, amsgrad=False, beta1=step.beta1, beta2=step.beta2, lr=step.learning_rate,
-        weight_decay=step.weight_decay, eps=step.epsilon, maximize=False, grad_scale=scale,
+        weight_decay=step.weight_decay, eps=step.epsilon, maximize=False,
     )  # fmt: skip
     for tensor, end in zip(tensors, ends, strict=True):
         tensor[whole:] = end[: len(tensor) - whole]

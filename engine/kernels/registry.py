@@ -19,6 +19,7 @@ PLACES = {
     "bias_gelu": ("bias_gelu:reference", "bias_gelu:compiled", "gpu.bias_gelu:fused"),
     "bias_dropout_add": ("dropout:bias_dropout_add", "dropout:compiled_bias_dropout_add", "gpu.bias_dropout_add:fused"),
     "add_norm": ("dropout:add_norm", None, "gpu.bias_dropout_add:add_norm"),
+    "adamw": ("adam:adamw", None, "gpu.adamw:fused"),
     "masked_softmax": ("attention:masked_softmax", None, "gpu.masked_softmax:fused"),
     "dropout_bits": ("dropout:reference_bits", "dropout:compiled_bits", None),
 }
@@ -36,7 +37,7 @@ DTYPES: dict[str, tuple[torch.dtype, ...]] = {
 
 
 def on_gpu(device: torch.device) -> bool:
-    """True where a step is made of few launches: keys are copied together, products and updates add by themselves."""
+    """True where a step is made of few launches: keys are copied together, products add gradients, updates divide."""
     return device.type != "cpu"
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from mlm_repro.engine.config import OPTIMIZERS, TrainConfig
-from mlm_repro.engine.kernels.adam import AdamStep, adam_direction, adamw
+from mlm_repro.engine.kernels.adam import AdamStep, adam_direction
+from mlm_repro.engine.kernels.registry import kernel
 from mlm_repro.engine.optim.flat import FlatGroup, FlatOptimizer
 from mlm_repro.engine.parallel.mesh import ParallelMesh
 from mlm_repro.engine.parallel.sharding import Role, ShardedParameter
@@ -21,7 +22,7 @@ class FlatAdamW(FlatOptimizer):
 
     def update(self, group: FlatGroup, step: AdamStep) -> None:
         step, gradient = replace(step, clipping=step.clipping / group.divisor), group.main_gradient[group.own]
-        adamw(group.master, group.own_copy, gradient, group.exp_avg, group.exp_avg_sq, step)
+        kernel("adamw", group.master)(group.master, group.own_copy, gradient, group.exp_avg, group.exp_avg_sq, step)
 
 
 class FlatLamb(FlatOptimizer):

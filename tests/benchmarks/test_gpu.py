@@ -99,6 +99,7 @@ def at_toy_size(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_item_leaves_lines_and_a_record(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """In their order; one that fails loses nothing else, and is alone tried again. Only a GPU captures."""
     from mlm_repro.engine.kernels.gpu import bias_gelu
+    from mlm_repro.engine.kernels.gpu.attention import BACKENDS
 
     with monkeypatch.context() as patch:
         patch.setattr(bias_gelu, "fused", lambda *_: 1 / 0)
@@ -118,6 +119,8 @@ def test_each_item_leaves_lines_and_a_record(command: Command, monkeypatch: pyte
     record = read_benchmark(tmp_path / "gpu.json")
     cases = {case.name: case for case in record.cases}
     assert record.disagreements == []
+    backends = {f"without dropout, {each.name}" for each in BACKENDS}
+    assert cases["attention"].missing.keys() <= backends, "a CPU has not each of torch's, and has all of ours"
     assert {
         "products of a layer", "attention", "attention without dropout", "attention bfloat16, 5 tokens", "add_norm",
         "a copy to the host", "timeline, 2.5b, 8 × 8", "2.5b, without dropout, 8 × 8", "2.5b, 24 × 8",

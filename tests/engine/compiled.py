@@ -24,6 +24,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from benchmarks.kernels import KernelShape, kernel_cases, run_pass
+from mlm_repro.engine.kernels.adam import AdamStep
 from mlm_repro.engine.kernels.gpu.cross_entropy import softmax_gradient
 from mlm_repro.engine.kernels.registry import implementation
 
@@ -85,9 +86,12 @@ def _launches(dtype: torch.dtype, shape: KernelShape) -> dict[str, Callable[[], 
     meta, rows = torch.device("meta"), shape.s * shape.b
     logits = torch.empty(rows, shape.v // 2, dtype=dtype, device=meta)
     targets, sums = torch.empty(rows, dtype=torch.int64, device=meta), torch.empty(2, rows, device=meta)
+    flat, copy = torch.empty(1 << 20, device=meta), torch.empty(1 << 20, dtype=dtype, device=meta)
+    step = AdamStep(1e-3, 0.9, 0.95, 1e-8, 0.1, 0.5, 2)
     return {case.name: partial(run_pass, implementation(case.name, "cuda"), case)
             for case in kernel_cases(shape, dtype, meta).values()} | {
         "divided cross_entropy": partial(softmax_gradient, logits, shape.v // 2, targets, sums[0], sums[0], sums, 0.5),
+        "adamw": partial(implementation("adamw", "cuda"), flat, copy, flat, flat, flat, step),
     }  # fmt: skip
 
 

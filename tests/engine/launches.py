@@ -51,8 +51,16 @@ class Counting(TorchDispatchMode):
         made = {each.device.type for each in tree_leaves(result) if isinstance(each, torch.Tensor)}
         if "meta" in devices | made and not function.is_view and name not in NOTHING:
             from_host = "cpu" in devices and name in ("_to_copy", "copy_")
-            count("copy from the host" if from_host else name, (arguments, options), result)
+            count("copy from the host" if from_host else name, *passed(function, arguments, options or {}, result))
         return result
+
+
+def passed(function: Any, arguments: Any, options: Any, result: Any) -> tuple[Any, Any]:
+    """What an operation reads, and what it writes: its result, and what it changes in place without returning it."""
+    given = [(each, *arguments[i : i + 1], options.get(each.name)) for i, each in enumerate(function._schema.arguments)]
+    changed = [each[1] for each in given if each[0].alias_info and each[0].alias_info.is_write]
+    overwrites = function.overloadpacket.__name__ in ("copy_", "fill_", "zero_")
+    return [each[1] for each in given if not overwrites or each[1] is not changed[0]], (changed, result)
 
 
 def launch(self: Any, *arguments: Any, **options: Any) -> None:
@@ -63,8 +71,10 @@ def launch(self: Any, *arguments: Any, **options: Any) -> None:
         [given[name] for name in set(re.findall(rf"tl\.{verb}\((\w+)", source)) & given.keys()]
         for verb in ("load", "store")
     )
-    written = [each for each in written if not any(each is other for other in read)]  # then nothing is stored
-    count(f"{room}.{self.__name__.strip('_')}", *((read, written) if room.startswith("bias") else (arguments, ())))
+    if room != "adamw":  # which alone works in place: others are given a tensor twice where they store nothing
+        written = [each for each in written if not any(each is other for other in read)]
+    knows = room == "adamw" or room.startswith("bias")
+    count(f"{room}.{self.__name__.strip('_')}", *((read, written) if knows else (arguments, ())))
 
 
 setattr(torch.Tensor, "tolist", lambda self: [1.0] * len(self))  # noqa: B010

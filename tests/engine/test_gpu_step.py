@@ -1,7 +1,7 @@
 """A step as a GPU takes it, on CPU tensors with interpreted kernels: a processor's losses, and its update."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -92,26 +92,48 @@ def test_products_are_added_without_being_rounded(dtype: torch.dtype, monkeypatc
     assert (total - exact).abs().max() < 1e-4  # a rounded product is off by 0.1
 
 
+@pytest.mark.parametrize("steps", [1, 3, 20_000])
 @pytest.mark.parametrize("clipping", [1.0, 0.37 / 8192, 2.0**-16])
-def test_an_update_that_clips_by_itself_is_as_exact_as_one_that_clips_before(
-    clipping: float, monkeypatch: pytest.MonkeyPatch
+def test_an_update_that_clips_and_copies_by_itself_is_as_exact_as_one_that_clips_before(
+    clipping: float, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside float64, on gradients as large as their factor is small; the third update."""
+    """Beside float64, on gradients as large as their factor is small; the last program is not full."""
+    interpret(monkeypatch)
     torch.manual_seed(0)
     count = 2500
     numbers = [torch.randn(count), torch.randn(count) / clipping, torch.randn(count) * 0.1, torch.rand(count) * 0.01]
+    for each in numbers[1:]:
+        each[:100] = 0.0  # as in a row of the embedding that no token has had
+    ours, step = registry.implementation("adamw", "cuda"), AdamStep(1e-3, 0.9, 0.95, 1e-8, 0.1, clipping, steps)
 
-    def updated(dtype: torch.dtype) -> list[torch.Tensor]:
+    def updated(update: Callable[..., None], dtype: torch.dtype) -> list[torch.Tensor]:
         weights, gradient, m, v = (each.to(dtype, copy=True) for each in numbers)
-        adamw(weights, copy := weights.bfloat16(), gradient, m, v, AdamStep(1e-3, 0.9, 0.95, 1e-8, 0.1, clipping, 3))
+        update(weights, copy := weights.bfloat16(), gradient, m, v, step)
         assert torch.equal(copy, weights.bfloat16())
         return [weights, m, v]
 
-    exact, before = updated(torch.float64), updated(torch.float32)
-    monkeypatch.setattr("mlm_repro.engine.kernels.adam.on_gpu", lambda device: True)
-    for true, other, fused in zip(exact, before, updated(torch.float32), strict=True):
+    exact, before = updated(adamw, torch.float64), updated(adamw, torch.float32)
+    for true, other, fused in zip(exact, before, updated(ours, torch.float32), strict=True):
         unit = torch.finfo(torch.float32).eps * true.square().mean().sqrt()
         assert (fused - true).abs().max() <= 2 * ((other - true).abs().max() + unit / 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_an_update_does_not_depend_on_a_weights_place_and_needs_no_copy(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that ZeRO's parts have the bits of the whole; in fp16 as `fp16-pure` has it, rounded once."""
+    interpret(monkeypatch)
+    torch.manual_seed(0)
+    ours, step = registry.implementation("adamw", "cuda"), AdamStep(1e-3, 0.9, 0.95, 1e-8, 0.1, 0.5, 3)
+    whole = [each.to(dtype) for each in (torch.randn(2500), torch.randn(2500), torch.randn(2500), torch.rand(2500))]
+    wide, parts = ([each.to(kind, copy=True) for each in whole] for kind in (torch.float32, dtype))
+    for each in (whole, wide, [part[:1111] for part in parts], [part[1111:] for part in parts]):
+        weights, gradient, m, v = each
+        ours(weights, None, gradient, m, v, step)
+    for all_at_once, in_two, in_fp32 in zip(whole, parts, wide, strict=True):
+        assert torch.equal(all_at_once, in_two)
+        assert torch.equal(all_at_once, in_fp32.to(dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

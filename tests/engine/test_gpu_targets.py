@@ -29,7 +29,7 @@ GROWING = ("registers", "stack", "shared", "instructions", "in_loop")
 FIELDS = (*GROWING, "tensor_core")
 PRODUCTS = ("attention forward", "attention to_query", "attention to_key_value")
 KERNELS = {
-    "attention draw", *PRODUCTS, "add_norm bias_dropout_add", "add_norm gradient",
+    "adamw adamw", "attention draw", *PRODUCTS, "add_norm bias_dropout_add", "add_norm gradient",
     "bias_gelu bias_gelu", "bias_gelu bias_gelu_gradient",
     "bias_dropout_add bias_dropout_add", "bias_dropout_add gradient", "masked_softmax softmax",
     "masked_softmax gradient", "linear_cross_entropy log_sum", "divided cross_entropy softmax_gradient",

@@ -9,13 +9,13 @@ import torch
 def step_as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give tensors on CPUs a GPU's kernels, interpreted, and a GPU's way through a step."""
     interpret(monkeypatch)
-    from mlm_repro.engine.kernels import adam, dropout, registry
+    from mlm_repro.engine.kernels import dropout, registry
 
     for places in registry.KERNELS.values():
         if "cuda" in places:
             monkeypatch.setitem(places, "cpu", places["cuda"])
     monkeypatch.setitem(registry.DTYPES, "cpu", registry.DTYPES["cuda"])
-    for module in (registry, adam, dropout):
+    for module in (registry, dropout):
         monkeypatch.setattr(module, "on_gpu", lambda device: True)
     add_in_fp32(monkeypatch)
     registry.implementation.cache_clear()

@@ -194,24 +194,6 @@ def _stays(bits, group, query, key, s):
 
 
 @triton.jit
-def _attend(
-    q, base, bits, scale, s, stride, group, query, start, top, total, mixed, is_edge: tl.constexpr,
-    c: tl.constexpr, d: tl.constexpr, w: tl.constexpr, v: tl.constexpr,
-):  # fmt: skip
-    """Add `c` keys to the largest score, the sum and the mixture of values. At an edge some of them are later ones."""
-    key = start + tl.arange(0, c)
-    keys, values = _tile(base + d, start, stride, s, c, d, w, v), _tile(base + 2 * d, start, stride, s, c, d, w, v)
-    scores = _along(q, keys, v) * scale
-    if is_edge:
-        scores = tl.where(key[None, :] <= query[:, None], scores, float("-inf"))
-    higher = tl.maximum(top, tl.max(scores, 1))
-    weights, fade = tl.exp2(scores - higher[:, None]), tl.exp2(top - higher)
-    total = total * fade + tl.sum(weights, 1)
-    weights = tl.where(_stays(bits, group, query[:, None], key[None, :], s), weights, 0.0).to(values[0].dtype)
-    return higher, total, _add((mixed[0] * fade[:, None], mixed[1] * fade[:, None]), weights, values, v)
-
-
-@triton.jit
 def _forward(
     qkv, context, sums, bits, keep_scale, scale, s, b, n, d: tl.constexpr,
     m: tl.constexpr, c: tl.constexpr, w: tl.constexpr, v: tl.constexpr,
@@ -224,32 +206,22 @@ def _forward(
     top = tl.full([m], float("-inf"), tl.float32)
     total, mixed = tl.zeros([m], tl.float32), _zeros(m, w, v)
     edge = (first + 1) // c * c
-    for start in range(0, edge, c):
-        top, total, mixed = _attend(
-            q, base, bits, scale, s, stride, group, query, start, top, total, mixed, False, c, d, w, v
-        )
-    for start in range(edge, tl.minimum(first + m, s), c):
-        top, total, mixed = _attend(
-            q, base, bits, scale, s, stride, group, query, start, top, total, mixed, True, c, d, w, v
-        )
+    for is_edge in tl.static_range(2):  # at the edge some keys are later than their query
+        for start in range(is_edge * edge, tl.minimum(first + m, s) if is_edge else edge, c):
+            key = start + tl.arange(0, c)
+            keys = _tile(base + d, start, stride, s, c, d, w, v)
+            values = _tile(base + 2 * d, start, stride, s, c, d, w, v)
+            scores = _along(q, keys, v) * scale
+            if is_edge:
+                scores = tl.where(key[None, :] <= query[:, None], scores, float("-inf"))
+            higher = tl.maximum(top, tl.max(scores, 1))
+            weights, fade = tl.exp2(scores - higher[:, None]), tl.exp2(top - higher)
+            total = total * fade + tl.sum(weights, 1)
+            weights = tl.where(_stays(bits, group, query[:, None], key[None, :], s), weights, 0.0).to(values[0].dtype)
+            mixed = _add((mixed[0] * fade[:, None], mixed[1] * fade[:, None]), weights, values, v)
+            top = higher
     _put(context + group.to(tl.int64) * d, first, b * n * d, mixed, (keep_scale / total)[:, None], s, m, d, w, v)
     tl.store(sums + group.to(tl.int64) * s + query, top + tl.log2(total), query < s)
-
-
-@triton.jit
-def _query_slopes(
-    q, given, base, bits, keep_scale, scale, s, stride, group, query, start, log_sum, inner, total,
-    is_edge: tl.constexpr, c: tl.constexpr, d: tl.constexpr, w: tl.constexpr, v: tl.constexpr,
-):  # fmt: skip
-    """Add the contribution of `c` keys to the gradient of the queries."""
-    key = start + tl.arange(0, c)
-    keys, values = _tile(base + d, start, stride, s, c, d, w, v), _tile(base + 2 * d, start, stride, s, c, d, w, v)
-    weights = tl.exp2(_along(q, keys, v) * scale - log_sum[:, None])
-    if is_edge:
-        weights = tl.where(key[None, :] <= query[:, None], weights, 0.0)
-    slopes = _along(given, values, v) * keep_scale
-    slopes = tl.where(_stays(bits, group, query[:, None], key[None, :], s), slopes, 0.0) - inner[:, None]
-    return _add(total, (weights * slopes).to(keys[0].dtype), keys, v)
 
 
 @triton.jit
@@ -271,36 +243,18 @@ def _to_query(
     log_sum = tl.load(sums + at + query, query < s, float("inf"))
     total = _zeros(m, w, v)
     edge = (first + 1) // c * c
-    for start in range(0, edge, c):
-        total = _query_slopes(
-            q, given, base, bits, keep_scale, scale * LOG2_E, s, stride, group, query,
-            start, log_sum, inner, total, False, c, d, w, v,
-        )  # fmt: skip
-    for start in range(edge, tl.minimum(first + m, s), c):
-        total = _query_slopes(
-            q, given, base, bits, keep_scale, scale * LOG2_E, s, stride, group, query,
-            start, log_sum, inner, total, True, c, d, w, v,
-        )  # fmt: skip
+    for is_edge in tl.static_range(2):
+        for start in range(is_edge * edge, tl.minimum(first + m, s) if is_edge else edge, c):
+            key = start + tl.arange(0, c)
+            keys = _tile(base + d, start, stride, s, c, d, w, v)
+            values = _tile(base + 2 * d, start, stride, s, c, d, w, v)
+            weights = tl.exp2(_along(q, keys, v) * (scale * LOG2_E) - log_sum[:, None])
+            if is_edge:
+                weights = tl.where(key[None, :] <= query[:, None], weights, 0.0)
+            slopes = _along(given, values, v) * keep_scale
+            slopes = tl.where(_stays(bits, group, query[:, None], key[None, :], s), slopes, 0.0) - inner[:, None]
+            total = _add(total, (weights * slopes).to(keys[0].dtype), keys, v)
     _put(qkv_gradient + group.to(tl.int64) * 3 * d, first, stride, total, scale, s, m, d, w, v)
-
-
-@triton.jit
-def _key_slopes(
-    keys, values, base, gradient, sums, inners, bits, keep_scale, scale, s, b, n, group, key, row, to_key, to_value,
-    m: tl.constexpr, d: tl.constexpr, w: tl.constexpr, v: tl.constexpr,
-):  # fmt: skip
-    """Add the contribution of `m` queries to the gradients of keys and values."""
-    query, at = row + tl.arange(0, m), group.to(tl.int64) * s
-    q = _tile(base, row, b * n * 3 * d, s, m, d, w, v)
-    given = _tile(gradient + group.to(tl.int64) * d, row, b * n * d, s, m, d, w, v)
-    log_sum = tl.load(sums + at + query, query < s, float("inf"))
-    inner = tl.load(inners + at + query, query < s, 0.0)
-    weights = tl.exp2(_along(keys, q, v) * scale - log_sum[None, :])
-    weights = tl.where(key[:, None] <= query[None, :], weights, 0.0)
-    stays = _stays(bits, group, query[None, :], key[:, None], s)
-    to_value = _add(to_value, tl.where(stays, weights, 0.0).to(q[0].dtype), given, v)
-    slopes = weights * (tl.where(stays, _along(values, given, v) * keep_scale, 0.0) - inner[None, :])
-    return _add(to_key, slopes.to(q[0].dtype), q, v), to_value
 
 
 @triton.jit
@@ -314,10 +268,17 @@ def _to_key_value(
     keys, values = _tile(base + d, start, stride, s, c, d, w, v), _tile(base + 2 * d, start, stride, s, c, d, w, v)
     to_key, to_value = _zeros(c, w, v), _zeros(c, w, v)
     for row in range(start // m * m, s, m):
-        to_key, to_value = _key_slopes(
-            keys, values, base, gradient, sums, inners, bits, keep_scale, scale * LOG2_E, s, b, n, group,
-            key, row, to_key, to_value, m, d, w, v,
-        )  # fmt: skip
+        query, at = row + tl.arange(0, m), group.to(tl.int64) * s
+        q = _tile(base, row, stride, s, m, d, w, v)
+        given = _tile(gradient + group.to(tl.int64) * d, row, b * n * d, s, m, d, w, v)
+        log_sum = tl.load(sums + at + query, query < s, float("inf"))
+        inner = tl.load(inners + at + query, query < s, 0.0)
+        weights = tl.exp2(_along(keys, q, v) * (scale * LOG2_E) - log_sum[None, :])
+        weights = tl.where(key[:, None] <= query[None, :], weights, 0.0)
+        stays = _stays(bits, group, query[None, :], key[:, None], s)
+        to_value = _add(to_value, tl.where(stays, weights, 0.0).to(q[0].dtype), given, v)
+        slopes = weights * (tl.where(stays, _along(values, given, v) * keep_scale, 0.0) - inner[None, :])
+        to_key = _add(to_key, slopes.to(q[0].dtype), q, v)
     out = qkv_gradient + group.to(tl.int64) * 3 * d
     _put(out + d, start, stride, to_key, scale, s, c, d, w, v)
     _put(out + 2 * d, start, stride, to_value, keep_scale, s, c, d, w, v)

@@ -155,9 +155,9 @@ def _gradient(
         if has_bias:
             total += value
     at = tl.program_id(1) * (128 * c) + tl.arange(0, 128 * c)
-    first = parts + tl.program_id(0).to(tl.int64) * count * h + at
+    first = tl.program_id(0).to(tl.int64) * count * h + at
     if has_bias:
-        tl.store(first, tl.sum(total, 0), at < h)
+        tl.store(parts + first, tl.sum(total, 0), at < h)
     if has_norm:
-        tl.store(first + h, tl.sum(to_weight, 0), at < h)
-        tl.store(first + 2 * h, tl.sum(to_shift, 0), at < h)
+        tl.store(parts + first + h, tl.sum(to_weight, 0), at < h)
+        tl.store(parts + first + 2 * h, tl.sum(to_shift, 0), at < h)

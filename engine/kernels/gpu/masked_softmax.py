@@ -10,20 +10,13 @@ import triton.language as tl
 from mlm_repro.engine.kernels.gpu.masks import Context, warps
 
 
-def fused(scores: torch.Tensor, scale: float, visible: torch.Tensor | None = None) -> torch.Tensor:
-    """Softmax of scores [b, n, s, k] × scale over the keys: causal, or where `visible` [b, 1, s or 1, k] is True.
-
-    A query without any key gives 0.
-    """
-    weights: torch.Tensor = _MaskedSoftmax.apply(scores, scale, visible)
-    return weights
-
-
 class _MaskedSoftmax(torch.autograd.Function):
     """Keeps the scores for backward, because the weights are rounded."""
 
     @staticmethod
-    def forward(ctx: Context, scores: torch.Tensor, scale: float, visible: torch.Tensor | None) -> torch.Tensor:
+    def forward(
+        ctx: Context, scores: torch.Tensor, scale: float, visible: torch.Tensor | None = None
+    ) -> torch.Tensor:  # fmt: skip
         scores = scores.contiguous()
         b, n, s, k = scores.shape
         seen = scores.new_empty(0, dtype=torch.bool) if visible is None else visible.expand(b, 1, s, k)
@@ -41,6 +34,13 @@ class _MaskedSoftmax(torch.autograd.Function):
         grid = (scores.numel() // k,)
         _gradient[grid](scores, gradient.contiguous(), score_gradient, seen, *ctx.arguments, num_warps=warps(k))
         return score_gradient, None, None
+
+
+fused = _MaskedSoftmax.apply
+"""Softmax of scores [b, n, s, k] × scale over the keys: causal, or where `visible` [b, 1, s or 1, k] is True.
+
+A query without any key gives 0. (scores, scale, visible), the last by place, or left out.
+"""
 
 
 @triton.jit

@@ -23,45 +23,38 @@ def warps(columns: int) -> int:
 
 
 @triton.jit
-def random_words(keys, rows, block, c: tl.constexpr):
+def _words(keys, rows, block, c: tl.constexpr):
     """Four 32-bit words for each of a row's 16·c counters, each [r, 16·c], from keys and rows [r]."""
-    lanes = (block * 16 + tl.arange(0, 16 * c))[None, :]
-    first = (lanes + rows[:, None] * 0).to(tl.uint32)
-    second = (rows[:, None] + lanes * 0).to(tl.uint32)
-    low = (keys[:, None] + lanes * 0).to(tl.uint32)
-    high = ((keys[:, None] >> 32) + lanes * 0).to(tl.uint32)
-    zero = first * 0
-    return tl.philox_impl(first, second, zero, zero, low, high, 10)
+    lanes = (block * 16 + tl.arange(0, 16 * c))[None, :].to(tl.uint32)
+    zero, low, high = lanes * 0, keys[:, None].to(tl.uint32), (keys[:, None] >> 32).to(tl.uint32)
+    return tl.philox_impl(lanes, rows[:, None].to(tl.uint32), zero, zero, low, high, 10)
 
 
 @triton.jit
-def in_columns(w0l, w0h, w1l, w1h, w2l, w2h, w3l, w3h, r: tl.constexpr, c: tl.constexpr):
-    """Join eight pieces [r, 16·c] into [r, 128·c]. The pieces of one counter lie 16 columns apart."""
-    even = tl.join(tl.join(w0l, w0h), tl.join(w2l, w2h))  # [r, 16·c, half, word // 2]
-    odd = tl.join(tl.join(w1l, w1h), tl.join(w3l, w3h))
-    pieces = tl.reshape(tl.join(even, odd), [r, c, 16, 2, 2, 2])
-    return tl.reshape(tl.permute(pieces, [0, 1, 4, 5, 3, 2]), [r, 128 * c])
+def _halves(word, threshold):
+    return tl.join((word & 0xFFFF) >= threshold, (word >> 16) >= threshold)
 
 
 @triton.jit
 def stays(keys, rows, block, threshold, r: tl.constexpr, c: tl.constexpr):
     """True where an element stays, [r, 128·c], for rows [r] with keys [r], starting at column 128·`block`."""
-    w0, w1, w2, w3 = random_words(keys, rows, block, c)
-    return in_columns(
-        (w0 & 0xFFFF) >= threshold, (w0 >> 16) >= threshold, (w1 & 0xFFFF) >= threshold, (w1 >> 16) >= threshold,
-        (w2 & 0xFFFF) >= threshold, (w2 >> 16) >= threshold, (w3 & 0xFFFF) >= threshold, (w3 >> 16) >= threshold,
-        r, c,
-    )  # fmt: skip
+    w0, w1, w2, w3 = _words(keys, rows, block, c)
+    even = tl.join(_halves(w0, threshold), _halves(w2, threshold))
+    odd = tl.join(_halves(w1, threshold), _halves(w3, threshold))
+    pieces = tl.reshape(tl.join(even, odd), [r, c, 16, 2, 2, 2])  # row, block, lane, half, word // 2, word % 2
+    return tl.reshape(tl.permute(pieces, [0, 1, 4, 5, 3, 2]), [r, 128 * c])
+
+
+@triton.jit
+def _bits(word, threshold, power: tl.constexpr):
+    return ((word & 0xFFFF) >= threshold).to(tl.uint8) << power | ((word >> 16) >= threshold).to(tl.uint8) << power + 1
 
 
 @triton.jit
 def packed(keys, rows, block, threshold):
     """Bytes [r, 16] for rows [r] with keys [r]. Bit j of byte l is 1 if column 128·`block` + 16·j + l stays."""
-    w0, w1, w2, w3 = random_words(keys, rows, block, 1)
-    byte = ((w0 & 0xFFFF) >= threshold).to(tl.uint8) | ((w0 >> 16) >= threshold).to(tl.uint8) << 1
-    byte |= ((w1 & 0xFFFF) >= threshold).to(tl.uint8) << 2 | ((w1 >> 16) >= threshold).to(tl.uint8) << 3
-    byte |= ((w2 & 0xFFFF) >= threshold).to(tl.uint8) << 4 | ((w2 >> 16) >= threshold).to(tl.uint8) << 5
-    return byte | ((w3 & 0xFFFF) >= threshold).to(tl.uint8) << 6 | ((w3 >> 16) >= threshold).to(tl.uint8) << 7
+    w0, w1, w2, w3 = _words(keys, rows, block, 1)
+    return _bits(w0, threshold, 0) | _bits(w1, threshold, 2) | _bits(w2, threshold, 4) | _bits(w3, threshold, 6)
 
 
 def mask_arguments(mask: DropoutMask | None, device: torch.device) -> tuple[torch.Tensor, int, int, float]:
