@@ -35,8 +35,8 @@ FILE_TASKS = (
     "perplexity-lm-eval", "perplexity-lm-eval-bos-twice", "cloze",
 )  # fmt: skip
 CKPT_HELP = (
-    "Checkpoint or run directory, a Hugging Face directory or hub name of any causal language model, smollm2 (with the "
-    "extra of that name), or a Megatron-LM save directory."
+    "Checkpoint or run directory, a Hugging Face directory or hub name of any causal language model, a GGUF file, the "
+    "directory of a PEFT adapter, smollm2 (with the extra of that name), or a Megatron-LM save directory."
 )
 Checkpoint = Annotated[Path, typer.Option("--ckpt", help=CKPT_HELP)]
 Json = Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")]
@@ -46,7 +46,9 @@ Limit = Annotated[int | None, typer.Option(
 Scoring = Annotated[list[str] | None, typer.Option(
     "--set", help="Override a setting: batch_size, workers, layout, backend, dtype, device, vocab or heads=VALUE."
 )]  # fmt: skip
-Window = Annotated[int | None, typer.Option(min=2, help="Longest input; by default the model's context.")]
+Window = Annotated[int | None, typer.Option(
+    min=2, help="Longest input; by default the model's context, beyond which only a model with rotary positions goes."
+)]  # fmt: skip
 Stride = Annotated[int | None, typer.Option(
     min=1, help="Tokens from window to window; by default a 32nd of one, by transformers' recipe half."
 )]  # fmt: skip
@@ -103,7 +105,7 @@ def run(
         of_text = partial(heldout.file_perplexity, window=window, stride=stride, name=protocol, first=first)
         of_lines = partial(heldout.file_cloze, window=window)
         tasks = {protocol: file_task(of_lines if protocol == "cloze" else of_text, file)}
-    evaluations = evaluate(place, tasks, settings, limit)
+    evaluations = evaluate(place, tasks, settings, limit, window)
     if not is_first_rank():
         return
     results = {name: evaluation.result for name, evaluation in evaluations.done.items()}

@@ -52,17 +52,19 @@ def file_task(make: Callable[[Path, Encoder, int], Task], path: Path) -> MakeTas
     return lambda evaluated: make(path, evaluated.tokenizer, evaluated.model.seq_length)
 
 
-def evaluate(place: Place, tasks: Mapping[str, MakeTask], settings: Settings, limit: int | None = None) -> Evaluations:
+def evaluate(
+    place: Place, tasks: Mapping[str, MakeTask], settings: Settings, limit: int | None = None, window: int | None = None
+) -> Evaluations:  # fmt: skip
     """Run tasks on a checkpoint of any format, or on a run's newest checkpoint, in one pass over shared requests.
 
-    `limit` is a number of windows or examples of each task, spread evenly over the test.
+    `limit` is a number of windows or examples of each task, spread evenly over the test; `window` is the longest input.
 
     A task whose data or kind of model is missing is left out. Raises DataMissing or NoMemory if no task is left.
     """
     started = time.monotonic()
     made: dict[str, Task] = {}
     missing: dict[str, DataMissing | NoMemory] = {}
-    evaluated = open_checkpoint(place, settings)
+    evaluated = open_checkpoint(place, settings).within(window)
     for name, make in tasks.items():
         try:
             task = make(evaluated)

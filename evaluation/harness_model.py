@@ -8,7 +8,6 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,7 +49,7 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         dtype: str | None = None, max_length: int | None = None,
         backend: Literal["engine", "transformers"] | None = None, **unknown: Any,
     ) -> None:  # fmt: skip
-        """`vocab` and `heads` are for Megatron-LM's checkpoints, `max_length` shortens the context.
+        """`vocab` and `heads` are for Megatron-LM's checkpoints, `max_length` is another longest input.
 
         lm-evaluation-harness always passes a device and a largest batch size; the latter is ignored. Raises BadInput
         for an argument or number format that is not known.
@@ -69,10 +68,9 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
             "layout": "dp=1",
         }
         settings = parse_config(values, Settings, "--model_args of mlm")
-        self._loaded = open_checkpoint(Place.find(Path(pretrained), settings.vocab), settings)
-        if max_length:
-            shorter = replace(self._loaded.model, seq_length=min(int(max_length), self._loaded.model.seq_length))
-            self._loaded = replace(self._loaded, model=shorter)
+        self._loaded = open_checkpoint(Place.find(Path(pretrained), settings.vocab), settings).within(max_length)
+        for note in self._loaded.notes:
+            print(f"warning: {note}", file=sys.stderr)
         is_auto = batch_size is None or str(batch_size).startswith("auto")
         self._workers, self._batch_size = workers, None if is_auto else int(batch_size or 1)
         self.tokenizer = self._loaded.tokenizer

@@ -50,13 +50,6 @@ def check_stride(stride: int, seq_length: int) -> None:
         raise BadInput(f"stride {stride} must be between 1 and the window's {seq_length} tokens")
 
 
-def shortened(context: int, window: int | None) -> int:
-    """The longest input that was asked for in a model's context. Raises BadInput for one beyond it."""
-    if window and window > context:
-        raise BadInput(f"--window {window} is beyond the model's context of {context}")
-    return window or context
-
-
 def sliding_windows(num_tokens: int, seq_length: int, stride: int) -> Lazy[Window]:
     """Windows over `num_tokens` tokens that score each target 1 .. num_tokens-1 once and in order.
 

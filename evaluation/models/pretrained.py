@@ -7,6 +7,7 @@ Shapes: b requests, s inputs, q positions of a request, h hidden, v rows of the 
 """
 
 import hashlib
+import warnings
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -38,7 +39,9 @@ CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence
 UNLIMITED = 2048
 """Context of an architecture without a longest input."""
 CHECKED = 8
-"""Tokens on which the output layer is compared with the whole model."""
+"""Tokens on which the output layer is compared with the whole model, and a merged adapter with one that is not."""
+MERGED = {4: 1e-4, 2: 0.05}
+"""Most that an adapter's merging may change the largest logit, as a share of it, by the bytes of a number."""
 
 
 class PretrainedTokenizer:
@@ -139,11 +142,21 @@ class PretrainedModel(nn.Module):
     @property
     def length_switch(self) -> int:
         """Longest input whose positions are read one way, longer ones another (longrope); 0 without such a switch."""
+        switches = (each["original_max_position_embeddings"] for each in self._ropes if each["rope_type"] == "longrope")
+        return int(next(switches, 0))
+
+    @property
+    def computes_positions(self) -> bool:
+        """True if each position is computed by itself, and so beyond the context too: it is rotary.
+
+        A dynamic one depends on the longest input before it, a table of learned ones ends with the context.
+        """
+        return {each["rope_type"] for each in self._ropes} not in (set(), {"dynamic"})
+
+    @property
+    def _ropes(self) -> list[dict[str, Any]]:
         rope = getattr(self.config.get_text_config(), "rope_parameters", None) or {}
-        for each in (rope, *(value for value in rope.values() if isinstance(value, dict))):
-            if each.get("rope_type") == "longrope":
-                return int(each["original_max_position_embeddings"])
-        return 0
+        return [each for each in (rope, *rope.values()) if isinstance(each, dict) and "rope_type" in each]
 
     @property
     def hidden_size(self) -> int:
@@ -235,7 +248,10 @@ class Pretrained:
             raise BadInput(f"{self.directory} fails inside transformers: {_first_line(error)}") from error
         self.checked["output layer"] = self.model.checked
         lengths = (getattr(config.get_text_config(), key, None) for key in CONTEXT_KEYS)
-        self.context = next((length for length in lengths if isinstance(length, int) and length > 0), UNLIMITED)
+        stated = next((length for length in lengths if isinstance(length, int) and length > 0), None)
+        self.context = stated or UNLIMITED
+        self.is_open = not stated or self.model.computes_positions
+        """True for a model that takes longer inputs too."""
 
     @cached_property
     def digest(self) -> str:
@@ -325,14 +341,28 @@ class Pretrained:
         return model
 
     def _adapted(self, model: Any) -> Any:
-        """The model with the adapter's change of its weights."""
+        """The model with the adapter's change of its weights, which is compared with the adapter beside them.
+
+        An output layer that shares the embedding's weights gets its own, since an adapter may change one of the two.
+        """
         if not self._adapter:
             return model
+        some = {"input_ids": torch.arange(CHECKED)[None] % model.config.get_text_config().vocab_size}
         try:
-            self._say("adapter", f"the adapter of {self._adapter.name} is merged into the weights")
-            return import_module("peft").PeftModel.from_pretrained(model, self._adapter).merge_and_unload()
+            with warnings.catch_warnings(), torch.inference_mode(False), torch.no_grad():
+                warnings.simplefilter("ignore")
+                adapted = import_module("peft").PeftModel.from_pretrained(model, self._adapter).eval()
+                beside, head = model(**some, use_cache=False).logits, model.get_output_embeddings()
+                if head.weight is model.get_input_embeddings().weight:
+                    getattr(head, "base_layer", head).weight = nn.Parameter(head.weight.clone())
+                merged = adapted.merge_and_unload()
+                differs = (merged(**some, use_cache=False).logits - beside).abs().max() / beside.abs().max()
         except Exception as error:  # the library raises errors of many kinds
-            raise BadInput(f"peft cannot apply the adapter {self._adapter}: {_first_line(error)}") from error
+            raise BadInput(f"peft cannot merge the adapter {self._adapter}: {_first_line(error)}") from error
+        if not differs <= MERGED[beside.itemsize]:
+            raise BadInput(f"the adapter {self._adapter} cannot be scored: merged into the weights it is another model")
+        self._say("adapter", f"the adapter of {self._adapter.name} is merged into the weights, with the same logits")
+        return merged
 
     def _examine(self, model: Any) -> str:
         """The digest of configuration and tensors. Raises IntegrityFailure for a tensor without finite numbers."""

@@ -12,7 +12,7 @@ from mlm_repro.evaluation.tasks.cloze import STRICT, ClozeTask
 from mlm_repro.evaluation.tasks.documents import RunningText
 from mlm_repro.evaluation.tasks.perplexity import UNCHANGED, First, PerplexityTask, sliding_stream
 from mlm_repro.evaluation.tasks.programs import PROGRAMS, program_perplexity
-from mlm_repro.evaluation.windows import STRIDES_PER_WINDOW, shortened
+from mlm_repro.evaluation.windows import STRIDES_PER_WINDOW
 from mlm_repro.lineage.atomic import parse_json, read_bytes
 from mlm_repro.lineage.digest import sha256_file
 from mlm_repro.lineage.errors import BadInput, DataMissing, IntegrityFailure
@@ -49,14 +49,13 @@ def file_perplexity(
     """Sliding-window perplexity of a text file, or of the documents of a .jsonl or .json file joined by blank lines.
 
     The window is the context and the stride a 32nd of it, or of the name `perplexity-huggingface` half of it, unless
-    they are given; the protocol's name says so then. Names of `PROGRAMS` have their own. Raises BadInput for a window
-    beyond the context.
+    they are given; the protocol's name says so then. Names of `PROGRAMS` have their own.
     """
     documents, remarks = read_texts(path)
     named = "".join(f"-{word}{size}" for word, size in (("window", window), ("stride", stride)) if size)
     named += "-first-every" if first == "every" else ""
     text = RunningText.of_documents(SourceText(name + named, path.name, sha256_file(path), remarks=remarks), documents)
-    inside, size = name == "perplexity-huggingface", shortened(context, window)
+    inside, size = name == "perplexity-huggingface", window or context
     if name in PROGRAMS:
         if stride or first == "every":
             raise BadInput(f"{name} has its own stride and first tokens")
@@ -76,7 +75,7 @@ def file_cloze(path: Path, tokenizer: Encoder, context: int, window: int | None 
         if len(passage.split()) < 2:
             raise BadInput(f"{path}: passage {number}, {passage.strip()!r}, has no words before its last")
     source = SourceText(f"cloze-window{window}" if window else "cloze", path.name, sha256_file(path), remarks=remarks)
-    return ClozeTask(source, passages, STRICT, tokenizer, shortened(context, window))
+    return ClozeTask(source, passages, STRICT, tokenizer, window or context)
 
 
 def read_documents(dataset: Path) -> list[str]:
